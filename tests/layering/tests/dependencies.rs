@@ -1,0 +1,146 @@
+//! Dependencies between the crates of the workspace go one way.
+
+use std::{env, process::Command};
+
+use serde_json::Value;
+
+/// What each crate may depend on within the workspace. From the ground up; a crate that is not
+/// listed fails the test, so that its place is decided when it is added. Development dependencies
+/// are free: tests may look up.
+const ALLOWED: &[(&str, &[&str])] = &[
+    // The ground.
+    ("verbs-api", &[]),
+    // On it: the engine knows no link and no transport, the formats know no engine.
+    ("polyverbs-engine", &["verbs-api"]),
+    ("polyverbs-wire", &["verbs-api"]),
+    // Links are generic over the codec that a driver hands them.
+    ("polyverbs-links", &["verbs-api", "polyverbs-engine"]),
+    // Drivers do not know each other.
+    ("emulated-ib", DRIVER),
+    ("emulated-iwarp", DRIVER),
+    // The facade names the default providers and extensions.
+    (
+        "polyverbs",
+        &[
+            "verbs-api",
+            "polyverbs-engine",
+            "polyverbs-links",
+            "emulated-ib",
+            "emulated-iwarp",
+        ],
+    ),
+    // Programs on the facade.
+    ("capability-matrix", &["verbs-api", "polyverbs"]),
+    (
+        "polyverbs-cli",
+        &["verbs-api", "polyverbs", "capability-matrix"],
+    ),
+    ("polyverbs-benches", TEST),
+    // Tests.
+    ("conformance", TEST),
+    ("seeded-runs", TEST),
+    ("feature-index", &[]),
+    ("layering", &[]),
+    ("planted-faults", &[]),
+];
+
+const DRIVER: &[&str] = &[
+    "verbs-api",
+    "polyverbs-engine",
+    "polyverbs-links",
+    "polyverbs-wire",
+];
+
+const TEST: &[&str] = &[
+    "verbs-api",
+    "polyverbs-engine",
+    "polyverbs-links",
+    "emulated-ib",
+    "emulated-iwarp",
+    "polyverbs",
+];
+
+/// Crates that make no OS calls, and what they may therefore not depend on.
+const NO_OS_CRATES: &[&str] = &["polyverbs-engine", "polyverbs-wire"];
+const OS_DEPENDENCIES: &[&str] = &["libc", "mio", "nix", "rustix", "socket2", "tokio"];
+
+#[test]
+fn dependencies_go_one_way() {
+    let mut wrong = Vec::new();
+    for package in packages() {
+        let name = text(&package, "name");
+        let Some((_, allowed)) = ALLOWED.iter().find(|(crate_name, _)| *crate_name == name) else {
+            wrong.push(format!("{name} has no place yet in the table of this test"));
+            continue;
+        };
+        for (dependency, _) in shipped(&package)
+            .into_iter()
+            .filter(|(_, is_local)| *is_local)
+        {
+            if !allowed.contains(&dependency.as_str()) {
+                wrong.push(format!("{name} may not depend on {dependency}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn table_is_in_order_from_the_ground_up() {
+    for (at, (name, allowed)) in ALLOWED.iter().enumerate() {
+        for below in *allowed {
+            let is_below = ALLOWED[..at].iter().any(|(earlier, _)| earlier == below);
+            assert!(is_below, "{name} names {below}, which is not further down");
+        }
+    }
+}
+
+#[test]
+fn core_depends_on_no_os_crate() {
+    for package in packages() {
+        let name = text(&package, "name");
+        if NO_OS_CRATES.contains(&name.as_str()) {
+            for (dependency, _) in shipped(&package) {
+                assert!(
+                    !OS_DEPENDENCIES.contains(&dependency.as_str()),
+                    "{name}: {dependency}"
+                );
+            }
+        }
+    }
+}
+
+fn packages() -> Vec<Value> {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--offline",
+        ])
+        .current_dir(root)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+/// The dependencies that end up in what is built, each with whether it is of this workspace.
+fn shipped(package: &Value) -> Vec<(String, bool)> {
+    let all = package["dependencies"].as_array().unwrap().iter();
+    all.filter(|dependency| dependency["kind"] != "dev")
+        .map(|dependency| (text(dependency, "name"), dependency["path"].is_string()))
+        .collect()
+}
+
+fn text(value: &Value, field: &str) -> String {
+    value[field].as_str().unwrap().to_owned()
+}
