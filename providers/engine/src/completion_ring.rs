@@ -1,0 +1,762 @@
+//! The ring of a completion queue.
+//!
+//! A slot is four words; the last one carries the sequence number of its entry and is stored last,
+//! with release. A consumer looks at the slot at its head and knows: an empty poll reads that one
+//! slot and takes no lock. Producer and consumer state lie on lines of their own, so that a thread
+//! that polls what another pushes shares nothing with it but the slots.
+//!
+//! Read `lock` first. The producer lock is of class [`LockClass::CqProducer`], the consumer's of
+//! [`LockClass::CqConsumer`]. The wake-up that a push asks for is the caller's, after unlocking.
+
+// The current array of slots is reached through an atomic pointer.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::lock::{Lock, LockClass, LockGuard};
+use crate::sync::{AtomicPtr, AtomicU64, Line, Ordering};
+
+/// A completion as it lies in the ring: the meaning of the words is the caller's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Three words of data.
+    pub words: [u64; 3],
+    /// 30 bits of data, and [`Entry::SOLICITED`].
+    pub tail: u32,
+}
+
+impl Entry {
+    /// Bit of `tail`: the entry is solicited, or reports an error; both wake [`Armed::Solicited`].
+    pub const SOLICITED: u32 = 1 << 31;
+
+    /// Bit of `tail` that belongs to the ring: the entry has an extension.
+    const EXTENDED: u32 = 1 << 30;
+}
+
+/// What wakes the waiter of a ring, once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Armed {
+    /// Nothing.
+    #[default]
+    No,
+    /// The next solicited entry or error.
+    Solicited,
+    /// The next entry.
+    Next,
+}
+
+/// The ring is full; the entry was not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overrun;
+
+impl fmt::Display for Overrun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("completion ring is full")
+    }
+}
+
+impl std::error::Error for Overrun {}
+
+/// The ring holds more entries than its new capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooSmall {
+    /// Entries that wait to be polled.
+    pub pending: u32,
+}
+
+impl fmt::Display for TooSmall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} completions are pending", self.pending)
+    }
+}
+
+impl std::error::Error for TooSmall {}
+
+/// A ring of completions with locks for producers and for consumers.
+pub struct CompletionRing {
+    /// The current array; null before the first push. Read-mostly.
+    current: AtomicPtr<Array>,
+    producer: Line<Lock<Producer>>,
+    consumer: Line<Consumer>,
+}
+
+impl CompletionRing {
+    /// Makes an empty ring for `capacity` entries, at least 1. Slots are made at the first push.
+    ///
+    /// # Panics
+    /// If `capacity` exceeds [`MAX_CAPACITY`].
+    pub fn new(capacity: u32) -> Self {
+        assert!(capacity <= MAX_CAPACITY);
+        let producer = Producer {
+            tail: 0,
+            head: 0,
+            capacity: capacity.max(1),
+            armed: Armed::No,
+            arrays: vec![],
+        };
+        let consumer = Consumer {
+            lock: Lock::new(LockClass::CqConsumer, ()),
+            head: AtomicU64::new(0),
+        };
+        Self {
+            current: AtomicPtr::new(ptr::null_mut()),
+            producer: Line(Lock::new(LockClass::CqProducer, producer)),
+            consumer: Line(consumer),
+        }
+    }
+
+    /// Takes the producer lock, for one push or several.
+    #[inline]
+    pub fn producer(&self) -> LockGuard<'_, Producer> {
+        self.producer.lock()
+    }
+
+    /// Adds an entry; `producer` is this ring's, locked.
+    ///
+    /// Returns whether the ring was armed for it: the caller then wakes the waiter, after
+    /// unlocking.
+    ///
+    /// # Errors
+    /// [`Overrun`] if as many entries wait as the ring has capacity.
+    #[inline]
+    pub fn push(&self, producer: &mut Producer, entry: Entry) -> Result<bool, Overrun> {
+        let (array, at) = self.claim(producer)?;
+        array
+            .slot(at)
+            .write(at, entry.words, entry.tail & !Entry::EXTENDED);
+        producer.tail = at + 1;
+        Ok(producer.trigger(entry.tail))
+    }
+
+    /// Adds an entry with four words more, which take memory from the first use on.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_ext(
+        &self,
+        producer: &mut Producer,
+        entry: Entry,
+        ext: [u64; 4],
+    ) -> Result<bool, Overrun> {
+        let (array, at) = self.claim(producer)?;
+        store_words(array.ext(at), ext);
+        array
+            .slot(at)
+            .write(at, entry.words, entry.tail | Entry::EXTENDED);
+        producer.tail = at + 1;
+        Ok(producer.trigger(entry.tail))
+    }
+
+    /// Passes up to `max` entries to `out`, oldest first; returns how many.
+    ///
+    /// `out` runs under the consumer lock: it must only store them.
+    #[inline]
+    pub fn poll(&self, out: &mut impl FnMut(Entry, Option<[u64; 4]>), max: usize) -> usize {
+        if self.looks_empty() {
+            return 0;
+        }
+        self.poll_locked(out, max)
+    }
+
+    /// Whether there is nothing to poll; takes no lock.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.looks_empty()
+    }
+
+    /// The number of entries that wait.
+    pub fn len(&self) -> usize {
+        self.pending(&self.producer()) as usize
+    }
+
+    /// The number of entries the ring may hold.
+    pub fn capacity(&self) -> u32 {
+        self.producer().capacity
+    }
+
+    /// Asks for one wake-up. [`Armed::Next`] overrides [`Armed::Solicited`], never the reverse.
+    ///
+    /// Returns whether entries are present already, which wake nobody: poll again before sleeping.
+    pub fn arm(&self, kind: Armed) -> bool {
+        let mut producer = self.producer();
+        producer.armed = producer.armed.max(kind);
+        self.pending(&producer) > 0
+    }
+
+    /// Changes the capacity, at least 1; entries that wait stay.
+    ///
+    /// # Errors
+    /// [`TooSmall`] if more entries wait.
+    ///
+    /// # Panics
+    /// If `capacity` exceeds [`MAX_CAPACITY`].
+    pub fn resize(&self, capacity: u32) -> Result<(), TooSmall> {
+        assert!(capacity <= MAX_CAPACITY);
+        let capacity = capacity.max(1);
+        let mut producer = self.producer();
+        let _consumer = self.consumer.lock.lock();
+        let pending = self.pending(&producer);
+        if u64::from(capacity) < pending {
+            return Err(TooSmall {
+                pending: pending as u32,
+            });
+        }
+        producer.capacity = capacity;
+        if let Some(old) = self.array().filter(|old| old.len() != array_len(capacity)) {
+            let new = producer.array(array_len(capacity));
+            // SAFETY: `producer` owns every array of this ring and drops none before the ring.
+            let new_array = unsafe { &*new };
+            new_array.refill(old, producer.tail - pending, producer.tail);
+            self.current.store(new, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The place of the next entry, if there is one.
+    #[inline]
+    fn claim(&self, producer: &mut Producer) -> Result<(&Array, u64), Overrun> {
+        let at = producer.tail;
+        if at - producer.head >= u64::from(producer.capacity) {
+            producer.head = self.consumer.head.load(Ordering::Acquire);
+            if at - producer.head >= u64::from(producer.capacity) {
+                return Err(Overrun);
+            }
+        }
+        Ok((self.array().unwrap_or_else(|| self.make(producer)), at))
+    }
+
+    #[cold]
+    fn make(&self, producer: &mut Producer) -> &Array {
+        let array = producer.array(array_len(producer.capacity));
+        self.current.store(array, Ordering::Release);
+        // SAFETY: `producer` owns every array of this ring and drops none before the ring.
+        unsafe { &*array }
+    }
+
+    #[inline]
+    fn array(&self) -> Option<&Array> {
+        let array = self.current.load(Ordering::Acquire);
+        // SAFETY: null, or an array that `Producer::arrays` keeps as long as this ring lives.
+        unsafe { array.as_ref() }
+    }
+
+    /// Whether the slot at the head has no entry. Another consumer may have moved on, to a slot
+    /// that has one, between the two loads: looks until the head stands still.
+    #[inline]
+    fn looks_empty(&self) -> bool {
+        let Some(array) = self.array() else {
+            return true;
+        };
+        let mut head = self.consumer.head.load(Ordering::Acquire);
+        loop {
+            if array.slot(head).holds(head).is_some() {
+                return false;
+            }
+            let now = self.consumer.head.load(Ordering::Acquire);
+            if now == head {
+                return true;
+            }
+            head = now;
+        }
+    }
+
+    fn poll_locked(&self, out: &mut impl FnMut(Entry, Option<[u64; 4]>), max: usize) -> usize {
+        let _lock = self.consumer.lock.lock();
+        let Some(array) = self.array() else { return 0 };
+        let first = self.consumer.head.load(Ordering::Relaxed);
+        let mut head = first;
+        while head - first < max as u64 {
+            let slot = array.slot(head);
+            let Some(tail) = slot.holds(head) else { break };
+            let entry = Entry {
+                words: slot.words(),
+                tail: tail & !Entry::EXTENDED,
+            };
+            out(
+                entry,
+                (tail & Entry::EXTENDED != 0).then(|| load_words(array.ext(head))),
+            );
+            head += 1;
+        }
+        // Release: the slots have been read when the producer sees this and writes them again.
+        self.consumer.head.store(head, Ordering::Release);
+        (head - first) as usize
+    }
+
+    fn pending(&self, producer: &Producer) -> u64 {
+        producer.tail - self.consumer.head.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for CompletionRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionRing").finish_non_exhaustive()
+    }
+}
+
+/// The state of the side that adds entries, under its lock.
+pub struct Producer {
+    /// Entries ever pushed.
+    tail: u64,
+    /// Entries ever polled, as last seen.
+    head: u64,
+    capacity: u32,
+    armed: Armed,
+    /// Every array the ring ever used, the pointer owned. Those that a resize left stay, because
+    /// an empty poll reads without a lock; they are used again, so there is one per size.
+    arrays: Vec<*mut Array>,
+}
+
+// SAFETY: the arrays consist of atomics, and the lock around this serialises the list of them.
+unsafe impl Send for Producer {}
+
+impl Producer {
+    /// An array of this length, whose slots are all empty for the positions from `tail` on.
+    fn array(&mut self, len: usize) -> *mut Array {
+        // SAFETY: the pointers of the list are live.
+        let known = self
+            .arrays
+            .iter()
+            .find(|&&array| unsafe { &*array }.len() == len);
+        let array = known
+            .copied()
+            .unwrap_or_else(|| Box::into_raw(Box::new(Array::new(len))));
+        if known.is_none() {
+            self.arrays.push(array);
+        }
+        // SAFETY: as above.
+        unsafe { &*array }.clear(self.tail);
+        array
+    }
+
+    /// Disarms if the entry is what the ring was armed for; whether it was.
+    #[inline]
+    fn trigger(&mut self, tail: u32) -> bool {
+        let triggered = match self.armed {
+            Armed::No => false,
+            Armed::Solicited => tail & Entry::SOLICITED != 0,
+            Armed::Next => true,
+        };
+        if triggered {
+            self.armed = Armed::No;
+        }
+        triggered
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        for array in self.arrays.drain(..) {
+            // SAFETY: made by `Box::into_raw`, owned by the list, and the ring is going.
+            drop(unsafe { Box::from_raw(array) });
+        }
+    }
+}
+
+impl fmt::Debug for Producer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer")
+            .field("tail", &self.tail)
+            .field("armed", &self.armed)
+            .finish()
+    }
+}
+
+/// The side that polls.
+struct Consumer {
+    lock: Lock<()>,
+    /// Entries ever polled; written under the lock.
+    head: AtomicU64,
+}
+
+/// Slots, and their extensions if any was ever needed. The number of slots is a power of two.
+struct Array {
+    slots: Box<[Slot]>,
+    ext: OnceLock<Box<[[AtomicU64; 4]]>>,
+}
+
+impl Array {
+    fn new(len: usize) -> Self {
+        Self {
+            slots: (0..len).map(|_| Slot::default()).collect(),
+            ext: OnceLock::new(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    #[inline]
+    fn slot(&self, position: u64) -> &Slot {
+        &self.slots[position as usize & (self.slots.len() - 1)]
+    }
+
+    fn ext(&self, position: u64) -> &[AtomicU64; 4] {
+        let make = || {
+            (0..self.len())
+                .map(|_| <[AtomicU64; 4]>::default())
+                .collect()
+        };
+        &self.ext.get_or_init(make)[position as usize & (self.len() - 1)]
+    }
+
+    /// Gives each slot a number that no position within one lap from `tail` on has.
+    fn clear(&self, tail: u64) {
+        for slot in &self.slots {
+            slot.0[3].store((tail & SEQUENCE) << 32, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies the entries from `head` to `tail`.
+    fn refill(&self, old: &Self, head: u64, tail: u64) {
+        for at in head..tail {
+            let (from, to) = (old.slot(at), self.slot(at));
+            let Some(data) = from.holds(at) else { continue };
+            if data & Entry::EXTENDED != 0 {
+                store_words(self.ext(at), load_words(old.ext(at)));
+            }
+            to.write(at, from.words(), data);
+        }
+    }
+}
+
+/// Three words of data; in the fourth the sequence number above the data of `Entry::tail`.
+#[derive(Default)]
+#[repr(align(32))]
+struct Slot([AtomicU64; 4]);
+
+impl Slot {
+    /// The tail of the entry at `position`, if that is what the slot holds.
+    #[inline]
+    fn holds(&self, position: u64) -> Option<u32> {
+        let last = self.0[3].load(Ordering::Acquire);
+        (last >> 32 == (position + 1) & SEQUENCE).then_some(last as u32)
+    }
+
+    #[inline]
+    fn words(&self) -> [u64; 3] {
+        [0, 1, 2].map(|at| self.0[at].load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn write(&self, position: u64, words: [u64; 3], tail: u32) {
+        for (slot, word) in self.0.iter().zip(words) {
+            slot.store(word, Ordering::Relaxed);
+        }
+        let sequence = (position + 1) & SEQUENCE;
+        self.0[3].store(sequence << 32 | u64::from(tail), Ordering::Release);
+    }
+}
+
+fn load_words(words: &[AtomicU64; 4]) -> [u64; 4] {
+    [0, 1, 2, 3].map(|at| words[at].load(Ordering::Relaxed))
+}
+
+fn store_words(words: &[AtomicU64; 4], values: [u64; 4]) {
+    for (word, value) in words.iter().zip(values) {
+        word.store(value, Ordering::Relaxed);
+    }
+}
+
+fn array_len(capacity: u32) -> usize {
+    capacity.next_power_of_two() as usize
+}
+
+/// The largest capacity: sequence numbers of one lap must differ.
+pub const MAX_CAPACITY: u32 = 1 << 30;
+
+/// The bits of a position that a slot stores.
+const SEQUENCE: u64 = u32::MAX as u64;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+    use std::thread;
+
+    use super::*;
+
+    fn entry(n: u64) -> Entry {
+        Entry {
+            words: [n, !n, n << 7],
+            tail: n as u32 & 0xff_ffff,
+        }
+    }
+
+    fn push(ring: &CompletionRing, n: u64) -> Result<bool, Overrun> {
+        ring.push(&mut ring.producer(), entry(n))
+    }
+
+    fn poll(ring: &CompletionRing, max: usize) -> Vec<u64> {
+        let mut all = vec![];
+        let count = ring.poll(
+            &mut |got, ext| {
+                assert_eq!((got, ext), (entry(got.words[0]), None));
+                all.push(got.words[0]);
+            },
+            max,
+        );
+        assert_eq!(count, all.len());
+        all
+    }
+
+    #[test]
+    fn entries_come_out_in_order() {
+        let ring = CompletionRing::new(4);
+        assert!(poll(&ring, 9).is_empty() && ring.is_empty());
+        (0..3).for_each(|n| assert_eq!(push(&ring, n), Ok(false)));
+        assert_eq!(ring.len(), 3);
+        assert_eq!(poll(&ring, 2), [0, 1]);
+        assert_eq!(poll(&ring, 2), [2]);
+        assert!(ring.is_empty());
+    }
+
+    #[test]
+    fn an_overrun_is_refused_at_the_requested_capacity() {
+        let ring = CompletionRing::new(3);
+        (0..3).for_each(|n| assert_eq!(push(&ring, n), Ok(false)));
+        assert_eq!(push(&ring, 3), Err(Overrun));
+        assert_eq!(poll(&ring, 1), [0]);
+        assert_eq!(push(&ring, 4), Ok(false));
+        assert_eq!(push(&ring, 5), Err(Overrun));
+        assert_eq!(poll(&ring, 9), [1, 2, 4]);
+    }
+
+    #[test]
+    fn a_capacity_of_one_works() {
+        let ring = CompletionRing::new(0);
+        for n in 0..10 {
+            assert_eq!(push(&ring, n), Ok(false));
+            assert_eq!(push(&ring, n), Err(Overrun));
+            assert_eq!(poll(&ring, 9), [n]);
+        }
+    }
+
+    #[test]
+    fn arming_is_for_one_entry() {
+        let ring = CompletionRing::new(8);
+        assert!(!ring.arm(Armed::Next));
+        assert_eq!(push(&ring, 0), Ok(true));
+        assert_eq!(push(&ring, 1), Ok(false));
+        assert!(ring.arm(Armed::Next), "entries are present");
+    }
+
+    #[test]
+    fn solicited_waits_for_its_bit_and_never_downgrades() {
+        let ring = CompletionRing::new(8);
+        let solicited = Entry {
+            words: [0; 3],
+            tail: Entry::SOLICITED,
+        };
+        ring.arm(Armed::Solicited);
+        assert_eq!(push(&ring, 0), Ok(false));
+        assert_eq!(ring.push(&mut ring.producer(), solicited), Ok(true));
+        ring.arm(Armed::Next);
+        ring.arm(Armed::Solicited);
+        assert_eq!(push(&ring, 0), Ok(true));
+        ring.arm(Armed::Solicited);
+        ring.arm(Armed::Next);
+        assert_eq!(push(&ring, 0), Ok(true));
+        ring.arm(Armed::Solicited);
+        ring.arm(Armed::No);
+        assert_eq!(ring.push(&mut ring.producer(), solicited), Ok(true));
+    }
+
+    #[test]
+    fn extensions_travel_with_their_entry() {
+        let ring = CompletionRing::new(4);
+        push(&ring, 0).unwrap();
+        ring.push_ext(&mut ring.producer(), entry(1), [4, 5, 6, 7])
+            .unwrap();
+        ring.resize(100).unwrap();
+        let mut all = vec![];
+        ring.poll(&mut |got, ext| all.push((got, ext)), 9);
+        assert_eq!(all, [(entry(0), None), (entry(1), Some([4, 5, 6, 7]))]);
+    }
+
+    #[test]
+    fn resizing_keeps_what_waits() {
+        let ring = CompletionRing::new(4);
+        ring.resize(6).unwrap();
+        (0..5).for_each(|n| assert_eq!(push(&ring, n), Ok(false)));
+        assert_eq!(ring.resize(4), Err(TooSmall { pending: 5 }));
+        assert_eq!(poll(&ring, 2), [0, 1]);
+        ring.resize(3).unwrap();
+        assert_eq!(
+            (push(&ring, 9), ring.capacity(), ring.len()),
+            (Err(Overrun), 3, 3)
+        );
+        ring.resize(70).unwrap();
+        assert_eq!(push(&ring, 5), Ok(false));
+        assert_eq!(poll(&ring, 9), [2, 3, 4, 5]);
+    }
+
+    /// Sequence numbers wrap at 2^32; fresh slots must not look like the entry of that position.
+    #[test]
+    fn positions_beyond_32_bits_work() {
+        let ring = CompletionRing::new(2);
+        let start = u64::from(u32::MAX) - 5;
+        ring.producer().tail = start;
+        ring.producer().head = start;
+        ring.consumer.head.store(start, Ordering::Relaxed);
+        for n in 0..20 {
+            assert!(poll(&ring, 1).is_empty());
+            push(&ring, n).unwrap();
+            ring.resize(2 + n as u32 % 7).unwrap();
+            assert_eq!(poll(&ring, 9), [n]);
+        }
+    }
+
+    #[test]
+    fn generated_operations_match_a_queue() {
+        let ring = CompletionRing::new(5);
+        let (mut model, mut capacity, mut random) = (VecDeque::new(), 5, 1u64);
+        for n in 0..50_000 {
+            random = random
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let (kind, value) = (random >> 60, (random >> 40) as u32 % 20 + 1);
+            match kind {
+                0..9 => {
+                    let fits = model.len() < capacity as usize;
+                    assert_eq!(push(&ring, n).is_ok(), fits);
+                    model.extend(fits.then_some(n));
+                }
+                9..15 => {
+                    let count = (value as usize % 4).min(model.len());
+                    let expected: Vec<_> = model.drain(..count).collect();
+                    assert_eq!(poll(&ring, value as usize % 4), expected);
+                }
+                _ => {
+                    let fits = value as usize >= model.len();
+                    assert_eq!(ring.resize(value).is_ok(), fits);
+                    capacity = if fits { value } else { capacity };
+                }
+            }
+            assert_eq!(ring.len(), model.len());
+        }
+    }
+
+    #[test]
+    fn two_producers_and_two_consumers_lose_nothing() {
+        const EACH: u64 = 20_000;
+        let ring = CompletionRing::new(64);
+        let sum = AtomicU64::new(0);
+        let count = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for producer in 0..2 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for n in 0..EACH {
+                        while push(ring, n * 2 + producer).is_err() {
+                            thread::yield_now();
+                        }
+                    }
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while count.load(Ordering::Relaxed) < 2 * EACH {
+                        let got = poll(&ring, 7);
+                        if got.is_empty() {
+                            thread::yield_now();
+                        }
+                        sum.fetch_add(got.iter().sum(), Ordering::Relaxed);
+                        count.fetch_add(got.len() as u64, Ordering::Relaxed);
+                    }
+                });
+            }
+            scope.spawn(|| (0..50).all(|n| ring.resize(64 + 40 * (n % 3)).is_ok()));
+        });
+        assert_eq!(sum.into_inner(), (2 * EACH) * (2 * EACH - 1) / 2);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+    use crate::sync::{AtomicBool, relax, thread};
+
+    fn model(f: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(f);
+    }
+
+    fn entry(n: u64) -> Entry {
+        Entry {
+            words: [n; 3],
+            tail: n as u32,
+        }
+    }
+
+    #[test]
+    fn what_is_polled_is_what_was_pushed() {
+        model(|| {
+            let ring = Arc::new(CompletionRing::new(1));
+            let producer = {
+                let ring = ring.clone();
+                thread::spawn(move || {
+                    for n in 1..=2 {
+                        while ring.push(&mut ring.producer(), entry(n)).is_err() {
+                            relax();
+                        }
+                    }
+                })
+            };
+            for n in 1..=2 {
+                while ring.poll(&mut |got, _| assert_eq!(got, entry(n)), 1) == 0 {
+                    relax();
+                }
+            }
+            producer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn two_consumers_share_each_entry_once() {
+        model(|| {
+            let ring = Arc::new(CompletionRing::new(2));
+            (1..=2).for_each(|n| assert!(ring.push(&mut ring.producer(), entry(n)).is_ok()));
+            let other = {
+                let ring = ring.clone();
+                thread::spawn(move || ring.poll(&mut |_, _| (), 1))
+            };
+            let mine = ring.poll(&mut |_, _| (), 1);
+            assert_eq!(
+                (mine, other.join().unwrap()),
+                (1, 1),
+                "never empty by mistake"
+            );
+        });
+    }
+
+    /// A waiter that armed, found nothing and sleeps is woken by the push.
+    #[test]
+    fn no_wake_up_is_lost() {
+        model(|| {
+            let ring = Arc::new(CompletionRing::new(1));
+            let woken = Arc::new(AtomicBool::new(false));
+            let producer = {
+                let (ring, woken) = (ring.clone(), woken.clone());
+                thread::spawn(move || {
+                    let triggered = ring.push(&mut ring.producer(), entry(1)).unwrap();
+                    if triggered {
+                        woken.store(true, Ordering::Release);
+                    }
+                })
+            };
+            let missed = ring.arm(Armed::Next);
+            producer.join().unwrap();
+            assert!(
+                missed != woken.load(Ordering::Acquire),
+                "one of the two, never both"
+            );
+            assert_eq!(ring.poll(&mut |_, _| (), 1), 1);
+        });
+    }
+}

@@ -1,0 +1,588 @@
+//! Thread pins: what keeps a region alive while it is being copied.
+//!
+//! A thread pins itself once per doorbell; whoever retires an object first makes it unreachable
+//! (clears its key), then hands what remains to [`after_grace`]. There is no count per region,
+//! which two threads would fight over.
+//!
+//! # How it works
+//! Every thread has a slot on lines of its own, with a counter of its entries and exits: odd
+//! while it is inside. A retiring thread notes which slots are odd (the *snapshot*) and acts once
+//! each of them has *changed*: it need not be even, so a busy reader starves nobody. A callback
+//! that must wait is stored; the thread whose exit makes it ready runs it. Nobody blocks.
+//!
+//! # Why it is right
+//! *A reader that the snapshot misses cannot reach the object.* The reader stores the odd number,
+//! fences, then reads the key; the retiring thread clears the key, fences, then reads the slot.
+//! One of the fences is first: either the reader sees the cleared key or the snapshot sees the
+//! odd number.
+//!
+//! *What a reader did is over when the callback runs.* Both stores to a slot are releases and the
+//! retiring side reads with acquire, so whichever later number it sees, all accesses before that
+//! exit happened before the callback.
+//!
+//! *No callback is forgotten.* The retiring thread sets `waiting`, fences, then looks at the slots
+//! again; the reader stores the even number, fences, then reads `waiting`. Either it sees the flag
+//! or the second look sees the exit. Looking and clearing the flag are done under one mutex.
+//!
+//! # The fence of the reader
+//! It is the whole cost of a pin. An operating system that can make all threads of the process
+//! fence at once takes it over: [`use_process_fence`]. The reader then orders its accesses for
+//! the compiler only, and the retiring thread, which is rare, pays.
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU32 as OwnU32, compiler_fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::lock::assert_unlocked;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, full_fence, relax};
+
+/// Proof that this thread is pinned: nothing that it can reach now is freed before this drops.
+///
+/// Drop it after all locks: its end may run callbacks.
+pub struct Pin {
+    slot: &'static Slot,
+    not_send: PhantomData<*mut ()>,
+}
+
+/// Pins this thread. Nested pins are free: the outermost one counts.
+#[inline]
+#[must_use]
+pub fn pin() -> Pin {
+    let slot = own_slot().unwrap_or_else(register);
+    if slot.descend() {
+        slot.enter();
+    }
+    Pin {
+        slot,
+        not_send: PhantomData,
+    }
+}
+
+impl Drop for Pin {
+    #[inline]
+    fn drop(&mut self) {
+        if self.slot.last() {
+            self.slot.leave();
+        }
+        if self.slot.ascend() && DOMAIN.waiting.load(Ordering::Relaxed) {
+            run_ready();
+        }
+    }
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pin").finish_non_exhaustive()
+    }
+}
+
+/// Whether this thread is pinned.
+pub fn is_pinned() -> bool {
+    own_slot().is_some_and(Slot::is_held)
+}
+
+/// Runs `f` when every pin that is held now has ended: at once if there is none.
+///
+/// It runs on this thread or on the one whose pin ends last, unpinned and with no lock held. Call
+/// this after the object has been made unreachable, with no lock held.
+pub fn after_grace(f: impl FnOnce() + Send + 'static) {
+    let mut registry = DOMAIN.registry();
+    let held = registry.snapshot();
+    if held.is_empty() {
+        drop(registry);
+        assert_unlocked();
+        return f();
+    }
+    registry.waiting.push(Waiting {
+        held,
+        run: Box::new(f),
+    });
+    DOMAIN.waiting.store(true, Ordering::Relaxed);
+    registry.fence();
+    drop(registry);
+    run_ready();
+}
+
+/// Drops `item` when every pin that is held now has ended.
+pub fn retire(item: Box<dyn Send>) {
+    after_grace(move || drop(item));
+}
+
+/// Waits until every pin that is held now has ended. For teardown and tests.
+///
+/// # Panics
+/// If this thread is pinned: it would wait for itself.
+pub fn wait_grace() {
+    assert!(!is_pinned(), "waiting for a grace period while pinned");
+    let mut held = DOMAIN.registry().snapshot();
+    loop {
+        held.retain(Held::is_held);
+        if held.is_empty() {
+            break;
+        }
+        relax();
+    }
+    run_ready();
+}
+
+/// Runs the callbacks that have become ready, unless this thread is pinned.
+///
+/// Pins do this by themselves when they end; there is no need to call it.
+#[cold]
+pub fn run_ready() {
+    if is_pinned() {
+        return;
+    }
+    let ready = DOMAIN.take_ready();
+    if !ready.is_empty() && !std::thread::panicking() {
+        assert_unlocked();
+    }
+    ready.into_iter().for_each(|waiting| (waiting.run)());
+}
+
+/// Makes pins cheaper by a fence that reaches all running threads of the process.
+///
+/// On Linux that is `membarrier` with `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, after registration. It
+/// must not fail from now on. The first call counts.
+pub fn use_process_fence(fence: fn()) {
+    let mut registry = DOMAIN.registry();
+    if registry.process_fence.is_none() {
+        registry.process_fence = Some(fence);
+        // Release, and acquired by readers: who sees this comes after every retiring thread that
+        // held the mutex earlier, and so sees the keys that it cleared and the flag that it set.
+        DOMAIN.light.store(true, Ordering::Release);
+    }
+}
+
+/// One thread's place; two cache lines of its own.
+#[repr(align(128))]
+struct Slot {
+    /// Entries and exits: odd while the thread is inside.
+    visits: AtomicU64,
+    /// Nested pins. Only the owner touches it, so it is no business of the model checker.
+    depth: OwnU32,
+}
+
+impl Slot {
+    /// One pin more; whether it is the first.
+    #[inline]
+    fn descend(&self) -> bool {
+        let depth = self.depth.load(Ordering::Relaxed);
+        self.depth.store(depth + 1, Ordering::Relaxed);
+        depth == 0
+    }
+
+    /// One pin less; whether it was the last.
+    #[inline]
+    fn ascend(&self) -> bool {
+        let depth = self.depth.load(Ordering::Relaxed);
+        self.depth.store(depth - 1, Ordering::Relaxed);
+        depth == 1
+    }
+
+    #[inline]
+    fn last(&self) -> bool {
+        self.depth.load(Ordering::Relaxed) == 1
+    }
+
+    fn is_held(&self) -> bool {
+        self.depth.load(Ordering::Relaxed) != 0
+    }
+
+    #[inline]
+    fn enter(&self) {
+        self.step();
+        reader_fence();
+    }
+
+    #[inline]
+    fn leave(&self) {
+        self.step();
+        reader_fence();
+    }
+
+    #[inline]
+    fn step(&self) {
+        let visits = self.visits.load(Ordering::Relaxed);
+        self.visits.store(visits + 1, Ordering::Release);
+    }
+}
+
+#[inline]
+fn reader_fence() {
+    if DOMAIN.light.load(Ordering::Acquire) {
+        compiler_fence(Ordering::SeqCst);
+    } else {
+        full_fence();
+    }
+}
+
+/// A slot that was odd when somebody looked.
+struct Held {
+    slot: &'static Slot,
+    visits: u64,
+}
+
+impl Held {
+    fn is_held(&self) -> bool {
+        self.slot.visits.load(Ordering::Acquire) == self.visits
+    }
+}
+
+struct Waiting {
+    held: Vec<Held>,
+    run: Box<dyn FnOnce() + Send>,
+}
+
+/// All slots and callbacks of the process. The flags are written so rarely that every processor
+/// has them in its cache.
+#[repr(align(128))]
+struct Domain {
+    waiting: AtomicBool,
+    light: AtomicBool,
+    registry: Mutex<Registry>,
+}
+
+impl Domain {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_ready(&self) -> Vec<Waiting> {
+        let mut registry = self.registry();
+        for waiting in &mut registry.waiting {
+            waiting.held.retain(Held::is_held);
+        }
+        let ready = registry
+            .waiting
+            .extract_if(.., |waiting| waiting.held.is_empty())
+            .collect();
+        self.waiting
+            .store(!registry.waiting.is_empty(), Ordering::Relaxed);
+        ready
+    }
+}
+
+struct Registry {
+    /// Append-only.
+    slots: Vec<&'static Slot>,
+    /// Those of threads that have ended.
+    idle: Vec<&'static Slot>,
+    waiting: Vec<Waiting>,
+    process_fence: Option<fn()>,
+}
+
+impl Registry {
+    const fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            idle: Vec::new(),
+            waiting: Vec::new(),
+            process_fence: None,
+        }
+    }
+
+    /// The retiring side's fence.
+    fn fence(&self) {
+        match self.process_fence {
+            Some(fence) => fence(),
+            None => full_fence(),
+        }
+    }
+
+    /// Fences, then notes which slots are odd.
+    fn snapshot(&self) -> Vec<Held> {
+        self.fence();
+        let look = |&slot: &&'static Slot| {
+            let visits = slot.visits.load(Ordering::Acquire);
+            (visits % 2 == 1).then_some(Held { slot, visits })
+        };
+        self.slots.iter().filter_map(look).collect()
+    }
+
+    fn claim(&mut self) -> &'static Slot {
+        self.idle.pop().unwrap_or_else(|| {
+            let slot = Slot {
+                visits: AtomicU64::new(0),
+                depth: OwnU32::new(0),
+            };
+            let slot = &*Box::leak(Box::new(slot));
+            self.slots.push(slot);
+            slot
+        })
+    }
+}
+
+#[inline]
+fn own_slot() -> Option<&'static Slot> {
+    OWN.with(Cell::get)
+}
+
+#[cold]
+fn register() -> &'static Slot {
+    let slot = DOMAIN.registry().claim();
+    OWN.with(|own| own.set(Some(slot)));
+    #[cfg(not(loom))]
+    // Fails while the thread ends; the slot is then lost to others, which is harmless.
+    let _ = EXIT.try_with(|_| ());
+    slot
+}
+
+#[cfg(not(loom))]
+static DOMAIN: Domain = Domain {
+    waiting: AtomicBool::new(false),
+    light: AtomicBool::new(false),
+    registry: Mutex::new(Registry::new()),
+};
+
+#[cfg(not(loom))]
+thread_local! {
+    /// Without a destructor, which keeps the look-up to one load.
+    static OWN: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    static EXIT: Exit = const { Exit };
+}
+
+/// Gives the slot to the next thread when this one ends.
+#[cfg(not(loom))]
+struct Exit;
+
+#[cfg(not(loom))]
+impl Drop for Exit {
+    fn drop(&mut self) {
+        // A pin that another thread-local still holds keeps its slot for good.
+        if let Some(slot) = OWN.take().filter(|slot| !slot.is_held()) {
+            DOMAIN.registry().idle.push(slot);
+        }
+    }
+}
+
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref DOMAIN: Domain = Domain {
+        waiting: AtomicBool::new(false),
+        light: AtomicBool::new(false),
+        registry: Mutex::new(Registry::new()),
+    };
+}
+
+#[cfg(loom)]
+loom::thread_local! {
+    static OWN: Cell<Option<&'static Slot>> = Cell::new(None);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Pins are process-wide: tests that count on nobody else's take turns.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    fn turn() -> MutexGuard<'static, ()> {
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flag() -> (Arc<AtomicBool>, impl FnOnce() + Send + 'static) {
+        let flag = Arc::new(AtomicBool::new(false));
+        let set = flag.clone();
+        (flag, move || set.store(true, Ordering::Release))
+    }
+
+    #[test]
+    fn without_pins_it_runs_at_once() {
+        let _turn = turn();
+        let (done, set) = flag();
+        after_grace(set);
+        assert!(done.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn the_own_pin_defers_until_it_ends() {
+        let _turn = turn();
+        let (done, set) = flag();
+        let outer = pin();
+        let inner = pin();
+        after_grace(move || {
+            assert!(!is_pinned());
+            set();
+        });
+        drop(inner);
+        run_ready();
+        assert!(!done.load(Ordering::Acquire));
+        drop(outer);
+        assert!(done.load(Ordering::Acquire));
+    }
+
+    /// Holds a pin on another thread until told to drop it, take another one, and so on.
+    fn other(turns: usize) -> (mpsc::SyncSender<()>, thread::JoinHandle<()>) {
+        let (tell, told) = mpsc::sync_channel(0);
+        let handle = thread::spawn(move || {
+            for _ in 0..turns {
+                let _pin = pin();
+                told.recv().unwrap();
+                told.recv().unwrap();
+            }
+        });
+        tell.send(()).unwrap();
+        (tell, handle)
+    }
+
+    #[test]
+    fn the_last_other_pin_runs_it() {
+        let _turn = turn();
+        let (done, set) = flag();
+        let (tell, handle) = other(1);
+        after_grace(set);
+        assert!(!done.load(Ordering::Acquire));
+        tell.send(()).unwrap();
+        handle.join().unwrap();
+        assert!(done.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn a_later_pin_of_the_same_thread_does_not_defer() {
+        let _turn = turn();
+        let (done, set) = flag();
+        let (tell, handle) = other(2);
+        after_grace(set);
+        tell.send(()).unwrap();
+        tell.send(()).unwrap();
+        assert!(done.load(Ordering::Acquire), "pinned again, but changed");
+        tell.send(()).unwrap();
+        handle.join().unwrap();
+    }
+
+    #[test]
+    fn retire_drops_the_item() {
+        struct Item(Arc<AtomicUsize>);
+        impl Drop for Item {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let _turn = turn();
+        let drops = Arc::new(AtomicUsize::new(0));
+        let pin = pin();
+        retire(Box::new(Item(drops.clone())));
+        assert_eq!(drops.load(Ordering::Relaxed), 0);
+        drop(pin);
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn waiting_ends_when_the_pins_have() {
+        let _turn = turn();
+        let (tell, handle) = other(1);
+        let release = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            tell.send(()).unwrap();
+        });
+        wait_grace();
+        release.join().unwrap();
+        handle.join().unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "while pinned")]
+    fn waiting_for_oneself_is_refused() {
+        let _turn = turn();
+        let _pin = pin();
+        wait_grace();
+    }
+
+    #[test]
+    fn slots_of_ended_threads_are_used_again() {
+        let _turn = turn();
+        thread::spawn(|| drop(pin())).join().unwrap();
+        let before = DOMAIN.registry().slots.len();
+        for _ in 0..20 {
+            thread::spawn(|| drop(pin())).join().unwrap();
+        }
+        // Threads of tests that ended meanwhile can only have added to the idle ones.
+        assert!(DOMAIN.registry().slots.len() <= before + 2);
+    }
+
+    #[test]
+    fn readers_never_see_what_was_freed() {
+        let _turn = turn();
+        let current = Arc::new(AtomicU64::new(0));
+        let freed: Arc<Vec<AtomicBool>> = Arc::new((0..3_000).map(|_| false.into()).collect());
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    loop {
+                        let _pin = pin();
+                        let at = current.load(Ordering::Acquire) as usize;
+                        let Some(object) = freed.get(at) else { break };
+                        assert!((0..20).all(|_| !object.load(Ordering::Relaxed)));
+                    }
+                });
+            }
+            for old in 0..3_000 {
+                current.store(old + 1, Ordering::Release);
+                let freed = freed.clone();
+                after_grace(move || freed[old as usize].store(true, Ordering::Relaxed));
+            }
+        });
+        assert!(freed.iter().all(|object| object.load(Ordering::Relaxed)));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+    use crate::sync::thread;
+
+    fn model(f: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(f);
+    }
+
+    /// A reader that reaches the object finds it alive, and the callback runs exactly once, even
+    /// if nobody ever pins again.
+    #[test]
+    fn frees_after_readers_and_forgets_nothing() {
+        model(|| {
+            let reachable = Arc::new(AtomicBool::new(true));
+            let freed = Arc::new(AtomicU64::new(0));
+            let reader = {
+                let (reachable, freed) = (reachable.clone(), freed.clone());
+                thread::spawn(move || {
+                    let _pin = pin();
+                    if reachable.load(Ordering::Relaxed) {
+                        assert_eq!(freed.load(Ordering::Relaxed), 0);
+                    }
+                })
+            };
+            reachable.store(false, Ordering::Relaxed);
+            let count = freed.clone();
+            after_grace(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+            reader.join().unwrap();
+            assert_eq!(freed.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn a_pinned_retirer_defers_to_its_own_end() {
+        model(|| {
+            let freed = Arc::new(AtomicU64::new(0));
+            let reader = thread::spawn(|| drop(pin()));
+            let own = pin();
+            let count = freed.clone();
+            after_grace(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+            assert_eq!(freed.load(Ordering::Relaxed), 0);
+            drop(own);
+            reader.join().unwrap();
+            assert_eq!(freed.load(Ordering::Relaxed), 1);
+        });
+    }
+}

@@ -1,0 +1,231 @@
+//! An append-only slab: looked up without waiting, grown in chunks that double.
+//!
+//! Keys and QP numbers are indices into one. An element is never moved or freed while the slab
+//! lives, so a look-up is two loads and takes no lock; what an element holds *now* is told by its
+//! own atomics. A freed index rests in a queue before it is used again, so that a stale number
+//! does not meet a new object at once.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Elements that are made on demand and stay where they are.
+#[derive(Debug)]
+pub struct Slab<T> {
+    chunks: [OnceLock<Box<[T]>>; CHUNKS],
+    indices: Mutex<Indices>,
+    max: u32,
+}
+
+impl<T: Default + Sync> Slab<T> {
+    /// Makes an empty slab of at most `max` elements, numbered from 0.
+    ///
+    /// # Panics
+    /// If `max` exceeds [`MAX`].
+    pub fn new(max: u32) -> Self {
+        Self::starting_at(0, max)
+    }
+
+    /// Makes an empty slab that hands out no index below `first`: those can be looked up only.
+    ///
+    /// # Panics
+    /// If `max` exceeds [`MAX`] or `first` exceeds `max`.
+    pub fn starting_at(first: u32, max: u32) -> Self {
+        assert!(first <= max && max <= MAX);
+        let slab = Self {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            indices: Mutex::new(Indices {
+                fresh: first,
+                freed: VecDeque::new(),
+                allocated: 0,
+            }),
+            max,
+        };
+        (0..first).for_each(|index| slab.grow(index));
+        slab
+    }
+
+    /// Hands out an index that is not in use, or `None` when all are.
+    pub fn allocate(&self) -> Option<u32> {
+        let mut indices = self.indices();
+        let index = indices.next(self.max)?;
+        self.grow(index);
+        indices.allocated += 1;
+        Some(index)
+    }
+
+    /// Gives an index back. The element stays as it is; reset it before this.
+    pub fn free(&self, index: u32) {
+        let mut indices = self.indices();
+        debug_assert!(
+            index < indices.fresh && indices.allocated > 0,
+            "index {index} not in use"
+        );
+        indices.allocated -= 1;
+        indices.freed.push_back(index);
+    }
+
+    /// The element at an index, whether in use or not; `None` if there never was one.
+    #[inline]
+    pub fn get(&self, index: u32) -> Option<&T> {
+        let (chunk, offset) = locate(index)?;
+        self.chunks.get(chunk)?.get()?.get(offset)
+    }
+
+    /// The number of indices in use.
+    pub fn len(&self) -> usize {
+        self.indices().allocated
+    }
+
+    /// Whether no index is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One more than the highest index ever handed out: the bound of a walk over all elements.
+    pub fn end(&self) -> u32 {
+        self.indices().fresh
+    }
+
+    fn indices(&self) -> MutexGuard<'_, Indices> {
+        self.indices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grow(&self, index: u32) {
+        let (chunk, _) = locate(index).expect("index below MAX");
+        self.chunks[chunk].get_or_init(|| {
+            let first = (FIRST << chunk) - FIRST;
+            let len = (FIRST << chunk).min(self.max - first);
+            (0..len).map(|_| T::default()).collect()
+        });
+    }
+}
+
+#[derive(Debug)]
+struct Indices {
+    fresh: u32,
+    freed: VecDeque<u32>,
+    allocated: usize,
+}
+
+impl Indices {
+    /// The longest freed index if enough others rest, else a fresh one, else any.
+    fn next(&mut self, max: u32) -> Option<u32> {
+        if self.freed.len() > RESTING || self.fresh == max {
+            return self.freed.pop_front();
+        }
+        self.fresh += 1;
+        Some(self.fresh - 1)
+    }
+}
+
+/// The chunk of an index and the place in it. Chunk `n` holds `FIRST << n` elements.
+#[inline]
+fn locate(index: u32) -> Option<(usize, usize)> {
+    let shifted = index.checked_add(FIRST)?;
+    let chunk = shifted.ilog2() - FIRST.ilog2();
+    Some((chunk as usize, (shifted - (FIRST << chunk)) as usize))
+}
+
+/// The largest capacity: what the 24 bits of a key index or of a QP number tell apart.
+pub const MAX: u32 = 1 << 24;
+
+/// Elements of the first chunk.
+const FIRST: u32 = 64;
+
+/// As many chunks as `MAX` elements take.
+const CHUNKS: usize = 19;
+
+/// Freed indices that are left alone as long as there are fresh ones.
+const RESTING: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn indices_map_to_distinct_places() {
+        let mut expected = (0, 0);
+        for index in 0..300_000 {
+            assert_eq!(locate(index), Some(expected));
+            expected.1 += 1;
+            if expected.1 == (FIRST as usize) << expected.0 {
+                expected = (expected.0 + 1, 0);
+            }
+        }
+        assert!(locate(MAX - 1).unwrap().0 < CHUNKS);
+        assert_eq!(locate(u32::MAX), None);
+    }
+
+    #[test]
+    fn elements_stay_where_they_are() {
+        let slab = Slab::<AtomicU32>::new(MAX);
+        let first = slab.allocate().unwrap();
+        let place: *const _ = slab.get(first).unwrap();
+        for _ in 0..10_000 {
+            let index = slab.allocate().unwrap();
+            slab.get(index).unwrap().store(index, Ordering::Relaxed);
+        }
+        assert_eq!(slab.get(first).unwrap() as *const _, place);
+        assert!((1..=10_000).all(|i| slab.get(i).unwrap().load(Ordering::Relaxed) == i));
+        assert_eq!((slab.len(), slab.end()), (10_001, 10_001));
+    }
+
+    #[test]
+    fn absent_indices_are_none() {
+        let slab = Slab::<AtomicU32>::new(MAX);
+        assert!(slab.get(0).is_none());
+        slab.allocate();
+        assert!(slab.get(0).is_some() && slab.get(FIRST).is_none());
+        assert!(slab.get(MAX).is_none() && slab.get(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn a_freed_index_rests_before_it_returns() {
+        let slab = Slab::<AtomicU32>::new(MAX);
+        let freed = slab.allocate().unwrap();
+        slab.free(freed);
+        let again = (0..).find(|_| {
+            let index = slab.allocate().unwrap();
+            slab.free(index);
+            index == freed
+        });
+        assert!(again.unwrap() >= RESTING);
+        assert!(slab.end() <= RESTING as u32 + 2, "no unbounded growth");
+    }
+
+    #[test]
+    fn the_last_index_is_handed_out_and_reused() {
+        let slab = Slab::<AtomicU32>::starting_at(2, 5);
+        let all: Vec<_> = std::iter::from_fn(|| slab.allocate()).collect();
+        assert_eq!(all, [2, 3, 4]);
+        assert!(slab.get(1).is_some() && slab.get(4).is_some() && slab.get(5).is_none());
+        slab.free(3);
+        assert_eq!(slab.allocate(), Some(3));
+        assert_eq!(slab.allocate(), None);
+        all.iter().for_each(|&index| slab.free(index));
+        assert!(slab.is_empty());
+    }
+
+    #[test]
+    fn no_index_is_handed_out_twice() {
+        let slab = Slab::<AtomicU32>::new(MAX);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for round in 0..2_000 {
+                        let index = slab.allocate().unwrap();
+                        let element = slab.get(index).unwrap();
+                        assert_eq!(element.swap(1, Ordering::AcqRel), 0);
+                        if round % 3 != 0 {
+                            element.store(0, Ordering::Release);
+                            slab.free(index);
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

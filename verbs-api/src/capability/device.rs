@@ -1,0 +1,183 @@
+//! What a device tells about itself and its ports.
+
+use bitflags::bitflags;
+
+use super::{BaselineGaps, Features, Limits};
+use crate::ids::{Gid, LinkAddress, Port};
+
+/// The family of protocols that a device speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// InfiniBand's transport: InfiniBand and RoCE.
+    InfiniBand,
+    /// RDMA over TCP: RFC 5040 to 5044.
+    Iwarp,
+}
+
+impl Transport {
+    /// `"infiniband"` or `"iwarp"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "infiniband",
+            Self::Iwarp => "iwarp",
+        }
+    }
+}
+
+/// With respect to whom an atomic operation is atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[doc(alias = "ibv_atomic_cap")]
+pub enum AtomicScope {
+    /// There are no such operations.
+    #[default]
+    None,
+    /// With respect to other queue pairs of the same device only.
+    Hca,
+    /// With respect to every device and the processors.
+    Global,
+}
+
+bitflags! {
+    /// What a port offers: a property of each port, because one device may have ports of different kinds.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct PortCaps: u32 {
+        /// Management datagrams.
+        const MAD = 1;
+        /// Subnet management: queue pair 0.
+        const SMI = 1 << 1;
+        /// InfiniBand's connection manager.
+        const IB_CM = 1 << 2;
+        /// iWARP's connection manager.
+        const IW_CM = 1 << 3;
+        /// Subnet administration.
+        const SA = 1 << 4;
+        /// Address handles carry Ethernet addresses.
+        const ETH_AH = 1 << 5;
+        /// Speaks native InfiniBand.
+        const PROTOCOL_IB = 1 << 8;
+        /// Speaks RoCE version 1.
+        const PROTOCOL_ROCE_V1 = 1 << 9;
+        /// Speaks RoCE version 2.
+        const PROTOCOL_ROCE_V2 = 1 << 10;
+        /// Speaks iWARP.
+        const PROTOCOL_IWARP = 1 << 11;
+    }
+}
+
+impl PortCaps {
+    /// A RoCEv2 port: management datagrams and connection manager, but neither SMI nor SA.
+    pub const ROCE_V2: Self = Self::MAD.union(Self::IB_CM).union(Self::ETH_AH).union(Self::PROTOCOL_ROCE_V2);
+    /// A native InfiniBand port.
+    pub const INFINIBAND: Self =
+        Self::MAD.union(Self::SMI).union(Self::IB_CM).union(Self::SA).union(Self::PROTOCOL_IB);
+    /// An iWARP port: its own connection manager and nothing else.
+    pub const IWARP: Self = Self::IW_CM.union(Self::PROTOCOL_IWARP);
+}
+
+/// Whether a port can carry traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[doc(alias = "ibv_port_state")]
+pub enum PortState {
+    /// No traffic.
+    Down,
+    /// Traffic.
+    #[default]
+    Active,
+}
+
+/// Payload octets of one packet: 256 to 4096, headers not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[doc(alias = "ibv_mtu")]
+pub enum Mtu {
+    /// 256 octets.
+    Mtu256 = 1,
+    /// 512 octets.
+    Mtu512 = 2,
+    /// 1024 octets.
+    #[default]
+    Mtu1024 = 3,
+    /// 2048 octets.
+    Mtu2048 = 4,
+    /// 4096 octets.
+    Mtu4096 = 5,
+}
+
+impl Mtu {
+    /// Payload octets.
+    pub const fn octets(self) -> u32 {
+        128 << self as u32
+    }
+
+    /// The verbs' code: 1 for 256 octets … 5 for 4096; 0 and 6 and above are nothing.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Mtu256,
+            2 => Self::Mtu512,
+            3 => Self::Mtu1024,
+            4 => Self::Mtu2048,
+            5 => Self::Mtu4096,
+            _ => return None,
+        })
+    }
+}
+
+/// What a port tells about itself.
+#[derive(Clone, Debug, PartialEq)]
+#[doc(alias = "ibv_port_attr")]
+pub struct PortAttributes {
+    /// Counted from 1.
+    pub port: Port,
+    /// Whether it carries traffic.
+    pub state: PortState,
+    /// What it offers.
+    pub caps: PortCaps,
+    /// Largest packet payload that the port can carry.
+    pub max_mtu: Mtu,
+    /// Largest packet payload that is in force.
+    pub active_mtu: Mtu,
+    /// Where it is found on its link.
+    pub address: LinkAddress,
+    /// Its global identifiers, by index.
+    pub gids: Vec<Gid>,
+    /// Its partition keys, by index.
+    pub pkeys: Vec<u16>,
+    /// Datagrams refused for a wrong Q_Key.
+    pub qkey_viol_cntr: u32,
+}
+
+/// The feature bits of an extension as a device offers them: the set's name and the names of its bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtensionFeatures {
+    /// Name of the set ([`FeatureSet::SET`](super::FeatureSet::SET)).
+    pub set: &'static str,
+    /// The bits.
+    pub bits: u64,
+    /// Names of the bits that are set.
+    pub names: Vec<&'static str>,
+}
+
+/// What a device tells about itself.
+#[derive(Clone, Debug)]
+#[doc(alias = "ibv_query_device_ex")]
+pub struct DeviceAttributes {
+    /// Unique among the devices of a registry.
+    pub name: String,
+    /// Name of the provider that made it.
+    pub provider: &'static str,
+    /// The family of protocols.
+    pub transport: Transport,
+    /// Opt-in abilities.
+    pub features: Features,
+    /// Opt-in abilities of extensions.
+    pub extensions: Vec<ExtensionFeatures>,
+    /// What the baseline promises and this device lacks.
+    pub gaps: BaselineGaps,
+    /// Numbers.
+    pub limits: Limits,
+    /// Scope of compare-and-swap and fetch-and-add.
+    pub atomic_cap: AtomicScope,
+    /// Scope of masked atomics; independent of `atomic_cap`.
+    pub masked_atomic_cap: AtomicScope,
+    /// One entry per port; never empty.
+    pub ports: Vec<PortAttributes>,
+}

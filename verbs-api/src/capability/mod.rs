@@ -1,0 +1,13 @@
+//! The capability model: features (opt-in bits), limits (numbers), baseline gaps; what a program requires of them.
+
+mod device;
+mod features;
+mod gaps;
+mod limits;
+mod requirements;
+
+pub use device::*;
+pub use features::*;
+pub use gaps::*;
+pub use limits::*;
+pub use requirements::*;

@@ -1,0 +1,195 @@
+//! What a program needs, and exactly what a device lacks of it.
+
+use std::fmt;
+
+use super::{DeviceAttributes, FeatureSet, Features, Limit, ShortLimit, Transport, feature_names};
+
+/// The bits of one feature set, with the set's type erased.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FeatureBits {
+    /// Name of the set.
+    pub set: &'static str,
+    /// The bits.
+    pub bits: u64,
+    names: fn(u64) -> Vec<&'static str>,
+}
+
+impl FeatureBits {
+    /// Erases the type of `features`.
+    pub fn of<F: FeatureSet>(features: F) -> Self {
+        Self { set: F::SET, bits: features.bits(), names: |bits| feature_names(F::from_bits_retain(bits)) }
+    }
+
+    /// Names of the bits.
+    pub fn names(&self) -> Vec<&'static str> {
+        (self.names)(self.bits)
+    }
+
+    fn with_bits(&self, bits: u64) -> Self {
+        Self { bits, ..*self }
+    }
+}
+
+/// What a program needs of a device; [`open`](crate::open) finds one or says what is missing.
+///
+/// ```
+/// use verbs_api::{Features, Limit, Requirements};
+/// let wanted = Requirements::new().needs(Features::BMME).at_least(Limit::MaxSendSge, 4);
+/// assert_eq!(wanted.features().bits(), Features::BMME.bits());
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Requirements {
+    pub(crate) name: Option<String>,
+    pub(crate) transport: Option<Transport>,
+    needed: Vec<FeatureBits>,
+    preferred: Vec<FeatureBits>,
+    limits: Vec<(Limit, u64)>,
+}
+
+impl Requirements {
+    /// No requirement: any device will do, and nothing beyond the baseline is granted.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Everything that the device has, for tools that show it.
+    pub fn everything_of(attributes: &DeviceAttributes) -> Self {
+        let mut all = Self::new().device(&attributes.name).prefers(attributes.features);
+        all.preferred.extend(attributes.extensions.iter().map(|extension| FeatureBits {
+            set: extension.set,
+            bits: extension.bits,
+            names: |_| Vec::new(),
+        }));
+        all
+    }
+
+    /// The device of this name.
+    #[must_use]
+    pub fn device(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// A device of this transport.
+    #[must_use]
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = Some(transport);
+        self
+    }
+
+    /// Features without which the program cannot run. Takes the core's bits or an extension's.
+    #[must_use]
+    pub fn needs<F: FeatureSet>(mut self, features: F) -> Self {
+        merge(&mut self.needed, FeatureBits::of(features));
+        self
+    }
+
+    /// Features that the program uses where they exist.
+    #[must_use]
+    pub fn prefers<F: FeatureSet>(mut self, features: F) -> Self {
+        merge(&mut self.preferred, FeatureBits::of(features));
+        self
+    }
+
+    /// A number that must be at least as strong as `wanted`, in the limit's own direction.
+    #[must_use]
+    pub fn at_least(mut self, limit: Limit, wanted: u64) -> Self {
+        self.limits.push((limit, wanted));
+        self
+    }
+
+    /// The core features needed.
+    pub fn features(&self) -> Features {
+        let bits = self.needed.iter().filter(|set| set.set == Features::SET).fold(0, |all, set| all | set.bits);
+        Features::from_bits_retain(bits)
+    }
+
+    /// What a device with these attributes grants: what was needed, and what was preferred and is there.
+    ///
+    /// # Errors
+    /// All that is missing, in one value.
+    pub fn check(&self, device: &DeviceAttributes) -> Result<Grant, Shortfall> {
+        let missing: Vec<_> = self
+            .needed
+            .iter()
+            .map(|set| set.with_bits(set.bits & !offered(device, set.set)))
+            .filter(|set| set.bits != 0)
+            .collect();
+        let limits: Vec<_> =
+            self.limits.iter().filter_map(|&(limit, wanted)| device.limits.check(limit, wanted).err()).collect();
+        let wrong_transport = self.transport.filter(|&wanted| wanted != device.transport);
+        if !missing.is_empty() || !limits.is_empty() || wrong_transport.is_some() {
+            return Err(Shortfall { device: device.name.clone(), missing, limits, wrong_transport });
+        }
+        let mut granted = self.needed.clone();
+        for set in &self.preferred {
+            merge(&mut granted, set.with_bits(set.bits & offered(device, set.set)));
+        }
+        Ok(Grant { sets: granted })
+    }
+}
+
+fn merge(sets: &mut Vec<FeatureBits>, more: FeatureBits) {
+    match sets.iter_mut().find(|set| set.set == more.set) {
+        Some(set) => set.bits |= more.bits,
+        None => sets.push(more),
+    }
+}
+
+fn offered(device: &DeviceAttributes, set: &str) -> u64 {
+    if set == Features::SET {
+        return device.features.bits();
+    }
+    device.extensions.iter().find(|extension| extension.set == set).map_or(0, |extension| extension.bits)
+}
+
+/// What an open device may be used for: exactly what was asked and is there, even if the device has more.
+#[derive(Clone, Debug, Default)]
+pub struct Grant {
+    sets: Vec<FeatureBits>,
+}
+
+impl Grant {
+    /// The granted core features.
+    pub fn features(&self) -> Features {
+        self.set::<Features>()
+    }
+
+    /// The granted bits of a set.
+    pub fn set<F: FeatureSet>(&self) -> F {
+        F::from_bits_retain(self.sets.iter().find(|set| set.set == F::SET).map_or(0, |set| set.bits))
+    }
+
+    /// Every granted set.
+    pub fn sets(&self) -> &[FeatureBits] {
+        &self.sets
+    }
+}
+
+/// All that one device lacks of some [`Requirements`].
+#[derive(Clone, Debug)]
+pub struct Shortfall {
+    /// The device.
+    pub device: String,
+    /// Needed features that are absent, per set.
+    pub missing: Vec<FeatureBits>,
+    /// Limits that are too weak.
+    pub limits: Vec<ShortLimit>,
+    /// The transport that was asked for, if the device is of another.
+    pub wrong_transport: Option<Transport>,
+}
+
+impl fmt::Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if let Some(transport) = self.wrong_transport {
+            parts.push(format!("is not an {} device", transport.name()));
+        }
+        for set in &self.missing {
+            let prefix = if set.set == Features::SET { String::new() } else { format!("{}::", set.set) };
+            parts.extend(set.names().iter().map(|name| format!("lacks {prefix}{name}")));
+        }
+        parts.extend(self.limits.iter().map(ToString::to_string));
+        write!(f, "{}: {}", self.device, parts.join("; "))
+    }
+}

@@ -1,0 +1,125 @@
+//! The errors of control verbs.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::capability::{Features, ShortLimit, feature_names};
+use crate::objects::{Holder, ObjectKind};
+use crate::qp::{BadModify, QpState};
+
+/// What kind of fault an error is: the same few for every operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// In use by something else.
+    Busy,
+    /// Called off.
+    Canceled,
+    /// The device is gone.
+    DeviceRemoved,
+    /// A fault of this library: please report it.
+    Internal,
+    /// The caller's argument is wrong.
+    InvalidArgument,
+    /// The object was destroyed.
+    InvalidHandle,
+    /// A number beyond a limit.
+    Limit,
+    /// Not found.
+    NotFound,
+    /// Nothing left of what it takes.
+    Resources,
+    /// Not to be had here.
+    Unsupported,
+    /// Waiting would never end.
+    WouldDeadlock,
+}
+
+/// Why a control verb failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum VerbError {
+    /// A transition that the state table does not have.
+    #[error(transparent)]
+    BadModify(#[from] BadModify),
+    /// In use: by whom.
+    #[error("in use by {}", HolderNames(.0))]
+    Busy(Vec<Holder>),
+    /// Called off before it completed.
+    #[error("called off before it completed")]
+    Canceled,
+    /// The device was removed.
+    #[error("the device was removed")]
+    DeviceRemoved,
+    /// A fault of this library.
+    #[error("internal fault, please report it: {0}")]
+    Internal(&'static str),
+    /// A wrong argument: which, and why.
+    #[error("{argument}: {reason}")]
+    InvalidArgument {
+        /// The attribute, by its verbs name.
+        argument: &'static str,
+        /// What is wrong with it and what would be right.
+        reason: String,
+    },
+    /// The object was destroyed through another handle.
+    #[error("the {0} was destroyed")]
+    InvalidHandle(ObjectKind),
+    /// Not allowed in this state of the queue pair.
+    #[error("not allowed in state {0}")]
+    InvalidState(QpState),
+    /// A number beyond a limit.
+    #[error("{0}")]
+    Limit(ShortLimit),
+    /// Nothing left of what it takes.
+    #[error("out of {0}")]
+    Resources(&'static str),
+    /// The device or the grant lacks these features.
+    #[error("needs {}, which the device lacks or the program did not ask for", feature_names(*missing).join(", "))]
+    Unsupported {
+        /// The features.
+        missing: Features,
+    },
+    /// The device has no such verb.
+    #[error("the device does not support {0}")]
+    UnsupportedVerb(&'static str),
+    /// `wait` was called where waiting would never end.
+    #[error("waiting inside a handler would never end: await it or give it a handler of its own")]
+    WouldDeadlock,
+}
+
+impl VerbError {
+    /// A wrong argument.
+    pub fn argument(argument: &'static str, reason: impl Into<String>) -> Self {
+        Self::InvalidArgument { argument, reason: reason.into() }
+    }
+
+    /// The kind of the fault.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::BadModify(_) | Self::InvalidArgument { .. } | Self::InvalidState(_) => ErrorKind::InvalidArgument,
+            Self::Busy(_) => ErrorKind::Busy,
+            Self::Canceled => ErrorKind::Canceled,
+            Self::DeviceRemoved => ErrorKind::DeviceRemoved,
+            Self::Internal(_) => ErrorKind::Internal,
+            Self::InvalidHandle(_) => ErrorKind::InvalidHandle,
+            Self::Limit(_) => ErrorKind::Limit,
+            Self::Resources(_) => ErrorKind::Resources,
+            Self::Unsupported { .. } | Self::UnsupportedVerb(_) => ErrorKind::Unsupported,
+            Self::WouldDeadlock => ErrorKind::WouldDeadlock,
+        }
+    }
+}
+
+struct HolderNames<'a>(&'a [Holder]);
+
+impl fmt::Display for HolderNames<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, holder) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{holder}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! Numbers that have rules of their own: queue pair numbers, packet sequence numbers, memory keys, addresses.
+
+use std::fmt;
+
+const MASK_24: u32 = 0x00ff_ffff;
+
+/// A queue pair number: 24 bits, host order here.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// The destination of every multicast datagram.
+    pub const MULTICAST: Self = Self(MASK_24);
+
+    /// The low 24 bits of `number`.
+    pub const fn new(number: u32) -> Self {
+        Self(number & MASK_24)
+    }
+
+    /// The number, 0 to 2^24 - 1.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Qpn({:#08x})", self.0)
+    }
+}
+
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#08x}", self.0)
+    }
+}
+
+/// A packet sequence number: 24 bits, compared only modulo 2^24, so it has no `Ord`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Psn(u32);
+
+impl Psn {
+    /// The low 24 bits of `number`.
+    pub const fn new(number: u32) -> Self {
+        Self(number & MASK_24)
+    }
+
+    /// The number, 0 to 2^24 - 1.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+
+    /// This number advanced by `packets`, modulo 2^24.
+    #[must_use]
+    pub const fn plus(self, packets: u32) -> Self {
+        Self(self.0.wrapping_add(packets) & MASK_24)
+    }
+
+    /// This number taken back by `packets`, modulo 2^24.
+    #[must_use]
+    pub const fn minus(self, packets: u32) -> Self {
+        Self(self.0.wrapping_sub(packets) & MASK_24)
+    }
+
+    /// How far `self` lies ahead of `earlier`: negative when it lies behind. Half-window 2^23.
+    pub const fn distance_from(self, earlier: Self) -> i32 {
+        ((self.0.wrapping_sub(earlier.0) << 8) as i32) >> 8
+    }
+}
+
+impl fmt::Debug for Psn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Psn({:#08x})", self.0)
+    }
+}
+
+macro_rules! memory_key {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        ///
+        /// 32 bits: a 24-bit index that the device owns (high bits) and an 8-bit key that the consumer owns (low bits).
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+        #[doc(alias = "ibv_inc_rkey")]
+        pub struct $name(u32);
+
+        impl $name {
+            /// The key with exactly these 32 bits.
+            pub const fn new(bits: u32) -> Self {
+                Self(bits)
+            }
+
+            /// All 32 bits.
+            pub const fn value(self) -> u32 {
+                self.0
+            }
+
+            /// The 24-bit index, owned by the device.
+            pub const fn index(self) -> u32 {
+                self.0 >> 8
+            }
+
+            /// The 8-bit key, owned by the consumer.
+            pub const fn key_byte(self) -> u8 {
+                self.0 as u8
+            }
+
+            /// The same index with another consumer key.
+            #[must_use]
+            pub const fn with_key_byte(self, key: u8) -> Self {
+                Self((self.0 & !0xff) | key as u32)
+            }
+
+            /// The next consumer key; wraps within the low byte.
+            #[must_use]
+            pub const fn next(self) -> Self {
+                self.with_key_byte(self.key_byte().wrapping_add(1))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#010x})"), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#010x}", self.0)
+            }
+        }
+    };
+}
+
+memory_key! {
+    /// The key by which a local work request names registered memory (L_Key).
+    LKey
+}
+memory_key! {
+    /// The key by which a peer names registered memory or a window (R_Key).
+    RKey
+}
+memory_key! {
+    /// iWARP's steering tag: one key for local and remote use.
+    STag
+}
+
+impl From<STag> for LKey {
+    fn from(stag: STag) -> Self {
+        Self::new(stag.value())
+    }
+}
+
+impl From<STag> for RKey {
+    fn from(stag: STag) -> Self {
+        Self::new(stag.value())
+    }
+}
+
+impl From<RKey> for STag {
+    fn from(rkey: RKey) -> Self {
+        Self::new(rkey.value())
+    }
+}
+
+/// A port of a device, counted from 1.
+pub type Port = u8;
+
+/// A global identifier: 16 octets, network order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[doc(alias = "ibv_gid")]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// Whether this names a multicast group: first octet 0xff.
+    pub const fn is_multicast(self) -> bool {
+        self.0[0] == 0xff
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::net::Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
+    }
+}
+
+/// Where a port is found on its link: each transport has its own kind, and nobody fakes another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LinkAddress {
+    /// A port of an in-process network.
+    InProcess(u64),
+    /// An IP address: RoCEv2 and iWARP.
+    Ip(std::net::IpAddr),
+    /// A local identifier of an InfiniBand subnet.
+    Lid(u16),
+    /// An Ethernet address.
+    Mac([u8; 6]),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers 2.01
+    #[test]
+    fn the_consumer_key_wraps_within_the_low_byte() {
+        assert_eq!(RKey::new(0x1234_56ff).next(), RKey::new(0x1234_5600));
+        let mut key = RKey::new(0xabcd_ef42);
+        for _ in 0..256 {
+            key = key.next();
+            assert_eq!(key.index(), 0xab_cdef);
+        }
+        assert_eq!(key, RKey::new(0xabcd_ef42));
+    }
+
+    #[test]
+    fn psn_distance_is_modulo_2_24() {
+        assert_eq!(Psn::new(1).distance_from(Psn::new(0xff_ffff)), 2);
+        assert_eq!(Psn::new(0xff_fffe).distance_from(Psn::new(3)), -5);
+        assert_eq!(Psn::new(0x80_0000).distance_from(Psn::new(0)), -(1 << 23));
+        assert_eq!(Psn::new(0xff_fffe).plus(4), Psn::new(2));
+        assert_eq!(Psn::new(2).minus(4), Psn::new(0xff_fffe));
+    }
+}

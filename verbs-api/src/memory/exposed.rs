@@ -1,0 +1,181 @@
+//! Memory that a peer may read and write: accessible by copying only.
+// Makes spans over memory it owns.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::{Allocation, Span};
+
+/// Memory that may be registered with remote rights or by fast-register. Cloning shares it.
+///
+/// A peer may write it at any moment, so there is no way to a `&[u8]`: copy in and out.
+///
+/// ```compile_fail
+/// let memory = verbs_api::Memory::zeroed(64).unwrap();
+/// let slice: &[u8] = &memory;
+/// ```
+#[derive(Clone, Debug)]
+pub struct Memory {
+    allocation: Arc<Allocation>,
+}
+
+/// An access beyond the end of a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("octets {offset} to {offset} + {length} lie outside a memory of {size} octets")]
+pub struct OutOfRange {
+    /// First octet wanted.
+    pub offset: usize,
+    /// Octets wanted.
+    pub length: usize,
+    /// Octets there.
+    pub size: usize,
+}
+
+impl Memory {
+    /// `length` zeroed octets at a page boundary, or `None` where the system has no such memory.
+    pub fn zeroed(length: usize) -> Option<Self> {
+        Some(Self { allocation: Arc::new(Allocation::zeroed(length)?) })
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.allocation.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address of the first octet, as verbs and peers name it.
+    pub fn address(&self) -> u64 {
+        self.allocation.as_ptr().expose_provenance() as u64
+    }
+
+    /// A stretch of this memory that keeps it alive.
+    ///
+    /// # Errors
+    /// The stretch lies outside.
+    pub fn range(&self, offset: usize, length: usize) -> Result<MemoryRange, OutOfRange> {
+        self.span(offset, length)?;
+        Ok(MemoryRange { memory: self.clone(), offset, length })
+    }
+
+    /// Copies octets out.
+    ///
+    /// # Errors
+    /// The stretch lies outside.
+    pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfRange> {
+        self.span(offset, target.len())?.read(target);
+        Ok(())
+    }
+
+    /// Copies octets in.
+    ///
+    /// # Errors
+    /// The stretch lies outside.
+    pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), OutOfRange> {
+        self.span(offset, source.len())?.write(source);
+        Ok(())
+    }
+
+    /// A copy of a stretch.
+    ///
+    /// # Errors
+    /// The stretch lies outside.
+    pub fn to_vec(&self, offset: usize, length: usize) -> Result<Vec<u8>, OutOfRange> {
+        let span = self.span(offset, length)?;
+        let mut copy = vec![0; length];
+        span.read(&mut copy);
+        Ok(copy)
+    }
+
+    /// One octet, with acquire order: a program that spins on the last octet of a message sees all before it.
+    ///
+    /// # Errors
+    /// The octet lies outside.
+    pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfRange> {
+        let mut octet = [0];
+        self.read(offset, &mut octet)?;
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        Ok(octet[0])
+    }
+
+    /// Eight octets as a native integer; `offset` is a multiple of eight.
+    ///
+    /// # Errors
+    /// The octets lie outside, or are misaligned.
+    pub fn load_u64(&self, offset: usize) -> Result<u64, OutOfRange> {
+        self.span(offset, 8)?.load_u64().ok_or_else(|| self.out_of_range(offset, 8))
+    }
+
+    /// Writes eight octets at once; `offset` is a multiple of eight.
+    ///
+    /// # Errors
+    /// The octets lie outside, or are misaligned.
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), OutOfRange> {
+        self.span(offset, 8)?.store_u64(value).ok_or_else(|| self.out_of_range(offset, 8))
+    }
+
+    fn span(&self, offset: usize, length: usize) -> Result<Span<'_>, OutOfRange> {
+        if offset.checked_add(length).is_none_or(|end| end > self.len()) {
+            return Err(self.out_of_range(offset, length));
+        }
+        // SAFETY: the stretch lies inside the allocation, which `self` keeps; exposed memory is never borrowed.
+        Ok(unsafe { Span::new(self.allocation.as_ptr().add(offset), length) })
+    }
+
+    fn out_of_range(&self, offset: usize, length: usize) -> OutOfRange {
+        OutOfRange { offset, length, size: self.len() }
+    }
+}
+
+/// A stretch of a [`Memory`] that keeps it alive.
+#[derive(Clone, Debug)]
+pub struct MemoryRange {
+    memory: Memory,
+    offset: usize,
+    length: usize,
+}
+
+impl MemoryRange {
+    /// The memory it belongs to.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The first octet, counted from the start of the memory.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The address of the first octet.
+    pub fn address(&self) -> u64 {
+        self.memory.address() + self.offset as u64
+    }
+}
+
+impl From<Memory> for MemoryRange {
+    fn from(memory: Memory) -> Self {
+        let length = memory.len();
+        Self { memory, offset: 0, length }
+    }
+}
+
+impl From<&Memory> for MemoryRange {
+    fn from(memory: &Memory) -> Self {
+        memory.clone().into()
+    }
+}

@@ -1,0 +1,105 @@
+//! Buffers that are with the device, found again by a small number that travels with the request.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::{Buffer, Buffers};
+
+/// Names the buffers of one or more posted requests; 0 names none.
+///
+/// A provider keeps the loan of a request until it retires. It puts the loan into the request's completion; where the
+/// request completes without one (an unsignaled success) it [joins](Loan::join) it to the next completion of that queue.
+/// A queue that is reset or destroyed [releases](Loan::release) what it still holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[must_use]
+pub struct Loan(u32);
+
+#[derive(Default)]
+struct Ledger {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Entry {
+    buffers: Buffers,
+    next: u32,
+}
+
+// Requests with buffers are as many as the program posts; the ledger is shared by all queues because a completion
+// names no queue object, and held only for a push or a take.
+static LEDGER: Mutex<Ledger> = Mutex::new(Ledger { entries: Vec::new(), free: Vec::new() });
+
+impl Loan {
+    /// No buffers.
+    pub const NONE: Self = Self(0);
+
+    /// Whether no buffers are named.
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The number, for a provider's queue entry.
+    pub const fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// The loan of which `bits` is the number.
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// One loan that names the buffers of both, those of `self` first.
+    pub fn join(self, later: Self) -> Self {
+        if self.is_none() || later.is_none() {
+            return if self.is_none() { later } else { self };
+        }
+        let mut ledger = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0;
+        while ledger.entries[last as usize - 1].next != 0 {
+            last = ledger.entries[last as usize - 1].next;
+        }
+        ledger.entries[last as usize - 1].next = later.0;
+        self
+    }
+
+    /// Gives the buffers back to their pools.
+    pub fn release(self) {
+        drop(take_back(self));
+    }
+}
+
+pub(crate) fn lend(buffers: Buffers) -> Loan {
+    let mut ledger = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
+    let index = ledger.free.pop().unwrap_or_else(|| {
+        ledger.entries.push(Entry::default());
+        ledger.entries.len() as u32
+    });
+    ledger.entries[index as usize - 1] = Entry { buffers, next: 0 };
+    Loan(index)
+}
+
+pub(crate) fn take_back(loan: Loan) -> Buffers {
+    let mut all = Buffers::default();
+    if loan.is_none() {
+        return all;
+    }
+    let mut ledger = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut index = loan.0;
+    while index != 0 {
+        let entry = std::mem::take(&mut ledger.entries[index as usize - 1]);
+        ledger.free.push(index);
+        index = entry.next;
+        all.append(entry.buffers);
+    }
+    all
+}
+
+impl Buffers {
+    fn append(&mut self, mut more: Self) {
+        if self.is_empty() {
+            *self = more;
+        } else {
+            more.take().for_each(|buffer: Buffer| self.push(buffer));
+        }
+    }
+}

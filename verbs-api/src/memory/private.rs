@@ -1,0 +1,187 @@
+//! Memory with local rights only, cut into buffers that travel with requests and return with completions.
+// Hands out exclusive slices over slots of an allocation.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::Allocation;
+use crate::ids::LKey;
+use crate::work_request::Sge;
+
+struct Pool {
+    allocation: Arc<Allocation>,
+    buffer_size: usize,
+    free: Mutex<Vec<u32>>,
+    registration: OnceLock<Registration>,
+}
+
+struct Registration {
+    lkey: LKey,
+    // Keeps the region registered while a buffer lives.
+    _region: Box<dyn Send + Sync>,
+}
+
+/// Buffers of one size in one private memory region. Cloning shares the pool.
+///
+/// Made by [`Pd::register_buffers`](crate::Pd::register_buffers).
+#[derive(Clone)]
+pub struct BufferPool {
+    pool: Arc<Pool>,
+}
+
+impl BufferPool {
+    pub(crate) fn new(count: u32, buffer_size: usize) -> Option<Self> {
+        let allocation = Arc::new(Allocation::zeroed(buffer_size.checked_mul(count as usize)?)?);
+        let free = Mutex::new((0..count).rev().collect());
+        Some(Self { pool: Arc::new(Pool { allocation, buffer_size, free, registration: OnceLock::new() }) })
+    }
+
+    pub(crate) fn allocation(&self) -> &Arc<Allocation> {
+        &self.pool.allocation
+    }
+
+    pub(crate) fn registered(&self, lkey: LKey, region: Box<dyn Send + Sync>) {
+        let _ = self.pool.registration.set(Registration { lkey, _region: region });
+    }
+
+    /// A buffer for exclusive use, its full length; `None` while all are taken.
+    pub fn take(&self) -> Option<Buffer> {
+        let index = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        Some(Buffer { pool: Arc::clone(&self.pool), index, length: self.pool.buffer_size as u32 })
+    }
+
+    /// How many buffers can be taken now.
+    pub fn available(&self) -> usize {
+        self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Octets of each buffer.
+    pub fn buffer_size(&self) -> usize {
+        self.pool.buffer_size
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferPool").field("buffer_size", &self.pool.buffer_size).finish_non_exhaustive()
+    }
+}
+
+/// A buffer of private memory: an ordinary slice while the program holds it, the device's while it is posted.
+///
+/// Dropping it gives it back to its pool.
+///
+/// ```compile_fail
+/// fn after_post(batch: &mut verbs_api::Batch<'_>, buffer: verbs_api::Buffer) {
+///     batch.push(verbs_api::Send::new(buffer));
+///     buffer[0] = 1; // handed over: the program no longer holds it
+/// }
+/// ```
+pub struct Buffer {
+    pool: Arc<Pool>,
+    index: u32,
+    length: u32,
+}
+
+impl Buffer {
+    /// Makes the buffer `length` octets long, at most its full size.
+    pub fn set_len(&mut self, length: usize) {
+        self.length = length.min(self.pool.buffer_size) as u32;
+    }
+
+    /// The full size, whatever the length.
+    pub fn capacity(&self) -> usize {
+        self.pool.buffer_size
+    }
+
+    pub(crate) fn sge(&self) -> Sge {
+        let lkey = self.pool.registration.get().map_or(LKey::new(0), |registration| registration.lkey);
+        Sge { addr: self.start().expose_provenance() as u64, length: self.length, lkey }
+    }
+
+    fn start(&self) -> *mut u8 {
+        // SAFETY: `index` is below the number of buffers of the allocation.
+        unsafe { self.pool.allocation.as_ptr().add(self.index as usize * self.pool.buffer_size) }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the slot belongs to this buffer alone: `index` left the free list, and the device touches it only
+        // while the buffer is handed over, when no `Buffer` for it is reachable.
+        unsafe { std::slice::from_raw_parts(self.start(), self.length as usize) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.length as usize) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("index", &self.index).field("length", &self.length).finish_non_exhaustive()
+    }
+}
+
+/// The buffers that a completion hands back: its own first, then those of the unsignaled requests that it retires.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    pub(crate) first: Option<Buffer>,
+    pub(crate) more: Vec<Buffer>,
+}
+
+impl Buffers {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.more.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// The first buffer, if there is one.
+    pub fn first(&self) -> Option<&Buffer> {
+        self.first.as_ref()
+    }
+
+    /// Takes every buffer out.
+    pub fn take(&mut self) -> impl Iterator<Item = Buffer> + '_ {
+        self.first.take().into_iter().chain(self.more.drain(..))
+    }
+
+    pub(crate) fn push(&mut self, buffer: Buffer) {
+        if self.first.is_none() {
+            self.first = Some(buffer);
+        } else {
+            self.more.push(buffer);
+        }
+    }
+}
+
+impl From<Buffer> for Buffers {
+    fn from(buffer: Buffer) -> Self {
+        Self { first: Some(buffer), more: Vec::new() }
+    }
+}
+
+impl FromIterator<Buffer> for Buffers {
+    fn from_iter<I: IntoIterator<Item = Buffer>>(buffers: I) -> Self {
+        let mut buffers = buffers.into_iter();
+        Self { first: buffers.next(), more: buffers.collect() }
+    }
+}

@@ -1,0 +1,174 @@
+//! What posting checks before a provider sees a request, and how it refuses.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::capability::{Features, feature_names};
+use crate::error::ErrorKind;
+use crate::objects::ObjectId;
+use crate::qp::{QpState, QpType};
+use crate::work_request::Operations;
+
+/// What a queue pair allows: fixed when it was created.
+#[derive(Clone, Copy, Debug)]
+pub struct QpRules {
+    /// Service.
+    pub qp_type: QpType,
+    /// Its protection domain.
+    pub pd: ObjectId,
+    /// Operations that it was created for.
+    pub operations: Operations,
+    /// Features granted to the program.
+    pub features: Features,
+    /// Entries of a request other than a read.
+    pub max_send_sge: u32,
+    /// Entries of a read.
+    pub max_sge_rd: u32,
+    /// Entries of a receive.
+    pub max_recv_sge: u32,
+    /// Inline octets.
+    pub max_inline_data: u32,
+    /// Octets of a message; the path MTU for datagrams is checked by the provider.
+    pub max_msg_sz: u64,
+    /// Pages, blocks or elements of a fast-register.
+    pub max_fast_reg_page_list_len: u32,
+}
+
+/// Why a request was refused. Nothing of it was posted, and the queue pair is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PostReason {
+    /// The result or source of an atomic operation has eight octets.
+    #[error("an atomic operation needs 8 octets, the data has {given}")]
+    AtomicLength {
+        /// Octets given.
+        given: u64,
+    },
+    /// A datagram destination on a connected queue pair.
+    #[error("a destination is for datagrams; this queue pair is connected")]
+    DestinationOnConnected,
+    /// The device was removed.
+    #[error("the device was removed")]
+    DeviceRemoved,
+    /// The address handle belongs to another protection domain.
+    #[error("the address handle belongs to another protection domain")]
+    ForeignAh,
+    /// The queue pair has a shared receive queue.
+    #[error("this queue pair takes its receives from a shared receive queue: post there")]
+    HasSrq,
+    /// Rights that cannot be granted together.
+    #[error("illegal rights: {0}")]
+    IllegalAccess(&'static str),
+    /// Inline octets are for sends and writes.
+    #[error("inline octets are for sends and writes")]
+    InlineNotAllowed,
+    /// More inline octets than the queue pair was created for.
+    #[error("{given} inline octets, at most {max} (max_inline_data)")]
+    InlineTooLong {
+        /// Most allowed.
+        max: u32,
+        /// Octets given.
+        given: usize,
+    },
+    /// The handle was destroyed.
+    #[error("the handle was destroyed")]
+    InvalidHandle,
+    /// Not in this state.
+    #[error("not allowed in state {0}")]
+    InvalidState(QpState),
+    /// The message is longer than the device or, for datagrams, the path carries.
+    #[error("a message of {given} octets, at most {max}")]
+    MessageTooLong {
+        /// Most allowed.
+        max: u64,
+        /// Octets given.
+        given: u64,
+    },
+    /// A datagram without destination.
+    #[error("a datagram needs a destination")]
+    NoDestination,
+    /// A fast-register without pages.
+    #[error("a fast-register needs a page list")]
+    NoPages,
+    /// The queue pair was not created for this operation.
+    #[error("the queue pair was not created for {}", OperationNames(*missing))]
+    OperationNotEnabled {
+        /// The operation.
+        missing: Operations,
+    },
+    /// The queue holds as many requests as it was created for.
+    #[error("the queue is full ({max} requests)")]
+    QueueFull {
+        /// Requests it holds.
+        max: u32,
+    },
+    /// A fast-register of no octets or of more than the list maps.
+    #[error("{given} octets are to be registered, the list maps {mapped}")]
+    RegionLength {
+        /// Octets mapped.
+        mapped: u64,
+        /// Octets given.
+        given: u32,
+    },
+    /// The page list is longer than the device or the key allows.
+    #[error("a page list of {given} entries, at most {max} (max_fast_reg_page_list_len)")]
+    TooManyPages {
+        /// Most allowed.
+        max: u32,
+        /// Entries given.
+        given: u32,
+    },
+    /// More scatter/gather entries than the queue was created for.
+    #[error("{given} scatter/gather entries, at most {max}")]
+    TooManySges {
+        /// Most allowed.
+        max: u32,
+        /// Entries given.
+        given: usize,
+    },
+    /// The program was not granted a feature that the request uses.
+    #[error("needs {}", feature_names(*missing).join(", "))]
+    Unsupported {
+        /// The features.
+        missing: Features,
+    },
+}
+
+impl PostReason {
+    /// The kind of the refusal.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::DeviceRemoved => ErrorKind::DeviceRemoved,
+            Self::InvalidHandle => ErrorKind::InvalidHandle,
+            Self::QueueFull { .. } => ErrorKind::Resources,
+            Self::OperationNotEnabled { .. } | Self::Unsupported { .. } => ErrorKind::Unsupported,
+            _ => ErrorKind::InvalidArgument,
+        }
+    }
+}
+
+struct OperationNames(Operations);
+
+impl fmt::Display for OperationNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        bitflags::parser::to_writer(&self.0, f)
+    }
+}
+
+/// A batch was not posted whole: entries before `index` were, the entry at `index` is now the first of what remains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("request {index} was refused: {reason}")]
+pub struct PostError {
+    /// Entries posted.
+    pub index: usize,
+    /// Why the next was refused.
+    pub reason: PostReason,
+}
+
+impl PostError {
+    /// The kind of the refusal.
+    pub const fn kind(&self) -> ErrorKind {
+        self.reason.kind()
+    }
+}

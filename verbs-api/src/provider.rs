@@ -1,0 +1,440 @@
+//! The contract of a provider: what a crate implements to make its devices available.
+//!
+//! A program never sees these traits. The safe objects check the caller's arguments once, keep the books of who uses
+//! what, and hand over to a provider; a provider checks everything that a peer controls.
+//!
+//! Rules that every method obeys:
+//!
+//! * A control verb takes a [`Reply`] and answers it exactly once, from any thread, with no lock held. It never blocks
+//!   its caller: what takes time is answered later.
+//! * A verb that a provider does not implement answers [`VerbError::UnsupportedVerb`]: that is what the defaults do.
+//! * Posting, polling and arming are direct calls that allocate nothing.
+//! * After a destroy has been answered with success, neither a completion nor an event comes from that object.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use crate::access::Access;
+use crate::capability::{DeviceAttributes, Grant, PortAttributes};
+use crate::completion::{Completion, Notify};
+use crate::error::VerbError;
+use crate::event::{EventSubject, EventType};
+use crate::ids::{Gid, LKey, Port, Qpn, RKey};
+use crate::memory::Allocation;
+use crate::objects::ObjectId;
+use crate::post::PostReason;
+use crate::qp::{AddressVector, QpAttributes, QpCap, QpCounters, QpStatus, QpType};
+use crate::work_request::{ReceiveRequest, WorkRequest};
+
+/// Version of this contract. A provider or an extension states the one it was built for.
+pub const CONTRACT_VERSION: u32 = 1;
+
+/// The answer that a started control verb owes.
+///
+/// Dropped unanswered, it answers [`VerbError::Canceled`].
+pub struct Reply<T: 'static> {
+    answer: Option<Box<dyn FnOnce(Result<T, VerbError>) + Send>>,
+}
+
+impl<T> Reply<T> {
+    /// `answer` is called exactly once.
+    pub fn new(answer: impl FnOnce(Result<T, VerbError>) + Send + 'static) -> Self {
+        Self { answer: Some(Box::new(answer)) }
+    }
+
+    /// Answers.
+    pub fn send(mut self, result: Result<T, VerbError>) {
+        if let Some(answer) = self.answer.take() {
+            answer(result);
+        }
+    }
+
+    /// Answers that the device has no such verb.
+    pub fn unsupported(self, verb: &'static str) {
+        self.send(Err(VerbError::UnsupportedVerb(verb)));
+    }
+}
+
+impl<T> Drop for Reply<T> {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            answer(Err(VerbError::Canceled));
+        }
+    }
+}
+
+/// Makes an object of the safe layer recognisable to the provider that made it.
+pub trait AsAny: Any + Send + Sync {
+    /// The object itself.
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+impl<T: Any + Send + Sync> AsAny for T {
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+/// The provider's own type of an object that comes back to it, or an error where another provider made it.
+///
+/// # Errors
+/// The object belongs to another provider.
+pub fn own<T: Any + Send + Sync, O: AsAny + ?Sized>(object: &Arc<O>, argument: &'static str) -> Result<Arc<T>, VerbError> {
+    Arc::clone(object)
+        .as_any()
+        .downcast()
+        .map_err(|_| VerbError::argument(argument, "belongs to a device of another provider"))
+}
+
+/// A device that can be opened.
+pub trait DeviceOps: AsAny {
+    /// What the device tells about itself, now.
+    fn attributes(&self) -> DeviceAttributes;
+
+    /// Opens the device for what is granted. Events go to `events`.
+    ///
+    /// # Errors
+    /// The device is gone or out of resources.
+    fn open(&self, grant: &Grant, events: Arc<dyn EventSink>) -> Result<Arc<dyn ContextOps>, VerbError>;
+
+    /// Names and values of the device's own counters.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+/// Where a provider puts asynchronous events. Called with no lock held.
+pub trait EventSink: Send + Sync + 'static {
+    /// Something happened.
+    fn event(&self, event: EventType, subject: EventSubject);
+}
+
+/// Told by a provider when an armed completion queue has something. Called with no lock held.
+pub trait CompletionSink: Send + Sync + 'static {
+    /// The queue that this sink was given for has a completion.
+    fn notify(&self);
+}
+
+/// An open device.
+pub trait ContextOps: AsAny {
+    /// What a port tells about itself, now.
+    ///
+    /// # Errors
+    /// There is no such port, or the device was removed.
+    fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError>;
+
+    /// Makes a protection domain.
+    fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>);
+
+    /// Makes a completion queue.
+    fn create_cq(&self, _init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
+        reply.unsupported("create_cq");
+    }
+
+    /// Gives the context back. Everything made from it is gone already.
+    fn close(&self) {}
+}
+
+/// What a completion queue is made of.
+pub struct CqInit {
+    /// Its identity in events.
+    pub id: ObjectId,
+    /// Entries, at least.
+    pub cqe: u32,
+    /// Told when the queue was armed and has something.
+    pub sink: Arc<dyn CompletionSink>,
+}
+
+/// A completion queue.
+pub trait CqOps: AsAny {
+    /// Entries that it holds.
+    fn cqe(&self) -> u32;
+
+    /// Fills `completions` from the front; answers how many.
+    ///
+    /// # Errors
+    /// The queue overran.
+    fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError>;
+
+    /// Asks for one notice. Answers whether completions are present already.
+    fn arm(&self, notify: Notify) -> bool;
+
+    /// Changes the number of entries.
+    fn resize(&self, _cqe: u32, reply: Reply<u32>) {
+        reply.unsupported("resize_cq");
+    }
+
+    /// Destroys it.
+    fn destroy(&self, reply: Reply<()>);
+}
+
+/// The memory that a region is made of.
+#[derive(Clone, Debug)]
+pub enum RegionMemory {
+    /// Memory that the library owns, `length` octets from `offset`.
+    Owned {
+        /// Keeps it.
+        allocation: Arc<Allocation>,
+        /// First octet.
+        offset: usize,
+        /// Octets.
+        length: usize,
+    },
+    /// Memory of the program, never touched after the deregistration has been answered.
+    Borrowed {
+        /// First octet.
+        address: usize,
+        /// Octets.
+        length: usize,
+    },
+}
+
+impl RegionMemory {
+    /// Octets.
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Owned { length, .. } | Self::Borrowed { length, .. } => *length,
+        }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address of the first octet in the process.
+    pub fn address(&self) -> usize {
+        match self {
+            Self::Owned { allocation, offset, .. } => allocation.as_ptr().expose_provenance() + offset,
+            Self::Borrowed { address, .. } => *address,
+        }
+    }
+}
+
+/// What a memory region is made of.
+#[derive(Clone, Debug)]
+pub struct MrInit {
+    /// Its identity in events and in answers that name holders.
+    pub id: ObjectId,
+    /// The memory.
+    pub memory: RegionMemory,
+    /// The address of the first octet as requests name it.
+    pub iova: u64,
+    /// Rights, checked to be legal together.
+    pub access: Access,
+    /// Only requests that handed buffers over may name it.
+    pub private: bool,
+}
+
+/// What of a region is changed; what is `None` stays.
+#[derive(Clone)]
+pub struct MrChange {
+    /// Memory and the address of its first octet.
+    pub translation: Option<(RegionMemory, u64)>,
+    /// Protection domain.
+    pub pd: Option<Arc<dyn PdOps>>,
+    /// Rights.
+    pub access: Option<Access>,
+}
+
+/// What a queue pair is made of.
+#[derive(Clone)]
+pub struct QpInit {
+    /// Its identity in events.
+    pub id: ObjectId,
+    /// Service.
+    pub qp_type: QpType,
+    /// Where sends complete.
+    pub send_cq: Arc<dyn CqOps>,
+    /// Where receives complete.
+    pub recv_cq: Arc<dyn CqOps>,
+    /// Where receives come from, if not from a queue of its own.
+    pub srq: Option<Arc<dyn SrqOps>>,
+    /// Sizes, at least.
+    pub cap: QpCap,
+    /// Every request completes with a completion.
+    pub sq_sig_all: bool,
+    /// Operations that it will do, checked against the grant.
+    pub operations: crate::work_request::Operations,
+}
+
+/// What a shared receive queue is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct SrqInit {
+    /// Its identity in events.
+    pub id: ObjectId,
+    /// Requests, at least.
+    pub max_wr: u32,
+    /// Entries of a request.
+    pub max_sge: u32,
+    /// Limit event, 0 for none.
+    pub srq_limit: u32,
+}
+
+/// Kinds of memory windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ibv_mw_type")]
+pub enum MwType {
+    /// Bound by a verb; usable by every queue pair of the domain.
+    Type1,
+    /// Bound by a work request; usable by one queue pair. 2A or 2B as the device has it.
+    Type2,
+}
+
+/// A protection domain.
+pub trait PdOps: AsAny {
+    /// Registers memory.
+    fn reg_mr(&self, init: MrInit, reply: Reply<Arc<dyn MrOps>>);
+
+    /// Allocates a key without memory, for `max_num_sg` pages, blocks or elements.
+    fn alloc_mr(&self, _id: ObjectId, _max_num_sg: u32, reply: Reply<Arc<dyn MrOps>>) {
+        reply.unsupported("alloc_mr");
+    }
+
+    /// Makes a window.
+    fn alloc_mw(&self, _id: ObjectId, _mw_type: MwType, reply: Reply<Arc<dyn MwOps>>) {
+        reply.unsupported("alloc_mw");
+    }
+
+    /// Makes a shared receive queue.
+    fn create_srq(&self, _init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
+        reply.unsupported("create_srq");
+    }
+
+    /// Makes a queue pair.
+    fn create_qp(&self, init: QpInit, reply: Reply<Arc<dyn QpOps>>);
+
+    /// Makes an address handle.
+    fn create_ah(&self, _path: AddressVector, reply: Reply<Arc<dyn AhOps>>) {
+        reply.unsupported("create_ah");
+    }
+
+    /// Gives the domain back.
+    fn dealloc(&self, reply: Reply<()>);
+}
+
+/// A memory region, or a key that can be given one.
+pub trait MrOps: AsAny {
+    /// Local key, with the key byte as of the last registration that the provider has carried out.
+    fn lkey(&self) -> LKey;
+
+    /// Remote key; 0 where no remote access was granted.
+    fn rkey(&self) -> RKey;
+
+    /// Changes memory, domain or rights. A failure named `InvalidArgument`, `Busy` or `Unsupported` leaves the region
+    /// as it was.
+    fn rereg(&self, _change: MrChange, reply: Reply<()>) {
+        reply.unsupported("rereg_mr");
+    }
+
+    /// Revokes the keys at once, and answers when no access is in progress any more. Answers `Busy` and changes nothing
+    /// while windows are bound to it.
+    fn dereg(&self, reply: Reply<()>);
+}
+
+/// A memory window.
+pub trait MwOps: AsAny {
+    /// Its key now. A window of type 1 that was never bound has one that opens nothing.
+    fn rkey(&self) -> RKey;
+
+    /// Unbinds where bound, and gives the window back.
+    fn dealloc(&self, reply: Reply<()>);
+}
+
+/// A shared receive queue.
+pub trait SrqOps: AsAny {
+    /// Posts receives in order.
+    ///
+    /// # Errors
+    /// How many were posted, and why the next was not.
+    fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)>;
+
+    /// Sets the limit event, 0 for none; or the size.
+    fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>);
+
+    /// Size, entries of a request, and the armed limit (0 for none).
+    fn query(&self) -> (u32, u32, u32);
+
+    /// Destroys it.
+    fn destroy(&self, reply: Reply<()>);
+}
+
+/// An address handle.
+pub trait AhOps: AsAny {
+    /// The path.
+    fn path(&self) -> AddressVector;
+
+    /// Destroys it.
+    fn destroy(&self, reply: Reply<()>);
+}
+
+/// A queue pair.
+pub trait QpOps: AsAny {
+    /// Its number.
+    fn qp_num(&self) -> Qpn;
+
+    /// Sizes: at least what was asked for.
+    fn cap(&self) -> QpCap;
+
+    /// Posts send requests in order, with one doorbell. Arguments have been checked against the rules of the queue
+    /// pair; state, room and keys have not.
+    ///
+    /// # Errors
+    /// How many were posted, and why the next was not.
+    fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)>;
+
+    /// Posts receives in order.
+    ///
+    /// # Errors
+    /// How many were posted, and why the next was not.
+    fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)>;
+
+    /// Changes attributes and state: [`check_modify`](crate::qp::check_modify) under the provider's lock.
+    fn modify(&self, attributes: QpAttributes, reply: Reply<()>);
+
+    /// State, attributes and sizes.
+    fn query(&self) -> QpStatus;
+
+    /// What it counted.
+    fn counters(&self) -> QpCounters {
+        QpCounters::default()
+    }
+
+    /// Binds a window of type 1 through this queue pair's send queue: completes with a completion where signaled.
+    ///
+    /// # Errors
+    /// As for a posted request.
+    fn bind_mw(&self, _bind: &crate::work_request::BindWindow<'_>) -> Result<RKey, PostReason> {
+        Err(PostReason::OperationNotEnabled { missing: crate::work_request::Operations::BIND_MW })
+    }
+
+    /// Joins a multicast group.
+    fn attach_multicast(&self, _group: Gid, reply: Reply<()>) {
+        reply.unsupported("attach_mcast");
+    }
+
+    /// Leaves a multicast group.
+    fn detach_multicast(&self, _group: Gid, reply: Reply<()>) {
+        reply.unsupported("detach_mcast");
+    }
+
+    /// Destroys it.
+    fn destroy(&self, reply: Reply<()>);
+}
+
+/// A provider: what is registered with a [`Registry`](crate::Registry).
+pub trait Provider: Sync {
+    /// Unique name.
+    fn name(&self) -> &'static str;
+
+    /// The version of the contract that it was built for.
+    fn contract_version(&self) -> u32 {
+        CONTRACT_VERSION
+    }
+
+    /// Its devices.
+    ///
+    /// # Errors
+    /// Why there are none: which mandatory part is missing.
+    fn devices(&self) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
+}

@@ -1,0 +1,201 @@
+//! What a queue pair is created with, and what is changed of it.
+
+use crate::access::Access;
+use crate::capability::Mtu;
+use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
+use crate::qp::QpState;
+
+/// The service of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[doc(alias = "ibv_qp_type")]
+#[non_exhaustive]
+pub enum QpType {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// Sizes of a queue pair. What comes back from creation is at least what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ibv_qp_cap")]
+pub struct QpCap {
+    /// Requests outstanding on the send queue.
+    pub max_send_wr: u32,
+    /// Requests outstanding on the receive queue; 0 with a shared one.
+    pub max_recv_wr: u32,
+    /// Entries of a send-queue request.
+    pub max_send_sge: u32,
+    /// Entries of a receive.
+    pub max_recv_sge: u32,
+    /// Inline octets.
+    pub max_inline_data: u32,
+}
+
+impl Default for QpCap {
+    fn default() -> Self {
+        Self { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 }
+    }
+}
+
+/// A path to a peer's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ibv_ah_attr")]
+pub struct AddressVector {
+    /// The peer's address on the link.
+    pub address: LinkAddress,
+    /// The peer's global identifier, or that of a multicast group.
+    pub dgid: Gid,
+    /// Index of the own identifier to send from.
+    pub sgid_index: u8,
+    /// The own port.
+    pub port_num: Port,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Service level, 0 to 15.
+    pub sl: u8,
+    /// Static rate, 0 to 31.
+    pub static_rate: u8,
+}
+
+impl AddressVector {
+    /// The path from `port_num` to `address`.
+    pub const fn new(address: LinkAddress, dgid: Gid, port_num: Port) -> Self {
+        Self { address, dgid, sgid_index: 0, port_num, traffic_class: 0, hop_limit: 64, sl: 0, static_rate: 0 }
+    }
+}
+
+macro_rules! qp_attributes {
+    ($( $(#[$doc:meta])* $field:ident: $ty:ty = $bit:literal $mask:ident, )*) => {
+        /// Attributes to change: those that are set.
+        #[derive(Clone, Copy, Debug, PartialEq, Default)]
+        #[doc(alias = "ibv_qp_attr")]
+        pub struct QpAttributes {
+            $( $(#[$doc])* pub $field: Option<$ty>, )*
+        }
+
+        bitflags::bitflags! {
+            /// Names attributes of a queue pair.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+            #[doc(alias = "ibv_qp_attr_mask")]
+            pub struct QpAttrMask: u32 {
+                $( $(#[$doc])* const $mask = 1 << $bit; )*
+            }
+        }
+
+        impl QpAttributes {
+            /// No attribute.
+            pub fn new() -> Self {
+                Self::default()
+            }
+
+            /// The attributes that are set.
+            pub fn mask(&self) -> QpAttrMask {
+                let mut mask = QpAttrMask::empty();
+                $( mask.set(QpAttrMask::$mask, self.$field.is_some()); )*
+                mask
+            }
+
+            /// These attributes, and `other`'s where it sets them.
+            #[must_use]
+            pub fn merged(mut self, other: &Self) -> Self {
+                $( self.$field = other.$field.or(self.$field); )*
+                self
+            }
+
+            /// These attributes without those that `mask` names.
+            #[must_use]
+            pub fn without(mut self, mask: QpAttrMask) -> Self {
+                $( if mask.contains(QpAttrMask::$mask) { self.$field = None; } )*
+                self
+            }
+
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $field(mut self, $field: $ty) -> Self {
+                    self.$field = Some($field);
+                    self
+                }
+            )*
+        }
+    };
+}
+
+qp_attributes! {
+    /// The state to go to.
+    qp_state: QpState = 0 STATE,
+    /// The state that the caller believes the queue pair to be in: checked.
+    cur_qp_state: QpState = 1 CUR_STATE,
+    /// Whether an event tells that the send queue has drained.
+    en_sqd_async_notify: bool = 2 EN_SQD_ASYNC_NOTIFY,
+    /// What peers may do through the queue pair.
+    qp_access_flags: Access = 3 ACCESS_FLAGS,
+    /// Index of the partition key.
+    pkey_index: u16 = 4 PKEY_INDEX,
+    /// The port, counted from 1.
+    port_num: Port = 5 PORT,
+    /// The Q_Key of datagrams.
+    qkey: u32 = 6 QKEY,
+    /// The path to the peer.
+    ah_attr: AddressVector = 7 AV,
+    /// Payload octets of one packet.
+    path_mtu: Mtu = 8 PATH_MTU,
+    /// Acknowledge timeout: 4.096 µs x 2^n, n up to 31; 0 never times out.
+    timeout: u8 = 9 TIMEOUT,
+    /// Retries after a timeout or a sequence error, 0 to 7.
+    retry_cnt: u8 = 10 RETRY_CNT,
+    /// Retries after the peer had no receive, 0 to 6; 7 without end.
+    rnr_retry: u8 = 11 RNR_RETRY,
+    /// First packet sequence number expected.
+    rq_psn: Psn = 12 RQ_PSN,
+    /// Reads and atomics outstanding as initiator.
+    max_rd_atomic: u8 = 13 MAX_QP_RD_ATOMIC,
+    /// How long a peer waits that found no receive: code 0 to 31, of which 0 is the longest.
+    min_rnr_timer: u8 = 15 MIN_RNR_TIMER,
+    /// First packet sequence number sent.
+    sq_psn: Psn = 16 SQ_PSN,
+    /// Reads and atomics served at one time.
+    max_dest_rd_atomic: u8 = 17 MAX_DEST_RD_ATOMIC,
+    /// The peer's queue pair.
+    dest_qp_num: Qpn = 20 DEST_QPN,
+}
+
+/// What [`Qp::query`](crate::Qp::query) tells.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[doc(alias = "ibv_query_qp")]
+pub struct QpStatus {
+    /// The state now.
+    pub state: QpState,
+    /// Whether the send queue still drains.
+    pub sq_draining: bool,
+    /// Attributes that have been set.
+    pub attributes: QpAttributes,
+    /// Sizes. `max_inline_data` is advisory.
+    pub cap: QpCap,
+}
+
+/// What a queue pair counted since it was created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub struct QpCounters {
+    pub sends: u64,
+    pub sends_with_invalidate: u64,
+    pub writes: u64,
+    pub reads: u64,
+    pub atomics: u64,
+    pub fast_registers: u64,
+    pub local_invalidates: u64,
+    pub binds: u64,
+    pub receives: u64,
+    pub retransmissions: u64,
+    pub rnr_naks: u64,
+    pub naks: u64,
+    pub duplicates: u64,
+    pub dropped: u64,
+}

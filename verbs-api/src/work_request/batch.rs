@@ -1,0 +1,77 @@
+//! Requests that are posted together, with one doorbell.
+
+use super::{Operation, WorkRequest};
+
+/// Work requests in the order in which they are to be posted.
+///
+/// Posting drains it: what was posted is gone. After an error the bad entry is the first of what remains, and its
+/// buffers are still the caller's. A batch keeps its room, so that a loop that reuses one allocates nothing.
+#[derive(Debug, Default)]
+pub struct Batch<'a> {
+    pub(crate) requests: Vec<WorkRequest<'a>>,
+}
+
+impl<'a> Batch<'a> {
+    /// An empty batch without room.
+    pub const fn new() -> Self {
+        Self { requests: Vec::new() }
+    }
+
+    /// An empty batch with room for `capacity` requests.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { requests: Vec::with_capacity(capacity) }
+    }
+
+    /// Appends a request.
+    #[inline]
+    pub fn push(&mut self, request: impl Into<WorkRequest<'a>>) {
+        self.requests.push(request.into());
+    }
+
+    /// Requests that wait.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// The requests that wait, first to be posted first.
+    pub fn iter(&self) -> impl Iterator<Item = &WorkRequest<'a>> {
+        self.requests.iter()
+    }
+
+    /// Takes the first request out, for instance the one that was refused.
+    pub fn remove_first(&mut self) -> Option<WorkRequest<'a>> {
+        (!self.is_empty()).then(|| self.requests.remove(0))
+    }
+
+    /// Forgets what waits.
+    pub fn clear(&mut self) {
+        self.requests.clear();
+    }
+
+    /// The emptied batch with its room, for requests that borrow something else.
+    #[must_use]
+    pub fn recycle<'b>(mut self) -> Batch<'b> {
+        self.clear();
+        // Collecting an empty `Vec` of the same layout in place keeps its allocation.
+        Batch { requests: self.requests.into_iter().map(|_| -> WorkRequest<'b> { unreachable!() }).collect() }
+    }
+
+    pub(crate) fn lend(&mut self) {
+        for request in &mut self.requests {
+            if request.common().lends {
+                request.data_mut().lend();
+            }
+        }
+    }
+}
+
+impl<'a> FromIterator<WorkRequest<'a>> for Batch<'a> {
+    fn from_iter<I: IntoIterator<Item = WorkRequest<'a>>>(requests: I) -> Self {
+        Self { requests: requests.into_iter().collect() }
+    }
+}

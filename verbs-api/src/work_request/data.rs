@@ -1,0 +1,237 @@
+//! Where the octets of a request lie.
+
+use std::fmt;
+
+use crate::ids::{LKey, Qpn, RKey};
+use crate::memory::{Buffer, Buffers, Loan};
+use crate::objects::Ah;
+
+/// A scatter/gather entry: a stretch of registered memory, named by its local key.
+///
+/// Length 0 is 0 octets, and then the key is not looked at. Plain data: the device checks it when the request runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[doc(alias = "ibv_sge")]
+pub struct Sge {
+    /// Address of the first octet; for zero-based memory, its offset.
+    pub addr: u64,
+    /// Octets.
+    pub length: u32,
+    /// Local key.
+    pub lkey: LKey,
+}
+
+/// Remote memory: an address and the key that a peer gave for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct RemoteAddress {
+    /// Address of the first octet; for zero-based memory, its offset.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: RKey,
+}
+
+impl RemoteAddress {
+    /// Names remote memory.
+    pub const fn new(addr: u64, rkey: RKey) -> Self {
+        Self { addr, rkey }
+    }
+
+    /// The address `offset` octets on.
+    #[must_use]
+    pub const fn plus(self, offset: u64) -> Self {
+        Self { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
+    }
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Debug)]
+pub struct UdDestination {
+    /// The route.
+    pub ah: Ah,
+    /// The queue pair there; [`Qpn::MULTICAST`] for a group.
+    pub remote_qpn: Qpn,
+    /// Its Q_Key. With the top bit set, the sender's own is used instead.
+    pub remote_qkey: u32,
+}
+
+/// The octets of a request: in registered memory, inline, or in buffers that are handed over.
+#[derive(Debug, Default)]
+pub enum Data<'a> {
+    /// No octets.
+    #[default]
+    None,
+    /// One stretch of registered memory.
+    Sge(Sge),
+    /// Several stretches of registered memory.
+    Sges(&'a [Sge]),
+    /// Copied while posting: no key, and free for reuse at once. Sends and writes only.
+    Inline(&'a [u8]),
+    /// A private buffer, handed over until the completion.
+    Buffer(Buffer),
+    /// Private buffers, handed over until the completion.
+    Buffers(Box<[Buffer]>),
+    /// Private buffers that have been handed over. What a provider sees in place of the two above.
+    Lent(Lent),
+}
+
+/// Private buffers that are with the device: their stretches, and the loan that finds them again.
+pub struct Lent {
+    pub(crate) loan: Loan,
+    pub(crate) sges: LentSges,
+}
+
+pub(crate) enum LentSges {
+    One(Sge),
+    Many(Box<[Sge]>),
+}
+
+impl Lent {
+    /// The loan.
+    pub fn loan(&self) -> Loan {
+        self.loan
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lent").field(&self.loan).finish()
+    }
+}
+
+/// The stretches of a request as a provider reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct Sges<'r> {
+    /// The stretches.
+    pub list: &'r [Sge],
+    /// Whether they name private memory: only requests that handed buffers over may.
+    pub private: bool,
+    /// The buffers handed over.
+    pub loan: Loan,
+}
+
+impl Data<'_> {
+    /// Octets, or `None` where their number exceeds 64 bits' worth of sense.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Sge(sge) => u64::from(sge.length),
+            Self::Sges(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
+            Self::Inline(octets) => octets.len() as u64,
+            Self::Buffer(buffer) => buffer.len() as u64,
+            Self::Buffers(buffers) => buffers.iter().map(|buffer| buffer.len() as u64).sum(),
+            Self::Lent(Lent { sges: LentSges::One(sge), .. }) => u64::from(sge.length),
+            Self::Lent(Lent { sges: LentSges::Many(list), .. }) => {
+                list.iter().map(|sge| u64::from(sge.length)).sum()
+            }
+        }
+    }
+
+    /// Whether there are no octets.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Scatter/gather entries; inline octets need none.
+    pub fn num_sge(&self) -> usize {
+        match self {
+            Self::None | Self::Inline(_) => 0,
+            Self::Sge(_) | Self::Buffer(_) | Self::Lent(Lent { sges: LentSges::One(_), .. }) => 1,
+            Self::Sges(list) => list.len(),
+            Self::Buffers(buffers) => buffers.len(),
+            Self::Lent(Lent { sges: LentSges::Many(list), .. }) => list.len(),
+        }
+    }
+
+    /// The stretches, as a provider reads them; none for inline octets and for buffers not handed over yet.
+    #[inline]
+    pub fn sges(&self) -> Sges<'_> {
+        let (list, loan) = match self {
+            Self::Sge(sge) => (std::slice::from_ref(sge), Loan::NONE),
+            Self::Sges(list) => (*list, Loan::NONE),
+            Self::Lent(Lent { loan, sges: LentSges::One(sge) }) => (std::slice::from_ref(sge), *loan),
+            Self::Lent(Lent { loan, sges: LentSges::Many(list) }) => (&**list, *loan),
+            Self::None | Self::Inline(_) | Self::Buffer(_) | Self::Buffers(_) => (&[][..], Loan::NONE),
+        };
+        Sges { list, private: !loan.is_none(), loan }
+    }
+
+    pub(crate) fn holds_buffers(&self) -> bool {
+        matches!(self, Self::Buffer(_) | Self::Buffers(_))
+    }
+
+    // Hands the buffers over.
+    pub(crate) fn lend(&mut self) {
+        *self = match std::mem::take(self) {
+            Self::Buffer(buffer) => {
+                let sges = LentSges::One(buffer.sge());
+                Self::Lent(Lent { sges, loan: crate::memory::lend(buffer.into()) })
+            }
+            Self::Buffers(buffers) => {
+                let sges = LentSges::Many(buffers.iter().map(Buffer::sge).collect());
+                let loan = crate::memory::lend(buffers.into_iter().collect());
+                Self::Lent(Lent { sges, loan })
+            }
+            other => other,
+        };
+    }
+
+    // Takes back the buffers of a request that was not posted.
+    pub(crate) fn take_back(&mut self) {
+        let Self::Lent(lent) = self else { return };
+        let Buffers { first, mut more } = crate::memory::take_back(lent.loan);
+        *self = match (first, &lent.sges) {
+            (Some(buffer), LentSges::One(_)) => Self::Buffer(buffer),
+            (first, _) => {
+                more.splice(0..0, first);
+                Self::Buffers(more.into())
+            }
+        };
+    }
+}
+
+impl From<Sge> for Data<'_> {
+    fn from(sge: Sge) -> Self {
+        Self::Sge(sge)
+    }
+}
+
+impl<'a> From<&'a [Sge]> for Data<'a> {
+    fn from(list: &'a [Sge]) -> Self {
+        Self::Sges(list)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [Sge; N]> for Data<'a> {
+    fn from(list: &'a [Sge; N]) -> Self {
+        Self::Sges(list)
+    }
+}
+
+impl<'a> From<&'a [u8]> for Data<'a> {
+    fn from(octets: &'a [u8]) -> Self {
+        Self::Inline(octets)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Data<'a> {
+    fn from(octets: &'a [u8; N]) -> Self {
+        Self::Inline(octets)
+    }
+}
+
+impl From<Buffer> for Data<'_> {
+    fn from(buffer: Buffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl From<Vec<Buffer>> for Data<'_> {
+    fn from(buffers: Vec<Buffer>) -> Self {
+        Self::Buffers(buffers.into())
+    }
+}
+
+impl From<()> for Data<'_> {
+    fn from((): ()) -> Self {
+        Self::None
+    }
+}

@@ -1,0 +1,664 @@
+//! The operations that can be posted on a send queue.
+
+use bitflags::bitflags;
+use enum_dispatch::enum_dispatch;
+
+use super::{Data, RemoteAddress, Sge, UdDestination};
+use crate::access::Access;
+use crate::capability::Features;
+use crate::completion::WcOpcode;
+use crate::ids::{LKey, RKey};
+use crate::memory::PageList;
+use crate::post::{PostReason, QpRules};
+
+bitflags! {
+    /// Operations of a send queue. A queue pair is created for a set of them and refuses all others.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    #[doc(alias = "ibv_qp_create_send_ops_flags")]
+    pub struct Operations: u32 {
+        /// [`Write`].
+        const WRITE = 1;
+        /// [`WriteWithImmediate`].
+        const WRITE_WITH_IMM = 1 << 1;
+        /// [`Send`].
+        const SEND = 1 << 2;
+        /// [`SendWithImmediate`].
+        const SEND_WITH_IMM = 1 << 3;
+        /// [`Read`].
+        const READ = 1 << 4;
+        /// [`CompareSwap`].
+        const ATOMIC_CMP_AND_SWP = 1 << 5;
+        /// [`FetchAdd`].
+        const ATOMIC_FETCH_AND_ADD = 1 << 6;
+        /// [`LocalInvalidate`].
+        const LOCAL_INV = 1 << 7;
+        /// [`BindWindow`].
+        const BIND_MW = 1 << 8;
+        /// [`SendWithInvalidate`].
+        const SEND_WITH_INV = 1 << 9;
+        /// [`ReadWithInvalidate`].
+        const READ_WITH_INV = 1 << 10;
+        /// [`FastRegister`].
+        const FAST_REGISTER = 1 << 11;
+        /// [`Flush`].
+        const FLUSH = 1 << 12;
+        /// [`AtomicWrite`].
+        const ATOMIC_WRITE = 1 << 13;
+    }
+}
+
+impl Operations {
+    /// Every operation that needs no feature.
+    pub const BASELINE: Self = Self::WRITE
+        .union(Self::WRITE_WITH_IMM)
+        .union(Self::SEND)
+        .union(Self::SEND_WITH_IMM)
+        .union(Self::READ)
+        .union(Self::ATOMIC_CMP_AND_SWP)
+        .union(Self::ATOMIC_FETCH_AND_ADD);
+
+    /// The feature without which these operations cannot be granted.
+    pub fn required_features(self) -> Features {
+        let mut features = Features::empty();
+        if self.intersects(Self::LOCAL_INV | Self::SEND_WITH_INV | Self::FAST_REGISTER) {
+            features |= Features::BMME;
+        }
+        features.set(Features::READ_WITH_INVALIDATE, self.contains(Self::READ_WITH_INV));
+        features.set(Features::FLUSH, self.contains(Self::FLUSH));
+        features.set(Features::ATOMIC_WRITE, self.contains(Self::ATOMIC_WRITE));
+        features
+    }
+}
+
+bitflags! {
+    /// How a request is carried out and reported.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    #[doc(alias = "ibv_send_flags")]
+    pub struct SendFlags: u8 {
+        /// Starts only after all earlier reads and atomics of this queue have completed.
+        const FENCE = 1;
+        /// Completes with a completion. Without it only a failure does.
+        const SIGNALED = 1 << 1;
+        /// Raises a solicited event at the receiver. Sends and write-with-immediate only; ignored elsewhere.
+        const SOLICITED = 1 << 2;
+        /// First half of a portable operation: takes its place only together with the second.
+        const FIRST_HALF = 1 << 6;
+        /// Second half of a portable operation: flushed without a completion where the first half had one.
+        const SECOND_HALF = 1 << 7;
+    }
+}
+
+/// What every request carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Common {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// How the request is carried out and reported.
+    pub flags: SendFlags,
+    pub(crate) lends: bool,
+}
+
+/// What every operation tells about itself.
+#[enum_dispatch]
+pub trait Operation {
+    /// The bit of this operation in a queue pair's set.
+    fn operation(&self) -> Operations;
+
+    /// The opcode of its completion.
+    fn wc_opcode(&self) -> WcOpcode;
+
+    /// What every request carries.
+    fn common(&self) -> &Common;
+
+    /// Where its octets lie.
+    fn data(&self) -> &Data<'_>;
+
+    /// Whether it reads remote memory or operates on it atomically: what a fence waits for, and what counts against
+    /// `max_rd_atomic`.
+    fn is_read_or_atomic(&self) -> bool {
+        false
+    }
+
+    /// Checks what does not depend on the moment: entries, lengths, rights.
+    ///
+    /// # Errors
+    /// Which field is wrong and why.
+    fn validate(&self, rules: &QpRules) -> Result<(), PostReason>;
+}
+
+macro_rules! requests {
+    ($( $(#[$doc:meta])* $name:ident { $( $(#[$field_doc:meta])* $field:ident: $ty:ty, )* }
+        $bit:ident => $wc:ident, read_or_atomic: $reads:literal, check: $check:path;)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Default)]
+            pub struct $name<'a> {
+                pub(crate) common: Common,
+                pub(crate) data: Data<'a>,
+                $( $(#[$field_doc])* pub $field: $ty, )*
+            }
+
+            impl<'a> $name<'a> {
+                /// Comes back in the completion, if there is one.
+                #[must_use]
+                pub fn wr_id(mut self, wr_id: u64) -> Self {
+                    self.common.wr_id = wr_id;
+                    self
+                }
+
+                /// Completes with a completion that carries `wr_id`.
+                #[must_use]
+                pub fn signaled(mut self, wr_id: u64) -> Self {
+                    self.common.flags |= SendFlags::SIGNALED;
+                    self.wr_id(wr_id)
+                }
+
+                /// Starts only after all earlier reads and atomics of this queue have completed.
+                #[must_use]
+                pub fn fence(mut self) -> Self {
+                    self.common.flags |= SendFlags::FENCE;
+                    self
+                }
+
+                /// Sets exactly these flags.
+                #[must_use]
+                pub fn flags(mut self, flags: SendFlags) -> Self {
+                    self.common.flags = flags;
+                    self
+                }
+            }
+
+            impl Operation for $name<'_> {
+                #[inline]
+                fn operation(&self) -> Operations {
+                    Operations::$bit
+                }
+
+                #[inline]
+                fn wc_opcode(&self) -> WcOpcode {
+                    WcOpcode::$wc
+                }
+
+                #[inline]
+                fn common(&self) -> &Common {
+                    &self.common
+                }
+
+                #[inline]
+                fn data(&self) -> &Data<'_> {
+                    &self.data
+                }
+
+                #[inline]
+                fn is_read_or_atomic(&self) -> bool {
+                    $reads
+                }
+
+                #[inline]
+                fn validate(&self, rules: &QpRules) -> Result<(), PostReason> {
+                    $check(self, rules)
+                }
+            }
+        )*
+
+        /// A work request of a send queue.
+        #[enum_dispatch(Operation)]
+        #[derive(Debug)]
+        #[doc(alias = "ibv_send_wr")]
+        #[allow(missing_docs)]
+        pub enum WorkRequest<'a> {
+            $( $name($name<'a>), )*
+        }
+
+        impl<'a> WorkRequest<'a> {
+            pub(crate) fn data_mut(&mut self) -> &mut Data<'a> {
+                match self { $( Self::$name(request) => &mut request.data, )* }
+            }
+
+            pub(crate) fn common_mut(&mut self) -> &mut Common {
+                match self { $( Self::$name(request) => &mut request.common, )* }
+            }
+        }
+    };
+}
+
+requests! {
+    /// A message into the peer's next receive.
+    Send {
+        /// Where a datagram goes; none on connected queue pairs.
+        destination: Option<&'a UdDestination>,
+    } SEND => Send, read_or_atomic: false, check: checks::send;
+
+    /// A message into the peer's next receive, with four octets beside it.
+    SendWithImmediate {
+        /// Carried as it is, in network order.
+        imm: [u8; 4],
+        /// Where a datagram goes; none on connected queue pairs.
+        destination: Option<&'a UdDestination>,
+    } SEND_WITH_IMM => Send, read_or_atomic: false, check: checks::send_imm;
+
+    /// A message that also invalidates a key of the receiver, before its receive completes.
+    SendWithInvalidate {
+        /// The receiver's key.
+        rkey: RKey,
+    } SEND_WITH_INV => Send, read_or_atomic: false, check: checks::connected;
+
+    /// Octets into remote memory; the peer's program is not told.
+    Write {
+        /// Where they go.
+        remote: RemoteAddress,
+    } WRITE => RdmaWrite, read_or_atomic: false, check: checks::connected;
+
+    /// Octets into remote memory, then four octets that complete a receive of the peer.
+    WriteWithImmediate {
+        /// Where they go.
+        remote: RemoteAddress,
+        /// Carried as it is, in network order.
+        imm: [u8; 4],
+    } WRITE_WITH_IMM => RdmaWrite, read_or_atomic: false, check: checks::connected;
+
+    /// Octets from remote memory.
+    Read {
+        /// Where they come from.
+        remote: RemoteAddress,
+    } READ => RdmaRead, read_or_atomic: true, check: checks::read;
+
+    /// Octets from remote memory; the local sink's key is invalidated when the last has been placed.
+    ReadWithInvalidate {
+        /// Where they come from.
+        remote: RemoteAddress,
+        /// The sink's key.
+        invalidate: LKey,
+    } READ_WITH_INV => RdmaRead, read_or_atomic: true, check: checks::read_inv;
+
+    /// Compares eight remote octets and swaps them where equal; the original comes back.
+    CompareSwap {
+        /// The eight octets, 8-aligned.
+        remote: RemoteAddress,
+        /// Compared with.
+        compare: u64,
+        /// Replaced by.
+        swap: u64,
+    } ATOMIC_CMP_AND_SWP => CompSwap, read_or_atomic: true, check: checks::cmp_swap;
+
+    /// Adds to eight remote octets; the original comes back.
+    FetchAdd {
+        /// The eight octets, 8-aligned.
+        remote: RemoteAddress,
+        /// Added, modulo 2^64.
+        add: u64,
+    } ATOMIC_FETCH_AND_ADD => FetchAdd, read_or_atomic: true, check: checks::fetch_add;
+
+    /// Writes eight remote octets at once.
+    AtomicWrite {
+        /// The eight octets, 8-aligned.
+        remote: RemoteAddress,
+    } ATOMIC_WRITE => AtomicWrite, read_or_atomic: false, check: checks::atomic_write;
+
+    /// Completes when earlier writes to a stretch of remote memory are visible or persistent there.
+    Flush {
+        /// The stretch.
+        remote: RemoteAddress,
+        /// Octets; ignored where `whole_region` is set.
+        length: u32,
+        /// `FLUSH_GLOBAL`, `FLUSH_PERSISTENT` or both.
+        placement: Access,
+        /// Flushes the whole region that the key names.
+        whole_region: bool,
+    } FLUSH => Flush, read_or_atomic: true, check: checks::flush;
+
+    /// Registers memory with a key in the free state.
+    FastRegister {
+        /// The key that was allocated, with the low byte that it shall have.
+        key: RKey,
+        /// The memory; none is refused.
+        pages: Option<&'a PageList>,
+        /// Rights.
+        access: Access,
+        /// The address of the first octet, or the page list's own.
+        iova: Option<u64>,
+        /// Octets, or all that the page list maps.
+        length: Option<u32>,
+    } FAST_REGISTER => FastRegister, read_or_atomic: false, check: checks::fast_register;
+
+    /// Invalidates a key: a fast-registered region or a type-2 window becomes free.
+    LocalInvalidate {
+        /// The key.
+        key: RKey,
+    } LOCAL_INV => LocalInv, read_or_atomic: false, check: checks::local_invalidate;
+
+    /// Binds a window to a stretch of a region.
+    BindWindow {
+        /// The window's key; of type 2 with the low byte that it shall have.
+        window: RKey,
+        /// The region's key.
+        region: LKey,
+        /// Address of the first octet, in the region's own addresses.
+        addr: u64,
+        /// Octets. 0 unbinds a window of type 1 and is refused for type 2.
+        length: u64,
+        /// Rights.
+        access: Access,
+    } BIND_MW => BindMw, read_or_atomic: false, check: checks::bind;
+}
+
+fn common_for(data: &Data<'_>) -> Common {
+    Common { lends: data.holds_buffers(), ..Common::default() }
+}
+
+impl<'a> Send<'a> {
+    /// A message of these octets.
+    pub fn new(data: impl Into<Data<'a>>) -> Self {
+        let data = data.into();
+        Self { common: common_for(&data), data, destination: None }
+    }
+
+    /// As a datagram to `destination`.
+    #[must_use]
+    pub fn to(mut self, destination: &'a UdDestination) -> Self {
+        self.destination = Some(destination);
+        self
+    }
+
+    /// Raises a solicited event at the receiver.
+    #[must_use]
+    pub fn solicited(mut self) -> Self {
+        self.common.flags |= SendFlags::SOLICITED;
+        self
+    }
+}
+
+impl<'a> SendWithImmediate<'a> {
+    /// A message of these octets, and four beside it.
+    pub fn new(data: impl Into<Data<'a>>, imm: [u8; 4]) -> Self {
+        let data = data.into();
+        Self { common: common_for(&data), data, imm, destination: None }
+    }
+
+    /// As a datagram to `destination`.
+    #[must_use]
+    pub fn to(mut self, destination: &'a UdDestination) -> Self {
+        self.destination = Some(destination);
+        self
+    }
+
+    /// Raises a solicited event at the receiver.
+    #[must_use]
+    pub fn solicited(mut self) -> Self {
+        self.common.flags |= SendFlags::SOLICITED;
+        self
+    }
+}
+
+impl<'a> SendWithInvalidate<'a> {
+    /// A message of these octets that invalidates the receiver's `rkey`.
+    pub fn new(data: impl Into<Data<'a>>, rkey: RKey) -> Self {
+        let data = data.into();
+        Self { common: common_for(&data), data, rkey }
+    }
+
+    /// Raises a solicited event at the receiver.
+    #[must_use]
+    pub fn solicited(mut self) -> Self {
+        self.common.flags |= SendFlags::SOLICITED;
+        self
+    }
+}
+
+impl<'a> Write<'a> {
+    /// These octets to `remote`.
+    pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
+        let data = data.into();
+        Self { common: common_for(&data), data, remote }
+    }
+}
+
+impl<'a> WriteWithImmediate<'a> {
+    /// These octets to `remote`, and four to the peer's next receive.
+    pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress, imm: [u8; 4]) -> Self {
+        let data = data.into();
+        Self { common: common_for(&data), data, remote, imm }
+    }
+
+    /// Raises a solicited event at the receiver.
+    #[must_use]
+    pub fn solicited(mut self) -> Self {
+        self.common.flags |= SendFlags::SOLICITED;
+        self
+    }
+}
+
+impl<'a> Read<'a> {
+    /// As many octets from `remote` as `sink` holds.
+    pub fn new(sink: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
+        let data = sink.into();
+        Self { common: common_for(&data), data, remote }
+    }
+}
+
+impl<'a> ReadWithInvalidate<'a> {
+    /// As many octets from `remote` as `sink` holds; the sink's key is invalidated at the end.
+    pub fn new(sink: Sge, remote: RemoteAddress) -> Self {
+        Self { common: Common::default(), data: Data::Sge(sink), remote, invalidate: sink.lkey }
+    }
+}
+
+impl<'a> CompareSwap<'a> {
+    /// Swaps the eight octets at `remote` where they equal `compare`; the original goes to `result`.
+    pub fn new(result: impl Into<Data<'a>>, remote: RemoteAddress, compare: u64, swap: u64) -> Self {
+        let data = result.into();
+        Self { common: common_for(&data), data, remote, compare, swap }
+    }
+}
+
+impl<'a> FetchAdd<'a> {
+    /// Adds to the eight octets at `remote`; the original goes to `result`.
+    pub fn new(result: impl Into<Data<'a>>, remote: RemoteAddress, add: u64) -> Self {
+        let data = result.into();
+        Self { common: common_for(&data), data, remote, add }
+    }
+}
+
+impl<'a> AtomicWrite<'a> {
+    /// Writes eight octets to `remote` at once.
+    pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
+        let data = data.into();
+        Self { common: common_for(&data), data, remote }
+    }
+}
+
+impl Flush<'_> {
+    /// Flushes `length` octets at `remote`.
+    pub fn new(remote: RemoteAddress, length: u32, placement: Access) -> Self {
+        Self { remote, length, placement, ..Self::default() }
+    }
+
+    /// Flushes the region that `rkey` names.
+    pub fn whole_region(rkey: RKey, placement: Access) -> Self {
+        Self { remote: RemoteAddress::new(0, rkey), placement, whole_region: true, ..Self::default() }
+    }
+}
+
+impl<'a> FastRegister<'a> {
+    /// Registers the memory of `pages` under `key`: an allocated key with the low byte that it shall have.
+    pub fn new(key: RKey, pages: &'a PageList) -> Self {
+        Self { key, pages: Some(pages), ..Self::default() }
+    }
+
+    /// Grants these rights.
+    #[must_use]
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Gives the first octet this address.
+    #[must_use]
+    pub fn iova(mut self, iova: u64) -> Self {
+        self.iova = Some(iova);
+        self
+    }
+
+    /// Registers only the first `length` octets.
+    #[must_use]
+    pub fn length(mut self, length: u32) -> Self {
+        self.length = Some(length);
+        self
+    }
+}
+
+impl LocalInvalidate<'_> {
+    /// Invalidates `key`.
+    pub fn new(key: RKey) -> Self {
+        Self { key, ..Self::default() }
+    }
+}
+
+impl BindWindow<'_> {
+    /// Binds `window` to `length` octets from `addr` of the region that `region` names.
+    pub fn new(window: RKey, region: LKey, addr: u64, length: u64) -> Self {
+        Self { window, region, addr, length, ..Self::default() }
+    }
+
+    /// Grants these rights.
+    #[must_use]
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+}
+
+mod checks {
+    use super::*;
+    use crate::qp::QpType;
+
+    fn data(data: &Data<'_>, rules: &QpRules, max_sge: u32, inline_allowed: bool) -> Result<(), PostReason> {
+        let num_sge = data.num_sge();
+        if num_sge > max_sge as usize {
+            return Err(PostReason::TooManySges { max: max_sge, given: num_sge });
+        }
+        if let Data::Inline(octets) = data {
+            if !inline_allowed {
+                return Err(PostReason::InlineNotAllowed);
+            }
+            if octets.len() > rules.max_inline_data as usize {
+                return Err(PostReason::InlineTooLong { max: rules.max_inline_data, given: octets.len() });
+            }
+        }
+        let length = data.len();
+        if length > rules.max_msg_sz {
+            return Err(PostReason::MessageTooLong { max: rules.max_msg_sz, given: length });
+        }
+        Ok(())
+    }
+
+    fn message(
+        body: &Data<'_>,
+        destination: Option<&UdDestination>,
+        rules: &QpRules,
+    ) -> Result<(), PostReason> {
+        match (rules.qp_type, destination) {
+            (QpType::Ud, None) => return Err(PostReason::NoDestination),
+            (QpType::Ud, Some(to)) if !to.ah.is_of_pd(rules.pd) => return Err(PostReason::ForeignAh),
+            (QpType::Rc | QpType::Uc, Some(_)) => return Err(PostReason::DestinationOnConnected),
+            _ => {}
+        }
+        data(body, rules, rules.max_send_sge, true)
+    }
+
+    #[inline]
+    pub(super) fn send(request: &Send<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        message(&request.data, request.destination, rules)
+    }
+
+    pub(super) fn send_imm(request: &SendWithImmediate<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        message(&request.data, request.destination, rules)
+    }
+
+    #[inline]
+    pub(super) fn connected<'a>(request: &impl Operation, rules: &QpRules) -> Result<(), PostReason> {
+        data(request.data(), rules, rules.max_send_sge, true)
+    }
+
+    pub(super) fn read(request: &Read<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        data(&request.data, rules, rules.max_sge_rd, false)
+    }
+
+    pub(super) fn read_inv(request: &ReadWithInvalidate<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        data(&request.data, rules, rules.max_sge_rd, false)
+    }
+
+    fn atomic(result: &Data<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        data(result, rules, rules.max_send_sge, false)?;
+        if result.len() < 8 {
+            return Err(PostReason::AtomicLength { given: result.len() });
+        }
+        Ok(())
+    }
+
+    pub(super) fn cmp_swap(request: &CompareSwap<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        atomic(&request.data, rules)
+    }
+
+    pub(super) fn fetch_add(request: &FetchAdd<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        atomic(&request.data, rules)
+    }
+
+    pub(super) fn atomic_write(request: &AtomicWrite<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        data(&request.data, rules, rules.max_send_sge, true)?;
+        match request.data.len() {
+            8 => Ok(()),
+            given => Err(PostReason::AtomicLength { given }),
+        }
+    }
+
+    pub(super) fn flush(request: &Flush<'_>, _: &QpRules) -> Result<(), PostReason> {
+        let known = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+        if request.placement.is_empty() || !known.contains(request.placement) {
+            return Err(PostReason::IllegalAccess("a flush is FLUSH_GLOBAL, FLUSH_PERSISTENT or both"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn fast_register(request: &FastRegister<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        let Some(pages) = request.pages else { return Err(PostReason::NoPages) };
+        if let Some(reason) = request.access.illegal() {
+            return Err(PostReason::IllegalAccess(reason));
+        }
+        let mut missing = Features::empty();
+        missing.set(Features::BLOCK_LIST, pages.is_block_list());
+        missing.set(Features::SG_GAPS, pages.has_gaps());
+        missing.set(Features::ZBVA, request.access.contains(Access::ZERO_BASED));
+        missing -= rules.features;
+        if !missing.is_empty() {
+            return Err(PostReason::Unsupported { missing });
+        }
+        if pages.entries() > rules.max_fast_reg_page_list_len {
+            let max = rules.max_fast_reg_page_list_len;
+            return Err(PostReason::TooManyPages { max, given: pages.entries() });
+        }
+        match request.length {
+            Some(length) if length == 0 || u64::from(length) > pages.len() => {
+                Err(PostReason::RegionLength { mapped: pages.len(), given: length })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn local_invalidate(request: &LocalInvalidate<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        let fenced = request.common.flags.contains(SendFlags::FENCE);
+        let missing = Features::LOCAL_INVALIDATE_FENCE - rules.features;
+        if fenced && !missing.is_empty() {
+            return Err(PostReason::Unsupported { missing });
+        }
+        Ok(())
+    }
+
+    pub(super) fn bind(request: &BindWindow<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        let missing = Features::ZBVA - rules.features;
+        if request.access.contains(Access::ZERO_BASED) && !missing.is_empty() {
+            return Err(PostReason::Unsupported { missing });
+        }
+        Ok(())
+    }
+}
