@@ -91,10 +91,11 @@ impl<'p> Span<'p> {
         let mut current = self.load_u64()?;
         while let Some(new) = change(current) {
             // SAFETY: checked to be aligned and long enough.
-            match unsafe { copy::compare_exchange_u64(self.start.cast(), current, new) } {
-                Ok(_) => break,
-                Err(seen) => current = seen,
+            let seen = unsafe { copy::compare_exchange_u64(self.start.cast(), current, new) };
+            if seen == current {
+                break;
             }
+            current = seen;
         }
         Some(current)
     }

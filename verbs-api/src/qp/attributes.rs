@@ -71,12 +71,12 @@ impl AddressVector {
 }
 
 macro_rules! qp_attributes {
-    ($( $(#[$doc:meta])* $field:ident: $ty:ty = $bit:literal $mask:ident, )*) => {
+    ($( $(#[doc = $doc:literal])* $field:ident: $ty:ty = $bit:literal $mask:ident, )*) => {
         /// Attributes to change: those that are set.
         #[derive(Clone, Copy, Debug, PartialEq, Default)]
         #[doc(alias = "ibv_qp_attr")]
         pub struct QpAttributes {
-            $( $(#[$doc])* pub $field: Option<$ty>, )*
+            $( $(#[doc = $doc])* pub $field: Option<$ty>, )*
         }
 
         bitflags::bitflags! {
@@ -84,7 +84,7 @@ macro_rules! qp_attributes {
             #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
             #[doc(alias = "ibv_qp_attr_mask")]
             pub struct QpAttrMask: u32 {
-                $( $(#[$doc])* const $mask = 1 << $bit; )*
+                $( $(#[doc = $doc])* const $mask = 1 << $bit; )*
             }
         }
 
@@ -116,7 +116,7 @@ macro_rules! qp_attributes {
             }
 
             $(
-                $(#[$doc])*
+                $(#[doc = $doc])*
                 #[must_use]
                 pub fn $field(mut self, $field: $ty) -> Self {
                     self.$field = Some($field);

@@ -201,15 +201,6 @@ macro_rules! requests {
             }
         )*
 
-        /// A work request of a send queue.
-        #[enum_dispatch(Operation)]
-        #[derive(Debug)]
-        #[doc(alias = "ibv_send_wr")]
-        #[allow(missing_docs)]
-        pub enum WorkRequest<'a> {
-            $( $name($name<'a>), )*
-        }
-
         impl<'a> WorkRequest<'a> {
             pub(crate) fn data_mut(&mut self) -> &mut Data<'a> {
                 match self { $( Self::$name(request) => &mut request.data, )* }
@@ -340,6 +331,29 @@ requests! {
         /// Rights.
         access: Access,
     } BIND_MW => BindMw, read_or_atomic: false, check: checks::bind;
+}
+
+/// A work request of a send queue.
+// Written out, because `enum_dispatch` cannot see through the hygiene of a declarative macro.
+#[enum_dispatch(Operation)]
+#[derive(Debug)]
+#[doc(alias = "ibv_send_wr")]
+#[allow(missing_docs)]
+pub enum WorkRequest<'a> {
+    Send(Send<'a>),
+    SendWithImmediate(SendWithImmediate<'a>),
+    SendWithInvalidate(SendWithInvalidate<'a>),
+    Write(Write<'a>),
+    WriteWithImmediate(WriteWithImmediate<'a>),
+    Read(Read<'a>),
+    ReadWithInvalidate(ReadWithInvalidate<'a>),
+    CompareSwap(CompareSwap<'a>),
+    FetchAdd(FetchAdd<'a>),
+    AtomicWrite(AtomicWrite<'a>),
+    Flush(Flush<'a>),
+    FastRegister(FastRegister<'a>),
+    LocalInvalidate(LocalInvalidate<'a>),
+    BindWindow(BindWindow<'a>),
 }
 
 fn common_for(data: &Data<'_>) -> Common {
