@@ -32,11 +32,11 @@
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32 as OwnU32, compiler_fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::lock::assert_unlocked;
-use crate::sync::{AtomicBool, AtomicU64, Ordering, full_fence, relax};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, full_fence, relax};
 
 /// Proof that this thread is pinned: nothing that it can reach now is freed before this drops.
 ///
@@ -565,7 +565,7 @@ mod loom_tests {
             };
             reachable.store(false, Ordering::Relaxed);
             let count = freed.clone();
-            after_grace(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+            after_grace(move || assert_eq!(count.fetch_add(1, Ordering::Relaxed), 0));
             reader.join().unwrap();
             assert_eq!(freed.load(Ordering::Relaxed), 1);
         });
@@ -578,7 +578,7 @@ mod loom_tests {
             let reader = thread::spawn(|| drop(pin()));
             let own = pin();
             let count = freed.clone();
-            after_grace(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+            after_grace(move || assert_eq!(count.fetch_add(1, Ordering::Relaxed), 0));
             assert_eq!(freed.load(Ordering::Relaxed), 0);
             drop(own);
             reader.join().unwrap();

@@ -143,8 +143,14 @@ impl ReceiveRing {
             lock: Lock::new(LockClass::Receive, producer),
             tail: AtomicU64::new(0),
         };
+        // The model checker does not know `OnceLock`: under it the slots are there from the start.
+        let slots = if cfg!(loom) {
+            make_slots(capacity).into()
+        } else {
+            OnceLock::new()
+        };
         let ring = Self {
-            slots: OnceLock::new(),
+            slots,
             capacity,
             starved: AtomicBool::new(false),
             producer: Line(producer),
