@@ -1,8 +1,34 @@
-//! Software verbs engine.
+//! Software verbs: the part that every emulated device shares.
+//!
+//! Sans-IO: no clock, no socket, no thread. Programs reach it through the provider contract of `verbs-api`
+//! ([`context`]); a transport plugs in with the [`driver`] contract; a [`network`] joins devices, over a [`link`] or
+//! directly; its owner calls `handle_timeout` when something is due.
+//!
+//! Read first: [`qp`] (posting, completing, flushing), then [`key_table`] (the one access check).
+#![deny(unsafe_code)]
 
+pub mod bmme;
+pub mod commands;
 pub mod completion_ring;
+pub mod context;
+pub mod cq;
+pub mod device;
+pub mod driver;
+pub mod effects;
+pub mod emulation;
+pub mod fault;
+pub mod key_table;
+pub mod link;
 pub mod lock;
+pub mod network;
+pub mod payload;
 pub mod pin;
+pub mod qp;
+pub mod qpn;
 pub mod receive_ring;
+pub mod request;
 pub mod slab;
+pub mod srq;
 pub mod sync;
+pub mod time;
+pub mod timers;

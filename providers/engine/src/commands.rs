@@ -1,0 +1,111 @@
+//! The command interface of an emulated device: control verbs take as long as the device is told to take.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use verbs_api::VerbError;
+use verbs_api::provider::Reply;
+
+use crate::timers::Timers;
+
+type Command = Box<dyn FnOnce(Result<(), VerbError>) + Send>;
+
+/// Control verbs that have been started and not answered yet.
+pub struct Commands {
+    me: Weak<Self>,
+    timers: Arc<Timers>,
+    latency: AtomicU64,
+    pending: Mutex<Pending>,
+}
+
+#[derive(Default)]
+struct Pending {
+    commands: BTreeMap<u64, Command>,
+    next: u64,
+    removed: bool,
+}
+
+impl Commands {
+    pub(crate) fn new(timers: Arc<Timers>, latency: Duration) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            timers,
+            latency: AtomicU64::new(latency.as_nanos() as u64),
+            pending: Mutex::default(),
+        })
+    }
+
+    /// How long each command takes from now on.
+    pub fn set_latency(&self, latency: Duration) {
+        self.latency.store(latency.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether the device was removed.
+    pub fn is_removed(&self) -> bool {
+        self.pending().removed
+    }
+
+    /// Carries a command out after the device's latency and answers it; at once where there is none.
+    ///
+    /// The caller is never blocked. After removal the answer is that the device was removed.
+    pub fn run<T: Send + 'static>(
+        &self,
+        reply: Reply<T>,
+        work: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
+    ) {
+        self.submit(move |alive| reply.send(alive.and_then(|()| work())));
+    }
+
+    /// The same for work that answers by itself, perhaps later.
+    pub fn run_with<T: Send + 'static>(&self, reply: Reply<T>, work: impl FnOnce(Reply<T>) + Send + 'static) {
+        self.submit(move |alive| match alive {
+            Ok(()) => work(reply),
+            Err(error) => reply.send(Err(error)),
+        });
+    }
+
+    fn submit(&self, command: impl FnOnce(Result<(), VerbError>) + Send + 'static) {
+        let latency = self.latency.load(Ordering::Relaxed);
+        let mut pending = self.pending();
+        if pending.removed {
+            drop(pending);
+            return command(Err(VerbError::DeviceRemoved));
+        }
+        if latency == 0 {
+            drop(pending);
+            return command(Ok(()));
+        }
+        pending.next += 1;
+        let number = pending.next;
+        pending.commands.insert(number, Box::new(command));
+        drop(pending);
+        let at = self.timers.now().after(Duration::from_nanos(latency));
+        let me = self.me.clone();
+        self.timers.add(
+            at,
+            Box::new(move |_| {
+                let command = me.upgrade().and_then(|me| me.pending().commands.remove(&number));
+                if let Some(command) = command {
+                    command(Ok(()));
+                }
+            }),
+        );
+    }
+
+    /// Answers everything that is outstanding, and everything to come, with the news that the device was removed.
+    pub(crate) fn remove(&self) {
+        let mut pending = self.pending();
+        pending.removed = true;
+        let commands = std::mem::take(&mut pending.commands);
+        drop(pending);
+        for command in commands.into_values() {
+            command(Err(VerbError::DeviceRemoved));
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,198 @@
+//! Completion queues.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use verbs_api::memory::Loan;
+use verbs_api::objects::ObjectId;
+use verbs_api::provider::{CompletionSink, CqInit, CqOps, EventSink, Reply};
+use verbs_api::{
+    Completion, EventSubject, EventType, Notify, Qpn, VerbError, WcFlags, WcOpcode, WcStatus,
+};
+
+use crate::completion_ring::{Armed, CompletionRing, Entry};
+use crate::commands::Commands;
+use crate::effects::{Effects, QpActions};
+
+/// A completion on its way into a queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Done {
+    /// From the request.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: WcStatus,
+    /// What completed.
+    pub opcode: WcOpcode,
+    /// Which other fields say something.
+    pub flags: WcFlags,
+    /// Octets.
+    pub byte_len: u32,
+    /// The queue pair.
+    pub qpn: u32,
+    /// Immediate data or invalidated key.
+    pub imm: [u8; 4],
+    /// Buffers to hand back.
+    pub loan: Loan,
+    /// The sender's queue pair, of a datagram.
+    pub src_qp: Option<u32>,
+    /// Whether it satisfies a queue armed for solicited completions. Errors always do.
+    pub solicited: bool,
+}
+
+impl Done {
+    fn entry(&self) -> Entry {
+        let solicited = self.solicited || !self.status.is_success();
+        Entry {
+            words: [
+                self.wr_id,
+                u64::from(self.byte_len) | u64::from(u32::from_be_bytes(self.imm)) << 32,
+                u64::from(self.qpn & 0xff_ffff)
+                    | (self.opcode as u64) << 24
+                    | u64::from(self.loan.to_bits()) << 32,
+            ],
+            tail: self.status as u32
+                | u32::from(self.flags.bits()) << 8
+                | if solicited { Entry::SOLICITED } else { 0 },
+        }
+    }
+
+    fn read(entry: &Entry, ext: Option<[u64; 4]>, into: &mut Completion) {
+        let [wr_id, length_imm, qp_loan] = entry.words;
+        into.wr_id = wr_id;
+        into.status = WcStatus::from_code(entry.tail as u8);
+        into.opcode = WcOpcode::from_code((qp_loan >> 24) as u8).unwrap_or_default();
+        into.wc_flags = WcFlags::from_bits_retain((entry.tail >> 8) as u8);
+        into.byte_len = length_imm as u32;
+        into.imm_data = ((length_imm >> 32) as u32).to_be_bytes();
+        into.qp_num = Qpn::new(qp_loan as u32);
+        into.src_qp = Qpn::new(ext.map_or(0, |words| words[0] as u32));
+        into.vendor_err = 0;
+        into.loan = Loan::from_bits((qp_loan >> 32) as u32);
+    }
+}
+
+/// A completion queue.
+pub struct Cq {
+    me: Weak<Self>,
+    ring: CompletionRing,
+    failed: AtomicBool,
+    id: ObjectId,
+    sink: Arc<dyn CompletionSink>,
+    events: Arc<dyn EventSink>,
+    commands: Arc<Commands>,
+    users: Mutex<Vec<Weak<dyn QpActions>>>,
+}
+
+impl Cq {
+    pub(crate) fn new(init: CqInit, events: Arc<dyn EventSink>, commands: Arc<Commands>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            ring: CompletionRing::new(init.cqe),
+            failed: AtomicBool::new(false),
+            id: init.id,
+            sink: init.sink,
+            events,
+            commands,
+            users: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn attach(&self, qp: Weak<dyn QpActions>) {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if users.len() == users.capacity() {
+            users.retain(|user| user.strong_count() > 0);
+        }
+        users.push(qp);
+    }
+
+    /// Adds a completion. One that does not fit makes the queue fail.
+    #[inline]
+    pub fn push(self: &Arc<Self>, done: &Done, effects: &mut Effects) {
+        let mut producer = self.ring.producer();
+        let pushed = match done.src_qp {
+            None => self.ring.push(&mut producer, done.entry()),
+            Some(qpn) => self.ring.push_ext(&mut producer, done.entry(), [u64::from(qpn), 0, 0, 0]),
+        };
+        drop(producer);
+        match pushed {
+            Ok(false) => {}
+            Ok(true) => effects.wake(self),
+            Err(_) => {
+                done.loan.release();
+                if !self.failed.swap(true, Ordering::Relaxed) {
+                    effects.overrun(self);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn notify(&self) {
+        self.sink.notify();
+    }
+
+    /// The queue overran: it is unusable, and so are the queue pairs on it (IBTA 10.2.8.1, error class G).
+    pub(crate) fn fail(&self, effects: &mut Effects) {
+        effects.event(&self.events, EventType::CqErr, EventSubject::Object(self.id));
+        let users = std::mem::take(&mut *self.users.lock().unwrap_or_else(PoisonError::into_inner));
+        for qp in users.iter().filter_map(Weak::upgrade) {
+            qp.fatal(effects);
+        }
+        self.sink.notify();
+    }
+
+    /// Gives back the buffers of completions that nobody will poll.
+    pub(crate) fn drain(&self) {
+        self.ring.poll(
+            &mut |entry, ext| {
+                let mut completion = Completion::default();
+                Done::read(&entry, ext, &mut completion);
+                std::mem::take(&mut completion.loan).release();
+            },
+            usize::MAX,
+        );
+    }
+}
+
+impl CqOps for Cq {
+    fn cqe(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    #[inline]
+    fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
+        let max = completions.len();
+        let mut slots = completions.iter_mut();
+        let polled = self.ring.poll(
+            &mut |entry, ext| {
+                if let Some(slot) = slots.next() {
+                    Done::read(&entry, ext, slot);
+                }
+            },
+            max,
+        );
+        if polled == 0 && self.failed.load(Ordering::Relaxed) {
+            return Err(VerbError::CqOverrun);
+        }
+        Ok(polled)
+    }
+
+    fn arm(&self, notify: Notify) -> bool {
+        self.ring.arm(match notify {
+            Notify::Next => Armed::Next,
+            Notify::Solicited => Armed::Solicited,
+        })
+    }
+
+    fn resize(&self, cqe: u32, reply: Reply<u32>) {
+        let Some(cq) = self.me.upgrade() else { return };
+        self.commands.run(reply, move || {
+            let resized = cq.ring.resize(cqe.max(1)).map(|()| cqe.max(1));
+            resized.map_err(|too_small| VerbError::argument("cqe", format!("{too_small}; they must fit")))
+        });
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        self.drain();
+        self.commands.run(reply, || Ok(()));
+    }
+}

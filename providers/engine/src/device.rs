@@ -1,0 +1,413 @@
+//! A software device: what its open contexts share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use verbs_api::objects::ObjectId;
+use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
+use verbs_api::qp::QpCounters;
+use verbs_api::{
+    BaselineGaps, DeviceAttributes, EventSubject, EventType, Features, Gid, Grant, Limits, PortAttributes, PortState,
+    Transport, VerbError,
+};
+
+use crate::commands::Commands;
+use crate::context::Context;
+use crate::driver::Driver;
+use crate::effects::Effects;
+use crate::emulation::MemoryManagement;
+use crate::key_table::KeyTable;
+use crate::link::Frame;
+use crate::network::Network;
+use crate::pin::{Pin, pin};
+use crate::qp::Qp;
+use crate::qpn::QpnPool;
+use crate::time::Time;
+
+/// What a device is made with besides its driver.
+#[derive(Clone)]
+pub struct DeviceOptions {
+    /// How long each control verb takes.
+    pub command_latency: Duration,
+    /// The emulation of base memory management, or none.
+    pub emulation: Option<&'static dyn MemoryManagement>,
+    /// Features that are not claimed although they could be.
+    pub without: Features,
+    /// Queue pair numbers: first, and the one behind the last.
+    pub qp_numbers: (u32, u32),
+}
+
+impl Default for DeviceOptions {
+    /// No latency, the linked emulation, every feature, every number.
+    fn default() -> Self {
+        Self {
+            command_latency: Duration::ZERO,
+            emulation: crate::emulation::linked().unwrap_or(None),
+            without: Features::empty(),
+            qp_numbers: (0x11, 0xff_ffff),
+        }
+    }
+}
+
+/// How many of each object exist, against the device's limits.
+#[derive(Default)]
+pub(crate) struct Population {
+    pub(crate) pds: AtomicU32,
+    pub(crate) cqs: AtomicU32,
+    pub(crate) mrs: AtomicU32,
+    pub(crate) mws: AtomicU32,
+    pub(crate) srqs: AtomicU32,
+    pub(crate) qps: AtomicU32,
+    pub(crate) ahs: AtomicU32,
+}
+
+/// A software device of some transport.
+pub struct Device<D: Driver> {
+    me: Weak<Self>,
+    driver: D,
+    attributes: RwLock<DeviceAttributes>,
+    limits: Limits,
+    features: Features,
+    emulation: Option<&'static dyn MemoryManagement>,
+    keys: KeyTable,
+    network: Arc<Network<D>>,
+    commands: Arc<Commands>,
+    qpns: QpnPool,
+    qps: RwLock<HashMap<u32, Arc<Qp<D>>>>,
+    groups: RwLock<HashMap<Gid, Vec<Arc<Qp<D>>>>>,
+    listeners: Mutex<Vec<Weak<dyn EventSink>>>,
+    retired: Mutex<QpCounters>,
+    next_pd: AtomicU32,
+    removed: AtomicBool,
+    pub(crate) population: Population,
+    pub(crate) windows: Mutex<HashMap<u32, ObjectId>>,
+    qkey_violations: AtomicU64,
+}
+
+impl<D: Driver> Device<D> {
+    /// A device on a network.
+    ///
+    /// # Errors
+    /// The claims contradict the transport, or the network has a device at this address already.
+    pub fn new(driver: D, network: &Arc<Network<D>>, options: DeviceOptions) -> Result<Arc<Self>, VerbError> {
+        let mut attributes = driver.attributes();
+        claim(&mut attributes, &options)?;
+        let address = driver.link_address();
+        let device = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            limits: attributes.limits,
+            features: attributes.features,
+            keys: KeyTable::new(attributes.limits.max_mr.saturating_add(attributes.limits.max_mw)),
+            attributes: RwLock::new(attributes),
+            driver,
+            emulation: options.emulation,
+            network: Arc::clone(network),
+            commands: Commands::new(Arc::clone(network.timers()), options.command_latency),
+            qpns: QpnPool::new(options.qp_numbers.0, options.qp_numbers.1),
+            qps: RwLock::default(),
+            groups: RwLock::default(),
+            listeners: Mutex::default(),
+            retired: Mutex::default(),
+            next_pd: AtomicU32::new(1),
+            removed: AtomicBool::new(false),
+            population: Population::default(),
+            windows: Mutex::default(),
+            qkey_violations: AtomicU64::new(0),
+        });
+        if !network.join(address, &device) {
+            return Err(VerbError::argument("address", format!("{address:?} has a device already")));
+        }
+        Ok(device)
+    }
+
+    /// The transport.
+    #[inline]
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    /// The network.
+    #[inline]
+    pub fn network(&self) -> &Arc<Network<D>> {
+        &self.network
+    }
+
+    /// Every key.
+    #[inline]
+    pub fn keys(&self) -> &KeyTable {
+        &self.keys
+    }
+
+    /// The emulation of base memory management.
+    #[inline]
+    pub fn emulation(&self) -> Option<&'static dyn MemoryManagement> {
+        self.emulation
+    }
+
+    /// The features claimed.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// The limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The command interface.
+    pub fn commands(&self) -> &Arc<Commands> {
+        &self.commands
+    }
+
+    /// Whether the device was removed.
+    pub fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    /// What the port tells about itself.
+    pub fn port_attributes(&self) -> PortAttributes {
+        let attributes = self.attributes.read().unwrap_or_else(PoisonError::into_inner);
+        let mut port = attributes.ports[0].clone();
+        port.qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
+        port
+    }
+
+    /// A datagram came with a wrong Q_Key.
+    pub fn note_qkey_violation(&self) {
+        self.qkey_violations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The queue pair of this number.
+    pub fn qp(&self, qpn: u32) -> Option<Arc<Qp<D>>> {
+        self.qps.read().unwrap_or_else(PoisonError::into_inner).get(&qpn).cloned()
+    }
+
+    /// The queue pairs attached to a group.
+    pub fn group(&self, group: Gid) -> Vec<Arc<Qp<D>>> {
+        self.groups.read().unwrap_or_else(PoisonError::into_inner).get(&group).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn qpns(&self) -> &QpnPool {
+        &self.qpns
+    }
+
+    pub(crate) fn shared(&self) -> Option<Arc<Self>> {
+        self.me.upgrade()
+    }
+
+    pub(crate) fn new_pd(&self) -> u32 {
+        self.next_pd.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn remember_qp(&self, qp: &Arc<Qp<D>>) {
+        self.qps.write().unwrap_or_else(PoisonError::into_inner).insert(qp.qpn, Arc::clone(qp));
+    }
+
+    pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
+        if self.qps.write().unwrap_or_else(PoisonError::into_inner).remove(&qp.qpn).is_some() {
+            self.retired.lock().unwrap_or_else(PoisonError::into_inner).add(&qp.counters());
+            self.qpns.free(qp.qpn);
+            self.population.qps.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn join_group(&self, group: Gid, qp: &Arc<Qp<D>>) -> Result<(), VerbError> {
+        if !group.is_multicast() {
+            return Err(VerbError::argument("gid", format!("{group} is no multicast group: it must begin with ff")));
+        }
+        if qp.qp_type != verbs_api::qp::QpType::Ud {
+            return Err(VerbError::argument("qp", "only UD queue pairs join multicast groups"));
+        }
+        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        if !groups.contains_key(&group) && groups.len() >= self.limits.max_mcast_grp as usize {
+            return Err(VerbError::Resources("multicast groups (max_mcast_grp)"));
+        }
+        let members = groups.entry(group).or_default();
+        if members.iter().any(|member| member.qpn == qp.qpn) {
+            return Err(VerbError::argument("gid", format!("{group} is attached already")));
+        }
+        if members.len() >= self.limits.max_mcast_qp_attach as usize {
+            return Err(VerbError::Resources("attachments of the group (max_mcast_qp_attach)"));
+        }
+        members.push(Arc::clone(qp));
+        Ok(())
+    }
+
+    pub(crate) fn leave_group(&self, group: Gid, qpn: u32) -> Result<(), VerbError> {
+        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        let members = groups.get_mut(&group);
+        let found = members.and_then(|members| {
+            members.iter().position(|member| member.qpn == qpn).map(|index| {
+                members.remove(index);
+                members.is_empty()
+            })
+        });
+        match found {
+            None => Err(VerbError::argument("gid", format!("{group} is not attached"))),
+            Some(empty) => {
+                if empty {
+                    groups.remove(&group);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A frame arrived.
+    pub fn handle_frame(&self, frame: Frame<'_, D::Header>, now: Time) {
+        let pin = pin();
+        let mut cx = Cx::at(self, &pin, now);
+        D::handle_frame(self, frame, &mut cx);
+        let effects = cx.into_effects();
+        drop(pin);
+        effects.run();
+    }
+
+    /// The port went up or down. Queue pairs stay as they are; what they send is lost meanwhile.
+    pub fn set_port_state(&self, state: PortState) {
+        let mut attributes = self.attributes.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = std::mem::replace(&mut attributes.ports[0].state, state) != state;
+        drop(attributes);
+        if changed {
+            let event = if state == PortState::Active { EventType::PortActive } else { EventType::PortErr };
+            self.tell(event, EventSubject::Port(1));
+        }
+    }
+
+    /// Whether the port carries traffic.
+    pub fn is_port_active(&self) -> bool {
+        self.attributes.read().unwrap_or_else(PoisonError::into_inner).ports[0].state == PortState::Active
+    }
+
+    /// The device is gone: outstanding verbs end, queue pairs are flushed, programs are told, once.
+    pub fn remove(&self) {
+        if self.removed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.commands.remove();
+        let qps: Vec<_> = self.qps.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let mut effects = Effects::default();
+        for qp in qps {
+            qp.remove(&mut effects);
+        }
+        effects.run();
+        self.tell(EventType::DeviceRemoved, EventSubject::Device);
+    }
+
+    fn tell(&self, event: EventType, subject: EventSubject) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|listener| listener.strong_count() > 0);
+        let told: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
+        drop(listeners);
+        for listener in told {
+            listener.event(event, subject);
+        }
+    }
+}
+
+// Adds what the linked emulation makes possible, and what the transport demands and is not there.
+fn claim(attributes: &mut DeviceAttributes, options: &DeviceOptions) -> Result<(), VerbError> {
+    if let Some(emulation) = options.emulation {
+        let mut gained = emulation.features(attributes.transport);
+        if attributes.features.contains(Features::WINDOW_2A) {
+            gained -= Features::WINDOW_2B;
+        }
+        attributes.features |= gained;
+    } else {
+        attributes.limits.max_fast_reg_page_list_len = 0;
+        attributes.features -= Features::WINDOW_1 | Features::WINDOW_2A | Features::WINDOW_2B | Features::ZBVA;
+        attributes.limits.max_mw = 0;
+    }
+    attributes.features -= options.without;
+    let features = attributes.features;
+    if features.contains(Features::WINDOW_2A | Features::WINDOW_2B) {
+        return Err(VerbError::argument("features", "a device has windows of type 2A or of type 2B, not both"));
+    }
+    if attributes.transport == Transport::Iwarp {
+        let missing = Features::IWARP_MANDATORY - features;
+        if features.contains(Features::BMME) && !missing.is_empty() {
+            let names = verbs_api::feature_names(missing).join(", ");
+            return Err(VerbError::argument("features", format!("an iWARP device with BMME must have {names} too")));
+        }
+        let gaps = [
+            (Features::BMME, BaselineGaps::NO_BMME),
+            (Features::LOCAL_INVALIDATE_FENCE, BaselineGaps::NO_LOCAL_INVALIDATE_FENCE),
+            (Features::WINDOW_2B, BaselineGaps::NO_WINDOW_2B),
+            (Features::ZBVA, BaselineGaps::NO_ZBVA),
+            (Features::READ_WITH_INVALIDATE, BaselineGaps::NO_READ_WITH_INVALIDATE),
+        ];
+        for (feature, gap) in gaps {
+            attributes.gaps.set(gap, missing.contains(feature));
+        }
+    }
+    Ok(())
+}
+
+impl<D: Driver> DeviceOps for Device<D> {
+    fn attributes(&self) -> DeviceAttributes {
+        let mut attributes = self.attributes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        attributes.ports[0].qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
+        attributes
+    }
+
+    fn open(&self, grant: &Grant, events: Arc<dyn EventSink>) -> Result<Arc<dyn ContextOps>, VerbError> {
+        if self.is_removed() {
+            return Err(VerbError::DeviceRemoved);
+        }
+        let device = self.shared().ok_or(VerbError::DeviceRemoved)?;
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&events));
+        let _ = grant;
+        Ok(Arc::new(Context::new(device, events)))
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        for qp in self.qps.read().unwrap_or_else(PoisonError::into_inner).values() {
+            all.add(&qp.counters());
+        }
+        all.named()
+    }
+}
+
+/// What one call into the engine carries along: the device, the pin, the effects, the time.
+pub struct Cx<'p, D: Driver> {
+    /// The device.
+    pub device: &'p Device<D>,
+    /// What keeps checked memory mapped.
+    pub pin: &'p Pin,
+    /// What is to be done with no lock held.
+    pub effects: Effects,
+    now: Option<Time>,
+}
+
+impl<'p, D: Driver> Cx<'p, D> {
+    /// A call at an unknown time: the host is asked when somebody wants to know.
+    #[inline]
+    pub fn new(device: &'p Device<D>, pin: &'p Pin) -> Self {
+        Self { device, pin, effects: Effects::default(), now: None }
+    }
+
+    /// A call at `now`.
+    pub fn at(device: &'p Device<D>, pin: &'p Pin, now: Time) -> Self {
+        Self { device, pin, effects: Effects::default(), now: Some(now) }
+    }
+
+    /// Now: the same for the whole call.
+    pub fn now(&mut self) -> Time {
+        *self.now.get_or_insert_with(|| self.device.network.timers().now())
+    }
+
+    /// The effects, at the end of the call.
+    #[inline]
+    pub fn into_effects(self) -> Effects {
+        self.effects
+    }
+
+    /// Every key.
+    #[inline]
+    pub fn keys(&self) -> &'p KeyTable {
+        &self.device.keys
+    }
+}

@@ -1,0 +1,120 @@
+//! The contract between the engine and a driver.
+//!
+//! A driver knows one transport: it turns requests into frames, and frames into operations on the engine. The engine
+//! owns the objects, the keys, the queues, the state table, flushing and events. Everything with a default here is the
+//! engine's own; what a driver overrides is visible in its one `impl Driver`.
+//!
+//! Calls back into the engine are few: a frame arrived ([`Device::handle_frame`]), a port changed
+//! ([`Device::set_port_state`]), the device failed ([`Device::remove`]).
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use verbs_api::qp::{AddressVector, QpAttributes, QpState};
+use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus};
+
+use crate::device::{Cx, Device};
+use crate::link::Frame;
+use crate::qp::{Qp, Requester, Responder};
+use crate::qpn::QpnPool;
+use crate::request::Request;
+use crate::time::Time;
+
+/// What became of a request that was tried at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Executed {
+    /// It has completed, with this status and number of octets read.
+    Done(WcStatus, u32),
+    /// It has to wait or is under way: keep it in the queue.
+    Keep,
+}
+
+/// A transport. See the [module](self).
+pub trait Driver: Sized + Send + Sync + 'static {
+    /// A frame's header, as a value.
+    type Header: Clone + Debug + Send + Sync + 'static;
+    /// The transport's own state of a queue pair's sending half.
+    type Requester: Default + Send + 'static;
+    /// The transport's own state of a queue pair's receiving half.
+    type Responder: Default + Send + 'static;
+
+    /// What the device is, before the emulations that are linked add their features.
+    fn attributes(&self) -> DeviceAttributes;
+
+    /// Where the device is found on its link: of the kind that the transport has.
+    fn link_address(&self) -> LinkAddress;
+
+    /// Tries a request at once: the queue is empty and the queue pair ready to send.
+    fn execute(
+        qp: &Qp<Self>,
+        requester: &mut Requester<Self>,
+        request: &Request<'_>,
+        cx: &mut Cx<'_, Self>,
+    ) -> Executed;
+
+    /// Goes on with the queue: starts what may start, as far as link and peer allow.
+    fn pump(qp: &Qp<Self>, requester: &mut Requester<Self>, cx: &mut Cx<'_, Self>);
+
+    /// A moment passed that the queue pair asked for with [`Qp::wake_at`].
+    fn handle_timeout(qp: &Qp<Self>, requester: &mut Requester<Self>, now: Time, cx: &mut Cx<'_, Self>);
+
+    /// A frame arrived from the link.
+    fn handle_frame(device: &Device<Self>, frame: Frame<'_, Self::Header>, cx: &mut Cx<'_, Self>);
+
+    /// Attributes were checked and are about to be in force: the transport's part of a modify.
+    fn modify(
+        qp: &Qp<Self>,
+        requester: &mut Requester<Self>,
+        responder: &mut Responder<Self>,
+        change: &Change<'_>,
+        cx: &mut Cx<'_, Self>,
+    );
+
+    /// Gives out a queue pair number; by default the engine's next.
+    fn alloc_qpn(&self, engine: &QpnPool) -> Option<u32> {
+        engine.allocate()
+    }
+
+    /// The path MTU of a queue pair: by default the smaller of what was asked for and what the port carries.
+    fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
+        wanted.min(active)
+    }
+
+    /// A last word before a request is taken: refusing it consumes no slot.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    fn check_post(&self, _qp: &Qp<Self>, _request: &Request<'_>) -> Result<(), PostReason> {
+        Ok(())
+    }
+
+    /// A path before an address handle or a connection is made of it.
+    ///
+    /// # Errors
+    /// Which field is wrong.
+    fn check_path(&self, _path: &AddressVector) -> Result<(), VerbError> {
+        Ok(())
+    }
+
+    /// What must happen on the wire before a queue pair in error is flushed; by default nothing.
+    fn before_flush(_qp: &Qp<Self>, _requester: &mut Requester<Self>, _status: WcStatus, _cx: &mut Cx<'_, Self>) {}
+
+    /// Joins the queue pair's own state to a peer that can be reached directly, now that it has become ready; by
+    /// default the requester is told to go on.
+    fn peer_ready(qp: &Arc<Qp<Self>>, cx: &mut Cx<'_, Self>) {
+        let _ = (qp, cx);
+    }
+}
+
+/// A checked modify.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// From this state.
+    pub from: QpState,
+    /// To this one.
+    pub to: QpState,
+    /// What is set now.
+    pub given: &'a QpAttributes,
+    /// What is set now and was before.
+    pub all: &'a QpAttributes,
+}

@@ -1,0 +1,42 @@
+//! The one internal error of an access or an operation; each transport maps it to its own codes.
+
+use verbs_api::WcStatus;
+
+/// Why an operation on registered memory was refused. The first reason found counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// No such key, a stale key byte, or a key in the free state.
+    Key,
+    /// The key belongs to another protection domain.
+    Pd,
+    /// The window belongs to another queue pair, or the key cannot be used through this one.
+    NotAssociated,
+    /// A right is missing.
+    Access,
+    /// Outside the region or window.
+    Bounds,
+    /// Address plus length passes the end of the address space.
+    Wrap,
+    /// Not 8-aligned.
+    Misaligned,
+    /// The key cannot be invalidated.
+    CannotInvalidate,
+    /// The operation is not legal on this object in this state.
+    Operation,
+    /// A window cannot be bound so.
+    Bind,
+    /// The message is longer than what was posted for it.
+    Length,
+}
+
+impl Fault {
+    /// The status of a request whose own, local memory or operation was refused.
+    pub const fn local_status(self) -> WcStatus {
+        match self {
+            Self::Operation | Self::CannotInvalidate | Self::Misaligned => WcStatus::LocQpOpErr,
+            Self::Bind => WcStatus::MwBindErr,
+            Self::Length => WcStatus::LocLenErr,
+            _ => WcStatus::LocProtErr,
+        }
+    }
+}

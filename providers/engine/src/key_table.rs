@@ -1,0 +1,759 @@
+//! The key table: memory regions, allocated keys and windows, and the one access check.
+//!
+//! A key is a 24-bit index that the table owns and an 8-bit key that the consumer owns. A slot is read as a seqlock, so
+//! that a check takes no lock; a change takes the slot for a moment. What a check answers stays mapped while the thread
+//! is [pinned](crate::pin): who takes memory away first makes its key useless, then waits for the pins held then.
+// Turns addresses of checked, registered memory into spans.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use verbs_api::memory::Span;
+use verbs_api::provider::RegionMemory;
+use verbs_api::{Access, PageList};
+
+use crate::fault::Fault;
+use crate::pin::{self, Pin};
+use crate::slab::Slab;
+use crate::sync::relax;
+
+/// What a key stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum KeyKind {
+    /// An ordinary memory region.
+    Region = 0,
+    /// A region registered and invalidated by work requests.
+    FastRegion = 1,
+    /// A window of type 1.
+    Window1 = 2,
+    /// A window of type 2A: checked by queue pair number alone.
+    Window2A = 3,
+    /// A window of type 2B: checked by queue pair number and protection domain.
+    Window2B = 4,
+}
+
+impl KeyKind {
+    const ALL: [Self; 5] = [Self::Region, Self::FastRegion, Self::Window1, Self::Window2A, Self::Window2B];
+
+    /// Whether this is a window.
+    pub const fn is_window(self) -> bool {
+        matches!(self, Self::Window1 | Self::Window2A | Self::Window2B)
+    }
+
+    const fn is_type_2(self) -> bool {
+        matches!(self, Self::Window2A | Self::Window2B)
+    }
+}
+
+/// Whether a key opens anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum KeyState {
+    /// The index is not in use.
+    Unused = 0,
+    /// The key exists and opens nothing: invalidated, never registered, unbound.
+    Free = 1,
+    /// The key opens memory.
+    Valid = 2,
+}
+
+/// What a slot says. `link` counts the bound windows of a region and is the region's index of a window; `aux` is the
+/// depth of a fast-registered key and the queue pair of a type-2 window; `start` is where a window begins in a page list.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyFields {
+    /// Consumer's key.
+    pub key: u8,
+    /// Whether it opens anything.
+    pub state: KeyState,
+    /// What it stands for.
+    pub kind: KeyKind,
+    /// Rights.
+    pub access: Access,
+    /// Protection domain.
+    pub pd: u32,
+    /// The address of the first octet as requests name it.
+    pub iova: u64,
+    /// Octets.
+    pub length: u64,
+    /// Depth or queue pair.
+    pub aux: u32,
+    /// Bound windows, or the region's index.
+    pub link: u64,
+    private: bool,
+    paged: bool,
+    base: u64,
+    start: u64,
+}
+
+impl KeyFields {
+    const fn new(kind: KeyKind, pd: u32) -> Self {
+        Self {
+            key: 0,
+            state: KeyState::Free,
+            kind,
+            access: Access::empty(),
+            pd,
+            iova: 0,
+            length: 0,
+            aux: 0,
+            link: 0,
+            private: false,
+            paged: false,
+            base: 0,
+            start: 0,
+        }
+    }
+
+    fn pack(&self) -> u64 {
+        u64::from(self.key)
+            | (self.state as u64) << 8
+            | (self.kind as u64) << 10
+            | u64::from(self.private) << 13
+            | u64::from(self.paged) << 14
+            | u64::from(self.access.bits()) << 32
+    }
+
+    /// The same as a region's rights: what `offset` octets on from the first is.
+    fn offset_of(&self, addr: u64, length: u64) -> Result<u64, Fault> {
+        if addr.checked_add(length).is_none() {
+            return Err(Fault::Wrap);
+        }
+        let offset = addr.wrapping_sub(self.iova);
+        if addr < self.iova || offset > self.length || length > self.length - offset {
+            return Err(Fault::Bounds);
+        }
+        Ok(offset)
+    }
+}
+
+#[repr(align(64))]
+struct Slot {
+    sequence: AtomicU64,
+    meta: AtomicU64,
+    pd_aux: AtomicU64,
+    base: AtomicU64,
+    iova: AtomicU64,
+    length: AtomicU64,
+    link: AtomicU64,
+    start: AtomicU64,
+    keep: Mutex<Keep>,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            sequence: zero(),
+            meta: zero(),
+            pd_aux: zero(),
+            base: zero(),
+            iova: zero(),
+            length: zero(),
+            link: zero(),
+            start: zero(),
+            keep: Mutex::default(),
+        }
+    }
+}
+
+/// What keeps the memory behind a key alive.
+#[derive(Default)]
+struct Keep {
+    memory: Option<RegionMemory>,
+    pages: Option<Box<PageList>>,
+}
+
+impl Slot {
+    #[inline]
+    fn read(&self) -> KeyFields {
+        loop {
+            let before = self.sequence.load(Ordering::Acquire);
+            if before & 1 == 0 {
+                let fields = self.load();
+                fence(Ordering::Acquire);
+                if self.sequence.load(Ordering::Relaxed) == before {
+                    return fields;
+                }
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    #[inline]
+    fn load(&self) -> KeyFields {
+        let meta = self.meta.load(Ordering::Relaxed);
+        let pd_aux = self.pd_aux.load(Ordering::Relaxed);
+        KeyFields {
+            key: meta as u8,
+            state: match meta >> 8 & 3 {
+                0 => KeyState::Unused,
+                1 => KeyState::Free,
+                _ => KeyState::Valid,
+            },
+            kind: KeyKind::ALL[(meta >> 10 & 7).min(4) as usize],
+            private: meta >> 13 & 1 != 0,
+            paged: meta >> 14 & 1 != 0,
+            access: Access::from_bits_retain((meta >> 32) as u32),
+            pd: pd_aux as u32,
+            aux: (pd_aux >> 32) as u32,
+            base: self.base.load(Ordering::Relaxed),
+            iova: self.iova.load(Ordering::Relaxed),
+            length: self.length.load(Ordering::Relaxed),
+            link: self.link.load(Ordering::Relaxed),
+            start: self.start.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Changes the slot; what `change` did to the fields is stored only if it succeeds.
+    fn change<T, E>(&self, change: impl FnOnce(&mut KeyFields) -> Result<T, E>) -> Result<T, E> {
+        let sequence = self.take();
+        let mut fields = self.load();
+        let result = change(&mut fields);
+        if result.is_ok() {
+            self.meta.store(fields.pack(), Ordering::Relaxed);
+            self.pd_aux.store(u64::from(fields.pd) | u64::from(fields.aux) << 32, Ordering::Relaxed);
+            self.base.store(fields.base, Ordering::Relaxed);
+            self.iova.store(fields.iova, Ordering::Relaxed);
+            self.length.store(fields.length, Ordering::Relaxed);
+            self.link.store(fields.link, Ordering::Relaxed);
+            self.start.store(fields.start, Ordering::Relaxed);
+        }
+        self.sequence.store(sequence + 2, Ordering::Release);
+        result
+    }
+
+    fn take(&self) -> u64 {
+        loop {
+            let sequence = self.sequence.load(Ordering::Relaxed);
+            let odd = sequence | 1;
+            if sequence & 1 == 0
+                && self
+                    .sequence
+                    .compare_exchange_weak(sequence, odd, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+            {
+                fence(Ordering::Release);
+                return sequence;
+            }
+            relax();
+        }
+    }
+
+    fn keep(&self) -> MutexGuard<'_, Keep> {
+        self.keep.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory behind a key, checked, for as long as the thread stays pinned.
+#[derive(Clone, Copy, Debug)]
+pub enum Region<'p> {
+    /// One stretch.
+    Flat(Span<'p>),
+    /// A stretch of a page list.
+    Paged {
+        /// The list.
+        list: &'p PageList,
+        /// First octet within the list.
+        offset: u64,
+        /// Octets.
+        length: u64,
+    },
+}
+
+impl<'p> Region<'p> {
+    /// Passes the stretches to `each`, in order.
+    #[inline]
+    pub fn for_each(self, mut each: impl FnMut(Span<'p>)) {
+        match self {
+            Self::Flat(span) => each(span),
+            Self::Paged { list, mut offset, mut length } => {
+                while length > 0 {
+                    let Some((address, here)) = list.locate(offset) else { return };
+                    let here = here.min(length);
+                    // SAFETY: a page list names only memory that it keeps alive, and is itself kept while pinned.
+                    each(unsafe { span(address, here) });
+                    offset += here;
+                    length -= here;
+                }
+            }
+        }
+    }
+
+    /// The first stretch, at most `length` octets.
+    pub fn first(self, length: usize) -> Span<'p> {
+        let mut found = None;
+        self.for_each(|span| {
+            found.get_or_insert(span);
+        });
+        found.unwrap_or_else(empty).sub(0, length)
+    }
+}
+
+fn empty<'p>() -> Span<'p> {
+    // SAFETY: no octet is ever accessed.
+    unsafe { Span::new(std::ptr::dangling_mut(), 0) }
+}
+
+unsafe fn span<'p>(address: u64, length: u64) -> Span<'p> {
+    // SAFETY: the caller's.
+    unsafe { Span::new(std::ptr::with_exposed_provenance_mut(address as usize), length as usize) }
+}
+
+/// Who uses a key locally.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalUse {
+    /// Protection domain of the queue.
+    pub pd: u32,
+    /// Whether the request handed its buffers over.
+    pub private: bool,
+    /// Whether the device writes.
+    pub write: bool,
+}
+
+/// Who uses a key from afar.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteUse {
+    /// Protection domain of the queue pair that the request arrived on.
+    pub pd: u32,
+    /// That queue pair.
+    pub qpn: u32,
+    /// Every right that it takes.
+    pub access: Access,
+}
+
+/// What a window is bound to.
+#[derive(Clone, Copy, Debug)]
+pub struct Binding {
+    /// The region's local key.
+    pub region: u32,
+    /// First octet, in the region's addresses.
+    pub addr: u64,
+    /// Octets.
+    pub length: u64,
+    /// Rights.
+    pub access: Access,
+    /// Protection domain of the queue pair.
+    pub pd: u32,
+    /// The queue pair.
+    pub qpn: u32,
+}
+
+/// Every key of one device.
+pub struct KeyTable {
+    slots: Slab<Slot>,
+}
+
+impl KeyTable {
+    /// A table of at most `max` keys, 2^24 at most. Index 0 is never given out, so that key 0 opens nothing.
+    pub fn new(max: u32) -> Self {
+        Self { slots: Slab::starting_at(1, max.saturating_add(1).min(1 << 24)) }
+    }
+
+    /// Keys in use.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether no key is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A new key that opens nothing yet, or `None` where the table is full. The key byte differs from the one that the
+    /// index had before.
+    pub fn allocate(&self, kind: KeyKind, pd: u32, depth: u32) -> Option<u32> {
+        let index = self.slots.allocate()?;
+        self.change(index, |fields| -> Result<u32, ()> {
+            let key = fields.key.wrapping_add(1);
+            *fields = KeyFields { key, aux: depth, ..KeyFields::new(kind, pd) };
+            Ok(index << 8 | u32::from(key))
+        })
+        .ok()
+    }
+
+    /// Makes a region of its own memory valid.
+    pub fn set_region(&self, key: u32, memory: RegionMemory, iova: u64, access: Access, private: bool) {
+        let Some(slot) = self.slots.get(key >> 8) else { return };
+        let (base, length) = (memory.address() as u64, memory.len() as u64);
+        slot.keep().memory = Some(memory);
+        let _ = slot.change(|fields| -> Result<(), ()> {
+            let state = KeyState::Valid;
+            *fields = KeyFields { state, base, length, iova, access, private, ..*fields };
+            Ok(())
+        });
+    }
+
+    /// Changes a region that no window is bound to. What was replaced is freed when nobody uses it any more.
+    ///
+    /// # Errors
+    /// Windows are bound to it: how many.
+    pub fn change_region(
+        &self,
+        key: u32,
+        translation: Option<(RegionMemory, u64)>,
+        pd: Option<u32>,
+        access: Option<Access>,
+    ) -> Result<u32, u64> {
+        let Some(slot) = self.slots.get(key >> 8) else { return Ok(key) };
+        let place = translation.as_ref().map(|(memory, iova)| (memory.address() as u64, memory.len() as u64, *iova));
+        let new_key = slot.change(|fields| {
+            if fields.link != 0 {
+                return Err(fields.link);
+            }
+            if let Some((base, length, iova)) = place {
+                *fields = KeyFields { base, length, iova, ..*fields };
+            }
+            fields.pd = pd.unwrap_or(fields.pd);
+            fields.access = access.unwrap_or(fields.access);
+            fields.key = fields.key.wrapping_add(1);
+            Ok(key & !0xff | u32::from(fields.key))
+        })?;
+        if let Some((memory, _)) = translation {
+            let old = slot.keep().memory.replace(memory);
+            pin::after_grace(move || drop(old));
+        }
+        Ok(new_key)
+    }
+
+    /// Makes a key useless at once. Call [`release`](Self::release) when the pins held now have ended.
+    ///
+    /// # Errors
+    /// Windows are bound to the region: how many. Nothing was changed.
+    pub fn disable(&self, key: u32) -> Result<(), u64> {
+        let Some(slot) = self.slots.get(key >> 8) else { return Ok(()) };
+        let parent = slot.change(|fields| {
+            if !fields.kind.is_window() && fields.link != 0 {
+                return Err(fields.link);
+            }
+            let parent = (fields.kind.is_window() && fields.state == KeyState::Valid).then_some(fields.link);
+            fields.state = KeyState::Unused;
+            Ok(parent)
+        })?;
+        self.unlink(parent);
+        Ok(())
+    }
+
+    /// Gives the index of a disabled key back, and what kept its memory.
+    pub fn release(&self, key: u32) {
+        if let Some(slot) = self.slots.get(key >> 8) {
+            let kept = std::mem::take(&mut *slot.keep());
+            self.slots.free(key >> 8);
+            drop(kept);
+        }
+    }
+
+    /// What a key says now, if its index is in use.
+    pub fn fields(&self, key: u32) -> Option<KeyFields> {
+        self.slots.get(key >> 8).map(Slot::read).filter(|fields| fields.state != KeyState::Unused)
+    }
+
+    /// Whether `window` is bound to the region of `region`.
+    pub fn is_bound_to(&self, window: u32, region: u32) -> bool {
+        self.fields(window).is_some_and(|fields| {
+            fields.kind.is_window() && fields.state == KeyState::Valid && fields.link == u64::from(region >> 8)
+        })
+    }
+
+    /// Checks a local use: every stretch of every request passes here.
+    ///
+    /// # Errors
+    /// The first reason to refuse.
+    #[inline]
+    pub fn check_local<'p>(
+        &self,
+        _pin: &'p Pin,
+        lkey: u32,
+        addr: u64,
+        length: u64,
+        user: LocalUse,
+    ) -> Result<Region<'p>, Fault> {
+        let fields = self.slots.get(lkey >> 8).ok_or(Fault::Key)?.read();
+        if fields.key != lkey as u8
+            || fields.state != KeyState::Valid
+            || fields.kind.is_window()
+            || fields.private != user.private
+        {
+            return Err(Fault::Key);
+        }
+        if fields.pd != user.pd {
+            return Err(Fault::Pd);
+        }
+        if user.write && !fields.access.contains(Access::LOCAL_WRITE) {
+            return Err(Fault::Access);
+        }
+        // SAFETY: pinned, and the fields were valid together.
+        Ok(unsafe { region(&fields, fields.offset_of(addr, length)?, length) })
+    }
+
+    /// Checks a remote use of `length` octets, which is not 0: a peer's zero-length access names no memory.
+    ///
+    /// # Errors
+    /// The first reason to refuse.
+    #[inline]
+    pub fn check_remote<'p>(
+        &self,
+        _pin: &'p Pin,
+        rkey: u32,
+        addr: u64,
+        length: u64,
+        user: RemoteUse,
+    ) -> Result<Region<'p>, Fault> {
+        let fields = self.slots.get(rkey >> 8).ok_or(Fault::Key)?.read();
+        if fields.key != rkey as u8 || fields.state != KeyState::Valid || fields.private {
+            return Err(Fault::Key);
+        }
+        Self::check_association(&fields, user.pd, user.qpn)?;
+        if !fields.access.contains(user.access) {
+            return Err(Fault::Access);
+        }
+        // SAFETY: pinned, and the fields were valid together.
+        Ok(unsafe { region(&fields, fields.offset_of(addr, length)?, length) })
+    }
+
+    // A 2A window is authorised by the queue pair number alone, a 2B window by that and the domain, all else by the
+    // domain (IBTA 10.6.7.2).
+    fn check_association(fields: &KeyFields, pd: u32, qpn: u32) -> Result<(), Fault> {
+        if fields.kind != KeyKind::Window2A && fields.pd != pd {
+            return Err(Fault::Pd);
+        }
+        if fields.kind.is_type_2() && fields.aux != qpn {
+            return Err(Fault::NotAssociated);
+        }
+        Ok(())
+    }
+
+    /// Registers the memory of `pages` under a free key. The new key may differ in its low byte only.
+    ///
+    /// # Errors
+    /// The key does not exist, is not free, is of another domain, or is not deep enough; it stays as it was.
+    pub fn fast_register(
+        &self,
+        key: u32,
+        pd: u32,
+        pages: &PageList,
+        access: Access,
+        iova: u64,
+        length: u64,
+    ) -> Result<(), Fault> {
+        let slot = self.slots.get(key >> 8).ok_or(Fault::Operation)?;
+        let mut keep = slot.keep();
+        let held = keep.pages.as_ref().is_some_and(|held| held.is_same(pages));
+        let fresh = (!held).then(|| Box::new(pages.clone()));
+        let list: &PageList = fresh.as_deref().or(keep.pages.as_deref()).ok_or(Fault::Operation)?;
+        let (paged, base) = match list.flat_address() {
+            Some(address) => (false, address),
+            None => (true, std::ptr::from_ref(list).expose_provenance() as u64),
+        };
+        slot.change(|fields| {
+            if fields.kind != KeyKind::FastRegion || fields.state != KeyState::Free {
+                return Err(Fault::Operation);
+            }
+            if fields.pd != pd {
+                return Err(Fault::Pd);
+            }
+            if pages.entries() > fields.aux || length > pages.len() {
+                return Err(Fault::Operation);
+            }
+            let state = KeyState::Valid;
+            *fields = KeyFields { key: key as u8, state, access, iova, length, paged, base, start: 0, ..*fields };
+            Ok(())
+        })?;
+        if let Some(fresh) = fresh {
+            let old = keep.pages.replace(fresh);
+            drop(keep);
+            if let Some(old) = old {
+                pin::retire(old);
+            }
+        }
+        Ok(())
+    }
+
+    /// Invalidates a fast-registered region or a type-2 window on behalf of the program.
+    ///
+    /// A key that is free already stays so: the operation succeeds. The key byte must match in either case.
+    ///
+    /// # Errors
+    /// The key does not exist or cannot be invalidated through this queue pair; it stays as it was.
+    pub fn invalidate_local(&self, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
+        self.invalidate(key, |fields| {
+            if fields.pd != pd {
+                return Err(Fault::Operation);
+            }
+            if fields.kind.is_type_2() && fields.state == KeyState::Valid && fields.aux != qpn {
+                return Err(Fault::Operation);
+            }
+            Ok(())
+        })
+    }
+
+    /// Invalidates on behalf of a peer: the key must also be valid and, if a region, grant remote rights.
+    ///
+    /// # Errors
+    /// The key cannot be invalidated through this queue pair; it stays as it was.
+    pub fn invalidate_remote(&self, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
+        self.invalidate(key, |fields| {
+            if fields.state != KeyState::Valid {
+                return Err(Fault::Key);
+            }
+            Self::check_association(fields, pd, qpn)?;
+            if !fields.access.intersects(Access::REMOTE) {
+                return Err(Fault::Access);
+            }
+            Ok(())
+        })
+    }
+
+    fn invalidate(&self, key: u32, check: impl FnOnce(&KeyFields) -> Result<(), Fault>) -> Result<(), Fault> {
+        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
+        let parent = slot.change(|fields| {
+            if fields.state == KeyState::Unused || fields.key != key as u8 {
+                return Err(Fault::Key);
+            }
+            if matches!(fields.kind, KeyKind::Region | KeyKind::Window1) {
+                return Err(Fault::CannotInvalidate);
+            }
+            check(fields)?;
+            if fields.kind == KeyKind::FastRegion && fields.link != 0 {
+                return Err(Fault::CannotInvalidate);
+            }
+            let parent = (fields.kind.is_type_2() && fields.state == KeyState::Valid).then_some(fields.link);
+            fields.state = KeyState::Free;
+            Ok(parent)
+        })?;
+        self.unlink(parent);
+        Ok(())
+    }
+
+    /// Binds a window. `key` carries the new low byte of a type-2 window; a type-1 window takes its next. Answers the
+    /// key. Length 0 unbinds a window of type 1.
+    ///
+    /// The region needs `MW_BIND`, and `LOCAL_WRITE` where the window lets a peer change memory; it needs no remote
+    /// right of its own (IBTA C10-72 to C10-75).
+    ///
+    /// # Errors
+    /// The window, its old key and the region stay as they were.
+    pub fn bind(&self, key: u32, binding: &Binding) -> Result<u32, Fault> {
+        let window = self.slots.get(key >> 8).ok_or(Fault::Bind)?;
+        let old = window.read();
+        let type_1 = old.kind == KeyKind::Window1;
+        let stale = if type_1 { old.key != key as u8 } else { old.state != KeyState::Free };
+        let zero_based = binding.access.contains(Access::ZERO_BASED);
+        if !old.kind.is_window()
+            || old.state == KeyState::Unused
+            || stale
+            || old.pd != binding.pd
+            || (type_1 && zero_based)
+            || (!type_1 && binding.length == 0)
+            || !(Access::REMOTE | Access::ZERO_BASED).contains(binding.access)
+        {
+            return Err(Fault::Bind);
+        }
+        let target = if binding.length == 0 { None } else { Some(self.link(binding)?) };
+        let changed = window.change(|fields| {
+            if fields.state != old.state || fields.key != old.key {
+                return Err(Fault::Bind);
+            }
+            let parent = (fields.state == KeyState::Valid && fields.kind.is_window()).then_some(fields.link);
+            fields.key = if type_1 { fields.key.wrapping_add(1) } else { key as u8 };
+            match target {
+                None => fields.state = KeyState::Free,
+                Some((index, region, offset)) => {
+                    let iova = if zero_based { 0 } else { binding.addr };
+                    let (base, start) =
+                        if region.paged { (region.base, region.start + offset) } else { (region.base + offset, 0) };
+                    *fields = KeyFields {
+                        state: KeyState::Valid,
+                        access: binding.access,
+                        iova,
+                        length: binding.length,
+                        aux: binding.qpn,
+                        link: index,
+                        paged: region.paged,
+                        base,
+                        start,
+                        ..*fields
+                    };
+                }
+            }
+            Ok((key & !0xff | u32::from(fields.key), parent))
+        });
+        match changed {
+            Ok((key, parent)) => {
+                self.unlink(parent);
+                Ok(key)
+            }
+            Err(fault) => {
+                self.unlink(target.map(|(index, ..)| index));
+                Err(fault)
+            }
+        }
+    }
+
+    /// Unbinds every type-2 window of a queue pair that is reset or destroyed.
+    pub fn unbind_all_of(&self, keys: &[u32], qpn: u32) {
+        for &key in keys {
+            let Some(slot) = self.slots.get(key >> 8) else { continue };
+            let parent = slot.change(|fields| {
+                if !fields.kind.is_type_2() || fields.state != KeyState::Valid || fields.aux != qpn {
+                    return Err(());
+                }
+                fields.state = KeyState::Free;
+                Ok(fields.link)
+            });
+            self.unlink(parent.ok());
+        }
+    }
+
+    // Counts a window in at its region: the region cannot be changed or invalidated until it is counted out.
+    fn link(&self, binding: &Binding) -> Result<(u64, KeyFields, u64), Fault> {
+        let index = binding.region >> 8;
+        let slot = self.slots.get(index).ok_or(Fault::Bind)?;
+        slot.change(|region| {
+            let changes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+            if region.key != binding.region as u8
+                || region.state != KeyState::Valid
+                || region.kind.is_window()
+                || region.private
+                || region.pd != binding.pd
+                || !region.access.contains(Access::MW_BIND)
+                || (binding.access.intersects(changes) && !region.access.contains(Access::LOCAL_WRITE))
+            {
+                return Err(Fault::Bind);
+            }
+            let offset = region.offset_of(binding.addr, binding.length).map_err(|_| Fault::Bind)?;
+            region.link += 1;
+            Ok((u64::from(index), *region, offset))
+        })
+    }
+
+    fn unlink(&self, parent: Option<u64>) {
+        if let Some(slot) = parent.and_then(|index| self.slots.get(index as u32)) {
+            let _ = slot.change(|region| -> Result<(), ()> {
+                region.link -= 1;
+                Ok(())
+            });
+        }
+    }
+
+    fn change<T, E>(&self, index: u32, change: impl FnOnce(&mut KeyFields) -> Result<T, E>) -> Result<T, E> {
+        self.slots.get(index).expect("an index that was allocated").change(change)
+    }
+}
+
+/// The octets from `offset` on of what `fields` describe.
+///
+/// # Safety
+/// `fields` were read from a valid slot while the thread was pinned for `'p`, and `offset` and `length` checked.
+#[inline]
+unsafe fn region<'p>(fields: &KeyFields, offset: u64, length: u64) -> Region<'p> {
+    if fields.paged {
+        let list: *const PageList = std::ptr::with_exposed_provenance(fields.base as usize);
+        // SAFETY: the slot keeps the list until after the grace period of its replacement.
+        let list = unsafe { &*list };
+        return Region::Paged { list, offset: fields.start + offset, length };
+    }
+    // SAFETY: the slot keeps the memory until after the grace period of its release.
+    Region::Flat(unsafe { span(fields.base + offset, length) })
+}

@@ -1,0 +1,87 @@
+//! What carries frames between the devices of a network.
+
+use std::sync::Arc;
+
+use verbs_api::LinkAddress;
+
+use crate::payload::Payload;
+use crate::time::Time;
+
+/// A header value and its octets, on the way from one device to another.
+#[derive(Debug)]
+pub struct Frame<'p, H> {
+    /// The sender's link address.
+    pub from: LinkAddress,
+    /// The receiver's.
+    pub to: LinkAddress,
+    /// The header, as a value.
+    pub header: H,
+    /// The octets.
+    pub payload: Payload<'p>,
+    /// The link changed a bit: what a receiver finds out by its checksum.
+    pub damaged: bool,
+}
+
+/// A frame that waits: its octets are its own.
+#[derive(Clone, Debug)]
+pub struct OwnedFrame<H> {
+    /// The sender's link address.
+    pub from: LinkAddress,
+    /// The receiver's.
+    pub to: LinkAddress,
+    /// The header, as a value.
+    pub header: H,
+    /// The octets.
+    pub payload: Vec<u8>,
+    /// The link changed a bit.
+    pub damaged: bool,
+}
+
+impl<H: Clone> Frame<'_, H> {
+    /// The frame with octets of its own.
+    pub fn to_owned(&self) -> OwnedFrame<H> {
+        OwnedFrame {
+            from: self.from,
+            to: self.to,
+            header: self.header.clone(),
+            payload: self.payload.to_vec(),
+            damaged: self.damaged,
+        }
+    }
+}
+
+impl<H: Clone> OwnedFrame<H> {
+    /// The frame as its receiver sees it.
+    pub fn as_frame(&self) -> Frame<'_, H> {
+        let payload =
+            if self.payload.is_empty() { Payload::Empty } else { Payload::Octets(&self.payload) };
+        Frame { from: self.from, to: self.to, header: self.header.clone(), payload, damaged: self.damaged }
+    }
+}
+
+/// Where a link delivers: the network. Called with no lock held.
+pub trait Deliver<H>: Send + Sync {
+    /// A frame arrived. One for an address that nobody has is dropped.
+    fn deliver(&self, frame: Frame<'_, H>, now: Time);
+}
+
+/// A link that is not direct: frames arrive later, and whatever it does to them.
+///
+/// *Datagram* links (InfiniBand's transport) may lose, reorder, double and damage frames. *Stream* links (iWARP) keep
+/// the order of each pair of queue pairs; they may delay, cut into pieces, stall, reset and damage.
+pub trait Link<H>: Send + Sync + 'static {
+    /// Payload octets of the largest frame; `None` where a message of any length is one frame.
+    fn max_frame(&self) -> Option<usize>;
+
+    /// Takes a frame at `now`. Called with locks of queue pairs held: it only notes the frame, delivering later.
+    fn send(&self, frame: Frame<'_, H>, now: Time);
+
+    /// Delivers what is due at `now`. Answers whether anything was delivered.
+    fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool;
+
+    /// When something is due next.
+    fn next_due(&self) -> Option<Time>;
+}
+
+/// A link shared by those who send on it and those who watch it.
+pub type SharedLink<H> = Arc<dyn Link<H>>;

@@ -1,0 +1,124 @@
+//! A network: the devices that reach one another, the link between them, and what is due when.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+use verbs_api::LinkAddress;
+
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::link::{Deliver, Frame, SharedLink};
+use crate::time::{Host, Time};
+use crate::timers::Timers;
+
+/// Devices of one driver that reach one another.
+///
+/// Without a link the network is *direct*: a frame is handed to its receiver as it is, on the sender's thread. With one,
+/// frames go over it. Sans-IO: its owner calls [`handle_timeout`](Progress::handle_timeout) when something is due.
+pub struct Network<D: Driver> {
+    devices: RwLock<HashMap<LinkAddress, Weak<Device<D>>>>,
+    link: Option<SharedLink<D::Header>>,
+    timers: Arc<Timers>,
+    delivering: AtomicBool,
+    requests: AtomicU32,
+}
+
+/// What the owner of a network drives, whatever its driver.
+pub trait Progress: Send + Sync {
+    /// When something is due next.
+    fn next_timeout(&self) -> Option<Time>;
+
+    /// Does what is due at `now`.
+    fn handle_timeout(&self, now: Time);
+}
+
+impl<D: Driver> Network<D> {
+    /// A network without devices; direct without a link.
+    pub fn new(host: Arc<dyn Host>, link: Option<SharedLink<D::Header>>) -> Arc<Self> {
+        Arc::new(Self {
+            devices: RwLock::default(),
+            link,
+            timers: Arc::new(Timers::new(host)),
+            delivering: AtomicBool::new(false),
+            requests: AtomicU32::new(0),
+        })
+    }
+
+    /// What is due later.
+    pub fn timers(&self) -> &Arc<Timers> {
+        &self.timers
+    }
+
+    /// The link, or `None` where the network is direct.
+    #[inline]
+    pub fn link(&self) -> Option<&SharedLink<D::Header>> {
+        self.link.as_ref()
+    }
+
+    pub(crate) fn join(&self, address: LinkAddress, device: &Arc<Device<D>>) -> bool {
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        if devices.get(&address).is_some_and(|device| device.strong_count() > 0) {
+            return false;
+        }
+        devices.insert(address, Arc::downgrade(device));
+        true
+    }
+
+    /// The device at an address.
+    pub fn device(&self, address: LinkAddress) -> Option<Arc<Device<D>>> {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.get(&address).and_then(Weak::upgrade).filter(|device| !device.is_removed())
+    }
+
+    /// Every device.
+    pub fn devices(&self) -> Vec<Arc<Device<D>>> {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Delivers what is due, unless a thread already does. Call with no lock held.
+    ///
+    /// A caller that finds another delivering leaves a note, and that one looks once more: nothing is left lying.
+    pub fn progress(&self) {
+        let Some(link) = &self.link else { return };
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        loop {
+            if self.delivering.swap(true, Ordering::SeqCst) {
+                return;
+            }
+            let seen = self.requests.load(Ordering::SeqCst);
+            while link.progress(self.timers.now(), self) {}
+            self.delivering.store(false, Ordering::SeqCst);
+            if self.requests.load(Ordering::SeqCst) == seen {
+                break;
+            }
+        }
+        if let Some(at) = link.next_due() {
+            self.timers.wake_at(at);
+        }
+    }
+}
+
+impl<D: Driver> Deliver<D::Header> for Network<D> {
+    fn deliver(&self, frame: Frame<'_, D::Header>, now: Time) {
+        if let Some(device) = self.device(frame.to) {
+            device.handle_frame(frame, now);
+        }
+    }
+}
+
+impl<D: Driver> Progress for Network<D> {
+    fn next_timeout(&self) -> Option<Time> {
+        let link = self.link.as_ref().and_then(|link| link.next_due());
+        [self.timers.next(), link].into_iter().flatten().min()
+    }
+
+    fn handle_timeout(&self, now: Time) {
+        self.progress();
+        while let Some(job) = self.timers.take_due(now) {
+            job(now);
+        }
+        self.progress();
+    }
+}

@@ -1,0 +1,207 @@
+//! The octets of a frame: stretches of registered memory, or ordinary octets.
+
+use smallvec::SmallVec;
+use verbs_api::Sge;
+use verbs_api::memory::Span;
+
+use crate::fault::Fault;
+use crate::key_table::{KeyTable, LocalUse};
+use crate::pin::Pin;
+use crate::receive_ring::RawSge;
+use crate::request::Source;
+
+/// Stretches of checked memory, in order.
+pub type Spans<'p> = SmallVec<[Span<'p>; 4]>;
+
+/// The octets of a frame.
+#[derive(Clone, Debug)]
+pub enum Payload<'p> {
+    /// None.
+    Empty,
+    /// One stretch of registered memory.
+    Span(Span<'p>),
+    /// Stretches of registered memory, of which `length` octets from `offset` on.
+    Spans {
+        /// The stretches.
+        spans: &'p [Span<'p>],
+        /// First octet.
+        offset: usize,
+        /// Octets.
+        length: usize,
+    },
+    /// Ordinary octets.
+    Octets(&'p [u8]),
+}
+
+impl<'p> Payload<'p> {
+    /// All of `spans`.
+    pub fn of_spans(spans: &'p [Span<'p>]) -> Self {
+        match spans {
+            [] => Self::Empty,
+            [span] => Self::Span(*span),
+            spans => Self::Spans { spans, offset: 0, length: spans.iter().map(|span| span.len()).sum() },
+        }
+    }
+
+    /// Octets.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Empty => 0,
+            Self::Span(span) => span.len(),
+            Self::Spans { length, .. } => *length,
+            Self::Octets(octets) => octets.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// `length` octets at most, from `offset` on.
+    #[must_use]
+    pub fn part(&self, offset: usize, length: usize) -> Payload<'p> {
+        match *self {
+            Self::Empty => Self::Empty,
+            Self::Span(span) => Self::Span(span.sub(offset, length)),
+            Self::Spans { spans, offset: start, length: all } => {
+                let offset = offset.min(all);
+                Self::Spans { spans, offset: start + offset, length: length.min(all - offset) }
+            }
+            Self::Octets(octets) => {
+                let offset = offset.min(octets.len());
+                Self::Octets(&octets[offset..octets.len().min(offset.saturating_add(length))])
+            }
+        }
+    }
+
+    /// Copies into `target`, as many octets as both have.
+    #[inline]
+    pub fn copy_to(&self, target: Span<'_>) {
+        match *self {
+            Self::Empty => {}
+            Self::Span(span) => target.copy_from(span),
+            Self::Octets(octets) => target.write(octets),
+            Self::Spans { spans, mut offset, mut length } => {
+                let mut done = 0;
+                for span in spans {
+                    let here = span.sub(offset, length);
+                    offset = offset.saturating_sub(span.len());
+                    target.sub(done, here.len()).copy_from(here);
+                    done += here.len();
+                    length -= here.len();
+                }
+            }
+        }
+    }
+
+    /// Copies into `targets`, in order.
+    #[inline]
+    pub fn scatter(&self, targets: &[Span<'_>]) {
+        let mut done = 0;
+        for target in targets {
+            if done >= self.len() {
+                return;
+            }
+            if done == 0 {
+                self.copy_to(*target);
+            } else {
+                self.part(done, target.len()).copy_to(*target);
+            }
+            done += target.len();
+        }
+    }
+
+    /// The octets as an ordinary vector: what a link keeps of a frame that it does not deliver at once.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut octets = vec![0; self.len()];
+        match *self {
+            Self::Empty => {}
+            Self::Span(span) => span.read(&mut octets),
+            Self::Octets(source) => octets.copy_from_slice(source),
+            Self::Spans { spans, mut offset, mut length } => {
+                let mut done = 0;
+                for span in spans {
+                    let here = span.sub(offset, length);
+                    offset = offset.saturating_sub(span.len());
+                    here.read(&mut octets[done..done + here.len()]);
+                    done += here.len();
+                    length -= here.len();
+                }
+            }
+        }
+        octets
+    }
+
+    /// The first eight octets as a native integer; 0 where there are fewer.
+    pub fn word(&self) -> u64 {
+        let mut octets = [0; 8];
+        match *self {
+            Self::Span(span) if span.len() >= 8 => span.read(&mut octets),
+            Self::Octets(source) if source.len() >= 8 => octets.copy_from_slice(&source[..8]),
+            Self::Spans { .. } if self.len() >= 8 => octets.copy_from_slice(&self.part(0, 8).to_vec()),
+            _ => {}
+        }
+        u64::from_ne_bytes(octets)
+    }
+}
+
+/// Checks the entries of a request and gathers what they name. Entries of length 0 are skipped unseen.
+///
+/// # Errors
+/// The first entry that is refused.
+#[inline]
+pub fn gather<'p>(
+    keys: &KeyTable,
+    pin: &'p Pin,
+    list: &[Sge],
+    user: LocalUse,
+    into: &mut Spans<'p>,
+) -> Result<(), Fault> {
+    for sge in list.iter().filter(|sge| sge.length != 0) {
+        let length = u64::from(sge.length);
+        keys.check_local(pin, sge.lkey.value(), sge.addr, length, user)?.for_each(|span| into.push(span));
+    }
+    Ok(())
+}
+
+/// The same for the entries of a receive.
+///
+/// # Errors
+/// The first entry that is refused.
+#[inline]
+pub fn gather_raw<'p>(
+    keys: &KeyTable,
+    pin: &'p Pin,
+    list: &[RawSge],
+    user: LocalUse,
+    into: &mut Spans<'p>,
+) -> Result<(), Fault> {
+    for sge in list.iter().filter(|sge| sge.length != 0) {
+        keys.check_local(pin, sge.lkey, sge.addr, u64::from(sge.length), user)?.for_each(|span| into.push(span));
+    }
+    Ok(())
+}
+
+/// The payload of a request: what its entries name, checked for reading, or its inline octets.
+///
+/// # Errors
+/// The first entry that is refused.
+#[inline]
+pub fn source<'s, 'p: 's>(
+    keys: &KeyTable,
+    pin: &'p Pin,
+    source: Source<'s>,
+    pd: u32,
+    private: bool,
+    spans: &'s mut Spans<'p>,
+) -> Result<Payload<'s>, Fault> {
+    match source {
+        Source::Inline(octets) => Ok(Payload::Octets(octets)),
+        Source::Sges(list) => {
+            gather(keys, pin, list, LocalUse { pd, private, write: false }, spans)?;
+            Ok(Payload::of_spans(spans))
+        }
+    }
+}

@@ -1,0 +1,1018 @@
+//! Queue pairs: posting, completing, flushing, state.
+//!
+//! Three locks, each with its state on lines of its own: the *requester* (programs that post), the *responder* (the
+//! peer's thread) and the producer of the receive ring. They are taken in the order requester, responder, completion
+//! queue, at most one of each; what needs another order is an [effect](crate::effects) and happens with none held.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use verbs_api::memory::Loan;
+use verbs_api::objects::ObjectId;
+use verbs_api::provider::{QpInit, QpOps, Reply};
+use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify};
+use verbs_api::{
+    BindWindow, EventSubject, EventType, Gid, Operation, PostReason, Qpn, RKey, ReceiveRequest, SendFlags,
+    VerbError, WcFlags, WcOpcode, WcStatus, WorkRequest,
+};
+
+use crate::cq::{Cq, Done};
+use crate::device::{Cx, Device};
+use crate::driver::{Change, Driver, Executed};
+use crate::effects::{Effects, QpActions};
+use crate::key_table::{Binding, LocalUse};
+use crate::lock::{Lock, LockClass, LockGuard};
+use crate::payload::{Spans, gather_raw};
+use crate::pin::pin;
+use crate::receive_ring::{RawSge, Receive, ReceiveConsumer, ReceiveRing, SmallSges};
+use crate::request::{Op, QueuedRequest, Request};
+use crate::srq::Srq;
+use crate::sync::Line;
+use crate::time::Time;
+
+/// How far a request of the queue has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Not begun.
+    #[default]
+    Waiting,
+    /// Begun, and not all of it has left.
+    Started,
+    /// All of it has left.
+    Sent,
+    /// Over; waits for its turn to complete.
+    Done(WcStatus),
+}
+
+/// A request of the queue, and what its transport notes of it.
+pub struct Wqe {
+    /// The request.
+    pub kept: QueuedRequest,
+    /// How far it has come.
+    pub phase: Phase,
+    /// First sequence number.
+    pub first: u32,
+    /// How many sequence numbers it takes.
+    pub count: u32,
+    /// Octets that have left.
+    pub sent: u64,
+    /// Octets that have come back.
+    pub received: u64,
+}
+
+/// Operations that a requester counts, in the order of [`SendCounters`].
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct SendCounters {
+    pub sends: u64,
+    pub sends_with_invalidate: u64,
+    pub writes: u64,
+    pub reads: u64,
+    pub atomics: u64,
+    pub fast_registers: u64,
+    pub local_invalidates: u64,
+    pub binds: u64,
+    pub retransmissions: u64,
+    pub rnr_naks: u64,
+    pub naks: u64,
+}
+
+/// What a responder counts.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct ReceiveCounters {
+    pub receives: u64,
+    pub duplicates: u64,
+    pub dropped: u64,
+}
+
+/// The sending half, under its lock.
+pub struct Requester<D: Driver> {
+    /// The transport's own state.
+    pub driver: D::Requester,
+    /// The peer, where it is reached directly.
+    pub direct: Option<Arc<Qp<D>>>,
+    /// Requests that wait or are under way. Empty where everything completes at once.
+    pub queue: VecDeque<Wqe>,
+    /// What was done.
+    pub counters: SendCounters,
+    loans: Loan,
+    first_half_failed: bool,
+    draining: bool,
+    notify_drained: bool,
+    timer: Option<Time>,
+    windows: Vec<u32>,
+}
+
+/// The receiving half, under its lock.
+pub struct Responder<D: Driver> {
+    /// The transport's own state.
+    pub driver: D::Responder,
+    /// The receive that is being filled.
+    pub current: Option<Receive>,
+    /// What was done.
+    pub counters: ReceiveCounters,
+    consumer: ReceiveConsumer,
+    waiting: Option<Weak<dyn QpActions>>,
+    established: bool,
+    last_wqe_told: bool,
+}
+
+struct Cold {
+    attributes: QpAttributes,
+    groups: Vec<Gid>,
+    destroyed: bool,
+}
+
+/// A queue pair.
+pub struct Qp<D: Driver> {
+    state: AtomicU8,
+    sq_sig_all: bool,
+    /// Service.
+    pub qp_type: QpType,
+    /// Its number.
+    pub qpn: u32,
+    /// Its protection domain.
+    pub pd: u32,
+    cap: QpCap,
+    /// Its device.
+    pub device: Arc<Device<D>>,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    srq: Option<Arc<Srq>>,
+    me: Weak<Self>,
+    requester: Line<Lock<Requester<D>>>,
+    responder: Line<Lock<Responder<D>>>,
+    receives: ReceiveRing,
+    id: ObjectId,
+    cold: Mutex<Cold>,
+    events: Arc<dyn verbs_api::provider::EventSink>,
+}
+
+impl<D: Driver> Qp<D> {
+    pub(crate) fn new(
+        device: &Arc<Device<D>>,
+        qpn: u32,
+        pd: u32,
+        init: &QpInit,
+        cqs: (Arc<Cq>, Arc<Cq>),
+        srq: Option<Arc<Srq>>,
+        events: Arc<dyn verbs_api::provider::EventSink>,
+    ) -> Arc<Self> {
+        let mut cap = init.cap;
+        if srq.is_some() {
+            cap.max_recv_wr = 0;
+        }
+        let (receives, consumer) = ReceiveRing::new(cap.max_recv_wr);
+        let requester = Requester {
+            driver: D::Requester::default(),
+            direct: None,
+            queue: VecDeque::new(),
+            counters: SendCounters::default(),
+            loans: Loan::NONE,
+            first_half_failed: false,
+            draining: false,
+            notify_drained: false,
+            timer: None,
+            windows: Vec::new(),
+        };
+        let responder = Responder {
+            driver: D::Responder::default(),
+            current: None,
+            counters: ReceiveCounters::default(),
+            consumer,
+            waiting: None,
+            established: false,
+            last_wqe_told: false,
+        };
+        let qp = Arc::new_cyclic(|me| Self {
+            state: AtomicU8::new(QpState::Reset as u8),
+            sq_sig_all: init.sq_sig_all,
+            qp_type: init.qp_type,
+            qpn,
+            pd,
+            cap,
+            device: Arc::clone(device),
+            send_cq: cqs.0,
+            recv_cq: cqs.1,
+            srq,
+            me: me.clone(),
+            requester: Line(Lock::new(LockClass::Requester, requester)),
+            responder: Line(Lock::new(LockClass::Responder, responder)),
+            receives,
+            id: init.id,
+            cold: Mutex::new(Cold { attributes: QpAttributes::new(), groups: Vec::new(), destroyed: false }),
+            events,
+        });
+        let me: Weak<Self> = Arc::downgrade(&qp);
+        qp.send_cq.attach(me.clone());
+        qp.recv_cq.attach(me);
+        qp
+    }
+
+    /// The state now. Under a lock of the queue pair it does not change, but to an error.
+    #[inline]
+    pub fn state(&self) -> QpState {
+        QpState::from_code(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
+    }
+
+    /// A counted reference to this queue pair.
+    pub fn shared(&self) -> Option<Arc<Self>> {
+        self.me.upgrade()
+    }
+
+    fn actions(&self) -> Weak<dyn QpActions> {
+        let me: Weak<Self> = self.me.clone();
+        me
+    }
+
+    /// Sizes.
+    pub fn cap(&self) -> QpCap {
+        self.cap
+    }
+
+    /// Takes the sending half.
+    #[inline]
+    pub fn requester(&self) -> LockGuard<'_, Requester<D>> {
+        self.requester.0.lock()
+    }
+
+    /// Takes the receiving half.
+    #[inline]
+    pub fn responder(&self) -> LockGuard<'_, Responder<D>> {
+        self.responder.0.lock()
+    }
+
+    /// Tells an event of this queue pair.
+    pub fn event(&self, event: EventType, effects: &mut Effects) {
+        effects.event(&self.events, event, EventSubject::Object(self.id));
+    }
+
+    // ---- sending half
+
+    fn post(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let pin = pin();
+        let mut cx = Cx::new(&self.device, &pin);
+        let result = {
+            let mut requester = self.requester();
+            let result = self.post_locked(&mut requester, requests, &mut cx);
+            if !requester.queue.is_empty() {
+                self.advance(&mut requester, &mut cx);
+            }
+            result
+        };
+        let effects = cx.into_effects();
+        drop(pin);
+        effects.run();
+        self.device.network().progress();
+        result
+    }
+
+    #[inline]
+    fn post_locked(
+        &self,
+        requester: &mut Requester<D>,
+        requests: &[WorkRequest<'_>],
+        cx: &mut Cx<'_, D>,
+    ) -> Result<(), (usize, PostReason)> {
+        for (index, posted) in requests.iter().enumerate() {
+            let request = Request::of(posted);
+            self.post_one(requester, &request, cx).map_err(|reason| (index, reason))?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn post_one(
+        &self,
+        requester: &mut Requester<D>,
+        request: &Request<'_>,
+        cx: &mut Cx<'_, D>,
+    ) -> Result<(), PostReason> {
+        match self.state() {
+            QpState::Rts => {
+                self.device.driver().check_post(self, request)?;
+                if requester.queue.is_empty() {
+                    self.check_room(requester, request)?;
+                    match D::execute(self, requester, request, cx) {
+                        Executed::Done(status, octets) => self.complete(requester, request, status, octets, cx),
+                        Executed::Keep => requester.push(request),
+                    }
+                    return Ok(());
+                }
+                self.check_room(requester, request)?;
+                requester.push(request);
+                Ok(())
+            }
+            QpState::Sqd => {
+                self.device.driver().check_post(self, request)?;
+                self.check_room(requester, request)?;
+                requester.push(request);
+                Ok(())
+            }
+            QpState::Sqe | QpState::Err => {
+                self.flush_requester(requester, cx);
+                self.complete(requester, request, WcStatus::WrFlushErr, 0, cx);
+                Ok(())
+            }
+            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => Err(PostReason::InvalidState(state)),
+        }
+    }
+
+    #[inline]
+    fn check_room(&self, requester: &Requester<D>, request: &Request<'_>) -> Result<(), PostReason> {
+        let max = self.cap.max_send_wr;
+        let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
+        if requester.queue.len() as u32 + needed > max {
+            return Err(PostReason::QueueFull { max });
+        }
+        Ok(())
+    }
+
+    /// Lets the transport go on with the queue, and sees whether it has drained.
+    pub fn advance(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
+        if matches!(self.state(), QpState::Rts | QpState::Sqd) {
+            D::pump(self, requester, cx);
+        }
+        self.check_drained(requester, cx);
+    }
+
+    fn check_drained(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
+        let idle = requester.queue.front().is_none_or(|wqe| wqe.phase == Phase::Waiting);
+        if requester.draining && idle && self.state() == QpState::Sqd {
+            requester.draining = false;
+            if std::mem::take(&mut requester.notify_drained) {
+                self.event(EventType::SqDrained, &mut cx.effects);
+            }
+        }
+    }
+
+    /// Completes a request that is in no queue: a completion where one is due, and what follows from a failure.
+    #[inline]
+    pub fn complete(
+        &self,
+        requester: &mut Requester<D>,
+        request: &Request<'_>,
+        status: WcStatus,
+        octets: u32,
+        cx: &mut Cx<'_, D>,
+    ) {
+        if status.is_success() {
+            requester.counters.count(&request.op);
+            let first_half = request.flags.contains(SendFlags::FIRST_HALF);
+            requester.first_half_failed = false;
+            if first_half || !(self.sq_sig_all || request.flags.contains(SendFlags::SIGNALED)) {
+                if !request.loan.is_none() {
+                    requester.loans = requester.loans.join(request.loan);
+                }
+                return;
+            }
+            return self.push_send_completion(requester, request, status, octets, cx);
+        }
+        self.complete_failed(requester, request, status, cx);
+    }
+
+    #[cold]
+    fn complete_failed(
+        &self,
+        requester: &mut Requester<D>,
+        request: &Request<'_>,
+        status: WcStatus,
+        cx: &mut Cx<'_, D>,
+    ) {
+        let flushed = status == WcStatus::WrFlushErr;
+        if !flushed {
+            self.enter_error(self.qp_type != QpType::Rc);
+        }
+        let second_half = request.flags.contains(SendFlags::SECOND_HALF);
+        if second_half && flushed && std::mem::take(&mut requester.first_half_failed) {
+            if !request.loan.is_none() {
+                requester.loans = requester.loans.join(request.loan);
+            }
+        } else {
+            requester.first_half_failed = request.flags.contains(SendFlags::FIRST_HALF);
+            self.push_send_completion(requester, request, status, 0, cx);
+        }
+        if !flushed {
+            D::before_flush(self, requester, status, cx);
+            self.flush_requester(requester, cx);
+            if let Some(me) = self.shared() {
+                cx.effects.flush(me);
+            }
+        }
+    }
+
+    #[inline]
+    fn push_send_completion(
+        &self,
+        requester: &mut Requester<D>,
+        request: &Request<'_>,
+        status: WcStatus,
+        octets: u32,
+        cx: &mut Cx<'_, D>,
+    ) {
+        let loan = std::mem::take(&mut requester.loans);
+        let done = Done {
+            wr_id: request.wr_id,
+            status,
+            opcode: request.op.wc_opcode(),
+            byte_len: octets,
+            qpn: self.qpn,
+            // Its own buffers first, then those of the requests it retires.
+            loan: request.loan.join(loan),
+            ..Done::default()
+        };
+        self.send_cq.push(&done, &mut cx.effects);
+    }
+
+    /// Completes the oldest request of the queue.
+    pub fn complete_front(
+        &self,
+        requester: &mut Requester<D>,
+        status: WcStatus,
+        octets: u32,
+        cx: &mut Cx<'_, D>,
+    ) {
+        if let Some(wqe) = requester.queue.pop_front() {
+            self.complete(requester, &wqe.kept.request(), status, octets, cx);
+        }
+    }
+
+    /// Completes the oldest requests as far as they are over.
+    pub fn complete_done(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
+        while let Some(&Wqe { phase: Phase::Done(status), received, .. }) = requester.queue.front() {
+            self.complete_front(requester, status, received as u32, cx);
+        }
+    }
+
+    /// Flushes what is left of the send queue.
+    pub fn flush_requester(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
+        while let Some(wqe) = requester.queue.pop_front() {
+            // What was over before the error keeps its own result.
+            let (status, octets) = match wqe.phase {
+                Phase::Done(status) if status.is_success() => (status, wqe.received as u32),
+                _ => (WcStatus::WrFlushErr, 0),
+            };
+            self.complete(requester, &wqe.kept.request(), status, octets, cx);
+        }
+    }
+
+    /// Puts the queue pair into the error state, or an unreliable one's send queue; what is left is flushed by an effect.
+    pub fn enter_error(&self, send_queue_only: bool) {
+        let to = if send_queue_only { QpState::Sqe } else { QpState::Err };
+        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+            let from = QpState::from_code(state)?;
+            let may = match to {
+                QpState::Sqe => matches!(from, QpState::Rts | QpState::Sqd),
+                _ => !matches!(from, QpState::Reset | QpState::Err),
+            };
+            may.then_some(to as u8)
+        });
+    }
+
+    /// Carries out a fast-register, an invalidate or a bind.
+    pub fn local_operation(
+        &self,
+        requester: &mut Requester<D>,
+        request: &Request<'_>,
+        cx: &Cx<'_, D>,
+    ) -> WcStatus {
+        let emulation = self.device.emulation();
+        let keys = self.device.keys();
+        let result = match request.op {
+            Op::FastRegister(key, access, iova, length) => match (emulation, request.pages) {
+                (Some(bmme), Some(pages)) => bmme.fast_register(keys, key, self.pd, pages, access, iova, length),
+                _ => Err(crate::fault::Fault::Operation),
+            },
+            Op::LocalInvalidate(key) => match emulation {
+                Some(bmme) => bmme.invalidate_local(keys, key, self.pd, self.qpn),
+                None => Err(crate::fault::Fault::Operation),
+            },
+            Op::Bind(window, region, addr, length, access) => {
+                let binding = Binding { region, addr, length, access, pd: self.pd, qpn: self.qpn };
+                keys.bind(window, &binding).map(|_| requester.note_window(window))
+            }
+            _ => Ok(()),
+        };
+        let _ = cx;
+        match result {
+            Ok(()) => WcStatus::Success,
+            Err(fault) if matches!(request.op, Op::Bind(..)) => {
+                let _ = fault;
+                WcStatus::MwBindErr
+            }
+            // A failed memory management operation has no status of its own in verbs: docs/decisions.md, 4.
+            Err(_) => WcStatus::LocQpOpErr,
+        }
+    }
+
+    /// Asks for [`Driver::handle_timeout`] at `at`, unless an earlier one is under way.
+    pub fn wake_at(&self, requester: &mut Requester<D>, at: Time) {
+        if requester.timer.is_some_and(|timer| timer <= at) {
+            return;
+        }
+        requester.timer = Some(at);
+        let me = self.me.clone();
+        let job = Box::new(move |now| {
+            if let Some(qp) = me.upgrade() {
+                qp.timeout(now);
+            }
+        });
+        self.device.network().timers().add(at, job);
+    }
+
+    fn timeout(&self, now: Time) {
+        let pin = pin();
+        let mut cx = Cx::at(&self.device, &pin, now);
+        {
+            let mut requester = self.requester();
+            requester.timer = None;
+            if matches!(self.state(), QpState::Rts | QpState::Sqd) {
+                D::handle_timeout(self, &mut requester, now, &mut cx);
+                self.check_drained(&mut requester, &mut cx);
+            }
+        }
+        let effects = cx.into_effects();
+        drop(pin);
+        effects.run();
+    }
+
+    // ---- receiving half
+
+    fn post_receives(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        if self.srq.is_some() {
+            return Err((0, PostReason::HasSrq));
+        }
+        if self.state() == QpState::Reset {
+            return Err((0, PostReason::InvalidState(QpState::Reset)));
+        }
+        let mut producer = self.receives.producer();
+        let mut result = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            if self.receives.post(&mut producer, receive_of(request)).is_err() {
+                result = Err((index, PostReason::QueueFull { max: self.cap.max_recv_wr }));
+                break;
+            }
+        }
+        drop(producer);
+        let starved = self.receives.take_starved();
+        if starved || matches!(self.state(), QpState::Err | QpState::Reset) {
+            self.after_receives();
+        }
+        result
+    }
+
+    #[cold]
+    fn after_receives(&self) {
+        let mut effects = Effects::default();
+        let waiting = self.responder().waiting.take();
+        if let Some(peer) = waiting.and_then(|peer| peer.upgrade()) {
+            effects.resume(peer);
+        }
+        match (self.state(), self.shared()) {
+            (QpState::Err, Some(me)) => effects.flush(me),
+            (QpState::Reset, _) => self.drop_receives(&mut self.responder()),
+            _ => {}
+        }
+        effects.run();
+        self.device.network().progress();
+    }
+
+    /// The protection domain that the entries of receives belong to: the shared queue's, where there is one.
+    pub fn receive_pd(&self) -> u32 {
+        self.srq.as_ref().map_or(self.pd, |srq| srq.pd)
+    }
+
+    /// Whether receives come from a shared queue.
+    pub fn has_srq(&self) -> bool {
+        self.srq.is_some()
+    }
+
+    /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
+    #[inline]
+    pub fn take_receive(
+        &self,
+        responder: &mut Responder<D>,
+        waiting: Option<&Self>,
+        effects: &mut Effects,
+    ) -> Option<Receive> {
+        if let Some(srq) = &self.srq {
+            return srq.take(waiting.map(Self::actions), effects);
+        }
+        if let Some(receive) = self.receives.take(&mut responder.consumer) {
+            return Some(receive);
+        }
+        let waiting = waiting?;
+        responder.waiting = Some(waiting.actions());
+        if self.receives.set_starved_and_recheck(&responder.consumer) {
+            return self.receives.take(&mut responder.consumer);
+        }
+        None
+    }
+
+    /// Gathers what a receive names, checked for writing.
+    ///
+    /// # Errors
+    /// The first entry that is refused.
+    #[inline]
+    pub fn gather_receive<'p>(
+        &self,
+        receive: &Receive,
+        cx: &Cx<'p, D>,
+        into: &mut Spans<'p>,
+    ) -> Result<(), crate::fault::Fault> {
+        let user = LocalUse { pd: self.receive_pd(), private: receive.private, write: true };
+        gather_raw(self.device.keys(), cx.pin, receive.sges.as_slice(), user, into)
+    }
+
+    /// Completes a receive.
+    #[inline]
+    pub fn complete_receive(&self, receive: &Receive, done: Done, cx: &mut Cx<'_, D>) {
+        let loan = Loan::from_bits(receive.loan);
+        let done = Done { wr_id: receive.wr_id, qpn: self.qpn, loan, ..done };
+        self.recv_cq.push(&done, &mut cx.effects);
+    }
+
+    /// A valid packet has arrived: told once per stay in RTR.
+    #[inline]
+    pub fn note_arrival(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
+        if !responder.established {
+            responder.established = true;
+            if self.state() == QpState::Rtr {
+                self.event(EventType::CommEst, &mut cx.effects);
+            }
+        }
+    }
+
+    /// The peer broke a rule: error state; `status` goes to the receive that is being filled, and where there is none
+    /// `event` is told. What is left is flushed by an effect.
+    pub fn fail_responder(
+        &self,
+        responder: &mut Responder<D>,
+        status: WcStatus,
+        event: EventType,
+        cx: &mut Cx<'_, D>,
+    ) {
+        if matches!(self.state(), QpState::Reset | QpState::Err) {
+            return;
+        }
+        self.enter_error(false);
+        match responder.current.take() {
+            Some(receive) => {
+                let done = Done { status, opcode: WcOpcode::Recv, ..Done::default() };
+                self.complete_receive(&receive, done, cx);
+            }
+            None => self.event(event, &mut cx.effects),
+        }
+        if let Some(me) = self.shared() {
+            cx.effects.flush(me);
+        }
+    }
+
+    /// Flushes the receive queue, the receive that is being filled first. Receives of a shared queue stay there, and the
+    /// event tells that none of them is this queue pair's any more.
+    fn flush_responder(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
+        let flushed = Done { status: WcStatus::WrFlushErr, opcode: WcOpcode::Recv, ..Done::default() };
+        if let Some(receive) = responder.current.take() {
+            self.complete_receive(&receive, flushed, cx);
+        }
+        while let Some(receive) = self.receives.take(&mut responder.consumer) {
+            self.complete_receive(&receive, flushed, cx);
+        }
+        if self.srq.is_some() && !std::mem::replace(&mut responder.last_wqe_told, true) {
+            self.event(EventType::QpLastWqeReached, &mut cx.effects);
+        }
+    }
+
+    fn drop_receives(&self, responder: &mut Responder<D>) {
+        let current = responder.current.take();
+        let rest = std::iter::from_fn(|| self.receives.take(&mut responder.consumer));
+        for receive in current.into_iter().chain(rest) {
+            Loan::from_bits(receive.loan).release();
+        }
+    }
+
+    // ---- control
+
+    fn cold(&self) -> MutexGuard<'_, Cold> {
+        self.cold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apply(&self, given: &QpAttributes) -> Result<(), VerbError> {
+        let mut cold = self.cold();
+        if cold.destroyed {
+            return Err(VerbError::InvalidHandle(verbs_api::objects::ObjectKind::Qp));
+        }
+        let port = self.device.port_attributes();
+        if let Some(path) = &given.ah_attr {
+            self.device.driver().check_path(path)?;
+        }
+        if let Some(index) = given.pkey_index.filter(|&index| usize::from(index) >= port.pkeys.len().max(1)) {
+            return Err(VerbError::argument("pkey_index", format!("{index}: the port has {} keys", port.pkeys.len())));
+        }
+        let mut given = *given;
+        given.path_mtu = given.path_mtu.map(|mtu| self.device.driver().path_mtu(mtu, port.active_mtu));
+        let all = cold.attributes.merged(&given);
+        let limits = self.device.limits();
+        let pin = pin();
+        let mut cx = Cx::new(&self.device, &pin);
+        let to = {
+            let mut requester = self.requester();
+            let mut responder = self.responder();
+            let (requester, responder) = (&mut *requester, &mut *responder);
+            let from = self.state();
+            let initiator = u64::from(limits.max_qp_init_rd_atom);
+            let target = u64::from(limits.max_qp_rd_atom);
+            let to = check_modify(self.qp_type, from, &given, initiator, target, 1)?;
+            let change = Change { from, to, given: &given, all: &all };
+            D::modify(self, requester, responder, &change, &mut cx);
+            self.enter(requester, responder, &change, &mut cx);
+            to
+        };
+        cold.attributes = if to == QpState::Reset { QpAttributes::new() } else { all };
+        cold.attributes.qp_state = Some(to);
+        cold.attributes.cur_qp_state = None;
+        drop(cold);
+        if to == QpState::Rtr || to == QpState::Rts {
+            if let Some(me) = self.shared() {
+                D::peer_ready(&me, &mut cx);
+                cx.effects.resume(me);
+            }
+        }
+        let effects = cx.into_effects();
+        drop(pin);
+        effects.run();
+        self.device.network().progress();
+        Ok(())
+    }
+
+    // The engine's part of a change of state: both halves are locked.
+    fn enter(
+        &self,
+        requester: &mut Requester<D>,
+        responder: &mut Responder<D>,
+        change: &Change<'_>,
+        cx: &mut Cx<'_, D>,
+    ) {
+        self.state.store(change.to as u8, Ordering::Release);
+        match change.to {
+            QpState::Reset => {
+                self.reset(requester, responder);
+            }
+            QpState::Err => {
+                requester.direct = None;
+                self.flush_requester(requester, cx);
+                self.flush_responder(responder, cx);
+            }
+            QpState::Sqd => {
+                if change.from == QpState::Rts {
+                    requester.draining = true;
+                    requester.notify_drained = change.given.en_sqd_async_notify == Some(true);
+                }
+                self.check_drained(requester, cx);
+            }
+            QpState::Rtr => responder.established = false,
+            QpState::Rts => requester.draining = false,
+            _ => {}
+        }
+    }
+
+    fn reset(&self, requester: &mut Requester<D>, responder: &mut Responder<D>) {
+        for wqe in requester.queue.drain(..) {
+            wqe.kept.loan.release();
+        }
+        std::mem::take(&mut requester.loans).release();
+        self.device.keys().unbind_all_of(&std::mem::take(&mut requester.windows), self.qpn);
+        requester.direct = None;
+        requester.first_half_failed = false;
+        requester.draining = false;
+        requester.driver = D::Requester::default();
+        self.drop_receives(responder);
+        responder.driver = D::Responder::default();
+        responder.established = false;
+        responder.last_wqe_told = false;
+        responder.waiting = None;
+    }
+
+    /// What was done through this queue pair.
+    pub fn counters(&self) -> QpCounters {
+        let send = self.requester().counters;
+        let receive = self.responder().counters;
+        QpCounters {
+            sends: send.sends,
+            sends_with_invalidate: send.sends_with_invalidate,
+            writes: send.writes,
+            reads: send.reads,
+            atomics: send.atomics,
+            fast_registers: send.fast_registers,
+            local_invalidates: send.local_invalidates,
+            binds: send.binds,
+            receives: receive.receives,
+            retransmissions: send.retransmissions,
+            rnr_naks: send.rnr_naks,
+            naks: send.naks,
+            duplicates: receive.duplicates,
+            dropped: receive.dropped,
+        }
+    }
+
+    pub(crate) fn remove(&self, effects: &mut Effects) {
+        self.enter_error(false);
+        if let Some(me) = self.shared() {
+            effects.flush(me);
+        }
+    }
+}
+
+impl<D: Driver> Requester<D> {
+    fn push(&mut self, request: &Request<'_>) {
+        self.queue.push_back(Wqe {
+            kept: QueuedRequest::keep(request),
+            phase: Phase::Waiting,
+            first: 0,
+            count: 0,
+            sent: 0,
+            received: 0,
+        });
+    }
+
+    fn note_window(&mut self, window: u32) {
+        if !self.windows.iter().any(|known| known >> 8 == window >> 8) {
+            self.windows.push(window);
+        }
+    }
+}
+
+impl SendCounters {
+    #[inline]
+    fn count(&mut self, op: &Op) {
+        let counter = match op {
+            Op::Send(crate::request::Beside::Invalidate(_)) => &mut self.sends_with_invalidate,
+            Op::Send(_) => &mut self.sends,
+            Op::Write(..) | Op::AtomicWrite(_) | Op::Flush(..) => &mut self.writes,
+            Op::Read(_, invalidate) => {
+                self.local_invalidates += u64::from(invalidate.is_some());
+                &mut self.reads
+            }
+            Op::CompareSwap(..) | Op::FetchAdd(..) => &mut self.atomics,
+            Op::FastRegister(..) => &mut self.fast_registers,
+            Op::LocalInvalidate(_) => &mut self.local_invalidates,
+            Op::Bind(..) => &mut self.binds,
+        };
+        *counter += 1;
+    }
+}
+
+impl<D: Driver> QpActions for Qp<D> {
+    fn flush(self: Arc<Self>, effects: &mut Effects) {
+        let pin = pin();
+        let mut cx = Cx::new(&self.device, &pin);
+        std::mem::swap(&mut cx.effects, effects);
+        let state = self.state();
+        if matches!(state, QpState::Err | QpState::Sqe) {
+            let mut requester = self.requester();
+            if state == QpState::Err {
+                requester.direct = None;
+            }
+            self.flush_requester(&mut requester, &mut cx);
+        }
+        if state == QpState::Err {
+            self.flush_responder(&mut self.responder(), &mut cx);
+        }
+        std::mem::swap(&mut cx.effects, effects);
+    }
+
+    fn resume(self: Arc<Self>, effects: &mut Effects) {
+        let pin = pin();
+        let mut cx = Cx::new(&self.device, &pin);
+        std::mem::swap(&mut cx.effects, effects);
+        self.advance(&mut self.requester(), &mut cx);
+        std::mem::swap(&mut cx.effects, effects);
+    }
+
+    fn fatal(self: Arc<Self>, effects: &mut Effects) {
+        if !matches!(self.state(), QpState::Reset | QpState::Err) {
+            self.enter_error(false);
+            self.event(EventType::QpFatal, effects);
+            effects.flush(self);
+        }
+    }
+}
+
+/// The engine's form of a posted receive.
+pub(crate) fn receive_of(request: &ReceiveRequest<'_>) -> Receive {
+    let sges = request.data.sges();
+    let raw = |sge: &verbs_api::Sge| RawSge { addr: sge.addr, length: sge.length, lkey: sge.lkey.value() };
+    let list = match sges.list {
+        [] => SmallSges::default(),
+        [one] => SmallSges::from(&[raw(one)][..]),
+        [one, two] => SmallSges::from(&[raw(one), raw(two)][..]),
+        more => SmallSges::Spilled(more.iter().map(raw).collect()),
+    };
+    Receive { wr_id: request.wr_id, loan: sges.loan.to_bits(), private: sges.private, sges: list }
+}
+
+impl<D: Driver> QpOps for Qp<D> {
+    fn qp_num(&self) -> Qpn {
+        Qpn::new(self.qpn)
+    }
+
+    fn cap(&self) -> QpCap {
+        self.cap
+    }
+
+    fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        self.post(requests)
+    }
+
+    fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        self.post_receives(requests)
+    }
+
+    fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
+        let Some(qp) = self.shared() else { return };
+        self.device.commands().run(reply, move || qp.apply(&attributes));
+    }
+
+    fn query(&self) -> QpStatus {
+        let attributes = self.cold().attributes;
+        let sq_draining = self.requester().draining;
+        let cap = QpCap { max_inline_data: 0, ..self.cap };
+        QpStatus { state: self.state(), sq_draining, attributes, cap }
+    }
+
+    fn counters(&self) -> QpCounters {
+        Self::counters(self)
+    }
+
+    fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostReason> {
+        // A window of type 1 takes its next key at the bind: told in advance, as the verb answers before it is done.
+        let signaled = bind.common();
+        let key = bind.window.next();
+        let mut request = BindWindow::new(bind.window, bind.region, bind.addr, bind.length).access(bind.access);
+        request = request.wr_id(signaled.wr_id).flags(signaled.flags);
+        self.post(&[WorkRequest::from(request)]).map_err(|(_, reason)| reason)?;
+        Ok(key)
+    }
+
+    fn attach_multicast(&self, group: Gid, reply: Reply<()>) {
+        let Some(qp) = self.shared() else { return };
+        self.device.commands().run(reply, move || {
+            let result = qp.device.join_group(group, &qp);
+            if result.is_ok() {
+                qp.cold().groups.push(group);
+            }
+            result
+        });
+    }
+
+    fn detach_multicast(&self, group: Gid, reply: Reply<()>) {
+        let Some(qp) = self.shared() else { return };
+        self.device.commands().run(reply, move || {
+            qp.device.leave_group(group, qp.qpn)?;
+            qp.cold().groups.retain(|joined| *joined != group);
+            Ok(())
+        });
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        let Some(qp) = self.shared() else { return };
+        self.device.commands().run(reply, move || {
+            let groups = {
+                let mut cold = qp.cold();
+                cold.destroyed = true;
+                std::mem::take(&mut cold.groups)
+            };
+            for group in groups {
+                let _ = qp.device.leave_group(group, qp.qpn);
+            }
+            let pin = pin();
+            let mut cx = Cx::new(&qp.device, &pin);
+            {
+                let mut requester = qp.requester();
+                let mut responder = qp.responder();
+                let attributes = QpAttributes::new().qp_state(QpState::Reset);
+                let change =
+                    Change { from: qp.state(), to: QpState::Reset, given: &attributes, all: &attributes };
+                D::modify(&qp, &mut requester, &mut responder, &change, &mut cx);
+                qp.enter(&mut requester, &mut responder, &change, &mut cx);
+            }
+            let effects = cx.into_effects();
+            drop(pin);
+            qp.device.forget_qp(&qp);
+            effects.run();
+            Ok(())
+        });
+    }
+}
+
+/// What a receive reports beside its octets.
+pub(crate) fn receive_flags(beside: crate::request::Beside) -> (WcFlags, [u8; 4]) {
+    use crate::request::Beside;
+    match beside {
+        Beside::Nothing => (WcFlags::empty(), [0; 4]),
+        Beside::Immediate(imm) => (WcFlags::WITH_IMM, imm),
+        Beside::Invalidate(key) => (WcFlags::WITH_INV, key.to_be_bytes()),
+    }
+}

@@ -1,0 +1,277 @@
+//! A send-queue request as the engine works on it: borrowed from the caller, or kept in the queue.
+
+use verbs_api::memory::Loan;
+use verbs_api::{
+    Access, Data, Operation, PageList, RemoteAddress, SendFlags, Sge, UdDestination, WcOpcode, WorkRequest,
+};
+
+use verbs_api::provider::AhOps;
+use std::sync::Arc;
+
+/// What a request does, without its data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// A message, with what it carries beside it.
+    Send(Beside),
+    /// Octets into remote memory, perhaps with four octets beside.
+    Write(RemoteAddress, Option<[u8; 4]>),
+    /// Octets from remote memory; with a local key to invalidate at the end.
+    Read(RemoteAddress, Option<u32>),
+    /// Compare, swap.
+    CompareSwap(RemoteAddress, u64, u64),
+    /// Add.
+    FetchAdd(RemoteAddress, u64),
+    /// Eight octets at once.
+    AtomicWrite(RemoteAddress),
+    /// Flush a stretch, or the whole region.
+    Flush(RemoteAddress, u32, Access, bool),
+    /// Register: key, rights, address, octets.
+    FastRegister(u32, Access, u64, u64),
+    /// Invalidate a key.
+    LocalInvalidate(u32),
+    /// Bind: window, region, address, octets, rights.
+    Bind(u32, u32, u64, u64, Access),
+}
+
+/// What a message carries beside its octets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Beside {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Immediate data.
+    Immediate([u8; 4]),
+    /// A key of the receiver to invalidate.
+    Invalidate(u32),
+}
+
+impl Op {
+    /// Whether it is carried out without a frame.
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::FastRegister(..) | Self::LocalInvalidate(_) | Self::Bind(..))
+    }
+
+    /// Whether it reads remote memory or changes it atomically: what a fence waits for.
+    pub const fn is_read_or_atomic(&self) -> bool {
+        matches!(self, Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..))
+    }
+
+    /// The opcode of its completion.
+    pub const fn wc_opcode(&self) -> WcOpcode {
+        match self {
+            Self::Send(_) => WcOpcode::Send,
+            Self::Write(..) => WcOpcode::RdmaWrite,
+            Self::Read(..) => WcOpcode::RdmaRead,
+            Self::CompareSwap(..) => WcOpcode::CompSwap,
+            Self::FetchAdd(..) => WcOpcode::FetchAdd,
+            Self::AtomicWrite(_) => WcOpcode::AtomicWrite,
+            Self::Flush(..) => WcOpcode::Flush,
+            Self::FastRegister(..) => WcOpcode::FastRegister,
+            Self::LocalInvalidate(_) => WcOpcode::LocalInv,
+            Self::Bind(..) => WcOpcode::BindMw,
+        }
+    }
+}
+
+/// Where the octets of a request lie.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'r> {
+    /// In registered memory.
+    Sges(&'r [Sge]),
+    /// In the request.
+    Inline(&'r [u8]),
+}
+
+/// A datagram's destination.
+#[derive(Clone)]
+pub struct Destination {
+    /// The route.
+    pub ah: Arc<dyn AhOps>,
+    /// The queue pair there.
+    pub qpn: u32,
+    /// Its Q_Key, as the request gives it.
+    pub qkey: u32,
+}
+
+/// A request: the caller's own, or the queue's copy.
+#[derive(Clone, Copy)]
+pub struct Request<'r> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// How it is carried out and reported.
+    pub flags: SendFlags,
+    /// Whether it names private memory.
+    pub private: bool,
+    /// Buffers handed over.
+    pub loan: Loan,
+    /// What it does.
+    pub op: Op,
+    /// Its octets.
+    pub source: Source<'r>,
+    /// Octets.
+    pub length: u64,
+    /// What a fast-register maps.
+    pub pages: Option<&'r PageList>,
+    /// Where a datagram goes.
+    pub destination: Option<DestinationRef<'r>>,
+}
+
+/// A datagram's destination, borrowed.
+#[derive(Clone, Copy)]
+pub enum DestinationRef<'r> {
+    /// From the caller.
+    Posted(&'r UdDestination),
+    /// From the queue.
+    Queued(&'r Destination),
+}
+
+impl DestinationRef<'_> {
+    /// An owned copy.
+    pub fn to_owned(self) -> Destination {
+        match self {
+            Self::Posted(to) => Destination {
+                ah: Arc::clone(to.ah.ops()),
+                qpn: to.remote_qpn.value(),
+                qkey: to.remote_qkey,
+            },
+            Self::Queued(to) => to.clone(),
+        }
+    }
+
+    /// The route.
+    pub fn ah(&self) -> &Arc<dyn AhOps> {
+        match self {
+            Self::Posted(to) => to.ah.ops(),
+            Self::Queued(to) => &to.ah,
+        }
+    }
+
+    /// The queue pair and its Q_Key.
+    pub fn qpn_and_qkey(&self) -> (u32, u32) {
+        match self {
+            Self::Posted(to) => (to.remote_qpn.value(), to.remote_qkey),
+            Self::Queued(to) => (to.qpn, to.qkey),
+        }
+    }
+}
+
+impl<'r> Request<'r> {
+    /// The engine's view of a posted request.
+    #[inline]
+    pub fn of(request: &'r WorkRequest<'_>) -> Self {
+        let (mut pages, mut destination) = (None, None);
+        let op = match request {
+            WorkRequest::Send(send) => {
+                destination = send.destination.map(DestinationRef::Posted);
+                Op::Send(Beside::Nothing)
+            }
+            WorkRequest::SendWithImmediate(send) => {
+                destination = send.destination.map(DestinationRef::Posted);
+                Op::Send(Beside::Immediate(send.imm))
+            }
+            WorkRequest::SendWithInvalidate(send) => Op::Send(Beside::Invalidate(send.rkey.value())),
+            WorkRequest::Write(write) => Op::Write(write.remote, None),
+            WorkRequest::WriteWithImmediate(write) => Op::Write(write.remote, Some(write.imm)),
+            WorkRequest::Read(read) => Op::Read(read.remote, None),
+            WorkRequest::ReadWithInvalidate(read) => Op::Read(read.remote, Some(read.invalidate.value())),
+            WorkRequest::CompareSwap(atomic) => Op::CompareSwap(atomic.remote, atomic.compare, atomic.swap),
+            WorkRequest::FetchAdd(atomic) => Op::FetchAdd(atomic.remote, atomic.add),
+            WorkRequest::AtomicWrite(write) => Op::AtomicWrite(write.remote),
+            WorkRequest::Flush(flush) => Op::Flush(flush.remote, flush.length, flush.placement, flush.whole_region),
+            WorkRequest::FastRegister(register) => {
+                pages = register.pages;
+                let mapped = register.pages.map_or(0, PageList::len);
+                let default = register.pages.map_or(0, PageList::address);
+                let zero_based = register.access.contains(Access::ZERO_BASED);
+                let iova = register.iova.unwrap_or(if zero_based { 0 } else { default });
+                Op::FastRegister(
+                    register.key.value(),
+                    register.access,
+                    iova,
+                    register.length.map_or(mapped, u64::from),
+                )
+            }
+            WorkRequest::LocalInvalidate(invalidate) => Op::LocalInvalidate(invalidate.key.value()),
+            WorkRequest::BindWindow(bind) => {
+                Op::Bind(bind.window.value(), bind.region.value(), bind.addr, bind.length, bind.access)
+            }
+        };
+        let common = request.common();
+        let data = request.data();
+        let (source, private, loan) = match data {
+            Data::Inline(octets) => (Source::Inline(octets), false, Loan::NONE),
+            data => {
+                let sges = data.sges();
+                (Source::Sges(sges.list), sges.private, sges.loan)
+            }
+        };
+        let length = data.len();
+        Self { wr_id: common.wr_id, flags: common.flags, private, loan, op, source, length, pages, destination }
+    }
+}
+
+/// Scatter/gather entries that the queue keeps: one in place, more in a box.
+#[derive(Clone, Debug)]
+enum KeptSource {
+    One(Sge),
+    Many(Box<[Sge]>),
+    Inline(Box<[u8]>),
+}
+
+/// A request that waits or is under way, kept by the queue.
+#[derive(Clone)]
+pub struct QueuedRequest {
+    wr_id: u64,
+    flags: SendFlags,
+    private: bool,
+    /// Buffers handed over.
+    pub loan: Loan,
+    /// What it does.
+    pub op: Op,
+    source: KeptSource,
+    /// Octets.
+    pub length: u64,
+    pages: Option<PageList>,
+    destination: Option<Box<Destination>>,
+}
+
+impl QueuedRequest {
+    /// Keeps a copy of a request.
+    pub fn keep(request: &Request<'_>) -> Self {
+        let source = match request.source {
+            Source::Sges([sge]) => KeptSource::One(*sge),
+            Source::Sges(list) => KeptSource::Many(list.into()),
+            Source::Inline(octets) => KeptSource::Inline(octets.into()),
+        };
+        Self {
+            wr_id: request.wr_id,
+            flags: request.flags,
+            private: request.private,
+            loan: request.loan,
+            op: request.op,
+            source,
+            length: request.length,
+            pages: request.pages.cloned(),
+            destination: request.destination.map(|to| Box::new(to.to_owned())),
+        }
+    }
+
+    /// The request.
+    pub fn request(&self) -> Request<'_> {
+        Request {
+            wr_id: self.wr_id,
+            flags: self.flags,
+            private: self.private,
+            loan: self.loan,
+            op: self.op,
+            source: match &self.source {
+                KeptSource::One(sge) => Source::Sges(std::slice::from_ref(sge)),
+                KeptSource::Many(list) => Source::Sges(list),
+                KeptSource::Inline(octets) => Source::Inline(octets),
+            },
+            length: self.length,
+            pages: self.pages.as_ref(),
+            destination: self.destination.as_deref().map(DestinationRef::Queued),
+        }
+    }
+}

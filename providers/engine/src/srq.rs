@@ -1,0 +1,144 @@
+//! Shared receive queues.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use verbs_api::objects::ObjectId;
+use verbs_api::provider::{EventSink, Reply, SrqInit, SrqOps};
+use verbs_api::{EventSubject, EventType, PostReason, ReceiveRequest, VerbError};
+
+use crate::commands::Commands;
+use crate::effects::{Effects, QpActions};
+use crate::lock::{Lock, LockClass};
+use crate::qp::receive_of;
+use crate::receive_ring::Receive;
+
+/// A shared receive queue.
+pub struct Srq {
+    me: Weak<Self>,
+    id: ObjectId,
+    /// Protection domain against which the entries of its receives are checked.
+    pub pd: u32,
+    max_sge: u32,
+    events: Arc<dyn EventSink>,
+    commands: Arc<Commands>,
+    state: Lock<State>,
+}
+
+struct State {
+    queue: VecDeque<Receive>,
+    max_wr: u32,
+    limit: u32,
+    destroyed: bool,
+    starved: Vec<Weak<dyn QpActions>>,
+}
+
+impl Srq {
+    pub(crate) fn new(init: SrqInit, pd: u32, events: Arc<dyn EventSink>, commands: Arc<Commands>) -> Arc<Self> {
+        let state = State {
+            queue: VecDeque::with_capacity(init.max_wr.min(1024) as usize),
+            max_wr: init.max_wr,
+            limit: init.srq_limit,
+            destroyed: false,
+            starved: Vec::new(),
+        };
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            id: init.id,
+            pd,
+            max_sge: init.max_sge,
+            events,
+            commands,
+            state: Lock::new(LockClass::Receive, state),
+        })
+    }
+
+    /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
+    pub(crate) fn take(&self, waiting: Option<Weak<dyn QpActions>>, effects: &mut Effects) -> Option<Receive> {
+        let mut state = self.state.lock();
+        let Some(receive) = state.queue.pop_front() else {
+            state.starved.extend(waiting);
+            return None;
+        };
+        if (state.queue.len() as u32) < state.limit {
+            state.limit = 0;
+            drop(state);
+            effects.event(&self.events, EventType::SrqLimitReached, EventSubject::Object(self.id));
+        }
+        Some(receive)
+    }
+
+    /// Receives that wait.
+    pub fn len(&self) -> usize {
+        self.state.lock().queue.len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl SrqOps for Srq {
+    fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let mut state = self.state.lock();
+        let mut result = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            if state.destroyed {
+                result = Err((index, PostReason::InvalidHandle));
+                break;
+            }
+            if state.queue.len() as u32 >= state.max_wr {
+                result = Err((index, PostReason::QueueFull { max: state.max_wr }));
+                break;
+            }
+            state.queue.push_back(receive_of(request));
+        }
+        let starved = if state.queue.is_empty() { Vec::new() } else { std::mem::take(&mut state.starved) };
+        drop(state);
+        let mut effects = Effects::default();
+        for qp in starved.iter().filter_map(Weak::upgrade) {
+            effects.resume(qp);
+        }
+        effects.run();
+        result
+    }
+
+    fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>) {
+        let Some(srq) = self.me.upgrade() else { return };
+        self.commands.run(reply, move || {
+            let mut state = srq.state.lock();
+            let posted = state.queue.len() as u32;
+            if let Some(max_wr) = max_wr.filter(|&max_wr| max_wr < posted) {
+                let reason = format!("{max_wr} is below the {posted} receives that are posted");
+                return Err(VerbError::argument("max_wr", reason));
+            }
+            let size = max_wr.unwrap_or(state.max_wr);
+            if let Some(limit) = srq_limit.filter(|&limit| limit > size) {
+                return Err(VerbError::argument("srq_limit", format!("{limit} is above max_wr {size}")));
+            }
+            state.max_wr = size;
+            state.limit = srq_limit.unwrap_or(state.limit);
+            Ok(())
+        });
+    }
+
+    fn query(&self) -> (u32, u32, u32) {
+        let state = self.state.lock();
+        (state.max_wr, self.max_sge, state.limit)
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        let Some(srq) = self.me.upgrade() else { return };
+        self.commands.run(reply, move || {
+            let mut state = srq.state.lock();
+            state.destroyed = true;
+            let queue = std::mem::take(&mut state.queue);
+            drop(state);
+            for receive in queue {
+                verbs_api::memory::Loan::from_bits(receive.loan).release();
+            }
+            Ok(())
+        });
+    }
+}
