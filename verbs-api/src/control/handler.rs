@@ -1,0 +1,94 @@
+//! Handlers: where they run, and what a thread knows while it runs one.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+type Queued = Box<dyn FnOnce()>;
+
+thread_local! {
+    static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
+    static QUEUED: RefCell<VecDeque<Queued>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Whether this thread runs a handler: waiting here could hold up what is waited for.
+pub fn in_handler() -> bool {
+    IN_HANDLER.get()
+}
+
+/// Runs `f` as a handler runs: [`Started::wait`](super::Started::wait) inside answers `WouldDeadlock`.
+///
+/// For providers and extensions that call into a program on their own. Handlers that become due
+/// inside run after `f`, one after the other, before this returns.
+pub fn handler_scope<R>(f: impl FnOnce() -> R) -> R {
+    if in_handler() {
+        return f();
+    }
+    IN_HANDLER.set(true);
+    let result = catch_unwind(AssertUnwindSafe(f));
+    let panic = drain();
+    IN_HANDLER.set(false);
+    match (result, panic) {
+        (Err(payload), _) | (_, Some(payload)) => resume_unwind(payload),
+        (Ok(value), None) => value,
+    }
+}
+
+/// Runs a handler now, or after the one that this thread runs at present: the stack stays flat
+/// however many notices one handler causes. Call it with no lock held.
+pub fn run_handler(f: impl FnOnce() + 'static) {
+    if in_handler() {
+        QUEUED.with_borrow_mut(|queue| queue.push_back(Box::new(f)));
+    } else {
+        handler_scope(f);
+    }
+}
+
+// Every queued handler runs, also after one that panicked; the first panic goes on afterwards.
+fn drain() -> Option<Box<dyn Any + Send>> {
+    let mut first = None;
+    while let Some(f) = QUEUED.with_borrow_mut(VecDeque::pop_front) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
+            first.get_or_insert(payload);
+        }
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    fn nest(depth: Rc<Cell<u32>>) {
+        if depth.get() < 100_000 {
+            depth.set(depth.get() + 1);
+            run_handler(move || nest(depth));
+        }
+    }
+
+    // covers 5.02
+    #[test]
+    fn handlers_that_cause_handlers_do_not_grow_the_stack() {
+        let depth = Rc::new(Cell::new(0));
+        let inner = Rc::clone(&depth);
+        run_handler(move || nest(inner));
+        assert_eq!(depth.get(), 100_000);
+        assert!(!in_handler());
+    }
+
+    #[test]
+    fn a_panic_loses_no_other_handler() {
+        let ran = Rc::new(Cell::new(false));
+        let inner = Rc::clone(&ran);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            handler_scope(|| {
+                run_handler(|| panic!("first"));
+                run_handler(move || inner.set(true));
+            });
+        }));
+        assert!(outcome.is_err() && ran.get() && !in_handler());
+    }
+}

@@ -1,0 +1,242 @@
+//! Control verbs: started, then waited for, awaited, or given a handler.
+
+mod handler;
+mod wait;
+
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as TaskContext, Poll, Waker};
+
+pub use handler::{handler_scope, in_handler, run_handler};
+pub(crate) use wait::{Waiters, block_on};
+
+use crate::error::VerbError;
+
+type Handler<T, E> = Box<dyn FnOnce(Result<T, E>) + Send>;
+
+/// A control verb that has been started.
+///
+/// The verb goes on whatever becomes of this value. [`wait`](Self::wait) for it, `.await` it, or
+/// give it a handler with [`on_done`](Self::on_done). Dropped, it cancels nothing: the verb is
+/// carried out, and an object that it makes is destroyed as any handle that is dropped.
+///
+/// ```
+/// use verbs_api::Started;
+/// let started: Started<u32> = Started::ready(Ok(7));
+/// assert_eq!(started.wait(), Ok(7));
+/// ```
+#[must_use = "the verb is carried out, but nobody learns how it ended"]
+pub struct Started<T, E = VerbError> {
+    inner: Inner<T, E>,
+}
+
+enum Inner<T, E> {
+    Ready(Option<Result<T, E>>),
+    Pending(Arc<Shared<T, E>>),
+}
+
+struct Shared<T, E> {
+    state: Mutex<State<T, E>>,
+    done: Condvar,
+}
+
+enum State<T, E> {
+    Pending { waker: Option<Waker>, handler: Option<Handler<T, E>> },
+    Done(Result<T, E>),
+    // The result was handed out, or nobody wants it.
+    Over,
+    // Nobody wants the result that is still to come.
+    Abandoned,
+}
+
+impl<T, E> Started<T, E> {
+    /// A verb that has ended already.
+    pub const fn ready(result: Result<T, E>) -> Self {
+        Self { inner: Inner::Ready(Some(result)) }
+    }
+
+    /// A verb that ends when the [`Completer`] says so.
+    pub fn pending() -> (Self, Completer<T, E>) {
+        let state = Mutex::new(State::Pending { waker: None, handler: None });
+        let shared = Arc::new(Shared { state, done: Condvar::new() });
+        (Self { inner: Inner::Pending(Arc::clone(&shared)) }, Completer { shared })
+    }
+
+    /// Whether the verb has ended.
+    pub fn is_done(&self) -> bool {
+        match &self.inner {
+            Inner::Ready(_) => true,
+            Inner::Pending(shared) => !matches!(*shared.lock(), State::Pending { .. }),
+        }
+    }
+
+    /// Has `handler` called with the outcome: at once where the verb has ended, else by the thread
+    /// that ends it, with no lock held. In it, every verb may be started and none waited for.
+    pub fn on_done(mut self, handler: impl FnOnce(Result<T, E>) + Send + 'static)
+    where
+        T: 'static,
+        E: 'static,
+    {
+        let result = match &mut self.inner {
+            Inner::Ready(result) => result.take(),
+            Inner::Pending(shared) => {
+                let mut state = shared.lock();
+                match &mut *state {
+                    State::Pending { handler: slot, .. } => {
+                        *slot = Some(Box::new(handler));
+                        return;
+                    }
+                    _ => state.take_result(),
+                }
+            }
+        };
+        if let Some(result) = result {
+            run_handler(move || handler(result));
+        }
+    }
+}
+
+impl<T, E: From<VerbError>> Started<T, E> {
+    /// Waits in this thread until the verb has ended.
+    ///
+    /// # Errors
+    /// What the verb answers; [`VerbError::WouldDeadlock`] in a handler, always: the verb goes on.
+    pub fn wait(mut self) -> Result<T, E> {
+        if in_handler() {
+            return Err(VerbError::WouldDeadlock.into());
+        }
+        let result = match &mut self.inner {
+            Inner::Ready(result) => result.take(),
+            Inner::Pending(shared) => {
+                let mut state = shared.lock();
+                while matches!(*state, State::Pending { .. }) {
+                    state = shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                state.take_result()
+            }
+        };
+        result.unwrap_or_else(|| Err(VerbError::Internal("a result was taken twice").into()))
+    }
+}
+
+impl<T, E> Shared<T, E> {
+    fn lock(&self) -> MutexGuard<'_, State<T, E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T, E> State<T, E> {
+    fn take_result(&mut self) -> Option<Result<T, E>> {
+        match mem::replace(self, Self::Over) {
+            Self::Done(result) => Some(result),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+impl<T, E> Future for Started<T, E> {
+    type Output = Result<T, E>;
+
+    /// # Panics
+    /// Polled again after it was ready.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let result = match &mut self.inner {
+            Inner::Ready(result) => result.take(),
+            Inner::Pending(shared) => {
+                let mut state = shared.lock();
+                if let State::Pending { waker, .. } = &mut *state {
+                    match waker {
+                        Some(waker) => waker.clone_from(cx.waker()),
+                        None => *waker = Some(cx.waker().clone()),
+                    }
+                    return Poll::Pending;
+                }
+                state.take_result()
+            }
+        };
+        Poll::Ready(result.expect("polled after it was ready"))
+    }
+}
+
+// Nothing in it is ever pinned.
+impl<T, E> Unpin for Started<T, E> {}
+
+impl<T, E> Drop for Started<T, E> {
+    fn drop(&mut self) {
+        let Inner::Pending(shared) = &self.inner else { return };
+        let mut state = shared.lock();
+        let unwanted = match &*state {
+            State::Pending { handler: None, .. } => mem::replace(&mut *state, State::Abandoned),
+            State::Done(_) => mem::replace(&mut *state, State::Over),
+            _ => return,
+        };
+        drop(state);
+        drop(unwanted);
+    }
+}
+
+impl<T, E> fmt::Debug for Started<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Started").field("done", &self.is_done()).finish()
+    }
+}
+
+/// The end of a started verb that reports its outcome. The first outcome counts, later ones are dropped.
+pub struct Completer<T, E = VerbError> {
+    shared: Arc<Shared<T, E>>,
+}
+
+impl<T, E> Completer<T, E> {
+    /// Reports the outcome, and runs the handler if there is one. Call it with no lock held.
+    ///
+    /// Answers whether this was the first outcome.
+    pub fn complete(&self, result: Result<T, E>) -> bool
+    where
+        T: 'static,
+        E: 'static,
+    {
+        let mut state = self.shared.lock();
+        match mem::replace(&mut *state, State::Over) {
+            State::Pending { waker, handler: None } => {
+                *state = State::Done(result);
+                drop(state);
+                self.shared.done.notify_all();
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+                true
+            }
+            State::Pending { handler: Some(handler), .. } => {
+                drop(state);
+                run_handler(move || handler(result));
+                true
+            }
+            State::Abandoned => {
+                drop(state);
+                drop(result);
+                true
+            }
+            other => {
+                *state = other;
+                drop(state);
+                drop(result);
+                false
+            }
+        }
+    }
+}
+
+impl<T, E> Clone for Completer<T, E> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! Waiting for a future in a thread, and the wakers of those who wait for one thing.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use super::in_handler;
+use crate::error::VerbError;
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Drives `future` in this thread; in a handler it answers `WouldDeadlock` instead.
+pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, VerbError>>) -> Result<T, VerbError> {
+    if in_handler() {
+        return Err(VerbError::WouldDeadlock);
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
+            return result;
+        }
+        thread::park();
+    }
+}
+
+/// Tasks that wait for one thing. All are woken, because a woken one may have been dropped.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl Waiters {
+    pub(crate) fn add(&self, waker: &Waker) {
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,42 @@
+//! A file descriptor that becomes readable when there is something to fetch.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{read, write};
+
+use crate::error::VerbError;
+
+/// An event descriptor, made when first asked for.
+#[derive(Default)]
+pub(crate) struct Notifier {
+    fd: OnceLock<OwnedFd>,
+}
+
+impl Notifier {
+    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
+        if self.fd.get().is_none() {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let fd = eventfd(0, flags).map_err(|_| VerbError::Resources("file descriptors"))?;
+            let _ = self.fd.set(fd);
+        }
+        self.fd.get().map(OwnedFd::as_fd).ok_or(VerbError::Resources("file descriptors"))
+    }
+
+    /// Makes the descriptor readable, if there is one.
+    pub(crate) fn raise(&self) {
+        if let Some(fd) = self.fd.get() {
+            // Full means readable already.
+            let _ = write(fd, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Makes the descriptor unreadable, if there is one.
+    pub(crate) fn clear(&self) {
+        if let Some(fd) = self.fd.get() {
+            // Empty is what is wanted.
+            let _ = read(fd, &mut [0_u8; 8]);
+        }
+    }
+}
