@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use super::{BaselineGaps, Features, Limits};
+use super::{BaselineGaps, Features, Limits, feature_names};
 use crate::ids::{Gid, LinkAddress, Port};
 
 /// The family of protocols that a device speaks.
@@ -180,4 +180,38 @@ pub struct DeviceAttributes {
     pub masked_atomic_cap: AtomicScope,
     /// One entry per port; never empty.
     pub ports: Vec<PortAttributes>,
+}
+
+impl DeviceAttributes {
+    /// What does not fit together in these attributes, if anything does not.
+    ///
+    /// A device has at most one kind of type-2 windows; iWARP devices have what their transport makes
+    /// mandatory, or list it as a gap.
+    pub fn inconsistency(&self) -> Option<String> {
+        if self.ports.is_empty() {
+            return Some("has no port".into());
+        }
+        if self.features.contains(Features::WINDOW_2) {
+            return Some("claims both WINDOW_2A and WINDOW_2B; a device has at most one".into());
+        }
+        if self.transport != Transport::Iwarp {
+            return None;
+        }
+        let excused = [
+            (BaselineGaps::NO_BMME, Features::BMME),
+            (BaselineGaps::NO_LOCAL_INVALIDATE_FENCE, Features::LOCAL_INVALIDATE_FENCE),
+            (BaselineGaps::NO_WINDOW_2B, Features::WINDOW_2B),
+            (BaselineGaps::NO_ZBVA, Features::ZBVA),
+            (BaselineGaps::NO_READ_WITH_INVALIDATE, Features::READ_WITH_INVALIDATE),
+        ];
+        let absent = excused
+            .into_iter()
+            .filter(|&(gap, feature)| !self.gaps.contains(gap) && !self.features.contains(feature))
+            .fold(Features::empty(), |all, (_, feature)| all | feature);
+        if absent.is_empty() {
+            return None;
+        }
+        let names = feature_names(absent).join(", ");
+        Some(format!("an iWARP device must have {names}, or list the gap"))
+    }
 }

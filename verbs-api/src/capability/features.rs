@@ -124,6 +124,9 @@ impl Features {
         .union(Self::LOCAL_INVALIDATE_FENCE)
         .union(Self::WINDOW_2B);
 
+    /// Memory windows of type 2, of either kind.
+    pub const WINDOW_2: Self = Self::WINDOW_2A.union(Self::WINDOW_2B);
+
     /// What every iWARP device must have.
     pub const IWARP_MANDATORY: Self = Self::BMME_AS_PROPOSED
         .union(Self::ZBVA)

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{DeviceAttributes, FeatureSet, Features, Limit, ShortLimit, Transport, feature_names};
 
 /// The bits of one feature set, with the set's type erased.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct FeatureBits {
     /// Name of the set.
     pub set: &'static str,
@@ -13,6 +13,14 @@ pub struct FeatureBits {
     pub bits: u64,
     names: fn(u64) -> Vec<&'static str>,
 }
+
+impl PartialEq for FeatureBits {
+    fn eq(&self, other: &Self) -> bool {
+        (self.set, self.bits) == (other.set, other.bits)
+    }
+}
+
+impl Eq for FeatureBits {}
 
 impl FeatureBits {
     /// Erases the type of `features`.
