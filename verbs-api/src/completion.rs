@@ -186,9 +186,13 @@ impl Completion {
         self.buffers.take()
     }
 
+    #[inline]
     pub(crate) fn settle_loan(&mut self) {
         if !self.loan.is_none() {
             self.buffers = crate::memory::take_back(std::mem::take(&mut self.loan));
+        } else if !self.buffers.is_empty() {
+            // Left from an earlier completion in the same slot.
+            self.buffers = Buffers::default();
         }
     }
 }
