@@ -1,121 +1,25 @@
-//! Identities of objects, and who holds them.
+//! The books of the objects: identities, who uses whom, and how an object ends.
+//!
+//! Each object has one [`Node`](node::Node): its state, its holders, the control requests in flight
+//! on it, and the events that the program was given and has not acknowledged. Handles share the
+//! object; children hold their parents, so that an object whose last handle is dropped while it is in
+//! use ends after its holders, and nothing is ever destroyed by cascade.
+//!
+//! Read next: `node`, then `object`.
 
-use std::fmt;
-use std::sync::Arc;
+mod destroy;
+mod id;
+pub(crate) mod node;
+mod object;
+mod slab;
+mod table;
 
-use crate::provider::AhOps;
+pub use destroy::DestroyError;
+pub(crate) use destroy::{Handle, destroy};
+pub use id::{Holder, ObjectId, ObjectKind};
+pub(crate) use node::{Ack, AnyObject, Birth, Hold, Ticket};
+pub(crate) use object::{Deferred, Extra, Object, Ops};
+pub(crate) use slab::Slab;
+pub(crate) use table::{Reserved, Table};
 
-/// The identity of an object within its context: never used again for another object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectId {
-    /// Place in the context's table.
-    pub index: u32,
-    /// How often the place was used before.
-    pub generation: u32,
-}
-
-impl ObjectId {
-    /// The identity with these parts.
-    pub const fn new(index: u32, generation: u32) -> Self {
-        Self { index, generation }
-    }
-}
-
-impl fmt::Display for ObjectId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.index, self.generation)
-    }
-}
-
-/// Kinds of objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ObjectKind {
-    /// Address handle.
-    Ah,
-    /// Completion channel.
-    CompletionChannel,
-    /// Open device.
-    Context,
-    /// Completion queue.
-    Cq,
-    /// Memory region, or a key allocated for one.
-    Mr,
-    /// Multicast attachment of a queue pair.
-    Multicast,
-    /// Memory window.
-    Mw,
-    /// Protection domain.
-    Pd,
-    /// Queue pair.
-    Qp,
-    /// Control request that has not completed yet.
-    Request,
-    /// Shared receive queue.
-    Srq,
-}
-
-impl ObjectKind {
-    /// The field's abbreviation.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ah => "AH",
-            Self::CompletionChannel => "completion channel",
-            Self::Context => "context",
-            Self::Cq => "CQ",
-            Self::Mr => "MR",
-            Self::Multicast => "multicast attachment",
-            Self::Mw => "MW",
-            Self::Pd => "PD",
-            Self::Qp => "QP",
-            Self::Request => "control request",
-            Self::Srq => "SRQ",
-        }
-    }
-}
-
-impl fmt::Display for ObjectKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// One that uses an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Holder {
-    /// What it is.
-    pub kind: ObjectKind,
-    /// Which one.
-    pub id: ObjectId,
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.id)
-    }
-}
-
-/// An address handle.
-#[derive(Clone)]
-pub struct Ah {
-    ops: Arc<dyn AhOps>,
-    pd: ObjectId,
-}
-
-impl Ah {
-    /// Whether it was made in this protection domain.
-    pub fn is_of_pd(&self, pd: ObjectId) -> bool {
-        self.pd == pd
-    }
-
-    /// The provider's part.
-    pub fn ops(&self) -> &Arc<dyn AhOps> {
-        &self.ops
-    }
-}
-
-impl fmt::Debug for Ah {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ah").field("path", &self.ops.path()).finish_non_exhaustive()
-    }
-}
+pub use crate::ah::Ah;

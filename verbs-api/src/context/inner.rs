@@ -1,0 +1,232 @@
+//! What the handles of a context share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::AsyncEvent;
+use super::events::{EventQueue, fits};
+use crate::capability::{DeviceAttributes, Features, Grant, PortAttributes};
+use crate::control::{Completer, Started};
+use crate::error::VerbError;
+use crate::event::{EventSubject, EventType};
+use crate::ids::Port;
+use crate::objects::{Deferred, ObjectId, ObjectKind, Slab, Table};
+use crate::provider::{ContextOps, CqInit, CqOps, DeviceOps, EventSink, MwType, Reply};
+
+type Abort = Box<dyn FnOnce() + Send>;
+
+/// What the provider's side of a context reaches: it never keeps the provider's part alive.
+#[derive(Default)]
+pub(crate) struct ContextShared {
+    pub(super) table: Arc<Table>,
+    pub(super) events: EventQueue,
+    removed: AtomicBool,
+    // How each verb in flight ends where the device is removed.
+    pending: Mutex<Slab<Abort>>,
+}
+
+impl ContextShared {
+    pub(super) fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn poll_event(&self) -> Option<AsyncEvent> {
+        self.events.pop(&self.table)
+    }
+
+    pub(super) fn deliver(&self) {
+        self.events.deliver(&self.table);
+    }
+
+    // No verb may be left waiting: what is in flight ends, what comes later is refused.
+    fn remove(&self) {
+        let aborted = {
+            let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            self.removed.store(true, Ordering::SeqCst);
+            pending.take_all()
+        };
+        let objects = self.table.objects();
+        objects.iter().for_each(|object| object.node().remove());
+        aborted.into_iter().for_each(|abort| abort());
+        objects.iter().for_each(|object| object.on_removed());
+    }
+}
+
+impl EventSink for ContextShared {
+    fn event(&self, event: EventType, subject: EventSubject) {
+        if event == EventType::DeviceRemoved {
+            if self.is_removed() {
+                return;
+            }
+            self.remove();
+        }
+        if let EventSubject::Object(id) = subject {
+            match self.table.find(id) {
+                Some(object) if fits(event, object.node().kind()) => {}
+                _ => return,
+            }
+        } else if event.is_affiliated() {
+            return;
+        }
+        self.events.push(event, subject);
+        self.deliver();
+    }
+}
+
+pub(crate) struct ContextInner {
+    pub(super) shared: Arc<ContextShared>,
+    pub(super) ops: Arc<dyn ContextOps>,
+    pub(super) device: Arc<dyn DeviceOps>,
+    pub(super) attributes: DeviceAttributes,
+    pub(super) grant: Grant,
+    pub(super) features: Features,
+    pub(super) closed: AtomicBool,
+    deferred: Mutex<Vec<Box<dyn Deferred>>>,
+}
+
+impl ContextInner {
+    pub(super) fn open(device: Arc<dyn DeviceOps>, grant: Grant) -> Result<Self, VerbError> {
+        let shared = Arc::new(ContextShared::default());
+        let ops = device.open(&grant, Arc::clone(&shared) as Arc<dyn EventSink>)?;
+        Ok(Self {
+            shared,
+            ops,
+            attributes: device.attributes(),
+            device,
+            features: grant.features(),
+            grant,
+            closed: AtomicBool::new(false),
+            deferred: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn table(&self) -> &Arc<Table> {
+        &self.shared.table
+    }
+
+    pub(crate) fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    pub(crate) fn features(&self) -> Features {
+        self.features
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        self.shared.is_removed()
+    }
+
+    pub(crate) fn require(&self, features: Features) -> Result<(), VerbError> {
+        let missing = features - self.features;
+        if missing.is_empty() { Ok(()) } else { Err(VerbError::Unsupported { missing }) }
+    }
+
+    pub(crate) fn require_window(&self, mw_type: MwType) -> Result<(), VerbError> {
+        match mw_type {
+            MwType::Type1 => self.require(Features::WINDOW_1),
+            MwType::Type2 if self.features.intersects(Features::WINDOW_2) => Ok(()),
+            MwType::Type2 => self.require(Features::WINDOW_2B),
+        }
+    }
+
+    pub(crate) fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
+        self.ops.create_cq(init, reply);
+    }
+
+    pub(crate) fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
+        self.check_open()?;
+        let ports = self.attributes.ports.len();
+        if port == 0 || usize::from(port) > ports {
+            return Err(VerbError::argument("port_num", format!("is {port}; ports are 1 to {ports}")));
+        }
+        self.ops.query_port(port)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), VerbError> {
+        if self.is_removed() {
+            return Err(VerbError::DeviceRemoved);
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(VerbError::InvalidHandle(ObjectKind::Context));
+        }
+        Ok(())
+    }
+
+    /// Starts a verb that ends with `DeviceRemoved` where the device is removed meanwhile.
+    pub(crate) fn begin<T: Send + 'static>(&self) -> (Started<T>, Outcome<T>) {
+        self.begin_or(|| Err(VerbError::DeviceRemoved))
+    }
+
+    /// Starts a verb that ends with `removed` where the device is removed meanwhile.
+    pub(crate) fn begin_or<T, E>(
+        &self,
+        removed: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> (Started<T, E>, Outcome<T, E>)
+    where
+        T: Send + 'static,
+        E: Send + 'static,
+    {
+        let (started, completer) = Started::pending();
+        let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = if self.shared.is_removed() {
+            drop(pending);
+            completer.complete(removed());
+            None
+        } else {
+            let completer = completer.clone();
+            Some(pending.insert(Box::new(move || {
+                completer.complete(removed());
+            })))
+        };
+        (started, Outcome { completer, slot, shared: Arc::clone(&self.shared) })
+    }
+
+    pub(crate) fn discard_events(&self, id: ObjectId) {
+        self.shared.events.discard(id);
+    }
+
+    /// Keeps an object that the provider would not take back yet.
+    pub(crate) fn defer(&self, object: Box<dyn Deferred>) {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+    }
+
+    /// An object is gone: what waited for it is tried again.
+    pub(crate) fn destroyed(&self, kind: ObjectKind) {
+        if matches!(kind, ObjectKind::Mw | ObjectKind::Qp) {
+            self.retry_deferred();
+        }
+    }
+
+    pub(crate) fn retry_deferred(&self) {
+        let deferred = std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner));
+        deferred.into_iter().for_each(|object| object.retry());
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        if !*self.closed.get_mut() {
+            self.ops.close();
+        }
+    }
+}
+
+/// Where a verb reports how it ended.
+pub(crate) struct Outcome<T, E = VerbError> {
+    completer: Completer<T, E>,
+    slot: Option<u32>,
+    shared: Arc<ContextShared>,
+}
+
+impl<T: 'static, E: 'static> Outcome<T, E> {
+    pub(crate) fn complete(self, result: Result<T, E>) {
+        if let Some(slot) = self.slot {
+            let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            // After a removal the slots are gone, and nobody takes new ones.
+            let abort = pending.remove(slot);
+            drop(pending);
+            drop(abort);
+        }
+        self.completer.complete(result);
+    }
+}

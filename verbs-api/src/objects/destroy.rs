@@ -1,0 +1,109 @@
+//! Destroying on demand.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::node::Refusal;
+use super::{Extra, Holder, Object, Ops};
+use crate::control::Started;
+use crate::error::{ErrorKind, VerbError};
+use crate::provider::Reply;
+
+/// An object was not destroyed.
+#[non_exhaustive]
+pub enum DestroyError<T> {
+    /// It is in use. Nothing has changed, and here it is back.
+    Busy {
+        /// The object.
+        object: T,
+        /// By whom it is used: objects, or control requests that have not ended.
+        held_by: Vec<Holder>,
+    },
+    /// Another reason.
+    Failed(VerbError),
+}
+
+impl<T> DestroyError<T> {
+    /// The kind of the fault.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Busy { .. } => ErrorKind::Busy,
+            Self::Failed(error) => error.kind(),
+        }
+    }
+
+    /// The error without the object, which is dropped.
+    pub fn into_verb_error(self) -> VerbError {
+        match self {
+            Self::Busy { held_by, .. } => VerbError::Busy(held_by),
+            Self::Failed(error) => error,
+        }
+    }
+}
+
+impl<T> From<VerbError> for DestroyError<T> {
+    fn from(error: VerbError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl<T> fmt::Display for DestroyError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy { held_by, .. } => VerbError::Busy(held_by.clone()).fmt(f),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<T> fmt::Debug for DestroyError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy { held_by, .. } => f.debug_struct("Busy").field("held_by", held_by).finish_non_exhaustive(),
+            Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
+        }
+    }
+}
+
+impl<T> std::error::Error for DestroyError<T> {}
+
+/// A handle of an object with a provider's part.
+pub(crate) trait Handle: Send + 'static {
+    type Ops: Ops + ?Sized;
+    type Extra: Extra;
+    fn object(&self) -> &Arc<Object<Self::Ops, Self::Extra>>;
+}
+
+/// Destroys the object of `handle`: Busy, or accepted, and then every other handle is invalid.
+pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
+    let object = Arc::clone(handle.object());
+    object.node.context().retry_deferred();
+    match object.node.begin_destroy() {
+        Ok(()) => {}
+        Err(Refusal::Dead(error)) => return Started::ready(Err(DestroyError::Failed(error))),
+        Err(Refusal::Busy(held_by)) => {
+            return Started::ready(Err(DestroyError::Busy { object: handle, held_by }));
+        }
+    }
+    let context = Arc::clone(object.node.context());
+    context.discard_events(object.node.id());
+    // A removal takes the object away, which is what was asked for.
+    let (started, completer) = context.begin_or(|| Ok(()));
+    let ops = Arc::clone(&object.ops);
+    ops.destroy(Reply::new(move |result| match result {
+        Ok(()) | Err(VerbError::DeviceRemoved) => {
+            drop(handle);
+            context.destroyed(object.node.kind());
+            object.node.finish_destroy(move || completer.complete(Ok(())));
+        }
+        Err(error) => {
+            object.node.revive();
+            drop(object);
+            completer.complete(Err(match error {
+                VerbError::Busy(held_by) => DestroyError::Busy { object: handle, held_by },
+                error => DestroyError::Failed(error),
+            }));
+        }
+    }));
+    started
+}

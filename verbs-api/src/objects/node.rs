@@ -1,0 +1,320 @@
+//! What the books say about one object.
+
+use std::any::Any;
+use std::mem;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Holder, ObjectId, ObjectKind, Reserved, Slab};
+use crate::context::ContextInner;
+use crate::error::VerbError;
+use crate::post::PostReason;
+
+const LIVE: u8 = 0;
+const DESTROYING: u8 = 1;
+const DESTROYED: u8 = 2;
+const REMOVED: u8 = 3;
+
+/// An object of any kind.
+pub(crate) trait AnyObject: Send + Sync + 'static {
+    fn node(&self) -> &Node;
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+    /// The device was removed: whoever waits for the object is to look again.
+    fn on_removed(&self);
+}
+
+/// What the books say about one object.
+pub(crate) struct Node {
+    state: AtomicU8,
+    kind: ObjectKind,
+    id: ObjectId,
+    context: Arc<ContextInner>,
+    book: Mutex<Book>,
+}
+
+struct Book {
+    holders: Slab<Holder>,
+    requests: Slab<Holder>,
+    unacked: u32,
+    when_acked: Option<Box<dyn FnOnce() + Send>>,
+    own: Own,
+}
+
+/// What an object holds: its identity, and its parents.
+pub(crate) struct Own {
+    reserved: Option<Reserved>,
+    holds: Vec<Hold>,
+}
+
+/// Why a destroy was not accepted.
+pub(crate) enum Refusal {
+    Dead(VerbError),
+    Busy(Vec<Holder>),
+}
+
+impl Node {
+    /// One relaxed load.
+    #[inline]
+    pub(crate) fn is_live(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == LIVE
+    }
+
+    #[cold]
+    pub(crate) fn dead(&self) -> VerbError {
+        match self.state.load(Ordering::Relaxed) {
+            REMOVED => VerbError::DeviceRemoved,
+            _ => VerbError::InvalidHandle(self.kind),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn dead_reason(&self) -> PostReason {
+        match self.state.load(Ordering::Relaxed) {
+            REMOVED => PostReason::DeviceRemoved,
+            _ => PostReason::InvalidHandle,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn check_live(&self) -> Result<(), VerbError> {
+        if self.is_live() { Ok(()) } else { Err(self.dead()) }
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == REMOVED
+    }
+
+    pub(crate) fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    pub(crate) fn kind(&self) -> ObjectKind {
+        self.kind
+    }
+
+    pub(crate) fn holder(&self) -> Holder {
+        Holder { kind: self.kind, id: self.id }
+    }
+
+    pub(crate) fn context(&self) -> &Arc<ContextInner> {
+        &self.context
+    }
+
+    /// The device was removed: every use but destroying is an error from now on.
+    pub(crate) fn remove(&self) {
+        let _ = self.state.compare_exchange(LIVE, REMOVED, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Accepts a destroy, or says why not.
+    pub(crate) fn begin_destroy(&self) -> Result<(), Refusal> {
+        let book = self.lock();
+        let removed = match self.state.load(Ordering::Relaxed) {
+            LIVE => false,
+            REMOVED => true,
+            _ => return Err(Refusal::Dead(VerbError::InvalidHandle(self.kind))),
+        };
+        // After a removal every request has ended, whether the provider answered it or not.
+        let requests = book.requests.iter().filter(|_| !removed);
+        let holders: Vec<_> = book.holders.iter().chain(requests).copied().collect();
+        if !holders.is_empty() {
+            return Err(Refusal::Busy(holders));
+        }
+        self.state.store(DESTROYING, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The provider refused to destroy the object.
+    pub(crate) fn revive(&self) {
+        let _book = self.lock();
+        let state = if self.context.is_removed() { REMOVED } else { LIVE };
+        self.state.store(state, Ordering::Relaxed);
+    }
+
+    /// The object is gone. Runs `done` when every event that the program was given is acknowledged.
+    pub(crate) fn finish_destroy(&self, done: impl FnOnce() + Send + 'static) {
+        let mut book = self.lock();
+        self.state.store(DESTROYED, Ordering::Relaxed);
+        let own = book.own.take();
+        let waits = book.unacked > 0;
+        let mut done = Some(done);
+        if waits {
+            book.when_acked = done.take().map(|done| Box::new(done) as _);
+        }
+        drop(book);
+        drop(own);
+        if let Some(done) = done {
+            done();
+        }
+    }
+
+    /// Shows `holder` as one that uses the object.
+    pub(crate) fn add_holder(&self, holder: Holder) -> u32 {
+        self.lock().holders.insert(holder)
+    }
+
+    pub(crate) fn remove_holder(&self, slot: u32) {
+        self.lock().holders.remove(slot);
+    }
+
+    /// Puts another parent in the place of the first; answers the hold to drop, with no lock held.
+    pub(crate) fn swap_parent(&self, hold: Hold) -> Hold {
+        match self.lock().own.holds.first_mut() {
+            Some(first) => mem::replace(first, hold),
+            None => hold,
+        }
+    }
+
+    /// The last handle and the last holder are gone: what the object holds, unless it was destroyed.
+    pub(super) fn begin_implicit(&mut self) -> Option<Own> {
+        let state = mem::replace(self.state.get_mut(), DESTROYED);
+        let book = self.book.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (state != DESTROYED).then(|| book.own.take())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Own {
+    fn take(&mut self) -> Self {
+        Self { reserved: self.reserved.take(), holds: mem::take(&mut self.holds) }
+    }
+}
+
+/// An object that is being made: its identity is taken and its parents are held. Dropped, it gives all back.
+pub(crate) struct Birth {
+    context: Arc<ContextInner>,
+    kind: ObjectKind,
+    own: Own,
+}
+
+impl Birth {
+    pub(crate) fn new(
+        context: &Arc<ContextInner>,
+        kind: ObjectKind,
+        parents: impl IntoIterator<Item = Arc<dyn AnyObject>>,
+    ) -> Result<Self, VerbError> {
+        let reserved = context.table().reserve(kind)?;
+        let holder = reserved.holder();
+        let parents = parents.into_iter();
+        let holds = parents.map(|parent| Hold::new(parent, holder)).collect::<Result<_, _>>()?;
+        Ok(Self { context: Arc::clone(context), kind, own: Own { reserved: Some(reserved), holds } })
+    }
+
+    pub(crate) fn id(&self) -> ObjectId {
+        self.own.reserved.as_ref().map_or(ObjectId::new(0, 0), Reserved::id)
+    }
+
+    pub(crate) fn finish<T: AnyObject>(self, make: impl FnOnce(Node) -> T) -> Arc<T> {
+        let id = self.id();
+        let state = if self.context.is_removed() { REMOVED } else { LIVE };
+        let book = Book {
+            holders: Slab::new(),
+            requests: Slab::new(),
+            unacked: 0,
+            when_acked: None,
+            own: self.own,
+        };
+        let context = self.context;
+        let object = Arc::new(make(Node {
+            state: AtomicU8::new(state),
+            kind: self.kind,
+            id,
+            context,
+            book: Mutex::new(book),
+        }));
+        let weak: std::sync::Weak<T> = Arc::downgrade(&object);
+        if let Some(reserved) = &object.node().lock().own.reserved {
+            reserved.publish(weak);
+        }
+        // A removal that walked the table before the object was in it.
+        if object.node().context.is_removed() {
+            object.node().remove();
+        }
+        object
+    }
+}
+
+/// One use of an object by another: keeps it alive and shows in its list of holders.
+pub(crate) struct Hold {
+    parent: Arc<dyn AnyObject>,
+    slot: u32,
+}
+
+impl Hold {
+    pub(crate) fn new(parent: Arc<dyn AnyObject>, holder: Holder) -> Result<Self, VerbError> {
+        let node = parent.node();
+        let mut book = node.lock();
+        node.check_live()?;
+        let slot = book.holders.insert(holder);
+        drop(book);
+        Ok(Self { parent, slot })
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.parent.node().remove_holder(self.slot);
+    }
+}
+
+/// A control request in flight on an object.
+pub(crate) struct Ticket {
+    object: Arc<dyn AnyObject>,
+    slot: u32,
+    _reserved: Reserved,
+}
+
+impl Ticket {
+    pub(crate) fn new(object: Arc<dyn AnyObject>) -> Result<Self, VerbError> {
+        let node = object.node();
+        let reserved = node.context.table().reserve(ObjectKind::Request)?;
+        let mut book = node.lock();
+        node.check_live()?;
+        let slot = book.requests.insert(reserved.holder());
+        drop(book);
+        Ok(Self { object, slot, _reserved: reserved })
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.object.node().lock().requests.remove(self.slot);
+    }
+}
+
+/// An event about an object that the program was given; acknowledged when dropped.
+pub(crate) struct Ack {
+    object: Arc<dyn AnyObject>,
+}
+
+impl Ack {
+    /// `None` where the object is on its way out: the event is discarded.
+    pub(crate) fn new(object: Arc<dyn AnyObject>) -> Option<Self> {
+        let node = object.node();
+        let mut book = node.lock();
+        if !(node.is_live() || node.is_removed()) {
+            return None;
+        }
+        book.unacked += 1;
+        drop(book);
+        Some(Self { object })
+    }
+
+    pub(crate) fn object(&self) -> &Arc<dyn AnyObject> {
+        &self.object
+    }
+}
+
+impl Drop for Ack {
+    fn drop(&mut self) {
+        let mut book = self.object.node().lock();
+        book.unacked -= 1;
+        let done = if book.unacked == 0 { book.when_acked.take() } else { None };
+        drop(book);
+        if let Some(done) = done {
+            done();
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! An object: its books, the provider's part, and what its kind adds.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::node::{Node, Own};
+use super::{AnyObject, ObjectKind};
+use crate::context::ContextInner;
+use crate::error::VerbError;
+use crate::provider::{AhOps, CqOps, MrOps, MwOps, PdOps, QpOps, Reply, SrqOps};
+
+/// The provider's part of an object: how it is given back.
+pub(crate) trait Ops: Send + Sync + 'static {
+    fn destroy(&self, reply: Reply<()>);
+}
+
+macro_rules! ops {
+    ($($ops:ident.$destroy:ident;)*) => {
+        $(impl Ops for dyn $ops {
+            fn destroy(&self, reply: Reply<()>) {
+                $ops::$destroy(self, reply);
+            }
+        })*
+    };
+}
+
+ops! {
+    AhOps.destroy;
+    CqOps.destroy;
+    MrOps.dereg;
+    MwOps.dealloc;
+    PdOps.dealloc;
+    QpOps.destroy;
+    SrqOps.destroy;
+}
+
+/// What a kind of object adds.
+pub(crate) trait Extra: Send + Sync + 'static {
+    fn on_removed(&self) {}
+}
+
+impl Extra for () {}
+
+/// An object. Dropped while it lives, it is given back to the provider.
+pub(crate) struct Object<O: Ops + ?Sized, X: Extra = ()> {
+    pub(crate) ops: Arc<O>,
+    pub(crate) node: Node,
+    pub(crate) extra: X,
+}
+
+impl<O: Ops + ?Sized, X: Extra> AnyObject for Object<O, X> {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+
+    fn on_removed(&self) {
+        self.extra.on_removed();
+    }
+}
+
+impl<O: Ops + ?Sized, X: Extra> Drop for Object<O, X> {
+    fn drop(&mut self) {
+        let Some(own) = self.node.begin_implicit() else { return };
+        let context = Arc::clone(self.node.context());
+        context.discard_events(self.node.id());
+        let kind = self.node.kind();
+        Remains { ops: Arc::clone(&self.ops), kind, context, own }.bury();
+    }
+}
+
+/// What is left of an object without handle or holder until the provider has taken its part back.
+pub(crate) struct Remains<O: Ops + ?Sized> {
+    ops: Arc<O>,
+    kind: ObjectKind,
+    context: Arc<ContextInner>,
+    own: Own,
+}
+
+/// An object that the provider would not take back yet.
+pub(crate) trait Deferred: Send {
+    fn retry(self: Box<Self>);
+}
+
+impl<O: Ops + ?Sized> Remains<O> {
+    pub(crate) fn bury(self) {
+        let ops = Arc::clone(&self.ops);
+        ops.destroy(Reply::new(move |result| match result {
+            // A region to which a window is still bound.
+            Err(VerbError::Busy(_)) if !self.context.is_removed() => {
+                let context = Arc::clone(&self.context);
+                context.defer(Box::new(self));
+            }
+            _ => {
+                let Self { kind, context, own, .. } = self;
+                drop(own);
+                context.destroyed(kind);
+            }
+        }));
+    }
+}
+
+impl<O: Ops + ?Sized> Deferred for Remains<O> {
+    fn retry(self: Box<Self>) {
+        self.bury();
+    }
+}

@@ -1,0 +1,115 @@
+//! The objects of one context by identity.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::{AnyObject, Holder, ObjectId, ObjectKind};
+use crate::error::VerbError;
+
+// One sequence for the whole process: an identity of one context never equals one of another.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+#[derive(Default)]
+pub(crate) struct Table {
+    slots: Mutex<Slots>,
+}
+
+#[derive(Default)]
+struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    closed: bool,
+}
+
+struct Slot {
+    generation: u32,
+    entry: Option<(ObjectKind, Option<Weak<dyn AnyObject>>)>,
+}
+
+impl Table {
+    /// Takes a place for an object that is to be made, unless the context is closed.
+    pub(crate) fn reserve(self: &Arc<Self>, kind: ObjectKind) -> Result<Reserved, VerbError> {
+        let mut slots = self.lock();
+        if slots.closed {
+            return Err(VerbError::InvalidHandle(ObjectKind::Context));
+        }
+        let slot = Slot {
+            generation: GENERATION.fetch_add(1, Ordering::Relaxed),
+            entry: Some((kind, None)),
+        };
+        let generation = slot.generation;
+        let index = match slots.free.pop() {
+            Some(index) => {
+                slots.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                slots.slots.push(slot);
+                slots.slots.len() as u32 - 1
+            }
+        };
+        Ok(Reserved { table: Arc::clone(self), id: ObjectId::new(index, generation), kind })
+    }
+
+    /// The object of this identity, unless it is gone; an identity never names a later object.
+    pub(crate) fn find(&self, id: ObjectId) -> Option<Arc<dyn AnyObject>> {
+        let slots = self.lock();
+        let slot = slots.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        slot.entry.as_ref()?.1.as_ref()?.upgrade()
+    }
+
+    /// Takes no more objects. Answers whether this was the first time, or every identity that is taken, also
+    /// of objects that are still being made.
+    pub(crate) fn close(&self) -> Result<bool, Vec<Holder>> {
+        let mut slots = self.lock();
+        let taken = slots.slots.iter().enumerate().filter_map(|(index, slot)| {
+            let (kind, _) = slot.entry.as_ref()?;
+            Some(Holder { kind: *kind, id: ObjectId::new(index as u32, slot.generation) })
+        });
+        let holders: Vec<_> = taken.collect();
+        if holders.is_empty() { Ok(!std::mem::replace(&mut slots.closed, true)) } else { Err(holders) }
+    }
+
+    /// Every object there is.
+    pub(crate) fn objects(&self) -> Vec<Arc<dyn AnyObject>> {
+        let slots = self.lock();
+        let entries = slots.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        entries.filter_map(|(_, object)| object.as_ref()?.upgrade()).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An identity that is taken; dropped, it is free and resolves to nothing.
+pub(crate) struct Reserved {
+    table: Arc<Table>,
+    id: ObjectId,
+    kind: ObjectKind,
+}
+
+impl Reserved {
+    pub(crate) fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    pub(crate) fn holder(&self) -> Holder {
+        Holder { kind: self.kind, id: self.id }
+    }
+
+    pub(crate) fn publish(&self, object: Weak<dyn AnyObject>) {
+        let mut slots = self.table.lock();
+        slots.slots[self.id.index as usize].entry = Some((self.kind, Some(object)));
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut slots = self.table.lock();
+        let entry = slots.slots[self.id.index as usize].entry.take();
+        slots.free.push(self.id.index);
+        drop(slots);
+        drop(entry);
+    }
+}
