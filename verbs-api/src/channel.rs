@@ -1,0 +1,200 @@
+//! Completion channels: one place to learn of the completions of many queues.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::os::fd::BorrowedFd;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context as TaskContext, Poll};
+
+use crate::context::Context;
+use crate::control::{Started, Waiters, block_on};
+use crate::cq::{Cq, CqObject};
+use crate::error::VerbError;
+use crate::notifier::Notifier;
+use crate::objects::{Ack, AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, Ops, destroy};
+use crate::provider::Reply;
+
+// A channel has no provider's part.
+pub(crate) struct NoOps;
+
+impl Ops for NoOps {
+    fn destroy(&self, reply: Reply<()>) {
+        reply.send(Ok(()));
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct ChannelQueue {
+    // Each queue at most once.
+    waiting: Mutex<VecDeque<Weak<CqObject>>>,
+    waiters: Waiters,
+    notifier: Notifier,
+}
+
+impl ChannelQueue {
+    pub(crate) fn push(&self, cq: &Weak<CqObject>) {
+        let mut waiting = self.lock();
+        if !waiting.iter().any(|known| known.ptr_eq(cq)) {
+            waiting.push_back(Weak::clone(cq));
+        }
+        self.notifier.raise();
+        drop(waiting);
+        self.waiters.wake();
+    }
+
+    fn pop(&self) -> Option<CqEvent> {
+        loop {
+            let mut waiting = self.lock();
+            let object = waiting.pop_front()?;
+            if waiting.is_empty() {
+                self.notifier.clear();
+            }
+            drop(waiting);
+            let Some(object) = object.upgrade() else { continue };
+            if let Some(ack) = Ack::new(Arc::clone(&object) as Arc<dyn AnyObject>) {
+                return Some(CqEvent { cq: Cq::of(object), _ack: ack });
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Weak<CqObject>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Extra for ChannelQueue {
+    fn on_removed(&self) {
+        self.waiters.wake();
+        self.notifier.raise();
+    }
+}
+
+pub(crate) type ChannelObject = Object<NoOps, ChannelQueue>;
+
+/// A completion channel: one descriptor and one place to await for many queues. Cloning shares it.
+///
+/// Made by [`Context::create_completion_channel`]; a queue is attached by
+/// [`CqOptions::channel`](crate::CqOptions::channel).
+#[derive(Clone)]
+#[doc(alias = "ibv_comp_channel")]
+pub struct CompletionChannel {
+    object: Arc<ChannelObject>,
+}
+
+impl CompletionChannel {
+    pub(crate) fn new(birth: Birth) -> Self {
+        let extra = ChannelQueue::default();
+        Self { object: birth.finish(|node| Object { ops: Arc::new(NoOps), node, extra }) }
+    }
+
+    pub(crate) fn object_of(&self, context: &Context) -> Result<Arc<ChannelObject>, VerbError> {
+        if Arc::ptr_eq(self.object.node.context(), &context.inner) {
+            Ok(Arc::clone(&self.object))
+        } else {
+            Err(VerbError::argument("channel", "belongs to another open device"))
+        }
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> ObjectId {
+        self.object.node.id()
+    }
+
+    /// The next queue that has a notice, if there is one.
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn poll_event(&self) -> Option<CqEvent> {
+        self.object.extra.pop()
+    }
+
+    /// The next queue that has a notice: await it, or wait for it.
+    pub fn next(&self) -> NextCqEvent<'_> {
+        NextCqEvent { channel: self }
+    }
+
+    /// A descriptor that is readable while notices wait.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
+        let queue = &self.object.extra;
+        let waiting = queue.lock();
+        let fd = queue.notifier.fd()?;
+        if !waiting.is_empty() {
+            queue.notifier.raise();
+        }
+        Ok(fd)
+    }
+
+    /// Destroys the channel: Busy while queues use it.
+    #[doc(alias = "ibv_destroy_comp_channel")]
+    pub fn destroy(self) -> Started<(), DestroyError<Self>> {
+        destroy(self)
+    }
+}
+
+impl Handle for CompletionChannel {
+    type Ops = NoOps;
+    type Extra = ChannelQueue;
+
+    fn object(&self) -> &Arc<ChannelObject> {
+        &self.object
+    }
+}
+
+impl fmt::Debug for CompletionChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.object.node.holder())
+    }
+}
+
+/// A notice of a completion queue. Dropping it acknowledges it; the queue is not destroyed before.
+#[doc(alias = "ibv_ack_cq_events")]
+pub struct CqEvent {
+    cq: Cq,
+    _ack: Ack,
+}
+
+impl CqEvent {
+    /// The queue.
+    pub fn cq(&self) -> &Cq {
+        &self.cq
+    }
+}
+
+impl fmt::Debug for CqEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CqEvent").field(&self.cq).finish()
+    }
+}
+
+/// The next notice of a channel: await it, or [`wait`](Self::wait) for it.
+#[must_use = "nothing is fetched unless this is awaited or waited for"]
+pub struct NextCqEvent<'c> {
+    channel: &'c CompletionChannel,
+}
+
+impl NextCqEvent<'_> {
+    /// Waits in this thread.
+    ///
+    /// # Errors
+    /// The channel was destroyed or its device removed; `WouldDeadlock` in a handler.
+    pub fn wait(self) -> Result<CqEvent, VerbError> {
+        block_on(self)
+    }
+}
+
+impl Future for NextCqEvent<'_> {
+    type Output = Result<CqEvent, VerbError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let object = &self.channel.object;
+        object.extra.waiters.add(cx.waker());
+        match object.extra.pop() {
+            Some(event) => Poll::Ready(Ok(event)),
+            None if object.node.is_live() => Poll::Pending,
+            None => Poll::Ready(Err(object.node.dead())),
+        }
+    }
+}

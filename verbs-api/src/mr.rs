@@ -1,0 +1,430 @@
+//! Memory regions, and keys that can be given one.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::access::Access;
+use crate::capability::{Features, Limit};
+use crate::context::ContextInner;
+use crate::control::Started;
+use crate::error::VerbError;
+use crate::ids::{LKey, RKey};
+use crate::memory::{MemoryRange, OutOfRange};
+use crate::objects::{
+    AnyObject, Birth, DestroyError, Extra, Handle, Hold, Object, ObjectId, Ticket, destroy,
+};
+use crate::pd::Pd;
+use crate::portable::Sink;
+use crate::provider::{MrChange, MrOps, RegionMemory, Reply};
+use crate::work_request::{RemoteAddress, Sge};
+
+/// How memory is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrOptions {
+    pub(crate) access: Access,
+    iova: Option<u64>,
+}
+
+impl MrOptions {
+    /// With these rights, the first octet at its own address.
+    pub const fn new(access: Access) -> Self {
+        Self { access, iova: None }
+    }
+
+    /// The first octet at this address, as requests and peers name it.
+    #[must_use]
+    pub const fn iova(mut self, iova: u64) -> Self {
+        self.iova = Some(iova);
+        self
+    }
+
+    /// Addresses count from the first octet. Needs [`Features::ZBVA`].
+    #[must_use]
+    pub const fn zero_based(mut self) -> Self {
+        self.access = self.access.union(Access::ZERO_BASED);
+        self
+    }
+
+    pub(crate) fn check(&self, context: &ContextInner) -> Result<(), VerbError> {
+        check_access(self.access, context)?;
+        if self.access.contains(Access::ZERO_BASED) && self.iova.is_some_and(|iova| iova != 0) {
+            return Err(VerbError::argument("iova", "must be 0 or absent with ZERO_BASED"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn shape(&self, memory: &RegionMemory) -> Shape {
+        let zero_based = self.access.contains(Access::ZERO_BASED);
+        let address = if zero_based { 0 } else { memory.address() as u64 };
+        Shape { iova: self.iova.unwrap_or(address), length: memory.len() as u64 }
+    }
+}
+
+fn check_access(access: Access, context: &ContextInner) -> Result<(), VerbError> {
+    if let Some(reason) = access.illegal() {
+        return Err(VerbError::argument("access", reason));
+    }
+    let mut needed = Features::empty();
+    needed.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
+    needed.set(
+        Features::FLUSH,
+        access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT),
+    );
+    context.require(needed)
+}
+
+/// The addresses of a region.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) iova: u64,
+    length: u64,
+}
+
+pub(crate) struct MrExtra {
+    current: Mutex<Current>,
+    // The low byte that a key was last given.
+    key_byte: AtomicU8,
+}
+
+struct Current {
+    shape: Shape,
+    range: Option<MemoryRange>,
+}
+
+impl Extra for MrExtra {}
+
+pub(crate) type MrObject = Object<dyn MrOps, MrExtra>;
+
+/// A memory region. Cloning shares it.
+#[derive(Clone)]
+#[doc(alias = "ibv_mr")]
+pub struct Mr {
+    pub(crate) object: Arc<MrObject>,
+}
+
+/// What is changed of a region by [`Mr::rereg`]; what is not named stays.
+#[derive(Clone, Debug, Default)]
+pub struct MrReregister {
+    translation: Option<MemoryRange>,
+    iova: Option<u64>,
+    pd: Option<Pd>,
+    access: Option<Access>,
+}
+
+impl MrReregister {
+    /// Nothing changed.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Other memory, the first octet at its own address.
+    #[must_use]
+    pub fn memory(mut self, memory: impl Into<MemoryRange>) -> Self {
+        self.translation = Some(memory.into());
+        self
+    }
+
+    /// The first octet of the other memory at this address.
+    #[must_use]
+    pub fn iova(mut self, iova: u64) -> Self {
+        self.iova = Some(iova);
+        self
+    }
+
+    /// Another domain of the same device.
+    #[must_use]
+    pub fn pd(mut self, pd: &Pd) -> Self {
+        self.pd = Some(pd.clone());
+        self
+    }
+
+    /// Other rights.
+    #[must_use]
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = Some(access);
+        self
+    }
+}
+
+impl Mr {
+    pub(crate) fn new(
+        birth: Birth,
+        ops: Arc<dyn MrOps>,
+        shape: Shape,
+        range: Option<MemoryRange>,
+    ) -> Self {
+        let current = Mutex::new(Current { shape, range });
+        let extra = MrExtra { current, key_byte: AtomicU8::new(ops.lkey().key_byte()) };
+        Self { object: birth.finish(|node| Object { ops, node, extra }) }
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> ObjectId {
+        self.object.node.id()
+    }
+
+    /// The key for local requests.
+    pub fn lkey(&self) -> LKey {
+        self.object.ops.lkey()
+    }
+
+    /// The key for peers; 0 where no remote access was granted.
+    pub fn rkey(&self) -> RKey {
+        self.object.ops.rkey()
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.current(|current| current.shape.length) as usize
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address of the first octet, as requests and peers name it; 0 where zero-based.
+    pub fn iova(&self) -> u64 {
+        self.current(|current| current.shape.iova)
+    }
+
+    /// The memory, where the library owns it and it is exposed.
+    pub fn memory(&self) -> Option<MemoryRange> {
+        self.current(|current| current.range.clone())
+    }
+
+    /// A stretch of the region, for a request's scatter/gather list.
+    ///
+    /// # Errors
+    /// The stretch lies outside.
+    pub fn sge(&self, offset: usize, length: u32) -> Result<Sge, OutOfRange> {
+        let Shape { iova, length: size } = self.current(|current| current.shape);
+        let end = (offset as u64).checked_add(u64::from(length));
+        if end.is_none_or(|end| end > size) {
+            return Err(OutOfRange { offset, length: length as usize, size: size as usize });
+        }
+        Ok(Sge { addr: iova.wrapping_add(offset as u64), length, lkey: self.lkey() })
+    }
+
+    /// The whole region, up to the 2^32 - 1 octets that an entry can name.
+    pub fn sge_all(&self) -> Sge {
+        let Shape { iova, length } = self.current(|current| current.shape);
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        Sge { addr: iova, length, lkey: self.lkey() }
+    }
+
+    /// What a peer is told to reach the octet at `offset`.
+    pub fn remote(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress::new(self.iova().wrapping_add(offset), self.rkey())
+    }
+
+    /// Changes memory, domain or rights; the keys may change with it.
+    ///
+    /// # Errors
+    /// As a registration; Busy while windows are bound to it. After these the region is as it was;
+    /// after any other error it can only be deregistered.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn rereg(&self, change: MrReregister) -> Started<()> {
+        match self.start_rereg(change) {
+            Ok(started) => started,
+            Err(error) => Started::ready(Err(error)),
+        }
+    }
+
+    fn start_rereg(&self, change: MrReregister) -> Result<Started<()>, VerbError> {
+        let context = self.object.node.context();
+        let ticket = Ticket::new(Arc::clone(&self.object) as Arc<dyn AnyObject>)?;
+        let MrReregister { translation, iova, pd, access } = change;
+        check_access(access.unwrap_or_default(), context)?;
+        if iova.is_some() && translation.is_none() {
+            return Err(VerbError::argument("iova", "can be changed only together with the memory"));
+        }
+        if let Some(pd) = pd.as_ref().filter(|pd| !Arc::ptr_eq(pd.context(), context)) {
+            return Err(VerbError::argument("pd", format!("{pd:?} belongs to another open device")));
+        }
+        let holder = self.object.node.holder();
+        let hold = pd
+            .as_ref()
+            .map(|pd| Hold::new(Arc::clone(&pd.object) as Arc<dyn AnyObject>, holder))
+            .transpose()?;
+        let translation = translation.map(|range| {
+            let memory = range.to_region();
+            let iova = iova.unwrap_or_else(|| memory.address() as u64);
+            let shape = Shape { iova, length: memory.len() as u64 };
+            (memory, shape, range)
+        });
+        if let Some((memory, ..)) = &translation {
+            let limits = &context.attributes().limits;
+            limits.check(Limit::MaxMrSize, memory.len() as u64).map_err(VerbError::Limit)?;
+        }
+        let change = MrChange {
+            translation: translation.as_ref().map(|(memory, shape, _)| (memory.clone(), shape.iova)),
+            pd: pd.map(|pd| Arc::clone(&pd.object.ops)),
+            access,
+        };
+        let (started, outcome) = context.begin();
+        let object = Arc::clone(&self.object);
+        let ops = Arc::clone(&object.ops);
+        ops.rereg(
+            change,
+            Reply::new(move |result| {
+                if result.is_ok() {
+                    if let Some((_, shape, range)) = translation {
+                        object.extra.changed(shape, range);
+                    }
+                    drop(hold.map(|hold| object.node.swap_parent(hold)));
+                }
+                drop(ticket);
+                drop(object);
+                outcome.complete(result);
+            }),
+        );
+        Ok(started)
+    }
+
+    /// Revokes the keys at once and ends when no access is in progress any more: Busy while windows
+    /// are bound to it. A posted request that uses it later completes with a protection error.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn deregister(self) -> Started<(), DestroyError<Self>> {
+        destroy(self)
+    }
+
+    fn current<T>(&self, look: impl FnOnce(&Current) -> T) -> T {
+        look(&self.object.extra.current.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl MrExtra {
+    fn changed(&self, shape: Shape, range: MemoryRange) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *current, Current { shape, range: Some(range) });
+        drop(current);
+        drop(before);
+    }
+}
+
+impl Handle for Mr {
+    type Ops = dyn MrOps;
+    type Extra = MrExtra;
+
+    fn object(&self) -> &Arc<MrObject> {
+        &self.object
+    }
+}
+
+impl fmt::Debug for Mr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.object.node.holder())
+    }
+}
+
+/// An allocated key: a fast-register gives it memory, an invalidate takes it away. Cloning shares it.
+///
+/// The device owns the index, the program the low byte. Give it a fresh one for each use, with
+/// [`next_consumer_key`](Self::next_consumer_key): a peer that kept an earlier key is then refused.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd) -> Result<(), verbs_api::VerbError> {
+/// let mut key = pd.alloc_key(256).wait()?;
+/// key = key.next_consumer_key(); // before each fast-register
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MrKey {
+    object: Arc<MrObject>,
+    max_num_sg: u32,
+}
+
+impl MrKey {
+    pub(crate) fn new(birth: Birth, ops: Arc<dyn MrOps>, max_num_sg: u32) -> Self {
+        let shape = Shape { iova: 0, length: 0 };
+        let Mr { object } = Mr::new(birth, ops, shape, None);
+        Self { object, max_num_sg }
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> ObjectId {
+        self.object.node.id()
+    }
+
+    /// Pages, blocks or elements that a fast-register may give it.
+    pub fn max_num_sg(&self) -> u32 {
+        self.max_num_sg
+    }
+
+    /// The same key with the next consumer byte, which every clone shares: for the next fast-register.
+    #[must_use = "this is the key to register with"]
+    #[doc(alias = "ib_update_fast_reg_key")]
+    #[doc(alias = "ibv_inc_rkey")]
+    pub fn next_consumer_key(self) -> Self {
+        self.advance();
+        self
+    }
+
+    /// Goes on to the next consumer byte, and answers the key for peers.
+    pub fn advance(&self) -> RKey {
+        self.object.extra.key_byte.fetch_add(1, Ordering::Relaxed);
+        self.rkey()
+    }
+
+    /// The key for peers, with the current consumer byte.
+    pub fn rkey(&self) -> RKey {
+        let rkey = self.object.ops.rkey();
+        // Where a device tells no remote key before memory is registered, both keys are one.
+        let rkey = if rkey.value() == 0 { RKey::new(self.object.ops.lkey().value()) } else { rkey };
+        rkey.with_key_byte(self.key_byte())
+    }
+
+    /// The key for local requests, with the current consumer byte.
+    pub fn lkey(&self) -> LKey {
+        self.object.ops.lkey().with_key_byte(self.key_byte())
+    }
+
+    /// A stretch that the key was registered for.
+    pub fn sge(&self, addr: u64, length: u32) -> Sge {
+        Sge { addr, length, lkey: self.lkey() }
+    }
+
+    /// A stretch that the key was registered for, as the sink of a portable read-and-invalidate.
+    pub fn sink(&self, addr: u64, length: u32) -> Sink {
+        Sink::new(self.sge(addr, length), self.rkey())
+    }
+
+    /// What a peer is told to reach `addr`.
+    pub fn remote(&self, addr: u64) -> RemoteAddress {
+        RemoteAddress::new(addr, self.rkey())
+    }
+
+    /// Gives the key back; memory registered with it is deregistered. Busy while windows are bound to it.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn deregister(self) -> Started<(), DestroyError<Self>> {
+        destroy(self)
+    }
+
+    fn key_byte(&self) -> u8 {
+        self.object.extra.key_byte.load(Ordering::Relaxed)
+    }
+}
+
+impl From<&MrKey> for RKey {
+    fn from(key: &MrKey) -> Self {
+        key.rkey()
+    }
+}
+
+impl Handle for MrKey {
+    type Ops = dyn MrOps;
+    type Extra = MrExtra;
+
+    fn object(&self) -> &Arc<MrObject> {
+        &self.object
+    }
+}
+
+impl fmt::Debug for MrKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (key {})", self.object.node.holder(), self.rkey())
+    }
+}

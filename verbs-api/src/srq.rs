@@ -1,0 +1,201 @@
+//! Shared receive queues.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::capability::Limit;
+use crate::control::Started;
+use crate::error::VerbError;
+use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, ObjectId, Ticket, destroy};
+use crate::post::{PostError, PostReason};
+use crate::provider::{Reply, SrqOps};
+use crate::receive::{RefusedReceive, post_one_receive, post_receives};
+use crate::work_request::ReceiveRequest;
+
+/// What a shared receive queue is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ibv_srq_init_attr")]
+pub struct SrqOptions {
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) srq_limit: u32,
+}
+
+impl SrqOptions {
+    /// A queue of `max_wr` requests at least, of one entry each.
+    pub const fn new(max_wr: u32) -> Self {
+        Self { max_wr, max_sge: 1, srq_limit: 0 }
+    }
+
+    /// Entries of a request.
+    #[must_use]
+    pub const fn max_sge(mut self, max_sge: u32) -> Self {
+        self.max_sge = max_sge;
+        self
+    }
+
+    /// One event when fewer than `srq_limit` requests are left.
+    #[must_use]
+    pub const fn srq_limit(mut self, srq_limit: u32) -> Self {
+        self.srq_limit = srq_limit;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), VerbError> {
+        if self.max_wr == 0 {
+            return Err(VerbError::argument("max_wr", "is 0: a queue holds at least one request"));
+        }
+        check_limit(self.srq_limit, self.max_wr)
+    }
+}
+
+fn check_limit(srq_limit: u32, max_wr: u32) -> Result<(), VerbError> {
+    if srq_limit > max_wr {
+        let reason = format!("is {srq_limit}, more than the {max_wr} requests that the queue holds");
+        return Err(VerbError::argument("srq_limit", reason));
+    }
+    Ok(())
+}
+
+/// What [`Srq::query`] tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ibv_srq_attr")]
+pub struct SrqStatus {
+    /// Requests that it holds.
+    pub max_wr: u32,
+    /// Entries of a request.
+    pub max_sge: u32,
+    /// The armed limit, 0 for none.
+    pub srq_limit: u32,
+}
+
+pub(crate) type SrqObject = Object<dyn SrqOps>;
+
+/// A shared receive queue: several queue pairs take their receives from it. Cloning shares it.
+#[derive(Clone)]
+#[doc(alias = "ibv_srq")]
+pub struct Srq {
+    ops: Arc<dyn SrqOps>,
+    max_sge: u32,
+    object: Arc<SrqObject>,
+}
+
+impl Srq {
+    pub(crate) fn new(birth: Birth, ops: Arc<dyn SrqOps>) -> Self {
+        Self::of(birth.finish(|node| Object { ops, node, extra: () }))
+    }
+
+    pub(crate) fn of(object: Arc<SrqObject>) -> Self {
+        let (_, max_sge, _) = object.ops.query();
+        Self { ops: Arc::clone(&object.ops), max_sge, object }
+    }
+
+    pub(crate) fn object(&self) -> &Arc<SrqObject> {
+        &self.object
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> ObjectId {
+        self.object.node.id()
+    }
+
+    /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
+    ///
+    /// # Errors
+    /// Why it was not posted, and the request with its buffers.
+    #[inline]
+    #[doc(alias = "ibv_post_srq_recv")]
+    pub fn post_receive<'a>(&self, request: impl Into<ReceiveRequest<'a>>) -> Result<(), RefusedReceive<'a>> {
+        let live = self.check_live();
+        post_one_receive(request.into(), live, self.max_sge, |requests| self.ops.post(requests))
+    }
+
+    /// Posts receives in order and takes those that were posted out of the list.
+    ///
+    /// # Errors
+    /// How many were posted and why the next was not: it is the first of what remains.
+    #[inline]
+    #[doc(alias = "ibv_post_srq_recv")]
+    pub fn post_receives(&self, requests: &mut Vec<ReceiveRequest<'_>>) -> Result<(), PostError> {
+        let live = self.check_live();
+        post_receives(requests, live, self.max_sge, |requests| self.ops.post(requests))
+    }
+
+    /// Asks for one event when fewer than `srq_limit` requests are left; 0 takes it back.
+    ///
+    /// # Errors
+    /// More than the queue holds.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn arm_limit(&self, srq_limit: u32) -> Started<()> {
+        let (max_wr, ..) = self.ops.query();
+        self.modify(check_limit(srq_limit, max_wr), Some(srq_limit), None)
+    }
+
+    /// Changes the number of requests that the queue holds.
+    ///
+    /// # Errors
+    /// Fewer than are posted, or beyond `max_srq_wr`: the queue is as it was.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn resize(&self, max_wr: u32) -> Started<()> {
+        let limits = &self.object.node.context().attributes().limits;
+        let check = limits.check(Limit::MaxSrqWr, u64::from(max_wr)).map_err(VerbError::Limit);
+        self.modify(check, None, Some(max_wr))
+    }
+
+    fn modify(
+        &self,
+        check: Result<(), VerbError>,
+        srq_limit: Option<u32>,
+        max_wr: Option<u32>,
+    ) -> Started<()> {
+        let object = Arc::clone(&self.object) as Arc<dyn AnyObject>;
+        let ticket = match check.and_then(|()| Ticket::new(object)) {
+            Ok(ticket) => ticket,
+            Err(error) => return Started::ready(Err(error)),
+        };
+        let (started, outcome) = self.object.node.context().begin();
+        let reply = Reply::new(move |result| {
+            drop(ticket);
+            outcome.complete(result);
+        });
+        self.ops.modify(srq_limit, max_wr, reply);
+        started
+    }
+
+    /// Sizes, and the armed limit.
+    ///
+    /// # Errors
+    /// The queue was destroyed, or its device removed.
+    #[doc(alias = "ibv_query_srq")]
+    pub fn query(&self) -> Result<SrqStatus, VerbError> {
+        self.object.node.check_live()?;
+        let (max_wr, max_sge, srq_limit) = self.ops.query();
+        Ok(SrqStatus { max_wr, max_sge, srq_limit })
+    }
+
+    /// Destroys the queue: Busy while queue pairs use it.
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn destroy(self) -> Started<(), DestroyError<Self>> {
+        destroy(self)
+    }
+
+    #[inline]
+    fn check_live(&self) -> Result<(), PostReason> {
+        if self.object.node.is_live() { Ok(()) } else { Err(self.object.node.dead_reason()) }
+    }
+}
+
+impl Handle for Srq {
+    type Ops = dyn SrqOps;
+    type Extra = ();
+
+    fn object(&self) -> &Arc<SrqObject> {
+        &self.object
+    }
+}
+
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.object.node.holder())
+    }
+}
