@@ -199,3 +199,43 @@ pub struct QpCounters {
     pub duplicates: u64,
     pub dropped: u64,
 }
+
+impl QpCounters {
+    /// Names and values, in declaration order.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("sends", self.sends),
+            ("sends_with_invalidate", self.sends_with_invalidate),
+            ("writes", self.writes),
+            ("reads", self.reads),
+            ("atomics", self.atomics),
+            ("fast_registers", self.fast_registers),
+            ("local_invalidates", self.local_invalidates),
+            ("binds", self.binds),
+            ("receives", self.receives),
+            ("retransmissions", self.retransmissions),
+            ("rnr_naks", self.rnr_naks),
+            ("naks", self.naks),
+            ("duplicates", self.duplicates),
+            ("dropped", self.dropped),
+        ]
+    }
+
+    /// Adds what another counted.
+    pub fn add(&mut self, other: &Self) {
+        self.sends += other.sends;
+        self.sends_with_invalidate += other.sends_with_invalidate;
+        self.writes += other.writes;
+        self.reads += other.reads;
+        self.atomics += other.atomics;
+        self.fast_registers += other.fast_registers;
+        self.local_invalidates += other.local_invalidates;
+        self.binds += other.binds;
+        self.receives += other.receives;
+        self.retransmissions += other.retransmissions;
+        self.rnr_naks += other.rnr_naks;
+        self.naks += other.naks;
+        self.duplicates += other.duplicates;
+        self.dropped += other.dropped;
+    }
+}

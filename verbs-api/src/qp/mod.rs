@@ -1,7 +1,13 @@
-//! Queue pairs: types, states, attributes.
+//! Queue pairs: types, states, attributes, and the object itself.
 
 mod attributes;
+mod connect;
+mod options;
+mod pair;
 mod state;
 
 pub use attributes::*;
+pub use connect::{ConnectOptions, QpEndpoint, connect_pair};
+pub use options::QpOptions;
+pub use pair::{Qp, Rejected};
 pub use state::*;

@@ -1,0 +1,534 @@
+//! Portable operations: what a program means, lowered to what the device has.
+//!
+//! One function lowers an operation; posting posts what it gives and a [`Plan`] prints it, so that the
+//! plan is what will be executed. Each portable operation completes with one completion that carries
+//! the program's `wr_id`, on every device, also when it fails.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::access::Access;
+use crate::capability::{BaselineGaps, Features, Limit, Limits};
+use crate::context::Context;
+use crate::control::Started;
+use crate::error::VerbError;
+use crate::ids::{LKey, RKey};
+use crate::memory::{MemoryRange, PageList};
+use crate::mr::{Mr, MrKey, MrOptions};
+use crate::mw::Mw;
+use crate::pd::Pd;
+use crate::post::PostReason;
+use crate::provider::MwType;
+use crate::work_request::{
+    BindWindow, FastRegister, LocalInvalidate, Operation, Operations, Read, ReadWithInvalidate,
+    RemoteAddress, SendFlags, Sge, WorkRequest, Write,
+};
+
+/// Slots of a send queue that a portable operation takes at most.
+pub(crate) const MAX_SLOTS: u32 = 2;
+
+/// The requests that a portable operation becomes on a device.
+pub struct Lowered<'a> {
+    pub(crate) first: WorkRequest<'a>,
+    pub(crate) second: Option<WorkRequest<'a>>,
+}
+
+impl<'a> Lowered<'a> {
+    /// One request, made to complete with `wr_id`.
+    pub fn one(wr_id: u64, request: impl Into<WorkRequest<'a>>) -> Self {
+        let mut first = request.into();
+        let common = first.common_mut();
+        common.wr_id = wr_id;
+        common.flags |= SendFlags::SIGNALED;
+        Self { first, second: None }
+    }
+
+    /// Two requests: the second waits for the first and completes for both with `wr_id`.
+    pub fn two(
+        wr_id: u64,
+        first: impl Into<WorkRequest<'a>>,
+        second: impl Into<WorkRequest<'a>>,
+    ) -> Self {
+        let Self { first: mut second, .. } = Self::one(wr_id, second);
+        second.common_mut().flags |= SendFlags::FENCE | SendFlags::SECOND_HALF;
+        let mut first = first.into();
+        let common = first.common_mut();
+        common.wr_id = wr_id;
+        common.flags = (common.flags - SendFlags::SIGNALED) | SendFlags::FIRST_HALF;
+        Self { first, second: Some(second) }
+    }
+
+    /// The requests in the order in which they are posted.
+    pub fn requests(&self) -> impl Iterator<Item = &WorkRequest<'a>> {
+        std::iter::once(&self.first).chain(&self.second)
+    }
+}
+
+/// An operation that every device has in some form.
+pub trait Portable {
+    /// Its name, as `polyverbs plan` takes it.
+    fn name(&self) -> &'static str;
+
+    /// The requests that it becomes where these features were granted.
+    ///
+    /// # Errors
+    /// The features without which there is no form of it.
+    fn lower(&self, features: Features) -> Result<Lowered<'_>, PostReason>;
+
+    /// The control verb that has to come before, if there is one.
+    fn control_verb(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// One request of a [`Plan`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanStep {
+    /// What is posted.
+    pub operation: Operations,
+    /// How.
+    pub flags: SendFlags,
+}
+
+/// What a portable operation becomes on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The operation.
+    pub operation: &'static str,
+    /// The control verb that comes before, if there is one.
+    pub control_verb: Option<&'static str>,
+    /// What is posted, in this order.
+    pub steps: Vec<PlanStep>,
+}
+
+impl Plan {
+    /// The plan of `operation` where these features were granted.
+    ///
+    /// # Errors
+    /// The features without which there is no form of it.
+    ///
+    /// ```
+    /// use verbs_api::{Features, Plan, ReadAndInvalidate, RemoteAddress, Sink};
+    /// let operation = ReadAndInvalidate::new(RemoteAddress::default(), &Sink::default());
+    /// let plan = Plan::of(&operation, Features::IWARP_MANDATORY).unwrap();
+    /// assert_eq!(plan.slots(), 1);
+    /// let plan = Plan::of(&operation, Features::BMME_AS_PROPOSED).unwrap();
+    /// assert_eq!(plan.slots(), 2);
+    /// ```
+    pub fn of(operation: &impl Portable, features: Features) -> Result<Self, PostReason> {
+        let lowered = operation.lower(features)?;
+        let step = |request: &WorkRequest<'_>| PlanStep {
+            operation: request.operation(),
+            flags: request.common().flags,
+        };
+        let steps = lowered.requests().map(step).collect();
+        let control_verb = operation.control_verb();
+        Ok(Self { operation: operation.name(), control_verb, steps })
+    }
+
+    /// Slots of the send queue that it takes.
+    pub fn slots(&self) -> u32 {
+        self.steps.len() as u32
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.slots() == 1 { "" } else { "s" };
+        writeln!(f, "{}: {} work request{plural}, one completion", self.operation, self.slots())?;
+        if let Some(verb) = self.control_verb {
+            writeln!(f, "  before: {verb} (control verb)")?;
+        }
+        for (index, PlanStep { operation, flags }) in self.steps.iter().enumerate() {
+            let mut how = Vec::new();
+            for (flag, name) in [(SendFlags::FENCE, "fenced"), (SendFlags::SIGNALED, "signaled")] {
+                if flags.contains(flag) {
+                    how.push(name);
+                }
+            }
+            let names: Vec<_> = operation.iter_names().map(|(name, _)| name).collect();
+            let how = if how.is_empty() { "unsignaled".to_owned() } else { how.join(", ") };
+            writeln!(f, "  {}. {} ({how})", index + 1, names.join(" "))?;
+        }
+        Ok(())
+    }
+}
+
+impl Context {
+    /// What a portable operation becomes with the features granted here.
+    ///
+    /// # Errors
+    /// The features without which there is no form of it.
+    pub fn plan(&self, operation: &impl Portable) -> Result<Plan, PostReason> {
+        Plan::of(operation, self.features())
+    }
+}
+
+/// The operations that lowering may need of a queue pair where these features were granted.
+pub(crate) fn operations(features: Features) -> Operations {
+    let mut operations = Operations::empty();
+    if features.contains(Features::BMME) {
+        operations |= Operations::FAST_REGISTER | Operations::LOCAL_INV;
+    }
+    operations.set(Operations::READ_WITH_INV, features.contains(Features::READ_WITH_INVALIDATE));
+    operations.set(Operations::BIND_MW, features.intersects(Features::WINDOW_2));
+    operations
+}
+
+/// Where a read-and-invalidate puts the octets: memory registered with a key that dies with the read.
+///
+/// Made by [`MrKey::sink`]; register it afresh for each use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sink {
+    sge: Sge,
+    rkey: RKey,
+}
+
+impl Sink {
+    /// A sink of this stretch, whose key for peers is `rkey`.
+    pub const fn new(sge: Sge, rkey: RKey) -> Self {
+        Self { sge, rkey }
+    }
+}
+
+/// Reads remote octets and invalidates the *local sink's* key when the last has been placed.
+///
+/// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadAndInvalidate {
+    remote: RemoteAddress,
+    sink: Sink,
+    wr_id: u64,
+}
+
+impl ReadAndInvalidate {
+    /// As many octets from `remote` as `sink` holds.
+    pub const fn new(remote: RemoteAddress, sink: &Sink) -> Self {
+        Self { remote, sink: *sink, wr_id: 0 }
+    }
+
+    /// Comes back in the completion.
+    #[must_use]
+    pub const fn wr_id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+}
+
+impl Portable for ReadAndInvalidate {
+    fn name(&self) -> &'static str {
+        "read-and-invalidate"
+    }
+
+    fn lower(&self, features: Features) -> Result<Lowered<'_>, PostReason> {
+        let Sink { sge, rkey } = self.sink;
+        if features.contains(Features::READ_WITH_INVALIDATE) {
+            return Ok(Lowered::one(self.wr_id, ReadWithInvalidate::new(sge, self.remote)));
+        }
+        let missing = (Features::BMME | Features::LOCAL_INVALIDATE_FENCE) - features;
+        if !missing.is_empty() {
+            return Err(PostReason::Unsupported { missing });
+        }
+        let read = Read::new(sge, self.remote);
+        Ok(Lowered::two(self.wr_id, read, LocalInvalidate::new(rkey)))
+    }
+}
+
+/// Opens memory to peers under a fresh key: by [`RemoteAccess::register`].
+///
+/// A fast-register where there is one; else the bind of a type-2 window; else, where the program
+/// allowed it, a plain region that was registered beforehand, and an empty write that completes in
+/// its place.
+#[derive(Clone, Copy, Debug)]
+pub struct RegisterForRemoteAccess<'a> {
+    form: Form<'a>,
+    wr_id: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Form<'a> {
+    FastRegister { key: RKey, pages: Option<&'a PageList>, access: Access },
+    Window { window: RKey, region: LKey, addr: u64, length: u64, access: Access },
+    Region,
+}
+
+impl RegisterForRemoteAccess<'_> {
+    /// The operation without memory, for a [`Plan`] on a device with these features.
+    ///
+    /// # Errors
+    /// The features of which one would be needed.
+    pub fn outline(features: Features, allow_plain_region: bool) -> Result<Self, VerbError> {
+        let access = Access::empty();
+        let form = match Choice::of(features, allow_plain_region)? {
+            Choice::FastRegister => Form::FastRegister { key: RKey::default(), pages: None, access },
+            Choice::Window => {
+                let (window, region) = (RKey::default(), LKey::default());
+                Form::Window { window, region, addr: 0, length: 0, access }
+            }
+            Choice::Region => Form::Region,
+        };
+        Ok(Self { form, wr_id: 0 })
+    }
+
+    /// Comes back in the completion.
+    #[must_use]
+    pub const fn wr_id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+}
+
+impl Portable for RegisterForRemoteAccess<'_> {
+    fn name(&self) -> &'static str {
+        "register-for-remote-access"
+    }
+
+    fn lower(&self, _: Features) -> Result<Lowered<'_>, PostReason> {
+        Ok(match self.form {
+            Form::FastRegister { key, pages, access } => {
+                let request = FastRegister { key, pages, access, ..FastRegister::default() };
+                Lowered::one(self.wr_id, request)
+            }
+            Form::Window { window, region, addr, length, access } => {
+                let request = BindWindow::new(window, region, addr, length).access(access);
+                Lowered::one(self.wr_id, request)
+            }
+            // A write of no octets names no memory of the peer, on any transport.
+            Form::Region => Lowered::one(self.wr_id, Write::new((), RemoteAddress::default())),
+        })
+    }
+
+    fn control_verb(&self) -> Option<&'static str> {
+        matches!(self.form, Form::Region).then_some("register")
+    }
+}
+
+enum Choice {
+    FastRegister,
+    Window,
+    Region,
+}
+
+impl Choice {
+    fn of(features: Features, allow_plain_region: bool) -> Result<Self, VerbError> {
+        if features.contains(Features::BMME) {
+            Ok(Self::FastRegister)
+        } else if features.intersects(Features::WINDOW_2) {
+            Ok(Self::Window)
+        } else if allow_plain_region {
+            Ok(Self::Region)
+        } else {
+            Err(VerbError::Unsupported { missing: Features::BMME })
+        }
+    }
+}
+
+/// Memory that can be opened to peers, again and again, by what this device has for it.
+#[derive(Debug)]
+pub struct RemoteAccess {
+    means: Means,
+    access: Access,
+    address: u64,
+    length: u64,
+}
+
+#[derive(Debug)]
+enum Means {
+    FastRegister { key: MrKey, pages: PageList },
+    Window { region: Mr, window: Mw, key_byte: AtomicU8 },
+    Region(Mr),
+}
+
+impl RemoteAccess {
+    /// Prepares `memory` to be opened with these rights.
+    ///
+    /// `allow_plain_region` allows, where nothing better exists, a plain region: peers that know its
+    /// key have access from now on, and [`revoke`](Self::revoke) is a deregistration.
+    ///
+    /// # Errors
+    /// There is no form of it with the features granted, or the memory is too large for one key.
+    pub fn prepare(
+        pd: &Pd,
+        memory: impl Into<MemoryRange>,
+        access: Access,
+        allow_plain_region: bool,
+    ) -> Started<Self> {
+        let memory = memory.into();
+        match Choice::of(pd.context().features(), allow_plain_region) {
+            Err(error) => Started::ready(Err(error)),
+            Ok(Choice::FastRegister) => Self::prepare_key(pd, memory, access),
+            Ok(Choice::Window) => Self::prepare_window(pd, memory, access),
+            Ok(Choice::Region) => {
+                let (address, length) = (memory.address(), memory.len() as u64);
+                Self::after(pd, pd.register(memory, access), move |region| Self {
+                    means: Means::Region(region),
+                    access,
+                    address,
+                    length,
+                })
+            }
+        }
+    }
+
+    fn prepare_key(pd: &Pd, memory: MemoryRange, access: Access) -> Started<Self> {
+        let limits = &pd.context().attributes().limits;
+        let pages = match page_list(&memory, limits) {
+            Ok(pages) => pages,
+            Err(error) => return Started::ready(Err(error)),
+        };
+        let (address, length) = (memory.address(), memory.len() as u64);
+        Self::after(pd, pd.alloc_key(pages.entries()), move |key| Self {
+            means: Means::FastRegister { key, pages },
+            access,
+            address,
+            length,
+        })
+    }
+
+    fn prepare_window(pd: &Pd, memory: MemoryRange, access: Access) -> Started<Self> {
+        let (started, outcome) = pd.context().begin();
+        let (address, length) = (memory.address(), memory.len() as u64);
+        let local = Access::LOCAL_WRITE | Access::MW_BIND;
+        let windows = pd.clone();
+        pd.register_with(memory, MrOptions::new(local)).on_done(move |region| match region {
+            Err(error) => outcome.complete(Err(error)),
+            Ok(region) => windows.alloc_mw(MwType::Type2).on_done(move |window| {
+                outcome.complete(window.map(|window| {
+                    let key_byte = AtomicU8::new(window.rkey().key_byte());
+                    let means = Means::Window { region, window, key_byte };
+                    Self { means, access, address, length }
+                }));
+            }),
+        });
+        started
+    }
+
+    fn after<T: Send + 'static>(
+        pd: &Pd,
+        first: Started<T>,
+        then: impl FnOnce(T) -> Self + Send + 'static,
+    ) -> Started<Self> {
+        let (started, outcome) = pd.context().begin();
+        first.on_done(move |result| outcome.complete(result.map(then)));
+        started
+    }
+
+    /// The operation that opens the memory under a fresh key, to be posted with
+    /// [`Qp::post_portable`](crate::Qp::post_portable). The key of the time before must be dead:
+    /// invalidated by the peer, or by [`invalidation`](Self::invalidation).
+    pub fn register(&self) -> RegisterForRemoteAccess<'_> {
+        let (access, addr, length) = (self.access, self.address, self.length);
+        let form = match &self.means {
+            Means::FastRegister { key, pages } => {
+                Form::FastRegister { key: key.advance(), pages: Some(pages), access }
+            }
+            Means::Window { region, key_byte, .. } => {
+                key_byte.fetch_add(1, Ordering::Relaxed);
+                Form::Window { window: self.rkey(), region: region.lkey(), addr, length, access }
+            }
+            Means::Region(_) => Form::Region,
+        };
+        RegisterForRemoteAccess { form, wr_id: 0 }
+    }
+
+    /// What the peer is told: valid from the completion on, or for what is posted after the operation.
+    pub fn remote(&self) -> RemoteAddress {
+        RemoteAddress::new(self.address, self.rkey())
+    }
+
+    /// The request that takes the access back; `None` for a plain region, which only
+    /// [`revoke`](Self::revoke) closes.
+    pub fn invalidation(&self) -> Option<LocalInvalidate<'static>> {
+        let posted = !matches!(self.means, Means::Region(_));
+        posted.then(|| LocalInvalidate::new(self.rkey()))
+    }
+
+    /// Takes the access back for good, whatever its form: the keys are dead when this has ended.
+    pub fn revoke(self) -> Started<()> {
+        match self.means {
+            Means::FastRegister { key, .. } => plain(key.deregister()),
+            Means::Region(region) => plain(region.deregister()),
+            Means::Window { region, window, .. } => {
+                let (started, completer) = Started::pending();
+                plain(window.destroy()).on_done(move |window| match window {
+                    Err(error) => drop(completer.complete(Err(error))),
+                    Ok(()) => plain(region.deregister()).on_done(move |region| {
+                        completer.complete(region);
+                    }),
+                });
+                started
+            }
+        }
+    }
+
+    fn rkey(&self) -> RKey {
+        match &self.means {
+            Means::FastRegister { key, .. } => key.rkey(),
+            Means::Window { window, key_byte, .. } => {
+                window.rkey().with_key_byte(key_byte.load(Ordering::Relaxed))
+            }
+            Means::Region(region) => region.rkey(),
+        }
+    }
+}
+
+fn plain<T: Send + 'static>(started: Started<(), crate::DestroyError<T>>) -> Started<()> {
+    let (plain, completer) = Started::pending();
+    started.on_done(move |result| {
+        completer.complete(result.map_err(crate::DestroyError::into_verb_error));
+    });
+    plain
+}
+
+fn page_list(memory: &MemoryRange, limits: &Limits) -> Result<PageList, VerbError> {
+    const PAGE: u64 = 4096;
+    let lowest = limits.page_size_cap & limits.page_size_cap.wrapping_neg();
+    let page = if limits.page_size_cap & PAGE != 0 { PAGE } else { lowest };
+    let max = limits.max_fast_reg_page_list_len;
+    let mapped = PageList::map(std::slice::from_ref(memory), page, max)
+        .map_err(|error| VerbError::argument("memory", error.to_string()))?;
+    if mapped.elements == 0 {
+        let wanted = (memory.len() as u64).div_ceil(page) + 1;
+        limits.check(Limit::MaxFastRegPageListLen, wanted).map_err(VerbError::Limit)?;
+        return Err(VerbError::argument("memory", "does not fit into one key"));
+    }
+    Ok(mapped.list)
+}
+
+/// The rights that memory needs to be the sink of reads, and what they expose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadSinkAccess {
+    /// The rights.
+    pub access: Access,
+    /// What they expose beyond the read itself, if anything.
+    pub exposes: Option<&'static str>,
+}
+
+impl fmt::Display for ReadSinkAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        bitflags::parser::to_writer(&self.access, &mut *f)?;
+        write!(f, ": {}", self.exposes.unwrap_or("exposes nothing"))
+    }
+}
+
+/// The rights that memory needs on this device to be the sink of reads.
+///
+/// InfiniBand needs local write. iWARP needs remote write as well, because the sink's key travels
+/// with the request: while it is registered, the peer may write the sink whenever it likes.
+pub fn read_sink_access(context: &Context) -> ReadSinkAccess {
+    if context.attributes().gaps.contains(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
+        ReadSinkAccess {
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            exposes: Some("the peer of the connection may write the sink until its key is dead"),
+        }
+    } else {
+        ReadSinkAccess { access: Access::LOCAL_WRITE, exposes: None }
+    }
+}
+
+// The handles that a prepared access holds are shared between threads.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Arc<RemoteAccess>>();
+};

@@ -1,0 +1,258 @@
+//! Bringing queue pairs up: one source for every transport.
+
+use std::sync::Arc;
+
+use super::{AddressVector, Qp, QpAttributes, QpState, QpType};
+use crate::access::Access;
+use crate::capability::Mtu;
+use crate::control::Started;
+use crate::error::VerbError;
+use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
+use crate::provider::{QpOps, Reply};
+
+/// What a peer needs to know to connect: exchange it by any means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpEndpoint {
+    /// The queue pair.
+    pub qp_num: Qpn,
+    /// The first packet sequence number that it sends.
+    pub sq_psn: Psn,
+    /// Where its port is found on the link.
+    pub address: LinkAddress,
+    /// The port's global identifier.
+    pub gid: Gid,
+}
+
+/// How a queue pair is brought up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+pub struct ConnectOptions {
+    port_num: Port,
+    pkey_index: u16,
+    sgid_index: u8,
+    access: Access,
+    qkey: u32,
+    path_mtu: Option<Mtu>,
+    timeout: u8,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    min_rnr_timer: u8,
+    max_rd_atomic: Option<u8>,
+    max_dest_rd_atomic: Option<u8>,
+    traffic_class: u8,
+    hop_limit: u8,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            port_num: 1,
+            pkey_index: 0,
+            sgid_index: 0,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            qkey: 0x1111_1111,
+            path_mtu: None,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: None,
+            max_dest_rd_atomic: None,
+            traffic_class: 0,
+            hop_limit: 64,
+        }
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $ty:ty $(=> $wrap:ident)?;)*) => {
+        $($(#[$doc])*
+        pub const fn $name(mut self, $name: $ty) -> Self {
+            self.$name = setters!(@value $name $($wrap)?);
+            self
+        })*
+    };
+    (@value $name:ident) => { $name };
+    (@value $name:ident $wrap:ident) => { $wrap($name) };
+}
+
+impl ConnectOptions {
+    /// Port 1, peers may write, read and operate atomically, seven retries, everything else as the
+    /// device has it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// The own port, counted from 1.
+        port_num: Port;
+        /// Index of the partition key.
+        pkey_index: u16;
+        /// Index of the own global identifier.
+        sgid_index: u8;
+        /// What peers may do through the queue pair.
+        access: Access;
+        /// The Q_Key of datagrams.
+        qkey: u32;
+        /// Payload octets of one packet; the port's active MTU unless set.
+        path_mtu: Mtu => Some;
+        /// Acknowledge timeout: 4.096 µs x 2^n, n up to 31; 0 never times out. 14 unless set.
+        timeout: u8;
+        /// Retries after a timeout or a sequence error, 0 to 7. 7 unless set.
+        retry_cnt: u8;
+        /// Retries after the peer had no receive, 0 to 6; 7 without end, as unless set.
+        rnr_retry: u8;
+        /// How long a peer waits that found no receive: code 0 to 31. 12 (0.64 ms) unless set.
+        min_rnr_timer: u8;
+        /// Reads and atomics outstanding as initiator; what the device has, up to 16, unless set.
+        max_rd_atomic: u8 => Some;
+        /// Reads and atomics served at one time; what the device has, up to 16, unless set.
+        max_dest_rd_atomic: u8 => Some;
+        /// Traffic class.
+        traffic_class: u8;
+        /// Hop limit. 64 unless set.
+        hop_limit: u8;
+    }
+}
+
+impl Qp {
+    /// What a peer needs to know to connect to this queue pair through port 1.
+    ///
+    /// # Errors
+    /// The queue pair was destroyed, or its device removed.
+    pub fn endpoint(&self) -> Result<QpEndpoint, VerbError> {
+        self.endpoint_at(1, 0)
+    }
+
+    /// The same through this port and its identifier of this index.
+    ///
+    /// # Errors
+    /// There is no such port or identifier, the queue pair was destroyed, or its device removed.
+    pub fn endpoint_at(&self, port_num: Port, sgid_index: u8) -> Result<QpEndpoint, VerbError> {
+        self.node().check_live()?;
+        let port = self.node().context().query_port(port_num)?;
+        let gid = port.gids.get(usize::from(sgid_index));
+        let gid = *gid.ok_or_else(|| VerbError::argument("sgid_index", "the port has no such identifier"))?;
+        let (qp_num, sq_psn) = (self.qp_num(), self.sq_psn());
+        Ok(QpEndpoint { qp_num, sq_psn, address: port.address, gid })
+    }
+
+    /// Connects to a peer that connects to this queue pair in turn: from RESET to ready to send.
+    ///
+    /// One source for every transport; a device that has no use for an attribute ignores it.
+    ///
+    /// # Errors
+    /// Of the first step that failed; the queue pair stays in the state that it had reached.
+    pub fn connect(&self, peer: &QpEndpoint, options: ConnectOptions) -> Started<()> {
+        let steps = match self.qp_type() {
+            QpType::Ud => Err(VerbError::argument("qp_type", "datagrams have no peer: activate it")),
+            _ => self.connect_steps(peer, &options),
+        };
+        self.run(steps)
+    }
+
+    /// Brings a datagram queue pair from RESET to ready to send.
+    ///
+    /// # Errors
+    /// Of the first step that failed; the queue pair stays in the state that it had reached.
+    pub fn activate(&self, options: ConnectOptions) -> Started<()> {
+        let steps = match self.qp_type() {
+            QpType::Ud => Ok(vec![
+                QpAttributes::new()
+                    .qp_state(QpState::Init)
+                    .pkey_index(options.pkey_index)
+                    .port_num(options.port_num)
+                    .qkey(options.qkey),
+                QpAttributes::new().qp_state(QpState::Rtr),
+                QpAttributes::new().qp_state(QpState::Rts).sq_psn(self.sq_psn()),
+            ]),
+            _ => Err(VerbError::argument("qp_type", "this service has a peer: connect it")),
+        };
+        self.run(steps)
+    }
+
+    fn connect_steps(
+        &self,
+        peer: &QpEndpoint,
+        options: &ConnectOptions,
+    ) -> Result<Vec<QpAttributes>, VerbError> {
+        let context = self.node().context();
+        let limits = &context.attributes().limits;
+        let port = context.query_port(options.port_num)?;
+        let path = AddressVector {
+            sgid_index: options.sgid_index,
+            traffic_class: options.traffic_class,
+            hop_limit: options.hop_limit,
+            ..AddressVector::new(peer.address, peer.gid, options.port_num)
+        };
+        let init = QpAttributes::new()
+            .qp_state(QpState::Init)
+            .pkey_index(options.pkey_index)
+            .port_num(options.port_num)
+            .qp_access_flags(options.access);
+        let mut rtr = QpAttributes::new()
+            .qp_state(QpState::Rtr)
+            .ah_attr(path)
+            .path_mtu(options.path_mtu.unwrap_or(port.active_mtu))
+            .dest_qp_num(peer.qp_num)
+            .rq_psn(peer.sq_psn);
+        let mut rts = QpAttributes::new().qp_state(QpState::Rts).sq_psn(self.sq_psn());
+        if self.qp_type() == QpType::Rc {
+            let served = default_depth(options.max_dest_rd_atomic, limits.max_qp_rd_atom);
+            let initiated = default_depth(options.max_rd_atomic, limits.max_qp_init_rd_atom);
+            rtr = rtr.max_dest_rd_atomic(served).min_rnr_timer(options.min_rnr_timer);
+            rts = rts
+                .timeout(options.timeout)
+                .retry_cnt(options.retry_cnt)
+                .rnr_retry(options.rnr_retry)
+                .max_rd_atomic(initiated);
+        }
+        Ok(vec![init, rtr, rts])
+    }
+
+    // The steps are one control request.
+    fn run(&self, steps: Result<Vec<QpAttributes>, VerbError>) -> Started<()> {
+        let (check, steps) = match steps {
+            Ok(steps) => (Ok(()), steps),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        let ops = Arc::clone(self.ops());
+        self.request(check, move |reply| run(ops, steps.into_iter(), reply))
+    }
+}
+
+fn run(ops: Arc<dyn QpOps>, mut steps: std::vec::IntoIter<QpAttributes>, reply: Reply<()>) {
+    let Some(step) = steps.next() else { return reply.send(Ok(())) };
+    let next = Arc::clone(&ops);
+    ops.modify(
+        step,
+        Reply::new(move |result| match result {
+            Ok(()) => run(next, steps, reply),
+            Err(error) => reply.send(Err(error)),
+        }),
+    );
+}
+
+fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
+    wanted.unwrap_or_else(|| limit.min(16) as u8)
+}
+
+/// Connects two queue pairs of this process with each other.
+///
+/// # Errors
+/// Of the first step that failed.
+pub fn connect_pair(a: &Qp, b: &Qp) -> Started<()> {
+    let endpoints = a.endpoint().and_then(|at_a| Ok((at_a, b.endpoint()?)));
+    let (at_a, at_b) = match endpoints {
+        Ok(endpoints) => endpoints,
+        Err(error) => return Started::ready(Err(error)),
+    };
+    // Both are started before either is waited for: a stream transport needs both ends.
+    let (started, outcome) = a.node().context().begin();
+    let first = a.connect(&at_b, ConnectOptions::new());
+    let second = b.connect(&at_a, ConnectOptions::new());
+    first.on_done(move |first| {
+        second.on_done(move |second| outcome.complete(first.and(second)));
+    });
+    started
+}

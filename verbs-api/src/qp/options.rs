@@ -1,0 +1,261 @@
+//! What a queue pair is created with, and what of it is refused.
+
+use super::{QpCap, QpType};
+use crate::capability::{BaselineGaps, DeviceAttributes, Features, Limit, Limits};
+use crate::cq::Cq;
+use crate::error::VerbError;
+use crate::post::QpRules;
+use crate::objects::ObjectId;
+use crate::srq::Srq;
+use crate::work_request::Operations;
+
+impl QpType {
+    /// The operations that this service has, whatever the device can do.
+    pub const fn operations(self) -> Operations {
+        let datagram = Operations::SEND.union(Operations::SEND_WITH_IMM);
+        let unreliable = datagram
+            .union(Operations::WRITE)
+            .union(Operations::WRITE_WITH_IMM)
+            .union(Operations::BIND_MW)
+            .union(Operations::LOCAL_INV);
+        match self {
+            Self::Ud => datagram,
+            Self::Uc => unreliable,
+            Self::Rc => Operations::all(),
+        }
+    }
+}
+
+/// What a queue pair is created with.
+///
+/// Unless told otherwise it does every operation that its service has and that needs no feature.
+///
+/// ```
+/// # fn example(cq: &verbs_api::Cq) {
+/// use verbs_api::{Operations, QpOptions};
+/// let options = QpOptions::rc(cq).max_send_wr(128).operations(Operations::LOCAL_INV);
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[doc(alias = "ibv_qp_init_attr")]
+#[must_use]
+pub struct QpOptions {
+    pub(super) qp_type: QpType,
+    pub(super) send_cq: Cq,
+    pub(super) recv_cq: Cq,
+    pub(super) srq: Option<Srq>,
+    cap: QpCap,
+    max_inline_data: Option<u32>,
+    reserved: u32,
+    pub(super) sq_sig_all: bool,
+    wanted: Operations,
+    only: bool,
+}
+
+impl QpOptions {
+    fn new(qp_type: QpType, cq: &Cq) -> Self {
+        Self {
+            qp_type,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            srq: None,
+            cap: QpCap::default(),
+            max_inline_data: None,
+            reserved: 0,
+            sq_sig_all: false,
+            wanted: Operations::empty(),
+            only: false,
+        }
+    }
+
+    /// A reliable connection, sends and receives completing on `cq`.
+    pub fn rc(cq: &Cq) -> Self {
+        Self::new(QpType::Rc, cq)
+    }
+
+    /// An unreliable connection, sends and receives completing on `cq`.
+    pub fn uc(cq: &Cq) -> Self {
+        Self::new(QpType::Uc, cq)
+    }
+
+    /// Unreliable datagrams, sends and receives completing on `cq`.
+    pub fn ud(cq: &Cq) -> Self {
+        Self::new(QpType::Ud, cq)
+    }
+
+    /// Receives complete on another queue.
+    pub fn recv_cq(mut self, cq: &Cq) -> Self {
+        self.recv_cq = cq.clone();
+        self
+    }
+
+    /// Receives come from a shared queue.
+    pub fn srq(mut self, srq: &Srq) -> Self {
+        self.srq = Some(srq.clone());
+        self
+    }
+
+    /// Requests outstanding on the send queue, at least. 64 unless set.
+    pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
+        self.cap.max_send_wr = max_send_wr;
+        self
+    }
+
+    /// Requests outstanding on the receive queue, at least. 64 unless set.
+    pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
+        self.cap.max_recv_wr = max_recv_wr;
+        self
+    }
+
+    /// Entries of a send-queue request. 1 unless set.
+    pub fn max_send_sge(mut self, max_send_sge: u32) -> Self {
+        self.cap.max_send_sge = max_send_sge;
+        self
+    }
+
+    /// Entries of a receive. 1 unless set.
+    pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
+        self.cap.max_recv_sge = max_recv_sge;
+        self
+    }
+
+    /// Inline octets. 64 unless set, or what the device has where that is less.
+    pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
+        self.max_inline_data = Some(max_inline_data);
+        self
+    }
+
+    /// All five sizes.
+    pub fn cap(mut self, cap: QpCap) -> Self {
+        self.max_inline_data = Some(cap.max_inline_data);
+        self.cap = cap;
+        self
+    }
+
+    /// Every request completes with a completion.
+    pub fn sq_sig_all(mut self) -> Self {
+        self.sq_sig_all = true;
+        self
+    }
+
+    /// Room for `outstanding` portable operations besides `max_send_wr`: each takes up to two slots
+    /// where the device has no single request for it.
+    pub fn reserve_portable(mut self, outstanding: u32) -> Self {
+        self.reserved = outstanding.saturating_mul(crate::portable::MAX_SLOTS);
+        self
+    }
+
+    /// Adds operations: bits, or those of an extension's handle. The whole set is granted, or creation fails.
+    pub fn operations(mut self, operations: impl Into<Operations>) -> Self {
+        self.wanted |= operations.into();
+        self
+    }
+
+    /// Exactly these operations and no other.
+    pub fn only(mut self, operations: impl Into<Operations>) -> Self {
+        self.wanted = operations.into();
+        self.only = true;
+        self
+    }
+
+    pub(super) fn granted_operations(
+        &self,
+        device: &DeviceAttributes,
+        features: Features,
+    ) -> Result<Operations, VerbError> {
+        let service = match self.qp_type {
+            QpType::Ud => BaselineGaps::NO_UD,
+            QpType::Uc => BaselineGaps::NO_UC,
+            QpType::Rc => BaselineGaps::empty(),
+        } & device.gaps;
+        if !service.is_empty() {
+            return Err(VerbError::BaselineGap(service));
+        }
+        let mut wanted = self.wanted;
+        if self.reserved > 0 {
+            wanted |= crate::portable::operations(features) & self.qp_type.operations();
+        }
+        let foreign = wanted - self.qp_type.operations();
+        if !foreign.is_empty() {
+            let names: Vec<_> = foreign.iter_names().map(|(name, _)| name).collect();
+            let reason = format!("{:?} has no {}", self.qp_type, names.join(", "));
+            return Err(VerbError::argument("operations", reason));
+        }
+        let mut missing = wanted.required_features() - features;
+        if wanted.contains(Operations::BIND_MW) && !features.intersects(Features::WINDOW_2) {
+            missing |= Features::WINDOW_2B;
+        }
+        if !missing.is_empty() {
+            return Err(VerbError::Unsupported { missing });
+        }
+        let (closed, gaps) = gaps_of(wanted, device.gaps);
+        if !closed.is_empty() {
+            return Err(VerbError::BaselineGap(gaps));
+        }
+        if self.only {
+            return Ok(wanted);
+        }
+        let baseline = Operations::BASELINE & self.qp_type.operations();
+        Ok(wanted | (baseline - gaps_of(baseline, device.gaps).0))
+    }
+
+    pub(super) fn checked_cap(&self, limits: &Limits) -> Result<QpCap, VerbError> {
+        let mut cap = self.cap;
+        cap.max_send_wr = cap.max_send_wr.saturating_add(self.reserved);
+        cap.max_inline_data =
+            self.max_inline_data.unwrap_or(cap.max_inline_data.min(limits.max_inline_data));
+        if self.srq.is_some() {
+            cap.max_recv_wr = 0;
+        }
+        for (limit, wanted) in [
+            (Limit::MaxQpWr, cap.max_send_wr),
+            (Limit::MaxQpWr, cap.max_recv_wr),
+            (Limit::MaxSendSge, cap.max_send_sge),
+            (Limit::MaxRecvSge, cap.max_recv_sge),
+            (Limit::MaxInlineData, cap.max_inline_data),
+        ] {
+            limits.check(limit, u64::from(wanted)).map_err(VerbError::Limit)?;
+        }
+        Ok(cap)
+    }
+}
+
+// The operations that gaps close, and those gaps.
+fn gaps_of(operations: Operations, gaps: BaselineGaps) -> (Operations, BaselineGaps) {
+    let atomics = Operations::ATOMIC_CMP_AND_SWP.union(Operations::ATOMIC_FETCH_AND_ADD);
+    let table = [
+        (BaselineGaps::NO_SEND_WITH_IMMEDIATE, Operations::SEND_WITH_IMM),
+        (BaselineGaps::NO_WRITE_WITH_IMMEDIATE, Operations::WRITE_WITH_IMM),
+        (BaselineGaps::NO_ATOMICS, atomics),
+    ];
+    let mut closed = (Operations::empty(), BaselineGaps::empty());
+    for (gap, operation) in table {
+        if gaps.contains(gap) && operations.intersects(operation) {
+            closed = (closed.0 | (operations & operation), closed.1 | gap);
+        }
+    }
+    closed
+}
+
+/// What posting checks: fixed now.
+pub(super) fn rules(
+    qp_type: QpType,
+    pd: ObjectId,
+    operations: Operations,
+    features: Features,
+    limits: &Limits,
+    cap: &QpCap,
+) -> QpRules {
+    QpRules {
+        qp_type,
+        pd,
+        operations,
+        features,
+        max_send_sge: cap.max_send_sge,
+        max_sge_rd: limits.max_sge_rd,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+        max_msg_sz: limits.max_msg_sz,
+        max_fast_reg_page_list_len: limits.max_fast_reg_page_list_len,
+    }
+}

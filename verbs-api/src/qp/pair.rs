@@ -1,0 +1,523 @@
+//! The queue pair as a program has it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, slice};
+
+use super::options::rules;
+use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpStatus, QpType};
+use crate::capability::Features;
+use crate::control::Started;
+use crate::error::{ErrorKind, VerbError};
+use crate::ids::{Gid, Psn, Qpn, RKey};
+use crate::objects::{
+    AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Reserved,
+    Ticket, destroy,
+};
+use crate::pd::Pd;
+use crate::portable::{Lowered, Portable};
+use crate::post::{PostError, PostReason, QpRules};
+use crate::provider::{QpInit, QpOps, Reply};
+use crate::receive::{RefusedReceive, post_one_receive, post_receives};
+use crate::work_request::{
+    Batch, BindWindow, Operation, Operations, ReceiveRequest, WorkRequest,
+};
+
+pub(crate) struct QpExtra {
+    rules: QpRules,
+    has_srq: bool,
+    sq_psn: Psn,
+    attachments: Mutex<Vec<Attachment>>,
+}
+
+struct Attachment {
+    group: Gid,
+    // Shows in the list of holders; `None` until the provider has attached.
+    hold: Option<AttachmentHold>,
+}
+
+struct AttachmentHold {
+    slot: u32,
+    _reserved: Reserved,
+}
+
+impl Extra for QpExtra {}
+
+pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
+
+/// A queue pair. Cloning shares it.
+///
+/// Every thread may post; posts to one queue are carried out one after the other, in the order of
+/// each thread. Posting allocates nothing.
+#[derive(Clone)]
+#[doc(alias = "ibv_qp")]
+pub struct Qp {
+    // What posting needs lies in the handle: no look-up on the way.
+    ops: Arc<dyn QpOps>,
+    rules: QpRules,
+    has_srq: bool,
+    object: Arc<QpObject>,
+}
+
+/// A request that was not posted: here it is back, with its buffers.
+pub struct Rejected<'a> {
+    /// The request.
+    pub request: WorkRequest<'a>,
+    /// Why.
+    pub reason: PostReason,
+}
+
+impl Rejected<'_> {
+    /// The kind of the refusal.
+    pub const fn kind(&self) -> ErrorKind {
+        self.reason.kind()
+    }
+}
+
+impl fmt::Debug for Rejected<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Rejected").field(&self.reason).finish()
+    }
+}
+
+impl fmt::Display for Rejected<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the request was refused: {}", self.reason)
+    }
+}
+
+impl std::error::Error for Rejected<'_> {}
+
+impl Qp {
+    pub(crate) fn of(object: Arc<QpObject>) -> Self {
+        let QpExtra { rules, has_srq, .. } = object.extra;
+        Self { ops: Arc::clone(&object.ops), rules, has_srq, object }
+    }
+
+    pub(crate) fn create(pd: &Pd, options: QpOptions) -> Started<Self> {
+        match Self::start(pd, options) {
+            Ok(started) => started,
+            Err(error) => Started::ready(Err(error)),
+        }
+    }
+
+    fn start(pd: &Pd, options: QpOptions) -> Result<Started<Self>, VerbError> {
+        let context = pd.context();
+        let (attributes, features) = (context.attributes(), context.features());
+        let operations = options.granted_operations(attributes, features)?;
+        let cap = options.checked_cap(&attributes.limits)?;
+        let QpOptions { qp_type, send_cq, recv_cq, srq, sq_sig_all, .. } = options;
+        let mut parents: Vec<Arc<dyn AnyObject>> = vec![
+            Arc::clone(&pd.object) as _,
+            Arc::clone(send_cq.object()) as _,
+            Arc::clone(recv_cq.object()) as _,
+        ];
+        parents.extend(srq.iter().map(|srq| Arc::clone(srq.object()) as Arc<dyn AnyObject>));
+        for (parent, argument) in parents.iter().zip(["pd", "send_cq", "recv_cq", "srq"]) {
+            if !Arc::ptr_eq(parent.node().context(), context) {
+                return Err(VerbError::argument(argument, "belongs to another open device"));
+            }
+        }
+        let birth = Birth::new(context, ObjectKind::Qp, parents)?;
+        let rules = rules(qp_type, pd.id(), operations, features, &attributes.limits, &cap);
+        let init = QpInit {
+            id: birth.id(),
+            qp_type,
+            send_cq: Arc::clone(&send_cq.object().ops),
+            recv_cq: Arc::clone(&recv_cq.object().ops),
+            srq: srq.as_ref().map(|srq| Arc::clone(&srq.object().ops)),
+            cap,
+            sq_sig_all,
+            operations,
+        };
+        let has_srq = srq.is_some();
+        let (started, outcome) = context.begin();
+        pd.object.ops.create_qp(
+            init,
+            Reply::new(move |result| {
+                outcome.complete(result.map(|ops| Self::made(birth, ops, rules, has_srq)));
+            }),
+        );
+        Ok(started)
+    }
+
+    fn made(birth: Birth, ops: Arc<dyn QpOps>, mut rules: QpRules, has_srq: bool) -> Self {
+        // What the device made is at least what was asked for, and all of it may be used.
+        let cap = ops.cap();
+        rules.max_recv_sge = cap.max_recv_sge;
+        rules.max_inline_data = cap.max_inline_data;
+        rules.max_send_sge = cap.max_send_sge;
+        rules.max_sge_rd = rules.max_sge_rd.min(cap.max_send_sge);
+        let sq_psn = Psn::new(birth.id().generation.wrapping_mul(0x9e37_79b1) >> 8);
+        let attachments = Mutex::default();
+        let extra = QpExtra { rules, has_srq, sq_psn, attachments };
+        Self::of(birth.finish(|node| Object { ops, node, extra }))
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> ObjectId {
+        self.object.node.id()
+    }
+
+    /// Its number: 24 bits.
+    pub fn qp_num(&self) -> Qpn {
+        self.ops.qp_num()
+    }
+
+    /// Its service.
+    pub fn qp_type(&self) -> QpType {
+        self.rules.qp_type
+    }
+
+    /// The operations that it was created for.
+    pub fn operations(&self) -> Operations {
+        self.rules.operations
+    }
+
+    /// Its sizes: at least what was asked for.
+    pub fn cap(&self) -> QpCap {
+        self.ops.cap()
+    }
+
+    /// Posts a batch with one doorbell and takes what was posted out of it.
+    ///
+    /// # Errors
+    /// How many were posted, and why the next was not: it is the first of what remains in the batch,
+    /// with its buffers. Those before it were posted and run.
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post(&self, batch: &mut Batch<'_>) -> Result<(), PostError> {
+        self.check_live().map_err(|reason| PostError { index: 0, reason })?;
+        let requests = &mut batch.requests;
+        let mut valid = 0;
+        let mut refusal = None;
+        for request in requests.iter_mut() {
+            if let Err(reason) = self.check(request) {
+                refusal = Some(PostError { index: valid, reason });
+                break;
+            }
+            if request.common().lends {
+                request.data_mut().lend();
+            }
+            valid += 1;
+        }
+        if valid > 0
+            && let Err((posted, reason)) = self.ops.post_send(&requests[..valid])
+        {
+            take_back(&mut requests[posted..valid]);
+            valid = posted;
+            refusal = Some(PostError { index: posted, reason });
+        }
+        requests.drain(..valid);
+        refusal.map_or(Ok(()), Err)
+    }
+
+    /// Posts one request.
+    ///
+    /// # Errors
+    /// Why it was not posted, and the request with its buffers.
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    #[allow(clippy::result_large_err)] // The request goes back to the caller by value.
+    pub fn post_one<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), Rejected<'a>> {
+        let mut request = request.into();
+        if let Err(reason) = self.check_live().and_then(|()| self.check(&request)) {
+            return Err(Rejected { request, reason });
+        }
+        if request.common().lends {
+            request.data_mut().lend();
+        }
+        match self.ops.post_send(slice::from_ref(&request)) {
+            Ok(()) => Ok(()),
+            Err((_, reason)) => {
+                take_back(slice::from_mut(&mut request));
+                Err(Rejected { request, reason })
+            }
+        }
+    }
+
+    /// Posts a portable operation: as many requests as this device needs for it, and one completion
+    /// with the operation's `wr_id`, also where it fails.
+    ///
+    /// # Errors
+    /// Why it was not posted; nothing of it was.
+    #[inline]
+    pub fn post_portable(&self, operation: impl Portable) -> Result<(), PostReason> {
+        self.check_live()?;
+        let Lowered { first, second } = operation.lower(self.rules.features)?;
+        self.check(&first)?;
+        let Some(second) = second else {
+            return self.ops.post_send(slice::from_ref(&first)).map_err(|(_, reason)| reason);
+        };
+        self.check(&second)?;
+        self.ops.post_send(&[first, second]).map_err(|(_, reason)| reason)
+    }
+
+    /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
+    ///
+    /// Post many ahead: a message that finds none waits or is lost, as the service has it.
+    ///
+    /// # Errors
+    /// Why it was not posted, and the request with its buffers.
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub fn post_receive<'a>(
+        &self,
+        request: impl Into<ReceiveRequest<'a>>,
+    ) -> Result<(), RefusedReceive<'a>> {
+        let live = self.check_receive();
+        let max_sge = self.rules.max_recv_sge;
+        post_one_receive(request.into(), live, max_sge, |requests| self.ops.post_recv(requests))
+    }
+
+    /// Posts receives in order and takes those that were posted out of the list.
+    ///
+    /// # Errors
+    /// How many were posted and why the next was not: it is the first of what remains.
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub fn post_receives(&self, requests: &mut Vec<ReceiveRequest<'_>>) -> Result<(), PostError> {
+        let live = self.check_receive();
+        let max_sge = self.rules.max_recv_sge;
+        post_receives(requests, live, max_sge, |requests| self.ops.post_recv(requests))
+    }
+
+    /// Binds a window of type 1; answers the key that it has from then on. 0 octets unbind it.
+    /// Needs [`Features::WINDOW_1`].
+    ///
+    /// Requests posted later see the bind. A peer that learns the key by another way than this queue
+    /// may use it once the bind has completed.
+    ///
+    /// # Errors
+    /// As for a posted request.
+    #[doc(alias = "ibv_bind_mw")]
+    pub fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostReason> {
+        self.check_live()?;
+        let missing = Features::WINDOW_1 - self.rules.features;
+        if !missing.is_empty() {
+            return Err(PostReason::Unsupported { missing });
+        }
+        if !self.rules.qp_type.operations().contains(Operations::BIND_MW) {
+            return Err(PostReason::OperationNotEnabled { missing: Operations::BIND_MW });
+        }
+        bind.validate(&self.rules)?;
+        self.ops.bind_mw(bind)
+    }
+
+    /// Changes attributes and state.
+    ///
+    /// # Errors
+    /// [`BadModify`](crate::qp::BadModify) names the states and the attributes that are missing,
+    /// forbidden or out of range; nothing was changed.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&self, attributes: QpAttributes) -> Started<()> {
+        let ops = Arc::clone(&self.ops);
+        self.request(Ok(()), move |reply| ops.modify(attributes, reply))
+    }
+
+    // One control request on this queue pair: shown as its holder until it has ended.
+    pub(super) fn request(
+        &self,
+        check: Result<(), VerbError>,
+        start: impl FnOnce(Reply<()>),
+    ) -> Started<()> {
+        let object = Arc::clone(&self.object) as Arc<dyn AnyObject>;
+        let ticket = match check.and_then(|()| Ticket::new(object)) {
+            Ok(ticket) => ticket,
+            Err(error) => return Started::ready(Err(error)),
+        };
+        let (started, outcome) = self.object.node.context().begin();
+        start(Reply::new(move |result| {
+            drop(ticket);
+            outcome.complete(result);
+        }));
+        started
+    }
+
+    /// State, attributes and sizes.
+    ///
+    /// # Errors
+    /// The queue pair was destroyed, or its device removed.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QpStatus, VerbError> {
+        self.object.node.check_live()?;
+        Ok(self.ops.query())
+    }
+
+    /// What it counted since it was created.
+    pub fn counters(&self) -> QpCounters {
+        self.ops.counters()
+    }
+
+    /// Joins a multicast group; shows as a holder of the queue pair until it leaves. Needs
+    /// [`Features::MULTICAST`].
+    ///
+    /// # Errors
+    /// Not a datagram queue pair, not a group, or joined already.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_multicast(&self, group: Gid) -> Started<()> {
+        let check = self.check_attach(group);
+        let accepted = check.is_ok();
+        let object = Arc::clone(&self.object);
+        let ops = Arc::clone(&self.ops);
+        let before = self.request(check, move |reply| {
+            ops.attach_multicast(
+                group,
+                Reply::new(move |result| {
+                    object.extra.attached(&object, group, result.is_ok());
+                    drop(object);
+                    reply.send(result);
+                }),
+            );
+        });
+        // Refused because the handle is dead: nothing was started that would take the entry back.
+        if accepted && !self.object.node.is_live() {
+            self.object.extra.forget_unattached(group);
+        }
+        before
+    }
+
+    fn check_attach(&self, group: Gid) -> Result<(), VerbError> {
+        self.object.node.context().require(Features::MULTICAST)?;
+        if self.rules.qp_type != QpType::Ud {
+            return Err(VerbError::argument("qp_type", "multicast is for datagrams"));
+        }
+        if !group.is_multicast() {
+            return Err(VerbError::argument("gid", format!("{group} is no multicast group")));
+        }
+        self.object.node.check_live()?;
+        let mut attachments = self.object.extra.attachments();
+        if attachments.iter().any(|known| known.group == group) {
+            return Err(VerbError::argument("gid", format!("{group} was joined already")));
+        }
+        attachments.push(Attachment { group, hold: None });
+        Ok(())
+    }
+
+    /// Leaves a multicast group.
+    ///
+    /// # Errors
+    /// It was not joined.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn detach_multicast(&self, group: Gid) -> Started<()> {
+        let joined = self.object.extra.attachments().iter().any(|known| known.group == group);
+        let check = if joined {
+            Ok(())
+        } else {
+            Err(VerbError::argument("gid", format!("{group} was not joined")))
+        };
+        let object = Arc::clone(&self.object);
+        let ops = Arc::clone(&self.ops);
+        self.request(check, move |reply| {
+            ops.detach_multicast(
+                group,
+                Reply::new(move |result| {
+                    if result.is_ok() {
+                        object.extra.detached(&object, group);
+                    }
+                    drop(object);
+                    reply.send(result);
+                }),
+            );
+        })
+    }
+
+    /// Destroys the queue pair: Busy while it is in multicast groups or a control request on it has
+    /// not ended. Requests still posted end without completion; their buffers go back to their pools.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(self) -> Started<(), DestroyError<Self>> {
+        destroy(self)
+    }
+
+    pub(crate) fn node(&self) -> &crate::objects::node::Node {
+        &self.object.node
+    }
+
+    pub(super) fn ops(&self) -> &Arc<dyn QpOps> {
+        &self.ops
+    }
+
+    pub(super) fn sq_psn(&self) -> Psn {
+        self.object.extra.sq_psn
+    }
+
+    #[inline]
+    fn check_live(&self) -> Result<(), PostReason> {
+        if self.object.node.is_live() { Ok(()) } else { Err(self.object.node.dead_reason()) }
+    }
+
+    #[inline]
+    fn check_receive(&self) -> Result<(), PostReason> {
+        self.check_live()?;
+        if self.has_srq { Err(PostReason::HasSrq) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn check(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
+        let operation = request.operation();
+        if !self.rules.operations.contains(operation) {
+            return Err(PostReason::OperationNotEnabled { missing: operation });
+        }
+        request.validate(&self.rules)
+    }
+}
+
+#[cold]
+fn take_back(requests: &mut [WorkRequest<'_>]) {
+    requests
+        .iter_mut()
+        .filter(|request| request.common().lends)
+        .for_each(|request| request.data_mut().take_back());
+}
+
+impl QpExtra {
+    fn attachments(&self) -> std::sync::MutexGuard<'_, Vec<Attachment>> {
+        self.attachments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attached(&self, object: &Arc<QpObject>, group: Gid, success: bool) {
+        let hold = success.then(|| {
+            let context = object.node.context();
+            let reserved = context.table().reserve(ObjectKind::Multicast).ok()?;
+            let slot = object.node.add_holder(reserved.holder());
+            Some(AttachmentHold { slot, _reserved: reserved })
+        });
+        match hold.flatten() {
+            Some(hold) => {
+                let mut attachments = self.attachments();
+                if let Some(known) = attachments.iter_mut().find(|known| known.group == group) {
+                    known.hold = Some(hold);
+                }
+            }
+            None => self.forget_unattached(group),
+        }
+    }
+
+    fn detached(&self, object: &Arc<QpObject>, group: Gid) {
+        let mut attachments = self.attachments();
+        let place = attachments.iter().position(|known| known.group == group);
+        let attachment = place.map(|place| attachments.swap_remove(place));
+        drop(attachments);
+        if let Some(hold) = attachment.and_then(|attachment| attachment.hold) {
+            object.node.remove_holder(hold.slot);
+        }
+    }
+
+    fn forget_unattached(&self, group: Gid) {
+        self.attachments().retain(|known| known.group != group || known.hold.is_some());
+    }
+}
+
+impl Handle for Qp {
+    type Ops = dyn QpOps;
+    type Extra = QpExtra;
+
+    fn object(&self) -> &Arc<QpObject> {
+        &self.object
+    }
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({:?} {})", self.object.node.holder(), self.rules.qp_type, self.qp_num())
+    }
+}
