@@ -4,7 +4,8 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::capability::{Features, ShortLimit, feature_names};
+use crate::capability::{BaselineGaps, Features, ShortLimit, feature_names};
+use crate::extension::Unsupported;
 use crate::objects::{Holder, ObjectKind};
 use crate::qp::{BadModify, QpState};
 
@@ -40,6 +41,9 @@ pub enum ErrorKind {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum VerbError {
+    /// The device lacks a baseline ability.
+    #[error("the device lacks a baseline ability: {}", GapNames(*.0))]
+    BaselineGap(BaselineGaps),
     /// A transition that the state table does not have.
     #[error(transparent)]
     BadModify(#[from] BadModify),
@@ -49,6 +53,9 @@ pub enum VerbError {
     /// Called off before it completed.
     #[error("called off before it completed")]
     Canceled,
+    /// The completion queue overran and is unusable.
+    #[error("the completion queue overran: it was made for fewer completions than were outstanding")]
+    CqOverrun,
     /// The device was removed.
     #[error("the device was removed")]
     DeviceRemoved,
@@ -66,6 +73,9 @@ pub enum VerbError {
     /// The object was destroyed through another handle.
     #[error("the {0} was destroyed")]
     InvalidHandle(ObjectKind),
+    /// An extension whose features were not granted.
+    #[error(transparent)]
+    Extension(#[from] Unsupported),
     /// Not allowed in this state of the queue pair.
     #[error("not allowed in state {0}")]
     InvalidState(QpState),
@@ -101,14 +111,25 @@ impl VerbError {
             Self::BadModify(_) | Self::InvalidArgument { .. } | Self::InvalidState(_) => ErrorKind::InvalidArgument,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Canceled => ErrorKind::Canceled,
+            Self::CqOverrun => ErrorKind::Resources,
             Self::DeviceRemoved => ErrorKind::DeviceRemoved,
             Self::Internal(_) => ErrorKind::Internal,
             Self::InvalidHandle(_) => ErrorKind::InvalidHandle,
             Self::Limit(_) => ErrorKind::Limit,
             Self::Resources(_) => ErrorKind::Resources,
-            Self::Unsupported { .. } | Self::UnsupportedVerb(_) => ErrorKind::Unsupported,
+            Self::BaselineGap(_) | Self::Extension(_) | Self::Unsupported { .. } | Self::UnsupportedVerb(_) => {
+                ErrorKind::Unsupported
+            }
             Self::WouldDeadlock => ErrorKind::WouldDeadlock,
         }
+    }
+}
+
+struct GapNames(BaselineGaps);
+
+impl fmt::Display for GapNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        bitflags::parser::to_writer(&self.0, f)
     }
 }
 

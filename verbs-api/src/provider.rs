@@ -29,11 +29,13 @@ use crate::work_request::{ReceiveRequest, WorkRequest};
 /// Version of this contract. A provider or an extension states the one it was built for.
 pub const CONTRACT_VERSION: u32 = 1;
 
+type Answer<T> = Box<dyn FnOnce(Result<T, VerbError>) + Send>;
+
 /// The answer that a started control verb owes.
 ///
 /// Dropped unanswered, it answers [`VerbError::Canceled`].
 pub struct Reply<T: 'static> {
-    answer: Option<Box<dyn FnOnce(Result<T, VerbError>) + Send>>,
+    answer: Option<Answer<T>>,
 }
 
 impl<T> Reply<T> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::{Allocation, Span};
+use crate::provider::RegionMemory;
 
 /// Memory that may be registered with remote rights or by fast-register. Cloning shares it.
 ///
@@ -164,6 +165,11 @@ impl MemoryRange {
     /// The address of the first octet.
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset as u64
+    }
+
+    pub(crate) fn to_region(&self) -> RegionMemory {
+        let allocation = Arc::clone(&self.memory.allocation);
+        RegionMemory::Owned { allocation, offset: self.offset, length: self.length }
     }
 }
 

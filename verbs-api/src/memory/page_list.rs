@@ -222,6 +222,11 @@ impl PageList {
         Self { inner: Arc::new(Inner { pieces, length, address, entries, kind, _memory: held }) }
     }
 
+    /// Whether both are clones of one list.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// Octets mapped.
     pub fn len(&self) -> u64 {
         self.inner.length

@@ -1,6 +1,6 @@
 //! Requests that are posted together, with one doorbell.
 
-use super::{Operation, WorkRequest};
+use super::WorkRequest;
 
 /// Work requests in the order in which they are to be posted.
 ///
@@ -59,14 +59,6 @@ impl<'a> Batch<'a> {
         self.clear();
         // Collecting an empty `Vec` of the same layout in place keeps its allocation.
         Batch { requests: self.requests.into_iter().map(|_| -> WorkRequest<'b> { unreachable!() }).collect() }
-    }
-
-    pub(crate) fn lend(&mut self) {
-        for request in &mut self.requests {
-            if request.common().lends {
-                request.data_mut().lend();
-            }
-        }
     }
 }
 

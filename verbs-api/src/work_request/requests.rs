@@ -160,10 +160,10 @@ macro_rules! requests {
                     self
                 }
 
-                /// Sets exactly these flags.
+                /// Sets exactly these flags; those of portable operations are not the program's to set.
                 #[must_use]
                 pub fn flags(mut self, flags: SendFlags) -> Self {
-                    self.common.flags = flags;
+                    self.common.flags = flags - SendFlags::FIRST_HALF - SendFlags::SECOND_HALF;
                     self
                 }
             }
@@ -495,8 +495,8 @@ impl Flush<'_> {
 
 impl<'a> FastRegister<'a> {
     /// Registers the memory of `pages` under `key`: an allocated key with the low byte that it shall have.
-    pub fn new(key: RKey, pages: &'a PageList) -> Self {
-        Self { key, pages: Some(pages), ..Self::default() }
+    pub fn new(key: impl Into<RKey>, pages: &'a PageList) -> Self {
+        Self { key: key.into(), pages: Some(pages), ..Self::default() }
     }
 
     /// Grants these rights.
@@ -523,8 +523,8 @@ impl<'a> FastRegister<'a> {
 
 impl LocalInvalidate<'_> {
     /// Invalidates `key`.
-    pub fn new(key: RKey) -> Self {
-        Self { key, ..Self::default() }
+    pub fn new(key: impl Into<RKey>) -> Self {
+        Self { key: key.into(), ..Self::default() }
     }
 }
 
@@ -574,6 +574,7 @@ mod checks {
         match (rules.qp_type, destination) {
             (QpType::Ud, None) => return Err(PostReason::NoDestination),
             (QpType::Ud, Some(to)) if !to.ah.is_of_pd(rules.pd) => return Err(PostReason::ForeignAh),
+            (QpType::Ud, Some(to)) if !to.ah.is_live() => return Err(PostReason::InvalidHandle),
             (QpType::Rc | QpType::Uc, Some(_)) => return Err(PostReason::DestinationOnConnected),
             _ => {}
         }
@@ -590,7 +591,7 @@ mod checks {
     }
 
     #[inline]
-    pub(super) fn connected<'a>(request: &impl Operation, rules: &QpRules) -> Result<(), PostReason> {
+    pub(super) fn connected(request: &impl Operation, rules: &QpRules) -> Result<(), PostReason> {
         data(request.data(), rules, rules.max_send_sge, true)
     }
 

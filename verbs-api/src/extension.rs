@@ -1,0 +1,63 @@
+//! Extensions as a program sees them: a typed handle that proves a feature.
+
+use bitflags::Flags as _;
+use thiserror::Error;
+
+use crate::capability::{FeatureSet, feature_names};
+use crate::context::Context;
+use crate::work_request::Operations;
+
+/// The typed handle of an extension: who has one, was granted its features.
+///
+/// Passed to [`QpOptions::operations`](crate::QpOptions::operations), it makes a queue pair that
+/// does its operations.
+pub trait Extension: Sized {
+    /// The set that its feature bits belong to.
+    type Features: FeatureSet;
+
+    /// Unique name.
+    const NAME: &'static str;
+
+    /// Bits without which there is no handle.
+    const NEEDS: Self::Features;
+
+    /// The handle, from a context that was granted [`NEEDS`](Self::NEEDS).
+    ///
+    /// # Errors
+    /// The bits that were not granted.
+    fn load(context: &Context) -> Result<Self, Unsupported>;
+
+    /// The core's operations that it adds to a queue pair.
+    fn operations(&self) -> Operations {
+        Operations::empty()
+    }
+
+    /// Whether the context was granted [`NEEDS`](Self::NEEDS): what `load` checks first.
+    ///
+    /// # Errors
+    /// The bits that were not granted.
+    fn require(context: &Context) -> Result<(), Unsupported> {
+        let granted = context.grant().set::<Self::Features>();
+        let missing = Self::NEEDS.difference(granted);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Unsupported { extension: Self::NAME, missing: feature_names(missing) })
+    }
+}
+
+impl<X: Extension> From<&X> for Operations {
+    fn from(extension: &X) -> Self {
+        extension.operations()
+    }
+}
+
+/// An extension was asked for whose features were not granted.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{extension} needs {}, which the device lacks or the program did not ask for", missing.join(", "))]
+pub struct Unsupported {
+    /// The extension.
+    pub extension: &'static str,
+    /// Names of the bits that were not granted.
+    pub missing: Vec<&'static str>,
+}
