@@ -40,7 +40,9 @@ impl Access {
     ///
     /// Remote write and remote atomic imply local write for a region.
     pub fn illegal(self) -> Option<&'static str> {
-        if self.intersects(Self::REMOTE_WRITE | Self::REMOTE_ATOMIC) && !self.contains(Self::LOCAL_WRITE) {
+        if self.intersects(Self::REMOTE_WRITE | Self::REMOTE_ATOMIC)
+            && !self.contains(Self::LOCAL_WRITE)
+        {
             return Some("REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well");
         }
         None

@@ -25,7 +25,14 @@ pub struct Ah {
 
 impl Ah {
     pub(crate) fn new(birth: Birth, ops: Arc<dyn AhOps>, pd: ObjectId) -> Self {
-        Self { object: birth.finish(|node| Object { ops, node, extra: AhExtra }), pd }
+        Self {
+            object: birth.finish(|node| Object {
+                ops,
+                node,
+                extra: AhExtra,
+            }),
+            pd,
+        }
     }
 
     /// Its identity.
@@ -82,6 +89,8 @@ impl Handle for Ah {
 
 impl fmt::Debug for Ah {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ah").field("path", &self.path()).finish_non_exhaustive()
+        f.debug_struct("Ah")
+            .field("path", &self.path())
+            .finish_non_exhaustive()
     }
 }

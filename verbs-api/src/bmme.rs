@@ -45,8 +45,12 @@ impl Extension for Bmme {
     fn load(context: &Context) -> Result<Self, Unsupported> {
         Self::require(context)?;
         let granted = context.features();
-        let mut operations = Operations::FAST_REGISTER | Operations::LOCAL_INV | Operations::SEND_WITH_INV;
-        operations.set(Operations::READ_WITH_INV, granted.contains(Features::READ_WITH_INVALIDATE));
+        let mut operations =
+            Operations::FAST_REGISTER | Operations::LOCAL_INV | Operations::SEND_WITH_INV;
+        operations.set(
+            Operations::READ_WITH_INV,
+            granted.contains(Features::READ_WITH_INVALIDATE),
+        );
         operations.set(Operations::BIND_MW, granted.intersects(Features::WINDOW_2));
         Ok(Self { operations })
     }

@@ -13,7 +13,9 @@ use crate::control::{Started, Waiters, block_on};
 use crate::cq::{Cq, CqObject};
 use crate::error::VerbError;
 use crate::notifier::Notifier;
-use crate::objects::{Ack, AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, Ops, destroy};
+use crate::objects::{
+    Ack, AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, Ops, destroy,
+};
 use crate::provider::Reply;
 
 // A channel has no provider's part.
@@ -52,9 +54,14 @@ impl ChannelQueue {
                 self.notifier.clear();
             }
             drop(waiting);
-            let Some(object) = object.upgrade() else { continue };
+            let Some(object) = object.upgrade() else {
+                continue;
+            };
             if let Some(ack) = Ack::new(Arc::clone(&object) as Arc<dyn AnyObject>) {
-                return Some(CqEvent { cq: Cq::of(object), _ack: ack });
+                return Some(CqEvent {
+                    cq: Cq::of(object),
+                    _ack: ack,
+                });
             }
         }
     }
@@ -86,14 +93,23 @@ pub struct CompletionChannel {
 impl CompletionChannel {
     pub(crate) fn new(birth: Birth) -> Self {
         let extra = ChannelQueue::default();
-        Self { object: birth.finish(|node| Object { ops: Arc::new(NoOps), node, extra }) }
+        Self {
+            object: birth.finish(|node| Object {
+                ops: Arc::new(NoOps),
+                node,
+                extra,
+            }),
+        }
     }
 
     pub(crate) fn object_of(&self, context: &Context) -> Result<Arc<ChannelObject>, VerbError> {
         if Arc::ptr_eq(self.object.node.context(), &context.inner) {
             Ok(Arc::clone(&self.object))
         } else {
-            Err(VerbError::argument("channel", "belongs to another open device"))
+            Err(VerbError::argument(
+                "channel",
+                "belongs to another open device",
+            ))
         }
     }
 

@@ -64,7 +64,11 @@ impl WcStatus {
 
     /// The status of this code; an unknown code is a general error, never a success.
     pub const fn from_code(code: u8) -> Self {
-        if (code as usize) < Self::ALL.len() { Self::ALL[code as usize] } else { Self::GeneralErr }
+        if (code as usize) < Self::ALL.len() {
+            Self::ALL[code as usize]
+        } else {
+            Self::GeneralErr
+        }
     }
 
     /// Whether the request succeeded.
@@ -166,18 +170,28 @@ pub struct Completion {
 impl Completion {
     /// The key that the message invalidated.
     pub fn invalidated_rkey(&self) -> Option<RKey> {
-        self.wc_flags.contains(WcFlags::WITH_INV).then(|| RKey::new(u32::from_be_bytes(self.imm_data)))
+        self.wc_flags
+            .contains(WcFlags::WITH_INV)
+            .then(|| RKey::new(u32::from_be_bytes(self.imm_data)))
     }
 
     /// Immediate data, as it was sent.
     pub fn immediate(&self) -> Option<[u8; 4]> {
-        self.wc_flags.contains(WcFlags::WITH_IMM).then_some(self.imm_data)
+        self.wc_flags
+            .contains(WcFlags::WITH_IMM)
+            .then_some(self.imm_data)
     }
 
     /// The octets that were received into the private buffer of this request; empty without one.
     pub fn buffer(&self) -> &[u8] {
-        let Some(buffer) = self.buffers.first() else { return &[] };
-        let length = if self.opcode.is_receive() { self.byte_len as usize } else { buffer.len() };
+        let Some(buffer) = self.buffers.first() else {
+            return &[];
+        };
+        let length = if self.opcode.is_receive() {
+            self.byte_len as usize
+        } else {
+            buffer.len()
+        };
         &buffer[..length.min(buffer.len())]
     }
 

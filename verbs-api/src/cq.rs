@@ -60,7 +60,10 @@ struct CqSink {
 
 impl CqSink {
     fn handler(&self) -> Option<CompletionHandler> {
-        self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.handler
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -68,7 +71,9 @@ impl CompletionSink for CqSink {
     fn notify(&self) {
         self.notifier.raise();
         self.waiters.wake();
-        let Some(object) = self.object.get() else { return };
+        let Some(object) = self.object.get() else {
+            return;
+        };
         if let Some(channel) = self.channel.as_ref().and_then(Weak::upgrade) {
             channel.extra.push(object);
         }
@@ -119,7 +124,10 @@ pub struct Cq {
 
 impl Cq {
     pub(crate) fn of(object: Arc<CqObject>) -> Self {
-        Self { ops: Arc::clone(&object.ops), object }
+        Self {
+            ops: Arc::clone(&object.ops),
+            object,
+        }
     }
 
     pub(crate) fn create(context: &Context, options: CqOptions) -> Started<Self> {
@@ -134,19 +142,31 @@ impl Cq {
         let inner = &context.inner;
         inner.check_open()?;
         check_cqe(cqe, inner.attributes())?;
-        let channel = channel.map(|channel| channel.object_of(context)).transpose()?;
-        let parents = channel.iter().map(|channel| Arc::clone(channel) as Arc<dyn AnyObject>);
+        let channel = channel
+            .map(|channel| channel.object_of(context))
+            .transpose()?;
+        let parents = channel
+            .iter()
+            .map(|channel| Arc::clone(channel) as Arc<dyn AnyObject>);
         let birth = Birth::new(inner, ObjectKind::Cq, parents)?;
         let channel = channel.as_ref().map(Arc::downgrade);
-        let sink = Arc::new(CqSink { channel, ..CqSink::default() });
-        let init =
-            CqInit { id: birth.id(), cqe, sink: Arc::clone(&sink) as Arc<dyn CompletionSink> };
+        let sink = Arc::new(CqSink {
+            channel,
+            ..CqSink::default()
+        });
+        let init = CqInit {
+            id: birth.id(),
+            cqe,
+            sink: Arc::clone(&sink) as Arc<dyn CompletionSink>,
+        };
         let (started, outcome) = inner.begin();
         inner.create_cq(
             init,
             Reply::new(move |result| {
                 outcome.complete(result.map(|ops| {
-                    let extra = CqExtra { sink: Arc::clone(&sink) };
+                    let extra = CqExtra {
+                        sink: Arc::clone(&sink),
+                    };
                     let object = birth.finish(|node| Object { ops, node, extra });
                     let _ = sink.object.set(Arc::downgrade(&object));
                     Self::of(object)
@@ -185,7 +205,10 @@ impl Cq {
 
     // After a removal, what has completed can still be fetched: buffers come back with it.
     #[cold]
-    fn poll_dead<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion], VerbError> {
+    fn poll_dead<'s>(
+        &self,
+        slots: &'s mut [Completion],
+    ) -> Result<&'s mut [Completion], VerbError> {
         if self.object.node.is_removed() {
             let filled = self.ops.poll(slots)?;
             if filled > 0 {
@@ -223,7 +246,13 @@ impl Cq {
     /// where that answers that completions are there already.
     pub fn on_completion(&self, handler: impl Fn(&Self) + Send + Sync + 'static) {
         let handler: CompletionHandler = Arc::new(handler);
-        let mut slot = self.object.extra.sink.handler.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self
+            .object
+            .extra
+            .sink
+            .handler
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let before = slot.replace(handler);
         drop(slot);
         drop(before);
@@ -245,10 +274,11 @@ impl Cq {
     pub fn resize(&self, cqe: u32) -> Started<u32> {
         let node = &self.object.node;
         let object = Arc::clone(&self.object) as Arc<dyn AnyObject>;
-        let ticket = match check_cqe(cqe, node.context().attributes()).and_then(|()| Ticket::new(object)) {
-            Ok(ticket) => ticket,
-            Err(error) => return Started::ready(Err(error)),
-        };
+        let ticket =
+            match check_cqe(cqe, node.context().attributes()).and_then(|()| Ticket::new(object)) {
+                Ok(ticket) => ticket,
+                Err(error) => return Started::ready(Err(error)),
+            };
         let (started, outcome) = node.context().begin();
         let reply = Reply::new(move |result| {
             drop(ticket);
@@ -267,9 +297,15 @@ impl Cq {
 
 fn check_cqe(cqe: u32, attributes: &crate::DeviceAttributes) -> Result<(), VerbError> {
     if cqe == 0 {
-        return Err(VerbError::argument("cqe", "is 0: a queue has at least one entry"));
+        return Err(VerbError::argument(
+            "cqe",
+            "is 0: a queue has at least one entry",
+        ));
     }
-    attributes.limits.check(Limit::MaxCqe, u64::from(cqe)).map_err(VerbError::Limit)
+    attributes
+        .limits
+        .check(Limit::MaxCqe, u64::from(cqe))
+        .map_err(VerbError::Limit)
 }
 
 impl Handle for Cq {

@@ -54,7 +54,9 @@ pub enum VerbError {
     #[error("called off before it completed")]
     Canceled,
     /// The completion queue overran and is unusable.
-    #[error("the completion queue overran: it was made for fewer completions than were outstanding")]
+    #[error(
+        "the completion queue overran: it was made for fewer completions than were outstanding"
+    )]
     CqOverrun,
     /// The device was removed.
     #[error("the device was removed")]
@@ -102,13 +104,18 @@ pub enum VerbError {
 impl VerbError {
     /// A wrong argument.
     pub fn argument(argument: &'static str, reason: impl Into<String>) -> Self {
-        Self::InvalidArgument { argument, reason: reason.into() }
+        Self::InvalidArgument {
+            argument,
+            reason: reason.into(),
+        }
     }
 
     /// The kind of the fault.
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::BadModify(_) | Self::InvalidArgument { .. } | Self::InvalidState(_) => ErrorKind::InvalidArgument,
+            Self::BadModify(_) | Self::InvalidArgument { .. } | Self::InvalidState(_) => {
+                ErrorKind::InvalidArgument
+            }
             Self::Busy(_) => ErrorKind::Busy,
             Self::Canceled => ErrorKind::Canceled,
             Self::CqOverrun => ErrorKind::Resources,
@@ -117,9 +124,10 @@ impl VerbError {
             Self::InvalidHandle(_) => ErrorKind::InvalidHandle,
             Self::Limit(_) => ErrorKind::Limit,
             Self::Resources(_) => ErrorKind::Resources,
-            Self::BaselineGap(_) | Self::Extension(_) | Self::Unsupported { .. } | Self::UnsupportedVerb(_) => {
-                ErrorKind::Unsupported
-            }
+            Self::BaselineGap(_)
+            | Self::Extension(_)
+            | Self::Unsupported { .. }
+            | Self::UnsupportedVerb(_) => ErrorKind::Unsupported,
             Self::WouldDeadlock => ErrorKind::WouldDeadlock,
         }
     }

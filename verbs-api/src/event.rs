@@ -46,7 +46,11 @@ impl EventType {
     pub const fn is_affiliated(self) -> bool {
         !matches!(
             self,
-            Self::PortActive | Self::PortErr | Self::GidChange | Self::DeviceFatal | Self::DeviceRemoved
+            Self::PortActive
+                | Self::PortErr
+                | Self::GidChange
+                | Self::DeviceFatal
+                | Self::DeviceRemoved
         )
     }
 }

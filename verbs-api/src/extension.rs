@@ -42,7 +42,10 @@ pub trait Extension: Sized {
         if missing.is_empty() {
             return Ok(());
         }
-        Err(Unsupported { extension: Self::NAME, missing: feature_names(missing) })
+        Err(Unsupported {
+            extension: Self::NAME,
+            missing: feature_names(missing),
+        })
     }
 }
 

@@ -62,8 +62,8 @@ pub use provider::MwType;
 pub use qp::{ConnectOptions, Qp, QpEndpoint, QpOptions, Rejected, connect_pair};
 pub use receive::RefusedReceive;
 pub use registry::{
-    Device, ExtensionDescriptor, LinkedExtension, LinkedProvider, OpenError, Registry, RegistryError,
-    devices, open, registry,
+    Device, ExtensionDescriptor, LinkedExtension, LinkedProvider, OpenError, Registry,
+    RegistryError, devices, open, registry,
 };
 pub use srq::{Srq, SrqOptions, SrqStatus};
 pub use work_request::*;

@@ -49,15 +49,25 @@ impl MrOptions {
     pub(crate) fn check(&self, context: &ContextInner) -> Result<(), VerbError> {
         check_access(self.access, context)?;
         if self.access.contains(Access::ZERO_BASED) && self.iova.is_some_and(|iova| iova != 0) {
-            return Err(VerbError::argument("iova", "must be 0 or absent with ZERO_BASED"));
+            return Err(VerbError::argument(
+                "iova",
+                "must be 0 or absent with ZERO_BASED",
+            ));
         }
         Ok(())
     }
 
     pub(crate) fn shape(&self, memory: &RegionMemory) -> Shape {
         let zero_based = self.access.contains(Access::ZERO_BASED);
-        let address = if zero_based { 0 } else { memory.address() as u64 };
-        Shape { iova: self.iova.unwrap_or(address), length: memory.len() as u64 }
+        let address = if zero_based {
+            0
+        } else {
+            memory.address() as u64
+        };
+        Shape {
+            iova: self.iova.unwrap_or(address),
+            length: memory.len() as u64,
+        }
     }
 }
 
@@ -155,8 +165,13 @@ impl Mr {
         range: Option<MemoryRange>,
     ) -> Self {
         let current = Mutex::new(Current { shape, range });
-        let extra = MrExtra { current, key_byte: AtomicU8::new(ops.lkey().key_byte()) };
-        Self { object: birth.finish(|node| Object { ops, node, extra }) }
+        let extra = MrExtra {
+            current,
+            key_byte: AtomicU8::new(ops.lkey().key_byte()),
+        };
+        Self {
+            object: birth.finish(|node| Object { ops, node, extra }),
+        }
     }
 
     /// Its identity.
@@ -202,16 +217,28 @@ impl Mr {
         let Shape { iova, length: size } = self.current(|current| current.shape);
         let end = (offset as u64).checked_add(u64::from(length));
         if end.is_none_or(|end| end > size) {
-            return Err(OutOfRange { offset, length: length as usize, size: size as usize });
+            return Err(OutOfRange {
+                offset,
+                length: length as usize,
+                size: size as usize,
+            });
         }
-        Ok(Sge { addr: iova.wrapping_add(offset as u64), length, lkey: self.lkey() })
+        Ok(Sge {
+            addr: iova.wrapping_add(offset as u64),
+            length,
+            lkey: self.lkey(),
+        })
     }
 
     /// The whole region, up to the 2^32 - 1 octets that an entry can name.
     pub fn sge_all(&self) -> Sge {
         let Shape { iova, length } = self.current(|current| current.shape);
         let length = u32::try_from(length).unwrap_or(u32::MAX);
-        Sge { addr: iova, length, lkey: self.lkey() }
+        Sge {
+            addr: iova,
+            length,
+            lkey: self.lkey(),
+        }
     }
 
     /// What a peer is told to reach the octet at `offset`.
@@ -235,13 +262,24 @@ impl Mr {
     fn start_rereg(&self, change: MrReregister) -> Result<Started<()>, VerbError> {
         let context = self.object.node.context();
         let ticket = Ticket::new(Arc::clone(&self.object) as Arc<dyn AnyObject>)?;
-        let MrReregister { translation, iova, pd, access } = change;
+        let MrReregister {
+            translation,
+            iova,
+            pd,
+            access,
+        } = change;
         check_access(access.unwrap_or_default(), context)?;
         if iova.is_some() && translation.is_none() {
-            return Err(VerbError::argument("iova", "can be changed only together with the memory"));
+            return Err(VerbError::argument(
+                "iova",
+                "can be changed only together with the memory",
+            ));
         }
         if let Some(pd) = pd.as_ref().filter(|pd| !Arc::ptr_eq(pd.context(), context)) {
-            return Err(VerbError::argument("pd", format!("{pd:?} belongs to another open device")));
+            return Err(VerbError::argument(
+                "pd",
+                format!("{pd:?} belongs to another open device"),
+            ));
         }
         let holder = self.object.node.holder();
         let hold = pd
@@ -251,15 +289,22 @@ impl Mr {
         let translation = translation.map(|range| {
             let memory = range.to_region();
             let iova = iova.unwrap_or_else(|| memory.address() as u64);
-            let shape = Shape { iova, length: memory.len() as u64 };
+            let shape = Shape {
+                iova,
+                length: memory.len() as u64,
+            };
             (memory, shape, range)
         });
         if let Some((memory, ..)) = &translation {
             let limits = &context.attributes().limits;
-            limits.check(Limit::MaxMrSize, memory.len() as u64).map_err(VerbError::Limit)?;
+            limits
+                .check(Limit::MaxMrSize, memory.len() as u64)
+                .map_err(VerbError::Limit)?;
         }
         let change = MrChange {
-            translation: translation.as_ref().map(|(memory, shape, _)| (memory.clone(), shape.iova)),
+            translation: translation
+                .as_ref()
+                .map(|(memory, shape, _)| (memory.clone(), shape.iova)),
             pd: pd.map(|pd| Arc::clone(&pd.object.ops)),
             access,
         };
@@ -291,14 +336,27 @@ impl Mr {
     }
 
     fn current<T>(&self, look: impl FnOnce(&Current) -> T) -> T {
-        look(&self.object.extra.current.lock().unwrap_or_else(PoisonError::into_inner))
+        look(
+            &self
+                .object
+                .extra
+                .current
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 }
 
 impl MrExtra {
     fn changed(&self, shape: Shape, range: MemoryRange) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *current, Current { shape, range: Some(range) });
+        let before = std::mem::replace(
+            &mut *current,
+            Current {
+                shape,
+                range: Some(range),
+            },
+        );
         drop(current);
         drop(before);
     }
@@ -373,7 +431,11 @@ impl MrKey {
     pub fn rkey(&self) -> RKey {
         let rkey = self.object.ops.rkey();
         // Where a device tells no remote key before memory is registered, both keys are one.
-        let rkey = if rkey.value() == 0 { RKey::new(self.object.ops.lkey().value()) } else { rkey };
+        let rkey = if rkey.value() == 0 {
+            RKey::new(self.object.ops.lkey().value())
+        } else {
+            rkey
+        };
         rkey.with_key_byte(self.key_byte())
     }
 
@@ -384,7 +446,11 @@ impl MrKey {
 
     /// A stretch that the key was registered for.
     pub fn sge(&self, addr: u64, length: u32) -> Sge {
-        Sge { addr, length, lkey: self.lkey() }
+        Sge {
+            addr,
+            length,
+            lkey: self.lkey(),
+        }
     }
 
     /// A stretch that the key was registered for, as the sink of a portable read-and-invalidate.

@@ -28,7 +28,13 @@ pub struct Mw {
 
 impl Mw {
     pub(crate) fn new(birth: Birth, ops: Arc<dyn MwOps>, mw_type: MwType) -> Self {
-        Self { object: birth.finish(|node| Object { ops, node, extra: MwExtra { mw_type } }) }
+        Self {
+            object: birth.finish(|node| Object {
+                ops,
+                node,
+                extra: MwExtra { mw_type },
+            }),
+        }
     }
 
     /// Its identity.

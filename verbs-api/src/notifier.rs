@@ -21,7 +21,10 @@ impl Notifier {
             let fd = eventfd(0, flags).map_err(|_| VerbError::Resources("file descriptors"))?;
             let _ = self.fd.set(fd);
         }
-        self.fd.get().map(OwnedFd::as_fd).ok_or(VerbError::Resources("file descriptors"))
+        self.fd
+            .get()
+            .map(OwnedFd::as_fd)
+            .ok_or(VerbError::Resources("file descriptors"))
     }
 
     /// Makes the descriptor readable, if there is one.

@@ -12,7 +12,9 @@ use crate::error::VerbError;
 use crate::memory::{BufferPool, MemoryRange};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
-use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, ObjectId, ObjectKind, destroy};
+use crate::objects::{
+    AnyObject, Birth, DestroyError, Handle, Object, ObjectId, ObjectKind, destroy,
+};
 use crate::provider::{MrInit, MwType, PdOps, RegionMemory, Reply, SrqInit};
 use crate::qp::{AddressVector, Qp, QpOptions};
 use crate::srq::{Srq, SrqOptions};
@@ -72,9 +74,19 @@ impl Pd {
     /// gone. In that time the program accesses them only as [`memory::copy`](crate::memory::copy) does.
     #[allow(unsafe_code)]
     #[doc(alias = "ibv_reg_mr")]
-    pub unsafe fn register_borrowed(&self, address: *mut u8, length: usize, options: MrOptions) -> Started<Mr> {
+    pub unsafe fn register_borrowed(
+        &self,
+        address: *mut u8,
+        length: usize,
+        options: MrOptions,
+    ) -> Started<Mr> {
         let address = address.expose_provenance();
-        self.reg_mr(RegionMemory::Borrowed { address, length }, options, None, false)
+        self.reg_mr(
+            RegionMemory::Borrowed { address, length },
+            options,
+            None,
+            false,
+        )
     }
 
     /// Registers `count` private buffers of `size` octets each: local rights only, handed over when
@@ -83,19 +95,25 @@ impl Pd {
     /// # Errors
     /// Out of memory, or a total beyond `max_mr_size`.
     pub fn register_buffers(&self, count: u32, size: usize) -> Started<BufferPool> {
-        let Some(pool) = BufferPool::new(count, size).filter(|_| u32::try_from(size).is_ok()) else {
+        let Some(pool) = BufferPool::new(count, size).filter(|_| u32::try_from(size).is_ok())
+        else {
             return Started::ready(Err(VerbError::Resources("memory")));
         };
         let allocation = Arc::clone(pool.allocation());
         let length = allocation.len();
-        let memory = RegionMemory::Owned { allocation, offset: 0, length };
+        let memory = RegionMemory::Owned {
+            allocation,
+            offset: 0,
+            length,
+        };
         let (started, outcome) = self.context().begin();
-        self.reg_mr(memory, MrOptions::new(Access::LOCAL_WRITE), None, true).on_done(move |result| {
-            outcome.complete(result.map(|mr| {
-                pool.registered(mr.lkey(), Box::new(mr));
-                pool
-            }));
-        });
+        self.reg_mr(memory, MrOptions::new(Access::LOCAL_WRITE), None, true)
+            .on_done(move |result| {
+                outcome.complete(result.map(|mr| {
+                    pool.registered(mr.lkey(), Box::new(mr));
+                    pool
+                }));
+            });
         started
     }
 
@@ -109,7 +127,10 @@ impl Pd {
         let checks = || {
             self.context().require(Features::BMME)?;
             if max_num_sg == 0 {
-                return Err(VerbError::argument("max_num_sg", "is 0: a key is for at least one page"));
+                return Err(VerbError::argument(
+                    "max_num_sg",
+                    "is 0: a key is for at least one page",
+                ));
             }
             self.check_limit(Limit::MaxFastRegPageListLen, u64::from(max_num_sg))?;
             self.birth(ObjectKind::Mr)
@@ -157,8 +178,17 @@ impl Pd {
             self.birth(ObjectKind::Srq)
         };
         self.make(checks, move |pd, birth, outcome| {
-            let SrqOptions { max_wr, max_sge, srq_limit } = options;
-            let init = SrqInit { id: birth.id(), max_wr, max_sge, srq_limit };
+            let SrqOptions {
+                max_wr,
+                max_sge,
+                srq_limit,
+            } = options;
+            let init = SrqInit {
+                id: birth.id(),
+                max_wr,
+                max_sge,
+                srq_limit,
+            };
             let reply = Reply::new(move |result: Result<_, VerbError>| {
                 outcome.complete(result.map(|ops| Srq::new(birth, ops)));
             });
@@ -211,11 +241,19 @@ impl Pd {
     }
 
     pub(crate) fn check_limit(&self, limit: Limit, wanted: u64) -> Result<(), VerbError> {
-        self.context().attributes().limits.check(limit, wanted).map_err(VerbError::Limit)
+        self.context()
+            .attributes()
+            .limits
+            .check(limit, wanted)
+            .map_err(VerbError::Limit)
     }
 
     fn birth(&self, kind: ObjectKind) -> Result<Birth, VerbError> {
-        Birth::new(self.context(), kind, [Arc::clone(&self.object) as Arc<dyn AnyObject>])
+        Birth::new(
+            self.context(),
+            kind,
+            [Arc::clone(&self.object) as Arc<dyn AnyObject>],
+        )
     }
 
     // Checks, then starts: nothing of the provider is called where a check fails.
@@ -249,8 +287,13 @@ impl Pd {
         };
         let shape = options.shape(&memory);
         self.make(checks, |pd, birth, outcome| {
-            let init =
-                MrInit { id: birth.id(), memory, iova: shape.iova, access: options.access, private };
+            let init = MrInit {
+                id: birth.id(),
+                memory,
+                iova: shape.iova,
+                access: options.access,
+                private,
+            };
             let reply = Reply::new(move |result: Result<_, VerbError>| {
                 outcome.complete(result.map(|ops| Mr::new(birth, ops, shape, range)));
             });

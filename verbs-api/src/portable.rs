@@ -41,7 +41,10 @@ impl<'a> Lowered<'a> {
         let common = first.common_mut();
         common.wr_id = wr_id;
         common.flags |= SendFlags::SIGNALED;
-        Self { first, second: None }
+        Self {
+            first,
+            second: None,
+        }
     }
 
     /// Two requests: the second waits for the first and completes for both with `wr_id`.
@@ -50,13 +53,18 @@ impl<'a> Lowered<'a> {
         first: impl Into<WorkRequest<'a>>,
         second: impl Into<WorkRequest<'a>>,
     ) -> Self {
-        let Self { first: mut second, .. } = Self::one(wr_id, second);
+        let Self {
+            first: mut second, ..
+        } = Self::one(wr_id, second);
         second.common_mut().flags |= SendFlags::FENCE | SendFlags::SECOND_HALF;
         let mut first = first.into();
         let common = first.common_mut();
         common.wr_id = wr_id;
         common.flags = (common.flags - SendFlags::SIGNALED) | SendFlags::FIRST_HALF;
-        Self { first, second: Some(second) }
+        Self {
+            first,
+            second: Some(second),
+        }
     }
 
     /// The requests in the order in which they are posted.
@@ -124,7 +132,11 @@ impl Plan {
         };
         let steps = lowered.requests().map(step).collect();
         let control_verb = operation.control_verb();
-        Ok(Self { operation: operation.name(), control_verb, steps })
+        Ok(Self {
+            operation: operation.name(),
+            control_verb,
+            steps,
+        })
     }
 
     /// Slots of the send queue that it takes.
@@ -136,19 +148,31 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.slots() == 1 { "" } else { "s" };
-        writeln!(f, "{}: {} work request{plural}, one completion", self.operation, self.slots())?;
+        writeln!(
+            f,
+            "{}: {} work request{plural}, one completion",
+            self.operation,
+            self.slots()
+        )?;
         if let Some(verb) = self.control_verb {
             writeln!(f, "  before: {verb} (control verb)")?;
         }
         for (index, PlanStep { operation, flags }) in self.steps.iter().enumerate() {
             let mut how = Vec::new();
-            for (flag, name) in [(SendFlags::FENCE, "fenced"), (SendFlags::SIGNALED, "signaled")] {
+            for (flag, name) in [
+                (SendFlags::FENCE, "fenced"),
+                (SendFlags::SIGNALED, "signaled"),
+            ] {
                 if flags.contains(flag) {
                     how.push(name);
                 }
             }
             let names: Vec<_> = operation.iter_names().map(|(name, _)| name).collect();
-            let how = if how.is_empty() { "unsignaled".to_owned() } else { how.join(", ") };
+            let how = if how.is_empty() {
+                "unsignaled".to_owned()
+            } else {
+                how.join(", ")
+            };
             writeln!(f, "  {}. {} ({how})", index + 1, names.join(" "))?;
         }
         Ok(())
@@ -171,7 +195,10 @@ pub(crate) fn operations(features: Features) -> Operations {
     if features.contains(Features::BMME) {
         operations |= Operations::FAST_REGISTER | Operations::LOCAL_INV;
     }
-    operations.set(Operations::READ_WITH_INV, features.contains(Features::READ_WITH_INVALIDATE));
+    operations.set(
+        Operations::READ_WITH_INV,
+        features.contains(Features::READ_WITH_INVALIDATE),
+    );
     operations.set(Operations::BIND_MW, features.intersects(Features::WINDOW_2));
     operations
 }
@@ -205,7 +232,11 @@ pub struct ReadAndInvalidate {
 impl ReadAndInvalidate {
     /// As many octets from `remote` as `sink` holds.
     pub const fn new(remote: RemoteAddress, sink: &Sink) -> Self {
-        Self { remote, sink: *sink, wr_id: 0 }
+        Self {
+            remote,
+            sink: *sink,
+            wr_id: 0,
+        }
     }
 
     /// Comes back in the completion.
@@ -224,7 +255,10 @@ impl Portable for ReadAndInvalidate {
     fn lower(&self, features: Features) -> Result<Lowered<'_>, PostReason> {
         let Sink { sge, rkey } = self.sink;
         if features.contains(Features::READ_WITH_INVALIDATE) {
-            return Ok(Lowered::one(self.wr_id, ReadWithInvalidate::new(sge, self.remote)));
+            return Ok(Lowered::one(
+                self.wr_id,
+                ReadWithInvalidate::new(sge, self.remote),
+            ));
         }
         let missing = (Features::BMME | Features::LOCAL_INVALIDATE_FENCE) - features;
         if !missing.is_empty() {
@@ -248,8 +282,18 @@ pub struct RegisterForRemoteAccess<'a> {
 
 #[derive(Clone, Copy, Debug)]
 enum Form<'a> {
-    FastRegister { key: RKey, pages: Option<&'a PageList>, access: Access },
-    Window { window: RKey, region: LKey, addr: u64, length: u64, access: Access },
+    FastRegister {
+        key: RKey,
+        pages: Option<&'a PageList>,
+        access: Access,
+    },
+    Window {
+        window: RKey,
+        region: LKey,
+        addr: u64,
+        length: u64,
+        access: Access,
+    },
     Region,
 }
 
@@ -261,10 +305,20 @@ impl RegisterForRemoteAccess<'_> {
     pub fn outline(features: Features, allow_plain_region: bool) -> Result<Self, VerbError> {
         let access = Access::empty();
         let form = match Choice::of(features, allow_plain_region)? {
-            Choice::FastRegister => Form::FastRegister { key: RKey::default(), pages: None, access },
+            Choice::FastRegister => Form::FastRegister {
+                key: RKey::default(),
+                pages: None,
+                access,
+            },
             Choice::Window => {
                 let (window, region) = (RKey::default(), LKey::default());
-                Form::Window { window, region, addr: 0, length: 0, access }
+                Form::Window {
+                    window,
+                    region,
+                    addr: 0,
+                    length: 0,
+                    access,
+                }
             }
             Choice::Region => Form::Region,
         };
@@ -287,10 +341,21 @@ impl Portable for RegisterForRemoteAccess<'_> {
     fn lower(&self, _: Features) -> Result<Lowered<'_>, PostReason> {
         Ok(match self.form {
             Form::FastRegister { key, pages, access } => {
-                let request = FastRegister { key, pages, access, ..FastRegister::default() };
+                let request = FastRegister {
+                    key,
+                    pages,
+                    access,
+                    ..FastRegister::default()
+                };
                 Lowered::one(self.wr_id, request)
             }
-            Form::Window { window, region, addr, length, access } => {
+            Form::Window {
+                window,
+                region,
+                addr,
+                length,
+                access,
+            } => {
                 let request = BindWindow::new(window, region, addr, length).access(access);
                 Lowered::one(self.wr_id, request)
             }
@@ -319,7 +384,9 @@ impl Choice {
         } else if allow_plain_region {
             Ok(Self::Region)
         } else {
-            Err(VerbError::Unsupported { missing: Features::BMME })
+            Err(VerbError::Unsupported {
+                missing: Features::BMME,
+            })
         }
     }
 }
@@ -335,8 +402,15 @@ pub struct RemoteAccess {
 
 #[derive(Debug)]
 enum Means {
-    FastRegister { key: MrKey, pages: PageList },
-    Window { region: Mr, window: Mw, key_byte: AtomicU8 },
+    FastRegister {
+        key: MrKey,
+        pages: PageList,
+    },
+    Window {
+        region: Mr,
+        window: Mw,
+        key_byte: AtomicU8,
+    },
     Region(Mr),
 }
 
@@ -391,16 +465,26 @@ impl RemoteAccess {
         let (address, length) = (memory.address(), memory.len() as u64);
         let local = Access::LOCAL_WRITE | Access::MW_BIND;
         let windows = pd.clone();
-        pd.register_with(memory, MrOptions::new(local)).on_done(move |region| match region {
-            Err(error) => outcome.complete(Err(error)),
-            Ok(region) => windows.alloc_mw(MwType::Type2).on_done(move |window| {
-                outcome.complete(window.map(|window| {
-                    let key_byte = AtomicU8::new(window.rkey().key_byte());
-                    let means = Means::Window { region, window, key_byte };
-                    Self { means, access, address, length }
-                }));
-            }),
-        });
+        pd.register_with(memory, MrOptions::new(local))
+            .on_done(move |region| match region {
+                Err(error) => outcome.complete(Err(error)),
+                Ok(region) => windows.alloc_mw(MwType::Type2).on_done(move |window| {
+                    outcome.complete(window.map(|window| {
+                        let key_byte = AtomicU8::new(window.rkey().key_byte());
+                        let means = Means::Window {
+                            region,
+                            window,
+                            key_byte,
+                        };
+                        Self {
+                            means,
+                            access,
+                            address,
+                            length,
+                        }
+                    }));
+                }),
+            });
         started
     }
 
@@ -420,12 +504,22 @@ impl RemoteAccess {
     pub fn register(&self) -> RegisterForRemoteAccess<'_> {
         let (access, addr, length) = (self.access, self.address, self.length);
         let form = match &self.means {
-            Means::FastRegister { key, pages } => {
-                Form::FastRegister { key: key.advance(), pages: Some(pages), access }
-            }
-            Means::Window { region, key_byte, .. } => {
+            Means::FastRegister { key, pages } => Form::FastRegister {
+                key: key.advance(),
+                pages: Some(pages),
+                access,
+            },
+            Means::Window {
+                region, key_byte, ..
+            } => {
                 key_byte.fetch_add(1, Ordering::Relaxed);
-                Form::Window { window: self.rkey(), region: region.lkey(), addr, length, access }
+                Form::Window {
+                    window: self.rkey(),
+                    region: region.lkey(),
+                    addr,
+                    length,
+                    access,
+                }
             }
             Means::Region(_) => Form::Region,
         };
@@ -465,9 +559,11 @@ impl RemoteAccess {
     fn rkey(&self) -> RKey {
         match &self.means {
             Means::FastRegister { key, .. } => key.rkey(),
-            Means::Window { window, key_byte, .. } => {
-                window.rkey().with_key_byte(key_byte.load(Ordering::Relaxed))
-            }
+            Means::Window {
+                window, key_byte, ..
+            } => window
+                .rkey()
+                .with_key_byte(key_byte.load(Ordering::Relaxed)),
             Means::Region(region) => region.rkey(),
         }
     }
@@ -484,13 +580,19 @@ fn plain<T: Send + 'static>(started: Started<(), crate::DestroyError<T>>) -> Sta
 fn page_list(memory: &MemoryRange, limits: &Limits) -> Result<PageList, VerbError> {
     const PAGE: u64 = 4096;
     let lowest = limits.page_size_cap & limits.page_size_cap.wrapping_neg();
-    let page = if limits.page_size_cap & PAGE != 0 { PAGE } else { lowest };
+    let page = if limits.page_size_cap & PAGE != 0 {
+        PAGE
+    } else {
+        lowest
+    };
     let max = limits.max_fast_reg_page_list_len;
     let mapped = PageList::map(std::slice::from_ref(memory), page, max)
         .map_err(|error| VerbError::argument("memory", error.to_string()))?;
     if mapped.elements == 0 {
         let wanted = (memory.len() as u64).div_ceil(page) + 1;
-        limits.check(Limit::MaxFastRegPageListLen, wanted).map_err(VerbError::Limit)?;
+        limits
+            .check(Limit::MaxFastRegPageListLen, wanted)
+            .map_err(VerbError::Limit)?;
         return Err(VerbError::argument("memory", "does not fit into one key"));
     }
     Ok(mapped.list)
@@ -517,13 +619,20 @@ impl fmt::Display for ReadSinkAccess {
 /// InfiniBand needs local write. iWARP needs remote write as well, because the sink's key travels
 /// with the request: while it is registered, the peer may write the sink whenever it likes.
 pub fn read_sink_access(context: &Context) -> ReadSinkAccess {
-    if context.attributes().gaps.contains(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
+    if context
+        .attributes()
+        .gaps
+        .contains(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE)
+    {
         ReadSinkAccess {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             exposes: Some("the peer of the connection may write the sink until its key is dead"),
         }
     } else {
-        ReadSinkAccess { access: Access::LOCAL_WRITE, exposes: None }
+        ReadSinkAccess {
+            access: Access::LOCAL_WRITE,
+            exposes: None,
+        }
     }
 }
 

@@ -41,7 +41,9 @@ pub struct Reply<T: 'static> {
 impl<T> Reply<T> {
     /// `answer` is called exactly once.
     pub fn new(answer: impl FnOnce(Result<T, VerbError>) + Send + 'static) -> Self {
-        Self { answer: Some(Box::new(answer)) }
+        Self {
+            answer: Some(Box::new(answer)),
+        }
     }
 
     /// Answers.
@@ -81,7 +83,10 @@ impl<T: Any + Send + Sync> AsAny for T {
 ///
 /// # Errors
 /// The object belongs to another provider.
-pub fn own<T: Any + Send + Sync, O: AsAny + ?Sized>(object: &Arc<O>, argument: &'static str) -> Result<Arc<T>, VerbError> {
+pub fn own<T: Any + Send + Sync, O: AsAny + ?Sized>(
+    object: &Arc<O>,
+    argument: &'static str,
+) -> Result<Arc<T>, VerbError> {
     Arc::clone(object)
         .as_any()
         .downcast()
@@ -97,7 +102,11 @@ pub trait DeviceOps: AsAny {
     ///
     /// # Errors
     /// The device is gone or out of resources.
-    fn open(&self, grant: &Grant, events: Arc<dyn EventSink>) -> Result<Arc<dyn ContextOps>, VerbError>;
+    fn open(
+        &self,
+        grant: &Grant,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Arc<dyn ContextOps>, VerbError>;
 
     /// Names and values of the device's own counters.
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -207,7 +216,9 @@ impl RegionMemory {
     /// The address of the first octet in the process.
     pub fn address(&self) -> usize {
         match self {
-            Self::Owned { allocation, offset, .. } => allocation.as_ptr().expose_provenance() + offset,
+            Self::Owned {
+                allocation, offset, ..
+            } => allocation.as_ptr().expose_provenance() + offset,
             Self::Borrowed { address, .. } => *address,
         }
     }
@@ -407,7 +418,9 @@ pub trait QpOps: AsAny {
     /// # Errors
     /// As for a posted request.
     fn bind_mw(&self, _bind: &crate::work_request::BindWindow<'_>) -> Result<RKey, PostReason> {
-        Err(PostReason::OperationNotEnabled { missing: crate::work_request::Operations::BIND_MW })
+        Err(PostReason::OperationNotEnabled {
+            missing: crate::work_request::Operations::BIND_MW,
+        })
     }
 
     /// Joins a multicast group.

@@ -49,7 +49,14 @@ fn check(request: &ReceiveRequest<'_>, max_sge: u32) -> Result<(), PostReason> {
         return Err(PostReason::InlineNotAllowed);
     }
     let given = request.data.num_sge();
-    if given > max_sge as usize { Err(PostReason::TooManySges { max: max_sge, given }) } else { Ok(()) }
+    if given > max_sge as usize {
+        Err(PostReason::TooManySges {
+            max: max_sge,
+            given,
+        })
+    } else {
+        Ok(())
+    }
 }
 
 #[inline]
@@ -67,7 +74,9 @@ pub(crate) fn post_one_receive<'a>(
     if lends {
         request.data.lend();
     }
-    let Err((_, reason)) = post(slice::from_ref(&request)) else { return Ok(()) };
+    let Err((_, reason)) = post(slice::from_ref(&request)) else {
+        return Ok(());
+    };
     if lends {
         request.data.take_back();
     }
@@ -86,7 +95,10 @@ pub(crate) fn post_receives(
     let mut refusal = None;
     for request in requests.iter_mut() {
         if let Err(reason) = check(request, max_sge) {
-            refusal = Some(PostError { index: valid, reason });
+            refusal = Some(PostError {
+                index: valid,
+                reason,
+            });
             break;
         }
         if request.data.holds_buffers() {
@@ -97,9 +109,14 @@ pub(crate) fn post_receives(
     if valid > 0
         && let Err((posted, reason)) = post(&requests[..valid])
     {
-        requests[posted..valid].iter_mut().for_each(|request| request.data.take_back());
+        requests[posted..valid]
+            .iter_mut()
+            .for_each(|request| request.data.take_back());
         valid = posted;
-        refusal = Some(PostError { index: posted, reason });
+        refusal = Some(PostError {
+            index: posted,
+            reason,
+        });
     }
     requests.drain(..valid);
     refusal.map_or(Ok(()), Err)

@@ -62,7 +62,9 @@ macro_rules! link_extension {
 #[non_exhaustive]
 pub enum RegistryError {
     /// Built for another version of the contract.
-    #[error("{name} was built for contract version {built_for}, this registry has version {CONTRACT_VERSION}: build both from one release")]
+    #[error(
+        "{name} was built for contract version {built_for}, this registry has version {CONTRACT_VERSION}: build both from one release"
+    )]
     ContractVersion {
         /// The provider or extension.
         name: &'static str,
@@ -90,7 +92,9 @@ pub enum RegistryError {
         second: &'static str,
     },
     /// Two providers of one name.
-    #[error("two providers are named {name}: {first_devices:?} and {second_devices:?} are their devices")]
+    #[error(
+        "two providers are named {name}: {first_devices:?} and {second_devices:?} are their devices"
+    )]
     DuplicateProvider {
         /// The name.
         name: &'static str,
@@ -219,8 +223,10 @@ impl Device {
     }
 
     fn open_granted(&self, grant: Grant) -> Result<Context, OpenError> {
-        Context::open(Arc::clone(&self.ops), grant)
-            .map_err(|error| OpenError::Failed { device: self.name.clone(), error })
+        Context::open(Arc::clone(&self.ops), grant).map_err(|error| OpenError::Failed {
+            device: self.name.clone(),
+            error,
+        })
     }
 }
 
@@ -266,25 +272,50 @@ impl Registry {
     pub fn add_provider(&mut self, provider: &'static dyn Provider) -> Result<(), RegistryError> {
         let name = provider.name();
         check_version(name, provider.contract_version())?;
-        let found = provider.devices().map_err(|error| RegistryError::Provider { provider: name, error })?;
+        let found = provider
+            .devices()
+            .map_err(|error| RegistryError::Provider {
+                provider: name,
+                error,
+            })?;
         let mut devices: BTreeMap<String, Device> = BTreeMap::new();
         for ops in found {
             let attributes = ops.attributes();
             check_consistent(name, &attributes)?;
-            let device = Device { ops, name: attributes.name.clone(), provider: name };
+            let device = Device {
+                ops,
+                name: attributes.name.clone(),
+                provider: name,
+            };
             if let Some(twin) = devices.insert(attributes.name, device) {
                 let Device { name: device, .. } = twin;
-                return Err(RegistryError::DuplicateDevice { device, first: name, second: name });
+                return Err(RegistryError::DuplicateDevice {
+                    device,
+                    first: name,
+                    second: name,
+                });
             }
         }
         let names: Vec<_> = devices.keys().cloned().collect();
         if let Some(first) = self.providers.get(name) {
             let first_devices = first.clone();
-            return Err(RegistryError::DuplicateProvider { name, first_devices, second_devices: names });
+            return Err(RegistryError::DuplicateProvider {
+                name,
+                first_devices,
+                second_devices: names,
+            });
         }
         if let Some(first) = names.iter().find_map(|name| self.devices.get(name)) {
-            let Device { name: device, provider: first, .. } = first.clone();
-            return Err(RegistryError::DuplicateDevice { device, first, second: name });
+            let Device {
+                name: device,
+                provider: first,
+                ..
+            } = first.clone();
+            return Err(RegistryError::DuplicateDevice {
+                device,
+                first,
+                second: name,
+            });
         }
         self.providers.insert(name, names);
         self.devices.append(&mut devices);
@@ -295,12 +326,19 @@ impl Registry {
     ///
     /// # Errors
     /// Built for another contract, or it claims a name, a feature set or an opcode that is taken.
-    pub fn add_extension(&mut self, extension: &'static ExtensionDescriptor) -> Result<(), RegistryError> {
+    pub fn add_extension(
+        &mut self,
+        extension: &'static ExtensionDescriptor,
+    ) -> Result<(), RegistryError> {
         check_version(extension.name, extension.contract_version)?;
         for known in self.extensions.values() {
             if let Some(what) = conflict(known, extension) {
                 let (first, second) = (known.name, extension.name);
-                return Err(RegistryError::DuplicateExtension { what, first, second });
+                return Err(RegistryError::DuplicateExtension {
+                    what,
+                    first,
+                    second,
+                });
             }
         }
         self.extensions.insert(extension.name, extension);
@@ -359,9 +397,13 @@ impl Registry {
             return Err(OpenError::NoProvider);
         }
         if self.devices.is_empty() {
-            return Err(OpenError::NoDevice { providers: self.providers().collect() });
+            return Err(OpenError::NoDevice {
+                providers: self.providers().collect(),
+            });
         }
-        let Some(wanted) = &requirements.name else { return Ok(self.devices().collect()) };
+        let Some(wanted) = &requirements.name else {
+            return Ok(self.devices().collect());
+        };
         let device = self.device(wanted).ok_or_else(|| OpenError::NoSuchDevice {
             wanted: wanted.clone(),
             known: self.devices.keys().cloned().collect(),
@@ -384,14 +426,24 @@ fn conflict(known: &ExtensionDescriptor, new: &ExtensionDescriptor) -> Option<St
     if known.feature_set == new.feature_set {
         return Some(format!("the feature set {}", new.feature_set));
     }
-    let opcode = new.opcodes.iter().find(|opcode| known.opcodes.contains(opcode))?;
+    let opcode = new
+        .opcodes
+        .iter()
+        .find(|opcode| known.opcodes.contains(opcode))?;
     Some(format!("opcode {opcode}"))
 }
 
 /// What a device may not claim: FEATURES 1.02, 1.04, 1.05.
-fn check_consistent(provider: &'static str, device: &DeviceAttributes) -> Result<(), RegistryError> {
+fn check_consistent(
+    provider: &'static str,
+    device: &DeviceAttributes,
+) -> Result<(), RegistryError> {
     device.inconsistency().map_or(Ok(()), |reason| {
-        Err(RegistryError::Inconsistent { provider, device: device.name.clone(), reason })
+        Err(RegistryError::Inconsistent {
+            provider,
+            device: device.name.clone(),
+            reason,
+        })
     })
 }
 
@@ -402,7 +454,10 @@ static LINKED: OnceLock<Result<Registry, RegistryError>> = OnceLock::new();
 /// # Errors
 /// As [`Registry::linked`].
 pub fn registry() -> Result<&'static Registry, RegistryError> {
-    LINKED.get_or_init(Registry::linked).as_ref().map_err(Clone::clone)
+    LINKED
+        .get_or_init(Registry::linked)
+        .as_ref()
+        .map_err(Clone::clone)
 }
 
 /// The devices of all linked providers, sorted by name.

@@ -24,7 +24,11 @@ pub struct SrqOptions {
 impl SrqOptions {
     /// A queue of `max_wr` requests at least, of one entry each.
     pub const fn new(max_wr: u32) -> Self {
-        Self { max_wr, max_sge: 1, srq_limit: 0 }
+        Self {
+            max_wr,
+            max_sge: 1,
+            srq_limit: 0,
+        }
     }
 
     /// Entries of a request.
@@ -43,7 +47,10 @@ impl SrqOptions {
 
     pub(crate) fn check(&self) -> Result<(), VerbError> {
         if self.max_wr == 0 {
-            return Err(VerbError::argument("max_wr", "is 0: a queue holds at least one request"));
+            return Err(VerbError::argument(
+                "max_wr",
+                "is 0: a queue holds at least one request",
+            ));
         }
         check_limit(self.srq_limit, self.max_wr)
     }
@@ -51,7 +58,8 @@ impl SrqOptions {
 
 fn check_limit(srq_limit: u32, max_wr: u32) -> Result<(), VerbError> {
     if srq_limit > max_wr {
-        let reason = format!("is {srq_limit}, more than the {max_wr} requests that the queue holds");
+        let reason =
+            format!("is {srq_limit}, more than the {max_wr} requests that the queue holds");
         return Err(VerbError::argument("srq_limit", reason));
     }
     Ok(())
@@ -82,12 +90,20 @@ pub struct Srq {
 
 impl Srq {
     pub(crate) fn new(birth: Birth, ops: Arc<dyn SrqOps>) -> Self {
-        Self::of(birth.finish(|node| Object { ops, node, extra: () }))
+        Self::of(birth.finish(|node| Object {
+            ops,
+            node,
+            extra: (),
+        }))
     }
 
     pub(crate) fn of(object: Arc<SrqObject>) -> Self {
         let (_, max_sge, _) = object.ops.query();
-        Self { ops: Arc::clone(&object.ops), max_sge, object }
+        Self {
+            ops: Arc::clone(&object.ops),
+            max_sge,
+            object,
+        }
     }
 
     pub(crate) fn object(&self) -> &Arc<SrqObject> {
@@ -105,9 +121,14 @@ impl Srq {
     /// Why it was not posted, and the request with its buffers.
     #[inline]
     #[doc(alias = "ibv_post_srq_recv")]
-    pub fn post_receive<'a>(&self, request: impl Into<ReceiveRequest<'a>>) -> Result<(), RefusedReceive<'a>> {
+    pub fn post_receive<'a>(
+        &self,
+        request: impl Into<ReceiveRequest<'a>>,
+    ) -> Result<(), RefusedReceive<'a>> {
         let live = self.check_live();
-        post_one_receive(request.into(), live, self.max_sge, |requests| self.ops.post(requests))
+        post_one_receive(request.into(), live, self.max_sge, |requests| {
+            self.ops.post(requests)
+        })
     }
 
     /// Posts receives in order and takes those that were posted out of the list.
@@ -118,7 +139,9 @@ impl Srq {
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_receives(&self, requests: &mut Vec<ReceiveRequest<'_>>) -> Result<(), PostError> {
         let live = self.check_live();
-        post_receives(requests, live, self.max_sge, |requests| self.ops.post(requests))
+        post_receives(requests, live, self.max_sge, |requests| {
+            self.ops.post(requests)
+        })
     }
 
     /// Asks for one event when fewer than `srq_limit` requests are left; 0 takes it back.
@@ -138,7 +161,9 @@ impl Srq {
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Started<()> {
         let limits = &self.object.node.context().attributes().limits;
-        let check = limits.check(Limit::MaxSrqWr, u64::from(max_wr)).map_err(VerbError::Limit);
+        let check = limits
+            .check(Limit::MaxSrqWr, u64::from(max_wr))
+            .map_err(VerbError::Limit);
         self.modify(check, None, Some(max_wr))
     }
 
@@ -170,7 +195,11 @@ impl Srq {
     pub fn query(&self) -> Result<SrqStatus, VerbError> {
         self.object.node.check_live()?;
         let (max_wr, max_sge, srq_limit) = self.ops.query();
-        Ok(SrqStatus { max_wr, max_sge, srq_limit })
+        Ok(SrqStatus {
+            max_wr,
+            max_sge,
+            srq_limit,
+        })
     }
 
     /// Destroys the queue: Busy while queue pairs use it.
@@ -181,7 +210,11 @@ impl Srq {
 
     #[inline]
     fn check_live(&self) -> Result<(), PostReason> {
-        if self.object.node.is_live() { Ok(()) } else { Err(self.object.node.dead_reason()) }
+        if self.object.node.is_live() {
+            Ok(())
+        } else {
+            Err(self.object.node.dead_reason())
+        }
     }
 }
 

@@ -66,10 +66,16 @@ bitflags! {
 
 impl PortCaps {
     /// A RoCEv2 port: management datagrams and connection manager, but neither SMI nor SA.
-    pub const ROCE_V2: Self = Self::MAD.union(Self::IB_CM).union(Self::ETH_AH).union(Self::PROTOCOL_ROCE_V2);
+    pub const ROCE_V2: Self = Self::MAD
+        .union(Self::IB_CM)
+        .union(Self::ETH_AH)
+        .union(Self::PROTOCOL_ROCE_V2);
     /// A native InfiniBand port.
-    pub const INFINIBAND: Self =
-        Self::MAD.union(Self::SMI).union(Self::IB_CM).union(Self::SA).union(Self::PROTOCOL_IB);
+    pub const INFINIBAND: Self = Self::MAD
+        .union(Self::SMI)
+        .union(Self::IB_CM)
+        .union(Self::SA)
+        .union(Self::PROTOCOL_IB);
     /// An iWARP port: its own connection manager and nothing else.
     pub const IWARP: Self = Self::IW_CM.union(Self::PROTOCOL_IWARP);
 }
@@ -199,10 +205,16 @@ impl DeviceAttributes {
         }
         let excused = [
             (BaselineGaps::NO_BMME, Features::BMME),
-            (BaselineGaps::NO_LOCAL_INVALIDATE_FENCE, Features::LOCAL_INVALIDATE_FENCE),
+            (
+                BaselineGaps::NO_LOCAL_INVALIDATE_FENCE,
+                Features::LOCAL_INVALIDATE_FENCE,
+            ),
             (BaselineGaps::NO_WINDOW_2B, Features::WINDOW_2B),
             (BaselineGaps::NO_ZBVA, Features::ZBVA),
-            (BaselineGaps::NO_READ_WITH_INVALIDATE, Features::READ_WITH_INVALIDATE),
+            (
+                BaselineGaps::NO_READ_WITH_INVALIDATE,
+                Features::READ_WITH_INVALIDATE,
+            ),
         ];
         let absent = excused
             .into_iter()
@@ -212,6 +224,8 @@ impl DeviceAttributes {
             return None;
         }
         let names = feature_names(absent).join(", ");
-        Some(format!("an iWARP device must have {names}, or list the gap"))
+        Some(format!(
+            "an iWARP device must have {names}, or list the gap"
+        ))
     }
 }

@@ -129,13 +129,25 @@ impl fmt::Display for ShortLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.limit.direction() {
             Direction::LargerIsStronger => {
-                write!(f, "{}: wanted at least {}, offered {}", self.limit, self.wanted, self.offered)
+                write!(
+                    f,
+                    "{}: wanted at least {}, offered {}",
+                    self.limit, self.wanted, self.offered
+                )
             }
             Direction::SmallerIsStronger => {
-                write!(f, "{}: wanted at most {}, offered {}", self.limit, self.wanted, self.offered)
+                write!(
+                    f,
+                    "{}: wanted at most {}, offered {}",
+                    self.limit, self.wanted, self.offered
+                )
             }
             Direction::Bits => {
-                write!(f, "{}: wanted bits {:#x}, offered {:#x}", self.limit, self.wanted, self.offered)
+                write!(
+                    f,
+                    "{}: wanted bits {:#x}, offered {:#x}",
+                    self.limit, self.wanted, self.offered
+                )
             }
         }
     }
@@ -153,6 +165,14 @@ impl Limits {
             Direction::SmallerIsStronger => offered <= wanted,
             Direction::Bits => offered & wanted == wanted,
         };
-        if met { Ok(()) } else { Err(ShortLimit { limit, wanted, offered }) }
+        if met {
+            Ok(())
+        } else {
+            Err(ShortLimit {
+                limit,
+                wanted,
+                offered,
+            })
+        }
     }
 }

@@ -25,7 +25,11 @@ impl Eq for FeatureBits {}
 impl FeatureBits {
     /// Erases the type of `features`.
     pub fn of<F: FeatureSet>(features: F) -> Self {
-        Self { set: F::SET, bits: features.bits(), names: |bits| feature_names(F::from_bits_retain(bits)) }
+        Self {
+            set: F::SET,
+            bits: features.bits(),
+            names: |bits| feature_names(F::from_bits_retain(bits)),
+        }
     }
 
     /// Names of the bits.
@@ -62,12 +66,15 @@ impl Requirements {
 
     /// Everything that the device has, for tools that show it.
     pub fn everything_of(attributes: &DeviceAttributes) -> Self {
-        let mut all = Self::new().device(&attributes.name).prefers(attributes.features);
-        all.preferred.extend(attributes.extensions.iter().map(|extension| FeatureBits {
-            set: extension.set,
-            bits: extension.bits,
-            names: |_| Vec::new(),
-        }));
+        let mut all = Self::new()
+            .device(&attributes.name)
+            .prefers(attributes.features);
+        all.preferred
+            .extend(attributes.extensions.iter().map(|extension| FeatureBits {
+                set: extension.set,
+                bits: extension.bits,
+                names: |_| Vec::new(),
+            }));
         all
     }
 
@@ -108,7 +115,11 @@ impl Requirements {
 
     /// The core features needed.
     pub fn features(&self) -> Features {
-        let bits = self.needed.iter().filter(|set| set.set == Features::SET).fold(0, |all, set| all | set.bits);
+        let bits = self
+            .needed
+            .iter()
+            .filter(|set| set.set == Features::SET)
+            .fold(0, |all, set| all | set.bits);
         Features::from_bits_retain(bits)
     }
 
@@ -123,15 +134,26 @@ impl Requirements {
             .map(|set| set.with_bits(set.bits & !offered(device, set.set)))
             .filter(|set| set.bits != 0)
             .collect();
-        let limits: Vec<_> =
-            self.limits.iter().filter_map(|&(limit, wanted)| device.limits.check(limit, wanted).err()).collect();
+        let limits: Vec<_> = self
+            .limits
+            .iter()
+            .filter_map(|&(limit, wanted)| device.limits.check(limit, wanted).err())
+            .collect();
         let wrong_transport = self.transport.filter(|&wanted| wanted != device.transport);
         if !missing.is_empty() || !limits.is_empty() || wrong_transport.is_some() {
-            return Err(Shortfall { device: device.name.clone(), missing, limits, wrong_transport });
+            return Err(Shortfall {
+                device: device.name.clone(),
+                missing,
+                limits,
+                wrong_transport,
+            });
         }
         let mut granted = self.needed.clone();
         for set in &self.preferred {
-            merge(&mut granted, set.with_bits(set.bits & offered(device, set.set)));
+            merge(
+                &mut granted,
+                set.with_bits(set.bits & offered(device, set.set)),
+            );
         }
         Ok(Grant { sets: granted })
     }
@@ -148,7 +170,11 @@ fn offered(device: &DeviceAttributes, set: &str) -> u64 {
     if set == Features::SET {
         return device.features.bits();
     }
-    device.extensions.iter().find(|extension| extension.set == set).map_or(0, |extension| extension.bits)
+    device
+        .extensions
+        .iter()
+        .find(|extension| extension.set == set)
+        .map_or(0, |extension| extension.bits)
 }
 
 /// What an open device may be used for: exactly what was asked and is there, even if the device has more.
@@ -165,7 +191,12 @@ impl Grant {
 
     /// The granted bits of a set.
     pub fn set<F: FeatureSet>(&self) -> F {
-        F::from_bits_retain(self.sets.iter().find(|set| set.set == F::SET).map_or(0, |set| set.bits))
+        F::from_bits_retain(
+            self.sets
+                .iter()
+                .find(|set| set.set == F::SET)
+                .map_or(0, |set| set.bits),
+        )
     }
 
     /// Every granted set.
@@ -194,8 +225,16 @@ impl fmt::Display for Shortfall {
             parts.push(format!("is not an {} device", transport.name()));
         }
         for set in &self.missing {
-            let prefix = if set.set == Features::SET { String::new() } else { format!("{}::", set.set) };
-            parts.extend(set.names().iter().map(|name| format!("lacks {prefix}{name}")));
+            let prefix = if set.set == Features::SET {
+                String::new()
+            } else {
+                format!("{}::", set.set)
+            };
+            parts.extend(
+                set.names()
+                    .iter()
+                    .map(|name| format!("lacks {prefix}{name}")),
+            );
         }
         parts.extend(self.limits.iter().map(ToString::to_string));
         write!(f, "{}: {}", self.device, parts.join("; "))

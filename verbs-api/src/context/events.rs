@@ -51,7 +51,10 @@ impl AsyncEvent {
 impl fmt::Debug for AsyncEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("AsyncEvent");
-        debug.field("event_type", &self.event_type).field("subject", &self.subject).finish_non_exhaustive()
+        debug
+            .field("event_type", &self.event_type)
+            .field("subject", &self.subject)
+            .finish_non_exhaustive()
     }
 }
 
@@ -97,10 +100,18 @@ impl EventQueue {
             }
             drop(queue);
             let EventSubject::Object(id) = subject else {
-                return Some(AsyncEvent { event_type, subject, ack: None });
+                return Some(AsyncEvent {
+                    event_type,
+                    subject,
+                    ack: None,
+                });
             };
             if let Some(ack) = table.find(id).and_then(Ack::new) {
-                return Some(AsyncEvent { event_type, subject, ack: Some(ack) });
+                return Some(AsyncEvent {
+                    event_type,
+                    subject,
+                    ack: Some(ack),
+                });
             }
         }
     }
@@ -111,7 +122,9 @@ impl EventQueue {
         if queue.events.is_empty() {
             return;
         }
-        queue.events.retain(|(_, subject)| *subject != EventSubject::Object(id));
+        queue
+            .events
+            .retain(|(_, subject)| *subject != EventSubject::Object(id));
         if queue.events.is_empty() {
             self.notifier.clear();
         }
@@ -137,7 +150,9 @@ impl EventQueue {
     /// Gives everything queued to the handler, if there is one.
     pub(super) fn deliver(&self, table: &Table) {
         loop {
-            let Some(handler) = self.lock().handler.clone() else { return };
+            let Some(handler) = self.lock().handler.clone() else {
+                return;
+            };
             let Some(event) = self.pop(table) else { return };
             run_handler(move || handler(event));
         }

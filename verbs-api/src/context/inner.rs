@@ -118,7 +118,11 @@ impl ContextInner {
 
     pub(crate) fn require(&self, features: Features) -> Result<(), VerbError> {
         let missing = features - self.features;
-        if missing.is_empty() { Ok(()) } else { Err(VerbError::Unsupported { missing }) }
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(VerbError::Unsupported { missing })
+        }
     }
 
     pub(crate) fn require_window(&self, mw_type: MwType) -> Result<(), VerbError> {
@@ -137,7 +141,10 @@ impl ContextInner {
         self.check_open()?;
         let ports = self.attributes.ports.len();
         if port == 0 || usize::from(port) > ports {
-            return Err(VerbError::argument("port_num", format!("is {port}; ports are 1 to {ports}")));
+            return Err(VerbError::argument(
+                "port_num",
+                format!("is {port}; ports are 1 to {ports}"),
+            ));
         }
         self.ops.query_port(port)
     }
@@ -167,7 +174,11 @@ impl ContextInner {
         E: Send + 'static,
     {
         let (started, completer) = Started::pending();
-        let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self
+            .shared
+            .pending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let slot = if self.shared.is_removed() {
             drop(pending);
             completer.complete(removed());
@@ -178,7 +189,14 @@ impl ContextInner {
                 completer.complete(removed());
             })))
         };
-        (started, Outcome { completer, slot, shared: Arc::clone(&self.shared) })
+        (
+            started,
+            Outcome {
+                completer,
+                slot,
+                shared: Arc::clone(&self.shared),
+            },
+        )
     }
 
     pub(crate) fn discard_events(&self, id: ObjectId) {
@@ -187,7 +205,10 @@ impl ContextInner {
 
     /// Keeps an object that the provider would not take back yet.
     pub(crate) fn defer(&self, object: Box<dyn Deferred>) {
-        self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+        self.deferred
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(object);
     }
 
     /// An object is gone: what waited for it is tried again.
@@ -198,7 +219,8 @@ impl ContextInner {
     }
 
     pub(crate) fn retry_deferred(&self) {
-        let deferred = std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner));
+        let deferred =
+            std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner));
         deferred.into_iter().for_each(|object| object.retry());
     }
 }
@@ -221,7 +243,11 @@ pub(crate) struct Outcome<T, E = VerbError> {
 impl<T: 'static, E: 'static> Outcome<T, E> {
     pub(crate) fn complete(self, result: Result<T, E>) {
         if let Some(slot) = self.slot {
-            let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pending = self
+                .shared
+                .pending
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             // After a removal the slots are gone, and nobody takes new ones.
             let abort = pending.remove(slot);
             drop(pending);

@@ -39,7 +39,9 @@ pub struct Context {
 
 impl Context {
     pub(crate) fn open(device: Arc<dyn DeviceOps>, grant: Grant) -> Result<Self, VerbError> {
-        Ok(Self { inner: Arc::new(ContextInner::open(device, grant)?) })
+        Ok(Self {
+            inner: Arc::new(ContextInner::open(device, grant)?),
+        })
     }
 
     /// What the device told about itself when it was opened.
@@ -97,7 +99,11 @@ impl Context {
         let (started, outcome) = self.inner.begin();
         self.inner.ops.alloc_pd(Reply::new(move |result| {
             outcome.complete(result.map(|ops| {
-                let object = birth.finish(|node| Object { ops, node, extra: () });
+                let object = birth.finish(|node| Object {
+                    ops,
+                    node,
+                    extra: (),
+                });
                 Pd { object }
             }));
         }));
@@ -116,7 +122,9 @@ impl Context {
     /// The device was removed, or the context closed.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_completion_channel(&self) -> Result<CompletionChannel, VerbError> {
-        Ok(CompletionChannel::new(self.birth(ObjectKind::CompletionChannel)?))
+        Ok(CompletionChannel::new(
+            self.birth(ObjectKind::CompletionChannel)?,
+        ))
     }
 
     /// The next asynchronous event, if one waits.
@@ -127,7 +135,9 @@ impl Context {
 
     /// The next asynchronous event: await it, or wait for it. Each event goes to one of those who wait.
     pub fn next_event(&self) -> NextEvent<'_> {
-        NextEvent { shared: &self.inner.shared }
+        NextEvent {
+            shared: &self.inner.shared,
+        }
     }
 
     /// A descriptor that is readable while asynchronous events wait, for any event loop.
@@ -165,12 +175,16 @@ impl Context {
 
     /// The protection domain of this identity, or `None` once it was destroyed.
     pub fn find_pd(&self, id: ObjectId) -> Option<Pd> {
-        Some(Pd { object: self.find(id)? })
+        Some(Pd {
+            object: self.find(id)?,
+        })
     }
 
     /// The memory region of this identity, or `None` once it was deregistered.
     pub fn find_mr(&self, id: ObjectId) -> Option<Mr> {
-        Some(Mr { object: self.find(id)? })
+        Some(Mr {
+            object: self.find(id)?,
+        })
     }
 
     /// The shared receive queue of this identity, or `None` once it was destroyed.
@@ -188,7 +202,12 @@ impl Context {
                 let error = VerbError::InvalidHandle(ObjectKind::Context);
                 return Started::ready(Err(DestroyError::Failed(error)));
             }
-            Err(held_by) => return Started::ready(Err(DestroyError::Busy { object: self, held_by })),
+            Err(held_by) => {
+                return Started::ready(Err(DestroyError::Busy {
+                    object: self,
+                    held_by,
+                }));
+            }
         }
         self.inner.closed.store(true, Ordering::Relaxed);
         self.inner.ops.close();
@@ -196,7 +215,11 @@ impl Context {
     }
 
     fn find<T: 'static + Send + Sync>(&self, id: ObjectId) -> Option<Arc<T>> {
-        let object = self.inner.table().find(id).filter(|object| object.node().is_live())?;
+        let object = self
+            .inner
+            .table()
+            .find(id)
+            .filter(|object| object.node().is_live())?;
         object.as_any().downcast().ok()
     }
 
@@ -209,6 +232,9 @@ impl Context {
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Context");
-        debug.field("device", &self.attributes().name).field("features", &self.features()).finish()
+        debug
+            .field("device", &self.attributes().name)
+            .field("features", &self.features())
+            .finish()
     }
 }

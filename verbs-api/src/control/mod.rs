@@ -44,7 +44,10 @@ struct Shared<T, E> {
 }
 
 enum State<T, E> {
-    Pending { waker: Option<Waker>, handler: Option<Handler<T, E>> },
+    Pending {
+        waker: Option<Waker>,
+        handler: Option<Handler<T, E>>,
+    },
     Done(Result<T, E>),
     // The result was handed out, or nobody wants it.
     Over,
@@ -55,14 +58,27 @@ enum State<T, E> {
 impl<T, E> Started<T, E> {
     /// A verb that has ended already.
     pub const fn ready(result: Result<T, E>) -> Self {
-        Self { inner: Inner::Ready(Some(result)) }
+        Self {
+            inner: Inner::Ready(Some(result)),
+        }
     }
 
     /// A verb that ends when the [`Completer`] says so.
     pub fn pending() -> (Self, Completer<T, E>) {
-        let state = Mutex::new(State::Pending { waker: None, handler: None });
-        let shared = Arc::new(Shared { state, done: Condvar::new() });
-        (Self { inner: Inner::Pending(Arc::clone(&shared)) }, Completer { shared })
+        let state = Mutex::new(State::Pending {
+            waker: None,
+            handler: None,
+        });
+        let shared = Arc::new(Shared {
+            state,
+            done: Condvar::new(),
+        });
+        (
+            Self {
+                inner: Inner::Pending(Arc::clone(&shared)),
+            },
+            Completer { shared },
+        )
     }
 
     /// Whether the verb has ended.
@@ -113,7 +129,10 @@ impl<T, E: From<VerbError>> Started<T, E> {
             Inner::Pending(shared) => {
                 let mut state = shared.lock();
                 while matches!(*state, State::Pending { .. }) {
-                    state = shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = shared
+                        .done
+                        .wait(state)
+                        .unwrap_or_else(PoisonError::into_inner);
                 }
                 state.take_result()
             }
@@ -169,7 +188,9 @@ impl<T, E> Unpin for Started<T, E> {}
 
 impl<T, E> Drop for Started<T, E> {
     fn drop(&mut self) {
-        let Inner::Pending(shared) = &self.inner else { return };
+        let Inner::Pending(shared) = &self.inner else {
+            return;
+        };
         let mut state = shared.lock();
         let unwanted = match &*state {
             State::Pending { handler: None, .. } => mem::replace(&mut *state, State::Abandoned),
@@ -183,7 +204,9 @@ impl<T, E> Drop for Started<T, E> {
 
 impl<T, E> fmt::Debug for Started<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Started").field("done", &self.is_done()).finish()
+        f.debug_struct("Started")
+            .field("done", &self.is_done())
+            .finish()
     }
 }
 
@@ -203,7 +226,10 @@ impl<T, E> Completer<T, E> {
     {
         let mut state = self.shared.lock();
         match mem::replace(&mut *state, State::Over) {
-            State::Pending { waker, handler: None } => {
+            State::Pending {
+                waker,
+                handler: None,
+            } => {
                 *state = State::Done(result);
                 drop(state);
                 self.shared.done.notify_all();
@@ -212,7 +238,10 @@ impl<T, E> Completer<T, E> {
                 }
                 true
             }
-            State::Pending { handler: Some(handler), .. } => {
+            State::Pending {
+                handler: Some(handler),
+                ..
+            } => {
                 drop(state);
                 run_handler(move || handler(result));
                 true
@@ -234,7 +263,9 @@ impl<T, E> Completer<T, E> {
 
 impl<T, E> Clone for Completer<T, E> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
     }
 }
 

@@ -45,7 +45,10 @@ fn an_error_never_becomes_a_success() {
 #[test]
 fn waiting_in_a_handler_is_an_error_even_when_ready() {
     handler_scope(|| {
-        assert_eq!(Started::<u32>::ready(Ok(1)).wait(), Err(VerbError::WouldDeadlock));
+        assert_eq!(
+            Started::<u32>::ready(Ok(1)).wait(),
+            Err(VerbError::WouldDeadlock)
+        );
         let (started, _completer) = Started::<u32>::pending();
         assert_eq!(started.wait(), Err(VerbError::WouldDeadlock));
     });

@@ -18,7 +18,9 @@ impl Wake for Unpark {
 }
 
 /// Drives `future` in this thread; in a handler it answers `WouldDeadlock` instead.
-pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, VerbError>>) -> Result<T, VerbError> {
+pub(crate) fn block_on<T>(
+    future: impl Future<Output = Result<T, VerbError>>,
+) -> Result<T, VerbError> {
     if in_handler() {
         return Err(VerbError::WouldDeadlock);
     }
@@ -48,7 +50,8 @@ impl Waiters {
     }
 
     pub(crate) fn wake(&self) {
-        let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
+        let wakers =
+            std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
         wakers.into_iter().for_each(Waker::wake);
     }
 }

@@ -24,7 +24,10 @@ impl Allocation {
     /// `length` zeroed octets at a page boundary, or `None` where the system has no such memory.
     pub fn zeroed(length: usize) -> Option<Self> {
         if length == 0 {
-            return Some(Self { start: NonNull::dangling(), length });
+            return Some(Self {
+                start: NonNull::dangling(),
+                length,
+            });
         }
         let layout = Layout::from_size_align(length, PAGE).ok()?;
         // SAFETY: the layout has a non-zero size.
@@ -51,7 +54,8 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.length != 0 {
-            let layout = Layout::from_size_align(self.length, PAGE).expect("the layout that was allocated");
+            let layout =
+                Layout::from_size_align(self.length, PAGE).expect("the layout that was allocated");
             // SAFETY: `start` came from `alloc_zeroed` with this layout and is freed once.
             unsafe { dealloc(self.start.as_ptr(), layout) };
         }

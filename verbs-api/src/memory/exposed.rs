@@ -37,7 +37,9 @@ pub struct OutOfRange {
 impl Memory {
     /// `length` zeroed octets at a page boundary, or `None` where the system has no such memory.
     pub fn zeroed(length: usize) -> Option<Self> {
-        Some(Self { allocation: Arc::new(Allocation::zeroed(length)?) })
+        Some(Self {
+            allocation: Arc::new(Allocation::zeroed(length)?),
+        })
     }
 
     /// Octets.
@@ -61,7 +63,11 @@ impl Memory {
     /// The stretch lies outside.
     pub fn range(&self, offset: usize, length: usize) -> Result<MemoryRange, OutOfRange> {
         self.span(offset, length)?;
-        Ok(MemoryRange { memory: self.clone(), offset, length })
+        Ok(MemoryRange {
+            memory: self.clone(),
+            offset,
+            length,
+        })
     }
 
     /// Copies octets out.
@@ -109,7 +115,9 @@ impl Memory {
     /// # Errors
     /// The octets lie outside, or are misaligned.
     pub fn load_u64(&self, offset: usize) -> Result<u64, OutOfRange> {
-        self.span(offset, 8)?.load_u64().ok_or_else(|| self.out_of_range(offset, 8))
+        self.span(offset, 8)?
+            .load_u64()
+            .ok_or_else(|| self.out_of_range(offset, 8))
     }
 
     /// Writes eight octets at once; `offset` is a multiple of eight.
@@ -117,11 +125,16 @@ impl Memory {
     /// # Errors
     /// The octets lie outside, or are misaligned.
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), OutOfRange> {
-        self.span(offset, 8)?.store_u64(value).ok_or_else(|| self.out_of_range(offset, 8))
+        self.span(offset, 8)?
+            .store_u64(value)
+            .ok_or_else(|| self.out_of_range(offset, 8))
     }
 
     fn span(&self, offset: usize, length: usize) -> Result<Span<'_>, OutOfRange> {
-        if offset.checked_add(length).is_none_or(|end| end > self.len()) {
+        if offset
+            .checked_add(length)
+            .is_none_or(|end| end > self.len())
+        {
             return Err(self.out_of_range(offset, length));
         }
         // SAFETY: the stretch lies inside the allocation, which `self` keeps; exposed memory is never borrowed.
@@ -129,7 +142,11 @@ impl Memory {
     }
 
     fn out_of_range(&self, offset: usize, length: usize) -> OutOfRange {
-        OutOfRange { offset, length, size: self.len() }
+        OutOfRange {
+            offset,
+            length,
+            size: self.len(),
+        }
     }
 }
 
@@ -169,14 +186,22 @@ impl MemoryRange {
 
     pub(crate) fn to_region(&self) -> RegionMemory {
         let allocation = Arc::clone(&self.memory.allocation);
-        RegionMemory::Owned { allocation, offset: self.offset, length: self.length }
+        RegionMemory::Owned {
+            allocation,
+            offset: self.offset,
+            length: self.length,
+        }
     }
 }
 
 impl From<Memory> for MemoryRange {
     fn from(memory: Memory) -> Self {
         let length = memory.len();
-        Self { memory, offset: 0, length }
+        Self {
+            memory,
+            offset: 0,
+            length,
+        }
     }
 }
 

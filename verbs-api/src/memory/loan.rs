@@ -27,7 +27,10 @@ struct Entry {
 
 // Requests with buffers are as many as the program posts; the ledger is shared by all queues because a completion
 // names no queue object, and held only for a push or a take.
-static LEDGER: Mutex<Ledger> = Mutex::new(Ledger { entries: Vec::new(), free: Vec::new() });
+static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
+    entries: Vec::new(),
+    free: Vec::new(),
+});
 
 impl Loan {
     /// No buffers.

@@ -36,7 +36,11 @@ enum Pieces {
     // One stretch.
     Flat(u64),
     // Octet i lies in block (i + first_offset) / size at offset (i + first_offset) % size.
-    Blocks { size: u64, first_offset: u64, starts: Vec<u64> },
+    Blocks {
+        size: u64,
+        first_offset: u64,
+        starts: Vec<u64>,
+    },
     // Start offset within the list and address of each element, ascending.
     Elements(Vec<(u64, u64)>),
 }
@@ -103,7 +107,11 @@ impl PageList {
     /// # Errors
     /// The page size is no power of two, or nothing can be mapped.
     #[doc(alias = "ib_map_mr_sg")]
-    pub fn map(elements: &[MemoryRange], page_size: u64, max_pages: u32) -> Result<Mapped, PageListError> {
+    pub fn map(
+        elements: &[MemoryRange],
+        page_size: u64,
+        max_pages: u32,
+    ) -> Result<Mapped, PageListError> {
         if !page_size.is_power_of_two() {
             return Err(PageListError::PageSize(page_size));
         }
@@ -145,8 +153,15 @@ impl PageList {
         let first_offset = address & offset_in_page;
         let entries = pages.len() as u32;
         let used = &elements[..elements.len().min(mapped + 1)];
-        let pieces = Pieces::Blocks { size: page_size, first_offset, starts: pages };
-        Ok(Mapped { list: Self::new(pieces, length, address, entries, Kind::Pages, used), elements: mapped })
+        let pieces = Pieces::Blocks {
+            size: page_size,
+            first_offset,
+            starts: pages,
+        };
+        Ok(Mapped {
+            list: Self::new(pieces, length, address, entries, Kind::Pages, used),
+            elements: mapped,
+        })
     }
 
     /// Maps `elements` whole, whatever their sizes and the gaps between them. Needs `SG_GAPS`.
@@ -165,7 +180,14 @@ impl PageList {
             .collect();
         let &(_, address) = pieces.first().ok_or(PageListError::Empty)?;
         let entries = pieces.len() as u32;
-        Ok(Self::new(Pieces::Elements(pieces), length, address, entries, Kind::Gaps, elements))
+        Ok(Self::new(
+            Pieces::Elements(pieces),
+            length,
+            address,
+            entries,
+            Kind::Gaps,
+            elements,
+        ))
     }
 
     /// Maps `length` octets that begin `first_offset` octets into the first of `blocks` of `block_size` octets each.
@@ -183,25 +205,52 @@ impl PageList {
             return Err(PageListError::Empty);
         }
         if first_offset >= block_size {
-            return Err(PageListError::FirstOffset { first_offset, block_size });
+            return Err(PageListError::FirstOffset {
+                first_offset,
+                block_size,
+            });
         }
         let end = first_offset.saturating_add(length);
         let needed = end.div_ceil(block_size);
         if needed != blocks.len() as u64 {
-            return Err(PageListError::Length { length, first_offset, needed, given: blocks.len() });
+            return Err(PageListError::Length {
+                length,
+                first_offset,
+                needed,
+                given: blocks.len(),
+            });
         }
         let last = blocks.len() - 1;
         for (index, block) in blocks.iter().enumerate() {
-            let wanted = if index == last { end - last as u64 * block_size } else { block_size };
+            let wanted = if index == last {
+                end - last as u64 * block_size
+            } else {
+                block_size
+            };
             if (block.len() as u64) < wanted {
-                return Err(PageListError::BlockSize { index, length: block.len(), block_size });
+                return Err(PageListError::BlockSize {
+                    index,
+                    length: block.len(),
+                    block_size,
+                });
             }
         }
         let starts: Vec<_> = blocks.iter().map(MemoryRange::address).collect();
         let address = starts[0] + first_offset;
         let entries = starts.len() as u32;
-        let pieces = Pieces::Blocks { size: block_size, first_offset, starts };
-        Ok(Self::new(pieces, length, address, entries, Kind::Blocks, blocks))
+        let pieces = Pieces::Blocks {
+            size: block_size,
+            first_offset,
+            starts,
+        };
+        Ok(Self::new(
+            pieces,
+            length,
+            address,
+            entries,
+            Kind::Blocks,
+            blocks,
+        ))
     }
 
     fn new(
@@ -214,12 +263,24 @@ impl PageList {
     ) -> Self {
         let mut held: Vec<Memory> = Vec::new();
         for range in memory {
-            if !held.iter().any(|known| known.address() == range.memory().address()) {
+            if !held
+                .iter()
+                .any(|known| known.address() == range.memory().address())
+            {
                 held.push(range.memory().clone());
             }
         }
         let pieces = flatten(pieces, length);
-        Self { inner: Arc::new(Inner { pieces, length, address, entries, kind, _memory: held }) }
+        Self {
+            inner: Arc::new(Inner {
+                pieces,
+                length,
+                address,
+                entries,
+                kind,
+                _memory: held,
+            }),
+        }
     }
 
     /// Whether both are clones of one list.
@@ -269,18 +330,31 @@ impl PageList {
     ///
     /// `None` beyond the end.
     pub fn locate(&self, offset: u64) -> Option<(u64, u64)> {
-        let left = self.inner.length.checked_sub(offset).filter(|&left| left > 0)?;
+        let left = self
+            .inner
+            .length
+            .checked_sub(offset)
+            .filter(|&left| left > 0)?;
         match &self.inner.pieces {
             Pieces::Flat(address) => Some((address + offset, left)),
-            Pieces::Blocks { size, first_offset, starts } => {
+            Pieces::Blocks {
+                size,
+                first_offset,
+                starts,
+            } => {
                 let at = offset + first_offset;
                 let within = at % size;
-                Some((starts[(at / size) as usize] + within, left.min(size - within)))
+                Some((
+                    starts[(at / size) as usize] + within,
+                    left.min(size - within),
+                ))
             }
             Pieces::Elements(elements) => {
                 let index = elements.partition_point(|&(start, _)| start <= offset) - 1;
                 let (start, address) = elements[index];
-                let end = elements.get(index + 1).map_or(self.inner.length, |&(next, _)| next);
+                let end = elements
+                    .get(index + 1)
+                    .map_or(self.inner.length, |&(next, _)| next);
                 Some((address + (offset - start), end - offset))
             }
         }
@@ -290,9 +364,14 @@ impl PageList {
 fn flatten(pieces: Pieces, length: u64) -> Pieces {
     let flat = match &pieces {
         Pieces::Flat(address) => Some(*address),
-        Pieces::Blocks { size, first_offset, starts } => {
-            starts.windows(2).all(|pair| pair[1] == pair[0] + size).then(|| starts[0] + first_offset)
-        }
+        Pieces::Blocks {
+            size,
+            first_offset,
+            starts,
+        } => starts
+            .windows(2)
+            .all(|pair| pair[1] == pair[0] + size)
+            .then(|| starts[0] + first_offset),
         Pieces::Elements(elements) => elements
             .windows(2)
             .all(|pair| pair[1].1 == pair[0].1.wrapping_add(pair[1].0 - pair[0].0))
@@ -307,7 +386,9 @@ mod tests {
     use super::*;
 
     fn ranges(memory: &Memory, list: &[(usize, usize)]) -> Vec<MemoryRange> {
-        list.iter().map(|&(offset, length)| memory.range(offset, length).unwrap()).collect()
+        list.iter()
+            .map(|&(offset, length)| memory.range(offset, length).unwrap())
+            .collect()
     }
 
     // covers 2.31
@@ -317,7 +398,10 @@ mod tests {
         let map = |list: &[(usize, usize)]| PageList::map(&ranges(&memory, list), 4096, 8).unwrap();
         assert_eq!(map(&[(100, 3996), (8192, 4096)]).elements, 2);
         let gap_after_second = map(&[(0, 4096), (8192, 100), (16384, 4096)]);
-        assert_eq!((gap_after_second.elements, gap_after_second.list.len()), (2, 4196));
+        assert_eq!(
+            (gap_after_second.elements, gap_after_second.list.len()),
+            (2, 4196)
+        );
         assert_eq!(map(&[(0, 100), (100, 100)]).elements, 2);
         assert_eq!(map(&[(0, 100), (200, 100)]).elements, 1);
         let in_part = map(&[(0, 16 * 4096)]);

@@ -33,9 +33,18 @@ pub struct BufferPool {
 
 impl BufferPool {
     pub(crate) fn new(count: u32, buffer_size: usize) -> Option<Self> {
-        let allocation = Arc::new(Allocation::zeroed(buffer_size.checked_mul(count as usize)?)?);
+        let allocation = Arc::new(Allocation::zeroed(
+            buffer_size.checked_mul(count as usize)?,
+        )?);
         let free = Mutex::new((0..count).rev().collect());
-        Some(Self { pool: Arc::new(Pool { allocation, buffer_size, free, registration: OnceLock::new() }) })
+        Some(Self {
+            pool: Arc::new(Pool {
+                allocation,
+                buffer_size,
+                free,
+                registration: OnceLock::new(),
+            }),
+        })
     }
 
     pub(crate) fn allocation(&self) -> &Arc<Allocation> {
@@ -43,18 +52,34 @@ impl BufferPool {
     }
 
     pub(crate) fn registered(&self, lkey: LKey, region: Box<dyn Send + Sync>) {
-        let _ = self.pool.registration.set(Registration { lkey, _region: region });
+        let _ = self.pool.registration.set(Registration {
+            lkey,
+            _region: region,
+        });
     }
 
     /// A buffer for exclusive use, its full length; `None` while all are taken.
     pub fn take(&self) -> Option<Buffer> {
-        let index = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-        Some(Buffer { pool: Arc::clone(&self.pool), index, length: self.pool.buffer_size as u32 })
+        let index = self
+            .pool
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()?;
+        Some(Buffer {
+            pool: Arc::clone(&self.pool),
+            index,
+            length: self.pool.buffer_size as u32,
+        })
     }
 
     /// How many buffers can be taken now.
     pub fn available(&self) -> usize {
-        self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.pool
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
     }
 
     /// Octets of each buffer.
@@ -65,7 +90,9 @@ impl BufferPool {
 
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BufferPool").field("buffer_size", &self.pool.buffer_size).finish_non_exhaustive()
+        f.debug_struct("BufferPool")
+            .field("buffer_size", &self.pool.buffer_size)
+            .finish_non_exhaustive()
     }
 }
 
@@ -97,13 +124,26 @@ impl Buffer {
     }
 
     pub(crate) fn sge(&self) -> Sge {
-        let lkey = self.pool.registration.get().map_or(LKey::new(0), |registration| registration.lkey);
-        Sge { addr: self.start().expose_provenance() as u64, length: self.length, lkey }
+        let lkey = self
+            .pool
+            .registration
+            .get()
+            .map_or(LKey::new(0), |registration| registration.lkey);
+        Sge {
+            addr: self.start().expose_provenance() as u64,
+            length: self.length,
+            lkey,
+        }
     }
 
     fn start(&self) -> *mut u8 {
         // SAFETY: `index` is below the number of buffers of the allocation.
-        unsafe { self.pool.allocation.as_ptr().add(self.index as usize * self.pool.buffer_size) }
+        unsafe {
+            self.pool
+                .allocation
+                .as_ptr()
+                .add(self.index as usize * self.pool.buffer_size)
+        }
     }
 }
 
@@ -126,13 +166,20 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+        self.pool
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(self.index);
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("index", &self.index).field("length", &self.length).finish_non_exhaustive()
+        f.debug_struct("Buffer")
+            .field("index", &self.index)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
     }
 }
 
@@ -175,13 +222,19 @@ impl Buffers {
 
 impl From<Buffer> for Buffers {
     fn from(buffer: Buffer) -> Self {
-        Self { first: Some(buffer), more: Vec::new() }
+        Self {
+            first: Some(buffer),
+            more: Vec::new(),
+        }
     }
 }
 
 impl FromIterator<Buffer> for Buffers {
     fn from_iter<I: IntoIterator<Item = Buffer>>(buffers: I) -> Self {
         let mut buffers = buffers.into_iter();
-        Self { first: buffers.next(), more: buffers.collect() }
+        Self {
+            first: buffers.next(),
+            more: buffers.collect(),
+        }
     }
 }

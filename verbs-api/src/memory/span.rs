@@ -19,7 +19,11 @@ impl<'p> Span<'p> {
     /// `length` octets from `start` stay mapped and writable for `'p`, are accessed by nobody through a Rust reference
     /// in that time, and by others only through [`copy`].
     pub const unsafe fn new(start: *mut u8, length: usize) -> Self {
-        Self { start, length, pinned: PhantomData }
+        Self {
+            start,
+            length,
+            pinned: PhantomData,
+        }
     }
 
     /// Octets.
@@ -43,7 +47,11 @@ impl<'p> Span<'p> {
         let offset = offset.min(self.length);
         // SAFETY: `offset` is within the stretch.
         let start = unsafe { self.start.add(offset) };
-        Self { start, length: length.min(self.length - offset), pinned: PhantomData }
+        Self {
+            start,
+            length: length.min(self.length - offset),
+            pinned: PhantomData,
+        }
     }
 
     /// Copies the octets of `source`, as many as both have.
@@ -64,7 +72,13 @@ impl<'p> Span<'p> {
     #[inline]
     pub fn read(self, target: &mut [u8]) {
         // SAFETY: the stretch is mapped; `target` is an ordinary slice.
-        unsafe { copy::copy(target.as_mut_ptr(), self.start, self.length.min(target.len())) }
+        unsafe {
+            copy::copy(
+                target.as_mut_ptr(),
+                self.start,
+                self.length.min(target.len()),
+            )
+        }
     }
 
     /// The eight octets here as a native integer, read at once.
@@ -73,14 +87,16 @@ impl<'p> Span<'p> {
     #[inline]
     pub fn load_u64(self) -> Option<u64> {
         // SAFETY: checked to be aligned and long enough.
-        self.is_word().then(|| unsafe { copy::load_u64(self.start.cast()) })
+        self.is_word()
+            .then(|| unsafe { copy::load_u64(self.start.cast()) })
     }
 
     /// Writes eight octets at once; `None` unless 8-aligned and long enough.
     #[inline]
     pub fn store_u64(self, value: u64) -> Option<()> {
         // SAFETY: checked to be aligned and long enough.
-        self.is_word().then(|| unsafe { copy::store_u64(self.start.cast(), value) })
+        self.is_word()
+            .then(|| unsafe { copy::store_u64(self.start.cast(), value) })
     }
 
     /// Replaces the eight octets by what `change` makes of them, atomically; answers the original value.

@@ -59,7 +59,10 @@ impl<T> fmt::Display for DestroyError<T> {
 impl<T> fmt::Debug for DestroyError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Busy { held_by, .. } => f.debug_struct("Busy").field("held_by", held_by).finish_non_exhaustive(),
+            Self::Busy { held_by, .. } => f
+                .debug_struct("Busy")
+                .field("held_by", held_by)
+                .finish_non_exhaustive(),
             Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
         }
     }
@@ -82,7 +85,10 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
         Ok(()) => {}
         Err(Refusal::Dead(error)) => return Started::ready(Err(DestroyError::Failed(error))),
         Err(Refusal::Busy(held_by)) => {
-            return Started::ready(Err(DestroyError::Busy { object: handle, held_by }));
+            return Started::ready(Err(DestroyError::Busy {
+                object: handle,
+                held_by,
+            }));
         }
     }
     let context = Arc::clone(object.node.context());
@@ -94,13 +100,18 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
         Ok(()) | Err(VerbError::DeviceRemoved) => {
             drop(handle);
             context.destroyed(object.node.kind());
-            object.node.finish_destroy(move || completer.complete(Ok(())));
+            object
+                .node
+                .finish_destroy(move || completer.complete(Ok(())));
         }
         Err(error) => {
             object.node.revive();
             drop(object);
             completer.complete(Err(match error {
-                VerbError::Busy(held_by) => DestroyError::Busy { object: handle, held_by },
+                VerbError::Busy(held_by) => DestroyError::Busy {
+                    object: handle,
+                    held_by,
+                },
                 error => DestroyError::Failed(error),
             }));
         }

@@ -91,4 +91,3 @@ impl fmt::Display for Holder {
         write!(f, "{} {}", self.kind, self.id)
     }
 }
-

@@ -77,7 +77,11 @@ impl Node {
 
     #[inline]
     pub(crate) fn check_live(&self) -> Result<(), VerbError> {
-        if self.is_live() { Ok(()) } else { Err(self.dead()) }
+        if self.is_live() {
+            Ok(())
+        } else {
+            Err(self.dead())
+        }
     }
 
     pub(crate) fn is_removed(&self) -> bool {
@@ -93,7 +97,10 @@ impl Node {
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        Holder { kind: self.kind, id: self.id }
+        Holder {
+            kind: self.kind,
+            id: self.id,
+        }
     }
 
     pub(crate) fn context(&self) -> &Arc<ContextInner> {
@@ -102,7 +109,9 @@ impl Node {
 
     /// The device was removed: every use but destroying is an error from now on.
     pub(crate) fn remove(&self) {
-        let _ = self.state.compare_exchange(LIVE, REMOVED, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self
+            .state
+            .compare_exchange(LIVE, REMOVED, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Accepts a destroy, or says why not.
@@ -126,7 +135,11 @@ impl Node {
     /// The provider refused to destroy the object.
     pub(crate) fn revive(&self) {
         let _book = self.lock();
-        let state = if self.context.is_removed() { REMOVED } else { LIVE };
+        let state = if self.context.is_removed() {
+            REMOVED
+        } else {
+            LIVE
+        };
         self.state.store(state, Ordering::Relaxed);
     }
 
@@ -178,7 +191,10 @@ impl Node {
 
 impl Own {
     fn take(&mut self) -> Self {
-        Self { reserved: self.reserved.take(), holds: mem::take(&mut self.holds) }
+        Self {
+            reserved: self.reserved.take(),
+            holds: mem::take(&mut self.holds),
+        }
     }
 }
 
@@ -198,17 +214,33 @@ impl Birth {
         let reserved = context.table().reserve(kind)?;
         let holder = reserved.holder();
         let parents = parents.into_iter();
-        let holds = parents.map(|parent| Hold::new(parent, holder)).collect::<Result<_, _>>()?;
-        Ok(Self { context: Arc::clone(context), kind, own: Own { reserved: Some(reserved), holds } })
+        let holds = parents
+            .map(|parent| Hold::new(parent, holder))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            context: Arc::clone(context),
+            kind,
+            own: Own {
+                reserved: Some(reserved),
+                holds,
+            },
+        })
     }
 
     pub(crate) fn id(&self) -> ObjectId {
-        self.own.reserved.as_ref().map_or(ObjectId::new(0, 0), Reserved::id)
+        self.own
+            .reserved
+            .as_ref()
+            .map_or(ObjectId::new(0, 0), Reserved::id)
     }
 
     pub(crate) fn finish<T: AnyObject>(self, make: impl FnOnce(Node) -> T) -> Arc<T> {
         let id = self.id();
-        let state = if self.context.is_removed() { REMOVED } else { LIVE };
+        let state = if self.context.is_removed() {
+            REMOVED
+        } else {
+            LIVE
+        };
         let book = Book {
             holders: Slab::new(),
             requests: Slab::new(),
@@ -274,7 +306,11 @@ impl Ticket {
         node.check_live()?;
         let slot = book.requests.insert(reserved.holder());
         drop(book);
-        Ok(Self { object, slot, _reserved: reserved })
+        Ok(Self {
+            object,
+            slot,
+            _reserved: reserved,
+        })
     }
 }
 
@@ -311,7 +347,11 @@ impl Drop for Ack {
     fn drop(&mut self) {
         let mut book = self.object.node().lock();
         book.unacked -= 1;
-        let done = if book.unacked == 0 { book.when_acked.take() } else { None };
+        let done = if book.unacked == 0 {
+            book.when_acked.take()
+        } else {
+            None
+        };
         drop(book);
         if let Some(done) = done {
             done();

@@ -64,11 +64,19 @@ impl<O: Ops + ?Sized, X: Extra> AnyObject for Object<O, X> {
 
 impl<O: Ops + ?Sized, X: Extra> Drop for Object<O, X> {
     fn drop(&mut self) {
-        let Some(own) = self.node.begin_implicit() else { return };
+        let Some(own) = self.node.begin_implicit() else {
+            return;
+        };
         let context = Arc::clone(self.node.context());
         context.discard_events(self.node.id());
         let kind = self.node.kind();
-        Remains { ops: Arc::clone(&self.ops), kind, context, own }.bury();
+        Remains {
+            ops: Arc::clone(&self.ops),
+            kind,
+            context,
+            own,
+        }
+        .bury();
     }
 }
 
@@ -95,7 +103,9 @@ impl<O: Ops + ?Sized> Remains<O> {
                 context.defer(Box::new(self));
             }
             _ => {
-                let Self { kind, context, own, .. } = self;
+                let Self {
+                    kind, context, own, ..
+                } = self;
                 drop(own);
                 context.destroyed(kind);
             }

@@ -14,7 +14,10 @@ impl<T> Default for Slab<T> {
 
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
-        Self { entries: Vec::new(), free: Vec::new() }
+        Self {
+            entries: Vec::new(),
+            free: Vec::new(),
+        }
     }
 
     pub(crate) fn insert(&mut self, value: T) -> u32 {

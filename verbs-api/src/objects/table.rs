@@ -48,13 +48,20 @@ impl Table {
                 slots.slots.len() as u32 - 1
             }
         };
-        Ok(Reserved { table: Arc::clone(self), id: ObjectId::new(index, generation), kind })
+        Ok(Reserved {
+            table: Arc::clone(self),
+            id: ObjectId::new(index, generation),
+            kind,
+        })
     }
 
     /// The object of this identity, unless it is gone; an identity never names a later object.
     pub(crate) fn find(&self, id: ObjectId) -> Option<Arc<dyn AnyObject>> {
         let slots = self.lock();
-        let slot = slots.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        let slot = slots
+            .slots
+            .get(id.index as usize)
+            .filter(|slot| slot.generation == id.generation)?;
         slot.entry.as_ref()?.1.as_ref()?.upgrade()
     }
 
@@ -64,17 +71,26 @@ impl Table {
         let mut slots = self.lock();
         let taken = slots.slots.iter().enumerate().filter_map(|(index, slot)| {
             let (kind, _) = slot.entry.as_ref()?;
-            Some(Holder { kind: *kind, id: ObjectId::new(index as u32, slot.generation) })
+            Some(Holder {
+                kind: *kind,
+                id: ObjectId::new(index as u32, slot.generation),
+            })
         });
         let holders: Vec<_> = taken.collect();
-        if holders.is_empty() { Ok(!std::mem::replace(&mut slots.closed, true)) } else { Err(holders) }
+        if holders.is_empty() {
+            Ok(!std::mem::replace(&mut slots.closed, true))
+        } else {
+            Err(holders)
+        }
     }
 
     /// Every object there is.
     pub(crate) fn objects(&self) -> Vec<Arc<dyn AnyObject>> {
         let slots = self.lock();
         let entries = slots.slots.iter().filter_map(|slot| slot.entry.as_ref());
-        entries.filter_map(|(_, object)| object.as_ref()?.upgrade()).collect()
+        entries
+            .filter_map(|(_, object)| object.as_ref()?.upgrade())
+            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
@@ -95,7 +111,10 @@ impl Reserved {
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        Holder { kind: self.kind, id: self.id }
+        Holder {
+            kind: self.kind,
+            id: self.id,
+        }
     }
 
     pub(crate) fn publish(&self, object: Weak<dyn AnyObject>) {

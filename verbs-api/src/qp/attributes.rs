@@ -37,7 +37,13 @@ pub struct QpCap {
 
 impl Default for QpCap {
     fn default() -> Self {
-        Self { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 }
+        Self {
+            max_send_wr: 64,
+            max_recv_wr: 64,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 64,
+        }
     }
 }
 
@@ -66,7 +72,16 @@ pub struct AddressVector {
 impl AddressVector {
     /// The path from `port_num` to `address`.
     pub const fn new(address: LinkAddress, dgid: Gid, port_num: Port) -> Self {
-        Self { address, dgid, sgid_index: 0, port_num, traffic_class: 0, hop_limit: 64, sl: 0, static_rate: 0 }
+        Self {
+            address,
+            dgid,
+            sgid_index: 0,
+            port_num,
+            traffic_class: 0,
+            hop_limit: 64,
+            sl: 0,
+            static_rate: 0,
+        }
     }
 }
 

@@ -132,9 +132,15 @@ impl Qp {
         self.node().check_live()?;
         let port = self.node().context().query_port(port_num)?;
         let gid = port.gids.get(usize::from(sgid_index));
-        let gid = *gid.ok_or_else(|| VerbError::argument("sgid_index", "the port has no such identifier"))?;
+        let gid = *gid
+            .ok_or_else(|| VerbError::argument("sgid_index", "the port has no such identifier"))?;
         let (qp_num, sq_psn) = (self.qp_num(), self.sq_psn());
-        Ok(QpEndpoint { qp_num, sq_psn, address: port.address, gid })
+        Ok(QpEndpoint {
+            qp_num,
+            sq_psn,
+            address: port.address,
+            gid,
+        })
     }
 
     /// Connects to a peer that connects to this queue pair in turn: from RESET to ready to send.
@@ -145,7 +151,10 @@ impl Qp {
     /// Of the first step that failed; the queue pair stays in the state that it had reached.
     pub fn connect(&self, peer: &QpEndpoint, options: ConnectOptions) -> Started<()> {
         let steps = match self.qp_type() {
-            QpType::Ud => Err(VerbError::argument("qp_type", "datagrams have no peer: activate it")),
+            QpType::Ud => Err(VerbError::argument(
+                "qp_type",
+                "datagrams have no peer: activate it",
+            )),
             _ => self.connect_steps(peer, &options),
         };
         self.run(steps)
@@ -164,9 +173,14 @@ impl Qp {
                     .port_num(options.port_num)
                     .qkey(options.qkey),
                 QpAttributes::new().qp_state(QpState::Rtr),
-                QpAttributes::new().qp_state(QpState::Rts).sq_psn(self.sq_psn()),
+                QpAttributes::new()
+                    .qp_state(QpState::Rts)
+                    .sq_psn(self.sq_psn()),
             ]),
-            _ => Err(VerbError::argument("qp_type", "this service has a peer: connect it")),
+            _ => Err(VerbError::argument(
+                "qp_type",
+                "this service has a peer: connect it",
+            )),
         };
         self.run(steps)
     }
@@ -196,11 +210,15 @@ impl Qp {
             .path_mtu(options.path_mtu.unwrap_or(port.active_mtu))
             .dest_qp_num(peer.qp_num)
             .rq_psn(peer.sq_psn);
-        let mut rts = QpAttributes::new().qp_state(QpState::Rts).sq_psn(self.sq_psn());
+        let mut rts = QpAttributes::new()
+            .qp_state(QpState::Rts)
+            .sq_psn(self.sq_psn());
         if self.qp_type() == QpType::Rc {
             let served = default_depth(options.max_dest_rd_atomic, limits.max_qp_rd_atom);
             let initiated = default_depth(options.max_rd_atomic, limits.max_qp_init_rd_atom);
-            rtr = rtr.max_dest_rd_atomic(served).min_rnr_timer(options.min_rnr_timer);
+            rtr = rtr
+                .max_dest_rd_atomic(served)
+                .min_rnr_timer(options.min_rnr_timer);
             rts = rts
                 .timeout(options.timeout)
                 .retry_cnt(options.retry_cnt)
@@ -222,7 +240,9 @@ impl Qp {
 }
 
 fn run(ops: Arc<dyn QpOps>, mut steps: std::vec::IntoIter<QpAttributes>, reply: Reply<()>) {
-    let Some(step) = steps.next() else { return reply.send(Ok(())) };
+    let Some(step) = steps.next() else {
+        return reply.send(Ok(()));
+    };
     let next = Arc::clone(&ops);
     ops.modify(
         step,

@@ -4,8 +4,8 @@ use super::{QpCap, QpType};
 use crate::capability::{BaselineGaps, DeviceAttributes, Features, Limit, Limits};
 use crate::cq::Cq;
 use crate::error::VerbError;
-use crate::post::QpRules;
 use crate::objects::ObjectId;
+use crate::post::QpRules;
 use crate::srq::Srq;
 use crate::work_request::Operations;
 
@@ -202,8 +202,9 @@ impl QpOptions {
     pub(super) fn checked_cap(&self, limits: &Limits) -> Result<QpCap, VerbError> {
         let mut cap = self.cap;
         cap.max_send_wr = cap.max_send_wr.saturating_add(self.reserved);
-        cap.max_inline_data =
-            self.max_inline_data.unwrap_or(cap.max_inline_data.min(limits.max_inline_data));
+        cap.max_inline_data = self
+            .max_inline_data
+            .unwrap_or(cap.max_inline_data.min(limits.max_inline_data));
         if self.srq.is_some() {
             cap.max_recv_wr = 0;
         }
@@ -214,7 +215,9 @@ impl QpOptions {
             (Limit::MaxRecvSge, cap.max_recv_sge),
             (Limit::MaxInlineData, cap.max_inline_data),
         ] {
-            limits.check(limit, u64::from(wanted)).map_err(VerbError::Limit)?;
+            limits
+                .check(limit, u64::from(wanted))
+                .map_err(VerbError::Limit)?;
         }
         Ok(cap)
     }
@@ -224,8 +227,14 @@ impl QpOptions {
 fn gaps_of(operations: Operations, gaps: BaselineGaps) -> (Operations, BaselineGaps) {
     let atomics = Operations::ATOMIC_CMP_AND_SWP.union(Operations::ATOMIC_FETCH_AND_ADD);
     let table = [
-        (BaselineGaps::NO_SEND_WITH_IMMEDIATE, Operations::SEND_WITH_IMM),
-        (BaselineGaps::NO_WRITE_WITH_IMMEDIATE, Operations::WRITE_WITH_IMM),
+        (
+            BaselineGaps::NO_SEND_WITH_IMMEDIATE,
+            Operations::SEND_WITH_IMM,
+        ),
+        (
+            BaselineGaps::NO_WRITE_WITH_IMMEDIATE,
+            Operations::WRITE_WITH_IMM,
+        ),
         (BaselineGaps::NO_ATOMICS, atomics),
     ];
     let mut closed = (Operations::empty(), BaselineGaps::empty());

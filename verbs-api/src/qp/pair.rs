@@ -10,17 +10,15 @@ use crate::control::Started;
 use crate::error::{ErrorKind, VerbError};
 use crate::ids::{Gid, Psn, Qpn, RKey};
 use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Reserved,
-    Ticket, destroy,
+    AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Reserved, Ticket,
+    destroy,
 };
 use crate::pd::Pd;
 use crate::portable::{Lowered, Portable};
 use crate::post::{PostError, PostReason, QpRules};
 use crate::provider::{QpInit, QpOps, Reply};
 use crate::receive::{RefusedReceive, post_one_receive, post_receives};
-use crate::work_request::{
-    Batch, BindWindow, Operation, Operations, ReceiveRequest, WorkRequest,
-};
+use crate::work_request::{Batch, BindWindow, Operation, Operations, ReceiveRequest, WorkRequest};
 
 pub(crate) struct QpExtra {
     rules: QpRules,
@@ -90,7 +88,12 @@ impl std::error::Error for Rejected<'_> {}
 impl Qp {
     pub(crate) fn of(object: Arc<QpObject>) -> Self {
         let QpExtra { rules, has_srq, .. } = object.extra;
-        Self { ops: Arc::clone(&object.ops), rules, has_srq, object }
+        Self {
+            ops: Arc::clone(&object.ops),
+            rules,
+            has_srq,
+            object,
+        }
     }
 
     pub(crate) fn create(pd: &Pd, options: QpOptions) -> Started<Self> {
@@ -105,20 +108,40 @@ impl Qp {
         let (attributes, features) = (context.attributes(), context.features());
         let operations = options.granted_operations(attributes, features)?;
         let cap = options.checked_cap(&attributes.limits)?;
-        let QpOptions { qp_type, send_cq, recv_cq, srq, sq_sig_all, .. } = options;
+        let QpOptions {
+            qp_type,
+            send_cq,
+            recv_cq,
+            srq,
+            sq_sig_all,
+            ..
+        } = options;
         let mut parents: Vec<Arc<dyn AnyObject>> = vec![
             Arc::clone(&pd.object) as _,
             Arc::clone(send_cq.object()) as _,
             Arc::clone(recv_cq.object()) as _,
         ];
-        parents.extend(srq.iter().map(|srq| Arc::clone(srq.object()) as Arc<dyn AnyObject>));
+        parents.extend(
+            srq.iter()
+                .map(|srq| Arc::clone(srq.object()) as Arc<dyn AnyObject>),
+        );
         for (parent, argument) in parents.iter().zip(["pd", "send_cq", "recv_cq", "srq"]) {
             if !Arc::ptr_eq(parent.node().context(), context) {
-                return Err(VerbError::argument(argument, "belongs to another open device"));
+                return Err(VerbError::argument(
+                    argument,
+                    "belongs to another open device",
+                ));
             }
         }
         let birth = Birth::new(context, ObjectKind::Qp, parents)?;
-        let rules = rules(qp_type, pd.id(), operations, features, &attributes.limits, &cap);
+        let rules = rules(
+            qp_type,
+            pd.id(),
+            operations,
+            features,
+            &attributes.limits,
+            &cap,
+        );
         let init = QpInit {
             id: birth.id(),
             qp_type,
@@ -149,7 +172,12 @@ impl Qp {
         rules.max_sge_rd = rules.max_sge_rd.min(cap.max_send_sge);
         let sq_psn = Psn::new(birth.id().generation.wrapping_mul(0x9e37_79b1) >> 8);
         let attachments = Mutex::default();
-        let extra = QpExtra { rules, has_srq, sq_psn, attachments };
+        let extra = QpExtra {
+            rules,
+            has_srq,
+            sq_psn,
+            attachments,
+        };
         Self::of(birth.finish(|node| Object { ops, node, extra }))
     }
 
@@ -186,13 +214,17 @@ impl Qp {
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post(&self, batch: &mut Batch<'_>) -> Result<(), PostError> {
-        self.check_live().map_err(|reason| PostError { index: 0, reason })?;
+        self.check_live()
+            .map_err(|reason| PostError { index: 0, reason })?;
         let requests = &mut batch.requests;
         let mut valid = 0;
         let mut refusal = None;
         for request in requests.iter_mut() {
             if let Err(reason) = self.check(request) {
-                refusal = Some(PostError { index: valid, reason });
+                refusal = Some(PostError {
+                    index: valid,
+                    reason,
+                });
                 break;
             }
             if request.common().lends {
@@ -205,7 +237,10 @@ impl Qp {
         {
             take_back(&mut requests[posted..valid]);
             valid = posted;
-            refusal = Some(PostError { index: posted, reason });
+            refusal = Some(PostError {
+                index: posted,
+                reason,
+            });
         }
         requests.drain(..valid);
         refusal.map_or(Ok(()), Err)
@@ -246,10 +281,15 @@ impl Qp {
         let Lowered { first, second } = operation.lower(self.rules.features)?;
         self.check(&first)?;
         let Some(second) = second else {
-            return self.ops.post_send(slice::from_ref(&first)).map_err(|(_, reason)| reason);
+            return self
+                .ops
+                .post_send(slice::from_ref(&first))
+                .map_err(|(_, reason)| reason);
         };
         self.check(&second)?;
-        self.ops.post_send(&[first, second]).map_err(|(_, reason)| reason)
+        self.ops
+            .post_send(&[first, second])
+            .map_err(|(_, reason)| reason)
     }
 
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
@@ -266,7 +306,9 @@ impl Qp {
     ) -> Result<(), RefusedReceive<'a>> {
         let live = self.check_receive();
         let max_sge = self.rules.max_recv_sge;
-        post_one_receive(request.into(), live, max_sge, |requests| self.ops.post_recv(requests))
+        post_one_receive(request.into(), live, max_sge, |requests| {
+            self.ops.post_recv(requests)
+        })
     }
 
     /// Posts receives in order and takes those that were posted out of the list.
@@ -278,7 +320,9 @@ impl Qp {
     pub fn post_receives(&self, requests: &mut Vec<ReceiveRequest<'_>>) -> Result<(), PostError> {
         let live = self.check_receive();
         let max_sge = self.rules.max_recv_sge;
-        post_receives(requests, live, max_sge, |requests| self.ops.post_recv(requests))
+        post_receives(requests, live, max_sge, |requests| {
+            self.ops.post_recv(requests)
+        })
     }
 
     /// Binds a window of type 1; answers the key that it has from then on. 0 octets unbind it.
@@ -296,8 +340,15 @@ impl Qp {
         if !missing.is_empty() {
             return Err(PostReason::Unsupported { missing });
         }
-        if !self.rules.qp_type.operations().contains(Operations::BIND_MW) {
-            return Err(PostReason::OperationNotEnabled { missing: Operations::BIND_MW });
+        if !self
+            .rules
+            .qp_type
+            .operations()
+            .contains(Operations::BIND_MW)
+        {
+            return Err(PostReason::OperationNotEnabled {
+                missing: Operations::BIND_MW,
+            });
         }
         bind.validate(&self.rules)?;
         self.ops.bind_mw(bind)
@@ -382,12 +433,18 @@ impl Qp {
             return Err(VerbError::argument("qp_type", "multicast is for datagrams"));
         }
         if !group.is_multicast() {
-            return Err(VerbError::argument("gid", format!("{group} is no multicast group")));
+            return Err(VerbError::argument(
+                "gid",
+                format!("{group} is no multicast group"),
+            ));
         }
         self.object.node.check_live()?;
         let mut attachments = self.object.extra.attachments();
         if attachments.iter().any(|known| known.group == group) {
-            return Err(VerbError::argument("gid", format!("{group} was joined already")));
+            return Err(VerbError::argument(
+                "gid",
+                format!("{group} was joined already"),
+            ));
         }
         attachments.push(Attachment { group, hold: None });
         Ok(())
@@ -399,11 +456,19 @@ impl Qp {
     /// It was not joined.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&self, group: Gid) -> Started<()> {
-        let joined = self.object.extra.attachments().iter().any(|known| known.group == group);
+        let joined = self
+            .object
+            .extra
+            .attachments()
+            .iter()
+            .any(|known| known.group == group);
         let check = if joined {
             Ok(())
         } else {
-            Err(VerbError::argument("gid", format!("{group} was not joined")))
+            Err(VerbError::argument(
+                "gid",
+                format!("{group} was not joined"),
+            ))
         };
         let object = Arc::clone(&self.object);
         let ops = Arc::clone(&self.ops);
@@ -442,13 +507,21 @@ impl Qp {
 
     #[inline]
     fn check_live(&self) -> Result<(), PostReason> {
-        if self.object.node.is_live() { Ok(()) } else { Err(self.object.node.dead_reason()) }
+        if self.object.node.is_live() {
+            Ok(())
+        } else {
+            Err(self.object.node.dead_reason())
+        }
     }
 
     #[inline]
     fn check_receive(&self) -> Result<(), PostReason> {
         self.check_live()?;
-        if self.has_srq { Err(PostReason::HasSrq) } else { Ok(()) }
+        if self.has_srq {
+            Err(PostReason::HasSrq)
+        } else {
+            Ok(())
+        }
     }
 
     #[inline]
@@ -471,7 +544,9 @@ fn take_back(requests: &mut [WorkRequest<'_>]) {
 
 impl QpExtra {
     fn attachments(&self) -> std::sync::MutexGuard<'_, Vec<Attachment>> {
-        self.attachments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attachments
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn attached(&self, object: &Arc<QpObject>, group: Gid, success: bool) {
@@ -479,7 +554,10 @@ impl QpExtra {
             let context = object.node.context();
             let reserved = context.table().reserve(ObjectKind::Multicast).ok()?;
             let slot = object.node.add_holder(reserved.holder());
-            Some(AttachmentHold { slot, _reserved: reserved })
+            Some(AttachmentHold {
+                slot,
+                _reserved: reserved,
+            })
         });
         match hold.flatten() {
             Some(hold) => {
@@ -503,7 +581,8 @@ impl QpExtra {
     }
 
     fn forget_unattached(&self, group: Gid) {
-        self.attachments().retain(|known| known.group != group || known.hold.is_some());
+        self.attachments()
+            .retain(|known| known.group != group || known.hold.is_some());
     }
 }
 
@@ -518,6 +597,12 @@ impl Handle for Qp {
 
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({:?} {})", self.object.node.holder(), self.rules.qp_type, self.qp_num())
+        write!(
+            f,
+            "{} ({:?} {})",
+            self.object.node.holder(),
+            self.rules.qp_type,
+            self.qp_num()
+        )
     }
 }

@@ -30,11 +30,23 @@ pub enum QpState {
 
 impl QpState {
     /// Every state.
-    pub const ALL: [Self; 7] = [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
+    pub const ALL: [Self; 7] = [
+        Self::Reset,
+        Self::Init,
+        Self::Rtr,
+        Self::Rts,
+        Self::Sqd,
+        Self::Sqe,
+        Self::Err,
+    ];
 
     /// The state of this code.
     pub const fn from_code(code: u8) -> Option<Self> {
-        if (code as usize) < Self::ALL.len() { Some(Self::ALL[code as usize]) } else { None }
+        if (code as usize) < Self::ALL.len() {
+            Some(Self::ALL[code as usize])
+        } else {
+            None
+        }
     }
 }
 
@@ -111,7 +123,11 @@ struct Names(QpAttrMask);
 
 impl fmt::Display for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { f.write_str("none") } else { bitflags::parser::to_writer(&self.0, f) }
+        if self.0.is_empty() {
+            f.write_str("none")
+        } else {
+            bitflags::parser::to_writer(&self.0, f)
+        }
     }
 }
 
@@ -124,7 +140,11 @@ pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transit
     let connected = !matches!(qp_type, QpType::Ud);
     let rc = matches!(qp_type, QpType::Rc);
     let none = M::empty();
-    let identity = if connected { M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS } else { M::PKEY_INDEX | M::PORT | M::QKEY };
+    let identity = if connected {
+        M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS
+    } else {
+        M::PKEY_INDEX | M::PORT | M::QKEY
+    };
     let rights = if connected { M::ACCESS_FLAGS } else { M::QKEY };
     let rnr = if rc { M::MIN_RNR_TIMER } else { none };
     let (required, optional) = match (from, to) {
@@ -143,7 +163,10 @@ pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transit
         }
         (Rtr, Rts) => {
             let reliable = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
-            (if rc { M::SQ_PSN | reliable } else { M::SQ_PSN }, M::CUR_STATE | rights | rnr)
+            (
+                if rc { M::SQ_PSN | reliable } else { M::SQ_PSN },
+                M::CUR_STATE | rights | rnr,
+            )
         }
         (Rts, Rts) | (Sqd, Rts) => (none, M::CUR_STATE | rights | rnr),
         (Sqe, Rts) if !rc => (none, M::CUR_STATE | rights),
@@ -157,7 +180,10 @@ pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transit
                 | M::MAX_QP_RD_ATOMIC
                 | M::MAX_DEST_RD_ATOMIC
                 | M::MIN_RNR_TIMER;
-            (none, M::PKEY_INDEX | rights | path | if rc { reliable } else { none })
+            (
+                none,
+                M::PKEY_INDEX | rights | path | if rc { reliable } else { none },
+            )
         }
         _ => return None,
     };
@@ -178,30 +204,63 @@ pub fn check_modify(
     max_dest_rd_atomic: u64,
     ports: u64,
 ) -> Result<QpState, BadModify> {
-    if let Some(claimed) = attributes.cur_qp_state.filter(|&claimed| claimed != current) {
-        return Err(BadModify::CurrentState { claimed, actual: current });
+    if let Some(claimed) = attributes
+        .cur_qp_state
+        .filter(|&claimed| claimed != current)
+    {
+        return Err(BadModify::CurrentState {
+            claimed,
+            actual: current,
+        });
     }
     let to = attributes.qp_state.unwrap_or(current);
-    let allowed = transition(qp_type, current, to).ok_or(BadModify::NoTransition { qp_type, from: current, to })?;
+    let allowed = transition(qp_type, current, to).ok_or(BadModify::NoTransition {
+        qp_type,
+        from: current,
+        to,
+    })?;
     let given = attributes.mask() - QpAttrMask::STATE;
     let missing = allowed.required - given;
     let forbidden = given - allowed.required - allowed.optional;
     if !missing.is_empty() || !forbidden.is_empty() {
-        return Err(BadModify::Attributes { from: current, to, missing, forbidden });
+        return Err(BadModify::Attributes {
+            from: current,
+            to,
+            missing,
+            forbidden,
+        });
     }
     let limits: [(&'static str, Option<u64>, u64); 8] = [
         ("timeout", attributes.timeout.map(u64::from), 31),
         ("retry_cnt", attributes.retry_cnt.map(u64::from), 7),
         ("rnr_retry", attributes.rnr_retry.map(u64::from), 7),
         ("min_rnr_timer", attributes.min_rnr_timer.map(u64::from), 31),
-        ("max_rd_atomic", attributes.max_rd_atomic.map(u64::from), max_rd_atomic),
-        ("max_dest_rd_atomic", attributes.max_dest_rd_atomic.map(u64::from), max_dest_rd_atomic),
+        (
+            "max_rd_atomic",
+            attributes.max_rd_atomic.map(u64::from),
+            max_rd_atomic,
+        ),
+        (
+            "max_dest_rd_atomic",
+            attributes.max_dest_rd_atomic.map(u64::from),
+            max_dest_rd_atomic,
+        ),
         ("port_num", attributes.port_num.map(u64::from), ports),
-        ("ah_attr.port_num", attributes.ah_attr.map(|path| u64::from(path.port_num)), ports),
+        (
+            "ah_attr.port_num",
+            attributes.ah_attr.map(|path| u64::from(path.port_num)),
+            ports,
+        ),
     ];
     for (attribute, value, max) in limits {
-        if let Some(value) = value.filter(|&value| value > max || (value == 0 && attribute.ends_with("port_num"))) {
-            return Err(BadModify::Value { attribute, value, max });
+        if let Some(value) =
+            value.filter(|&value| value > max || (value == 0 && attribute.ends_with("port_num")))
+        {
+            return Err(BadModify::Value {
+                attribute,
+                value,
+                max,
+            });
         }
     }
     Ok(to)

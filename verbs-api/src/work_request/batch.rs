@@ -14,12 +14,16 @@ pub struct Batch<'a> {
 impl<'a> Batch<'a> {
     /// An empty batch without room.
     pub const fn new() -> Self {
-        Self { requests: Vec::new() }
+        Self {
+            requests: Vec::new(),
+        }
     }
 
     /// An empty batch with room for `capacity` requests.
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { requests: Vec::with_capacity(capacity) }
+        Self {
+            requests: Vec::with_capacity(capacity),
+        }
     }
 
     /// Appends a request.
@@ -58,12 +62,20 @@ impl<'a> Batch<'a> {
     pub fn recycle<'b>(mut self) -> Batch<'b> {
         self.clear();
         // Collecting an empty `Vec` of the same layout in place keeps its allocation.
-        Batch { requests: self.requests.into_iter().map(|_| -> WorkRequest<'b> { unreachable!() }).collect() }
+        Batch {
+            requests: self
+                .requests
+                .into_iter()
+                .map(|_| -> WorkRequest<'b> { unreachable!() })
+                .collect(),
+        }
     }
 }
 
 impl<'a> FromIterator<WorkRequest<'a>> for Batch<'a> {
     fn from_iter<I: IntoIterator<Item = WorkRequest<'a>>>(requests: I) -> Self {
-        Self { requests: requests.into_iter().collect() }
+        Self {
+            requests: requests.into_iter().collect(),
+        }
     }
 }

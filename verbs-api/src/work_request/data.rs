@@ -38,7 +38,10 @@ impl RemoteAddress {
     /// The address `offset` octets on.
     #[must_use]
     pub const fn plus(self, offset: u64) -> Self {
-        Self { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
+        Self {
+            addr: self.addr.wrapping_add(offset),
+            rkey: self.rkey,
+        }
     }
 }
 
@@ -118,10 +121,14 @@ impl Data<'_> {
             Self::Inline(octets) => octets.len() as u64,
             Self::Buffer(buffer) => buffer.len() as u64,
             Self::Buffers(buffers) => buffers.iter().map(|buffer| buffer.len() as u64).sum(),
-            Self::Lent(Lent { sges: LentSges::One(sge), .. }) => u64::from(sge.length),
-            Self::Lent(Lent { sges: LentSges::Many(list), .. }) => {
-                list.iter().map(|sge| u64::from(sge.length)).sum()
-            }
+            Self::Lent(Lent {
+                sges: LentSges::One(sge),
+                ..
+            }) => u64::from(sge.length),
+            Self::Lent(Lent {
+                sges: LentSges::Many(list),
+                ..
+            }) => list.iter().map(|sge| u64::from(sge.length)).sum(),
         }
     }
 
@@ -134,10 +141,18 @@ impl Data<'_> {
     pub fn num_sge(&self) -> usize {
         match self {
             Self::None | Self::Inline(_) => 0,
-            Self::Sge(_) | Self::Buffer(_) | Self::Lent(Lent { sges: LentSges::One(_), .. }) => 1,
+            Self::Sge(_)
+            | Self::Buffer(_)
+            | Self::Lent(Lent {
+                sges: LentSges::One(_),
+                ..
+            }) => 1,
             Self::Sges(list) => list.len(),
             Self::Buffers(buffers) => buffers.len(),
-            Self::Lent(Lent { sges: LentSges::Many(list), .. }) => list.len(),
+            Self::Lent(Lent {
+                sges: LentSges::Many(list),
+                ..
+            }) => list.len(),
         }
     }
 
@@ -147,11 +162,23 @@ impl Data<'_> {
         let (list, loan) = match self {
             Self::Sge(sge) => (std::slice::from_ref(sge), Loan::NONE),
             Self::Sges(list) => (*list, Loan::NONE),
-            Self::Lent(Lent { loan, sges: LentSges::One(sge) }) => (std::slice::from_ref(sge), *loan),
-            Self::Lent(Lent { loan, sges: LentSges::Many(list) }) => (&**list, *loan),
-            Self::None | Self::Inline(_) | Self::Buffer(_) | Self::Buffers(_) => (&[][..], Loan::NONE),
+            Self::Lent(Lent {
+                loan,
+                sges: LentSges::One(sge),
+            }) => (std::slice::from_ref(sge), *loan),
+            Self::Lent(Lent {
+                loan,
+                sges: LentSges::Many(list),
+            }) => (&**list, *loan),
+            Self::None | Self::Inline(_) | Self::Buffer(_) | Self::Buffers(_) => {
+                (&[][..], Loan::NONE)
+            }
         };
-        Sges { list, private: !loan.is_none(), loan }
+        Sges {
+            list,
+            private: !loan.is_none(),
+            loan,
+        }
     }
 
     pub(crate) fn holds_buffers(&self) -> bool {
@@ -163,7 +190,10 @@ impl Data<'_> {
         *self = match std::mem::take(self) {
             Self::Buffer(buffer) => {
                 let sges = LentSges::One(buffer.sge());
-                Self::Lent(Lent { sges, loan: crate::memory::lend(buffer.into()) })
+                Self::Lent(Lent {
+                    sges,
+                    loan: crate::memory::lend(buffer.into()),
+                })
             }
             Self::Buffers(buffers) => {
                 let sges = LentSges::Many(buffers.iter().map(Buffer::sge).collect());

@@ -15,7 +15,10 @@ pub struct ReceiveRequest<'a> {
 impl<'a> ReceiveRequest<'a> {
     /// A receive into `data`.
     pub fn new(wr_id: u64, data: impl Into<Data<'a>>) -> Self {
-        Self { wr_id, data: data.into() }
+        Self {
+            wr_id,
+            data: data.into(),
+        }
     }
 }
 

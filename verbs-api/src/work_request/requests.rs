@@ -63,7 +63,10 @@ impl Operations {
         if self.intersects(Self::LOCAL_INV | Self::SEND_WITH_INV | Self::FAST_REGISTER) {
             features |= Features::BMME;
         }
-        features.set(Features::READ_WITH_INVALIDATE, self.contains(Self::READ_WITH_INV));
+        features.set(
+            Features::READ_WITH_INVALIDATE,
+            self.contains(Self::READ_WITH_INV),
+        );
         features.set(Features::FLUSH, self.contains(Self::FLUSH));
         features.set(Features::ATOMIC_WRITE, self.contains(Self::ATOMIC_WRITE));
         features
@@ -357,14 +360,21 @@ pub enum WorkRequest<'a> {
 }
 
 fn common_for(data: &Data<'_>) -> Common {
-    Common { lends: data.holds_buffers(), ..Common::default() }
+    Common {
+        lends: data.holds_buffers(),
+        ..Common::default()
+    }
 }
 
 impl<'a> Send<'a> {
     /// A message of these octets.
     pub fn new(data: impl Into<Data<'a>>) -> Self {
         let data = data.into();
-        Self { common: common_for(&data), data, destination: None }
+        Self {
+            common: common_for(&data),
+            data,
+            destination: None,
+        }
     }
 
     /// As a datagram to `destination`.
@@ -386,7 +396,12 @@ impl<'a> SendWithImmediate<'a> {
     /// A message of these octets, and four beside it.
     pub fn new(data: impl Into<Data<'a>>, imm: [u8; 4]) -> Self {
         let data = data.into();
-        Self { common: common_for(&data), data, imm, destination: None }
+        Self {
+            common: common_for(&data),
+            data,
+            imm,
+            destination: None,
+        }
     }
 
     /// As a datagram to `destination`.
@@ -408,7 +423,11 @@ impl<'a> SendWithInvalidate<'a> {
     /// A message of these octets that invalidates the receiver's `rkey`.
     pub fn new(data: impl Into<Data<'a>>, rkey: RKey) -> Self {
         let data = data.into();
-        Self { common: common_for(&data), data, rkey }
+        Self {
+            common: common_for(&data),
+            data,
+            rkey,
+        }
     }
 
     /// Raises a solicited event at the receiver.
@@ -423,7 +442,11 @@ impl<'a> Write<'a> {
     /// These octets to `remote`.
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
-        Self { common: common_for(&data), data, remote }
+        Self {
+            common: common_for(&data),
+            data,
+            remote,
+        }
     }
 }
 
@@ -431,7 +454,12 @@ impl<'a> WriteWithImmediate<'a> {
     /// These octets to `remote`, and four to the peer's next receive.
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress, imm: [u8; 4]) -> Self {
         let data = data.into();
-        Self { common: common_for(&data), data, remote, imm }
+        Self {
+            common: common_for(&data),
+            data,
+            remote,
+            imm,
+        }
     }
 
     /// Raises a solicited event at the receiver.
@@ -446,22 +474,42 @@ impl<'a> Read<'a> {
     /// As many octets from `remote` as `sink` holds.
     pub fn new(sink: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = sink.into();
-        Self { common: common_for(&data), data, remote }
+        Self {
+            common: common_for(&data),
+            data,
+            remote,
+        }
     }
 }
 
 impl<'a> ReadWithInvalidate<'a> {
     /// As many octets from `remote` as `sink` holds; the sink's key is invalidated at the end.
     pub fn new(sink: Sge, remote: RemoteAddress) -> Self {
-        Self { common: Common::default(), data: Data::Sge(sink), remote, invalidate: sink.lkey }
+        Self {
+            common: Common::default(),
+            data: Data::Sge(sink),
+            remote,
+            invalidate: sink.lkey,
+        }
     }
 }
 
 impl<'a> CompareSwap<'a> {
     /// Swaps the eight octets at `remote` where they equal `compare`; the original goes to `result`.
-    pub fn new(result: impl Into<Data<'a>>, remote: RemoteAddress, compare: u64, swap: u64) -> Self {
+    pub fn new(
+        result: impl Into<Data<'a>>,
+        remote: RemoteAddress,
+        compare: u64,
+        swap: u64,
+    ) -> Self {
         let data = result.into();
-        Self { common: common_for(&data), data, remote, compare, swap }
+        Self {
+            common: common_for(&data),
+            data,
+            remote,
+            compare,
+            swap,
+        }
     }
 }
 
@@ -469,7 +517,12 @@ impl<'a> FetchAdd<'a> {
     /// Adds to the eight octets at `remote`; the original goes to `result`.
     pub fn new(result: impl Into<Data<'a>>, remote: RemoteAddress, add: u64) -> Self {
         let data = result.into();
-        Self { common: common_for(&data), data, remote, add }
+        Self {
+            common: common_for(&data),
+            data,
+            remote,
+            add,
+        }
     }
 }
 
@@ -477,26 +530,44 @@ impl<'a> AtomicWrite<'a> {
     /// Writes eight octets to `remote` at once.
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
-        Self { common: common_for(&data), data, remote }
+        Self {
+            common: common_for(&data),
+            data,
+            remote,
+        }
     }
 }
 
 impl Flush<'_> {
     /// Flushes `length` octets at `remote`.
     pub fn new(remote: RemoteAddress, length: u32, placement: Access) -> Self {
-        Self { remote, length, placement, ..Self::default() }
+        Self {
+            remote,
+            length,
+            placement,
+            ..Self::default()
+        }
     }
 
     /// Flushes the region that `rkey` names.
     pub fn whole_region(rkey: RKey, placement: Access) -> Self {
-        Self { remote: RemoteAddress::new(0, rkey), placement, whole_region: true, ..Self::default() }
+        Self {
+            remote: RemoteAddress::new(0, rkey),
+            placement,
+            whole_region: true,
+            ..Self::default()
+        }
     }
 }
 
 impl<'a> FastRegister<'a> {
     /// Registers the memory of `pages` under `key`: an allocated key with the low byte that it shall have.
     pub fn new(key: impl Into<RKey>, pages: &'a PageList) -> Self {
-        Self { key: key.into(), pages: Some(pages), ..Self::default() }
+        Self {
+            key: key.into(),
+            pages: Some(pages),
+            ..Self::default()
+        }
     }
 
     /// Grants these rights.
@@ -524,14 +595,23 @@ impl<'a> FastRegister<'a> {
 impl LocalInvalidate<'_> {
     /// Invalidates `key`.
     pub fn new(key: impl Into<RKey>) -> Self {
-        Self { key: key.into(), ..Self::default() }
+        Self {
+            key: key.into(),
+            ..Self::default()
+        }
     }
 }
 
 impl BindWindow<'_> {
     /// Binds `window` to `length` octets from `addr` of the region that `region` names.
     pub fn new(window: RKey, region: LKey, addr: u64, length: u64) -> Self {
-        Self { window, region, addr, length, ..Self::default() }
+        Self {
+            window,
+            region,
+            addr,
+            length,
+            ..Self::default()
+        }
     }
 
     /// Grants these rights.
@@ -546,22 +626,36 @@ mod checks {
     use super::*;
     use crate::qp::QpType;
 
-    fn data(data: &Data<'_>, rules: &QpRules, max_sge: u32, inline_allowed: bool) -> Result<(), PostReason> {
+    fn data(
+        data: &Data<'_>,
+        rules: &QpRules,
+        max_sge: u32,
+        inline_allowed: bool,
+    ) -> Result<(), PostReason> {
         let num_sge = data.num_sge();
         if num_sge > max_sge as usize {
-            return Err(PostReason::TooManySges { max: max_sge, given: num_sge });
+            return Err(PostReason::TooManySges {
+                max: max_sge,
+                given: num_sge,
+            });
         }
         if let Data::Inline(octets) = data {
             if !inline_allowed {
                 return Err(PostReason::InlineNotAllowed);
             }
             if octets.len() > rules.max_inline_data as usize {
-                return Err(PostReason::InlineTooLong { max: rules.max_inline_data, given: octets.len() });
+                return Err(PostReason::InlineTooLong {
+                    max: rules.max_inline_data,
+                    given: octets.len(),
+                });
             }
         }
         let length = data.len();
         if length > rules.max_msg_sz {
-            return Err(PostReason::MessageTooLong { max: rules.max_msg_sz, given: length });
+            return Err(PostReason::MessageTooLong {
+                max: rules.max_msg_sz,
+                given: length,
+            });
         }
         Ok(())
     }
@@ -573,7 +667,9 @@ mod checks {
     ) -> Result<(), PostReason> {
         match (rules.qp_type, destination) {
             (QpType::Ud, None) => return Err(PostReason::NoDestination),
-            (QpType::Ud, Some(to)) if !to.ah.is_of_pd(rules.pd) => return Err(PostReason::ForeignAh),
+            (QpType::Ud, Some(to)) if !to.ah.is_of_pd(rules.pd) => {
+                return Err(PostReason::ForeignAh);
+            }
             (QpType::Ud, Some(to)) if !to.ah.is_live() => return Err(PostReason::InvalidHandle),
             (QpType::Rc | QpType::Uc, Some(_)) => return Err(PostReason::DestinationOnConnected),
             _ => {}
@@ -586,7 +682,10 @@ mod checks {
         message(&request.data, request.destination, rules)
     }
 
-    pub(super) fn send_imm(request: &SendWithImmediate<'_>, rules: &QpRules) -> Result<(), PostReason> {
+    pub(super) fn send_imm(
+        request: &SendWithImmediate<'_>,
+        rules: &QpRules,
+    ) -> Result<(), PostReason> {
         message(&request.data, request.destination, rules)
     }
 
@@ -599,14 +698,19 @@ mod checks {
         data(&request.data, rules, rules.max_sge_rd, false)
     }
 
-    pub(super) fn read_inv(request: &ReadWithInvalidate<'_>, rules: &QpRules) -> Result<(), PostReason> {
+    pub(super) fn read_inv(
+        request: &ReadWithInvalidate<'_>,
+        rules: &QpRules,
+    ) -> Result<(), PostReason> {
         data(&request.data, rules, rules.max_sge_rd, false)
     }
 
     fn atomic(result: &Data<'_>, rules: &QpRules) -> Result<(), PostReason> {
         data(result, rules, rules.max_send_sge, false)?;
         if result.len() < 8 {
-            return Err(PostReason::AtomicLength { given: result.len() });
+            return Err(PostReason::AtomicLength {
+                given: result.len(),
+            });
         }
         Ok(())
     }
@@ -619,7 +723,10 @@ mod checks {
         atomic(&request.data, rules)
     }
 
-    pub(super) fn atomic_write(request: &AtomicWrite<'_>, rules: &QpRules) -> Result<(), PostReason> {
+    pub(super) fn atomic_write(
+        request: &AtomicWrite<'_>,
+        rules: &QpRules,
+    ) -> Result<(), PostReason> {
         data(&request.data, rules, rules.max_send_sge, true)?;
         match request.data.len() {
             8 => Ok(()),
@@ -630,13 +737,20 @@ mod checks {
     pub(super) fn flush(request: &Flush<'_>, _: &QpRules) -> Result<(), PostReason> {
         let known = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
         if request.placement.is_empty() || !known.contains(request.placement) {
-            return Err(PostReason::IllegalAccess("a flush is FLUSH_GLOBAL, FLUSH_PERSISTENT or both"));
+            return Err(PostReason::IllegalAccess(
+                "a flush is FLUSH_GLOBAL, FLUSH_PERSISTENT or both",
+            ));
         }
         Ok(())
     }
 
-    pub(super) fn fast_register(request: &FastRegister<'_>, rules: &QpRules) -> Result<(), PostReason> {
-        let Some(pages) = request.pages else { return Err(PostReason::NoPages) };
+    pub(super) fn fast_register(
+        request: &FastRegister<'_>,
+        rules: &QpRules,
+    ) -> Result<(), PostReason> {
+        let Some(pages) = request.pages else {
+            return Err(PostReason::NoPages);
+        };
         if let Some(reason) = request.access.illegal() {
             return Err(PostReason::IllegalAccess(reason));
         }
@@ -650,17 +764,26 @@ mod checks {
         }
         if pages.entries() > rules.max_fast_reg_page_list_len {
             let max = rules.max_fast_reg_page_list_len;
-            return Err(PostReason::TooManyPages { max, given: pages.entries() });
+            return Err(PostReason::TooManyPages {
+                max,
+                given: pages.entries(),
+            });
         }
         match request.length {
             Some(length) if length == 0 || u64::from(length) > pages.len() => {
-                Err(PostReason::RegionLength { mapped: pages.len(), given: length })
+                Err(PostReason::RegionLength {
+                    mapped: pages.len(),
+                    given: length,
+                })
             }
             _ => Ok(()),
         }
     }
 
-    pub(super) fn local_invalidate(request: &LocalInvalidate<'_>, rules: &QpRules) -> Result<(), PostReason> {
+    pub(super) fn local_invalidate(
+        request: &LocalInvalidate<'_>,
+        rules: &QpRules,
+    ) -> Result<(), PostReason> {
         let fenced = request.common.flags.contains(SendFlags::FENCE);
         let missing = Features::LOCAL_INVALIDATE_FENCE - rules.features;
         if fenced && !missing.is_empty() {
