@@ -9,7 +9,7 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
-    BaselineGaps, DeviceAttributes, EventSubject, EventType, Features, Gid, Grant, Limits, PortAttributes, PortState,
+    BaselineGaps, DeviceAttributes, EventSubject, EventType, Features, Gid, Grant, Limits, LinkAddress, PortAttributes, PortState,
     Transport, VerbError,
 };
 
@@ -81,6 +81,8 @@ pub struct Device<D: Driver> {
     retired: Mutex<QpCounters>,
     next_pd: AtomicU32,
     removed: AtomicBool,
+    port_active: AtomicBool,
+    address: LinkAddress,
     pub(crate) population: Population,
     pub(crate) windows: Mutex<HashMap<u32, ObjectId>>,
     qkey_violations: AtomicU64,
@@ -112,6 +114,8 @@ impl<D: Driver> Device<D> {
             retired: Mutex::default(),
             next_pd: AtomicU32::new(1),
             removed: AtomicBool::new(false),
+            port_active: AtomicBool::new(true),
+            address,
             population: Population::default(),
             windows: Mutex::default(),
             qkey_violations: AtomicU64::new(0),
@@ -270,6 +274,7 @@ impl<D: Driver> Device<D> {
         let mut attributes = self.attributes.write().unwrap_or_else(PoisonError::into_inner);
         let changed = std::mem::replace(&mut attributes.ports[0].state, state) != state;
         drop(attributes);
+        self.port_active.store(state == PortState::Active, Ordering::Relaxed);
         if changed {
             let event = if state == PortState::Active { EventType::PortActive } else { EventType::PortErr };
             self.tell(event, EventSubject::Port(1));
@@ -277,8 +282,15 @@ impl<D: Driver> Device<D> {
     }
 
     /// Whether the port carries traffic.
+    #[inline]
     pub fn is_port_active(&self) -> bool {
-        self.attributes.read().unwrap_or_else(PoisonError::into_inner).ports[0].state == PortState::Active
+        self.port_active.load(Ordering::Relaxed)
+    }
+
+    /// The device's address on the network.
+    #[inline]
+    pub fn address(&self) -> LinkAddress {
+        self.address
     }
 
     /// The device is gone: outstanding verbs end, queue pairs are flushed, programs are told, once.

@@ -1,8 +1,8 @@
 //! A network: the devices that reach one another, the link between them, and what is due when.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use verbs_api::LinkAddress;
 
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::link::{Deliver, Frame, SharedLink};
 use crate::time::{Host, Time};
-use crate::timers::Timers;
+use crate::timers::{Job, Timers};
 
 /// Devices of one driver that reach one another.
 ///
@@ -22,6 +22,7 @@ pub struct Network<D: Driver> {
     timers: Arc<Timers>,
     delivering: AtomicBool,
     requests: AtomicU32,
+    to_serve: Mutex<VecDeque<Job>>,
 }
 
 /// What the owner of a network drives, whatever its driver.
@@ -42,6 +43,7 @@ impl<D: Driver> Network<D> {
             timers: Arc::new(Timers::new(host)),
             delivering: AtomicBool::new(false),
             requests: AtomicU32::new(0),
+            to_serve: Mutex::default(),
         })
     }
 
@@ -77,6 +79,20 @@ impl<D: Driver> Network<D> {
         devices.values().filter_map(Weak::upgrade).collect()
     }
 
+    /// Runs `job` when what has arrived has been delivered. May be called with locks held.
+    pub fn serve_later(&self, job: Job) {
+        self.to_serve.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
+    }
+
+    fn serve(&self) -> bool {
+        let jobs = std::mem::take(&mut *self.to_serve.lock().unwrap_or_else(PoisonError::into_inner));
+        let any = !jobs.is_empty();
+        for job in jobs {
+            job(self.timers.now());
+        }
+        any
+    }
+
     /// Delivers what is due, unless a thread already does. Call with no lock held.
     ///
     /// A caller that finds another delivering leaves a note, and that one looks once more: nothing is left lying.
@@ -88,7 +104,7 @@ impl<D: Driver> Network<D> {
                 return;
             }
             let seen = self.requests.load(Ordering::SeqCst);
-            while link.progress(self.timers.now(), self) {}
+            while link.progress(self.timers.now(), self) || self.serve() {}
             self.delivering.store(false, Ordering::SeqCst);
             if self.requests.load(Ordering::SeqCst) == seen {
                 break;

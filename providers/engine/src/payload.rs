@@ -205,3 +205,23 @@ pub fn source<'s, 'p: 's>(
         }
     }
 }
+
+/// Copies `payload` into `targets`, from octet `offset` of them on.
+#[inline]
+pub fn scatter_at(targets: &[Span<'_>], offset: u64, payload: &Payload<'_>) {
+    if let ([target], 0) = (targets, offset) {
+        return payload.copy_to(*target);
+    }
+    let (mut skip, mut done) = (offset as usize, 0);
+    for target in targets {
+        if done >= payload.len() {
+            return;
+        }
+        let here = target.sub(skip, usize::MAX);
+        skip = skip.saturating_sub(target.len());
+        if !here.is_empty() {
+            payload.part(done, here.len()).copy_to(here);
+            done += here.len();
+        }
+    }
+}

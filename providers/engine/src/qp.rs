@@ -14,7 +14,7 @@ use verbs_api::provider::{QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify};
 use verbs_api::{
     BindWindow, EventSubject, EventType, Gid, Operation, PostReason, Qpn, RKey, ReceiveRequest, SendFlags,
-    VerbError, WcFlags, WcOpcode, WcStatus, WorkRequest,
+    VerbError, WcOpcode, WcStatus, WorkRequest,
 };
 
 use crate::cq::{Cq, Done};
@@ -589,6 +589,11 @@ impl<D: Driver> Qp<D> {
         self.srq.is_some()
     }
 
+    /// Whether a receive is posted, as far as can be told without a lock.
+    pub fn has_receive(&self) -> bool {
+        self.srq.as_ref().map_or_else(|| !self.receives.is_empty(), |srq| !srq.is_empty())
+    }
+
     /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
     #[inline]
     pub fn take_receive(
@@ -1004,15 +1009,5 @@ impl<D: Driver> QpOps for Qp<D> {
             effects.run();
             Ok(())
         });
-    }
-}
-
-/// What a receive reports beside its octets.
-pub(crate) fn receive_flags(beside: crate::request::Beside) -> (WcFlags, [u8; 4]) {
-    use crate::request::Beside;
-    match beside {
-        Beside::Nothing => (WcFlags::empty(), [0; 4]),
-        Beside::Immediate(imm) => (WcFlags::WITH_IMM, imm),
-        Beside::Invalidate(key) => (WcFlags::WITH_INV, key.to_be_bytes()),
     }
 }

@@ -1,0 +1,77 @@
+//! What an emulated InfiniBand device claims.
+
+use verbs_api::{
+    AtomicScope, BaselineGaps, DeviceAttributes, Features, Gid, Limits, LinkAddress, Mtu, PortAttributes, PortCaps,
+    PortState, Transport,
+};
+
+/// Numbers of the device: what the engine's structures carry, not what memory there is.
+pub const LIMITS: Limits = Limits {
+    max_qp: 1 << 20,
+    max_qp_wr: 1 << 14,
+    max_send_sge: 32,
+    max_recv_sge: 32,
+    max_sge_rd: 32,
+    max_inline_data: 1024,
+    max_msg_sz: 1 << 31,
+    max_cq: 1 << 16,
+    max_cqe: 1 << 22,
+    max_mr: 1 << 22,
+    max_mr_size: 1 << 46,
+    max_mw: 1 << 20,
+    max_pd: 1 << 16,
+    max_ah: 1 << 16,
+    max_srq: 1 << 16,
+    max_srq_wr: 1 << 16,
+    max_srq_sge: 32,
+    max_qp_rd_atom: 128,
+    max_qp_init_rd_atom: 128,
+    max_fast_reg_page_list_len: 1 << 12,
+    page_size_cap: 0xffff_ffff_ffff_f000,
+    max_mcast_grp: 1 << 12,
+    max_mcast_qp_attach: 1 << 12,
+    phys_port_cnt: 1,
+    local_ca_ack_delay: 0,
+};
+
+/// Everything that the device tells about itself, before the linked emulations add to it.
+pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceAttributes {
+    let mut features = Features::SRQ
+        | Features::MULTICAST
+        | Features::WINDOW_1
+        | Features::ATOMIC_WRITE
+        | Features::FLUSH;
+    features.set(Features::WINDOW_2A, windows_2a);
+    DeviceAttributes {
+        name: name.to_owned(),
+        provider: "emulated-ib",
+        transport: Transport::InfiniBand,
+        features,
+        extensions: Vec::new(),
+        gaps: BaselineGaps::empty(),
+        limits: LIMITS,
+        atomic_cap: AtomicScope::Global,
+        masked_atomic_cap: AtomicScope::None,
+        ports: vec![PortAttributes {
+            port: 1,
+            state: PortState::Active,
+            caps: PortCaps::ROCE_V2,
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: Mtu::Mtu4096,
+            address,
+            gids: vec![gid(address)],
+            pkeys: vec![0xffff],
+            qkey_viol_cntr: 0,
+        }],
+    }
+}
+
+// A link-local identifier made of the address on the link.
+fn gid(address: LinkAddress) -> Gid {
+    let mut octets = [0; 16];
+    octets[..2].copy_from_slice(&[0xfe, 0x80]);
+    if let LinkAddress::InProcess(number) = address {
+        octets[8..].copy_from_slice(&number.to_be_bytes());
+    }
+    Gid(octets)
+}

@@ -1,0 +1,162 @@
+//! Unreliable datagrams: one frame each, to a queue pair or to a group.
+
+use std::sync::Arc;
+
+use polyverbs_engine::cq::Done;
+use polyverbs_engine::fault::Fault;
+use polyverbs_engine::link::Frame;
+use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
+use polyverbs_engine::request::{Beside, Op, Request};
+use verbs_api::qp::{AddressVector, QpState};
+use verbs_api::{LinkAddress, SendFlags, WcFlags, WcOpcode, WcStatus};
+
+use crate::header::{Body, Header, advance};
+use crate::{Cx, Qp, Sending};
+
+/// Octets in front of every received datagram, whether a routing header travelled or not.
+pub const GRH_OCTETS: usize = 40;
+/// A remote Q_Key with this bit stands for the sender's own (IBTA 10.2.5).
+const CONTROLLED_QKEY: u32 = 1 << 31;
+/// The destination of every multicast.
+const MULTICAST_QP: u32 = 0xff_ffff;
+
+/// Sends a datagram: done when it has left.
+///
+/// # Errors
+/// The status of a request whose own memory was refused.
+pub fn send(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Result<(), WcStatus> {
+    let mut spans = Spans::new();
+    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans);
+    let payload = payload.map_err(Fault::local_status)?;
+    let (Some(destination), Op::Send(beside)) = (&request.destination, request.op) else {
+        return Err(WcStatus::LocQpOpErr);
+    };
+    let path = destination.ah().path();
+    let (dest_qp, qkey) = destination.qpn_and_qkey();
+    let qkey = if qkey & CONTROLLED_QKEY != 0 { half.driver.qkey } else { qkey };
+    let group = (dest_qp == MULTICAST_QP && path.dgid.is_multicast()).then_some(path.dgid);
+    let header = Header {
+        dest_qp,
+        src_qp: qp.qpn,
+        psn: half.driver.next_psn,
+        ack_req: false,
+        solicited: request.flags.contains(SendFlags::SOLICITED),
+        body: Body::Datagram(qkey, beside, group),
+    };
+    half.driver.next_psn = advance(half.driver.next_psn, 1);
+    if qp.device.is_port_active() {
+        carry(qp, &path, header, &payload, cx);
+    }
+    Ok(())
+}
+
+fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+    let network = qp.device.network();
+    let from = qp.device.address();
+    let targets: Vec<LinkAddress> = match header.body {
+        Body::Datagram(_, _, Some(_)) => network.devices().iter().map(|device| device.address()).collect(),
+        _ => vec![path.address],
+    };
+    let now = cx.now();
+    for to in targets {
+        let frame = Frame { from, to, header, payload: payload.clone(), damaged: false };
+        match network.link() {
+            Some(link) => link.send(frame, now),
+            None => {
+                if let Some(device) = network.device(to).filter(|device| device.is_port_active()) {
+                    receive(&receivers(&device, &header), &frame, cx);
+                }
+            }
+        }
+    }
+}
+
+/// The queue pairs of a device that a datagram is for.
+pub fn receivers(device: &polyverbs_engine::device::Device<crate::InfiniBand>, header: &Header) -> Vec<Arc<Qp>> {
+    match header.body {
+        Body::Datagram(_, _, Some(group)) => device.group(group),
+        _ => device.qp(header.dest_qp).into_iter().collect(),
+    }
+}
+
+/// Delivers a datagram to each of `receivers`: what fails for one does not touch another.
+pub fn receive(receivers: &[Arc<Qp>], frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
+    for qp in receivers {
+        deliver(qp, frame, cx);
+    }
+}
+
+// Wrong state, wrong Q_Key, no receive, no room: dropped and counted (IBTA 9.8.3.1).
+fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
+    let Body::Datagram(qkey, beside, _) = frame.header.body else { return };
+    let mut responder = qp.responder();
+    let half = &mut *responder;
+    let ready = matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+    if qp.qp_type != verbs_api::qp::QpType::Ud || !ready {
+        half.counters.dropped += 1;
+        return;
+    }
+    if qkey != half.driver.qkey {
+        qp.device.note_qkey_violation();
+        half.counters.dropped += 1;
+        return;
+    }
+    let Some(receive) = half.current.take().or_else(|| qp.take_receive(half, None, &mut cx.effects)) else {
+        half.counters.dropped += 1;
+        return;
+    };
+    let mut spans = Spans::new();
+    let gathered = qp.gather_receive(&receive, cx, &mut spans);
+    if let Err(fault) = gathered {
+        half.current = Some(receive);
+        return qp.fail_responder(half, fault.local_status(), verbs_api::EventType::QpFatal, cx);
+    }
+    let room: usize = spans.iter().map(|span| span.len()).sum();
+    let needed = GRH_OCTETS + frame.payload.len();
+    if room < needed {
+        // The receive stays for the next datagram.
+        half.current = Some(receive);
+        half.counters.dropped += 1;
+        return;
+    }
+    qp.note_arrival(half, cx);
+    scatter_at(&spans, 0, &Payload::Octets(&routing_header(frame)));
+    scatter_at(&spans, GRH_OCTETS as u64, &frame.payload);
+    let (flags, imm) = match beside {
+        Beside::Immediate(imm) => (WcFlags::GRH | WcFlags::WITH_IMM, imm),
+        _ => (WcFlags::GRH, [0; 4]),
+    };
+    half.counters.receives += 1;
+    let done = Done {
+        status: WcStatus::Success,
+        opcode: WcOpcode::Recv,
+        flags,
+        imm,
+        byte_len: needed as u32,
+        src_qp: Some(frame.header.src_qp),
+        solicited: frame.header.solicited,
+        ..Done::default()
+    };
+    qp.complete_receive(&receive, done, cx);
+}
+
+// The 40 octets in front: an IPv4 header in the last 20 as RoCEv2 has it, with addresses made of the link's.
+fn routing_header(frame: &Frame<'_, Header>) -> [u8; GRH_OCTETS] {
+    let mut octets = [0; GRH_OCTETS];
+    let length = (20 + 8 + 12 + 8 + frame.payload.len() + 4) as u16;
+    octets[20] = 0x45;
+    octets[22..24].copy_from_slice(&length.to_be_bytes());
+    octets[28] = 64;
+    octets[29] = 17;
+    octets[32..36].copy_from_slice(&ipv4(frame.from));
+    octets[36..40].copy_from_slice(&ipv4(frame.to));
+    octets
+}
+
+fn ipv4(address: LinkAddress) -> [u8; 4] {
+    match address {
+        LinkAddress::Ip(std::net::IpAddr::V4(ip)) => ip.octets(),
+        LinkAddress::InProcess(number) => (0x7f00_0000 | number as u32 & 0xff_ffff).to_be_bytes(),
+        _ => [0; 4],
+    }
+}

@@ -1,0 +1,211 @@
+//! The driver: this transport's part of the engine's contract.
+
+use std::sync::Arc;
+
+use polyverbs_engine::device::Device;
+use polyverbs_engine::driver::{Change, Driver, Executed};
+use polyverbs_engine::link::Frame;
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::pin::pin;
+use polyverbs_engine::request::Request;
+use polyverbs_engine::time::Time;
+use verbs_api::qp::{AddressVector, QpState, QpType};
+use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus};
+
+use crate::header::{Body, Header, Position, Syndrome, advance};
+use crate::requester::Requester;
+use crate::responder::{Answer, Responder, respond, serve_waiting};
+use crate::{Cx, Qp, Receiving, Sending, caps, datagram, requester};
+
+/// InfiniBand's transport.
+#[derive(Clone, Debug)]
+pub struct InfiniBand {
+    /// The device's name.
+    pub name: String,
+    /// Its address on the network.
+    pub address: LinkAddress,
+    /// Windows of type 2A instead of 2B.
+    pub windows_2a: bool,
+}
+
+impl Driver for InfiniBand {
+    type Header = Header;
+    type Requester = Requester;
+    type Responder = Responder;
+
+    fn attributes(&self) -> DeviceAttributes {
+        caps::attributes(&self.name, self.address, self.windows_2a)
+    }
+
+    fn link_address(&self) -> LinkAddress {
+        self.address
+    }
+
+    #[inline]
+    fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+        requester::execute(qp, half, request, cx)
+    }
+
+    fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+        requester::pump(qp, half, cx);
+    }
+
+    fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
+        requester::handle_timeout(qp, half, now, cx);
+    }
+
+    fn handle_frame(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {
+        // What a checksum finds wrong is as if it had never come (IBTA 9.6.1).
+        if frame.damaged || !device.is_port_active() {
+            return;
+        }
+        let header = frame.header;
+        if matches!(header.body, Body::Datagram(..)) {
+            return datagram::receive(&datagram::receivers(device, &header), &frame, cx);
+        }
+        let Some(qp) = device.qp(header.dest_qp) else { return };
+        if header.body.is_request() {
+            let mut half = qp.responder();
+            let expected = half.driver.peer_address == Some(frame.from) && half.driver.peer_qpn == header.src_qp;
+            if !expected || qp.qp_type == QpType::Ud {
+                half.counters.dropped += 1;
+                return;
+            }
+            let response = respond(&qp, &mut half, &header, &frame.payload, None, cx);
+            answer(&qp, &mut half, &header, response, cx);
+        } else {
+            let mut half = qp.requester();
+            if half.driver.peer_address == Some(frame.from) && half.driver.peer_qpn == header.src_qp {
+                requester::handle_answer(&qp, &mut half, &header, &frame.payload, cx);
+            }
+        }
+    }
+
+    fn modify(qp: &Qp, sending: &mut Sending, receiving: &mut Receiving, change: &Change<'_>, cx: &mut Cx<'_>) {
+        let _ = cx;
+        let given = change.given;
+        let (tx, rx) = (&mut sending.driver, &mut receiving.driver);
+        let set = |to: &mut u8, from: Option<u8>| *to = from.unwrap_or(*to);
+        set(&mut tx.timeout, given.timeout);
+        set(&mut tx.retry_cnt, given.retry_cnt);
+        set(&mut tx.rnr_retry, given.rnr_retry);
+        set(&mut tx.max_rd_atomic, given.max_rd_atomic);
+        set(&mut rx.max_dest_rd_atomic, given.max_dest_rd_atomic);
+        set(&mut rx.min_rnr_timer, given.min_rnr_timer);
+        if let Some(access) = given.qp_access_flags {
+            rx.access = access;
+        }
+        if let Some(qkey) = given.qkey {
+            (tx.qkey, rx.qkey) = (qkey, qkey);
+        }
+        if let Some(mtu) = given.path_mtu {
+            let shift = mtu.octets().trailing_zeros() as u8;
+            (tx.mtu_shift, rx.mtu_shift) = (shift, shift);
+        }
+        if let Some(qpn) = given.dest_qp_num {
+            (tx.peer_qpn, rx.peer_qpn) = (qpn.value(), qpn.value());
+        }
+        if let Some(path) = given.ah_attr {
+            (tx.peer_address, rx.peer_address) = (Some(path.address), Some(path.address));
+            sending.direct = None;
+        }
+        if let Some(psn) = given.rq_psn {
+            rx.expected = psn.value();
+        }
+        if let Some(psn) = given.sq_psn {
+            tx.begin(psn.value());
+        }
+        if qp.qp_type == QpType::Ud && change.to == QpState::Rtr {
+            let mtu = qp.device.port_attributes().active_mtu;
+            tx.mtu_shift = mtu.octets().trailing_zeros() as u8;
+        }
+    }
+
+    fn check_post(&self, qp: &Qp, request: &Request<'_>) -> Result<(), PostReason> {
+        if qp.qp_type == QpType::Ud && request.length > u64::from(Mtu::Mtu4096.octets()) {
+            return Err(PostReason::MessageTooLong { max: u64::from(Mtu::Mtu4096.octets()), given: request.length });
+        }
+        Ok(())
+    }
+
+    fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
+        match path.address {
+            LinkAddress::InProcess(_) => Ok(()),
+            other => {
+                let reason = format!("{other:?}: the in-process network has addresses of its own kind only");
+                Err(VerbError::argument("ah_attr.address", reason))
+            }
+        }
+    }
+
+    // Whoever waits for an answer of this queue pair need not wait for its timer.
+    fn peer_ready(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
+        if qp.device.network().link().is_some() {
+            return;
+        }
+        let (qpn, address) = {
+            let half = qp.responder();
+            (half.driver.peer_qpn, half.driver.peer_address)
+        };
+        let peer = address.and_then(|address| qp.device.network().device(address)).and_then(|device| device.qp(qpn));
+        if let Some(peer) = peer {
+            cx.effects.resume(peer);
+        }
+    }
+
+    fn before_flush(_: &Qp, half: &mut Sending, _: WcStatus, _: &mut Cx<'_>) {
+        half.direct = None;
+    }
+}
+
+/// Sends the answer to a request frame over the link; on a direct network the requester has it already.
+pub(crate) fn answer(qp: &Qp, half: &mut Receiving, request: &Header, answer: Answer<'_>, cx: &mut Cx<'_>) {
+    let (psn, body) = match answer {
+        Answer::None | Answer::Later => return,
+        Answer::Ack(psn) => (psn, Body::Acknowledge(Syndrome::Ack)),
+        Answer::Nak(nak, psn) => (psn, Body::Acknowledge(Syndrome::Nak(nak))),
+        Answer::Rnr(code, psn) => (psn, Body::Acknowledge(Syndrome::Rnr(code))),
+        Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original)),
+        Answer::Read(spans) => return read_response(qp, half, request.psn, &Payload::of_spans(&spans), cx),
+    };
+    emit(qp, half, psn, body, Payload::Empty, cx);
+}
+
+fn read_response(qp: &Qp, half: &Receiving, first: u32, whole: &Payload<'_>, cx: &mut Cx<'_>) {
+    let max = qp.device.network().link().and_then(|link| link.max_frame());
+    let mtu = max.map_or(usize::MAX, |max| max.min(1 << half.driver.mtu_shift));
+    let total = whole.len();
+    let mut offset = 0;
+    loop {
+        let length = (total - offset).min(mtu);
+        let position = Position::of(offset as u64, length as u64, total as u64);
+        let psn = advance(first, (offset >> half.driver.mtu_shift) as u32);
+        emit(qp, half, psn, Body::ReadResponse(position), whole.part(offset, length), cx);
+        offset += length;
+        if offset >= total {
+            return;
+        }
+    }
+}
+
+fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, cx: &mut Cx<'_>) {
+    let header =
+        Header { dest_qp: half.driver.peer_qpn, src_qp: qp.qpn, psn, ack_req: false, solicited: false, body };
+    let now = cx.now();
+    if let (Some(link), Some(to), true) =
+        (qp.device.network().link(), half.driver.peer_address, qp.device.is_port_active())
+    {
+        link.send(Frame { from: qp.device.address(), to, header, payload, damaged: false }, now);
+    }
+}
+
+/// Serves the reads and atomics of a queue pair that wait.
+pub(crate) fn serve_queue_pair(qp: &Arc<Qp>, now: Time) {
+    let pin = pin();
+    let mut cx = Cx::at(&qp.device, &pin, now);
+    serve_waiting(qp, &mut qp.responder(), &mut cx);
+    let effects = cx.into_effects();
+    drop(pin);
+    effects.run();
+}
+

@@ -1,0 +1,134 @@
+//! Headers of InfiniBand's transport, as values.
+
+use verbs_api::{Access, Gid, RemoteAddress};
+
+pub use polyverbs_engine::request::Beside;
+
+/// Where a frame stands in its message (IBTA 9.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// The first of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// The last of several.
+    Last,
+    /// The whole message.
+    Only,
+}
+
+impl Position {
+    /// Where the frame stands that carries `length` of `total` octets from `offset` on.
+    pub const fn of(offset: u64, length: u64, total: u64) -> Self {
+        match (offset == 0, offset + length >= total) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, false) => Self::Middle,
+            (false, true) => Self::Last,
+        }
+    }
+
+    /// Whether a message begins here.
+    pub const fn begins(self) -> bool {
+        matches!(self, Self::First | Self::Only)
+    }
+
+    /// Whether a message ends here.
+    pub const fn ends(self) -> bool {
+        matches!(self, Self::Last | Self::Only)
+    }
+}
+
+/// Why a responder refuses (IBTA 9.7.5.2.8, NAK codes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nak {
+    /// 0x60: the packet is ahead of the expected one.
+    SequenceError,
+    /// 0x61.
+    InvalidRequest,
+    /// 0x62.
+    RemoteAccess,
+    /// 0x63.
+    RemoteOperation,
+}
+
+/// What an acknowledge says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syndrome {
+    /// Everything up to the sequence number has arrived.
+    Ack,
+    /// No receive was posted: wait as long as the timer code says.
+    Rnr(u8),
+    /// Refused.
+    Nak(Nak),
+}
+
+/// What is specific to an opcode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Body {
+    /// SEND; what travels beside it is in the last frame.
+    Send(Position, Beside),
+    /// RDMA WRITE: address and total length in the first frame, immediate data in the last.
+    Write(Position, RemoteAddress, u32, Option<[u8; 4]>),
+    /// RDMA READ request: address and length.
+    ReadRequest(RemoteAddress, u32),
+    /// Compare, swap.
+    CompareSwap(RemoteAddress, u64, u64),
+    /// Add.
+    FetchAdd(RemoteAddress, u64),
+    /// ATOMIC WRITE.
+    AtomicWrite(RemoteAddress),
+    /// FLUSH: address, length, placement, whole region.
+    Flush(RemoteAddress, u32, Access, bool),
+    /// ACK, NAK, RNR NAK.
+    Acknowledge(Syndrome),
+    /// RDMA READ response.
+    ReadResponse(Position),
+    /// The original value.
+    AtomicAcknowledge(u64),
+    /// UD SEND: the sender's Q_Key, what is beside, and the group where it goes to one.
+    Datagram(u32, Beside, Option<Gid>),
+}
+
+impl Body {
+    /// Whether a requester sends it to a responder.
+    pub const fn is_request(&self) -> bool {
+        !matches!(self, Self::Acknowledge(_) | Self::ReadResponse(_) | Self::AtomicAcknowledge(_))
+    }
+}
+
+/// A frame's header.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Header {
+    /// The queue pair that it goes to.
+    pub dest_qp: u32,
+    /// The queue pair that it comes from: carried by DETH in datagrams, known from the connection otherwise.
+    pub src_qp: u32,
+    /// Packet sequence number.
+    pub psn: u32,
+    /// An acknowledge is wanted.
+    pub ack_req: bool,
+    /// A solicited event is wanted.
+    pub solicited: bool,
+    /// What is specific to the opcode.
+    pub body: Body,
+}
+
+/// How far `psn` lies ahead of `other`, modulo 2^24: negative when it lies behind.
+#[inline]
+pub const fn ahead(psn: u32, other: u32) -> i32 {
+    ((psn.wrapping_sub(other) << 8) as i32) >> 8
+}
+
+/// `psn` advanced by `packets`, modulo 2^24.
+#[inline]
+pub const fn advance(psn: u32, packets: u32) -> u32 {
+    psn.wrapping_add(packets) & 0xff_ffff
+}
+
+/// Sequence numbers that a message of `length` octets takes: at least one.
+#[inline]
+pub const fn packets(length: u64, mtu_shift: u8) -> u32 {
+    let packets = (length + (1 << mtu_shift) - 1) >> mtu_shift;
+    if packets == 0 { 1 } else { packets as u32 }
+}

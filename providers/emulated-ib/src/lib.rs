@@ -1,0 +1,25 @@
+//! An emulated InfiniBand device: RC, UC, UD and multicast, on the software verbs engine.
+//!
+//! A driver of [`polyverbs_engine`]: [`requester`] turns requests into frames and takes the answers, [`responder`] turns
+//! frames into operations on the engine, [`datagram`] does both for UD. On a direct network a message of any length is
+//! one frame, handed to the peer's responder on the poster's thread; over a link it is cut into frames of the path MTU
+//! and acknowledged, retried and put in order.
+#![forbid(unsafe_code)]
+
+pub mod caps;
+pub mod datagram;
+mod driver;
+pub mod header;
+pub mod requester;
+pub mod responder;
+
+pub use driver::InfiniBand;
+
+/// A queue pair of this device.
+pub type Qp = polyverbs_engine::qp::Qp<InfiniBand>;
+/// The call that an operation is part of.
+pub type Cx<'p> = polyverbs_engine::device::Cx<'p, InfiniBand>;
+/// The sending half of a queue pair, locked.
+pub type Sending = polyverbs_engine::qp::Requester<InfiniBand>;
+/// The receiving half of a queue pair, locked.
+pub type Receiving = polyverbs_engine::qp::Responder<InfiniBand>;

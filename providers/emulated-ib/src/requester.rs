@@ -1,0 +1,705 @@
+//! The sending half: requests become frames, and answers complete them.
+//!
+//! On a direct network ([`attempt`]) the peer answers on this thread, and a request that succeeds never enters the
+//! queue. Over a link the queue is sent in frames ([`pump`]), answers arrive later ([`handle_answer`]), and what is lost
+//! is sent again: after a sequence error, a timeout, or a hole in read responses (IBTA 9.9.2).
+
+use std::sync::Arc;
+
+use polyverbs_engine::driver::Executed;
+use polyverbs_engine::key_table::LocalUse;
+use polyverbs_engine::link::Frame;
+use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
+use polyverbs_engine::qp::{Phase, Wqe};
+use polyverbs_engine::request::{Op, Request, Source};
+use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
+use verbs_api::qp::{QpState, QpType};
+use verbs_api::{LinkAddress, RemoteAddress, SendFlags, WcStatus};
+
+use crate::header::{Body, Header, Nak, Position, Syndrome, advance, ahead, packets};
+use crate::responder::{Answer, respond};
+use crate::{Cx, Qp, Sending};
+
+/// Frames that may be on their way without having been acknowledged.
+const WINDOW: i32 = 256;
+/// An acknowledge is asked for at least this often.
+const ACK_EVERY: u32 = 32;
+/// This `rnr_retry` never ends.
+const RNR_FOREVER: u8 = 7;
+
+/// What a requester keeps.
+#[derive(Debug, Default)]
+pub struct Requester {
+    /// The sequence number of the next frame that was never sent.
+    pub next_psn: u32,
+    /// The peer's queue pair.
+    pub peer_qpn: u32,
+    /// Its port.
+    pub peer_address: Option<LinkAddress>,
+    /// log2 of the path MTU.
+    pub mtu_shift: u8,
+    /// Reads and atomics outstanding.
+    pub max_rd_atomic: u8,
+    /// Code of the acknowledge timeout.
+    pub timeout: u8,
+    /// Retries after a timeout or a sequence error.
+    pub retry_cnt: u8,
+    /// Retries after the peer had no receive.
+    pub rnr_retry: u8,
+    /// The own Q_Key, of datagrams.
+    pub qkey: u32,
+    /// Retries left.
+    pub retries_left: u8,
+    /// Retries left after the peer had no receive.
+    pub rnr_left: u8,
+    // The peer had no receive: wait until then.
+    rnr_until: Option<Time>,
+    // Without an answer until then, the oldest frame is sent again.
+    ack_until: Option<Time>,
+    // The first request of the queue that has not been sent whole, of a link.
+    cursor: usize,
+    // Everything before it has been acknowledged, of a link.
+    unacked: u32,
+    // Everything before it has been sent at least once, of a link.
+    sent: u32,
+    // The answer that was asked for again because a later one came, of a link.
+    asked_again: Option<u32>,
+}
+
+impl Requester {
+    /// Begins at this sequence number.
+    pub fn begin(&mut self, sq_psn: u32) {
+        (self.next_psn, self.unacked, self.sent) = (sq_psn, sq_psn, sq_psn);
+        (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
+    }
+}
+
+/// Tries a request at once, the queue being empty.
+#[inline]
+pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+    if request.op.is_local() {
+        return Executed::Done(qp.local_operation(half, request, cx), 0);
+    }
+    if cx.device.network().link().is_some() {
+        return Executed::Keep;
+    }
+    match attempt(qp, half, request, cx) {
+        Attempt::Done(status, octets) => Executed::Done(status, octets),
+        Attempt::Rnr(code) => begin_rnr_wait(qp, half, code, cx),
+        Attempt::Lost => {
+            begin_ack_wait(qp, half, cx);
+            Executed::Keep
+        }
+    }
+}
+
+/// What became of a request that was handed to the peer directly.
+enum Attempt {
+    Done(WcStatus, u32),
+    Rnr(u8),
+    Lost,
+}
+
+#[inline]
+fn attempt(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
+    if qp.qp_type == QpType::Ud {
+        return match crate::datagram::send(qp, half, request, cx) {
+            Ok(()) => Attempt::Done(WcStatus::Success, 0),
+            Err(status) => Attempt::Done(status, 0),
+        };
+    }
+    // Taken out and put back: the route stays without a count being touched.
+    let Some(peer) = half.direct.take().or_else(|| find_peer(qp, half)) else {
+        return lost(qp, half, request, cx);
+    };
+    let attempt = exchange(qp, half, request, &peer, cx);
+    if !matches!(attempt, Attempt::Lost) {
+        half.direct = Some(peer);
+    }
+    attempt
+}
+
+// Nobody is there. An unreliable sender does not notice.
+#[cold]
+fn lost(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
+    if qp.qp_type == QpType::Rc {
+        return Attempt::Lost;
+    }
+    let mut spans = Spans::new();
+    half.driver.next_psn = advance(half.driver.next_psn, packets(request.length, half.driver.mtu_shift));
+    match source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans) {
+        Ok(_) => Attempt::Done(WcStatus::Success, 0),
+        Err(fault) => Attempt::Done(fault.local_status(), 0),
+    }
+}
+
+#[cold]
+fn find_peer(qp: &Qp, half: &Sending) -> Option<Arc<Qp>> {
+    if !qp.device.is_port_active() {
+        return None;
+    }
+    let device = qp.device.network().device(half.driver.peer_address?)?;
+    device.qp(half.driver.peer_qpn).filter(|peer| peer.qp_type == qp.qp_type)
+}
+
+#[inline]
+fn exchange(qp: &Qp, half: &mut Sending, request: &Request<'_>, peer: &Qp, cx: &mut Cx<'_>) -> Attempt {
+    let mut spans = Spans::new();
+    let reads = request.op.is_read_or_atomic();
+    let prepared = if reads {
+        sink(qp, request, cx, &mut spans).map(|()| Payload::Empty)
+    } else {
+        source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)
+    };
+    let payload = match prepared {
+        Ok(payload) => payload,
+        Err(status) => return Attempt::Done(status.local_status(), 0),
+    };
+    let header = header_of(half, request, half.driver.next_psn, Position::Only);
+    let answer = {
+        let mut responder = peer.responder();
+        let connected = responder.driver.peer_qpn == qp.qpn
+            && responder.driver.peer_address == Some(qp.device.address())
+            && qp.device.is_port_active()
+            && peer.device.is_port_active();
+        if connected { respond(peer, &mut responder, &header, &payload, Some(qp), cx) } else { Answer::None }
+    };
+    if !reads && qp.qp_type == QpType::Uc {
+        half.driver.next_psn = advance(half.driver.next_psn, packets(request.length, half.driver.mtu_shift));
+        return Attempt::Done(WcStatus::Success, 0);
+    }
+    let octets = match &answer {
+        Answer::Ack(_) => 0,
+        Answer::Read(found) => place_read(found, &spans),
+        Answer::Atomic(original) => place_original(*original, &spans),
+        Answer::Nak(nak, _) => return Attempt::Done(status_of(*nak), 0),
+        Answer::Rnr(code, _) => return Attempt::Rnr(*code),
+        Answer::None | Answer::Later => return Attempt::Lost,
+    };
+    let taken = if matches!(request.op, Op::Flush(..)) { 0 } else { request.length };
+    half.driver.next_psn = advance(half.driver.next_psn, packets(taken, half.driver.mtu_shift));
+    half.driver.retries_left = half.driver.retry_cnt;
+    half.driver.rnr_left = half.driver.rnr_retry;
+    Attempt::Done(WcStatus::Success, octets)
+}
+
+fn sink<'p>(
+    qp: &Qp,
+    request: &Request<'_>,
+    cx: &Cx<'p>,
+    spans: &mut Spans<'p>,
+) -> Result<(), polyverbs_engine::fault::Fault> {
+    let Source::Sges(list) = request.source else { return Ok(()) };
+    let user = LocalUse { pd: qp.pd, private: request.private, write: true };
+    gather(cx.keys(), cx.pin, list, user, spans)
+}
+
+#[inline]
+fn place_read(found: &Spans<'_>, sink: &Spans<'_>) -> u32 {
+    let payload = Payload::of_spans(found);
+    scatter_at(sink, 0, &payload);
+    payload.len() as u32
+}
+
+#[inline]
+fn place_original(original: u64, sink: &Spans<'_>) -> u32 {
+    match sink.first().and_then(|span| span.store_u64(original)) {
+        Some(()) => {}
+        None => scatter_at(sink, 0, &Payload::Octets(&original.to_ne_bytes())),
+    }
+    8
+}
+
+/// The status of a request that the peer refused.
+const fn status_of(nak: Nak) -> WcStatus {
+    match nak {
+        Nak::SequenceError => WcStatus::RetryExcErr,
+        Nak::InvalidRequest => WcStatus::RemInvReqErr,
+        Nak::RemoteAccess => WcStatus::RemAccessErr,
+        Nak::RemoteOperation => WcStatus::RemOpErr,
+    }
+}
+
+#[inline]
+fn header_of(half: &Sending, request: &Request<'_>, psn: u32, position: Position) -> Header {
+    let length = request.length as u32;
+    let body = match request.op {
+        Op::Send(beside) => Body::Send(position, beside),
+        Op::Write(remote, imm) => Body::Write(position, remote, length, imm),
+        Op::Read(remote, _) => Body::ReadRequest(remote, length),
+        Op::CompareSwap(remote, compare, swap) => Body::CompareSwap(remote, compare, swap),
+        Op::FetchAdd(remote, add) => Body::FetchAdd(remote, add),
+        Op::AtomicWrite(remote) => Body::AtomicWrite(remote),
+        Op::Flush(remote, length, placement, whole) => Body::Flush(remote, length, placement, whole),
+        Op::FastRegister(..) | Op::LocalInvalidate(_) | Op::Bind(..) => {
+            Body::Write(position, RemoteAddress::default(), 0, None)
+        }
+    };
+    Header {
+        dest_qp: half.driver.peer_qpn,
+        src_qp: 0,
+        psn,
+        ack_req: position.ends(),
+        solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
+        body,
+    }
+}
+
+// ---- waiting
+
+// The answer is a completion at once where no retry is left.
+fn begin_rnr_wait(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) -> Executed {
+    if !take_rnr_retry(half) {
+        return Executed::Done(WcStatus::RnrRetryExcErr, 0);
+    }
+    let until = cx.now().after(rnr_delay(code));
+    half.driver.rnr_until = Some(until);
+    qp.wake_at(half, until);
+    Executed::Keep
+}
+
+fn take_rnr_retry(half: &mut Sending) -> bool {
+    half.counters.rnr_naks += 1;
+    if half.driver.rnr_retry == RNR_FOREVER {
+        return true;
+    }
+    if half.driver.rnr_left == 0 {
+        return false;
+    }
+    half.driver.rnr_left -= 1;
+    true
+}
+
+fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+    if half.driver.ack_until.is_some() {
+        return;
+    }
+    if let Some(timeout) = ack_timeout(half.driver.timeout) {
+        let until = cx.now().after(timeout);
+        half.driver.ack_until = Some(until);
+        qp.wake_at(half, until);
+    }
+}
+
+/// A moment passed that was asked for.
+pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
+    if half.driver.rnr_until.is_some_and(|until| until <= now) {
+        half.driver.rnr_until = None;
+    }
+    let late = half.driver.ack_until.is_some_and(|until| until <= now) && half.driver.rnr_until.is_none();
+    if late {
+        half.driver.ack_until = None;
+        if half.queue.front().is_some_and(|wqe| wqe.phase != Phase::Waiting) && !retry(qp, half, cx) {
+            return;
+        }
+    }
+    go_on(qp, half, true, cx);
+    for until in [half.driver.rnr_until, half.driver.ack_until].into_iter().flatten() {
+        qp.wake_at(half, until);
+    }
+}
+
+// Goes back to the oldest frame without an answer; `false` where no retry was left and the queue pair has failed.
+fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
+    if half.driver.retries_left == 0 {
+        fail_front(qp, half, WcStatus::RetryExcErr, cx);
+        return false;
+    }
+    half.driver.retries_left -= 1;
+    if cx.device.network().link().is_some() {
+        half.driver.asked_again = None;
+        go_back(half, half.driver.unacked);
+    }
+    true
+}
+
+fn fail_front(qp: &Qp, half: &mut Sending, status: WcStatus, cx: &mut Cx<'_>) {
+    half.driver.ack_until = None;
+    half.driver.rnr_until = None;
+    half.driver.cursor = 0;
+    qp.complete_front(half, status, 0, cx);
+}
+
+// ---- the queue
+
+/// Goes on with the queue.
+pub fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+    go_on(qp, half, false, cx);
+}
+
+fn go_on(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
+    if cx.device.network().link().is_some() {
+        transmit(qp, half, cx);
+    } else {
+        drain(qp, half, due, cx);
+    }
+}
+
+// Direct: request after request, until one has to wait.
+fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
+    let waits = half.driver.rnr_until.is_some() || half.driver.ack_until.is_some();
+    if !due && waits && !worth_trying(half) {
+        return;
+    }
+    while let Some(front) = half.queue.front_mut() {
+        if qp.state() == QpState::Sqd && front.phase == Phase::Waiting {
+            return;
+        }
+        front.phase = Phase::Started;
+        let Some(Wqe { kept, .. }) = half.queue.pop_front() else { return };
+        let request = kept.request();
+        let executed = execute(qp, half, &request, cx);
+        if let Executed::Done(status, octets) = executed {
+            half.driver.rnr_until = None;
+            half.driver.ack_until = None;
+            qp.complete(half, &request, status, octets, cx);
+        } else {
+            half.queue.push_front(Wqe { kept, phase: Phase::Started, first: 0, count: 0, sent: 0, received: 0 });
+            return;
+        }
+    }
+}
+
+// A peer that can be looked at need not be waited for longer than it takes to post a receive or to become ready.
+fn worth_trying(half: &Sending) -> bool {
+    match &half.direct {
+        Some(peer) => peer.has_receive(),
+        None => true,
+    }
+}
+
+// Over a link: frame after frame, as far as the window allows.
+fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+    while half.driver.rnr_until.is_none() {
+        let index = half.driver.cursor;
+        let Some(wqe) = half.queue.get(index) else { break };
+        match wqe.phase {
+            Phase::Waiting if !may_start(qp, half, index) => break,
+            Phase::Waiting | Phase::Started => {}
+            Phase::Done(status) if !status.is_success() => break,
+            Phase::Sent | Phase::Done(_) => {
+                half.driver.cursor += 1;
+                continue;
+            }
+        }
+        start(half, index);
+        let full = ahead(position_psn(half, index), half.driver.unacked) >= WINDOW;
+        if (full && qp.qp_type == QpType::Rc) || !step(qp, half, index, cx) {
+            break;
+        }
+    }
+    complete_in_order(qp, half, cx);
+    let outstanding = half.queue.front().is_some_and(|wqe| matches!(wqe.phase, Phase::Started | Phase::Sent));
+    if outstanding && half.driver.rnr_until.is_none() {
+        begin_ack_wait(qp, half, cx);
+    }
+}
+
+fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {
+    if qp.state() == QpState::Sqd {
+        return false;
+    }
+    let request = half.queue[index].kept.request();
+    let open = outstanding_reads(half);
+    if request.flags.contains(SendFlags::FENCE) && open > 0 {
+        return false;
+    }
+    !request.op.is_read_or_atomic() || open < usize::from(half.driver.max_rd_atomic.max(1))
+}
+
+fn outstanding_reads(half: &Sending) -> usize {
+    let begun = half.queue.iter().filter(|wqe| matches!(wqe.phase, Phase::Started | Phase::Sent));
+    begun.filter(|wqe| wqe.kept.op.is_read_or_atomic()).count()
+}
+
+// Gives a request its sequence numbers.
+fn start(half: &mut Sending, index: usize) {
+    let (next, shift) = (half.driver.next_psn, half.driver.mtu_shift);
+    let wqe = &mut half.queue[index];
+    if wqe.phase == Phase::Waiting {
+        wqe.phase = Phase::Started;
+        wqe.first = next;
+        wqe.count = if wqe.kept.op.is_local() { 0 } else { packets(message_length(wqe), shift) };
+        half.driver.next_psn = advance(next, wqe.count);
+    }
+}
+
+fn message_length(wqe: &Wqe) -> u64 {
+    match wqe.kept.op {
+        Op::Flush(..) | Op::CompareSwap(..) | Op::FetchAdd(..) => 0,
+        _ => wqe.kept.length,
+    }
+}
+
+fn position_psn(half: &Sending, index: usize) -> u32 {
+    let wqe = &half.queue[index];
+    advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32)
+}
+
+// One frame of the request under the cursor, or a local operation. `false`: stop.
+fn step(qp: &Qp, half: &mut Sending, index: usize, cx: &mut Cx<'_>) -> bool {
+    // Taken out for the moment, so that both halves can be worked on.
+    let Some(mut wqe) = half.queue.remove(index) else { return false };
+    let outcome = step_taken(qp, half, &mut wqe, cx);
+    let sent = wqe.phase != Phase::Started;
+    half.queue.insert(index, wqe);
+    if let Err(status) = outcome {
+        // Requests before it are still answered; it fails when its turn comes.
+        half.queue[index].phase = Phase::Done(status);
+        return false;
+    }
+    if sent {
+        half.driver.cursor = index + 1;
+        if qp.qp_type != QpType::Rc || half.queue[index].kept.op.is_local() {
+            half.queue[index].phase = Phase::Done(WcStatus::Success);
+            complete_in_order(qp, half, cx);
+        }
+    }
+    true
+}
+
+// Completes what is over, and moves the cursor along.
+fn complete_in_order(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+    let before = half.queue.len();
+    qp.complete_done(half, cx);
+    let gone = before - half.queue.len().min(before);
+    half.driver.cursor = half.driver.cursor.saturating_sub(gone);
+}
+
+fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Result<(), WcStatus> {
+    let request = wqe.kept.request();
+    if request.op.is_local() {
+        let status = qp.local_operation(half, &request, cx);
+        wqe.phase = Phase::Sent;
+        return if status.is_success() { Ok(()) } else { Err(status) };
+    }
+    if qp.qp_type == QpType::Ud {
+        crate::datagram::send(qp, half, &request, cx)?;
+        wqe.phase = Phase::Sent;
+        return Ok(());
+    }
+    let psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
+    half.counters.retransmissions += u64::from(ahead(half.driver.sent, psn) > 0);
+    let mut spans = Spans::new();
+    if request.op.is_read_or_atomic() {
+        sink(qp, &request, cx, &mut spans).map_err(|fault| fault.local_status())?;
+        let mut header = header_of(half, &request, psn, Position::Only);
+        if let Body::ReadRequest(remote, length) = &mut header.body {
+            // What has come back already is not asked for again (IBTA 9.7.5.1.9).
+            *remote = remote.plus(wqe.sent);
+            *length -= wqe.sent as u32;
+        }
+        emit(qp, half, header, Payload::Empty, cx);
+        wqe.phase = Phase::Sent;
+    } else {
+        let whole = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans);
+        let whole = whole.map_err(|fault| fault.local_status())?;
+        let max = qp.device.network().link().and_then(|link| link.max_frame());
+        let mtu = max.map_or(u64::MAX, |max| (1u64 << half.driver.mtu_shift).min(max as u64));
+        let length = (request.length - wqe.sent).min(mtu);
+        let position = Position::of(wqe.sent, length, request.length);
+        let mut header = header_of(half, &request, psn, position);
+        header.ack_req |= psn % ACK_EVERY == 0;
+        emit(qp, half, header, whole.part(wqe.sent as usize, length as usize), cx);
+        wqe.sent += length;
+        if position.ends() {
+            wqe.phase = Phase::Sent;
+        }
+    }
+    let reached = if wqe.phase == Phase::Sent { advance(wqe.first, wqe.count) } else { advance(psn, 1) };
+    if ahead(reached, half.driver.sent) > 0 {
+        half.driver.sent = reached;
+    }
+    Ok(())
+}
+
+fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
+    header.src_qp = qp.qpn;
+    let now = cx.now();
+    if let (Some(link), Some(to), true) =
+        (qp.device.network().link(), half.driver.peer_address, qp.device.is_port_active())
+    {
+        link.send(Frame { from: qp.device.address(), to, header, payload, damaged: false }, now);
+    }
+}
+
+// ---- answers
+
+/// An answer arrived from the link.
+pub fn handle_answer(qp: &Qp, half: &mut Sending, header: &Header, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+    if !matches!(qp.state(), QpState::Rts | QpState::Sqd) {
+        return;
+    }
+    // Only what is outstanding can be answered.
+    if ahead(header.psn, half.driver.sent) >= 0 || ahead(header.psn, half.driver.unacked) < 0 {
+        return;
+    }
+    match header.body {
+        Body::Acknowledge(Syndrome::Ack) => acknowledge(qp, half, advance(header.psn, 1), cx),
+        Body::Acknowledge(Syndrome::Rnr(code)) => not_ready(qp, half, header.psn, code, cx),
+        Body::Acknowledge(Syndrome::Nak(nak)) => refused(qp, half, header.psn, nak, cx),
+        Body::ReadResponse(position) => read_response(qp, half, header.psn, position, payload, cx),
+        Body::AtomicAcknowledge(original) => atomic_response(qp, half, header.psn, original, cx),
+        _ => {}
+    }
+    if matches!(qp.state(), QpState::Rts | QpState::Sqd) {
+        transmit(qp, half, cx);
+    }
+}
+
+// Everything before `psn` has arrived. A read or atomic without its answer is not completed by it: the answer was lost
+// (IBTA 9.7.5.2.4).
+fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
+    let mut lost_answer = None;
+    for wqe in &mut half.queue {
+        if !matches!(wqe.phase, Phase::Started | Phase::Sent) || wqe.count == 0 {
+            continue;
+        }
+        if ahead(advance(wqe.first, wqe.count), psn) > 0 {
+            if wqe.kept.op.is_read_or_atomic() && ahead(psn, wqe.first) > 0 {
+                lost_answer = Some(wqe.first);
+            }
+            break;
+        }
+        if wqe.kept.op.is_read_or_atomic() {
+            lost_answer = Some(wqe.first);
+            break;
+        }
+        wqe.phase = Phase::Done(WcStatus::Success);
+    }
+    let reached = lost_answer.map_or(psn, |first| if ahead(first, psn) < 0 { first } else { psn });
+    progress_to(half, reached);
+    complete_in_order(qp, half, cx);
+    if lost_answer.is_some() {
+        ask_again(half, reached);
+    }
+}
+
+// A later answer came: the one for `psn` was lost, and is asked for again, once.
+fn ask_again(half: &mut Sending, psn: u32) {
+    if half.driver.asked_again.replace(psn) != Some(psn) {
+        go_back(half, psn);
+    }
+}
+
+fn progress_to(half: &mut Sending, psn: u32) {
+    if ahead(psn, half.driver.unacked) > 0 {
+        half.driver.unacked = psn;
+        half.driver.retries_left = half.driver.retry_cnt;
+        half.driver.rnr_left = half.driver.rnr_retry;
+        half.driver.ack_until = None;
+        half.driver.asked_again = None;
+    }
+}
+
+// Sets the cursor back to the frame with this number; what was answered stays answered.
+fn go_back(half: &mut Sending, psn: u32) {
+    let shift = half.driver.mtu_shift;
+    let mut cursor = None;
+    for (index, wqe) in half.queue.iter_mut().enumerate() {
+        if !matches!(wqe.phase, Phase::Started | Phase::Sent) || wqe.count == 0 {
+            continue;
+        }
+        if ahead(advance(wqe.first, wqe.count), psn) <= 0 {
+            continue;
+        }
+        wqe.phase = Phase::Started;
+        let offset = ahead(psn, wqe.first).max(0) as u64;
+        wqe.sent = if wqe.kept.op.is_read_or_atomic() { wqe.received } else { offset << shift };
+        cursor.get_or_insert(index);
+    }
+    if let Some(cursor) = cursor {
+        half.driver.cursor = cursor;
+    }
+}
+
+fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
+    acknowledge(qp, half, psn, cx);
+    if !take_rnr_retry(half) {
+        return fail_front(qp, half, WcStatus::RnrRetryExcErr, cx);
+    }
+    go_back(half, half.driver.unacked);
+    let until = cx.now().after(rnr_delay(code));
+    half.driver.rnr_until = Some(until);
+    half.driver.ack_until = None;
+    half.driver.retries_left = half.driver.retry_cnt;
+    qp.wake_at(half, until);
+}
+
+fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
+    half.counters.naks += 1;
+    acknowledge(qp, half, psn, cx);
+    if nak != Nak::SequenceError {
+        // What was before it and has no answer cannot get one any more.
+        return fail_front(qp, half, status_of(nak), cx);
+    }
+    if half.driver.retries_left == 0 {
+        return fail_front(qp, half, WcStatus::RetryExcErr, cx);
+    }
+    half.driver.retries_left -= 1;
+    half.driver.ack_until = None;
+    go_back(half, half.driver.unacked);
+}
+
+// The read or atomic that this number belongs to; everything before it has arrived.
+fn answered(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) -> Option<usize> {
+    let first = half.queue.iter().find(|wqe| covers(wqe, psn)).map(|wqe| wqe.first)?;
+    acknowledge(qp, half, first, cx);
+    half.queue.iter().position(|wqe| covers(wqe, psn))
+}
+
+fn covers(wqe: &Wqe, psn: u32) -> bool {
+    matches!(wqe.phase, Phase::Started | Phase::Sent)
+        && wqe.kept.op.is_read_or_atomic()
+        && ahead(psn, wqe.first) >= 0
+        && (ahead(psn, wqe.first) as u32) < wqe.count
+}
+
+fn read_response(qp: &Qp, half: &mut Sending, psn: u32, position: Position, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+    let Some(index) = answered(qp, half, psn, cx) else { return };
+    // An older read still waits: its answer was lost, and this one comes again after it.
+    if index != 0 {
+        return ask_again(half, half.driver.unacked);
+    }
+    let shift = half.driver.mtu_shift;
+    let wqe = &half.queue[index];
+    let expected = advance(wqe.first, (wqe.received >> shift) as u32);
+    match ahead(psn, expected) {
+        0 => {}
+        1.. => return ask_again(half, expected),
+        _ => return,
+    }
+    let whole = message_length(wqe);
+    let reached = wqe.received + payload.len() as u64;
+    if reached > whole || position.ends() != (reached == whole) {
+        return fail_front(qp, half, WcStatus::BadRespErr, cx);
+    }
+    let mut spans = Spans::new();
+    if let Err(fault) = sink(qp, &wqe.kept.request(), cx, &mut spans) {
+        return fail_front(qp, half, fault.local_status(), cx);
+    }
+    scatter_at(&spans, wqe.received, payload);
+    half.queue[index].received = reached;
+    progress_to(half, advance(psn, 1));
+    if position.ends() {
+        half.queue[index].phase = Phase::Done(WcStatus::Success);
+        half.driver.cursor = half.driver.cursor.max(index + 1);
+        complete_in_order(qp, half, cx);
+    }
+}
+
+fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mut Cx<'_>) {
+    let Some(index) = answered(qp, half, psn, cx) else { return };
+    if index != 0 {
+        return ask_again(half, half.driver.unacked);
+    }
+    let mut spans = Spans::new();
+    if let Err(fault) = sink(qp, &half.queue[index].kept.request(), cx, &mut spans) {
+        return fail_front(qp, half, fault.local_status(), cx);
+    }
+    half.queue[index].received = u64::from(place_original(original, &spans));
+    half.queue[index].phase = Phase::Done(WcStatus::Success);
+    half.driver.cursor = half.driver.cursor.max(index + 1);
+    progress_to(half, advance(psn, 1));
+    complete_in_order(qp, half, cx);
+}

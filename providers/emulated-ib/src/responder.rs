@@ -1,0 +1,574 @@
+//! The receiving half: request frames become operations on the engine, and answers.
+//!
+//! The steps of IBTA 9.7.4: sequence number, opcode sequence, permission, resources, execution, completion, answer.
+
+use std::collections::VecDeque;
+
+use polyverbs_engine::cq::Done;
+use polyverbs_engine::fault::Fault;
+use polyverbs_engine::key_table::{Region, RemoteUse};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
+use verbs_api::memory::Span;
+use verbs_api::qp::{QpState, QpType};
+use verbs_api::{Access, EventType, LinkAddress, RemoteAddress, WcFlags, WcOpcode, WcStatus};
+
+use crate::header::{Beside, Body, Header, Nak, Position, advance, ahead, packets};
+use crate::{Cx, Qp, Receiving};
+
+/// What a responder keeps.
+#[derive(Debug, Default)]
+pub struct Responder {
+    /// The sequence number of the next request.
+    pub expected: u32,
+    /// The queue pair that is connected.
+    pub peer_qpn: u32,
+    /// Its port.
+    pub peer_address: Option<LinkAddress>,
+    /// What the peer may do.
+    pub access: Access,
+    /// log2 of the path MTU.
+    pub mtu_shift: u8,
+    /// Timer code of RNR NAKs.
+    pub min_rnr_timer: u8,
+    /// Reads and atomics that may wait to be served.
+    pub max_dest_rd_atomic: u8,
+    /// The Q_Key that datagrams must carry.
+    pub qkey: u32,
+    nak_sent: bool,
+    inbound: Inbound,
+    framed: Framed,
+}
+
+/// The message that is arriving.
+#[derive(Clone, Copy, Debug, Default)]
+enum Inbound {
+    #[default]
+    None,
+    Send {
+        received: u64,
+    },
+    Write {
+        remote: RemoteAddress,
+        total: u32,
+        received: u32,
+    },
+    /// An unreliable message of which a part is missing.
+    Broken,
+}
+
+/// What only a link needs: reads and atomics that wait to be served, and those that were.
+#[derive(Debug, Default)]
+struct Framed {
+    waiting: VecDeque<Header>,
+    served: VecDeque<Served>,
+}
+
+/// A read or atomic that may be asked for again.
+#[derive(Clone, Copy, Debug)]
+struct Served {
+    psn: u32,
+    packets: u32,
+    body: Body,
+    original: u64,
+}
+
+/// The answer to one request frame.
+#[derive(Debug)]
+pub enum Answer<'p> {
+    /// None: dropped, or nothing to say.
+    None,
+    /// Arrived, up to this sequence number.
+    Ack(u32),
+    /// Refused; of a sequence error the expected number.
+    Nak(Nak, u32),
+    /// No receive; with the timer code.
+    Rnr(u8, u32),
+    /// The octets asked for.
+    Read(Spans<'p>),
+    /// The original value.
+    Atomic(u64),
+    /// Noted; the answer comes later.
+    Later,
+}
+
+/// Takes a request frame. `direct` is the requester where it waits for the answer on this thread.
+#[inline]
+pub fn respond<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    payload: &Payload<'_>,
+    direct: Option<&Qp>,
+    cx: &mut Cx<'p>,
+) -> Answer<'p> {
+    if !matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+        half.counters.dropped += 1;
+        return Answer::None;
+    }
+    if qp.qp_type == QpType::Uc {
+        unreliable(qp, half, header, payload, cx);
+        return Answer::None;
+    }
+    match ahead(header.psn, half.driver.expected) {
+        0 => {}
+        1.. => return out_of_order(half),
+        _ => return duplicate(qp, half, header, cx),
+    }
+    half.driver.nak_sent = false;
+    qp.note_arrival(half, cx);
+    let answered = match header.body {
+        Body::Send(position, beside) => send(qp, half, header, position, beside, payload, direct, cx),
+        Body::Write(position, remote, total, imm) => {
+            write(qp, half, header, (position, remote, total, imm), payload, direct, cx)
+        }
+        _ => read_or_atomic(qp, half, header, payload, direct.is_some(), cx),
+    };
+    match answered {
+        Ok(answer) => answer,
+        Err(refusal) => refuse(qp, half, header, refusal, cx),
+    }
+}
+
+/// Why a request is refused, and how its receive ends if it has one.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    nak: Nak,
+    receive: WcStatus,
+}
+
+impl Refusal {
+    const INVALID: Self = Self { nak: Nak::InvalidRequest, receive: WcStatus::RemInvReqErr };
+}
+
+impl From<Fault> for Refusal {
+    /// Permission of the queue pair is an invalid request; everything about a key is an access error (IBTA 9.7.4.1.5).
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Misaligned | Fault::Operation | Fault::Length => Self::INVALID,
+            _ => Self { nak: Nak::RemoteAccess, receive: WcStatus::RemAccessErr },
+        }
+    }
+}
+
+fn refuse<'p>(qp: &Qp, half: &mut Receiving, header: &Header, refusal: Refusal, cx: &mut Cx<'p>) -> Answer<'p> {
+    let event = match refusal.nak {
+        Nak::RemoteAccess => EventType::QpAccessErr,
+        _ => EventType::QpReqErr,
+    };
+    half.driver.inbound = Inbound::None;
+    qp.fail_responder(half, refusal.receive, event, cx);
+    Answer::Nak(refusal.nak, header.psn)
+}
+
+// One NAK tells where to go back to; more would only repeat it (IBTA 9.7.5.1.2).
+fn out_of_order<'p>(half: &mut Receiving) -> Answer<'p> {
+    half.counters.dropped += 1;
+    if std::mem::replace(&mut half.driver.nak_sent, true) {
+        return Answer::None;
+    }
+    Answer::Nak(Nak::SequenceError, half.driver.expected)
+}
+
+// Sends and writes are acknowledged again and not carried out again; a read is served again within what it asked for;
+// an atomic is answered from what was noted (IBTA 9.7.5.1.1).
+fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>) -> Answer<'p> {
+    half.counters.duplicates += 1;
+    let served = half.driver.framed.served.iter().find(|served| {
+        let offset = ahead(header.psn, served.psn);
+        offset >= 0 && (offset as u32) < served.packets
+    });
+    match (header.body, served) {
+        (Body::Send(..) | Body::Write(..) | Body::AtomicWrite(_), _) => {
+            Answer::Ack(advance(half.driver.expected, 0xff_ffff))
+        }
+        (Body::ReadRequest(remote, length), Some(&Served { body: Body::ReadRequest(first, whole), .. })) => {
+            let offset = remote.addr.wrapping_sub(first.addr);
+            let within = offset <= u64::from(whole) && u64::from(length) <= u64::from(whole) - offset;
+            if remote.rkey != first.rkey || !within {
+                return Answer::None;
+            }
+            match read_region(qp, remote, length, cx) {
+                Ok(spans) => Answer::Read(spans),
+                Err(fault) => refuse(qp, half, header, fault.into(), cx),
+            }
+        }
+        (Body::CompareSwap(..) | Body::FetchAdd(..), Some(served)) if served.psn == header.psn => {
+            Answer::Atomic(served.original)
+        }
+        (Body::Flush(..), Some(served)) if served.psn == header.psn => Answer::Read(Spans::new()),
+        _ => Answer::None,
+    }
+}
+
+// First and middle frames are full, last ones not empty (IBTA 9.7.4.1.6). Where the network does not cut messages,
+// every message is an only frame of any length.
+fn check_length(qp: &Qp, half: &Receiving, position: Position, length: usize) -> Result<(), Refusal> {
+    let Some(max) = qp.device.network().link().and_then(|link| link.max_frame()) else { return Ok(()) };
+    let mtu = max.min(1 << half.driver.mtu_shift);
+    let fits = match position {
+        Position::First | Position::Middle => length == mtu,
+        Position::Last => (1..=mtu).contains(&length),
+        Position::Only => length <= mtu,
+    };
+    if fits { Ok(()) } else { Err(Refusal::INVALID) }
+}
+
+fn permit(half: &Receiving, needed: Access) -> Result<(), Refusal> {
+    if half.driver.access.contains(needed) { Ok(()) } else { Err(Refusal::INVALID) }
+}
+
+fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool) -> Answer<'p> {
+    let count = packets(length, half.driver.mtu_shift);
+    half.driver.expected = advance(header.psn, count);
+    if wanted { Answer::Ack(advance(header.psn, count - 1)) } else { Answer::None }
+}
+
+#[expect(clippy::too_many_arguments, reason = "a frame in its parts, and who takes it")]
+#[inline]
+fn send<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    position: Position,
+    beside: Beside,
+    payload: &Payload<'_>,
+    direct: Option<&Qp>,
+    cx: &mut Cx<'p>,
+) -> Result<Answer<'p>, Refusal> {
+    let received = match (half.driver.inbound, position.begins()) {
+        (Inbound::None, true) => 0,
+        (Inbound::Send { received }, false) => received,
+        _ => return Err(Refusal::INVALID),
+    };
+    check_length(qp, half, position, payload.len())?;
+    serve_waiting(qp, half, cx);
+    if position.begins() && half.current.is_none() {
+        half.current = qp.take_receive(half, direct, &mut cx.effects);
+    }
+    let Some(receive) = half.current.take() else {
+        return Ok(Answer::Rnr(half.driver.min_rnr_timer, header.psn));
+    };
+    let mut spans = Spans::new();
+    if let Err(fault) = qp.gather_receive(&receive, cx, &mut spans) {
+        half.current = Some(receive);
+        return Err(Refusal { nak: Nak::RemoteOperation, receive: fault.local_status() });
+    }
+    let length = payload.len() as u64;
+    let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
+    if received + length > room {
+        half.current = Some(receive);
+        return Err(Refusal { nak: Nak::InvalidRequest, receive: WcStatus::LocLenErr });
+    }
+    scatter_at(&spans, received, payload);
+    let answer = arrived(half, header, length, header.ack_req || direct.is_some());
+    if !position.ends() {
+        half.current = Some(receive);
+        half.driver.inbound = Inbound::Send { received: received + length };
+        return Ok(answer);
+    }
+    half.driver.inbound = Inbound::None;
+    let (flags, imm) = match beside {
+        Beside::Nothing => (WcFlags::empty(), [0; 4]),
+        Beside::Immediate(imm) => (WcFlags::WITH_IMM, imm),
+        Beside::Invalidate(key) => {
+            if invalidate(qp, key).is_err() {
+                // The data has been delivered: the receive fails, the sender is not told (IBTA 9.9.6, class J).
+                half.current = Some(receive);
+                qp.fail_responder(half, WcStatus::RemInvReqErr, EventType::QpReqErr, cx);
+                return Ok(answer);
+            }
+            (WcFlags::WITH_INV, key.to_be_bytes())
+        }
+    };
+    half.counters.receives += 1;
+    let byte_len = (received + length) as u32;
+    let solicited = header.solicited;
+    let done = Done { opcode: WcOpcode::Recv, flags, imm, byte_len, solicited, ..Done::default() };
+    qp.complete_receive(&receive, done, cx);
+    Ok(answer)
+}
+
+fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
+    let emulation = qp.device.emulation().ok_or(Fault::CannotInvalidate)?;
+    emulation.invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn)
+}
+
+type WriteParts = (Position, RemoteAddress, u32, Option<[u8; 4]>);
+
+#[inline]
+fn write<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    (position, remote, total, imm): WriteParts,
+    payload: &Payload<'_>,
+    direct: Option<&Qp>,
+    cx: &mut Cx<'p>,
+) -> Result<Answer<'p>, Refusal> {
+    let (remote, total, received) = match (half.driver.inbound, position.begins()) {
+        (Inbound::None, true) => (remote, total, 0),
+        (Inbound::Write { remote, total, received }, false) => (remote, total, received),
+        _ => return Err(Refusal::INVALID),
+    };
+    permit(half, Access::REMOTE_WRITE)?;
+    check_length(qp, half, position, payload.len())?;
+    let length = payload.len() as u32;
+    let reached = received.saturating_add(length);
+    if reached > total || (position.ends() && reached != total) {
+        return Err(Refusal::INVALID);
+    }
+    if position.begins() && total != length && total > 0 {
+        // The whole range is checked with the first frame.
+        write_region(qp, remote, total, cx)?;
+    }
+    serve_waiting(qp, half, cx);
+    if imm.is_some() && position.ends() {
+        // The data of earlier frames stays where it was placed; only this frame is asked for again.
+        half.current = qp.take_receive(half, direct, &mut cx.effects);
+        if half.current.is_none() {
+            return Ok(Answer::Rnr(half.driver.min_rnr_timer, header.psn));
+        }
+    }
+    if length > 0 {
+        place(write_region(qp, remote.plus(u64::from(received)), length, cx)?, payload);
+    }
+    let answer = arrived(half, header, u64::from(length), header.ack_req || direct.is_some());
+    if !position.ends() {
+        half.driver.inbound = Inbound::Write { remote, total, received: reached };
+        return Ok(answer);
+    }
+    half.driver.inbound = Inbound::None;
+    if let (Some(imm), Some(receive)) = (imm, half.current.take()) {
+        half.counters.receives += 1;
+        let done = Done {
+            opcode: WcOpcode::RecvRdmaWithImm,
+            flags: WcFlags::WITH_IMM,
+            imm,
+            byte_len: total,
+            solicited: header.solicited,
+            ..Done::default()
+        };
+        qp.complete_receive(&receive, done, cx);
+    }
+    Ok(answer)
+}
+
+#[inline]
+fn write_region<'p>(qp: &Qp, remote: RemoteAddress, length: u32, cx: &Cx<'p>) -> Result<Region<'p>, Fault> {
+    check(qp, remote, length, Access::REMOTE_WRITE, cx)
+}
+
+#[inline]
+fn check<'p>(
+    qp: &Qp,
+    remote: RemoteAddress,
+    length: u32,
+    access: Access,
+    cx: &Cx<'p>,
+) -> Result<Region<'p>, Fault> {
+    let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access };
+    qp.device.keys().check_remote(cx.pin, remote.rkey.value(), remote.addr, u64::from(length), user)
+}
+
+#[inline]
+fn place(region: Region<'_>, payload: &Payload<'_>) {
+    if let Region::Flat(span) = region {
+        return payload.copy_to(span);
+    }
+    let mut done = 0;
+    region.for_each(|span| {
+        payload.part(done, span.len()).copy_to(span);
+        done += span.len();
+    });
+}
+
+fn read_region<'p>(qp: &Qp, remote: RemoteAddress, length: u32, cx: &Cx<'p>) -> Result<Spans<'p>, Fault> {
+    let mut spans = Spans::new();
+    // A read of no octets names no memory (IBTA 9.7.4.1.5).
+    if length > 0 {
+        check(qp, remote, length, Access::REMOTE_READ, cx)?.for_each(|span| spans.push(span));
+    }
+    Ok(spans)
+}
+
+fn read_or_atomic<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    payload: &Payload<'_>,
+    direct: bool,
+    cx: &mut Cx<'p>,
+) -> Result<Answer<'p>, Refusal> {
+    if !matches!(half.driver.inbound, Inbound::None) {
+        return Err(Refusal::INVALID);
+    }
+    if let Body::AtomicWrite(remote) = header.body {
+        permit(half, Access::REMOTE_WRITE)?;
+        serve_waiting(qp, half, cx);
+        if payload.len() != 8 {
+            return Err(Refusal::INVALID);
+        }
+        word(qp, remote, Access::REMOTE_WRITE, cx)?.store_u64(payload.word()).ok_or(Refusal::INVALID)?;
+        return Ok(arrived(half, header, 8, header.ack_req || direct));
+    }
+    let (needed, length) = match header.body {
+        Body::ReadRequest(_, length) => (Access::REMOTE_READ, length),
+        Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _) if remote.addr.is_multiple_of(8) => {
+            (Access::REMOTE_ATOMIC, 8)
+        }
+        Body::Flush(_, _, placement, _) => (placement, 0),
+        _ => return Err(Refusal::INVALID),
+    };
+    permit(half, needed)?;
+    // What the peer has outstanding beyond what it was told it may have is invalid (IBTA 9.7.4.1.4).
+    if half.driver.framed.waiting.len() >= usize::from(half.driver.max_dest_rd_atomic) {
+        return Err(Refusal::INVALID);
+    }
+    if direct {
+        let (answer, _) = serve(qp, header.body, cx)?;
+        let length = if matches!(header.body, Body::ReadRequest(..)) { length } else { 0 };
+        arrived(half, header, u64::from(length), false);
+        return Ok(answer);
+    }
+    // Served when what has arrived with it has been looked at, and before anything later is carried out.
+    check_served(qp, header.body, cx)?;
+    let length = if matches!(header.body, Body::ReadRequest(..)) { length } else { 0 };
+    arrived(half, header, u64::from(length), false);
+    half.driver.framed.waiting.push_back(*header);
+    if let Some(me) = qp.shared() {
+        qp.device.network().serve_later(Box::new(move |now| crate::driver::serve_queue_pair(&me, now)));
+    }
+    Ok(Answer::Later)
+}
+
+// A request that would be refused is refused when it arrives, not when it is served.
+fn check_served(qp: &Qp, body: Body, cx: &Cx<'_>) -> Result<(), Refusal> {
+    match body {
+        Body::ReadRequest(remote, length) => read_region(qp, remote, length, cx).map(drop)?,
+        Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _) => {
+            word(qp, remote, Access::REMOTE_ATOMIC, cx).map(drop)?;
+        }
+        Body::Flush(remote, length, placement, whole) => flush(qp, remote, length, placement, whole, cx)?,
+        _ => {}
+    }
+    Ok(())
+}
+
+fn word<'p>(qp: &Qp, remote: RemoteAddress, access: Access, cx: &Cx<'p>) -> Result<Span<'p>, Refusal> {
+    if !remote.addr.is_multiple_of(8) {
+        return Err(Refusal::INVALID);
+    }
+    Ok(check(qp, remote, 8, access, cx)?.first(8))
+}
+
+fn flush(
+    qp: &Qp,
+    remote: RemoteAddress,
+    length: u32,
+    placement: Access,
+    whole: bool,
+    cx: &Cx<'_>,
+) -> Result<(), Refusal> {
+    let keys = qp.device.keys();
+    let (addr, length) = match keys.fields(remote.rkey.value()) {
+        Some(fields) if whole => (fields.iova, fields.length.min(u64::from(u32::MAX)) as u32),
+        _ => (remote.addr, length),
+    };
+    if length > 0 {
+        check(qp, RemoteAddress::new(addr, remote.rkey), length, placement, cx)?;
+    }
+    // What was copied before is visible to every thread that sees the completion: copies end with release.
+    Ok(())
+}
+
+// Carries out a read, an atomic or a flush: the answer, and the original value to note.
+fn serve<'p>(qp: &Qp, body: Body, cx: &Cx<'p>) -> Result<(Answer<'p>, u64), Refusal> {
+    let original = match body {
+        Body::ReadRequest(remote, length) => return Ok((Answer::Read(read_region(qp, remote, length, cx)?), 0)),
+        Body::CompareSwap(remote, compare, swap) => {
+            word(qp, remote, Access::REMOTE_ATOMIC, cx)?.update_u64(|now| (now == compare).then_some(swap))
+        }
+        Body::FetchAdd(remote, add) => {
+            word(qp, remote, Access::REMOTE_ATOMIC, cx)?.update_u64(|now| Some(now.wrapping_add(add)))
+        }
+        Body::Flush(remote, length, placement, whole) => {
+            flush(qp, remote, length, placement, whole, cx)?;
+            return Ok((Answer::Read(Spans::new()), 0));
+        }
+        _ => return Err(Refusal::INVALID),
+    };
+    let original = original.ok_or(Refusal::INVALID)?;
+    Ok((Answer::Atomic(original), original))
+}
+
+/// Serves the reads and atomics that wait, in order.
+pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) {
+    while let Some(header) = half.driver.framed.waiting.pop_front() {
+        match serve(qp, header.body, cx) {
+            Ok((answer, original)) => {
+                let length = match header.body {
+                    Body::ReadRequest(_, length) => u64::from(length),
+                    _ => 0,
+                };
+                let served = &mut half.driver.framed.served;
+                if served.len() >= usize::from(half.driver.max_dest_rd_atomic).max(1) {
+                    served.pop_front();
+                }
+                let packets = packets(length, half.driver.mtu_shift);
+                served.push_back(Served { psn: header.psn, packets, body: header.body, original });
+                crate::driver::answer(qp, half, &header, answer, cx);
+            }
+            Err(refusal) => {
+                half.driver.framed.waiting.clear();
+                let answer = refuse(qp, half, &header, refusal, cx);
+                crate::driver::answer(qp, half, &header, answer, cx);
+            }
+        }
+    }
+}
+
+// UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
+// one of a shared queue, which fails (IBTA 9.8.3.2).
+fn unreliable(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+    let in_order = header.psn == half.driver.expected;
+    let begins = match header.body {
+        Body::Send(position, _) | Body::Write(position, ..) => position.begins(),
+        _ => return half.counters.dropped += 1,
+    };
+    if !in_order || (begins && !matches!(half.driver.inbound, Inbound::None)) {
+        abandon(qp, half, cx);
+        half.driver.inbound = if begins { Inbound::None } else { Inbound::Broken };
+        half.driver.expected = header.psn;
+    }
+    if matches!(half.driver.inbound, Inbound::Broken) {
+        half.counters.dropped += 1;
+        if !begins {
+            half.driver.expected = advance(header.psn, packets(payload.len() as u64, half.driver.mtu_shift));
+            return;
+        }
+        half.driver.inbound = Inbound::None;
+    }
+    qp.note_arrival(half, cx);
+    let result = match header.body {
+        Body::Send(position, beside) => send(qp, half, header, position, beside, payload, None, cx),
+        Body::Write(position, remote, total, imm) => {
+            write(qp, half, header, (position, remote, total, imm), payload, None, cx)
+        }
+        _ => return,
+    };
+    if !matches!(result, Ok(Answer::None | Answer::Ack(_))) {
+        half.counters.dropped += 1;
+        abandon(qp, half, cx);
+        half.driver.inbound = Inbound::Broken;
+        half.driver.expected = advance(header.psn, packets(payload.len() as u64, half.driver.mtu_shift));
+    }
+}
+
+fn abandon(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) {
+    if qp.has_srq() {
+        if let Some(receive) = half.current.take() {
+            let done = Done { status: WcStatus::LocLenErr, opcode: WcOpcode::Recv, ..Done::default() };
+            qp.complete_receive(&receive, done, cx);
+        }
+    }
+}
