@@ -26,7 +26,11 @@ enum Effect {
     Flush(Arc<dyn QpActions>),
     Resume(Arc<dyn QpActions>),
     Overrun(Arc<Cq>),
+    Call(Call),
 }
+
+/// Work of a driver that takes locks of its own choice.
+type Call = Box<dyn FnOnce(&mut Effects) + Send>;
 
 /// Things to do with no lock held, in order. Empty on nearly every call, and then free.
 #[derive(Default)]
@@ -61,6 +65,11 @@ impl Effects {
         self.queue.push(Effect::Overrun(Arc::clone(cq)));
     }
 
+    /// Call this. For what a driver can only do with no lock held, such as telling a peer in the same process.
+    pub fn later(&mut self, call: impl FnOnce(&mut Effects) + Send + 'static) {
+        self.queue.push(Effect::Call(Box::new(call)));
+    }
+
     /// Whether there is nothing to do.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -85,6 +94,7 @@ impl Effects {
                     Effect::Flush(qp) => qp.flush(&mut self),
                     Effect::Resume(qp) => qp.resume(&mut self),
                     Effect::Overrun(cq) => cq.fail(&mut self),
+                    Effect::Call(call) => call(&mut self),
                     tell => told.push(tell),
                 }
             }
