@@ -99,6 +99,10 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// What must happen on the wire before a queue pair in error is flushed; by default nothing.
     fn before_flush(_qp: &Qp<Self>, _requester: &mut Requester<Self>, _status: WcStatus, _cx: &mut Cx<'_, Self>) {}
 
+    /// The queue pair leaves its connection: it is in the error state, or is being reset or destroyed. Told before
+    /// `requester.direct` is dropped, perhaps with the responder locked, perhaps more than once; by default nothing.
+    fn disconnect(_qp: &Qp<Self>, _requester: &mut Requester<Self>, _cx: &mut Cx<'_, Self>) {}
+
     /// Joins the queue pair's own state to a peer that can be reached directly, now that it has become ready; by
     /// default the requester is told to go on.
     fn peer_ready(qp: &Arc<Qp<Self>>, cx: &mut Cx<'_, Self>) {

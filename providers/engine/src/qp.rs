@@ -763,9 +763,11 @@ impl<D: Driver> Qp<D> {
         self.state.store(change.to as u8, Ordering::Release);
         match change.to {
             QpState::Reset => {
+                D::disconnect(self, requester, cx);
                 self.reset(requester, responder);
             }
             QpState::Err => {
+                D::disconnect(self, requester, cx);
                 requester.direct = None;
                 self.flush_requester(requester, cx);
                 self.flush_responder(responder, cx);
@@ -878,6 +880,7 @@ impl<D: Driver> QpActions for Qp<D> {
         if matches!(state, QpState::Err | QpState::Sqe) {
             let mut requester = self.requester();
             if state == QpState::Err {
+                D::disconnect(&self, &mut requester, &mut cx);
                 requester.direct = None;
             }
             self.flush_requester(&mut requester, &mut cx);
