@@ -305,6 +305,7 @@ impl<D: Driver> Device<D> {
             qp.remove(&mut effects);
         }
         effects.run();
+        self.network.progress();
         self.tell(EventType::DeviceRemoved, EventSubject::Device);
     }
 

@@ -1010,6 +1010,7 @@ impl<D: Driver> QpOps for Qp<D> {
             drop(pin);
             qp.device.forget_qp(&qp);
             effects.run();
+            qp.device.network().progress();
             Ok(())
         });
     }
