@@ -186,6 +186,16 @@ pub struct Device {
 }
 
 impl Device {
+    /// A device that is in no registry: for programs that make their own.
+    pub fn of(ops: Arc<dyn DeviceOps>) -> Self {
+        let attributes = ops.attributes();
+        Self {
+            ops,
+            name: attributes.name,
+            provider: attributes.provider,
+        }
+    }
+
     /// Unique among the devices of a registry.
     pub fn name(&self) -> &str {
         &self.name

@@ -94,7 +94,11 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
     let context = Arc::clone(object.node.context());
     context.discard_events(object.node.id());
     // A removal takes the object away, which is what was asked for.
-    let (started, completer) = context.begin_or(|| Ok(()));
+    let removed = Arc::clone(&object);
+    let (started, completer) = context.begin_or(move || {
+        removed.node.abandon();
+        Ok(())
+    });
     let ops = Arc::clone(&object.ops);
     ops.destroy(Reply::new(move |result| match result {
         Ok(()) | Err(VerbError::DeviceRemoved) => {

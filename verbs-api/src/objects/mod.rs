@@ -1,6 +1,6 @@
 //! The books of the objects: identities, who uses whom, and how an object ends.
 //!
-//! Each object has one [`Node`](node::Node): its state, its holders, the control requests in flight
+//! Each object has one `Node`: its state, its holders, the control requests in flight
 //! on it, and the events that the program was given and has not acknowledged. Handles share the
 //! object; children hold their parents, so that an object whose last handle is dropped while it is in
 //! use ends after its holders, and nothing is ever destroyed by cascade.

@@ -135,12 +135,24 @@ impl Node {
     /// The provider refused to destroy the object.
     pub(crate) fn revive(&self) {
         let _book = self.lock();
+        if self.state.load(Ordering::Relaxed) != DESTROYING {
+            return;
+        }
         let state = if self.context.is_removed() {
             REMOVED
         } else {
             LIVE
         };
         self.state.store(state, Ordering::Relaxed);
+    }
+
+    /// The object went with its device: it holds nothing any more, whatever the provider still does.
+    pub(crate) fn abandon(&self) {
+        let mut book = self.lock();
+        self.state.store(DESTROYED, Ordering::Relaxed);
+        let own = book.own.take();
+        drop(book);
+        drop(own);
     }
 
     /// The object is gone. Runs `done` when every event that the program was given is acknowledged.

@@ -1,0 +1,620 @@
+//! A provider without a transport: commands complete when the test says so, and all else is minimal.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use verbs_api::objects::{Holder, ObjectId};
+use verbs_api::provider::*;
+use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
+use verbs_api::*;
+
+type Command = Box<dyn FnOnce() + std::marker::Send>;
+
+/// What a test does to the device, and sees of it.
+#[derive(Default)]
+pub struct Mock {
+    delayed: AtomicBool,
+    commands: Mutex<VecDeque<Command>>,
+    fail: Mutex<Vec<&'static str>>,
+    live: Mutex<BTreeMap<&'static str, i64>>,
+    sinks: Mutex<Vec<Arc<dyn EventSink>>>,
+    numbers: AtomicU32,
+    /// What a deregistration of any region answers with Busy.
+    pub bound: Mutex<Vec<Holder>>,
+    /// Operations and flags in the order in which they were posted.
+    pub posted: Mutex<Vec<(Operations, SendFlags, u64)>>,
+    /// Whether posts are recorded: off where allocations are counted.
+    pub record: AtomicBool,
+    pub closed: AtomicU32,
+}
+
+impl Mock {
+    /// From now on commands wait for [`run`](Self::run).
+    pub fn delay(&self) {
+        self.delayed.store(true, Ordering::SeqCst);
+    }
+
+    /// Carries out one waiting command; answers whether there was one.
+    pub fn run(&self) -> bool {
+        let command = self.commands.lock().unwrap().pop_front();
+        command.map(|command| command()).is_some()
+    }
+
+    pub fn run_all(&self) {
+        while self.run() {}
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.commands.lock().unwrap().len()
+    }
+
+    /// The next command of this name answers that the device is out of resources.
+    pub fn fail_next(&self, verb: &'static str) {
+        self.fail.lock().unwrap().push(verb);
+    }
+
+    /// Objects of this kind that were made and not given back.
+    pub fn live(&self, kind: &'static str) -> i64 {
+        self.live.lock().unwrap().get(kind).copied().unwrap_or(0)
+    }
+
+    pub fn event(&self, context: usize, event: EventType, subject: EventSubject) {
+        let sink = Arc::clone(&self.sinks.lock().unwrap()[context]);
+        sink.event(event, subject);
+    }
+
+    /// An unaffiliated event goes to every context.
+    pub fn broadcast(&self, event: EventType, subject: EventSubject) {
+        let sinks = self.sinks.lock().unwrap().clone();
+        sinks.iter().for_each(|sink| sink.event(event, subject));
+    }
+
+    pub fn remove(&self) {
+        self.broadcast(EventType::DeviceRemoved, EventSubject::Device);
+    }
+
+    fn count(&self, kind: &'static str, by: i64) {
+        *self.live.lock().unwrap().entry(kind).or_default() += by;
+    }
+
+    fn command<T: 'static + std::marker::Send>(
+        &self,
+        verb: &'static str,
+        reply: Reply<T>,
+        carry_out: impl FnOnce() -> Result<T, VerbError> + std::marker::Send + 'static,
+    ) {
+        let mut fail = self.fail.lock().unwrap();
+        let place = fail.iter().position(|&failing| failing == verb);
+        let failed = place.map(|place| fail.remove(place)).is_some();
+        drop(fail);
+        let command = move || {
+            reply.send(if failed {
+                Err(VerbError::Resources("test resources"))
+            } else {
+                carry_out()
+            });
+        };
+        if self.delayed.load(Ordering::SeqCst) {
+            self.commands.lock().unwrap().push_back(Box::new(command));
+        } else {
+            command();
+        }
+    }
+
+    fn make<T: ?Sized + std::marker::Send + Sync + 'static>(
+        self: &Arc<Self>,
+        kind: &'static str,
+        reply: Reply<Arc<T>>,
+        make: impl FnOnce(Part) -> Arc<T> + std::marker::Send + 'static,
+    ) {
+        let part = Part {
+            mock: Arc::clone(self),
+            kind,
+        };
+        self.command(kind, reply, move || {
+            part.mock.count(kind, 1);
+            Ok(make(part))
+        });
+    }
+}
+
+/// What every object of the mock has.
+pub struct Part {
+    mock: Arc<Mock>,
+    kind: &'static str,
+}
+
+impl Part {
+    fn destroy(&self, verb: &'static str, reply: Reply<()>) {
+        let (mock, kind) = (Arc::clone(&self.mock), self.kind);
+        self.mock.command(verb, reply, move || {
+            mock.count(kind, -1);
+            Ok(())
+        });
+    }
+}
+
+pub struct MockDevice {
+    pub mock: Arc<Mock>,
+    pub attributes: DeviceAttributes,
+}
+
+/// Attributes of an InfiniBand-like device that has every core feature but one kind of window.
+pub fn attributes(name: &str) -> DeviceAttributes {
+    let port = |port| PortAttributes {
+        port,
+        state: PortState::Active,
+        caps: PortCaps::ROCE_V2,
+        max_mtu: Mtu::Mtu4096,
+        active_mtu: Mtu::Mtu1024,
+        address: LinkAddress::InProcess(u64::from(port)),
+        gids: vec![Gid([port; 16])],
+        pkeys: vec![0xffff],
+        qkey_viol_cntr: 0,
+    };
+    DeviceAttributes {
+        name: name.into(),
+        provider: "mock",
+        transport: Transport::InfiniBand,
+        features: Features::all() - Features::WINDOW_2A - Features::READ_WITH_INVALIDATE,
+        extensions: Vec::new(),
+        gaps: BaselineGaps::empty(),
+        limits: Limits {
+            max_qp: 1000,
+            max_qp_wr: 1024,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_sge_rd: 4,
+            max_inline_data: 128,
+            max_msg_sz: 1 << 31,
+            max_cq: 100,
+            max_cqe: 4096,
+            max_mr: 1000,
+            max_mr_size: 1 << 40,
+            max_mw: 100,
+            max_pd: 100,
+            max_ah: 100,
+            max_srq: 100,
+            max_srq_wr: 1024,
+            max_srq_sge: 4,
+            max_qp_rd_atom: 16,
+            max_qp_init_rd_atom: 16,
+            max_fast_reg_page_list_len: 256,
+            page_size_cap: !0xfff,
+            max_mcast_grp: 10,
+            max_mcast_qp_attach: 10,
+            phys_port_cnt: 2,
+            local_ca_ack_delay: 15,
+        },
+        atomic_cap: AtomicScope::Hca,
+        masked_atomic_cap: AtomicScope::None,
+        ports: vec![port(1), port(2)],
+    }
+}
+
+/// Attributes of an iWARP-like device.
+pub fn iwarp(name: &str) -> DeviceAttributes {
+    let mut attributes = attributes(name);
+    attributes.transport = Transport::Iwarp;
+    attributes.features = Features::IWARP_MANDATORY | Features::SRQ;
+    attributes.limits.max_sge_rd = 1;
+    attributes.gaps = BaselineGaps::NO_UD
+        | BaselineGaps::NO_UC
+        | BaselineGaps::NO_SEND_WITH_IMMEDIATE
+        | BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE;
+    attributes
+}
+
+impl DeviceOps for MockDevice {
+    fn attributes(&self) -> DeviceAttributes {
+        self.attributes.clone()
+    }
+
+    fn open(
+        &self,
+        _: &Grant,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Arc<dyn ContextOps>, VerbError> {
+        self.mock.sinks.lock().unwrap().push(events);
+        let attributes = self.attributes.clone();
+        Ok(Arc::new(MockContext {
+            mock: Arc::clone(&self.mock),
+            attributes,
+        }))
+    }
+}
+
+pub struct MockContext {
+    mock: Arc<Mock>,
+    attributes: DeviceAttributes,
+}
+
+impl ContextOps for MockContext {
+    fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
+        Ok(self.attributes.ports[usize::from(port) - 1].clone())
+    }
+
+    fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
+        self.mock.make("pd", reply, |part| Arc::new(MockPd(part)));
+    }
+
+    fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
+        self.mock.make("cq", reply, move |part| {
+            let queue = Mutex::new(VecDeque::with_capacity(64));
+            Arc::new(MockCq {
+                part,
+                init,
+                queue,
+                armed: AtomicBool::new(false),
+            })
+        });
+    }
+
+    fn close(&self) {
+        self.mock.closed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+pub struct MockCq {
+    part: Part,
+    init: CqInit,
+    queue: Mutex<VecDeque<(u64, WcOpcode, memory::Loan, u32)>>,
+    armed: AtomicBool,
+}
+
+impl MockCq {
+    fn complete(&self, wr_id: u64, opcode: WcOpcode, loan: memory::Loan, byte_len: u32) {
+        self.queue
+            .lock()
+            .unwrap()
+            .push_back((wr_id, opcode, loan, byte_len));
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.init.sink.notify();
+        }
+    }
+}
+
+impl CqOps for MockCq {
+    fn cqe(&self) -> u32 {
+        self.init.cqe
+    }
+
+    fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
+        let mut queue = self.queue.lock().unwrap();
+        let mut filled = 0;
+        for slot in completions {
+            let Some((wr_id, opcode, loan, byte_len)) = queue.pop_front() else {
+                break;
+            };
+            slot.wr_id = wr_id;
+            slot.status = WcStatus::Success;
+            slot.opcode = opcode;
+            slot.loan = loan;
+            slot.byte_len = byte_len;
+            filled += 1;
+        }
+        Ok(filled)
+    }
+
+    fn arm(&self, _: Notify) -> bool {
+        self.armed.store(true, Ordering::SeqCst);
+        !self.queue.lock().unwrap().is_empty()
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        self.part.destroy("destroy_cq", reply);
+    }
+}
+
+pub struct MockPd(Part);
+
+impl PdOps for MockPd {
+    fn reg_mr(&self, init: MrInit, reply: Reply<Arc<dyn MrOps>>) {
+        self.0.mock.make("mr", reply, move |part| {
+            let index = part.mock.numbers.fetch_add(1, Ordering::SeqCst) + 1;
+            let remote = init.access.exposes();
+            Arc::new(MockMr {
+                part,
+                key: index << 8 | 0x42,
+                remote,
+            })
+        });
+    }
+
+    fn alloc_mr(&self, _: ObjectId, _: u32, reply: Reply<Arc<dyn MrOps>>) {
+        self.0.mock.make("mr", reply, |part| {
+            let index = part.mock.numbers.fetch_add(1, Ordering::SeqCst) + 1;
+            Arc::new(MockMr {
+                part,
+                key: index << 8,
+                remote: true,
+            })
+        });
+    }
+
+    fn alloc_mw(&self, _: ObjectId, _: MwType, reply: Reply<Arc<dyn MwOps>>) {
+        self.0.mock.make("mw", reply, |part| Arc::new(MockMw(part)));
+    }
+
+    fn create_srq(&self, init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
+        self.0
+            .mock
+            .make("srq", reply, move |part| Arc::new(MockSrq(part, init)));
+    }
+
+    fn create_qp(&self, init: QpInit, reply: Reply<Arc<dyn QpOps>>) {
+        self.0.mock.make("qp", reply, move |part| {
+            let number = part.mock.numbers.fetch_add(1, Ordering::SeqCst) + 1;
+            let send_cq = own(&init.send_cq, "send_cq").unwrap();
+            let recv_cq = own(&init.recv_cq, "recv_cq").unwrap();
+            let state = Mutex::new((QpState::Reset, QpAttributes::new()));
+            Arc::new(MockQp {
+                part,
+                number,
+                init,
+                send_cq,
+                recv_cq,
+                state,
+            })
+        });
+    }
+
+    fn create_ah(&self, path: AddressVector, reply: Reply<Arc<dyn AhOps>>) {
+        self.0
+            .mock
+            .make("ah", reply, move |part| Arc::new(MockAh(part, path)));
+    }
+
+    fn dealloc(&self, reply: Reply<()>) {
+        self.0.destroy("dealloc_pd", reply);
+    }
+}
+
+pub struct MockMr {
+    part: Part,
+    key: u32,
+    remote: bool,
+}
+
+impl MrOps for MockMr {
+    fn lkey(&self) -> LKey {
+        LKey::new(self.key)
+    }
+
+    fn rkey(&self) -> RKey {
+        RKey::new(if self.remote { self.key } else { 0 })
+    }
+
+    fn rereg(&self, _: MrChange, reply: Reply<()>) {
+        self.part.mock.command("rereg_mr", reply, || Ok(()));
+    }
+
+    fn dereg(&self, reply: Reply<()>) {
+        let mock = Arc::clone(&self.part.mock);
+        self.part.mock.command("dereg_mr", reply, move || {
+            let bound = mock.bound.lock().unwrap().clone();
+            if !bound.is_empty() {
+                return Err(VerbError::Busy(bound));
+            }
+            mock.count("mr", -1);
+            Ok(())
+        });
+    }
+}
+
+pub struct MockMw(Part);
+
+impl MwOps for MockMw {
+    fn rkey(&self) -> RKey {
+        RKey::new(0x0007_7700)
+    }
+
+    fn dealloc(&self, reply: Reply<()>) {
+        self.0.mock.bound.lock().unwrap().clear();
+        self.0.destroy("dealloc_mw", reply);
+    }
+}
+
+pub struct MockSrq(Part, SrqInit);
+
+impl SrqOps for MockSrq {
+    fn post(&self, _: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        Ok(())
+    }
+
+    fn modify(&self, _: Option<u32>, _: Option<u32>, reply: Reply<()>) {
+        self.0.mock.command("modify_srq", reply, || Ok(()));
+    }
+
+    fn query(&self) -> (u32, u32, u32) {
+        (self.1.max_wr, self.1.max_sge, self.1.srq_limit)
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        self.0.destroy("destroy_srq", reply);
+    }
+}
+
+pub struct MockAh(Part, AddressVector);
+
+impl AhOps for MockAh {
+    fn path(&self) -> AddressVector {
+        self.1
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        self.0.destroy("destroy_ah", reply);
+    }
+}
+
+pub struct MockQp {
+    part: Part,
+    number: u32,
+    init: QpInit,
+    send_cq: Arc<MockCq>,
+    recv_cq: Arc<MockCq>,
+    state: Mutex<(QpState, QpAttributes)>,
+}
+
+impl QpOps for MockQp {
+    fn qp_num(&self) -> Qpn {
+        Qpn::new(self.number)
+    }
+
+    fn cap(&self) -> QpCap {
+        // A device may give more than was asked for.
+        QpCap {
+            max_send_wr: self.init.cap.max_send_wr.next_power_of_two(),
+            ..self.init.cap
+        }
+    }
+
+    fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let state = self.state.lock().unwrap().0;
+        if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err((0, PostReason::InvalidState(state)));
+        }
+        let max = self.cap().max_send_wr;
+        let room = (max as usize).saturating_sub(self.send_cq.queue.lock().unwrap().len());
+        let posted = requests.len().min(room);
+        for request in &requests[..posted] {
+            let common = request.common();
+            if self.part.mock.record.load(Ordering::Relaxed) {
+                let entry = (request.operation(), common.flags, common.wr_id);
+                self.part.mock.posted.lock().unwrap().push(entry);
+            }
+            let loan = request.data().sges().loan;
+            if common.flags.contains(SendFlags::SIGNALED) || self.init.sq_sig_all {
+                self.send_cq
+                    .complete(common.wr_id, request.wc_opcode(), loan, 0);
+            } else {
+                loan.release();
+            }
+        }
+        if posted == requests.len() {
+            Ok(())
+        } else {
+            Err((posted, PostReason::QueueFull { max }))
+        }
+    }
+
+    fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        for request in requests {
+            let byte_len = request.data.len() as u32;
+            let loan = request.data.sges().loan;
+            self.recv_cq
+                .complete(request.wr_id, WcOpcode::Recv, loan, byte_len);
+        }
+        Ok(())
+    }
+
+    fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
+        let checked = {
+            let mut state = self.state.lock().unwrap();
+            check_modify(self.init.qp_type, state.0, &attributes, 16, 16, 2).map(|to| {
+                *state = (to, state.1.merged(&attributes));
+            })
+        };
+        self.part
+            .mock
+            .command("modify_qp", reply, move || checked.map_err(VerbError::from));
+    }
+
+    fn query(&self) -> QpStatus {
+        let (state, attributes) = *self.state.lock().unwrap();
+        QpStatus {
+            state,
+            sq_draining: false,
+            attributes,
+            cap: self.cap(),
+        }
+    }
+
+    fn bind_mw(&self, _: &BindWindow<'_>) -> Result<RKey, PostReason> {
+        Ok(RKey::new(0x0007_7701))
+    }
+
+    fn attach_multicast(&self, _: Gid, reply: Reply<()>) {
+        self.part.mock.command("attach_mcast", reply, || Ok(()));
+    }
+
+    fn detach_multicast(&self, _: Gid, reply: Reply<()>) {
+        self.part.mock.command("detach_mcast", reply, || Ok(()));
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        self.part.destroy("destroy_qp", reply);
+    }
+}
+
+pub struct MockProvider {
+    pub name: &'static str,
+    pub version: u32,
+    pub devices: Result<Vec<Arc<MockDevice>>, VerbError>,
+}
+
+impl Provider for MockProvider {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn contract_version(&self) -> u32 {
+        self.version
+    }
+
+    fn devices(&self) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+        let devices = self.devices.clone()?;
+        Ok(devices
+            .into_iter()
+            .map(|device| device as Arc<dyn DeviceOps>)
+            .collect())
+    }
+}
+
+pub fn provider(name: &'static str, devices: Vec<DeviceAttributes>) -> &'static MockProvider {
+    let device = |attributes| {
+        Arc::new(MockDevice {
+            mock: Arc::default(),
+            attributes,
+        })
+    };
+    let devices = Ok(devices.into_iter().map(device).collect());
+    Box::leak(Box::new(MockProvider {
+        name,
+        version: CONTRACT_VERSION,
+        devices,
+    }))
+}
+
+/// A device with these attributes, opened for everything that it has.
+pub fn open_with(attributes: DeviceAttributes) -> (Arc<Mock>, Device, Context) {
+    let everything = Requirements::everything_of(&attributes);
+    let provider = provider("mock", vec![attributes]);
+    let mock = Arc::clone(&provider.devices.as_ref().unwrap()[0].mock);
+    mock.record.store(true, Ordering::SeqCst);
+    let mut registry = Registry::new();
+    registry.add_provider(provider).unwrap();
+    let device = registry.devices().next().unwrap().clone();
+    let context = device.open(&everything).unwrap();
+    (mock, device, context)
+}
+
+/// An InfiniBand-like device, opened for everything that it has.
+pub fn open() -> (Arc<Mock>, Context) {
+    let (mock, _, context) = open_with(attributes("mock0"));
+    (mock, context)
+}
+
+/// A connected pair, its domain and its completion queue.
+pub fn pair(context: &Context) -> (Pd, Cq, Qp, Qp) {
+    let pd = context.alloc_pd().wait().unwrap();
+    let cq = context.create_cq(256).wait().unwrap();
+    let qp = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+    let (a, b) = (qp(), qp());
+    connect_pair(&a, &b).wait().unwrap();
+    (pd, cq, a, b)
+}
+
+pub const ALL_TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
