@@ -1,0 +1,69 @@
+//! Posting, polling and arming allocate nothing.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+use verbs_api::*;
+
+mod mock;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call is the system allocator's own.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// covers 5.04
+#[test]
+fn a_million_posts_allocate_nothing() {
+    let (mock, context) = mock::open();
+    let (pd, cq, qp, _) = mock::pair(&context);
+    mock.record.store(false, Ordering::SeqCst);
+    let pool = pd.register_buffers(4, 64).wait().unwrap();
+    let sge = Sge {
+        addr: 0,
+        length: 8,
+        lkey: LKey::new(1),
+    };
+    let mut batch = Batch::with_capacity(32);
+    let mut slots: [Completion; 64] = std::array::from_fn(|_| Completion::default());
+    let mut round = || {
+        for _ in 0..16 {
+            batch.push(Send::new(sge));
+            batch.push(Write::new(sge, RemoteAddress::default()).signaled(1));
+        }
+        qp.post(&mut batch).unwrap();
+        qp.post_one(Send::new(sge).signaled(2)).unwrap();
+        qp.post_one(Send::new(pool.take().unwrap()).signaled(3))
+            .unwrap();
+        qp.post_receive(ReceiveRequest::new(4, sge)).unwrap();
+        cq.arm(Notify::Next).unwrap();
+        assert_eq!(cq.poll(&mut slots).unwrap().len(), 19);
+    };
+    round();
+    round();
+    let before = COUNT.get();
+    for _ in 0..30_000 {
+        round();
+    }
+    assert_eq!(COUNT.get() - before, 0);
+}
