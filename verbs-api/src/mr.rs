@@ -91,7 +91,16 @@ pub(crate) struct Shape {
     length: u64,
 }
 
+/// What stands behind a key: only an ordinary region may be changed by whoever finds it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RegionKind {
+    Key,
+    Ordinary,
+    Private,
+}
+
 pub(crate) struct MrExtra {
+    kind: RegionKind,
     current: Mutex<Current>,
     // The low byte that a key was last given.
     key_byte: AtomicU8,
@@ -163,15 +172,22 @@ impl Mr {
         ops: Arc<dyn MrOps>,
         shape: Shape,
         range: Option<MemoryRange>,
+        kind: RegionKind,
     ) -> Self {
         let current = Mutex::new(Current { shape, range });
         let extra = MrExtra {
+            kind,
             current,
             key_byte: AtomicU8::new(ops.lkey().key_byte()),
         };
         Self {
             object: birth.finish(|node| Object { ops, node, extra }),
         }
+    }
+
+    // Buffers of private memory are exclusive slices: nobody may open their region by finding it.
+    pub(crate) fn found(object: Arc<MrObject>) -> Option<Self> {
+        (object.extra.kind == RegionKind::Ordinary).then_some(Self { object })
     }
 
     /// Its identity.
@@ -398,7 +414,7 @@ pub struct MrKey {
 impl MrKey {
     pub(crate) fn new(birth: Birth, ops: Arc<dyn MrOps>, max_num_sg: u32) -> Self {
         let shape = Shape { iova: 0, length: 0 };
-        let Mr { object } = Mr::new(birth, ops, shape, None);
+        let Mr { object } = Mr::new(birth, ops, shape, None, RegionKind::Key);
         Self { object, max_num_sg }
     }
 

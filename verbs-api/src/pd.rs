@@ -10,7 +10,7 @@ use crate::context::ContextInner;
 use crate::control::Started;
 use crate::error::VerbError;
 use crate::memory::{BufferPool, MemoryRange};
-use crate::mr::{Mr, MrKey, MrOptions};
+use crate::mr::{Mr, MrKey, MrOptions, RegionKind};
 use crate::mw::Mw;
 use crate::objects::{
     AnyObject, Birth, DestroyError, Handle, Object, ObjectId, ObjectKind, destroy,
@@ -285,6 +285,11 @@ impl Pd {
             self.check_limit(Limit::MaxMrSize, length)?;
             self.birth(ObjectKind::Mr)
         };
+        let kind = if private {
+            RegionKind::Private
+        } else {
+            RegionKind::Ordinary
+        };
         let shape = options.shape(&memory);
         self.make(checks, |pd, birth, outcome| {
             let init = MrInit {
@@ -295,7 +300,7 @@ impl Pd {
                 private,
             };
             let reply = Reply::new(move |result: Result<_, VerbError>| {
-                outcome.complete(result.map(|ops| Mr::new(birth, ops, shape, range)));
+                outcome.complete(result.map(|ops| Mr::new(birth, ops, shape, range, kind)));
             });
             pd.ops.reg_mr(init, reply);
         })

@@ -20,10 +20,6 @@ pub struct LinkedProvider(pub &'static dyn Provider);
 inventory::collect!(LinkedProvider);
 
 /// Registers a `static` provider wherever its crate is linked and named.
-///
-/// ```ignore
-/// verbs_api::link_provider!(PROVIDER);
-/// ```
 #[macro_export]
 macro_rules! link_provider {
     ($provider:path) => {

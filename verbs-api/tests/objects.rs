@@ -374,3 +374,15 @@ fn handles_are_shared_between_threads() {
     shared::<Qp>();
     let _: fn(Arc<RemoteAccess>) = |_| {};
 }
+
+#[test]
+fn the_region_of_private_buffers_cannot_be_found_and_opened() {
+    let (_mock, context) = mock::open();
+    let pd = context.alloc_pd().wait().unwrap();
+    let pool = pd.register_buffers(2, 64).wait().unwrap();
+    let Err(Busy { held_by, .. }) = pd.destroy().wait() else {
+        panic!("in use")
+    };
+    assert!(context.find_mr(held_by[0].id).is_none());
+    drop(pool);
+}

@@ -180,11 +180,10 @@ impl Context {
         })
     }
 
-    /// The memory region of this identity, or `None` once it was deregistered.
+    /// The memory region of this identity, or `None` once it was deregistered. Regions of buffers and
+    /// allocated keys are not found.
     pub fn find_mr(&self, id: ObjectId) -> Option<Mr> {
-        Some(Mr {
-            object: self.find(id)?,
-        })
+        Mr::found(self.find(id)?)
     }
 
     /// The shared receive queue of this identity, or `None` once it was destroyed.

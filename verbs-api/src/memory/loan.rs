@@ -21,6 +21,7 @@ struct Ledger {
 
 #[derive(Default)]
 struct Entry {
+    lent: bool,
     buffers: Buffers,
     next: u32,
 }
@@ -77,7 +78,11 @@ pub(crate) fn lend(buffers: Buffers) -> Loan {
         ledger.entries.push(Entry::default());
         ledger.entries.len() as u32
     });
-    ledger.entries[index as usize - 1] = Entry { buffers, next: 0 };
+    ledger.entries[index as usize - 1] = Entry {
+        lent: true,
+        buffers,
+        next: 0,
+    };
     Loan(index)
 }
 
@@ -89,7 +94,14 @@ pub(crate) fn take_back(loan: Loan) -> Buffers {
     let mut ledger = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
     let mut index = loan.0;
     while index != 0 {
-        let entry = std::mem::take(&mut ledger.entries[index as usize - 1]);
+        let Some(entry) = ledger
+            .entries
+            .get_mut(index as usize - 1)
+            .filter(|entry| entry.lent)
+        else {
+            break;
+        };
+        let entry = std::mem::take(entry);
         ledger.free.push(index);
         index = entry.next;
         all.append(entry.buffers);

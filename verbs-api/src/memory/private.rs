@@ -101,7 +101,7 @@ impl fmt::Debug for BufferPool {
 /// Dropping it gives it back to its pool.
 ///
 /// ```compile_fail
-/// fn after_post(batch: &mut verbs_api::Batch<'_>, buffer: verbs_api::Buffer) {
+/// fn after_post(batch: &mut verbs_api::Batch<'_>, mut buffer: verbs_api::Buffer) {
 ///     batch.push(verbs_api::Send::new(buffer));
 ///     buffer[0] = 1; // handed over: the program no longer holds it
 /// }

@@ -46,6 +46,15 @@ pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 ///
 /// Every thread may post; posts to one queue are carried out one after the other, in the order of
 /// each thread. Posting allocates nothing.
+///
+/// Destroying takes the handle:
+///
+/// ```compile_fail
+/// fn after_destroy(qp: verbs_api::Qp) {
+///     let destroyed = qp.destroy();
+///     qp.query().unwrap(); // the handle is gone
+/// }
+/// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_qp")]
 pub struct Qp {

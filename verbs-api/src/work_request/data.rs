@@ -113,6 +113,7 @@ pub struct Sges<'r> {
 
 impl Data<'_> {
     /// Octets, or `None` where their number exceeds 64 bits' worth of sense.
+    #[inline]
     pub fn len(&self) -> u64 {
         match self {
             Self::None => 0,
@@ -138,6 +139,7 @@ impl Data<'_> {
     }
 
     /// Scatter/gather entries; inline octets need none.
+    #[inline]
     pub fn num_sge(&self) -> usize {
         match self {
             Self::None | Self::Inline(_) => 0,
@@ -181,6 +183,7 @@ impl Data<'_> {
         }
     }
 
+    #[inline]
     pub(crate) fn holds_buffers(&self) -> bool {
         matches!(self, Self::Buffer(_) | Self::Buffers(_))
     }
@@ -219,48 +222,56 @@ impl Data<'_> {
 }
 
 impl From<Sge> for Data<'_> {
+    #[inline]
     fn from(sge: Sge) -> Self {
         Self::Sge(sge)
     }
 }
 
 impl<'a> From<&'a [Sge]> for Data<'a> {
+    #[inline]
     fn from(list: &'a [Sge]) -> Self {
         Self::Sges(list)
     }
 }
 
 impl<'a, const N: usize> From<&'a [Sge; N]> for Data<'a> {
+    #[inline]
     fn from(list: &'a [Sge; N]) -> Self {
         Self::Sges(list)
     }
 }
 
 impl<'a> From<&'a [u8]> for Data<'a> {
+    #[inline]
     fn from(octets: &'a [u8]) -> Self {
         Self::Inline(octets)
     }
 }
 
 impl<'a, const N: usize> From<&'a [u8; N]> for Data<'a> {
+    #[inline]
     fn from(octets: &'a [u8; N]) -> Self {
         Self::Inline(octets)
     }
 }
 
 impl From<Buffer> for Data<'_> {
+    #[inline]
     fn from(buffer: Buffer) -> Self {
         Self::Buffer(buffer)
     }
 }
 
 impl From<Vec<Buffer>> for Data<'_> {
+    #[inline]
     fn from(buffers: Vec<Buffer>) -> Self {
         Self::Buffers(buffers.into())
     }
 }
 
 impl From<()> for Data<'_> {
+    #[inline]
     fn from((): ()) -> Self {
         Self::None
     }

@@ -144,6 +144,7 @@ macro_rules! requests {
             impl<'a> $name<'a> {
                 /// Comes back in the completion, if there is one.
                 #[must_use]
+                #[inline]
                 pub fn wr_id(mut self, wr_id: u64) -> Self {
                     self.common.wr_id = wr_id;
                     self
@@ -151,6 +152,7 @@ macro_rules! requests {
 
                 /// Completes with a completion that carries `wr_id`.
                 #[must_use]
+                #[inline]
                 pub fn signaled(mut self, wr_id: u64) -> Self {
                     self.common.flags |= SendFlags::SIGNALED;
                     self.wr_id(wr_id)
@@ -158,6 +160,7 @@ macro_rules! requests {
 
                 /// Starts only after all earlier reads and atomics of this queue have completed.
                 #[must_use]
+                #[inline]
                 pub fn fence(mut self) -> Self {
                     self.common.flags |= SendFlags::FENCE;
                     self
@@ -165,6 +168,7 @@ macro_rules! requests {
 
                 /// Sets exactly these flags; those of portable operations are not the program's to set.
                 #[must_use]
+                #[inline]
                 pub fn flags(mut self, flags: SendFlags) -> Self {
                     self.common.flags = flags - SendFlags::FIRST_HALF - SendFlags::SECOND_HALF;
                     self
@@ -359,6 +363,7 @@ pub enum WorkRequest<'a> {
     BindWindow(BindWindow<'a>),
 }
 
+#[inline]
 fn common_for(data: &Data<'_>) -> Common {
     Common {
         lends: data.holds_buffers(),
@@ -368,6 +373,7 @@ fn common_for(data: &Data<'_>) -> Common {
 
 impl<'a> Send<'a> {
     /// A message of these octets.
+    #[inline]
     pub fn new(data: impl Into<Data<'a>>) -> Self {
         let data = data.into();
         Self {
@@ -379,6 +385,7 @@ impl<'a> Send<'a> {
 
     /// As a datagram to `destination`.
     #[must_use]
+    #[inline]
     pub fn to(mut self, destination: &'a UdDestination) -> Self {
         self.destination = Some(destination);
         self
@@ -386,6 +393,7 @@ impl<'a> Send<'a> {
 
     /// Raises a solicited event at the receiver.
     #[must_use]
+    #[inline]
     pub fn solicited(mut self) -> Self {
         self.common.flags |= SendFlags::SOLICITED;
         self
@@ -394,6 +402,7 @@ impl<'a> Send<'a> {
 
 impl<'a> SendWithImmediate<'a> {
     /// A message of these octets, and four beside it.
+    #[inline]
     pub fn new(data: impl Into<Data<'a>>, imm: [u8; 4]) -> Self {
         let data = data.into();
         Self {
@@ -406,6 +415,7 @@ impl<'a> SendWithImmediate<'a> {
 
     /// As a datagram to `destination`.
     #[must_use]
+    #[inline]
     pub fn to(mut self, destination: &'a UdDestination) -> Self {
         self.destination = Some(destination);
         self
@@ -413,6 +423,7 @@ impl<'a> SendWithImmediate<'a> {
 
     /// Raises a solicited event at the receiver.
     #[must_use]
+    #[inline]
     pub fn solicited(mut self) -> Self {
         self.common.flags |= SendFlags::SOLICITED;
         self
@@ -421,6 +432,7 @@ impl<'a> SendWithImmediate<'a> {
 
 impl<'a> SendWithInvalidate<'a> {
     /// A message of these octets that invalidates the receiver's `rkey`.
+    #[inline]
     pub fn new(data: impl Into<Data<'a>>, rkey: RKey) -> Self {
         let data = data.into();
         Self {
@@ -432,6 +444,7 @@ impl<'a> SendWithInvalidate<'a> {
 
     /// Raises a solicited event at the receiver.
     #[must_use]
+    #[inline]
     pub fn solicited(mut self) -> Self {
         self.common.flags |= SendFlags::SOLICITED;
         self
@@ -440,6 +453,7 @@ impl<'a> SendWithInvalidate<'a> {
 
 impl<'a> Write<'a> {
     /// These octets to `remote`.
+    #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
         Self {
@@ -452,6 +466,7 @@ impl<'a> Write<'a> {
 
 impl<'a> WriteWithImmediate<'a> {
     /// These octets to `remote`, and four to the peer's next receive.
+    #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress, imm: [u8; 4]) -> Self {
         let data = data.into();
         Self {
@@ -464,6 +479,7 @@ impl<'a> WriteWithImmediate<'a> {
 
     /// Raises a solicited event at the receiver.
     #[must_use]
+    #[inline]
     pub fn solicited(mut self) -> Self {
         self.common.flags |= SendFlags::SOLICITED;
         self
@@ -472,6 +488,7 @@ impl<'a> WriteWithImmediate<'a> {
 
 impl<'a> Read<'a> {
     /// As many octets from `remote` as `sink` holds.
+    #[inline]
     pub fn new(sink: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = sink.into();
         Self {
@@ -484,6 +501,7 @@ impl<'a> Read<'a> {
 
 impl<'a> ReadWithInvalidate<'a> {
     /// As many octets from `remote` as `sink` holds; the sink's key is invalidated at the end.
+    #[inline]
     pub fn new(sink: Sge, remote: RemoteAddress) -> Self {
         Self {
             common: Common::default(),
@@ -496,6 +514,7 @@ impl<'a> ReadWithInvalidate<'a> {
 
 impl<'a> CompareSwap<'a> {
     /// Swaps the eight octets at `remote` where they equal `compare`; the original goes to `result`.
+    #[inline]
     pub fn new(
         result: impl Into<Data<'a>>,
         remote: RemoteAddress,
@@ -515,6 +534,7 @@ impl<'a> CompareSwap<'a> {
 
 impl<'a> FetchAdd<'a> {
     /// Adds to the eight octets at `remote`; the original goes to `result`.
+    #[inline]
     pub fn new(result: impl Into<Data<'a>>, remote: RemoteAddress, add: u64) -> Self {
         let data = result.into();
         Self {
@@ -528,6 +548,7 @@ impl<'a> FetchAdd<'a> {
 
 impl<'a> AtomicWrite<'a> {
     /// Writes eight octets to `remote` at once.
+    #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
         Self {
@@ -540,6 +561,7 @@ impl<'a> AtomicWrite<'a> {
 
 impl Flush<'_> {
     /// Flushes `length` octets at `remote`.
+    #[inline]
     pub fn new(remote: RemoteAddress, length: u32, placement: Access) -> Self {
         Self {
             remote,
@@ -550,6 +572,7 @@ impl Flush<'_> {
     }
 
     /// Flushes the region that `rkey` names.
+    #[inline]
     pub fn whole_region(rkey: RKey, placement: Access) -> Self {
         Self {
             remote: RemoteAddress::new(0, rkey),
@@ -562,6 +585,7 @@ impl Flush<'_> {
 
 impl<'a> FastRegister<'a> {
     /// Registers the memory of `pages` under `key`: an allocated key with the low byte that it shall have.
+    #[inline]
     pub fn new(key: impl Into<RKey>, pages: &'a PageList) -> Self {
         Self {
             key: key.into(),
@@ -572,6 +596,7 @@ impl<'a> FastRegister<'a> {
 
     /// Grants these rights.
     #[must_use]
+    #[inline]
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
@@ -579,6 +604,7 @@ impl<'a> FastRegister<'a> {
 
     /// Gives the first octet this address.
     #[must_use]
+    #[inline]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
@@ -586,6 +612,7 @@ impl<'a> FastRegister<'a> {
 
     /// Registers only the first `length` octets.
     #[must_use]
+    #[inline]
     pub fn length(mut self, length: u32) -> Self {
         self.length = Some(length);
         self
@@ -594,6 +621,7 @@ impl<'a> FastRegister<'a> {
 
 impl LocalInvalidate<'_> {
     /// Invalidates `key`.
+    #[inline]
     pub fn new(key: impl Into<RKey>) -> Self {
         Self {
             key: key.into(),
@@ -604,6 +632,7 @@ impl LocalInvalidate<'_> {
 
 impl BindWindow<'_> {
     /// Binds `window` to `length` octets from `addr` of the region that `region` names.
+    #[inline]
     pub fn new(window: RKey, region: LKey, addr: u64, length: u64) -> Self {
         Self {
             window,
@@ -616,6 +645,7 @@ impl BindWindow<'_> {
 
     /// Grants these rights.
     #[must_use]
+    #[inline]
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
@@ -660,6 +690,7 @@ mod checks {
         Ok(())
     }
 
+    #[inline]
     fn message(
         body: &Data<'_>,
         destination: Option<&UdDestination>,
@@ -694,6 +725,7 @@ mod checks {
         data(request.data(), rules, rules.max_send_sge, true)
     }
 
+    #[inline]
     pub(super) fn read(request: &Read<'_>, rules: &QpRules) -> Result<(), PostReason> {
         data(&request.data, rules, rules.max_sge_rd, false)
     }
@@ -705,6 +737,7 @@ mod checks {
         data(&request.data, rules, rules.max_sge_rd, false)
     }
 
+    #[inline]
     fn atomic(result: &Data<'_>, rules: &QpRules) -> Result<(), PostReason> {
         data(result, rules, rules.max_send_sge, false)?;
         if result.len() < 8 {
@@ -715,10 +748,12 @@ mod checks {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn cmp_swap(request: &CompareSwap<'_>, rules: &QpRules) -> Result<(), PostReason> {
         atomic(&request.data, rules)
     }
 
+    #[inline]
     pub(super) fn fetch_add(request: &FetchAdd<'_>, rules: &QpRules) -> Result<(), PostReason> {
         atomic(&request.data, rules)
     }
