@@ -10,12 +10,12 @@ use polyverbs_engine::pin::pin;
 use polyverbs_engine::request::Request;
 use polyverbs_engine::time::Time;
 use verbs_api::qp::{AddressVector, QpState, QpType};
-use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus};
+use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest};
 
 use crate::header::{Body, Header, Position, Syndrome, advance};
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
-use crate::{Cx, Qp, Receiving, Sending, caps, datagram, requester};
+use crate::{Cx, Qp, Receiving, Sending, caps, datagram, express, requester};
 
 /// InfiniBand's transport.
 #[derive(Clone, Debug)]
@@ -44,6 +44,11 @@ impl Driver for InfiniBand {
     #[inline]
     fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
         requester::execute(qp, half, request, cx)
+    }
+
+    #[inline]
+    fn express(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut Cx<'_>) -> usize {
+        express::run(qp, half, requests, cx)
     }
 
     fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {

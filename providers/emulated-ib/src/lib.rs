@@ -9,6 +9,7 @@
 pub mod caps;
 pub mod datagram;
 mod driver;
+pub mod express;
 pub mod header;
 pub mod requester;
 pub mod responder;

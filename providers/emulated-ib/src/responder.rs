@@ -39,6 +39,14 @@ pub struct Responder {
     framed: Framed,
 }
 
+impl Responder {
+    /// Whether nothing is under way and `psn` is expected next.
+    #[inline]
+    pub fn is_between_messages(&self, psn: u32) -> bool {
+        self.expected == psn && matches!(self.inbound, Inbound::None) && !self.nak_sent
+    }
+}
+
 /// The message that is arriving.
 #[derive(Clone, Copy, Debug, Default)]
 enum Inbound {

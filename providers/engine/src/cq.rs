@@ -56,6 +56,7 @@ impl Done {
         }
     }
 
+    #[inline]
     fn read(entry: &Entry, ext: Option<[u64; 4]>, into: &mut Completion) {
         let [wr_id, length_imm, qp_loan] = entry.words;
         into.wr_id = wr_id;
@@ -69,6 +70,19 @@ impl Done {
         into.vendor_err = 0;
         into.loan = Loan::from_bits((qp_loan >> 32) as u32);
     }
+}
+
+/// A success that carries nothing beside its octets.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain {
+    /// The queue pair.
+    pub qpn: u32,
+    /// What completed.
+    pub opcode: WcOpcode,
+    /// Octets.
+    pub byte_len: u32,
+    /// Whether it satisfies a queue armed for solicited completions.
+    pub solicited: bool,
 }
 
 /// A completion queue.
@@ -119,10 +133,31 @@ impl Cq {
             Ok(true) => effects.wake(self),
             Err(_) => {
                 done.loan.release();
-                if !self.failed.swap(true, Ordering::Relaxed) {
-                    effects.overrun(self);
-                }
+                self.refuse(effects);
             }
+        }
+    }
+
+    /// Adds the completion of a success that carries nothing beside its octets.
+    #[inline]
+    pub fn push_plain(self: &Arc<Self>, wr_id: u64, plain: Plain, effects: &mut Effects) {
+        let Plain { qpn, opcode, byte_len, solicited } = plain;
+        let words = [wr_id, u64::from(byte_len), u64::from(qpn) | (opcode as u64) << 24];
+        let tail = if solicited { Entry::SOLICITED } else { 0 };
+        let mut producer = self.ring.producer();
+        let pushed = self.ring.push(&mut producer, Entry { words, tail });
+        drop(producer);
+        match pushed {
+            Ok(false) => {}
+            Ok(true) => effects.wake(self),
+            Err(_) => self.refuse(effects),
+        }
+    }
+
+    #[cold]
+    fn refuse(self: &Arc<Self>, effects: &mut Effects) {
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            effects.overrun(self);
         }
     }
 

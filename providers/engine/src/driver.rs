@@ -11,7 +11,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus};
+use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest};
 
 use crate::device::{Cx, Device};
 use crate::link::Frame;
@@ -51,6 +51,18 @@ pub trait Driver: Sized + Send + Sync + 'static {
         request: &Request<'_>,
         cx: &mut Cx<'_, Self>,
     ) -> Executed;
+
+    /// Carries out as many of `requests` at once as need no further look: the queue is empty, the network direct and the
+    /// queue pair ready to send. Answers how many, from the front; what is left goes through
+    /// [`execute`](Self::execute). By default none.
+    fn express(
+        _qp: &Qp<Self>,
+        _requester: &mut Requester<Self>,
+        _requests: &[WorkRequest<'_>],
+        _cx: &mut Cx<'_, Self>,
+    ) -> usize {
+        0
+    }
 
     /// Goes on with the queue: starts what may start, as far as link and peer allow.
     fn pump(qp: &Qp<Self>, requester: &mut Requester<Self>, cx: &mut Cx<'_, Self>);

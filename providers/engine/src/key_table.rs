@@ -323,6 +323,15 @@ pub struct RemoteUse {
     pub access: Access,
 }
 
+/// Who uses one flat stretch of an ordinary or fast-registered region.
+#[derive(Clone, Copy, Debug)]
+pub struct FlatUse {
+    /// Protection domain of the queue pair.
+    pub pd: u32,
+    /// Every right that it takes, local or remote.
+    pub access: Access,
+}
+
 /// What a window is bound to.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
@@ -454,6 +463,33 @@ impl KeyTable {
         self.fields(window).is_some_and(|fields| {
             fields.kind.is_window() && fields.state == KeyState::Valid && fields.link == u64::from(region >> 8)
         })
+    }
+
+    /// The same checks, where they all pass and the memory is one stretch of a region; `None` leaves it to
+    /// [`check_local`](Self::check_local) and [`check_remote`](Self::check_remote) to say why not.
+    #[inline]
+    pub fn flat<'p>(&self, _pin: &'p Pin, key: u32, addr: u64, length: u32, user: FlatUse) -> Option<Span<'p>> {
+        // Key byte, state, kind (a region of either sort), private, paged, rights: one comparison.
+        const FIXED: u64 = 0xff | 3 << 8 | 6 << 10 | 1 << 13 | 1 << 14;
+        let rights = u64::from(user.access.bits()) << 32;
+        let slot = self.slots.get(key >> 8)?;
+        let sequence = slot.sequence.load(Ordering::Acquire);
+        let meta = slot.meta.load(Ordering::Relaxed);
+        let pd_aux = slot.pd_aux.load(Ordering::Relaxed);
+        let base = slot.base.load(Ordering::Relaxed);
+        let iova = slot.iova.load(Ordering::Relaxed);
+        let size = slot.length.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let stable = sequence & 1 == 0 && slot.sequence.load(Ordering::Relaxed) == sequence;
+        let offset = addr.wrapping_sub(iova);
+        let length = u64::from(length);
+        let valid = u64::from(key as u8) | (KeyState::Valid as u64) << 8 | rights;
+        let fits = addr >= iova && offset <= size && length <= size - offset;
+        if !stable || meta & (FIXED | rights) != valid || pd_aux as u32 != user.pd || !fits || length == 0 {
+            return None;
+        }
+        // SAFETY: pinned, and the fields were valid together.
+        Some(unsafe { span(base + offset, length) })
     }
 
     /// Checks a local use: every stretch of every request passes here.

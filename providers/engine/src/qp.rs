@@ -8,20 +8,20 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use verbs_api::memory::Loan;
+use verbs_api::memory::{Loan, Span};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify};
 use verbs_api::{
-    BindWindow, EventSubject, EventType, Gid, Operation, PostReason, Qpn, RKey, ReceiveRequest, SendFlags,
+    Access, BindWindow, EventSubject, EventType, Gid, Operation, PostReason, Qpn, RKey, ReceiveRequest, SendFlags,
     VerbError, WcOpcode, WcStatus, WorkRequest,
 };
 
-use crate::cq::{Cq, Done};
+use crate::cq::{Cq, Done, Plain};
 use crate::device::{Cx, Device};
 use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
-use crate::key_table::{Binding, LocalUse};
+use crate::key_table::{Binding, FlatUse, LocalUse};
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::payload::{Spans, gather_raw};
 use crate::pin::pin;
@@ -129,6 +129,7 @@ struct Cold {
 pub struct Qp<D: Driver> {
     state: AtomicU8,
     sq_sig_all: bool,
+    is_direct: bool,
     /// Service.
     pub qp_type: QpType,
     /// Its number.
@@ -189,6 +190,7 @@ impl<D: Driver> Qp<D> {
         let qp = Arc::new_cyclic(|me| Self {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
+            is_direct: device.network().link().is_none(),
             qp_type: init.qp_type,
             qpn,
             pd,
@@ -265,7 +267,9 @@ impl<D: Driver> Qp<D> {
         let effects = cx.into_effects();
         drop(pin);
         effects.run();
-        self.device.network().progress();
+        if !self.is_direct {
+            self.device.network().progress();
+        }
         result
     }
 
@@ -276,14 +280,34 @@ impl<D: Driver> Qp<D> {
         requests: &[WorkRequest<'_>],
         cx: &mut Cx<'_, D>,
     ) -> Result<(), (usize, PostReason)> {
-        for (index, posted) in requests.iter().enumerate() {
-            let request = Request::of(posted);
-            self.post_one(requester, &request, cx).map_err(|reason| (index, reason))?;
+        let mut index = 0;
+        while index < requests.len() {
+            if requester.queue.is_empty() && self.is_direct && self.state() == QpState::Rts {
+                index += D::express(self, requester, &requests[index..], cx);
+            }
+            let Some(posted) = requests.get(index) else { break };
+            self.post_one(requester, &Request::of(posted), cx).map_err(|reason| (index, reason))?;
+            index += 1;
         }
         Ok(())
     }
 
+    /// Whether a successful request with these flags has a completion.
     #[inline]
+    pub fn is_signaled(&self, flags: SendFlags) -> bool {
+        if flags.contains(SendFlags::FIRST_HALF) {
+            return false;
+        }
+        self.sq_sig_all || flags.contains(SendFlags::SIGNALED)
+    }
+
+    /// Adds the completion of a successful request that retires no buffers.
+    #[inline]
+    pub fn push_plain(&self, wr_id: u64, opcode: WcOpcode, byte_len: u32, cx: &mut Cx<'_, D>) {
+        let plain = Plain { qpn: self.qpn, opcode, byte_len, solicited: false };
+        self.send_cq.push_plain(wr_id, plain, &mut cx.effects);
+    }
+
     fn post_one(
         &self,
         requester: &mut Requester<D>,
@@ -360,9 +384,8 @@ impl<D: Driver> Qp<D> {
     ) {
         if status.is_success() {
             requester.counters.count(&request.op);
-            let first_half = request.flags.contains(SendFlags::FIRST_HALF);
             requester.first_half_failed = false;
-            if first_half || !(self.sq_sig_all || request.flags.contains(SendFlags::SIGNALED)) {
+            if !self.is_signaled(request.flags) {
                 if !request.loan.is_none() {
                     requester.loans = requester.loans.join(request.loan);
                 }
@@ -631,6 +654,38 @@ impl<D: Driver> Qp<D> {
         gather_raw(self.device.keys(), cx.pin, receive.sges.as_slice(), user, into)
     }
 
+    /// The stretch that the next receive of this queue pair's own queue names, where it names one flat stretch with room
+    /// for `length` octets. The receive stays where it is until it is [taken](Self::take_express_receive).
+    #[inline]
+    pub fn express_receive<'p>(
+        &self,
+        responder: &mut Responder<D>,
+        length: u32,
+        cx: &Cx<'p, D>,
+    ) -> Option<Span<'p>> {
+        if self.srq.is_some() || responder.current.is_some() {
+            return None;
+        }
+        let sge = self.receives.peek_one(&responder.consumer)?;
+        let user = FlatUse { pd: self.pd, access: Access::LOCAL_WRITE };
+        let room = self.device.keys().flat(cx.pin, sge.lkey, sge.addr, sge.length, user)?;
+        (room.len() >= length as usize).then_some(room)
+    }
+
+    /// Takes and completes the receive that [`express_receive`](Self::express_receive) found.
+    #[inline]
+    pub fn take_express_receive(
+        &self,
+        responder: &mut Responder<D>,
+        byte_len: u32,
+        solicited: bool,
+        cx: &mut Cx<'_, D>,
+    ) {
+        let wr_id = self.receives.pop_one(&mut responder.consumer);
+        let plain = Plain { qpn: self.qpn, opcode: WcOpcode::Recv, byte_len, solicited };
+        self.recv_cq.push_plain(wr_id, plain, &mut cx.effects);
+    }
+
     /// Completes a receive.
     #[inline]
     pub fn complete_receive(&self, receive: &Receive, done: Done, cx: &mut Cx<'_, D>) {
@@ -832,7 +887,21 @@ impl<D: Driver> Qp<D> {
     }
 }
 
+impl<D: Driver> Responder<D> {
+    /// Whether a valid packet has arrived since the queue pair became ready to receive.
+    #[inline]
+    pub fn is_established(&self) -> bool {
+        self.established
+    }
+}
+
 impl<D: Driver> Requester<D> {
+    /// Whether the next completion carries nothing but its own.
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.loans.is_none() && !self.first_half_failed
+    }
+
     fn push(&mut self, request: &Request<'_>) {
         self.queue.push_back(Wqe {
             kept: QueuedRequest::keep(request),

@@ -206,6 +206,26 @@ impl ReceiveRing {
         Some(slot.peek(slot.holds(consumer.head)?))
     }
 
+    /// The one entry of the oldest receive, if it has just one and no lent buffer; it stays.
+    #[inline]
+    pub fn peek_one(&self, consumer: &ReceiveConsumer) -> Option<RawSge> {
+        let slot = slot_at(self.slots.get()?, consumer.head);
+        (slot.holds(consumer.head)? as u32 == 1).then(|| slot.read_entry(0))
+    }
+
+    /// Takes the receive that [`peek_one`](Self::peek_one) found; returns its number.
+    #[inline]
+    pub fn pop_one(&self, consumer: &mut ReceiveConsumer) -> u64 {
+        let Some(slots) = self.slots.get() else {
+            return 0;
+        };
+        let wr_id = slot_at(slots, consumer.head).wr_id.load(Ordering::Relaxed);
+        consumer.head += 1;
+        // Release: as in `take`.
+        self.head.store(consumer.head, Ordering::Release);
+        wr_id
+    }
+
     /// Consumer: whether there is nothing to take, exactly.
     #[inline]
     pub fn is_dry(&self, consumer: &ReceiveConsumer) -> bool {
@@ -377,14 +397,17 @@ impl Slot {
 
     #[inline]
     fn read_inline(&self) -> [RawSge; INLINE] {
-        std::array::from_fn(|at| {
-            let [addr, second] = [0, 1].map(|word| self.sges[at][word].load(Ordering::Relaxed));
-            RawSge {
-                addr,
-                length: (second >> 32) as u32,
-                lkey: second as u32,
-            }
-        })
+        std::array::from_fn(|at| self.read_entry(at))
+    }
+
+    #[inline]
+    fn read_entry(&self, at: usize) -> RawSge {
+        let [addr, second] = [0, 1].map(|word| self.sges[at][word].load(Ordering::Relaxed));
+        RawSge {
+            addr,
+            length: (second >> 32) as u32,
+            lkey: second as u32,
+        }
     }
 
     #[cold]
