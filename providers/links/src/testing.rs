@@ -1,0 +1,79 @@
+//! What the tests of the links share.
+
+use std::sync::{Mutex, PoisonError};
+
+use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame};
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use verbs_api::LinkAddress;
+
+pub(crate) const A: LinkAddress = LinkAddress::InProcess(1);
+pub(crate) const B: LinkAddress = LinkAddress::InProcess(2);
+pub(crate) const C: LinkAddress = LinkAddress::InProcess(3);
+
+/// Keeps what arrives.
+#[derive(Default)]
+pub(crate) struct Sink(Mutex<Vec<OwnedFrame<u32>>>);
+
+impl Sink {
+    pub(crate) fn frames(&self) -> Vec<OwnedFrame<u32>> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Deliver<u32> for Sink {
+    fn deliver(&self, frame: Frame<'_, u32>, _now: Time) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(frame.to_owned());
+    }
+}
+
+/// Keeps what arrives and sends it back at once: hangs if the link delivers with a lock held.
+pub(crate) struct Echo<'a> {
+    pub(crate) link: &'a dyn Link<u32>,
+    pub(crate) sink: &'a Sink,
+}
+
+impl Deliver<u32> for Echo<'_> {
+    fn deliver(&self, received: Frame<'_, u32>, now: Time) {
+        self.link
+            .send(frame(received.to, received.from, received.header, b""), now);
+        self.sink.deliver(received, now);
+    }
+}
+
+pub(crate) fn frame(
+    from: LinkAddress,
+    to: LinkAddress,
+    header: u32,
+    payload: &[u8],
+) -> Frame<'_, u32> {
+    let payload = if payload.is_empty() {
+        Payload::Empty
+    } else {
+        Payload::Octets(payload)
+    };
+    Frame {
+        from,
+        to,
+        header,
+        payload,
+        damaged: false,
+    }
+}
+
+pub(crate) fn ms(milliseconds: u64) -> Time {
+    Time(milliseconds * 1_000_000)
+}
+
+/// Delivers all that is under way, each frame when it is due.
+pub(crate) fn run(link: &dyn Link<u32>, sink: &dyn Deliver<u32>) {
+    while let Some(at) = link.next_due() {
+        link.progress(at, sink);
+    }
+}
