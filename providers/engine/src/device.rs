@@ -9,7 +9,7 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
-    BaselineGaps, DeviceAttributes, EventSubject, EventType, Features, Gid, Grant, Limits, LinkAddress, PortAttributes, PortState,
+    BaselineGaps, DeviceAttributes, EventSubject, EventType, Features, Gid, Grant, Limits, LinkAddress, Mtu, PortAttributes, PortState,
     Transport, VerbError,
 };
 
@@ -96,6 +96,10 @@ impl<D: Driver> Device<D> {
     pub fn new(driver: D, network: &Arc<Network<D>>, options: DeviceOptions) -> Result<Arc<Self>, VerbError> {
         let mut attributes = driver.attributes();
         claim(&mut attributes, &options)?;
+        let most = network.link().and_then(|link| link.max_frame());
+        for port in &mut attributes.ports {
+            port.active_mtu = carried(port.active_mtu, most);
+        }
         let address = driver.link_address();
         let device = Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -318,6 +322,12 @@ impl<D: Driver> Device<D> {
             listener.event(event, subject);
         }
     }
+}
+
+// The largest MTU that is at most `active` and that the link's frames have room for.
+fn carried(active: Mtu, most: Option<usize>) -> Mtu {
+    let fits = |mtu: &Mtu| *mtu <= active && most.is_none_or(|most| mtu.octets() as usize <= most);
+    (1..=5).rev().filter_map(Mtu::from_code).find(fits).unwrap_or(Mtu::Mtu256)
 }
 
 // Adds what the linked emulation makes possible, and what the transport demands and is not there.
