@@ -127,8 +127,12 @@ impl Driver for InfiniBand {
     }
 
     fn check_post(&self, qp: &Qp, request: &Request<'_>) -> Result<(), PostReason> {
-        if qp.qp_type == QpType::Ud && request.length > u64::from(Mtu::Mtu4096.octets()) {
-            return Err(PostReason::MessageTooLong { max: u64::from(Mtu::Mtu4096.octets()), given: request.length });
+        if qp.qp_type == QpType::Ud {
+            let max = qp.device.network().link().and_then(|link| link.max_frame());
+            let max = max.unwrap_or(Mtu::Mtu4096.octets() as usize) as u64;
+            if request.length > max {
+                return Err(PostReason::MessageTooLong { max, given: request.length });
+            }
         }
         Ok(())
     }
@@ -208,7 +212,7 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
 pub(crate) fn serve_queue_pair(qp: &Arc<Qp>, now: Time) {
     let pin = pin();
     let mut cx = Cx::at(&qp.device, &pin, now);
-    serve_waiting(qp, &mut qp.responder(), &mut cx);
+    let _ = serve_waiting(qp, &mut qp.responder(), &mut cx);
     let effects = cx.into_effects();
     drop(pin);
     effects.run();

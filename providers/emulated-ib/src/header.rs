@@ -50,6 +50,10 @@ pub enum Nak {
     RemoteAccess,
     /// 0x63.
     RemoteOperation,
+    /// 0x64: of reliable datagrams, which no device here has.
+    InvalidRdRequest,
+    /// A code without a meaning.
+    Reserved(u8),
 }
 
 /// What an acknowledge says.
@@ -91,6 +95,11 @@ pub enum Body {
 }
 
 impl Body {
+    /// Whether it reads memory or changes it atomically: served after what arrived with it has been looked at.
+    pub const fn is_read_or_atomic(&self) -> bool {
+        matches!(self, Self::ReadRequest(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..))
+    }
+
     /// Whether a requester sends it to a responder.
     pub const fn is_request(&self) -> bool {
         !matches!(self, Self::Acknowledge(_) | Self::ReadResponse(_) | Self::AtomicAcknowledge(_))

@@ -217,6 +217,8 @@ const fn status_of(nak: Nak) -> WcStatus {
         Nak::InvalidRequest => WcStatus::RemInvReqErr,
         Nak::RemoteAccess => WcStatus::RemAccessErr,
         Nak::RemoteOperation => WcStatus::RemOpErr,
+        Nak::InvalidRdRequest => WcStatus::RemInvRdReqErr,
+        Nak::Reserved(_) => WcStatus::BadRespErr,
     }
 }
 
@@ -382,7 +384,7 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
                 continue;
             }
         }
-        start(half, index);
+        start(qp.qp_type, half, index);
         let full = ahead(position_psn(half, index), half.driver.unacked) >= WINDOW;
         if (full && qp.qp_type == QpType::Rc) || !step(qp, half, index, cx) {
             break;
@@ -413,13 +415,15 @@ fn outstanding_reads(half: &Sending) -> usize {
 }
 
 // Gives a request its sequence numbers.
-fn start(half: &mut Sending, index: usize) {
+fn start(qp_type: QpType, half: &mut Sending, index: usize) {
     let (next, shift) = (half.driver.next_psn, half.driver.mtu_shift);
     let wqe = &mut half.queue[index];
     if wqe.phase == Phase::Waiting {
         wqe.phase = Phase::Started;
         wqe.first = next;
-        wqe.count = if wqe.kept.op.is_local() { 0 } else { packets(message_length(wqe), shift) };
+        // Datagrams number themselves as they leave.
+        let unnumbered = wqe.kept.op.is_local() || qp_type == QpType::Ud;
+        wqe.count = if unnumbered { 0 } else { packets(message_length(wqe), shift) };
         half.driver.next_psn = advance(next, wqe.count);
     }
 }
@@ -499,7 +503,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         let length = (request.length - wqe.sent).min(mtu);
         let position = Position::of(wqe.sent, length, request.length);
         let mut header = header_of(half, &request, psn, position);
-        header.ack_req |= psn % ACK_EVERY == 0;
+        header.ack_req |= psn.is_multiple_of(ACK_EVERY);
         emit(qp, half, header, whole.part(wqe.sent as usize, length as usize), cx);
         wqe.sent += length;
         if position.ends() {
@@ -542,9 +546,7 @@ pub fn handle_answer(qp: &Qp, half: &mut Sending, header: &Header, payload: &Pay
         Body::AtomicAcknowledge(original) => atomic_response(qp, half, header.psn, original, cx),
         _ => {}
     }
-    if matches!(qp.state(), QpState::Rts | QpState::Sqd) {
-        transmit(qp, half, cx);
-    }
+    qp.advance(half, cx);
 }
 
 // Everything before `psn` has arrived. A read or atomic without its answer is not completed by it: the answer was lost
@@ -571,14 +573,15 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
     progress_to(half, reached);
     complete_in_order(qp, half, cx);
     if lost_answer.is_some() {
-        ask_again(half, reached);
+        ask_again(half);
     }
 }
 
-// A later answer came: the one for `psn` was lost, and is asked for again, once.
-fn ask_again(half: &mut Sending, psn: u32) {
-    if half.driver.asked_again.replace(psn) != Some(psn) {
-        go_back(half, psn);
+// A later answer came: the oldest one that is missing was lost, and is asked for again, once.
+fn ask_again(half: &mut Sending) {
+    let missing = half.driver.unacked;
+    if half.driver.asked_again.replace(missing) != Some(missing) {
+        go_back(half, missing);
     }
 }
 
@@ -614,7 +617,15 @@ fn go_back(half: &mut Sending, psn: u32) {
 }
 
 fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
+    // One that comes twice counts once.
+    if half.driver.rnr_until.is_some() {
+        return;
+    }
     acknowledge(qp, half, psn, cx);
+    if half.driver.unacked != psn {
+        // An answer before it was lost, and has been asked for again.
+        return;
+    }
     if !take_rnr_retry(half) {
         return fail_front(qp, half, WcStatus::RnrRetryExcErr, cx);
     }
@@ -632,6 +643,10 @@ fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
     if nak != Nak::SequenceError {
         // What was before it and has no answer cannot get one any more.
         return fail_front(qp, half, status_of(nak), cx);
+    }
+    // What followed a request that waits for a receive is out of order until that one has been sent again.
+    if half.driver.rnr_until.is_some() {
+        return;
     }
     if half.driver.retries_left == 0 {
         return fail_front(qp, half, WcStatus::RetryExcErr, cx);
@@ -659,14 +674,17 @@ fn read_response(qp: &Qp, half: &mut Sending, psn: u32, position: Position, payl
     let Some(index) = answered(qp, half, psn, cx) else { return };
     // An older read still waits: its answer was lost, and this one comes again after it.
     if index != 0 {
-        return ask_again(half, half.driver.unacked);
+        return ask_again(half);
     }
     let shift = half.driver.mtu_shift;
     let wqe = &half.queue[index];
+    if !matches!(wqe.kept.op, Op::Read(..) | Op::Flush(..)) {
+        return fail_front(qp, half, WcStatus::BadRespErr, cx);
+    }
     let expected = advance(wqe.first, (wqe.received >> shift) as u32);
     match ahead(psn, expected) {
         0 => {}
-        1.. => return ask_again(half, expected),
+        1.. => return ask_again(half),
         _ => return,
     }
     let whole = message_length(wqe);
@@ -691,7 +709,10 @@ fn read_response(qp: &Qp, half: &mut Sending, psn: u32, position: Position, payl
 fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mut Cx<'_>) {
     let Some(index) = answered(qp, half, psn, cx) else { return };
     if index != 0 {
-        return ask_again(half, half.driver.unacked);
+        return ask_again(half);
+    }
+    if !matches!(half.queue[index].kept.op, Op::CompareSwap(..) | Op::FetchAdd(..)) {
+        return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
     let mut spans = Spans::new();
     if let Err(fault) = sink(qp, &half.queue[index].kept.request(), cx, &mut spans) {

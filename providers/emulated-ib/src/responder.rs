@@ -124,6 +124,9 @@ pub fn respond<'p>(
     }
     half.driver.nak_sent = false;
     qp.note_arrival(half, cx);
+    if !header.body.is_read_or_atomic() && !serve_waiting(qp, half, cx) {
+        return Answer::None;
+    }
     let answered = match header.body {
         Body::Send(position, beside) => send(qp, half, header, position, beside, payload, direct, cx),
         Body::Write(position, remote, total, imm) => {
@@ -132,7 +135,14 @@ pub fn respond<'p>(
         _ => read_or_atomic(qp, half, header, payload, direct.is_some(), cx),
     };
     match answered {
+        Ok(Answer::Rnr(code, psn)) => {
+            // What follows is out of order, and the requester knows: no further NAK (IBTA 9.7.5.2.8).
+            half.driver.nak_sent = direct.is_none();
+            Answer::Rnr(code, psn)
+        }
         Ok(answer) => answer,
+        // What was asked for before is answered before.
+        Err(_) if !serve_waiting(qp, half, cx) => Answer::None,
         Err(refusal) => refuse(qp, half, header, refusal, cx),
     }
 }
@@ -181,6 +191,10 @@ fn out_of_order<'p>(half: &mut Receiving) -> Answer<'p> {
 // an atomic is answered from what was noted (IBTA 9.7.5.1.1).
 fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>) -> Answer<'p> {
     half.counters.duplicates += 1;
+    // What is acknowledged again is not to pass an answer that is still due.
+    if !serve_waiting(qp, half, cx) {
+        return Answer::None;
+    }
     let served = half.driver.framed.served.iter().find(|served| {
         let offset = ahead(header.psn, served.psn);
         offset >= 0 && (offset as u32) < served.packets
@@ -249,7 +263,6 @@ fn send<'p>(
         _ => return Err(Refusal::INVALID),
     };
     check_length(qp, half, position, payload.len())?;
-    serve_waiting(qp, half, cx);
     if position.begins() && half.current.is_none() {
         half.current = qp.take_receive(half, direct, &mut cx.effects);
     }
@@ -329,7 +342,10 @@ fn write<'p>(
         // The whole range is checked with the first frame.
         write_region(qp, remote, total, cx)?;
     }
-    serve_waiting(qp, half, cx);
+    let target = match length {
+        0 => None,
+        _ => Some(write_region(qp, remote.plus(u64::from(received)), length, cx)?),
+    };
     if imm.is_some() && position.ends() {
         // The data of earlier frames stays where it was placed; only this frame is asked for again.
         half.current = qp.take_receive(half, direct, &mut cx.effects);
@@ -337,8 +353,8 @@ fn write<'p>(
             return Ok(Answer::Rnr(half.driver.min_rnr_timer, header.psn));
         }
     }
-    if length > 0 {
-        place(write_region(qp, remote.plus(u64::from(received)), length, cx)?, payload);
+    if let Some(target) = target {
+        place(target, payload);
     }
     let answer = arrived(half, header, u64::from(length), header.ack_req || direct.is_some());
     if !position.ends() {
@@ -412,7 +428,6 @@ fn read_or_atomic<'p>(
     }
     if let Body::AtomicWrite(remote) = header.body {
         permit(half, Access::REMOTE_WRITE)?;
-        serve_waiting(qp, half, cx);
         if payload.len() != 8 {
             return Err(Refusal::INVALID);
         }
@@ -428,6 +443,9 @@ fn read_or_atomic<'p>(
         _ => return Err(Refusal::INVALID),
     };
     permit(half, needed)?;
+    if !payload.is_empty() {
+        return Err(Refusal::INVALID);
+    }
     // What the peer has outstanding beyond what it was told it may have is invalid (IBTA 9.7.4.1.4).
     if half.driver.framed.waiting.len() >= usize::from(half.driver.max_dest_rd_atomic) {
         return Err(Refusal::INVALID);
@@ -509,8 +527,15 @@ fn serve<'p>(qp: &Qp, body: Body, cx: &Cx<'p>) -> Result<(Answer<'p>, u64), Refu
     Ok((Answer::Atomic(original), original))
 }
 
-/// Serves the reads and atomics that wait, in order.
-pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) {
+/// Serves the reads and atomics that wait, in order. `false` where one of them was refused.
+pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
+    if half.driver.framed.waiting.is_empty() {
+        return true;
+    }
+    if matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Err) {
+        half.driver.framed.waiting.clear();
+        return false;
+    }
     while let Some(header) = half.driver.framed.waiting.pop_front() {
         match serve(qp, header.body, cx) {
             Ok((answer, original)) => {
@@ -530,9 +555,11 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) {
                 half.driver.framed.waiting.clear();
                 let answer = refuse(qp, half, &header, refusal, cx);
                 crate::driver::answer(qp, half, &header, answer, cx);
+                return false;
             }
         }
     }
+    true
 }
 
 // UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
@@ -540,7 +567,9 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) {
 fn unreliable(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Payload<'_>, cx: &mut Cx<'_>) {
     let in_order = header.psn == half.driver.expected;
     let begins = match header.body {
-        Body::Send(position, _) | Body::Write(position, ..) => position.begins(),
+        Body::Send(position, Beside::Nothing | Beside::Immediate(_)) | Body::Write(position, ..) => {
+            position.begins()
+        }
         _ => return half.counters.dropped += 1,
     };
     if !in_order || (begins && !matches!(half.driver.inbound, Inbound::None)) {
@@ -564,6 +593,10 @@ fn unreliable(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Payload<
         }
         _ => return,
     };
+    if let Err(Refusal { nak: Nak::RemoteOperation, receive }) = result {
+        // The receiver's own fault: no later message would fare better.
+        return qp.fail_responder(half, receive, EventType::QpFatal, cx);
+    }
     if !matches!(result, Ok(Answer::None | Answer::Ack(_))) {
         half.counters.dropped += 1;
         abandon(qp, half, cx);
@@ -573,10 +606,10 @@ fn unreliable(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Payload<
 }
 
 fn abandon(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) {
-    if qp.has_srq() {
-        if let Some(receive) = half.current.take() {
-            let done = Done { status: WcStatus::LocLenErr, opcode: WcOpcode::Recv, ..Done::default() };
-            qp.complete_receive(&receive, done, cx);
-        }
+    if qp.has_srq()
+        && let Some(receive) = half.current.take()
+    {
+        let done = Done { status: WcStatus::LocLenErr, opcode: WcOpcode::Recv, ..Done::default() };
+        qp.complete_receive(&receive, done, cx);
     }
 }
