@@ -1,0 +1,487 @@
+//! Two devices in virtual time, joined by a link on which a test can watch every frame, drop, double and hold back
+//! frames, and inject frames of its own.
+#![allow(dead_code, unreachable_pub)]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use emulated_ib::InfiniBand;
+use emulated_ib::header::{Body, Header, Nak, Syndrome, advance};
+use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::network::Network;
+use polyverbs_engine::time::Time;
+use polyverbs_links::{Bound, Simulation};
+use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
+use verbs_api::*;
+
+pub type OwnFrame = OwnedFrame<Header>;
+
+/// What becomes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Pass,
+    Drop,
+    Twice,
+    /// Kept until [`Wire::release`].
+    Hold,
+}
+
+type Rule = Box<dyn FnMut(&OwnFrame) -> Fate + std::marker::Send>;
+
+#[derive(Default)]
+struct State {
+    under_way: VecDeque<OwnFrame>,
+    held: Vec<OwnFrame>,
+    log: Vec<(Time, OwnFrame)>,
+    rule: Option<Rule>,
+}
+
+/// A link without delay that does what a test says.
+pub struct Wire {
+    mtu: Option<usize>,
+    state: Mutex<State>,
+}
+
+impl Wire {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on this decides what becomes of each frame.
+    pub fn rule(&self, rule: impl FnMut(&OwnFrame) -> Fate + std::marker::Send + 'static) {
+        self.state().rule = Some(Box::new(rule));
+    }
+
+    /// From now on every frame passes.
+    pub fn pass(&self) {
+        self.state().rule = None;
+    }
+
+    /// Frames that were sent so far, by devices only.
+    pub fn log(&self) -> Vec<OwnFrame> {
+        self.state().log.iter().map(|(_, frame)| frame.clone()).collect()
+    }
+
+    /// When each was sent.
+    pub fn times(&self) -> Vec<(Time, OwnFrame)> {
+        self.state().log.clone()
+    }
+
+    pub fn forget(&self) {
+        self.state().log.clear();
+    }
+
+    /// What was held back goes on its way.
+    pub fn release(&self) {
+        let mut state = self.state();
+        let held = std::mem::take(&mut state.held);
+        state.under_way.extend(held);
+    }
+
+    pub fn inject(&self, frame: OwnFrame) {
+        self.state().under_way.push_back(frame);
+    }
+}
+
+impl Link<Header> for Wire {
+    fn max_frame(&self) -> Option<usize> {
+        self.mtu
+    }
+
+    fn send(&self, frame: Frame<'_, Header>, now: Time) {
+        let frame = frame.to_owned();
+        assert!(self.mtu.is_none_or(|mtu| frame.payload.len() <= mtu), "{frame:?} is longer than the link's frames");
+        let mut state = self.state();
+        state.log.push((now, frame.clone()));
+        let fate = state.rule.as_mut().map_or(Fate::Pass, |rule| rule(&frame));
+        match fate {
+            Fate::Pass => state.under_way.push_back(frame),
+            Fate::Drop => {}
+            Fate::Twice => state.under_way.extend([frame.clone(), frame]),
+            Fate::Hold => state.held.push(frame),
+        }
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
+        let count = self.state().under_way.len();
+        for _ in 0..count {
+            let Some(frame) = self.state().under_way.pop_front() else { break };
+            network.deliver(frame.as_frame(), now);
+        }
+        count > 0
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        (!self.state().under_way.is_empty()).then_some(Time(0))
+    }
+}
+
+/// How the two queue pairs are made and connected.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub qp_type: QpType,
+    /// Frames of this many octets; `None` where a message is one frame.
+    pub mtu: Option<Mtu>,
+    pub access: Access,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub a_psn: u32,
+    pub b_psn: u32,
+    pub srq: Option<u32>,
+    pub max_recv_wr: u32,
+    pub max_recv_sge: u32,
+    pub cqe: u32,
+    pub sq_sig_all: bool,
+    /// No link: the devices reach each other directly.
+    pub direct: bool,
+    pub windows_2a: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            qp_type: QpType::Rc,
+            mtu: Some(Mtu::Mtu1024),
+            access: ALL_REMOTE,
+            timeout: 10,
+            retry_cnt: 7,
+            rnr_retry: 6,
+            min_rnr_timer: 1,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            a_psn: 1000,
+            b_psn: 2000,
+            srq: None,
+            max_recv_wr: 64,
+            max_recv_sge: 4,
+            cqe: 256,
+            sq_sig_all: false,
+            direct: false,
+            windows_2a: false,
+        }
+    }
+}
+
+pub const ALL_REMOTE: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::FLUSH_GLOBAL)
+    .union(Access::FLUSH_PERSISTENT);
+
+pub const MEMORY: usize = 1 << 18;
+
+/// One end.
+pub struct Side {
+    pub engine: Arc<Engine<InfiniBand>>,
+    pub context: Context,
+    pub pd: Pd,
+    pub cq: Cq,
+    pub srq: Option<Srq>,
+    pub qp: Qp,
+    pub memory: Memory,
+    pub mr: Mr,
+}
+
+/// Both ends, the link and the clock.
+pub struct Rig {
+    pub simulation: Simulation,
+    pub network: Arc<Network<InfiniBand>>,
+    pub wire: Arc<Wire>,
+    pub setup: Setup,
+    pub a: Side,
+    pub b: Side,
+}
+
+impl Rig {
+    pub fn new(setup: Setup) -> Self {
+        let rig = Self::unconnected(setup);
+        rig.connect();
+        rig
+    }
+
+    pub fn rc() -> Self {
+        Self::new(Setup::default())
+    }
+
+    pub fn uc() -> Self {
+        Self::new(Setup { qp_type: QpType::Uc, ..Setup::default() })
+    }
+
+    pub fn ud() -> Self {
+        Self::new(Setup { qp_type: QpType::Ud, ..Setup::default() })
+    }
+
+    pub fn unconnected(setup: Setup) -> Self {
+        let mut simulation = Simulation::new();
+        let mtu = setup.mtu.map(|mtu| mtu.octets() as usize);
+        let wire = Arc::new(Wire { mtu, state: Mutex::default() });
+        let link = Arc::clone(&wire) as SharedLink<Header>;
+        let network = simulation.network::<InfiniBand>((!setup.direct).then_some(link));
+        let a = Side::new(&network, 1, &setup);
+        let b = Side::new(&network, 2, &setup);
+        Self { simulation, network, wire, setup, a, b }
+    }
+
+    pub fn connect(&self) {
+        self.a.connect(&self.b, &self.setup, self.setup.a_psn, self.setup.b_psn);
+        self.b.connect(&self.a, &self.setup, self.setup.b_psn, self.setup.a_psn);
+    }
+
+    /// Until nothing is due.
+    #[track_caller]
+    pub fn run(&self) {
+        self.simulation.run_until_idle(Bound::steps(200_000)).unwrap();
+    }
+
+    #[track_caller]
+    pub fn run_for(&self, duration: Duration) {
+        self.simulation.run_for(duration).unwrap();
+    }
+
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.simulation.now().0)
+    }
+
+    /// A frame as A's queue pair would send it to B's: `offset` numbers after A's first.
+    pub fn request(&self, offset: u32, body: Body, payload: &[u8]) -> OwnFrame {
+        OwnFrame {
+            from: LinkAddress::InProcess(1),
+            to: LinkAddress::InProcess(2),
+            header: Header {
+                dest_qp: self.b.qp.qp_num().value(),
+                src_qp: self.a.qp.qp_num().value(),
+                psn: advance(self.setup.a_psn, offset),
+                ack_req: true,
+                solicited: false,
+                body,
+            },
+            payload: payload.to_vec(),
+            damaged: false,
+        }
+    }
+
+    /// Frames of A's, delivered to B together.
+    pub fn inject(&self, frames: impl IntoIterator<Item = OwnFrame>) {
+        for frame in frames {
+            self.wire.inject(frame);
+        }
+        self.network.progress();
+    }
+
+    /// An answer of B's to A, about A's number at `offset`.
+    pub fn answer(&self, offset: u32, body: Body, payload: &[u8]) -> OwnFrame {
+        let mut frame = self.request(offset, body, payload);
+        std::mem::swap(&mut frame.from, &mut frame.to);
+        std::mem::swap(&mut frame.header.src_qp, &mut frame.header.dest_qp);
+        frame
+    }
+
+    /// What B answered: numbers relative to A's first.
+    pub fn answers(&self) -> Vec<(i32, Body)> {
+        let log = self.wire.log();
+        let answers = log.iter().filter(|frame| frame.from == LinkAddress::InProcess(2));
+        answers
+            .filter(|frame| !frame.header.body.is_request())
+            .map(|frame| (emulated_ib::header::ahead(frame.header.psn, self.setup.a_psn), frame.header.body))
+            .collect()
+    }
+
+    /// What A asked: numbers relative to A's first.
+    pub fn requests(&self) -> Vec<(i32, Body)> {
+        let log = self.wire.log();
+        let requests = log.iter().filter(|frame| frame.header.body.is_request() && frame.from != self.b.address());
+        requests
+            .map(|frame| (emulated_ib::header::ahead(frame.header.psn, self.setup.a_psn), frame.header.body))
+            .collect()
+    }
+
+    /// The NAKs among the answers.
+    pub fn naks(&self) -> Vec<(i32, Nak)> {
+        let naks = self.answers().into_iter().filter_map(|(psn, body)| match body {
+            Body::Acknowledge(Syndrome::Nak(nak)) => Some((psn, nak)),
+            _ => None,
+        });
+        naks.collect()
+    }
+}
+
+impl Side {
+    fn new(network: &Arc<Network<InfiniBand>>, number: u64, setup: &Setup) -> Self {
+        let address = LinkAddress::InProcess(number);
+        let driver = InfiniBand { name: format!("ib{number}"), address, windows_2a: setup.windows_2a };
+        let engine = Engine::new(driver, network, DeviceOptions::default()).unwrap();
+        let device = Device::of(Arc::clone(&engine) as Arc<dyn verbs_api::provider::DeviceOps>);
+        let context = device.open(&Requirements::everything_of(&device.attributes())).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(setup.cqe).wait().unwrap();
+        let srq = setup.srq.map(|size| pd.create_srq(SrqOptions::new(size).max_sge(4)).wait().unwrap());
+        let memory = Memory::zeroed(MEMORY).unwrap();
+        let mr = pd.register(&memory, Access::LOCAL_WRITE | Access::MW_BIND | ALL_REMOTE).wait().unwrap();
+        let qp = make_qp(&pd, &cq, srq.as_ref(), setup);
+        Self { engine, context, pd, cq, srq, qp, memory, mr }
+    }
+
+    pub fn address(&self) -> LinkAddress {
+        self.engine.address()
+    }
+
+    fn connect(&self, peer: &Self, setup: &Setup, sq_psn: u32, rq_psn: u32) {
+        connect(&self.qp, peer.path(), peer.qp.qp_num(), setup, sq_psn, rq_psn);
+    }
+
+    /// The path to this side.
+    pub fn path(&self) -> AddressVector {
+        let port = self.context.query_port(1).unwrap();
+        AddressVector::new(port.address, port.gids[0], 1)
+    }
+
+    pub fn write(&self, offset: usize, octets: &[u8]) {
+        self.memory.write(offset, octets).unwrap();
+    }
+
+    pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
+        self.memory.to_vec(offset, length).unwrap()
+    }
+
+    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+        self.mr.sge(offset, length as u32).unwrap()
+    }
+
+    pub fn remote(&self, offset: usize) -> RemoteAddress {
+        self.mr.remote(offset as u64)
+    }
+
+    pub fn receive(&self, wr_id: u64, offset: usize, length: usize) {
+        let request = ReceiveRequest::new(wr_id, self.sge(offset, length));
+        match &self.srq {
+            Some(srq) => srq.post_receive(request).unwrap(),
+            None => self.qp.post_receive(request).unwrap(),
+        }
+    }
+
+    #[track_caller]
+    pub fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) {
+        self.qp.post_one(request).unwrap();
+    }
+
+    /// Every completion there is.
+    pub fn completions(&self) -> Vec<Completion> {
+        poll(&self.cq)
+    }
+
+    /// Their ids and statuses.
+    pub fn done(&self) -> Vec<(u64, WcStatus)> {
+        self.completions().iter().map(|done| (done.wr_id, done.status)).collect()
+    }
+
+    pub fn state(&self) -> QpState {
+        self.qp.query().unwrap().state
+    }
+
+    /// Events since the last call, except that the connection came to life.
+    pub fn events(&self) -> Vec<EventType> {
+        let all = std::iter::from_fn(|| self.context.poll_event().map(|event| event.event_type()));
+        all.filter(|event| *event != EventType::CommEst).collect()
+    }
+
+    pub fn modify(&self, attributes: QpAttributes) -> Result<(), VerbError> {
+        self.qp.modify(attributes).wait()
+    }
+
+    #[track_caller]
+    pub fn go_to(&self, state: QpState) {
+        self.modify(QpAttributes::new().qp_state(state)).unwrap();
+    }
+
+    pub fn counters(&self) -> verbs_api::qp::QpCounters {
+        self.qp.counters()
+    }
+}
+
+pub fn poll(cq: &Cq) -> Vec<Completion> {
+    let mut all = Vec::new();
+    loop {
+        let mut slots: [Completion; 16] = Default::default();
+        let count = cq.poll(&mut slots).unwrap().len();
+        all.extend(slots.into_iter().take(count));
+        if count == 0 {
+            return all;
+        }
+    }
+}
+
+pub fn make_qp(pd: &Pd, cq: &Cq, srq: Option<&Srq>, setup: &Setup) -> Qp {
+    let options = match setup.qp_type {
+        QpType::Uc => QpOptions::uc(cq),
+        QpType::Ud => QpOptions::ud(cq),
+        _ => QpOptions::rc(cq),
+    };
+    let mut options = options.max_send_sge(4).max_recv_sge(setup.max_recv_sge).max_recv_wr(setup.max_recv_wr);
+    if setup.qp_type == QpType::Rc {
+        options = options.operations(
+            Operations::LOCAL_INV
+                | Operations::FAST_REGISTER
+                | Operations::SEND_WITH_INV
+                | Operations::BIND_MW
+                | Operations::FLUSH
+                | Operations::ATOMIC_WRITE,
+        );
+    }
+    if let Some(srq) = srq {
+        options = options.srq(srq);
+    }
+    if setup.sq_sig_all {
+        options = options.sq_sig_all();
+    }
+    pd.create_qp(options).wait().unwrap()
+}
+
+pub fn init(setup: &Setup) -> QpAttributes {
+    let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0).port_num(1);
+    if setup.qp_type == QpType::Ud { init.qkey(0x1111) } else { init.qp_access_flags(setup.access) }
+}
+
+pub fn rtr(setup: &Setup, path: AddressVector, peer: Qpn, rq_psn: u32) -> QpAttributes {
+    let rtr = QpAttributes::new().qp_state(QpState::Rtr);
+    if setup.qp_type == QpType::Ud {
+        return rtr;
+    }
+    let mtu = setup.mtu.unwrap_or(Mtu::Mtu1024);
+    let rtr = rtr.ah_attr(path).path_mtu(mtu).dest_qp_num(peer).rq_psn(Psn::new(rq_psn));
+    if setup.qp_type == QpType::Uc {
+        return rtr;
+    }
+    rtr.max_dest_rd_atomic(setup.max_dest_rd_atomic).min_rnr_timer(setup.min_rnr_timer)
+}
+
+pub fn rts(setup: &Setup, sq_psn: u32) -> QpAttributes {
+    let rts = QpAttributes::new().qp_state(QpState::Rts).sq_psn(Psn::new(sq_psn));
+    if setup.qp_type != QpType::Rc {
+        return rts;
+    }
+    rts.timeout(setup.timeout)
+        .retry_cnt(setup.retry_cnt)
+        .rnr_retry(setup.rnr_retry)
+        .max_rd_atomic(setup.max_rd_atomic)
+}
+
+pub fn connect(qp: &Qp, path: AddressVector, peer: Qpn, setup: &Setup, sq_psn: u32, rq_psn: u32) {
+    for step in [init(setup), rtr(setup, path, peer, rq_psn), rts(setup, sq_psn)] {
+        qp.modify(step).wait().unwrap();
+    }
+}
+
+/// Octets that tell where they are from.
+pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|index| (index as u32).wrapping_mul(2_654_435_761).rotate_left(9) as u8 ^ seed).collect()
+}
+
+pub fn ok(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
+    ids.into_iter().map(|id| (id, WcStatus::Success)).collect()
+}
