@@ -162,8 +162,7 @@ pub struct Completion {
     pub vendor_err: u16,
     /// Immediate data, or the invalidated key in network order: see `wc_flags`.
     pub imm_data: [u8; 4],
-    /// Provider's word: the buffers to hand back.
-    pub loan: Loan,
+    loan: Loan,
     pub(crate) buffers: Buffers,
 }
 
@@ -198,6 +197,16 @@ impl Completion {
     /// The private buffers that come back: this request's, then those of the unsignaled requests that it retires.
     pub fn take_buffers(&mut self) -> impl Iterator<Item = Buffer> + '_ {
         self.buffers.take()
+    }
+
+    /// Provider: the buffers that come back with this completion.
+    ///
+    /// # Safety
+    /// The loan is of requests that this completion retires, and no other completion carries it.
+    #[allow(unsafe_code)]
+    #[inline]
+    pub unsafe fn set_loan(&mut self, loan: Loan) {
+        self.loan = loan;
     }
 
     #[inline]

@@ -7,8 +7,8 @@
 
 use polyverbs_engine::key_table::FlatUse;
 use verbs_api::memory::Span;
-use verbs_api::qp::{QpState, QpType};
-use verbs_api::{Access, Data, Operation, RemoteAddress, SendFlags, WorkRequest};
+use verbs_api::qp::QpType;
+use verbs_api::{Access, Data, Operation, RemoteAddress, Send, SendFlags, WorkRequest};
 
 use crate::header::{advance, packets};
 use crate::{Cx, Qp, Receiving, Sending};
@@ -35,7 +35,7 @@ pub fn run(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut C
 
 #[inline]
 fn is_ready(qp: &Qp, half: &Sending, peer: &Qp, responder: &Receiving) -> bool {
-    matches!(peer.state(), QpState::Rts)
+    peer.is_rts()
         && responder.driver.is_between_messages(half.driver.next_psn)
         && responder.driver.peer_qpn == qp.qpn
         && responder.driver.peer_address == Some(qp.device.address())
@@ -56,28 +56,30 @@ impl<'p> Lane<'_, 'p> {
     #[inline]
     fn carry(&mut self, request: &WorkRequest<'_>) -> bool {
         let carried = match request {
-            WorkRequest::Write(write) => self.write(request, write.remote),
-            WorkRequest::Send(_) => self.send(request),
-            WorkRequest::Read(read) => self.read(request, read.remote),
+            WorkRequest::Write(write) => {
+                self.write(write.data(), write.remote).map(|octets| self.finish(write, octets))
+            }
+            WorkRequest::Send(send) => self.send(send).map(|octets| self.finish(send, octets)),
+            WorkRequest::Read(read) => {
+                self.read(read.data(), read.remote).map(|octets| self.finish(read, octets))
+            }
             WorkRequest::CompareSwap(swap) => {
-                let (compare, new) = (swap.compare, swap.swap);
-                self.atomic(request, swap.remote, |now| (now == compare).then_some(new))
+                let change = |now| (now == swap.compare).then_some(swap.swap);
+                self.atomic(swap.data(), swap.remote, change).map(|octets| self.finish(swap, octets))
             }
             WorkRequest::FetchAdd(add) => {
-                let addend = add.add;
-                self.atomic(request, add.remote, |now| Some(now.wrapping_add(addend)))
+                let change = |now: u64| Some(now.wrapping_add(add.add));
+                self.atomic(add.data(), add.remote, change).map(|octets| self.finish(add, octets))
             }
             _ => None,
         };
-        let Some(octets) = carried else { return false };
-        self.finish(request, octets);
-        true
+        carried.is_some()
     }
 
     #[inline]
-    fn write(&mut self, request: &WorkRequest<'_>, remote: RemoteAddress) -> Option<u32> {
+    fn write(&mut self, data: &Data<'_>, remote: RemoteAddress) -> Option<u32> {
         let target = |length| self.remote(remote, length, Access::REMOTE_WRITE);
-        let length = match request.data() {
+        let length = match data {
             Data::Sge(sge) => {
                 let source = self.local(sge, Access::empty())?;
                 target(sge.length)?.copy_from(source);
@@ -95,8 +97,8 @@ impl<'p> Lane<'_, 'p> {
     }
 
     #[inline]
-    fn read(&mut self, request: &WorkRequest<'_>, remote: RemoteAddress) -> Option<u32> {
-        let Data::Sge(sge) = request.data() else { return None };
+    fn read(&mut self, data: &Data<'_>, remote: RemoteAddress) -> Option<u32> {
+        let Data::Sge(sge) = data else { return None };
         let sink = self.local(sge, Access::LOCAL_WRITE)?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
         self.step(sge.length);
@@ -107,11 +109,11 @@ impl<'p> Lane<'_, 'p> {
     #[inline]
     fn atomic(
         &mut self,
-        request: &WorkRequest<'_>,
+        data: &Data<'_>,
         remote: RemoteAddress,
         change: impl Fn(u64) -> Option<u64>,
     ) -> Option<u32> {
-        let Data::Sge(sge) = request.data() else { return None };
+        let Data::Sge(sge) = data else { return None };
         let sink = self.local(sge, Access::LOCAL_WRITE)?;
         if sge.length != 8 || !sink.address().is_multiple_of(8) || !remote.addr.is_multiple_of(8) {
             return None;
@@ -124,7 +126,7 @@ impl<'p> Lane<'_, 'p> {
     }
 
     #[inline]
-    fn send(&mut self, request: &WorkRequest<'_>) -> Option<u32> {
+    fn send(&mut self, request: &Send<'_>) -> Option<u32> {
         let length = match request.data() {
             Data::Sge(sge) => sge.length,
             Data::Inline(octets) => octets.len() as u32,
@@ -168,7 +170,7 @@ impl<'p> Lane<'_, 'p> {
     }
 
     #[inline]
-    fn finish(&mut self, request: &WorkRequest<'_>, byte_len: u32) {
+    fn finish(&mut self, request: &impl Operation, byte_len: u32) {
         let common = request.common();
         if self.qp.is_signaled(common.flags) {
             self.qp.push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);

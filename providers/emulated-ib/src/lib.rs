@@ -9,12 +9,14 @@
 pub mod caps;
 pub mod datagram;
 mod driver;
+mod provider;
 pub mod express;
 pub mod header;
 pub mod requester;
 pub mod responder;
 
 pub use driver::InfiniBand;
+pub use provider::{EmulatedIb, PROVIDER, WITH_2A};
 
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<InfiniBand>;

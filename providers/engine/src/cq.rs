@@ -13,6 +13,7 @@ use verbs_api::{
 use crate::completion_ring::{Armed, CompletionRing, Entry};
 use crate::commands::Commands;
 use crate::effects::{Effects, QpActions};
+use crate::loans;
 
 /// A completion on its way into a queue.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,7 +69,7 @@ impl Done {
         into.qp_num = Qpn::new(qp_loan as u32);
         into.src_qp = Qpn::new(ext.map_or(0, |words| words[0] as u32));
         into.vendor_err = 0;
-        into.loan = Loan::from_bits((qp_loan >> 32) as u32);
+        loans::hand_back(into, Loan::from_bits((qp_loan >> 32) as u32));
     }
 }
 
@@ -132,7 +133,7 @@ impl Cq {
             Ok(false) => {}
             Ok(true) => effects.wake(self),
             Err(_) => {
-                done.loan.release();
+                loans::release(done.loan);
                 self.refuse(effects);
             }
         }
@@ -178,11 +179,7 @@ impl Cq {
     /// Gives back the buffers of completions that nobody will poll.
     pub(crate) fn drain(&self) {
         self.ring.poll(
-            &mut |entry, ext| {
-                let mut completion = Completion::default();
-                Done::read(&entry, ext, &mut completion);
-                std::mem::take(&mut completion.loan).release();
-            },
+            &mut |entry, _| loans::release(Loan::from_bits((entry.words[2] >> 32) as u32)),
             usize::MAX,
         );
     }

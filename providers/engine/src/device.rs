@@ -55,10 +55,8 @@ impl Default for DeviceOptions {
 #[derive(Default)]
 pub(crate) struct Population {
     pub(crate) pds: AtomicU32,
-    pub(crate) cqs: AtomicU32,
     pub(crate) mrs: AtomicU32,
     pub(crate) mws: AtomicU32,
-    pub(crate) srqs: AtomicU32,
     pub(crate) qps: AtomicU32,
     pub(crate) ahs: AtomicU32,
 }

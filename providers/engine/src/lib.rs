@@ -19,6 +19,7 @@ pub mod emulation;
 pub mod fault;
 pub mod key_table;
 pub mod link;
+mod loans;
 pub mod lock;
 pub mod network;
 pub mod payload;

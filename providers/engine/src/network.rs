@@ -79,7 +79,8 @@ impl<D: Driver> Network<D> {
         devices.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Runs `job` when what has arrived has been delivered. May be called with locks held.
+    /// Runs `job` when what has arrived over the link has been delivered. Called while delivering, possibly with locks
+    /// held.
     pub fn serve_later(&self, job: Job) {
         self.to_serve.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
     }
@@ -103,9 +104,10 @@ impl<D: Driver> Network<D> {
             if self.delivering.swap(true, Ordering::SeqCst) {
                 return;
             }
+            let turn = Turn(&self.delivering);
             let seen = self.requests.load(Ordering::SeqCst);
             while link.progress(self.timers.now(), self) || self.serve() {}
-            self.delivering.store(false, Ordering::SeqCst);
+            drop(turn);
             if self.requests.load(Ordering::SeqCst) == seen {
                 break;
             }
@@ -113,6 +115,15 @@ impl<D: Driver> Network<D> {
         if let Some(at) = link.next_due() {
             self.timers.wake_at(at);
         }
+    }
+}
+
+/// The turn to deliver, given back even where a handler panics.
+struct Turn<'n>(&'n AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
     }
 }
 
@@ -132,7 +143,7 @@ impl<D: Driver> Progress for Network<D> {
 
     fn handle_timeout(&self, now: Time) {
         self.progress();
-        while let Some(job) = self.timers.take_due(now) {
+        for job in self.timers.take_due(now) {
             job(now);
         }
         self.progress();

@@ -22,6 +22,7 @@ use crate::device::{Cx, Device};
 use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
 use crate::key_table::{Binding, FlatUse, LocalUse};
+use crate::loans;
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::payload::{Spans, gather_raw};
 use crate::pin::pin;
@@ -219,6 +220,12 @@ impl<D: Driver> Qp<D> {
         QpState::from_code(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
     }
 
+    /// Whether the state is ready to send.
+    #[inline]
+    pub fn is_rts(&self) -> bool {
+        self.state.load(Ordering::Acquire) == QpState::Rts as u8
+    }
+
     /// A counted reference to this queue pair.
     pub fn shared(&self) -> Option<Arc<Self>> {
         self.me.upgrade()
@@ -282,7 +289,7 @@ impl<D: Driver> Qp<D> {
     ) -> Result<(), (usize, PostReason)> {
         let mut index = 0;
         while index < requests.len() {
-            if requester.queue.is_empty() && self.is_direct && self.state() == QpState::Rts {
+            if self.is_direct && requester.queue.is_empty() && self.is_rts() {
                 index += D::express(self, requester, &requests[index..], cx);
             }
             let Some(posted) = requests.get(index) else { break };
@@ -308,6 +315,7 @@ impl<D: Driver> Qp<D> {
         self.send_cq.push_plain(wr_id, plain, &mut cx.effects);
     }
 
+    #[inline(never)]
     fn post_one(
         &self,
         requester: &mut Requester<D>,
@@ -387,7 +395,7 @@ impl<D: Driver> Qp<D> {
             requester.first_half_failed = false;
             if !self.is_signaled(request.flags) {
                 if !request.loan.is_none() {
-                    requester.loans = requester.loans.join(request.loan);
+                    requester.loans = loans::join(requester.loans, request.loan);
                 }
                 return;
             }
@@ -411,7 +419,7 @@ impl<D: Driver> Qp<D> {
         let second_half = request.flags.contains(SendFlags::SECOND_HALF);
         if second_half && flushed && std::mem::take(&mut requester.first_half_failed) {
             if !request.loan.is_none() {
-                requester.loans = requester.loans.join(request.loan);
+                requester.loans = loans::join(requester.loans, request.loan);
             }
         } else {
             requester.first_half_failed = request.flags.contains(SendFlags::FIRST_HALF);
@@ -443,7 +451,7 @@ impl<D: Driver> Qp<D> {
             byte_len: octets,
             qpn: self.qpn,
             // Its own buffers first, then those of the requests it retires.
-            loan: request.loan.join(loan),
+            loan: loans::join(request.loan, loan),
             ..Done::default()
         };
         self.send_cq.push(&done, &mut cx.effects);
@@ -749,7 +757,7 @@ impl<D: Driver> Qp<D> {
         let current = responder.current.take();
         let rest = std::iter::from_fn(|| self.receives.take(&mut responder.consumer));
         for receive in current.into_iter().chain(rest) {
-            Loan::from_bits(receive.loan).release();
+            loans::release(Loan::from_bits(receive.loan));
         }
     }
 
@@ -794,11 +802,9 @@ impl<D: Driver> Qp<D> {
         cold.attributes.qp_state = Some(to);
         cold.attributes.cur_qp_state = None;
         drop(cold);
-        if to == QpState::Rtr || to == QpState::Rts {
-            if let Some(me) = self.shared() {
-                D::peer_ready(&me, &mut cx);
-                cx.effects.resume(me);
-            }
+        if let (QpState::Rtr | QpState::Rts, Some(me)) = (to, self.shared()) {
+            D::peer_ready(&me, &mut cx);
+            cx.effects.resume(me);
         }
         let effects = cx.into_effects();
         drop(pin);
@@ -842,9 +848,9 @@ impl<D: Driver> Qp<D> {
 
     fn reset(&self, requester: &mut Requester<D>, responder: &mut Responder<D>) {
         for wqe in requester.queue.drain(..) {
-            wqe.kept.loan.release();
+            loans::release(wqe.kept.loan);
         }
-        std::mem::take(&mut requester.loans).release();
+        loans::release(std::mem::take(&mut requester.loans));
         self.device.keys().unbind_all_of(&std::mem::take(&mut requester.windows), self.qpn);
         requester.direct = None;
         requester.first_half_failed = false;

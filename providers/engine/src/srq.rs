@@ -136,7 +136,7 @@ impl SrqOps for Srq {
             let queue = std::mem::take(&mut state.queue);
             drop(state);
             for receive in queue {
-                verbs_api::memory::Loan::from_bits(receive.loan).release();
+                crate::loans::release(verbs_api::memory::Loan::from_bits(receive.loan));
             }
             Ok(())
         });

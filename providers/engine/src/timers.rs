@@ -81,13 +81,14 @@ impl Timers {
         self.queue().heap.peek().map(|Reverse(entry)| entry.at)
     }
 
-    /// Takes the first job that is due at `now`.
-    pub fn take_due(&self, now: Time) -> Option<Job> {
+    /// Takes the jobs that are due at `now`. One that adds itself again is not among them.
+    pub fn take_due(&self, now: Time) -> Vec<Job> {
         let mut queue = self.queue();
-        if queue.heap.peek().is_none_or(|Reverse(entry)| entry.at > now) {
-            return None;
+        let mut due = Vec::new();
+        while queue.heap.peek().is_some_and(|Reverse(entry)| entry.at <= now) {
+            due.extend(queue.heap.pop().map(|Reverse(entry)| entry.job));
         }
-        queue.heap.pop().map(|Reverse(entry)| entry.job)
+        due
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

@@ -15,6 +15,7 @@
 pub mod capture;
 mod chance;
 pub mod datagram;
+pub mod emulated;
 pub mod fault;
 pub mod stream;
 pub mod timer;

@@ -1,4 +1,6 @@
 //! Buffers that are with the device, found again by a small number that travels with the request.
+// Acting on a loan is unsafe: whoever gives buffers back while the device still has them makes two owners.
+#![allow(unsafe_code)]
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,9 +8,10 @@ use super::{Buffer, Buffers};
 
 /// Names the buffers of one or more posted requests; 0 names none.
 ///
-/// A provider keeps the loan of a request until it retires. It puts the loan into the request's completion; where the
-/// request completes without one (an unsignaled success) it [joins](Loan::join) it to the next completion of that queue.
-/// A queue that is reset or destroyed [releases](Loan::release) what it still holds.
+/// A provider keeps the loan of a request until it retires. It puts the loan into the request's
+/// [completion](crate::Completion::set_loan); where the request completes without one (an unsignaled success) it
+/// [joins](Loan::join) it to the next completion of that queue. A queue that is reset or destroyed
+/// [releases](Loan::release) what it still holds. The number by itself does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[must_use]
 pub struct Loan(u32);
@@ -53,7 +56,10 @@ impl Loan {
     }
 
     /// One loan that names the buffers of both, those of `self` first.
-    pub fn join(self, later: Self) -> Self {
+    ///
+    /// # Safety
+    /// Both come from requests of one queue that have retired and whose buffers nobody has given back or joined.
+    pub unsafe fn join(self, later: Self) -> Self {
         if self.is_none() || later.is_none() {
             return if self.is_none() { later } else { self };
         }
@@ -67,7 +73,10 @@ impl Loan {
     }
 
     /// Gives the buffers back to their pools.
-    pub fn release(self) {
+    ///
+    /// # Safety
+    /// The device touches them no more, and nobody has given them back or joined them.
+    pub unsafe fn release(self) {
         drop(take_back(self));
     }
 }

@@ -535,6 +535,17 @@ impl Qp {
 
     #[inline]
     fn check(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
+        // The common ones are told apart once; the rest at each step.
+        match request {
+            WorkRequest::Write(write) => self.check_one(write),
+            WorkRequest::Send(send) => self.check_one(send),
+            WorkRequest::Read(read) => self.check_one(read),
+            other => self.check_one(other),
+        }
+    }
+
+    #[inline]
+    fn check_one(&self, request: &impl Operation) -> Result<(), PostReason> {
         let operation = request.operation();
         if !self.rules.operations.contains(operation) {
             return Err(PostReason::OperationNotEnabled { missing: operation });

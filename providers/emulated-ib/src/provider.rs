@@ -1,0 +1,58 @@
+//! The device as a program finds it: registered when this crate is linked and named.
+
+use std::sync::Arc;
+
+use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_engine::link::SharedLink;
+use polyverbs_links::emulated::{
+    EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
+};
+use polyverbs_links::{DatagramLink, DatagramOptions, RealHost};
+use verbs_api::provider::DeviceOps;
+use verbs_api::{Mtu, inventory};
+
+use crate::InfiniBand;
+use crate::header::Header;
+
+/// An emulated InfiniBand device: with windows of type 2B, or of type 2A instead.
+pub struct EmulatedIb {
+    name: &'static str,
+    windows_2a: bool,
+}
+
+/// The device that is registered: windows of type 2B.
+pub static PROVIDER: EmulatedProvider<EmulatedIb> =
+    EmulatedProvider(EmulatedIb { name: "ib0", windows_2a: false });
+
+/// The same device with windows of type 2A: a kind to make devices of, not registered.
+pub static WITH_2A: EmulatedIb = EmulatedIb { name: "ib0-2a", windows_2a: true };
+
+inventory::submit! { LinkedKind(&PROVIDER.0) }
+inventory::submit! { LinkedKind(&WITH_2A) }
+verbs_api::link_provider!(PROVIDER);
+
+impl EmulatedKind for EmulatedIb {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn provider(&self) -> &'static str {
+        "emulated-ib"
+    }
+
+    fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
+        let faults = options.faults.datagram()?;
+        let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
+            Arc::new(DatagramLink::new(DatagramOptions { max_frame: Some(Mtu::Mtu4096), ..faults }))
+        });
+        let name = options.name.clone().unwrap_or_else(|| self.name.to_owned());
+        let driver = InfiniBand { name, address: FIRST_ADDRESS, windows_2a: self.windows_2a };
+        let network = RealHost::network(link);
+        let engine_options = DeviceOptions {
+            command_latency: options.command_latency,
+            without: options.without,
+            ..DeviceOptions::default()
+        };
+        Ok(Device::new(driver, &network, engine_options)?)
+    }
+}

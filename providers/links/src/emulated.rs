@@ -1,0 +1,89 @@
+//! How a program or a command makes an emulated device: the same way for every transport.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use verbs_api::provider::{DeviceOps, Provider};
+use verbs_api::{Features, LinkAddress, VerbError};
+
+use crate::{FaultSpec, FaultSpecError};
+
+/// What an emulated device is made with.
+#[derive(Clone, Debug, Default)]
+pub struct EmulatedOptions {
+    /// Its name, if not the kind's own.
+    pub name: Option<String>,
+    /// How long each control verb takes.
+    pub command_latency: Duration,
+    /// What its link does to frames. Without any fault the network is direct.
+    pub faults: FaultSpec,
+    /// Frames even without faults: messages are cut to the path MTU.
+    pub framed: bool,
+    /// Features that it does not claim although it could.
+    pub without: Features,
+}
+
+/// Why no device was made.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum EmulatedError {
+    /// The faults do not fit the transport's link.
+    #[error(transparent)]
+    Fault(#[from] FaultSpecError),
+    /// The engine refused.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+}
+
+/// A kind of emulated device.
+pub trait EmulatedKind: Send + Sync + 'static {
+    /// The name of its device where nobody gives another.
+    fn name(&self) -> &'static str;
+
+    /// Name of the provider of that device.
+    fn provider(&self) -> &'static str;
+
+    /// Makes a device on a network of its own: it reaches itself, and its queue pairs one another.
+    ///
+    /// # Errors
+    /// The options do not fit the transport.
+    fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError>;
+}
+
+/// A kind that registers itself where its crate is linked and named.
+pub struct LinkedKind(pub &'static dyn EmulatedKind);
+
+verbs_api::inventory::collect!(LinkedKind);
+
+/// Every kind that is linked, sorted by name.
+pub fn kinds() -> Vec<&'static dyn EmulatedKind> {
+    let mut kinds: Vec<_> = verbs_api::inventory::iter::<LinkedKind>
+        .into_iter()
+        .map(|kind| kind.0)
+        .collect();
+    kinds.sort_by_key(|kind| kind.name());
+    kinds
+}
+
+/// The provider of the one device of a kind, as it is without options.
+pub struct EmulatedProvider<K>(pub K);
+
+impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
+    fn name(&self) -> &'static str {
+        self.0.provider()
+    }
+
+    fn devices(&self) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+        match self.0.make(&EmulatedOptions::default()) {
+            Ok(device) => Ok(vec![device]),
+            Err(EmulatedError::Verb(error)) => Err(error),
+            Err(EmulatedError::Fault(_)) => {
+                Err(VerbError::Internal("no faults do not fit the link"))
+            }
+        }
+    }
+}
+
+/// The address of the only device of a network.
+pub const FIRST_ADDRESS: LinkAddress = LinkAddress::InProcess(1);
