@@ -1,0 +1,90 @@
+//! Memory that is registered by work requests.
+
+use verbs_api::{
+    Access, FastRegister, LKey, LocalInvalidate, Memory, MrKey, PageList, Pd, RKey, RemoteAddress,
+    Sge,
+};
+
+use crate::rig::{fill, within};
+
+/// Octets of a page.
+const PAGE: u64 = 4096;
+
+/// Memory, its page list, and an allocated key that it can be registered under.
+pub struct Fast {
+    /// The memory.
+    pub memory: Memory,
+    /// All of it.
+    pub pages: PageList,
+    /// The key.
+    pub key: MrKey,
+}
+
+impl Fast {
+    pub(crate) fn new(pd: &Pd, length: usize) -> Self {
+        let memory = Memory::zeroed(length).expect("memory");
+        let depth = (length as u64).div_ceil(PAGE) as u32;
+        let mapped = PageList::map(&[(&memory).into()], PAGE, depth).expect("a page list");
+        assert_eq!(mapped.elements, 1);
+        let key = pd.alloc_key(depth).wait().expect("a key");
+        Self {
+            memory,
+            pages: mapped.list,
+            key,
+        }
+    }
+
+    /// Memory of this many octets, and a key, in another domain.
+    pub fn in_pd(pd: &Pd, length: usize) -> Self {
+        Self::new(pd, length)
+    }
+
+    /// The request that registers the memory under the key as it is now.
+    pub fn register(&self, access: Access) -> FastRegister<'_> {
+        FastRegister::new(&self.key, &self.pages).access(access)
+    }
+
+    /// The request that registers it under the key with the next byte.
+    pub fn register_afresh(&self, access: Access) -> FastRegister<'_> {
+        self.key.advance();
+        self.register(access)
+    }
+
+    /// The request that invalidates the key as it is now.
+    pub fn invalidate(&self) -> LocalInvalidate<'static> {
+        LocalInvalidate::new(&self.key)
+    }
+
+    /// The key for peers, as it is now.
+    pub fn rkey(&self) -> RKey {
+        self.key.rkey()
+    }
+
+    /// The key for local requests, as it is now.
+    pub fn lkey(&self) -> LKey {
+        self.key.lkey()
+    }
+
+    /// A stretch for a request.
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        self.key.sge(self.pages.address() + offset, length)
+    }
+
+    /// What a peer is told to reach `offset`.
+    pub fn remote(&self, offset: u64) -> RemoteAddress {
+        self.key.remote(self.pages.address() + offset)
+    }
+
+    /// Fills the memory with octets that tell where they are, different for each `seed`.
+    pub fn fill(&self, seed: u8) {
+        fill(&self.memory, seed);
+    }
+
+    /// A copy of a stretch.
+    ///
+    /// # Panics
+    /// It lies outside.
+    pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        within(self.memory.to_vec(offset, length))
+    }
+}

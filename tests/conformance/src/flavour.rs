@@ -1,0 +1,119 @@
+//! The kinds of devices that the suite runs on.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use emulated_ib::InfiniBand;
+use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+use polyverbs_engine::driver::Driver;
+use polyverbs_engine::link::SharedLink;
+use polyverbs_links::{Between, DatagramLink, DatagramOptions, Simulation};
+use verbs_api::provider::DeviceOps;
+use verbs_api::{LinkAddress, Mtu, PortState};
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// InfiniBand with windows of type 2B; frames are handed over whole, at once.
+    Ib,
+    /// The same with windows of type 2A.
+    Ib2a,
+    /// The same without base memory management, windows and zero-based addresses.
+    IbPlain,
+    /// InfiniBand over a datagram link: messages are cut, and frames take time.
+    IbFramed,
+}
+
+/// What a test does to a device behind the program's back.
+pub trait Steer: DeviceOps {
+    /// The device is gone.
+    fn remove(&self);
+
+    /// The port goes up or down.
+    fn set_port_state(&self, state: PortState);
+
+    /// Control verbs take this long from now on.
+    fn set_latency(&self, latency: Duration);
+
+    /// Memory keys in use.
+    fn keys_in_use(&self) -> usize;
+}
+
+impl<D: Driver> Steer for Engine<D> {
+    fn remove(&self) {
+        Self::remove(self);
+    }
+
+    fn set_port_state(&self, state: PortState) {
+        Self::set_port_state(self, state);
+    }
+
+    fn set_latency(&self, latency: Duration) {
+        self.commands().set_latency(latency);
+    }
+
+    fn keys_in_use(&self) -> usize {
+        self.keys().len()
+    }
+}
+
+/// Two devices on a network, and their time.
+pub(crate) struct Fabric {
+    pub(crate) simulation: Simulation,
+    pub(crate) near: Arc<dyn Steer>,
+    pub(crate) far: Arc<dyn Steer>,
+}
+
+impl Flavour {
+    pub(crate) fn build(self) -> Fabric {
+        let options = DeviceOptions::default();
+        match self {
+            Self::Ib => fabric(|at| infiniband(at, false), None, options),
+            Self::Ib2a => fabric(|at| infiniband(at, true), None, options),
+            Self::IbPlain => fabric(
+                |at| infiniband(at, false),
+                None,
+                DeviceOptions {
+                    emulation: None,
+                    ..options
+                },
+            ),
+            Self::IbFramed => {
+                let link = DatagramLink::new(DatagramOptions {
+                    max_frame: Some(Mtu::Mtu1024),
+                    delay: Between::new(Duration::from_micros(1), Duration::from_micros(1)),
+                    ..DatagramOptions::default()
+                });
+                fabric(|at| infiniband(at, false), Some(Arc::new(link)), options)
+            }
+        }
+    }
+}
+
+fn infiniband(address: LinkAddress, windows_2a: bool) -> InfiniBand {
+    InfiniBand {
+        name: format!("{address:?}"),
+        address,
+        windows_2a,
+    }
+}
+
+fn fabric<D: Driver>(
+    driver: impl Fn(LinkAddress) -> D,
+    link: Option<SharedLink<D::Header>>,
+    options: DeviceOptions,
+) -> Fabric {
+    let mut simulation = Simulation::new();
+    let network = simulation.network::<D>(link);
+    let device = |at| -> Arc<dyn Steer> {
+        let driver = driver(LinkAddress::InProcess(at));
+        Engine::new(driver, &network, options.clone()).expect("a device that is consistent")
+    };
+    let (near, far) = (device(1), device(2));
+    Fabric {
+        simulation,
+        near,
+        far,
+    }
+}

@@ -1,0 +1,73 @@
+//! The harness of the conformance suite: one body per behaviour, run on every kind of device.
+//!
+//! A body is a function that takes a [`Rig`]: two devices of one kind on one network in virtual
+//! time. [`cases!`] makes it a test for each [`Flavour`] and states what the device must have for
+//! it. On a device that lacks that the body is not run; instead the device must refuse what it
+//! lacks, naming it, with nothing created and no queue slot used: see [`refusal`]. So a device that
+//! claims less passes no test for it silently, and one that claims more than it does fails.
+//!
+//! Where transports differ by their own rules, bodies and helpers look at the device's attributes,
+//! never at the flavour.
+#![forbid(unsafe_code)]
+
+mod fast;
+mod flavour;
+mod needs;
+mod pair;
+pub mod refusal;
+mod rig;
+
+pub use fast::Fast;
+pub use flavour::{Flavour, Steer};
+pub use needs::{ANY_DEVICE, Needs, needs, one_of};
+pub use pair::{Pair, Side};
+pub use rig::{End, Region, Rig};
+
+/// Runs `body` on a device of this flavour, or sees that the device refuses what it lacks.
+pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig)) {
+    let rig = Rig::new(flavour);
+    match needs.missing_of(&rig.far.context) {
+        None => body(&rig),
+        Some(missing) => {
+            println!("{flavour:?} lacks {missing}: it must refuse it");
+            refusal::is_refused(&rig, &missing);
+        }
+    }
+}
+
+/// Makes a test for each flavour out of each body that is named, in a module of the flavour's name.
+///
+/// ```ignore
+/// cases! {
+///     a_bound_window_cannot_be_bound_again: one_of(Features::WINDOW_2);
+/// }
+///
+/// // covers 2.42
+/// fn a_bound_window_cannot_be_bound_again(rig: &Rig) { … }
+/// ```
+#[macro_export]
+macro_rules! cases {
+    ($($list:tt)*) => {
+        $crate::cases_of!(ib Ib: $($list)*);
+        $crate::cases_of!(ib_2a Ib2a: $($list)*);
+        $crate::cases_of!(ib_plain IbPlain: $($list)*);
+        $crate::cases_of!(ib_framed IbFramed: $($list)*);
+    };
+}
+
+/// The part of [`cases!`] that is one flavour's.
+#[macro_export]
+macro_rules! cases_of {
+    ($module:ident $flavour:ident: $($name:ident: $needs:expr;)*) => {
+        mod $module {
+            use super::*;
+
+            $(
+                #[test]
+                fn $name() {
+                    $crate::run($crate::Flavour::$flavour, $needs, super::$name);
+                }
+            )*
+        }
+    };
+}

@@ -1,0 +1,254 @@
+//! Connected queue pairs, and attempts on the memory at the other end.
+
+use std::ops::Deref;
+
+use verbs_api::qp::{QpState, QpType};
+use verbs_api::{
+    ConnectOptions, Context, Cq, EventType, Features, FetchAdd, Operation, Operations, Pd, Qp,
+    QpOptions, Read, ReceiveRequest, RemoteAddress, WcStatus, WorkRequest, Write,
+};
+
+use crate::rig::poll_all;
+use crate::{End, Region, Rig};
+
+/// The identity of requests that helpers post.
+const ATTEMPT: u64 = 0xa77e_3b70;
+
+/// A queue pair, and a completion queue that nobody else uses.
+pub struct Side {
+    /// The queue pair.
+    pub qp: Qp,
+    /// Where its requests complete.
+    pub cq: Cq,
+}
+
+/// Two queue pairs, connected with each other.
+pub struct Pair {
+    /// Of the near device.
+    pub near: Side,
+    /// Of the far device.
+    pub far: Side,
+}
+
+impl Deref for Side {
+    type Target = Qp;
+
+    fn deref(&self) -> &Qp {
+        &self.qp
+    }
+}
+
+impl Side {
+    /// Its state now.
+    ///
+    /// # Panics
+    /// It was destroyed.
+    pub fn state(&self) -> QpState {
+        self.qp.query().expect("a queue pair that lives").state
+    }
+
+    /// Posts a receive into a stretch of `region`, with its offset as identity.
+    pub fn receive(&self, region: &Region, offset: usize, length: u32) {
+        let request = ReceiveRequest::new(offset as u64, region.sge(offset, length));
+        self.qp.post_receive(request).expect("a receive");
+    }
+}
+
+/// Every operation that queue pairs of this type can be created for.
+pub(crate) fn operations_of(context: &Context, qp_type: QpType) -> Operations {
+    let features = context.features();
+    let extras = qp_type.operations() - Operations::BASELINE;
+    let granted = extras.iter().filter(|&operation| {
+        let window = operation != Operations::BIND_MW || features.intersects(Features::WINDOW_2);
+        window && features.contains(operation.required_features())
+    });
+    granted.fold(Operations::empty(), |all, one| all | one)
+}
+
+impl End {
+    /// What a queue pair is created with that does everything: four entries, and room for 128.
+    pub fn options(&self, qp_type: QpType, cq: &Cq) -> QpOptions {
+        let options = match qp_type {
+            QpType::Uc => QpOptions::uc(cq),
+            QpType::Ud => QpOptions::ud(cq),
+            _ => QpOptions::rc(cq),
+        };
+        let limits = self.context.limits();
+        options
+            .operations(operations_of(&self.context, qp_type))
+            .max_send_wr(128)
+            .max_recv_wr(128)
+            .max_send_sge(limits.max_send_sge.min(4))
+            .max_recv_sge(limits.max_recv_sge.min(4))
+    }
+
+    /// A queue pair in RESET that does everything.
+    pub fn side(&self, qp_type: QpType) -> Side {
+        self.side_with(&self.pd, |cq| self.options(qp_type, cq))
+    }
+
+    /// A queue pair in RESET, in some domain and with options of the caller's.
+    pub fn side_with(&self, pd: &Pd, options: impl FnOnce(&Cq) -> QpOptions) -> Side {
+        let cq = self.cq(512);
+        let qp = pd.create_qp(options(&cq)).wait().expect("a queue pair");
+        Side { qp, cq }
+    }
+}
+
+impl Rig {
+    /// Connected RC queue pairs that do everything.
+    pub fn rc(&self) -> Pair {
+        self.connected(self.near.side(QpType::Rc), self.far.side(QpType::Rc))
+    }
+
+    /// The same, the far one in some domain.
+    pub fn rc_in(&self, far: &Pd) -> Pair {
+        let far = self
+            .far
+            .side_with(far, |cq| self.far.options(QpType::Rc, cq));
+        self.connected(self.near.side(QpType::Rc), far)
+    }
+
+    /// Connected UC queue pairs that do everything.
+    pub fn uc(&self) -> Pair {
+        self.connected(self.near.side(QpType::Uc), self.far.side(QpType::Uc))
+    }
+
+    /// Connects these, with the options that every program gets that asks for none.
+    pub fn connected(&self, near: Side, far: Side) -> Pair {
+        self.connected_with(near, far, ConnectOptions::new())
+    }
+
+    /// Connects these, with the same options on both sides.
+    ///
+    /// # Panics
+    /// They are refused.
+    pub fn connected_with(&self, near: Side, far: Side, options: ConnectOptions) -> Pair {
+        let at_near = near.endpoint().expect("an endpoint");
+        let at_far = far.endpoint().expect("an endpoint");
+        // Both are started before either is waited for: a stream needs both ends.
+        let first = near.connect(&at_far, options);
+        let second = far.connect(&at_near, options);
+        self.finish(first);
+        self.finish(second);
+        Pair { near, far }
+    }
+
+    /// Posts a request and answers how it ended. It is signaled, and its completion is the only one.
+    ///
+    /// # Panics
+    /// It is refused, or something else completes.
+    pub fn run<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>) -> WcStatus {
+        let request = request.into();
+        let (wr_id, opcode) = (request.common().wr_id, request.wc_opcode());
+        side.post_one(request).expect("a request that is taken");
+        let done = self.take(&side.cq, 1).remove(0);
+        assert_eq!((done.wr_id, done.qp_num), (wr_id, side.qp_num()));
+        if done.status.is_success() {
+            assert_eq!(done.opcode, opcode);
+        }
+        done.status
+    }
+
+    /// Posts a request that succeeds.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn succeeds<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>) {
+        assert_eq!(self.run(side, request), WcStatus::Success);
+    }
+
+    /// Posts a request that fails on its own side: with `status`, and the queue pair cannot send any
+    /// more.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn fails<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>, status: WcStatus) {
+        assert_eq!(self.run(side, request), status);
+        let stopped = if side.qp_type() == QpType::Rc {
+            QpState::Err
+        } else {
+            QpState::Sqe
+        };
+        assert_eq!(side.state(), stopped);
+    }
+
+    /// Whether the far device lets this pair write eight octets there. Where it does not, what must
+    /// follow has followed.
+    pub fn can_write(&self, pair: &Pair, remote: RemoteAddress) -> bool {
+        self.can_write_octets(pair, remote, 8)
+    }
+
+    /// The same for some number of octets.
+    pub fn can_write_octets(&self, pair: &Pair, remote: RemoteAddress, length: u32) -> bool {
+        let data = self.scratch.sge(0, length);
+        self.is_granted(pair, Write::new(data, remote).signaled(ATTEMPT))
+    }
+
+    /// Whether the far device lets this pair read eight octets there.
+    pub fn can_read(&self, pair: &Pair, remote: RemoteAddress) -> bool {
+        self.can_read_octets(pair, remote, 8)
+    }
+
+    /// The same for some number of octets.
+    pub fn can_read_octets(&self, pair: &Pair, remote: RemoteAddress, length: u32) -> bool {
+        let sink = self.scratch.sge(0x8000, length);
+        self.is_granted(pair, Read::new(sink, remote).signaled(ATTEMPT))
+    }
+
+    /// Whether the far device lets this pair operate atomically there.
+    pub fn can_add(&self, pair: &Pair, remote: RemoteAddress) -> bool {
+        let result = self.scratch.sge(0x8000, 8);
+        self.is_granted(pair, FetchAdd::new(result, remote, 1).signaled(ATTEMPT))
+    }
+
+    /// Posts a signaled request and tells whether the far device let it access its memory.
+    ///
+    /// # Panics
+    /// It ended otherwise: refused for another reason, or not with what follows from a refusal.
+    pub fn is_granted<'a>(&self, pair: &Pair, request: impl Into<WorkRequest<'a>>) -> bool {
+        match self.verdict(pair, request) {
+            WcStatus::Success => true,
+            WcStatus::RemAccessErr => false,
+            other => panic!("neither granted nor refused: {other:?}"),
+        }
+    }
+
+    /// Posts a signaled request and tells how the far device took it, in InfiniBand's words. Where it
+    /// was refused, both queue pairs are in ERR and the far program was told.
+    ///
+    /// # Panics
+    /// They are not.
+    pub fn verdict<'a>(&self, pair: &Pair, request: impl Into<WorkRequest<'a>>) -> WcStatus {
+        let request = request.into();
+        let reads = request.is_read_or_atomic();
+        self.far.events();
+        let status = self.run(&pair.near, request);
+        self.settle();
+        if status.is_success() && pair.far.state() == QpState::Rts {
+            assert_eq!(pair.near.state(), QpState::Rts);
+            return status;
+        }
+        // Only an answer tells a requester; without one a write has completed before it was refused.
+        let told = self.acknowledges() || reads;
+        assert_eq!(told, !status.is_success(), "{status:?}");
+        assert_eq!(
+            (pair.near.state(), pair.far.state()),
+            (QpState::Err, QpState::Err)
+        );
+        let events = self.far.events();
+        poll_all(&pair.near.cq);
+        if !told {
+            return match events[..] {
+                [EventType::QpAccessErr] => WcStatus::RemAccessErr,
+                _ => WcStatus::RemInvReqErr,
+            };
+        }
+        let expected = match status {
+            WcStatus::RemAccessErr => EventType::QpAccessErr,
+            _ => EventType::QpReqErr,
+        };
+        assert_eq!(events, [expected]);
+        status
+    }
+}

@@ -1,0 +1,143 @@
+//! What a device does not have, it refuses: by name, at once, and with nothing left behind.
+
+use verbs_api::qp::QpType;
+use verbs_api::{
+    Access, BaselineGaps, BindWindow, DestroyError, ErrorKind, FastRegister, Features, LKey,
+    LocalInvalidate, Memory, MrOptions, MwType, Operations, PageList, Pd, PostReason, QpOptions,
+    RKey, SrqOptions, Started, VerbError, WorkRequest, Write,
+};
+
+use crate::needs::Missing;
+use crate::{Rig, Side};
+
+/// Sees that the far device refuses everything that it lacks.
+///
+/// # Panics
+/// It does not, or keeps something.
+pub fn is_refused(rig: &Rig, missing: &Missing) {
+    let keys = rig.far.device.keys_in_use();
+    let pd = rig.far.other_pd();
+    // Lacking both kinds of type-2 windows is one refusal.
+    for feature in missing.features.iter() {
+        refuses(rig, &pd, feature);
+    }
+    for gap in missing.gaps.iter() {
+        has_gap(rig, &pd, gap);
+    }
+    assert_eq!(rig.far.device.keys_in_use(), keys, "no key was used up");
+    match rig.outcome(pd.destroy()) {
+        Ok(()) => {}
+        Err(DestroyError::Busy { held_by, .. }) => panic!("left behind: {held_by:?}"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
+    match feature {
+        Features::BMME => {
+            names(feature, pd.alloc_key(1));
+            lacks_operation(rig, pd, Operations::FAST_REGISTER, feature);
+            lacks_operation(rig, pd, Operations::LOCAL_INV, feature);
+            lacks_operation(rig, pd, Operations::SEND_WITH_INV, feature);
+            let memory = Memory::zeroed(4096).expect("memory");
+            let list = PageList::map(&[(&memory).into()], 4096, 1)
+                .expect("a page list")
+                .list;
+            lacks_request(rig, FastRegister::new(RKey::new(0x100), &list));
+            lacks_request(rig, LocalInvalidate::new(RKey::new(0x100)));
+        }
+        Features::WINDOW_1 => {
+            names(feature, pd.alloc_mw(MwType::Type1));
+            let pair = rig.rc();
+            let bind = BindWindow::new(RKey::new(0x100), LKey::new(0x200), 0, 8);
+            let reason = PostReason::Unsupported { missing: feature };
+            assert_eq!(pair.far.bind_mw(&bind), Err(reason));
+            works(rig, &pair.far);
+        }
+        Features::WINDOW_2A | Features::WINDOW_2B => {
+            names(Features::WINDOW_2, pd.alloc_mw(MwType::Type2));
+            lacks_operation(rig, pd, Operations::BIND_MW, Features::WINDOW_2);
+            lacks_request(
+                rig,
+                BindWindow::new(RKey::new(0x100), LKey::new(0x200), 0, 8),
+            );
+        }
+        Features::READ_WITH_INVALIDATE => {
+            lacks_operation(rig, pd, Operations::READ_WITH_INV, feature);
+        }
+        Features::ZBVA => {
+            let memory = Memory::zeroed(64).expect("memory");
+            let options = MrOptions::new(Access::LOCAL_WRITE).zero_based();
+            names(feature, pd.register_with(&memory, options));
+        }
+        Features::SRQ => names(feature, pd.create_srq(SrqOptions::new(1))),
+        Features::ATOMIC_WRITE => lacks_operation(rig, pd, Operations::ATOMIC_WRITE, feature),
+        Features::FLUSH => lacks_operation(rig, pd, Operations::FLUSH, feature),
+        // Seen with the requests that would use them: `BMME` or `NO_UD` is lacking then as well.
+        Features::LOCAL_INVALIDATE_FENCE
+        | Features::BLOCK_LIST
+        | Features::SG_GAPS
+        | Features::MULTICAST => {}
+        other => panic!("no refusal is known for {other:?}"),
+    }
+}
+
+fn has_gap(rig: &Rig, pd: &Pd, gap: BaselineGaps) {
+    let operation = match gap {
+        BaselineGaps::NO_UD => return lacks_service(rig, pd, QpOptions::ud, gap),
+        BaselineGaps::NO_UC => return lacks_service(rig, pd, QpOptions::uc, gap),
+        BaselineGaps::NO_SEND_WITH_IMMEDIATE => Operations::SEND_WITH_IMM,
+        BaselineGaps::NO_WRITE_WITH_IMMEDIATE => Operations::WRITE_WITH_IMM,
+        BaselineGaps::NO_ATOMICS => Operations::ATOMIC_CMP_AND_SWP,
+        // Rules of the transport that take nothing away.
+        _ => return,
+    };
+    let cq = rig.far.cq(8);
+    let refused = rig.outcome(pd.create_qp(QpOptions::rc(&cq).operations(operation)));
+    assert_eq!(refused.err(), Some(VerbError::BaselineGap(gap)));
+}
+
+fn lacks_service(rig: &Rig, pd: &Pd, options: fn(&verbs_api::Cq) -> QpOptions, gap: BaselineGaps) {
+    let cq = rig.far.cq(8);
+    let refused = rig.outcome(pd.create_qp(options(&cq)));
+    assert_eq!(refused.err(), Some(VerbError::BaselineGap(gap)));
+}
+
+fn lacks_operation(rig: &Rig, pd: &Pd, operation: Operations, feature: Features) {
+    let cq = rig.far.cq(8);
+    names(
+        feature,
+        pd.create_qp(QpOptions::rc(&cq).operations(operation)),
+    );
+}
+
+// A request that the queue pair was not made for uses no slot, and the queue pair goes on.
+fn lacks_request<'a>(rig: &Rig, request: impl Into<WorkRequest<'a>>) {
+    let pair = rig.rc();
+    let refused = pair
+        .near
+        .post_one(request)
+        .expect_err("a request that is refused");
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    works(rig, &pair.near);
+}
+
+fn works(rig: &Rig, side: &Side) {
+    assert_eq!(side.qp_type(), QpType::Rc);
+    let nothing = verbs_api::RemoteAddress::default();
+    rig.succeeds(side, Write::new((), nothing).signaled(1));
+}
+
+/// The verb was refused, and the refusal names a part of `features` and nothing else.
+fn names<T: Send + 'static>(features: Features, started: Started<T>) {
+    match started.wait() {
+        Err(VerbError::Unsupported { missing }) => {
+            assert!(
+                !missing.is_empty() && features.contains(missing),
+                "{missing:?}"
+            );
+        }
+        Err(other) => panic!("refused otherwise: {other}"),
+        Ok(_) => panic!("{features:?} is not claimed, and there"),
+    }
+}

@@ -1,0 +1,282 @@
+//! Two devices, what a program has made from them, and their time.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use polyverbs_links::{Bound, Simulation};
+use verbs_api::provider::DeviceOps;
+use verbs_api::{
+    Access, AsyncEvent, BaselineGaps, Completion, Context, Cq, DestroyError, Device,
+    DeviceAttributes, EventType, Memory, Mr, MrOptions, Mw, MwType, OutOfRange, Pd, RemoteAddress,
+    Requirements, Sge, Started, Transport, VerbError, read_sink_access,
+};
+
+use crate::{Fast, Flavour, Steer};
+
+/// How long a test lets time pass to see that nothing happens.
+const A_WHILE: Duration = Duration::from_millis(20);
+
+/// How long a verb may need for what other threads do.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Two devices of one flavour on one network: requests go from the near one to the far one.
+pub struct Rig {
+    simulation: Simulation,
+    /// The end that asks.
+    pub near: End,
+    /// The end that is asked.
+    pub far: End,
+    /// Memory of the near end for what requests carry or fetch.
+    pub scratch: Region,
+}
+
+/// One device, opened for everything that it has.
+pub struct End {
+    /// The device.
+    pub device: Arc<dyn Steer>,
+    /// The open device.
+    pub context: Context,
+    /// A domain.
+    pub pd: Pd,
+}
+
+/// Memory, registered.
+pub struct Region {
+    /// The memory.
+    pub memory: Memory,
+    /// The region: all of the memory.
+    pub mr: Mr,
+}
+
+impl Rig {
+    /// Two devices of this flavour.
+    pub fn new(flavour: Flavour) -> Self {
+        let fabric = flavour.build();
+        let near = End::new(fabric.near);
+        let far = End::new(fabric.far);
+        let sink = read_sink_access(&near.context).access;
+        let scratch = near.region(1 << 16, sink);
+        Self {
+            simulation: fabric.simulation,
+            near,
+            far,
+            scratch,
+        }
+    }
+
+    /// What both devices tell about themselves.
+    pub fn attributes(&self) -> &DeviceAttributes {
+        self.far.context.attributes()
+    }
+
+    /// Whether both devices have this gap.
+    pub fn has_gap(&self, gap: BaselineGaps) -> bool {
+        self.attributes().gaps.contains(gap)
+    }
+
+    /// Whether a sender learns that a message was refused: InfiniBand acknowledges, iWARP does not.
+    pub fn acknowledges(&self) -> bool {
+        self.attributes().transport == Transport::InfiniBand
+    }
+
+    /// Lets one moment pass at which something is due; `false` where nothing is.
+    pub fn step(&self) -> bool {
+        self.simulation
+            .step()
+            .expect("a network that has itself woken")
+            .is_some()
+    }
+
+    /// Lets time pass.
+    pub fn run_for(&self, duration: Duration) {
+        self.simulation
+            .run_for(duration)
+            .expect("a network that has itself woken");
+    }
+
+    /// Lets time pass until what is under way has arrived, or is waiting for something.
+    pub fn settle(&self) {
+        self.run_for(A_WHILE);
+    }
+
+    /// Lets time pass until a control verb has ended.
+    ///
+    /// # Panics
+    /// It does not end.
+    pub fn outcome<T: Send + 'static, E: Send + 'static>(
+        &self,
+        started: Started<T, E>,
+    ) -> Result<T, E> {
+        let (sender, receiver) = mpsc::channel();
+        started.on_done(move |result| drop(sender.send(result)));
+        let mut outcome = None;
+        let ended = || {
+            outcome = receiver.try_recv().ok();
+            outcome.is_some()
+        };
+        self.simulation
+            .run_until(Bound::default(), ended)
+            .expect("a network that goes on");
+        // Memory that other threads look at right now is given back when they have looked.
+        let later = || receiver.recv_timeout(PATIENCE).ok();
+        outcome.or_else(later).expect("a verb that ends")
+    }
+
+    /// The same for a verb that succeeds.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn finish<T: Send + 'static>(&self, started: Started<T>) -> T {
+        self.outcome(started)
+            .unwrap_or_else(|error: VerbError| panic!("{error}"))
+    }
+
+    /// The same for a destroy.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn finish_destroy<T: Send + 'static>(&self, started: Started<(), DestroyError<T>>) {
+        self.outcome(started)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Lets time pass until `count` completions have come, and answers them.
+    ///
+    /// # Panics
+    /// Fewer come, or more than these are there.
+    pub fn take(&self, cq: &Cq, count: usize) -> Vec<Completion> {
+        let mut taken = Vec::with_capacity(count);
+        let enough = || {
+            taken.extend(poll_all(cq));
+            taken.len() >= count
+        };
+        let _ = self.simulation.run_until(Bound::default(), enough);
+        assert_eq!(taken.len(), count, "completions: {taken:#?}");
+        taken
+    }
+
+    /// Sees that no completion comes.
+    ///
+    /// # Panics
+    /// One does.
+    pub fn nothing_on(&self, cq: &Cq) {
+        self.settle();
+        let found = poll_all(cq);
+        assert!(found.is_empty(), "unexpected: {found:#?}");
+    }
+}
+
+/// Everything that waits in a queue.
+pub(crate) fn poll_all(cq: &Cq) -> Vec<Completion> {
+    let mut all = Vec::new();
+    loop {
+        let mut slot = [Completion::default()];
+        match cq.poll(&mut slot).expect("a queue that works").len() {
+            0 => return all,
+            _ => all.extend(slot),
+        }
+    }
+}
+
+impl End {
+    fn new(device: Arc<dyn Steer>) -> Self {
+        let opened = Device::of(Arc::clone(&device) as Arc<dyn DeviceOps>);
+        let everything = Requirements::everything_of(&opened.attributes());
+        let context = opened.open(&everything).expect("a device that opens");
+        let pd = context.alloc_pd().wait().expect("a domain");
+        Self {
+            device,
+            context,
+            pd,
+        }
+    }
+
+    /// Another domain.
+    pub fn other_pd(&self) -> Pd {
+        self.context.alloc_pd().wait().expect("a domain")
+    }
+
+    /// A completion queue of this many entries.
+    pub fn cq(&self, cqe: u32) -> Cq {
+        self.context.create_cq(cqe).wait().expect("a queue")
+    }
+
+    /// Memory with these rights.
+    pub fn region(&self, length: usize, access: Access) -> Region {
+        self.region_with(&self.pd, length, MrOptions::new(access))
+    }
+
+    /// Memory in some domain, with these options.
+    pub fn region_with(&self, pd: &Pd, length: usize, options: MrOptions) -> Region {
+        let memory = Memory::zeroed(length).expect("memory");
+        let mr = pd.register_with(&memory, options).wait().expect("a region");
+        Region { memory, mr }
+    }
+
+    /// Memory of this many octets, and an allocated key that it can be registered under.
+    pub fn fast(&self, length: usize) -> Fast {
+        Fast::new(&self.pd, length)
+    }
+
+    /// A window.
+    pub fn window(&self, mw_type: MwType) -> Mw {
+        self.pd.alloc_mw(mw_type).wait().expect("a window")
+    }
+
+    /// The events that wait.
+    pub fn events(&self) -> Vec<EventType> {
+        let events = std::iter::from_fn(|| self.context.poll_event());
+        events.map(|event: AsyncEvent| event.event_type()).collect()
+    }
+}
+
+impl Region {
+    /// A stretch for a request.
+    ///
+    /// # Panics
+    /// It lies outside.
+    pub fn sge(&self, offset: usize, length: u32) -> Sge {
+        self.mr.sge(offset, length).expect("inside the region")
+    }
+
+    /// What a peer is told to reach `offset`.
+    pub fn remote(&self, offset: u64) -> RemoteAddress {
+        self.mr.remote(offset)
+    }
+
+    /// Fills the memory with octets that tell where they are, different for each `seed`.
+    pub fn fill(&self, seed: u8) {
+        fill(&self.memory, seed);
+    }
+
+    /// A copy of a stretch.
+    ///
+    /// # Panics
+    /// It lies outside.
+    pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        within(self.memory.to_vec(offset, length))
+    }
+
+    /// Copies octets in.
+    ///
+    /// # Panics
+    /// They lie outside.
+    pub fn put(&self, offset: usize, octets: &[u8]) {
+        within(self.memory.write(offset, octets));
+    }
+}
+
+/// Fills memory with octets that tell where they are, different for each `seed`.
+pub(crate) fn fill(memory: &Memory, seed: u8) {
+    let octets: Vec<_> = (0..memory.len()).map(|at| pattern(at, seed)).collect();
+    within(memory.write(0, &octets));
+}
+
+fn pattern(at: usize, seed: u8) -> u8 {
+    (at as u8) ^ ((at >> 8) as u8).wrapping_mul(31) ^ seed | 1
+}
+
+pub(crate) fn within<T>(result: Result<T, OutOfRange>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}

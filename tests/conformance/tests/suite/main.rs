@@ -1,0 +1,3 @@
+//! What every device must show.
+
+mod windows;
