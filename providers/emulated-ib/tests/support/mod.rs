@@ -24,7 +24,7 @@ pub enum Fate {
     Pass,
     Drop,
     Twice,
-    /// Kept until [`Wire::release`].
+    /// Kept until [`Rig::release`].
     Hold,
 }
 
@@ -71,13 +71,6 @@ impl Wire {
 
     pub fn forget(&self) {
         self.state().log.clear();
-    }
-
-    /// What was held back goes on its way.
-    pub fn release(&self) {
-        let mut state = self.state();
-        let held = std::mem::take(&mut state.held);
-        state.under_way.extend(held);
     }
 
     pub fn inject(&self, frame: OwnFrame) {
@@ -264,6 +257,15 @@ impl Rig {
             payload: payload.to_vec(),
             damaged: false,
         }
+    }
+
+    /// What was held back goes on its way, and arrives.
+    pub fn release(&self) {
+        let mut state = self.wire.state();
+        let held = std::mem::take(&mut state.held);
+        state.under_way.extend(held);
+        drop(state);
+        self.network.progress();
     }
 
     /// Frames of A's, delivered to B together.
