@@ -1,3 +1,4 @@
 //! What every device must show.
 
+mod fast_register;
 mod windows;
