@@ -1,6 +1,7 @@
 //! The driver: this transport's part of the engine's contract.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
@@ -16,6 +17,8 @@ use crate::header::{Body, Header, Position, Syndrome, advance};
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
 use crate::{Cx, Qp, Receiving, Sending, caps, datagram, express, requester};
+
+static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
 /// InfiniBand's transport.
 #[derive(Clone, Debug)]
@@ -90,6 +93,7 @@ impl Driver for InfiniBand {
         let _ = cx;
         let given = change.given;
         let (tx, rx) = (&mut sending.driver, &mut receiving.driver);
+        rx.epoch = NEXT_EPOCH.fetch_add(1, Ordering::Relaxed);
         let set = |to: &mut u8, from: Option<u8>| *to = from.unwrap_or(*to);
         set(&mut tx.timeout, given.timeout);
         set(&mut tx.retry_cnt, given.retry_cnt);
@@ -215,6 +219,8 @@ pub(crate) fn serve_queue_pair(qp: &Arc<Qp>, now: Time) {
     let _ = serve_waiting(qp, &mut qp.responder(), &mut cx);
     let effects = cx.into_effects();
     drop(pin);
-    effects.run();
+    if let Some(effects) = effects {
+        effects.run();
+    }
 }
 

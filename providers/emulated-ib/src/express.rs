@@ -37,9 +37,7 @@ pub fn run(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut C
 fn is_ready(qp: &Qp, half: &Sending, peer: &Qp, responder: &Receiving) -> bool {
     peer.is_rts()
         && responder.driver.is_between_messages(half.driver.next_psn)
-        && responder.driver.peer_qpn == qp.qpn
-        && responder.driver.peer_address == Some(qp.device.address())
-        && responder.is_established()
+        && responder.driver.epoch == half.driver.peer_epoch
         && qp.device.is_port_active()
         && peer.device.is_port_active()
 }
@@ -57,19 +55,19 @@ impl<'p> Lane<'_, 'p> {
     fn carry(&mut self, request: &WorkRequest<'_>) -> bool {
         let carried = match request {
             WorkRequest::Write(write) => {
-                self.write(write.data(), write.remote).map(|octets| self.finish(write, octets))
+                self.write(write.data(), &write.remote).map(|octets| self.finish(write, octets))
             }
             WorkRequest::Send(send) => self.send(send).map(|octets| self.finish(send, octets)),
             WorkRequest::Read(read) => {
-                self.read(read.data(), read.remote).map(|octets| self.finish(read, octets))
+                self.read(read.data(), &read.remote).map(|octets| self.finish(read, octets))
             }
             WorkRequest::CompareSwap(swap) => {
                 let change = |now| (now == swap.compare).then_some(swap.swap);
-                self.atomic(swap.data(), swap.remote, change).map(|octets| self.finish(swap, octets))
+                self.atomic(swap.data(), &swap.remote, change).map(|octets| self.finish(swap, octets))
             }
             WorkRequest::FetchAdd(add) => {
                 let change = |now: u64| Some(now.wrapping_add(add.add));
-                self.atomic(add.data(), add.remote, change).map(|octets| self.finish(add, octets))
+                self.atomic(add.data(), &add.remote, change).map(|octets| self.finish(add, octets))
             }
             _ => None,
         };
@@ -77,7 +75,7 @@ impl<'p> Lane<'_, 'p> {
     }
 
     #[inline]
-    fn write(&mut self, data: &Data<'_>, remote: RemoteAddress) -> Option<u32> {
+    fn write(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
         let target = |length| self.remote(remote, length, Access::REMOTE_WRITE);
         let length = match data {
             Data::Sge(sge) => {
@@ -97,7 +95,7 @@ impl<'p> Lane<'_, 'p> {
     }
 
     #[inline]
-    fn read(&mut self, data: &Data<'_>, remote: RemoteAddress) -> Option<u32> {
+    fn read(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
         let Data::Sge(sge) = data else { return None };
         let sink = self.local(sge, Access::LOCAL_WRITE)?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
@@ -110,7 +108,7 @@ impl<'p> Lane<'_, 'p> {
     fn atomic(
         &mut self,
         data: &Data<'_>,
-        remote: RemoteAddress,
+        remote: &RemoteAddress,
         change: impl Fn(u64) -> Option<u64>,
     ) -> Option<u32> {
         let Data::Sge(sge) = data else { return None };
@@ -154,7 +152,7 @@ impl<'p> Lane<'_, 'p> {
 
     // What the queue pair permits, then what the key opens.
     #[inline]
-    fn remote(&self, remote: RemoteAddress, length: u32, access: Access) -> Option<Span<'p>> {
+    fn remote(&self, remote: &RemoteAddress, length: u32, access: Access) -> Option<Span<'p>> {
         if !self.responder.driver.access.contains(access) {
             return None;
         }

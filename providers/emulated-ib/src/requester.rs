@@ -48,6 +48,8 @@ pub struct Requester {
     pub rnr_retry: u8,
     /// The own Q_Key, of datagrams.
     pub qkey: u32,
+    /// The epoch in which the peer was last seen to be connected to this queue pair.
+    pub peer_epoch: u64,
     /// Retries left.
     pub retries_left: u8,
     /// Retries left after the peer had no receive.
@@ -162,7 +164,13 @@ fn exchange(qp: &Qp, half: &mut Sending, request: &Request<'_>, peer: &Qp, cx: &
             && responder.driver.peer_address == Some(qp.device.address())
             && qp.device.is_port_active()
             && peer.device.is_port_active();
-        if connected { respond(peer, &mut responder, &header, &payload, Some(qp), cx) } else { Answer::None }
+        if connected {
+            let answer = respond(peer, &mut responder, &header, &payload, Some(qp), cx);
+            half.driver.peer_epoch = if responder.is_established() { responder.driver.epoch } else { 0 };
+            answer
+        } else {
+            Answer::None
+        }
     };
     if !reads && qp.qp_type == QpType::Uc {
         half.driver.next_psn = advance(half.driver.next_psn, packets(request.length, half.driver.mtu_shift));

@@ -34,6 +34,8 @@ pub struct Responder {
     pub max_dest_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub qkey: u32,
+    /// Changes with every modify and is unlike that of every other queue pair: who has seen it knows all of the above.
+    pub epoch: u64,
     nak_sent: bool,
     inbound: Inbound,
     framed: Framed,

@@ -73,17 +73,17 @@ impl Done {
     }
 }
 
-/// A success that carries nothing beside its octets.
+/// What succeeded, where it carries nothing beside its octets: one word, so that it travels in a register.
 #[derive(Clone, Copy, Debug)]
-pub struct Plain {
-    /// The queue pair.
-    pub qpn: u32,
-    /// What completed.
-    pub opcode: WcOpcode,
-    /// Octets.
-    pub byte_len: u32,
-    /// Whether it satisfies a queue armed for solicited completions.
-    pub solicited: bool,
+pub struct Plain(u64);
+
+impl Plain {
+    /// An operation of a queue pair; `solicited` satisfies a queue armed for solicited completions.
+    #[inline]
+    pub fn new(qpn: u32, opcode: WcOpcode, solicited: bool) -> Self {
+        let tail = if solicited { Entry::SOLICITED } else { 0 };
+        Self(u64::from(qpn) | (opcode as u64) << 24 | u64::from(tail) << 32)
+    }
 }
 
 /// A completion queue.
@@ -141,10 +141,9 @@ impl Cq {
 
     /// Adds the completion of a success that carries nothing beside its octets.
     #[inline]
-    pub fn push_plain(self: &Arc<Self>, wr_id: u64, plain: Plain, effects: &mut Effects) {
-        let Plain { qpn, opcode, byte_len, solicited } = plain;
-        let words = [wr_id, u64::from(byte_len), u64::from(qpn) | (opcode as u64) << 24];
-        let tail = if solicited { Entry::SOLICITED } else { 0 };
+    pub fn push_plain(self: &Arc<Self>, wr_id: u64, what: Plain, byte_len: u32, effects: &mut Effects) {
+        let words = [wr_id, u64::from(byte_len), u64::from(what.0 as u32)];
+        let tail = (what.0 >> 32) as u32;
         let mut producer = self.ring.producer();
         let pushed = self.ring.push(&mut producer, Entry { words, tail });
         drop(producer);

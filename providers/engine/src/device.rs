@@ -268,7 +268,9 @@ impl<D: Driver> Device<D> {
         D::handle_frame(self, frame, &mut cx);
         let effects = cx.into_effects();
         drop(pin);
-        effects.run();
+        if let Some(effects) = effects {
+            effects.run();
+        }
     }
 
     /// The port went up or down. Queue pairs stay as they are; what they send is lost meanwhile.
@@ -420,10 +422,10 @@ impl<'p, D: Driver> Cx<'p, D> {
         *self.now.get_or_insert_with(|| self.device.network.timers().now())
     }
 
-    /// The effects, at the end of the call.
+    /// The effects, at the end of the call; `None` where there are none, which is nearly always.
     #[inline]
-    pub fn into_effects(self) -> Effects {
-        self.effects
+    pub fn into_effects(self) -> Option<Effects> {
+        if self.effects.is_empty() { None } else { Some(self.effects) }
     }
 
     /// Every key.

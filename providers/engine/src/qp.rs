@@ -273,7 +273,9 @@ impl<D: Driver> Qp<D> {
         };
         let effects = cx.into_effects();
         drop(pin);
-        effects.run();
+        if let Some(effects) = effects {
+            effects.run();
+        }
         if !self.is_direct {
             self.device.network().progress();
         }
@@ -311,8 +313,8 @@ impl<D: Driver> Qp<D> {
     /// Adds the completion of a successful request that retires no buffers.
     #[inline]
     pub fn push_plain(&self, wr_id: u64, opcode: WcOpcode, byte_len: u32, cx: &mut Cx<'_, D>) {
-        let plain = Plain { qpn: self.qpn, opcode, byte_len, solicited: false };
-        self.send_cq.push_plain(wr_id, plain, &mut cx.effects);
+        let plain = Plain::new(self.qpn, opcode, false);
+        self.send_cq.push_plain(wr_id, plain, byte_len, &mut cx.effects);
     }
 
     #[inline(never)]
@@ -566,7 +568,9 @@ impl<D: Driver> Qp<D> {
         }
         let effects = cx.into_effects();
         drop(pin);
-        effects.run();
+        if let Some(effects) = effects {
+            effects.run();
+        }
     }
 
     // ---- receiving half
@@ -690,8 +694,8 @@ impl<D: Driver> Qp<D> {
         cx: &mut Cx<'_, D>,
     ) {
         let wr_id = self.receives.pop_one(&mut responder.consumer);
-        let plain = Plain { qpn: self.qpn, opcode: WcOpcode::Recv, byte_len, solicited };
-        self.recv_cq.push_plain(wr_id, plain, &mut cx.effects);
+        let plain = Plain::new(self.qpn, WcOpcode::Recv, solicited);
+        self.recv_cq.push_plain(wr_id, plain, byte_len, &mut cx.effects);
     }
 
     /// Completes a receive.
@@ -808,7 +812,9 @@ impl<D: Driver> Qp<D> {
         }
         let effects = cx.into_effects();
         drop(pin);
-        effects.run();
+        if let Some(effects) = effects {
+            effects.run();
+        }
         self.device.network().progress();
         Ok(())
     }
@@ -1084,7 +1090,9 @@ impl<D: Driver> QpOps for Qp<D> {
             let effects = cx.into_effects();
             drop(pin);
             qp.device.forget_qp(&qp);
-            effects.run();
+            if let Some(effects) = effects {
+                effects.run();
+            }
             qp.device.network().progress();
             Ok(())
         });

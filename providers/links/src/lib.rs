@@ -17,6 +17,7 @@ mod chance;
 pub mod datagram;
 pub mod emulated;
 pub mod fault;
+mod fence;
 pub mod stream;
 pub mod timer;
 pub mod virtual_time;

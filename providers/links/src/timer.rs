@@ -47,6 +47,7 @@ struct Clock(Instant);
 impl RealHost {
     /// A host without a network: [`attach`](Self::attach) one.
     pub fn new() -> Arc<Self> {
+        crate::fence::offer();
         Arc::new(Self {
             clock: Clock(Instant::now()),
             network: OnceLock::new(),

@@ -260,23 +260,27 @@ impl Qp {
     /// # Errors
     /// Why it was not posted, and the request with its buffers.
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)] // The request is built where it is used: moving it costs as much as a lock.
     #[allow(clippy::result_large_err)] // The request goes back to the caller by value.
     pub fn post_one<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), Rejected<'a>> {
         let mut request = request.into();
-        if let Err(reason) = self.check_live().and_then(|()| self.check(&request)) {
-            return Err(Rejected { request, reason });
+        match self.post_in_place(&mut request) {
+            Ok(()) => Ok(()),
+            Err(reason) => Err(Rejected { request, reason }),
         }
+    }
+
+    fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostReason> {
+        self.check_live()?;
+        self.check(request)?;
         if request.common().lends {
             request.data_mut().lend();
         }
-        match self.ops.post_send(slice::from_ref(&request)) {
-            Ok(()) => Ok(()),
-            Err((_, reason)) => {
-                take_back(slice::from_mut(&mut request));
-                Err(Rejected { request, reason })
-            }
-        }
+        let posted = self.ops.post_send(slice::from_ref(request));
+        posted.map_err(|(_, reason)| {
+            take_back(slice::from_mut(request));
+            reason
+        })
     }
 
     /// Posts a portable operation: as many requests as this device needs for it, and one completion

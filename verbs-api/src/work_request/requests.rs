@@ -656,6 +656,7 @@ mod checks {
     use super::*;
     use crate::qp::QpType;
 
+    #[inline(always)]
     fn data(
         data: &Data<'_>,
         rules: &QpRules,
