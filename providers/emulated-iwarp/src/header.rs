@@ -1,0 +1,299 @@
+//! Headers as values: DDP segments (RFC 5041), the RDMAP messages in them (RFC 5040, RFC 7306), and what becomes of the
+//! stream itself.
+//!
+//! A header is not octets yet: a codec makes them where there is a wire.
+
+use verbs_api::LinkAddress;
+
+use crate::terminate::Terminate;
+
+/// One end of a stream, as the other knows it.
+///
+/// On a wire the socket says all this. In process a queue pair is found by its number, and the epoch tells a connection
+/// from earlier and later ones, as a TCP connection is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct End {
+    /// The queue pair; 0 where only the epochs say which.
+    pub qpn: u32,
+    /// Its connection: unique in the process.
+    pub epoch: u32,
+}
+
+/// Which stream a frame belongs to, and which way it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stream {
+    /// The sender.
+    pub source: End,
+    /// The receiver.
+    pub destination: End,
+}
+
+impl Stream {
+    /// A number for the connection: the same for both directions, another for each connection.
+    pub const fn key(&self) -> u64 {
+        let (one, other) = (self.source.epoch, self.destination.epoch);
+        let (low, high) = if one < other { (one, other) } else { (other, one) };
+        (high as u64) << 32 | low as u64
+    }
+
+    /// A connection of which nothing but its [`key`](Self::key) is known.
+    pub const fn of_key(key: u64) -> Self {
+        Self { source: End { qpn: 0, epoch: key as u32 }, destination: End { qpn: 0, epoch: (key >> 32) as u32 } }
+    }
+}
+
+/// A frame's header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The stream.
+    pub stream: Stream,
+    /// What comes along it.
+    pub message: Message,
+}
+
+/// What comes along a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// A segment that says where its octets go (RFC 5041 section 5.1).
+    Tagged(Tagged),
+    /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2).
+    Untagged(Untagged),
+    /// No more will come this way, and all that was sent has arrived: a FIN.
+    Close,
+    /// The stream is gone: an RST.
+    Reset,
+}
+
+/// The octets of a tagged segment belong to one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaggedOpcode {
+    /// RDMA Write.
+    Write,
+    /// RDMA Read Response.
+    ReadResponse,
+}
+
+/// A tagged segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tagged {
+    /// Its message.
+    pub opcode: TaggedOpcode,
+    /// The buffer.
+    pub stag: u32,
+    /// Tagged offset of the first octet.
+    pub to: u64,
+    /// Whether this is the last segment of its message.
+    pub last: bool,
+}
+
+/// A segment of an untagged message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Untagged {
+    /// Queue number.
+    pub qn: u32,
+    /// Message sequence number: 1 for the first of each queue, modulo 2^32.
+    pub msn: u32,
+    /// Message offset of the first octet.
+    pub mo: u32,
+    /// Whether this is the last segment of its message.
+    pub last: bool,
+    /// Its message.
+    pub body: Body,
+}
+
+/// The queue of sends and immediate data.
+pub const QN_SEND: u32 = 0;
+/// The queue of read and atomic requests.
+pub const QN_REQUEST: u32 = 1;
+/// The queue of Terminates.
+pub const QN_TERMINATE: u32 = 2;
+/// The queue of atomic responses (RFC 7306 section 3).
+pub const QN_ATOMIC_RESPONSE: u32 = 3;
+
+/// An untagged message. What RDMAP itself reads of it is here; what is the receiver's is the frame's payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Atomic Request.
+    AtomicRequest(AtomicRequest),
+    /// Atomic Response.
+    AtomicResponse(AtomicResponse),
+    /// Immediate Data: eight octets of payload.
+    Immediate {
+        /// With solicited event.
+        solicited: bool,
+    },
+    /// RDMA Read Request.
+    ReadRequest(ReadRequest),
+    /// Send, in its four forms.
+    Send {
+        /// With solicited event.
+        solicited: bool,
+        /// The key to invalidate.
+        invalidate: Option<u32>,
+    },
+    /// Terminate.
+    Terminate(Terminate),
+}
+
+impl Body {
+    /// The queue that this message belongs to (RFC 5040 section 4.3, RFC 7306 section 4).
+    pub const fn queue(&self) -> u32 {
+        match self {
+            Self::Send { .. } | Self::Immediate { .. } => QN_SEND,
+            Self::ReadRequest(_) | Self::AtomicRequest(_) => QN_REQUEST,
+            Self::Terminate(_) => QN_TERMINATE,
+            Self::AtomicResponse(_) => QN_ATOMIC_RESPONSE,
+        }
+    }
+}
+
+/// An RDMA Read Request: from where, to where, how much (RFC 5040 section 4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// Where the response goes, at the requester.
+    pub sink_stag: u32,
+    /// Its tagged offset.
+    pub sink_to: u64,
+    /// Octets.
+    pub length: u32,
+    /// Where the octets come from, at the responder.
+    pub source_stag: u32,
+    /// Its tagged offset.
+    pub source_to: u64,
+}
+
+/// An Atomic Request (RFC 7306 section 5.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicRequest {
+    /// Comes back in the response.
+    pub request_id: u32,
+    /// What is done.
+    pub op: AtomicOp,
+    /// The buffer, at the responder.
+    pub stag: u32,
+    /// Tagged offset of the eight octets.
+    pub to: u64,
+}
+
+/// An atomic operation with its operands, in the order of this machine (RFC 7306 section 5.1).
+///
+/// The masks are native to the wire: an ordinary compare-and-swap has masks of all ones, an ordinary fetch-and-add an
+/// add mask of 0 (one of all ones would add without any carry).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Adds within fields; each bit of the mask is the highest of a field.
+    FetchAdd {
+        /// Added.
+        add: u64,
+        /// The highest bit of each field; none but bit 63, or none at all, is one field.
+        mask: u64,
+    },
+    /// Swaps where the bits that are compared are equal.
+    CompareSwap {
+        /// Compared with.
+        compare: u64,
+        /// The bits that are compared.
+        compare_mask: u64,
+        /// Replaced by.
+        swap: u64,
+        /// The bits that are replaced.
+        swap_mask: u64,
+    },
+}
+
+impl AtomicOp {
+    /// An ordinary fetch-and-add.
+    pub const fn fetch_add(add: u64) -> Self {
+        Self::FetchAdd { add, mask: 0 }
+    }
+
+    /// An ordinary compare-and-swap.
+    pub const fn compare_swap(compare: u64, swap: u64) -> Self {
+        Self::CompareSwap { compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX }
+    }
+
+    /// What `current` becomes; `None` where it stays.
+    #[inline]
+    pub const fn apply(self, current: u64) -> Option<u64> {
+        match self {
+            Self::FetchAdd { add, mask } => {
+                // Without the top bit of any field no carry leaves its field.
+                let sum = (current & !mask).wrapping_add(add & !mask);
+                Some(sum ^ ((current ^ add) & mask))
+            }
+            Self::CompareSwap { compare, compare_mask, swap, swap_mask } => {
+                if (compare ^ current) & compare_mask != 0 {
+                    return None;
+                }
+                Some((current & !swap_mask) | (swap & swap_mask))
+            }
+        }
+    }
+}
+
+/// An Atomic Response (RFC 7306 section 5.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicResponse {
+    /// From the request.
+    pub request_id: u32,
+    /// What was there before.
+    pub original: u64,
+}
+
+/// The connection of a frame, for a link: see [`Stream::key`].
+pub const fn stream_key(header: &Header) -> u64 {
+    header.stream.key()
+}
+
+/// What tells both ends of the connection with this key that it was reset, for a link.
+pub const fn reset_header(_from: LinkAddress, _to: LinkAddress, key: u64) -> Header {
+    Header { stream: Stream::of_key(key), message: Message::Reset }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinary_atomics_have_the_masks_of_the_wire() {
+        assert_eq!(AtomicOp::fetch_add(7), AtomicOp::FetchAdd { add: 7, mask: 0 });
+        let AtomicOp::CompareSwap { compare_mask, swap_mask, .. } = AtomicOp::compare_swap(1, 2) else {
+            panic!("another operation");
+        };
+        assert_eq!((compare_mask, swap_mask), (u64::MAX, u64::MAX));
+        let xor = AtomicOp::FetchAdd { add: 0b1010, mask: u64::MAX };
+        assert_eq!(xor.apply(0b1100), Some(0b0110));
+    }
+
+    #[test]
+    fn fields_carry_up_to_their_highest_bit() {
+        let add = |current, add, mask| AtomicOp::FetchAdd { add, mask }.apply(current);
+        assert_eq!(add(u64::MAX, 1, 0), Some(0));
+        assert_eq!(add(u64::MAX, 1, 1 << 63), Some(0));
+        assert_eq!(add(0xffff_ffff, 1, 0x8000_0000), Some(0));
+        assert_eq!(add(0xffff_ffff, 1, 0), Some(1 << 32));
+        assert_eq!(add(u64::MAX, 0x0001_0001_0001_0001, 0x8000_8000_8000_8000), Some(0));
+        assert_eq!(add(0xff, 1, 0x80), Some(0));
+        assert_eq!(add(0xff, 1, 0x100), Some(0x100));
+    }
+
+    #[test]
+    fn masks_say_what_is_compared_and_what_is_replaced() {
+        let swap = AtomicOp::CompareSwap { compare: 0x88, compare_mask: 0xff, swap: 0xff00, swap_mask: 0xff00 };
+        assert_eq!(swap.apply(0x1122_3344_5566_7788), Some(0x1122_3344_5566_ff88));
+        assert_eq!(swap.apply(0x1122_3344_5566_7789), None);
+        assert_eq!(AtomicOp::compare_swap(5, 9).apply(5), Some(9));
+        assert_eq!(AtomicOp::compare_swap(5, 9).apply(6), None);
+    }
+
+    #[test]
+    fn a_connection_has_one_key_in_both_directions() {
+        let (one, other) = (End { qpn: 1, epoch: 7 }, End { qpn: 2, epoch: 3 });
+        let there = Stream { source: one, destination: other };
+        let back = Stream { source: other, destination: one };
+        assert_eq!(there.key(), back.key());
+        assert_eq!(Stream::of_key(there.key()).key(), there.key());
+        let later = Stream { source: End { epoch: 8, ..one }, destination: other };
+        assert_ne!(later.key(), there.key());
+    }
+}
