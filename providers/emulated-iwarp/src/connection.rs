@@ -1,0 +1,262 @@
+//! The stream between two queue pairs: how it begins, how it ends, and whom a frame along it reaches.
+//!
+//! In process there is no set-up handshake. A queue pair that becomes ready to receive draws a number, its *epoch*; when
+//! both ends are ready and name each other, each learns the other's epoch ([`meet`]), and from then on a frame or a call
+//! that carries another one is not of this stream. INIT, RTR and RTS are verbs' states and absorbed: data may flow as soon
+//! as both ends are ready to receive, and what is posted before that waits.
+//!
+//! # The end
+//! * *Graceful*: RTS to SQD, with an idle send queue. The peer gets a Close behind all data, answers with its own, and
+//!   both queue pairs go to the error state, where what is left of their queues is flushed. That is what siw and iw_cm do
+//!   with a stream that was closed; nothing is told but the flushed completions.
+//! * *Abrupt*: everything else that leaves the connection: SQD with work outstanding, RESET, ERR, destruction, loss of the
+//!   device. The peer gets a Reset and goes to the error state.
+//! * *With a Terminate* ([`crate::terminate`]), which is the last that is said.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use polyverbs_engine::driver::Change;
+use polyverbs_engine::link::{Frame, OwnedFrame};
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::pin::pin;
+use verbs_api::LinkAddress;
+use verbs_api::qp::QpState;
+
+use crate::driver::Iwarp;
+use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
+use crate::terminate::Terminate;
+use crate::{Cx, Qp, Receiving, Sending};
+
+/// The other end, as the program named it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Its port.
+    pub(crate) address: LinkAddress,
+    /// Its number, and its epoch: 0 until the two have met.
+    pub(crate) end: End,
+    /// This end's own epoch.
+    pub(crate) mine: u32,
+}
+
+impl Peer {
+    /// Whether the two have met.
+    #[inline]
+    pub(crate) const fn is_met(&self) -> bool {
+        self.end.epoch != 0
+    }
+}
+
+/// Whether a queue pair in this state takes what arrives.
+pub(crate) const fn is_ready(state: QpState) -> bool {
+    matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+}
+
+/// A number for a connection; never 0.
+fn next_epoch() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    loop {
+        let epoch = NEXT.fetch_add(1, Ordering::Relaxed);
+        if epoch != 0 {
+            return epoch;
+        }
+    }
+}
+
+/// The transport's part of a modify.
+pub(crate) fn modify(
+    qp: &Qp,
+    sending: &mut Sending,
+    receiving: &mut Receiving,
+    change: &Change<'_>,
+    cx: &mut Cx<'_>,
+) {
+    let (tx, rx) = (&mut sending.driver, &mut receiving.driver);
+    tx.ord = change.all.max_rd_atomic.unwrap_or_default();
+    rx.ird = change.all.max_dest_rd_atomic.unwrap_or_default();
+    rx.access = change.all.qp_access_flags.unwrap_or_default();
+    match (change.from, change.to) {
+        (QpState::Init, QpState::Rtr) => {
+            let named = change.all.ah_attr.zip(change.all.dest_qp_num);
+            let epoch = next_epoch();
+            let peer = named.map(|(path, qpn)| {
+                let end = End { qpn: qpn.value(), epoch: 0 };
+                Peer { address: path.address, end, mine: epoch }
+            });
+            (tx.peer, tx.epoch, rx.peer, rx.epoch) = (peer, epoch, peer, epoch);
+        }
+        (QpState::Rts, QpState::Sqd) => begin_close(qp, sending, cx),
+        _ => {}
+    }
+}
+
+// Closing in good order needs an idle send queue; otherwise the stream is given up (RDMA verbs, states of a queue pair).
+fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
+    let met = sending.driver.peer.filter(Peer::is_met);
+    match met {
+        Some(peer) if sending.queue.is_empty() => say(qp, &peer, Message::Close, cx),
+        _ => {
+            let Some(me) = qp.shared() else { return };
+            cx.effects.later(move |effects| {
+                me.enter_error(false);
+                effects.flush(me);
+            });
+        }
+    }
+}
+
+/// Joins a queue pair that has become ready to the one that it names, if that is ready too and names it.
+///
+/// Locks one end at a time. An end that leaves meanwhile could not tell the other, so that is looked for afterwards.
+pub(crate) fn meet(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
+    let Some(named) = awaiting(qp) else { return };
+    let network = qp.device.network();
+    let Some(peer) = network.device(named.address).and_then(|device| device.qp(named.end.qpn)) else {
+        // It was destroyed, or never was: as a connection that is refused.
+        qp.enter_error(false);
+        return cx.effects.flush(Arc::clone(qp) as _);
+    };
+    // Not ready yet, or not for this one: its own turn comes.
+    let Some(theirs) = accept(&peer, qp, named.mine) else { return };
+    if accept(qp, &peer, theirs.mine) != Some(Peer { end: End { epoch: theirs.mine, ..named.end }, ..named }) {
+        return say(qp, &Peer { end: End { epoch: theirs.mine, ..named.end }, ..named }, Message::Reset, cx);
+    }
+    if !is_present(&peer, theirs.mine) {
+        return say(&peer, &theirs, Message::Reset, cx);
+    }
+    cx.effects.resume(Arc::clone(qp) as _);
+    cx.effects.resume(peer);
+}
+
+// The peer of a queue pair that is ready and has not met it.
+fn awaiting(qp: &Qp) -> Option<Peer> {
+    let half = qp.requester();
+    half.driver.peer.filter(|peer| !peer.is_met() && is_ready(qp.state()))
+}
+
+// Takes `from`, with this epoch, as the peer of `at`: answers how `at` knows it then.
+fn accept(at: &Arc<Qp>, from: &Arc<Qp>, epoch: u32) -> Option<Peer> {
+    let mut sending = at.requester();
+    let mut receiving = at.responder();
+    let mut peer = sending.driver.peer?;
+    let named = peer.end.qpn == from.qpn && peer.address == from.device.address();
+    let free = !peer.is_met() || peer.end.epoch == epoch;
+    if !named || !free || !is_ready(at.state()) {
+        return None;
+    }
+    peer.end.epoch = epoch;
+    (sending.driver.peer, receiving.driver.peer) = (Some(peer), Some(peer));
+    if at.device.network().link().is_none() {
+        sending.direct = Some(Arc::clone(from));
+    } else {
+        at.device.driver().ends.insert(peer.mine, at);
+    }
+    Some(peer)
+}
+
+fn is_present(qp: &Qp, epoch: u32) -> bool {
+    qp.requester().driver.epoch == epoch && is_ready(qp.state())
+}
+
+/// The queue pair has left the connection: tells the peer, once.
+pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
+    let Some(peer) = sending.driver.peer.take().filter(Peer::is_met) else { return };
+    qp.device.driver().ends.remove(peer.mine);
+    let message = match sending.driver.farewell.take() {
+        Some(terminate) => terminate_message(*terminate),
+        None => Message::Reset,
+    };
+    say(qp, &peer, message, cx);
+}
+
+/// A Terminate as it travels: the only message of its queue.
+pub(crate) fn terminate_message(terminate: Terminate) -> Message {
+    Message::Untagged(Untagged { qn: QN_TERMINATE, msn: 1, mo: 0, last: true, body: Body::Terminate(terminate) })
+}
+
+/// The peer closed the stream, or it is gone.
+pub(crate) fn handle_end(qp: &Arc<Qp>, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
+    let mut half = qp.requester();
+    if half.driver.epoch != epoch || !is_ready(qp.state()) {
+        return;
+    }
+    if let Some(peer) = half.driver.peer.take().filter(Peer::is_met) {
+        qp.device.driver().ends.remove(peer.mine);
+        if *message == Message::Close && qp.state() != QpState::Sqd {
+            say(qp, &peer, Message::Close, cx);
+        }
+    }
+    qp.enter_error(false);
+    cx.effects.flush(Arc::clone(qp) as _);
+}
+
+/// Sends a segment with its octets over the link.
+pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) {
+    let header = Header { stream: stream(qp, to), message };
+    let now = cx.now();
+    if let Some(link) = qp.device.network().link() {
+        link.send(Frame { from: qp.device.address(), to: to.address, header, payload, damaged: false }, now);
+    }
+}
+
+fn stream(qp: &Qp, to: &Peer) -> Stream {
+    Stream { source: End { qpn: qp.qpn, epoch: to.mine }, destination: to.end }
+}
+
+/// Says something without octets to the peer: over the link, or on a direct network as soon as no lock is held.
+pub(crate) fn say(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
+    let network = qp.device.network();
+    if network.link().is_some() {
+        return emit(qp, to, message, Payload::Empty, cx);
+    }
+    let header = Header { stream: stream(qp, to), message };
+    let frame = OwnedFrame { from: qp.device.address(), to: to.address, header, payload: Vec::new(), damaged: false };
+    let network = Arc::clone(network);
+    cx.effects.later(move |effects| {
+        let Some(device) = network.device(frame.to) else { return };
+        let pin = pin();
+        let mut cx = Cx::new(&device, &pin);
+        std::mem::swap(&mut cx.effects, effects);
+        Iwarp::deliver(&device, frame.as_frame(), &mut cx);
+        std::mem::swap(&mut cx.effects, effects);
+    });
+}
+
+/// The segments of a message: offset, octets, whether it is the last. A message without octets has one.
+pub(crate) fn segments(qp: &Qp, length: usize) -> impl Iterator<Item = (usize, usize, bool)> + use<> {
+    let max = qp.device.network().link().and_then(|link| link.max_frame()).unwrap_or(usize::MAX).max(1);
+    let count = length.div_ceil(max).max(1);
+    (0..count).map(move |index| (index * max, (length - index * max).min(max), index + 1 == count))
+}
+
+/// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.
+#[derive(Debug, Default)]
+pub(crate) struct Ends(Mutex<HashMap<u32, Weak<Qp>>>);
+
+impl Ends {
+    fn insert(&self, epoch: u32, qp: &Arc<Qp>) {
+        self.map().insert(epoch, Arc::downgrade(qp));
+    }
+
+    fn remove(&self, epoch: u32) {
+        self.map().remove(&epoch);
+    }
+
+    fn get(&self, epoch: u32) -> Option<Arc<Qp>> {
+        self.map().get(&epoch)?.upgrade()
+    }
+
+    fn map(&self) -> MutexGuard<'_, HashMap<u32, Weak<Qp>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The link reset a connection: whichever of its ends this device has.
+pub(crate) fn handle_link_reset(driver: &Iwarp, stream: Stream, cx: &mut Cx<'_>) {
+    for epoch in [stream.source.epoch, stream.destination.epoch] {
+        if let Some(qp) = driver.ends.get(epoch) {
+            handle_end(&qp, epoch, &Message::Reset, cx);
+        }
+    }
+}

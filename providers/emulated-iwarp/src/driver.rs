@@ -1,0 +1,185 @@
+//! The driver: this transport's part of the engine's contract.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use polyverbs_engine::device::Device;
+use polyverbs_engine::driver::{Change, Driver, Executed};
+use polyverbs_engine::link::Frame;
+use polyverbs_engine::request::{Beside, Op, Request, Source};
+use polyverbs_engine::time::Time;
+use verbs_api::qp::AddressVector;
+use verbs_api::{DeviceAttributes, Features, LinkAddress, Operations, PostReason, VerbError, WcStatus, WorkRequest};
+
+use crate::connection::Ends;
+use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
+use crate::terminate::Terminate;
+use crate::{Cx, Qp, Receiving, Sending, caps, connection, express, requester, responder};
+
+/// iWARP.
+#[derive(Debug)]
+pub struct Iwarp {
+    name: String,
+    address: LinkAddress,
+    pub(crate) service: ServiceDelay,
+    pub(crate) ends: Ends,
+}
+
+/// How long a responder lets a read or an atomic wait: a time between none and `max`, drawn from `seed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ServiceDelay {
+    /// The longest.
+    pub max: Duration,
+    /// What the times are drawn from.
+    pub seed: u64,
+}
+
+impl ServiceDelay {
+    // How long the request of this number waits: the same number draws the same time.
+    pub(crate) fn draw(self, qpn: u32, msn: u32) -> Duration {
+        let max = u64::try_from(self.max.as_nanos()).unwrap_or(u64::MAX);
+        if max == 0 {
+            return Duration::ZERO;
+        }
+        // SplitMix64's last step.
+        let mut drawn = self.seed ^ (u64::from(qpn) << 32 | u64::from(msn)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        drawn = (drawn ^ (drawn >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        drawn = (drawn ^ (drawn >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Duration::from_nanos((drawn ^ (drawn >> 31)) % max.saturating_add(1))
+    }
+}
+
+/// The Terminates of a queue pair's present or last connection.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Terminates {
+    /// What was said to the peer.
+    pub sent: Option<Terminate>,
+    /// What the peer said.
+    pub received: Option<Terminate>,
+}
+
+impl Iwarp {
+    /// A device of this name and address that serves reads as soon as what arrived with them has been placed.
+    pub fn new(name: impl Into<String>, address: LinkAddress) -> Self {
+        Self { name: name.into(), address, service: ServiceDelay::default(), ends: Ends::default() }
+    }
+
+    /// Lets reads and atomics wait longer before they are served, over a link.
+    #[must_use]
+    pub fn service_delay(mut self, service: ServiceDelay) -> Self {
+        self.service = service;
+        self
+    }
+
+    /// The Terminates that ended a queue pair's connection.
+    pub fn last_terminate(qp: &Qp) -> Terminates {
+        let (local, received) = {
+            let half = qp.requester();
+            (half.driver.terminates.sent.clone(), half.driver.terminates.received.clone())
+        };
+        let sent = qp.responder().driver.sent.clone().map(|terminate| *terminate).or(local);
+        Terminates { sent, received }
+    }
+
+    /// A frame has arrived, over the link or from a peer in this process.
+    pub(crate) fn deliver(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {
+        let stream = frame.header.stream;
+        let End { qpn, epoch } = stream.destination;
+        if qpn == 0 {
+            return connection::handle_link_reset(device.driver(), stream, cx);
+        }
+        let Some(qp) = device.qp(qpn) else { return };
+        match &frame.header.message {
+            message @ (Message::Close | Message::Reset) => connection::handle_end(&qp, epoch, message, cx),
+            // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
+            _ if frame.damaged => responder::handle_damaged(&qp, epoch, cx),
+            Message::Tagged(segment) if segment.opcode == TaggedOpcode::ReadResponse => {
+                requester::handle_read_response(&qp, epoch, *segment, &frame.payload, cx);
+            }
+            Message::Untagged(segment) if matches!(segment.qn, QN_TERMINATE | QN_ATOMIC_RESPONSE) => {
+                requester::handle_untagged(&qp, epoch, segment, cx);
+            }
+            message => responder::handle(&qp, epoch, message, &frame.payload, cx),
+        }
+    }
+}
+
+impl Driver for Iwarp {
+    type Header = Header;
+    type Requester = requester::Requester;
+    type Responder = responder::Responder;
+
+    fn attributes(&self) -> DeviceAttributes {
+        caps::attributes(&self.name, self.address)
+    }
+
+    fn link_address(&self) -> LinkAddress {
+        self.address
+    }
+
+    #[inline]
+    fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+        requester::execute(qp, half, request, cx)
+    }
+
+    #[inline]
+    fn express(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut Cx<'_>) -> usize {
+        express::run(qp, half, requests, cx)
+    }
+
+    fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+        requester::pump(qp, half, cx);
+    }
+
+    // TCP has timers, a stream's user has none; this one looks whether the port is up again.
+    fn handle_timeout(qp: &Qp, half: &mut Sending, _: Time, cx: &mut Cx<'_>) {
+        requester::pump(qp, half, cx);
+    }
+
+    fn handle_frame(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {
+        Self::deliver(device, frame, cx);
+    }
+
+    fn modify(qp: &Qp, sending: &mut Sending, receiving: &mut Receiving, change: &Change<'_>, cx: &mut Cx<'_>) {
+        connection::modify(qp, sending, receiving, change, cx);
+    }
+
+    #[inline]
+    fn check_post(&self, _: &Qp, request: &Request<'_>) -> Result<(), PostReason> {
+        match request.op {
+            // One sink: its STag, its offset, a length (RFC 5040 section 4.4).
+            Op::Read(..) => match request.source {
+                Source::Sges(list) if list.len() > 1 => Err(PostReason::TooManySges { max: 1, given: list.len() }),
+                _ => Ok(()),
+            },
+            Op::Send(Beside::Immediate(_)) => {
+                Err(PostReason::OperationNotEnabled { missing: Operations::SEND_WITH_IMM })
+            }
+            Op::AtomicWrite(_) => Err(PostReason::Unsupported { missing: Features::ATOMIC_WRITE }),
+            Op::Flush(..) => Err(PostReason::Unsupported { missing: Features::FLUSH }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
+        match path.address {
+            LinkAddress::InProcess(_) => Ok(()),
+            other => {
+                let reason = format!("{other:?}: the in-process network has addresses of its own kind only");
+                Err(VerbError::argument("ah_attr.address", reason))
+            }
+        }
+    }
+
+    fn before_flush(_: &Qp, half: &mut Sending, status: WcStatus, _: &mut Cx<'_>) {
+        requester::note_failure(half, status);
+    }
+
+    fn disconnect(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+        connection::disconnect(qp, half, cx);
+    }
+
+    fn peer_ready(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
+        connection::meet(qp, cx);
+    }
+}

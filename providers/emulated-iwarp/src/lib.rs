@@ -1,0 +1,41 @@
+//! An emulated iWARP device: RDMAP over DDP, on the software verbs engine.
+//!
+//! A driver of [`polyverbs_engine`]. `requester` turns requests into messages and takes the answers, `responder`
+//! turns the peer's messages into operations on the engine, `connection` is the stream that both need: its beginning,
+//! its graceful and its abrupt end. On a direct network a request runs on the poster's thread into the peer's
+//! responder; over a link a message is cut into DDP segments that arrive later, in order.
+//!
+//! What iWARP does differently from InfiniBand, each at its place:
+//!
+//! * A send or write completes when its octets have been handed over, which says nothing about the peer (`requester`).
+//! * A message that finds no receive ends the connection; nothing is retried (`responder`).
+//! * Every fault ends in a Terminate with a layer, a type and a code ([`terminate`]).
+//! * The sink of a read is named on the wire and needs remote write (`requester`).
+//! * A read is answered when its turn comes: a later write may be placed before (`responder`).
+//! * SQD closes the connection (`connection`).
+#![forbid(unsafe_code)]
+
+pub mod caps;
+mod connection;
+mod direct;
+mod driver;
+mod express;
+pub mod header;
+mod provider;
+mod requester;
+mod responder;
+pub mod terminate;
+
+pub use driver::{Iwarp, ServiceDelay, Terminates};
+pub use provider::{EmulatedIwarp, PROVIDER};
+pub use requester::Requester;
+pub use responder::Responder;
+
+/// A queue pair of this device.
+pub type Qp = polyverbs_engine::qp::Qp<Iwarp>;
+/// The call that an operation is part of.
+pub type Cx<'p> = polyverbs_engine::device::Cx<'p, Iwarp>;
+/// The sending half of a queue pair, locked.
+pub type Sending = polyverbs_engine::qp::Requester<Iwarp>;
+/// The receiving half of a queue pair, locked.
+pub type Receiving = polyverbs_engine::qp::Responder<Iwarp>;
