@@ -1,0 +1,459 @@
+//! The sending half: requests become messages, and answers complete them.
+//!
+//! A send or a write is over when its octets have been handed to the stream (RFC 5040 section 5.1): its completion says
+//! that the buffer is free, nothing about the peer. A read or an atomic is over when its answer has come. Completions
+//! keep the order of posting: what is over before its turn waits in the queue.
+//!
+//! The sink of a read is a tagged buffer that the request names on the wire. It must grant remote write, and that is
+//! looked at before anything leaves (RFC 5040 section 5.2.1).
+
+use std::collections::VecDeque;
+
+use polyverbs_engine::driver::Executed;
+use polyverbs_engine::fault::Fault;
+use polyverbs_engine::key_table::{LocalUse, RemoteUse};
+use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
+use polyverbs_engine::pin::Pin;
+use polyverbs_engine::qp::{Phase, Wqe};
+use polyverbs_engine::request::{Beside, Op, Request, Source};
+use verbs_api::qp::QpState;
+use verbs_api::{Access, EventType, RemoteAddress, SendFlags, Sge, WcStatus};
+
+use crate::connection::{Peer, emit, is_ready, segments};
+use crate::driver::Terminates;
+use crate::header::{
+    AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode, Untagged,
+};
+use crate::responder::place_tagged;
+use crate::terminate::{Breach, Terminate};
+use crate::{Cx, Qp, Sending, direct};
+
+/// What a requester keeps.
+#[derive(Debug, Default)]
+pub struct Requester {
+    /// This queue pair's epoch; 0 before the first connection.
+    pub(crate) epoch: u32,
+    /// The other end.
+    pub(crate) peer: Option<Peer>,
+    /// Reads and atomics outstanding at one time.
+    pub(crate) ord: u8,
+    /// What the connection ends with, if not with a mere reset.
+    pub(crate) farewell: Option<Box<Terminate>>,
+    /// What was said at the end, as far as this half knows.
+    pub(crate) terminates: Box<Terminates>,
+    // Reads and atomics outstanding, of a link.
+    outstanding: u32,
+    // Messages sent on the queues of sends and of requests, of a link.
+    sent: [u32; 2],
+    // Atomic responses received, of a link.
+    responses: u32,
+}
+
+impl Requester {
+    // The sequence number of the next message of a queue.
+    fn next_msn(&mut self, qn: u32) -> u32 {
+        let sent = &mut self.sent[qn as usize];
+        *sent = sent.wrapping_add(1);
+        *sent
+    }
+}
+
+/// Tries a request at once, the queue being empty.
+#[inline]
+pub(crate) fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+    if request.op.is_local() {
+        return Executed::Done(qp.local_operation(half, request, cx), 0);
+    }
+    if cx.device.network().link().is_some() {
+        return Executed::Keep;
+    }
+    direct::execute(qp, half, request, cx)
+}
+
+/// Starts what may start.
+pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+    if qp.state() != QpState::Rts || !direct::is_port_up(qp, half, cx) {
+        return;
+    }
+    if cx.device.network().link().is_none() {
+        return direct::pump(qp, half, cx);
+    }
+    let Some(peer) = half.driver.peer.filter(Peer::is_met) else { return };
+    // Out of the half for a while: starting a request needs the rest of it.
+    let mut queue = std::mem::take(&mut half.queue);
+    start_waiting(qp, half, &peer, &mut queue, cx);
+    half.queue = queue;
+    qp.complete_done(half, cx);
+}
+
+fn start_waiting(qp: &Qp, half: &mut Sending, peer: &Peer, queue: &mut VecDeque<Wqe>, cx: &mut Cx<'_>) {
+    for wqe in queue {
+        match wqe.phase {
+            Phase::Waiting => {}
+            // Nothing starts behind a failure, which waits for its turn to complete.
+            Phase::Done(status) if !status.is_success() => return,
+            _ => continue,
+        }
+        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), cx) else { return };
+        (wqe.phase, wqe.first) = (phase, msn);
+        if matches!(phase, Phase::Done(status) if !status.is_success()) {
+            return;
+        }
+    }
+}
+
+// Starts a request: how far it has come then, and the number of its request message. `None` where it has to wait.
+fn start(
+    qp: &Qp,
+    half: &mut Sending,
+    peer: &Peer,
+    request: &Request<'_>,
+    cx: &mut Cx<'_>,
+) -> Option<(Phase, u32)> {
+    let tx = &half.driver;
+    // A fence waits for all earlier reads and atomics; those behind it have not started.
+    if request.flags.contains(SendFlags::FENCE) && tx.outstanding != 0 {
+        return None;
+    }
+    if request.op.is_local() {
+        return Some((Phase::Done(qp.local_operation(half, request, cx)), 0));
+    }
+    if request.op.is_read_or_atomic() {
+        if tx.ord == 0 {
+            return Some((Phase::Done(WcStatus::LocQpOpErr), 0));
+        }
+        if tx.outstanding >= u32::from(tx.ord) {
+            return None;
+        }
+    }
+    let started = match request.op {
+        Op::Send(beside) => send(qp, half, peer, request, beside, cx),
+        Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, cx),
+        Op::Read(remote, _) => read(qp, half, peer, request, remote, cx),
+        Op::CompareSwap(remote, compare, swap) => {
+            atomic(qp, half, peer, request, remote, AtomicOp::compare_swap(compare, swap), cx)
+        }
+        Op::FetchAdd(remote, add) => atomic(qp, half, peer, request, remote, AtomicOp::fetch_add(add), cx),
+        _ => Err(Fault::Operation),
+    };
+    Some(started.unwrap_or_else(|fault| (Phase::Done(fault.local_status()), 0)))
+}
+
+type Started = Result<(Phase, u32), Fault>;
+
+const SENT: Phase = Phase::Done(WcStatus::Success);
+
+fn send(
+    qp: &Qp,
+    half: &mut Sending,
+    peer: &Peer,
+    request: &Request<'_>,
+    beside: Beside,
+    cx: &mut Cx<'_>,
+) -> Started {
+    let mut spans = Spans::new();
+    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)?;
+    let (msn, solicited) = (half.driver.next_msn(QN_SEND), request.flags.contains(SendFlags::SOLICITED));
+    let invalidate = match beside {
+        Beside::Invalidate(key) => Some(key),
+        _ => None,
+    };
+    for (offset, length, last) in segments(qp, payload.len()) {
+        let body = Body::Send { solicited, invalidate };
+        let segment = Untagged { qn: QN_SEND, msn, mo: offset as u32, last, body };
+        emit(qp, peer, Message::Untagged(segment), payload.part(offset, length), cx);
+    }
+    Ok((SENT, 0))
+}
+
+// With immediate: the write, then a message of its own (RFC 7306 section 6).
+fn write(
+    qp: &Qp,
+    half: &mut Sending,
+    peer: &Peer,
+    request: &Request<'_>,
+    remote: RemoteAddress,
+    imm: Option<[u8; 4]>,
+    cx: &mut Cx<'_>,
+) -> Started {
+    let mut spans = Spans::new();
+    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)?;
+    for (offset, length, last) in segments(qp, payload.len()) {
+        let to = remote.addr.wrapping_add(offset as u64);
+        let segment = Tagged { opcode: TaggedOpcode::Write, stag: remote.rkey.value(), to, last };
+        emit(qp, peer, Message::Tagged(segment), payload.part(offset, length), cx);
+    }
+    if let Some([a, b, c, d]) = imm {
+        let body = Body::Immediate { solicited: request.flags.contains(SendFlags::SOLICITED) };
+        let segment = Untagged { qn: QN_SEND, msn: half.driver.next_msn(QN_SEND), mo: 0, last: true, body };
+        emit(qp, peer, Message::Untagged(segment), Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]), cx);
+    }
+    Ok((SENT, 0))
+}
+
+fn read(
+    qp: &Qp,
+    half: &mut Sending,
+    peer: &Peer,
+    request: &Request<'_>,
+    remote: RemoteAddress,
+    cx: &mut Cx<'_>,
+) -> Started {
+    sink_spans(qp, request, cx.pin)?;
+    let sink = sink(request);
+    let body = Body::ReadRequest(ReadRequest {
+        sink_stag: sink.lkey.value(),
+        sink_to: sink.addr,
+        length: request.length as u32,
+        source_stag: remote.rkey.value(),
+        source_to: remote.addr,
+    });
+    Ok(ask(qp, half, peer, |_| body, cx))
+}
+
+fn atomic(
+    qp: &Qp,
+    half: &mut Sending,
+    peer: &Peer,
+    request: &Request<'_>,
+    remote: RemoteAddress,
+    op: AtomicOp,
+    cx: &mut Cx<'_>,
+) -> Started {
+    result_spans(qp, request, cx.pin)?;
+    let (stag, to) = (remote.rkey.value(), remote.addr);
+    Ok(ask(qp, half, peer, |request_id| Body::AtomicRequest(AtomicRequest { request_id, op, stag, to }), cx))
+}
+
+fn ask(qp: &Qp, half: &mut Sending, peer: &Peer, body: impl FnOnce(u32) -> Body, cx: &mut Cx<'_>) -> (Phase, u32) {
+    let msn = half.driver.next_msn(QN_REQUEST);
+    half.driver.outstanding += 1;
+    let segment = Untagged { qn: QN_REQUEST, msn, mo: 0, last: true, body: body(msn) };
+    emit(qp, peer, Message::Untagged(segment), Payload::Empty, cx);
+    (Phase::Sent, msn)
+}
+
+/// The sink of a read: the one entry, or none of no octets.
+pub(crate) fn sink(request: &Request<'_>) -> Sge {
+    match request.source {
+        Source::Sges([sge, ..]) => *sge,
+        _ => Sge::default(),
+    }
+}
+
+/// The octets of a read's sink, checked as what it is on the wire: a tagged buffer that a peer may write.
+///
+/// No octets name no buffer (RFC 5040 section 5.2.1).
+#[inline]
+pub(crate) fn sink_spans<'p>(qp: &Qp, request: &Request<'_>, pin: &'p Pin) -> Result<Spans<'p>, Fault> {
+    let mut spans = Spans::new();
+    if request.length != 0 {
+        let sink = sink(request);
+        let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_WRITE };
+        let keys = qp.device.keys();
+        let region = keys.check_remote(pin, sink.lkey.value(), sink.addr, request.length, user)?;
+        region.for_each(|span| spans.push(span));
+    }
+    Ok(spans)
+}
+
+/// The octets of an atomic's result. Its answer is untagged, so local write will do (RFC 7306 section 5.3).
+#[inline]
+pub(crate) fn result_spans<'p>(qp: &Qp, request: &Request<'_>, pin: &'p Pin) -> Result<Spans<'p>, Fault> {
+    let mut spans = Spans::new();
+    if let Source::Sges(list) = request.source {
+        let user = LocalUse { pd: qp.pd, private: request.private, write: true };
+        gather(qp.device.keys(), pin, list, user, &mut spans)?;
+    }
+    Ok(spans)
+}
+
+/// Invalidates a sink that has been filled (read-with-invalidate): how the read ends.
+pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
+    let Op::Read(_, Some(key)) = *op else { return WcStatus::Success };
+    let invalidated =
+        qp.device.emulation().map(|emulation| emulation.invalidate_local(qp.device.keys(), key, qp.pd, qp.qpn));
+    match invalidated {
+        Some(Ok(())) => WcStatus::Success,
+        _ => WcStatus::GeneralErr,
+    }
+}
+
+// ---- answers
+
+/// Octets of a read came.
+pub(crate) fn handle_read_response(qp: &Qp, epoch: u32, segment: Tagged, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+    let mut guard = qp.requester();
+    let half = &mut *guard;
+    if !takes(qp, half, epoch) {
+        return;
+    }
+    let about = Message::Tagged(segment);
+    let Some(at) = oldest_outstanding(&half.queue) else { return fail_answer(qp, half, None, Breach::Opcode, about, cx) };
+    if let Err(breach) = place_response(qp, &half.queue[at], segment, payload, cx) {
+        return fail_answer(qp, half, Some(at), breach, about, cx);
+    }
+    half.queue[at].received += payload.len() as u64;
+    if segment.last {
+        let status = invalidate_sink(qp, &half.queue[at].kept.op);
+        finish(qp, half, at, status, cx);
+    }
+}
+
+// Responses come in the order of the requests, and each of their segments where the last one ended (RFC 5040 section 5.5).
+fn place_response(
+    qp: &Qp,
+    wqe: &Wqe,
+    segment: Tagged,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    let request = wqe.kept.request();
+    if !matches!(request.op, Op::Read(..)) {
+        return Err(Breach::Opcode);
+    }
+    let sink = sink(&request);
+    if segment.stag != sink.lkey.value() {
+        return Err(Breach::ResponseStag);
+    }
+    let end = wqe.received + payload.len() as u64;
+    let follows = segment.to == sink.addr.wrapping_add(wqe.received);
+    if !follows || end > request.length || segment.last != (end == request.length) {
+        return Err(Breach::ResponseBounds);
+    }
+    place_tagged(qp, segment.stag, segment.to, payload, cx.pin)
+}
+
+/// An atomic response or a Terminate came, or what claims to be one.
+pub(crate) fn handle_untagged(qp: &Qp, epoch: u32, segment: &Untagged, cx: &mut Cx<'_>) {
+    let mut guard = qp.requester();
+    let half = &mut *guard;
+    if !takes(qp, half, epoch) {
+        return;
+    }
+    let outcome = match &segment.body {
+        Body::Terminate(terminate) if segment.qn == segment.body.queue() => {
+            return terminated(qp, half, terminate.clone(), cx);
+        }
+        Body::AtomicResponse(response) if segment.qn == segment.body.queue() => {
+            let (id, original) = (response.request_id, response.original);
+            place_original(qp, half, segment, id, original, cx)
+        }
+        _ => Err(Breach::Opcode),
+    };
+    let at = oldest_outstanding(&half.queue);
+    match (outcome, at) {
+        (Ok(()), Some(at)) => finish(qp, half, at, WcStatus::Success, cx),
+        (Ok(()), None) => {}
+        (Err(breach), at) => fail_answer(qp, half, at, breach, Message::Untagged(segment.clone()), cx),
+    }
+}
+
+fn place_original(
+    qp: &Qp,
+    half: &mut Sending,
+    segment: &Untagged,
+    request_id: u32,
+    original: u64,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    if segment.msn != half.driver.responses.wrapping_add(1) {
+        return Err(Breach::MessageSequence);
+    }
+    half.driver.responses = segment.msn;
+    let at = oldest_outstanding(&half.queue).ok_or(Breach::Opcode)?;
+    let wqe = &mut half.queue[at];
+    let request = wqe.kept.request();
+    if !matches!(request.op, Op::CompareSwap(..) | Op::FetchAdd(..)) || wqe.first != request_id {
+        return Err(Breach::Opcode);
+    }
+    let spans = result_spans(qp, &request, cx.pin).map_err(Breach::Receive)?;
+    scatter_at(&spans, 0, &Payload::Octets(&original.to_ne_bytes()));
+    wqe.received = 8;
+    Ok(())
+}
+
+fn takes(qp: &Qp, half: &Sending, epoch: u32) -> bool {
+    half.driver.epoch == epoch && is_ready(qp.state())
+}
+
+fn oldest_outstanding(queue: &VecDeque<Wqe>) -> Option<usize> {
+    queue.iter().position(|wqe| wqe.phase == Phase::Sent)
+}
+
+// An outstanding request is over; what waited for it goes on.
+fn finish(qp: &Qp, half: &mut Sending, at: usize, status: WcStatus, cx: &mut Cx<'_>) {
+    half.queue[at].phase = Phase::Done(status);
+    half.driver.outstanding -= 1;
+    qp.complete_done(half, cx);
+    qp.advance(half, cx);
+}
+
+// An answer broke a rule: the request that it claimed to be for fails, and the peer is told.
+#[cold]
+fn fail_answer(qp: &Qp, half: &mut Sending, at: Option<usize>, breach: Breach, about: Message, cx: &mut Cx<'_>) {
+    let terminate = Terminate { error: breach.code(), about: Some(Box::new(about)) };
+    half.driver.terminates.sent = Some(terminate.clone());
+    half.driver.farewell = Some(Box::new(terminate));
+    qp.enter_error(false);
+    match at {
+        Some(at) => {
+            let status = match breach {
+                Breach::Tagged(fault) | Breach::Receive(fault) => fault.local_status(),
+                _ => WcStatus::BadRespErr,
+            };
+            half.queue[at].phase = Phase::Done(status);
+            qp.complete_done(half, cx);
+        }
+        None => {
+            qp.event(breach.event(), &mut cx.effects);
+            flush_later(qp, cx);
+        }
+    }
+}
+
+// The peer ended the connection. The request that the Terminate is about gets its status, if it is still outstanding;
+// sends and writes completed long ago. An answer to it is not sent (RFC 5040 section 4.8).
+#[cold]
+fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate, cx: &mut Cx<'_>) {
+    let blamed = terminate.error.request_status().and_then(|status| {
+        let named = match terminate.about.as_deref() {
+            Some(Message::Untagged(segment)) => {
+                half.queue.iter().position(|wqe| wqe.phase == Phase::Sent && wqe.first == segment.msn)
+            }
+            _ => None,
+        };
+        named.or_else(|| oldest_outstanding(&half.queue)).map(|at| (at, status))
+    });
+    half.driver.terminates.received = Some(terminate);
+    qp.enter_error(false);
+    let Some((at, status)) = blamed else {
+        qp.event(EventType::QpFatal, &mut cx.effects);
+        return flush_later(qp, cx);
+    };
+    // Those that were asked earlier will not be answered any more.
+    for wqe in half.queue.range_mut(..at).filter(|wqe| wqe.phase == Phase::Sent) {
+        wqe.phase = Phase::Done(WcStatus::WrFlushErr);
+    }
+    half.queue[at].phase = Phase::Done(status);
+    qp.complete_done(half, cx);
+}
+
+/// Flushes what is left when no lock is held.
+pub(crate) fn flush_later(qp: &Qp, cx: &mut Cx<'_>) {
+    if let Some(me) = qp.shared() {
+        cx.effects.flush(me);
+    }
+}
+
+/// A request failed: where the fault is this side's own the peer is told so (RFC 5040 section 7.1).
+pub(crate) fn note_failure(half: &mut Sending, status: WcStatus) {
+    let remote = matches!(
+        status,
+        WcStatus::WrFlushErr | WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr
+    );
+    if !remote && half.driver.farewell.is_none() {
+        half.driver.terminates.sent = Some(Terminate::local_catastrophic());
+        half.driver.farewell = Some(Box::new(Terminate::local_catastrophic()));
+    }
+}

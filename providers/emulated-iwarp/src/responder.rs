@@ -1,0 +1,472 @@
+//! The receiving half: the peer's messages become operations on the engine.
+//!
+//! The operations themselves ([`place_write`], [`take_send`], [`read_source`], [`operate`]) are the same whether the peer
+//! runs them on its own thread or a link brings its segments; [`handle`] is the latter. Over a link sequence numbers and
+//! offsets are checked, and reads and atomics wait for their turn in one queue, served in the order of their requests
+//! when what arrived with them has been placed, or later: a write that was sent behind a read may be seen by it unless it
+//! was fenced (RFC 5040 section 5.5).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use polyverbs_engine::cq::Done;
+use polyverbs_engine::fault::Fault;
+use polyverbs_engine::key_table::RemoteUse;
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
+use polyverbs_engine::pin::{Pin, pin};
+use polyverbs_engine::receive_ring::Receive;
+use polyverbs_engine::time::Time;
+use verbs_api::{Access, WcFlags, WcOpcode, WcStatus};
+
+use crate::connection::{self, Peer, emit, is_ready, say, segments};
+use crate::header::{
+    AtomicOp, AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST, QN_SEND, ReadRequest,
+    Tagged, TaggedOpcode, Untagged,
+};
+use crate::terminate::{Breach, Terminate};
+use crate::{Cx, Qp, Receiving};
+
+/// What a responder keeps.
+#[derive(Debug, Default)]
+pub struct Responder {
+    /// This queue pair's epoch; 0 before the first connection.
+    pub(crate) epoch: u32,
+    /// The other end.
+    pub(crate) peer: Option<Peer>,
+    /// What the peer may do through this queue pair.
+    pub(crate) access: Access,
+    /// Reads and atomics served at one time.
+    pub(crate) ird: u8,
+    /// What was said to the peer at the end.
+    pub(crate) sent: Option<Box<Terminate>>,
+    // What only a link needs.
+    inbound: Option<Box<Inbound>>,
+}
+
+/// How far the peer's messages have come.
+#[derive(Debug, Default)]
+struct Inbound {
+    // Messages that are complete: sends, requests.
+    complete: [u32; 2],
+    // Octets of the send that is under way.
+    offset: u32,
+    // Octets of the write that is under way or was last.
+    written: u64,
+    writing: bool,
+    // Reads and atomics that wait for their turn.
+    pending: VecDeque<Pending>,
+    // Atomic responses sent.
+    responses: u32,
+}
+
+/// A read or an atomic that waits for its turn.
+#[derive(Debug)]
+struct Pending {
+    due: Time,
+    request: Untagged,
+}
+
+/// What a send brings besides its octets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beside {
+    pub(crate) solicited: bool,
+    pub(crate) invalidate: Option<u32>,
+}
+
+/// A part of a send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) offset: u32,
+    pub(crate) last: bool,
+}
+
+impl Part {
+    /// A message in one piece.
+    pub(crate) const WHOLE: Self = Self { offset: 0, last: true };
+}
+
+/// Whether frames and calls of this epoch are for the queue pair as it is now.
+#[inline]
+pub(crate) fn takes(qp: &Qp, half: &Receiving, epoch: u32) -> bool {
+    half.driver.epoch == epoch && is_ready(qp.state())
+}
+
+// ---- operations
+
+/// Places octets of a write (RFC 5041 section 5.1): every segment is checked for itself.
+#[inline]
+pub(crate) fn place_write(
+    qp: &Qp,
+    half: &Receiving,
+    stag: u32,
+    to: u64,
+    payload: &Payload<'_>,
+    pin: &Pin,
+) -> Result<(), Breach> {
+    if !half.driver.access.contains(Access::REMOTE_WRITE) {
+        return Err(Breach::Opcode);
+    }
+    place_tagged(qp, stag, to, payload, pin)
+}
+
+/// Places octets where the peer says, with all checks of a tagged buffer. No octets name no buffer (RFC 5041 section 5.1).
+#[inline]
+pub(crate) fn place_tagged(qp: &Qp, stag: u32, to: u64, payload: &Payload<'_>, pin: &Pin) -> Result<(), Breach> {
+    let length = payload.len() as u64;
+    if length == 0 {
+        return Ok(());
+    }
+    let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_WRITE };
+    let region = qp.device.keys().check_remote(pin, stag, to, length, user).map_err(Breach::Tagged)?;
+    let mut spans = Spans::new();
+    region.for_each(|span| spans.push(span));
+    scatter_at(&spans, 0, payload);
+    Ok(())
+}
+
+/// Takes octets of a send into the next receive, which completes with the last of them.
+///
+/// A receive is secured before anything else is done; one that is wanting ends the connection: there is nobody who would
+/// try again (RFC 5041 section 7.2, error 1/2/02).
+#[inline]
+pub(crate) fn take_send(
+    qp: &Qp,
+    half: &mut Receiving,
+    part: Part,
+    beside: Beside,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    let receive = match half.current.take() {
+        Some(receive) => receive,
+        None => qp.take_receive(half, None, &mut cx.effects).ok_or(Breach::NoReceive)?,
+    };
+    let taken = fill(qp, &receive, part.offset, payload, cx);
+    // The key dies before the receive completes, and after the octets have been placed (RFC 5040 section 5.3).
+    let taken = taken.and_then(|()| match beside.invalidate {
+        Some(key) if part.last => invalidate(qp, key),
+        _ => Ok(()),
+    });
+    if taken.is_err() || !part.last {
+        half.current = Some(receive);
+        return taken;
+    }
+    let (flags, imm) = match beside.invalidate {
+        Some(key) => (WcFlags::WITH_INV, key.to_be_bytes()),
+        None => (WcFlags::empty(), [0; 4]),
+    };
+    let done = Done {
+        status: WcStatus::Success,
+        opcode: WcOpcode::Recv,
+        flags,
+        imm,
+        byte_len: part.offset + payload.len() as u32,
+        solicited: beside.solicited,
+        ..Done::default()
+    };
+    half.counters.receives += 1;
+    qp.complete_receive(&receive, done, cx);
+    Ok(())
+}
+
+#[inline]
+fn fill(qp: &Qp, receive: &Receive, offset: u32, payload: &Payload<'_>, cx: &mut Cx<'_>) -> Result<(), Breach> {
+    let mut spans = Spans::new();
+    qp.gather_receive(receive, cx, &mut spans).map_err(Breach::Receive)?;
+    let room: usize = spans.iter().map(|span| span.len()).sum();
+    if offset as usize + payload.len() > room {
+        return Err(Breach::TooLong);
+    }
+    scatter_at(&spans, u64::from(offset), payload);
+    Ok(())
+}
+
+fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
+    let emulation = qp.device.emulation().ok_or(Breach::Invalidate(Fault::Operation))?;
+    emulation.invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn).map_err(Breach::Invalidate)
+}
+
+/// Takes immediate data, which completes a receive of its own; `written` octets were written before it.
+///
+/// The value is the first four octets of the eight that the message has (RFC 7306 section 6).
+pub(crate) fn take_immediate(
+    qp: &Qp,
+    half: &mut Receiving,
+    imm: [u8; 4],
+    written: u64,
+    solicited: bool,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    let receive = qp.take_receive(half, None, &mut cx.effects).ok_or(Breach::NoReceive)?;
+    let done = Done {
+        status: WcStatus::Success,
+        opcode: WcOpcode::RecvRdmaWithImm,
+        flags: WcFlags::WITH_IMM,
+        imm,
+        byte_len: written as u32,
+        solicited,
+        ..Done::default()
+    };
+    half.counters.receives += 1;
+    qp.complete_receive(&receive, done, cx);
+    Ok(())
+}
+
+/// The octets that a read asks for.
+#[inline]
+pub(crate) fn read_source<'p>(
+    qp: &Qp,
+    half: &Receiving,
+    stag: u32,
+    to: u64,
+    length: u64,
+    pin: &'p Pin,
+) -> Result<Spans<'p>, Breach> {
+    if !half.driver.access.contains(Access::REMOTE_READ) {
+        return Err(Breach::Opcode);
+    }
+    let mut spans = Spans::new();
+    if length != 0 {
+        let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_READ };
+        let region = qp.device.keys().check_remote(pin, stag, to, length, user).map_err(Breach::Read)?;
+        region.for_each(|span| spans.push(span));
+    }
+    Ok(spans)
+}
+
+/// Operates atomically on eight octets: what they were before.
+///
+/// It is the address of the octets that must be a multiple of eight, whatever the tagged offset (RFC 7306 section 5).
+#[inline]
+pub(crate) fn operate(
+    qp: &Qp,
+    half: &Receiving,
+    op: AtomicOp,
+    stag: u32,
+    to: u64,
+    pin: &Pin,
+) -> Result<u64, Breach> {
+    if !half.driver.access.contains(Access::REMOTE_ATOMIC) {
+        return Err(Breach::Opcode);
+    }
+    let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_ATOMIC };
+    let region = qp.device.keys().check_remote(pin, stag, to, 8, user).map_err(Breach::Atomic)?;
+    region.first(8).update_u64(|current| op.apply(current)).ok_or(Breach::Atomic(Fault::Misaligned))
+}
+
+/// The peer broke a rule: error state, and the Terminate that tells it (RFC 5040 section 7).
+#[cold]
+pub(crate) fn fail(
+    qp: &Qp,
+    half: &mut Receiving,
+    breach: Breach,
+    about: Option<Message>,
+    cx: &mut Cx<'_>,
+) -> Terminate {
+    let terminate = Terminate { error: breach.code(), about: about.map(Box::new) };
+    half.driver.sent = Some(Box::new(terminate.clone()));
+    let (status, event) = (breach.receive_status(), breach.event());
+    if half.current.is_some() && status == WcStatus::WrFlushErr {
+        qp.event(event, &mut cx.effects);
+    }
+    qp.fail_responder(half, status, event, cx);
+    terminate
+}
+
+// ---- over a link
+
+/// A segment arrived that is for the receiving half.
+pub(crate) fn handle(qp: &Arc<Qp>, epoch: u32, message: &Message, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+    let mut half = qp.responder();
+    if !takes(qp, &half, epoch) {
+        half.counters.dropped += 1;
+        return;
+    }
+    qp.note_arrival(&mut half, cx);
+    let handled = match message {
+        Message::Tagged(segment) => write_segment(qp, &mut half, *segment, payload, cx),
+        Message::Untagged(segment) => untagged_segment(qp, &mut half, segment, payload, cx),
+        Message::Close | Message::Reset => Ok(()),
+    };
+    if let Err(breach) = handled {
+        terminate(qp, &mut half, breach, Some(message.clone()), cx);
+    }
+}
+
+/// A segment arrived whose checksum is wrong.
+pub(crate) fn handle_damaged(qp: &Qp, epoch: u32, cx: &mut Cx<'_>) {
+    let mut half = qp.responder();
+    if takes(qp, &half, epoch) {
+        terminate(qp, &mut half, Breach::Crc, None, cx);
+    }
+}
+
+#[cold]
+fn terminate(qp: &Qp, half: &mut Receiving, breach: Breach, about: Option<Message>, cx: &mut Cx<'_>) {
+    let terminate = fail(qp, half, breach, about, cx);
+    if let Some(peer) = half.driver.peer {
+        say(qp, &peer, connection::terminate_message(terminate), cx);
+    }
+}
+
+fn write_segment(
+    qp: &Qp,
+    half: &mut Receiving,
+    segment: Tagged,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    debug_assert_eq!(segment.opcode, TaggedOpcode::Write, "responses are the requester's");
+    place_write(qp, half, segment.stag, segment.to, payload, cx.pin)?;
+    let inbound = half.driver.inbound.get_or_insert_default();
+    let before = if inbound.writing { inbound.written } else { 0 };
+    inbound.written = before + payload.len() as u64;
+    inbound.writing = !segment.last;
+    Ok(())
+}
+
+fn untagged_segment(
+    qp: &Arc<Qp>,
+    half: &mut Receiving,
+    segment: &Untagged,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    check_order(half, segment)?;
+    match &segment.body {
+        Body::Send { solicited, invalidate } => {
+            let beside = Beside { solicited: *solicited, invalidate: *invalidate };
+            let part = Part { offset: segment.mo, last: segment.last };
+            take_send(qp, half, part, beside, payload, cx)?;
+        }
+        Body::Immediate { solicited } => {
+            if payload.len() != 8 || !segment.last {
+                return Err(Breach::ImmediateLength);
+            }
+            let [a, b, c, d, ..] = payload.word().to_ne_bytes();
+            let written = half.driver.inbound.get_or_insert_default().written;
+            take_immediate(qp, half, [a, b, c, d], written, *solicited, cx)?;
+        }
+        Body::ReadRequest(_) | Body::AtomicRequest(_) => enqueue(qp, half, segment, cx)?,
+        Body::AtomicResponse(_) | Body::Terminate(_) => return Err(Breach::Opcode),
+    }
+    note_segment(half, segment, payload.len());
+    Ok(())
+}
+
+// Queue, sequence number and offset, in the order in which DDP and RDMAP look at them (RFC 5041 section 7.2).
+fn check_order(half: &mut Receiving, segment: &Untagged) -> Result<(), Breach> {
+    let inbound = half.driver.inbound.get_or_insert_default();
+    let complete = inbound.complete.get(segment.qn as usize).ok_or(Breach::QueueNumber)?;
+    if segment.msn != complete.wrapping_add(1) {
+        return Err(Breach::MessageSequence);
+    }
+    let offset = if segment.qn == QN_SEND { inbound.offset } else { 0 };
+    if segment.mo != offset {
+        return Err(Breach::MessageOffset);
+    }
+    let begun_as_send = offset != 0 && !matches!(segment.body, Body::Send { .. });
+    if segment.body.queue() != segment.qn || begun_as_send {
+        return Err(Breach::Opcode);
+    }
+    Ok(())
+}
+
+fn note_segment(half: &mut Receiving, segment: &Untagged, octets: usize) {
+    let inbound = half.driver.inbound.get_or_insert_default();
+    if segment.qn == QN_SEND {
+        inbound.offset = if segment.last { 0 } else { segment.mo.wrapping_add(octets as u32) };
+        inbound.written = 0;
+    }
+    if segment.last {
+        let complete = &mut inbound.complete[segment.qn as usize];
+        *complete = complete.wrapping_add(1);
+    }
+}
+
+// Reads and atomics share one budget and one order (RFC 7306 section 5).
+fn enqueue(qp: &Arc<Qp>, half: &mut Receiving, request: &Untagged, cx: &mut Cx<'_>) -> Result<(), Breach> {
+    debug_assert_eq!(request.qn, QN_REQUEST);
+    let ird = usize::from(half.driver.ird);
+    let inbound = half.driver.inbound.get_or_insert_default();
+    if inbound.pending.len() >= ird {
+        return Err(Breach::Budget);
+    }
+    let now = cx.now();
+    let latest = inbound.pending.back().map_or(now, |pending| pending.due);
+    let due = latest.max(now.after(qp.device.driver().service.draw(qp.qpn, request.msn)));
+    inbound.pending.push_back(Pending { due, request: request.clone() });
+    let serve = {
+        let qp = Arc::downgrade(qp);
+        Box::new(move |now| {
+            if let Some(qp) = qp.upgrade() {
+                serve(&qp, now);
+            }
+        })
+    };
+    let network = qp.device.network();
+    if due == now { network.serve_later(serve) } else { network.timers().add(due, serve) }
+    Ok(())
+}
+
+// Serves the reads and atomics whose turn has come.
+fn serve(qp: &Arc<Qp>, now: Time) {
+    let pin = pin();
+    let mut cx = Cx::at(&qp.device, &pin, now);
+    {
+        let mut half = qp.responder();
+        while let Some(request) = next_due(qp, &mut half, now) {
+            if let Err(breach) = answer(qp, &mut half, &request, &mut cx) {
+                terminate(qp, &mut half, breach, Some(Message::Untagged(request)), &mut cx);
+            }
+        }
+    }
+    let effects = cx.into_effects();
+    drop(pin);
+    effects.run();
+}
+
+fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Untagged> {
+    let inbound = half.driver.inbound.as_mut().filter(|_| is_ready(qp.state()))?;
+    if inbound.pending.front()?.due > now {
+        return None;
+    }
+    inbound.pending.pop_front().map(|pending| pending.request)
+}
+
+fn answer(qp: &Qp, half: &mut Receiving, request: &Untagged, cx: &mut Cx<'_>) -> Result<(), Breach> {
+    let Some(peer) = half.driver.peer else { return Ok(()) };
+    match &request.body {
+        Body::ReadRequest(read) => answer_read(qp, half, &peer, read, cx),
+        Body::AtomicRequest(atomic) => answer_atomic(qp, half, &peer, atomic, cx),
+        _ => Err(Breach::Opcode),
+    }
+}
+
+fn answer_read(qp: &Qp, half: &Receiving, peer: &Peer, read: &ReadRequest, cx: &mut Cx<'_>) -> Result<(), Breach> {
+    let spans = read_source(qp, half, read.source_stag, read.source_to, u64::from(read.length), cx.pin)?;
+    let whole = Payload::of_spans(&spans);
+    for (offset, length, last) in segments(qp, whole.len()) {
+        let to = read.sink_to.wrapping_add(offset as u64);
+        let segment = Tagged { opcode: TaggedOpcode::ReadResponse, stag: read.sink_stag, to, last };
+        emit(qp, peer, Message::Tagged(segment), whole.part(offset, length), cx);
+    }
+    Ok(())
+}
+
+fn answer_atomic(
+    qp: &Qp,
+    half: &mut Receiving,
+    peer: &Peer,
+    atomic: &AtomicRequest,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    let original = operate(qp, half, atomic.op, atomic.stag, atomic.to, cx.pin)?;
+    let inbound = half.driver.inbound.get_or_insert_default();
+    inbound.responses = inbound.responses.wrapping_add(1);
+    let response = AtomicResponse { request_id: atomic.request_id, original };
+    let body = Body::AtomicResponse(response);
+    let segment = Untagged { qn: QN_ATOMIC_RESPONSE, msn: inbound.responses, mo: 0, last: true, body };
+    emit(qp, peer, Message::Untagged(segment), Payload::Empty, cx);
+    Ok(())
+}
