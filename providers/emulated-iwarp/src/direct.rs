@@ -1,0 +1,283 @@
+//! A direct network: a request is carried out on the poster's thread, in the peer's responder.
+//!
+//! The route is resolved when the two queue pairs meet and kept with the requester. Each request checks, under the peer's
+//! responder lock, that the peer is still at the other end. Nothing is allocated, no clock is read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use polyverbs_engine::driver::Executed;
+use polyverbs_engine::fault::Fault;
+use polyverbs_engine::lock::LockGuard;
+use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
+use polyverbs_engine::qp::Responder;
+use polyverbs_engine::request::{self, Op, Request};
+use verbs_api::qp::QpState;
+use verbs_api::{EventType, RemoteAddress, SendFlags, WcStatus};
+
+use crate::driver::Iwarp;
+use crate::header::{
+    AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode, Untagged,
+};
+use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
+use crate::responder::{self, Beside, Part, fail, takes};
+use crate::terminate::{Breach, Terminate};
+use crate::{Cx, Qp, Sending};
+
+/// How long a port that is down is left alone before a request that waits for it looks again.
+const PORT_LOOK: Duration = Duration::from_millis(1);
+
+/// Why a request was not carried out.
+enum Failure {
+    /// By this side's own fault.
+    Local(WcStatus),
+    /// The peer is not at the other end any more.
+    Lost,
+    /// The peer refused and ended the connection.
+    Terminated(Box<Terminate>),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::Local(fault.local_status())
+    }
+}
+
+/// Carries a request out now, if the peer is there.
+#[inline]
+pub(crate) fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+    let (Some(peer), Some(named)) = (&half.direct, &half.driver.peer) else { return Executed::Keep };
+    if !qp.device.is_port_active() {
+        return Executed::Keep;
+    }
+    let far = Far { peer, epoch: named.end.epoch };
+    let carried_out = match request.op {
+        Op::Write(remote, imm) => write(qp, &far, request, remote, imm, cx),
+        Op::Send(beside) => send(qp, &far, request, beside, cx),
+        Op::Read(remote, _) => read(qp, &far, half.driver.ord, request, remote, cx),
+        Op::CompareSwap(remote, compare, swap) => {
+            atomic(qp, &far, half.driver.ord, request, remote, AtomicOp::compare_swap(compare, swap), cx)
+        }
+        Op::FetchAdd(remote, add) => {
+            atomic(qp, &far, half.driver.ord, request, remote, AtomicOp::fetch_add(add), cx)
+        }
+        _ => Err(Failure::Local(WcStatus::LocQpOpErr)),
+    };
+    match carried_out {
+        Ok(octets) => Executed::Done(WcStatus::Success, octets),
+        Err(failure) => failed(qp, half, request, failure, cx),
+    }
+}
+
+/// Carries out what waited for the peer or the port.
+pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+    while qp.state() == QpState::Rts {
+        let Some(wqe) = half.queue.pop_front() else { return };
+        let request = wqe.kept.request();
+        let executed = if request.op.is_local() {
+            Executed::Done(qp.local_operation(half, &request, cx), 0)
+        } else {
+            execute(qp, half, &request, cx)
+        };
+        match executed {
+            Executed::Done(status, octets) => qp.complete(half, &request, status, octets, cx),
+            Executed::Keep => return half.queue.push_front(wqe),
+        }
+    }
+}
+
+/// Whether the port carries traffic; where it does not, looks again later, as TCP would.
+pub(crate) fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
+    let up = qp.device.is_port_active();
+    if !up && !half.queue.is_empty() {
+        let at = cx.now().after(PORT_LOOK);
+        qp.wake_at(half, at);
+    }
+    up
+}
+
+/// The other end.
+struct Far<'r> {
+    peer: &'r Arc<Qp>,
+    epoch: u32,
+}
+
+type Receiver<'r> = LockGuard<'r, Responder<Iwarp>>;
+
+impl<'r> Far<'r> {
+    /// Locks the peer's receiving half, if it is still the one at the other end.
+    #[inline]
+    fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'r>, Failure> {
+        let mut half = self.peer.responder();
+        if !takes(self.peer, &half, self.epoch) {
+            return Err(Failure::Lost);
+        }
+        self.peer.note_arrival(&mut half, cx);
+        Ok(half)
+    }
+
+    #[cold]
+    fn refuse(&self, mut half: Receiver<'r>, breach: Breach, about: Message, cx: &mut Cx<'_>) -> Failure {
+        Failure::Terminated(Box::new(fail(self.peer, &mut half, breach, Some(about), cx)))
+    }
+}
+
+#[inline]
+fn write(
+    qp: &Qp,
+    far: &Far<'_>,
+    request: &Request<'_>,
+    remote: RemoteAddress,
+    imm: Option<[u8; 4]>,
+    cx: &mut Cx<'_>,
+) -> Result<u32, Failure> {
+    let mut spans = Spans::new();
+    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)?;
+    let mut half = far.receiver(cx)?;
+    let (stag, to) = (remote.rkey.value(), remote.addr);
+    if let Err(breach) = responder::place_write(far.peer, &half, stag, to, &payload, cx.pin) {
+        let about = Message::Tagged(Tagged { opcode: TaggedOpcode::Write, stag, to, last: true });
+        return Err(far.refuse(half, breach, about, cx));
+    }
+    if let Some(imm) = imm {
+        let solicited = request.flags.contains(SendFlags::SOLICITED);
+        let taken = responder::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
+        if let Err(breach) = taken {
+            return Err(far.refuse(half, breach, untagged(QN_SEND, Body::Immediate { solicited }), cx));
+        }
+    }
+    Ok(0)
+}
+
+#[inline]
+fn send(
+    qp: &Qp,
+    far: &Far<'_>,
+    request: &Request<'_>,
+    beside: request::Beside,
+    cx: &mut Cx<'_>,
+) -> Result<u32, Failure> {
+    let mut spans = Spans::new();
+    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)?;
+    let invalidate = match beside {
+        request::Beside::Invalidate(key) => Some(key),
+        _ => None,
+    };
+    let beside = Beside { solicited: request.flags.contains(SendFlags::SOLICITED), invalidate };
+    let mut half = far.receiver(cx)?;
+    if let Err(breach) = responder::take_send(far.peer, &mut half, Part::WHOLE, beside, &payload, cx) {
+        let body = Body::Send { solicited: beside.solicited, invalidate };
+        return Err(far.refuse(half, breach, untagged(QN_SEND, body), cx));
+    }
+    Ok(0)
+}
+
+#[inline]
+fn read(
+    qp: &Qp,
+    far: &Far<'_>,
+    ord: u8,
+    request: &Request<'_>,
+    remote: RemoteAddress,
+    cx: &mut Cx<'_>,
+) -> Result<u32, Failure> {
+    if ord == 0 {
+        return Err(Failure::Local(WcStatus::LocQpOpErr));
+    }
+    let targets = sink_spans(qp, request, cx.pin)?;
+    let half = far.receiver(cx)?;
+    let (stag, to) = (remote.rkey.value(), remote.addr);
+    let source = within_budget(&half)
+        .and_then(|()| responder::read_source(far.peer, &half, stag, to, request.length, cx.pin));
+    let source = match source {
+        Ok(source) => source,
+        Err(breach) => return Err(far.refuse(half, breach, read_request(request, remote), cx)),
+    };
+    scatter_at(&targets, 0, &Payload::of_spans(&source));
+    drop(half);
+    match invalidate_sink(qp, &request.op) {
+        WcStatus::Success => Ok(request.length as u32),
+        status => Err(Failure::Local(status)),
+    }
+}
+
+#[inline]
+fn atomic(
+    qp: &Qp,
+    far: &Far<'_>,
+    ord: u8,
+    request: &Request<'_>,
+    remote: RemoteAddress,
+    op: AtomicOp,
+    cx: &mut Cx<'_>,
+) -> Result<u32, Failure> {
+    if ord == 0 {
+        return Err(Failure::Local(WcStatus::LocQpOpErr));
+    }
+    let targets = result_spans(qp, request, cx.pin)?;
+    let half = far.receiver(cx)?;
+    let (stag, to) = (remote.rkey.value(), remote.addr);
+    let original =
+        within_budget(&half).and_then(|()| responder::operate(far.peer, &half, op, stag, to, cx.pin));
+    match original {
+        Ok(original) => {
+            drop(half);
+            scatter_at(&targets, 0, &Payload::Octets(&original.to_ne_bytes()));
+            Ok(8)
+        }
+        Err(breach) => {
+            let body = Body::AtomicRequest(AtomicRequest { request_id: 0, op, stag, to });
+            Err(far.refuse(half, breach, untagged(QN_REQUEST, body), cx))
+        }
+    }
+}
+
+// One at a time: within any budget but none.
+#[inline]
+fn within_budget(half: &Responder<Iwarp>) -> Result<(), Breach> {
+    if half.driver.ird == 0 { Err(Breach::Budget) } else { Ok(()) }
+}
+
+// The headers that a request would have had on a wire. Messages are not counted on a direct network: the number is 0.
+fn untagged(qn: u32, body: Body) -> Message {
+    Message::Untagged(Untagged { qn, msn: 0, mo: 0, last: true, body })
+}
+
+fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Message {
+    let sink = sink(request);
+    untagged(
+        QN_REQUEST,
+        Body::ReadRequest(ReadRequest {
+            sink_stag: sink.lkey.value(),
+            sink_to: sink.addr,
+            length: request.length as u32,
+            source_stag: remote.rkey.value(),
+            source_to: remote.addr,
+        }),
+    )
+}
+
+// A send or write was over when its octets had been handed over, whatever the peer makes of them; then the connection
+// ends (RFC 5040 section 5.1).
+#[cold]
+fn failed(qp: &Qp, half: &mut Sending, request: &Request<'_>, failure: Failure, cx: &mut Cx<'_>) -> Executed {
+    match failure {
+        Failure::Local(status) => Executed::Done(status, 0),
+        Failure::Lost => {
+            qp.enter_error(false);
+            flush_later(qp, cx);
+            Executed::Done(WcStatus::WrFlushErr, 0)
+        }
+        Failure::Terminated(terminate) => {
+            let status = terminate.error.request_status();
+            half.driver.terminates.received = Some(*terminate);
+            if request.op.is_read_or_atomic() {
+                return Executed::Done(status.unwrap_or(WcStatus::RemOpErr), 0);
+            }
+            qp.enter_error(false);
+            qp.event(EventType::QpFatal, &mut cx.effects);
+            flush_later(qp, cx);
+            Executed::Done(WcStatus::Success, 0)
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The short way for what nearly every request is: directly connected, nothing waiting, one flat stretch of memory on
+//! either side, and nothing wrong.
+//!
+//! Each step looks before it touches anything; where something is out of the ordinary it leaves the request to
+//! [`direct`](crate::direct) and [`responder`](crate::responder), which say what. So this decides nothing that they do
+//! not decide the same way. Requests of one doorbell share one look at the peer and one turn of its lock.
+
+use polyverbs_engine::key_table::FlatUse;
+use verbs_api::memory::Span;
+use verbs_api::{Access, Data, Operation, RemoteAddress, SendFlags, Sge, WorkRequest};
+
+use crate::responder::takes;
+use crate::{Cx, Qp, Receiving, Sending};
+
+/// Carries out as many of `requests` as go the short way; answers how many, from the front.
+#[inline]
+pub(crate) fn run(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut Cx<'_>) -> usize {
+    let Some(named) = half.driver.peer.filter(|_| half.is_plain()) else { return 0 };
+    // Taken out and put back: the route stays without a count being touched.
+    let Some(peer) = half.direct.take() else { return 0 };
+    let mut done = 0;
+    {
+        let mut responder = peer.responder();
+        let ready = takes(&peer, &responder, named.end.epoch)
+            && responder.is_established()
+            && responder.current.is_none()
+            && qp.device.is_port_active();
+        if ready {
+            let mut lane = Lane { qp, half, peer: &peer, responder: &mut responder, cx };
+            done = requests.iter().take_while(|request| lane.carry(request)).count();
+        }
+    }
+    half.direct = Some(peer);
+    done
+}
+
+struct Lane<'l, 'p> {
+    qp: &'l Qp,
+    half: &'l mut Sending,
+    peer: &'l Qp,
+    responder: &'l mut Receiving,
+    cx: &'l mut Cx<'p>,
+}
+
+impl<'p> Lane<'_, 'p> {
+    #[inline]
+    fn carry(&mut self, request: &WorkRequest<'_>) -> bool {
+        let carried = match request {
+            WorkRequest::Write(write) => self.write(request, write.remote),
+            WorkRequest::Send(_) => self.send(request),
+            WorkRequest::Read(read) => self.read(request, read.remote),
+            WorkRequest::CompareSwap(swap) => {
+                let (compare, new) = (swap.compare, swap.swap);
+                self.atomic(request, swap.remote, |now| (now == compare).then_some(new))
+            }
+            WorkRequest::FetchAdd(add) => {
+                let addend = add.add;
+                self.atomic(request, add.remote, |now| Some(now.wrapping_add(addend)))
+            }
+            _ => None,
+        };
+        let Some(octets) = carried else { return false };
+        self.finish(request, octets);
+        true
+    }
+
+    #[inline]
+    fn write(&mut self, request: &WorkRequest<'_>, remote: RemoteAddress) -> Option<u32> {
+        match request.data() {
+            Data::Sge(sge) => {
+                let source = self.local(sge, Access::empty())?;
+                self.remote(remote, sge.length, Access::REMOTE_WRITE)?.copy_from(source);
+            }
+            Data::Inline(octets) => {
+                self.remote(remote, octets.len() as u32, Access::REMOTE_WRITE)?.write(octets);
+            }
+            _ => return None,
+        }
+        self.half.counters.writes += 1;
+        Some(0)
+    }
+
+    // The sink is what a peer may write: see `requester::sink_spans`.
+    #[inline]
+    fn read(&mut self, request: &WorkRequest<'_>, remote: RemoteAddress) -> Option<u32> {
+        let Data::Sge(sge) = request.data() else { return None };
+        let sink = self.local(sge, Access::REMOTE_WRITE).filter(|_| self.is_within_budgets())?;
+        sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
+        self.half.counters.reads += 1;
+        Some(sge.length)
+    }
+
+    #[inline]
+    fn atomic(
+        &mut self,
+        request: &WorkRequest<'_>,
+        remote: RemoteAddress,
+        change: impl Fn(u64) -> Option<u64>,
+    ) -> Option<u32> {
+        let Data::Sge(sge) = request.data() else { return None };
+        let sink = self.local(sge, Access::LOCAL_WRITE).filter(|_| self.is_within_budgets())?;
+        if sge.length != 8 || !sink.address().is_multiple_of(8) {
+            return None;
+        }
+        let original = self.remote(remote, 8, Access::REMOTE_ATOMIC)?.update_u64(change)?;
+        sink.store_u64(original);
+        self.half.counters.atomics += 1;
+        Some(8)
+    }
+
+    #[inline]
+    fn send(&mut self, request: &WorkRequest<'_>) -> Option<u32> {
+        let length = match request.data() {
+            Data::Sge(sge) => sge.length,
+            Data::Inline(octets) => octets.len() as u32,
+            _ => return None,
+        };
+        let room = self.peer.express_receive(self.responder, length, self.cx)?;
+        match request.data() {
+            Data::Sge(sge) => room.copy_from(self.local(sge, Access::empty())?),
+            Data::Inline(octets) => room.write(octets),
+            _ => return None,
+        }
+        self.half.counters.sends += 1;
+        self.responder.counters.receives += 1;
+        let solicited = request.common().flags.contains(SendFlags::SOLICITED);
+        self.peer.take_express_receive(self.responder, length, solicited, self.cx);
+        Some(0)
+    }
+
+    #[inline]
+    fn local(&self, sge: &Sge, access: Access) -> Option<Span<'p>> {
+        let user = FlatUse { pd: self.qp.pd, access };
+        self.qp.device.keys().flat(self.cx.pin, sge.lkey.value(), sge.addr, sge.length, user)
+    }
+
+    // What the queue pair permits, then what the key opens.
+    #[inline]
+    fn remote(&self, remote: RemoteAddress, length: u32, access: Access) -> Option<Span<'p>> {
+        if !self.responder.driver.access.contains(access) {
+            return None;
+        }
+        let user = FlatUse { pd: self.peer.pd, access };
+        self.peer.device.keys().flat(self.cx.pin, remote.rkey.value(), remote.addr, length, user)
+    }
+
+    #[inline]
+    fn is_within_budgets(&self) -> bool {
+        self.half.driver.ord != 0 && self.responder.driver.ird != 0
+    }
+
+    #[inline]
+    fn finish(&mut self, request: &WorkRequest<'_>, byte_len: u32) {
+        let common = request.common();
+        if self.qp.is_signaled(common.flags) {
+            self.qp.push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);
+        }
+    }
+}
