@@ -1,0 +1,56 @@
+//! The device as a program finds it: registered when this crate is linked and named.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_engine::link::SharedLink;
+use polyverbs_links::emulated::{
+    EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
+};
+use polyverbs_links::{RealHost, StreamLink, StreamOptions};
+use verbs_api::inventory;
+use verbs_api::provider::DeviceOps;
+
+use crate::header::{Header, reset_header, stream_key};
+use crate::{Iwarp, ServiceDelay};
+
+/// An emulated iWARP device.
+pub struct EmulatedIwarp;
+
+/// The device that is registered.
+pub static PROVIDER: EmulatedProvider<EmulatedIwarp> = EmulatedProvider(EmulatedIwarp);
+
+inventory::submit! { LinkedKind(&PROVIDER.0) }
+verbs_api::link_provider!(PROVIDER);
+
+/// Payload octets of a segment: what MPA without markers leaves of a TCP segment of 1,460 octets when DDP has had its 18
+/// (RFC 5044 section 4.1).
+const MAX_SEGMENT: NonZeroUsize = NonZeroUsize::new(1436).unwrap();
+
+impl EmulatedKind for EmulatedIwarp {
+    fn name(&self) -> &'static str {
+        "iw0"
+    }
+
+    fn provider(&self) -> &'static str {
+        "emulated-iwarp"
+    }
+
+    fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
+        let faults = options.faults.stream()?;
+        let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
+            let options = StreamOptions { max_frame: Some(MAX_SEGMENT), ..faults };
+            Arc::new(StreamLink::new(options, stream_key, Some(reset_header)))
+        });
+        let name = options.name.clone().unwrap_or_else(|| self.name().to_owned());
+        let service = ServiceDelay { seed: faults.seed, ..ServiceDelay::default() };
+        let driver = Iwarp::new(name, FIRST_ADDRESS).service_delay(service);
+        let engine_options = DeviceOptions {
+            command_latency: options.command_latency,
+            without: options.without,
+            ..DeviceOptions::default()
+        };
+        Ok(Device::new(driver, &RealHost::network(link), engine_options)?)
+    }
+}
