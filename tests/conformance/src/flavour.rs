@@ -10,7 +10,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_links::{Between, DatagramLink, DatagramOptions, Simulation};
 use verbs_api::provider::DeviceOps;
-use verbs_api::{LinkAddress, Mtu, PortState};
+use verbs_api::{Features, LinkAddress, Mtu, PortState};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum Flavour {
     Ib2a,
     /// The same without base memory management, windows and zero-based addresses.
     IbPlain,
+    /// InfiniBand with base memory management and nothing else that is optional.
+    IbBmme,
     /// InfiniBand over a datagram link: messages are cut, and frames take time.
     IbFramed,
 }
@@ -79,6 +81,14 @@ impl Flavour {
                     ..options
                 },
             ),
+            Self::IbBmme => {
+                let without = Features::all() - Features::BMME;
+                fabric(
+                    |at| infiniband(at, false),
+                    None,
+                    DeviceOptions { without, ..options },
+                )
+            }
             Self::IbFramed => {
                 let link = DatagramLink::new(DatagramOptions {
                     max_frame: Some(Mtu::Mtu1024),

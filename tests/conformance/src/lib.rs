@@ -51,6 +51,7 @@ macro_rules! cases {
         $crate::cases_of!(ib Ib: $($list)*);
         $crate::cases_of!(ib_2a Ib2a: $($list)*);
         $crate::cases_of!(ib_plain IbPlain: $($list)*);
+        $crate::cases_of!(ib_bmme IbBmme: $($list)*);
         $crate::cases_of!(ib_framed IbFramed: $($list)*);
     };
 }

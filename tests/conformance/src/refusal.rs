@@ -2,7 +2,7 @@
 
 use verbs_api::qp::QpType;
 use verbs_api::{
-    Access, BaselineGaps, BindWindow, DestroyError, ErrorKind, FastRegister, Features, LKey,
+    Access, BaselineGaps, BindWindow, DestroyError, ErrorKind, FastRegister, Features, Gid, LKey,
     LocalInvalidate, Memory, MrOptions, MwType, Operations, PageList, Pd, PostReason, QpOptions,
     RKey, SrqOptions, Started, VerbError, WorkRequest, Write,
 };
@@ -17,7 +17,6 @@ use crate::{Rig, Side};
 pub fn is_refused(rig: &Rig, missing: &Missing) {
     let keys = rig.far.device.keys_in_use();
     let pd = rig.far.other_pd();
-    // Lacking both kinds of type-2 windows is one refusal.
     for feature in missing.features.iter() {
         refuses(rig, &pd, feature);
     }
@@ -73,13 +72,44 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
         Features::SRQ => names(feature, pd.create_srq(SrqOptions::new(1))),
         Features::ATOMIC_WRITE => lacks_operation(rig, pd, Operations::ATOMIC_WRITE, feature),
         Features::FLUSH => lacks_operation(rig, pd, Operations::FLUSH, feature),
-        // Seen with the requests that would use them: `BMME` or `NO_UD` is lacking then as well.
-        Features::LOCAL_INVALIDATE_FENCE
-        | Features::BLOCK_LIST
-        | Features::SG_GAPS
-        | Features::MULTICAST => {}
+        Features::MULTICAST => {
+            let side = rig.far.side(QpType::Ud);
+            let mut group = [0; 16];
+            group[0] = 0xff;
+            names(feature, side.attach_multicast(Gid(group)));
+        }
+        Features::LOCAL_INVALIDATE_FENCE | Features::BLOCK_LIST | Features::SG_GAPS => {
+            refuses_request(rig, feature);
+        }
         other => panic!("no refusal is known for {other:?}"),
     }
+}
+
+// Refused at post, by name; without `BMME` there is no queue pair that they could be posted to.
+fn refuses_request(rig: &Rig, feature: Features) {
+    if !rig.attributes().features.contains(Features::BMME) {
+        return refuses(rig, &rig.far.other_pd(), Features::BMME);
+    }
+    let fast = rig.far.fast(4096);
+    let range = fast.memory.range(0, 4096).expect("inside");
+    let ranges = std::slice::from_ref(&range);
+    let list = match feature {
+        Features::BLOCK_LIST => PageList::blocks(ranges, 4096, 0, 4096),
+        _ => PageList::gaps(ranges),
+    };
+    let list = list.expect("a list");
+    let request: WorkRequest<'_> = match feature {
+        Features::LOCAL_INVALIDATE_FENCE => LocalInvalidate::new(&fast.key).fence().into(),
+        _ => FastRegister::new(&fast.key, &list).into(),
+    };
+    let pair = rig.rc();
+    let refused = pair
+        .far
+        .post_one(request)
+        .expect_err("a request that is refused");
+    assert_eq!(refused.reason, PostReason::Unsupported { missing: feature });
+    works(rig, &pair.far);
+    rig.finish_destroy(fast.key.deregister());
 }
 
 fn has_gap(rig: &Rig, pd: &Pd, gap: BaselineGaps) {

@@ -18,7 +18,8 @@ cases! {
     a_wrong_index_leaves_the_key_free: needs(Features::BMME);
     the_low_byte_is_the_programs: needs(Features::BMME);
     requests_behind_a_registration_may_use_it: needs(Features::BMME);
-    local_operations_complete_like_others: needs(Features::BMME);
+    local_operations_complete_like_others: needs(Features::BMME)
+        .and(Features::LOCAL_INVALIDATE_FENCE);
     an_unsignaled_local_operation_completes_only_if_it_fails: needs(Features::BMME);
     rights_that_do_not_go_together_are_refused: needs(Features::BMME);
     only_the_octets_named_are_registered: needs(Features::BMME);
@@ -193,7 +194,7 @@ fn requests_behind_a_registration_may_use_it(rig: &Rig) {
         fast.fill(round);
         let mut batch = Batch::new();
         if round > 0 {
-            batch.push(fast.invalidate().fence());
+            batch.push(fast.invalidate());
         }
         batch.push(fast.register_afresh(OPEN));
         batch.push(Write::new(fast.sge(0, 8192), target.remote(0)).signaled(1));

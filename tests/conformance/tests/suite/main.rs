@@ -1,4 +1,5 @@
 //! What every device must show.
 
 mod fast_register;
+mod invalidate;
 mod windows;
