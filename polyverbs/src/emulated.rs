@@ -1,0 +1,66 @@
+//! Devices in software: no hardware, no kernel module, no privileges.
+//!
+//! The registry has one of each kind. A program that wants another one, slower or with a bad link, makes its own.
+
+use thiserror::Error;
+use verbs_api::Device;
+
+pub use polyverbs_links::emulated::{EmulatedError, EmulatedKind, EmulatedOptions, kinds};
+pub use polyverbs_links::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
+
+/// Why there is no such emulated device.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum EmulatedDeviceError {
+    /// No kind has this name.
+    #[error("no emulated device is named {wanted}; there are {}", known.join(", "))]
+    NoSuchKind {
+        /// The name.
+        wanted: String,
+        /// The names there are.
+        known: Vec<&'static str>,
+    },
+    /// The options do not fit the kind.
+    #[error("{name}: {error}")]
+    NotMade {
+        /// The kind.
+        name: String,
+        /// What does not fit.
+        error: EmulatedError,
+    },
+}
+
+/// A device of the kind `name`, in no registry and on a network of its own.
+///
+/// Its queue pairs reach one another, and no other device.
+///
+/// # Errors
+/// There is no such kind, or the options do not fit it.
+///
+/// ```
+/// use polyverbs::emulated::{self, EmulatedOptions};
+/// use polyverbs::Requirements;
+///
+/// // Every twentieth frame is lost: the program does not notice.
+/// let faults = "drop=5%,seed=7".parse()?;
+/// let device = emulated::device("ib0", &EmulatedOptions { faults, ..EmulatedOptions::default() })?;
+/// let context = device.open(&Requirements::new())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn device(name: &str, options: &EmulatedOptions) -> Result<Device, EmulatedDeviceError> {
+    let kinds = kinds();
+    let Some(kind) = kinds.iter().find(|kind| kind.name() == name) else {
+        let known = kinds.iter().map(|kind| kind.name()).collect();
+        return Err(EmulatedDeviceError::NoSuchKind {
+            wanted: name.to_owned(),
+            known,
+        });
+    };
+    match kind.make(options) {
+        Ok(ops) => Ok(Device::of(ops)),
+        Err(error) => Err(EmulatedDeviceError::NotMade {
+            name: name.to_owned(),
+            error,
+        }),
+    }
+}

@@ -1,0 +1,46 @@
+//! RDMA verbs for programs that run on InfiniBand, RoCE and iWARP alike, and where there is no RDMA device at all.
+//!
+//! This crate is what a program depends on: all of `verbs-api`, and the default devices by name. A program says what
+//! it needs, opens a device that has it, makes its objects, posts typed work requests and polls their completions:
+//!
+//! ```
+//! use polyverbs::{
+//!     Access, Completion, Limit, Memory, QpOptions, Requirements, Write, connect_pair, open,
+//! };
+//!
+//! // Say what is needed: a device that has it is opened, or the error lists what each device lacks.
+//! let device = open(Requirements::new().at_least(Limit::MaxMsgSz, 1 << 20))?;
+//!
+//! // A verb that asks the device for something is started: wait for it, or await it.
+//! let pd = device.alloc_pd().wait()?;
+//! let cq = device.create_cq(16).wait()?;
+//! let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+//! let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+//! connect_pair(&near, &far).wait()?;
+//!
+//! // A peer may write this memory at any time, so octets are copied in and out of it.
+//! let memory = Memory::zeroed(64).ok_or("out of memory")?;
+//! let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+//! let region = pd.register(&memory, rights).wait()?;
+//! memory.write(0, b"one write, any transport")?;
+//!
+//! // Post and poll are direct calls: this writes 24 octets into the peer's memory.
+//! near.post_one(Write::new(region.sge(0, 24)?, region.remote(32)).signaled(7))?;
+//! let done = cq.next().wait()?;
+//! assert!(done.status.is_success() && done.wr_id == 7);
+//! assert_eq!(memory.to_vec(32, 24)?, b"one write, any transport");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The same lines run on every device. [`devices`] lists them; [`Requirements`] choose one; [`emulated`] makes more.
+//! What differs between transports is behind the portable operations ([`ReadAndInvalidate`],
+//! [`RegisterForRemoteAccess`]) and is shown by [`Context::plan`] before anything is posted.
+#![forbid(unsafe_code)]
+
+pub mod emulated;
+
+pub use verbs_api::*;
+
+// A provider registers itself where its crate is linked, and a crate that nothing names is not linked: a dependency
+// alone registers nothing. These lines are what makes the default devices exist in every program that names this crate.
+use emulated_ib as _;
