@@ -1,0 +1,558 @@
+//! A file moved the way storage protocols move data: one source for every transport.
+//!
+//! The *client* has the file. It reads a stretch of it into a buffer, registers the buffer under a fresh key with a
+//! work request, and sends the server the key. The *server* fetches the stretch in pieces, several at a time: each into
+//! a sink that is registered afresh, with a read that ends the sink's key. It writes the pieces to the target, and
+//! answers with a message that ends the client's key, so that nobody can use it again. Then the buffer is free for the
+//! next stretch.
+//!
+//! Nothing here asks which transport it runs on: [`ReadAndInvalidate`] becomes one work request on iWARP and two on
+//! InfiniBand, and [`read_sink_access`] grants the sink what the transport needs.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs::qp::{QpAttributes, QpState};
+use polyverbs::{
+    Access, Batch, Bmme, BufferPool, Completion, ConnectOptions, Context, Cq, Device, FastRegister,
+    Features, Limit, Memory, MrKey, PageList, Pd, Qp, QpOptions, RKey, ReadAndInvalidate,
+    RemoteAddress, Requirements, Send, SendWithInvalidate, WorkRequest, read_sink_access,
+};
+use sha2::{Digest as _, Sha256};
+
+/// Anything that went wrong, in words.
+pub(crate) type Error = Box<dyn std::error::Error + std::marker::Send + Sync>;
+type Result<T> = std::result::Result<T, Error>;
+/// A SHA-256 of what went through one side.
+pub(crate) type Digest = [u8; 32];
+
+/// Octets of the file that are registered under one key.
+pub(crate) const WINDOW: u32 = 1 << 20;
+/// Buffers of the client: windows that are with the server at one time.
+const WINDOWS: u32 = 8;
+const PAGE: u64 = 4096;
+
+/// How a file is copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyOptions {
+    /// Octets of one read, 1 to [`WINDOW`].
+    pub(crate) piece: u32,
+    /// Reads in flight.
+    pub(crate) depth: u32,
+}
+
+impl Default for CopyOptions {
+    fn default() -> Self {
+        Self {
+            piece: 256 << 10,
+            depth: 8,
+        }
+    }
+}
+
+/// What a copy came to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copied {
+    /// Octets of the file.
+    pub(crate) bytes: u64,
+    /// Windows that the client registered.
+    pub(crate) windows: u64,
+    /// Pieces that the server fetched.
+    pub(crate) pieces: u64,
+    /// Of what the client read from its file.
+    pub(crate) client_digest: Digest,
+    /// Of what the server wrote to its own.
+    pub(crate) server_digest: Digest,
+    /// From the first request to the last answer.
+    pub(crate) elapsed: Duration,
+}
+
+impl Copied {
+    /// Whether what arrived is what was sent.
+    pub(crate) fn is_intact(&self) -> bool {
+        self.client_digest == self.server_digest
+    }
+}
+
+/// What a device must have for this. Anything beyond is used where it exists.
+pub(crate) fn requirements() -> Requirements {
+    Requirements::new()
+        .needs(Features::BMME | Features::LOCAL_INVALIDATE_FENCE)
+        .prefers(Features::READ_WITH_INVALIDATE)
+        .at_least(Limit::MaxFastRegPageListLen, u64::from(WINDOW) / PAGE)
+}
+
+/// Copies the file `from` to `to` over `device`: the client on a thread of its own, the server on this one.
+///
+/// `progress` is told the octets written so far.
+pub(crate) fn copy(
+    device: &Device,
+    from: &Path,
+    to: &Path,
+    options: CopyOptions,
+    progress: impl Fn(u64),
+) -> Result<Copied> {
+    let (source, target) = open_files(from, to)?;
+    let client = Side::open(device, 4 * WINDOWS, 0)?;
+    let server = Side::open(device, 2 * (WINDOWS + options.depth), options.depth)?;
+    connect(&client.qp, &server.qp)?;
+    client.post_receives()?;
+    server.post_receives()?;
+
+    let begun = Instant::now();
+    let failure = Mutex::new(None);
+    // Whoever fails hangs up, so that the other does not wait for ever; the first failure is the one to tell.
+    let fail = |error: Error| {
+        failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(error);
+        hang_up(&client.qp);
+        hang_up(&server.qp);
+    };
+    let (sent, stored) = thread::scope(|scope| {
+        let sending = scope.spawn(|| send_file(&client, &source, from).map_err(&fail));
+        let stored = store_file(&server, &target, to, options, progress).map_err(&fail);
+        (sending.join(), stored)
+    });
+    let elapsed = begun.elapsed();
+    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let (Ok(Ok(sent)), Ok(stored)) = (sent, stored) else {
+        return Err("a side of the copy panicked".into());
+    };
+    if sent.bytes != stored.bytes {
+        return Err(format!("{} octets were sent, {} arrived", sent.bytes, stored.bytes).into());
+    }
+    Ok(Copied {
+        bytes: sent.bytes,
+        windows: sent.requests,
+        pieces: stored.requests,
+        client_digest: sent.digest,
+        server_digest: stored.digest,
+        elapsed,
+    })
+}
+
+/// What went through one side, and in how many requests.
+#[derive(Default)]
+struct Moved {
+    bytes: u64,
+    requests: u64,
+    digest: Digest,
+}
+
+fn open_files(from: &Path, to: &Path) -> Result<(File, File)> {
+    let at = |verb: &str, path: &Path, error: &dyn std::fmt::Display| {
+        format!("cannot {verb} {}: {error}", path.display())
+    };
+    let source = File::open(from).map_err(|error| at("read", from, &error))?;
+    let found = source
+        .metadata()
+        .map_err(|error| at("read", from, &error))?;
+    if found.is_dir() {
+        return Err(at("read", from, &"it is a directory").into());
+    }
+    let is_same = fs::metadata(to).is_ok_and(|there| {
+        found.is_file() && (there.dev(), there.ino()) == (found.dev(), found.ino())
+    });
+    if is_same {
+        return Err(at("write", to, &"it is the file that is to be copied").into());
+    }
+    let target = File::create(to).map_err(|error| at("write", to, &error))?;
+    Ok((source, target))
+}
+
+/// One side of the connection: an open device of its own, and what is made from it.
+struct Side {
+    context: Context,
+    bmme: Bmme,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    messages: BufferPool,
+}
+
+impl Side {
+    fn open(device: &Device, send_wr: u32, portable: u32) -> Result<Self> {
+        let context = device.open(&requirements())?;
+        // The proof that the features were granted, and what makes a queue pair able to use them.
+        let bmme = context.extension::<Bmme>()?;
+        let pd = context.alloc_pd().wait()?;
+        let cq = context
+            .create_cq(send_wr + 2 * portable + WINDOWS + 2)
+            .wait()?;
+        let options = QpOptions::rc(&cq)
+            .max_send_wr(send_wr)
+            .max_recv_wr(WINDOWS + 1)
+            .operations(&bmme)
+            .reserve_portable(portable);
+        let qp = pd.create_qp(options).wait()?;
+        let messages = pd.register_buffers(WINDOWS + 1, Message::LEN).wait()?;
+        Ok(Self {
+            context,
+            bmme,
+            pd,
+            cq,
+            qp,
+            messages,
+        })
+    }
+
+    // A message for each window, and the last one.
+    fn post_receives(&self) -> Result<()> {
+        while let Some(buffer) = self.messages.take() {
+            self.qp
+                .post_receive(buffer)
+                .map_err(|refused| refused.to_string())?;
+        }
+        Ok(())
+    }
+
+    // At least one completion.
+    fn wait<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion]> {
+        let mut filled = self.cq.poll(slots)?.len();
+        if filled == 0 {
+            slots[0] = self.cq.next().wait()?;
+            filled = 1;
+        }
+        for done in &slots[..filled] {
+            if !done.status.is_success() {
+                return Err(format!(
+                    "the connection broke: {:?} ({:?})",
+                    done.status, done.opcode
+                )
+                .into());
+            }
+        }
+        Ok(&mut slots[..filled])
+    }
+
+    fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<()> {
+        self.qp
+            .post_one(request)
+            .map_err(|rejected| rejected.to_string().into())
+    }
+
+    fn lendables(&self, count: u32, length: u32) -> Result<Vec<Lendable>> {
+        (0..count).map(|_| self.lendable(length)).collect()
+    }
+
+    fn lendable(&self, length: u32) -> Result<Lendable> {
+        let memory = Memory::zeroed(length as usize).ok_or("out of memory")?;
+        let pages = PageList::map(&[(&memory).into()], PAGE, WINDOW / PAGE as u32)?.list;
+        let key = self.bmme.alloc_key(&self.pd, pages.entries()).wait()?;
+        Ok(Lendable { memory, pages, key })
+    }
+}
+
+fn connect(one: &Qp, other: &Qp) -> Result<()> {
+    let (at_one, at_other) = (one.endpoint()?, other.endpoint()?);
+    // Both are started before either is waited for: a stream needs both ends.
+    let first = one.connect(&at_other, ConnectOptions::new());
+    let second = other.connect(&at_one, ConnectOptions::new());
+    first.wait()?;
+    Ok(second.wait()?)
+}
+
+// What a connection manager would do: the other side's requests end.
+fn hang_up(qp: &Qp) {
+    // A queue pair that cannot be changed any more has ended already.
+    drop(qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait());
+}
+
+/// Memory, and a key under which it is registered again and again.
+struct Lendable {
+    memory: Memory,
+    pages: PageList,
+    key: MrKey,
+}
+
+impl Lendable {
+    // Registers the first `length` octets under the next key: whoever kept the last one is refused.
+    fn register(&self, length: u32, access: Access) -> FastRegister<'_> {
+        FastRegister::new(self.key.advance(), &self.pages)
+            .length(length)
+            .access(access)
+    }
+}
+
+// The client: lends the file to the server, window by window.
+fn send_file(side: &Side, source: &File, from: &Path) -> Result<Moved> {
+    let windows = side.lendables(WINDOWS, WINDOW)?;
+    let mut free: Vec<usize> = (0..windows.len()).collect();
+    // What each window waits for: that its message has gone, and that it was given back.
+    let mut awaited = vec![0; windows.len()];
+    let mut octets = vec![0; WINDOW as usize];
+    let mut slots: [Completion; 16] = Default::default();
+    let mut digest = Sha256::new();
+    let mut moved = Moved::default();
+    let mut is_read = false;
+    loop {
+        while !is_read && let Some(index) = free.pop() {
+            let length = fill(source, &mut octets)
+                .map_err(|error| format!("cannot read {}: {error}", from.display()))?;
+            is_read = length < octets.len();
+            if length == 0 {
+                free.push(index);
+                break;
+            }
+            digest.update(&octets[..length]);
+            windows[index].memory.write(0, &octets[..length])?;
+            lend(side, index, &windows[index], length as u32, moved.bytes)?;
+            awaited[index] = 2;
+            moved.bytes += length as u64;
+            moved.requests += 1;
+        }
+        if is_read && free.len() == windows.len() {
+            break;
+        }
+        for done in side.wait(&mut slots)? {
+            let index = match done.invalidated_rkey() {
+                Some(key) => windows
+                    .iter()
+                    .position(|window| window.key.rkey() == key)
+                    .ok_or("the server ended a key that it was not lent")?,
+                None => done.wr_id as usize,
+            };
+            done.take_buffers().for_each(drop);
+            awaited[index] -= 1;
+            if awaited[index] == 0 {
+                free.push(index);
+            }
+        }
+        side.post_receives()?;
+    }
+    moved.digest = digest.finalize().into();
+    agree(side, &moved, &mut slots)?;
+    Ok(moved)
+}
+
+// Registers a window and tells the server: one doorbell, because what is posted later sees the registration.
+fn lend(side: &Side, index: usize, window: &Lendable, length: u32, offset: u64) -> Result<()> {
+    let register = window.register(length, Access::REMOTE_READ);
+    let remote = window.key.remote(window.memory.address());
+    let message = Message::Window {
+        remote,
+        length,
+        offset,
+    }
+    .encode();
+    let mut batch = Batch::with_capacity(2);
+    batch.push(register);
+    batch.push(Send::new(&message).signaled(index as u64));
+    Ok(side.qp.post(&mut batch)?)
+}
+
+// Tells the server that this was all, and waits until it has that.
+fn agree(side: &Side, moved: &Moved, slots: &mut [Completion]) -> Result<()> {
+    let message = Message::End { bytes: moved.bytes }.encode();
+    side.post(Send::new(&message).signaled(0))?;
+    loop {
+        for done in side.wait(slots)? {
+            if done.opcode.is_receive() {
+                return Message::decode(done.buffer()).map(drop);
+            }
+        }
+    }
+}
+
+// The server: fetches what it is lent, and writes it.
+fn store_file(
+    side: &Side,
+    target: &File,
+    to: &Path,
+    options: CopyOptions,
+    progress: impl Fn(u64),
+) -> Result<Moved> {
+    let sinks = side.lendables(options.depth, options.piece)?;
+    // On some transports a peer may write a sink while it is registered: that is why its key ends with the read.
+    let access = read_sink_access(&side.context).access;
+    let mut free: Vec<usize> = (0..sinks.len()).collect();
+    let mut lent: VecDeque<Window> = VecDeque::new();
+    let mut fetching: VecDeque<Piece> = VecDeque::new();
+    let mut octets = vec![0; options.piece as usize];
+    let mut slots: [Completion; 16] = Default::default();
+    let mut digest = Sha256::new();
+    let mut moved = Moved::default();
+    let mut total = None;
+    while total.is_none() || !lent.is_empty() || !fetching.is_empty() {
+        while let Some(window) = lent.front_mut()
+            && let Some(sink) = free.pop()
+        {
+            let piece = window.cut(sink, options.piece);
+            if piece.ends.is_some() {
+                lent.pop_front();
+            }
+            fetch(side, &sinks[sink], &piece, access)?;
+            fetching.push_back(piece);
+        }
+        for done in side.wait(&mut slots)? {
+            if done.opcode.is_receive() {
+                match Message::decode(done.buffer())? {
+                    Message::Window {
+                        remote,
+                        length,
+                        offset,
+                    } => {
+                        lent.push_back(Window {
+                            remote,
+                            length,
+                            offset,
+                        });
+                    }
+                    Message::End { bytes } => total = Some(bytes),
+                }
+                done.take_buffers().for_each(drop);
+                continue;
+            }
+            // Requests of one queue complete in their order, so this is the oldest piece, and the next of the file.
+            let Some(piece) = fetching
+                .pop_front()
+                .filter(|piece| piece.sink as u64 == done.wr_id)
+            else {
+                return Err("a piece arrived that was not asked for".into());
+            };
+            let stretch = &mut octets[..piece.length as usize];
+            sinks[piece.sink].memory.read(0, stretch)?;
+            digest.update(&*stretch);
+            target
+                .write_all_at(stretch, piece.offset)
+                .map_err(|error| format!("cannot write {}: {error}", to.display()))?;
+            free.push(piece.sink);
+            moved.bytes += u64::from(piece.length);
+            moved.requests += 1;
+            progress(moved.bytes);
+            if let Some(key) = piece.ends {
+                // A receive for the client's next message has to be there before it may send one.
+                side.post_receives()?;
+                side.post(SendWithInvalidate::new((), key))?;
+            }
+        }
+    }
+    moved.digest = digest.finalize().into();
+    let message = Message::End { bytes: moved.bytes }.encode();
+    side.post(Send::new(&message))?;
+    Ok(moved)
+}
+
+// A read whose sink is registered for it, and no longer registered when it has completed: one completion.
+fn fetch(side: &Side, sink: &Lendable, piece: &Piece, access: Access) -> Result<()> {
+    side.post(sink.register(piece.length, access))?;
+    let target = sink.key.sink(sink.memory.address(), piece.length);
+    let read = ReadAndInvalidate::new(piece.remote, &target).wr_id(piece.sink as u64);
+    Ok(side.qp.post_portable(read)?)
+}
+
+/// A part of the file in the client's memory, less what was asked for already.
+struct Window {
+    remote: RemoteAddress,
+    length: u32,
+    offset: u64,
+}
+
+struct Piece {
+    sink: usize,
+    remote: RemoteAddress,
+    length: u32,
+    offset: u64,
+    // The key that the client gets back when this has arrived.
+    ends: Option<RKey>,
+}
+
+impl Window {
+    fn cut(&mut self, sink: usize, most: u32) -> Piece {
+        let length = self.length.min(most);
+        let Self { remote, offset, .. } = *self;
+        self.remote = remote.plus(u64::from(length));
+        self.offset += u64::from(length);
+        self.length -= length;
+        let ends = (self.length == 0).then_some(remote.rkey);
+        Piece {
+            sink,
+            remote,
+            length,
+            offset,
+            ends,
+        }
+    }
+}
+
+/// What the two sides tell each other.
+enum Message {
+    /// The client lends a window.
+    Window {
+        remote: RemoteAddress,
+        length: u32,
+        offset: u64,
+    },
+    /// That was all; and, from the server, it has arrived.
+    End { bytes: u64 },
+}
+
+impl Message {
+    const LEN: usize = 32;
+
+    fn encode(&self) -> [u8; Self::LEN] {
+        let mut octets = [0; Self::LEN];
+        match *self {
+            Self::Window {
+                remote,
+                length,
+                offset,
+            } => {
+                octets[0..4].copy_from_slice(&1u32.to_be_bytes());
+                octets[4..8].copy_from_slice(&remote.rkey.value().to_be_bytes());
+                octets[8..16].copy_from_slice(&remote.addr.to_be_bytes());
+                octets[16..24].copy_from_slice(&offset.to_be_bytes());
+                octets[24..28].copy_from_slice(&length.to_be_bytes());
+            }
+            Self::End { bytes } => {
+                octets[0..4].copy_from_slice(&2u32.to_be_bytes());
+                octets[16..24].copy_from_slice(&bytes.to_be_bytes());
+            }
+        }
+        octets
+    }
+
+    fn decode(octets: &[u8]) -> Result<Self> {
+        let octets: &[u8; Self::LEN] = octets
+            .try_into()
+            .map_err(|_| "a message of a wrong length")?;
+        let short = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|octet| octets[at + octet]));
+        let long = |at| u64::from(short(at)) << 32 | u64::from(short(at + 4));
+        match (short(0), short(24)) {
+            (1, length @ 1..=WINDOW) => {
+                let remote = RemoteAddress::new(long(8), RKey::new(short(4)));
+                Ok(Self::Window {
+                    remote,
+                    length,
+                    offset: long(16),
+                })
+            }
+            (2, _) => Ok(Self::End { bytes: long(16) }),
+            _ => Err("a message of an unknown kind".into()),
+        }
+    }
+}
+
+// As many octets as there are, up to the length of the buffer.
+fn fill(mut source: &File, octets: &mut [u8]) -> std::io::Result<usize> {
+    let mut filled = 0;
+    while filled < octets.len() {
+        match source.read(&mut octets[filled..]) {
+            Ok(0) => break,
+            Ok(more) => filled += more,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
