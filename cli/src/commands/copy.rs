@@ -1,0 +1,246 @@
+//! `polyverbs copy`: a file over a device, verified.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use polyverbs::Device;
+use polyverbs::emulated::{self, EmulatedOptions, FaultSpec};
+use serde_json::{Value, json};
+
+use crate::output::{
+    AlreadyTold, BOLD, DIM, GOOD, octets, parse_octets, print_json, progress, rate, say, seconds,
+};
+use crate::transfer::{self, Copied, CopyOptions, Digest, WINDOW};
+
+/// Copy a file over a device, and compare what arrived
+///
+/// A client lends the file to a server, a stretch at a time and each under a fresh key; the server fetches it in
+/// pieces and gives the keys back. Both are threads of this process, each with the device opened for itself. The
+/// program is one source for every transport: examples/copy/transfer.rs.
+#[derive(clap::Args)]
+#[command(after_help = format!("\
+Faults, separated by commas:
+{}
+Examples:
+  polyverbs copy FILE --device ib0 --to COPY
+  polyverbs copy FILE --device iw0 --to COPY --json | jq .counters
+  polyverbs copy FILE --device ib0 --to COPY --fault drop=5%
+  polyverbs copy FILE --device ib0 --to /dev/null --piece 64k --depth 16", faults()))]
+pub(crate) struct Arguments {
+    /// The file
+    file: PathBuf,
+    /// The device
+    #[arg(long, value_name = "NAME")]
+    device: String,
+    /// Where the copy goes; what is there is replaced
+    #[arg(long, value_name = "PATH")]
+    to: PathBuf,
+    /// Run over a link with these faults: an emulated device of this kind is made for it
+    #[arg(long, value_name = "FAULTS")]
+    fault: Option<FaultSpec>,
+    /// Octets of one read: up to 1M
+    #[arg(long, value_name = "OCTETS", default_value = "256k", value_parser = parse_piece)]
+    piece: u32,
+    /// Reads in flight
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    depth: u32,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_piece(text: &str) -> Result<u32, String> {
+    match parse_octets(text)? {
+        piece @ 1.. if piece <= u64::from(WINDOW) => Ok(piece as u32),
+        _ => Err(format!("a piece has 1 to {WINDOW} octets")),
+    }
+}
+
+fn faults() -> String {
+    let mut text = String::new();
+    for form in emulated::FORMS {
+        let link = match form.contract {
+            None => "",
+            Some(emulated::Contract::Datagram) => " (InfiniBand)",
+            Some(emulated::Contract::Stream) => " (iWARP)",
+        };
+        text.push_str(&format!(
+            "  {:<12} {}{link}; {}\n",
+            form.name, form.meaning, form.value
+        ));
+    }
+    text
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let device = match arguments.fault {
+        None => crate::output::device(&arguments.device)?,
+        Some(faults) => faulty(&arguments.device, faults)?,
+    };
+    let options = CopyOptions {
+        piece: arguments.piece,
+        depth: arguments.depth,
+    };
+    let run = copy(&device, &arguments.file, &arguments.to, options)?;
+    if arguments.json {
+        print_json(&to_json(&device, arguments, &run))?;
+    } else {
+        print(&device, &run)?;
+    }
+    if run.copied.is_intact() {
+        return Ok(());
+    }
+    if arguments.json {
+        return Err(AlreadyTold.into());
+    }
+    anyhow::bail!(
+        "the digests differ: {} is not what {} is",
+        arguments.to.display(),
+        arguments.file.display()
+    )
+}
+
+// A device of its own, so that the link of the others stays as it is.
+fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
+    crate::output::device(name)?;
+    let options = EmulatedOptions {
+        faults,
+        ..EmulatedOptions::default()
+    };
+    Ok(emulated::device(name, &options)?)
+}
+
+/// A copy, and what the device counted meanwhile.
+pub(crate) struct Run {
+    pub(crate) copied: Copied,
+    counters: Vec<(&'static str, u64)>,
+}
+
+pub(crate) fn copy(
+    device: &Device,
+    from: &Path,
+    to: &Path,
+    options: CopyOptions,
+) -> anyhow::Result<Run> {
+    let before = device.counters();
+    let total = std::fs::metadata(from).map_or(0, |file| file.len());
+    let bar = progress(
+        total,
+        "{bar:32.cyan/dim} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta} left",
+    );
+    let copied = transfer::copy(device, from, to, options, |octets| bar.set_position(octets));
+    bar.finish_and_clear();
+    let copied = copied.map_err(anyhow::Error::from_boxed)?;
+    let counted = |(name, after): (&'static str, u64)| {
+        let before = before
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or(0, |(_, count)| *count);
+        (name, after - before)
+    };
+    Ok(Run {
+        copied,
+        counters: device.counters().into_iter().map(counted).collect(),
+    })
+}
+
+/// Two lines for people.
+pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
+    let Copied {
+        bytes,
+        windows,
+        pieces,
+        client_digest,
+        server_digest,
+        elapsed,
+    } = run.copied;
+    let speed = bytes as f64 / elapsed.as_secs_f64();
+    say!(
+        "{BOLD}{}{BOLD:#}  {} in {}, {}; {windows} windows, {pieces} pieces",
+        device.name(),
+        octets(bytes),
+        seconds(elapsed),
+        rate(speed),
+    )?;
+    let width = device.name().len();
+    say!(
+        "{:width$}  client sha256 {}",
+        "",
+        hexadecimal(&client_digest)
+    )?;
+    let verdict = if run.copied.is_intact() {
+        format!("{GOOD}equal{GOOD:#}")
+    } else {
+        "DIFFERENT".to_owned()
+    };
+    say!(
+        "{:width$}  server sha256 {} {verdict}",
+        "",
+        hexadecimal(&server_digest)
+    )?;
+    let counters = run.counters.iter().filter(|(_, count)| *count > 0);
+    let counters: Vec<_> = counters
+        .map(|(name, count)| format!("{name} {count}"))
+        .collect();
+    for line in wrap(&counters, 96 - width) {
+        say!("{:width$}  {DIM}{line}{DIM:#}", "")?;
+    }
+    Ok(())
+}
+
+// Parts joined by commas, in lines of at most `width` columns.
+fn wrap(parts: &[String], width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in parts {
+        match lines.last_mut() {
+            Some(line) if line.len() + 2 + part.len() <= width => {
+                line.push_str(", ");
+                line.push_str(part);
+            }
+            _ => lines.push(part.clone()),
+        }
+    }
+    lines
+}
+
+fn to_json(device: &Device, arguments: &Arguments, run: &Run) -> Value {
+    let Copied {
+        bytes,
+        windows,
+        pieces,
+        client_digest,
+        server_digest,
+        elapsed,
+    } = run.copied;
+    let counters: serde_json::Map<_, _> = run
+        .counters
+        .iter()
+        .map(|&(name, count)| (name.to_owned(), json!(count)))
+        .collect();
+    json!({
+        "file": arguments.file.to_string_lossy(),
+        "to": arguments.to.to_string_lossy(),
+        "device": device.name(),
+        "transport": device.attributes().transport.name(),
+        "fault": arguments.fault.map(|fault| fault.to_string()),
+        "bytes": bytes,
+        "piece": arguments.piece,
+        "depth": arguments.depth,
+        "window": WINDOW,
+        "windows": windows,
+        "pieces": pieces,
+        "digests": {
+            "algorithm": "sha256",
+            "client": hexadecimal(&client_digest),
+            "server": hexadecimal(&server_digest),
+            "equal": run.copied.is_intact(),
+        },
+        "seconds": elapsed.as_secs_f64(),
+        "bytes_per_second": bytes as f64 / elapsed.as_secs_f64(),
+        "counters": counters,
+    })
+}
+
+fn hexadecimal(digest: &Digest) -> String {
+    digest.iter().map(|octet| format!("{octet:02x}")).collect()
+}

@@ -1,0 +1,8 @@
+//! One module for each subcommand.
+
+pub(crate) mod copy;
+pub(crate) mod devices;
+pub(crate) mod matrix;
+pub(crate) mod perf;
+pub(crate) mod plan;
+pub(crate) mod tour;

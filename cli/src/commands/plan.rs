@@ -1,0 +1,94 @@
+//! `polyverbs plan`: what a portable operation becomes on a device, before anything is posted.
+
+use std::io::Write as _;
+
+use clap::ValueEnum;
+use polyverbs::{
+    Context, Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, RemoteAddress,
+    Requirements, SendFlags, Sink, read_sink_access,
+};
+use serde_json::{Value, json};
+
+use crate::output::{DIM, device, print_json, say};
+
+/// Show what a portable operation becomes on a device, before anything is posted
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  polyverbs plan --device ib0 read-and-invalidate
+  polyverbs plan --device iw0 read-and-invalidate
+  polyverbs plan --device ib0 register-for-remote-access --json | jq .slots")]
+pub(crate) struct Arguments {
+    /// The device
+    #[arg(long, value_name = "NAME")]
+    device: String,
+    /// The operation
+    #[arg(value_enum)]
+    operation: Operation,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Operation {
+    /// Read remote octets and end the key of their local sink
+    ReadAndInvalidate,
+    /// Open memory to a peer under a fresh key
+    RegisterForRemoteAccess,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let device = device(&arguments.device)?;
+    let context = device.open(&Requirements::everything_of(&device.attributes()))?;
+    let plan = match arguments.operation {
+        Operation::ReadAndInvalidate => {
+            let operation = ReadAndInvalidate::new(RemoteAddress::default(), &Sink::default());
+            context.plan(&operation)?
+        }
+        Operation::RegisterForRemoteAccess => {
+            context.plan(&RegisterForRemoteAccess::outline(context.features(), true)?)?
+        }
+    };
+    let note = note(arguments.operation, &context);
+    if arguments.json {
+        return print_json(&to_json(device.name(), &plan, note.as_deref()));
+    }
+    say!("{} on {}", plan.to_string().trim_end(), device.name())?;
+    say!("  {DIM}slots of the send queue: {}{DIM:#}", plan.slots())?;
+    if let Some(note) = note {
+        say!("  {DIM}{note}{DIM:#}")?;
+    }
+    Ok(())
+}
+
+// What the plan does not say about the memory.
+fn note(operation: Operation, context: &Context) -> Option<String> {
+    match operation {
+        Operation::ReadAndInvalidate => {
+            Some(format!("the sink needs {}", read_sink_access(context)))
+        }
+        Operation::RegisterForRemoteAccess => None,
+    }
+}
+
+fn to_json(device: &str, plan: &Plan, note: Option<&str>) -> Value {
+    json!({
+        "device": device,
+        "operation": plan.operation,
+        "control_verb": plan.control_verb,
+        "slots": plan.slots(),
+        "completions": 1,
+        "steps": plan.steps.iter().map(step).collect::<Vec<_>>(),
+        "note": note,
+    })
+}
+
+fn step(PlanStep { operation, flags }: &PlanStep) -> Value {
+    let names: Vec<_> = operation.iter_names().map(|(name, _)| name).collect();
+    json!({
+        "operation": names.join(" "),
+        "fenced": flags.contains(SendFlags::FENCE),
+        "signaled": flags.contains(SendFlags::SIGNALED),
+    })
+}

@@ -1,0 +1,107 @@
+//! No command: what there is, what it can do, and a file copied over each device.
+
+use std::io::Write as _;
+
+use capability_matrix::{Matrix, Section};
+
+use crate::commands::{copy, devices};
+use crate::output::{BOLD, DIM, GOOD, octets, progress, say};
+use crate::transfer::CopyOptions;
+
+const FILE: usize = 64 << 20;
+
+pub(crate) fn run() -> anyhow::Result<()> {
+    let all = polyverbs::devices()?;
+    if all.is_empty() {
+        anyhow::bail!("there is no device");
+    }
+    say!("{BOLD}The devices there are{BOLD:#}  {DIM}polyverbs devices{DIM:#}\n")?;
+    devices::print(&devices::reports()?)?;
+
+    say!("\n{BOLD}What each can do{BOLD:#}  {DIM}polyverbs matrix{DIM:#}\n")?;
+    let matrix = Matrix::of(&all);
+    for section in [
+        Section::Services,
+        Section::Operations,
+        Section::Features,
+        Section::Gaps,
+    ] {
+        if matrix.section(section).next().is_some() {
+            say!("{}\n", matrix.section_to_text(section))?;
+        }
+    }
+
+    say!(
+        "{BOLD}One program, a file of {}, every device{BOLD:#}  {DIM}polyverbs copy{DIM:#}\n",
+        octets(FILE as u64)
+    )?;
+    let folder = tempfile::tempdir()?;
+    let from = folder.path().join("file");
+    generate(&from)?;
+    let mut intact = true;
+    for device in &all {
+        let to = folder.path().join(device.name());
+        let run = copy::copy(device, &from, &to, CopyOptions::default())?;
+        copy::print(device, &run)?;
+        intact &= run.copied.is_intact();
+        std::fs::remove_file(to)?;
+    }
+    if !intact {
+        anyhow::bail!("a copy differs from the file");
+    }
+    let names: Vec<_> = all.iter().map(polyverbs::Device::name).collect();
+    say!("\n{GOOD}Verified over {}.{GOOD:#}\n", names.join(" and "))?;
+    next(names[0], names[names.len() - 1])
+}
+
+fn next(one: &str, other: &str) -> anyhow::Result<()> {
+    say!("{BOLD}What to try next{BOLD:#}")?;
+    let tries = [
+        (
+            format!("polyverbs plan --device {other} read-and-invalidate"),
+            "what an operation becomes",
+        ),
+        (
+            format!("polyverbs plan --device {one} read-and-invalidate"),
+            "and on the other transport",
+        ),
+        (
+            format!("polyverbs copy FILE --device {one} --to COPY --fault drop=5%"),
+            "the same on a bad link",
+        ),
+        (
+            format!("polyverbs perf send-latency --device {one}"),
+            "how fast it is",
+        ),
+        (
+            "polyverbs matrix --format html --output matrix.html".to_owned(),
+            "the matrix as a page",
+        ),
+    ];
+    for (command, why) in tries {
+        say!("  {command:<62}  {DIM}{why}{DIM:#}")?;
+    }
+    say!(
+        "\nThe program that ran is examples/copy/transfer.rs; README.md begins with a smaller one."
+    )?;
+    Ok(())
+}
+
+// Octets without a pattern that a fault could hide in.
+fn generate(path: &std::path::Path) -> anyhow::Result<()> {
+    let bar = progress(FILE as u64, "{bar:32.cyan/dim} generating a file");
+    let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    for index in 0..FILE / 8 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        file.write_all(&state.to_le_bytes())?;
+        if index % (1 << 20) == 0 {
+            bar.set_position(index as u64 * 8);
+        }
+    }
+    file.flush()?;
+    bar.finish_and_clear();
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! The `polyverbs` command: what RDMA devices there are, what they can do, what an operation becomes on them, a file
+//! copied over them, and how fast they are. Each subcommand is a module of [`commands`].
+#![forbid(unsafe_code)]
+
+mod commands;
+mod output;
+
+// The portable program, as a user of the library would write it: the example and this command run one source.
+#[path = "../../examples/copy/transfer.rs"]
+mod transfer;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+use commands::{copy, devices, matrix, perf, plan, tour};
+use output::AlreadyTold;
+
+/// RDMA verbs for InfiniBand, RoCE and iWARP alike, and without any RDMA device.
+///
+/// Without a command: a short guided tour.
+#[derive(Parser)]
+#[command(name = "polyverbs", version, disable_help_subcommand = true, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  polyverbs                                          a short guided tour
+  polyverbs devices                                  the devices there are
+  polyverbs matrix                                   what each can do
+  polyverbs plan --device iw0 read-and-invalidate    what an operation becomes
+  polyverbs copy FILE --device ib0 --to COPY         a file over a device, verified
+  polyverbs perf send-latency --device ib0           how fast it is";
+
+#[derive(Subcommand)]
+enum Command {
+    Copy(copy::Arguments),
+    Devices(devices::Arguments),
+    Matrix(matrix::Arguments),
+    Perf(perf::Arguments),
+    Plan(plan::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
+    let result = match arguments.command {
+        None => tour::run(),
+        Some(Command::Copy(arguments)) => copy::run(&arguments),
+        Some(Command::Devices(arguments)) => devices::run(&arguments),
+        Some(Command::Matrix(arguments)) => matrix::run(&arguments),
+        Some(Command::Perf(arguments)) => perf::run(&arguments),
+        Some(Command::Plan(arguments)) => plan::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // `polyverbs … | head` is no failure: whoever read the output has seen enough.
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<AlreadyTold>() => ExitCode::FAILURE,
+        Err(error) => {
+            output::complain(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+// Help goes out as clap has it; a wrong command line gets one line, like every other error.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    ) {
+        return match error.print() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    let text = error.to_string();
+    let said: Vec<_> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let said = said.join(" ");
+    output::complain(&format!(
+        "{}; try --help",
+        said.trim_start_matches("error: ")
+    ));
+    ExitCode::from(2)
+}

@@ -1,0 +1,164 @@
+//! What the subcommands print, and how: to a terminal with colours, elsewhere without.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use polyverbs::Device;
+
+pub(crate) const BOLD: Style = Style::new().bold();
+pub(crate) const DIM: Style = Style::new().dimmed();
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
+const BAD: Style = AnsiColor::Red.on_default().bold();
+
+/// Prints to standard output. An error, unlike a panic, lets `polyverbs … | head` end quietly.
+macro_rules! say {
+    ($($argument:tt)*) => {
+        writeln!(anstream::stdout(), $($argument)*)
+    };
+}
+pub(crate) use say;
+
+/// The command failed, and what it printed already says how.
+#[derive(Debug)]
+pub(crate) struct AlreadyTold;
+
+impl std::fmt::Display for AlreadyTold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("failed, as was told")
+    }
+}
+
+impl std::error::Error for AlreadyTold {}
+
+pub(crate) fn complain(what: &str) {
+    let line = what.split_whitespace().collect::<Vec<_>>().join(" ");
+    // Nobody is left to be told where this fails.
+    let _ = writeln!(anstream::stderr(), "{BAD}polyverbs:{BAD:#} {line}");
+}
+
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<io::Error>();
+    io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// The registered device of this name.
+pub(crate) fn device(name: &str) -> anyhow::Result<Device> {
+    let registry = polyverbs::registry()?;
+    let Some(device) = registry.device(name) else {
+        let known: Vec<_> = registry.devices().map(Device::name).collect();
+        anyhow::bail!("no device is named {name}; there are {}", known.join(", "));
+    };
+    Ok(device.clone())
+}
+
+/// A bar on standard error, if that is a terminal.
+pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
+    let target = if io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr_with_hz(15)
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let bar = ProgressBar::with_draw_target(Some(total), target);
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("━━╌"));
+    }
+    bar
+}
+
+/// Octets in the unit that fits: `1.5 GiB`.
+pub(crate) fn octets(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{} {}", three_digits(value), UNITS[unit])
+    }
+}
+
+/// Octets per second, decimal: `1.23 GB/s`.
+pub(crate) fn rate(octets_per_second: f64) -> String {
+    let (value, unit) = match octets_per_second {
+        rate if rate >= 1e9 => (rate / 1e9, "GB/s"),
+        rate if rate >= 1e6 => (rate / 1e6, "MB/s"),
+        rate => (rate / 1e3, "kB/s"),
+    };
+    format!("{} {unit}", three_digits(value))
+}
+
+/// Nanoseconds in the unit that fits.
+pub(crate) fn nanoseconds(count: f64) -> String {
+    match count {
+        count if count >= 1e9 => format!("{} s", three_digits(count / 1e9)),
+        count if count >= 1e6 => format!("{} ms", three_digits(count / 1e6)),
+        count if count >= 1e4 => format!("{} µs", three_digits(count / 1e3)),
+        count => format!("{} ns", three_digits(count)),
+    }
+}
+
+pub(crate) fn seconds(duration: Duration) -> String {
+    nanoseconds(duration.as_secs_f64() * 1e9)
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    }
+}
+
+/// Reads a number of octets: `4096`, `64k`, `1M`, `2G`, with or without `iB`.
+pub(crate) fn parse_octets(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let shift = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return Err("a number of octets is like 4096, 64k, 1M or 2G".into()),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "a number of octets is like 4096, 64k, 1M or 2G")?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "too many octets".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_written() {
+        assert_eq!(parse_octets("4096"), Ok(4096));
+        assert_eq!(parse_octets("64k"), Ok(65536));
+        assert_eq!(parse_octets("1MiB"), Ok(1 << 20));
+        assert!(parse_octets("").is_err());
+        assert!(parse_octets("k").is_err());
+        assert!(parse_octets("-1").is_err());
+        assert!(parse_octets("64 parsecs").is_err());
+        assert!(parse_octets("99999999999999999999").is_err());
+        assert!(parse_octets("99999999999G").is_err());
+        assert_eq!(octets(0), "0 B");
+        assert_eq!(octets(4097), "4.00 KiB");
+        assert_eq!(octets(1 << 30), "1.00 GiB");
+        assert_eq!(rate(1.5e9), "1.50 GB/s");
+        assert_eq!(nanoseconds(61.0), "61.0 ns");
+    }
+}
