@@ -423,7 +423,9 @@ fn serve(qp: &Arc<Qp>, now: Time) {
     }
     let effects = cx.into_effects();
     drop(pin);
-    effects.run();
+    if let Some(effects) = effects {
+        effects.run();
+    }
 }
 
 fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Untagged> {
