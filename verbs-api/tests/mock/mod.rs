@@ -291,7 +291,8 @@ impl CqOps for MockCq {
             slot.wr_id = wr_id;
             slot.status = WcStatus::Success;
             slot.opcode = opcode;
-            slot.loan = loan;
+            // SAFETY: the loan left the queue with the one completion that carries it.
+            unsafe { slot.set_loan(loan) };
             slot.byte_len = byte_len;
             filled += 1;
         }
@@ -490,7 +491,8 @@ impl QpOps for MockQp {
                 self.send_cq
                     .complete(common.wr_id, request.wc_opcode(), loan, 0);
             } else {
-                loan.release();
+                // SAFETY: the request has retired, and nothing else holds its loan.
+                unsafe { loan.release() };
             }
         }
         if posted == requests.len() {

@@ -1,0 +1,512 @@
+//! A pool of keys that are mapped and unmapped again and again, in the manner of FMR, over fast-register.
+//!
+//! It uses nothing but the verbs of this crate, so it lives here and not in the software engine: it
+//! works on every device that has fast-register, and a program needs no other crate for it.
+//!
+//! Mapping and unmapping are work requests. The pool posts them on a pair of queue pairs of its own
+//! that are connected with each other, never on the program's: neither the program's send queue nor
+//! its completion queues carry anything of the pool. A pair and not one queue pair that is its own
+//! peer, because a stream transport needs two ends; nothing is ever sent between them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use crate::access::Access;
+use crate::capability::Features;
+use crate::completion::{Completion, Notify, WcStatus};
+use crate::control::{Completer, Started};
+use crate::cq::Cq;
+use crate::error::VerbError;
+use crate::ids::{LKey, RKey};
+use crate::memory::PageList;
+use crate::mr::MrKey;
+use crate::pd::Pd;
+use crate::post::PostReason;
+use crate::qp::{Qp, QpOptions, connect_pair};
+use crate::work_request::{
+    Batch, FastRegister, LocalInvalidate, Operations, RemoteAddress, SendFlags, Sge,
+};
+
+/// Requests of one mapping: the key of before is invalidated, the next one registered.
+const MAP_REQUESTS: u32 = 2;
+
+/// What a pool is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct FmrPoolOptions {
+    pool_size: u32,
+    max_pages: u32,
+    max_maps: u8,
+    dirty_watermark: Option<u32>,
+    access: Access,
+}
+
+impl FmrPoolOptions {
+    /// A pool of `pool_size` slots, each for `max_pages` pages, blocks or elements at most; 32 maps
+    /// between two unmaps, peers may read and write.
+    pub const fn new(pool_size: u32, max_pages: u32) -> Self {
+        let access = Access::LOCAL_WRITE
+            .union(Access::REMOTE_WRITE)
+            .union(Access::REMOTE_READ);
+        Self {
+            pool_size,
+            max_pages,
+            max_maps: 32,
+            dirty_watermark: None,
+            access,
+        }
+    }
+
+    /// How often a slot can be mapped between two unmaps, 1 to 255: a key has 255 successors.
+    pub const fn max_maps(mut self, max_maps: u8) -> Self {
+        self.max_maps = max_maps;
+        self
+    }
+
+    /// How many dropped slots are unmapped in one batch. A quarter of the pool unless set.
+    pub const fn dirty_watermark(mut self, slots: u32) -> Self {
+        self.dirty_watermark = Some(slots);
+        self
+    }
+
+    /// The rights of every mapping.
+    pub const fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    fn check(&self) -> Result<(), VerbError> {
+        if self.pool_size == 0 || self.max_pages == 0 || self.max_maps == 0 {
+            let reason = "none of them is 0";
+            return Err(VerbError::argument(
+                "pool_size, max_pages, max_maps",
+                reason,
+            ));
+        }
+        // A bound window would keep its slot from being unmapped.
+        if self.access.contains(Access::MW_BIND) {
+            let reason = "windows cannot be bound to what a pool maps";
+            return Err(VerbError::argument("access", reason));
+        }
+        match self.access.illegal() {
+            Some(reason) => Err(VerbError::argument("access", reason)),
+            None => Ok(()),
+        }
+    }
+
+    fn watermark(&self) -> usize {
+        let quarter = (self.pool_size / 4).max(1);
+        self.dirty_watermark.map_or(quarter, |slots| slots.max(1)) as usize
+    }
+}
+
+/// Why a pool refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum FmrError {
+    /// Every slot is taken, or waits to be unmapped.
+    #[error("every one of the {pool_size} slots is in use")]
+    Exhausted {
+        /// Slots of the pool.
+        pool_size: u32,
+    },
+    /// The slot has to be unmapped first.
+    #[error("mapped {max_maps} times since it was unmapped (max_maps): unmap it first")]
+    MaxMapsExceeded {
+        /// Maps between two unmaps.
+        max_maps: u8,
+    },
+    /// The list has more entries than a slot.
+    #[error("{given} pages, at most {max_pages} (max_pages)")]
+    TooManyPages {
+        /// Entries of a slot.
+        max_pages: u32,
+        /// Entries given.
+        given: u32,
+    },
+    /// A request of the pool was not posted.
+    #[error("not posted: {0}")]
+    Post(PostReason),
+    /// A request of the pool failed: the pool is of no use any more.
+    #[error("failed with {0:?}: the pool can only be dropped")]
+    Failed(WcStatus),
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+}
+
+/// What a slot maps now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FmrMapping {
+    /// The key for peers.
+    pub rkey: RKey,
+    /// The key for local requests.
+    pub lkey: LKey,
+    /// The address of the first octet, as requests and peers name it.
+    pub iova: u64,
+    /// Octets.
+    pub length: u64,
+}
+
+impl FmrMapping {
+    /// What a peer is told to reach the octet at `offset`.
+    pub const fn remote(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress::new(self.iova.wrapping_add(offset), self.rkey)
+    }
+
+    /// A stretch for a request's scatter/gather list.
+    pub const fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge {
+            addr: self.iova.wrapping_add(offset),
+            length,
+            lkey: self.lkey,
+        }
+    }
+}
+
+/// Slots that are mapped again and again. Cloning shares it; it lives as long as one of its slots.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{FmrPool, FmrPoolOptions, Memory, PageList};
+/// let pool = FmrPool::create(pd, FmrPoolOptions::new(8, 16)).wait()?;
+/// let memory = Memory::zeroed(65_536).ok_or("out of memory")?;
+/// let pages = PageList::map(&[(&memory).into()], 4096, 16)?.list;
+/// let mut fmr = pool.take()?;
+/// let mapping = fmr.map(&pages, pages.address()).wait()?;
+/// // … the peer uses mapping.remote(0) …
+/// pool.unmap([&mut fmr]).wait()?; // its key is dead
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[doc(alias = "ib_create_fmr_pool")]
+pub struct FmrPool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    options: FmrPoolOptions,
+    state: Mutex<State>,
+    qp: Qp,
+    // The other end of a connection that carries nothing.
+    _peer: Qp,
+    cq: Cq,
+}
+
+#[derive(Default)]
+struct State {
+    clean: Vec<Slot>,
+    dirty: Vec<Slot>,
+    waiting: HashMap<u64, Waiting>,
+    next: u64,
+}
+
+type Waiting = Box<dyn FnOnce(WcStatus) + Send>;
+
+struct Slot {
+    key: MrKey,
+    maps: u8,
+    is_mapped: bool,
+}
+
+impl FmrPool {
+    /// Makes a pool in a domain. Needs [`Features::BMME`].
+    ///
+    /// # Errors
+    /// The feature is missing, or a number is 0 or beyond the device's limits.
+    pub fn create(pd: &Pd, options: FmrPoolOptions) -> Started<Self> {
+        let missing = Features::BMME - pd.context().features();
+        let check = match missing.is_empty() {
+            true => options.check(),
+            false => Err(VerbError::Unsupported { missing }),
+        };
+        if let Err(error) = check {
+            return Started::ready(Err(error));
+        }
+        let (started, outcome) = pd.context().begin();
+        let context = crate::Context {
+            inner: Arc::clone(pd.context()),
+        };
+        let pd = pd.clone();
+        let requests = options.pool_size.saturating_mul(MAP_REQUESTS);
+        context.create_cq(requests).on_done(move |cq| match cq {
+            Ok(cq) => Self::make_pair(&pd, cq, options, move |made| outcome.complete(made)),
+            Err(error) => outcome.complete(Err(error)),
+        });
+        started
+    }
+
+    fn make_pair(
+        pd: &Pd,
+        cq: Cq,
+        options: FmrPoolOptions,
+        done: impl FnOnce(Result<Self, VerbError>) + Send + 'static,
+    ) {
+        let local = Operations::FAST_REGISTER | Operations::LOCAL_INV;
+        let requests = options.pool_size.saturating_mul(MAP_REQUESTS);
+        let sized = QpOptions::rc(&cq).max_recv_wr(0).only(local);
+        let first = pd.create_qp(sized.clone().max_send_wr(requests));
+        let second = pd.create_qp(sized.max_send_wr(1));
+        let pd = pd.clone();
+        first.on_done(move |first| {
+            second.on_done(move |second| {
+                let (qp, peer) = match (first, second) {
+                    (Ok(qp), Ok(peer)) => (qp, peer),
+                    (Err(error), _) | (_, Err(error)) => return done(Err(error)),
+                };
+                connect_pair(&qp, &peer).on_done(move |connected| match connected {
+                    Ok(()) => fill(pd, options, Vec::new(), move |slots| {
+                        done(slots.map(|clean| Self::of(options, clean, (qp, peer), cq)));
+                    }),
+                    Err(error) => done(Err(error)),
+                });
+            });
+        });
+    }
+
+    fn of(options: FmrPoolOptions, clean: Vec<Slot>, (qp, peer): (Qp, Qp), cq: Cq) -> Self {
+        let state = State {
+            clean,
+            ..State::default()
+        };
+        let inner = Arc::new(Inner {
+            options,
+            state: Mutex::new(state),
+            qp,
+            _peer: peer,
+            cq,
+        });
+        let pool = Arc::downgrade(&inner);
+        inner.cq.on_completion(move |_| {
+            if let Some(pool) = pool.upgrade() {
+                pool.reap();
+            }
+        });
+        Self { inner }
+    }
+
+    /// What it was made of.
+    pub fn options(&self) -> FmrPoolOptions {
+        self.inner.options
+    }
+
+    /// Slots that can be taken without an unmap.
+    pub fn available(&self) -> usize {
+        self.inner.state().clean.len()
+    }
+
+    /// Takes a slot. Where only dropped slots are left, they are unmapped first.
+    ///
+    /// # Errors
+    /// All are in use, or the unmapping of those that were dropped has not ended.
+    #[doc(alias = "ib_alloc_fmr")]
+    pub fn take(&self) -> Result<Fmr, FmrError> {
+        let mut state = self.inner.state();
+        if state.clean.is_empty() {
+            drop(state);
+            drop(self.flush());
+            state = self.inner.state();
+        }
+        let pool_size = self.inner.options.pool_size;
+        let slot = state.clean.pop().ok_or(FmrError::Exhausted { pool_size })?;
+        let pool = Arc::clone(&self.inner);
+        drop(state);
+        Ok(Fmr {
+            pool,
+            slot: Some(slot),
+        })
+    }
+
+    /// Unmaps slots in one batch: when it has ended, every key that they ever had is dead, and each
+    /// can be mapped as often as at first.
+    ///
+    /// # Errors
+    /// A slot is another pool's, or the batch was not posted.
+    #[doc(alias = "ib_unmap_fmr")]
+    pub fn unmap<'f>(
+        &self,
+        slots: impl IntoIterator<Item = &'f mut Fmr>,
+    ) -> Started<(), FmrError> {
+        let mut slots: Vec<_> = slots.into_iter().collect();
+        if slots
+            .iter()
+            .any(|fmr| !Arc::ptr_eq(&fmr.pool, &self.inner))
+        {
+            let reason = "a slot of another pool is among them";
+            return Started::ready(Err(VerbError::argument("slots", reason).into()));
+        }
+        let slots = slots.iter_mut().filter_map(|fmr| fmr.slot.as_mut());
+        self.inner.unmap(slots, |_| ())
+    }
+
+    /// Unmaps every slot that was dropped, in one batch; they can be taken again then.
+    ///
+    /// # Errors
+    /// The batch was not posted.
+    #[doc(alias = "ib_flush_fmr_pool")]
+    pub fn flush(&self) -> Started<(), FmrError> {
+        self.inner.flush()
+    }
+}
+
+// Allocates the keys, one after the other.
+fn fill(
+    pd: Pd,
+    options: FmrPoolOptions,
+    mut slots: Vec<Slot>,
+    done: impl FnOnce(Result<Vec<Slot>, VerbError>) + Send + 'static,
+) {
+    if slots.len() == options.pool_size as usize {
+        return done(Ok(slots));
+    }
+    pd.alloc_key(options.max_pages).on_done(move |key| {
+        let key = match key {
+            Ok(key) => key,
+            Err(error) => return done(Err(error)),
+        };
+        slots.push(Slot {
+            key,
+            maps: 0,
+            is_mapped: false,
+        });
+        fill(pd, options, slots, done);
+    });
+}
+
+/// A slot of a pool, taken. Dropped, it goes back: its key stays usable until the pool unmaps what
+/// was dropped, with the next batch.
+pub struct Fmr {
+    pool: Arc<Inner>,
+    // Taken out when dropped.
+    slot: Option<Slot>,
+}
+
+impl Fmr {
+    /// Maps `pages` under a new key, the first octet at `iova`; what was mapped before is not any more.
+    ///
+    /// # Errors
+    /// Mapped too often since the last unmap, or the list is too long.
+    #[doc(alias = "ib_map_phys_fmr")]
+    pub fn map(&mut self, pages: &PageList, iova: u64) -> Started<FmrMapping, FmrError> {
+        match &mut self.slot {
+            Some(slot) => self.pool.map(slot, pages, iova),
+            None => Started::ready(Err(VerbError::Internal("a slot that was dropped").into())),
+        }
+    }
+
+    /// How often it can still be mapped before it must be unmapped.
+    pub fn maps_left(&self) -> u8 {
+        let maps = self.slot.as_ref().map_or(0, |slot| slot.maps);
+        self.pool.options.max_maps - maps
+    }
+
+    /// Gives the slot back; it is unmapped first, now and not with a batch.
+    ///
+    /// # Errors
+    /// As [`FmrPool::unmap`].
+    #[doc(alias = "ib_dealloc_fmr")]
+    pub fn dealloc(mut self) -> Started<(), FmrError> {
+        let Some(mut slot) = self.slot.take() else {
+            return Started::ready(Ok(()));
+        };
+        let pool = Arc::clone(&self.pool);
+        let started = pool.unmap([&mut slot], |_| ());
+        let (ended, completer) = Started::pending();
+        started.on_done(move |result| {
+            let mut state = pool.state();
+            if result.is_ok() {
+                state.clean.push(slot);
+            } else {
+                state.dirty.push(slot);
+            }
+            drop(state);
+            completer.complete(result);
+        });
+        ended
+    }
+}
+
+impl Drop for Fmr {
+    fn drop(&mut self) {
+        let Some(slot) = self.slot.take() else { return };
+        let mut state = self.pool.state();
+        if slot.maps == 0 && !slot.is_mapped {
+            return state.clean.push(slot);
+        }
+        state.dirty.push(slot);
+        let is_due = state.dirty.len() >= self.pool.options.watermark();
+        drop(state);
+        if is_due {
+            drop(self.pool.flush());
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn map(
+        self: &Arc<Self>,
+        slot: &mut Slot,
+        pages: &PageList,
+        iova: u64,
+    ) -> Started<FmrMapping, FmrError> {
+        let FmrPoolOptions {
+            max_maps,
+            max_pages,
+            access,
+            ..
+        } = self.options;
+        let given = pages.entries();
+        if given > max_pages {
+            return Started::ready(Err(FmrError::TooManyPages { max_pages, given }));
+        }
+        if slot.maps >= max_maps {
+            return Started::ready(Err(FmrError::MaxMapsExceeded { max_maps }));
+        }
+        let mut batch = Batch::with_capacity(MAP_REQUESTS as usize);
+        if slot.is_mapped {
+            batch.push(LocalInvalidate::new(&slot.key));
+        }
+        slot.maps += 1;
+        let rkey = slot.key.advance();
+        let mapping = FmrMapping {
+            rkey,
+            lkey: slot.key.lkey(),
+            iova,
+            length: pages.len(),
+        };
+        batch.push(FastRegister::new(rkey, pages).access(access).iova(iova));
+        let posted = self.post(batch, mapping);
+        // What a refused batch has done of it, the next unmap undoes: a free key may be invalidated.
+        slot.is_mapped = true;
+        posted
+    }
+
+    fn flush(self: &Arc<Self>) -> Started<(), FmrError> {
+        let mut slots = std::mem::take(&mut self.state().dirty);
+        if slots.is_empty() {
+            return Started::ready(Ok(()));
+        }
+        let pool = Arc::downgrade(self);
+        let started = self.unmap(slots.iter_mut(), |_| ());
+        let (ended, completer) = Started::pending();
+        started.on_done(move |result: Result<(), FmrError>| {
+            if let Some(pool) = pool.upgrade() {
+                let mut state = pool.state();
+                let to = match result.is_ok() {
+                    true => &mut state.clean,
+                    false => &mut state.dirty,
+                };
+                to.append(&mut slots);
+            }
+            completer.complete(result);
+        });
+        ended
+    }
+}
