@@ -1,16 +1,25 @@
 //! The kinds of devices that the suite runs on.
 
-use std::fmt::Debug;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use emulated_ib::InfiniBand;
+use emulated_iwarp::Iwarp;
+use emulated_iwarp::header::{reset_header, stream_key};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
-use polyverbs_links::{Between, DatagramLink, DatagramOptions, Simulation};
+use polyverbs_links::{
+    Between, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
+};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{Features, LinkAddress, Mtu, PortState};
+
+/// How long a frame is under way on a link.
+fn under_way() -> Between<Duration> {
+    Between::new(Duration::from_micros(1), Duration::from_micros(1))
+}
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +34,12 @@ pub enum Flavour {
     IbBmme,
     /// InfiniBand over a datagram link: messages are cut, and frames take time.
     IbFramed,
+    /// iWARP; messages are handed over whole, at once.
+    Iwarp,
+    /// The same without base memory management and what comes with it: gaps of the transport.
+    IwarpPlain,
+    /// iWARP over a stream link: messages are cut, and segments take time.
+    IwarpFramed,
 }
 
 /// What a test does to a device behind the program's back.
@@ -92,13 +107,35 @@ impl Flavour {
             Self::IbFramed => {
                 let link = DatagramLink::new(DatagramOptions {
                     max_frame: Some(Mtu::Mtu1024),
-                    delay: Between::new(Duration::from_micros(1), Duration::from_micros(1)),
+                    delay: under_way(),
                     ..DatagramOptions::default()
                 });
                 fabric(|at| infiniband(at, false), Some(Arc::new(link)), options)
             }
+            Self::Iwarp => fabric(iwarp, None, options),
+            Self::IwarpPlain => fabric(
+                iwarp,
+                None,
+                DeviceOptions {
+                    emulation: None,
+                    ..options
+                },
+            ),
+            Self::IwarpFramed => {
+                let stream = StreamOptions {
+                    max_frame: NonZeroUsize::new(1000),
+                    delay: under_way(),
+                    ..StreamOptions::default()
+                };
+                let link = StreamLink::new(stream, stream_key, Some(reset_header));
+                fabric(iwarp, Some(Arc::new(link)), options)
+            }
         }
     }
+}
+
+fn iwarp(address: LinkAddress) -> Iwarp {
+    Iwarp::new(format!("{address:?}"), address)
 }
 
 fn infiniband(address: LinkAddress, windows_2a: bool) -> InfiniBand {

@@ -53,6 +53,9 @@ macro_rules! cases {
         $crate::cases_of!(ib_plain IbPlain: $($list)*);
         $crate::cases_of!(ib_bmme IbBmme: $($list)*);
         $crate::cases_of!(ib_framed IbFramed: $($list)*);
+        $crate::cases_of!(iwarp Iwarp: $($list)*);
+        $crate::cases_of!(iwarp_plain IwarpPlain: $($list)*);
+        $crate::cases_of!(iwarp_framed IwarpFramed: $($list)*);
     };
 }
 
