@@ -44,3 +44,4 @@ pub use verbs_api::*;
 // A provider registers itself where its crate is linked, and a crate that nothing names is not linked: a dependency
 // alone registers nothing. These lines are what makes the default devices exist in every program that names this crate.
 use emulated_ib as _;
+use emulated_iwarp as _;
