@@ -95,7 +95,8 @@ pub(crate) fn rate(octets_per_second: f64) -> String {
     let (value, unit) = match octets_per_second {
         rate if rate >= 1e9 => (rate / 1e9, "GB/s"),
         rate if rate >= 1e6 => (rate / 1e6, "MB/s"),
-        rate => (rate / 1e3, "kB/s"),
+        rate if rate >= 1e3 => (rate / 1e3, "kB/s"),
+        rate => (rate, "B/s"),
     };
     format!("{} {unit}", three_digits(value))
 }

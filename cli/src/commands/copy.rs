@@ -64,10 +64,7 @@ fn faults() -> String {
             Some(emulated::Contract::Datagram) => " (InfiniBand)",
             Some(emulated::Contract::Stream) => " (iWARP)",
         };
-        text.push_str(&format!(
-            "  {:<12} {}{link}; {}\n",
-            form.name, form.meaning, form.value
-        ));
+        text.push_str(&format!("  {:<12} {}{link}\n", form.name, form.meaning));
     }
     text
 }

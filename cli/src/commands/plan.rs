@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
         return print_json(&to_json(device.name(), &plan, note.as_deref()));
     }
-    say!("{} on {}", plan.to_string().trim_end(), device.name())?;
+    say!("{}: {}", device.name(), plan.to_string().trim_end())?;
     say!("  {DIM}slots of the send queue: {}{DIM:#}", plan.slots())?;
     if let Some(note) = note {
         say!("  {DIM}{note}{DIM:#}")?;
