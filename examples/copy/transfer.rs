@@ -104,6 +104,8 @@ pub(crate) fn copy(
     connect(&client.qp, &server.qp)?;
     client.post_receives()?;
     server.post_receives()?;
+    let windows = client.lendables(WINDOWS, WINDOW)?;
+    let sinks = server.lendables(options.depth, options.piece)?;
 
     let begun = Instant::now();
     let failure = Mutex::new(None);
@@ -117,8 +119,8 @@ pub(crate) fn copy(
         hang_up(&server.qp);
     };
     let (sent, stored) = thread::scope(|scope| {
-        let sending = scope.spawn(|| send_file(&client, &source, from).map_err(&fail));
-        let stored = store_file(&server, &target, to, options, progress).map_err(&fail);
+        let sending = scope.spawn(|| send_file(&client, &windows, &source, from).map_err(&fail));
+        let stored = store_file(&server, &sinks, &target, to, progress).map_err(&fail);
         (sending.join(), stored)
     });
     let elapsed = begun.elapsed();
@@ -285,8 +287,7 @@ impl Lendable {
 }
 
 // The client: lends the file to the server, window by window.
-fn send_file(side: &Side, source: &File, from: &Path) -> Result<Moved> {
-    let windows = side.lendables(WINDOWS, WINDOW)?;
+fn send_file(side: &Side, windows: &[Lendable], source: &File, from: &Path) -> Result<Moved> {
     let mut free: Vec<usize> = (0..windows.len()).collect();
     // What each window waits for: that its message has gone, and that it was given back.
     let mut awaited = vec![0; windows.len()];
@@ -367,18 +368,18 @@ fn agree(side: &Side, moved: &Moved, slots: &mut [Completion]) -> Result<()> {
 // The server: fetches what it is lent, and writes it.
 fn store_file(
     side: &Side,
+    sinks: &[Lendable],
     target: &File,
     to: &Path,
-    options: CopyOptions,
     progress: impl Fn(u64),
 ) -> Result<Moved> {
-    let sinks = side.lendables(options.depth, options.piece)?;
     // On some transports a peer may write a sink while it is registered: that is why its key ends with the read.
     let access = read_sink_access(&side.context).access;
     let mut free: Vec<usize> = (0..sinks.len()).collect();
     let mut lent: VecDeque<Window> = VecDeque::new();
     let mut fetching: VecDeque<Piece> = VecDeque::new();
-    let mut octets = vec![0; options.piece as usize];
+    let most = sinks.first().map_or(0, |sink| sink.memory.len()) as u32;
+    let mut octets = vec![0; most as usize];
     let mut slots: [Completion; 16] = Default::default();
     let mut digest = Sha256::new();
     let mut moved = Moved::default();
@@ -387,7 +388,7 @@ fn store_file(
         while let Some(window) = lent.front_mut()
             && let Some(sink) = free.pop()
         {
-            let piece = window.cut(sink, options.piece);
+            let piece = window.cut(sink, most);
             if piece.ends.is_some() {
                 lent.pop_front();
             }
