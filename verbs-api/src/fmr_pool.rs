@@ -26,11 +26,12 @@ use crate::pd::Pd;
 use crate::post::PostReason;
 use crate::qp::{Qp, QpOptions, connect_pair};
 use crate::work_request::{
-    Batch, FastRegister, LocalInvalidate, Operations, RemoteAddress, SendFlags, Sge,
+    Batch, FastRegister, LocalInvalidate, Operations, RemoteAddress, SendFlags, Sge, WorkRequest,
 };
 
-/// Requests of one mapping: the key of before is invalidated, the next one registered.
-const MAP_REQUESTS: u32 = 2;
+/// Requests that a slot has outstanding at most: a mapping invalidates the key of before and registers
+/// the next one, and an unmap may follow before that has ended.
+const REQUESTS_PER_SLOT: u32 = 3;
 
 /// What a pool is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +210,8 @@ type Waiting = Box<dyn FnOnce(WcStatus) + Send>;
 struct Slot {
     key: MrKey,
     maps: u8,
-    is_mapped: bool,
+    // The key as it was last registered, until it is invalidated.
+    registered: Option<RKey>,
 }
 
 impl FmrPool {
@@ -231,7 +233,7 @@ impl FmrPool {
             inner: Arc::clone(pd.context()),
         };
         let pd = pd.clone();
-        let requests = options.pool_size.saturating_mul(MAP_REQUESTS);
+        let requests = options.pool_size.saturating_mul(REQUESTS_PER_SLOT);
         context.create_cq(requests).on_done(move |cq| match cq {
             Ok(cq) => Self::make_pair(&pd, cq, options, move |made| outcome.complete(made)),
             Err(error) => outcome.complete(Err(error)),
@@ -246,7 +248,7 @@ impl FmrPool {
         done: impl FnOnce(Result<Self, VerbError>) + Send + 'static,
     ) {
         let local = Operations::FAST_REGISTER | Operations::LOCAL_INV;
-        let requests = options.pool_size.saturating_mul(MAP_REQUESTS);
+        let requests = options.pool_size.saturating_mul(REQUESTS_PER_SLOT);
         let sized = QpOptions::rc(&cq).max_recv_wr(0).only(local);
         let first = pd.create_qp(sized.clone().max_send_wr(requests));
         let second = pd.create_qp(sized.max_send_wr(1));
@@ -326,20 +328,14 @@ impl FmrPool {
     /// # Errors
     /// A slot is another pool's, or the batch was not posted.
     #[doc(alias = "ib_unmap_fmr")]
-    pub fn unmap<'f>(
-        &self,
-        slots: impl IntoIterator<Item = &'f mut Fmr>,
-    ) -> Started<(), FmrError> {
+    pub fn unmap<'f>(&self, slots: impl IntoIterator<Item = &'f mut Fmr>) -> Started<(), FmrError> {
         let mut slots: Vec<_> = slots.into_iter().collect();
-        if slots
-            .iter()
-            .any(|fmr| !Arc::ptr_eq(&fmr.pool, &self.inner))
-        {
+        if slots.iter().any(|fmr| !Arc::ptr_eq(&fmr.pool, &self.inner)) {
             let reason = "a slot of another pool is among them";
             return Started::ready(Err(VerbError::argument("slots", reason).into()));
         }
         let slots = slots.iter_mut().filter_map(|fmr| fmr.slot.as_mut());
-        self.inner.unmap(slots, |_| ())
+        self.inner.unmap(slots)
     }
 
     /// Unmaps every slot that was dropped, in one batch; they can be taken again then.
@@ -370,7 +366,7 @@ fn fill(
         slots.push(Slot {
             key,
             maps: 0,
-            is_mapped: false,
+            registered: None,
         });
         fill(pd, options, slots, done);
     });
@@ -413,19 +409,8 @@ impl Fmr {
             return Started::ready(Ok(()));
         };
         let pool = Arc::clone(&self.pool);
-        let started = pool.unmap([&mut slot], |_| ());
-        let (ended, completer) = Started::pending();
-        started.on_done(move |result| {
-            let mut state = pool.state();
-            if result.is_ok() {
-                state.clean.push(slot);
-            } else {
-                state.dirty.push(slot);
-            }
-            drop(state);
-            completer.complete(result);
-        });
-        ended
+        let started = pool.unmap([&mut slot]);
+        pool.give_back(vec![slot], started)
     }
 }
 
@@ -433,7 +418,7 @@ impl Drop for Fmr {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
         let mut state = self.pool.state();
-        if slot.maps == 0 && !slot.is_mapped {
+        if slot.maps == 0 {
             return state.clean.push(slot);
         }
         state.dirty.push(slot);
@@ -469,11 +454,8 @@ impl Inner {
         if slot.maps >= max_maps {
             return Started::ready(Err(FmrError::MaxMapsExceeded { max_maps }));
         }
-        let mut batch = Batch::with_capacity(MAP_REQUESTS as usize);
-        if slot.is_mapped {
-            batch.push(LocalInvalidate::new(&slot.key));
-        }
         slot.maps += 1;
+        let before = slot.registered;
         let rkey = slot.key.advance();
         let mapping = FmrMapping {
             rkey,
@@ -481,32 +463,136 @@ impl Inner {
             iova,
             length: pages.len(),
         };
-        batch.push(FastRegister::new(rkey, pages).access(access).iova(iova));
-        let posted = self.post(batch, mapping);
-        // What a refused batch has done of it, the next unmap undoes: a free key may be invalidated.
-        slot.is_mapped = true;
-        posted
+        let mut requests: Vec<WorkRequest<'_>> = Vec::with_capacity(2);
+        requests.extend(before.map(|key| LocalInvalidate::new(key).into()));
+        requests.push(
+            FastRegister::new(rkey, pages)
+                .access(access)
+                .iova(iova)
+                .into(),
+        );
+        let (refused, started) = self.post(requests, mapping);
+        slot.registered = match refused {
+            0 => Some(rkey),
+            // The invalidate before it was posted.
+            1 => None,
+            _ => before,
+        };
+        started
+    }
+
+    fn unmap<'s>(&self, slots: impl IntoIterator<Item = &'s mut Slot>) -> Started<(), FmrError> {
+        let mut slots: Vec<_> = slots.into_iter().collect();
+        for slot in &mut slots {
+            if slot.registered.is_none() {
+                slot.maps = 0;
+            }
+        }
+        slots.retain(|slot| slot.registered.is_some());
+        if slots.is_empty() {
+            return Started::ready(Ok(()));
+        }
+        let keys = slots.iter().filter_map(|slot| slot.registered);
+        let requests = keys.map(|key| LocalInvalidate::new(key).into()).collect();
+        let (refused, started) = self.post(requests, ());
+        let posted = slots.len() - refused;
+        for slot in &mut slots[..posted] {
+            (slot.maps, slot.registered) = (0, None);
+        }
+        started
     }
 
     fn flush(self: &Arc<Self>) -> Started<(), FmrError> {
         let mut slots = std::mem::take(&mut self.state().dirty);
-        if slots.is_empty() {
-            return Started::ready(Ok(()));
-        }
+        let started = self.unmap(&mut slots);
+        self.give_back(slots, started)
+    }
+
+    // Puts slots back when their unmap has ended: where it failed, they wait for another.
+    fn give_back(
+        self: &Arc<Self>,
+        slots: Vec<Slot>,
+        unmapped: Started<(), FmrError>,
+    ) -> Started<(), FmrError> {
         let pool = Arc::downgrade(self);
-        let started = self.unmap(slots.iter_mut(), |_| ());
-        let (ended, completer) = Started::pending();
-        started.on_done(move |result: Result<(), FmrError>| {
+        let (started, completer) = Started::pending();
+        unmapped.on_done(move |result| {
             if let Some(pool) = pool.upgrade() {
                 let mut state = pool.state();
-                let to = match result.is_ok() {
-                    true => &mut state.clean,
-                    false => &mut state.dirty,
-                };
-                to.append(&mut slots);
+                for slot in slots {
+                    match slot.registered {
+                        None if result.is_ok() => state.clean.push(slot),
+                        _ => state.dirty.push(slot),
+                    }
+                }
             }
             completer.complete(result);
         });
-        ended
+        started
+    }
+
+    // Posts requests with one doorbell. Answers how many were refused, and `outcome` when the last
+    // has completed.
+    fn post<T: Send + 'static>(
+        &self,
+        requests: Vec<WorkRequest<'_>>,
+        outcome: T,
+    ) -> (usize, Started<T, FmrError>) {
+        let (started, completer) = Started::pending();
+        let id = self.expect(completer, outcome);
+        let mut batch = Batch::with_capacity(requests.len());
+        let last = requests.len() - 1;
+        for (index, mut request) in requests.into_iter().enumerate() {
+            let common = request.common_mut();
+            common.wr_id = id;
+            common.flags.set(SendFlags::SIGNALED, index == last);
+            batch.push(request);
+        }
+        let posted = self.qp.post(&mut batch);
+        if let Err(error) = posted {
+            self.state().waiting.remove(&id);
+            return (
+                batch.len(),
+                Started::ready(Err(FmrError::Post(error.reason))),
+            );
+        }
+        self.reap();
+        (0, started)
+    }
+
+    fn expect<T: Send + 'static>(&self, completer: Completer<T, FmrError>, outcome: T) -> u64 {
+        let mut state = self.state();
+        state.next += 1;
+        let id = state.next;
+        let waiting = move |status: WcStatus| {
+            completer.complete(match status.is_success() {
+                true => Ok(outcome),
+                false => Err(FmrError::Failed(status)),
+            });
+        };
+        state.waiting.insert(id, Box::new(waiting));
+        id
+    }
+
+    // Ends what has completed. The requests of a batch carry one id: the first completion counts.
+    fn reap(&self) {
+        let mut slots: [Completion; 16] = Default::default();
+        while let Ok(done) = self.cq.poll(&mut slots) {
+            for done in done.iter() {
+                let waiting = self.state().waiting.remove(&done.wr_id);
+                if let Some(end) = waiting {
+                    end(done.status);
+                }
+            }
+            let is_quiet = done.is_empty();
+            if is_quiet && (self.state().waiting.is_empty() || !self.has_missed()) {
+                return;
+            }
+        }
+    }
+
+    // Arms the queue for what completes later; whether something has completed meanwhile.
+    fn has_missed(&self) -> bool {
+        self.cq.arm(Notify::Next).unwrap_or(false)
     }
 }

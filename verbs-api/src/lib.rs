@@ -17,6 +17,7 @@ mod cq;
 mod error;
 mod event;
 mod extension;
+mod fmr_pool;
 mod ids;
 pub mod memory;
 mod mr;
@@ -45,6 +46,7 @@ pub use cq::{Cq, CqOptions, NextCompletion};
 pub use error::*;
 pub use event::*;
 pub use extension::{Extension, Unsupported};
+pub use fmr_pool::{Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
 pub use ids::*;
 pub use memory::{
     Buffer, BufferPool, Buffers, Mapped, Memory, MemoryRange, OutOfRange, PageList, PageListError,
