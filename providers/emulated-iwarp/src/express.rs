@@ -7,31 +7,38 @@
 
 use polyverbs_engine::key_table::FlatUse;
 use verbs_api::memory::Span;
-use verbs_api::{Access, Data, Operation, RemoteAddress, SendFlags, Sge, WorkRequest};
+use verbs_api::{Access, Data, Operation, RemoteAddress, Send, SendFlags, Sge, WorkRequest};
 
-use crate::responder::takes;
 use crate::{Cx, Qp, Receiving, Sending};
 
 /// Carries out as many of `requests` as go the short way; answers how many, from the front.
 #[inline]
 pub(crate) fn run(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut Cx<'_>) -> usize {
-    let Some(named) = half.driver.peer.filter(|_| half.is_plain()) else { return 0 };
+    let Some(epoch) = half.driver.peer.as_ref().map(|peer| peer.end.epoch) else { return 0 };
+    if !half.is_plain() {
+        return 0;
+    }
     // Taken out and put back: the route stays without a count being touched.
     let Some(peer) = half.direct.take() else { return 0 };
     let mut done = 0;
     {
         let mut responder = peer.responder();
-        let ready = takes(&peer, &responder, named.end.epoch)
-            && responder.is_established()
-            && responder.current.is_none()
-            && qp.device.is_port_active();
-        if ready {
+        if is_ready(qp, &peer, &responder, epoch) {
             let mut lane = Lane { qp, half, peer: &peer, responder: &mut responder, cx };
             done = requests.iter().take_while(|request| lane.carry(request)).count();
         }
     }
     half.direct = Some(peer);
     done
+}
+
+#[inline]
+fn is_ready(qp: &Qp, peer: &Qp, responder: &Receiving, epoch: u32) -> bool {
+    peer.is_rts()
+        && responder.driver.epoch == epoch
+        && responder.is_established()
+        && responder.current.is_none()
+        && qp.device.is_port_active()
 }
 
 struct Lane<'l, 'p> {
@@ -46,27 +53,29 @@ impl<'p> Lane<'_, 'p> {
     #[inline]
     fn carry(&mut self, request: &WorkRequest<'_>) -> bool {
         let carried = match request {
-            WorkRequest::Write(write) => self.write(request, write.remote),
-            WorkRequest::Send(_) => self.send(request),
-            WorkRequest::Read(read) => self.read(request, read.remote),
+            WorkRequest::Write(write) => {
+                self.write(write.data(), &write.remote).map(|octets| self.finish(write, octets))
+            }
+            WorkRequest::Send(send) => self.send(send).map(|octets| self.finish(send, octets)),
+            WorkRequest::Read(read) => {
+                self.read(read.data(), &read.remote).map(|octets| self.finish(read, octets))
+            }
             WorkRequest::CompareSwap(swap) => {
-                let (compare, new) = (swap.compare, swap.swap);
-                self.atomic(request, swap.remote, |now| (now == compare).then_some(new))
+                let change = |now| (now == swap.compare).then_some(swap.swap);
+                self.atomic(swap.data(), &swap.remote, change).map(|octets| self.finish(swap, octets))
             }
             WorkRequest::FetchAdd(add) => {
-                let addend = add.add;
-                self.atomic(request, add.remote, |now| Some(now.wrapping_add(addend)))
+                let change = |now: u64| Some(now.wrapping_add(add.add));
+                self.atomic(add.data(), &add.remote, change).map(|octets| self.finish(add, octets))
             }
             _ => None,
         };
-        let Some(octets) = carried else { return false };
-        self.finish(request, octets);
-        true
+        carried.is_some()
     }
 
     #[inline]
-    fn write(&mut self, request: &WorkRequest<'_>, remote: RemoteAddress) -> Option<u32> {
-        match request.data() {
+    fn write(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
+        match data {
             Data::Sge(sge) => {
                 let source = self.local(sge, Access::empty())?;
                 self.remote(remote, sge.length, Access::REMOTE_WRITE)?.copy_from(source);
@@ -82,8 +91,8 @@ impl<'p> Lane<'_, 'p> {
 
     // The sink is what a peer may write: see `requester::sink_spans`.
     #[inline]
-    fn read(&mut self, request: &WorkRequest<'_>, remote: RemoteAddress) -> Option<u32> {
-        let Data::Sge(sge) = request.data() else { return None };
+    fn read(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
+        let Data::Sge(sge) = data else { return None };
         let sink = self.local(sge, Access::REMOTE_WRITE).filter(|_| self.is_within_budgets())?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
         self.half.counters.reads += 1;
@@ -93,11 +102,11 @@ impl<'p> Lane<'_, 'p> {
     #[inline]
     fn atomic(
         &mut self,
-        request: &WorkRequest<'_>,
-        remote: RemoteAddress,
+        data: &Data<'_>,
+        remote: &RemoteAddress,
         change: impl Fn(u64) -> Option<u64>,
     ) -> Option<u32> {
-        let Data::Sge(sge) = request.data() else { return None };
+        let Data::Sge(sge) = data else { return None };
         let sink = self.local(sge, Access::LOCAL_WRITE).filter(|_| self.is_within_budgets())?;
         if sge.length != 8 || !sink.address().is_multiple_of(8) {
             return None;
@@ -109,7 +118,7 @@ impl<'p> Lane<'_, 'p> {
     }
 
     #[inline]
-    fn send(&mut self, request: &WorkRequest<'_>) -> Option<u32> {
+    fn send(&mut self, request: &Send<'_>) -> Option<u32> {
         let length = match request.data() {
             Data::Sge(sge) => sge.length,
             Data::Inline(octets) => octets.len() as u32,
@@ -136,7 +145,7 @@ impl<'p> Lane<'_, 'p> {
 
     // What the queue pair permits, then what the key opens.
     #[inline]
-    fn remote(&self, remote: RemoteAddress, length: u32, access: Access) -> Option<Span<'p>> {
+    fn remote(&self, remote: &RemoteAddress, length: u32, access: Access) -> Option<Span<'p>> {
         if !self.responder.driver.access.contains(access) {
             return None;
         }
@@ -150,7 +159,7 @@ impl<'p> Lane<'_, 'p> {
     }
 
     #[inline]
-    fn finish(&mut self, request: &WorkRequest<'_>, byte_len: u32) {
+    fn finish(&mut self, request: &impl Operation, byte_len: u32) {
         let common = request.common();
         if self.qp.is_signaled(common.flags) {
             self.qp.push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);
