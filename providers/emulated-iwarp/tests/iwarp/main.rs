@@ -3,5 +3,6 @@
 mod capabilities;
 mod connection;
 mod direct;
+mod faults;
 mod lab;
 mod stream;
