@@ -81,8 +81,15 @@ pub(crate) fn modify(
             let named = change.all.ah_attr.zip(change.all.dest_qp_num);
             let epoch = next_epoch();
             let peer = named.map(|(path, qpn)| {
-                let end = End { qpn: qpn.value(), epoch: 0 };
-                Peer { address: path.address, end, mine: epoch }
+                let end = End {
+                    qpn: qpn.value(),
+                    epoch: 0,
+                };
+                Peer {
+                    address: path.address,
+                    end,
+                    mine: epoch,
+                }
             });
             (tx.peer, tx.epoch, rx.peer, rx.epoch) = (peer, epoch, peer, epoch);
         }
@@ -112,15 +119,39 @@ fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
 pub(crate) fn meet(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
     let Some(named) = awaiting(qp) else { return };
     let network = qp.device.network();
-    let Some(peer) = network.device(named.address).and_then(|device| device.qp(named.end.qpn)) else {
+    let Some(peer) = network
+        .device(named.address)
+        .and_then(|device| device.qp(named.end.qpn))
+    else {
         // It was destroyed, or never was: as a connection that is refused.
         qp.enter_error(false);
         return cx.effects.flush(Arc::clone(qp) as _);
     };
     // Not ready yet, or not for this one: its own turn comes.
-    let Some(theirs) = accept(&peer, qp, named.mine) else { return };
-    if accept(qp, &peer, theirs.mine) != Some(Peer { end: End { epoch: theirs.mine, ..named.end }, ..named }) {
-        return say(qp, &Peer { end: End { epoch: theirs.mine, ..named.end }, ..named }, Message::Reset, cx);
+    let Some(theirs) = accept(&peer, qp, named.mine) else {
+        return;
+    };
+    if accept(qp, &peer, theirs.mine)
+        != Some(Peer {
+            end: End {
+                epoch: theirs.mine,
+                ..named.end
+            },
+            ..named
+        })
+    {
+        return say(
+            qp,
+            &Peer {
+                end: End {
+                    epoch: theirs.mine,
+                    ..named.end
+                },
+                ..named
+            },
+            Message::Reset,
+            cx,
+        );
     }
     if !is_present(&peer, theirs.mine) {
         return say(&peer, &theirs, Message::Reset, cx);
@@ -132,7 +163,9 @@ pub(crate) fn meet(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
 // The peer of a queue pair that is ready and has not met it.
 fn awaiting(qp: &Qp) -> Option<Peer> {
     let half = qp.requester();
-    half.driver.peer.filter(|peer| !peer.is_met() && is_ready(qp.state()))
+    half.driver
+        .peer
+        .filter(|peer| !peer.is_met() && is_ready(qp.state()))
 }
 
 // Takes `from`, with this epoch, as the peer of `at`: answers how `at` knows it then.
@@ -161,7 +194,9 @@ fn is_present(qp: &Qp, epoch: u32) -> bool {
 
 /// The queue pair has left the connection: tells the peer, once.
 pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
-    let Some(peer) = sending.driver.peer.take().filter(Peer::is_met) else { return };
+    let Some(peer) = sending.driver.peer.take().filter(Peer::is_met) else {
+        return;
+    };
     qp.device.driver().ends.remove(peer.mine);
     let message = match sending.driver.farewell.take() {
         Some(terminate) => terminate_message(*terminate),
@@ -172,7 +207,13 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
 
 /// A Terminate as it travels: the only message of its queue.
 pub(crate) fn terminate_message(terminate: Terminate) -> Message {
-    Message::Untagged(Untagged { qn: QN_TERMINATE, msn: 1, mo: 0, last: true, body: Body::Terminate(terminate) })
+    Message::Untagged(Untagged {
+        qn: QN_TERMINATE,
+        msn: 1,
+        mo: 0,
+        last: true,
+        body: Body::Terminate(terminate),
+    })
 }
 
 /// The peer closed the stream, or it is gone.
@@ -193,15 +234,33 @@ pub(crate) fn handle_end(qp: &Arc<Qp>, epoch: u32, message: &Message, cx: &mut C
 
 /// Sends a segment with its octets over the link.
 pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    let header = Header { stream: stream(qp, to), message };
+    let header = Header {
+        stream: stream(qp, to),
+        message,
+    };
     let now = cx.now();
     if let Some(link) = qp.device.network().link() {
-        link.send(Frame { from: qp.device.address(), to: to.address, header, payload, damaged: false }, now);
+        link.send(
+            Frame {
+                from: qp.device.address(),
+                to: to.address,
+                header,
+                payload,
+                damaged: false,
+            },
+            now,
+        );
     }
 }
 
 fn stream(qp: &Qp, to: &Peer) -> Stream {
-    Stream { source: End { qpn: qp.qpn, epoch: to.mine }, destination: to.end }
+    Stream {
+        source: End {
+            qpn: qp.qpn,
+            epoch: to.mine,
+        },
+        destination: to.end,
+    }
 }
 
 /// Says something without octets to the peer: over the link, or on a direct network as soon as no lock is held.
@@ -210,11 +269,22 @@ pub(crate) fn say(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
     if network.link().is_some() {
         return emit(qp, to, message, Payload::Empty, cx);
     }
-    let header = Header { stream: stream(qp, to), message };
-    let frame = OwnedFrame { from: qp.device.address(), to: to.address, header, payload: Vec::new(), damaged: false };
+    let header = Header {
+        stream: stream(qp, to),
+        message,
+    };
+    let frame = OwnedFrame {
+        from: qp.device.address(),
+        to: to.address,
+        header,
+        payload: Vec::new(),
+        damaged: false,
+    };
     let network = Arc::clone(network);
     cx.effects.later(move |effects| {
-        let Some(device) = network.device(frame.to) else { return };
+        let Some(device) = network.device(frame.to) else {
+            return;
+        };
         let pin = pin();
         let mut cx = Cx::new(&device, &pin);
         std::mem::swap(&mut cx.effects, effects);
@@ -224,10 +294,25 @@ pub(crate) fn say(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
 }
 
 /// The segments of a message: offset, octets, whether it is the last. A message without octets has one.
-pub(crate) fn segments(qp: &Qp, length: usize) -> impl Iterator<Item = (usize, usize, bool)> + use<> {
-    let max = qp.device.network().link().and_then(|link| link.max_frame()).unwrap_or(usize::MAX).max(1);
+pub(crate) fn segments(
+    qp: &Qp,
+    length: usize,
+) -> impl Iterator<Item = (usize, usize, bool)> + use<> {
+    let max = qp
+        .device
+        .network()
+        .link()
+        .and_then(|link| link.max_frame())
+        .unwrap_or(usize::MAX)
+        .max(1);
     let count = length.div_ceil(max).max(1);
-    (0..count).map(move |index| (index * max, (length - index * max).min(max), index + 1 == count))
+    (0..count).map(move |index| {
+        (
+            index * max,
+            (length - index * max).min(max),
+            index + 1 == count,
+        )
+    })
 }
 
 /// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.

@@ -17,7 +17,8 @@ use verbs_api::{EventType, RemoteAddress, SendFlags, WcStatus};
 
 use crate::driver::Iwarp;
 use crate::header::{
-    AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode, Untagged,
+    AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode,
+    Untagged,
 };
 use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
 use crate::responder::{self, Beside, Part, fail, takes};
@@ -45,22 +46,44 @@ impl From<Fault> for Failure {
 
 /// Carries a request out now, if the peer is there.
 #[inline]
-pub(crate) fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
-    let (Some(peer), Some(named)) = (&half.direct, &half.driver.peer) else { return Executed::Keep };
+pub(crate) fn execute(
+    qp: &Qp,
+    half: &mut Sending,
+    request: &Request<'_>,
+    cx: &mut Cx<'_>,
+) -> Executed {
+    let (Some(peer), Some(named)) = (&half.direct, &half.driver.peer) else {
+        return Executed::Keep;
+    };
     if !qp.device.is_port_active() {
         return Executed::Keep;
     }
-    let far = Far { peer, epoch: named.end.epoch };
+    let far = Far {
+        peer,
+        epoch: named.end.epoch,
+    };
     let carried_out = match request.op {
         Op::Write(remote, imm) => write(qp, &far, request, remote, imm, cx),
         Op::Send(beside) => send(qp, &far, request, beside, cx),
         Op::Read(remote, _) => read(qp, &far, half.driver.ord, request, remote, cx),
-        Op::CompareSwap(remote, compare, swap) => {
-            atomic(qp, &far, half.driver.ord, request, remote, AtomicOp::compare_swap(compare, swap), cx)
-        }
-        Op::FetchAdd(remote, add) => {
-            atomic(qp, &far, half.driver.ord, request, remote, AtomicOp::fetch_add(add), cx)
-        }
+        Op::CompareSwap(remote, compare, swap) => atomic(
+            qp,
+            &far,
+            half.driver.ord,
+            request,
+            remote,
+            AtomicOp::compare_swap(compare, swap),
+            cx,
+        ),
+        Op::FetchAdd(remote, add) => atomic(
+            qp,
+            &far,
+            half.driver.ord,
+            request,
+            remote,
+            AtomicOp::fetch_add(add),
+            cx,
+        ),
         _ => Err(Failure::Local(WcStatus::LocQpOpErr)),
     };
     match carried_out {
@@ -72,7 +95,9 @@ pub(crate) fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &m
 /// Carries out what waited for the peer or the port.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     while qp.state() == QpState::Rts {
-        let Some(wqe) = half.queue.pop_front() else { return };
+        let Some(wqe) = half.queue.pop_front() else {
+            return;
+        };
         let request = wqe.kept.request();
         let executed = if request.op.is_local() {
             Executed::Done(qp.local_operation(half, &request, cx), 0)
@@ -117,8 +142,20 @@ impl<'r> Far<'r> {
     }
 
     #[cold]
-    fn refuse(&self, mut half: Receiver<'r>, breach: Breach, about: Message, cx: &mut Cx<'_>) -> Failure {
-        Failure::Terminated(Box::new(fail(self.peer, &mut half, breach, Some(about), cx)))
+    fn refuse(
+        &self,
+        mut half: Receiver<'r>,
+        breach: Breach,
+        about: Message,
+        cx: &mut Cx<'_>,
+    ) -> Failure {
+        Failure::Terminated(Box::new(fail(
+            self.peer,
+            &mut half,
+            breach,
+            Some(about),
+            cx,
+        )))
     }
 }
 
@@ -132,18 +169,36 @@ fn write(
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let mut spans = Spans::new();
-    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)?;
+    let payload = source(
+        cx.keys(),
+        cx.pin,
+        request.source,
+        qp.pd,
+        request.private,
+        &mut spans,
+    )?;
     let mut half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     if let Err(breach) = responder::place_write(far.peer, &half, stag, to, &payload, cx.pin) {
-        let about = Message::Tagged(Tagged { opcode: TaggedOpcode::Write, stag, to, last: true });
+        let about = Message::Tagged(Tagged {
+            opcode: TaggedOpcode::Write,
+            stag,
+            to,
+            last: true,
+        });
         return Err(far.refuse(half, breach, about, cx));
     }
     if let Some(imm) = imm {
         let solicited = request.flags.contains(SendFlags::SOLICITED);
-        let taken = responder::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
+        let taken =
+            responder::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
         if let Err(breach) = taken {
-            return Err(far.refuse(half, breach, untagged(QN_SEND, Body::Immediate { solicited }), cx));
+            return Err(far.refuse(
+                half,
+                breach,
+                untagged(QN_SEND, Body::Immediate { solicited }),
+                cx,
+            ));
         }
     }
     Ok(0)
@@ -158,15 +213,30 @@ fn send(
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let mut spans = Spans::new();
-    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)?;
+    let payload = source(
+        cx.keys(),
+        cx.pin,
+        request.source,
+        qp.pd,
+        request.private,
+        &mut spans,
+    )?;
     let invalidate = match beside {
         request::Beside::Invalidate(key) => Some(key),
         _ => None,
     };
-    let beside = Beside { solicited: request.flags.contains(SendFlags::SOLICITED), invalidate };
+    let beside = Beside {
+        solicited: request.flags.contains(SendFlags::SOLICITED),
+        invalidate,
+    };
     let mut half = far.receiver(cx)?;
-    if let Err(breach) = responder::take_send(far.peer, &mut half, Part::WHOLE, beside, &payload, cx) {
-        let body = Body::Send { solicited: beside.solicited, invalidate };
+    if let Err(breach) =
+        responder::take_send(far.peer, &mut half, Part::WHOLE, beside, &payload, cx)
+    {
+        let body = Body::Send {
+            solicited: beside.solicited,
+            invalidate,
+        };
         return Err(far.refuse(half, breach, untagged(QN_SEND, body), cx));
     }
     Ok(0)
@@ -217,8 +287,8 @@ fn atomic(
     let targets = result_spans(qp, request, cx.pin)?;
     let half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
-    let original =
-        within_budget(&half).and_then(|()| responder::operate(far.peer, &half, op, stag, to, cx.pin));
+    let original = within_budget(&half)
+        .and_then(|()| responder::operate(far.peer, &half, op, stag, to, cx.pin));
     match original {
         Ok(original) => {
             drop(half);
@@ -226,7 +296,12 @@ fn atomic(
             Ok(8)
         }
         Err(breach) => {
-            let body = Body::AtomicRequest(AtomicRequest { request_id: 0, op, stag, to });
+            let body = Body::AtomicRequest(AtomicRequest {
+                request_id: 0,
+                op,
+                stag,
+                to,
+            });
             Err(far.refuse(half, breach, untagged(QN_REQUEST, body), cx))
         }
     }
@@ -235,12 +310,22 @@ fn atomic(
 // One at a time: within any budget but none.
 #[inline]
 fn within_budget(half: &Responder<Iwarp>) -> Result<(), Breach> {
-    if half.driver.ird == 0 { Err(Breach::Budget) } else { Ok(()) }
+    if half.driver.ird == 0 {
+        Err(Breach::Budget)
+    } else {
+        Ok(())
+    }
 }
 
 // The headers that a request would have had on a wire. Messages are not counted on a direct network: the number is 0.
 fn untagged(qn: u32, body: Body) -> Message {
-    Message::Untagged(Untagged { qn, msn: 0, mo: 0, last: true, body })
+    Message::Untagged(Untagged {
+        qn,
+        msn: 0,
+        mo: 0,
+        last: true,
+        body,
+    })
 }
 
 fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Message {
@@ -260,7 +345,13 @@ fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Message {
 // A send or write was over when its octets had been handed over, whatever the peer makes of them; then the connection
 // ends (RFC 5040 section 5.1).
 #[cold]
-fn failed(qp: &Qp, half: &mut Sending, request: &Request<'_>, failure: Failure, cx: &mut Cx<'_>) -> Executed {
+fn failed(
+    qp: &Qp,
+    half: &mut Sending,
+    request: &Request<'_>,
+    failure: Failure,
+    cx: &mut Cx<'_>,
+) -> Executed {
     match failure {
         Failure::Local(status) => Executed::Done(status, 0),
         Failure::Lost => {

@@ -9,7 +9,10 @@ use polyverbs_engine::link::Frame;
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::time::Time;
 use verbs_api::qp::AddressVector;
-use verbs_api::{DeviceAttributes, Features, LinkAddress, Operations, PostReason, VerbError, WcStatus, WorkRequest};
+use verbs_api::{
+    DeviceAttributes, Features, LinkAddress, Operations, PostReason, VerbError, WcStatus,
+    WorkRequest,
+};
 
 use crate::connection::Ends;
 use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
@@ -42,7 +45,8 @@ impl ServiceDelay {
             return Duration::ZERO;
         }
         // SplitMix64's last step.
-        let mut drawn = self.seed ^ (u64::from(qpn) << 32 | u64::from(msn)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut drawn =
+            self.seed ^ (u64::from(qpn) << 32 | u64::from(msn)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         drawn = (drawn ^ (drawn >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         drawn = (drawn ^ (drawn >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         Duration::from_nanos((drawn ^ (drawn >> 31)) % max.saturating_add(1))
@@ -61,7 +65,12 @@ pub struct Terminates {
 impl Iwarp {
     /// A device of this name and address that serves reads as soon as what arrived with them has been placed.
     pub fn new(name: impl Into<String>, address: LinkAddress) -> Self {
-        Self { name: name.into(), address, service: ServiceDelay::default(), ends: Ends::default() }
+        Self {
+            name: name.into(),
+            address,
+            service: ServiceDelay::default(),
+            ends: Ends::default(),
+        }
     }
 
     /// Lets reads and atomics wait longer before they are served, over a link.
@@ -75,9 +84,18 @@ impl Iwarp {
     pub fn last_terminate(qp: &Qp) -> Terminates {
         let (local, received) = {
             let half = qp.requester();
-            (half.driver.terminates.sent.clone(), half.driver.terminates.received.clone())
+            (
+                half.driver.terminates.sent.clone(),
+                half.driver.terminates.received.clone(),
+            )
         };
-        let sent = qp.responder().driver.sent.clone().map(|terminate| *terminate).or(local);
+        let sent = qp
+            .responder()
+            .driver
+            .sent
+            .clone()
+            .map(|terminate| *terminate)
+            .or(local);
         Terminates { sent, received }
     }
 
@@ -90,13 +108,17 @@ impl Iwarp {
         }
         let Some(qp) = device.qp(qpn) else { return };
         match &frame.header.message {
-            message @ (Message::Close | Message::Reset) => connection::handle_end(&qp, epoch, message, cx),
+            message @ (Message::Close | Message::Reset) => {
+                connection::handle_end(&qp, epoch, message, cx)
+            }
             // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
             _ if frame.damaged => responder::handle_damaged(&qp, epoch, cx),
             Message::Tagged(segment) if segment.opcode == TaggedOpcode::ReadResponse => {
                 requester::handle_read_response(&qp, epoch, *segment, &frame.payload, cx);
             }
-            Message::Untagged(segment) if matches!(segment.qn, QN_TERMINATE | QN_ATOMIC_RESPONSE) => {
+            Message::Untagged(segment)
+                if matches!(segment.qn, QN_TERMINATE | QN_ATOMIC_RESPONSE) =>
+            {
                 requester::handle_untagged(&qp, epoch, segment, cx);
             }
             message => responder::handle(&qp, epoch, message, &frame.payload, cx),
@@ -123,7 +145,12 @@ impl Driver for Iwarp {
     }
 
     #[inline]
-    fn express(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut Cx<'_>) -> usize {
+    fn express(
+        qp: &Qp,
+        half: &mut Sending,
+        requests: &[WorkRequest<'_>],
+        cx: &mut Cx<'_>,
+    ) -> usize {
         express::run(qp, half, requests, cx)
     }
 
@@ -140,7 +167,13 @@ impl Driver for Iwarp {
         Self::deliver(device, frame, cx);
     }
 
-    fn modify(qp: &Qp, sending: &mut Sending, receiving: &mut Receiving, change: &Change<'_>, cx: &mut Cx<'_>) {
+    fn modify(
+        qp: &Qp,
+        sending: &mut Sending,
+        receiving: &mut Receiving,
+        change: &Change<'_>,
+        cx: &mut Cx<'_>,
+    ) {
         connection::modify(qp, sending, receiving, change, cx);
     }
 
@@ -149,14 +182,21 @@ impl Driver for Iwarp {
         match request.op {
             // One sink: its STag, its offset, a length (RFC 5040 section 4.4).
             Op::Read(..) => match request.source {
-                Source::Sges(list) if list.len() > 1 => Err(PostReason::TooManySges { max: 1, given: list.len() }),
+                Source::Sges(list) if list.len() > 1 => Err(PostReason::TooManySges {
+                    max: 1,
+                    given: list.len(),
+                }),
                 _ => Ok(()),
             },
-            Op::Send(Beside::Immediate(_)) => {
-                Err(PostReason::OperationNotEnabled { missing: Operations::SEND_WITH_IMM })
-            }
-            Op::AtomicWrite(_) => Err(PostReason::Unsupported { missing: Features::ATOMIC_WRITE }),
-            Op::Flush(..) => Err(PostReason::Unsupported { missing: Features::FLUSH }),
+            Op::Send(Beside::Immediate(_)) => Err(PostReason::OperationNotEnabled {
+                missing: Operations::SEND_WITH_IMM,
+            }),
+            Op::AtomicWrite(_) => Err(PostReason::Unsupported {
+                missing: Features::ATOMIC_WRITE,
+            }),
+            Op::Flush(..) => Err(PostReason::Unsupported {
+                missing: Features::FLUSH,
+            }),
             _ => Ok(()),
         }
     }
@@ -165,7 +205,8 @@ impl Driver for Iwarp {
         match path.address {
             LinkAddress::InProcess(_) => Ok(()),
             other => {
-                let reason = format!("{other:?}: the in-process network has addresses of its own kind only");
+                let reason =
+                    format!("{other:?}: the in-process network has addresses of its own kind only");
                 Err(VerbError::argument("ah_attr.address", reason))
             }
         }

@@ -13,19 +13,37 @@ use crate::{Cx, Qp, Receiving, Sending};
 
 /// Carries out as many of `requests` as go the short way; answers how many, from the front.
 #[inline]
-pub(crate) fn run(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut Cx<'_>) -> usize {
-    let Some(epoch) = half.driver.peer.as_ref().map(|peer| peer.end.epoch) else { return 0 };
+pub(crate) fn run(
+    qp: &Qp,
+    half: &mut Sending,
+    requests: &[WorkRequest<'_>],
+    cx: &mut Cx<'_>,
+) -> usize {
+    let Some(epoch) = half.driver.peer.as_ref().map(|peer| peer.end.epoch) else {
+        return 0;
+    };
     if !half.is_plain() {
         return 0;
     }
     // Taken out and put back: the route stays without a count being touched.
-    let Some(peer) = half.direct.take() else { return 0 };
+    let Some(peer) = half.direct.take() else {
+        return 0;
+    };
     let mut done = 0;
     {
         let mut responder = peer.responder();
         if is_ready(qp, &peer, &responder, epoch) {
-            let mut lane = Lane { qp, half, peer: &peer, responder: &mut responder, cx };
-            done = requests.iter().take_while(|request| lane.carry(request)).count();
+            let mut lane = Lane {
+                qp,
+                half,
+                peer: &peer,
+                responder: &mut responder,
+                cx,
+            };
+            done = requests
+                .iter()
+                .take_while(|request| lane.carry(request))
+                .count();
         }
     }
     half.direct = Some(peer);
@@ -53,20 +71,22 @@ impl<'p> Lane<'_, 'p> {
     #[inline]
     fn carry(&mut self, request: &WorkRequest<'_>) -> bool {
         let carried = match request {
-            WorkRequest::Write(write) => {
-                self.write(write.data(), &write.remote).map(|octets| self.finish(write, octets))
-            }
+            WorkRequest::Write(write) => self
+                .write(write.data(), &write.remote)
+                .map(|octets| self.finish(write, octets)),
             WorkRequest::Send(send) => self.send(send).map(|octets| self.finish(send, octets)),
-            WorkRequest::Read(read) => {
-                self.read(read.data(), &read.remote).map(|octets| self.finish(read, octets))
-            }
+            WorkRequest::Read(read) => self
+                .read(read.data(), &read.remote)
+                .map(|octets| self.finish(read, octets)),
             WorkRequest::CompareSwap(swap) => {
                 let change = |now| (now == swap.compare).then_some(swap.swap);
-                self.atomic(swap.data(), &swap.remote, change).map(|octets| self.finish(swap, octets))
+                self.atomic(swap.data(), &swap.remote, change)
+                    .map(|octets| self.finish(swap, octets))
             }
             WorkRequest::FetchAdd(add) => {
                 let change = |now: u64| Some(now.wrapping_add(add.add));
-                self.atomic(add.data(), &add.remote, change).map(|octets| self.finish(add, octets))
+                self.atomic(add.data(), &add.remote, change)
+                    .map(|octets| self.finish(add, octets))
             }
             _ => None,
         };
@@ -78,10 +98,12 @@ impl<'p> Lane<'_, 'p> {
         match data {
             Data::Sge(sge) => {
                 let source = self.local(sge, Access::empty())?;
-                self.remote(remote, sge.length, Access::REMOTE_WRITE)?.copy_from(source);
+                self.remote(remote, sge.length, Access::REMOTE_WRITE)?
+                    .copy_from(source);
             }
             Data::Inline(octets) => {
-                self.remote(remote, octets.len() as u32, Access::REMOTE_WRITE)?.write(octets);
+                self.remote(remote, octets.len() as u32, Access::REMOTE_WRITE)?
+                    .write(octets);
             }
             _ => return None,
         }
@@ -93,7 +115,9 @@ impl<'p> Lane<'_, 'p> {
     #[inline]
     fn read(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
         let Data::Sge(sge) = data else { return None };
-        let sink = self.local(sge, Access::REMOTE_WRITE).filter(|_| self.is_within_budgets())?;
+        let sink = self
+            .local(sge, Access::REMOTE_WRITE)
+            .filter(|_| self.is_within_budgets())?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
         self.half.counters.reads += 1;
         Some(sge.length)
@@ -107,11 +131,15 @@ impl<'p> Lane<'_, 'p> {
         change: impl Fn(u64) -> Option<u64>,
     ) -> Option<u32> {
         let Data::Sge(sge) = data else { return None };
-        let sink = self.local(sge, Access::LOCAL_WRITE).filter(|_| self.is_within_budgets())?;
+        let sink = self
+            .local(sge, Access::LOCAL_WRITE)
+            .filter(|_| self.is_within_budgets())?;
         if sge.length != 8 || !sink.address().is_multiple_of(8) {
             return None;
         }
-        let original = self.remote(remote, 8, Access::REMOTE_ATOMIC)?.update_u64(change)?;
+        let original = self
+            .remote(remote, 8, Access::REMOTE_ATOMIC)?
+            .update_u64(change)?;
         sink.store_u64(original);
         self.half.counters.atomics += 1;
         Some(8)
@@ -133,14 +161,21 @@ impl<'p> Lane<'_, 'p> {
         self.half.counters.sends += 1;
         self.responder.counters.receives += 1;
         let solicited = request.common().flags.contains(SendFlags::SOLICITED);
-        self.peer.take_express_receive(self.responder, length, solicited, self.cx);
+        self.peer
+            .take_express_receive(self.responder, length, solicited, self.cx);
         Some(0)
     }
 
     #[inline]
     fn local(&self, sge: &Sge, access: Access) -> Option<Span<'p>> {
-        let user = FlatUse { pd: self.qp.pd, access };
-        self.qp.device.keys().flat(self.cx.pin, sge.lkey.value(), sge.addr, sge.length, user)
+        let user = FlatUse {
+            pd: self.qp.pd,
+            access,
+        };
+        self.qp
+            .device
+            .keys()
+            .flat(self.cx.pin, sge.lkey.value(), sge.addr, sge.length, user)
     }
 
     // What the queue pair permits, then what the key opens.
@@ -149,8 +184,14 @@ impl<'p> Lane<'_, 'p> {
         if !self.responder.driver.access.contains(access) {
             return None;
         }
-        let user = FlatUse { pd: self.peer.pd, access };
-        self.peer.device.keys().flat(self.cx.pin, remote.rkey.value(), remote.addr, length, user)
+        let user = FlatUse {
+            pd: self.peer.pd,
+            access,
+        };
+        self.peer
+            .device
+            .keys()
+            .flat(self.cx.pin, remote.rkey.value(), remote.addr, length, user)
     }
 
     #[inline]
@@ -162,7 +203,8 @@ impl<'p> Lane<'_, 'p> {
     fn finish(&mut self, request: &impl Operation, byte_len: u32) {
         let common = request.common();
         if self.qp.is_signaled(common.flags) {
-            self.qp.push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);
+            self.qp
+                .push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);
         }
     }
 }

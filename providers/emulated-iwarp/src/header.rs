@@ -32,13 +32,26 @@ impl Stream {
     /// A number for the connection: the same for both directions, another for each connection.
     pub const fn key(&self) -> u64 {
         let (one, other) = (self.source.epoch, self.destination.epoch);
-        let (low, high) = if one < other { (one, other) } else { (other, one) };
+        let (low, high) = if one < other {
+            (one, other)
+        } else {
+            (other, one)
+        };
         (high as u64) << 32 | low as u64
     }
 
     /// A connection of which nothing but its [`key`](Self::key) is known.
     pub const fn of_key(key: u64) -> Self {
-        Self { source: End { qpn: 0, epoch: key as u32 }, destination: End { qpn: 0, epoch: (key >> 32) as u32 } }
+        Self {
+            source: End {
+                qpn: 0,
+                epoch: key as u32,
+            },
+            destination: End {
+                qpn: 0,
+                epoch: (key >> 32) as u32,
+            },
+        }
     }
 }
 
@@ -209,7 +222,12 @@ impl AtomicOp {
 
     /// An ordinary compare-and-swap.
     pub const fn compare_swap(compare: u64, swap: u64) -> Self {
-        Self::CompareSwap { compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX }
+        Self::CompareSwap {
+            compare,
+            compare_mask: u64::MAX,
+            swap,
+            swap_mask: u64::MAX,
+        }
     }
 
     /// What `current` becomes; `None` where it stays.
@@ -221,7 +239,12 @@ impl AtomicOp {
                 let sum = (current & !mask).wrapping_add(add & !mask);
                 Some(sum ^ ((current ^ add) & mask))
             }
-            Self::CompareSwap { compare, compare_mask, swap, swap_mask } => {
+            Self::CompareSwap {
+                compare,
+                compare_mask,
+                swap,
+                swap_mask,
+            } => {
                 if (compare ^ current) & compare_mask != 0 {
                     return None;
                 }
@@ -247,7 +270,10 @@ pub const fn stream_key(header: &Header) -> u64 {
 
 /// What tells both ends of the connection with this key that it was reset, for a link.
 pub const fn reset_header(_from: LinkAddress, _to: LinkAddress, key: u64) -> Header {
-    Header { stream: Stream::of_key(key), message: Message::Reset }
+    Header {
+        stream: Stream::of_key(key),
+        message: Message::Reset,
+    }
 }
 
 #[cfg(test)]
@@ -256,12 +282,23 @@ mod tests {
 
     #[test]
     fn ordinary_atomics_have_the_masks_of_the_wire() {
-        assert_eq!(AtomicOp::fetch_add(7), AtomicOp::FetchAdd { add: 7, mask: 0 });
-        let AtomicOp::CompareSwap { compare_mask, swap_mask, .. } = AtomicOp::compare_swap(1, 2) else {
+        assert_eq!(
+            AtomicOp::fetch_add(7),
+            AtomicOp::FetchAdd { add: 7, mask: 0 }
+        );
+        let AtomicOp::CompareSwap {
+            compare_mask,
+            swap_mask,
+            ..
+        } = AtomicOp::compare_swap(1, 2)
+        else {
             panic!("another operation");
         };
         assert_eq!((compare_mask, swap_mask), (u64::MAX, u64::MAX));
-        let xor = AtomicOp::FetchAdd { add: 0b1010, mask: u64::MAX };
+        let xor = AtomicOp::FetchAdd {
+            add: 0b1010,
+            mask: u64::MAX,
+        };
         assert_eq!(xor.apply(0b1100), Some(0b0110));
     }
 
@@ -272,15 +309,26 @@ mod tests {
         assert_eq!(add(u64::MAX, 1, 1 << 63), Some(0));
         assert_eq!(add(0xffff_ffff, 1, 0x8000_0000), Some(0));
         assert_eq!(add(0xffff_ffff, 1, 0), Some(1 << 32));
-        assert_eq!(add(u64::MAX, 0x0001_0001_0001_0001, 0x8000_8000_8000_8000), Some(0));
+        assert_eq!(
+            add(u64::MAX, 0x0001_0001_0001_0001, 0x8000_8000_8000_8000),
+            Some(0)
+        );
         assert_eq!(add(0xff, 1, 0x80), Some(0));
         assert_eq!(add(0xff, 1, 0x100), Some(0x100));
     }
 
     #[test]
     fn masks_say_what_is_compared_and_what_is_replaced() {
-        let swap = AtomicOp::CompareSwap { compare: 0x88, compare_mask: 0xff, swap: 0xff00, swap_mask: 0xff00 };
-        assert_eq!(swap.apply(0x1122_3344_5566_7788), Some(0x1122_3344_5566_ff88));
+        let swap = AtomicOp::CompareSwap {
+            compare: 0x88,
+            compare_mask: 0xff,
+            swap: 0xff00,
+            swap_mask: 0xff00,
+        };
+        assert_eq!(
+            swap.apply(0x1122_3344_5566_7788),
+            Some(0x1122_3344_5566_ff88)
+        );
         assert_eq!(swap.apply(0x1122_3344_5566_7789), None);
         assert_eq!(AtomicOp::compare_swap(5, 9).apply(5), Some(9));
         assert_eq!(AtomicOp::compare_swap(5, 9).apply(6), None);
@@ -289,11 +337,20 @@ mod tests {
     #[test]
     fn a_connection_has_one_key_in_both_directions() {
         let (one, other) = (End { qpn: 1, epoch: 7 }, End { qpn: 2, epoch: 3 });
-        let there = Stream { source: one, destination: other };
-        let back = Stream { source: other, destination: one };
+        let there = Stream {
+            source: one,
+            destination: other,
+        };
+        let back = Stream {
+            source: other,
+            destination: one,
+        };
         assert_eq!(there.key(), back.key());
         assert_eq!(Stream::of_key(there.key()).key(), there.key());
-        let later = Stream { source: End { epoch: 8, ..one }, destination: other };
+        let later = Stream {
+            source: End { epoch: 8, ..one },
+            destination: other,
+        };
         assert_ne!(later.key(), there.key());
     }
 }

@@ -40,17 +40,30 @@ impl EmulatedKind for EmulatedIwarp {
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
         let faults = options.faults.stream()?;
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
-            let options = StreamOptions { max_frame: Some(MAX_SEGMENT), ..faults };
+            let options = StreamOptions {
+                max_frame: Some(MAX_SEGMENT),
+                ..faults
+            };
             Arc::new(StreamLink::new(options, stream_key, Some(reset_header)))
         });
-        let name = options.name.clone().unwrap_or_else(|| self.name().to_owned());
-        let service = ServiceDelay { seed: faults.seed, ..ServiceDelay::default() };
+        let name = options
+            .name
+            .clone()
+            .unwrap_or_else(|| self.name().to_owned());
+        let service = ServiceDelay {
+            seed: faults.seed,
+            ..ServiceDelay::default()
+        };
         let driver = Iwarp::new(name, FIRST_ADDRESS).service_delay(service);
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
             ..DeviceOptions::default()
         };
-        Ok(Device::new(driver, &RealHost::network(link), engine_options)?)
+        Ok(Device::new(
+            driver,
+            &RealHost::network(link),
+            engine_options,
+        )?)
     }
 }

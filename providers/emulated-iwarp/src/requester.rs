@@ -22,7 +22,8 @@ use verbs_api::{Access, EventType, RemoteAddress, SendFlags, Sge, WcStatus};
 use crate::connection::{Peer, emit, is_ready, segments};
 use crate::driver::Terminates;
 use crate::header::{
-    AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode, Untagged,
+    AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode,
+    Untagged,
 };
 use crate::responder::place_tagged;
 use crate::terminate::{Breach, Terminate};
@@ -60,7 +61,12 @@ impl Requester {
 
 /// Tries a request at once, the queue being empty.
 #[inline]
-pub(crate) fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+pub(crate) fn execute(
+    qp: &Qp,
+    half: &mut Sending,
+    request: &Request<'_>,
+    cx: &mut Cx<'_>,
+) -> Executed {
     if request.op.is_local() {
         return Executed::Done(qp.local_operation(half, request, cx), 0);
     }
@@ -78,7 +84,9 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     if cx.device.network().link().is_none() {
         return direct::pump(qp, half, cx);
     }
-    let Some(peer) = half.driver.peer.filter(Peer::is_met) else { return };
+    let Some(peer) = half.driver.peer.filter(Peer::is_met) else {
+        return;
+    };
     // Out of the half for a while: starting a request needs the rest of it.
     let mut queue = std::mem::take(&mut half.queue);
     start_waiting(qp, half, &peer, &mut queue, cx);
@@ -86,7 +94,13 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     qp.complete_done(half, cx);
 }
 
-fn start_waiting(qp: &Qp, half: &mut Sending, peer: &Peer, queue: &mut VecDeque<Wqe>, cx: &mut Cx<'_>) {
+fn start_waiting(
+    qp: &Qp,
+    half: &mut Sending,
+    peer: &Peer,
+    queue: &mut VecDeque<Wqe>,
+    cx: &mut Cx<'_>,
+) {
     for wqe in queue {
         match wqe.phase {
             Phase::Waiting => {}
@@ -94,7 +108,9 @@ fn start_waiting(qp: &Qp, half: &mut Sending, peer: &Peer, queue: &mut VecDeque<
             Phase::Done(status) if !status.is_success() => return,
             _ => continue,
         }
-        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), cx) else { return };
+        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), cx) else {
+            return;
+        };
         (wqe.phase, wqe.first) = (phase, msn);
         if matches!(phase, Phase::Done(status) if !status.is_success()) {
             return;
@@ -130,10 +146,24 @@ fn start(
         Op::Send(beside) => send(qp, half, peer, request, beside, cx),
         Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, cx),
         Op::Read(remote, _) => read(qp, half, peer, request, remote, cx),
-        Op::CompareSwap(remote, compare, swap) => {
-            atomic(qp, half, peer, request, remote, AtomicOp::compare_swap(compare, swap), cx)
-        }
-        Op::FetchAdd(remote, add) => atomic(qp, half, peer, request, remote, AtomicOp::fetch_add(add), cx),
+        Op::CompareSwap(remote, compare, swap) => atomic(
+            qp,
+            half,
+            peer,
+            request,
+            remote,
+            AtomicOp::compare_swap(compare, swap),
+            cx,
+        ),
+        Op::FetchAdd(remote, add) => atomic(
+            qp,
+            half,
+            peer,
+            request,
+            remote,
+            AtomicOp::fetch_add(add),
+            cx,
+        ),
         _ => Err(Fault::Operation),
     };
     Some(started.unwrap_or_else(|fault| (Phase::Done(fault.local_status()), 0)))
@@ -152,16 +182,41 @@ fn send(
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
-    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)?;
-    let (msn, solicited) = (half.driver.next_msn(QN_SEND), request.flags.contains(SendFlags::SOLICITED));
+    let payload = source(
+        cx.keys(),
+        cx.pin,
+        request.source,
+        qp.pd,
+        request.private,
+        &mut spans,
+    )?;
+    let (msn, solicited) = (
+        half.driver.next_msn(QN_SEND),
+        request.flags.contains(SendFlags::SOLICITED),
+    );
     let invalidate = match beside {
         Beside::Invalidate(key) => Some(key),
         _ => None,
     };
     for (offset, length, last) in segments(qp, payload.len()) {
-        let body = Body::Send { solicited, invalidate };
-        let segment = Untagged { qn: QN_SEND, msn, mo: offset as u32, last, body };
-        emit(qp, peer, Message::Untagged(segment), payload.part(offset, length), cx);
+        let body = Body::Send {
+            solicited,
+            invalidate,
+        };
+        let segment = Untagged {
+            qn: QN_SEND,
+            msn,
+            mo: offset as u32,
+            last,
+            body,
+        };
+        emit(
+            qp,
+            peer,
+            Message::Untagged(segment),
+            payload.part(offset, length),
+            cx,
+        );
     }
     Ok((SENT, 0))
 }
@@ -177,16 +232,48 @@ fn write(
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
-    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)?;
+    let payload = source(
+        cx.keys(),
+        cx.pin,
+        request.source,
+        qp.pd,
+        request.private,
+        &mut spans,
+    )?;
     for (offset, length, last) in segments(qp, payload.len()) {
         let to = remote.addr.wrapping_add(offset as u64);
-        let segment = Tagged { opcode: TaggedOpcode::Write, stag: remote.rkey.value(), to, last };
-        emit(qp, peer, Message::Tagged(segment), payload.part(offset, length), cx);
+        let segment = Tagged {
+            opcode: TaggedOpcode::Write,
+            stag: remote.rkey.value(),
+            to,
+            last,
+        };
+        emit(
+            qp,
+            peer,
+            Message::Tagged(segment),
+            payload.part(offset, length),
+            cx,
+        );
     }
     if let Some([a, b, c, d]) = imm {
-        let body = Body::Immediate { solicited: request.flags.contains(SendFlags::SOLICITED) };
-        let segment = Untagged { qn: QN_SEND, msn: half.driver.next_msn(QN_SEND), mo: 0, last: true, body };
-        emit(qp, peer, Message::Untagged(segment), Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]), cx);
+        let body = Body::Immediate {
+            solicited: request.flags.contains(SendFlags::SOLICITED),
+        };
+        let segment = Untagged {
+            qn: QN_SEND,
+            msn: half.driver.next_msn(QN_SEND),
+            mo: 0,
+            last: true,
+            body,
+        };
+        emit(
+            qp,
+            peer,
+            Message::Untagged(segment),
+            Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]),
+            cx,
+        );
     }
     Ok((SENT, 0))
 }
@@ -222,13 +309,38 @@ fn atomic(
 ) -> Started {
     result_spans(qp, request, cx.pin)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
-    Ok(ask(qp, half, peer, |request_id| Body::AtomicRequest(AtomicRequest { request_id, op, stag, to }), cx))
+    Ok(ask(
+        qp,
+        half,
+        peer,
+        |request_id| {
+            Body::AtomicRequest(AtomicRequest {
+                request_id,
+                op,
+                stag,
+                to,
+            })
+        },
+        cx,
+    ))
 }
 
-fn ask(qp: &Qp, half: &mut Sending, peer: &Peer, body: impl FnOnce(u32) -> Body, cx: &mut Cx<'_>) -> (Phase, u32) {
+fn ask(
+    qp: &Qp,
+    half: &mut Sending,
+    peer: &Peer,
+    body: impl FnOnce(u32) -> Body,
+    cx: &mut Cx<'_>,
+) -> (Phase, u32) {
     let msn = half.driver.next_msn(QN_REQUEST);
     half.driver.outstanding += 1;
-    let segment = Untagged { qn: QN_REQUEST, msn, mo: 0, last: true, body: body(msn) };
+    let segment = Untagged {
+        qn: QN_REQUEST,
+        msn,
+        mo: 0,
+        last: true,
+        body: body(msn),
+    };
     emit(qp, peer, Message::Untagged(segment), Payload::Empty, cx);
     (Phase::Sent, msn)
 }
@@ -245,11 +357,19 @@ pub(crate) fn sink(request: &Request<'_>) -> Sge {
 ///
 /// No octets name no buffer (RFC 5040 section 5.2.1).
 #[inline]
-pub(crate) fn sink_spans<'p>(qp: &Qp, request: &Request<'_>, pin: &'p Pin) -> Result<Spans<'p>, Fault> {
+pub(crate) fn sink_spans<'p>(
+    qp: &Qp,
+    request: &Request<'_>,
+    pin: &'p Pin,
+) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
     if request.length != 0 {
         let sink = sink(request);
-        let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_WRITE };
+        let user = RemoteUse {
+            pd: qp.pd,
+            qpn: qp.qpn,
+            access: Access::REMOTE_WRITE,
+        };
         let keys = qp.device.keys();
         let region = keys.check_remote(pin, sink.lkey.value(), sink.addr, request.length, user)?;
         region.for_each(|span| spans.push(span));
@@ -259,10 +379,18 @@ pub(crate) fn sink_spans<'p>(qp: &Qp, request: &Request<'_>, pin: &'p Pin) -> Re
 
 /// The octets of an atomic's result. Its answer is untagged, so local write will do (RFC 7306 section 5.3).
 #[inline]
-pub(crate) fn result_spans<'p>(qp: &Qp, request: &Request<'_>, pin: &'p Pin) -> Result<Spans<'p>, Fault> {
+pub(crate) fn result_spans<'p>(
+    qp: &Qp,
+    request: &Request<'_>,
+    pin: &'p Pin,
+) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
     if let Source::Sges(list) = request.source {
-        let user = LocalUse { pd: qp.pd, private: request.private, write: true };
+        let user = LocalUse {
+            pd: qp.pd,
+            private: request.private,
+            write: true,
+        };
         gather(qp.device.keys(), pin, list, user, &mut spans)?;
     }
     Ok(spans)
@@ -270,9 +398,13 @@ pub(crate) fn result_spans<'p>(qp: &Qp, request: &Request<'_>, pin: &'p Pin) -> 
 
 /// Invalidates a sink that has been filled (read-with-invalidate): how the read ends.
 pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
-    let Op::Read(_, Some(key)) = *op else { return WcStatus::Success };
-    let invalidated =
-        qp.device.emulation().map(|emulation| emulation.invalidate_local(qp.device.keys(), key, qp.pd, qp.qpn));
+    let Op::Read(_, Some(key)) = *op else {
+        return WcStatus::Success;
+    };
+    let invalidated = qp
+        .device
+        .emulation()
+        .map(|emulation| emulation.invalidate_local(qp.device.keys(), key, qp.pd, qp.qpn));
     match invalidated {
         Some(Ok(())) => WcStatus::Success,
         _ => WcStatus::GeneralErr,
@@ -282,14 +414,22 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
 // ---- answers
 
 /// Octets of a read came.
-pub(crate) fn handle_read_response(qp: &Qp, epoch: u32, segment: Tagged, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+pub(crate) fn handle_read_response(
+    qp: &Qp,
+    epoch: u32,
+    segment: Tagged,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) {
     let mut guard = qp.requester();
     let half = &mut *guard;
     if !takes(qp, half, epoch) {
         return;
     }
     let about = Message::Tagged(segment);
-    let Some(at) = oldest_outstanding(&half.queue) else { return fail_answer(qp, half, None, Breach::Opcode, about, cx) };
+    let Some(at) = oldest_outstanding(&half.queue) else {
+        return fail_answer(qp, half, None, Breach::Opcode, about, cx);
+    };
     if let Err(breach) = place_response(qp, &half.queue[at], segment, payload, cx) {
         return fail_answer(qp, half, Some(at), breach, about, cx);
     }
@@ -345,7 +485,9 @@ pub(crate) fn handle_untagged(qp: &Qp, epoch: u32, segment: &Untagged, cx: &mut 
     match (outcome, at) {
         (Ok(()), Some(at)) => finish(qp, half, at, WcStatus::Success, cx),
         (Ok(()), None) => {}
-        (Err(breach), at) => fail_answer(qp, half, at, breach, Message::Untagged(segment.clone()), cx),
+        (Err(breach), at) => {
+            fail_answer(qp, half, at, breach, Message::Untagged(segment.clone()), cx)
+        }
     }
 }
 
@@ -391,8 +533,18 @@ fn finish(qp: &Qp, half: &mut Sending, at: usize, status: WcStatus, cx: &mut Cx<
 
 // An answer broke a rule: the request that it claimed to be for fails, and the peer is told.
 #[cold]
-fn fail_answer(qp: &Qp, half: &mut Sending, at: Option<usize>, breach: Breach, about: Message, cx: &mut Cx<'_>) {
-    let terminate = Terminate { error: breach.code(), about: Some(Box::new(about)) };
+fn fail_answer(
+    qp: &Qp,
+    half: &mut Sending,
+    at: Option<usize>,
+    breach: Breach,
+    about: Message,
+    cx: &mut Cx<'_>,
+) {
+    let terminate = Terminate {
+        error: breach.code(),
+        about: Some(Box::new(about)),
+    };
     half.driver.terminates.sent = Some(terminate.clone());
     half.driver.farewell = Some(Box::new(terminate));
     qp.enter_error(false);
@@ -418,12 +570,15 @@ fn fail_answer(qp: &Qp, half: &mut Sending, at: Option<usize>, breach: Breach, a
 fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate, cx: &mut Cx<'_>) {
     let blamed = terminate.error.request_status().and_then(|status| {
         let named = match terminate.about.as_deref() {
-            Some(Message::Untagged(segment)) => {
-                half.queue.iter().position(|wqe| wqe.phase == Phase::Sent && wqe.first == segment.msn)
-            }
+            Some(Message::Untagged(segment)) => half
+                .queue
+                .iter()
+                .position(|wqe| wqe.phase == Phase::Sent && wqe.first == segment.msn),
             _ => None,
         };
-        named.or_else(|| oldest_outstanding(&half.queue)).map(|at| (at, status))
+        named
+            .or_else(|| oldest_outstanding(&half.queue))
+            .map(|at| (at, status))
     });
     half.driver.terminates.received = Some(terminate);
     qp.enter_error(false);
@@ -432,7 +587,11 @@ fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate, cx: &mut Cx<'_>
         return flush_later(qp, cx);
     };
     // Those that were asked earlier will not be answered any more.
-    for wqe in half.queue.range_mut(..at).filter(|wqe| wqe.phase == Phase::Sent) {
+    for wqe in half
+        .queue
+        .range_mut(..at)
+        .filter(|wqe| wqe.phase == Phase::Sent)
+    {
         wqe.phase = Phase::Done(WcStatus::WrFlushErr);
     }
     half.queue[at].phase = Phase::Done(status);

@@ -20,8 +20,8 @@ use verbs_api::{Access, WcFlags, WcOpcode, WcStatus};
 
 use crate::connection::{self, Peer, emit, is_ready, say, segments};
 use crate::header::{
-    AtomicOp, AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST, QN_SEND, ReadRequest,
-    Tagged, TaggedOpcode, Untagged,
+    AtomicOp, AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST,
+    QN_SEND, ReadRequest, Tagged, TaggedOpcode, Untagged,
 };
 use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, Receiving};
@@ -82,7 +82,10 @@ pub(crate) struct Part {
 
 impl Part {
     /// A message in one piece.
-    pub(crate) const WHOLE: Self = Self { offset: 0, last: true };
+    pub(crate) const WHOLE: Self = Self {
+        offset: 0,
+        last: true,
+    };
 }
 
 /// Whether frames and calls of this epoch are for the queue pair as it is now.
@@ -111,13 +114,27 @@ pub(crate) fn place_write(
 
 /// Places octets where the peer says, with all checks of a tagged buffer. No octets name no buffer (RFC 5041 section 5.1).
 #[inline]
-pub(crate) fn place_tagged(qp: &Qp, stag: u32, to: u64, payload: &Payload<'_>, pin: &Pin) -> Result<(), Breach> {
+pub(crate) fn place_tagged(
+    qp: &Qp,
+    stag: u32,
+    to: u64,
+    payload: &Payload<'_>,
+    pin: &Pin,
+) -> Result<(), Breach> {
     let length = payload.len() as u64;
     if length == 0 {
         return Ok(());
     }
-    let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_WRITE };
-    let region = qp.device.keys().check_remote(pin, stag, to, length, user).map_err(Breach::Tagged)?;
+    let user = RemoteUse {
+        pd: qp.pd,
+        qpn: qp.qpn,
+        access: Access::REMOTE_WRITE,
+    };
+    let region = qp
+        .device
+        .keys()
+        .check_remote(pin, stag, to, length, user)
+        .map_err(Breach::Tagged)?;
     let mut spans = Spans::new();
     region.for_each(|span| spans.push(span));
     scatter_at(&spans, 0, payload);
@@ -139,7 +156,9 @@ pub(crate) fn take_send(
 ) -> Result<(), Breach> {
     let receive = match half.current.take() {
         Some(receive) => receive,
-        None => qp.take_receive(half, None, &mut cx.effects).ok_or(Breach::NoReceive)?,
+        None => qp
+            .take_receive(half, None, &mut cx.effects)
+            .ok_or(Breach::NoReceive)?,
     };
     let taken = fill(qp, &receive, part.offset, payload, cx);
     // The key dies before the receive completes, and after the octets have been placed (RFC 5040 section 5.3).
@@ -170,9 +189,16 @@ pub(crate) fn take_send(
 }
 
 #[inline]
-fn fill(qp: &Qp, receive: &Receive, offset: u32, payload: &Payload<'_>, cx: &mut Cx<'_>) -> Result<(), Breach> {
+fn fill(
+    qp: &Qp,
+    receive: &Receive,
+    offset: u32,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
     let mut spans = Spans::new();
-    qp.gather_receive(receive, cx, &mut spans).map_err(Breach::Receive)?;
+    qp.gather_receive(receive, cx, &mut spans)
+        .map_err(Breach::Receive)?;
     let room: usize = spans.iter().map(|span| span.len()).sum();
     if offset as usize + payload.len() > room {
         return Err(Breach::TooLong);
@@ -182,8 +208,13 @@ fn fill(qp: &Qp, receive: &Receive, offset: u32, payload: &Payload<'_>, cx: &mut
 }
 
 fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
-    let emulation = qp.device.emulation().ok_or(Breach::Invalidate(Fault::Operation))?;
-    emulation.invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn).map_err(Breach::Invalidate)
+    let emulation = qp
+        .device
+        .emulation()
+        .ok_or(Breach::Invalidate(Fault::Operation))?;
+    emulation
+        .invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn)
+        .map_err(Breach::Invalidate)
 }
 
 /// Takes immediate data, which completes a receive of its own; `written` octets were written before it.
@@ -197,7 +228,9 @@ pub(crate) fn take_immediate(
     solicited: bool,
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
-    let receive = qp.take_receive(half, None, &mut cx.effects).ok_or(Breach::NoReceive)?;
+    let receive = qp
+        .take_receive(half, None, &mut cx.effects)
+        .ok_or(Breach::NoReceive)?;
     let done = Done {
         status: WcStatus::Success,
         opcode: WcOpcode::RecvRdmaWithImm,
@@ -227,8 +260,16 @@ pub(crate) fn read_source<'p>(
     }
     let mut spans = Spans::new();
     if length != 0 {
-        let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_READ };
-        let region = qp.device.keys().check_remote(pin, stag, to, length, user).map_err(Breach::Read)?;
+        let user = RemoteUse {
+            pd: qp.pd,
+            qpn: qp.qpn,
+            access: Access::REMOTE_READ,
+        };
+        let region = qp
+            .device
+            .keys()
+            .check_remote(pin, stag, to, length, user)
+            .map_err(Breach::Read)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
@@ -249,9 +290,20 @@ pub(crate) fn operate(
     if !half.driver.access.contains(Access::REMOTE_ATOMIC) {
         return Err(Breach::Opcode);
     }
-    let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_ATOMIC };
-    let region = qp.device.keys().check_remote(pin, stag, to, 8, user).map_err(Breach::Atomic)?;
-    region.first(8).update_u64(|current| op.apply(current)).ok_or(Breach::Atomic(Fault::Misaligned))
+    let user = RemoteUse {
+        pd: qp.pd,
+        qpn: qp.qpn,
+        access: Access::REMOTE_ATOMIC,
+    };
+    let region = qp
+        .device
+        .keys()
+        .check_remote(pin, stag, to, 8, user)
+        .map_err(Breach::Atomic)?;
+    region
+        .first(8)
+        .update_u64(|current| op.apply(current))
+        .ok_or(Breach::Atomic(Fault::Misaligned))
 }
 
 /// The peer broke a rule: error state, and the Terminate that tells it (RFC 5040 section 7).
@@ -263,7 +315,10 @@ pub(crate) fn fail(
     about: Option<Message>,
     cx: &mut Cx<'_>,
 ) -> Terminate {
-    let terminate = Terminate { error: breach.code(), about: about.map(Box::new) };
+    let terminate = Terminate {
+        error: breach.code(),
+        about: about.map(Box::new),
+    };
     half.driver.sent = Some(Box::new(terminate.clone()));
     let (status, event) = (breach.receive_status(), breach.event());
     if half.current.is_some() && status == WcStatus::WrFlushErr {
@@ -276,7 +331,13 @@ pub(crate) fn fail(
 // ---- over a link
 
 /// A segment arrived that is for the receiving half.
-pub(crate) fn handle(qp: &Arc<Qp>, epoch: u32, message: &Message, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+pub(crate) fn handle(
+    qp: &Arc<Qp>,
+    epoch: u32,
+    message: &Message,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) {
     let mut half = qp.responder();
     if !takes(qp, &half, epoch) {
         half.counters.dropped += 1;
@@ -302,7 +363,13 @@ pub(crate) fn handle_damaged(qp: &Qp, epoch: u32, cx: &mut Cx<'_>) {
 }
 
 #[cold]
-fn terminate(qp: &Qp, half: &mut Receiving, breach: Breach, about: Option<Message>, cx: &mut Cx<'_>) {
+fn terminate(
+    qp: &Qp,
+    half: &mut Receiving,
+    breach: Breach,
+    about: Option<Message>,
+    cx: &mut Cx<'_>,
+) {
     let terminate = fail(qp, half, breach, about, cx);
     if let Some(peer) = half.driver.peer {
         say(qp, &peer, connection::terminate_message(terminate), cx);
@@ -316,7 +383,11 @@ fn write_segment(
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
-    debug_assert_eq!(segment.opcode, TaggedOpcode::Write, "responses are the requester's");
+    debug_assert_eq!(
+        segment.opcode,
+        TaggedOpcode::Write,
+        "responses are the requester's"
+    );
     place_write(qp, half, segment.stag, segment.to, payload, cx.pin)?;
     let inbound = half.driver.inbound.get_or_insert_default();
     let before = if inbound.writing { inbound.written } else { 0 };
@@ -334,9 +405,18 @@ fn untagged_segment(
 ) -> Result<(), Breach> {
     check_order(half, segment)?;
     match &segment.body {
-        Body::Send { solicited, invalidate } => {
-            let beside = Beside { solicited: *solicited, invalidate: *invalidate };
-            let part = Part { offset: segment.mo, last: segment.last };
+        Body::Send {
+            solicited,
+            invalidate,
+        } => {
+            let beside = Beside {
+                solicited: *solicited,
+                invalidate: *invalidate,
+            };
+            let part = Part {
+                offset: segment.mo,
+                last: segment.last,
+            };
             take_send(qp, half, part, beside, payload, cx)?;
         }
         Body::Immediate { solicited } => {
@@ -357,11 +437,18 @@ fn untagged_segment(
 // Queue, sequence number and offset, in the order in which DDP and RDMAP look at them (RFC 5041 section 7.2).
 fn check_order(half: &mut Receiving, segment: &Untagged) -> Result<(), Breach> {
     let inbound = half.driver.inbound.get_or_insert_default();
-    let complete = inbound.complete.get(segment.qn as usize).ok_or(Breach::QueueNumber)?;
+    let complete = inbound
+        .complete
+        .get(segment.qn as usize)
+        .ok_or(Breach::QueueNumber)?;
     if segment.msn != complete.wrapping_add(1) {
         return Err(Breach::MessageSequence);
     }
-    let offset = if segment.qn == QN_SEND { inbound.offset } else { 0 };
+    let offset = if segment.qn == QN_SEND {
+        inbound.offset
+    } else {
+        0
+    };
     if segment.mo != offset {
         return Err(Breach::MessageOffset);
     }
@@ -375,7 +462,11 @@ fn check_order(half: &mut Receiving, segment: &Untagged) -> Result<(), Breach> {
 fn note_segment(half: &mut Receiving, segment: &Untagged, octets: usize) {
     let inbound = half.driver.inbound.get_or_insert_default();
     if segment.qn == QN_SEND {
-        inbound.offset = if segment.last { 0 } else { segment.mo.wrapping_add(octets as u32) };
+        inbound.offset = if segment.last {
+            0
+        } else {
+            segment.mo.wrapping_add(octets as u32)
+        };
         inbound.written = 0;
     }
     if segment.last {
@@ -385,7 +476,12 @@ fn note_segment(half: &mut Receiving, segment: &Untagged, octets: usize) {
 }
 
 // Reads and atomics share one budget and one order (RFC 7306 section 5).
-fn enqueue(qp: &Arc<Qp>, half: &mut Receiving, request: &Untagged, cx: &mut Cx<'_>) -> Result<(), Breach> {
+fn enqueue(
+    qp: &Arc<Qp>,
+    half: &mut Receiving,
+    request: &Untagged,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
     debug_assert_eq!(request.qn, QN_REQUEST);
     let ird = usize::from(half.driver.ird);
     let inbound = half.driver.inbound.get_or_insert_default();
@@ -395,7 +491,10 @@ fn enqueue(qp: &Arc<Qp>, half: &mut Receiving, request: &Untagged, cx: &mut Cx<'
     let now = cx.now();
     let latest = inbound.pending.back().map_or(now, |pending| pending.due);
     let due = latest.max(now.after(qp.device.driver().service.draw(qp.qpn, request.msn)));
-    inbound.pending.push_back(Pending { due, request: request.clone() });
+    inbound.pending.push_back(Pending {
+        due,
+        request: request.clone(),
+    });
     let serve = {
         let qp = Arc::downgrade(qp);
         Box::new(move |now| {
@@ -405,7 +504,11 @@ fn enqueue(qp: &Arc<Qp>, half: &mut Receiving, request: &Untagged, cx: &mut Cx<'
         })
     };
     let network = qp.device.network();
-    if due == now { network.serve_later(serve) } else { network.timers().add(due, serve) }
+    if due == now {
+        network.serve_later(serve)
+    } else {
+        network.timers().add(due, serve)
+    }
     Ok(())
 }
 
@@ -417,7 +520,13 @@ fn serve(qp: &Arc<Qp>, now: Time) {
         let mut half = qp.responder();
         while let Some(request) = next_due(qp, &mut half, now) {
             if let Err(breach) = answer(qp, &mut half, &request, &mut cx) {
-                terminate(qp, &mut half, breach, Some(Message::Untagged(request)), &mut cx);
+                terminate(
+                    qp,
+                    &mut half,
+                    breach,
+                    Some(Message::Untagged(request)),
+                    &mut cx,
+                );
             }
         }
     }
@@ -429,15 +538,26 @@ fn serve(qp: &Arc<Qp>, now: Time) {
 }
 
 fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Untagged> {
-    let inbound = half.driver.inbound.as_mut().filter(|_| is_ready(qp.state()))?;
+    let inbound = half
+        .driver
+        .inbound
+        .as_mut()
+        .filter(|_| is_ready(qp.state()))?;
     if inbound.pending.front()?.due > now {
         return None;
     }
     inbound.pending.pop_front().map(|pending| pending.request)
 }
 
-fn answer(qp: &Qp, half: &mut Receiving, request: &Untagged, cx: &mut Cx<'_>) -> Result<(), Breach> {
-    let Some(peer) = half.driver.peer else { return Ok(()) };
+fn answer(
+    qp: &Qp,
+    half: &mut Receiving,
+    request: &Untagged,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    let Some(peer) = half.driver.peer else {
+        return Ok(());
+    };
     match &request.body {
         Body::ReadRequest(read) => answer_read(qp, half, &peer, read, cx),
         Body::AtomicRequest(atomic) => answer_atomic(qp, half, &peer, atomic, cx),
@@ -445,13 +565,37 @@ fn answer(qp: &Qp, half: &mut Receiving, request: &Untagged, cx: &mut Cx<'_>) ->
     }
 }
 
-fn answer_read(qp: &Qp, half: &Receiving, peer: &Peer, read: &ReadRequest, cx: &mut Cx<'_>) -> Result<(), Breach> {
-    let spans = read_source(qp, half, read.source_stag, read.source_to, u64::from(read.length), cx.pin)?;
+fn answer_read(
+    qp: &Qp,
+    half: &Receiving,
+    peer: &Peer,
+    read: &ReadRequest,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    let spans = read_source(
+        qp,
+        half,
+        read.source_stag,
+        read.source_to,
+        u64::from(read.length),
+        cx.pin,
+    )?;
     let whole = Payload::of_spans(&spans);
     for (offset, length, last) in segments(qp, whole.len()) {
         let to = read.sink_to.wrapping_add(offset as u64);
-        let segment = Tagged { opcode: TaggedOpcode::ReadResponse, stag: read.sink_stag, to, last };
-        emit(qp, peer, Message::Tagged(segment), whole.part(offset, length), cx);
+        let segment = Tagged {
+            opcode: TaggedOpcode::ReadResponse,
+            stag: read.sink_stag,
+            to,
+            last,
+        };
+        emit(
+            qp,
+            peer,
+            Message::Tagged(segment),
+            whole.part(offset, length),
+            cx,
+        );
     }
     Ok(())
 }
@@ -466,9 +610,18 @@ fn answer_atomic(
     let original = operate(qp, half, atomic.op, atomic.stag, atomic.to, cx.pin)?;
     let inbound = half.driver.inbound.get_or_insert_default();
     inbound.responses = inbound.responses.wrapping_add(1);
-    let response = AtomicResponse { request_id: atomic.request_id, original };
+    let response = AtomicResponse {
+        request_id: atomic.request_id,
+        original,
+    };
     let body = Body::AtomicResponse(response);
-    let segment = Untagged { qn: QN_ATOMIC_RESPONSE, msn: inbound.responses, mo: 0, last: true, body };
+    let segment = Untagged {
+        qn: QN_ATOMIC_RESPONSE,
+        msn: inbound.responses,
+        mo: 0,
+        last: true,
+        body,
+    };
     emit(qp, peer, Message::Untagged(segment), Payload::Empty, cx);
     Ok(())
 }

@@ -93,7 +93,10 @@ impl TerminateCode {
 impl Terminate {
     /// Something went wrong here: no header comes along.
     pub const fn local_catastrophic() -> Self {
-        Self { error: TerminateCode::LOCAL_CATASTROPHIC, about: None }
+        Self {
+            error: TerminateCode::LOCAL_CATASTROPHIC,
+            about: None,
+        }
     }
 }
 
@@ -102,8 +105,12 @@ impl Breach {
     pub const fn code(self) -> TerminateCode {
         match self {
             // RFC 7306 section 8: misaligned, and too many outstanding, are a catastrophic error of the stream.
-            Self::Atomic(Fault::Misaligned) | Self::Budget => TerminateCode::new(RDMAP, REMOTE_OPERATION, 0x07),
-            Self::Atomic(fault) | Self::Read(fault) => TerminateCode::new(RDMAP, REMOTE_PROTECTION, protection(fault)),
+            Self::Atomic(Fault::Misaligned) | Self::Budget => {
+                TerminateCode::new(RDMAP, REMOTE_OPERATION, 0x07)
+            }
+            Self::Atomic(fault) | Self::Read(fault) => {
+                TerminateCode::new(RDMAP, REMOTE_PROTECTION, protection(fault))
+            }
             Self::Crc => TerminateCode::new(LLP, 0, 0x02),
             Self::Invalidate(Fault::Access | Fault::NotAssociated | Fault::Pd) => {
                 TerminateCode::new(RDMAP, REMOTE_PROTECTION, CANNOT_INVALIDATE)
@@ -138,7 +145,9 @@ impl Breach {
     pub const fn event(self) -> EventType {
         match self {
             Self::Atomic(Fault::Misaligned) => EventType::QpReqErr,
-            Self::Atomic(_) | Self::Invalidate(_) | Self::Read(_) | Self::Tagged(_) => EventType::QpAccessErr,
+            Self::Atomic(_) | Self::Invalidate(_) | Self::Read(_) | Self::Tagged(_) => {
+                EventType::QpAccessErr
+            }
             Self::Crc | Self::Receive(_) => EventType::QpFatal,
             _ => EventType::QpReqErr,
         }
@@ -215,7 +224,11 @@ mod tests {
             (Breach::Crc, (2, 0, 0x02)),
         ];
         for (breach, (layer, etype, code)) in table {
-            assert_eq!(breach.code(), TerminateCode::new(layer, etype, code), "{breach:?}");
+            assert_eq!(
+                breach.code(),
+                TerminateCode::new(layer, etype, code),
+                "{breach:?}"
+            );
         }
     }
 
@@ -224,7 +237,10 @@ mod tests {
         let table = [
             (Breach::Read(Fault::Key), Some(WcStatus::RemAccessErr)),
             (Breach::Atomic(Fault::Access), Some(WcStatus::RemAccessErr)),
-            (Breach::Atomic(Fault::Misaligned), Some(WcStatus::RemInvReqErr)),
+            (
+                Breach::Atomic(Fault::Misaligned),
+                Some(WcStatus::RemInvReqErr),
+            ),
             (Breach::Opcode, Some(WcStatus::RemInvReqErr)),
             (Breach::Budget, Some(WcStatus::RemInvReqErr)),
             (Breach::Invalidate(Fault::Key), None),
@@ -236,7 +252,10 @@ mod tests {
         for (breach, status) in table {
             assert_eq!(breach.code().request_status(), status, "{breach:?}");
         }
-        assert_eq!(TerminateCode::new(0, 2, 0xff).request_status(), Some(WcStatus::RemOpErr));
+        assert_eq!(
+            TerminateCode::new(0, 2, 0xff).request_status(),
+            Some(WcStatus::RemOpErr)
+        );
         assert_eq!(TerminateCode::LOCAL_CATASTROPHIC.request_status(), None);
     }
 }

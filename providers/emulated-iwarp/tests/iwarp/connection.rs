@@ -15,7 +15,11 @@ fn both(test: impl Fn(Lab)) {
 }
 
 fn modify(lab_side: &crate::lab::Side, state: QpState) {
-    lab_side.qp.modify(QpAttributes::new().qp_state(state)).wait().unwrap();
+    lab_side
+        .qp
+        .modify(QpAttributes::new().qp_state(state))
+        .wait()
+        .unwrap();
 }
 
 // covers 3.98
@@ -24,14 +28,19 @@ fn what_is_posted_before_the_peer_is_ready_waits_for_it() {
     both(|lab| {
         lab.b.fill(32, b"data");
         lab.a.connect(&lab.b, ConnectOptions::new());
-        lab.a.post(Write::new(&b"early"[..], lab.b.remote(0)).signaled(1));
-        lab.a.post(Read::new(lab.a.sge(64, 4), lab.b.remote(32)).signaled(2));
+        lab.a
+            .post(Write::new(&b"early"[..], lab.b.remote(0)).signaled(1));
+        lab.a
+            .post(Read::new(lab.a.sge(64, 4), lab.b.remote(32)).signaled(2));
         lab.settle();
         assert_eq!((lab.a.statuses(), lab.a.state()), (vec![], QpState::Rts));
         lab.b.connect(&lab.a, ConnectOptions::new());
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success), (2, Success)]);
-        assert_eq!((lab.b.octets(0, 5), lab.a.octets(64, 4)), (b"early".to_vec(), b"data".to_vec()));
+        assert_eq!(
+            (lab.b.octets(0, 5), lab.a.octets(64, 4)),
+            (b"early".to_vec(), b"data".to_vec())
+        );
     });
 }
 
@@ -42,7 +51,11 @@ fn a_receive_posted_in_init_is_there_when_the_connection_is() {
         lab.a.connect(&lab.b, ConnectOptions::new());
         lab.a.post(Send::new(&b"early"[..]).signaled(1));
         let access = verbs_api::Access::REMOTE_READ;
-        let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0).port_num(1).qp_access_flags(access);
+        let init = QpAttributes::new()
+            .qp_state(QpState::Init)
+            .pkey_index(0)
+            .port_num(1)
+            .qp_access_flags(access);
         lab.b.qp.modify(init).wait().unwrap();
         lab.b.receive(10, 0, 16);
         let peer = lab.a.qp.endpoint().unwrap();
@@ -57,8 +70,14 @@ fn a_receive_posted_in_init_is_there_when_the_connection_is() {
             .min_rnr_timer(1);
         lab.b.qp.modify(rtr).wait().unwrap();
         lab.settle();
-        assert_eq!((lab.a.statuses(), lab.b.statuses()), (vec![(1, Success)], vec![(10, Success)]));
-        assert_eq!((lab.b.octets(0, 5), lab.b.state()), (b"early".to_vec(), QpState::Rtr));
+        assert_eq!(
+            (lab.a.statuses(), lab.b.statuses()),
+            (vec![(1, Success)], vec![(10, Success)])
+        );
+        assert_eq!(
+            (lab.b.octets(0, 5), lab.b.state()),
+            (b"early".to_vec(), QpState::Rtr)
+        );
         assert_eq!(lab.b.events(), [EventType::CommEst]);
     });
 }
@@ -76,8 +95,15 @@ fn sqd_closes_the_connection_in_good_order() {
         lab.settle();
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
         assert_eq!(lab.a.statuses(), [(2, Success), (1, WrFlushErr)]);
-        assert_eq!(lab.b.statuses(), [(10, Success), (11, WrFlushErr)], "data before the close arrives");
-        assert_eq!((lab.a.terminates(), lab.b.terminates()), ((None, None), (None, None)));
+        assert_eq!(
+            lab.b.statuses(),
+            [(10, Success), (11, WrFlushErr)],
+            "data before the close arrives"
+        );
+        assert_eq!(
+            (lab.a.terminates(), lab.b.terminates()),
+            ((None, None), (None, None))
+        );
         assert_eq!((lab.a.events(), lab.b.events()), (vec![], vec![]));
     });
 }
@@ -87,7 +113,8 @@ fn sqd_closes_the_connection_in_good_order() {
 fn sqd_with_work_outstanding_is_an_error() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|_| false);
-    lab.a.post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
+    lab.a
+        .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
     modify(&lab.a, QpState::Sqd);
     assert_eq!(lab.a.state(), QpState::Err);
     assert_eq!(lab.a.statuses(), [(1, WrFlushErr)]);
@@ -168,7 +195,13 @@ fn a_peer_that_is_not_there_refuses_the_connection() {
     let endpoint = lab.b.qp.endpoint().unwrap();
     lab.b.qp.clone().destroy().wait().unwrap();
     // To ready-to-receive it gets; the next step finds the error state.
-    assert!(lab.a.qp.connect(&endpoint, ConnectOptions::new()).wait().is_err());
+    assert!(
+        lab.a
+            .qp
+            .connect(&endpoint, ConnectOptions::new())
+            .wait()
+            .is_err()
+    );
     assert_eq!(lab.a.state(), QpState::Err);
 }
 
@@ -178,12 +211,16 @@ fn a_queue_pair_may_be_its_own_peer() {
         lab.a.connect(&lab.a, ConnectOptions::new());
         lab.a.receive(10, 100, 8);
         lab.a.post(Send::new(&b"myself"[..]).signaled(1));
-        lab.a.post(FetchAdd::new(lab.a.sge(0, 8), lab.a.remote(8), 3).signaled(2));
+        lab.a
+            .post(FetchAdd::new(lab.a.sge(0, 8), lab.a.remote(8), 3).signaled(2));
         lab.settle();
         let mut done = lab.a.statuses();
         done.sort_by_key(|(wr_id, _)| *wr_id);
         assert_eq!(done, [(1, Success), (2, Success), (10, Success)]);
-        assert_eq!((lab.a.octets(100, 6), lab.a.memory.load_u64(8)), (b"myself".to_vec(), Ok(3)));
+        assert_eq!(
+            (lab.a.octets(100, 6), lab.a.memory.load_u64(8)),
+            (b"myself".to_vec(), Ok(3))
+        );
         modify(&lab.a, QpState::Err);
         lab.settle();
     });
@@ -194,12 +231,16 @@ fn a_port_that_is_down_holds_requests_back() {
     both(|lab| {
         let lab = lab.connected(ConnectOptions::new());
         lab.a.device.set_port_state(PortState::Down);
-        lab.a.post(Write::new(&b"held"[..], lab.b.remote(0)).signaled(1));
+        lab.a
+            .post(Write::new(&b"held"[..], lab.b.remote(0)).signaled(1));
         lab.settle();
         assert_eq!((lab.a.statuses(), lab.b.octets(0, 4)), (vec![], vec![0; 4]));
         lab.a.device.set_port_state(PortState::Active);
         lab.run();
-        assert_eq!((lab.a.statuses(), lab.b.octets(0, 4)), (vec![(1, Success)], b"held".to_vec()));
+        assert_eq!(
+            (lab.a.statuses(), lab.b.octets(0, 4)),
+            (vec![(1, Success)], b"held".to_vec())
+        );
     });
 }
 
@@ -212,7 +253,9 @@ fn two_threads_post_to_each_other_and_one_end_goes_away() {
             for (from, to) in [(a, b), (b, a)] {
                 scope.spawn(move || {
                     for number in 0..200 {
-                        let _ = from.qp.post_one(Write::new(&[number as u8; 8][..], to.remote(number * 8)));
+                        let _ = from
+                            .qp
+                            .post_one(Write::new(&[number as u8; 8][..], to.remote(number * 8)));
                     }
                 });
             }
@@ -231,12 +274,21 @@ fn ends_that_come_up_and_go_at_once_never_stay_half_open() {
             scope.spawn(|| lab.a.qp.connect(&to_b, ConnectOptions::new()).wait());
             scope.spawn(|| {
                 let _ = lab.b.qp.connect(&to_a, ConnectOptions::new()).wait();
-                let _ = lab.b.qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait();
+                let _ = lab
+                    .b
+                    .qp
+                    .modify(QpAttributes::new().qp_state(QpState::Err))
+                    .wait();
             });
         });
         if lab.a.state() == QpState::Rts {
-            lab.a.post(Write::new(&b"?"[..], lab.b.remote(0)).signaled(1));
-            assert_eq!(lab.a.statuses(), [], "waits for a connection that never was");
+            lab.a
+                .post(Write::new(&b"?"[..], lab.b.remote(0)).signaled(1));
+            assert_eq!(
+                lab.a.statuses(),
+                [],
+                "waits for a connection that never was"
+            );
         }
         assert_eq!(lab.b.octets(0, 1), [0]);
     }

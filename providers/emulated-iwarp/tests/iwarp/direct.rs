@@ -2,9 +2,9 @@
 
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, BindWindow, Bmme, CompareSwap, EventType, FastRegister, FetchAdd, LocalInvalidate, Mr, MrKey, MrOptions,
-    MwType, PageList, RKey, Read, ReadWithInvalidate, RemoteAddress, Send, SendWithInvalidate, Sge, WcFlags,
-    WcOpcode, WcStatus, Write, WriteWithImmediate,
+    Access, BindWindow, Bmme, CompareSwap, EventType, FastRegister, FetchAdd, LocalInvalidate, Mr,
+    MrKey, MrOptions, MwType, PageList, RKey, Read, ReadWithInvalidate, RemoteAddress, Send,
+    SendWithInvalidate, Sge, WcFlags, WcOpcode, WcStatus, Write, WriteWithImmediate,
 };
 
 use crate::lab::{ALL, Lab, Side};
@@ -14,8 +14,14 @@ use WcStatus::{LocProtErr, RemAccessErr, RemInvReqErr, Success, WrFlushErr};
 /// A key registered by a work request, for the first `length` octets of the side's memory.
 fn fast_register(side: &Side, access: Access, length: usize) -> MrKey {
     let bmme: Bmme = side.context.extension().unwrap();
-    let key = bmme.alloc_key(&side.pd, 16).wait().unwrap().next_consumer_key();
-    let pages = PageList::map(&[side.memory.range(0, length).unwrap()], 4096, 16).unwrap().list;
+    let key = bmme
+        .alloc_key(&side.pd, 16)
+        .wait()
+        .unwrap()
+        .next_consumer_key();
+    let pages = PageList::map(&[side.memory.range(0, length).unwrap()], 4096, 16)
+        .unwrap()
+        .list;
     side.post(FastRegister::new(key.rkey(), &pages).access(access));
     key
 }
@@ -34,7 +40,13 @@ fn sends_and_writes_arrive() {
         assert_eq!(a.statuses(), [(1, Success), (2, Success), (3, Success)]);
         lab.settle();
         let received = b.poll();
-        assert_eq!(received.iter().map(|seen| (seen.wr_id, seen.byte_len)).collect::<Vec<_>>(), [(10, 29), (11, 6)]);
+        assert_eq!(
+            received
+                .iter()
+                .map(|seen| (seen.wr_id, seen.byte_len))
+                .collect::<Vec<_>>(),
+            [(10, 29), (11, 6)]
+        );
         assert_eq!(b.octets(100, 29), b"a message longer than a frame");
         assert_eq!(b.octets(200, 6), b"inline");
         assert_eq!(b.octets(300, 8), b"a messa\0");
@@ -59,7 +71,11 @@ fn messages_without_octets_arrive_and_name_no_memory() {
 fn a_read_of_nothing_looks_at_no_key() {
     Lab::everywhere(|lab| {
         let nowhere = RemoteAddress::new(77, RKey::new(0xdead_beef));
-        let sink = Sge { addr: 5, length: 0, lkey: verbs_api::LKey::new(0xbad_bad) };
+        let sink = Sge {
+            addr: 5,
+            length: 0,
+            lkey: verbs_api::LKey::new(0xbad_bad),
+        };
         lab.a.post(Read::new(sink, nowhere).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)]);
@@ -72,15 +88,24 @@ fn a_write_with_immediate_takes_a_receive_of_its_own() {
         lab.a.fill(0, b"octets of the write");
         lab.b.receive(10, 500, 4);
         lab.a.post(Write::new(lab.a.sge(0, 3), lab.b.remote(400)));
-        lab.a.post(WriteWithImmediate::new(lab.a.sge(0, 19), lab.b.remote(300), [1, 2, 3, 4]).signaled(1));
+        lab.a.post(
+            WriteWithImmediate::new(lab.a.sge(0, 19), lab.b.remote(300), [1, 2, 3, 4]).signaled(1),
+        );
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)]);
         let received = lab.b.poll();
-        assert_eq!((received.len(), received[0].opcode), (1, WcOpcode::RecvRdmaWithImm));
+        assert_eq!(
+            (received.len(), received[0].opcode),
+            (1, WcOpcode::RecvRdmaWithImm)
+        );
         assert_eq!((received[0].byte_len, received[0].imm), (19, [1, 2, 3, 4]));
         assert!(received[0].flags.contains(WcFlags::WITH_IMM));
         assert_eq!(lab.b.octets(300, 19), b"octets of the write");
-        assert_eq!(lab.b.octets(500, 4), [0; 4], "the receive's own buffer stays");
+        assert_eq!(
+            lab.b.octets(500, 4),
+            [0; 4],
+            "the receive's own buffer stays"
+        );
     });
 }
 
@@ -88,10 +113,14 @@ fn a_write_with_immediate_takes_a_receive_of_its_own() {
 fn reads_bring_what_is_there() {
     Lab::everywhere(|lab| {
         lab.b.fill(0, b"far away, and longer than a frame");
-        lab.a.post(Read::new(lab.a.sge(64, 33), lab.b.remote(0)).signaled(1));
+        lab.a
+            .post(Read::new(lab.a.sge(64, 33), lab.b.remote(0)).signaled(1));
         lab.settle();
         let done = lab.a.poll();
-        assert_eq!((done[0].status, done[0].opcode, done[0].byte_len), (Success, WcOpcode::RdmaRead, 33));
+        assert_eq!(
+            (done[0].status, done[0].opcode, done[0].byte_len),
+            (Success, WcOpcode::RdmaRead, 33)
+        );
         assert_eq!(lab.a.octets(64, 33), b"far away, and longer than a frame");
     });
 }
@@ -107,8 +136,13 @@ fn atomics_come_together_and_adding_zero_changes_nothing() {
         a.post(CompareSwap::new(a.sge(16, 8), b.remote(8), 42, 7).signaled(3));
         a.post(CompareSwap::new(&[a.sge(24, 3), a.sge(27, 5)], b.remote(8), 42, 8).signaled(4));
         lab.settle();
-        assert_eq!(a.statuses(), [(1, Success), (2, Success), (3, Success), (4, Success)]);
-        let originals: Vec<_> = (0..4).map(|at| a.memory.load_u64(at * 8).unwrap()).collect();
+        assert_eq!(
+            a.statuses(),
+            [(1, Success), (2, Success), (3, Success), (4, Success)]
+        );
+        let originals: Vec<_> = (0..4)
+            .map(|at| a.memory.load_u64(at * 8).unwrap())
+            .collect();
         assert_eq!(originals, [40, 40, 42, 7]);
         assert_eq!(b.memory.load_u64(8), Ok(7));
     });
@@ -119,7 +153,10 @@ fn an_atomic_must_fall_on_an_aligned_address_whatever_its_offset() {
     Lab::everywhere(|lab| {
         let (a, b) = (&lab.a, &lab.b);
         let options = MrOptions::new(ALL | Access::ZERO_BASED);
-        let odd = b.pd.register_with(b.memory.range(4, 64).unwrap(), options).wait().unwrap();
+        let odd =
+            b.pd.register_with(b.memory.range(4, 64).unwrap(), options)
+                .wait()
+                .unwrap();
         a.post(FetchAdd::new(a.sge(0, 8), odd.remote(4), 5).signaled(1));
         lab.settle();
         assert_eq!(a.statuses(), [(1, Success)]);
@@ -139,15 +176,23 @@ fn a_read_sink_without_remote_write_is_refused_before_anything_leaves() {
     Lab::everywhere(|lab| {
         let sink = lab.a.register(Access::LOCAL_WRITE);
         let sent = lab.wire.as_ref().map(|wire| wire.seen().len());
-        lab.a.post(Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
+        lab.a
+            .post(Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
         assert_eq!(lab.a.statuses(), [(1, LocProtErr)]);
         if let (Some(before), Some(wire)) = (sent, &lab.wire) {
-            let requests = wire.seen()[before..].iter().filter(|sent| format!("{sent:?}").contains("ReadRequest")).count();
+            let requests = wire.seen()[before..]
+                .iter()
+                .filter(|sent| format!("{sent:?}").contains("ReadRequest"))
+                .count();
             assert_eq!(requests, 0);
         }
         lab.settle();
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
-        assert_eq!(lab.b.terminates().1, Some((0, 0, 0)), "a fault of its own is told as one");
+        assert_eq!(
+            lab.b.terminates().1,
+            Some((0, 0, 0)),
+            "a fault of its own is told as one"
+        );
     });
 }
 
@@ -158,12 +203,18 @@ fn read_with_invalidate_closes_the_sink_before_its_completion() {
         let (a, b) = (&lab.a, &lab.b);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let key = fast_register(a, access, 4096);
-        let sink = Sge { addr: a.memory.address(), ..key.sge(0, 16) };
+        let sink = Sge {
+            addr: a.memory.address(),
+            ..key.sge(0, 16)
+        };
         b.fill(0, b"sixteen octets..");
         // While the key is valid, the peer may write there.
         b.post(Write::new(&b"early"[..], key.remote(sink.addr + 100)).signaled(9));
         lab.settle();
-        assert_eq!((b.statuses(), a.octets(100, 5)), (vec![(9, Success)], b"early".to_vec()));
+        assert_eq!(
+            (b.statuses(), a.octets(100, 5)),
+            (vec![(9, Success)], b"early".to_vec())
+        );
         a.post(ReadWithInvalidate::new(sink, b.remote(0)).signaled(1));
         lab.settle();
         assert_eq!(a.statuses(), [(1, Success)]);
@@ -178,11 +229,16 @@ fn read_with_invalidate_closes_the_sink_before_its_completion() {
 fn after_read_with_invalidate_the_peer_may_not_write_to_the_sink() {
     Lab::everywhere(|lab| {
         let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
-        let sink = Sge { addr: lab.a.memory.address(), ..key.sge(0, 16) };
-        lab.a.post(ReadWithInvalidate::new(sink, lab.b.remote(0)).signaled(1));
+        let sink = Sge {
+            addr: lab.a.memory.address(),
+            ..key.sge(0, 16)
+        };
+        lab.a
+            .post(ReadWithInvalidate::new(sink, lab.b.remote(0)).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)]);
-        lab.b.post(Write::new(&b"late"[..], key.remote(sink.addr)).signaled(9));
+        lab.b
+            .post(Write::new(&b"late"[..], key.remote(sink.addr)).signaled(9));
         lab.settle();
         assert_eq!(lab.b.terminates().1, Some((1, 1, 0x00)));
         assert_eq!(lab.a.octets(0, 4), [0; 4]);
@@ -194,10 +250,14 @@ fn after_read_with_invalidate_the_peer_may_not_write_to_the_sink() {
 fn a_read_and_a_fenced_invalidate_succeed() {
     Lab::everywhere(|lab| {
         let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
-        let sink = Sge { addr: lab.a.memory.address(), ..key.sge(0, 64) };
+        let sink = Sge {
+            addr: lab.a.memory.address(),
+            ..key.sge(0, 64)
+        };
         lab.b.fill(0, &[7; 64]);
         lab.a.post(Read::new(sink, lab.b.remote(0)).signaled(1));
-        lab.a.post(LocalInvalidate::new(key.rkey()).fence().signaled(2));
+        lab.a
+            .post(LocalInvalidate::new(key.rkey()).fence().signaled(2));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success), (2, Success)]);
         assert_eq!(lab.a.octets(0, 64), [7; 64]);
@@ -209,7 +269,10 @@ fn a_read_and_a_fenced_invalidate_succeed() {
 fn an_unfenced_invalidate_may_close_the_sink_of_a_read_under_way() {
     let lab = Lab::stream(None);
     let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
-    let sink = Sge { addr: lab.a.memory.address(), ..key.sge(0, 64) };
+    let sink = Sge {
+        addr: lab.a.memory.address(),
+        ..key.sge(0, 64)
+    };
     lab.b.fill(0, &[7; 64]);
     let mut batch = verbs_api::Batch::new();
     batch.push(Read::new(sink, lab.b.remote(0)).signaled(1));
@@ -246,12 +309,19 @@ fn a_send_with_invalidate_closes_the_key_and_says_so() {
 fn a_send_with_invalidate_that_finds_no_receive_leaves_the_key_alone() {
     Lab::everywhere(|lab| {
         let key = fast_register(&lab.b, ALL, 4096);
-        lab.a.post(SendWithInvalidate::new((), key.rkey()).signaled(1));
+        lab.a
+            .post(SendWithInvalidate::new((), key.rkey()).signaled(1));
         lab.settle();
         assert_eq!(lab.a.terminates().1, Some((1, 2, 0x02)));
-        assert!(lab.b.device.keys().fields(key.rkey().value()).is_some_and(|fields| {
-            fields.state == polyverbs_engine::key_table::KeyState::Valid
-        }));
+        assert!(
+            lab.b
+                .device
+                .keys()
+                .fields(key.rkey().value())
+                .is_some_and(|fields| {
+                    fields.state == polyverbs_engine::key_table::KeyState::Valid
+                })
+        );
     });
 }
 
@@ -262,12 +332,16 @@ fn a_key_that_cannot_be_invalidated_fails_the_receive_and_ends_the_connection() 
         lab.b.receive(10, 0, 16);
         lab.b.receive(11, 0, 16);
         let ordinary = lab.b.mr.rkey();
-        lab.a.post(SendWithInvalidate::new(&b"data"[..], ordinary).signaled(1));
+        lab.a
+            .post(SendWithInvalidate::new(&b"data"[..], ordinary).signaled(1));
         lab.settle();
         assert_eq!(lab.b.statuses(), [(10, RemInvReqErr), (11, WrFlushErr)]);
         assert_eq!(lab.b.octets(0, 4), b"data", "the octets were delivered");
         assert_eq!(lab.a.statuses(), [(1, Success)]);
-        assert_eq!((lab.b.terminates().0, lab.a.terminates().1), (Some((0, 2, 9)), Some((0, 2, 9))));
+        assert_eq!(
+            (lab.b.terminates().0, lab.a.terminates().1),
+            (Some((0, 2, 9)), Some((0, 2, 9)))
+        );
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
     });
 }
@@ -279,9 +353,15 @@ fn a_key_of_another_domain_cannot_be_invalidated_and_is_told_as_a_violation() {
         let bmme: Bmme = lab.b.context.extension().unwrap();
         let other = lab.b.context.alloc_pd().wait().unwrap();
         let key = bmme.alloc_key(&other, 16).wait().unwrap();
-        let pages = PageList::map(&[lab.b.memory.range(0, 4096).unwrap()], 4096, 16).unwrap().list;
-        let (keys, pd) = (lab.b.device.keys(), lab.b.device.keys().fields(key.rkey().value()).unwrap().pd);
-        keys.fast_register(key.rkey().value(), pd, &pages, ALL, 0, 4096).unwrap();
+        let pages = PageList::map(&[lab.b.memory.range(0, 4096).unwrap()], 4096, 16)
+            .unwrap()
+            .list;
+        let (keys, pd) = (
+            lab.b.device.keys(),
+            lab.b.device.keys().fields(key.rkey().value()).unwrap().pd,
+        );
+        keys.fast_register(key.rkey().value(), pd, &pages, ALL, 0, 4096)
+            .unwrap();
         lab.b.receive(10, 0, 16);
         lab.a.post(SendWithInvalidate::new((), key.rkey()));
         lab.settle();
@@ -297,9 +377,15 @@ fn a_send_without_a_receive_ends_the_connection() {
         lab.a.post(Send::new(&b"nobody waits"[..]).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)], "it had been handed over");
-        assert_eq!((lab.b.terminates().0, lab.a.terminates().1), (Some((1, 2, 2)), Some((1, 2, 2))));
+        assert_eq!(
+            (lab.b.terminates().0, lab.a.terminates().1),
+            (Some((1, 2, 2)), Some((1, 2, 2)))
+        );
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
-        assert_eq!((lab.a.events(), lab.b.events()), (vec![EventType::QpFatal], vec![EventType::QpReqErr]));
+        assert_eq!(
+            (lab.a.events(), lab.b.events()),
+            (vec![EventType::QpFatal], vec![EventType::QpReqErr])
+        );
         lab.a.post(Send::new(()).signaled(2));
         assert_eq!(lab.a.statuses(), [(2, WrFlushErr)]);
     });
@@ -313,7 +399,10 @@ fn a_send_longer_than_its_receive_fails_both() {
         lab.a.post(Send::new(&b"nine octets"[..]).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)]);
-        assert_eq!(lab.b.statuses(), [(10, WcStatus::LocLenErr), (11, WrFlushErr)]);
+        assert_eq!(
+            lab.b.statuses(),
+            [(10, WcStatus::LocLenErr), (11, WrFlushErr)]
+        );
         assert_eq!(lab.a.terminates().1, Some((1, 2, 5)));
     });
 }
@@ -321,8 +410,14 @@ fn a_send_longer_than_its_receive_fails_both() {
 #[test]
 fn a_receive_with_a_bad_key_is_its_own_sides_fault() {
     Lab::everywhere(|lab| {
-        let bad = Sge { lkey: verbs_api::LKey::new(0x7777_7777), ..lab.b.sge(0, 8) };
-        lab.b.qp.post_receive(verbs_api::ReceiveRequest::new(10, bad)).unwrap();
+        let bad = Sge {
+            lkey: verbs_api::LKey::new(0x7777_7777),
+            ..lab.b.sge(0, 8)
+        };
+        lab.b
+            .qp
+            .post_receive(verbs_api::ReceiveRequest::new(10, bad))
+            .unwrap();
         lab.a.post(Send::new(&b"octets"[..]).signaled(1));
         lab.settle();
         assert_eq!(lab.b.statuses(), [(10, LocProtErr)]);
@@ -341,10 +436,21 @@ fn named(mr: Mr) -> (RemoteAddress, Option<Mr>) {
 #[test]
 fn refused_writes_are_told_by_their_codes() {
     let cases: [(Target, u8); 4] = [
-        (|lab| (RemoteAddress::new(lab.b.memory.address(), RKey::new(0x1234_5678)), None), 0x00),
+        (
+            |lab| {
+                (
+                    RemoteAddress::new(lab.b.memory.address(), RKey::new(0x1234_5678)),
+                    None,
+                )
+            },
+            0x00,
+        ),
         (|lab| named(lab.b.register(Access::REMOTE_READ)), 0x00),
         (|lab| (lab.b.remote(65530), None), 0x01),
-        (|lab| (RemoteAddress::new(u64::MAX - 3, lab.b.mr.rkey()), None), 0x03),
+        (
+            |lab| (RemoteAddress::new(u64::MAX - 3, lab.b.mr.rkey()), None),
+            0x03,
+        ),
     ];
     for (remote, code) in cases {
         Lab::everywhere(|lab| {
@@ -353,7 +459,10 @@ fn refused_writes_are_told_by_their_codes() {
             lab.settle();
             assert_eq!(lab.a.statuses(), [(1, Success)]);
             assert_eq!(lab.a.terminates().1, Some((1, 1, code)));
-            assert_eq!((lab.a.events(), lab.b.events()), (vec![EventType::QpFatal], vec![EventType::QpAccessErr]));
+            assert_eq!(
+                (lab.a.events(), lab.b.events()),
+                (vec![EventType::QpFatal], vec![EventType::QpAccessErr])
+            );
         });
     }
 }
@@ -361,10 +470,24 @@ fn refused_writes_are_told_by_their_codes() {
 #[test]
 fn refused_reads_fail_with_their_status() {
     let cases: [(Target, u8); 4] = [
-        (|lab| (RemoteAddress::new(lab.b.memory.address(), RKey::new(0x1234_5678)), None), 0x00),
+        (
+            |lab| {
+                (
+                    RemoteAddress::new(lab.b.memory.address(), RKey::new(0x1234_5678)),
+                    None,
+                )
+            },
+            0x00,
+        ),
         (|lab| (lab.b.remote(65530), None), 0x01),
-        (|lab| named(lab.b.register(Access::LOCAL_WRITE | Access::REMOTE_WRITE)), 0x02),
-        (|lab| (RemoteAddress::new(u64::MAX - 3, lab.b.mr.rkey()), None), 0x04),
+        (
+            |lab| named(lab.b.register(Access::LOCAL_WRITE | Access::REMOTE_WRITE)),
+            0x02,
+        ),
+        (
+            |lab| (RemoteAddress::new(u64::MAX - 3, lab.b.mr.rkey()), None),
+            0x04,
+        ),
     ];
     for (remote, code) in cases {
         Lab::everywhere(|lab| {
@@ -382,9 +505,14 @@ fn refused_reads_fail_with_their_status() {
 #[test]
 fn what_the_queue_pair_does_not_permit_is_an_unexpected_message() {
     for wire in [false, true] {
-        let lab = if wire { Lab::over(None, Default::default()) } else { Lab::unconnected(None, Default::default()) };
+        let lab = if wire {
+            Lab::over(None, Default::default())
+        } else {
+            Lab::unconnected(None, Default::default())
+        };
         let lab = lab.connected(verbs_api::ConnectOptions::new().access(Access::REMOTE_WRITE));
-        lab.a.post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
+        lab.a
+            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, RemInvReqErr)]);
         assert_eq!(lab.a.terminates().1, Some((0, 2, 6)));
@@ -396,14 +524,22 @@ fn what_the_queue_pair_does_not_permit_is_an_unexpected_message() {
 fn no_budget_serves_nothing() {
     use verbs_api::ConnectOptions;
     for wire in [false, true] {
-        let make = || if wire { Lab::over(None, Default::default()) } else { Lab::unconnected(None, Default::default()) };
+        let make = || {
+            if wire {
+                Lab::over(None, Default::default())
+            } else {
+                Lab::unconnected(None, Default::default())
+            }
+        };
         let lab = make().connected(ConnectOptions::new().max_dest_rd_atomic(0));
-        lab.a.post(FetchAdd::new(lab.a.sge(0, 8), lab.b.remote(0), 1).signaled(1));
+        lab.a
+            .post(FetchAdd::new(lab.a.sge(0, 8), lab.b.remote(0), 1).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, RemInvReqErr)]);
         assert_eq!(lab.a.terminates().1, Some((0, 2, 7)));
         let lab = make().connected(ConnectOptions::new().max_rd_atomic(0));
-        lab.a.post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
+        lab.a
+            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
         assert_eq!(lab.a.statuses(), [(1, WcStatus::LocQpOpErr)]);
     }
 }
@@ -415,12 +551,16 @@ fn windows_open_a_stretch_to_one_queue_pair() {
         let window = b.pd.alloc_mw(MwType::Type2).wait().unwrap();
         let key = window.rkey().next();
         let start = b.memory.address() + 100;
-        let bind = BindWindow::new(key, b.mr.lkey(), start, 50).access(Access::REMOTE_WRITE | Access::ZERO_BASED);
+        let bind = BindWindow::new(key, b.mr.lkey(), start, 50)
+            .access(Access::REMOTE_WRITE | Access::ZERO_BASED);
         b.post(bind.signaled(5));
         assert_eq!(b.statuses(), [(5, Success)]);
         a.post(Write::new(&b"window"[..], RemoteAddress::new(44, key)).signaled(1));
         lab.settle();
-        assert_eq!((a.statuses(), b.octets(144, 6)), (vec![(1, Success)], b"window".to_vec()));
+        assert_eq!(
+            (a.statuses(), b.octets(144, 6)),
+            (vec![(1, Success)], b"window".to_vec())
+        );
         a.post(Write::new(&b"window"[..], RemoteAddress::new(45, key)).signaled(2));
         lab.settle();
         assert_eq!(a.terminates().1, Some((1, 1, 0x01)));

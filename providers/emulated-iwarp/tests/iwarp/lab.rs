@@ -15,8 +15,9 @@ use polyverbs_engine::time::{Host, Time};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, EventType, LinkAddress, Memory, Mr, Operations, Pd, Qp, QpOptions,
-    RemoteAddress, Requirements, Sge, WcFlags, WcOpcode, WcStatus, WorkRequest,
+    Access, Completion, ConnectOptions, Context, Cq, EventType, LinkAddress, Memory, Mr,
+    Operations, Pd, Qp, QpOptions, RemoteAddress, Requirements, Sge, WcFlags, WcOpcode, WcStatus,
+    WorkRequest,
 };
 
 /// Every right that a region can have.
@@ -61,7 +62,10 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// Changes frames as they arrive; `false` loses them.
-    pub(crate) fn tamper(&self, tamper: impl FnMut(&mut OwnedFrame<Header>) -> bool + Send + 'static) {
+    pub(crate) fn tamper(
+        &self,
+        tamper: impl FnMut(&mut OwnedFrame<Header>) -> bool + Send + 'static,
+    ) {
         *self.tamper.lock().unwrap() = Some(Box::new(tamper));
     }
 
@@ -87,8 +91,15 @@ impl Link<Header> for Wire {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
-        let Some(mut frame) = self.queue.lock().unwrap().pop_front() else { return false };
-        let passes = self.tamper.lock().unwrap().as_mut().is_none_or(|tamper| tamper(&mut frame));
+        let Some(mut frame) = self.queue.lock().unwrap().pop_front() else {
+            return false;
+        };
+        let passes = self
+            .tamper
+            .lock()
+            .unwrap()
+            .as_mut()
+            .is_none_or(|tamper| tamper(&mut frame));
         if passes {
             network.deliver(frame.as_frame(), now);
         }
@@ -127,23 +138,40 @@ pub(crate) struct Side {
 
 impl Side {
     fn new(network: &Arc<Network<Iwarp>>, number: u64, service: ServiceDelay) -> Self {
-        let driver = Iwarp::new(format!("iw{number}"), LinkAddress::InProcess(number)).service_delay(service);
+        let driver = Iwarp::new(format!("iw{number}"), LinkAddress::InProcess(number))
+            .service_delay(service);
         let device = Device::new(driver, network, DeviceOptions::default()).unwrap();
         let ops: Arc<dyn DeviceOps> = Arc::clone(&device) as _;
         let opened = verbs_api::Device::of(ops);
-        let context = opened.open(&Requirements::everything_of(&opened.attributes())).unwrap();
+        let context = opened
+            .open(&Requirements::everything_of(&opened.attributes()))
+            .unwrap();
         let pd = context.alloc_pd().wait().unwrap();
         let cq = context.create_cq(256).wait().unwrap();
-        let options = QpOptions::rc(&cq).operations(operations()).max_send_sge(4).max_recv_sge(4);
+        let options = QpOptions::rc(&cq)
+            .operations(operations())
+            .max_send_sge(4)
+            .max_recv_sge(4);
         let qp = pd.create_qp(options).wait().unwrap();
         let memory = Memory::zeroed(65536).unwrap();
         let mr = pd.register(&memory, ALL).wait().unwrap();
-        Self { device, context, pd, cq, qp, memory, mr }
+        Self {
+            device,
+            context,
+            pd,
+            cq,
+            qp,
+            memory,
+            mr,
+        }
     }
 
     /// Connects to a peer.
     pub(crate) fn connect(&self, peer: &Self, options: ConnectOptions) {
-        self.qp.connect(&peer.qp.endpoint().unwrap(), options).wait().unwrap();
+        self.qp
+            .connect(&peer.qp.endpoint().unwrap(), options)
+            .wait()
+            .unwrap();
     }
 
     /// Registers all memory again, with these rights.
@@ -182,7 +210,10 @@ impl Side {
 
     /// Number and status of the completions.
     pub(crate) fn statuses(&self) -> Vec<(u64, WcStatus)> {
-        self.poll().iter().map(|seen| (seen.wr_id, seen.status)).collect()
+        self.poll()
+            .iter()
+            .map(|seen| (seen.wr_id, seen.status))
+            .collect()
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -190,7 +221,9 @@ impl Side {
     }
 
     pub(crate) fn events(&self) -> Vec<EventType> {
-        std::iter::from_fn(|| self.context.poll_event()).map(|event| event.event_type()).collect()
+        std::iter::from_fn(|| self.context.poll_event())
+            .map(|event| event.event_type())
+            .collect()
     }
 
     /// The codes that this side sent and received, as layer, type, code.
@@ -198,7 +231,10 @@ impl Side {
         let qp = self.device.qp(self.qp.qp_num().value()).unwrap();
         let terminates = Iwarp::last_terminate(&qp);
         let triple = |TerminateCode { layer, etype, code }: TerminateCode| (layer, etype, code);
-        (terminates.sent.map(|said| triple(said.error)), terminates.received.map(|said| triple(said.error)))
+        (
+            terminates.sent.map(|said| triple(said.error)),
+            terminates.received.map(|said| triple(said.error)),
+        )
     }
 }
 
@@ -238,7 +274,13 @@ impl Lab {
 
     /// Over a stream whose responders take their time, not connected.
     pub(crate) fn over(max_frame: Option<usize>, service: ServiceDelay) -> Self {
-        Self::unconnected(Some(Wire { max_frame, ..Wire::default() }), service)
+        Self::unconnected(
+            Some(Wire {
+                max_frame,
+                ..Wire::default()
+            }),
+            service,
+        )
     }
 
     pub(crate) fn unconnected(wire: Option<Wire>, service: ServiceDelay) -> Self {
@@ -246,8 +288,17 @@ impl Lab {
         let wire = wire.map(Arc::new);
         let link = wire.clone().map(|wire| wire as SharedLink<Header>);
         let network = Network::new(Arc::clone(&clock) as Arc<dyn Host>, link);
-        let (a, b) = (Side::new(&network, 1, service), Side::new(&network, 2, service));
-        Self { clock, network, wire, a, b }
+        let (a, b) = (
+            Side::new(&network, 1, service),
+            Side::new(&network, 2, service),
+        );
+        Self {
+            clock,
+            network,
+            wire,
+            a,
+            b,
+        }
     }
 
     pub(crate) fn connected(self, options: ConnectOptions) -> Self {
@@ -281,7 +332,9 @@ impl Lab {
     }
 
     pub(crate) fn pass(&self, time: Duration) {
-        self.clock.0.fetch_add(time.as_nanos() as u64, Ordering::SeqCst);
+        self.clock
+            .0
+            .fetch_add(time.as_nanos() as u64, Ordering::SeqCst);
         self.settle();
     }
 

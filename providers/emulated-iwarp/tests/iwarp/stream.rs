@@ -5,11 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emulated_iwarp::ServiceDelay;
-use emulated_iwarp::header::{Body, Header, Message, Tagged, TaggedOpcode, Untagged, reset_header, stream_key};
+use emulated_iwarp::header::{
+    Body, Header, Message, Tagged, TaggedOpcode, Untagged, reset_header, stream_key,
+};
 use polyverbs_engine::link::OwnedFrame;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Batch, ConnectOptions, EventType, FetchAdd, LinkAddress, Read, Send, WcStatus, Write, WriteWithImmediate,
+    Batch, ConnectOptions, EventType, FetchAdd, LinkAddress, Read, Send, WcStatus, Write,
+    WriteWithImmediate,
 };
 
 use crate::lab::Lab;
@@ -49,7 +52,10 @@ fn an_unfenced_write_may_overtake_a_read_and_a_fenced_one_never_does() {
     let lab = Lab::stream(None);
     assert_eq!(read_then_write(&lab, false), b"new");
     for seed in 0..20 {
-        let service = ServiceDelay { max: Duration::from_micros(100), seed };
+        let service = ServiceDelay {
+            max: Duration::from_micros(100),
+            seed,
+        };
         let lab = Lab::over(None, service).connected(ConnectOptions::new());
         assert_eq!(read_then_write(&lab, true), b"old", "seed {seed}");
     }
@@ -59,11 +65,15 @@ fn an_unfenced_write_may_overtake_a_read_and_a_fenced_one_never_does() {
 #[test]
 fn how_long_a_read_waits_is_drawn_from_the_seed() {
     let outcomes = |seed| -> Vec<bool> {
-        let service = ServiceDelay { max: Duration::from_micros(100), seed };
+        let service = ServiceDelay {
+            max: Duration::from_micros(100),
+            seed,
+        };
         let lab = Lab::over(None, service).connected(ConnectOptions::new());
         let early = |_| {
             lab.b.fill(0, b"old");
-            lab.a.post(Read::new(lab.a.sge(64, 3), lab.b.remote(0)).signaled(1));
+            lab.a
+                .post(Read::new(lab.a.sge(64, 3), lab.b.remote(0)).signaled(1));
             lab.pass(Duration::from_micros(50));
             lab.a.post(Write::new(&b"new"[..], lab.b.remote(0)));
             lab.run();
@@ -81,36 +91,61 @@ fn how_long_a_read_waits_is_drawn_from_the_seed() {
 // covers 3.99
 #[test]
 fn reads_are_answered_and_completed_in_order() {
-    let service = ServiceDelay { max: Duration::from_micros(100), seed: 3 };
+    let service = ServiceDelay {
+        max: Duration::from_micros(100),
+        seed: 3,
+    };
     let lab = Lab::over(Some(8), service).connected(ConnectOptions::new());
     lab.b.receive(50, 8192, 8);
     lab.b.fill(0, b"0123456789abcdef");
-    lab.a.post(Read::new(lab.a.sge(0, 16), lab.b.remote(0)).signaled(1));
-    lab.a.post(FetchAdd::new(lab.a.sge(16, 8), lab.b.remote(64), 1).signaled(2));
+    lab.a
+        .post(Read::new(lab.a.sge(0, 16), lab.b.remote(0)).signaled(1));
+    lab.a
+        .post(FetchAdd::new(lab.a.sge(16, 8), lab.b.remote(64), 1).signaled(2));
     lab.a.post(Send::new(()).signaled(3));
-    lab.a.post(Read::new(lab.a.sge(24, 4), lab.b.remote(4)).signaled(4));
+    lab.a
+        .post(Read::new(lab.a.sge(24, 4), lab.b.remote(4)).signaled(4));
     lab.settle();
     assert_eq!(lab.a.statuses(), [], "the send is over, but not its turn");
     lab.run();
-    assert_eq!(lab.a.statuses(), [(1, Success), (2, Success), (3, Success), (4, Success)]);
-    assert_eq!((lab.a.octets(0, 16), lab.a.octets(24, 4)), (b"0123456789abcdef".to_vec(), b"4567".to_vec()));
+    assert_eq!(
+        lab.a.statuses(),
+        [(1, Success), (2, Success), (3, Success), (4, Success)]
+    );
+    assert_eq!(
+        (lab.a.octets(0, 16), lab.a.octets(24, 4)),
+        (b"0123456789abcdef".to_vec(), b"4567".to_vec())
+    );
 }
 
 // covers 1.13 3.99
 #[test]
 fn the_requester_keeps_to_its_budget() {
-    let service = ServiceDelay { max: Duration::from_micros(100), seed: 3 };
-    let lab = Lab::over(None, service).connected(ConnectOptions::new().max_rd_atomic(2).max_dest_rd_atomic(2));
+    let service = ServiceDelay {
+        max: Duration::from_micros(100),
+        seed: 3,
+    };
+    let lab = Lab::over(None, service)
+        .connected(ConnectOptions::new().max_rd_atomic(2).max_dest_rd_atomic(2));
     let outstanding = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
     let count = Arc::clone(&outstanding);
     lab.wire().tamper(move |frame| {
         match &frame.header.message {
-            Message::Untagged(Untagged { body: Body::ReadRequest(_) | Body::AtomicRequest(_), .. }) => {
+            Message::Untagged(Untagged {
+                body: Body::ReadRequest(_) | Body::AtomicRequest(_),
+                ..
+            }) => {
                 let now = count.0.fetch_add(1, Ordering::SeqCst) + 1;
                 count.1.fetch_max(now, Ordering::SeqCst);
             }
-            Message::Tagged(Tagged { opcode: TaggedOpcode::ReadResponse, .. })
-            | Message::Untagged(Untagged { body: Body::AtomicResponse(_), .. }) => {
+            Message::Tagged(Tagged {
+                opcode: TaggedOpcode::ReadResponse,
+                ..
+            })
+            | Message::Untagged(Untagged {
+                body: Body::AtomicResponse(_),
+                ..
+            }) => {
                 count.0.fetch_sub(1, Ordering::SeqCst);
             }
             _ => {}
@@ -118,24 +153,44 @@ fn the_requester_keeps_to_its_budget() {
         true
     });
     for wr_id in 0..5 {
-        lab.a.post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(2 * wr_id));
-        lab.a.post(FetchAdd::new(lab.a.sge(8, 8), lab.b.remote(8), 1).signaled(2 * wr_id + 1));
+        lab.a
+            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(2 * wr_id));
+        lab.a
+            .post(FetchAdd::new(lab.a.sge(8, 8), lab.b.remote(8), 1).signaled(2 * wr_id + 1));
     }
     lab.run();
-    assert_eq!(lab.a.statuses(), (0..10).map(|wr_id| (wr_id, Success)).collect::<Vec<_>>());
-    assert_eq!((outstanding.1.load(Ordering::SeqCst), lab.b.memory.load_u64(8)), (2, Ok(5)));
+    assert_eq!(
+        lab.a.statuses(),
+        (0..10).map(|wr_id| (wr_id, Success)).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        (
+            outstanding.1.load(Ordering::SeqCst),
+            lab.b.memory.load_u64(8)
+        ),
+        (2, Ok(5))
+    );
 }
 
 // covers 1.13
 #[test]
 fn the_responder_refuses_what_is_beyond_its_budget() {
-    let service = ServiceDelay { max: Duration::from_micros(100), seed: 3 };
-    let lab = Lab::over(None, service).connected(ConnectOptions::new().max_rd_atomic(3).max_dest_rd_atomic(2));
+    let service = ServiceDelay {
+        max: Duration::from_micros(100),
+        seed: 3,
+    };
+    let lab = Lab::over(None, service)
+        .connected(ConnectOptions::new().max_rd_atomic(3).max_dest_rd_atomic(2));
     for wr_id in 1..=3 {
-        lab.a.post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(wr_id));
+        lab.a
+            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(wr_id));
     }
     lab.settle();
-    assert_eq!(lab.a.statuses(), [(1, WrFlushErr), (2, WrFlushErr), (3, RemInvReqErr)], "the third is to blame");
+    assert_eq!(
+        lab.a.statuses(),
+        [(1, WrFlushErr), (2, WrFlushErr), (3, RemInvReqErr)],
+        "the third is to blame"
+    );
     assert_eq!(lab.a.terminates().1, Some((0, 2, 7)));
 }
 
@@ -152,8 +207,15 @@ fn a_refused_read_fails_and_what_came_before_it_does_not() {
     lab.a.qp.post(&mut batch).unwrap();
     lab.settle();
     let done = lab.a.statuses();
-    assert_eq!(done[..3], [(1, Success), (2, RemAccessErr), (3, WrFlushErr)]);
-    assert_eq!(done[3], (4, Success), "it was over when it had been handed over");
+    assert_eq!(
+        done[..3],
+        [(1, Success), (2, RemAccessErr), (3, WrFlushErr)]
+    );
+    assert_eq!(
+        done[3],
+        (4, Success),
+        "it was over when it had been handed over"
+    );
 }
 
 // 9.26: a flipped bit ends in a Terminate of the layer below.
@@ -164,12 +226,19 @@ fn a_damaged_segment_ends_in_terminate_and_is_not_placed() {
         frame.damaged |= !frame.payload.is_empty();
         true
     });
-    lab.a.post(Write::new(&b"octets"[..], lab.b.remote(0)).signaled(1));
+    lab.a
+        .post(Write::new(&b"octets"[..], lab.b.remote(0)).signaled(1));
     lab.settle();
     assert_eq!(lab.b.octets(0, 6), [0; 6]);
-    assert_eq!((lab.b.terminates().0, lab.a.terminates().1), (Some((2, 0, 2)), Some((2, 0, 2))));
+    assert_eq!(
+        (lab.b.terminates().0, lab.a.terminates().1),
+        (Some((2, 0, 2)), Some((2, 0, 2)))
+    );
     assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
-    assert_eq!((lab.a.statuses(), lab.a.events()), (vec![(1, Success)], vec![EventType::QpFatal]));
+    assert_eq!(
+        (lab.a.statuses(), lab.a.events()),
+        (vec![(1, Success)], vec![EventType::QpFatal])
+    );
 }
 
 /// Changes the frames that arrive, and answers the code with which the receiver ended the connection.
@@ -188,7 +257,9 @@ fn tampered(
     (lab, code)
 }
 
-fn untagged(change: impl Fn(&mut Untagged) + std::marker::Send + 'static) -> impl FnMut(&mut OwnedFrame<Header>) -> bool + std::marker::Send {
+fn untagged(
+    change: impl Fn(&mut Untagged) + std::marker::Send + 'static,
+) -> impl FnMut(&mut OwnedFrame<Header>) -> bool + std::marker::Send {
     move |frame| {
         if let Message::Untagged(segment) = &mut frame.header.message
             && !matches!(segment.body, Body::Terminate(_))
@@ -201,15 +272,42 @@ fn untagged(change: impl Fn(&mut Untagged) + std::marker::Send + 'static) -> imp
 
 #[test]
 fn order_and_place_of_untagged_messages_are_checked() {
-    let send = |lab: &Lab| lab.a.post(Send::new(&b"twenty octets of it."[..]).signaled(1));
-    assert_eq!(tampered(send, untagged(|segment| segment.msn += 1)).1, Some((1, 2, 3)));
-    assert_eq!(tampered(send, untagged(|segment| segment.mo += 1)).1, Some((1, 2, 4)));
-    assert_eq!(tampered(send, untagged(|segment| segment.qn = 7)).1, Some((1, 2, 1)));
-    assert_eq!(tampered(send, untagged(|segment| segment.qn = 1)).1, Some((0, 2, 6)));
-    let read = |lab: &Lab| lab.a.post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
-    assert_eq!(tampered(read, untagged(|segment| segment.qn = 0)).1, Some((0, 2, 6)));
-    assert_eq!(tampered(read, untagged(|segment| segment.msn = 5)).1, Some((1, 2, 3)));
-    let lost = tampered(send, |frame| !matches!(&frame.header.message, Message::Untagged(segment) if segment.mo == 8));
+    let send = |lab: &Lab| {
+        lab.a
+            .post(Send::new(&b"twenty octets of it."[..]).signaled(1))
+    };
+    assert_eq!(
+        tampered(send, untagged(|segment| segment.msn += 1)).1,
+        Some((1, 2, 3))
+    );
+    assert_eq!(
+        tampered(send, untagged(|segment| segment.mo += 1)).1,
+        Some((1, 2, 4))
+    );
+    assert_eq!(
+        tampered(send, untagged(|segment| segment.qn = 7)).1,
+        Some((1, 2, 1))
+    );
+    assert_eq!(
+        tampered(send, untagged(|segment| segment.qn = 1)).1,
+        Some((0, 2, 6))
+    );
+    let read = |lab: &Lab| {
+        lab.a
+            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1))
+    };
+    assert_eq!(
+        tampered(read, untagged(|segment| segment.qn = 0)).1,
+        Some((0, 2, 6))
+    );
+    assert_eq!(
+        tampered(read, untagged(|segment| segment.msn = 5)).1,
+        Some((1, 2, 3))
+    );
+    let lost = tampered(
+        send,
+        |frame| !matches!(&frame.header.message, Message::Untagged(segment) if segment.mo == 8),
+    );
     assert_eq!(lost.1, Some((1, 2, 4)));
     assert_eq!(lost.0.b.statuses(), [(10, WrFlushErr), (11, WrFlushErr)]);
     assert_eq!(lost.0.b.events(), [EventType::QpReqErr]);
@@ -218,9 +316,16 @@ fn order_and_place_of_untagged_messages_are_checked() {
 #[test]
 fn immediate_data_has_eight_octets() {
     for length in [7, 9] {
-        let post = |lab: &Lab| lab.a.post(WriteWithImmediate::new((), lab.b.remote(0), [1; 4]).signaled(1));
+        let post = |lab: &Lab| {
+            lab.a
+                .post(WriteWithImmediate::new((), lab.b.remote(0), [1; 4]).signaled(1))
+        };
         let (lab, code) = tampered(post, move |frame| {
-            if let Message::Untagged(Untagged { body: Body::Immediate { .. }, .. }) = &frame.header.message {
+            if let Message::Untagged(Untagged {
+                body: Body::Immediate { .. },
+                ..
+            }) = &frame.header.message
+            {
                 frame.payload.resize(length, 0);
             }
             true
@@ -232,7 +337,10 @@ fn immediate_data_has_eight_octets() {
 
 #[test]
 fn a_read_response_must_be_what_was_asked_for() {
-    let read = |lab: &Lab| lab.a.post(Read::new(lab.a.sge(0, 24), lab.b.remote(0)).signaled(1));
+    let read = |lab: &Lab| {
+        lab.a
+            .post(Read::new(lab.a.sge(0, 24), lab.b.remote(0)).signaled(1))
+    };
     let response = |change: fn(&mut Tagged, &mut Vec<u8>)| {
         move |frame: &mut OwnedFrame<Header>| {
             if let Message::Tagged(segment) = &mut frame.header.message {
@@ -242,11 +350,21 @@ fn a_read_response_must_be_what_was_asked_for() {
         }
     };
     let (lab, code) = tampered(read, response(|segment, _| segment.stag ^= 1));
-    assert_eq!((lab.a.statuses(), code), (vec![(1, BadRespErr)], Some((1, 1, 0))));
+    assert_eq!(
+        (lab.a.statuses(), code),
+        (vec![(1, BadRespErr)], Some((1, 1, 0)))
+    );
     let (lab, code) = tampered(read, response(|segment, _| segment.to += 1));
-    assert_eq!((lab.a.statuses(), code), (vec![(1, BadRespErr)], Some((1, 1, 1))));
+    assert_eq!(
+        (lab.a.statuses(), code),
+        (vec![(1, BadRespErr)], Some((1, 1, 1)))
+    );
     let (lab, code) = tampered(read, response(|segment, _| segment.last = true));
-    assert_eq!((lab.a.statuses(), code), (vec![(1, BadRespErr)], Some((1, 1, 1))), "shorter than asked for");
+    assert_eq!(
+        (lab.a.statuses(), code),
+        (vec![(1, BadRespErr)], Some((1, 1, 1))),
+        "shorter than asked for"
+    );
     let (_, code) = tampered(read, response(|segment, _| segment.last = false));
     assert_eq!(code, Some((1, 1, 1)), "longer than asked for");
     let (_, code) = tampered(read, response(|_, payload| payload.push(0)));
@@ -262,7 +380,8 @@ fn a_response_that_nobody_asked_for_ends_the_connection() {
         }
         true
     });
-    lab.a.post(Write::new(&b"octets"[..], lab.b.remote(0)).signaled(1));
+    lab.a
+        .post(Write::new(&b"octets"[..], lab.b.remote(0)).signaled(1));
     lab.settle();
     assert_eq!(lab.a.terminates().1, Some((0, 2, 6)));
     assert_eq!(lab.b.octets(0, 6), [0; 6]);
@@ -271,10 +390,17 @@ fn a_response_that_nobody_asked_for_ends_the_connection() {
 
 #[test]
 fn a_sink_that_is_closed_while_the_read_is_under_way_fails_it() {
-    let lab = Lab::over(None, ServiceDelay { max: Duration::from_micros(100), seed: 1 });
+    let lab = Lab::over(
+        None,
+        ServiceDelay {
+            max: Duration::from_micros(100),
+            seed: 1,
+        },
+    );
     let lab = lab.connected(ConnectOptions::new());
     let sink = lab.a.register(crate::lab::ALL);
-    lab.a.post(Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
+    lab.a
+        .post(Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
     lab.settle();
     sink.deregister().wait().unwrap();
     lab.run();
@@ -291,7 +417,10 @@ fn a_stream_that_is_reset_leaves_a_prefix() {
         let key = Arc::new(std::sync::Mutex::new(None));
         let noted = Arc::clone(&key);
         lab.wire().tamper(move |frame| {
-            noted.lock().unwrap().get_or_insert(stream_key(&frame.header));
+            noted
+                .lock()
+                .unwrap()
+                .get_or_insert(stream_key(&frame.header));
             if left == 0 {
                 // What a link does that resets a connection: it is named by its key only.
                 frame.header = reset_header(frame.from, frame.to, stream_key(&frame.header));
@@ -308,15 +437,31 @@ fn a_stream_that_is_reset_leaves_a_prefix() {
         lab.settle();
         let (from, to) = (LinkAddress::InProcess(2), LinkAddress::InProcess(1));
         let header = reset_header(from, to, key.lock().unwrap().unwrap());
-        lab.wire().inject(OwnedFrame { from, to, header, payload: Vec::new(), damaged: false });
+        lab.wire().inject(OwnedFrame {
+            from,
+            to,
+            header,
+            payload: Vec::new(),
+            damaged: false,
+        });
         lab.settle();
         assert_eq!(lab.b.state(), QpState::Err, "after {lost}");
         let received = lab.b.statuses();
         let whole = lost / 3;
-        let expected = (0..8).map(|wr_id| (wr_id, if wr_id < whole { Success } else { WrFlushErr }));
+        let expected =
+            (0..8).map(|wr_id| (wr_id, if wr_id < whole { Success } else { WrFlushErr }));
         assert_eq!(received, expected.collect::<Vec<_>>(), "after {lost}");
         let sent = lab.a.statuses();
-        assert_eq!(sent, [(0, Success), (1, Success), (2, Success), (3, Success), (4, WrFlushErr)]);
+        assert_eq!(
+            sent,
+            [
+                (0, Success),
+                (1, Success),
+                (2, Success),
+                (3, Success),
+                (4, WrFlushErr)
+            ]
+        );
     }
 }
 
@@ -338,10 +483,19 @@ fn a_reset_that_names_only_the_connection_reaches_both_its_ends() {
     for (from, to) in [(1, 2), (2, 1)] {
         let (from, to) = (LinkAddress::InProcess(from), LinkAddress::InProcess(to));
         let header = reset_header(from, to, key);
-        lab.wire().inject(OwnedFrame { from, to, header, payload: Vec::new(), damaged: false });
+        lab.wire().inject(OwnedFrame {
+            from,
+            to,
+            header,
+            payload: Vec::new(),
+            damaged: false,
+        });
     }
     lab.settle();
-    assert_eq!((lab.a.statuses(), lab.b.statuses()), (vec![(1, WrFlushErr)], vec![(2, WrFlushErr)]));
+    assert_eq!(
+        (lab.a.statuses(), lab.b.statuses()),
+        (vec![(1, WrFlushErr)], vec![(2, WrFlushErr)])
+    );
 }
 
 #[test]
@@ -364,5 +518,8 @@ fn frames_of_an_earlier_connection_are_not_taken() {
     let lab = lab.connected(ConnectOptions::new());
     lab.wire().inject(late.lock().unwrap().clone().unwrap());
     lab.settle();
-    assert_eq!((lab.b.octets(0, 4), lab.b.state()), (vec![0; 4], QpState::Rts));
+    assert_eq!(
+        (lab.b.octets(0, 4), lab.b.state()),
+        (vec![0; 4], QpState::Rts)
+    );
 }
