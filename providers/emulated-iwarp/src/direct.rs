@@ -361,7 +361,7 @@ fn failed(
         }
         Failure::Terminated(terminate) => {
             let status = terminate.error.request_status();
-            half.driver.terminates.received = Some(*terminate);
+            half.driver.terminates().received = Some(*terminate);
             if request.op.is_read_or_atomic() {
                 return Executed::Done(status.unwrap_or(WcStatus::RemOpErr), 0);
             }

@@ -82,21 +82,18 @@ impl Iwarp {
 
     /// The Terminates that ended a queue pair's connection.
     pub fn last_terminate(qp: &Qp) -> Terminates {
-        let (local, received) = {
-            let half = qp.requester();
-            (
-                half.driver.terminates.sent.clone(),
-                half.driver.terminates.received.clone(),
-            )
-        };
-        let sent = qp
-            .responder()
+        let told = qp
+            .requester()
             .driver
-            .sent
-            .clone()
-            .map(|terminate| *terminate)
-            .or(local);
-        Terminates { sent, received }
+            .terminates
+            .as_deref()
+            .cloned()
+            .unwrap_or_default();
+        let sent = qp.responder().driver.sent.as_deref().cloned().or(told.sent);
+        Terminates {
+            sent,
+            received: told.received,
+        }
     }
 
     /// A frame has arrived, over the link or from a peer in this process.

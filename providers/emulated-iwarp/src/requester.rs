@@ -41,7 +41,7 @@ pub struct Requester {
     /// What the connection ends with, if not with a mere reset.
     pub(crate) farewell: Option<Box<Terminate>>,
     /// What was said at the end, as far as this half knows.
-    pub(crate) terminates: Box<Terminates>,
+    pub(crate) terminates: Option<Box<Terminates>>,
     // Reads and atomics outstanding, of a link.
     outstanding: u32,
     // Messages sent on the queues of sends and of requests, of a link.
@@ -51,6 +51,11 @@ pub struct Requester {
 }
 
 impl Requester {
+    /// The Terminates of this connection, to note one.
+    pub(crate) fn terminates(&mut self) -> &mut Terminates {
+        self.terminates.get_or_insert_default()
+    }
+
     // The sequence number of the next message of a queue.
     fn next_msn(&mut self, qn: u32) -> u32 {
         let sent = &mut self.sent[qn as usize];
@@ -545,7 +550,7 @@ fn fail_answer(
         error: breach.code(),
         about: Some(Box::new(about)),
     };
-    half.driver.terminates.sent = Some(terminate.clone());
+    half.driver.terminates().sent = Some(terminate.clone());
     half.driver.farewell = Some(Box::new(terminate));
     qp.enter_error(false);
     match at {
@@ -580,7 +585,7 @@ fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate, cx: &mut Cx<'_>
             .or_else(|| oldest_outstanding(&half.queue))
             .map(|at| (at, status))
     });
-    half.driver.terminates.received = Some(terminate);
+    half.driver.terminates().received = Some(terminate);
     qp.enter_error(false);
     let Some((at, status)) = blamed else {
         qp.event(EventType::QpFatal, &mut cx.effects);
@@ -612,7 +617,7 @@ pub(crate) fn note_failure(half: &mut Sending, status: WcStatus) {
         WcStatus::WrFlushErr | WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr
     );
     if !remote && half.driver.farewell.is_none() {
-        half.driver.terminates.sent = Some(Terminate::local_catastrophic());
+        half.driver.terminates().sent = Some(Terminate::local_catastrophic());
         half.driver.farewell = Some(Box::new(Terminate::local_catastrophic()));
     }
 }
