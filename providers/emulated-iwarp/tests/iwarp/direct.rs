@@ -346,7 +346,7 @@ fn a_key_that_cannot_be_invalidated_fails_the_receive_and_ends_the_connection() 
     });
 }
 
-// covers 2.65 2.51
+// covers 2.65
 #[test]
 fn a_key_of_another_domain_cannot_be_invalidated_and_is_told_as_a_violation() {
     Lab::everywhere(|lab| {
