@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use verbs_api::objects::ObjectId;
@@ -25,6 +25,7 @@ use crate::pin::{Pin, pin};
 use crate::qp::Qp;
 use crate::qpn::QpnPool;
 use crate::time::Time;
+use crate::trace::Trace;
 
 /// What a device is made with besides its driver.
 #[derive(Clone)]
@@ -84,6 +85,7 @@ pub struct Device<D: Driver> {
     pub(crate) population: Population,
     pub(crate) windows: Mutex<HashMap<u32, ObjectId>>,
     qkey_violations: AtomicU64,
+    tracer: OnceLock<Trace>,
 }
 
 impl<D: Driver> Device<D> {
@@ -121,6 +123,7 @@ impl<D: Driver> Device<D> {
             population: Population::default(),
             windows: Mutex::default(),
             qkey_violations: AtomicU64::new(0),
+            tracer: OnceLock::new(),
         });
         if !network.join(address, &device) {
             return Err(VerbError::argument("address", format!("{address:?} has a device already")));
@@ -165,6 +168,16 @@ impl<D: Driver> Device<D> {
     /// The command interface.
     pub fn commands(&self) -> &Arc<Commands> {
         &self.commands
+    }
+
+    /// Has `trace` told of every operation of the queue pairs that are made from now on. They then do without
+    /// [`Driver::express`], which tells nothing. The first one counts.
+    pub fn trace(&self, trace: Trace) {
+        let _ = self.tracer.set(trace);
+    }
+
+    pub(crate) fn tracer(&self) -> Option<&Trace> {
+        self.tracer.get()
     }
 
     /// Whether the device was removed.

@@ -33,3 +33,4 @@ pub mod srq;
 pub mod sync;
 pub mod time;
 pub mod timers;
+pub mod trace;

@@ -31,6 +31,7 @@ use crate::request::{Op, QueuedRequest, Request};
 use crate::srq::Srq;
 use crate::sync::Line;
 use crate::time::Time;
+use crate::trace::TracedOperation;
 
 /// How far a request of the queue has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -131,6 +132,7 @@ pub struct Qp<D: Driver> {
     state: AtomicU8,
     sq_sig_all: bool,
     is_direct: bool,
+    is_traced: bool,
     /// Service.
     pub qp_type: QpType,
     /// Its number.
@@ -192,6 +194,7 @@ impl<D: Driver> Qp<D> {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
+            is_traced: device.tracer().is_some(),
             qp_type: init.qp_type,
             qpn,
             pd,
@@ -291,7 +294,7 @@ impl<D: Driver> Qp<D> {
     ) -> Result<(), (usize, PostReason)> {
         let mut index = 0;
         while index < requests.len() {
-            if self.is_direct && requester.queue.is_empty() && self.is_rts() {
+            if self.is_direct && !self.is_traced && requester.queue.is_empty() && self.is_rts() {
                 index += D::express(self, requester, &requests[index..], cx);
             }
             let Some(posted) = requests.get(index) else { break };
@@ -392,6 +395,9 @@ impl<D: Driver> Qp<D> {
         octets: u32,
         cx: &mut Cx<'_, D>,
     ) {
+        if self.is_traced && !request.op.is_local() {
+            self.trace(request, status);
+        }
         if status.is_success() {
             requester.counters.count(&request.op);
             requester.first_half_failed = false;
@@ -529,14 +535,23 @@ impl<D: Driver> Qp<D> {
             _ => Ok(()),
         };
         let _ = cx;
-        match result {
+        let status = match result {
             Ok(()) => WcStatus::Success,
-            Err(fault) if matches!(request.op, Op::Bind(..)) => {
-                let _ = fault;
-                WcStatus::MwBindErr
-            }
+            Err(_) if matches!(request.op, Op::Bind(..)) => WcStatus::MwBindErr,
             // A failed memory management operation has no status of its own in verbs: docs/decisions.md, 4.
             Err(_) => WcStatus::LocQpOpErr,
+        };
+        if self.is_traced {
+            self.trace(request, status);
+        }
+        status
+    }
+
+    // What was flushed was not executed.
+    #[cold]
+    fn trace(&self, request: &Request<'_>, status: WcStatus) {
+        if let Some(trace) = self.device.tracer().filter(|_| status != WcStatus::WrFlushErr) {
+            trace(TracedOperation::of(self.qpn, request, status));
         }
     }
 

@@ -10,6 +10,7 @@ use emulated_iwarp::header::{reset_header, stream_key};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
+use polyverbs_engine::trace::Trace;
 use polyverbs_links::{
     Between, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
 };
@@ -55,6 +56,9 @@ pub trait Steer: DeviceOps {
 
     /// Memory keys in use.
     fn keys_in_use(&self) -> usize;
+
+    /// Tells of every operation that queue pairs made from now on execute.
+    fn trace(&self, trace: Trace);
 }
 
 impl<D: Driver> Steer for Engine<D> {
@@ -72,6 +76,10 @@ impl<D: Driver> Steer for Engine<D> {
 
     fn keys_in_use(&self) -> usize {
         self.keys().len()
+    }
+
+    fn trace(&self, trace: Trace) {
+        Self::trace(self, trace);
     }
 }
 

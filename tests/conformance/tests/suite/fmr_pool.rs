@@ -191,7 +191,6 @@ fn a_pool_is_refused_what_cannot_be(rig: &Rig) {
         FmrPoolOptions::new(1, PAGES).access(Access::REMOTE_WRITE),
         FmrPoolOptions::new(1, PAGES).access(Access::LOCAL_WRITE | Access::MW_BIND),
     ];
-    let keys = rig.far.device.keys_in_use();
     for options in wrong {
         let refused = rig.outcome(FmrPool::create(&rig.far.pd, options)).err();
         assert_eq!(

@@ -1,0 +1,53 @@
+//! What a device has executed, for whoever compares that with what was planned.
+//!
+//! An operation on the wire is told when it completes, one on the device's own keys when it is carried out, so that the
+//! order tells whether a fence was kept. Requests that are flushed were not executed and are not told.
+
+use std::sync::Arc;
+
+use verbs_api::{Operations, SendFlags, WcStatus};
+
+use crate::request::{Beside, Op, Request};
+
+/// An operation that was executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TracedOperation {
+    /// Through this queue pair.
+    pub qpn: u32,
+    /// From the request.
+    pub wr_id: u64,
+    /// What was executed.
+    pub operation: Operations,
+    /// How the request was posted.
+    pub flags: SendFlags,
+    /// How it ended.
+    pub status: WcStatus,
+}
+
+/// Whom a device tells. Called with the queue pair locked: it only notes what it is told.
+pub type Trace = Arc<dyn Fn(TracedOperation) + Send + Sync>;
+
+impl TracedOperation {
+    pub(crate) fn of(qpn: u32, request: &Request<'_>, status: WcStatus) -> Self {
+        Self { qpn, wr_id: request.wr_id, operation: operation(&request.op), flags: request.flags, status }
+    }
+}
+
+const fn operation(op: &Op) -> Operations {
+    match op {
+        Op::Send(Beside::Nothing) => Operations::SEND,
+        Op::Send(Beside::Immediate(_)) => Operations::SEND_WITH_IMM,
+        Op::Send(Beside::Invalidate(_)) => Operations::SEND_WITH_INV,
+        Op::Write(_, None) => Operations::WRITE,
+        Op::Write(_, Some(_)) => Operations::WRITE_WITH_IMM,
+        Op::Read(_, None) => Operations::READ,
+        Op::Read(_, Some(_)) => Operations::READ_WITH_INV,
+        Op::CompareSwap(..) => Operations::ATOMIC_CMP_AND_SWP,
+        Op::FetchAdd(..) => Operations::ATOMIC_FETCH_AND_ADD,
+        Op::AtomicWrite(_) => Operations::ATOMIC_WRITE,
+        Op::Flush(..) => Operations::FLUSH,
+        Op::FastRegister(..) => Operations::FAST_REGISTER,
+        Op::LocalInvalidate(_) => Operations::LOCAL_INV,
+        Op::Bind(..) => Operations::BIND_MW,
+    }
+}
