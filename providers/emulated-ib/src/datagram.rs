@@ -101,6 +101,10 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         half.counters.dropped += 1;
         return;
     }
+    if qp.device.network().link().is_some() && !half.driver.recent.is_new(frame) {
+        half.counters.duplicates += 1;
+        return;
+    }
     let Some(receive) = half.current.take().or_else(|| qp.take_receive(half, None, &mut cx.effects)) else {
         half.counters.dropped += 1;
         return;

@@ -3,10 +3,12 @@
 //! The steps of IBTA 9.7.4: sequence number, opcode sequence, permission, resources, execution, completion, answer.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{Region, RemoteUse};
+use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use verbs_api::memory::Span;
 use verbs_api::qp::{QpState, QpType};
@@ -14,6 +16,9 @@ use verbs_api::{Access, EventType, LinkAddress, RemoteAddress, WcFlags, WcOpcode
 
 use crate::header::{Beside, Body, Header, Nak, Position, advance, ahead, packets};
 use crate::{Cx, Qp, Receiving};
+
+/// Datagrams among which second copies are recognised.
+const RECENT: usize = 64;
 
 /// What a responder keeps.
 #[derive(Debug, Default)]
@@ -39,6 +44,8 @@ pub struct Responder {
     nak_sent: bool,
     inbound: Inbound,
     framed: Framed,
+    /// Datagrams that came last, of a link.
+    pub(crate) recent: Recent,
 }
 
 impl Responder {
@@ -71,6 +78,27 @@ enum Inbound {
 struct Framed {
     waiting: VecDeque<Header>,
     served: VecDeque<Served>,
+}
+
+/// Datagrams that came last: a second copy of one of them is not delivered.
+#[derive(Debug, Default)]
+pub(crate) struct Recent(VecDeque<(LinkAddress, Header, u64)>);
+
+impl Recent {
+    /// Notes a datagram. `false` where it came before: the same number, and the same in everything else.
+    pub(crate) fn is_new(&mut self, frame: &Frame<'_, Header>) -> bool {
+        let mut hasher = DefaultHasher::new();
+        frame.payload.to_vec().hash(&mut hasher);
+        let datagram = (frame.from, frame.header, hasher.finish());
+        if self.0.contains(&datagram) {
+            return false;
+        }
+        if self.0.len() == RECENT {
+            self.0.pop_front();
+        }
+        self.0.push_back(datagram);
+        true
+    }
 }
 
 /// A read or atomic that may be asked for again.
@@ -350,7 +378,9 @@ fn write<'p>(
     };
     if imm.is_some() && position.ends() {
         // The data of earlier frames stays where it was placed; only this frame is asked for again.
-        half.current = qp.take_receive(half, direct, &mut cx.effects);
+        if half.current.is_none() {
+            half.current = qp.take_receive(half, direct, &mut cx.effects);
+        }
         if half.current.is_none() {
             return Ok(Answer::Rnr(half.driver.min_rnr_timer, header.psn));
         }
@@ -364,7 +394,9 @@ fn write<'p>(
         return Ok(answer);
     }
     half.driver.inbound = Inbound::None;
-    if let (Some(imm), Some(receive)) = (imm, half.current.take()) {
+    if let Some(imm) = imm
+        && let Some(receive) = half.current.take()
+    {
         half.counters.receives += 1;
         let done = Done {
             opcode: WcOpcode::RecvRdmaWithImm,
@@ -567,6 +599,10 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
 // UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
 // one of a shared queue, which fails (IBTA 9.8.3.2).
 fn unreliable(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+    // A second copy, or one that others have overtaken: its message was delivered or given up.
+    if ahead(header.psn, half.driver.expected) < 0 {
+        return half.counters.duplicates += 1;
+    }
     let in_order = header.psn == half.driver.expected;
     let begins = match header.body {
         Body::Send(position, Beside::Nothing | Beside::Immediate(_)) | Body::Write(position, ..) => {

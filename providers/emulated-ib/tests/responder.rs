@@ -465,6 +465,23 @@ fn a_broken_uc_message_is_dropped_and_its_receive_serves_the_next() {
 
 // covers 3.54
 #[test]
+fn a_uc_receive_that_was_kept_outlives_writes_and_serves_one_with_immediate() {
+    let rig = Rig::uc();
+    rig.b.receive(1, 0, 2 * MTU);
+    rig.inject([rig.request(0, send(First), &[1; MTU])]);
+    rig.inject([rig.request(5, write(&rig, Only, 8192, 4), b"data")]);
+    let immediate = Body::Write(Only, rig.b.remote(8192), 4, Some(*b"imm!"));
+    rig.inject([rig.request(6, immediate, b"more")]);
+    assert_eq!(rig.b.done(), ok([1]));
+    // A second copy, and one that comes late, are nothing.
+    rig.b.receive(2, 0, 64);
+    rig.inject([rig.request(6, immediate, b"more"), rig.request(4, send(Only), b"late")]);
+    assert_eq!(rig.b.done(), []);
+    assert_eq!(rig.b.counters().duplicates, 2);
+}
+
+// covers 3.54
+#[test]
 fn a_receive_of_a_shared_queue_ends_with_the_broken_uc_message() {
     let rig = Rig::new(Setup { qp_type: QpType::Uc, srq: Some(8), ..Setup::default() });
     rig.b.receive(1, 0, 4096);
