@@ -1,0 +1,19 @@
+//! InfiniBand over a link with faults.
+
+use seeded_runs::{for_each_seed, reliable, unreliable};
+use verbs_api::qp::QpType;
+
+#[test]
+fn reliable_connections_lose_double_and_reorder_nothing() {
+    for_each_seed("reliable", reliable::run);
+}
+
+#[test]
+fn unreliable_connections_never_double_tear_or_falsify() {
+    for_each_seed("unreliable", |seed, rng| unreliable::run(QpType::Uc, seed, rng));
+}
+
+#[test]
+fn datagrams_are_never_doubled_torn_or_falsified() {
+    for_each_seed("datagram", |seed, rng| unreliable::run(QpType::Ud, seed, rng));
+}
