@@ -3,4 +3,5 @@
 mod fast_register;
 mod fmr_pool;
 mod invalidate;
+mod keys;
 mod windows;

@@ -1,0 +1,803 @@
+//! Keys, ordinary regions, zero-based addresses, sinks of reads: FEATURES 2.02 to 2.15, 2.60, 2.61,
+//! 2.66 to 2.69.
+
+use std::time::Duration;
+
+use conformance::{ANY_DEVICE, Pair, Rig, cases, needs};
+use verbs_api::qp::{QpState, QpType};
+use verbs_api::{
+    Access, BaselineGaps, Batch, ConnectOptions, DestroyError, ErrorKind, EventType, Features,
+    Flush, LKey, MrOptions, MrReregister, PostReason, RKey, Read, ReceiveRequest, RemoteAddress,
+    Send, Sge, SrqOptions, WcStatus, Write, read_sink_access,
+};
+
+cases! {
+    a_region_without_remote_rights_has_key_0: ANY_DEVICE;
+    a_dead_key_stays_dead: ANY_DEVICE;
+    rights_that_do_not_go_together_are_refused: ANY_DEVICE;
+    every_right_is_asked_for: ANY_DEVICE;
+    every_kind_of_flush_is_asked_for: needs(Features::FLUSH);
+    an_access_stays_inside_the_region: ANY_DEVICE;
+    an_address_near_the_top_does_not_wrap: ANY_DEVICE;
+    a_region_serves_its_domain: ANY_DEVICE;
+    a_shared_receive_belongs_to_the_queues_domain: needs(Features::SRQ);
+    no_octets_name_no_memory: ANY_DEVICE;
+    no_octets_need_the_queue_pairs_permission: ANY_DEVICE;
+    a_bad_local_key_shows_at_execution: ANY_DEVICE;
+    a_local_stretch_outside_its_region_is_refused: ANY_DEVICE;
+    a_bad_key_of_a_receive_fails_the_receive: ANY_DEVICE;
+    an_empty_stretch_is_not_looked_at: ANY_DEVICE;
+    a_message_beyond_the_limit_is_refused: ANY_DEVICE;
+    inline_octets_are_copied_while_posting: ANY_DEVICE;
+    deregistering_while_a_peer_reads: ANY_DEVICE;
+    a_region_is_changed: ANY_DEVICE;
+    a_refused_change_leaves_the_region: ANY_DEVICE;
+    a_sink_needs_what_the_transport_says: ANY_DEVICE;
+    a_read_has_as_many_sinks_as_the_device_says: ANY_DEVICE;
+    a_sink_is_open_to_its_peer_where_it_must_be: ANY_DEVICE;
+    a_zero_based_region_counts_from_its_first_octet: needs(Features::ZBVA);
+    a_zero_based_region_keeps_its_offset_in_the_page: needs(Features::ZBVA);
+    a_zero_based_fast_registration_keeps_its_offset: needs(Features::ZBVA.union(Features::BMME));
+}
+
+const OPEN: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_WRITE);
+const NO_KEY: RKey = RKey::new(0xdead_beef);
+
+// covers 2.02
+fn a_region_without_remote_rights_has_key_0(rig: &Rig) {
+    let region = rig.far.region(4096, Access::LOCAL_WRITE);
+    assert_eq!(region.mr.rkey(), RKey::new(0));
+    assert_eq!(region.remote(0).rkey, RKey::new(0));
+    for addr in [region.mr.iova(), 0] {
+        let remote = RemoteAddress::new(addr, RKey::new(0));
+        assert!(!rig.can_read(&rig.rc(), remote));
+        assert!(!rig.can_write(&rig.rc(), remote));
+    }
+    // Not even whoever guesses the local key gets in.
+    let guessed = RemoteAddress::new(region.mr.iova(), RKey::new(region.mr.lkey().value()));
+    assert!(!rig.can_read(&rig.rc(), guessed));
+    assert!(!rig.can_write(&rig.rc(), guessed));
+}
+
+// covers 2.03
+fn a_dead_key_stays_dead(rig: &Rig) {
+    let region = rig.far.region(4096, OPEN);
+    let (saved, addr) = (region.mr.rkey(), region.mr.iova());
+    assert!(rig.can_read(&rig.rc(), region.remote(0)));
+    rig.finish_destroy(region.mr.deregister());
+    for round in 0..300 {
+        let next = rig
+            .far
+            .region_with(&rig.far.pd, 4096, MrOptions::new(OPEN).iova(addr));
+        assert_ne!(next.mr.rkey(), saved);
+        let dead = RemoteAddress::new(addr, saved);
+        assert!(!rig.can_read(&rig.rc(), dead), "round {round}");
+        rig.finish_destroy(next.mr.deregister());
+    }
+}
+
+// covers 2.04
+fn rights_that_do_not_go_together_are_refused(rig: &Rig) {
+    let keys = rig.far.device.keys_in_use();
+    let memory = verbs_api::Memory::zeroed(64).expect("memory");
+    for wrong in [
+        Access::REMOTE_WRITE,
+        Access::REMOTE_ATOMIC | Access::REMOTE_READ,
+    ] {
+        let refused = rig
+            .outcome(rig.far.pd.register(&memory, wrong))
+            .expect_err("a refusal");
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+        assert!(refused.to_string().contains("LOCAL_WRITE"), "{refused}");
+    }
+    assert_eq!(rig.far.device.keys_in_use(), keys);
+    assert!(rig.can_read(&rig.rc(), rig.far.region(64, Access::REMOTE_READ).remote(0)));
+}
+
+// covers 2.05
+fn every_right_is_asked_for(rig: &Rig) {
+    let read_only = rig.far.region(64, Access::REMOTE_READ);
+    assert!(rig.can_read(&rig.rc(), read_only.remote(0)));
+    assert!(!rig.can_write(&rig.rc(), read_only.remote(0)));
+    let local_write_too = rig
+        .far
+        .region(64, Access::REMOTE_READ | Access::LOCAL_WRITE);
+    assert!(
+        !rig.can_write(&rig.rc(), local_write_too.remote(0)),
+        "local write is another right"
+    );
+    let write_only = rig
+        .far
+        .region(64, Access::REMOTE_WRITE | Access::LOCAL_WRITE);
+    assert!(rig.can_write(&rig.rc(), write_only.remote(0)));
+    assert!(!rig.can_read(&rig.rc(), write_only.remote(0)));
+    if rig.has_gap(BaselineGaps::NO_ATOMICS) {
+        return;
+    }
+    for region in [&local_write_too, &write_only] {
+        assert!(!rig.can_add(&rig.rc(), region.remote(0)));
+    }
+    let atomic_only = rig
+        .far
+        .region(64, Access::REMOTE_ATOMIC | Access::LOCAL_WRITE);
+    assert!(rig.can_add(&rig.rc(), atomic_only.remote(0)));
+    assert!(!rig.can_read(&rig.rc(), atomic_only.remote(0)));
+    assert!(!rig.can_write(&rig.rc(), atomic_only.remote(0)));
+}
+
+// covers 2.05
+fn every_kind_of_flush_is_asked_for(rig: &Rig) {
+    let both = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+    let pair = || {
+        let options = ConnectOptions::new().access((OPEN - Access::LOCAL_WRITE) | both);
+        rig.connected_with(rig.near.side(QpType::Rc), rig.far.side(QpType::Rc), options)
+    };
+    let flush = |remote, placement| Flush::new(remote, 8, placement).signaled(1);
+    let global = rig.far.region(64, Access::FLUSH_GLOBAL);
+    assert!(rig.is_granted(&pair(), flush(global.remote(0), Access::FLUSH_GLOBAL)));
+    assert!(!rig.is_granted(&pair(), flush(global.remote(0), Access::FLUSH_PERSISTENT)));
+    assert!(!rig.is_granted(&pair(), flush(global.remote(0), both)));
+    let all = rig.far.region(64, both);
+    assert!(rig.is_granted(&pair(), flush(all.remote(0), both)));
+}
+
+// covers 2.06
+fn an_access_stays_inside_the_region(rig: &Rig) {
+    // A page in the middle, with memory around it.
+    let all = rig.far.region(3 * 4096, Access::LOCAL_WRITE);
+    all.fill(1);
+    let before = all.bytes(0, 3 * 4096);
+    let middle = all.memory.range(4096, 4096).expect("inside");
+    let mr = rig.finish(rig.far.pd.register(middle, OPEN));
+    let first = mr.iova();
+    for (addr, length) in [
+        (first - 1, 1),
+        (first - 8, 9),
+        (first + 4096, 1),
+        (first + 4095, 2),
+        (first, 4097),
+        (0, 8),
+        (u64::MAX, 1),
+        (u64::MAX - 3, 8),
+        (u64::MAX - 7, 8),
+    ] {
+        let remote = RemoteAddress::new(addr, mr.rkey());
+        assert!(
+            !rig.can_write_octets(&rig.rc(), remote, length),
+            "write {length} at {addr:#x}"
+        );
+        assert!(
+            !rig.can_read_octets(&rig.rc(), remote, length),
+            "read {length} at {addr:#x}"
+        );
+        // InfiniBand looks at the whole message first, iWARP at each segment.
+        let inside = if rig.acknowledges() { 0 } else { 4096 };
+        let after = all.bytes(0, 3 * 4096);
+        assert!(after[..4096] == before[..4096], "octets below");
+        assert!(
+            after[4096 + inside..] == before[4096 + inside..],
+            "octets inside or above"
+        );
+    }
+    let pair = rig.rc();
+    for (offset, length) in [(0, 4096), (4095, 1), (0, 1)] {
+        assert!(rig.can_read_octets(&pair, mr.remote(offset), length));
+        assert!(rig.can_write_octets(&pair, mr.remote(offset), length));
+    }
+}
+
+// covers 2.06
+fn an_address_near_the_top_does_not_wrap(rig: &Rig) {
+    let memory = verbs_api::Memory::zeroed(4096).expect("memory");
+    let top = u64::MAX - 4096;
+    let high = rig.finish(
+        rig.far
+            .pd
+            .register_with(&memory, MrOptions::new(OPEN).iova(top)),
+    );
+    let pair = rig.rc();
+    for offset in [0, 4088] {
+        assert!(rig.can_write(&pair, high.remote(offset)));
+    }
+    for offset in [4089, 4096, 4097, 5000] {
+        assert!(!rig.can_write(&rig.rc(), high.remote(offset)), "{offset}");
+        assert!(!rig.can_read(&rig.rc(), high.remote(offset)), "{offset}");
+    }
+    // One that would wrap is refused, or its part beyond the top is out of reach.
+    let wrapping = MrOptions::new(OPEN).iova(u64::MAX - 100);
+    if let Ok(mr) = rig.outcome(rig.far.pd.register_with(&memory, wrapping)) {
+        assert!(!rig.can_read(&rig.rc(), mr.remote(200)));
+        assert!(!rig.can_read(&rig.rc(), mr.remote(97)));
+    }
+}
+
+// covers 2.07
+fn a_region_serves_its_domain(rig: &Rig) {
+    let region = rig.far.region(64, OPEN);
+    let other = rig.far.other_pd();
+    assert!(!rig.can_read(&rig.rc_in(&other), region.remote(0)));
+    assert!(!rig.can_write(&rig.rc_in(&other), region.remote(0)));
+    let stranger = rig.rc_in(&other);
+    let send = Send::new(region.sge(0, 8)).signaled(1);
+    rig.fails(&stranger.far, send, WcStatus::LocProtErr);
+    assert!(rig.can_read(&rig.rc(), region.remote(0)));
+}
+
+// covers 2.07
+fn a_shared_receive_belongs_to_the_queues_domain(rig: &Rig) {
+    let other = rig.far.other_pd();
+    let pair_on = |srq: &verbs_api::Srq| {
+        let far = rig
+            .far
+            .side_with(&rig.far.pd, |cq| rig.far.options(QpType::Rc, cq).srq(srq));
+        rig.connected(rig.near.side(QpType::Rc), far)
+    };
+    let srq = rig.finish(other.create_srq(SrqOptions::new(8)));
+    let of_the_queue = rig
+        .far
+        .region_with(&other, 64, MrOptions::new(Access::LOCAL_WRITE));
+    let of_the_qp = rig.far.region(64, Access::LOCAL_WRITE);
+
+    let pair = pair_on(&srq);
+    srq.post_receive(ReceiveRequest::new(1, of_the_queue.sge(0, 64)))
+        .expect("a receive");
+    rig.succeeds(&pair.near, Send::new(&[7; 8]).signaled(1));
+    assert_eq!(rig.take(&pair.far.cq, 1)[0].status, WcStatus::Success);
+    assert_eq!(of_the_queue.bytes(0, 8), [7; 8]);
+
+    srq.post_receive(ReceiveRequest::new(2, of_the_qp.sge(0, 64)))
+        .expect("a receive");
+    receive_fails(rig, &pair, WcStatus::LocProtErr);
+    assert_eq!(of_the_qp.bytes(0, 8), [0; 8]);
+}
+
+/// A message that arrives and cannot be taken.
+fn receive_fails(rig: &Rig, pair: &Pair, status: WcStatus) {
+    pair.near
+        .post_one(Send::new(&[7; 8]).signaled(9))
+        .expect("a send");
+    assert_eq!(rig.take(&pair.far.cq, 1)[0].status, status);
+    assert_eq!(pair.far.state(), QpState::Err);
+    let sent = rig.take(&pair.near.cq, 1)[0].status;
+    let told = if rig.acknowledges() {
+        WcStatus::RemOpErr
+    } else {
+        WcStatus::Success
+    };
+    assert_eq!(sent, told);
+    rig.settle();
+    assert_eq!(pair.near.state(), QpState::Err);
+}
+
+// covers 2.08 2.68
+fn no_octets_name_no_memory(rig: &Rig) {
+    let pair = rig.rc();
+    let nowhere = Sge {
+        addr: 3,
+        length: 0,
+        lkey: LKey::new(0xdead_beef),
+    };
+    for remote in [
+        RemoteAddress::new(u64::MAX, NO_KEY),
+        RemoteAddress::new(0, RKey::new(0)),
+        RemoteAddress::new(1, RKey::new(u32::MAX)),
+    ] {
+        rig.succeeds(&pair.near, Write::new((), remote).signaled(1));
+        rig.succeeds(&pair.near, Write::new(nowhere, remote).signaled(2));
+        rig.succeeds(&pair.near, Read::new((), remote).signaled(3));
+        rig.succeeds(&pair.near, Read::new(nowhere, remote).signaled(4));
+    }
+    rig.settle();
+    assert_eq!(pair.far.state(), QpState::Rts);
+    assert!(rig.far.events().is_empty());
+}
+
+// covers 2.08
+fn no_octets_need_the_queue_pairs_permission(rig: &Rig) {
+    let pair = |access| {
+        let options = ConnectOptions::new().access(access);
+        rig.connected_with(rig.near.side(QpType::Rc), rig.far.side(QpType::Rc), options)
+    };
+    let remote = RemoteAddress::new(0, NO_KEY);
+    let invalid = WcStatus::RemInvReqErr;
+    let write = || Write::new((), remote).signaled(1);
+    let read = || Read::new((), remote).signaled(1);
+    assert_eq!(
+        rig.verdict(&pair(Access::REMOTE_WRITE), write()),
+        WcStatus::Success
+    );
+    assert_eq!(rig.verdict(&pair(Access::REMOTE_READ), write()), invalid);
+    assert_eq!(
+        rig.verdict(&pair(Access::REMOTE_READ), read()),
+        WcStatus::Success
+    );
+    assert_eq!(rig.verdict(&pair(Access::REMOTE_WRITE), read()), invalid);
+}
+
+/// A bad request between two good ones: its status, and what becomes of the queue pair.
+fn shows_at_execution(rig: &Rig, bad: impl Into<verbs_api::WorkRequest<'static>>) {
+    let pair = rig.rc();
+    let mut batch = Batch::new();
+    batch.push(Write::new((), RemoteAddress::default()).signaled(1));
+    batch.push(bad);
+    batch.push(Write::new((), RemoteAddress::default()).signaled(3));
+    pair.near
+        .post(&mut batch)
+        .expect("taken at post, whatever the key");
+    let done = rig.take(&pair.near.cq, 3);
+    let statuses: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
+    let expected = [
+        (1, WcStatus::Success),
+        (2, WcStatus::LocProtErr),
+        (3, WcStatus::WrFlushErr),
+    ];
+    assert_eq!(statuses, expected);
+    assert_eq!(pair.near.state(), QpState::Err);
+}
+
+// covers 2.09
+fn a_bad_local_key_shows_at_execution(rig: &Rig) {
+    let target = rig.far.region(64, OPEN);
+    let sge = |lkey| Sge {
+        addr: rig.scratch.mr.iova(),
+        length: 8,
+        lkey,
+    };
+    let stale = LKey::new(rig.scratch.mr.lkey().value() ^ 1);
+    let elsewhere = rig
+        .near
+        .region_with(&rig.near.other_pd(), 64, MrOptions::new(OPEN));
+    for lkey in [LKey::new(0), LKey::new(u32::MAX), stale] {
+        shows_at_execution(rig, Send::new(sge(lkey)).signaled(2));
+        shows_at_execution(rig, Write::new(sge(lkey), target.remote(0)).signaled(2));
+        shows_at_execution(rig, Read::new(sge(lkey), target.remote(0)).signaled(2));
+    }
+    shows_at_execution(rig, Send::new(elsewhere.sge(0, 8)).signaled(2));
+    let read_only = rig.near.region(64, Access::empty());
+    shows_at_execution(
+        rig,
+        Read::new(read_only.sge(0, 8), target.remote(0)).signaled(2),
+    );
+    let gone = rig.near.region(64, OPEN);
+    let dead = gone.sge(0, 8);
+    rig.finish_destroy(gone.mr.deregister());
+    shows_at_execution(rig, Write::new(dead, target.remote(0)).signaled(2));
+    assert_eq!(target.bytes(0, 64), [0; 64]);
+}
+
+// covers 2.09 2.06
+fn a_local_stretch_outside_its_region_is_refused(rig: &Rig) {
+    let region = rig.near.region(4096, OPEN);
+    let (first, lkey) = (region.mr.iova(), region.mr.lkey());
+    for (addr, length) in [
+        (first - 1, 1),
+        (first + 4096, 1),
+        (first, 4097),
+        (u64::MAX - 3, 8),
+    ] {
+        let sge = Sge { addr, length, lkey };
+        shows_at_execution(rig, Send::new(sge).signaled(2));
+    }
+}
+
+// covers 2.09
+fn a_bad_key_of_a_receive_fails_the_receive(rig: &Rig) {
+    let landing = rig.far.region(64, Access::LOCAL_WRITE);
+    let closed = rig.far.region(64, Access::REMOTE_READ);
+    let stale = Sge {
+        lkey: LKey::new(landing.mr.lkey().value() ^ 1),
+        ..landing.sge(0, 64)
+    };
+    for bad in [
+        stale,
+        closed.sge(0, 64),
+        Sge {
+            length: 65,
+            ..landing.sge(0, 64)
+        },
+    ] {
+        let pair = rig.rc();
+        pair.far
+            .post_receive(ReceiveRequest::new(5, bad))
+            .expect("taken, whatever the key");
+        receive_fails(rig, &pair, WcStatus::LocProtErr);
+    }
+}
+
+// covers 2.10
+fn an_empty_stretch_is_not_looked_at(rig: &Rig) {
+    let pair = rig.rc();
+    let landing = rig.far.region(64, Access::LOCAL_WRITE);
+    let nowhere = Sge {
+        addr: u64::MAX,
+        length: 0,
+        lkey: LKey::new(0xdead_beef),
+    };
+    rig.scratch.fill(1);
+    let into = [nowhere, landing.sge(0, 4), nowhere, landing.sge(8, 56)];
+    pair.far
+        .post_receive(ReceiveRequest::new(1, &into))
+        .expect("a receive");
+    let from = [
+        nowhere,
+        rig.scratch.sge(0, 6),
+        nowhere,
+        rig.scratch.sge(6, 4),
+    ];
+    rig.succeeds(&pair.near, Send::new(&from).signaled(1));
+    let got = rig.take(&pair.far.cq, 1).remove(0);
+    assert_eq!((got.status, got.byte_len), (WcStatus::Success, 10));
+    assert_eq!(landing.bytes(0, 4), rig.scratch.bytes(0, 4));
+    assert_eq!(landing.bytes(8, 6), rig.scratch.bytes(4, 6));
+
+    pair.far
+        .post_receive(ReceiveRequest::new(2, nowhere))
+        .expect("a receive");
+    rig.succeeds(&pair.near, Send::new(nowhere).signaled(2));
+    let got = rig.take(&pair.far.cq, 1).remove(0);
+    assert_eq!((got.status, got.byte_len), (WcStatus::Success, 0));
+}
+
+// covers 2.11
+fn a_message_beyond_the_limit_is_refused(rig: &Rig) {
+    let max = rig.attributes().limits.max_msg_sz;
+    let half = u32::try_from(max / 2).unwrap_or(u32::MAX);
+    let sge = Sge {
+        length: half,
+        ..rig.scratch.sge(0, 8)
+    };
+    let all = Sge {
+        length: u32::MAX,
+        ..sge
+    };
+    let pair = rig.rc();
+    for list in [[sge, sge, Sge { length: 1, ..sge }], [all, all, all]] {
+        let given: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
+        let expected = PostReason::MessageTooLong { max, given };
+        let refused = pair.near.post_one(Send::new(&list)).expect_err("too long");
+        assert_eq!(refused.reason, expected);
+        let write = Write::new(&list, RemoteAddress::new(0, NO_KEY));
+        assert_eq!(
+            pair.near.post_one(write).expect_err("too long").reason,
+            expected
+        );
+    }
+    assert_eq!(pair.near.state(), QpState::Rts);
+    rig.nothing_on(&pair.near.cq);
+}
+
+// covers 2.12
+fn inline_octets_are_copied_while_posting(rig: &Rig) {
+    let pair = rig.rc();
+    let target = rig.far.region(64, OPEN);
+    let landing = rig.far.region(64, Access::LOCAL_WRITE);
+    pair.far.receive(&landing, 0, 64);
+    let mut octets = *b"before";
+    pair.near
+        .post_one(Write::new(&octets, target.remote(0)).signaled(1))
+        .expect("a write");
+    pair.near
+        .post_one(Send::new(&octets).signaled(2))
+        .expect("a send");
+    octets.fill(0);
+    let sent = rig.take(&pair.near.cq, 2);
+    assert!(sent.iter().all(|done| done.status.is_success()));
+    assert_eq!(rig.take(&pair.far.cq, 1)[0].byte_len, 6);
+    assert_eq!(
+        (target.bytes(0, 6), landing.bytes(0, 6)),
+        (b"before".to_vec(), b"before".to_vec())
+    );
+    assert_eq!(octets, [0; 6]);
+
+    let max = pair.near.cap().max_inline_data as usize;
+    let too_long = vec![0_u8; max.max(64) + 1];
+    let refused = pair
+        .near
+        .post_one(Send::new(&too_long[..]))
+        .expect_err("too long");
+    assert!(
+        matches!(refused.reason, PostReason::InlineTooLong { .. }),
+        "{refused}"
+    );
+    let read = Read::new(&[0; 4], target.remote(0));
+    let refused = pair
+        .near
+        .post_one(read)
+        .expect_err("a read cannot be inline");
+    assert_eq!(refused.reason, PostReason::InlineNotAllowed);
+    assert_eq!(pair.near.state(), QpState::Rts);
+}
+
+// covers 2.14
+fn deregistering_while_a_peer_reads(rig: &Rig) {
+    const LENGTH: usize = 1 << 18;
+    for moment in 0..8 {
+        let source = rig.far.region(LENGTH, OPEN);
+        source.put(0, &vec![0xaa; LENGTH]);
+        let sink = rig
+            .near
+            .region(LENGTH, read_sink_access(&rig.near.context).access);
+        let pair = rig.rc();
+        let read = Read::new(sink.sge(0, LENGTH as u32), source.remote(0)).signaled(1);
+        pair.near.post_one(read).expect("a read");
+        rig.run_for(Duration::from_nanos(moment * 500));
+        rig.finish_destroy(source.mr.clone().deregister());
+        source.put(0, &vec![0xbb; LENGTH]);
+        let status = rig.take(&pair.near.cq, 1)[0].status;
+        let got = sink.bytes(0, LENGTH);
+        assert!(!got.contains(&0xbb), "what was written after it");
+        match status {
+            WcStatus::Success => assert!(got.iter().all(|&octet| octet == 0xaa)),
+            other => assert_eq!(other, WcStatus::RemAccessErr),
+        }
+        assert!(
+            !rig.can_read(&rig.rc(), source.remote(0)),
+            "the key is dead"
+        );
+    }
+}
+
+// covers 2.15
+fn a_region_is_changed(rig: &Rig) {
+    let region = rig.far.region(4096, OPEN);
+    let before = region.remote(0);
+    rig.finish(
+        region
+            .mr
+            .rereg(MrReregister::new().access(Access::REMOTE_READ)),
+    );
+    assert!(rig.can_read(&rig.rc(), region.remote(0)));
+    assert!(!rig.can_write(&rig.rc(), region.remote(0)));
+    if before.rkey != region.mr.rkey() {
+        assert!(!rig.can_read(&rig.rc(), before), "the key of before");
+    }
+
+    let other = rig.far.other_pd();
+    rig.finish(region.mr.rereg(MrReregister::new().pd(&other)));
+    assert!(!rig.can_read(&rig.rc(), region.remote(0)));
+    assert!(rig.can_read(&rig.rc_in(&other), region.remote(0)));
+    assert!(matches!(
+        rig.outcome(other.clone().destroy()),
+        Err(DestroyError::Busy { .. })
+    ));
+
+    let memory = verbs_api::Memory::zeroed(8192).expect("memory");
+    memory.write(8184, b"the end.").expect("inside");
+    rig.finish(
+        region
+            .mr
+            .rereg(MrReregister::new().memory(&memory).pd(&rig.far.pd)),
+    );
+    assert_eq!(
+        (region.mr.len(), region.mr.iova()),
+        (8192, memory.address())
+    );
+    assert!(rig.can_read(&rig.rc(), region.remote(8184)));
+    assert_eq!(rig.scratch.bytes(0x8000, 8), b"the end.");
+    rig.finish_destroy(other.destroy());
+}
+
+// covers 2.15
+fn a_refused_change_leaves_the_region(rig: &Rig) {
+    let region = rig.far.region(4096, OPEN);
+    for wrong in [
+        MrReregister::new().access(Access::REMOTE_WRITE),
+        MrReregister::new().iova(4096),
+        MrReregister::new().pd(&rig.near.pd),
+    ] {
+        let refused = rig.outcome(region.mr.rereg(wrong)).expect_err("a refusal");
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    }
+    let pair = rig.rc();
+    assert!(rig.can_write(&pair, region.remote(0)));
+    if !rig.attributes().features.intersects(Features::WINDOW_2) {
+        return;
+    }
+    rig.finish(
+        region
+            .mr
+            .rereg(MrReregister::new().access(OPEN | Access::MW_BIND)),
+    );
+    let window = rig.far.window(verbs_api::MwType::Type2);
+    let key = window.rkey().next();
+    let bind = verbs_api::BindWindow::new(key, region.mr.lkey(), region.mr.iova(), 64);
+    rig.succeeds(&pair.far, bind.access(Access::REMOTE_READ).signaled(1));
+    let change = MrReregister::new().access(OPEN);
+    let refused = rig
+        .outcome(region.mr.rereg(change.clone()))
+        .expect_err("a window is bound");
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    assert!(rig.can_write(&pair, region.remote(0)));
+    assert!(rig.can_read(&pair, RemoteAddress::new(region.mr.iova(), key)));
+    rig.finish_destroy(window.destroy());
+    rig.finish(region.mr.rereg(change));
+}
+
+// covers 2.60
+fn a_sink_needs_what_the_transport_says(rig: &Rig) {
+    let source = rig.far.region(64, OPEN);
+    source.fill(3);
+    let local = rig.near.region(64, Access::LOCAL_WRITE);
+    let pair = rig.rc();
+    let read = Read::new(local.sge(0, 64), source.remote(0)).signaled(1);
+    if rig.has_gap(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
+        rig.fails(&pair.near, read, WcStatus::LocProtErr);
+        assert_eq!(local.bytes(0, 64), [0; 64]);
+        let events = rig.far.events();
+        assert!(
+            !events.contains(&EventType::QpAccessErr),
+            "nothing was asked of the peer"
+        );
+        assert_eq!(pair.near.counters().reads, 0);
+    } else {
+        rig.succeeds(&pair.near, read);
+        assert_eq!(local.bytes(0, 64), source.bytes(0, 64));
+    }
+    let portable = read_sink_access(&rig.near.context).access;
+    let sink = rig.near.region(64, portable);
+    rig.succeeds(
+        &rig.rc().near,
+        Read::new(sink.sge(0, 64), source.remote(0)).signaled(2),
+    );
+    assert_eq!(sink.bytes(0, 64), source.bytes(0, 64));
+}
+
+// covers 2.61 1.13
+fn a_read_has_as_many_sinks_as_the_device_says(rig: &Rig) {
+    let source = rig.far.region(64, OPEN);
+    source.fill(3);
+    let pair = rig.rc();
+    let sinks = [rig.scratch.sge(0, 10), rig.scratch.sge(100, 54)];
+    let read = Read::new(&sinks, source.remote(0)).signaled(1);
+    if rig.attributes().limits.max_sge_rd == 1 {
+        let refused = pair.near.post_one(read).expect_err("two sinks");
+        assert_eq!(refused.reason, PostReason::TooManySges { max: 1, given: 2 });
+        assert_eq!(pair.near.state(), QpState::Rts);
+        rig.nothing_on(&pair.near.cq);
+        rig.succeeds(
+            &pair.near,
+            Read::new(sinks[0], source.remote(0)).signaled(2),
+        );
+    } else {
+        rig.succeeds(&pair.near, read);
+        assert_eq!(rig.scratch.bytes(100, 54), source.bytes(10, 54));
+    }
+    assert_eq!(rig.scratch.bytes(0, 10), source.bytes(0, 10));
+}
+
+// covers 2.69
+fn a_sink_is_open_to_its_peer_where_it_must_be(rig: &Rig) {
+    let source = rig.far.region(4096, OPEN);
+    source.fill(3);
+    let sink = rig
+        .near
+        .region(8192, read_sink_access(&rig.near.context).access);
+    let pair = rig.rc();
+    let read = Read::new(sink.sge(0, 4096), source.remote(0)).signaled(1);
+    pair.near.post_one(read).expect("a read");
+    // The peer writes behind what the read fetches, while it is under way.
+    let write = Write::new(source.sge(0, 8), sink.remote(4096)).signaled(2);
+    pair.far.post_one(write).expect("a write");
+    rig.settle();
+    if rig.has_gap(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
+        assert_eq!(
+            sink.bytes(4096, 8),
+            source.bytes(0, 8),
+            "the sink's key opens it"
+        );
+        assert_eq!(rig.take(&pair.near.cq, 1)[0].status, WcStatus::Success);
+        assert_eq!(sink.bytes(0, 4096), source.bytes(0, 4096));
+    } else {
+        assert_eq!(
+            sink.mr.rkey(),
+            RKey::new(0),
+            "the sink has no key for peers"
+        );
+        assert_eq!(sink.bytes(4096, 8), [0; 8]);
+        assert_eq!(pair.near.state(), QpState::Err);
+    }
+}
+
+// covers 2.66
+fn a_zero_based_region_counts_from_its_first_octet(rig: &Rig) {
+    let options = MrOptions::new(OPEN).zero_based();
+    let region = rig.far.region_with(&rig.far.pd, 4096, options);
+    assert_eq!(region.mr.iova(), 0);
+    let key = region.mr.rkey();
+    let at = |addr| RemoteAddress::new(addr, key);
+    let pair = rig.rc();
+    rig.scratch.fill(8);
+    assert!(rig.can_write_octets(&pair, at(0), 4096));
+    assert_eq!(region.bytes(0, 4096), rig.scratch.bytes(0, 4096));
+    assert!(rig.can_read_octets(&pair, at(4095), 1));
+    assert_eq!(rig.scratch.bytes(0x8000, 1), region.bytes(4095, 1));
+    for (addr, length) in [
+        (1, 4096),
+        (4096, 1),
+        (4097, 1),
+        (region.memory.address(), 8),
+        (u64::MAX, 1),
+    ] {
+        assert!(
+            !rig.can_write_octets(&rig.rc(), at(addr), length),
+            "{length} at {addr:#x}"
+        );
+        assert!(
+            !rig.can_read_octets(&rig.rc(), at(addr), length),
+            "{length} at {addr:#x}"
+        );
+    }
+    // Local addresses are offsets as well.
+    let landing = &rig.scratch;
+    pair.near.receive(landing, 0x4000, 64);
+    let lkey = region.mr.lkey();
+    rig.succeeds(
+        &pair.far,
+        Send::new(Sge {
+            addr: 100,
+            length: 50,
+            lkey,
+        })
+        .signaled(1),
+    );
+    assert_eq!(rig.take(&pair.near.cq, 1)[0].byte_len, 50);
+    assert_eq!(landing.bytes(0x4000, 50), region.bytes(100, 50));
+    let outside = Sge {
+        addr: 4096,
+        length: 1,
+        lkey,
+    };
+    rig.fails(
+        &pair.far,
+        Send::new(outside).signaled(2),
+        WcStatus::LocProtErr,
+    );
+}
+
+// covers 2.67
+fn a_zero_based_region_keeps_its_offset_in_the_page(rig: &Rig) {
+    let memory = verbs_api::Memory::zeroed(8192).expect("memory");
+    memory.write(4096 + 123, b"the first").expect("inside");
+    let range = memory.range(4096 + 123, 1000).expect("inside");
+    let mr = rig.finish(
+        rig.far
+            .pd
+            .register_with(range, MrOptions::new(OPEN).zero_based()),
+    );
+    assert_eq!((mr.iova(), mr.len()), (0, 1000));
+    let pair = rig.rc();
+    assert!(rig.can_read_octets(&pair, RemoteAddress::new(0, mr.rkey()), 9));
+    assert_eq!(rig.scratch.bytes(0x8000, 9), b"the first");
+    assert!(rig.can_read_octets(&pair, mr.remote(4), 5));
+    assert_eq!(rig.scratch.bytes(0x8000, 5), b"first");
+    assert!(rig.can_read_octets(&pair, mr.remote(999), 1));
+    assert!(!rig.can_read_octets(&pair, mr.remote(1000), 1));
+}
+
+// covers 2.67 2.66
+fn a_zero_based_fast_registration_keeps_its_offset(rig: &Rig) {
+    let memory = verbs_api::Memory::zeroed(4 * 4096).expect("memory");
+    let ranges = [
+        memory.range(4096 + 123, 4096 - 123).expect("inside"),
+        memory.range(3 * 4096, 500).expect("inside"),
+    ];
+    let list = verbs_api::PageList::map(&ranges, 4096, 2)
+        .expect("a list")
+        .list;
+    let key = rig.finish(rig.far.pd.alloc_key(2));
+    let pair = rig.rc();
+    let register = verbs_api::FastRegister::new(&key, &list)
+        .access(OPEN | Access::ZERO_BASED)
+        .iova(0)
+        .signaled(1);
+    rig.succeeds(&pair.far, register);
+    rig.scratch.fill(6);
+    assert!(rig.can_write_octets(&pair, key.remote(0), 4473));
+    let wanted = rig.scratch.bytes(0, 4473);
+    let got = |at, length| memory.to_vec(at, length).expect("inside");
+    assert_eq!(got(4096 + 123, 3973), wanted[..3973]);
+    assert_eq!(got(3 * 4096, 500), wanted[3973..]);
+    assert!(!rig.can_write_octets(&pair, key.remote(4473), 1));
+}
