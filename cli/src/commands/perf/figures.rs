@@ -1,0 +1,98 @@
+//! What a measurement comes to, and the loop that takes it.
+
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
+
+use super::yardstick::Yardstick;
+
+/// Operations that are timed together.
+const BLOCK: u64 = 1000;
+
+/// What a measurement came to. Times are in nanoseconds.
+pub(super) struct Figures {
+    /// Of one operation: the median of blocks with no clock in them.
+    pub(super) median: f64,
+    /// Operations measured.
+    pub(super) iterations: u64,
+    /// Each operation by itself, the clock included; none where only the sum says something.
+    pub(super) each: Option<Each>,
+    /// The limits, measured in the same run.
+    pub(super) yardsticks: Vec<Yardstick>,
+}
+
+/// Operations timed one by one.
+pub(super) struct Each {
+    /// Picoseconds: half a round trip may take less than two of a clock's steps.
+    pub(super) histogram: Histogram<u64>,
+    /// What reading the clock adds to each.
+    pub(super) clock: f64,
+}
+
+/// Runs `once` in blocks; answers the median time of one.
+pub(super) fn in_blocks(
+    iterations: u64,
+    bar: &ProgressBar,
+    mut once: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<f64> {
+    let block = BLOCK.min(iterations.div_ceil(8));
+    let mut blocks = Vec::new();
+    let mut done = 0;
+    while done < iterations {
+        let begun = Instant::now();
+        for _ in 0..block {
+            once()?;
+        }
+        blocks.push(begun.elapsed().as_nanos() as f64 / block as f64);
+        done += block;
+        bar.inc(block);
+    }
+    Ok(median(&mut blocks))
+}
+
+/// How many times [`in_blocks`] runs what it is given.
+pub(super) fn rounded(iterations: u64) -> u64 {
+    let block = BLOCK.min(iterations.div_ceil(8));
+    iterations.div_ceil(block) * block
+}
+
+/// Runs `once` and times each by itself; a time counts `parts` operations.
+pub(super) fn one_by_one(
+    iterations: u64,
+    parts: u64,
+    bar: &ProgressBar,
+    mut once: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<Each> {
+    // A minute is the most that is told apart, to three digits.
+    let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000_000, 3)?;
+    let clock = clock();
+    let mut before = Instant::now();
+    for done in 1..=iterations {
+        once()?;
+        let now = Instant::now();
+        histogram.saturating_record((now - before).as_nanos() as u64 * 1000 / parts);
+        before = now;
+        if done % BLOCK == 0 {
+            bar.inc(BLOCK);
+            before = Instant::now();
+        }
+    }
+    Ok(Each {
+        histogram,
+        clock: clock / parts as f64,
+    })
+}
+
+fn clock() -> f64 {
+    let begun = Instant::now();
+    for _ in 0..BLOCK {
+        std::hint::black_box(Instant::now());
+    }
+    begun.elapsed().as_nanos() as f64 / BLOCK as f64
+}
+
+pub(super) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

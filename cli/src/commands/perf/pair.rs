@@ -1,0 +1,87 @@
+//! Two connected queue pairs of one device, each of an open device of its own, with memory that the other may use.
+
+use polyverbs::qp::{QpAttributes, QpState};
+use polyverbs::{
+    Access, BaselineGaps, Completion, ConnectOptions, Cq, Device, Memory, Mr, Operations, Qp,
+    QpOptions, Requirements, WorkRequest, read_sink_access,
+};
+
+/// Requests that a queue takes.
+pub(super) const DEPTH: u32 = 256;
+
+/// One of the two.
+pub(super) struct Side {
+    pub(super) qp: Qp,
+    pub(super) cq: Cq,
+    pub(super) region: Mr,
+}
+
+impl Side {
+    fn open(device: &Device, size: u32) -> anyhow::Result<Self> {
+        let context = device.open(&Requirements::new())?;
+        let pd = context.alloc_pd().wait()?;
+        let cq = context.create_cq(2 * DEPTH).wait()?;
+        let options = QpOptions::rc(&cq).max_send_wr(DEPTH).max_recv_wr(DEPTH);
+        let qp = pd.create_qp(options).wait()?;
+        let memory = Memory::zeroed(size.max(8) as usize);
+        let memory = memory.ok_or_else(|| anyhow::anyhow!("out of memory"))?;
+        let mut rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        rights |= read_sink_access(&context).access;
+        let has_atomics = !context.attributes().gaps.contains(BaselineGaps::NO_ATOMICS);
+        rights.set(Access::REMOTE_ATOMIC, has_atomics);
+        let region = pd.register(&memory, rights).wait()?;
+        Ok(Self { qp, cq, region })
+    }
+
+    /// Whether the queue pair does this.
+    pub(super) fn does(&self, operation: Operations) -> bool {
+        self.qp.operations().contains(operation)
+    }
+
+    pub(super) fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> anyhow::Result<()> {
+        self.qp
+            .post_one(request)
+            .map_err(|rejected| anyhow::anyhow!("{rejected}"))
+    }
+
+    /// Polls until `count` requests have completed, without sleeping.
+    pub(super) fn spin(&self, slots: &mut [Completion], count: usize) -> anyhow::Result<()> {
+        let mut seen = 0;
+        while seen < count {
+            for done in self.cq.poll(slots)? {
+                check(done)?;
+                seen += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what the other side waits for.
+    pub(super) fn hang_up(&self) {
+        // A queue pair that cannot be changed any more has ended already.
+        drop(
+            self.qp
+                .modify(QpAttributes::new().qp_state(QpState::Err))
+                .wait(),
+        );
+    }
+}
+
+pub(super) fn check(done: &Completion) -> anyhow::Result<()> {
+    if !done.status.is_success() {
+        anyhow::bail!("a request failed: {:?} ({:?})", done.status, done.opcode);
+    }
+    Ok(())
+}
+
+/// Two sides, connected.
+pub(super) fn connected(device: &Device, size: u32) -> anyhow::Result<(Side, Side)> {
+    let (one, other) = (Side::open(device, size)?, Side::open(device, size)?);
+    let (at_one, at_other) = (one.qp.endpoint()?, other.qp.endpoint()?);
+    // Both are started before either is waited for: a stream needs both ends.
+    let first = one.qp.connect(&at_other, ConnectOptions::new());
+    let second = other.qp.connect(&at_one, ConnectOptions::new());
+    first.wait()?;
+    second.wait()?;
+    Ok((one, other))
+}

@@ -1,0 +1,316 @@
+//! The measurements.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use indicatif::ProgressBar;
+use polyverbs::{
+    Batch, Completion, Data, Device, FetchAdd, Operations, Read, ReceiveRequest, Send, Write,
+};
+
+use super::Test;
+use super::figures::{Each, Figures, in_blocks, one_by_one, rounded};
+use super::pair::{Side, check, connected};
+use super::yardstick::{self, End, Line, Yardstick, around};
+use crate::output::progress;
+
+/// What is to be measured.
+pub(super) struct Job<'d> {
+    pub(super) device: &'d Device,
+    pub(super) test: Test,
+    pub(super) size: u32,
+    pub(super) iterations: u64,
+}
+
+/// Writes of one doorbell.
+const BATCH: usize = 32;
+/// Writes in flight where octets are counted.
+const IN_FLIGHT: usize = 16;
+
+pub(super) fn run(job: &Job<'_>) -> anyhow::Result<Figures> {
+    let (one, other) = connected(job.device, job.size)?;
+    let (from, to) = (one.region.sge(0, job.size)?, other.region.remote(0));
+    let total = match job.test {
+        Test::Bandwidth | Test::MessageRate => job.iterations,
+        _ => 2 * job.iterations,
+    };
+    let bar = progress(total, "{bar:32.cyan/dim} {percent}%  {eta} left");
+    let figures = match job.test {
+        Test::SendLatency => send_latency(job, &one, &other, &bar),
+        Test::WriteLatency => latency(job, &one, &bar, || {
+            one.post(Write::new(from, to).signaled(0))
+        }),
+        Test::ReadLatency => latency(job, &one, &bar, || {
+            one.post(Read::new(from, to).signaled(0))
+        }),
+        Test::AtomicLatency => {
+            if !one.does(Operations::ATOMIC_FETCH_AND_ADD) {
+                anyhow::bail!("{} has no atomic operations", job.device.name());
+            }
+            latency(job, &one, &bar, || {
+                one.post(FetchAdd::new(from, to, 1).signaled(0))
+            })
+        }
+        Test::Bandwidth => bandwidth(job, &one, &other, &bar),
+        Test::MessageRate => message_rate(job, &one, &other, &bar),
+    };
+    bar.finish_and_clear();
+    figures
+}
+
+// One thread posts and polls; the other side's memory is all that takes part.
+fn latency(
+    job: &Job<'_>,
+    side: &Side,
+    bar: &ProgressBar,
+    post: impl Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<Figures> {
+    let mut slots: [Completion; 4] = Default::default();
+    let mut once = || {
+        post()?;
+        side.spin(&mut slots, 1)
+    };
+    for _ in 0..job.iterations / 10 {
+        once()?;
+    }
+    let measure = || {
+        let median = in_blocks(job.iterations, bar, &mut once)?;
+        Ok((median, one_by_one(job.iterations, 1, bar, &mut once)?))
+    };
+    let ((median, each), atomic) = around(
+        "an uncontended read-modify-write",
+        yardstick::read_modify_write,
+        measure,
+    )?;
+    let mut yardsticks = vec![atomic];
+    if job.size >= 4096 {
+        let copy = yardstick::memcpy(job.size as usize);
+        yardsticks.push(Yardstick {
+            name: "a memcpy of as many octets",
+            before: copy,
+            after: copy,
+        });
+    }
+    Ok(Figures {
+        median,
+        iterations: job.iterations,
+        each: Some(each),
+        yardsticks,
+    })
+}
+
+fn bandwidth(
+    job: &Job<'_>,
+    one: &Side,
+    other: &Side,
+    bar: &ProgressBar,
+) -> anyhow::Result<Figures> {
+    let size = job.size as usize;
+    writes(
+        job,
+        one,
+        other,
+        bar,
+        IN_FLIGHT,
+        "a memcpy of as many octets",
+        || yardstick::memcpy(size),
+    )
+}
+
+fn message_rate(
+    job: &Job<'_>,
+    one: &Side,
+    other: &Side,
+    bar: &ProgressBar,
+) -> anyhow::Result<Figures> {
+    let name = "an uncontended read-modify-write";
+    writes(
+        job,
+        one,
+        other,
+        bar,
+        BATCH,
+        name,
+        yardstick::read_modify_write,
+    )
+}
+
+// Batches of writes, the last of each signaled.
+fn writes(
+    job: &Job<'_>,
+    one: &Side,
+    other: &Side,
+    bar: &ProgressBar,
+    count: usize,
+    name: &'static str,
+    limit: impl FnMut() -> f64,
+) -> anyhow::Result<Figures> {
+    let (from, to) = (one.region.sge(0, job.size)?, other.region.remote(0));
+    let mut slots: [Completion; 4] = Default::default();
+    let mut batch = Batch::with_capacity(count);
+    let mut once = || {
+        for _ in 1..count {
+            batch.push(Write::new(from, to));
+        }
+        batch.push(Write::new(from, to).signaled(0));
+        one.qp.post(&mut batch)?;
+        one.spin(&mut slots, 1)
+    };
+    once()?;
+    let batches = job.iterations.div_ceil(count as u64);
+    bar.set_length(batches);
+    let (median, yardstick) = around(name, limit, || in_blocks(batches, bar, &mut once))?;
+    let iterations = rounded(batches) * count as u64;
+    Ok(Figures {
+        median: median / count as f64,
+        iterations,
+        each: None,
+        yardsticks: vec![yardstick],
+    })
+}
+
+/// Two threads that send a message to and fro.
+fn send_latency(
+    job: &Job<'_>,
+    one: &Side,
+    other: &Side,
+    bar: &ProgressBar,
+) -> anyhow::Result<Figures> {
+    let lines = [Line::default(), Line::default()];
+    let over = AtomicBool::new(false);
+    // Whoever fails hangs up, so that the other does not spin for ever.
+    let guard = |result: anyhow::Result<(f64, f64)>| {
+        if result.is_err() {
+            over.store(true, Ordering::Relaxed);
+            one.hang_up();
+            other.hang_up();
+        }
+        result
+    };
+    let mut near = Player::new(one, job.size)?;
+    let mut far = Player::new(other, job.size)?;
+    let warm_up = job.iterations / 10;
+    let answers = warm_up + rounded(job.iterations) + job.iterations;
+    let mut measured = None;
+    let (near_result, far_result) = thread::scope(|scope| {
+        let echo = scope.spawn(|| {
+            let work = || (0..answers).try_for_each(|_| far.answer());
+            guard(between(&lines, End::Second, &over, work))
+        });
+        let work = || {
+            (0..warm_up).try_for_each(|_| near.ask())?;
+            let median = in_blocks(job.iterations, bar, || near.ask())? / 2.0;
+            measured = Some((median, one_by_one(job.iterations, 2, bar, || near.ask())?));
+            Ok(())
+        };
+        let near = guard(between(&lines, End::First, &over, work));
+        (near, echo.join())
+    });
+    let Ok(far_result) = far_result else {
+        anyhow::bail!("the answering thread panicked")
+    };
+    let (before, after) = near_result?;
+    far_result?;
+    let Some((median, each)): Option<(f64, Each)> = measured else {
+        anyhow::bail!("nothing was measured");
+    };
+    let name = "a cache line crossing between the threads";
+    let yardsticks = vec![Yardstick {
+        name,
+        before,
+        after,
+    }];
+    Ok(Figures {
+        median,
+        iterations: job.iterations,
+        each: Some(each),
+        yardsticks,
+    })
+}
+
+// Hands a line to and fro before and after the work, on the thread that does the work.
+fn between(
+    lines: &[Line; 2],
+    end: End,
+    over: &AtomicBool,
+    work: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<(f64, f64)> {
+    let before = lines[0].cross(end, over);
+    work()?;
+    Ok((before, lines[1].cross(end, over)))
+}
+
+/// One side of the to and fro.
+struct Player<'s> {
+    side: &'s Side,
+    size: u32,
+    inline: Option<Vec<u8>>,
+    slots: [Completion; 4],
+    sent: u64,
+}
+
+impl<'s> Player<'s> {
+    // Only every so many sends complete visibly: a completion tells that those before it have gone too.
+    const SIGNAL_EVERY: u64 = 32;
+
+    fn new(side: &'s Side, size: u32) -> anyhow::Result<Self> {
+        let fits = size <= side.qp.cap().max_inline_data;
+        let inline = fits.then(|| vec![0; size as usize]);
+        let player = Self {
+            side,
+            size,
+            inline,
+            slots: Default::default(),
+            sent: 0,
+        };
+        for _ in 0..4 {
+            player.receive()?;
+        }
+        Ok(player)
+    }
+
+    fn receive(&self) -> anyhow::Result<()> {
+        let request = ReceiveRequest::new(1, self.side.region.sge(0, self.size)?);
+        self.side
+            .qp
+            .post_receive(request)
+            .map_err(|refused| anyhow::anyhow!("{refused}"))
+    }
+
+    fn ask(&mut self) -> anyhow::Result<()> {
+        self.send()?;
+        self.await_message()
+    }
+
+    fn answer(&mut self) -> anyhow::Result<()> {
+        self.await_message()?;
+        self.send()
+    }
+
+    fn send(&mut self) -> anyhow::Result<()> {
+        let data = match &self.inline {
+            Some(octets) => Data::from(octets.as_slice()),
+            None => Data::from(self.side.region.sge(0, self.size)?),
+        };
+        let mut request = Send::new(data);
+        self.sent += 1;
+        if self.sent.is_multiple_of(Self::SIGNAL_EVERY) {
+            request = request.signaled(0);
+        }
+        self.side.post(request)
+    }
+
+    fn await_message(&mut self) -> anyhow::Result<()> {
+        loop {
+            let mut came = false;
+            for done in self.side.cq.poll(&mut self.slots)? {
+                check(done)?;
+                came |= done.opcode.is_receive();
+            }
+            if came {
+                return self.receive();
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The limits of the machine that the figures run into.
+
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::figures::median;
+
+/// A limit: what it is, and how long it took before and after the measurement, in nanoseconds.
+pub(super) struct Yardstick {
+    pub(super) name: &'static str,
+    pub(super) before: f64,
+    pub(super) after: f64,
+}
+
+impl Yardstick {
+    pub(super) fn mean(&self) -> f64 {
+        f64::midpoint(self.before, self.after)
+    }
+}
+
+/// Measures a limit before and after `work`.
+pub(super) fn around<T>(
+    name: &'static str,
+    mut limit: impl FnMut() -> f64,
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<(T, Yardstick)> {
+    let before = limit();
+    let result = work()?;
+    Ok((
+        result,
+        Yardstick {
+            name,
+            before,
+            after: limit(),
+        },
+    ))
+}
+
+/// One read-modify-write of a cache line that nobody else uses.
+pub(super) fn read_modify_write() -> f64 {
+    const ROUNDS: u64 = 100_000;
+    let word = AtomicU64::new(0);
+    let mut blocks: Vec<_> = (0..9)
+        .map(|_| {
+            let begun = Instant::now();
+            for _ in 0..ROUNDS {
+                black_box(black_box(&word).fetch_add(1, Ordering::AcqRel));
+            }
+            begun.elapsed().as_nanos() as f64 / ROUNDS as f64
+        })
+        .collect();
+    median(&mut blocks)
+}
+
+/// One copy of `size` octets from one buffer to another, both used over and over.
+pub(super) fn memcpy(size: usize) -> f64 {
+    // At page boundaries, as registered memory is: elsewhere some processors copy much slower.
+    let (mut source, mut target) = (vec![1u8; size + PAGE], vec![2u8; size + PAGE]);
+    let source = page_aligned(&mut source, size);
+    let target = page_aligned(&mut target, size);
+    let rounds = ((64 << 20) / size.max(1)).clamp(1, 1_000_000);
+    let mut blocks: Vec<_> = (0..9)
+        .map(|_| {
+            let begun = Instant::now();
+            for _ in 0..rounds {
+                black_box(&mut *target).copy_from_slice(black_box(&*source));
+            }
+            begun.elapsed().as_nanos() as f64 / rounds as f64
+        })
+        .collect();
+    median(&mut blocks)
+}
+
+const PAGE: usize = 4096;
+
+fn page_aligned(octets: &mut [u8], size: usize) -> &mut [u8] {
+    let skipped = octets.as_ptr().align_offset(PAGE);
+    &mut octets[skipped..skipped + size]
+}
+
+/// A cache line that two threads hand to each other.
+#[repr(align(128))]
+#[derive(Default)]
+pub(super) struct Line(AtomicU64);
+
+/// Of the two threads, which one begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    First,
+    Second,
+}
+
+impl Line {
+    const BLOCKS: u64 = 21;
+    const ROUNDS: u64 = 1000;
+
+    /// Hands the line to and fro with another thread that does the same; answers the time of one crossing, the
+    /// median of blocks.
+    ///
+    /// Returns early once `over` is set: the other thread has failed and will not come.
+    pub(super) fn cross(&self, end: End, over: &AtomicBool) -> f64 {
+        let mut blocks = Vec::new();
+        for block in 0..Self::BLOCKS {
+            let begun = Instant::now();
+            for round in block * Self::ROUNDS..(block + 1) * Self::ROUNDS {
+                let (wait, hand) = match end {
+                    End::First => (2 * round, 2 * round + 1),
+                    End::Second => (2 * round + 1, 2 * round + 2),
+                };
+                while self.0.load(Ordering::Acquire) != wait {
+                    if over.load(Ordering::Relaxed) {
+                        return 0.0;
+                    }
+                    spin_loop();
+                }
+                self.0.store(hand, Ordering::Release);
+            }
+            blocks.push(begun.elapsed().as_nanos() as f64 / (2 * Self::ROUNDS) as f64);
+        }
+        median(&mut blocks)
+    }
+}

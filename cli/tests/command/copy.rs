@@ -1,0 +1,161 @@
+//! `polyverbs copy`.
+
+use std::path::Path;
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use super::{DEVICES, Folder, json, text};
+
+const WINDOW: u64 = 1 << 20;
+
+fn copy(device: &str, length: usize, more: &[&str]) -> Value {
+    let folder = Folder::new();
+    let (from, to) = (folder.file(length), folder.path("copy"));
+    let mut arguments = vec![
+        "copy",
+        path(&from),
+        "--device",
+        device,
+        "--to",
+        path(&to),
+        "--json",
+    ];
+    arguments.extend(more);
+    let report = json(&arguments);
+    let (sent, came) = (std::fs::read(&from).unwrap(), std::fs::read(&to).unwrap());
+    assert!(sent == came, "{device}: {length} octets were changed");
+    let digest: String = Sha256::digest(&sent)
+        .iter()
+        .map(|octet| format!("{octet:02x}"))
+        .collect();
+    for side in ["client", "server"] {
+        assert_eq!(report["digests"][side], digest.as_str(), "{side}");
+    }
+    assert_eq!(report["digests"]["equal"], true);
+    assert_eq!(report["bytes"], length as u64);
+    assert_eq!(report["device"], device);
+    report
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+// What the device counts follows from the file and the pieces, whatever the transport.
+fn assert_counters(report: &Value, length: u64, piece: u64) {
+    let windows = length.div_ceil(WINDOW);
+    let last = length % WINDOW;
+    let pieces = length / WINDOW * WINDOW.div_ceil(piece) + last.div_ceil(piece);
+    let expected = [
+        ("fast_registers", windows + pieces),
+        ("reads", pieces),
+        ("local_invalidates", pieces),
+        ("sends_with_invalidate", windows),
+        // Each window is announced; both sides say when it is over.
+        ("sends", windows + 2),
+        ("receives", 2 * windows + 2),
+        ("writes", 0),
+        ("atomics", 0),
+    ];
+    for (name, count) in expected {
+        assert_eq!(report["counters"][name], count, "{name} in {report:#}");
+    }
+    assert_eq!(
+        (&report["windows"], &report["pieces"]),
+        (&windows.into(), &pieces.into())
+    );
+}
+
+#[test]
+fn files_of_every_size_arrive_whole_and_are_accounted_for() {
+    for device in DEVICES {
+        for length in [
+            0,
+            1,
+            4096,
+            4097,
+            WINDOW as usize,
+            3 * WINDOW as usize + 12345,
+        ] {
+            let report = copy(device, length, &[]);
+            assert_counters(&report, length as u64, 256 << 10);
+            assert_eq!(report["counters"]["retransmissions"], 0);
+        }
+    }
+}
+
+#[test]
+fn pieces_and_depth_can_be_chosen() {
+    for device in DEVICES {
+        for (piece, octets, depth) in [
+            ("64k", 64 << 10, "1"),
+            ("4097", 4097, "16"),
+            ("1M", 1 << 20, "64"),
+        ] {
+            let length = 2 * WINDOW as usize + 1;
+            let report = copy(device, length, &["--piece", piece, "--depth", depth]);
+            assert_counters(&report, length as u64, octets);
+        }
+        let report = copy(device, 300, &["--piece", "1"]);
+        assert_counters(&report, 300, 1);
+    }
+}
+
+#[test]
+fn a_link_that_loses_frames_costs_retransmissions_and_nothing_else() {
+    let report = copy("ib0", 2 << 20, &["--fault", "drop=5%,seed=7"]);
+    assert_ne!(report["counters"]["retransmissions"], 0, "{report:#}");
+    assert_eq!(report["counters"]["sends_with_invalidate"], 2);
+    assert_eq!(report["fault"], "drop=5%,seed=7");
+    let report = copy(
+        "ib0",
+        1 << 20,
+        &["--fault", "reorder=2%,duplicate=2%,corrupt=1%"],
+    );
+    assert_ne!(report["counters"]["duplicates"], 0, "{report:#}");
+}
+
+#[test]
+fn a_stream_that_arrives_in_pieces_and_stalls_is_as_good_as_any() {
+    let report = copy("iw0", 2 << 20, &["--fault", "chunk=64..1460,stall=1%:1ms"]);
+    assert_counters(&report, 2 << 20, 256 << 10);
+}
+
+#[test]
+fn what_people_see_has_both_digests_and_the_counters() {
+    let folder = Folder::new();
+    let (from, to) = (folder.file(4097), folder.path("copy"));
+    for device in DEVICES {
+        let text = text(&["copy", path(&from), "--device", device, "--to", path(&to)]);
+        assert_eq!(text.matches("sha256").count(), 2, "{text}");
+        assert!(
+            text.contains("equal") && text.contains("fast_registers 2"),
+            "{text}"
+        );
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 100),
+            "{text}"
+        );
+        assert!(
+            !text.contains('\u{1b}'),
+            "no colours where there is no terminal"
+        );
+    }
+}
+
+#[test]
+fn a_device_file_is_a_target_too() {
+    let folder = Folder::new();
+    let from = folder.file(100_000);
+    let report = json(&[
+        "copy",
+        path(&from),
+        "--device",
+        "ib0",
+        "--to",
+        "/dev/null",
+        "--json",
+    ]);
+    assert_eq!(report["digests"]["equal"], true);
+}

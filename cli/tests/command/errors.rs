@@ -1,0 +1,159 @@
+//! What goes wrong gets one line that says what, and a status that is not zero.
+
+use super::{DEVICES, Folder, complaint, run};
+
+#[test]
+fn an_unknown_device_names_those_there_are() {
+    let complaints = [
+        complaint(&["copy", "Cargo.toml", "--device", "ib7", "--to", "/dev/null"]),
+        complaint(&[
+            "copy",
+            "Cargo.toml",
+            "--device",
+            "ib7",
+            "--to",
+            "/dev/null",
+            "--fault",
+            "drop=1%",
+        ]),
+        complaint(&["plan", "--device", "ib7", "read-and-invalidate"]),
+        complaint(&["perf", "write-latency", "--device", "ib7"]),
+        complaint(&["matrix", "--device", "ib7"]),
+    ];
+    for complaint in complaints {
+        assert_eq!(
+            complaint,
+            "polyverbs: no device is named ib7; there are ib0, iw0"
+        );
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_or_written_is_named() {
+    let folder = Folder::new();
+    let (file, gone) = (folder.file(1000), folder.path("gone"));
+    let (file, gone) = (file.to_str().unwrap(), gone.to_str().unwrap());
+    let copy = |from: &str, to: &str| complaint(&["copy", from, "--device", "ib0", "--to", to]);
+    assert!(copy(gone, file).contains(&format!("cannot read {gone}: No such file")));
+    assert_eq!(
+        std::fs::read(file).unwrap().len(),
+        1000,
+        "the target was left alone"
+    );
+    assert!(copy("/", gone).contains("cannot read /: it is a directory"));
+    assert!(copy(file, "/gone/too").contains("cannot write /gone/too: No such file"));
+    assert!(copy(file, file).contains("it is the file that is to be copied"));
+    assert_eq!(
+        std::fs::read(file).unwrap().len(),
+        1000,
+        "the file survived"
+    );
+}
+
+#[test]
+fn a_full_disk_ends_both_sides() {
+    let folder = Folder::new();
+    for length in [1, 5 << 20] {
+        let file = folder.file(length);
+        for device in DEVICES {
+            let line = complaint(&[
+                "copy",
+                file.to_str().unwrap(),
+                "--device",
+                device,
+                "--to",
+                "/dev/full",
+            ]);
+            assert!(
+                line.contains("cannot write /dev/full: No space left on device"),
+                "{line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn faults_of_the_other_kind_of_link_are_refused() {
+    let copy = |device, fault| {
+        complaint(&[
+            "copy",
+            "Cargo.toml",
+            "--device",
+            device,
+            "--to",
+            "/dev/null",
+            "--fault",
+            fault,
+        ])
+    };
+    assert!(copy("iw0", "drop=5%").contains("drop is a fault of a datagram link (InfiniBand)"));
+    assert!(copy("ib0", "chunk=64").contains("chunk is a fault of a stream link (iWARP)"));
+    assert!(copy("ib0", "drop").contains("is not of the form name=value"));
+    assert!(copy("ib0", "drop=150%").contains("expected a percentage"));
+    assert!(copy("ib0", "flood=1%").contains("no fault is called"));
+}
+
+#[test]
+fn a_connection_that_breaks_ends_the_copy() {
+    let folder = Folder::new();
+    let file = folder.file(3 << 20);
+    let broken = [
+        "copy",
+        file.to_str().unwrap(),
+        "--device",
+        "iw0",
+        "--to",
+        "/dev/null",
+        "--fault",
+        "reset-after=40",
+    ];
+    assert!(complaint(&broken).contains("the connection broke"));
+}
+
+#[test]
+fn a_wrong_command_line_is_told_in_one_line() {
+    assert!(complaint(&["fly"]).contains("unrecognized subcommand 'fly'"));
+    assert!(complaint(&["copy", "Cargo.toml", "--device", "ib0"]).contains("--to <PATH>"));
+    assert!(complaint(&["plan", "--device", "ib0", "teleport"]).contains("read-and-invalidate"));
+    let copy = |option, value| {
+        complaint(&[
+            "copy",
+            "Cargo.toml",
+            "--device",
+            "ib0",
+            "--to",
+            "/dev/null",
+            option,
+            value,
+        ])
+    };
+    for piece in ["0", "2M", "some", "", "64 parsecs"] {
+        assert!(copy("--piece", piece).contains("--piece"), "{piece}");
+    }
+    for depth in ["0", "100000", "few"] {
+        assert!(copy("--depth", depth).contains("--depth"), "{depth}");
+    }
+    let perf = |test, size| complaint(&["perf", test, "--device", "ib0", "--size", size]);
+    assert!(perf("atomic-latency", "16").contains("an atomic operation has 8 octets, not 16"));
+    assert!(perf("bandwidth", "0").contains("1 octet to 1G"));
+    assert_eq!(run(&["fly"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_named() {
+    let line = complaint(&[
+        "matrix",
+        "--format",
+        "html",
+        "--output",
+        "/gone/matrix.html",
+    ]);
+    assert!(
+        line.contains("cannot write /gone/matrix.html: No such file"),
+        "{line}"
+    );
+    assert!(
+        complaint(&["matrix", "--format", "html", "--output", "/dev/full"])
+            .contains("No space left")
+    );
+}

@@ -1,0 +1,89 @@
+//! The command as a user runs it: what it prints, and how it ends.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+mod copy;
+mod errors;
+mod shown;
+
+const DEVICES: [&str; 2] = ["ib0", "iw0"];
+
+fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polyverbs"));
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// What a run that succeeds prints.
+#[track_caller]
+fn text<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = run(arguments);
+    let (stdout, stderr) = (
+        String::from_utf8(stdout).unwrap(),
+        String::from_utf8_lossy(&stderr),
+    );
+    assert!(status.success(), "{status}\n{stdout}{stderr}");
+    assert_eq!(
+        stderr, "",
+        "nothing on standard error, which is no terminal"
+    );
+    stdout
+}
+
+#[track_caller]
+fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
+    serde_json::from_str(&text(arguments)).unwrap()
+}
+
+/// The one line of a run that fails.
+#[track_caller]
+fn complaint<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = run(arguments);
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert!(!status.success(), "{}", String::from_utf8_lossy(&stdout));
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.starts_with("polyverbs: "), "{stderr}");
+    stderr.trim_end().to_owned()
+}
+
+/// A folder that is gone when this is.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A file of `length` octets without a pattern.
+    fn file(&self, length: usize) -> PathBuf {
+        let path = self.path("file");
+        let mut state = 0x2545_f491_4f6c_dd1du64;
+        let octets = std::iter::repeat_with(|| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        });
+        std::fs::write(&path, octets.take(length).collect::<Vec<_>>()).unwrap();
+        path
+    }
+}

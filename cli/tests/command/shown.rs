@@ -1,0 +1,202 @@
+//! What is shown: devices, the matrix, plans, figures, the tour, help.
+
+use serde_json::Value;
+
+use super::{DEVICES, Folder, json, text};
+
+fn names(value: &Value) -> Vec<&str> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| name.as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn devices_are_an_array_of_objects() {
+    let devices = json(&["devices", "--json"]);
+    let devices = devices.as_array().unwrap();
+    let found: Vec<_> = devices
+        .iter()
+        .map(|device| device["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(found, DEVICES);
+    for (device, transport) in devices.iter().zip(["infiniband", "iwarp"]) {
+        assert_eq!(device["transport"], transport);
+        assert!(
+            device["provider"]
+                .as_str()
+                .unwrap()
+                .starts_with("emulated-")
+        );
+        assert!(names(&device["features"]).contains(&"BMME"));
+        assert!(device["limits"]["max_qp"].as_u64().unwrap() > 0);
+        assert!(["none", "hca", "global"].contains(&device["atomic_cap"].as_str().unwrap()));
+        assert_eq!(device["ports"][0]["port"], 1);
+        assert_eq!(device["ports"][0]["state"], "active");
+    }
+    assert_eq!(names(&devices[0]["gaps"]), [""; 0]);
+    assert!(names(&devices[1]["gaps"]).contains(&"NO_UD"));
+    assert!(names(&devices[1]["features"]).contains(&"READ_WITH_INVALIDATE"));
+}
+
+#[test]
+fn tables_fit_a_hundred_columns() {
+    for arguments in [
+        &["devices"][..],
+        &["matrix"],
+        &["matrix", "--device", "iw0"],
+    ] {
+        let text = text(arguments);
+        let widest = text
+            .lines()
+            .max_by_key(|line| line.chars().count())
+            .unwrap();
+        assert!(widest.chars().count() <= 100, "{widest}");
+        assert!(text.contains("iw0"));
+    }
+}
+
+#[test]
+fn a_matrix_has_every_format() {
+    let folder = Folder::new();
+    let matrix = json(&["matrix", "--format", "json"]);
+    let rows = matrix["rows"].as_array().unwrap();
+    let row = rows
+        .iter()
+        .find(|row| row["name"] == "READ_WITH_INV")
+        .unwrap();
+    assert_eq!(row["cells"]["iw0"]["claim"], serde_json::json!(["RC"]));
+    assert_eq!(row["cells"]["ib0"]["claim"], serde_json::json!([]));
+    assert!(text(&["matrix", "--format", "markdown"]).contains("| `BMME` | yes | yes |"));
+    let page = folder.path("matrix.html");
+    let written = text(&[
+        "matrix",
+        "--format",
+        "html",
+        "--output",
+        page.to_str().unwrap(),
+    ]);
+    assert_eq!(written, "");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+    assert!(!page.contains("<script") && !page.contains("src=") && !page.contains("http"));
+}
+
+#[test]
+fn a_plan_is_what_the_device_needs() {
+    let plan = |device| json(&["plan", "--device", device, "read-and-invalidate", "--json"]);
+    let iwarp = plan("iw0");
+    assert_eq!(
+        (&iwarp["slots"], &iwarp["completions"]),
+        (&1.into(), &1.into())
+    );
+    assert_eq!(iwarp["steps"][0]["operation"], "READ_WITH_INV");
+    let infiniband = plan("ib0");
+    assert_eq!(
+        (&infiniband["slots"], &infiniband["completions"]),
+        (&2.into(), &1.into())
+    );
+    let steps = infiniband["steps"].as_array().unwrap();
+    let steps: Vec<_> = steps
+        .iter()
+        .map(|step| {
+            (
+                step["operation"].as_str().unwrap(),
+                step["fenced"] == true,
+                step["signaled"] == true,
+            )
+        })
+        .collect();
+    assert_eq!(steps, [("READ", false, false), ("LOCAL_INV", true, true)]);
+    let shown = text(&["plan", "--device", "ib0", "read-and-invalidate"]);
+    assert!(
+        shown.starts_with("ib0: read-and-invalidate: 2 work requests, one completion\n"),
+        "{shown}"
+    );
+    assert!(shown.contains("2. LOCAL_INV (fenced, signaled)"), "{shown}");
+    let registration = json(&[
+        "plan",
+        "--device",
+        "iw0",
+        "register-for-remote-access",
+        "--json",
+    ]);
+    assert_eq!(registration["steps"][0]["operation"], "FAST_REGISTER");
+}
+
+#[test]
+fn figures_stand_beside_their_yardsticks() {
+    for device in DEVICES {
+        for test in [
+            "write-latency",
+            "read-latency",
+            "bandwidth",
+            "message-rate",
+            "send-latency",
+        ] {
+            let figures = json(&["perf", test, "--device", device, "--iters", "300", "--json"]);
+            assert!(
+                figures["nanoseconds"].as_f64().unwrap() > 0.0,
+                "{figures:#}"
+            );
+            let yardstick = &figures["yardsticks"][0];
+            for field in ["before_ns", "after_ns", "ratio"] {
+                assert!(yardstick[field].as_f64().unwrap() > 0.0, "{figures:#}");
+            }
+            if test.ends_with("latency") {
+                let quantile = |name: &str| figures["one_by_one"][name].as_f64().unwrap();
+                assert!(
+                    quantile("p50_ns") <= quantile("p99_ns")
+                        && quantile("p99_ns") <= quantile("max_ns")
+                );
+            }
+        }
+        let shown = text(&[
+            "perf",
+            "write-latency",
+            "--device",
+            device,
+            "--iters",
+            "300",
+            "--size",
+            "4096",
+        ]);
+        assert!(
+            shown.contains("p99.9") && shown.contains('█') && shown.contains("memcpy"),
+            "{shown}"
+        );
+    }
+    let figures = json(&[
+        "perf",
+        "atomic-latency",
+        "--device",
+        "ib0",
+        "--iters",
+        "300",
+        "--json",
+    ]);
+    assert_eq!(figures["size"], 8);
+}
+
+#[test]
+fn the_tour_copies_over_every_device() {
+    let text = text::<&str>(&[]);
+    assert!(text.contains("Verified over ib0 and iw0."), "{text}");
+    assert!(text.contains("What to try next"));
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
+}
+
+#[test]
+fn help_has_examples() {
+    for command in ["copy", "devices", "matrix", "perf", "plan"] {
+        let help = text(&[command, "--help"]);
+        assert!(help.contains("Examples:\n  polyverbs "), "{help}");
+    }
+    assert!(text(&["--help"]).contains("a short guided tour"));
+    assert!(text(&["--version"]).starts_with("polyverbs "));
+}
