@@ -518,7 +518,8 @@ impl RemoteAccess {
                     region: region.lkey(),
                     addr,
                     length,
-                    access,
+                    // Local rights are the region's; a window has only those of peers.
+                    access: access & Access::REMOTE,
                 }
             }
             Means::Region(_) => Form::Region,
