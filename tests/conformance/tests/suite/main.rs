@@ -4,4 +4,5 @@ mod fast_register;
 mod fmr_pool;
 mod invalidate;
 mod keys;
+mod plans;
 mod windows;

@@ -1,0 +1,393 @@
+//! Portable operations: the plan is what is executed, with one completion, in the slots that it names.
+
+use std::sync::{Arc, Mutex};
+
+use conformance::{ANY_DEVICE, End, Fast, Pair, Rig, cases, needs, one_of};
+use verbs_api::qp::QpState;
+use verbs_api::{
+    Access, Completion, ConnectOptions, Context, Device, Features, Memory, Operations, Plan,
+    PlanStep, PortState, PostReason, RKey, Read, ReadAndInvalidate, RegisterForRemoteAccess,
+    RemoteAccess, RemoteAddress, Requirements, Send, SendFlags, WcStatus, Write, read_sink_access,
+};
+
+cases! {
+    a_read_and_invalidate_is_executed_as_planned: needs(FENCED);
+    plans_are_executed_in_the_order_of_posting: needs(FENCED);
+    a_registration_is_executed_as_planned: ANY_DEVICE;
+    a_registration_by_window_is_executed_as_planned: one_of(Features::WINDOW_2);
+    a_plan_that_nothing_was_granted_for_names_what_is_missing: ANY_DEVICE;
+    one_completion_where_the_first_half_fails: needs(FENCED);
+    one_completion_where_the_second_half_fails: needs(FENCED);
+    one_completion_for_each_operation_that_is_flushed: needs(FENCED);
+    one_completion_where_every_request_has_one: needs(FENCED);
+    an_operation_takes_the_slots_of_its_plan_or_none: needs(FENCED);
+    reserved_slots_hold_as_many_operations_as_asked_for: needs(FENCED);
+}
+
+/// What a read-and-invalidate takes.
+const FENCED: Features = Features::BMME.union(Features::LOCAL_INVALIDATE_FENCE);
+const LENGTH: u32 = 4096;
+
+type Steps = Arc<Mutex<Vec<(PlanStep, WcStatus)>>>;
+
+// What an end's queue pairs execute from now on.
+fn watch(end: &End) -> Steps {
+    let steps = Steps::default();
+    let noted = Arc::clone(&steps);
+    end.device.trace(Arc::new(move |told| {
+        let step = PlanStep {
+            operation: told.operation,
+            flags: told.flags,
+        };
+        noted
+            .lock()
+            .expect("no test fails here")
+            .push((step, told.status));
+    }));
+    steps
+}
+
+fn executed(steps: &Steps) -> Vec<PlanStep> {
+    let steps = steps.lock().expect("no test fails here");
+    assert!(steps.iter().all(|(_, status)| status.is_success()));
+    steps.iter().map(|(step, _)| *step).collect()
+}
+
+// Memory of the near end, registered to be read into.
+fn sink(rig: &Rig, pair: &Pair) -> Fast {
+    let sink = rig.near.fast(LENGTH as usize);
+    register(rig, pair, &sink);
+    sink
+}
+
+fn register(rig: &Rig, pair: &Pair, sink: &Fast) {
+    let access = read_sink_access(&rig.near.context).access;
+    rig.succeeds(&pair.near, sink.register_afresh(access).signaled(0));
+}
+
+fn fetch(from: RemoteAddress, into: &Fast, wr_id: u64) -> ReadAndInvalidate {
+    let sink = into.key.sink(into.pages.address(), LENGTH);
+    ReadAndInvalidate::new(from, &sink).wr_id(wr_id)
+}
+
+fn outcomes(done: &[Completion]) -> Vec<(u64, WcStatus)> {
+    done.iter().map(|done| (done.wr_id, done.status)).collect()
+}
+
+fn a_read_and_invalidate_is_executed_as_planned(rig: &Rig) {
+    let steps = watch(&rig.near);
+    let pair = rig.rc();
+    let source = rig.far.region(LENGTH as usize, Access::REMOTE_READ);
+    source.fill(7);
+    let sink = sink(rig, &pair);
+    steps.lock().expect("no test fails here").clear();
+    let fetch = fetch(source.remote(0), &sink, 42);
+    let plan = rig.near.context.plan(&fetch).expect("a plan");
+    pair.near.post_portable(fetch).expect("posted");
+    let done = rig.take(&pair.near.cq, 1);
+    assert_eq!(outcomes(&done), [(42, WcStatus::Success)]);
+    assert_eq!(
+        sink.bytes(0, LENGTH as usize),
+        source.bytes(0, LENGTH as usize)
+    );
+    assert_eq!(executed(&steps), plan.steps);
+    let one = rig
+        .near
+        .context
+        .features()
+        .contains(Features::READ_WITH_INVALIDATE);
+    let expected: &[(Operations, bool)] = match one {
+        true => &[(Operations::READ_WITH_INV, false)],
+        false => &[(Operations::READ, false), (Operations::LOCAL_INV, true)],
+    };
+    let is_fenced = |step: &PlanStep| step.flags.contains(SendFlags::FENCE);
+    let found: Vec<_> = plan
+        .steps
+        .iter()
+        .map(|step| (step.operation, is_fenced(step)))
+        .collect();
+    assert_eq!(found, expected);
+    // The sink's key died with it.
+    let dead = Send::new(sink.sge(0, 8)).signaled(9);
+    rig.fails(&pair.near, dead, WcStatus::LocProtErr);
+}
+
+fn plans_are_executed_in_the_order_of_posting(rig: &Rig) {
+    let steps = watch(&rig.near);
+    let pair = rig.rc();
+    let source = rig.far.region(
+        1 << 16,
+        Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE,
+    );
+    let sinks: Vec<_> = (0..4).map(|_| sink(rig, &pair)).collect();
+    steps.lock().expect("no test fails here").clear();
+    let mut expected = Vec::new();
+    let step = |operation, flags| PlanStep { operation, flags };
+    for (sink, wr_id) in sinks.iter().zip(1..) {
+        let read = Read::new(rig.scratch.sge(0, 20_000), source.remote(0)).signaled(100);
+        pair.near.post_one(read).expect("posted");
+        expected.push(step(Operations::READ, SendFlags::SIGNALED));
+        let fetch = fetch(source.remote(64), sink, wr_id);
+        expected.extend(rig.near.context.plan(&fetch).expect("a plan").steps);
+        pair.near.post_portable(fetch).expect("posted");
+        let write = Write::new(rig.scratch.sge(30_000, 100), source.remote(40_000));
+        pair.near.post_one(write).expect("posted");
+        expected.push(step(Operations::WRITE, SendFlags::empty()));
+    }
+    let done = rig.take(&pair.near.cq, 8);
+    let ids: Vec<_> = done.iter().map(|done| done.wr_id).collect();
+    assert_eq!(ids, [100, 1, 100, 2, 100, 3, 100, 4]);
+    rig.settle();
+    assert_eq!(executed(&steps), expected);
+}
+
+fn a_registration_is_executed_as_planned(rig: &Rig) {
+    let steps = watch(&rig.far);
+    let pair = rig.rc();
+    opens_as_planned(rig, &pair, &rig.far.context, &steps);
+}
+
+fn a_registration_by_window_is_executed_as_planned(rig: &Rig) {
+    let steps = watch(&rig.far);
+    // Granted windows and nothing else that would do.
+    let device = Device::of(Arc::clone(&rig.far.device) as _);
+    let wanted = Requirements::new().needs(rig.far.context.features() & Features::WINDOW_2);
+    let context = device.open(&wanted).expect("a device that opens");
+    let pd = context.alloc_pd().wait().expect("a domain");
+    let cq = context.create_cq(8).wait().expect("a queue");
+    let options = verbs_api::QpOptions::rc(&cq).operations(Operations::BIND_MW);
+    let qp = pd.create_qp(options).wait().expect("a queue pair");
+    let far = conformance::Side { qp, cq };
+    let near = rig.near.side(verbs_api::qp::QpType::Rc);
+    let pair = rig.connected(near, far);
+    let memory = opens_through(rig, &pair, &context, &pd, &steps);
+    assert_eq!(memory, [Operations::BIND_MW]);
+}
+
+fn opens_as_planned(rig: &Rig, pair: &Pair, context: &Context, steps: &Steps) {
+    let found = opens_through(rig, pair, context, &rig.far.pd, steps);
+    let features = context.features();
+    let expected = match () {
+        () if features.contains(Features::BMME) => Operations::FAST_REGISTER,
+        () if features.intersects(Features::WINDOW_2) => Operations::BIND_MW,
+        () => Operations::WRITE,
+    };
+    assert_eq!(found, [expected]);
+}
+
+fn opens_through(
+    rig: &Rig,
+    pair: &Pair,
+    context: &Context,
+    pd: &verbs_api::Pd,
+    steps: &Steps,
+) -> Vec<Operations> {
+    let memory = Memory::zeroed(8192).expect("memory");
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let access = rig.finish(RemoteAccess::prepare(pd, &memory, rights, true));
+    let mut keys: Vec<RKey> = Vec::new();
+    let mut operations = Vec::new();
+    let features = context.features();
+    for wr_id in [5, 6] {
+        steps.lock().expect("no test fails here").clear();
+        let opening = access.register().wr_id(wr_id);
+        let outline = RegisterForRemoteAccess::outline(features, true).expect("a form");
+        let plan = context.plan(&opening).expect("a plan");
+        assert_eq!(plan, context.plan(&outline).expect("a plan"));
+        let is_region = plan.control_verb.is_some();
+        pair.far.post_portable(opening).expect("posted");
+        let done = rig.take(&pair.far.cq, 1);
+        assert_eq!(outcomes(&done), [(wr_id, WcStatus::Success)]);
+        assert_eq!(executed(steps), plan.steps);
+        assert!(rig.can_write(pair, access.remote()));
+        assert!(is_region || !keys.contains(&access.remote().rkey));
+        keys.push(access.remote().rkey);
+        operations = plan.steps.iter().map(|step| step.operation).collect();
+        match access.invalidation() {
+            // Without base memory management a window is closed only by giving it up.
+            Some(_) if !features.contains(Features::BMME) => break,
+            Some(close) => rig.succeeds(&pair.far, close.signaled(99)),
+            None => {}
+        }
+    }
+    rig.finish(access.revoke());
+    let last = RemoteAddress::new(memory.address(), keys[keys.len() - 1]);
+    let write = Write::new(rig.scratch.sge(0, 8), last).signaled(99);
+    rig.run(&pair.near, write);
+    rig.settle();
+    assert_eq!(pair.far.state(), QpState::Err, "refused");
+    operations
+}
+
+fn a_plan_that_nothing_was_granted_for_names_what_is_missing(rig: &Rig) {
+    let device = Device::of(Arc::clone(&rig.near.device) as _);
+    let context = device
+        .open(&Requirements::new())
+        .expect("a device that opens");
+    let fetch = ReadAndInvalidate::new(RemoteAddress::default(), &verbs_api::Sink::default());
+    let missing = FENCED;
+    assert_eq!(
+        context.plan(&fetch),
+        Err(PostReason::Unsupported { missing })
+    );
+    let pair = rig.rc();
+    let all = FENCED - rig.near.context.features();
+    if !all.is_empty() {
+        let refused = pair.near.post_portable(fetch);
+        assert_eq!(refused, Err(PostReason::Unsupported { missing: all }));
+    }
+    assert!(RegisterForRemoteAccess::outline(context.features(), false).is_err());
+    let plan = RegisterForRemoteAccess::outline(context.features(), true)
+        .map(|op| Plan::of(&op, context.features()));
+    let plan = plan.expect("a form").expect("a plan");
+    assert_eq!((plan.control_verb, plan.slots()), (Some("register"), 1));
+}
+
+fn one_completion_where_the_first_half_fails(rig: &Rig) {
+    let pair = rig.rc();
+    let sink = sink(rig, &pair);
+    let nowhere = RemoteAddress::new(0x1000, RKey::new(0xfff_ff00));
+    pair.near
+        .post_portable(fetch(nowhere, &sink, 42))
+        .expect("posted");
+    let done = rig.take(&pair.near.cq, 1);
+    assert_eq!(outcomes(&done), [(42, WcStatus::RemAccessErr)]);
+    assert_eq!(pair.near.state(), QpState::Err);
+    rig.nothing_on(&pair.near.cq);
+}
+
+fn one_completion_where_the_second_half_fails(rig: &Rig) {
+    let pair = rig.rc();
+    let source = rig.far.region(LENGTH as usize, Access::REMOTE_READ);
+    let into = rig
+        .near
+        .region(LENGTH as usize, read_sink_access(&rig.near.context).access);
+    // An ordinary region cannot be invalidated: not as a second request, nor with the read.
+    let rkey = RKey::new(into.mr.lkey().value());
+    let sink = verbs_api::Sink::new(into.sge(0, LENGTH), rkey);
+    let fetch = ReadAndInvalidate::new(source.remote(0), &sink).wr_id(42);
+    pair.near.post_portable(fetch).expect("posted");
+    let done = rig.take(&pair.near.cq, 1);
+    assert_eq!(done[0].wr_id, 42);
+    assert!(!done[0].status.is_success(), "{:?}", done[0].status);
+    rig.nothing_on(&pair.near.cq);
+    assert_eq!(pair.near.state(), QpState::Err);
+}
+
+fn one_completion_for_each_operation_that_is_flushed(rig: &Rig) {
+    let pair = rig.rc();
+    let source = rig.far.region(LENGTH as usize, Access::REMOTE_READ);
+    let sinks: Vec<_> = (0..3).map(|_| sink(rig, &pair)).collect();
+    // Nothing gets through: everything is queued.
+    rig.near.device.set_port_state(PortState::Down);
+    let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(1);
+    pair.near.post_one(write).expect("posted");
+    for (sink, wr_id) in sinks.iter().zip(2..) {
+        let fetch = fetch(source.remote(0), sink, wr_id);
+        pair.near.post_portable(fetch).expect("posted");
+    }
+    let end = verbs_api::qp::QpAttributes::new().qp_state(QpState::Err);
+    rig.finish(pair.near.modify(end));
+    let late = fetch(source.remote(0), &sinks[0], 5);
+    pair.near
+        .post_portable(late)
+        .expect("flushed, and not refused");
+    let done = rig.take(&pair.near.cq, 5);
+    assert_eq!(
+        outcomes(&done),
+        [1, 2, 3, 4, 5].map(|wr_id| (wr_id, WcStatus::WrFlushErr))
+    );
+    rig.nothing_on(&pair.near.cq);
+}
+
+fn one_completion_where_every_request_has_one(rig: &Rig) {
+    let near = rig.near.side_with(&rig.near.pd, |cq| {
+        rig.near.options(verbs_api::qp::QpType::Rc, cq).sq_sig_all()
+    });
+    let far = rig.far.side(verbs_api::qp::QpType::Rc);
+    let pair = rig.connected(near, far);
+    let source = rig.far.region(LENGTH as usize, Access::REMOTE_READ);
+    let sink = sink(rig, &pair);
+    pair.near
+        .post_portable(fetch(source.remote(0), &sink, 42))
+        .expect("posted");
+    let done = rig.take(&pair.near.cq, 1);
+    assert_eq!(outcomes(&done), [(42, WcStatus::Success)]);
+    rig.nothing_on(&pair.near.cq);
+}
+
+fn an_operation_takes_the_slots_of_its_plan_or_none(rig: &Rig) {
+    let near = rig.near.side_with(&rig.near.pd, |cq| {
+        rig.near
+            .options(verbs_api::qp::QpType::Rc, cq)
+            .max_send_wr(4)
+    });
+    let pair = rig.connected(near, rig.far.side(verbs_api::qp::QpType::Rc));
+    let source = rig.far.region(
+        LENGTH as usize,
+        Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE,
+    );
+    let sink = sink(rig, &pair);
+    let slots = rig
+        .near
+        .context
+        .plan(&fetch(source.remote(0), &sink, 0))
+        .expect("a plan")
+        .slots();
+    rig.near.device.set_port_state(PortState::Down);
+    let room = pair.near.cap().max_send_wr;
+    let fillers = room - slots + 1;
+    for wr_id in 0..fillers {
+        let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id.into());
+        pair.near.post_one(write).expect("posted");
+    }
+    let refused = pair.near.post_portable(fetch(source.remote(0), &sink, 77));
+    assert_eq!(refused, Err(PostReason::QueueFull { max: room }));
+    for wr_id in fillers..room {
+        // Half an operation would have left no room.
+        let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id.into());
+        pair.near.post_one(write).expect("posted");
+    }
+    rig.near.device.set_port_state(PortState::Active);
+    let done = rig.take(&pair.near.cq, room as usize);
+    let expected: Vec<_> = (0..u64::from(room))
+        .map(|id| (id, WcStatus::Success))
+        .collect();
+    assert_eq!(outcomes(&done), expected);
+    pair.near
+        .post_portable(fetch(source.remote(0), &sink, 78))
+        .expect("posted");
+    assert_eq!(
+        outcomes(&rig.take(&pair.near.cq, 1)),
+        [(78, WcStatus::Success)]
+    );
+}
+
+// covers 6.17
+fn reserved_slots_hold_as_many_operations_as_asked_for(rig: &Rig) {
+    let near = rig.near.side_with(&rig.near.pd, |cq| {
+        let options = rig.near.options(verbs_api::qp::QpType::Rc, cq);
+        options.max_send_wr(2).reserve_portable(3)
+    });
+    let options = ConnectOptions::new().timeout(18);
+    let far = rig.far.side(verbs_api::qp::QpType::Rc);
+    let pair = rig.connected_with(near, far, options);
+    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
+    let source = rig.far.region(LENGTH as usize, rights);
+    let sinks: Vec<_> = (0..3).map(|_| sink(rig, &pair)).collect();
+    rig.near.device.set_port_state(PortState::Down);
+    for wr_id in [1, 2] {
+        let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id);
+        pair.near.post_one(write).expect("posted");
+    }
+    for (sink, wr_id) in sinks.iter().zip(3..) {
+        let fetch = fetch(source.remote(0), sink, wr_id);
+        pair.near.post_portable(fetch).expect("room was reserved");
+    }
+    rig.near.device.set_port_state(PortState::Active);
+    let done = rig.take(&pair.near.cq, 5);
+    assert_eq!(
+        outcomes(&done),
+        [1, 2, 3, 4, 5].map(|wr_id| (wr_id, WcStatus::Success))
+    );
+}
