@@ -38,8 +38,11 @@ impl Access {
 
     /// Why these rights cannot be granted together, if they cannot.
     ///
-    /// Remote write and remote atomic imply local write for a region.
+    /// Remote write and remote atomic imply local write for a region, and unknown bits are no rights.
     pub fn illegal(self) -> Option<&'static str> {
+        if !Self::all().contains(self) {
+            return Some("a bit is set that is no right");
+        }
         if self.intersects(Self::REMOTE_WRITE | Self::REMOTE_ATOMIC)
             && !self.contains(Self::LOCAL_WRITE)
         {

@@ -33,6 +33,8 @@ pub struct QpRules {
     pub max_msg_sz: u64,
     /// Pages, blocks or elements of a fast-register.
     pub max_fast_reg_page_list_len: u32,
+    /// Page sizes of a fast-register: bit n stands for 2^n octets.
+    pub page_size_cap: u64,
 }
 
 /// Why a request was refused. Nothing of it was posted, and the queue pair is as it was.
@@ -96,6 +98,16 @@ pub enum PostReason {
     OperationNotEnabled {
         /// The operation.
         missing: Operations,
+    },
+    /// A page list of pages that the device does not have.
+    #[error(
+        "pages of {given} octets; the device has those of the bits {supported:#x} (page_size_cap)"
+    )]
+    PageSize {
+        /// Octets of a page.
+        given: u64,
+        /// Sizes that the device has: bit n stands for 2^n octets.
+        supported: u64,
     },
     /// The queue holds as many requests as it was created for.
     #[error("the queue is full ({max} requests)")]

@@ -26,7 +26,8 @@ struct Inner {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Pages,
+    // Of so many octets.
+    Pages(u64),
     Blocks,
     Gaps,
 }
@@ -159,7 +160,14 @@ impl PageList {
             starts: pages,
         };
         Ok(Mapped {
-            list: Self::new(pieces, length, address, entries, Kind::Pages, used),
+            list: Self::new(
+                pieces,
+                length,
+                address,
+                entries,
+                Kind::Pages(page_size),
+                used,
+            ),
             elements: mapped,
         })
     }
@@ -306,6 +314,14 @@ impl PageList {
     /// Pages, blocks or elements: what `max_fast_reg_page_list_len` and a key's depth count.
     pub fn entries(&self) -> u32 {
         self.inner.entries
+    }
+
+    /// Octets of a page, which must be among the sizes of `page_size_cap`; none for blocks and for gap lists.
+    pub fn page_size(&self) -> Option<u64> {
+        match self.inner.kind {
+            Kind::Pages(size) => Some(size),
+            Kind::Blocks | Kind::Gaps => None,
+        }
     }
 
     /// Whether this is a block list, which needs `BLOCK_LIST`.

@@ -266,5 +266,6 @@ pub(super) fn rules(
         max_inline_data: cap.max_inline_data,
         max_msg_sz: limits.max_msg_sz,
         max_fast_reg_page_list_len: limits.max_fast_reg_page_list_len,
+        page_size_cap: limits.page_size_cap,
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::{QpAttrMask, QpAttributes, QpType};
+use crate::access::Access;
 
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -228,6 +229,14 @@ pub fn check_modify(
             to,
             missing,
             forbidden,
+        });
+    }
+    let access = attributes.qp_access_flags.unwrap_or_default();
+    if !Access::all().contains(access) {
+        return Err(BadModify::Value {
+            attribute: "qp_access_flags",
+            value: u64::from(access.bits()),
+            max: u64::from(Access::all().bits()),
         });
     }
     let limits: [(&'static str, Option<u64>, u64); 8] = [

@@ -798,6 +798,10 @@ mod checks {
         if !missing.is_empty() {
             return Err(PostReason::Unsupported { missing });
         }
+        let supported = rules.page_size_cap;
+        if let Some(given) = pages.page_size().filter(|size| size & supported == 0) {
+            return Err(PostReason::PageSize { given, supported });
+        }
         if pages.entries() > rules.max_fast_reg_page_list_len {
             let max = rules.max_fast_reg_page_list_len;
             return Err(PostReason::TooManyPages {
