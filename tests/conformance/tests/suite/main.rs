@@ -1,5 +1,6 @@
 //! What every device must show.
 
+mod capabilities;
 mod fast_register;
 mod fmr_pool;
 mod invalidate;
