@@ -1,7 +1,7 @@
 //! What each device can do, side by side: gathered once, shown as text, Markdown, JSON or one HTML page.
 //!
 //! A [`Matrix`] has a column for each device and a row for each service, operation, feature, gap and limit. A cell is
-//! what the device *claims*, and later also what a probe found: see [`Proof`]. Read first: [`matrix`], then one of
+//! what the device *claims*, and later also what a probe found: see [`Proof`]. Read first: [`Matrix`], then one of
 //! the renderers.
 //!
 //! ```

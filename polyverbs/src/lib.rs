@@ -45,3 +45,8 @@ pub use verbs_api::*;
 // alone registers nothing. These lines are what makes the default devices exist in every program that names this crate.
 use emulated_ib as _;
 use emulated_iwarp as _;
+
+/// The program of the README is compiled and run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

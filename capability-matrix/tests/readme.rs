@@ -1,0 +1,42 @@
+//! The table of the README is what the devices claim.
+//!
+//! Run with `POLYVERBS_WRITE_README=1` to write it anew.
+
+use std::path::PathBuf;
+
+use capability_matrix::{Matrix, Section};
+
+const BEGIN: &str = "<!-- matrix: begin -->\n";
+const END: &str = "<!-- matrix: end -->";
+
+#[test]
+fn the_table_of_the_readme_is_what_the_devices_claim() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = page
+        .split_once(BEGIN)
+        .expect("the README has the marker where it begins");
+    let (table, after) = rest
+        .split_once(END)
+        .expect("the README has the marker where it ends");
+    let matrix = Matrix::of(&polyverbs::devices().unwrap());
+    let sections = [Section::Services, Section::Features, Section::Gaps];
+    let tables = sections.map(|section| {
+        format!(
+            "**{}.** {}\n\n{}",
+            section.title(),
+            section.about(),
+            matrix.section_to_markdown(section)
+        )
+    });
+    let expected = tables.join("\n");
+    if std::env::var_os("POLYVERBS_WRITE_README").is_some() {
+        std::fs::write(path, format!("{before}{BEGIN}{expected}{END}{after}")).unwrap();
+    } else {
+        let remedy = "POLYVERBS_WRITE_README=1 cargo test -p capability-matrix --test readme";
+        assert!(
+            table == expected,
+            "the README has another table; run {remedy}"
+        );
+    }
+}
