@@ -10,7 +10,7 @@ use polyverbs_engine::request::{Beside, Op, Request};
 use verbs_api::qp::{AddressVector, QpState};
 use verbs_api::{LinkAddress, SendFlags, WcFlags, WcOpcode, WcStatus};
 
-use crate::header::{Body, Header, advance};
+use crate::header::{Aeth, Body, Header, advance};
 use crate::{Cx, Qp, Sending};
 
 /// Octets in front of every received datagram, whether a routing header travelled or not.
@@ -41,6 +41,7 @@ pub fn send(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>)
         psn: half.driver.next_psn,
         ack_req: false,
         solicited: request.flags.contains(SendFlags::SOLICITED),
+        aeth: Aeth::default(),
         body: Body::Datagram(qkey, beside, group),
     };
     half.driver.next_psn = advance(half.driver.next_psn, 1);

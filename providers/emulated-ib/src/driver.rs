@@ -13,7 +13,7 @@ use polyverbs_engine::time::Time;
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest};
 
-use crate::header::{Body, Header, Position, Syndrome, advance};
+use crate::header::{Aeth, Body, Header, Position, Syndrome, advance};
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
 use crate::{Cx, Qp, Receiving, Sending, caps, datagram, express, requester};
@@ -119,7 +119,7 @@ impl Driver for InfiniBand {
             sending.direct = None;
         }
         if let Some(psn) = given.rq_psn {
-            rx.expected = psn.value();
+            (rx.expected, rx.msn) = (psn.value(), 0);
         }
         if let Some(psn) = given.sq_psn {
             tx.begin(psn.value());
@@ -202,8 +202,10 @@ fn read_response(qp: &Qp, half: &Receiving, first: u32, whole: &Payload<'_>, cx:
 }
 
 fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    let header =
-        Header { dest_qp: half.driver.peer_qpn, src_qp: qp.qpn, psn, ack_req: false, solicited: false, body };
+    let msn = half.driver.msn;
+    let aeth = if qp.has_srq() { Aeth { msn, ..Aeth::default() } } else { Aeth::new(msn, qp.receives_waiting()) };
+    let (dest_qp, src_qp) = (half.driver.peer_qpn, qp.qpn);
+    let header = Header { dest_qp, src_qp, psn, ack_req: false, solicited: false, aeth, body };
     let now = cx.now();
     if let (Some(link), Some(to), true) =
         (qp.device.network().link(), half.driver.peer_address, qp.device.is_port_active())

@@ -67,6 +67,43 @@ pub enum Syndrome {
     Nak(Nak),
 }
 
+/// Receives that a credit code stands for (IBTA 9.7.7.2); [`Aeth::NO_LIMIT`] stands for any number.
+const CREDITS: [u32; 31] = [
+    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+    6144, 8192, 12288, 16384, 24576, 32768,
+];
+
+/// What every answer carries: how many messages the responder has completed, and how many more it has receives for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// Messages completed, modulo 2^24; a read counts when it has been accepted.
+    pub msn: u32,
+    /// Credit code.
+    pub credit: u8,
+}
+
+impl Aeth {
+    /// The responder sets no limit: its receives come from a shared queue, or it does not count.
+    pub const NO_LIMIT: u8 = 31;
+
+    /// So many messages completed, and so many receives posted: the largest code that promises no more.
+    pub fn new(msn: u32, receives: usize) -> Self {
+        let credit = CREDITS.partition_point(|&credits| credits as usize <= receives) - 1;
+        Self { msn, credit: credit as u8 }
+    }
+
+    /// The last message that may be sent, by number; `None` where there is no limit.
+    pub fn limit(self) -> Option<u32> {
+        CREDITS.get(usize::from(self.credit)).map(|&credits| advance(self.msn, credits))
+    }
+}
+
+impl Default for Aeth {
+    fn default() -> Self {
+        Self { msn: 0, credit: Self::NO_LIMIT }
+    }
+}
+
 /// What is specific to an opcode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Body {
@@ -119,6 +156,8 @@ pub struct Header {
     pub ack_req: bool,
     /// A solicited event is wanted.
     pub solicited: bool,
+    /// Of an answer: count and credits.
+    pub aeth: Aeth,
     /// What is specific to the opcode.
     pub body: Body,
 }
@@ -140,4 +179,18 @@ pub const fn advance(psn: u32, packets: u32) -> u32 {
 pub const fn packets(length: u64, mtu_shift: u8) -> u32 {
     let packets = (length + (1 << mtu_shift) - 1) >> mtu_shift;
     if packets == 0 { 1 } else { packets as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers 3.68
+    #[test]
+    fn a_credit_code_promises_no_more_than_is_posted() {
+        let of = |receives| Aeth::new(7, receives).credit;
+        assert_eq!([0, 1, 4, 5, 6, 7, 24_575, 32_768, 1 << 20].map(of), [0, 1, 4, 4, 5, 5, 28, 30, 30]);
+        assert_eq!(Aeth::new(0xff_fffe, 5).limit(), Some(2));
+        assert_eq!(Aeth::default().limit(), None);
+    }
 }

@@ -16,7 +16,7 @@ use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{LinkAddress, RemoteAddress, SendFlags, WcStatus};
 
-use crate::header::{Body, Header, Nak, Position, Syndrome, advance, ahead, packets};
+use crate::header::{Aeth, Body, Header, Nak, Position, Syndrome, advance, ahead, packets};
 use crate::responder::{Answer, respond};
 use crate::{Cx, Qp, Sending};
 
@@ -66,12 +66,19 @@ pub struct Requester {
     sent: u32,
     // The answer that was asked for again because a later one came, of a link.
     asked_again: Option<u32>,
+    // Messages begun, of a link.
+    messages: u32,
+    // The last message that the peer has a receive for, of a link.
+    limit: Option<u32>,
+    // The peer once set no limit, and sets none any more.
+    unlimited: bool,
 }
 
 impl Requester {
     /// Begins at this sequence number.
     pub fn begin(&mut self, sq_psn: u32) {
         (self.next_psn, self.unacked, self.sent) = (sq_psn, sq_psn, sq_psn);
+        (self.messages, self.limit, self.unlimited) = (0, None, false);
         (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
     }
 }
@@ -251,6 +258,7 @@ fn header_of(half: &Sending, request: &Request<'_>, psn: u32, position: Position
         psn,
         ack_req: position.ends(),
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
+        aeth: Aeth::default(),
         body,
     }
 }
@@ -414,7 +422,26 @@ fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {
     if request.flags.contains(SendFlags::FENCE) && open > 0 {
         return false;
     }
+    if takes_receive(&request.op) && !has_credit(half, index) {
+        return false;
+    }
     !request.op.is_read_or_atomic() || open < usize::from(half.driver.max_rd_atomic.max(1))
+}
+
+const fn takes_receive(op: &Op) -> bool {
+    matches!(op, Op::Send(_) | Op::Write(_, Some(_)))
+}
+
+// One message beyond the limit may go when nothing else is under way: its answer brings news (IBTA 9.7.7.2.5).
+fn has_credit(half: &Sending, index: usize) -> bool {
+    let within = |limit| ahead(advance(half.driver.messages, 1), limit) <= 0;
+    index == 0 || half.driver.limit.is_none_or(within)
+}
+
+// Who once set no limit is taken at his word for good.
+fn note_credits(half: &mut Sending, aeth: Aeth) {
+    half.driver.unlimited |= aeth.limit().is_none();
+    half.driver.limit = if half.driver.unlimited { None } else { aeth.limit() };
 }
 
 fn outstanding_reads(half: &Sending) -> usize {
@@ -433,6 +460,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
         let unnumbered = wqe.kept.op.is_local() || qp_type == QpType::Ud;
         wqe.count = if unnumbered { 0 } else { packets(message_length(wqe), shift) };
         half.driver.next_psn = advance(next, wqe.count);
+        half.driver.messages = advance(half.driver.messages, u32::from(wqe.count > 0));
     }
 }
 
@@ -546,6 +574,7 @@ pub fn handle_answer(qp: &Qp, half: &mut Sending, header: &Header, payload: &Pay
     if ahead(header.psn, half.driver.sent) >= 0 || ahead(header.psn, half.driver.unacked) < 0 {
         return;
     }
+    note_credits(half, header.aeth);
     match header.body {
         Body::Acknowledge(Syndrome::Ack) => acknowledge(qp, half, advance(header.psn, 1), cx),
         Body::Acknowledge(Syndrome::Rnr(code)) => not_ready(qp, half, header.psn, code, cx),

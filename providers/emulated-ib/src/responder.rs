@@ -41,6 +41,8 @@ pub struct Responder {
     pub qkey: u32,
     /// Changes with every modify and is unlike that of every other queue pair: who has seen it knows all of the above.
     pub epoch: u64,
+    /// Messages completed.
+    pub msn: u32,
     nak_sent: bool,
     inbound: Inbound,
     framed: Framed,
@@ -271,6 +273,11 @@ fn permit(half: &Receiving, needed: Access) -> Result<(), Refusal> {
 
 fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool) -> Answer<'p> {
     let count = packets(length, half.driver.mtu_shift);
+    let ends = match header.body {
+        Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
+        _ => true,
+    };
+    half.driver.msn = advance(half.driver.msn, u32::from(ends));
     half.driver.expected = advance(header.psn, count);
     if wanted { Answer::Ack(advance(header.psn, count - 1)) } else { Answer::None }
 }

@@ -639,6 +639,11 @@ impl<D: Driver> Qp<D> {
         self.srq.is_some()
     }
 
+    /// Receives posted on the queue pair's own queue, as far as can be told without a lock.
+    pub fn receives_waiting(&self) -> usize {
+        self.receives.len()
+    }
+
     /// Whether a receive is posted, as far as can be told without a lock.
     pub fn has_receive(&self) -> bool {
         self.srq.as_ref().map_or_else(|| !self.receives.is_empty(), |srq| !srq.is_empty())
@@ -1082,7 +1087,7 @@ impl<D: Driver> QpOps for Qp<D> {
 
     fn destroy(&self, reply: Reply<()>) {
         let Some(qp) = self.shared() else { return };
-        self.device.commands().run(reply, move || {
+        self.device.commands().run_last(reply, move |reply| {
             let groups = {
                 let mut cold = qp.cold();
                 cold.destroyed = true;
@@ -1109,7 +1114,7 @@ impl<D: Driver> QpOps for Qp<D> {
                 effects.run();
             }
             qp.device.network().progress();
-            Ok(())
+            reply.send(Ok(()));
         });
     }
 }

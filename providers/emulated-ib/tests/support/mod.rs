@@ -252,6 +252,7 @@ impl Rig {
                 psn: advance(self.setup.a_psn, offset),
                 ack_req: true,
                 solicited: false,
+                aeth: emulated_ib::header::Aeth::default(),
                 body,
             },
             payload: payload.to_vec(),
