@@ -144,6 +144,29 @@ fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
     assert_eq!(rig.b.events(), []);
 }
 
+// covers 3.85
+#[test]
+fn a_broken_shared_queue_is_told_and_ends_the_queue_pairs_that_need_it() {
+    for direct in [false, true] {
+        let rig = Rig::new(Setup { srq: Some(8), retry_cnt: 1, rnr_retry: 1, direct, ..Setup::default() });
+        let (a, b) = (&rig.a, &rig.b);
+        b.receive(1, 0, 64);
+        let engine_qp = b.engine.qp(b.qp.qp_num().value()).unwrap();
+        (0..2).for_each(|_| engine_qp.srq().unwrap().fail());
+        let event = b.context.poll_event().unwrap();
+        assert_eq!((event.event_type(), event.object().unwrap().id), (EventType::SrqErr, b.srq.as_ref().unwrap().id()));
+        // What needs no receive goes on.
+        a.post(Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
+        rig.run();
+        assert_eq!((a.done(), b.events(), b.state()), (ok([1]), vec![], QpState::Rts));
+        a.post(Send::new(a.sge(0, 8)).signaled(2));
+        rig.run();
+        assert_eq!((b.state(), b.done()), (QpState::Err, vec![]));
+        assert_eq!(b.events(), [EventType::QpFatal, EventType::QpLastWqeReached]);
+        assert_eq!(a.done(), [(2, WcStatus::RetryExcErr)]);
+    }
+}
+
 // covers 3.86
 #[test]
 fn an_overrun_ends_the_queue_and_its_queue_pairs_and_no_others() {

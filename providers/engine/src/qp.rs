@@ -28,7 +28,7 @@ use crate::payload::{Spans, gather_raw};
 use crate::pin::pin;
 use crate::receive_ring::{RawSge, Receive, ReceiveConsumer, ReceiveRing, SmallSges};
 use crate::request::{Op, QueuedRequest, Request};
-use crate::srq::Srq;
+use crate::srq::{Srq, SrqFailed};
 use crate::sync::Line;
 use crate::time::Time;
 use crate::trace::TracedOperation;
@@ -634,6 +634,11 @@ impl<D: Driver> Qp<D> {
         self.srq.as_ref().map_or(self.pd, |srq| srq.pd)
     }
 
+    /// The shared queue that receives come from.
+    pub fn srq(&self) -> Option<&Arc<Srq>> {
+        self.srq.as_ref()
+    }
+
     /// Whether receives come from a shared queue.
     pub fn has_srq(&self) -> bool {
         self.srq.is_some()
@@ -658,7 +663,11 @@ impl<D: Driver> Qp<D> {
         effects: &mut Effects,
     ) -> Option<Receive> {
         if let Some(srq) = &self.srq {
-            return srq.take(waiting.map(Self::actions), effects);
+            let taken = srq.take(waiting.map(Self::actions), effects);
+            return taken.unwrap_or_else(|SrqFailed| {
+                self.shared().into_iter().for_each(|me| me.fatal(effects));
+                None
+            });
         }
         if let Some(receive) = self.receives.take(&mut responder.consumer) {
             return Some(receive);

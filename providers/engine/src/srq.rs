@@ -13,6 +13,10 @@ use crate::lock::{Lock, LockClass};
 use crate::qp::receive_of;
 use crate::receive_ring::Receive;
 
+/// A shared receive queue has failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SrqFailed;
+
 /// A shared receive queue.
 pub struct Srq {
     me: Weak<Self>,
@@ -30,6 +34,7 @@ struct State {
     max_wr: u32,
     limit: u32,
     destroyed: bool,
+    failed: bool,
     starved: Vec<Weak<dyn QpActions>>,
 }
 
@@ -40,6 +45,7 @@ impl Srq {
             max_wr: init.max_wr,
             limit: init.srq_limit,
             destroyed: false,
+            failed: false,
             starved: Vec::new(),
         };
         Arc::new_cyclic(|me| Self {
@@ -54,18 +60,37 @@ impl Srq {
     }
 
     /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
-    pub(crate) fn take(&self, waiting: Option<Weak<dyn QpActions>>, effects: &mut Effects) -> Option<Receive> {
+    ///
+    /// # Errors
+    /// The queue has failed: so does the queue pair that needs it.
+    pub(crate) fn take(
+        &self,
+        waiting: Option<Weak<dyn QpActions>>,
+        effects: &mut Effects,
+    ) -> Result<Option<Receive>, SrqFailed> {
         let mut state = self.state.lock();
+        if state.failed {
+            return Err(SrqFailed);
+        }
         let Some(receive) = state.queue.pop_front() else {
             state.starved.extend(waiting);
-            return None;
+            return Ok(None);
         };
         if (state.queue.len() as u32) < state.limit {
             state.limit = 0;
             drop(state);
             effects.event(&self.events, EventType::SrqLimitReached, EventSubject::Object(self.id));
         }
-        Some(receive)
+        Ok(Some(receive))
+    }
+
+    /// The queue has failed: its owner is told, and each of its queue pairs fails when it next needs a receive.
+    ///
+    /// An emulated queue never fails by itself; this is for those who test what programs do then.
+    pub fn fail(&self) {
+        if !std::mem::replace(&mut self.state.lock().failed, true) {
+            self.events.event(EventType::SrqErr, EventSubject::Object(self.id));
+        }
     }
 
     /// Receives that wait.
