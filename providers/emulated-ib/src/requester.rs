@@ -574,7 +574,10 @@ pub fn handle_answer(qp: &Qp, half: &mut Sending, header: &Header, payload: &Pay
     if ahead(header.psn, half.driver.sent) >= 0 || ahead(header.psn, half.driver.unacked) < 0 {
         return;
     }
-    note_credits(half, header.aeth);
+    // On the wire a NAK's code stands where the credits do.
+    if !matches!(header.body, Body::Acknowledge(Syndrome::Rnr(_) | Syndrome::Nak(_))) {
+        note_credits(half, header.aeth);
+    }
     match header.body {
         Body::Acknowledge(Syndrome::Ack) => acknowledge(qp, half, advance(header.psn, 1), cx),
         Body::Acknowledge(Syndrome::Rnr(code)) => not_ready(qp, half, header.psn, code, cx),
