@@ -77,20 +77,16 @@ fn latency(
         let median = in_blocks(job.iterations, bar, &mut once)?;
         Ok((median, one_by_one(job.iterations, 1, bar, &mut once)?))
     };
-    let ((median, each), atomic) = around(
-        "an uncontended read-modify-write",
-        yardstick::read_modify_write,
-        measure,
-    )?;
-    let mut yardsticks = vec![atomic];
-    if job.size >= 4096 {
-        let copy = yardstick::memcpy(job.size as usize);
-        yardsticks.push(Yardstick {
-            name: "a memcpy of as many octets",
-            before: copy,
-            after: copy,
-        });
-    }
+    let name = "an uncontended read-modify-write";
+    let beside_atomic = || around(name, yardstick::read_modify_write, measure);
+    let (((median, each), atomic), copy) = if job.size >= 4096 {
+        let memcpy = || yardstick::memcpy(job.size as usize);
+        let (measured, copy) = around("a memcpy of as many octets", memcpy, beside_atomic)?;
+        (measured, Some(copy))
+    } else {
+        (beside_atomic()?, None)
+    };
+    let yardsticks = [Some(atomic), copy].into_iter().flatten().collect();
     Ok(Figures {
         median,
         iterations: job.iterations,
