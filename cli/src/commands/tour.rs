@@ -82,7 +82,8 @@ fn next(one: &str, other: &str) -> anyhow::Result<()> {
         say!("  {command:<62}  {DIM}{why}{DIM:#}")?;
     }
     say!(
-        "\nThe program that ran is examples/copy/transfer.rs; README.md begins with a smaller one."
+        "\nFrom a clone, `cargo run --release --` stands for `polyverbs`. The program that ran is\n\
+         examples/copy/transfer.rs; the README has a smaller one to begin with."
     )?;
     Ok(())
 }
