@@ -91,8 +91,9 @@ pub(crate) struct Fabric {
 }
 
 impl Flavour {
-    pub(crate) fn build(self) -> Fabric {
-        let options = DeviceOptions::default();
+    pub(crate) fn build(self, qp_numbers: Option<(u32, u32)>) -> Fabric {
+        let mut options = DeviceOptions::default();
+        options.qp_numbers = qp_numbers.unwrap_or(options.qp_numbers);
         match self {
             Self::Ib => fabric(|at| infiniband(at, false), None, options),
             Self::Ib2a => fabric(|at| infiniband(at, true), None, options),

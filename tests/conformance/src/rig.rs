@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Two devices of one flavour on one network: requests go from the near one to the far one.
 pub struct Rig {
+    flavour: Flavour,
     simulation: Simulation,
     /// The end that asks.
     pub near: End,
@@ -52,12 +53,24 @@ pub struct Region {
 impl Rig {
     /// Two devices of this flavour.
     pub fn new(flavour: Flavour) -> Self {
-        let fabric = flavour.build();
+        Self::of(flavour, None)
+    }
+
+    /// Two other devices of this flavour, whose queue pairs have these numbers: the first, and the
+    /// one behind the last.
+    #[must_use]
+    pub fn with_qp_numbers(&self, first: u32, end: u32) -> Self {
+        Self::of(self.flavour, Some((first, end)))
+    }
+
+    fn of(flavour: Flavour, qp_numbers: Option<(u32, u32)>) -> Self {
+        let fabric = flavour.build(qp_numbers);
         let near = End::new(fabric.near);
         let far = End::new(fabric.far);
         let sink = read_sink_access(&near.context).access;
         let scratch = near.region(1 << 16, sink);
         Self {
+            flavour,
             simulation: fabric.simulation,
             near,
             far,

@@ -21,6 +21,7 @@ cases! {
     a_device_has_one_kind_of_type_2_windows: ANY_DEVICE;
     a_bind_asks_for_one_domain: one_of(TYPE_2);
     a_bind_asks_for_the_right_to_bind: one_of(TYPE_2);
+    a_bind_grants_nothing_but_remote_rights: one_of(TYPE_2);
     a_bind_stays_inside_the_region: one_of(TYPE_2);
     a_bind_asks_for_no_remote_right_of_the_region: one_of(TYPE_2);
     a_bind_to_a_zero_based_region_keeps_its_bounds: one_of(TYPE_2).and(Features::ZBVA);
@@ -41,6 +42,7 @@ cases! {
     a_stale_byte_opens_no_window: one_of(TYPE_2);
     a_zero_based_window_counts_from_its_first_octet: one_of(TYPE_2).and(Features::ZBVA);
     a_window_dies_with_its_queue_pair: one_of(TYPE_2);
+    a_window_is_not_inherited_with_the_number: one_of(TYPE_2);
     a_window_is_free_when_its_queue_pair_was_reset: one_of(TYPE_2);
     a_bound_window_can_be_given_back: one_of(TYPE_2);
     a_bound_window_of_type_1_can_be_given_back: needs(TYPE_1);
@@ -271,6 +273,20 @@ fn a_bind_asks_for_the_right_to_bind(rig: &Rig) {
     let request = bind_of(&mw, &read_only, 0, 64).access(Access::REMOTE_READ);
     let key = bind(rig, &pair.far, &mw, request);
     assert!(rig.can_read(&pair, at(&read_only, 0, key)));
+}
+
+// covers 2.44
+fn a_bind_grants_nothing_but_remote_rights(rig: &Rig) {
+    let host = host(rig);
+    let mw = rig.far.window(MwType::Type2);
+    for wrong in [
+        Access::MW_BIND,
+        Access::LOCAL_WRITE,
+        Access::from_bits_retain(1 << 31),
+    ] {
+        let request = bind_of(&mw, &host, 0, 64).access(Access::REMOTE_READ | wrong);
+        rig.fails(&rig.rc().far, request, WcStatus::MwBindErr);
+    }
 }
 
 // covers 2.44
@@ -676,6 +692,27 @@ fn a_window_dies_with_its_queue_pair(rig: &Rig) {
     let key = bind(rig, &pair.far, &mw, bind_of(&mw, &again, 0, 64));
     assert!(rig.can_write(&pair, at(&again, 0, key)));
     drop(host);
+}
+
+// covers 2.54
+fn a_window_is_not_inherited_with_the_number(rig: &Rig) {
+    // One number on each device: every queue pair has it in turn.
+    let rig = &rig.with_qp_numbers(0x40, 0x41);
+    let host = host(rig);
+    let (pair, mw, key) = bound(rig, MwType::Type2, &host);
+    assert!(rig.can_write(&pair, at(&host, 0, key)));
+    let numbers = (pair.near.qp_num(), pair.far.qp_num());
+    rig.finish_destroy(pair.near.qp.destroy());
+    rig.finish_destroy(pair.far.qp.destroy());
+
+    let heir = rig.rc();
+    assert_eq!((heir.near.qp_num(), heir.far.qp_num()), numbers);
+    assert!(!rig.can_write(&heir, at(&host, 0, key)));
+    rig.finish_destroy(heir.near.qp.destroy());
+    rig.finish_destroy(heir.far.qp.destroy());
+    let heir = rig.rc();
+    let key = bind(rig, &heir.far, &mw, bind_of(&mw, &host, 0, 64));
+    assert!(rig.can_write(&heir, at(&host, 0, key)), "it was free");
 }
 
 // covers 2.54
