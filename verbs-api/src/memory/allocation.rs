@@ -3,9 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 const PAGE: usize = 4096;
+
+/// From this many octets on the system hands out pages as they are first touched.
+const MAPPED: usize = 128 * 1024;
 
 /// Page-aligned, zeroed memory, freed when dropped.
 #[derive(Debug)]
@@ -23,15 +28,20 @@ unsafe impl Sync for Allocation {}
 impl Allocation {
     /// `length` zeroed octets at a page boundary, or `None` where the system has no such memory.
     pub fn zeroed(length: usize) -> Option<Self> {
-        if length == 0 {
-            return Some(Self {
-                start: NonNull::dangling(),
-                length,
-            });
-        }
-        let layout = Layout::from_size_align(length, PAGE).ok()?;
-        // SAFETY: the layout has a non-zero size.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let start = match length {
+            0 => NonNull::dangling(),
+            MAPPED.. => {
+                let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+                // SAFETY: a new mapping, at a place of the system's choice.
+                let mapping = unsafe { mmap_anonymous(null_mut(), length, rights, flags) };
+                NonNull::new(mapping.ok()?.cast())?
+            }
+            _ => {
+                let layout = Layout::from_size_align(length, PAGE).ok()?;
+                // SAFETY: the layout has a non-zero size.
+                NonNull::new(unsafe { alloc_zeroed(layout) })?
+            }
+        };
         Some(Self { start, length })
     }
 
@@ -53,11 +63,18 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if self.length != 0 {
-            let layout =
-                Layout::from_size_align(self.length, PAGE).expect("the layout that was allocated");
-            // SAFETY: `start` came from `alloc_zeroed` with this layout and is freed once.
-            unsafe { dealloc(self.start.as_ptr(), layout) };
+        match self.length {
+            0 => {}
+            MAPPED.. => {
+                // SAFETY: the mapping that `zeroed` made, whole, and nobody uses it any more.
+                let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+                debug_assert!(unmapped.is_ok());
+            }
+            length => {
+                let layout = Layout::from_size_align(length, PAGE).expect("the layout that was allocated");
+                // SAFETY: `start` came from `alloc_zeroed` with this layout and is freed once.
+                unsafe { dealloc(self.start.as_ptr(), layout) };
+            }
         }
     }
 }
