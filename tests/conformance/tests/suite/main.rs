@@ -6,4 +6,6 @@ mod fmr_pool;
 mod invalidate;
 mod keys;
 mod plans;
+mod posting;
+mod support;
 mod windows;

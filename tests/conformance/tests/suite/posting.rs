@@ -1,0 +1,489 @@
+//! Which completions follow what was posted: FEATURES 3.24 to 3.33.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use conformance::{ANY_DEVICE, Rig, cases, needs};
+use verbs_api::qp::{QpState, QpType};
+use verbs_api::{
+    Access, BaselineGaps, Batch, CompareSwap, Completion, Cq, Features, FetchAdd, Memory, Notify,
+    Operation, Operations, PostReason, Read, RemoteAddress, Send, SendFlags, SendWithImmediate,
+    SendWithInvalidate, UdDestination, WcFlags, WcOpcode, WcStatus, WorkRequest, Write,
+    WriteWithImmediate,
+};
+
+use crate::support::{
+    datagrams, done, flushed, go_to, half_connected, ok, poll, statuses, unusable,
+};
+
+cases! {
+    a_queue_armed_for_solicited_sleeps_through_the_rest: ANY_DEVICE;
+    a_solicited_invalidation_is_noticed: needs(Features::BMME);
+    only_marked_requests_complete_visibly: ANY_DEVICE;
+    a_queue_pair_that_signals_all_completes_all: ANY_DEVICE;
+    unsignaled_requests_that_fail_complete: ANY_DEVICE;
+    success_in_silence_stays_silent: ANY_DEVICE;
+    a_failure_tells_what_it_promises_and_no_more: ANY_DEVICE;
+    the_error_comes_first_then_the_flush: ANY_DEVICE;
+    the_state_changes_before_the_error_is_seen: ANY_DEVICE;
+    in_err_everything_is_taken_and_flushed_behind: ANY_DEVICE;
+    atomics_answer_eight_octets: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
+    a_misaligned_atomic_changes_nothing: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
+    a_datagram_fits_one_frame_and_its_domain: ANY_DEVICE.without(BaselineGaps::NO_UD);
+    forty_octets_come_before_each_datagram: ANY_DEVICE.without(BaselineGaps::NO_UD);
+}
+
+const OPEN: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_WRITE);
+
+/// Counts the notices of a queue.
+fn notices(cq: &Cq) -> Arc<AtomicU32> {
+    let count = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&count);
+    cq.on_completion(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    count
+}
+
+fn told(count: &AtomicU32) -> u32 {
+    count.swap(0, Ordering::Relaxed)
+}
+
+// covers 3.24
+fn a_queue_armed_for_solicited_sleeps_through_the_rest(rig: &Rig) {
+    let desk = rig.far.region(4096, OPEN);
+    let pair = rig.rc();
+    (0..8).for_each(|at| pair.far.receive(&desk, at * 64, 64));
+    let count = notices(&pair.far.cq);
+    let offered = pair.near.operations();
+    let (data, place) = (rig.scratch.sge(0, 8), desk.remote(2048));
+    let requests = |flags: SendFlags| {
+        let all: [WorkRequest<'static>; 4] = [
+            Send::new(data).flags(flags).into(),
+            SendWithImmediate::new(data, [1; 4]).flags(flags).into(),
+            WriteWithImmediate::new(data, place, [2; 4])
+                .flags(flags)
+                .into(),
+            // There is no completion at the other end that the mark could be on.
+            Write::new(data, place).flags(flags).into(),
+        ];
+        let taken = move |request: &WorkRequest<'_>| offered.contains(request.operation());
+        all.into_iter().filter(taken)
+    };
+    pair.far.cq.arm(Notify::Solicited).expect("armed");
+    for request in requests(SendFlags::empty()) {
+        pair.near.post_one(request).expect("posted");
+        rig.settle();
+    }
+    let plain = poll(&pair.far.cq).len();
+    assert_eq!(told(&count), 0, "nothing was solicited");
+    // Still armed from before; then anew for each.
+    let mut marked = 0;
+    for request in requests(SendFlags::SOLICITED) {
+        let completes = request.operation() != Operations::WRITE;
+        pair.near.post_one(request).expect("posted");
+        rig.settle();
+        assert_eq!(told(&count), u32::from(completes));
+        marked += poll(&pair.far.cq).len();
+        pair.far.cq.arm(Notify::Solicited).expect("armed");
+    }
+    assert_eq!(marked, plain);
+    // An error is worth waking for, and one notice is all that one arming gives.
+    go_to(rig, &pair.far, QpState::Err);
+    assert_eq!(told(&count), 1);
+    assert_eq!(poll(&pair.far.cq).len(), 8 - marked - plain);
+}
+
+// covers 3.24
+fn a_solicited_invalidation_is_noticed(rig: &Rig) {
+    let desk = rig.far.region(64, OPEN);
+    let pair = rig.rc();
+    let count = notices(&pair.far.cq);
+    let fast = rig.far.fast(4096);
+    for solicited in [false, true] {
+        rig.succeeds(&pair.far, fast.register_afresh(OPEN).signaled(1));
+        pair.far.receive(&desk, 0, 64);
+        pair.far.cq.arm(Notify::Solicited).expect("armed");
+        let send = SendWithInvalidate::new((), fast.rkey()).signaled(2);
+        let send = if solicited { send.solicited() } else { send };
+        rig.succeeds(&pair.near, send);
+        let taken = rig.take(&pair.far.cq, 1);
+        assert!(taken[0].wc_flags.contains(WcFlags::WITH_INV));
+        assert_eq!(told(&count), u32::from(solicited));
+    }
+}
+
+// covers 3.25
+fn only_marked_requests_complete_visibly(rig: &Rig) {
+    let desk = rig.far.region(4096, OPEN);
+    let pair = rig.rc();
+    // One by one and in one list; what is long is cut where the device cuts.
+    for listed in [false, true] {
+        let mut batch = Batch::new();
+        for id in 0..8 {
+            let write = Write::new(rig.scratch.sge(0, 1500), desk.remote(0)).wr_id(id);
+            batch.push(if id % 4 == 3 {
+                write.signaled(id)
+            } else {
+                write
+            });
+            if !listed {
+                pair.near.post(&mut batch).expect("posted");
+            }
+        }
+        pair.near.post(&mut batch).expect("posted");
+        assert_eq!(done(rig, &pair.near.cq), ok([3, 7]));
+    }
+}
+
+// covers 3.25
+fn a_queue_pair_that_signals_all_completes_all(rig: &Rig) {
+    let desk = rig.far.region(4096, OPEN);
+    let all = rig.near.side_with(&rig.near.pd, |cq| {
+        rig.near.options(QpType::Rc, cq).sq_sig_all()
+    });
+    let pair = rig.connected(all, rig.far.side(QpType::Rc));
+    let mut batch = Batch::new();
+    batch.push(Write::new(rig.scratch.sge(0, 8), desk.remote(0)).wr_id(1));
+    batch.push(Read::new(rig.scratch.sge(64, 2000), desk.remote(0)).wr_id(2));
+    batch.push(Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(3));
+    batch.push(Write::new(&b"inline"[..], desk.remote(0)).wr_id(4));
+    pair.near.post(&mut batch).expect("posted");
+    assert_eq!(done(rig, &pair.near.cq), ok([1, 2, 3, 4]));
+}
+
+// covers 3.25
+fn unsignaled_requests_that_fail_complete(rig: &Rig) {
+    let pair = half_connected(rig);
+    let nowhere = RemoteAddress::default();
+    for id in 0..3 {
+        let read = Read::new(rig.scratch.sge(0, 8), nowhere).wr_id(id);
+        pair.near.post_one(read).expect("posted");
+    }
+    go_to(rig, &pair.near, QpState::Err);
+    assert_eq!(done(rig, &pair.near.cq), flushed(0..3));
+    // Failed, each for its own reason: here, and there.
+    let pair = rig.rc();
+    let bad = Write::new(unusable(rig), nowhere).wr_id(4);
+    pair.near.post_one(bad).expect("posted");
+    assert_eq!(done(rig, &pair.near.cq), [(4, WcStatus::LocProtErr)]);
+    let pair = rig.rc();
+    let bad = Read::new(rig.scratch.sge(0, 8), nowhere).wr_id(5);
+    pair.near.post_one(bad).expect("posted");
+    assert_eq!(done(rig, &pair.near.cq), [(5, WcStatus::RemAccessErr)]);
+}
+
+// covers 3.26
+fn success_in_silence_stays_silent(rig: &Rig) {
+    let desk = rig.far.region(4096, OPEN);
+    for listed in [false, true] {
+        let pair = rig.rc();
+        let write = |id| Write::new(rig.scratch.sge(0, 2000), desk.remote(0)).wr_id(id);
+        let mut batch = Batch::new();
+        batch.push(write(1));
+        batch.push(write(2));
+        if !listed {
+            pair.near.post(&mut batch).expect("posted");
+            rig.settle();
+        }
+        batch.push(Read::new(rig.scratch.sge(64, 8), RemoteAddress::default()).wr_id(3));
+        pair.near.post(&mut batch).expect("posted");
+        assert_eq!(done(rig, &pair.near.cq), [(3, WcStatus::RemAccessErr)]);
+        assert_eq!(pair.near.state(), QpState::Err);
+    }
+}
+
+// covers 3.28
+fn a_failure_tells_what_it_promises_and_no_more(rig: &Rig) {
+    let pool = rig
+        .near
+        .pd
+        .register_buffers(3, 64)
+        .wait()
+        .expect("a pool of buffers");
+    let pair = rig.rc();
+    pair.near
+        .post_receive(pool.take().expect("a buffer"))
+        .expect("a receive");
+    let bad = Read::new(unusable(rig), RemoteAddress::default()).wr_id(7);
+    pair.near.post_one(bad).expect("posted");
+    let handed = Send::new(pool.take().expect("a buffer")).wr_id(8);
+    pair.near.post_one(handed).expect("posted");
+    rig.settle();
+    let mut all = poll(&pair.near.cq);
+    let of = |id| all.iter().find(|done| done.wr_id == id).map(|it| it.status);
+    assert_eq!(of(7), Some(WcStatus::LocProtErr));
+    assert_eq!(of(8), Some(WcStatus::WrFlushErr));
+    assert_eq!(all.len(), 3);
+    for done in &all {
+        assert_eq!(done.qp_num, pair.near.qp_num());
+        assert_eq!((done.immediate(), done.invalidated_rkey()), (None, None));
+        assert_eq!((done.byte_len, done.wc_flags), (0, WcFlags::empty()));
+    }
+    // Buffers come home with it, failed or not.
+    let home: usize = all.iter_mut().map(|done| done.take_buffers().count()).sum();
+    assert_eq!((home, pool.available()), (2, 3));
+}
+
+// covers 3.29
+fn the_error_comes_first_then_the_flush(rig: &Rig) {
+    let desk = rig.near.region(4096, OPEN);
+    let good = rig.far.region(4096, OPEN);
+    // The receives have a queue of their own, so that each side's order is plain.
+    let receives = rig.near.cq(64);
+    for bad in [rig.scratch.sge(64, 8), unusable(rig)] {
+        let near = rig.near.side_with(&rig.near.pd, |cq| {
+            rig.near.options(QpType::Rc, cq).recv_cq(&receives)
+        });
+        let pair = rig.connected(near, rig.far.side(QpType::Rc));
+        (0..3).for_each(|at| pair.near.receive(&desk, at * 64, 64));
+        let read = |id| Read::new(rig.scratch.sge(0, 8), good.remote(0)).signaled(id);
+        let mut batch = Batch::new();
+        batch.push(read(100));
+        batch.push(Read::new(bad, RemoteAddress::default()).wr_id(101));
+        batch.push(read(102));
+        batch.push(Read::new(bad, RemoteAddress::default()).signaled(103));
+        batch.push(read(104));
+        pair.near.post(&mut batch).expect("posted");
+        let sent = done(rig, &pair.near.cq);
+        assert_eq!(sent[0], (100, WcStatus::Success));
+        assert_eq!(sent[1].0, 101);
+        assert!(![WcStatus::Success, WcStatus::WrFlushErr].contains(&sent[1].1));
+        assert_eq!(sent[2..], flushed([102, 103, 104]), "one reason, once");
+        assert_eq!(statuses(&poll(&receives)), flushed([0, 64, 128]));
+    }
+}
+
+// covers 3.29
+fn the_state_changes_before_the_error_is_seen(rig: &Rig) {
+    for locally in [false, true] {
+        let pair = rig.rc();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (states, qp) = (Arc::clone(&seen), pair.near.qp.clone());
+        pair.near.cq.on_completion(move |cq| {
+            let state = qp.query().expect("a queue pair that lives").state;
+            let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
+            states.extend(statuses(&poll(cq)).into_iter().map(|done| (done, state)));
+            drop(states);
+            cq.arm(Notify::Next).expect("armed");
+        });
+        pair.near.cq.arm(Notify::Next).expect("armed");
+        let sink = if locally {
+            unusable(rig)
+        } else {
+            rig.scratch.sge(0, 8)
+        };
+        let read = Read::new(sink, RemoteAddress::default()).wr_id(1);
+        pair.near.post_one(read).expect("posted");
+        rig.settle();
+        let status = if locally {
+            WcStatus::LocProtErr
+        } else {
+            WcStatus::RemAccessErr
+        };
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!(*seen, [((1, status), QpState::Err)]);
+    }
+}
+
+// covers 3.30
+fn in_err_everything_is_taken_and_flushed_behind(rig: &Rig) {
+    let desk = rig.near.region(4096, OPEN);
+    let receives = rig.near.cq(512);
+    let near = rig.near.side_with(&rig.near.pd, |cq| {
+        let options = rig.near.options(QpType::Rc, cq).recv_cq(&receives);
+        options.max_send_wr(4).max_recv_wr(4)
+    });
+    let at_far = rig.far.side(QpType::Rc);
+    let at_far = at_far.endpoint().expect("an endpoint");
+    rig.finish(near.connect(&at_far, verbs_api::ConnectOptions::new()));
+    let read = |id| Read::new(rig.scratch.sge(0, 8), RemoteAddress::default()).wr_id(id);
+    (0..2).for_each(|id| near.post_one(read(id)).expect("posted"));
+    (0..2).for_each(|at| near.receive(&desk, at, 8));
+    go_to(rig, &near, QpState::Err);
+    // More than the queues hold: a flushed request leaves its slot at once.
+    for id in 2..20 {
+        near.post_one(read(id)).expect("taken");
+        near.receive(&desk, id as usize, 8);
+    }
+    let mut batch = Batch::new();
+    (20..40).for_each(|id| batch.push(read(id)));
+    near.post(&mut batch).expect("taken");
+    assert_eq!(done(rig, &near.cq), flushed(0..40));
+    assert_eq!(done(rig, &receives), flushed(0..20));
+    assert_eq!(near.state(), QpState::Err);
+}
+
+// covers 3.31
+fn atomics_answer_eight_octets(rig: &Rig) {
+    let access = OPEN | Access::REMOTE_ATOMIC;
+    let counter = rig.far.region(64, access);
+    let pair = rig.rc();
+    let near = &pair.near;
+    for given in [0, 7] {
+        let result = rig.scratch.sge(0, given);
+        let given = u64::from(given);
+        let add = near.post_one(FetchAdd::new(result, counter.remote(0), 1));
+        let swap = near.post_one(CompareSwap::new(result, counter.remote(0), 0, 1));
+        for refused in [add, swap] {
+            let reason = refused.expect_err("too short").reason;
+            assert_eq!(reason, PostReason::AtomicLength { given });
+        }
+    }
+    let word = |memory: &Memory, at| memory.load_u64(at).expect("inside");
+    counter.memory.store_u64(0, 5).expect("inside");
+    let done = |request: WorkRequest<'_>| {
+        let opcode = request.wc_opcode();
+        near.post_one(request).expect("posted");
+        let done = rig.take(&near.cq, 1).remove(0);
+        assert_eq!((done.status, done.opcode), (WcStatus::Success, opcode));
+        assert_eq!(done.byte_len, 8);
+    };
+    let place = counter.remote(0);
+    done(
+        FetchAdd::new(rig.scratch.sge(0, 8), place, 2)
+            .signaled(1)
+            .into(),
+    );
+    done(
+        CompareSwap::new(rig.scratch.sge(8, 8), place, 7, 9)
+            .signaled(2)
+            .into(),
+    );
+    // Not equal: nothing is swapped, and the answer says what is there.
+    done(
+        CompareSwap::new(rig.scratch.sge(16, 8), place, 7, 11)
+            .signaled(3)
+            .into(),
+    );
+    // Wraps. The result may lie at any address, and in pieces.
+    let pieces = [rig.scratch.sge(33, 3), rig.scratch.sge(41, 5)];
+    done(FetchAdd::new(&pieces, place, u64::MAX).signaled(4).into());
+    let results = [0, 8, 16].map(|at| word(&rig.scratch.memory, at));
+    assert_eq!((results, word(&counter.memory, 0)), ([5, 7, 9], 8));
+    let split = [rig.scratch.bytes(33, 3), rig.scratch.bytes(41, 5)].concat();
+    assert_eq!(split, 9_u64.to_ne_bytes());
+    assert_eq!(counter.bytes(8, 56), [0; 56], "nothing else was touched");
+    // Room for more is allowed, and not used.
+    rig.scratch.put(64, &[0xab; 32]);
+    done(
+        FetchAdd::new(rig.scratch.sge(64, 24), place, 0)
+            .signaled(5)
+            .into(),
+    );
+    assert_eq!(word(&rig.scratch.memory, 64), 8);
+    assert_eq!(rig.scratch.bytes(72, 24), [0xab; 24]);
+}
+
+// covers 3.31
+fn a_misaligned_atomic_changes_nothing(rig: &Rig) {
+    let counter = rig.far.region(64, OPEN | Access::REMOTE_ATOMIC);
+    for at in [1, 2, 4, 7] {
+        let (sink, place) = (rig.scratch.sge(0, 8), counter.remote(8 + at));
+        let requests: [WorkRequest<'_>; 2] = [
+            FetchAdd::new(sink, place, 9).signaled(1).into(),
+            CompareSwap::new(sink, place, 0, 9).signaled(1).into(),
+        ];
+        for request in requests {
+            rig.scratch.put(0, &[0xab; 8]);
+            let verdict = rig.verdict(&rig.rc(), request);
+            assert_eq!(verdict, WcStatus::RemInvReqErr);
+            assert_eq!(counter.bytes(0, 64), [0; 64]);
+            assert_eq!(rig.scratch.bytes(0, 8), [0xab; 8], "no result");
+        }
+    }
+}
+
+fn send_to<'r>(rig: &Rig, to: &'r UdDestination, length: u32, id: u64) -> Send<'r> {
+    Send::new(rig.scratch.sge(0, length)).to(to).signaled(id)
+}
+
+// covers 3.32
+fn a_datagram_fits_one_frame_and_its_domain(rig: &Rig) {
+    let desk = rig.far.region(8192, OPEN);
+    let (pair, to) = datagrams(rig);
+    let near = &pair.near;
+    let port = rig.near.context.query_port(1).expect("a port");
+    let mtu = port.active_mtu.octets() as usize;
+    let refused = |to: &UdDestination, length| {
+        let refused = near.post_one(send_to(rig, to, length, 1));
+        refused.expect_err("a request that is refused").reason
+    };
+    let elsewhere = rig.near.other_pd();
+    let foreign = UdDestination {
+        ah: rig.finish(elsewhere.create_ah(to.ah.path())),
+        ..to.clone()
+    };
+    assert_eq!(refused(&foreign, 8), PostReason::ForeignAh);
+    let given = mtu as u64 + 1;
+    let max = mtu as u64;
+    assert_eq!(
+        refused(&to, given as u32),
+        PostReason::MessageTooLong { max, given }
+    );
+    rig.scratch.fill(3);
+    pair.far.receive(&desk, 0, 40 + mtu as u32);
+    pair.far.receive(&desk, 6000, 48);
+    pair.far.receive(&desk, 7000, 48);
+    // The longest there is; then one with the top bit, which stands for the queue pair's own key,
+    // whatever the other bits say; then one with a wrong key, which nobody gets.
+    let keyed = |remote_qkey| UdDestination {
+        remote_qkey,
+        ..to.clone()
+    };
+    let (own, wrong) = (keyed(0x8000_2222), keyed(0x2222));
+    rig.succeeds(near, send_to(rig, &to, mtu as u32, 1));
+    rig.succeeds(near, send_to(rig, &own, 8, 2));
+    rig.succeeds(near, send_to(rig, &wrong, 8, 3));
+    assert_eq!(done(rig, &pair.far.cq), ok([0, 6000]));
+    assert_eq!(desk.bytes(40, mtu), rig.scratch.bytes(0, mtu));
+    // An address handle that is gone takes nobody anywhere.
+    let gone = UdDestination {
+        ah: rig.finish(rig.near.pd.create_ah(to.ah.path())),
+        ..to.clone()
+    };
+    rig.finish_destroy(gone.ah.clone().destroy());
+    assert_eq!(refused(&gone, 8), PostReason::InvalidHandle);
+}
+
+// covers 3.33
+fn forty_octets_come_before_each_datagram(rig: &Rig) {
+    let desk = rig.far.region(4096, OPEN);
+    let (pair, to) = datagrams(rig);
+    rig.scratch.fill(9);
+    desk.put(0, &[0xee; 4096]);
+    pair.far.receive(&desk, 0, 48);
+    let two = [desk.sge(1024, 30), desk.sge(2048, 30)];
+    let request = verbs_api::ReceiveRequest::new(1024, &two);
+    pair.far.post_receive(request).expect("a receive");
+    pair.far.receive(&desk, 3000, 40);
+    // Too long by one: dropped, and the receive is there for the next.
+    rig.succeeds(&pair.near, send_to(rig, &to, 9, 1));
+    rig.nothing_on(&pair.far.cq);
+    assert_eq!(desk.bytes(0, 48), [0xee; 48]);
+    let arrives = |length: u32, id| {
+        rig.succeeds(&pair.near, send_to(rig, &to, length, 2));
+        let done: Completion = rig.take(&pair.far.cq, 1).remove(0);
+        assert_eq!((done.wr_id, done.status), (id, WcStatus::Success));
+        assert_eq!((done.opcode, done.byte_len), (WcOpcode::Recv, 40 + length));
+        assert_eq!(done.src_qp, pair.near.qp_num());
+        done
+    };
+    arrives(8, 0);
+    assert_eq!(desk.bytes(40, 8), rig.scratch.bytes(0, 8));
+    assert_eq!(desk.bytes(48, 8), [0xee; 8], "not one octet beyond");
+    // The header and the data go on from entry to entry.
+    arrives(20, 1024);
+    let data = [desk.bytes(2058, 20), rig.scratch.bytes(0, 20)];
+    assert_eq!(data[0], data[1]);
+    // No data at all: the forty octets have their place all the same.
+    arrives(0, 3000);
+    // A receive that cannot hold the header takes nothing.
+    pair.far.receive(&desk, 3100, 39);
+    rig.succeeds(&pair.near, send_to(rig, &to, 0, 3));
+    rig.nothing_on(&pair.far.cq);
+    assert_eq!(pair.far.state(), QpState::Rts);
+}

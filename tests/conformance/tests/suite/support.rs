@@ -1,0 +1,85 @@
+//! What several modules of the suite use.
+
+use conformance::{Pair, Rig, Side};
+use verbs_api::qp::{QpAttributes, QpState, QpType};
+use verbs_api::{
+    Completion, ConnectOptions, Cq, LKey, Sge, UdDestination, WcStatus, qp::AddressVector,
+};
+
+/// Ids and statuses.
+pub(crate) fn statuses(done: &[Completion]) -> Vec<(u64, WcStatus)> {
+    done.iter().map(|done| (done.wr_id, done.status)).collect()
+}
+
+/// These succeeded.
+pub(crate) fn ok(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
+    ids.into_iter().map(|id| (id, WcStatus::Success)).collect()
+}
+
+/// These were flushed.
+pub(crate) fn flushed(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
+    let ids = ids.into_iter();
+    ids.map(|id| (id, WcStatus::WrFlushErr)).collect()
+}
+
+/// What there is, fetched one by one.
+pub(crate) fn poll(cq: &Cq) -> Vec<Completion> {
+    let one = || {
+        let mut slot = [Completion::default()];
+        let found = cq.poll(&mut slot).expect("a queue that works").len();
+        let [done] = slot;
+        (found == 1).then_some(done)
+    };
+    std::iter::from_fn(one).collect()
+}
+
+/// Lets time pass, and answers what has come.
+pub(crate) fn done(rig: &Rig, cq: &Cq) -> Vec<(u64, WcStatus)> {
+    rig.settle();
+    statuses(&poll(cq))
+}
+
+/// Takes a queue pair to a state that needs nothing else.
+pub(crate) fn go_to(rig: &Rig, side: &Side, state: QpState) {
+    rig.finish(side.modify(QpAttributes::new().qp_state(state)));
+}
+
+/// The near queue pair can send, the far one is in RESET: what is posted stays outstanding.
+pub(crate) fn half_connected(rig: &Rig) -> Pair {
+    let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
+    let at_far = far.endpoint().expect("an endpoint");
+    rig.finish(near.connect(&at_far, ConnectOptions::new()));
+    Pair { near, far }
+}
+
+/// How the near end addresses datagrams to a queue pair of the far end.
+pub(crate) fn datagrams_to(rig: &Rig, far: &Side) -> UdDestination {
+    let at = far.endpoint().expect("an endpoint");
+    let path = AddressVector::new(at.address, at.gid, 1);
+    UdDestination {
+        ah: rig.finish(rig.near.pd.create_ah(path)),
+        remote_qpn: at.qp_num,
+        remote_qkey: QKEY,
+    }
+}
+
+/// The key of datagrams.
+pub(crate) const QKEY: u32 = 0x1111;
+
+/// Queue pairs for datagrams, ready, and how the near one addresses the far one.
+pub(crate) fn datagrams(rig: &Rig) -> (Pair, UdDestination) {
+    let (near, far) = (rig.near.side(QpType::Ud), rig.far.side(QpType::Ud));
+    for side in [&near, &far] {
+        rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)));
+    }
+    let to = datagrams_to(rig, &far);
+    (Pair { near, far }, to)
+}
+
+/// A stretch that no key opens.
+pub(crate) fn unusable(rig: &Rig) -> Sge {
+    Sge {
+        lkey: LKey::new(0x12_3456),
+        ..rig.scratch.sge(0, 8)
+    }
+}
