@@ -58,12 +58,10 @@ impl Commands {
         self.submit(move |alive| reply.send(alive.and_then(|()| work())));
     }
 
-    /// The same for work that answers by itself, perhaps later.
-    pub fn run_with<T: Send + 'static>(&self, reply: Reply<T>, work: impl FnOnce(Reply<T>) + Send + 'static) {
-        self.submit(move |alive| match alive {
-            Ok(()) => work(reply),
-            Err(error) => reply.send(Err(error)),
-        });
+    /// Carries out a verb that gives an object back, and that answers by itself: after the device's latency, or when
+    /// the device is removed, for what the object holds must not stay behind.
+    pub fn run_last<T: Send + 'static>(&self, reply: Reply<T>, work: impl FnOnce(Reply<T>) + Send + 'static) {
+        self.submit(move |_| work(reply));
     }
 
     fn submit(&self, command: impl FnOnce(Result<(), VerbError>) + Send + 'static) {

@@ -33,7 +33,8 @@ impl<D: Driver> Context<D> {
 
 // Takes one of a bounded number of objects; given back when dropped.
 struct Place<D: Driver> {
-    device: Arc<Device<D>>,
+    // `None` where somebody else counts it out.
+    device: Option<Arc<Device<D>>>,
     count: fn(&Device<D>) -> &AtomicU32,
 }
 
@@ -46,13 +47,19 @@ impl<D: Driver> Place<D> {
     ) -> Result<Self, VerbError> {
         let taken = count(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < max).then_some(n + 1));
         taken.map_err(|_| VerbError::Resources(what))?;
-        Ok(Self { device: Arc::clone(device), count })
+        Ok(Self { device: Some(Arc::clone(device)), count })
+    }
+
+    fn keep(mut self) {
+        self.device = None;
     }
 }
 
 impl<D: Driver> Drop for Place<D> {
     fn drop(&mut self) {
-        (self.count)(&self.device).fetch_sub(1, Ordering::Relaxed);
+        if let Some(device) = &self.device {
+            (self.count)(device).fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -109,7 +116,7 @@ impl<D: Driver> Pd<D> {
         let qpn = device.driver().alloc_qpn(device.qpns()).ok_or(VerbError::Resources("queue pair numbers"))?;
         let qp = Qp::new(device, qpn, self.number, init, (send_cq, recv_cq), srq, Arc::clone(&self.events));
         // `forget_qp` counts it out.
-        std::mem::forget(place);
+        place.keep();
         device.remember_qp(&qp);
         Ok(qp)
     }
@@ -201,7 +208,7 @@ impl<D: Driver> PdOps for Pd<D> {
     }
 
     fn dealloc(&self, reply: Reply<()>) {
-        self.device.commands().run(reply, || Ok(()));
+        self.device.commands().run_last(reply, |reply| reply.send(Ok(())));
     }
 }
 
@@ -274,7 +281,7 @@ impl<D: Driver> MrOps for Mr<D> {
     fn dereg(&self, reply: Reply<()>) {
         let Some(mr) = self.me.upgrade() else { return };
         let commands = Arc::clone(self.device.commands());
-        commands.run_with(reply, move |reply| {
+        commands.run_last(reply, move |reply| {
             let key = mr.key.load(Ordering::Acquire);
             if mr.device.keys().disable(key).is_err() {
                 return reply.send(Err(bound_windows(&mr.device, key)));
@@ -304,7 +311,7 @@ impl<D: Driver> MwOps for Mw<D> {
 
     fn dealloc(&self, reply: Reply<()>) {
         let Some(mw) = self.me.upgrade() else { return };
-        self.device.commands().run_with(reply, move |reply| {
+        self.device.commands().run_last(reply, move |reply| {
             let _ = mw.device.keys().disable(mw.key);
             mw.device.windows.lock().unwrap_or_else(PoisonError::into_inner).remove(&mw.key);
             pin::after_grace(move || {
@@ -329,7 +336,7 @@ impl<D: Driver> AhOps for Ah<D> {
     }
 
     fn destroy(&self, reply: Reply<()>) {
-        self.device.commands().run(reply, || Ok(()));
+        self.device.commands().run_last(reply, |reply| reply.send(Ok(())));
     }
 }
 

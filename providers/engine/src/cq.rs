@@ -224,6 +224,6 @@ impl CqOps for Cq {
 
     fn destroy(&self, reply: Reply<()>) {
         self.drain();
-        self.commands.run(reply, || Ok(()));
+        self.commands.run_last(reply, |reply| reply.send(Ok(())));
     }
 }

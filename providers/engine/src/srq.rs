@@ -155,7 +155,7 @@ impl SrqOps for Srq {
 
     fn destroy(&self, reply: Reply<()>) {
         let Some(srq) = self.me.upgrade() else { return };
-        self.commands.run(reply, move || {
+        self.commands.run_last(reply, move |reply| {
             let mut state = srq.state.lock();
             state.destroyed = true;
             let queue = std::mem::take(&mut state.queue);
@@ -163,7 +163,7 @@ impl SrqOps for Srq {
             for receive in queue {
                 crate::loans::release(verbs_api::memory::Loan::from_bits(receive.loan));
             }
-            Ok(())
+            reply.send(Ok(()));
         });
     }
 }
