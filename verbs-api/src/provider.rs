@@ -340,8 +340,8 @@ pub trait MrOps: AsAny {
         reply.unsupported("rereg_mr");
     }
 
-    /// Revokes the keys at once, and answers when no access is in progress any more. Answers `Busy` and changes nothing
-    /// while windows are bound to it.
+    /// Revokes the keys at once, and answers when no access is in progress any more, which a removal of the device does
+    /// not shorten. Answers `Busy` and changes nothing while windows are bound to it.
     fn dereg(&self, reply: Reply<()>);
 }
 

@@ -199,6 +199,18 @@ impl ContextInner {
         )
     }
 
+    /// Starts a verb that ends when the provider says so, also where the device is removed.
+    pub(crate) fn begin_kept<T, E>(&self) -> (Started<T, E>, Outcome<T, E>) {
+        let (started, completer) = Started::pending();
+        let shared = Arc::clone(&self.shared);
+        let outcome = Outcome {
+            completer,
+            slot: None,
+            shared,
+        };
+        (started, outcome)
+    }
+
     pub(crate) fn discard_events(&self, id: ObjectId) {
         self.shared.events.discard(id);
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::node::Refusal;
-use super::{Extra, Holder, Object, Ops};
+use super::{Extra, Holder, Object, ObjectKind, Ops};
 use crate::control::Started;
 use crate::error::{ErrorKind, VerbError};
 use crate::provider::Reply;
@@ -93,12 +93,16 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
     }
     let context = Arc::clone(object.node.context());
     context.discard_events(object.node.id());
-    // A removal takes the object away, which is what was asked for.
+    // A removal takes the object away, which is what was asked for. But memory is the program's again
+    // only when the provider says so: an access may be in progress.
     let removed = Arc::clone(&object);
-    let (started, completer) = context.begin_or(move || {
-        removed.node.abandon();
-        Ok(())
-    });
+    let (started, completer) = match object.node.kind() {
+        ObjectKind::Mr => context.begin_kept(),
+        _ => context.begin_or(move || {
+            removed.node.abandon();
+            Ok(())
+        }),
+    };
     let ops = Arc::clone(&object.ops);
     ops.destroy(Reply::new(move |result| match result {
         Ok(()) | Err(VerbError::DeviceRemoved) => {
