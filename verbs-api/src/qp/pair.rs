@@ -248,7 +248,7 @@ impl Qp {
             valid = posted;
             refusal = Some(PostError {
                 index: posted,
-                reason,
+                reason: self.refused(reason),
             });
         }
         requests.drain(..valid);
@@ -279,7 +279,7 @@ impl Qp {
         let posted = self.ops.post_send(slice::from_ref(request));
         posted.map_err(|(_, reason)| {
             take_back(slice::from_mut(request));
-            reason
+            self.refused(reason)
         })
     }
 
@@ -297,12 +297,12 @@ impl Qp {
             return self
                 .ops
                 .post_send(slice::from_ref(&first))
-                .map_err(|(_, reason)| reason);
+                .map_err(|(_, reason)| self.refused(reason));
         };
         self.check(&second)?;
         self.ops
             .post_send(&[first, second])
-            .map_err(|(_, reason)| reason)
+            .map_err(|(_, reason)| self.refused(reason))
     }
 
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
@@ -525,6 +525,13 @@ impl Qp {
         } else {
             Err(self.object.node.dead_reason())
         }
+    }
+
+    // Where the queue pair was destroyed while the request was on its way, that is the reason, and not
+    // the state that it was left in.
+    #[cold]
+    fn refused(&self, reason: PostReason) -> PostReason {
+        self.check_live().err().unwrap_or(reason)
     }
 
     #[inline]
