@@ -5,8 +5,14 @@ mod support;
 use support::*;
 use verbs_api::*;
 
-const MTUS: [Option<Mtu>; 6] =
-    [Some(Mtu::Mtu256), Some(Mtu::Mtu512), Some(Mtu::Mtu1024), Some(Mtu::Mtu2048), Some(Mtu::Mtu4096), None];
+const MTUS: [Option<Mtu>; 6] = [
+    Some(Mtu::Mtu256),
+    Some(Mtu::Mtu512),
+    Some(Mtu::Mtu1024),
+    Some(Mtu::Mtu2048),
+    Some(Mtu::Mtu4096),
+    None,
+];
 const LENGTHS: [usize; 12] = [0, 1, 7, 8, 255, 256, 257, 1024, 4095, 4096, 4097, 20_000];
 
 // covers 3.34 3.35 9.05 9.06
@@ -14,7 +20,10 @@ const LENGTHS: [usize; 12] = [0, 1, 7, 8, 255, 256, 257, 1024, 4095, 4096, 4097,
 fn every_operation_of_any_length_arrives_over_every_mtu() {
     for mtu in MTUS {
         for length in LENGTHS {
-            let rig = Rig::new(Setup { mtu, ..Setup::default() });
+            let rig = Rig::new(Setup {
+                mtu,
+                ..Setup::default()
+            });
             let (a, b) = (&rig.a, &rig.b);
             let data = pattern(length, 0);
             a.write(0, &data);
@@ -24,11 +33,16 @@ fn every_operation_of_any_length_arrives_over_every_mtu() {
             a.post(Send::new(a.sge(0, length)).signaled(1));
             a.post(SendWithImmediate::new(a.sge(0, length), *b"imm1").signaled(2));
             a.post(Write::new(a.sge(0, length), b.remote(65_536)).signaled(3));
-            a.post(WriteWithImmediate::new(a.sge(0, length), b.remote(98_304), *b"imm2").signaled(4));
+            a.post(
+                WriteWithImmediate::new(a.sge(0, length), b.remote(98_304), *b"imm2").signaled(4),
+            );
             a.post(Read::new(a.sge(131_072, length), b.remote(65_536)).signaled(5));
             rig.run();
             let sent: Vec<_> = a.completions();
-            let sent: Vec<_> = sent.iter().map(|done| (done.wr_id, done.status, done.opcode)).collect();
+            let sent: Vec<_> = sent
+                .iter()
+                .map(|done| (done.wr_id, done.status, done.opcode))
+                .collect();
             let success = WcStatus::Success;
             let expected = [
                 (1, success, WcOpcode::Send),
@@ -39,8 +53,10 @@ fn every_operation_of_any_length_arrives_over_every_mtu() {
             ];
             assert_eq!(sent, expected, "{mtu:?} {length}");
             let received = b.completions();
-            let received: Vec<_> =
-                received.iter().map(|done| (done.wr_id, done.opcode, done.byte_len, done.immediate())).collect();
+            let received: Vec<_> = received
+                .iter()
+                .map(|done| (done.wr_id, done.opcode, done.byte_len, done.immediate()))
+                .collect();
             let octets = length as u32;
             let expected = [
                 (11, WcOpcode::Recv, octets, None),

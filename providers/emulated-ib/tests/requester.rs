@@ -25,19 +25,33 @@ fn nak(nak: Nak) -> Body {
 fn silence_is_waited_for_as_long_as_the_code_says() {
     for timeout in [1, 5, 14] {
         for retry_cnt in [0, 3] {
-            let rig = Rig::new(Setup { timeout, retry_cnt, ..Setup::default() });
+            let rig = Rig::new(Setup {
+                timeout,
+                retry_cnt,
+                ..Setup::default()
+            });
             rig.wire.rule(|_| Fate::Drop);
-            rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+            rig.a
+                .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
             rig.run();
             assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
             let tries = u32::from(retry_cnt) + 1;
             assert_eq!(rig.requests().len(), tries as usize);
-            assert_eq!(rig.now(), Duration::from_nanos(4096 << timeout) * tries, "{timeout} {retry_cnt}");
+            assert_eq!(
+                rig.now(),
+                Duration::from_nanos(4096 << timeout) * tries,
+                "{timeout} {retry_cnt}"
+            );
         }
     }
-    let rig = Rig::new(Setup { timeout: 0, retry_cnt: 0, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        timeout: 0,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
     rig.wire.rule(|_| Fate::Drop);
-    rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+    rig.a
+        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
     rig.run_for(Duration::from_secs(1_000_000));
     assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
     assert_eq!(rig.requests().len(), 1);
@@ -46,25 +60,39 @@ fn silence_is_waited_for_as_long_as_the_code_says() {
 // covers 3.61
 #[test]
 fn seven_retries_are_seven_and_progress_gives_them_back() {
-    let rig = Rig::new(Setup { retry_cnt: 7, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        retry_cnt: 7,
+        ..Setup::default()
+    });
     rig.wire.rule(|_| Fate::Drop);
     rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
     rig.run();
     assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
     assert_eq!(rig.requests().len(), 8);
-    assert_eq!((rig.a.state(), rig.a.counters().retransmissions), (QpState::Err, 7));
+    assert_eq!(
+        (rig.a.state(), rig.a.counters().retransmissions),
+        (QpState::Err, 7)
+    );
 
     // Each frame arrives at its second try: more losses than retries, and no harm.
-    let rig = Rig::new(Setup { retry_cnt: 1, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        retry_cnt: 1,
+        ..Setup::default()
+    });
     let mut count = 0;
     rig.wire.rule(move |frame| {
         let request = frame.header.body.is_request();
         count += i32::from(request);
-        if request && count % 2 == 1 { Fate::Drop } else { Fate::Pass }
+        if request && count % 2 == 1 {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
     });
     rig.a.write(0, &pattern(64, 1));
     for id in 0..20 {
-        rig.a.post(Write::new(rig.a.sge(0, 64), rig.b.remote(64 * id as usize)).signaled(id));
+        rig.a
+            .post(Write::new(rig.a.sge(0, 64), rig.b.remote(64 * id as usize)).signaled(id));
         rig.run();
     }
     assert_eq!(rig.a.done(), ok(0..20));
@@ -74,13 +102,18 @@ fn seven_retries_are_seven_and_progress_gives_them_back() {
 // covers 3.40 3.61
 #[test]
 fn sequence_naks_use_up_retries_too() {
-    let rig = Rig::new(Setup { retry_cnt: 2, timeout: 0, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        retry_cnt: 2,
+        timeout: 0,
+        ..Setup::default()
+    });
     // The first frame never arrives, the second always does.
     rig.wire.rule(|frame| {
         let first = frame.header.body.is_request() && frame.header.psn == 1000;
         if first { Fate::Drop } else { Fate::Pass }
     });
-    rig.a.post(Write::new(rig.a.sge(0, 2 * MTU), rig.b.remote(0)).signaled(1));
+    rig.a
+        .post(Write::new(rig.a.sge(0, 2 * MTU), rig.b.remote(0)).signaled(1));
     rig.run();
     // One NAK: the others are silent until the gap is closed, so without a timer nothing more happens.
     assert_eq!(rig.naks(), [(0, Nak::SequenceError)]);
@@ -94,38 +127,65 @@ fn sequence_naks_use_up_retries_too() {
 // covers 3.40
 #[test]
 fn a_lost_frame_is_sent_again_from_the_number_that_the_nak_names() {
-    let rig = Rig::new(Setup { timeout: 0, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        timeout: 0,
+        ..Setup::default()
+    });
     let mut lost = false;
     rig.wire.rule(move |frame| {
-        if frame.header.psn == 1002 && !std::mem::replace(&mut lost, true) { Fate::Drop } else { Fate::Pass }
+        if frame.header.psn == 1002 && !std::mem::replace(&mut lost, true) {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
     });
     let data = pattern(5 * MTU, 4);
     rig.a.write(0, &data);
-    rig.a.post(Write::new(rig.a.sge(0, data.len()), rig.b.remote(0)).signaled(1));
+    rig.a
+        .post(Write::new(rig.a.sge(0, data.len()), rig.b.remote(0)).signaled(1));
     rig.run();
     let numbers: Vec<_> = rig.requests().iter().map(|(offset, _)| *offset).collect();
     assert_eq!(numbers, [0, 1, 2, 3, 4, 2, 3, 4]);
     assert_eq!(rig.naks(), [(2, Nak::SequenceError)]);
     assert_eq!((rig.a.done(), rig.b.read(0, data.len())), (ok([1]), data));
-    assert_eq!((rig.a.counters().naks, rig.a.counters().retransmissions), (1, 3));
+    assert_eq!(
+        (rig.a.counters().naks, rig.a.counters().retransmissions),
+        (1, 3)
+    );
 }
 
 // covers 3.62
 #[test]
 fn a_missing_receive_counts_for_itself() {
     // None allowed: the first answer of this kind is the end.
-    let rig = Rig::new(Setup { rnr_retry: 0, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        rnr_retry: 0,
+        ..Setup::default()
+    });
     rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
     assert_eq!(rig.a.done(), [(1, WcStatus::RnrRetryExcErr)]);
     // Neither counter uses up the other.
-    let rig = Rig::new(Setup { rnr_retry: 3, retry_cnt: 0, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        rnr_retry: 3,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
     (0..4).for_each(|id| rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(id)));
     rig.run();
     assert_eq!(rig.a.done()[0], (0, WcStatus::RnrRetryExcErr));
     assert_eq!(rig.a.counters().rnr_naks, 4);
     // A second copy of the answer does not count.
-    let rig = Rig::new(Setup { rnr_retry: 1, ..Setup::default() });
-    rig.wire.rule(|frame| if frame.header.body.is_request() { Fate::Pass } else { Fate::Twice });
+    let rig = Rig::new(Setup {
+        rnr_retry: 1,
+        ..Setup::default()
+    });
+    rig.wire.rule(|frame| {
+        if frame.header.body.is_request() {
+            Fate::Pass
+        } else {
+            Fate::Twice
+        }
+    });
     rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
     assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
     rig.b.receive(1, 0, 8);
@@ -137,7 +197,12 @@ fn a_missing_receive_counts_for_itself() {
 #[test]
 fn each_code_delays_as_the_table_says() {
     for code in 0..=31 {
-        let rig = Rig::new(Setup { min_rnr_timer: code, rnr_retry: 1, timeout: 0, ..Setup::default() });
+        let rig = Rig::new(Setup {
+            min_rnr_timer: code,
+            rnr_retry: 1,
+            timeout: 0,
+            ..Setup::default()
+        });
         rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
         assert_eq!(rig.answers(), [(0, Body::Acknowledge(Syndrome::Rnr(code)))]);
         rig.run();
@@ -153,24 +218,39 @@ fn each_code_delays_as_the_table_says() {
 fn an_acknowledge_covers_what_was_before() {
     let rig = Rig::rc();
     rig.wire.rule(|_| Fate::Drop);
-    (0..4).for_each(|id| rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id)));
+    (0..4).for_each(|id| {
+        rig.a
+            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+    });
     rig.inject([rig.answer(1, Body::Acknowledge(Syndrome::Ack), b"")]);
     assert_eq!(rig.a.done(), ok([0, 1]));
     // An RNR NAK and a NAK do so too, without their own number.
     rig.inject([rig.answer(3, Body::Acknowledge(Syndrome::Rnr(1)), b"")]);
     assert_eq!(rig.a.done(), ok([2]));
     // What nobody waits for is ignored.
-    rig.inject([2, 4, 100, 0x80_0000].map(|offset| rig.answer(offset, nak(Nak::RemoteAccess), b"")));
+    rig.inject(
+        [2, 4, 100, 0x80_0000].map(|offset| rig.answer(offset, nak(Nak::RemoteAccess), b"")),
+    );
     assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
     rig.inject([rig.answer(3, nak(Nak::RemoteAccess), b"")]);
     assert_eq!(rig.a.done(), [(3, WcStatus::RemAccessErr)]);
 
     // A read response acknowledges the writes before it.
     let rig = Rig::rc();
-    rig.wire.rule(|frame| if frame.header.body == Body::Acknowledge(Syndrome::Ack) { Fate::Drop } else { Fate::Pass });
-    (0..3).for_each(|id| rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id)));
+    rig.wire.rule(|frame| {
+        if frame.header.body == Body::Acknowledge(Syndrome::Ack) {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
+    });
+    (0..3).for_each(|id| {
+        rig.a
+            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+    });
     assert_eq!(rig.a.done(), []);
-    rig.a.post(Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(3));
+    rig.a
+        .post(Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(3));
     assert_eq!(rig.a.done(), ok(0..4));
 }
 
@@ -178,21 +258,32 @@ fn an_acknowledge_covers_what_was_before() {
 #[test]
 fn a_lost_read_response_is_asked_for_again_and_not_acknowledged_away() {
     for atomic in [false, true] {
-        let rig = Rig::new(Setup { timeout: 0, ..Setup::default() });
+        let rig = Rig::new(Setup {
+            timeout: 0,
+            ..Setup::default()
+        });
         let mut lost = false;
         rig.wire.rule(move |frame| {
-            let answer = is_response(frame) || matches!(frame.header.body, Body::AtomicAcknowledge(_));
-            if answer && !std::mem::replace(&mut lost, true) { Fate::Drop } else { Fate::Pass }
+            let answer =
+                is_response(frame) || matches!(frame.header.body, Body::AtomicAcknowledge(_));
+            if answer && !std::mem::replace(&mut lost, true) {
+                Fate::Drop
+            } else {
+                Fate::Pass
+            }
         });
         rig.b.memory.store_u64(0, 77).unwrap();
         if atomic {
-            rig.a.post(FetchAdd::new(rig.a.sge(64, 8), rig.b.remote(0), 1).signaled(1));
+            rig.a
+                .post(FetchAdd::new(rig.a.sge(64, 8), rig.b.remote(0), 1).signaled(1));
         } else {
-            rig.a.post(Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(1));
+            rig.a
+                .post(Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(1));
         }
         assert_eq!(rig.a.done(), []);
         // The acknowledge of the write tells that the answer was lost.
-        rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(512)).signaled(2));
+        rig.a
+            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(512)).signaled(2));
         rig.run();
         assert_eq!(rig.a.done(), ok([1, 2]));
         assert_eq!(rig.a.memory.load_u64(64).unwrap(), 77);
@@ -213,9 +304,16 @@ fn each_nak_has_its_status() {
     for (code, status) in cases {
         let rig = Rig::rc();
         rig.wire.rule(|_| Fate::Drop);
-        (0..3).for_each(|id| rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id)));
+        (0..3).for_each(|id| {
+            rig.a
+                .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+        });
         rig.inject([rig.answer(1, nak(code), b"")]);
-        let expected = [(0, WcStatus::Success), (1, status), (2, WcStatus::WrFlushErr)];
+        let expected = [
+            (0, WcStatus::Success),
+            (1, status),
+            (2, WcStatus::WrFlushErr),
+        ];
         assert_eq!(rig.a.done(), expected, "{code:?}");
         assert_eq!(rig.a.state(), QpState::Err);
     }
@@ -234,13 +332,19 @@ fn an_answer_that_does_not_fit_is_a_bad_response() {
     for (body, length) in answers {
         let rig = Rig::rc();
         rig.wire.rule(|_| Fate::Drop);
-        rig.a.post(Read::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+        rig.a
+            .post(Read::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
         rig.inject([rig.answer(0, body, &vec![1; length])]);
-        assert_eq!(rig.a.done(), [(1, WcStatus::BadRespErr)], "{body:?} {length}");
+        assert_eq!(
+            rig.a.done(),
+            [(1, WcStatus::BadRespErr)],
+            "{body:?} {length}"
+        );
     }
     let rig = Rig::rc();
     rig.wire.rule(|_| Fate::Drop);
-    rig.a.post(FetchAdd::new(rig.a.sge(0, 8), rig.b.remote(0), 1).signaled(1));
+    rig.a
+        .post(FetchAdd::new(rig.a.sge(0, 8), rig.b.remote(0), 1).signaled(1));
     rig.inject([rig.answer(0, Body::ReadResponse(Position::Only), b"")]);
     assert_eq!(rig.a.done(), [(1, WcStatus::BadRespErr)]);
 }
@@ -249,40 +353,65 @@ fn an_answer_that_does_not_fit_is_a_bad_response() {
 #[test]
 fn a_read_goes_on_from_the_first_octet_that_is_missing() {
     for dropped in 0..5 {
-        let rig = Rig::new(Setup { timeout: 8, ..Setup::default() });
+        let rig = Rig::new(Setup {
+            timeout: 8,
+            ..Setup::default()
+        });
         let mut lost = false;
         rig.wire.rule(move |frame| {
             let this = is_response(frame) && frame.header.psn == 1000 + dropped;
-            if this && !std::mem::replace(&mut lost, true) { Fate::Drop } else { Fate::Pass }
+            if this && !std::mem::replace(&mut lost, true) {
+                Fate::Drop
+            } else {
+                Fate::Pass
+            }
         });
         let data = pattern(4 * MTU + 100, 5);
         rig.b.write(0, &data);
-        rig.a.post(Read::new(rig.a.sge(8192, data.len()), rig.b.remote(0)).signaled(1));
+        rig.a
+            .post(Read::new(rig.a.sge(8192, data.len()), rig.b.remote(0)).signaled(1));
         rig.run();
-        assert_eq!((rig.a.done(), rig.a.read(8192, data.len())), (ok([1]), data.clone()));
+        assert_eq!(
+            (rig.a.done(), rig.a.read(8192, data.len())),
+            (ok([1]), data.clone())
+        );
         let rest = dropped as usize * MTU;
         let again = Body::ReadRequest(rig.b.remote(rest), (data.len() - rest) as u32);
         let whole = Body::ReadRequest(rig.b.remote(0), data.len() as u32);
-        assert_eq!(rig.requests(), [(0, whole), (dropped as i32, again)], "{dropped}");
+        assert_eq!(
+            rig.requests(),
+            [(0, whole), (dropped as i32, again)],
+            "{dropped}"
+        );
     }
 }
 
 // covers 3.67
 #[test]
 fn traffic_crosses_the_end_of_the_numbers() {
-    let rig = Rig::new(Setup { a_psn: 0xff_fffe, b_psn: 0xff_ffff, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        a_psn: 0xff_fffe,
+        b_psn: 0xff_ffff,
+        ..Setup::default()
+    });
     let (a, b) = (&rig.a, &rig.b);
     let data = pattern(5 * MTU, 6);
     a.write(0, &data);
     let mut count = 0;
     rig.wire.rule(move |_| {
         count += 1;
-        if count % 4 == 0 { Fate::Drop } else { Fate::Pass }
+        if count % 4 == 0 {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
     });
     for id in 0..4 {
         b.receive(id, 65_536 + 8192 * id as usize, 8192);
         a.post(Write::new(a.sge(0, data.len()), b.remote(8192 * id as usize)).signaled(10 + id));
-        a.post(Read::new(a.sge(131_072, data.len()), b.remote(8192 * id as usize)).signaled(20 + id));
+        a.post(
+            Read::new(a.sge(131_072, data.len()), b.remote(8192 * id as usize)).signaled(20 + id),
+        );
         a.post(Send::new(a.sge(0, data.len())).signaled(30 + id));
     }
     rig.run();
@@ -295,13 +424,27 @@ fn traffic_crosses_the_end_of_the_numbers() {
 // covers 3.69
 #[test]
 fn reads_beyond_the_budget_wait_and_nothing_passes_them() {
-    let rig = Rig::new(Setup { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        max_rd_atomic: 1,
+        max_dest_rd_atomic: 1,
+        ..Setup::default()
+    });
     let (a, b) = (&rig.a, &rig.b);
-    rig.wire.rule(|frame| if frame.header.body.is_request() { Fate::Pass } else { Fate::Hold });
+    rig.wire.rule(|frame| {
+        if frame.header.body.is_request() {
+            Fate::Pass
+        } else {
+            Fate::Hold
+        }
+    });
     (0..3).for_each(|id| a.post(Read::new(a.sge(0, 8), b.remote(0)).signaled(id)));
     a.post(Write::new(a.sge(0, 8), b.remote(64)).signaled(3));
     for asked in 1..=3 {
-        let reads = rig.requests().iter().filter(|(_, body)| matches!(body, Body::ReadRequest(..))).count();
+        let reads = rig
+            .requests()
+            .iter()
+            .filter(|(_, body)| matches!(body, Body::ReadRequest(..)))
+            .count();
         let write = usize::from(asked == 3);
         assert_eq!((reads, rig.requests().len()), (asked, asked + write));
         rig.release();
@@ -315,40 +458,62 @@ fn faults_of_the_requester_have_their_own_statuses() {
     type Case = fn(&Rig) -> WcStatus;
     let cases: [Case; 5] = [
         |rig| {
-            let sge = Sge { lkey: LKey::new(0x999), ..rig.a.sge(0, 8) };
+            let sge = Sge {
+                lkey: LKey::new(0x999),
+                ..rig.a.sge(0, 8)
+            };
             rig.a.post(Send::new(sge).signaled(1));
             WcStatus::LocProtErr
         },
         |rig| {
-            let sge = Sge { addr: rig.a.memory.address() + MEMORY as u64 - 4, ..rig.a.sge(0, 8) };
+            let sge = Sge {
+                addr: rig.a.memory.address() + MEMORY as u64 - 4,
+                ..rig.a.sge(0, 8)
+            };
             rig.a.post(Write::new(sge, rig.b.remote(0)).signaled(1));
             WcStatus::LocProtErr
         },
         |rig| {
-            let mr = rig.a.pd.register(&rig.a.memory, Access::REMOTE_READ).wait().unwrap();
-            rig.a.post(Read::new(mr.sge(0, 8).unwrap(), rig.b.remote(0)).signaled(1));
+            let mr = rig
+                .a
+                .pd
+                .register(&rig.a.memory, Access::REMOTE_READ)
+                .wait()
+                .unwrap();
+            rig.a
+                .post(Read::new(mr.sge(0, 8).unwrap(), rig.b.remote(0)).signaled(1));
             WcStatus::LocProtErr
         },
         |rig| {
-            rig.a.post(LocalInvalidate::new(RKey::new(0x123_4567)).signaled(1));
+            rig.a
+                .post(LocalInvalidate::new(RKey::new(0x123_4567)).signaled(1));
             WcStatus::LocQpOpErr
         },
         |rig| {
             let mw = rig.a.pd.alloc_mw(MwType::Type2).wait().unwrap();
             let beyond = rig.a.memory.address() + MEMORY as u64 - 4;
-            let bind = BindWindow::new(mw.rkey(), rig.a.mr.lkey(), beyond, 8).access(Access::REMOTE_READ);
+            let bind =
+                BindWindow::new(mw.rkey(), rig.a.mr.lkey(), beyond, 8).access(Access::REMOTE_READ);
             rig.a.post(bind.signaled(1));
             WcStatus::MwBindErr
         },
     ];
     for (number, case) in cases.into_iter().enumerate() {
         for direct in [false, true] {
-            let rig = Rig::new(Setup { direct, ..Setup::default() });
+            let rig = Rig::new(Setup {
+                direct,
+                ..Setup::default()
+            });
             rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)));
             let status = case(&rig);
-            rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(64)).signaled(2));
+            rig.a
+                .post(Write::new(rig.a.sge(0, 8), rig.b.remote(64)).signaled(2));
             rig.run();
-            assert_eq!(rig.a.done(), [(1, status), (2, WcStatus::WrFlushErr)], "case {number} {direct}");
+            assert_eq!(
+                rig.a.done(),
+                [(1, status), (2, WcStatus::WrFlushErr)],
+                "case {number} {direct}"
+            );
             assert_eq!((rig.a.state(), rig.b.state()), (QpState::Err, QpState::Rts));
         }
     }
@@ -360,10 +525,21 @@ fn a_draining_queue_finishes_what_has_begun_and_says_so_once() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     // Three reads have begun; the fourth waits behind the budget.
-    rig.wire.rule(|frame| if is_response(frame) { Fate::Hold } else { Fate::Pass });
+    rig.wire.rule(|frame| {
+        if is_response(frame) {
+            Fate::Hold
+        } else {
+            Fate::Pass
+        }
+    });
     let budget = u64::from(rig.setup.max_rd_atomic);
     (0..10).for_each(|id| a.post(Read::new(a.sge(0, 8), b.remote(0)).signaled(id)));
-    a.modify(QpAttributes::new().qp_state(QpState::Sqd).en_sqd_async_notify(true)).unwrap();
+    a.modify(
+        QpAttributes::new()
+            .qp_state(QpState::Sqd)
+            .en_sqd_async_notify(true),
+    )
+    .unwrap();
     assert!(a.qp.query().unwrap().sq_draining);
     assert_eq!((a.events(), a.done()), (vec![], vec![]));
     a.post(Read::new(a.sge(0, 8), b.remote(0)).signaled(10));
@@ -386,13 +562,24 @@ fn draining_retries_what_was_lost_and_an_empty_queue_is_drained_at_once() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     let mut lost = false;
-    rig.wire.rule(move |_| if std::mem::replace(&mut lost, true) { Fate::Pass } else { Fate::Drop });
+    rig.wire.rule(move |_| {
+        if std::mem::replace(&mut lost, true) {
+            Fate::Pass
+        } else {
+            Fate::Drop
+        }
+    });
     a.post(Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
-    let drain = QpAttributes::new().qp_state(QpState::Sqd).en_sqd_async_notify(true);
+    let drain = QpAttributes::new()
+        .qp_state(QpState::Sqd)
+        .en_sqd_async_notify(true);
     a.modify(drain).unwrap();
     assert_eq!(a.events(), []);
     rig.run();
-    assert_eq!((a.done(), a.events()), (ok([1]), vec![EventType::SqDrained]));
+    assert_eq!(
+        (a.done(), a.events()),
+        (ok([1]), vec![EventType::SqDrained])
+    );
     a.go_to(QpState::Rts);
     a.modify(drain).unwrap();
     assert_eq!(a.events(), [EventType::SqDrained]);
@@ -406,7 +593,10 @@ fn draining_retries_what_was_lost_and_an_empty_queue_is_drained_at_once() {
 #[test]
 fn the_responder_carries_out_in_posting_order() {
     for direct in [false, true] {
-        let rig = Rig::new(Setup { direct, ..Setup::default() });
+        let rig = Rig::new(Setup {
+            direct,
+            ..Setup::default()
+        });
         let (a, b) = (&rig.a, &rig.b);
         a.write(0, b"old.new.");
         a.post(Write::new(a.sge(0, 4), b.remote(0)));
@@ -418,7 +608,10 @@ fn the_responder_carries_out_in_posting_order() {
         a.post(Send::new(a.sge(0, 4)).signaled(4));
         rig.run();
         assert_eq!((a.done(), b.done()), (ok([1, 2, 4]), ok([3])));
-        assert_eq!((a.read(64, 4), b.read(0, 4), b.read(512, 4)), (b"old.".to_vec(), b"new.".to_vec(), b"old.".to_vec()));
+        assert_eq!(
+            (a.read(64, 4), b.read(0, 4), b.read(512, 4)),
+            (b"old.".to_vec(), b"new.".to_vec(), b"old.".to_vec())
+        );
     }
 }
 
@@ -427,7 +620,13 @@ fn the_responder_carries_out_in_posting_order() {
 fn a_fenced_request_waits_for_reads_and_atomics_only() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
-    rig.wire.rule(|frame| if is_response(frame) { Fate::Hold } else { Fate::Pass });
+    rig.wire.rule(|frame| {
+        if is_response(frame) {
+            Fate::Hold
+        } else {
+            Fate::Pass
+        }
+    });
     a.write(0, b"new!");
     b.write(0, b"old!");
     a.post(Read::new(a.sge(64, 4), b.remote(0)).signaled(1));
@@ -436,7 +635,10 @@ fn a_fenced_request_waits_for_reads_and_atomics_only() {
     assert_eq!(b.read(0, 4), b"old!");
     rig.release();
     rig.run();
-    assert_eq!((a.done(), a.read(64, 4), b.read(0, 4)), (ok([1, 2]), b"old!".to_vec(), b"new!".to_vec()));
+    assert_eq!(
+        (a.done(), a.read(64, 4), b.read(0, 4)),
+        (ok([1, 2]), b"old!".to_vec(), b"new!".to_vec())
+    );
     // Unfenced it is sent at once: a read that has to be asked for again then finds the new octets.
     b.write(0, b"old!");
     a.post(Read::new(a.sge(64, 4), b.remote(0)).signaled(3));
@@ -445,7 +647,13 @@ fn a_fenced_request_waits_for_reads_and_atomics_only() {
     // A fence does not wait for writes.
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
-    rig.wire.rule(|frame| if frame.header.body.is_request() { Fate::Pass } else { Fate::Hold });
+    rig.wire.rule(|frame| {
+        if frame.header.body.is_request() {
+            Fate::Pass
+        } else {
+            Fate::Hold
+        }
+    });
     a.post(Write::new(a.sge(0, 4), b.remote(0)).signaled(1));
     a.post(Write::new(a.sge(0, 4), b.remote(64)).fence().signaled(2));
     assert_eq!(rig.requests().len(), 2);
@@ -457,7 +665,13 @@ fn completions_keep_the_order_of_posting() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     // The acknowledge of the write overtakes the response of the read before it.
-    rig.wire.rule(|frame| if is_response(frame) { Fate::Hold } else { Fate::Pass });
+    rig.wire.rule(|frame| {
+        if is_response(frame) {
+            Fate::Hold
+        } else {
+            Fate::Pass
+        }
+    });
     a.post(Read::new(a.sge(0, 8), b.remote(0)).signaled(1));
     a.post(Write::new(a.sge(0, 8), b.remote(64)).signaled(2));
     assert_eq!(a.done(), []);

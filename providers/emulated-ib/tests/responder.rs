@@ -70,23 +70,44 @@ fn a_send_or_write_seen_twice_is_acknowledged_and_not_repeated() {
 fn a_read_seen_twice_is_served_within_what_it_asked_for() {
     let rig = Rig::rc();
     let read = |rig: &Rig, offset: u32, at: usize, length: usize| {
-        rig.request(offset, Body::ReadRequest(rig.b.remote(at), length as u32), b"")
+        rig.request(
+            offset,
+            Body::ReadRequest(rig.b.remote(at), length as u32),
+            b"",
+        )
     };
     rig.inject([read(&rig, 0, 0, 3 * MTU)]);
-    let whole = [(0, Body::ReadResponse(First)), (1, Body::ReadResponse(Middle)), (2, Body::ReadResponse(Last))];
+    let whole = [
+        (0, Body::ReadResponse(First)),
+        (1, Body::ReadResponse(Middle)),
+        (2, Body::ReadResponse(Last)),
+    ];
     assert_eq!(rig.answers(), whole);
     // Again, whole and from the second frame on: the memory is read again.
     rig.b.write(MTU, b"changed");
     rig.wire.forget();
     rig.inject([read(&rig, 0, 0, 3 * MTU), read(&rig, 1, MTU, 2 * MTU)]);
     assert_eq!(rig.answers()[..3], whole);
-    assert_eq!(rig.answers()[3..], [(1, Body::ReadResponse(First)), (2, Body::ReadResponse(Last))]);
+    assert_eq!(
+        rig.answers()[3..],
+        [
+            (1, Body::ReadResponse(First)),
+            (2, Body::ReadResponse(Last))
+        ]
+    );
     assert_eq!(rig.wire.log()[3].payload[..7], *b"changed");
     // Outside of it, or with another key: dropped, and nobody is harmed.
     rig.wire.forget();
     let mut other_key = read(&rig, 0, 0, MTU);
-    other_key.header.body = Body::ReadRequest(RemoteAddress::new(rig.b.remote(0).addr, RKey::new(0x1234)), 64);
-    rig.inject([read(&rig, 1, MTU, 3 * MTU), read(&rig, 0, 8 * MTU, 8), other_key]);
+    other_key.header.body = Body::ReadRequest(
+        RemoteAddress::new(rig.b.remote(0).addr, RKey::new(0x1234)),
+        64,
+    );
+    rig.inject([
+        read(&rig, 1, MTU, 3 * MTU),
+        read(&rig, 0, 8 * MTU, 8),
+        other_key,
+    ]);
     assert_eq!(rig.answers(), []);
     assert_eq!(rig.b.state(), QpState::Rts);
 }
@@ -94,13 +115,19 @@ fn a_read_seen_twice_is_served_within_what_it_asked_for() {
 // covers 3.43
 #[test]
 fn an_atomic_seen_twice_is_answered_from_what_was_stored() {
-    let rig = Rig::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        max_dest_rd_atomic: 2,
+        ..Setup::default()
+    });
     rig.b.memory.store_u64(0, 40).unwrap();
     let add = |offset: u32| rig.request(offset, Body::FetchAdd(rig.b.remote(0), 1), b"");
     let swap = rig.request(1, Body::CompareSwap(rig.b.remote(0), 41, 90), b"");
     rig.inject([add(0), swap.clone()]);
     rig.inject([add(0), swap]);
-    let answers = [(0, Body::AtomicAcknowledge(40)), (1, Body::AtomicAcknowledge(41))];
+    let answers = [
+        (0, Body::AtomicAcknowledge(40)),
+        (1, Body::AtomicAcknowledge(41)),
+    ];
     assert_eq!(rig.answers()[..2], answers);
     assert_eq!(rig.answers()[2..], answers);
     assert_eq!(rig.b.memory.load_u64(0).unwrap(), 90);
@@ -127,7 +154,12 @@ fn opcodes_out_of_sequence_are_an_invalid_request() {
         rig.b.receive(7, 0, 8192);
         let bodies = case(&rig);
         let last = bodies.len() as i32 - 1;
-        rig.inject(bodies.into_iter().enumerate().map(|(i, body)| rig.request(i as u32, body, &[1; MTU])));
+        rig.inject(
+            bodies
+                .into_iter()
+                .enumerate()
+                .map(|(i, body)| rig.request(i as u32, body, &[1; MTU])),
+        );
         refused(&rig, last, Nak::InvalidRequest);
         assert_eq!(rig.b.done(), [(7, WcStatus::WrFlushErr)], "case {number}");
         assert_eq!(rig.b.events(), [EventType::QpReqErr]);
@@ -145,7 +177,11 @@ fn opcodes_out_of_sequence_are_an_invalid_request() {
         rig.b.receive(8, 0, 8192);
         rig.inject([rig.request(0, send(First), &[1; MTU])]);
         let second = case(&rig)[0];
-        let payload: &[u8] = if matches!(second, Body::ReadRequest(..)) { &[] } else { &[1; MTU] };
+        let payload: &[u8] = if matches!(second, Body::ReadRequest(..)) {
+            &[]
+        } else {
+            &[1; MTU]
+        };
         rig.inject([rig.request(1, second, payload)]);
         refused(&rig, 1, Nak::InvalidRequest);
         let expected = [(7, WcStatus::RemInvReqErr), (8, WcStatus::WrFlushErr)];
@@ -163,13 +199,24 @@ fn what_the_queue_pair_forbids_is_invalid_and_what_the_region_forbids_is_no_acce
             (Body::ReadRequest(region, 8), Access::REMOTE_READ, 0),
             (Body::CompareSwap(region, 0, 1), Access::REMOTE_ATOMIC, 0),
             (Body::FetchAdd(region, 1), Access::REMOTE_ATOMIC, 0),
-            (Body::Flush(region, 8, Access::FLUSH_GLOBAL, false), Access::FLUSH_GLOBAL, 0),
-            (Body::Flush(region, 8, Access::FLUSH_PERSISTENT, false), Access::FLUSH_PERSISTENT, 0),
+            (
+                Body::Flush(region, 8, Access::FLUSH_GLOBAL, false),
+                Access::FLUSH_GLOBAL,
+                0,
+            ),
+            (
+                Body::Flush(region, 8, Access::FLUSH_PERSISTENT, false),
+                Access::FLUSH_PERSISTENT,
+                0,
+            ),
         ]
     };
     for case in 0..7 {
         let right = requests(RemoteAddress::default())[case].1;
-        let rig = Rig::new(Setup { access: ALL_REMOTE - right, ..Setup::default() });
+        let rig = Rig::new(Setup {
+            access: ALL_REMOTE - right,
+            ..Setup::default()
+        });
         let (body, _, length) = requests(rig.b.remote(0))[case];
         rig.inject([rig.request(0, body, &vec![1; length])]);
         refused(&rig, 0, Nak::InvalidRequest);
@@ -202,9 +249,19 @@ fn lengths_that_do_not_add_up_are_an_invalid_request() {
         vec![(write(&rig, Only, 0, 7), 8)],
         vec![(write(&rig, Only, 0, 9), 8)],
         vec![(write(&rig, First, 0, MTU - 1), MTU)],
-        vec![(write(&rig, First, 0, 2 * MTU), MTU), (write(&rig, Last, 0, 0), MTU - 1)],
-        vec![(write(&rig, First, 0, 2 * MTU - 1), MTU), (write(&rig, Last, 0, 0), MTU)],
-        vec![(write(&rig, First, 0, 2 * MTU), MTU), (write(&rig, Middle, 0, 0), MTU), (write(&rig, Middle, 0, 0), MTU)],
+        vec![
+            (write(&rig, First, 0, 2 * MTU), MTU),
+            (write(&rig, Last, 0, 0), MTU - 1),
+        ],
+        vec![
+            (write(&rig, First, 0, 2 * MTU - 1), MTU),
+            (write(&rig, Last, 0, 0), MTU),
+        ],
+        vec![
+            (write(&rig, First, 0, 2 * MTU), MTU),
+            (write(&rig, Middle, 0, 0), MTU),
+            (write(&rig, Middle, 0, 0), MTU),
+        ],
         vec![(Body::ReadRequest(rig.b.remote(0), 8), 1)],
         vec![(Body::FetchAdd(rig.b.remote(0), 8), 8)],
         vec![(Body::AtomicWrite(rig.b.remote(0)), 7)],
@@ -218,7 +275,11 @@ fn lengths_that_do_not_add_up_are_an_invalid_request() {
         });
         let frames: Vec<_> = frames.collect();
         rig.inject(frames);
-        assert_eq!(rig.naks(), [(case.len() as i32 - 1, Nak::InvalidRequest)], "case {number}");
+        assert_eq!(
+            rig.naks(),
+            [(case.len() as i32 - 1, Nak::InvalidRequest)],
+            "case {number}"
+        );
         assert_eq!(rig.b.state(), QpState::Err);
     }
 }
@@ -238,7 +299,10 @@ fn at_home(rig: &Rig, body: Body) -> Body {
 // covers 3.47
 #[test]
 fn one_read_more_than_granted_is_an_invalid_request() {
-    let rig = Rig::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        max_dest_rd_atomic: 2,
+        ..Setup::default()
+    });
     let read = |offset: u32| rig.request(offset, Body::ReadRequest(rig.b.remote(0), 8), b"");
     let atomic = rig.request(1, Body::FetchAdd(rig.b.remote(0), 1), b"");
     rig.inject([read(0), atomic, read(2)]);
@@ -251,7 +315,10 @@ fn one_read_more_than_granted_is_an_invalid_request() {
     ];
     assert_eq!(rig.answers(), answers);
 
-    let rig = Rig::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        max_dest_rd_atomic: 2,
+        ..Setup::default()
+    });
     let read = |offset: u32| rig.request(offset, Body::ReadRequest(rig.b.remote(0), 8), b"");
     rig.inject([read(0), read(1)]);
     rig.inject([read(2), read(3)]);
@@ -262,7 +329,8 @@ fn one_read_more_than_granted_is_an_invalid_request() {
 #[test]
 fn access_that_is_not_allowed_ends_the_connection_and_is_told() {
     type Case = fn(&Rig) -> RemoteAddress;
-    let end = |rig: &Rig| RemoteAddress::new(rig.b.remote(0).addr + MEMORY as u64 - 4, rig.b.mr.rkey());
+    let end =
+        |rig: &Rig| RemoteAddress::new(rig.b.remote(0).addr + MEMORY as u64 - 4, rig.b.mr.rkey());
     let cases: [Case; 6] = [
         |_| RemoteAddress::new(0, RKey::new(0xdead_beef)),
         |rig| RemoteAddress::new(rig.b.remote(0).addr, RKey::new(rig.b.mr.rkey().value() ^ 1)),
@@ -270,7 +338,10 @@ fn access_that_is_not_allowed_ends_the_connection_and_is_told() {
         |rig| RemoteAddress::new(u64::MAX - 3, rig.b.mr.rkey()),
         |rig| {
             let pd = rig.b.context.alloc_pd().wait().unwrap();
-            let mr = pd.register(&rig.b.memory, Access::LOCAL_WRITE | ALL_REMOTE).wait().unwrap();
+            let mr = pd
+                .register(&rig.b.memory, Access::LOCAL_WRITE | ALL_REMOTE)
+                .wait()
+                .unwrap();
             let remote = mr.remote(0);
             std::mem::forget((pd, mr));
             remote
@@ -297,7 +368,11 @@ fn access_that_is_not_allowed_ends_the_connection_and_is_told() {
             rig.b.receive(5, 0, 64);
             rig.inject([rig.request(0, body, &vec![1; length])]);
             refused(&rig, 0, Nak::RemoteAccess);
-            assert_eq!(rig.b.events(), [EventType::QpAccessErr], "case {number} kind {kind}");
+            assert_eq!(
+                rig.b.events(),
+                [EventType::QpAccessErr],
+                "case {number} kind {kind}"
+            );
             assert_eq!(rig.b.done(), [(5, WcStatus::WrFlushErr)]);
             assert_eq!(rig.b.read(0, 64), [0; 64]);
         }
@@ -324,10 +399,17 @@ fn the_requester_of_a_forbidden_access_sees_it() {
     a.post(Write::new(a.sge(0, 3000), nowhere));
     a.post(Send::new(a.sge(0, 8)));
     rig.run();
-    let expected = [(1, WcStatus::Success), (0, WcStatus::RemAccessErr), (0, WcStatus::WrFlushErr)];
+    let expected = [
+        (1, WcStatus::Success),
+        (0, WcStatus::RemAccessErr),
+        (0, WcStatus::WrFlushErr),
+    ];
     assert_eq!(a.done(), expected);
     assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Err));
-    assert_eq!((a.events(), b.events()), (vec![], vec![EventType::QpAccessErr]));
+    assert_eq!(
+        (a.events(), b.events()),
+        (vec![], vec![EventType::QpAccessErr])
+    );
 }
 
 // covers 3.49 3.65
@@ -335,14 +417,20 @@ fn the_requester_of_a_forbidden_access_sees_it() {
 fn a_bad_receive_fails_there_and_is_a_remote_operation_error_here() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
-    let sge = Sge { lkey: LKey::new(0x4242), ..b.sge(0, 64) };
+    let sge = Sge {
+        lkey: LKey::new(0x4242),
+        ..b.sge(0, 64)
+    };
     b.qp.post_receive(ReceiveRequest::new(3, sge)).unwrap();
     b.receive(4, 0, 64);
     a.post(Send::new(a.sge(0, 8)).signaled(1));
     rig.run();
     assert_eq!(rig.naks(), [(0, Nak::RemoteOperation)]);
     assert_eq!(a.done(), [(1, WcStatus::RemOpErr)]);
-    assert_eq!(b.done(), [(3, WcStatus::LocProtErr), (4, WcStatus::WrFlushErr)]);
+    assert_eq!(
+        b.done(),
+        [(3, WcStatus::LocProtErr), (4, WcStatus::WrFlushErr)]
+    );
     assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Err));
 }
 
@@ -357,7 +445,10 @@ fn a_send_longer_than_its_receive_is_a_length_error_there() {
         a.post(Send::new(a.sge(0, length)).signaled(1));
         rig.run();
         assert_eq!(a.done(), [(1, WcStatus::RemInvReqErr)]);
-        assert_eq!(b.done(), [(3, WcStatus::LocLenErr), (4, WcStatus::WrFlushErr)]);
+        assert_eq!(
+            b.done(),
+            [(3, WcStatus::LocLenErr), (4, WcStatus::WrFlushErr)]
+        );
         assert_eq!(b.state(), QpState::Err);
     }
 }
@@ -365,7 +456,10 @@ fn a_send_longer_than_its_receive_is_a_length_error_there() {
 // covers 3.51
 #[test]
 fn a_send_without_receive_is_tried_again_and_harms_nobody() {
-    let rig = Rig::new(Setup { rnr_retry: 2, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        rnr_retry: 2,
+        ..Setup::default()
+    });
     let (a, b) = (&rig.a, &rig.b);
     a.post(Send::new(a.sge(0, 8)).signaled(1));
     rig.run();
@@ -383,7 +477,12 @@ fn a_send_without_receive_is_tried_again_and_harms_nobody() {
 // covers 3.51
 #[test]
 fn a_receive_posted_in_time_takes_what_waited() {
-    let rig = Rig::new(Setup { rnr_retry: 7, retry_cnt: 0, min_rnr_timer: 14, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        rnr_retry: 7,
+        retry_cnt: 0,
+        min_rnr_timer: 14,
+        ..Setup::default()
+    });
     let (a, b) = (&rig.a, &rig.b);
     a.write(0, &pattern(6000, 3));
     (0..3).for_each(|id| a.post(Send::new(a.sge(0, 6000)).signaled(id)));
@@ -400,12 +499,18 @@ fn a_receive_posted_in_time_takes_what_waited() {
 // covers 3.52
 #[test]
 fn write_with_immediate_waits_with_its_last_frame_only() {
-    let rig = Rig::new(Setup { min_rnr_timer: 14, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        min_rnr_timer: 14,
+        ..Setup::default()
+    });
     let (a, b) = (&rig.a, &rig.b);
     let data = pattern(2 * MTU + 100, 9);
     a.write(0, &data);
     a.post(WriteWithImmediate::new(a.sge(0, data.len()), b.remote(0), *b"imm!").signaled(1));
-    assert_eq!(rig.answers().last(), Some(&(2, Body::Acknowledge(Syndrome::Rnr(14)))));
+    assert_eq!(
+        rig.answers().last(),
+        Some(&(2, Body::Acknowledge(Syndrome::Rnr(14))))
+    );
     assert_eq!(b.read(0, data.len() - 100), data[..2 * MTU]);
     rig.wire.forget();
     b.receive(5, 0, 0);
@@ -428,7 +533,10 @@ fn a_failed_remote_invalidation_fails_the_receive_and_draws_no_nak() {
     rig.run();
     assert_eq!(rig.naks(), []);
     assert_eq!(a.done(), ok([1]));
-    assert_eq!(b.done(), [(3, WcStatus::RemInvReqErr), (4, WcStatus::WrFlushErr)]);
+    assert_eq!(
+        b.done(),
+        [(3, WcStatus::RemInvReqErr), (4, WcStatus::WrFlushErr)]
+    );
     assert_eq!((a.state(), b.state()), (QpState::Rts, QpState::Err));
 }
 
@@ -445,20 +553,33 @@ fn a_broken_uc_message_is_dropped_and_its_receive_serves_the_next() {
             // A gap, in the middle or at a beginning.
             0 => rig.inject([rig.request(2, send(Last), &full)]),
             // A middle one that is too short.
-            1 => rig.inject([rig.request(1, send(Middle), b"short"), rig.request(2, send(Last), &full)]),
+            1 => rig.inject([
+                rig.request(1, send(Middle), b"short"),
+                rig.request(2, send(Last), &full),
+            ]),
             // More than the receive holds.
             2 => rig.inject([1, 2].map(|offset| rig.request(offset, send(Middle), &full))),
             // A write without a key.
-            3 => rig.inject([rig.request(2, Body::Write(Only, RemoteAddress::default(), 4, None), b"data")]),
+            3 => rig.inject([rig.request(
+                2,
+                Body::Write(Only, RemoteAddress::default(), 4, None),
+                b"data",
+            )]),
             // A read, which UC does not have.
             _ => rig.inject([rig.request(1, Body::ReadRequest(rig.b.remote(0), 8), b"")]),
         }
         assert!(rig.b.done().is_empty(), "case {case}");
-        rig.inject([rig.request(5, send(Only), b"whole"), rig.request(6, send(Only), b"and more")]);
+        rig.inject([
+            rig.request(5, send(Only), b"whole"),
+            rig.request(6, send(Only), b"and more"),
+        ]);
         assert_eq!(rig.b.done(), ok([1, 2]), "case {case}");
         assert_eq!(rig.b.read(0, 5), b"whole");
         assert_eq!(rig.b.read(8192, 8), b"and more");
-        assert_eq!((rig.answers(), rig.b.events(), rig.b.state()), (vec![], vec![], QpState::Rts));
+        assert_eq!(
+            (rig.answers(), rig.b.events(), rig.b.state()),
+            (vec![], vec![], QpState::Rts)
+        );
         assert!(rig.b.counters().dropped > 0);
     }
 }
@@ -475,7 +596,10 @@ fn a_uc_receive_that_was_kept_outlives_writes_and_serves_one_with_immediate() {
     assert_eq!(rig.b.done(), ok([1]));
     // A second copy, and one that comes late, are nothing.
     rig.b.receive(2, 0, 64);
-    rig.inject([rig.request(6, immediate, b"more"), rig.request(4, send(Only), b"late")]);
+    rig.inject([
+        rig.request(6, immediate, b"more"),
+        rig.request(4, send(Only), b"late"),
+    ]);
     assert_eq!(rig.b.done(), []);
     assert_eq!(rig.b.counters().duplicates, 2);
 }
@@ -483,12 +607,22 @@ fn a_uc_receive_that_was_kept_outlives_writes_and_serves_one_with_immediate() {
 // covers 3.54
 #[test]
 fn a_receive_of_a_shared_queue_ends_with_the_broken_uc_message() {
-    let rig = Rig::new(Setup { qp_type: QpType::Uc, srq: Some(8), ..Setup::default() });
+    let rig = Rig::new(Setup {
+        qp_type: QpType::Uc,
+        srq: Some(8),
+        ..Setup::default()
+    });
     rig.b.receive(1, 0, 4096);
     rig.b.receive(2, 4096, 4096);
-    rig.inject([rig.request(0, send(First), &[1; MTU]), rig.request(2, send(Last), &[1; MTU])]);
+    rig.inject([
+        rig.request(0, send(First), &[1; MTU]),
+        rig.request(2, send(Last), &[1; MTU]),
+    ]);
     rig.inject([rig.request(3, send(Only), b"whole")]);
-    assert_eq!(rig.b.done(), [(1, WcStatus::LocLenErr), (2, WcStatus::Success)]);
+    assert_eq!(
+        rig.b.done(),
+        [(1, WcStatus::LocLenErr), (2, WcStatus::Success)]
+    );
     assert_eq!(rig.b.state(), QpState::Rts);
 }
 
@@ -522,9 +656,19 @@ fn a_datagram_that_cannot_be_taken_is_dropped() {
     let rig = Rig::ud();
     let (a, b) = (&rig.a, &rig.b);
     let ah = a.pd.create_ah(b.path()).wait().unwrap();
-    let to = |remote_qkey| UdDestination { ah: ah.clone(), remote_qpn: b.qp.qp_num(), remote_qkey };
-    let (right, wrong, nobody) =
-        (to(0x1111), to(0x2222), UdDestination { remote_qpn: Qpn::new(0xabcd), ..to(0x1111) });
+    let to = |remote_qkey| UdDestination {
+        ah: ah.clone(),
+        remote_qpn: b.qp.qp_num(),
+        remote_qkey,
+    };
+    let (right, wrong, nobody) = (
+        to(0x1111),
+        to(0x2222),
+        UdDestination {
+            remote_qpn: Qpn::new(0xabcd),
+            ..to(0x1111)
+        },
+    );
     let send = |id, length, to| a.post(Send::new(a.sge(0, length)).to(to).signaled(id));
     send(1, 8, &right);
     b.receive(1, 0, 40 + 64);
@@ -546,7 +690,11 @@ fn a_datagram_that_cannot_be_taken_is_dropped() {
 #[test]
 fn an_empty_shared_queue_makes_rc_wait_and_others_drop() {
     let srq = Some(8);
-    let rig = Rig::new(Setup { srq, min_rnr_timer: 14, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        srq,
+        min_rnr_timer: 14,
+        ..Setup::default()
+    });
     let (a, b) = (&rig.a, &rig.b);
     a.post(Send::new(a.sge(0, 8)).signaled(1));
     assert_eq!(rig.answers(), [(0, Body::Acknowledge(Syndrome::Rnr(14)))]);
@@ -554,17 +702,29 @@ fn an_empty_shared_queue_makes_rc_wait_and_others_drop() {
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([1]), ok([1])));
 
-    let rig = Rig::new(Setup { srq, qp_type: QpType::Uc, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        srq,
+        qp_type: QpType::Uc,
+        ..Setup::default()
+    });
     let (a, b) = (&rig.a, &rig.b);
     a.post(Send::new(a.sge(0, 8)).signaled(1));
     b.receive(1, 0, 64);
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([1]), vec![]));
 
-    let rig = Rig::new(Setup { srq, qp_type: QpType::Ud, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        srq,
+        qp_type: QpType::Ud,
+        ..Setup::default()
+    });
     let (a, b) = (&rig.a, &rig.b);
     let ah = a.pd.create_ah(b.path()).wait().unwrap();
-    let to = UdDestination { ah, remote_qpn: b.qp.qp_num(), remote_qkey: 0x1111 };
+    let to = UdDestination {
+        ah,
+        remote_qpn: b.qp.qp_num(),
+        remote_qkey: 0x1111,
+    };
     a.post(Send::new(a.sge(0, 8)).to(&to).signaled(1));
     b.receive(1, 0, 64);
     rig.run();

@@ -64,6 +64,8 @@ pub struct Chosen {
     pub depth: u8,
     /// First numbers.
     pub psns: [u32; 2],
+    /// No link at all.
+    pub direct: bool,
 }
 
 impl Chosen {
@@ -76,16 +78,37 @@ impl Chosen {
             Rate::of_millionths(millionths)
         };
         // Few enough that eight tries in a row are never lost, on services that try again.
-        let (drop, corrupt) = if qp_type == QpType::Rc { (10_000, 10_000) } else { (200_000, 200_000) };
-        let mut faults = DatagramFaults::default();
-        faults.drop = rate(drop);
-        faults.corrupt = rate(corrupt);
-        faults.duplicate = rate(200_000);
-        faults.reorder = rate(200_000);
+        let (drop, corrupt) = if qp_type == QpType::Rc {
+            (10_000, 10_000)
+        } else {
+            (200_000, 200_000)
+        };
+        let faults = DatagramFaults {
+            drop: rate(drop),
+            corrupt: rate(corrupt),
+            duplicate: rate(200_000),
+            reorder: rate(200_000),
+            partition: None,
+        };
         let near_the_end = rng.random_bool(0.3);
-        let mut psn = || if near_the_end { 0xff_ffff - rng.random_range(0..200) } else { rng.random_range(0..0x100_0000) };
+        let mut psn = || {
+            if near_the_end {
+                0xff_ffff - rng.random_range(0..200)
+            } else {
+                rng.random_range(0..0x100_0000)
+            }
+        };
         let psns = [psn(), psn()];
-        Self { qp_type, mtu, faults, timeout: rng.random_range(8..=11), depth: rng.random_range(1..=8), psns }
+        let (timeout, depth) = (rng.random_range(8..=11), rng.random_range(1..=8));
+        Self {
+            qp_type,
+            mtu,
+            faults,
+            timeout,
+            depth,
+            psns,
+            direct: false,
+        }
     }
 
     /// The acknowledge timeout.
@@ -106,48 +129,86 @@ impl Pair {
             ..DatagramOptions::default()
         }));
         let mut simulation = Simulation::new();
-        let network = simulation.network::<InfiniBand>(Some(Arc::clone(&link) as SharedLink<Header>));
+        let framed = Arc::clone(&link) as SharedLink<Header>;
+        let network = simulation.network::<InfiniBand>((!chosen.direct).then_some(framed));
         let ends = [1, 2].map(|number| Endpoint::new(&network, number, &chosen));
         ends[0].connect(&ends[1], &chosen, 0);
         ends[1].connect(&ends[0], &chosen, 1);
-        Self { simulation, link, ends, chosen }
+        Self {
+            simulation,
+            link,
+            ends,
+            chosen,
+        }
     }
 
     /// Lets some time pass.
     pub fn run_for(&self, time: Duration) {
-        self.simulation.run_for(time).expect("a network that is woken");
+        self.simulation
+            .run_for(time)
+            .expect("a network that is woken");
     }
 }
 
 impl Endpoint {
     fn new(network: &Arc<Network<InfiniBand>>, number: u64, chosen: &Chosen) -> Self {
         let address = LinkAddress::InProcess(number);
-        let driver = InfiniBand { name: format!("ib{number}"), address, windows_2a: false };
+        let driver = InfiniBand {
+            name: format!("ib{number}"),
+            address,
+            windows_2a: false,
+        };
         let engine = Engine::new(driver, network, DeviceOptions::default()).expect("a device");
         let device = Device::of(Arc::clone(&engine) as Arc<dyn verbs_api::provider::DeviceOps>);
-        let context = device.open(&Requirements::everything_of(&device.attributes())).expect("all that it has");
+        let context = device
+            .open(&Requirements::everything_of(&device.attributes()))
+            .expect("all that it has");
         let pd = context.alloc_pd().wait().expect("a domain");
         let cq = context.create_cq(4096).wait().expect("a queue");
         let options = match chosen.qp_type {
             QpType::Uc => QpOptions::uc(&cq),
             QpType::Ud => QpOptions::ud(&cq),
             _ => QpOptions::rc(&cq).operations(
-                Operations::SEND_WITH_INV | Operations::FAST_REGISTER | Operations::LOCAL_INV | Operations::ATOMIC_WRITE,
+                Operations::SEND_WITH_INV
+                    | Operations::FAST_REGISTER
+                    | Operations::LOCAL_INV
+                    | Operations::ATOMIC_WRITE,
             ),
         };
-        let qp = pd.create_qp(options.max_send_wr(256).max_recv_wr(256).max_recv_sge(2)).wait().expect("a queue pair");
+        let qp = pd
+            .create_qp(options.max_send_wr(256).max_recv_wr(256).max_recv_sge(2))
+            .wait()
+            .expect("a queue pair");
         let memory = Memory::zeroed(MEMORY).expect("memory");
-        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let rights = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
         let mr = pd.register(&memory, rights).wait().expect("a region");
-        Self { context, pd, cq, qp, memory, mr, address, _engine: engine }
+        Self {
+            context,
+            pd,
+            cq,
+            qp,
+            memory,
+            mr,
+            address,
+            _engine: engine,
+        }
     }
 
     fn connect(&self, peer: &Self, chosen: &Chosen, side: usize) {
         let steps = match chosen.qp_type {
             QpType::Ud => vec![
-                QpAttributes::new().qp_state(QpState::Init).pkey_index(0).port_num(1).qkey(7),
+                QpAttributes::new()
+                    .qp_state(QpState::Init)
+                    .pkey_index(0)
+                    .port_num(1)
+                    .qkey(7),
                 QpAttributes::new().qp_state(QpState::Rtr),
-                QpAttributes::new().qp_state(QpState::Rts).sq_psn(Psn::new(chosen.psns[side])),
+                QpAttributes::new()
+                    .qp_state(QpState::Rts)
+                    .sq_psn(Psn::new(chosen.psns[side])),
             ],
             _ => self.connected(peer, chosen, side),
         };
@@ -158,17 +219,27 @@ impl Endpoint {
 
     fn connected(&self, peer: &Self, chosen: &Chosen, side: usize) -> Vec<QpAttributes> {
         let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0).port_num(1).qp_access_flags(rights);
+        let init = QpAttributes::new()
+            .qp_state(QpState::Init)
+            .pkey_index(0)
+            .port_num(1)
+            .qp_access_flags(rights);
         let mut rtr = QpAttributes::new()
             .qp_state(QpState::Rtr)
             .ah_attr(peer.path())
             .path_mtu(chosen.mtu.unwrap_or_default())
             .dest_qp_num(peer.qp.qp_num())
             .rq_psn(Psn::new(chosen.psns[1 - side]));
-        let mut rts = QpAttributes::new().qp_state(QpState::Rts).sq_psn(Psn::new(chosen.psns[side]));
+        let mut rts = QpAttributes::new()
+            .qp_state(QpState::Rts)
+            .sq_psn(Psn::new(chosen.psns[side]));
         if chosen.qp_type == QpType::Rc {
             rtr = rtr.max_dest_rd_atomic(chosen.depth).min_rnr_timer(5);
-            rts = rts.timeout(chosen.timeout).retry_cnt(7).rnr_retry(7).max_rd_atomic(chosen.depth);
+            rts = rts
+                .timeout(chosen.timeout)
+                .retry_cnt(7)
+                .rnr_retry(7)
+                .max_rd_atomic(chosen.depth);
         }
         vec![init, rtr, rts]
     }
@@ -181,7 +252,9 @@ impl Endpoint {
 
     /// A stretch of its memory.
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
-        self.mr.sge(offset, length as u32).expect("within the memory")
+        self.mr
+            .sge(offset, length as u32)
+            .expect("within the memory")
     }
 
     /// A stretch of its memory, as a peer names it.
@@ -191,12 +264,16 @@ impl Endpoint {
 
     /// What its memory holds.
     pub fn octets(&self, offset: usize, length: usize) -> Vec<u8> {
-        self.memory.to_vec(offset, length).expect("within the memory")
+        self.memory
+            .to_vec(offset, length)
+            .expect("within the memory")
     }
 
     /// Puts octets into its memory.
     pub fn put(&self, offset: usize, octets: &[u8]) {
-        self.memory.write(offset, octets).expect("within the memory");
+        self.memory
+            .write(offset, octets)
+            .expect("within the memory");
     }
 
     /// Every completion there is.

@@ -4,6 +4,7 @@
 //! seed; `POLYVERBS_SEED` runs that one alone.
 
 pub mod endpoint;
+pub mod objects;
 pub mod reliable;
 pub mod unreliable;
 
@@ -17,9 +18,12 @@ use rand::rngs::SmallRng;
 /// # Panics
 /// As `run` does, having printed the seed.
 pub fn for_each_seed(name: &str, mut run: impl FnMut(u64, &mut SmallRng)) {
-    let one = std::env::var("POLYVERBS_SEED").ok().map(|seed| seed.parse().expect("POLYVERBS_SEED is a number"));
+    let one = std::env::var("POLYVERBS_SEED")
+        .ok()
+        .map(|seed| seed.parse().expect("POLYVERBS_SEED is a number"));
     let seconds = std::env::var("POLYVERBS_SEEDED_SECONDS").map_or(2.0, |text| {
-        text.parse().expect("POLYVERBS_SEEDED_SECONDS is a number of seconds")
+        text.parse()
+            .expect("POLYVERBS_SEEDED_SECONDS is a number of seconds")
     });
     let (began, time) = (Instant::now(), Duration::from_secs_f64(seconds));
     let mut seed = one.unwrap_or(1);
@@ -44,7 +48,10 @@ struct Shown<'n> {
 impl Drop for Shown<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{} failed: run it again with POLYVERBS_SEED={}", self.name, self.seed);
+            eprintln!(
+                "{} failed: run it again with POLYVERBS_SEED={}",
+                self.name, self.seed
+            );
         }
     }
 }

@@ -76,7 +76,10 @@ struct Message {
 pub fn run(seed: u64, rng: &mut SmallRng) {
     let chosen = Chosen::new(QpType::Rc, rng);
     let pair = Pair::new(chosen, seed, rng);
-    let mut run = Run { directions: [0, 1].map(|side| Direction::new(&pair.ends[1 - side])), pair };
+    let mut run = Run {
+        directions: [0, 1].map(|side| Direction::new(&pair.ends[1 - side])),
+        pair,
+    };
     for _ in 0..rng.random_range(20..200) {
         run.step(rng);
     }
@@ -95,7 +98,8 @@ impl Run {
             0..12 => self.post(side, false, rng),
             12..15 => self.receive(side, rng),
             15..18 => {
-                self.pair.run_for(Duration::from_nanos(rng.random_range(0..300_000)));
+                self.pair
+                    .run_for(Duration::from_nanos(rng.random_range(0..300_000)));
                 self.poll();
             }
             18 => self.poll(),
@@ -105,12 +109,21 @@ impl Run {
     }
 
     fn partition(&mut self, side: usize, rng: &mut SmallRng) {
-        let (from, to) = (self.pair.ends[side].address, self.pair.ends[1 - side].address);
+        let (from, to) = (
+            self.pair.ends[side].address,
+            self.pair.ends[1 - side].address,
+        );
         self.pair.link.partition(from, to);
-        self.pair.run_for(self.pair.chosen.ack_timeout().mul_f64(rng.random_range(0.0..2.0)));
+        self.pair.run_for(
+            self.pair
+                .chosen
+                .ack_timeout()
+                .mul_f64(rng.random_range(0.0..2.0)),
+        );
         self.pair.link.heal(from, to);
         // Enough for a retry to pass: a second partition at once would use up what is left of them.
-        self.pair.run_for(self.pair.chosen.ack_timeout().mul_f64(1.5));
+        self.pair
+            .run_for(self.pair.chosen.ack_timeout().mul_f64(1.5));
     }
 
     /// Posts a request of `side`, if there is room for one.
@@ -127,7 +140,13 @@ impl Run {
     fn register(&mut self, side: usize, rng: &mut SmallRng) {
         let from = &self.pair.ends[side];
         let (own, peers) = pair_of(&mut self.directions, side);
-        let Some(index) = peers.keys.iter().position(|(_, state)| *state == KeyState::Free) else { return };
+        let Some(index) = peers
+            .keys
+            .iter()
+            .position(|(_, state)| *state == KeyState::Free)
+        else {
+            return;
+        };
         let (key, state) = &mut peers.keys[index];
         *state = KeyState::Busy;
         let rkey = key.advance();
@@ -146,14 +165,23 @@ impl Run {
         from.qp.post_one(request).expect("room");
         let registers = Some((index, rkey));
         let opcode = WcOpcode::FastRegister;
-        own.outstanding.push_back(Posted { id, signaled, slot: None, opcode, result: None, registers });
+        own.outstanding.push_back(Posted {
+            id,
+            signaled,
+            slot: None,
+            opcode,
+            result: None,
+            registers,
+        });
     }
 
     /// Posts a receive at `side`, if there is room for one.
     fn receive(&mut self, side: usize, rng: &mut SmallRng) {
         let end = &self.pair.ends[side];
         let incoming = &mut self.directions[1 - side];
-        let Some(slot) = incoming.free_receives.pop() else { return };
+        let Some(slot) = incoming.free_receives.pop() else {
+            return;
+        };
         let id = incoming.id();
         let at = RECEIVES + slot * SLOT;
         let split = rng.random_range(0..=LONGEST);
@@ -170,7 +198,12 @@ impl Run {
     fn poll(&mut self) {
         for side in 0..2 {
             for done in self.pair.ends[side].completions() {
-                assert_eq!(done.status, WcStatus::Success, "{done:?} {:?}", self.pair.chosen);
+                assert_eq!(
+                    done.status,
+                    WcStatus::Success,
+                    "{done:?} {:?}",
+                    self.pair.chosen
+                );
                 if done.opcode.is_receive() {
                     self.directions[1 - side].received(&self.pair.ends[side], &done);
                 } else {
@@ -183,8 +216,16 @@ impl Run {
 
     fn left(&self) -> String {
         let left = self.directions.each_ref().map(|way| {
-            let requests: Vec<_> = way.outstanding.iter().map(|posted| (posted.id, posted.signaled)).collect();
-            format!("requests {requests:?}, {} messages, {} receives", way.messages.len(), way.receives.len())
+            let requests: Vec<_> = way
+                .outstanding
+                .iter()
+                .map(|posted| (posted.id, posted.signaled))
+                .collect();
+            format!(
+                "requests {requests:?}, {} messages, {} receives",
+                way.messages.len(),
+                way.receives.len()
+            )
         });
         left.join("; ")
     }
@@ -193,7 +234,12 @@ impl Run {
     fn finish(&mut self, rng: &mut SmallRng) {
         let mut last_posted = [false; 2];
         for round in 0.. {
-            assert!(round < 20_000, "requests never completed: {:?}; {}", self.pair.chosen, self.left());
+            assert!(
+                round < 20_000,
+                "requests never completed: {:?}; {}",
+                self.pair.chosen,
+                self.left()
+            );
             for (side, posted) in last_posted.iter_mut().enumerate() {
                 if !*posted && !self.directions[side].free.is_empty() {
                     self.post(side, true, rng);
@@ -203,7 +249,10 @@ impl Run {
             (0..2).for_each(|side| self.receive(side, rng));
             self.pair.run_for(Duration::from_micros(500));
             self.poll();
-            let idle = self.directions.iter().all(|way| way.outstanding.is_empty() && way.messages.is_empty());
+            let idle = self
+                .directions
+                .iter()
+                .all(|way| way.outstanding.is_empty() && way.messages.is_empty());
             if idle && last_posted == [true; 2] {
                 break;
             }
@@ -214,8 +263,15 @@ impl Run {
             let end = &self.pair.ends[1 - side];
             assert!(end.completions().is_empty(), "a completion too many");
             let found = end.octets(WRITTEN, way.model.len());
-            let wrong = found.iter().zip(&way.model).position(|(found, model)| found != model);
-            assert_eq!(wrong, None, "memory differs from the model: {:?}", self.pair.chosen);
+            let wrong = found
+                .iter()
+                .zip(&way.model)
+                .position(|(found, model)| found != model);
+            assert_eq!(
+                wrong, None,
+                "memory differs from the model: {:?}",
+                self.pair.chosen
+            );
         }
         assert_eq!(self.pair.link.counts().oversized, 0);
     }
@@ -223,7 +279,11 @@ impl Run {
 
 fn pair_of(directions: &mut [Direction; 2], side: usize) -> (&mut Direction, &mut Direction) {
     let [first, second] = directions;
-    if side == 0 { (first, second) } else { (second, first) }
+    if side == 0 {
+        (first, second)
+    } else {
+        (second, first)
+    }
 }
 
 impl Direction {
@@ -248,90 +308,143 @@ impl Direction {
 
     // Whether a read or atomic may be under way.
     fn reads(&self) -> bool {
-        self.outstanding.iter().any(|posted| posted.result.is_some())
+        self.outstanding
+            .iter()
+            .any(|posted| posted.result.is_some())
     }
 
-    fn post(&mut self, from: &Endpoint, to: &Endpoint, other: &mut Self, last: bool, rng: &mut SmallRng) {
+    fn post(
+        &mut self,
+        from: &Endpoint,
+        to: &Endpoint,
+        other: &mut Self,
+        last: bool,
+        rng: &mut SmallRng,
+    ) {
         let _ = other;
         let Some(slot) = self.free.pop() else { return };
         let at = slot * SLOT;
         let length = length(rng);
-        let octets: Vec<u8> = std::iter::repeat_with(|| rng.random()).take(length).collect();
+        let octets: Vec<u8> = std::iter::repeat_with(|| rng.random())
+            .take(length)
+            .collect();
         from.put(at, &octets);
         let id = self.id();
         // The last of the slots is always seen to come back.
         let signaled = last || self.free.is_empty() || rng.random_bool(0.6);
         let sge = from.sge(at, length);
-        let mut flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let mut flags = if signaled {
+            SendFlags::SIGNALED
+        } else {
+            SendFlags::empty()
+        };
         flags.set(SendFlags::FENCE, rng.random_bool(0.1));
         flags.set(SendFlags::SOLICITED, rng.random_bool(0.1));
-        let mut posted = Posted { id, signaled, slot: Some(slot), opcode: WcOpcode::Send, result: None, registers: None };
-        let mut message = None;
-        let request: WorkRequest<'_> = match rng.random_range(0..9) {
-            0 => {
-                message = Some(Message::send(octets));
-                Send::new(sge).wr_id(id).flags(flags).into()
-            }
-            1 => {
-                let immediate = rng.random();
-                message = Some(Message { immediate: Some(immediate), ..Message::send(octets) });
-                SendWithImmediate::new(sge, immediate).wr_id(id).flags(flags).into()
-            }
-            2 => {
-                let registered = self.keys.iter_mut().enumerate().find_map(|(index, (_, state))| match *state {
-                    KeyState::Registered(rkey) => {
-                        *state = KeyState::Busy;
-                        Some((index, rkey))
-                    }
-                    _ => None,
-                });
-                message = Some(Message { invalidated: registered, ..Message::send(octets) });
-                match registered {
-                    Some((_, rkey)) => SendWithInvalidate::new(sge, rkey).wr_id(id).flags(flags).into(),
-                    None => Send::new(sge).wr_id(id).flags(flags).into(),
-                }
-            }
-            3 | 4 => {
-                posted.opcode = WcOpcode::RdmaWrite;
-                let shared = rng.random_bool(0.5);
-                let (zone, size) = if shared { (SHARED, SHARED_LENGTH) } else { (WRITTEN, WRITTEN_LENGTH) };
-                if shared && self.reads() {
-                    flags |= SendFlags::FENCE;
-                }
-                let place = zone + rng.random_range(0..=size - length);
-                self.model[place - WRITTEN..][..length].copy_from_slice(&octets);
-                Write::new(sge, to.remote(place)).wr_id(id).flags(flags).into()
-            }
-            5 => {
-                posted.opcode = WcOpcode::RdmaWrite;
-                let place = WRITTEN + rng.random_range(0..=WRITTEN_LENGTH - length);
-                self.model[place - WRITTEN..][..length].copy_from_slice(&octets);
-                let immediate: [u8; 4] = rng.random();
-                message = Some(Message {
-                    opcode: WcOpcode::RecvRdmaWithImm,
-                    octets: None,
-                    length,
-                    immediate: Some(immediate),
-                    invalidated: None,
-                });
-                WriteWithImmediate::new(sge, to.remote(place), immediate).wr_id(id).flags(flags).into()
-            }
-            6 => {
-                posted.opcode = WcOpcode::RdmaRead;
-                let place = SHARED + rng.random_range(0..=SHARED_LENGTH - length);
-                posted.result = Some(self.model[place - WRITTEN..][..length].to_vec());
-                Read::new(sge, to.remote(place)).wr_id(id).flags(flags).into()
-            }
-            7 => {
-                posted.opcode = WcOpcode::AtomicWrite;
-                let place = WRITTEN + 8 * rng.random_range(0..WRITTEN_LENGTH / 8);
-                let value: [u8; 8] = rng.random();
-                from.put(at, &value);
-                self.model[place - WRITTEN..][..8].copy_from_slice(&value);
-                AtomicWrite::new(from.sge(at, 8), to.remote(place)).wr_id(id).flags(flags).into()
-            }
-            _ => self.atomic(&mut posted, from.sge(at, 8), to, flags, rng),
+        let mut posted = Posted {
+            id,
+            signaled,
+            slot: Some(slot),
+            opcode: WcOpcode::Send,
+            result: None,
+            registers: None,
         };
+        let mut message = None;
+        let request: WorkRequest<'_> =
+            match rng.random_range(0..9) {
+                0 => {
+                    message = Some(Message::send(octets));
+                    Send::new(sge).wr_id(id).flags(flags).into()
+                }
+                1 => {
+                    let immediate = rng.random();
+                    message = Some(Message {
+                        immediate: Some(immediate),
+                        ..Message::send(octets)
+                    });
+                    SendWithImmediate::new(sge, immediate)
+                        .wr_id(id)
+                        .flags(flags)
+                        .into()
+                }
+                2 => {
+                    let registered = self.keys.iter_mut().enumerate().find_map(
+                        |(index, (_, state))| match *state {
+                            KeyState::Registered(rkey) => {
+                                *state = KeyState::Busy;
+                                Some((index, rkey))
+                            }
+                            _ => None,
+                        },
+                    );
+                    message = Some(Message {
+                        invalidated: registered,
+                        ..Message::send(octets)
+                    });
+                    match registered {
+                        Some((_, rkey)) => SendWithInvalidate::new(sge, rkey)
+                            .wr_id(id)
+                            .flags(flags)
+                            .into(),
+                        None => Send::new(sge).wr_id(id).flags(flags).into(),
+                    }
+                }
+                3 | 4 => {
+                    posted.opcode = WcOpcode::RdmaWrite;
+                    let shared = rng.random_bool(0.5);
+                    let (zone, size) = if shared {
+                        (SHARED, SHARED_LENGTH)
+                    } else {
+                        (WRITTEN, WRITTEN_LENGTH)
+                    };
+                    if shared && self.reads() {
+                        flags |= SendFlags::FENCE;
+                    }
+                    let place = zone + rng.random_range(0..=size - length);
+                    self.model[place - WRITTEN..][..length].copy_from_slice(&octets);
+                    Write::new(sge, to.remote(place))
+                        .wr_id(id)
+                        .flags(flags)
+                        .into()
+                }
+                5 => {
+                    posted.opcode = WcOpcode::RdmaWrite;
+                    let place = WRITTEN + rng.random_range(0..=WRITTEN_LENGTH - length);
+                    self.model[place - WRITTEN..][..length].copy_from_slice(&octets);
+                    let immediate: [u8; 4] = rng.random();
+                    message = Some(Message {
+                        opcode: WcOpcode::RecvRdmaWithImm,
+                        octets: None,
+                        length,
+                        immediate: Some(immediate),
+                        invalidated: None,
+                    });
+                    WriteWithImmediate::new(sge, to.remote(place), immediate)
+                        .wr_id(id)
+                        .flags(flags)
+                        .into()
+                }
+                6 => {
+                    posted.opcode = WcOpcode::RdmaRead;
+                    let place = SHARED + rng.random_range(0..=SHARED_LENGTH - length);
+                    posted.result = Some(self.model[place - WRITTEN..][..length].to_vec());
+                    Read::new(sge, to.remote(place))
+                        .wr_id(id)
+                        .flags(flags)
+                        .into()
+                }
+                7 => {
+                    posted.opcode = WcOpcode::AtomicWrite;
+                    let place = WRITTEN + 8 * rng.random_range(0..WRITTEN_LENGTH / 8);
+                    let value: [u8; 8] = rng.random();
+                    from.put(at, &value);
+                    self.model[place - WRITTEN..][..8].copy_from_slice(&value);
+                    AtomicWrite::new(from.sge(at, 8), to.remote(place))
+                        .wr_id(id)
+                        .flags(flags)
+                        .into()
+                }
+                _ => self.atomic(&mut posted, from.sge(at, 8), to, flags, rng),
+            };
         from.qp.post_one(request).expect("room");
         self.outstanding.push_back(posted);
         self.messages.extend(message);
@@ -355,24 +468,41 @@ impl Direction {
             posted.opcode = WcOpcode::FetchAdd;
             let add = rng.random();
             counter.copy_from_slice(&now.wrapping_add(add).to_ne_bytes());
-            return FetchAdd::new(sink, to.remote(place), add).wr_id(posted.id).flags(flags).into();
+            return FetchAdd::new(sink, to.remote(place), add)
+                .wr_id(posted.id)
+                .flags(flags)
+                .into();
         }
         posted.opcode = WcOpcode::CompSwap;
-        let compare = if rng.random_bool(0.5) { now } else { rng.random() };
+        let compare = if rng.random_bool(0.5) {
+            now
+        } else {
+            rng.random()
+        };
         let swap: u64 = rng.random();
         if compare == now {
             counter.copy_from_slice(&swap.to_ne_bytes());
         }
-        CompareSwap::new(sink, to.remote(place), compare, swap).wr_id(posted.id).flags(flags).into()
+        CompareSwap::new(sink, to.remote(place), compare, swap)
+            .wr_id(posted.id)
+            .flags(flags)
+            .into()
     }
 
     // A send completion of the side that this direction comes from.
     fn sent(&mut self, from: &Endpoint, done: &Completion, peers: &mut Self) {
         loop {
-            let posted = self.outstanding.pop_front().expect("a completion of nothing");
+            let posted = self
+                .outstanding
+                .pop_front()
+                .expect("a completion of nothing");
             if let Some(slot) = posted.slot {
                 if let Some(result) = &posted.result {
-                    assert_eq!(&from.octets(slot * SLOT, result.len()), result, "what was read");
+                    assert_eq!(
+                        &from.octets(slot * SLOT, result.len()),
+                        result,
+                        "what was read"
+                    );
                 }
                 self.free.push(slot);
             }
@@ -384,20 +514,37 @@ impl Direction {
                 assert_eq!(posted.opcode, done.opcode);
                 return;
             }
-            assert!(!posted.signaled, "{} should complete before {done:?}", posted.id);
+            assert!(
+                !posted.signaled,
+                "{} should complete before {done:?}",
+                posted.id
+            );
         }
     }
 
     // A receive completion of the side that this direction goes to.
     fn received(&mut self, to: &Endpoint, done: &Completion) {
-        let (id, slot) = self.receives.pop_front().expect("a receive that was posted");
+        let (id, slot) = self
+            .receives
+            .pop_front()
+            .expect("a receive that was posted");
         self.free_receives.push(slot);
         let message = self.messages.pop_front().expect("a message that was sent");
-        assert_eq!((done.wr_id, done.opcode, done.byte_len as usize), (id, message.opcode, message.length));
+        assert_eq!(
+            (done.wr_id, done.opcode, done.byte_len as usize),
+            (id, message.opcode, message.length)
+        );
         assert_eq!(done.immediate(), message.immediate);
-        assert_eq!(done.invalidated_rkey(), message.invalidated.map(|(_, rkey)| rkey));
+        assert_eq!(
+            done.invalidated_rkey(),
+            message.invalidated.map(|(_, rkey)| rkey)
+        );
         if let Some(octets) = message.octets {
-            assert_eq!(to.octets(RECEIVES + slot * SLOT, octets.len()), octets, "what was received");
+            assert_eq!(
+                to.octets(RECEIVES + slot * SLOT, octets.len()),
+                octets,
+                "what was received"
+            );
         }
         if let Some((index, _)) = message.invalidated {
             self.keys[index].1 = KeyState::Free;
@@ -408,12 +555,22 @@ impl Direction {
 impl Message {
     fn send(octets: Vec<u8>) -> Self {
         let length = octets.len();
-        Self { opcode: WcOpcode::Recv, octets: Some(octets), length, immediate: None, invalidated: None }
+        Self {
+            opcode: WcOpcode::Recv,
+            octets: Some(octets),
+            length,
+            immediate: None,
+            invalidated: None,
+        }
     }
 }
 
 /// Lengths at which something changes, and others.
 pub(crate) fn length(rng: &mut SmallRng) -> usize {
     const EDGES: [usize; 10] = [0, 1, 8, 255, 256, 257, 1024, 2048, 4096, LONGEST];
-    if rng.random_bool(0.3) { EDGES[rng.random_range(0..EDGES.len())] } else { rng.random_range(0..=LONGEST) }
+    if rng.random_bool(0.3) {
+        EDGES[rng.random_range(0..EDGES.len())]
+    } else {
+        rng.random_range(0..=LONGEST)
+    }
 }

@@ -37,7 +37,11 @@ pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
     let pair = Pair::new(chosen, seed, rng);
     let [from, to] = &pair.ends;
     let ah = from.pd.create_ah(to.path()).wait().expect("a route");
-    let destination = UdDestination { ah, remote_qpn: to.qp.qp_num(), remote_qkey: 7 };
+    let destination = UdDestination {
+        ah,
+        remote_qpn: to.qp.qp_num(),
+        remote_qkey: 7,
+    };
     let mut sent = Sent::default();
     let mut receives = Vec::new();
     let mut completed = 0;
@@ -46,9 +50,15 @@ pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
         match rng.random_range(0..10) {
             0..5 => {
                 let number = sent.octets.len() as u32;
-                let most = if qp_type == QpType::Ud { chosen.mtu.map_or(4096, |mtu| mtu.octets() as usize) } else { SLOT };
+                let most = if qp_type == QpType::Ud {
+                    chosen.mtu.map_or(4096, |mtu| mtu.octets() as usize)
+                } else {
+                    SLOT
+                };
                 let length = length(rng).min(most);
-                let mut octets: Vec<u8> = std::iter::repeat_with(|| rng.random()).take(length).collect();
+                let mut octets: Vec<u8> = std::iter::repeat_with(|| rng.random())
+                    .take(length)
+                    .collect();
                 if let Some(place) = octets.first_chunk_mut() {
                     *place = number.to_be_bytes();
                 }
@@ -58,18 +68,25 @@ pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
                 let immediate = number.to_be_bytes();
                 let slot = sent.written.len();
                 let request: WorkRequest<'_> = match qp_type {
-                    QpType::Ud => SendWithImmediate::new(sge, immediate).to(&destination).signaled(number.into()).into(),
+                    QpType::Ud => SendWithImmediate::new(sge, immediate)
+                        .to(&destination)
+                        .signaled(number.into())
+                        .into(),
                     _ if rng.random_bool(0.3) && slot < WRITTEN_SLOTS => {
                         sent.written.insert(slot, octets.clone());
                         let remote = to.remote(WRITTEN + slot * SLOT);
                         if rng.random_bool(0.5) {
                             sent.immediates.insert(number, slot);
-                            WriteWithImmediate::new(sge, remote, immediate).signaled(number.into()).into()
+                            WriteWithImmediate::new(sge, remote, immediate)
+                                .signaled(number.into())
+                                .into()
                         } else {
                             Write::new(sge, remote).signaled(number.into()).into()
                         }
                     }
-                    _ => SendWithImmediate::new(sge, immediate).signaled(number.into()).into(),
+                    _ => SendWithImmediate::new(sge, immediate)
+                        .signaled(number.into())
+                        .into(),
                 };
                 from.qp.post_one(request).expect("room");
                 sent.octets.push(octets);
@@ -79,7 +96,10 @@ pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
                 let slot = receives.len() % RECEIVE_SLOTS;
                 // A place is used again only when the receive before it has completed.
                 if receives.len() < sent.arrived.len() + RECEIVE_SLOTS {
-                    let request = ReceiveRequest::new(receives.len() as u64, to.sge(RECEIVES + slot * SLOT, SLOT));
+                    let request = ReceiveRequest::new(
+                        receives.len() as u64,
+                        to.sge(RECEIVES + slot * SLOT, SLOT),
+                    );
                     to.qp.post_receive(request).expect("room");
                     receives.push(slot);
                 }
@@ -97,19 +117,32 @@ pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
         let found = to.octets(WRITTEN + slot * SLOT, SLOT);
         for (index, octet) in found.iter().enumerate() {
             let written = octets.get(index).copied().unwrap_or(0);
-            assert!(*octet == 0 || *octet == written, "place {slot}, octet {index} is false: {chosen:?}");
+            assert!(
+                *octet == 0 || *octet == written,
+                "place {slot}, octet {index} is false: {chosen:?}"
+            );
         }
     }
     for end in &pair.ends {
-        assert!(end.context.poll_event().is_none_or(|event| event.event_type() == EventType::CommEst));
-        assert_eq!(end.qp.query().expect("it lives").state, verbs_api::qp::QpState::Rts);
+        assert!(
+            end.context
+                .poll_event()
+                .is_none_or(|event| event.event_type() == EventType::CommEst)
+        );
+        assert_eq!(
+            end.qp.query().expect("it lives").state,
+            verbs_api::qp::QpState::Rts
+        );
     }
 }
 
 fn sends_completed(pair: &Pair, before: u64) -> u64 {
     let all = pair.ends[0].completions();
     for (index, done) in all.iter().enumerate() {
-        assert_eq!((done.wr_id, done.status), (before + index as u64, WcStatus::Success));
+        assert_eq!(
+            (done.wr_id, done.status),
+            (before + index as u64, WcStatus::Success)
+        );
     }
     all.len() as u64
 }
@@ -118,21 +151,43 @@ fn received(pair: &Pair, sent: &mut Sent, receives: &[usize]) {
     let to = &pair.ends[1];
     for done in to.completions() {
         assert_eq!(done.status, WcStatus::Success);
-        assert_eq!(done.wr_id, sent.arrived.len() as u64, "receives complete in order");
+        assert_eq!(
+            done.wr_id,
+            sent.arrived.len() as u64,
+            "receives complete in order"
+        );
         let number = u32::from_be_bytes(done.immediate().expect("every message has its number"));
-        assert!(!sent.arrived.contains(&number), "message {number} came twice: {:?}", pair.chosen);
+        assert!(
+            !sent.arrived.contains(&number),
+            "message {number} came twice: {:?}",
+            pair.chosen
+        );
         let connected = pair.chosen.qp_type == QpType::Uc;
-        assert!(!connected || sent.arrived.iter().all(|before| *before < number), "{number} came late");
+        assert!(
+            !connected || sent.arrived.iter().all(|before| *before < number),
+            "{number} came late"
+        );
         sent.arrived.push(number);
         let octets = &sent.octets[number as usize];
         if let Some(slot) = sent.immediates.get(&number) {
             assert_eq!(done.opcode, WcOpcode::RecvRdmaWithImm);
-            assert_eq!(&to.octets(WRITTEN + slot * SLOT, octets.len()), octets, "{number} was written in part");
+            assert_eq!(
+                &to.octets(WRITTEN + slot * SLOT, octets.len()),
+                octets,
+                "{number} was written in part"
+            );
             continue;
         }
         let header = if connected { 0 } else { GRH };
         assert_eq!(done.byte_len as usize, header + octets.len());
-        let found = to.octets(RECEIVES + receives[done.wr_id as usize] * SLOT + header, octets.len());
-        assert_eq!(&found, octets, "{number} is not what was sent: {:?}", pair.chosen);
+        let found = to.octets(
+            RECEIVES + receives[done.wr_id as usize] * SLOT + header,
+            octets.len(),
+        );
+        assert_eq!(
+            &found, octets,
+            "{number} is not what was sent: {:?}",
+            pair.chosen
+        );
     }
 }

@@ -61,7 +61,11 @@ impl Wire {
 
     /// Frames that were sent so far, by devices only.
     pub fn log(&self) -> Vec<OwnFrame> {
-        self.state().log.iter().map(|(_, frame)| frame.clone()).collect()
+        self.state()
+            .log
+            .iter()
+            .map(|(_, frame)| frame.clone())
+            .collect()
     }
 
     /// When each was sent.
@@ -85,7 +89,10 @@ impl Link<Header> for Wire {
 
     fn send(&self, frame: Frame<'_, Header>, now: Time) {
         let frame = frame.to_owned();
-        assert!(self.mtu.is_none_or(|mtu| frame.payload.len() <= mtu), "{frame:?} is longer than the link's frames");
+        assert!(
+            self.mtu.is_none_or(|mtu| frame.payload.len() <= mtu),
+            "{frame:?} is longer than the link's frames"
+        );
         let mut state = self.state();
         state.log.push((now, frame.clone()));
         let fate = state.rule.as_mut().map_or(Fate::Pass, |rule| rule(&frame));
@@ -100,7 +107,9 @@ impl Link<Header> for Wire {
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
         let count = self.state().under_way.len();
         for _ in 0..count {
-            let Some(frame) = self.state().under_way.pop_front() else { break };
+            let Some(frame) = self.state().under_way.pop_front() else {
+                break;
+            };
             network.deliver(frame.as_frame(), now);
         }
         count > 0
@@ -203,33 +212,53 @@ impl Rig {
     }
 
     pub fn uc() -> Self {
-        Self::new(Setup { qp_type: QpType::Uc, ..Setup::default() })
+        Self::new(Setup {
+            qp_type: QpType::Uc,
+            ..Setup::default()
+        })
     }
 
     pub fn ud() -> Self {
-        Self::new(Setup { qp_type: QpType::Ud, ..Setup::default() })
+        Self::new(Setup {
+            qp_type: QpType::Ud,
+            ..Setup::default()
+        })
     }
 
     pub fn unconnected(setup: Setup) -> Self {
         let mut simulation = Simulation::new();
         let mtu = setup.mtu.map(|mtu| mtu.octets() as usize);
-        let wire = Arc::new(Wire { mtu, state: Mutex::default() });
+        let wire = Arc::new(Wire {
+            mtu,
+            state: Mutex::default(),
+        });
         let link = Arc::clone(&wire) as SharedLink<Header>;
         let network = simulation.network::<InfiniBand>((!setup.direct).then_some(link));
         let a = Side::new(&network, 1, &setup);
         let b = Side::new(&network, 2, &setup);
-        Self { simulation, network, wire, setup, a, b }
+        Self {
+            simulation,
+            network,
+            wire,
+            setup,
+            a,
+            b,
+        }
     }
 
     pub fn connect(&self) {
-        self.a.connect(&self.b, &self.setup, self.setup.a_psn, self.setup.b_psn);
-        self.b.connect(&self.a, &self.setup, self.setup.b_psn, self.setup.a_psn);
+        self.a
+            .connect(&self.b, &self.setup, self.setup.a_psn, self.setup.b_psn);
+        self.b
+            .connect(&self.a, &self.setup, self.setup.b_psn, self.setup.a_psn);
     }
 
     /// Until nothing is due.
     #[track_caller]
     pub fn run(&self) {
-        self.simulation.run_until_idle(Bound::steps(200_000)).unwrap();
+        self.simulation
+            .run_until_idle(Bound::steps(200_000))
+            .unwrap();
     }
 
     #[track_caller]
@@ -288,28 +317,45 @@ impl Rig {
     /// What B answered: numbers relative to A's first.
     pub fn answers(&self) -> Vec<(i32, Body)> {
         let log = self.wire.log();
-        let answers = log.iter().filter(|frame| frame.from == LinkAddress::InProcess(2));
+        let answers = log
+            .iter()
+            .filter(|frame| frame.from == LinkAddress::InProcess(2));
         answers
             .filter(|frame| !frame.header.body.is_request())
-            .map(|frame| (emulated_ib::header::ahead(frame.header.psn, self.setup.a_psn), frame.header.body))
+            .map(|frame| {
+                (
+                    emulated_ib::header::ahead(frame.header.psn, self.setup.a_psn),
+                    frame.header.body,
+                )
+            })
             .collect()
     }
 
     /// What A asked: numbers relative to A's first.
     pub fn requests(&self) -> Vec<(i32, Body)> {
         let log = self.wire.log();
-        let requests = log.iter().filter(|frame| frame.header.body.is_request() && frame.from != self.b.address());
+        let requests = log
+            .iter()
+            .filter(|frame| frame.header.body.is_request() && frame.from != self.b.address());
         requests
-            .map(|frame| (emulated_ib::header::ahead(frame.header.psn, self.setup.a_psn), frame.header.body))
+            .map(|frame| {
+                (
+                    emulated_ib::header::ahead(frame.header.psn, self.setup.a_psn),
+                    frame.header.body,
+                )
+            })
             .collect()
     }
 
     /// The NAKs among the answers.
     pub fn naks(&self) -> Vec<(i32, Nak)> {
-        let naks = self.answers().into_iter().filter_map(|(psn, body)| match body {
-            Body::Acknowledge(Syndrome::Nak(nak)) => Some((psn, nak)),
-            _ => None,
-        });
+        let naks = self
+            .answers()
+            .into_iter()
+            .filter_map(|(psn, body)| match body {
+                Body::Acknowledge(Syndrome::Nak(nak)) => Some((psn, nak)),
+                _ => None,
+            });
         naks.collect()
     }
 }
@@ -317,17 +363,39 @@ impl Rig {
 impl Side {
     fn new(network: &Arc<Network<InfiniBand>>, number: u64, setup: &Setup) -> Self {
         let address = LinkAddress::InProcess(number);
-        let driver = InfiniBand { name: format!("ib{number}"), address, windows_2a: setup.windows_2a };
+        let driver = InfiniBand {
+            name: format!("ib{number}"),
+            address,
+            windows_2a: setup.windows_2a,
+        };
         let engine = Engine::new(driver, network, DeviceOptions::default()).unwrap();
         let device = Device::of(Arc::clone(&engine) as Arc<dyn verbs_api::provider::DeviceOps>);
-        let context = device.open(&Requirements::everything_of(&device.attributes())).unwrap();
+        let context = device
+            .open(&Requirements::everything_of(&device.attributes()))
+            .unwrap();
         let pd = context.alloc_pd().wait().unwrap();
         let cq = context.create_cq(setup.cqe).wait().unwrap();
-        let srq = setup.srq.map(|size| pd.create_srq(SrqOptions::new(size).max_sge(4)).wait().unwrap());
+        let srq = setup.srq.map(|size| {
+            pd.create_srq(SrqOptions::new(size).max_sge(4))
+                .wait()
+                .unwrap()
+        });
         let memory = Memory::zeroed(MEMORY).unwrap();
-        let mr = pd.register(&memory, Access::LOCAL_WRITE | Access::MW_BIND | ALL_REMOTE).wait().unwrap();
+        let mr = pd
+            .register(&memory, Access::LOCAL_WRITE | Access::MW_BIND | ALL_REMOTE)
+            .wait()
+            .unwrap();
         let qp = make_qp(&pd, &cq, srq.as_ref(), setup);
-        Self { engine, context, pd, cq, srq, qp, memory, mr }
+        Self {
+            engine,
+            context,
+            pd,
+            cq,
+            srq,
+            qp,
+            memory,
+            mr,
+        }
     }
 
     pub fn address(&self) -> LinkAddress {
@@ -335,7 +403,14 @@ impl Side {
     }
 
     fn connect(&self, peer: &Self, setup: &Setup, sq_psn: u32, rq_psn: u32) {
-        connect(&self.qp, peer.path(), peer.qp.qp_num(), setup, sq_psn, rq_psn);
+        connect(
+            &self.qp,
+            peer.path(),
+            peer.qp.qp_num(),
+            setup,
+            sq_psn,
+            rq_psn,
+        );
     }
 
     /// The path to this side.
@@ -380,7 +455,10 @@ impl Side {
 
     /// Their ids and statuses.
     pub fn done(&self) -> Vec<(u64, WcStatus)> {
-        self.completions().iter().map(|done| (done.wr_id, done.status)).collect()
+        self.completions()
+            .iter()
+            .map(|done| (done.wr_id, done.status))
+            .collect()
     }
 
     pub fn state(&self) -> QpState {
@@ -425,7 +503,10 @@ pub fn make_qp(pd: &Pd, cq: &Cq, srq: Option<&Srq>, setup: &Setup) -> Qp {
         QpType::Ud => QpOptions::ud(cq),
         _ => QpOptions::rc(cq),
     };
-    let mut options = options.max_send_sge(4).max_recv_sge(setup.max_recv_sge).max_recv_wr(setup.max_recv_wr);
+    let mut options = options
+        .max_send_sge(4)
+        .max_recv_sge(setup.max_recv_sge)
+        .max_recv_wr(setup.max_recv_wr);
     if setup.qp_type == QpType::Rc {
         options = options.operations(
             Operations::LOCAL_INV
@@ -446,8 +527,15 @@ pub fn make_qp(pd: &Pd, cq: &Cq, srq: Option<&Srq>, setup: &Setup) -> Qp {
 }
 
 pub fn init(setup: &Setup) -> QpAttributes {
-    let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0).port_num(1);
-    if setup.qp_type == QpType::Ud { init.qkey(0x1111) } else { init.qp_access_flags(setup.access) }
+    let init = QpAttributes::new()
+        .qp_state(QpState::Init)
+        .pkey_index(0)
+        .port_num(1);
+    if setup.qp_type == QpType::Ud {
+        init.qkey(0x1111)
+    } else {
+        init.qp_access_flags(setup.access)
+    }
 }
 
 pub fn rtr(setup: &Setup, path: AddressVector, peer: Qpn, rq_psn: u32) -> QpAttributes {
@@ -456,15 +544,22 @@ pub fn rtr(setup: &Setup, path: AddressVector, peer: Qpn, rq_psn: u32) -> QpAttr
         return rtr;
     }
     let mtu = setup.mtu.unwrap_or(Mtu::Mtu1024);
-    let rtr = rtr.ah_attr(path).path_mtu(mtu).dest_qp_num(peer).rq_psn(Psn::new(rq_psn));
+    let rtr = rtr
+        .ah_attr(path)
+        .path_mtu(mtu)
+        .dest_qp_num(peer)
+        .rq_psn(Psn::new(rq_psn));
     if setup.qp_type == QpType::Uc {
         return rtr;
     }
-    rtr.max_dest_rd_atomic(setup.max_dest_rd_atomic).min_rnr_timer(setup.min_rnr_timer)
+    rtr.max_dest_rd_atomic(setup.max_dest_rd_atomic)
+        .min_rnr_timer(setup.min_rnr_timer)
 }
 
 pub fn rts(setup: &Setup, sq_psn: u32) -> QpAttributes {
-    let rts = QpAttributes::new().qp_state(QpState::Rts).sq_psn(Psn::new(sq_psn));
+    let rts = QpAttributes::new()
+        .qp_state(QpState::Rts)
+        .sq_psn(Psn::new(sq_psn));
     if setup.qp_type != QpType::Rc {
         return rts;
     }
@@ -475,14 +570,20 @@ pub fn rts(setup: &Setup, sq_psn: u32) -> QpAttributes {
 }
 
 pub fn connect(qp: &Qp, path: AddressVector, peer: Qpn, setup: &Setup, sq_psn: u32, rq_psn: u32) {
-    for step in [init(setup), rtr(setup, path, peer, rq_psn), rts(setup, sq_psn)] {
+    for step in [
+        init(setup),
+        rtr(setup, path, peer, rq_psn),
+        rts(setup, sq_psn),
+    ] {
         qp.modify(step).wait().unwrap();
     }
 }
 
 /// Octets that tell where they are from.
 pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
-    (0..length).map(|index| (index as u32).wrapping_mul(2_654_435_761).rotate_left(9) as u8 ^ seed).collect()
+    (0..length)
+        .map(|index| (index as u32).wrapping_mul(2_654_435_761).rotate_left(9) as u8 ^ seed)
+        .collect()
 }
 
 pub fn ok(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
