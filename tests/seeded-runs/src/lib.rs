@@ -6,6 +6,7 @@
 pub mod endpoint;
 pub mod objects;
 pub mod reliable;
+pub mod stream;
 pub mod unreliable;
 
 use std::time::{Duration, Instant};
