@@ -6,6 +6,7 @@ mod fast_register;
 mod fmr_pool;
 mod invalidate;
 mod keys;
+mod leaving;
 mod plans;
 mod posting;
 mod support;
