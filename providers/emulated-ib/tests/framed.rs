@@ -15,7 +15,7 @@ const MTUS: [Option<Mtu>; 6] = [
 ];
 const LENGTHS: [usize; 12] = [0, 1, 7, 8, 255, 256, 257, 1024, 4095, 4096, 4097, 20_000];
 
-// covers 3.34 3.35 9.05 9.06
+// covers 3.34 3.35
 #[test]
 fn every_operation_of_any_length_arrives_over_every_mtu() {
     for mtu in MTUS {
