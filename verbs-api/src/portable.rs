@@ -40,7 +40,7 @@ impl<'a> Lowered<'a> {
         let mut first = request.into();
         let common = first.common_mut();
         common.wr_id = wr_id;
-        common.flags |= SendFlags::SIGNALED;
+        common.flags |= SendFlags::SIGNALED | SendFlags::RESERVED;
         Self {
             first,
             second: None,
@@ -60,7 +60,8 @@ impl<'a> Lowered<'a> {
         let mut first = first.into();
         let common = first.common_mut();
         common.wr_id = wr_id;
-        common.flags = (common.flags - SendFlags::SIGNALED) | SendFlags::FIRST_HALF;
+        common.flags -= SendFlags::SIGNALED;
+        common.flags |= SendFlags::FIRST_HALF | SendFlags::RESERVED;
         Self {
             first,
             second: Some(second),

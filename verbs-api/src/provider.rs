@@ -265,6 +265,8 @@ pub struct QpInit {
     pub srq: Option<Arc<dyn SrqOps>>,
     /// Sizes, at least.
     pub cap: QpCap,
+    /// How many of `cap.max_send_wr` only requests with [`SendFlags::RESERVED`](crate::SendFlags::RESERVED) may take.
+    pub reserved_wr: u32,
     /// Every request completes with a completion.
     pub sq_sig_all: bool,
     /// Operations that it will do, checked against the grant.

@@ -140,6 +140,7 @@ pub struct Qp<D: Driver> {
     /// Its protection domain.
     pub pd: u32,
     cap: QpCap,
+    reserved_wr: u32,
     /// Its device.
     pub device: Arc<Device<D>>,
     send_cq: Arc<Cq>,
@@ -199,6 +200,7 @@ impl<D: Driver> Qp<D> {
             qpn,
             pd,
             cap,
+            reserved_wr: init.reserved_wr,
             device: Arc::clone(device),
             send_cq: cqs.0,
             recv_cq: cqs.1,
@@ -361,10 +363,23 @@ impl<D: Driver> Qp<D> {
     fn check_room(&self, requester: &Requester<D>, request: &Request<'_>) -> Result<(), PostReason> {
         let max = self.cap.max_send_wr;
         let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
-        if requester.queue.len() as u32 + needed > max {
+        let taken = requester.queue.len() as u32;
+        if taken + needed > max {
             return Err(PostReason::QueueFull { max });
         }
+        let ordinary = max - self.reserved_wr;
+        if taken + needed > ordinary && !request.flags.contains(SendFlags::RESERVED) {
+            return self.check_ordinary_room(requester, ordinary);
+        }
         Ok(())
+    }
+
+    // What holds reserved slots takes none of the others.
+    #[cold]
+    fn check_ordinary_room(&self, requester: &Requester<D>, max: u32) -> Result<(), PostReason> {
+        let is_ordinary = |wqe: &&Wqe| !wqe.kept.is_reserved();
+        let taken = requester.queue.iter().filter(is_ordinary).count() as u32;
+        if taken < max { Ok(()) } else { Err(PostReason::QueueFull { max }) }
     }
 
     /// Lets the transport go on with the queue, and sees whether it has drained.
@@ -1056,8 +1071,7 @@ impl<D: Driver> QpOps for Qp<D> {
     fn query(&self) -> QpStatus {
         let attributes = self.cold().attributes;
         let sq_draining = self.requester().draining;
-        let cap = QpCap { max_inline_data: 0, ..self.cap };
-        QpStatus { state: self.state(), sq_draining, attributes, cap }
+        QpStatus { state: self.state(), sq_draining, attributes, cap: self.cap }
     }
 
     fn counters(&self) -> QpCounters {

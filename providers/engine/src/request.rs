@@ -256,6 +256,11 @@ impl QueuedRequest {
         }
     }
 
+    /// Whether it is a part of a portable operation.
+    pub fn is_reserved(&self) -> bool {
+        self.flags.contains(SendFlags::RESERVED)
+    }
+
     /// The request.
     pub fn request(&self) -> Request<'_> {
         Request {

@@ -191,7 +191,7 @@ pub struct QpStatus {
     pub sq_draining: bool,
     /// Attributes that have been set.
     pub attributes: QpAttributes,
-    /// Sizes. `max_inline_data` is advisory.
+    /// Sizes.
     pub cap: QpCap,
 }
 

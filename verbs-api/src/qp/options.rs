@@ -46,7 +46,7 @@ pub struct QpOptions {
     pub(super) srq: Option<Srq>,
     cap: QpCap,
     max_inline_data: Option<u32>,
-    reserved: u32,
+    pub(super) reserved: u32,
     pub(super) sq_sig_all: bool,
     wanted: Operations,
     only: bool,
@@ -138,8 +138,8 @@ impl QpOptions {
         self
     }
 
-    /// Room for `outstanding` portable operations besides `max_send_wr`: each takes up to two slots
-    /// where the device has no single request for it.
+    /// Room for `outstanding` portable operations besides `max_send_wr`, which other requests cannot
+    /// take: each has up to two slots where the device has no single request for it.
     pub fn reserve_portable(mut self, outstanding: u32) -> Self {
         self.reserved = outstanding.saturating_mul(crate::portable::MAX_SLOTS);
         self

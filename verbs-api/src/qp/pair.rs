@@ -123,6 +123,7 @@ impl Qp {
             recv_cq,
             srq,
             sq_sig_all,
+            reserved: reserved_wr,
             ..
         } = options;
         let mut parents: Vec<Arc<dyn AnyObject>> = vec![
@@ -158,6 +159,7 @@ impl Qp {
             recv_cq: Arc::clone(&recv_cq.object().ops),
             srq: srq.as_ref().map(|srq| Arc::clone(&srq.object().ops)),
             cap,
+            reserved_wr,
             sq_sig_all,
             operations,
         };

@@ -84,11 +84,20 @@ bitflags! {
         const SIGNALED = 1 << 1;
         /// Raises a solicited event at the receiver. Sends and write-with-immediate only; ignored elsewhere.
         const SOLICITED = 1 << 2;
+        /// May take the slots that are reserved for portable operations, of which it is a part.
+        const RESERVED = 1 << 5;
         /// First half of a portable operation: takes its place only together with the second.
         const FIRST_HALF = 1 << 6;
         /// Second half of a portable operation: flushed without a completion where the first half had one.
         const SECOND_HALF = 1 << 7;
     }
+}
+
+impl SendFlags {
+    /// What only portable operations carry.
+    const PORTABLE: Self = Self::RESERVED
+        .union(Self::FIRST_HALF)
+        .union(Self::SECOND_HALF);
 }
 
 /// What every request carries.
@@ -170,7 +179,7 @@ macro_rules! requests {
                 #[must_use]
                 #[inline]
                 pub fn flags(mut self, flags: SendFlags) -> Self {
-                    self.common.flags = flags - SendFlags::FIRST_HALF - SendFlags::SECOND_HALF;
+                    self.common.flags = flags - SendFlags::PORTABLE;
                     self
                 }
             }

@@ -376,11 +376,18 @@ fn reserved_slots_hold_as_many_operations_as_asked_for(rig: &Rig) {
     let source = rig.far.region(LENGTH as usize, rights);
     let sinks: Vec<_> = (0..3).map(|_| sink(rig, &pair)).collect();
     rig.near.device.set_port_state(PortState::Down);
-    for wr_id in [1, 2] {
+    for wr_id in [1, 3] {
         let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id);
         pair.near.post_one(write).expect("posted");
+        if wr_id == 1 {
+            let fetch = fetch(source.remote(0), &sinks[0], 2);
+            pair.near.post_portable(fetch).expect("room was reserved");
+        }
     }
-    for (sink, wr_id) in sinks.iter().zip(3..) {
+    let more = Write::new(rig.scratch.sge(0, 8), source.remote(0));
+    let refused = pair.near.post_one(more).expect_err("reserved for others");
+    assert_eq!(refused.reason, PostReason::QueueFull { max: 2 });
+    for (sink, wr_id) in sinks[1..].iter().zip(4..) {
         let fetch = fetch(source.remote(0), sink, wr_id);
         pair.near.post_portable(fetch).expect("room was reserved");
     }
