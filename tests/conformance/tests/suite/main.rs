@@ -9,5 +9,6 @@ mod keys;
 mod leaving;
 mod plans;
 mod posting;
+mod states;
 mod support;
 mod windows;
