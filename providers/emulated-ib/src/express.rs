@@ -35,11 +35,11 @@ pub fn run(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut C
 
 #[inline]
 fn is_ready(qp: &Qp, half: &Sending, peer: &Qp, responder: &Receiving) -> bool {
-    peer.is_rts()
+    peer.is_rts_for_peer()
         && responder.driver.is_between_messages(half.driver.next_psn)
         && responder.driver.epoch == half.driver.peer_epoch
         && qp.device.is_port_active()
-        && peer.device.is_port_active()
+        && responder.device.is_port_active()
 }
 
 struct Lane<'l, 'p> {
@@ -156,8 +156,8 @@ impl<'p> Lane<'_, 'p> {
         if !self.responder.driver.access.contains(access) {
             return None;
         }
-        let user = FlatUse { pd: self.peer.pd, access };
-        self.peer.device.keys().flat(self.cx.pin, remote.rkey.value(), remote.addr, length, user)
+        let user = FlatUse { pd: self.responder.pd, access };
+        self.responder.device.keys().flat(self.cx.pin, remote.rkey.value(), remote.addr, length, user)
     }
 
     #[inline]

@@ -27,9 +27,12 @@ const ACK_EVERY: u32 = 32;
 /// This `rnr_retry` never ends.
 const RNR_FOREVER: u8 = 7;
 
-/// What a requester keeps.
+/// What a requester keeps; what each request touches comes first.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Requester {
+    /// The epoch in which the peer was last seen to be connected to this queue pair.
+    pub peer_epoch: u64,
     /// The sequence number of the next frame that was never sent.
     pub next_psn: u32,
     /// The peer's queue pair.
@@ -48,8 +51,6 @@ pub struct Requester {
     pub rnr_retry: u8,
     /// The own Q_Key, of datagrams.
     pub qkey: u32,
-    /// The epoch in which the peer was last seen to be connected to this queue pair.
-    pub peer_epoch: u64,
     /// Retries left.
     pub retries_left: u8,
     /// Retries left after the peer had no receive.

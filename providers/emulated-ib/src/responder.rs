@@ -20,31 +20,32 @@ use crate::{Cx, Qp, Receiving};
 /// Datagrams among which second copies are recognised.
 const RECENT: usize = 64;
 
-/// What a responder keeps.
+/// What a responder keeps; what each request touches comes first.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Responder {
+    /// Changes with every modify and is unlike that of every other queue pair: who has seen it knows the connection.
+    pub epoch: u64,
     /// The sequence number of the next request.
     pub expected: u32,
+    /// What the peer may do.
+    pub access: Access,
+    nak_sent: bool,
+    /// log2 of the path MTU.
+    pub mtu_shift: u8,
+    inbound: Inbound,
     /// The queue pair that is connected.
     pub peer_qpn: u32,
     /// Its port.
     pub peer_address: Option<LinkAddress>,
-    /// What the peer may do.
-    pub access: Access,
-    /// log2 of the path MTU.
-    pub mtu_shift: u8,
     /// Timer code of RNR NAKs.
     pub min_rnr_timer: u8,
     /// Reads and atomics that may wait to be served.
     pub max_dest_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub qkey: u32,
-    /// Changes with every modify and is unlike that of every other queue pair: who has seen it knows all of the above.
-    pub epoch: u64,
     /// Messages completed.
     pub msn: u32,
-    nak_sent: bool,
-    inbound: Inbound,
     framed: Framed,
     /// Datagrams that came last, of a link.
     pub(crate) recent: Recent,

@@ -92,9 +92,11 @@ impl<D: Driver> Device<D> {
     /// A device on a network.
     ///
     /// # Errors
-    /// The claims contradict the transport, or the network has a device at this address already.
+    /// The description lacks a part or its claims contradict the transport, or the network has a device at this address
+    /// already.
     pub fn new(driver: D, network: &Arc<Network<D>>, options: DeviceOptions) -> Result<Arc<Self>, VerbError> {
         let mut attributes = driver.attributes();
+        check_description(&attributes)?;
         claim(&mut attributes, &options)?;
         let most = network.link().and_then(|link| link.max_frame());
         for port in &mut attributes.ports {
@@ -227,7 +229,7 @@ impl<D: Driver> Device<D> {
     pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
         if self.qps.write().unwrap_or_else(PoisonError::into_inner).remove(&qp.qpn).is_some() {
             self.retired.lock().unwrap_or_else(PoisonError::into_inner).add(&qp.counters());
-            self.qpns.free(qp.qpn);
+            self.driver.free_qpn(&self.qpns, qp.qpn);
             self.population.qps.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -341,6 +343,23 @@ impl<D: Driver> Device<D> {
 fn carried(active: Mtu, most: Option<usize>) -> Mtu {
     let fits = |mtu: &Mtu| *mtu <= active && most.is_none_or(|most| mtu.octets() as usize <= most);
     (1..=5).rev().filter_map(Mtu::from_code).find(fits).unwrap_or(Mtu::Mtu256)
+}
+
+// What a driver must state in any case. The engine's verbs know one port.
+fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
+    if attributes.name.is_empty() {
+        return Err(VerbError::argument("name", "is empty"));
+    }
+    let [port] = &attributes.ports[..] else {
+        return Err(VerbError::argument("ports", format!("{} of them; a device has one", attributes.ports.len())));
+    };
+    if port.port != 1 || attributes.limits.phys_port_cnt != 1 {
+        return Err(VerbError::argument("ports", "the port is number 1, and phys_port_cnt counts it"));
+    }
+    if port.gids.is_empty() || port.pkeys.is_empty() {
+        return Err(VerbError::argument("ports", "port 1 has at least one identifier and one partition key"));
+    }
+    Ok(())
 }
 
 // Adds what the linked emulation makes possible, and what the transport demands and is not there.

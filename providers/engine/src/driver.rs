@@ -30,6 +30,28 @@ pub enum Executed {
 }
 
 /// A transport. See the [module](self).
+///
+/// What has no default must be there, and the compiler names what is missing:
+///
+/// ```compile_fail,E0046
+/// # use polyverbs_engine::{device::{Cx, Device}, driver::{Change, Driver, Executed}, link::Frame,
+/// #     qp::{Qp, Requester, Responder}, request::Request, time::Time};
+/// # use verbs_api::{DeviceAttributes, LinkAddress};
+/// struct Halting;
+///
+/// impl Driver for Halting {
+///     type Header = ();
+///     type Requester = ();
+///     type Responder = ();
+///     fn attributes(&self) -> DeviceAttributes { todo!() }
+///     fn link_address(&self) -> LinkAddress { todo!() }
+///     fn execute(_: &Qp<Self>, _: &mut Requester<Self>, _: &Request<'_>, _: &mut Cx<'_, Self>) -> Executed { todo!() }
+///     fn handle_timeout(_: &Qp<Self>, _: &mut Requester<Self>, _: Time, _: &mut Cx<'_, Self>) {}
+///     fn handle_frame(_: &Device<Self>, _: Frame<'_, ()>, _: &mut Cx<'_, Self>) {}
+///     fn modify(_: &Qp<Self>, _: &mut Requester<Self>, _: &mut Responder<Self>, _: &Change<'_>, _: &mut Cx<'_, Self>) {}
+///     // error[E0046]: not all trait items implemented, missing: `pump`
+/// }
+/// ```
 pub trait Driver: Sized + Send + Sync + 'static {
     /// A frame's header, as a value.
     type Header: Clone + Debug + Send + Sync + 'static;
@@ -87,12 +109,18 @@ pub trait Driver: Sized + Send + Sync + 'static {
         engine.allocate()
     }
 
+    /// Takes a queue pair number back; by default the engine does, which ignores numbers that it did not give out.
+    fn free_qpn(&self, engine: &QpnPool, qpn: u32) {
+        engine.free(qpn);
+    }
+
     /// The path MTU of a queue pair: by default the smaller of what was asked for and what the port carries.
     fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
         wanted.min(active)
     }
 
-    /// A last word before a request is taken: refusing it consumes no slot.
+    /// A last word before a request is taken: refusing it consumes no slot. Not asked for what
+    /// [`express`](Self::express) carries out.
     ///
     /// # Errors
     /// Why it is refused.

@@ -63,15 +63,16 @@ pub struct Wqe {
     pub received: u64,
 }
 
-/// Operations that a requester counts, in the order of [`SendCounters`].
+/// Operations that a requester counts, the most frequent first.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
+#[repr(C)]
 pub struct SendCounters {
-    pub sends: u64,
-    pub sends_with_invalidate: u64,
     pub writes: u64,
+    pub sends: u64,
     pub reads: u64,
     pub atomics: u64,
+    pub sends_with_invalidate: u64,
     pub fast_registers: u64,
     pub local_invalidates: u64,
     pub binds: u64,
@@ -89,36 +90,51 @@ pub struct ReceiveCounters {
     pub dropped: u64,
 }
 
-/// The sending half, under its lock.
+/// The sending half, under its lock. In the order of use: what each plain request touches lies on two lines.
+#[repr(C)]
 pub struct Requester<D: Driver> {
-    /// The transport's own state.
-    pub driver: D::Requester,
     /// The peer, where it is reached directly.
     pub direct: Option<Arc<Qp<D>>>,
     /// Requests that wait or are under way. Empty where everything completes at once.
     pub queue: VecDeque<Wqe>,
-    /// What was done.
-    pub counters: SendCounters,
     loans: Loan,
     first_half_failed: bool,
     draining: bool,
     notify_drained: bool,
+    /// What was done.
+    pub counters: SendCounters,
+    /// The transport's own state.
+    pub driver: D::Requester,
     timer: Option<Time>,
     windows: Vec<u32>,
 }
 
-/// The receiving half, under its lock.
+/// The receiving half, under its lock. In the order of use, as the sending half: a peer that writes touches nothing
+/// else of the queue pair, and so what it needs to know of it is here as well.
+#[repr(C)]
 pub struct Responder<D: Driver> {
-    /// The transport's own state.
-    pub driver: D::Responder,
-    /// The receive that is being filled.
-    pub current: Option<Receive>,
-    /// What was done.
-    pub counters: ReceiveCounters,
-    consumer: ReceiveConsumer,
-    waiting: Option<Weak<dyn QpActions>>,
+    /// Its device.
+    pub device: Arc<Device<D>>,
+    /// Its protection domain.
+    pub pd: u32,
     established: bool,
     last_wqe_told: bool,
+    consumer: ReceiveConsumer,
+    /// The transport's own state.
+    pub driver: D::Responder,
+    /// What was done.
+    pub counters: ReceiveCounters,
+    /// The receive that is being filled.
+    pub current: Option<Receive>,
+    waiting: Option<Weak<dyn QpActions>>,
+}
+
+/// The receiving half, and the state beside it.
+#[repr(C)]
+struct ResponderSide<D: Driver> {
+    // The queue pair's state once more, for the peer: stored after the other.
+    state: AtomicU8,
+    lock: Lock<Responder<D>>,
 }
 
 struct Cold {
@@ -127,7 +143,8 @@ struct Cold {
     destroyed: bool,
 }
 
-/// A queue pair.
+/// A queue pair. What posting reads comes first, on one line.
+#[repr(C)]
 pub struct Qp<D: Driver> {
     state: AtomicU8,
     sq_sig_all: bool,
@@ -139,16 +156,16 @@ pub struct Qp<D: Driver> {
     pub qpn: u32,
     /// Its protection domain.
     pub pd: u32,
-    cap: QpCap,
     reserved_wr: u32,
     /// Its device.
     pub device: Arc<Device<D>>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
+    cap: QpCap,
     me: Weak<Self>,
     requester: Line<Lock<Requester<D>>>,
-    responder: Line<Lock<Responder<D>>>,
+    responder: Line<ResponderSide<D>>,
     receives: ReceiveRing,
     id: ObjectId,
     cold: Mutex<Cold>,
@@ -183,6 +200,8 @@ impl<D: Driver> Qp<D> {
             windows: Vec::new(),
         };
         let responder = Responder {
+            device: Arc::clone(device),
+            pd,
             driver: D::Responder::default(),
             current: None,
             counters: ReceiveCounters::default(),
@@ -207,7 +226,10 @@ impl<D: Driver> Qp<D> {
             srq,
             me: me.clone(),
             requester: Line(Lock::new(LockClass::Requester, requester)),
-            responder: Line(Lock::new(LockClass::Responder, responder)),
+            responder: Line(ResponderSide {
+                state: AtomicU8::new(QpState::Reset as u8),
+                lock: Lock::new(LockClass::Responder, responder),
+            }),
             receives,
             id: init.id,
             cold: Mutex::new(Cold { attributes: QpAttributes::new(), groups: Vec::new(), destroyed: false }),
@@ -229,6 +251,17 @@ impl<D: Driver> Qp<D> {
     #[inline]
     pub fn is_rts(&self) -> bool {
         self.state.load(Ordering::Acquire) == QpState::Rts as u8
+    }
+
+    /// The same for a peer that is about to take the receiving half: looks beside its lock.
+    #[inline]
+    pub fn is_rts_for_peer(&self) -> bool {
+        self.responder.0.state.load(Ordering::Acquire) == QpState::Rts as u8
+    }
+
+    fn set_state(&self, state: QpState) {
+        self.state.store(state as u8, Ordering::Release);
+        self.responder.0.state.store(state as u8, Ordering::Release);
     }
 
     /// A counted reference to this queue pair.
@@ -255,7 +288,7 @@ impl<D: Driver> Qp<D> {
     /// Takes the receiving half.
     #[inline]
     pub fn responder(&self) -> LockGuard<'_, Responder<D>> {
-        self.responder.0.lock()
+        self.responder.0.lock.lock()
     }
 
     /// Tells an event of this queue pair.
@@ -515,7 +548,7 @@ impl<D: Driver> Qp<D> {
     /// Puts the queue pair into the error state, or an unreliable one's send queue; what is left is flushed by an effect.
     pub fn enter_error(&self, send_queue_only: bool) {
         let to = if send_queue_only { QpState::Sqe } else { QpState::Err };
-        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+        let changed = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
             let from = QpState::from_code(state)?;
             let may = match to {
                 QpState::Sqe => matches!(from, QpState::Rts | QpState::Sqd),
@@ -523,6 +556,9 @@ impl<D: Driver> Qp<D> {
             };
             may.then_some(to as u8)
         });
+        if changed.is_ok() {
+            self.responder.0.state.store(to as u8, Ordering::Release);
+        }
     }
 
     /// Carries out a fast-register, an invalidate or a bind.
@@ -871,7 +907,7 @@ impl<D: Driver> Qp<D> {
         change: &Change<'_>,
         cx: &mut Cx<'_, D>,
     ) {
-        self.state.store(change.to as u8, Ordering::Release);
+        self.set_state(change.to);
         match change.to {
             QpState::Reset => {
                 D::disconnect(self, requester, cx);
