@@ -1,4 +1,5 @@
 //! A transport with two operations, in three forms: with none, some and all of the contract's defaults replaced.
+#![allow(unreachable_pub)]
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
