@@ -144,7 +144,9 @@ impl EventQueue {
     }
 
     pub(super) fn set_handler(&self, handler: EventHandler) {
-        self.lock().handler = Some(handler);
+        let before = self.lock().handler.replace(handler);
+        // With the lock released: it may own the last handle of an object, which discards its events here.
+        drop(before);
     }
 
     /// Gives everything queued to the handler, if there is one.
@@ -203,5 +205,27 @@ impl Future for NextEvent<'_> {
             None if self.shared.is_removed() => Poll::Ready(Err(VerbError::DeviceRemoved)),
             None => Poll::Pending,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Stands for a handler that owns the last handle of an object: its end discards events.
+    struct Last(Arc<EventQueue>);
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            self.0.lost();
+        }
+    }
+
+    #[test]
+    fn a_handler_that_is_replaced_may_use_the_queue_when_it_goes() {
+        let queue = Arc::new(EventQueue::default());
+        let last = Last(Arc::clone(&queue));
+        queue.set_handler(Arc::new(move |_| assert_eq!(last.0.lost(), 0)));
+        queue.set_handler(Arc::new(|_| {}));
     }
 }
