@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use verbs_api::objects::ObjectId;
@@ -35,7 +35,28 @@ struct State {
     limit: u32,
     destroyed: bool,
     failed: bool,
-    starved: Vec<Weak<dyn QpActions>>,
+    starved: Starved,
+}
+
+/// Queue pairs that found no receive, in this order, each once however often it looks.
+#[derive(Default)]
+struct Starved {
+    queue: Vec<Weak<dyn QpActions>>,
+    known: HashSet<usize>,
+}
+
+impl Starved {
+    fn add(&mut self, qp: Weak<dyn QpActions>) {
+        // The weak reference keeps the address from being given to another.
+        if self.known.insert(qp.as_ptr().cast::<()>() as usize) {
+            self.queue.push(qp);
+        }
+    }
+
+    fn take(&mut self) -> Vec<Weak<dyn QpActions>> {
+        self.known.clear();
+        std::mem::take(&mut self.queue)
+    }
 }
 
 impl Srq {
@@ -46,7 +67,7 @@ impl Srq {
             limit: init.srq_limit,
             destroyed: false,
             failed: false,
-            starved: Vec::new(),
+            starved: Starved::default(),
         };
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -73,7 +94,9 @@ impl Srq {
             return Err(SrqFailed);
         }
         let Some(receive) = state.queue.pop_front() else {
-            state.starved.extend(waiting);
+            if let Some(qp) = waiting {
+                state.starved.add(qp);
+            }
             return Ok(None);
         };
         if (state.queue.len() as u32) < state.limit {
@@ -119,7 +142,7 @@ impl SrqOps for Srq {
             }
             state.queue.push_back(receive_of(request));
         }
-        let starved = if state.queue.is_empty() { Vec::new() } else { std::mem::take(&mut state.starved) };
+        let starved = if state.queue.is_empty() { Vec::new() } else { state.starved.take() };
         drop(state);
         let mut effects = Effects::default();
         for qp in starved.iter().filter_map(Weak::upgrade) {
@@ -165,5 +188,35 @@ impl SrqOps for Srq {
             }
             reply.send(Ok(()));
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Waits;
+
+    impl QpActions for Waits {
+        fn flush(self: Arc<Self>, _: &mut Effects) {}
+        fn resume(self: Arc<Self>, _: &mut Effects) {}
+        fn fatal(self: Arc<Self>, _: &mut Effects) {}
+    }
+
+    fn weak(qp: &Arc<Waits>) -> Weak<dyn QpActions> {
+        let qp: Weak<Waits> = Arc::downgrade(qp);
+        qp
+    }
+
+    #[test]
+    fn whoever_looks_often_waits_once() {
+        let qps = [Arc::new(Waits), Arc::new(Waits)];
+        let mut starved = Starved::default();
+        for _ in 0..2 {
+            for _ in 0..1000 {
+                qps.iter().for_each(|qp| starved.add(weak(qp)));
+            }
+            assert_eq!(starved.take().len(), 2);
+        }
     }
 }
