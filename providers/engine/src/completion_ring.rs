@@ -93,6 +93,7 @@ impl CompletionRing {
             tail: 0,
             head: 0,
             capacity: capacity.max(1),
+            room: capacity.max(1),
             armed: Armed::No,
             arrays: vec![],
         };
@@ -204,6 +205,9 @@ impl CompletionRing {
             });
         }
         producer.capacity = capacity;
+        if producer.room != 0 {
+            producer.room = capacity;
+        }
         if let Some(old) = self.array().filter(|old| old.len() != array_len(capacity)) {
             let new = producer.array(array_len(capacity));
             // SAFETY: `producer` owns every array of this ring and drops none before the ring.
@@ -218,9 +222,9 @@ impl CompletionRing {
     #[inline]
     fn claim(&self, producer: &mut Producer) -> Result<(&Array, u64), Overrun> {
         let at = producer.tail;
-        if at - producer.head >= u64::from(producer.capacity) {
+        if at - producer.head >= u64::from(producer.room) {
             producer.head = self.consumer.head.load(Ordering::Acquire);
-            if at - producer.head >= u64::from(producer.capacity) {
+            if at - producer.head >= u64::from(producer.room) {
                 return Err(Overrun);
             }
         }
@@ -303,6 +307,8 @@ pub struct Producer {
     /// Entries ever polled, as last seen.
     head: u64,
     capacity: u32,
+    /// How many entries may wait: the capacity, and none at all once the ring was closed.
+    room: u32,
     armed: Armed,
     /// Every array the ring ever used, the pointer owned. Those that a resize left stay, because
     /// an empty poll reads without a lock; they are used again, so there is one per size.
@@ -329,6 +335,11 @@ impl Producer {
         // SAFETY: as above.
         unsafe { &*array }.clear(self.tail);
         array
+    }
+
+    /// Refuses every entry from now on; those that wait can still be polled.
+    pub fn close(&mut self) {
+        self.room = 0;
     }
 
     /// Disarms if the entry is what the ring was armed for; whether it was.
@@ -522,6 +533,17 @@ mod tests {
         assert_eq!(push(&ring, 4), Ok(false));
         assert_eq!(push(&ring, 5), Err(Overrun));
         assert_eq!(poll(&ring, 9), [1, 2, 4]);
+    }
+
+    #[test]
+    fn a_closed_ring_gives_out_what_it_has_and_takes_nothing() {
+        let ring = CompletionRing::new(2);
+        push(&ring, 0).unwrap();
+        ring.producer().close();
+        assert_eq!(push(&ring, 1), Err(Overrun));
+        assert_eq!(poll(&ring, 9), [0]);
+        ring.resize(8).unwrap();
+        assert_eq!((push(&ring, 1), ring.capacity()), (Err(Overrun), 8));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use verbs_api::memory::Loan;
@@ -10,10 +10,11 @@ use verbs_api::{
     Completion, EventSubject, EventType, Notify, Qpn, VerbError, WcFlags, WcOpcode, WcStatus,
 };
 
-use crate::completion_ring::{Armed, CompletionRing, Entry};
+use crate::completion_ring::{Armed, CompletionRing, Entry, Producer};
 use crate::commands::Commands;
 use crate::effects::{Effects, QpActions};
 use crate::loans;
+use crate::lock::LockGuard;
 
 /// A completion on its way into a queue.
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,13 +129,15 @@ impl Cq {
             None => self.ring.push(&mut producer, done.entry()),
             Some(qpn) => self.ring.push_ext(&mut producer, done.entry(), [u64::from(qpn), 0, 0, 0]),
         };
-        drop(producer);
         match pushed {
             Ok(false) => {}
-            Ok(true) => effects.wake(self),
+            Ok(true) => {
+                drop(producer);
+                effects.wake(self);
+            }
             Err(_) => {
+                self.refuse(producer, effects);
                 loans::release(done.loan);
-                self.refuse(effects);
             }
         }
     }
@@ -146,19 +149,29 @@ impl Cq {
         let tail = (what.0 >> 32) as u32;
         let mut producer = self.ring.producer();
         let pushed = self.ring.push(&mut producer, Entry { words, tail });
-        drop(producer);
         match pushed {
             Ok(false) => {}
-            Ok(true) => effects.wake(self),
-            Err(_) => self.refuse(effects),
+            Ok(true) => {
+                drop(producer);
+                effects.wake(self);
+            }
+            Err(_) => self.refuse(producer, effects),
         }
     }
 
+    // The first completion that is lost is the end of the queue: after it none is taken, room or not.
     #[cold]
-    fn refuse(self: &Arc<Self>, effects: &mut Effects) {
-        if !self.failed.swap(true, Ordering::Relaxed) {
+    fn refuse(self: &Arc<Self>, mut producer: LockGuard<'_, Producer>, effects: &mut Effects) {
+        producer.close();
+        drop(producer);
+        if !self.failed.swap(true, Ordering::SeqCst) {
             effects.overrun(self);
         }
+    }
+
+    /// Whether the queue overran.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
     }
 
     pub(crate) fn notify(&self) {
@@ -168,6 +181,8 @@ impl Cq {
     /// The queue overran: it is unusable, and so are the queue pairs on it (IBTA 10.2.8.1, error class G).
     pub(crate) fn fail(&self, effects: &mut Effects) {
         effects.event(&self.events, EventType::CqErr, EventSubject::Object(self.id));
+        // A queue pair that comes up meanwhile sees the queue fail, or is seen: `Qp::apply` has the counterpart.
+        fence(Ordering::SeqCst);
         let users = std::mem::take(&mut *self.users.lock().unwrap_or_else(PoisonError::into_inner));
         for qp in users.iter().filter_map(Weak::upgrade) {
             qp.fatal(effects);
@@ -217,6 +232,9 @@ impl CqOps for Cq {
     fn resize(&self, cqe: u32, reply: Reply<u32>) {
         let Some(cq) = self.me.upgrade() else { return };
         self.commands.run(reply, move || {
+            if cq.has_failed() {
+                return Err(VerbError::CqOverrun);
+            }
             let resized = cq.ring.resize(cqe.max(1)).map(|()| cqe.max(1));
             resized.map_err(|too_small| VerbError::argument("cqe", format!("{too_small}; they must fit")))
         });

@@ -5,7 +5,7 @@
 //! queue, at most one of each; what needs another order is an [effect](crate::effects) and happens with none held.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::memory::{Loan, Span};
@@ -877,6 +877,9 @@ impl<D: Driver> Qp<D> {
             let initiator = u64::from(limits.max_qp_init_rd_atom);
             let target = u64::from(limits.max_qp_rd_atom);
             let to = check_modify(self.qp_type, from, &given, initiator, target, 1)?;
+            if to == QpState::Init && self.has_failed_queue() {
+                return Err(VerbError::CqOverrun);
+            }
             let change = Change { from, to, given: &given, all: &all };
             D::modify(self, requester, responder, &change, &mut cx);
             self.enter(requester, responder, &change, &mut cx);
@@ -886,6 +889,10 @@ impl<D: Driver> Qp<D> {
         cold.attributes.qp_state = Some(to);
         cold.attributes.cur_qp_state = None;
         drop(cold);
+        fence(Ordering::SeqCst);
+        if let (QpState::Init, true, Some(me)) = (to, self.has_failed_queue(), self.shared()) {
+            me.fatal(&mut cx.effects);
+        }
         if let (QpState::Rtr | QpState::Rts, Some(me)) = (to, self.shared()) {
             D::peer_ready(&me, &mut cx);
             cx.effects.resume(me);
@@ -897,6 +904,10 @@ impl<D: Driver> Qp<D> {
         }
         self.device.network().progress();
         Ok(())
+    }
+
+    fn has_failed_queue(&self) -> bool {
+        self.send_cq.has_failed() || self.recv_cq.has_failed()
     }
 
     // The engine's part of a change of state: both halves are locked.

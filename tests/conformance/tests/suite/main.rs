@@ -1,6 +1,7 @@
 //! What every device must show.
 
 mod capabilities;
+mod completions;
 mod control;
 mod fast_register;
 mod fmr_pool;
