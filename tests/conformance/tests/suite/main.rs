@@ -10,6 +10,7 @@ mod keys;
 mod leaving;
 mod plans;
 mod posting;
+mod shared_receive;
 mod states;
 mod support;
 mod windows;

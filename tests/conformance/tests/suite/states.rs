@@ -68,13 +68,13 @@ impl<'r> Stage<'r> {
     /// The far queue pair goes one step up.
     fn step(&self, to: QpState) {
         let up = QpAttributes::new().qp_state(to);
-        let (is_rc, is_ud) = (
-            self.qp_type() == QpType::Rc,
-            self.qp_type() == QpType::Ud,
-        );
+        let (is_rc, is_ud) = (self.qp_type() == QpType::Rc, self.qp_type() == QpType::Ud);
         let attributes = match to {
             QpState::Init if is_ud => up.pkey_index(0).port_num(1).qkey(QKEY),
-            QpState::Init => up.pkey_index(0).port_num(1).qp_access_flags(OPEN - Access::LOCAL_WRITE),
+            QpState::Init => up
+                .pkey_index(0)
+                .port_num(1)
+                .qp_access_flags(OPEN - Access::LOCAL_WRITE),
             QpState::Rtr if is_ud => up,
             QpState::Rtr => {
                 let port = self.rig.far.context.query_port(1).expect("a port");
@@ -196,7 +196,10 @@ fn up_to_rts(rig: &Rig, qp_type: QpType) -> Stage<'_> {
     stage.step(QpState::Rts);
     stage.arrive(2);
     assert_eq!(stage.far(), ok([2]));
-    assert_eq!(statuses(&poll(&stage.pair.near.cq)).last(), Some(&(2, WcStatus::Success)));
+    assert_eq!(
+        statuses(&poll(&stage.pair.near.cq)).last(),
+        Some(&(2, WcStatus::Success))
+    );
     let home = |at: usize| stage.pair.near.receive(&stage.home, at * 64, 64);
     (0..8).for_each(home);
     assert_eq!(stage.send(9), Ok(()));
@@ -233,7 +236,10 @@ fn in_sqe(stage: &Stage<'_>) {
     assert_eq!(stage.send(21), Ok(()));
     assert_eq!(stage.receive(4), Ok(()));
     let sent = stage.far();
-    assert_eq!(sent, [(20, WcStatus::LocProtErr), (21, WcStatus::WrFlushErr)]);
+    assert_eq!(
+        sent,
+        [(20, WcStatus::LocProtErr), (21, WcStatus::WrFlushErr)]
+    );
     stage.arrive(5);
     assert_eq!((stage.far(), stage.near()), (ok([3]), ok([5])));
     // Out of it again, and the send queue works.
@@ -256,7 +262,12 @@ fn in_err(stage: &Stage<'_>) {
     let Stage { rig, pair, .. } = stage;
     go_to(rig, &pair.far, QpState::Err);
     let waited = stage.far();
-    assert!(!waited.is_empty() && waited.iter().all(|(_, status)| *status == WcStatus::WrFlushErr));
+    assert!(
+        !waited.is_empty()
+            && waited
+                .iter()
+                .all(|(_, status)| *status == WcStatus::WrFlushErr)
+    );
     for id in 30..33 {
         assert_eq!((stage.receive(id), stage.send(100 + id)), (Ok(()), Ok(())));
     }
@@ -284,7 +295,10 @@ fn a_draining_queue_starts_nothing_new(rig: &Rig) {
         let pair = rig.rc();
         go_to(rig, &pair.near, QpState::Sqd);
         rig.settle();
-        assert_eq!((pair.near.state(), pair.far.state()), (QpState::Err, QpState::Err));
+        assert_eq!(
+            (pair.near.state(), pair.far.state()),
+            (QpState::Err, QpState::Err)
+        );
         let send = Send::new(rig.scratch.sge(0, 8)).wr_id(1);
         pair.near.post_one(send).expect("taken");
         return assert_eq!(done(rig, &pair.near.cq), flushed([1]));
@@ -351,7 +365,11 @@ fn an_error_on_the_way_up_flushes(rig: &Rig) {
             (1..4).for_each(|id| assert_eq!(stage.receive(id), Ok(())));
             go_to(rig, &stage.pair.far, QpState::Err);
             assert_eq!((stage.receive(4), stage.send(5)), (Ok(()), Ok(())));
-            assert_eq!(stage.far(), flushed([1, 2, 3, 4, 5]), "{qp_type:?} {last:?}");
+            assert_eq!(
+                stage.far(),
+                flushed([1, 2, 3, 4, 5]),
+                "{qp_type:?} {last:?}"
+            );
             // And back to the start, where all is forgotten.
             go_to(rig, &stage.pair.far, QpState::Reset);
             let refused = Err(PostReason::InvalidState(QpState::Reset));

@@ -1,0 +1,332 @@
+//! Receive queues that are shared: FEATURES 3.82 to 3.84.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use conformance::{Needs, Pair, Region, Rig, Side, cases, needs};
+use verbs_api::qp::{QpState, QpType};
+use verbs_api::{
+    Access, BaselineGaps, ConnectOptions, EventType, Features, PostReason, ReceiveRequest, Send,
+    Srq, SrqOptions, UdDestination, WcStatus,
+};
+
+use crate::support::{QKEY, datagrams_to, done, flushed, go_to, ok, poll, statuses, unusable};
+
+cases! {
+    a_shared_queue_keeps_what_is_posted_when_resized: SHARED;
+    a_shared_queue_has_room_for_what_it_says: SHARED;
+    the_last_receive_is_told_when_the_state_is_changed: SHARED;
+    the_last_receive_is_told_after_an_error_of_its_own: SHARED;
+    the_last_receive_is_told_after_an_error_of_the_peer: SHARED;
+    the_last_receive_is_told_when_the_peer_is_gone: SHARED;
+    a_receive_in_progress_completes_before_it_is_told: SHARED;
+    it_is_told_once_for_each_life: SHARED;
+    a_queue_of_ones_own_tells_nothing: SHARED;
+    other_services_tell_it_too: SHARED.without(BaselineGaps::NO_UD);
+    what_was_not_taken_serves_another: SHARED;
+}
+
+const SHARED: Needs = needs(Features::SRQ);
+
+/// A far end with a shared queue.
+struct Desk {
+    region: Region,
+    srq: Srq,
+}
+
+impl Desk {
+    fn new(rig: &Rig, max_wr: u32) -> Self {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        Self {
+            region: rig.far.region(1 << 16, access),
+            srq: rig.finish(rig.far.pd.create_srq(SrqOptions::new(max_wr))),
+        }
+    }
+
+    fn side(&self, rig: &Rig, qp_type: QpType) -> Side {
+        rig.far.side_with(&rig.far.pd, |cq| {
+            rig.far.options(qp_type, cq).srq(&self.srq)
+        })
+    }
+
+    fn pair(&self, rig: &Rig) -> Pair {
+        rig.connected(rig.near.side(QpType::Rc), self.side(rig, QpType::Rc))
+    }
+
+    fn post_of(&self, id: u64, length: u32) -> Result<(), PostReason> {
+        let data = self.region.sge(0, length);
+        let posted = self.srq.post_receive(ReceiveRequest::new(id, data));
+        posted.map_err(|refused| refused.reason)
+    }
+
+    fn post(&self, id: u64) -> Result<(), PostReason> {
+        self.post_of(id, 8192)
+    }
+
+    fn fill(&self, ids: std::ops::Range<u64>) {
+        ids.for_each(|id| assert_eq!(self.post(id), Ok(())));
+    }
+
+    /// How many receives are in the queue: those that can still be posted tell.
+    fn waiting(&self) -> u32 {
+        let max = self.srq.query().expect("a queue that lives").max_wr;
+        let mut posted = 0;
+        while self.post(1000 + u64::from(posted)).is_ok() {
+            posted += 1;
+        }
+        max - posted
+    }
+}
+
+fn send(rig: &Rig, pair: &Pair, ids: std::ops::Range<u64>) {
+    for id in ids.clone() {
+        let send = Send::new(rig.scratch.sge(0, 8)).signaled(id);
+        pair.near.post_one(send).expect("posted");
+    }
+    assert_eq!(done(rig, &pair.near.cq), ok(ids));
+}
+
+// covers 3.82
+fn a_shared_queue_keeps_what_is_posted_when_resized(rig: &Rig) {
+    let desk = Desk::new(rig, 8);
+    let pair = desk.pair(rig);
+    desk.fill(0..5);
+    rig.finish(desk.srq.arm_limit(3));
+    for refused in [4, 0, u32::MAX] {
+        assert!(rig.outcome(desk.srq.resize(refused)).is_err(), "{refused}");
+        let status = desk.srq.query().expect("a queue that lives");
+        assert_eq!((status.max_wr, status.srq_limit), (8, 3), "as it was");
+    }
+    rig.finish(desk.srq.resize(5));
+    assert_eq!(desk.post(9), Err(PostReason::QueueFull { max: 5 }));
+    rig.finish(desk.srq.resize(7));
+    desk.fill(5..7);
+    assert_eq!(desk.post(9), Err(PostReason::QueueFull { max: 7 }));
+    send(rig, &pair, 0..4);
+    assert_eq!(
+        rig.far
+            .events()
+            .iter()
+            .filter(|it| **it == EventType::SrqLimitReached)
+            .count(),
+        0
+    );
+    // The limit was kept, too.
+    send(rig, &pair, 4..6);
+    assert!(rig.far.events().contains(&EventType::SrqLimitReached));
+    assert_eq!(done(rig, &pair.far.cq), ok(0..6));
+    rig.finish(desk.srq.resize(1));
+    assert_eq!(desk.post(9), Err(PostReason::QueueFull { max: 1 }));
+    send(rig, &pair, 6..7);
+    assert_eq!(done(rig, &pair.far.cq), ok([6]));
+}
+
+// covers 3.82
+fn a_shared_queue_has_room_for_what_it_says(rig: &Rig) {
+    let desk = Desk::new(rig, 2);
+    let pair = desk.pair(rig);
+    let large = rig.attributes().limits.max_srq_wr.min(3000);
+    rig.finish(desk.srq.resize(large));
+    desk.fill(0..u64::from(large));
+    assert_eq!(desk.post(9), Err(PostReason::QueueFull { max: large }));
+    for first in (0..u64::from(large)).step_by(50) {
+        let ids = first..(first + 50).min(u64::from(large));
+        send(rig, &pair, ids.clone());
+        assert_eq!(done(rig, &pair.far.cq), ok(ids));
+    }
+}
+
+/// The far end's events, of this queue pair, and what had completed there when each came.
+type Told = Arc<Mutex<Vec<(EventType, Vec<(u64, WcStatus)>)>>>;
+
+fn listen(rig: &Rig, side: &Side) -> Told {
+    let told = Told::default();
+    let (events, cq, id) = (Arc::clone(&told), side.cq.clone(), side.id());
+    rig.far.context.on_event(move |event| {
+        if event.object().is_some_and(|object| object.id == id)
+            && event.event_type() != EventType::CommEst
+        {
+            let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+            events.push((event.event_type(), statuses(&poll(&cq))));
+        }
+    });
+    told
+}
+
+fn taken(told: &Told) -> Vec<(EventType, Vec<(u64, WcStatus)>)> {
+    std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+const LAST: EventType = EventType::QpLastWqeReached;
+
+// covers 3.83 3.84
+fn the_last_receive_is_told_when_the_state_is_changed(rig: &Rig) {
+    let desk = Desk::new(rig, 8);
+    let pair = desk.pair(rig);
+    let told = listen(rig, &pair.far);
+    desk.fill(0..4);
+    send(rig, &pair, 0..1);
+    assert_eq!(taken(&told), []);
+    go_to(rig, &pair.far, QpState::Err);
+    rig.settle();
+    assert_eq!(taken(&told), [(LAST, ok([0]))], "it held none any more");
+    assert_eq!(desk.waiting(), 3);
+    // Nothing more comes, whatever is done to it.
+    go_to(rig, &pair.far, QpState::Err);
+    let late = Send::new(rig.scratch.sge(0, 8)).signaled(9);
+    pair.near.post_one(late).expect("taken");
+    assert_eq!((done(rig, &pair.far.cq), taken(&told)), (vec![], vec![]));
+}
+
+// covers 3.83 3.84
+fn the_last_receive_is_told_after_an_error_of_its_own(rig: &Rig) {
+    let desk = Desk::new(rig, 8);
+    let pair = desk.pair(rig);
+    let told = listen(rig, &pair.far);
+    desk.fill(0..4);
+    let bad = Send::new(unusable(rig)).wr_id(50);
+    pair.far.post_one(bad).expect("posted");
+    rig.settle();
+    assert_eq!(taken(&told), [(LAST, vec![(50, WcStatus::LocProtErr)])]);
+    assert_eq!(desk.waiting(), 4);
+}
+
+// covers 3.83 3.84
+fn the_last_receive_is_told_after_an_error_of_the_peer(rig: &Rig) {
+    // One receive is taken, and too short: it tells of the fault, and no other event does.
+    let desk = Desk::new(rig, 8);
+    let pair = desk.pair(rig);
+    let told = listen(rig, &pair.far);
+    assert_eq!(desk.post_of(0, 8), Ok(()));
+    desk.fill(1..4);
+    let long = Send::new(rig.scratch.sge(0, 4000)).signaled(1);
+    pair.near.post_one(long).expect("posted");
+    rig.settle();
+    assert_eq!(taken(&told), [(LAST, vec![(0, WcStatus::LocLenErr)])]);
+    assert_eq!(desk.waiting(), 3);
+    // None is taken: the fault has an event, and this one comes besides.
+    let desk = Desk::new(rig, 8);
+    let pair = desk.pair(rig);
+    let told = listen(rig, &pair.far);
+    desk.fill(0..4);
+    let nowhere = verbs_api::RemoteAddress::default();
+    let write = verbs_api::Write::new(rig.scratch.sge(0, 8), nowhere).signaled(1);
+    pair.near.post_one(write).expect("posted");
+    rig.settle();
+    let mut events: Vec<_> = taken(&told).into_iter().map(|(event, _)| event).collect();
+    events.sort_by_key(|event| *event == LAST);
+    assert_eq!(events, [EventType::QpAccessErr, LAST]);
+    assert_eq!(desk.waiting(), 4);
+}
+
+// covers 3.83
+fn the_last_receive_is_told_when_the_peer_is_gone(rig: &Rig) {
+    if rig.acknowledges() {
+        // There is no connection that could be lost: the far end does not notice.
+        return;
+    }
+    let desk = Desk::new(rig, 8);
+    let pair = desk.pair(rig);
+    let told = listen(rig, &pair.far);
+    desk.fill(0..4);
+    rig.finish_destroy(pair.near.qp.clone().destroy());
+    rig.settle();
+    assert_eq!(taken(&told), [(LAST, vec![])]);
+    assert_eq!(desk.waiting(), 4);
+}
+
+// covers 3.83 3.84
+fn a_receive_in_progress_completes_before_it_is_told(rig: &Rig) {
+    let desk = Desk::new(rig, 8);
+    let pair = desk.pair(rig);
+    let told = listen(rig, &pair.far);
+    desk.fill(0..4);
+    send(rig, &pair, 0..1);
+    let long = Send::new(rig.scratch.sge(0, 8000)).signaled(1);
+    pair.near.post_one(long).expect("posted");
+    // Over a link some of it has come; elsewhere all of it.
+    rig.step();
+    go_to(rig, &pair.far, QpState::Err);
+    rig.settle();
+    let told = taken(&told);
+    let status = told[0].1.last().map_or(WcStatus::Success, |done| done.1);
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0], (LAST, vec![(0, WcStatus::Success), (1, status)]));
+    assert!([WcStatus::Success, WcStatus::WrFlushErr].contains(&status));
+    assert_eq!((desk.waiting(), done(rig, &pair.far.cq)), (2, vec![]));
+}
+
+// covers 3.83
+fn it_is_told_once_for_each_life(rig: &Rig) {
+    let desk = Desk::new(rig, 8);
+    desk.fill(0..2);
+    let pair = desk.pair(rig);
+    let told = listen(rig, &pair.far);
+    go_to(rig, &pair.far, QpState::Err);
+    assert_eq!(taken(&told), [(LAST, vec![])]);
+    go_to(rig, &pair.far, QpState::Reset);
+    go_to(rig, &pair.near, QpState::Reset);
+    rig.settle();
+    poll(&pair.near.cq);
+    let pair = rig.connected(pair.near, pair.far);
+    send(rig, &pair, 0..1);
+    assert_eq!((done(rig, &pair.far.cq), taken(&told)), (ok([0]), vec![]));
+    go_to(rig, &pair.far, QpState::Err);
+    assert_eq!(taken(&told), [(LAST, vec![])]);
+    // Now it may go, and the shared queue after it.
+    rig.finish_destroy(pair.far.qp.clone().destroy());
+    rig.finish_destroy(desk.srq.destroy());
+}
+
+// covers 3.83
+fn a_queue_of_ones_own_tells_nothing(rig: &Rig) {
+    let desk = Desk::new(rig, 8);
+    let pair = rig.rc();
+    let told = listen(rig, &pair.far);
+    pair.far.receive(&desk.region, 0, 64);
+    go_to(rig, &pair.far, QpState::Err);
+    assert_eq!(done(rig, &pair.far.cq), flushed([0]));
+    assert_eq!(taken(&told), []);
+}
+
+// covers 3.83 3.84
+fn other_services_tell_it_too(rig: &Rig) {
+    for qp_type in [QpType::Uc, QpType::Ud] {
+        let desk = Desk::new(rig, 8);
+        let (near, far) = (rig.near.side(qp_type), desk.side(rig, qp_type));
+        let (pair, to): (Pair, Option<UdDestination>) = if qp_type == QpType::Ud {
+            for side in [&near, &far] {
+                rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)));
+            }
+            let to = datagrams_to(rig, &far);
+            (Pair { near, far }, Some(to))
+        } else {
+            (rig.connected(near, far), None)
+        };
+        let told = listen(rig, &pair.far);
+        desk.fill(0..4);
+        let data = rig.scratch.sge(0, 8);
+        let send = Send::new(data).signaled(1);
+        let send = to
+            .as_ref()
+            .map_or(send, |to| Send::new(data).to(to).signaled(1));
+        pair.near.post_one(send).expect("posted");
+        rig.settle();
+        go_to(rig, &pair.far, QpState::Err);
+        assert_eq!(taken(&told), [(LAST, ok([0]))], "{qp_type:?}");
+        assert_eq!(desk.waiting(), 3);
+    }
+}
+
+// covers 3.84
+fn what_was_not_taken_serves_another(rig: &Rig) {
+    let desk = Desk::new(rig, 8);
+    let (failing, other) = (desk.pair(rig), desk.pair(rig));
+    desk.fill(0..8);
+    send(rig, &failing, 0..2);
+    send(rig, &other, 0..1);
+    go_to(rig, &failing.far, QpState::Err);
+    assert_eq!(done(rig, &failing.far.cq), ok([0, 1]));
+    send(rig, &other, 1..6);
+    assert_eq!(done(rig, &other.far.cq), ok(2..8));
+    assert_eq!(desk.waiting(), 0);
+}
