@@ -1,0 +1,567 @@
+//! The contract of drivers, with one that has two operations: FEATURES 6.01 to 6.11 and 6.21.
+
+mod tiny;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+use polyverbs_engine::driver::Driver;
+use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::network::{Network, Progress};
+use polyverbs_engine::time::{Host, Time};
+use tiny::*;
+use verbs_api::provider::DeviceOps;
+use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
+use verbs_api::*;
+
+/// A clock that a test sets.
+#[derive(Default)]
+struct Clock(AtomicU64);
+
+impl Host for Clock {
+    fn now(&self) -> Time {
+        Time(self.0.load(Ordering::SeqCst))
+    }
+
+    fn wake_at(&self, _: Time) {}
+}
+
+/// A link without delay that keeps frames back while it is told to.
+#[derive(Default)]
+struct Wire(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    under_way: VecDeque<OwnedFrame<Header>>,
+    held: Option<Vec<OwnedFrame<Header>>>,
+}
+
+impl Wire {
+    fn hold(&self) {
+        self.0.lock().unwrap().held = Some(Vec::new());
+    }
+
+    fn release(&self) {
+        let mut state = self.0.lock().unwrap();
+        let held = state.held.take().unwrap_or_default();
+        state.under_way.extend(held);
+    }
+}
+
+impl Link<Header> for Wire {
+    fn max_frame(&self) -> Option<usize> {
+        None
+    }
+
+    fn send(&self, frame: Frame<'_, Header>, _: Time) {
+        let mut state = self.0.lock().unwrap();
+        let frame = frame.to_owned();
+        match &mut state.held {
+            Some(held) => held.push(frame),
+            None => state.under_way.push_back(frame),
+        }
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
+        let mut any = false;
+        loop {
+            let frame = self.0.lock().unwrap().under_way.pop_front();
+            let Some(frame) = frame else { return any };
+            network.deliver(frame.as_frame(), now);
+            any = true;
+        }
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        None
+    }
+}
+
+/// Two queue pairs of two devices.
+struct Rig<D: Tiny> {
+    clock: Arc<Clock>,
+    network: Arc<Network<D>>,
+    wire: Arc<Wire>,
+    notes: Arc<Notes>,
+    a: Side<D>,
+    b: Side<D>,
+}
+
+struct Side<D: Driver> {
+    engine: Arc<Engine<D>>,
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    memory: Memory,
+    mr: Mr,
+}
+
+impl<D: Tiny> Rig<D> {
+    fn new(framed: bool) -> Self {
+        let clock = Arc::new(Clock::default());
+        let wire = Arc::new(Wire::default());
+        let link = framed.then(|| Arc::clone(&wire) as SharedLink<Header>);
+        let network = Network::new(Arc::clone(&clock) as Arc<dyn Host>, link);
+        let notes = Arc::new(Notes::default());
+        // Addresses of any link layer: a Mac here, an IP there.
+        let a = Side::new(&network, LinkAddress::Mac([2; 6]), &notes);
+        let b = Side::new(&network, LinkAddress::Ip([10, 0, 0, 2].into()), &notes);
+        let rig = Self { clock, network, wire, notes, a, b };
+        connect(&rig.a.qp, &rig.b).unwrap();
+        connect(&rig.b.qp, &rig.a).unwrap();
+        rig
+    }
+}
+
+impl<D: Tiny> Side<D> {
+    fn new(network: &Arc<Network<D>>, address: LinkAddress, notes: &Arc<Notes>) -> Self {
+        let engine = Engine::new(D::make(address, notes), network, DeviceOptions::default()).unwrap();
+        let device = Device::of(Arc::clone(&engine) as Arc<dyn DeviceOps>);
+        let context = device.open(&Requirements::new()).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(256).wait().unwrap();
+        let qp = pd.create_qp(QpOptions::rc(&cq).max_send_wr(16)).wait().unwrap();
+        let memory = Memory::zeroed(4096).unwrap();
+        let mr = pd.register(&memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE).wait().unwrap();
+        Self { engine, context, pd, cq, qp, memory, mr }
+    }
+
+    fn sge(&self, offset: usize, length: u32) -> Sge {
+        self.mr.sge(offset, length).unwrap()
+    }
+
+    fn receive(&self, wr_id: u64, offset: usize, length: u32) {
+        self.qp.post_receive(ReceiveRequest::new(wr_id, self.sge(offset, length))).unwrap();
+    }
+
+    fn done(&self) -> Vec<(u64, WcStatus)> {
+        let mut slots: [Completion; 256] = std::array::from_fn(|_| Completion::default());
+        let done = self.cq.poll(&mut slots).unwrap();
+        done.iter().map(|done| (done.wr_id, done.status)).collect()
+    }
+
+    fn events(&self) -> Vec<EventType> {
+        std::iter::from_fn(|| self.context.poll_event()).map(|event| event.event_type()).collect()
+    }
+
+    fn state(&self) -> QpState {
+        self.qp.query().unwrap().state
+    }
+
+    fn to_error(&self) {
+        self.qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait().unwrap();
+    }
+}
+
+fn connect<D: Tiny>(qp: &Qp, peer: &Side<D>) -> Result<(), VerbError> {
+    connect_through(qp, peer, AddressVector::new(peer.engine.address(), Gid([1; 16]), 1))
+}
+
+fn connect_through<D: Tiny>(qp: &Qp, peer: &Side<D>, path: AddressVector) -> Result<(), VerbError> {
+    let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0).port_num(1);
+    let rtr = QpAttributes::new()
+        .qp_state(QpState::Rtr)
+        .ah_attr(path)
+        .path_mtu(Mtu::Mtu4096)
+        .dest_qp_num(peer.qp.qp_num())
+        .rq_psn(Psn::new(0))
+        .max_dest_rd_atomic(0)
+        .min_rnr_timer(1);
+    let rts = QpAttributes::new()
+        .qp_state(QpState::Rts)
+        .sq_psn(Psn::new(0))
+        .timeout(0)
+        .retry_cnt(0)
+        .rnr_retry(7)
+        .max_rd_atomic(0);
+    for step in [init.qp_access_flags(Access::REMOTE_WRITE), rtr, rts] {
+        qp.modify(step).wait()?;
+    }
+    Ok(())
+}
+
+fn ok<const N: usize>(ids: [u64; N]) -> [(u64, WcStatus); N] {
+    ids.map(|id| (id, WcStatus::Success))
+}
+
+// What any mix of defaults and overrides must show.
+fn suite<D: Tiny>() {
+    for framed in [false, true] {
+        let rig: Rig<D> = Rig::new(framed);
+        let (a, b) = (&rig.a, &rig.b);
+        assert_eq!((a.state(), b.state()), (QpState::Rts, QpState::Rts));
+        a.memory.write(0, b"octets of the message").unwrap();
+        b.receive(1, 100, 64);
+        a.qp.post_one(Send::new(a.sge(0, 21)).signaled(10)).unwrap();
+        a.qp.post_one(Write::new(a.sge(0, 6), b.mr.remote(200)).signaled(11)).unwrap();
+        assert_eq!((a.done(), b.done()), (ok([10, 11]).to_vec(), ok([1]).to_vec()));
+        assert_eq!(b.memory.to_vec(100, 21).unwrap(), b"octets of the message");
+        assert_eq!(b.memory.to_vec(200, 6).unwrap(), b"octets");
+        let mut batch = Batch::with_capacity(4);
+        for wr_id in 0..4 {
+            batch.push(Write::new(a.sge(0, 8), b.mr.remote(8 * wr_id)).signaled(wr_id));
+        }
+        a.qp.post(&mut batch).unwrap();
+        assert_eq!(a.done(), ok([0, 1, 2, 3]));
+        if !framed {
+            // No receive yet: it waits in the queue, and what comes behind it waits too.
+            a.qp.post_one(Send::new(a.sge(0, 21)).signaled(12)).unwrap();
+            a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(13)).unwrap();
+            assert_eq!(a.done(), []);
+            b.receive(2, 100, 64);
+            assert_eq!((a.done(), b.done()), (ok([12, 13]).to_vec(), ok([2]).to_vec()));
+        }
+        b.receive(3, 0, 64);
+        let outside = RemoteAddress::new(b.mr.iova() + 4090, b.mr.rkey());
+        a.qp.post_one(Write::new(a.sge(0, 8), outside).signaled(14)).unwrap();
+        a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(15)).unwrap();
+        let ended = [(14, WcStatus::RemAccessErr), (15, WcStatus::WrFlushErr)];
+        assert_eq!(a.done(), ended);
+        assert_eq!(b.done(), [(3, WcStatus::WrFlushErr)]);
+        assert_eq!(b.events(), [EventType::QpAccessErr]);
+        assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Err));
+        let left = Arc::downgrade(&rig.a.engine);
+        drop(rig);
+        // Another test may look at memory of this process for a moment longer.
+        while left.strong_count() > 0 {
+            thread::yield_now();
+        }
+    }
+}
+
+// covers 6.05 6.21
+#[test]
+fn drivers_of_any_mix_pass_the_same_suite() {
+    suite::<Plain>();
+    suite::<Some_>();
+    suite::<All>();
+}
+
+fn describe(change: impl Fn(&mut DeviceAttributes)) -> Result<(), VerbError> {
+    let network = Network::new(Arc::new(Clock::default()), None);
+    let address = LinkAddress::Lid(7);
+    let notes = Arc::new(Notes::default());
+    let mut driver = Plain::make(address, &notes);
+    change(&mut driver.attributes);
+    let made = Engine::new(driver, &network, DeviceOptions::default()).map(drop);
+    // Nothing of it is left: the address is free.
+    assert!(network.device(address).is_none() && network.devices().is_empty());
+    Engine::new(Plain::make(address, &notes), &network, DeviceOptions::default()).unwrap();
+    made
+}
+
+fn argument(error: Result<(), VerbError>) -> &'static str {
+    match error {
+        Err(VerbError::InvalidArgument { argument, .. }) => argument,
+        other => panic!("{other:?}"),
+    }
+}
+
+// covers 6.01 6.02
+#[test]
+fn a_description_that_lacks_a_part_registers_nothing() {
+    describe(|_| ()).unwrap();
+    assert_eq!(argument(describe(|all| all.name.clear())), "name");
+    assert_eq!(argument(describe(|all| all.ports.clear())), "ports");
+    assert_eq!(argument(describe(|all| all.ports[0].port = 0)), "ports");
+    assert_eq!(argument(describe(|all| all.ports[0].gids.clear())), "ports");
+    assert_eq!(argument(describe(|all| all.ports[0].pkeys.clear())), "ports");
+    assert_eq!(argument(describe(|all| all.limits.phys_port_cnt = 0)), "ports");
+    let two_kinds = Features::WINDOW_2A | Features::WINDOW_2B;
+    let emulation = DeviceOptions::default().emulation;
+    assert!(emulation.is_some());
+    assert!(describe(|all| all.features = two_kinds - Features::WINDOW_2B).is_ok());
+}
+
+// covers 6.03
+/// That a missing part is an error which names it shows the example of [`Driver`]; that a driver needs nothing more than
+/// the parts without a default shows [`Plain`], which has no others.
+#[test]
+fn a_driver_without_any_optional_part_is_complete() {
+    let rig: Rig<Plain> = Rig::new(false);
+    let calls = ["alloc_qpn", "free_qpn", "path_mtu", "check_post", "check_path", "disconnect"];
+    assert!(calls.iter().all(|call| rig.notes.count(call) == 0));
+    assert_eq!(rig.a.qp.query().unwrap().attributes.path_mtu, Some(Mtu::Mtu2048), "the engine's own");
+    assert_eq!(rig.a.qp.qp_num().value(), 0x11, "the engine's own");
+}
+
+// covers 6.04
+#[test]
+fn an_override_replaces_the_default_and_the_books_stay_balanced() {
+    let rig: Rig<All> = Rig::new(false);
+    assert_eq!(rig.a.qp.query().unwrap().attributes.path_mtu, Some(Mtu::Mtu512));
+    assert!(rig.a.qp.qp_num().value() >= 0x9000);
+    let busy = AddressVector { traffic_class: 1, ..AddressVector::new(rig.b.engine.address(), Gid([1; 16]), 1) };
+    assert!(rig.a.pd.create_ah(busy).wait().is_err());
+    let other = rig.a.pd.create_qp(QpOptions::rc(&rig.a.cq)).wait().unwrap();
+    assert!(connect_through(&other, &rig.b, busy).is_err());
+    drop(other);
+    let before = rig.notes.count("express");
+    rig.a.qp.post_one(Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(1)).unwrap();
+    assert_eq!(rig.notes.count("express") - before, 1);
+    balanced::<All>();
+    let notes = &rig.notes;
+    drop(rig.a);
+    assert_eq!(notes.count("alloc_qpn"), notes.count("free_qpn") + 1, "that of the other side");
+    // One that gives out numbers and leaves taking them back to the engine.
+    balanced::<Some_>();
+    balanced::<Plain>();
+}
+
+// Every queue pair that the limit allows, again and again.
+fn balanced<D: Tiny>() {
+    let rig: Rig<D> = Rig::new(false);
+    for _ in 0..3 {
+        let make = || rig.a.pd.create_qp(QpOptions::rc(&rig.a.cq)).wait();
+        let all: Vec<_> = (0..63).map(|_| make().unwrap()).collect();
+        assert_eq!(make().err(), Some(VerbError::Resources("max_qp")));
+        let mut numbers: Vec<_> = all.iter().map(|qp| qp.qp_num().value()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 63);
+    }
+}
+
+// covers 6.06
+#[test]
+fn one_table_says_what_an_operation_is() {
+    let rig: Rig<Plain> = Rig::new(false);
+    let service = |qp_type: QpType| qp_type.operations();
+    assert!(service(QpType::Rc).is_all());
+    let list: [(WorkRequest<'_>, Operations, WcOpcode); 14] = [
+        (Send::new(()).into(), Operations::SEND, WcOpcode::Send),
+        (SendWithImmediate::new((), [0; 4]).into(), Operations::SEND_WITH_IMM, WcOpcode::Send),
+        (SendWithInvalidate::new((), RKey::new(1)).into(), Operations::SEND_WITH_INV, WcOpcode::Send),
+        (Write::new((), RemoteAddress::default()).into(), Operations::WRITE, WcOpcode::RdmaWrite),
+        (
+            WriteWithImmediate::new((), RemoteAddress::default(), [0; 4]).into(),
+            Operations::WRITE_WITH_IMM,
+            WcOpcode::RdmaWrite,
+        ),
+        (Read::new((), RemoteAddress::default()).into(), Operations::READ, WcOpcode::RdmaRead),
+        (
+            ReadWithInvalidate::new(Sge::default(), RemoteAddress::default()).into(),
+            Operations::READ_WITH_INV,
+            WcOpcode::RdmaRead,
+        ),
+        (
+            CompareSwap::new((), RemoteAddress::default(), 0, 0).into(),
+            Operations::ATOMIC_CMP_AND_SWP,
+            WcOpcode::CompSwap,
+        ),
+        (
+            FetchAdd::new((), RemoteAddress::default(), 0).into(),
+            Operations::ATOMIC_FETCH_AND_ADD,
+            WcOpcode::FetchAdd,
+        ),
+        (AtomicWrite::new((), RemoteAddress::default()).into(), Operations::ATOMIC_WRITE, WcOpcode::AtomicWrite),
+        (
+            Flush::new(RemoteAddress::default(), 0, Access::FLUSH_GLOBAL).into(),
+            Operations::FLUSH,
+            WcOpcode::Flush,
+        ),
+        (FastRegister::default().into(), Operations::FAST_REGISTER, WcOpcode::FastRegister),
+        (LocalInvalidate::new(RKey::new(1)).into(), Operations::LOCAL_INV, WcOpcode::LocalInv),
+        (
+            BindWindow::new(RKey::new(1), LKey::new(1), 0, 0).into(),
+            Operations::BIND_MW,
+            WcOpcode::BindMw,
+        ),
+    ];
+    let mut all = Operations::empty();
+    for (request, operation, opcode) in list {
+        assert_eq!((request.operation(), request.wc_opcode()), (operation, opcode));
+        all |= operation;
+        // The queue pair was made for the baseline: anything else is refused, and takes no slot.
+        if !Operations::BASELINE.contains(operation) {
+            let refused = rig.a.qp.post_one(request).unwrap_err();
+            assert_eq!(refused.reason, PostReason::OperationNotEnabled { missing: operation });
+        }
+        for qp_type in [QpType::Uc, QpType::Ud] {
+            let options = match qp_type {
+                QpType::Uc => QpOptions::uc(&rig.a.cq),
+                _ => QpOptions::ud(&rig.a.cq),
+            };
+            let made = rig.a.pd.create_qp(options.only(operation)).wait();
+            let lacks = operation.required_features() | operation_window(operation);
+            let legal = service(qp_type).contains(operation) && lacks.is_empty();
+            assert_eq!(made.is_ok(), legal, "{qp_type:?} {operation:?}");
+        }
+    }
+    assert!(all.is_all(), "every bit has its request");
+    assert_eq!(Operations::from_bits(1 << 31), None);
+    assert_eq!(WcOpcode::from_code(0xee), None);
+    fill(&rig, rig.a.qp.cap().max_send_wr);
+}
+
+fn operation_window(operation: Operations) -> Features {
+    match operation {
+        Operations::BIND_MW => Features::WINDOW_2,
+        _ => Features::empty(),
+    }
+}
+
+// The queue has exactly this much room: a send without a receive holds up all.
+fn fill<D: Tiny>(rig: &Rig<D>, room: u32) {
+    for wr_id in 0..room {
+        rig.a.qp.post_one(Send::new(rig.a.sge(0, 8)).signaled(wr_id.into())).unwrap();
+    }
+    let refused = rig.a.qp.post_one(Send::new(rig.a.sge(0, 8))).unwrap_err();
+    assert_eq!(refused.reason, PostReason::QueueFull { max: room });
+}
+
+// covers 6.07
+#[test]
+fn a_driver_may_refuse_a_request_which_then_uses_no_slot() {
+    let rig: Rig<Some_> = Rig::new(false);
+    rig.notes.veto.store(true, Ordering::SeqCst);
+    let write = |wr_id| Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(wr_id);
+    let refused = rig.a.qp.post_one(write(1)).unwrap_err();
+    assert_eq!(refused.reason, PostReason::InlineNotAllowed, "the driver's own reason");
+    let mut batch = Batch::with_capacity(2);
+    batch.push(write(2));
+    batch.push(write(3));
+    let error = rig.a.qp.post(&mut batch).unwrap_err();
+    assert_eq!((error.index, batch.len()), (0, 2));
+    assert_eq!((rig.notes.count("execute"), rig.a.done()), (0, vec![]));
+    rig.notes.veto.store(false, Ordering::SeqCst);
+    rig.a.qp.post(&mut batch).unwrap();
+    assert_eq!(rig.a.done(), ok([2, 3]));
+    fill(&rig, rig.a.qp.cap().max_send_wr);
+    // Refused as well where it would only be queued.
+    rig.notes.veto.store(true, Ordering::SeqCst);
+    assert_eq!(rig.a.qp.post_one(write(9)).unwrap_err().reason, PostReason::InlineNotAllowed);
+}
+
+// covers 6.08
+#[test]
+fn a_request_on_an_idle_queue_is_sent_by_its_poster_and_others_wait_their_turn() {
+    let rig: Rig<Plain> = Rig::new(false);
+    let (a, b) = (&rig.a, &rig.b);
+    rig.notes.order();
+    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(1)).unwrap();
+    assert_eq!(rig.notes.order(), ["execute"], "tried once, and not scheduled");
+    assert_eq!(a.done(), ok([1]));
+    a.qp.post_one(Send::new(a.sge(0, 8)).signaled(2)).unwrap();
+    rig.notes.order();
+    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(3)).unwrap();
+    // Not the new one is tried, but the one that waits.
+    assert_eq!(rig.notes.order(), ["pump", "execute"]);
+    assert_eq!(a.done(), []);
+    // Handlers run with no lock held: they post to the queue that brought them.
+    let (qp, sge, to) = (a.qp.clone(), a.sge(0, 8), b.mr.remote(0));
+    a.cq.on_completion(move |_| {
+        qp.post_one(Write::new(sge, to).signaled(4)).unwrap();
+    });
+    a.cq.arm(Notify::Next).unwrap();
+    b.receive(1, 100, 64);
+    assert_eq!(a.done(), ok([2, 3, 4]));
+}
+
+// covers 6.09
+#[test]
+fn what_is_sent_while_another_thread_delivers_is_delivered() {
+    const EACH: u64 = 50_000;
+    let rig: Rig<Plain> = Rig::new(true);
+    let (a, b) = (&rig.a, &rig.b);
+    // Nobody calls the network later: a wake-up that is lost would stay lost.
+    thread::scope(|scope| {
+        for (from, to) in [(a, b), (b, a)] {
+            scope.spawn(move || {
+                let mut next = 0;
+                for wr_id in 0..EACH {
+                    let write = || Write::new(from.sge(0, 8), to.mr.remote(64)).signaled(wr_id);
+                    while from.qp.post_one(write()).is_err() {
+                        // The other thread delivers.
+                        thread::yield_now();
+                        next = in_order(from, next);
+                    }
+                    next = in_order(from, next);
+                }
+                while next < EACH {
+                    thread::yield_now();
+                    next = in_order(from, next);
+                }
+            });
+        }
+    });
+}
+
+fn in_order<D: Tiny>(side: &Side<D>, mut next: u64) -> u64 {
+    for (wr_id, status) in side.done() {
+        assert_eq!((wr_id, status), (next, WcStatus::Success));
+        next += 1;
+    }
+    next
+}
+
+// covers 6.10
+#[test]
+fn a_queue_pair_is_flushed_while_its_frames_are_out() {
+    let rig: Rig<All> = Rig::new(true);
+    let (a, b) = (&rig.a, &rig.b);
+    rig.wire.hold();
+    for wr_id in 0..3 {
+        a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(wr_id)).unwrap();
+    }
+    assert_eq!(a.done(), []);
+    rig.notes.order();
+    // Nobody waits for the frames, and no lock is held for them.
+    a.to_error();
+    let flushed: Vec<_> = (0..3).map(|wr_id| (wr_id, WcStatus::WrFlushErr)).collect();
+    assert_eq!(a.done(), flushed);
+    assert!(rig.notes.order().contains(&"disconnect"), "the driver was told");
+    // What comes back meets nobody.
+    rig.wire.release();
+    rig.network.progress();
+    assert_eq!((a.done(), a.state()), (vec![], QpState::Err));
+}
+
+// covers 6.10
+#[test]
+fn the_driver_hears_of_a_failure_before_the_rest_is_flushed() {
+    let rig: Rig<All> = Rig::new(false);
+    let (a, b) = (&rig.a, &rig.b);
+    a.qp.post_one(Send::new(a.sge(0, 100)).signaled(1)).unwrap();
+    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(2)).unwrap();
+    rig.notes.order();
+    // Too short for the message that waits.
+    b.receive(1, 0, 8);
+    assert_eq!(a.done(), [(1, WcStatus::RemAccessErr), (2, WcStatus::WrFlushErr)]);
+    let order = rig.notes.order();
+    let place = |call| order.iter().position(|noted| *noted == call).unwrap();
+    assert!(place("execute") < place("before_flush") && place("before_flush") < place("disconnect"));
+    assert_eq!(order.iter().filter(|call| **call == "before_flush").count(), 1);
+}
+
+// covers 6.11
+#[test]
+fn entering_error_twice_is_entering_it_once() {
+    let rig: Rig<Plain> = Rig::new(false);
+    let (a, b) = (&rig.a, &rig.b);
+    a.qp.post_one(Send::new(a.sge(0, 8)).signaled(1)).unwrap();
+    a.receive(2, 0, 8);
+    a.to_error();
+    a.to_error();
+    let flushed = [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(a.done(), flushed);
+    // The receive that it waited for means nothing to it now, nor does the time that it had asked for.
+    b.receive(3, 0, 8);
+    rig.clock.0.store(2_000_000_000, Ordering::SeqCst);
+    rig.network.handle_timeout(Time(2_000_000_000));
+    assert_eq!(rig.notes.count("handle_timeout"), 1, "the peer's, which lives");
+    assert_eq!((a.done(), b.done()), (vec![], vec![]));
+    assert_eq!((a.events(), b.events()), (vec![], vec![]));
+    a.receive(4, 0, 8);
+    assert_eq!(a.done(), [(4, WcStatus::WrFlushErr)]);
+    // A fault of the peer's that comes twice is told once.
+    let outside = RemoteAddress::new(0, RKey::new(0xff00));
+    let other = rig.b.pd.create_qp(QpOptions::rc(&b.cq)).wait().unwrap();
+    connect(&other, a).unwrap();
+    let _ = other.post_one(Write::new(b.sge(0, 8), outside));
+    assert_eq!(a.events(), []);
+}
