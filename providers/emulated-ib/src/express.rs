@@ -100,7 +100,7 @@ impl<'p> Lane<'_, 'p> {
         let sink = self.local(sge, Access::LOCAL_WRITE)?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
         self.step(sge.length);
-        self.half.counters.reads += 1;
+        self.half.rare.reads += 1;
         Some(sge.length)
     }
 
@@ -119,7 +119,7 @@ impl<'p> Lane<'_, 'p> {
         let original = self.remote(remote, 8, Access::REMOTE_ATOMIC)?.update_u64(change)?;
         sink.store_u64(original);
         self.step(8);
-        self.half.counters.atomics += 1;
+        self.half.rare.atomics += 1;
         Some(8)
     }
 

@@ -35,12 +35,12 @@ pub struct Requester {
     pub peer_epoch: u64,
     /// The sequence number of the next frame that was never sent.
     pub next_psn: u32,
+    /// log2 of the path MTU.
+    pub mtu_shift: u8,
     /// The peer's queue pair.
     pub peer_qpn: u32,
     /// Its port.
     pub peer_address: Option<LinkAddress>,
-    /// log2 of the path MTU.
-    pub mtu_shift: u8,
     /// Reads and atomics outstanding.
     pub max_rd_atomic: u8,
     /// Code of the acknowledge timeout.
@@ -278,7 +278,7 @@ fn begin_rnr_wait(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) -> Exe
 }
 
 fn take_rnr_retry(half: &mut Sending) -> bool {
-    half.counters.rnr_naks += 1;
+    half.rare.rnr_naks += 1;
     if half.driver.rnr_retry == RNR_FOREVER {
         return true;
     }
@@ -520,7 +520,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         return Ok(());
     }
     let psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
-    half.counters.retransmissions += u64::from(ahead(half.driver.sent, psn) > 0);
+    half.rare.retransmissions += u64::from(ahead(half.driver.sent, psn) > 0);
     let mut spans = Spans::new();
     if request.op.is_read_or_atomic() {
         sink(qp, &request, cx, &mut spans).map_err(|fault| fault.local_status())?;
@@ -594,7 +594,7 @@ pub fn handle_answer(qp: &Qp, half: &mut Sending, header: &Header, payload: &Pay
 // (IBTA 9.7.5.2.4).
 fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
     let mut lost_answer = None;
-    for wqe in &mut half.queue {
+    for wqe in half.queue.iter_mut() {
         if !matches!(wqe.phase, Phase::Started | Phase::Sent) || wqe.count == 0 {
             continue;
         }
@@ -679,7 +679,7 @@ fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
 }
 
 fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
-    half.counters.naks += 1;
+    half.rare.naks += 1;
     acknowledge(qp, half, psn, cx);
     if nak != Nak::SequenceError {
         // What was before it and has no answer cannot get one any more.

@@ -119,7 +119,7 @@ impl<'p> Lane<'_, 'p> {
             .local(sge, Access::REMOTE_WRITE)
             .filter(|_| self.is_within_budgets())?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
-        self.half.counters.reads += 1;
+        self.half.rare.reads += 1;
         Some(sge.length)
     }
 
@@ -141,7 +141,7 @@ impl<'p> Lane<'_, 'p> {
             .remote(remote, 8, Access::REMOTE_ATOMIC)?
             .update_u64(change)?;
         sink.store_u64(original);
-        self.half.counters.atomics += 1;
+        self.half.rare.atomics += 1;
         Some(8)
     }
 

@@ -92,6 +92,13 @@ impl<T> SpinYieldLock<T> {
         self.guard()
     }
 
+    /// Fetches the lock and the beginning of its value, two lines, ahead of their use.
+    #[inline]
+    pub fn prefetch(&self) {
+        crate::sync::prefetch(std::ptr::from_ref(self).cast());
+        crate::sync::prefetch(std::ptr::from_ref(self).cast::<u8>().wrapping_add(64));
+    }
+
     /// Takes the lock if it is free.
     ///
     /// # Panics

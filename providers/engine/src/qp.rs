@@ -5,6 +5,7 @@
 //! queue, at most one of each; what needs another order is an [effect](crate::effects) and happens with none held.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -29,7 +30,7 @@ use crate::pin::pin;
 use crate::receive_ring::{RawSge, Receive, ReceiveConsumer, ReceiveRing, SmallSges};
 use crate::request::{Op, QueuedRequest, Request};
 use crate::srq::{Srq, SrqFailed};
-use crate::sync::Line;
+use crate::sync::{HalfLine, Line};
 use crate::time::Time;
 use crate::trace::TracedOperation;
 
@@ -63,13 +64,18 @@ pub struct Wqe {
     pub received: u64,
 }
 
-/// Operations that a requester counts, the most frequent first.
+/// The operations that a requester does most.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
-#[repr(C)]
 pub struct SendCounters {
     pub writes: u64,
     pub sends: u64,
+}
+
+/// What else a requester counts.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct RareCounters {
     pub reads: u64,
     pub atomics: u64,
     pub sends_with_invalidate: u64,
@@ -81,6 +87,39 @@ pub struct SendCounters {
     pub naks: u64,
 }
 
+/// Requests that wait or are under way, oldest first. Takes memory from the first one on.
+#[derive(Default)]
+pub struct SendQueue(Option<Box<VecDeque<Wqe>>>);
+
+static NO_REQUESTS: VecDeque<Wqe> = VecDeque::new();
+
+impl SendQueue {
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.as_ref().is_none_or(|queue| queue.is_empty())
+    }
+
+    /// Takes the oldest.
+    pub fn pop_front(&mut self) -> Option<Wqe> {
+        self.0.as_mut()?.pop_front()
+    }
+}
+
+impl Deref for SendQueue {
+    type Target = VecDeque<Wqe>;
+
+    fn deref(&self) -> &VecDeque<Wqe> {
+        self.0.as_deref().unwrap_or(&NO_REQUESTS)
+    }
+}
+
+impl DerefMut for SendQueue {
+    fn deref_mut(&mut self) -> &mut VecDeque<Wqe> {
+        self.0.get_or_insert_default()
+    }
+}
+
 /// What a responder counts.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -90,21 +129,23 @@ pub struct ReceiveCounters {
     pub dropped: u64,
 }
 
-/// The sending half, under its lock. In the order of use: what each plain request touches lies on two lines.
+/// The sending half, under its lock. In the order of use: what each plain request touches lies on one line.
 #[repr(C)]
 pub struct Requester<D: Driver> {
     /// The peer, where it is reached directly.
     pub direct: Option<Arc<Qp<D>>>,
     /// Requests that wait or are under way. Empty where everything completes at once.
-    pub queue: VecDeque<Wqe>,
+    pub queue: SendQueue,
     loans: Loan,
     first_half_failed: bool,
     draining: bool,
     notify_drained: bool,
-    /// What was done.
+    /// What was done most.
     pub counters: SendCounters,
     /// The transport's own state.
     pub driver: D::Requester,
+    /// What else was done.
+    pub rare: RareCounters,
     timer: Option<Time>,
     windows: Vec<u32>,
 }
@@ -119,9 +160,9 @@ pub struct Responder<D: Driver> {
     pub pd: u32,
     established: bool,
     last_wqe_told: bool,
-    consumer: ReceiveConsumer,
     /// The transport's own state.
     pub driver: D::Responder,
+    consumer: ReceiveConsumer,
     /// What was done.
     pub counters: ReceiveCounters,
     /// The receive that is being filled.
@@ -143,7 +184,7 @@ struct Cold {
     destroyed: bool,
 }
 
-/// A queue pair. What posting reads comes first, on one line.
+/// A queue pair. What posting reads comes first, on one line, and the line that it writes is the other of its pair.
 #[repr(C)]
 pub struct Qp<D: Driver> {
     state: AtomicU8,
@@ -162,11 +203,11 @@ pub struct Qp<D: Driver> {
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
-    cap: QpCap,
-    me: Weak<Self>,
-    requester: Line<Lock<Requester<D>>>,
+    requester: HalfLine<Lock<Requester<D>>>,
     responder: Line<ResponderSide<D>>,
     receives: ReceiveRing,
+    cap: QpCap,
+    me: Weak<Self>,
     id: ObjectId,
     cold: Mutex<Cold>,
     events: Arc<dyn verbs_api::provider::EventSink>,
@@ -190,8 +231,9 @@ impl<D: Driver> Qp<D> {
         let requester = Requester {
             driver: D::Requester::default(),
             direct: None,
-            queue: VecDeque::new(),
+            queue: SendQueue::default(),
             counters: SendCounters::default(),
+            rare: RareCounters::default(),
             loans: Loan::NONE,
             first_half_failed: false,
             draining: false,
@@ -225,7 +267,7 @@ impl<D: Driver> Qp<D> {
             recv_cq: cqs.1,
             srq,
             me: me.clone(),
-            requester: Line(Lock::new(LockClass::Requester, requester)),
+            requester: HalfLine(Lock::new(LockClass::Requester, requester)),
             responder: Line(ResponderSide {
                 state: AtomicU8::new(QpState::Reset as u8),
                 lock: Lock::new(LockClass::Responder, responder),
@@ -299,6 +341,7 @@ impl<D: Driver> Qp<D> {
     // ---- sending half
 
     fn post(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        self.requester.0.prefetch();
         let pin = pin();
         let mut cx = Cx::new(&self.device, &pin);
         let result = {
@@ -447,7 +490,7 @@ impl<D: Driver> Qp<D> {
             self.trace(request, status);
         }
         if status.is_success() {
-            requester.counters.count(&request.op);
+            requester.count(&request.op);
             requester.first_half_failed = false;
             if !self.is_signaled(request.flags) {
                 if !request.loan.is_none() {
@@ -944,7 +987,7 @@ impl<D: Driver> Qp<D> {
     }
 
     fn reset(&self, requester: &mut Requester<D>, responder: &mut Responder<D>) {
-        for wqe in requester.queue.drain(..) {
+        while let Some(wqe) = requester.queue.pop_front() {
             loans::release(wqe.kept.loan);
         }
         loans::release(std::mem::take(&mut requester.loans));
@@ -962,21 +1005,24 @@ impl<D: Driver> Qp<D> {
 
     /// What was done through this queue pair.
     pub fn counters(&self) -> QpCounters {
-        let send = self.requester().counters;
+        let (send, rare) = {
+            let requester = self.requester();
+            (requester.counters, requester.rare)
+        };
         let receive = self.responder().counters;
         QpCounters {
             sends: send.sends,
-            sends_with_invalidate: send.sends_with_invalidate,
+            sends_with_invalidate: rare.sends_with_invalidate,
             writes: send.writes,
-            reads: send.reads,
-            atomics: send.atomics,
-            fast_registers: send.fast_registers,
-            local_invalidates: send.local_invalidates,
-            binds: send.binds,
+            reads: rare.reads,
+            atomics: rare.atomics,
+            fast_registers: rare.fast_registers,
+            local_invalidates: rare.local_invalidates,
+            binds: rare.binds,
             receives: receive.receives,
-            retransmissions: send.retransmissions,
-            rnr_naks: send.rnr_naks,
-            naks: send.naks,
+            retransmissions: rare.retransmissions,
+            rnr_naks: rare.rnr_naks,
+            naks: rare.naks,
             duplicates: receive.duplicates,
             dropped: receive.dropped,
         }
@@ -1023,21 +1069,21 @@ impl<D: Driver> Requester<D> {
     }
 }
 
-impl SendCounters {
+impl<D: Driver> Requester<D> {
     #[inline]
     fn count(&mut self, op: &Op) {
         let counter = match op {
-            Op::Send(crate::request::Beside::Invalidate(_)) => &mut self.sends_with_invalidate,
-            Op::Send(_) => &mut self.sends,
-            Op::Write(..) | Op::AtomicWrite(_) | Op::Flush(..) => &mut self.writes,
+            Op::Send(crate::request::Beside::Invalidate(_)) => &mut self.rare.sends_with_invalidate,
+            Op::Send(_) => &mut self.counters.sends,
+            Op::Write(..) | Op::AtomicWrite(_) | Op::Flush(..) => &mut self.counters.writes,
             Op::Read(_, invalidate) => {
-                self.local_invalidates += u64::from(invalidate.is_some());
-                &mut self.reads
+                self.rare.local_invalidates += u64::from(invalidate.is_some());
+                &mut self.rare.reads
             }
-            Op::CompareSwap(..) | Op::FetchAdd(..) => &mut self.atomics,
-            Op::FastRegister(..) => &mut self.fast_registers,
-            Op::LocalInvalidate(_) => &mut self.local_invalidates,
-            Op::Bind(..) => &mut self.binds,
+            Op::CompareSwap(..) | Op::FetchAdd(..) => &mut self.rare.atomics,
+            Op::FastRegister(..) => &mut self.rare.fast_registers,
+            Op::LocalInvalidate(_) => &mut self.rare.local_invalidates,
+            Op::Bind(..) => &mut self.rare.binds,
         };
         *counter += 1;
     }

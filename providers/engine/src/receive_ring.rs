@@ -221,7 +221,7 @@ impl ReceiveRing {
         };
         let wr_id = slot_at(slots, consumer.head).wr_id.load(Ordering::Relaxed);
         consumer.head += 1;
-        prefetch(slot_at(slots, consumer.head));
+        crate::sync::prefetch(ptr::from_ref(slot_at(slots, consumer.head)).cast());
         // Release: as in `take`.
         self.head.store(consumer.head, Ordering::Release);
         wr_id
@@ -426,19 +426,6 @@ impl Drop for Slot {
     fn drop(&mut self) {
         self.take_spilled();
     }
-}
-
-/// Fetches a slot that the other side wrote, ahead of its use.
-#[inline]
-fn prefetch(slot: &Slot) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch touches nothing, whatever the address.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(ptr::from_ref(slot).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = slot;
 }
 
 #[cold]

@@ -50,6 +50,24 @@ impl<T> UnsafeCell<T> {
     }
 }
 
+/// Fetches the line of an address ahead of its use.
+#[inline]
+pub fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch touches nothing, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// A value that begins with a cache line.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct HalfLine<T>(pub T);
+
 /// A value on cache lines of its own: two, because processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]

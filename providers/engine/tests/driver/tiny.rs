@@ -217,7 +217,7 @@ fn pump<D: Tiny>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
 fn transmit<D: Tiny>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
     let (Some(link), Some((to, number))) = (qp.device.network().link(), half.driver.peer) else { return };
     let now = cx.now();
-    for wqe in &mut half.queue {
+    for wqe in half.queue.iter_mut() {
         if wqe.phase != Phase::Waiting {
             continue;
         }
