@@ -22,3 +22,9 @@ fn covers_lines_and_exemptions_are_in_order() {
     let problems = Index::of_workspace().unwrap().problems();
     assert!(problems.is_empty(), "{problems:#?}");
 }
+
+#[test]
+fn every_applicable_row_is_covered() {
+    let index = Index::of_workspace().unwrap();
+    assert!(index.uncovered().is_empty(), "{:#?}", index.uncovered());
+}
