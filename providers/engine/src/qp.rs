@@ -1163,8 +1163,10 @@ impl<D: Driver> QpOps for Qp<D> {
 
     fn query(&self) -> QpStatus {
         let attributes = self.cold().attributes;
-        let sq_draining = self.requester().draining;
-        QpStatus { state: self.state(), sq_draining, attributes, cap: self.cap }
+        let draining = self.requester().draining;
+        let state = self.state();
+        // In any other state nothing drains: a failure has ended it.
+        QpStatus { state, sq_draining: draining && state == QpState::Sqd, attributes, cap: self.cap }
     }
 
     fn counters(&self) -> QpCounters {
