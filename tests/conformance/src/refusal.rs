@@ -72,6 +72,10 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
         Features::SRQ => names(feature, pd.create_srq(SrqOptions::new(1))),
         Features::ATOMIC_WRITE => lacks_operation(rig, pd, Operations::ATOMIC_WRITE, feature),
         Features::FLUSH => lacks_operation(rig, pd, Operations::FLUSH, feature),
+        // Groups are for datagrams.
+        Features::MULTICAST if rig.has_gap(BaselineGaps::NO_UD) => {
+            lacks_service(rig, pd, QpOptions::ud, BaselineGaps::NO_UD);
+        }
         Features::MULTICAST => {
             let side = rig.far.side(QpType::Ud);
             let mut group = [0; 16];

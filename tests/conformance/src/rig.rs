@@ -78,6 +78,11 @@ impl Rig {
         }
     }
 
+    /// Whether messages are cut into frames that take time.
+    pub fn is_framed(&self) -> bool {
+        matches!(self.flavour, Flavour::IbFramed | Flavour::IwarpFramed)
+    }
+
     /// What both devices tell about themselves.
     pub fn attributes(&self) -> &DeviceAttributes {
         self.far.context.attributes()

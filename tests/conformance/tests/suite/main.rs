@@ -3,6 +3,7 @@
 mod capabilities;
 mod completions;
 mod control;
+mod device;
 mod fast_register;
 mod fmr_pool;
 mod invalidate;
