@@ -1,0 +1,14 @@
+//! What measuring needs: yardsticks of the machine, connected queue pairs, and samples that pair the two.
+//!
+//! An absolute figure says little on a machine that others share. So everything here is measured beside a
+//! [yardstick], the cost of the primitive that bounds it, immediately before and immediately after; the ratio of the
+//! two is the result. `docs/benchmarks.md` in the root says how to run it and what a run printed.
+#![deny(unsafe_code)]
+
+pub mod cpu;
+pub mod partner;
+pub mod sample;
+pub mod yardstick;
+
+/// What setting up gives, or why it failed.
+pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

@@ -1,0 +1,198 @@
+//! Samples: a figure, and its yardstick immediately before and after it.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Nanoseconds for each of `turns` runs of `work`.
+#[inline]
+pub fn nanoseconds(turns: u64, mut work: impl FnMut()) -> f64 {
+    let began = Instant::now();
+    for _ in 0..turns {
+        work();
+    }
+    began.elapsed().as_nanos() as f64 / turns as f64
+}
+
+/// The value in the middle; of an even number, the upper one of the two. 0 of none.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// A figure between two readings of its yardstick, and the slower of two readings of the pace.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    before: f64,
+    figure: f64,
+    after: f64,
+    pace: f64,
+}
+
+impl Sample {
+    fn yardstick(&self) -> f64 {
+        (self.before + self.after) / 2.0
+    }
+
+    // Whether this thread had its processor for itself, and the machine was the same before and after. The figure has
+    // no say in it.
+    fn is_steady(&self, best: f64) -> bool {
+        let [least, most] = [self.before.min(self.after), self.before.max(self.after)];
+        most <= STEADY * least && self.pace <= AT_PACE * best
+    }
+}
+
+/// How much the two readings of a sample that counts may differ.
+const STEADY: f64 = 1.25;
+
+/// How much slower than the best pace a sample that counts may be.
+const AT_PACE: f64 = 1.3;
+
+/// The best pace that this process has seen, as the bits of a positive number: they are in the order of the numbers.
+static BEST_PACE: AtomicU64 = AtomicU64::new(f64::INFINITY.to_bits());
+
+/// How fast this thread gets on now, in nanoseconds per step of work that fills the processor. Where others share the
+/// core it halves, which hardly shows in a read-modify-write: that is all waiting.
+fn pace() -> f64 {
+    let mut chains = black_box([1_u64, 2, 3, 5, 7, 11, 13, 17]);
+    let step = || {
+        chains
+            .iter_mut()
+            .for_each(|chain| *chain = chain.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    };
+    let reading = nanoseconds(300, step);
+    black_box(chains);
+    BEST_PACE.fetch_min(reading.to_bits(), Ordering::Relaxed);
+    reading
+}
+
+fn best_pace() -> f64 {
+    f64::from_bits(BEST_PACE.load(Ordering::Relaxed))
+}
+
+/// Samples of one figure with one yardstick.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    samples: Vec<Sample>,
+    best: f64,
+}
+
+impl Samples {
+    /// Takes `rounds` samples: the yardstick, the figure, the yardstick.
+    pub fn take(
+        rounds: usize,
+        yardstick: impl FnMut() -> f64,
+        figure: impl FnMut() -> f64,
+    ) -> Self {
+        let samples = paced(rounds, pace, yardstick, figure);
+        Self {
+            samples,
+            best: best_pace(),
+        }
+    }
+
+    /// The middle figure.
+    pub fn figure(&self) -> f64 {
+        median(self.counted().map(|sample| sample.figure))
+    }
+
+    /// The middle yardstick.
+    pub fn yardstick(&self) -> f64 {
+        median(self.counted().map(|sample| sample.yardstick()))
+    }
+
+    /// The middle ratio of figure to yardstick, each taken within its own sample.
+    pub fn ratio(&self) -> f64 {
+        median(
+            self.counted()
+                .map(|sample| sample.figure / sample.yardstick()),
+        )
+    }
+
+    /// Samples that count, and samples taken.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.counted().count(), self.samples.len())
+    }
+
+    // Those of a steady machine; all of them where that leaves too few to speak of a middle.
+    fn counted(&self) -> impl Iterator<Item = &Sample> {
+        let is_steady = |sample: &&Sample| sample.is_steady(self.best);
+        let steady = self.samples.iter().filter(is_steady).count();
+        let all = steady < MIDDLE.min(self.samples.len());
+        self.samples
+            .iter()
+            .filter(move |sample| all || is_steady(sample))
+    }
+}
+
+/// The fewest samples that have a middle to speak of.
+const MIDDLE: usize = 7;
+
+fn paced(
+    rounds: usize,
+    mut pace: impl FnMut() -> f64,
+    mut yardstick: impl FnMut() -> f64,
+    mut figure: impl FnMut() -> f64,
+) -> Vec<Sample> {
+    let sample = |_| {
+        let [pace_before, before] = [pace(), yardstick()];
+        let figure = figure();
+        let [after, pace_after] = [yardstick(), pace()];
+        Sample {
+            before,
+            figure,
+            after,
+            pace: pace_before.max(pace_after),
+        }
+    };
+    (0..rounds).map(sample).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_is_not_moved_by_an_outlier() {
+        assert_eq!(median([3.0, 1.0, 1000.0, 2.0, 4.0]), 3.0);
+        assert_eq!(median([]), 0.0);
+    }
+
+    fn samples(paces: &[f64], yardsticks: &[f64], figures: &[f64]) -> Samples {
+        let [mut paces, mut yardsticks, mut figures] =
+            [paces, yardsticks, figures].map(|list| list.iter().cycle());
+        let mut next = || *paces.next().unwrap();
+        let samples = paced(
+            16,
+            &mut next,
+            || *yardsticks.next().unwrap(),
+            || *figures.next().unwrap(),
+        );
+        Samples { samples, best: 1.0 }
+    }
+
+    #[test]
+    fn samples_of_an_unsteady_machine_do_not_count() {
+        let samples = samples(&[1.0], &[10.0, 10.0, 10.0, 30.0], &[100.0, 900.0]);
+        assert_eq!(samples.counts(), (8, 16));
+        assert_eq!(
+            (samples.figure(), samples.yardstick(), samples.ratio()),
+            (100.0, 10.0, 10.0)
+        );
+    }
+
+    #[test]
+    fn samples_of_a_shared_processor_do_not_count() {
+        let samples = samples(&[1.0, 1.1, 1.0, 1.4], &[10.0], &[100.0, 200.0]);
+        assert_eq!(samples.counts(), (8, 16));
+        assert_eq!(samples.figure(), 100.0);
+    }
+
+    #[test]
+    fn where_nothing_is_steady_everything_counts() {
+        let samples = samples(&[2.0], &[1.0, 9.0], &[10.0]);
+        assert_eq!(samples.counts(), (16, 16));
+        assert_eq!(samples.ratio(), 2.0);
+    }
+}
