@@ -6,7 +6,11 @@
 #![deny(unsafe_code)]
 
 pub mod cpu;
+pub mod loopback;
+pub mod memory;
 pub mod partner;
+pub mod ping_pong;
+pub mod rig;
 pub mod sample;
 pub mod yardstick;
 

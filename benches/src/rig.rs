@@ -1,0 +1,77 @@
+//! A device, and what every measurement needs of it.
+
+use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::{Access, BaselineGaps, Context, Memory, Mr, Pd, Requirements};
+
+use crate::Outcome;
+
+/// The device that is measured unless another is named.
+pub const DEFAULT_DEVICE: &str = "ib0";
+
+/// The environment variable that names another device, for the runs that take no arguments of their own.
+pub const DEVICE_VARIABLE: &str = "POLYVERBS_BENCH_DEVICE";
+
+/// Rights of memory that only its own queue pairs reach.
+pub const LOCAL: Access = Access::LOCAL_WRITE;
+
+/// Rights of memory that peers reach, and that reads may fill on every transport.
+pub const REMOTE: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
+/// A device of its own, opened for everything it has, with a protection domain.
+pub struct Rig {
+    /// The device.
+    pub context: Context,
+    /// The domain.
+    pub pd: Pd,
+}
+
+impl Rig {
+    /// Makes an emulated device of this kind, whose queue pairs reach one another directly, and opens it.
+    ///
+    /// # Errors
+    /// There is no such kind.
+    pub fn new(device: &str) -> Outcome<Self> {
+        let device = emulated::device(device, &EmulatedOptions::default())?;
+        let context = device.open(&Requirements::everything_of(&device.attributes()))?;
+        let pd = context.alloc_pd().wait()?;
+        Ok(Self { context, pd })
+    }
+
+    /// The same for the device that the environment names.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_environment() -> Outcome<Self> {
+        Self::new(&device_of_environment())
+    }
+
+    /// Whether queue pairs have atomic operations.
+    pub fn has_atomics(&self) -> bool {
+        !self
+            .context
+            .attributes()
+            .gaps
+            .contains(BaselineGaps::NO_ATOMICS)
+    }
+
+    /// Memory of this length, page-aligned and touched, and its region.
+    ///
+    /// # Errors
+    /// Out of memory, or the device refused.
+    pub fn memory(&self, length: usize, access: Access) -> Outcome<(Memory, Mr)> {
+        let memory = Memory::zeroed(length).ok_or("out of memory")?;
+        for page in (0..length).step_by(4096) {
+            memory.write(page, &[1])?;
+        }
+        let region = self.pd.register(&memory, access).wait()?;
+        Ok((memory, region))
+    }
+}
+
+/// The device that the environment names, or the default one.
+pub fn device_of_environment() -> String {
+    std::env::var(DEVICE_VARIABLE).unwrap_or_else(|_| DEFAULT_DEVICE.to_owned())
+}
