@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod cpu;
+pub mod crowd;
 pub mod loopback;
 pub mod memory;
 pub mod partner;

@@ -1,0 +1,192 @@
+//! Many connected queue pairs: what they occupy, and what a request costs among them.
+
+use polyverbs::{
+    Completion, Cq, Memory, Mr, Qp, QpOptions, ReceiveRequest, RemoteAddress, Sge, Write,
+    connect_pair,
+};
+
+use crate::Outcome;
+use crate::memory::resident;
+use crate::rig::{REMOTE, Rig};
+use crate::yardstick::shuffled;
+
+/// Slots of each send queue and of each receive queue.
+pub const SLOTS: u32 = 16;
+/// Octets of a request.
+pub const LENGTH: u32 = 8;
+
+/// Which pair the next request goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Always the same one.
+    Hot,
+    /// Each in turn, in the order in which they were made.
+    RoundRobin,
+    /// Each once in an order without pattern, then again.
+    Random,
+}
+
+/// Connected queue pairs of one device, all completing on one queue.
+pub struct Crowd {
+    near: Vec<Qp>,
+    far: Vec<Qp>,
+    order: Vec<u32>,
+    at: usize,
+    cq: Cq,
+    completions: [Completion; 1],
+    source: Sge,
+    target: RemoteAddress,
+    occupied: [Option<u64>; 2],
+    _memory: Memory,
+    _region: Mr,
+}
+
+impl Crowd {
+    /// Connects `pairs` pairs with [`SLOTS`] send and receive slots each, then uses each once in both directions.
+    ///
+    /// # Errors
+    /// The device refused, or an order of that many cannot be kept.
+    ///
+    /// # Panics
+    /// If there are no pairs.
+    pub fn new(rig: &Rig, pairs: usize) -> Outcome<Self> {
+        assert!(pairs > 0);
+        let order = shuffled(u32::try_from(pairs)?);
+        let (memory, region) = rig.memory(2 * 64, REMOTE)?;
+        let cq = rig.context.create_cq(64).wait()?;
+        let (near, far) = (Vec::with_capacity(pairs), Vec::with_capacity(pairs));
+        let mut crowd = Self {
+            near,
+            far,
+            order,
+            at: 0,
+            cq,
+            completions: Default::default(),
+            source: region.sge(0, LENGTH)?,
+            target: region.remote(64),
+            occupied: [None; 2],
+            _memory: memory,
+            _region: region,
+        };
+        let empty = resident();
+        crowd.connect(rig, pairs)?;
+        crowd.occupied[0] = since(empty);
+        crowd.use_each()?;
+        crowd.occupied[1] = since(empty);
+        Ok(crowd)
+    }
+
+    /// Octets that the connected pairs occupied before any was used, handles of the program included; `None` where the
+    /// system does not tell.
+    pub fn occupied_unused(&self) -> Option<u64> {
+        self.occupied[0]
+    }
+
+    /// The same when each queue pair had posted a receive and a write.
+    pub fn occupied(&self) -> Option<u64> {
+        self.occupied[1]
+    }
+
+    /// Pairs.
+    pub fn pairs(&self) -> usize {
+        self.near.len()
+    }
+
+    /// An 8-octet write on the next pair of this choice, posted and polled.
+    #[inline]
+    pub fn write(&mut self, choice: Choice) {
+        let index = self.next(choice);
+        Self::write_on(
+            &self.near[index],
+            &self.cq,
+            &mut self.completions,
+            self.source,
+            self.target,
+        );
+    }
+
+    #[inline]
+    fn write_on(
+        qp: &Qp,
+        cq: &Cq,
+        completions: &mut [Completion],
+        source: Sge,
+        target: RemoteAddress,
+    ) {
+        qp.post_one(Write::new(source, target).signaled(1))
+            .expect("a write within the region");
+        loop {
+            let done = cq.poll(completions).expect("a queue that nobody overruns");
+            if let Some(done) = done.first() {
+                assert!(done.status.is_success());
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    #[inline]
+    fn next(&mut self, choice: Choice) -> usize {
+        if choice == Choice::Hot {
+            return self.near.len() / 2;
+        }
+        let at = self.at;
+        self.at = if at + 1 == self.near.len() { 0 } else { at + 1 };
+        if choice == Choice::RoundRobin {
+            at
+        } else {
+            self.order[at] as usize
+        }
+    }
+
+    fn connect(&mut self, rig: &Rig, pairs: usize) -> Outcome<()> {
+        let options = || {
+            QpOptions::rc(&self.cq)
+                .max_send_wr(SLOTS)
+                .max_recv_wr(SLOTS)
+        };
+        for _ in 0..pairs {
+            let near = rig.pd.create_qp(options()).wait()?;
+            let far = rig.pd.create_qp(options()).wait()?;
+            connect_pair(&near, &far).wait()?;
+            self.near.push(near);
+            self.far.push(far);
+        }
+        Ok(())
+    }
+
+    // What is made on first use is there afterwards, and counted.
+    fn use_each(&mut self) -> Outcome<()> {
+        let sink = self.source;
+        for qp in self.near.iter().chain(&self.far) {
+            qp.post_receive(ReceiveRequest::new(0, sink))
+                .map_err(|refused| refused.reason)?;
+            Self::write_on(
+                qp,
+                &self.cq,
+                &mut self.completions,
+                self.source,
+                self.target,
+            );
+        }
+        Ok(())
+    }
+}
+
+fn since(before: Option<u64>) -> Option<u64> {
+    Some(resident()?.saturating_sub(before?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_choice_reaches_a_pair_that_works() {
+        let rig = Rig::of_environment().unwrap();
+        let mut crowd = Crowd::new(&rig, 3).unwrap();
+        for choice in [Choice::Hot, Choice::RoundRobin, Choice::Random] {
+            (0..7).for_each(|_| crowd.write(choice));
+        }
+    }
+}
