@@ -5,6 +5,7 @@
 //! two is the result. `docs/benchmarks.md` in the root says how to run it and what a run printed.
 #![deny(unsafe_code)]
 
+pub mod allocations;
 pub mod cpu;
 pub mod crowd;
 pub mod loopback;

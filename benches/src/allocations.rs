@@ -1,0 +1,210 @@
+//! A counting allocator, and how many allocations the requests of a steady state make.
+// An allocator is unsafe by its trait.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use polyverbs::{
+    Batch, Buffer, BufferPool, CompareSwap, Completion, Cq, FetchAdd, Qp, QpOptions, Read,
+    ReceiveRequest, RemoteAddress, Send, Sge, WorkRequest, Write, connect_pair,
+};
+
+use crate::Outcome;
+use crate::loopback::BATCH;
+use crate::rig::{REMOTE, Rig};
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting what each thread asks it for.
+///
+/// A program that wants to know makes it its `#[global_allocator]`.
+pub struct Counting;
+
+// SAFETY: every call is handed to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count_one();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count_one();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count_one();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(start, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+fn count_one() {
+    // A thread that ends may allocate when its count is gone already.
+    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+}
+
+/// Allocations of this thread so far; 0 unless [`Counting`] is the program's allocator.
+pub fn count() -> u64 {
+    COUNT.get()
+}
+
+/// What is posted and polled again and again.
+type Turn = fn(&mut Bench);
+
+const TURNS: [(&str, Turn); 12] = [
+    ("send", |bench| bench.send(bench.local)),
+    ("send of inline octets", |bench| bench.send(&[7; 32])),
+    ("send of a private buffer", |bench| {
+        let buffer = bench.buffer();
+        bench.send(buffer);
+    }),
+    ("receive into a private buffer", |bench| {
+        let buffer = bench.buffer();
+        bench.receive(buffer);
+        bench.request(Send::new(bench.local).signaled(1), 2);
+    }),
+    ("unsignaled sends of private buffers", |bench| {
+        for _ in 0..4 {
+            bench.receive(bench.local);
+            let buffer = bench.buffer();
+            bench.request(Send::new(buffer), 1);
+        }
+        bench.send(bench.local);
+    }),
+    ("write", |bench| {
+        bench.request(Write::new(bench.local, bench.remote).signaled(1), 1)
+    }),
+    ("write of inline octets", |bench| {
+        bench.request(Write::new(&[7; 32], bench.remote).signaled(1), 1)
+    }),
+    ("read", |bench| {
+        bench.request(Read::new(bench.local, bench.remote).signaled(1), 1)
+    }),
+    ("compare and swap", |bench| {
+        bench.request(
+            CompareSwap::new(bench.word, bench.remote, 0, 0).signaled(1),
+            1,
+        );
+    }),
+    ("fetch and add", |bench| {
+        bench.request(FetchAdd::new(bench.word, bench.remote, 1).signaled(1), 1)
+    }),
+    ("batch of 32 writes", |bench| {
+        bench.batch(|bench| Write::new(bench.local, bench.remote).into())
+    }),
+    ("batch of 32 reads", |bench| {
+        bench.batch(|bench| Read::new(bench.local, bench.remote).into())
+    }),
+];
+
+struct Bench {
+    near: Qp,
+    far: Qp,
+    cq: Cq,
+    pool: BufferPool,
+    batch: Batch<'static>,
+    completions: [Completion; 4],
+    local: Sge,
+    word: Sge,
+    remote: RemoteAddress,
+}
+
+impl Bench {
+    fn buffer(&mut self) -> Buffer {
+        self.pool
+            .take()
+            .expect("a buffer: each comes back with its completion")
+    }
+
+    fn receive(&self, data: impl Into<polyverbs::Data<'static>>) {
+        self.far
+            .post_receive(ReceiveRequest::new(2, data))
+            .expect("a receive with room");
+    }
+
+    fn send(&mut self, data: impl Into<polyverbs::Data<'static>>) {
+        self.receive(self.local);
+        self.request(Send::new(data).signaled(1), 2);
+    }
+
+    fn request(&mut self, request: impl Into<WorkRequest<'static>>, completions: usize) {
+        self.near
+            .post_one(request)
+            .expect("a request within the region");
+        self.poll(completions);
+    }
+
+    fn batch(&mut self, request: fn(&Self) -> WorkRequest<'static>) {
+        for _ in 1..BATCH {
+            let request = request(self);
+            self.batch.push(request);
+        }
+        self.batch
+            .push(Write::new(self.local, self.remote).signaled(1));
+        self.near
+            .post(&mut self.batch)
+            .expect("requests within the region");
+        self.poll(1);
+    }
+
+    fn poll(&mut self, mut completions: usize) {
+        while completions > 0 {
+            let done = self
+                .cq
+                .poll(&mut self.completions)
+                .expect("a queue that nobody overruns");
+            for done in done {
+                assert!(done.status.is_success(), "{:?}", done.status);
+                done.take_buffers().for_each(drop);
+                completions -= 1;
+            }
+        }
+    }
+}
+
+/// For each kind of request: its name, and the allocations of this thread in `turns` turns of a steady state.
+///
+/// # Errors
+/// The device refused.
+pub fn per_request(rig: &Rig, turns: u32) -> Outcome<Vec<(&'static str, u64)>> {
+    let cq = rig.context.create_cq(256).wait()?;
+    let near = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
+    let far = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
+    connect_pair(&near, &far).wait()?;
+    let (_memory, region) = rig.memory(4096, REMOTE)?;
+    let mut bench = Bench {
+        near,
+        far,
+        cq,
+        pool: rig.pd.register_buffers(8, 64).wait()?,
+        batch: Batch::with_capacity(BATCH),
+        completions: Default::default(),
+        local: region.sge(0, 64)?,
+        word: region.sge(64, 8)?,
+        remote: region.remote(128),
+    };
+    let atomics = rig.has_atomics();
+    let possible = TURNS
+        .iter()
+        .filter(|(name, _)| atomics || !name.contains(" and "));
+    Ok(possible
+        .map(|(name, turn)| {
+            // What is made on first use is made now.
+            (0..64).for_each(|_| turn(&mut bench));
+            let before = count();
+            (0..turns).for_each(|_| turn(&mut bench));
+            (*name, count() - before)
+        })
+        .collect())
+}
