@@ -1,0 +1,383 @@
+//! Measures what the fast path is held to, and prints each figure beside its yardstick and its limit.
+//!
+//! The exit status is 0 whether the limits are met or not: a time is information, never a test.
+
+use std::cell::RefCell;
+use std::process::ExitCode;
+
+use polyverbs_benches::Outcome;
+use polyverbs_benches::allocations::{Counting, per_request};
+use polyverbs_benches::crowd::{Choice, Crowd, SLOTS};
+use polyverbs_benches::loopback::{BATCH, Loopback};
+use polyverbs_benches::partner::Partner;
+use polyverbs_benches::ping_pong::{Manner, PingPong};
+use polyverbs_benches::report::{Limit, Quantity, Row, table};
+use polyverbs_benches::rig::{Rig, device_of_environment};
+use polyverbs_benches::sample::{Samples, median, nanoseconds};
+use polyverbs_benches::yardstick::{self, Misses};
+use serde_json::json;
+
+// So that the figures and the count of allocations are of the same program.
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const USAGE: &str = "\
+Measures the fast path beside the limits of this machine.
+
+usage: bar [--device NAME] [--pairs N] [--rounds N] [--only PART] [--json]
+
+  --device NAME  the device, ib0 unless given here or by POLYVERBS_BENCH_DEVICE
+  --pairs N      connected queue pairs in the measurements of many, 100000 unless given
+  --rounds N     samples of each figure, 101 unless given
+  --only PART    one part of it: send, requests, bandwidth, allocations or pairs
+  --json         for programs
+
+example: bar --device ib0 --json > bar.json
+";
+
+struct Options {
+    device: String,
+    pairs: usize,
+    rounds: usize,
+    only: Option<Part>,
+    json: bool,
+}
+
+type Part = (&'static str, fn(&Options, &Partner) -> Outcome<Vec<Row>>);
+
+const PARTS: [Part; 5] = [
+    ("send", sends),
+    ("requests", requests),
+    ("bandwidth", bandwidths),
+    ("allocations", allocations),
+    ("pairs", crowd),
+];
+
+fn main() -> ExitCode {
+    let options = match options(std::env::args().skip(1)) {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        Err(problem) => {
+            eprintln!("bar: {problem}; see --help");
+            return ExitCode::from(2);
+        }
+    };
+    match measure(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("bar: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
+    let mut options = Options {
+        device: device_of_environment(),
+        pairs: 100_000,
+        rounds: 101,
+        only: None,
+        json: false,
+    };
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
+        let number = |text: String| match text.parse() {
+            Ok(0) | Err(_) => Err(format!("{text} is no number above 0")),
+            Ok(number) => Ok(number),
+        };
+        match argument.as_str() {
+            "--device" => options.device = value()?,
+            "--pairs" => options.pairs = number(value()?)?,
+            "--rounds" => options.rounds = number(value()?)?,
+            "--only" => {
+                let wanted = value()?;
+                let part = PARTS.into_iter().find(|(name, _)| *name == wanted);
+                options.only = Some(part.ok_or(format!("there is no part {wanted}"))?);
+            }
+            "--json" => options.json = true,
+            "--help" | "-h" => return Ok(None),
+            other => return Err(format!("unknown argument {other}")),
+        }
+    }
+    Ok(Some(options))
+}
+
+fn measure(options: &Options) -> Outcome<()> {
+    let partner = Partner::start();
+    let machine = Machine::of(&partner);
+    let rounds = options.rounds;
+    let mut rows = Vec::new();
+    for (name, part) in PARTS {
+        if options.only.is_none_or(|(only, _)| only == name) {
+            rows.extend(part(options, &partner)?);
+        }
+    }
+    let after = Machine::of(&partner);
+    if options.json {
+        let rows: Vec<_> = rows.iter().map(Row::json).collect();
+        let document = json!({
+            "device": options.device,
+            "apart": partner.is_apart(),
+            "machine": [machine.json(), after.json()],
+            "rows": rows,
+        });
+        println!("{document:#}");
+        return Ok(());
+    }
+    println!(
+        "device {}, {rounds} samples of each figure, medians\n",
+        options.device
+    );
+    if !partner.is_apart() {
+        println!(
+            "The two threads share a processor or move about: figures of two threads say nothing.\n"
+        );
+    }
+    println!(
+        "before: {}\nafter:  {}\n\n{}",
+        machine.text(),
+        after.text(),
+        table(&rows)
+    );
+    Ok(())
+}
+
+/// The machine as it is now, in nanoseconds.
+struct Machine {
+    line: f64,
+    rmw: f64,
+    fetch_add: f64,
+}
+
+impl Machine {
+    fn of(partner: &Partner) -> Self {
+        let several = |reading: &dyn Fn() -> f64| median((0..15).map(|_| reading()));
+        Self {
+            line: several(&|| line(partner)),
+            rmw: several(&rmw),
+            fetch_add: several(&|| yardstick::fetch_add(10_000)),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self {
+            line,
+            rmw,
+            fetch_add,
+        } = self;
+        format!(
+            "line crossing {line:.1} ns, read-modify-write {rmw:.2} ns, bare fetch_add {fetch_add:.2} ns"
+        )
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({ "line_crossing_ns": self.line, "read_modify_write_ns": self.rmw, "fetch_add_ns": self.fetch_add })
+    }
+}
+
+fn line(partner: &Partner) -> f64 {
+    yardstick::line_crossing(partner, 1_000)
+}
+
+fn rmw() -> f64 {
+    yardstick::read_modify_write(10_000)
+}
+
+/// Half round trips: the bar is a sum of two yardsticks.
+fn sends(options: &Options, partner: &Partner) -> Outcome<Vec<Row>> {
+    let plain = Manner::default();
+    let manners = [
+        ("send 64 B, half round trip", plain, Limit::AtMost(1.0)),
+        (
+            "  the same, every send signaled",
+            Manner {
+                signaled_every: 1,
+                ..plain
+            },
+            Limit::None,
+        ),
+        (
+            "  the same, the message is read",
+            Manner {
+                read: true,
+                ..plain
+            },
+            Limit::None,
+        ),
+    ];
+    let mut rows = Vec::new();
+    for (name, manner, limit) in manners {
+        let rig = Rig::new(&options.device)?;
+        let mut pair = PingPong::new(&rig, manner)?;
+        pair.half_round_trip(partner, 10_000);
+        let readings = RefCell::new(Vec::new());
+        let sum = || {
+            let (line, rmw) = (line(partner), rmw());
+            readings.borrow_mut().push((line, rmw));
+            1.3 * line + 20.0 * rmw
+        };
+        let samples = Samples::take(options.rounds, sum, || pair.half_round_trip(partner, 2_000));
+        let readings = readings.into_inner();
+        let line = median(readings.iter().map(|reading| reading.0));
+        let rmw = median(readings.iter().map(|reading| reading.1));
+        let formula = format!("1.3 lines of {line:.1} ns + 20 RMW of {rmw:.2} ns =");
+        rows.push(timed(name, &samples, &formula, limit));
+    }
+    Ok(rows)
+}
+
+/// Requests that one thread posts and polls, held against read-modify-writes.
+fn requests(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
+    let rig = Rig::new(&options.device)?;
+    let rounds = options.rounds;
+    let mut rows = Vec::new();
+    let mut word = Loopback::new(&rig, 8)?;
+    let mut several = |name: &str, limit, work: fn(&mut Loopback)| {
+        nanoseconds(10_000, || work(&mut word));
+        let samples = Samples::take(rounds, rmw, || nanoseconds(5_000, || work(&mut word)));
+        rows.push(timed(name, &samples, RMW, limit));
+    };
+    several(
+        "write 8 B, posted and polled",
+        Limit::AtMost(14.0),
+        Loopback::write,
+    );
+    several("read 8 B, posted and polled", Limit::None, Loopback::read);
+    if rig.has_atomics() {
+        several(
+            "compare and swap, posted and polled",
+            Limit::None,
+            Loopback::compare_swap_taken,
+        );
+    }
+    let mut line = Loopback::new(&rig, 64)?;
+    let each = |line: &mut Loopback| nanoseconds(200, || line.write_batch()) / BATCH as f64;
+    each(&mut line);
+    let samples = Samples::take(rounds, rmw, || each(&mut line));
+    let rate = 1e3 / samples.figure();
+    let name = format!("write 64 B, {BATCH} per doorbell ({rate:.1} M/s)");
+    rows.push(timed(&name, &samples, RMW, Limit::AtMost(8.0)));
+    Ok(rows)
+}
+
+const RMW: &str = "RMW";
+
+fn timed(name: &str, samples: &Samples, yardstick: &str, limit: Limit) -> Row {
+    Row {
+        name: name.to_owned(),
+        figure: Quantity(samples.figure(), "ns"),
+        yardstick: (yardstick.to_owned(), Quantity(samples.yardstick(), "ns")),
+        ratio: samples.ratio(),
+        limit,
+        samples: samples.counts(),
+    }
+}
+
+fn bandwidths(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
+    let lengths = [
+        (4 << 10, Limit::None),
+        (64 << 10, Limit::AtLeast(0.9)),
+        (1 << 20, Limit::AtLeast(0.95)),
+    ];
+    lengths
+        .into_iter()
+        .map(|(length, limit)| bandwidth(options, length, limit))
+        .collect()
+}
+
+/// Writes of one length, held against plain copies of the same octets.
+fn bandwidth(options: &Options, length: u32, limit: Limit) -> Outcome<Row> {
+    let rig = Rig::new(&options.device)?;
+    let loopback = RefCell::new(Loopback::new(&rig, length)?);
+    let turns = u64::from((64 << 20) / length).min(2_000);
+    let copies = || nanoseconds(turns, || loopback.borrow_mut().copy());
+    let writes = || nanoseconds(turns, || loopback.borrow_mut().write());
+    copies();
+    writes();
+    let samples = Samples::take(options.rounds, copies, writes);
+    let per_second = |nanoseconds: f64| Quantity(f64::from(length) / nanoseconds, "GB/s");
+    Ok(Row {
+        name: format!("write {} KiB", length >> 10),
+        figure: per_second(samples.figure()),
+        yardstick: ("memcpy".to_owned(), per_second(samples.yardstick())),
+        ratio: 1.0 / samples.ratio(),
+        limit,
+        samples: samples.counts(),
+    })
+}
+
+/// The worst of all kinds of requests.
+fn allocations(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
+    const TURNS: u32 = 10_000;
+    let counts = per_request(&Rig::new(&options.device)?, TURNS)?;
+    let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(0);
+    let kinds = counts.len();
+    let per_request = most as f64 / f64::from(TURNS);
+    Ok(vec![Row {
+        name: format!("allocations per request, worst of {kinds} kinds"),
+        figure: Quantity(per_request, ""),
+        yardstick: ("none".to_owned(), Quantity(0.0, "")),
+        ratio: per_request,
+        limit: Limit::AtMost(0.0),
+        samples: (kinds, kinds),
+    }])
+}
+
+/// Many connected pairs: what they occupy, and what a write costs on one of them.
+fn crowd(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
+    let lone_rig = Rig::new(&options.device)?;
+    let lone = RefCell::new(Crowd::new(&lone_rig, 1)?);
+    let rig = Rig::new(&options.device)?;
+    let mut many = Crowd::new(&rig, options.pairs)?;
+    let pairs = many.pairs();
+    let mut rows = occupied(&many);
+    let mut misses = Misses::new(100_000);
+    misses.miss(100_000);
+    for (name, choice, limit) in [
+        ("always the same one", Choice::Hot, 1.1),
+        ("each in turn", Choice::RoundRobin, 1.3),
+        ("in random order", Choice::Random, 8.0),
+    ] {
+        let alone = || nanoseconds(5_000, || lone.borrow_mut().write(Choice::Hot));
+        nanoseconds(2 * pairs as u64, || many.write(choice));
+        let samples = Samples::take(options.rounds, alone, || {
+            nanoseconds(5_000, || many.write(choice))
+        });
+        let name = format!("write 8 B among {pairs} pairs, {name}");
+        rows.push(timed(&name, &samples, "lone pair", Limit::AtMost(limit)));
+    }
+    let alone = || nanoseconds(5_000, || lone.borrow_mut().write(Choice::Hot));
+    let samples = Samples::take(options.rounds, alone, || misses.miss(5_000));
+    let name = "  for comparison: one load that misses every cache";
+    rows.push(timed(name, &samples, "lone pair", Limit::None));
+    Ok(rows)
+}
+
+fn occupied(crowd: &Crowd) -> Vec<Row> {
+    const MIB: f64 = (1 << 20) as f64;
+    const GIB: f64 = (1 << 30) as f64;
+    let pairs = crowd.pairs();
+    // The bar is for 100,000 of them.
+    let share = GIB * pairs as f64 / 100_000.0;
+    let row = |what: &str, octets: u64, limit| Row {
+        name: format!(
+            "{pairs} pairs, {SLOTS} + {SLOTS} slots, {what} ({} B each)",
+            octets / pairs as u64
+        ),
+        figure: Quantity(octets as f64 / MIB, "MiB"),
+        yardstick: ("the bar's share".to_owned(), Quantity(share / MIB, "MiB")),
+        ratio: octets as f64 / share,
+        limit,
+        samples: (1, 1),
+    };
+    let unused = crowd
+        .occupied_unused()
+        .map(|octets| row("connected", octets, Limit::None));
+    let used = crowd
+        .occupied()
+        .map(|octets| row("all used", octets, Limit::AtMost(1.0)));
+    unused.into_iter().chain(used).collect()
+}
