@@ -1,0 +1,51 @@
+//! The size of the key table: FEATURES 6.15.
+
+use polyverbs_engine::fault::Fault;
+use polyverbs_engine::key_table::{KeyKind, KeyTable, LocalUse, RemoteUse};
+use polyverbs_engine::pin::pin;
+use verbs_api::Access;
+
+// covers 6.15
+#[test]
+fn a_table_gives_out_as_many_keys_as_it_was_made_for_and_never_key_0() {
+    let table = KeyTable::new(5);
+    let allocate = || table.allocate(KeyKind::Region, 1, 0);
+    let all: Vec<_> = std::iter::from_fn(allocate).collect();
+    assert_eq!((all.len(), table.len()), (5, 5));
+    assert!(all.iter().all(|key| key >> 8 != 0), "index 0 is nobody's: {all:x?}");
+    table.disable(all[2]).unwrap();
+    table.release(all[2]);
+    let again = allocate().unwrap();
+    assert_eq!(again >> 8, all[2] >> 8);
+    assert_ne!(again, all[2], "a stale key opens nothing");
+    assert_eq!(allocate(), None);
+}
+
+// covers 6.15
+#[test]
+fn key_0_opens_nothing_whatever_its_low_byte() {
+    let table = KeyTable::new(5);
+    let pin = pin();
+    let user = LocalUse { pd: 0, private: false, write: false };
+    let peer = RemoteUse { pd: 0, qpn: 0, access: Access::empty() };
+    for key in 0..256 {
+        assert_eq!(table.check_local(&pin, key, 0, 0, user).err(), Some(Fault::Key));
+        assert_eq!(table.check_remote(&pin, key, 0, 1, peer).err(), Some(Fault::Key));
+        assert!(table.invalidate_local(key, 0, 0).is_err());
+        assert!(table.fields(key).is_none());
+    }
+}
+
+// covers 6.15
+#[test]
+fn more_than_24_bits_of_keys_are_cut_to_what_an_index_holds() {
+    // Made on demand: a table costs what is in use.
+    for max in [1 << 24, u32::MAX] {
+        let table = KeyTable::new(max);
+        let key = table.allocate(KeyKind::FastRegion, 1, 4).unwrap();
+        assert_eq!(key >> 8, 1);
+        // The highest index there can be was never given out, and looking it up is harmless.
+        assert!(table.fields(u32::MAX).is_none());
+        assert!(table.fields(0x8000_0000).is_none());
+    }
+}
