@@ -1,8 +1,8 @@
 //! What an emulated InfiniBand device claims.
 
 use verbs_api::{
-    AtomicScope, BaselineGaps, DeviceAttributes, Features, Gid, Limits, LinkAddress, Mtu, PortAttributes, PortCaps,
-    PortState, Transport,
+    AtomicScope, BaselineGaps, DeviceAttributes, Features, Gid, Limits, LinkAddress, Mtu,
+    PortAttributes, PortCaps, PortState, Transport,
 };
 
 /// Numbers of the device: what the engine's structures carry, not what memory there is.

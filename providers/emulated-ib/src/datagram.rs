@@ -24,16 +24,32 @@ const MULTICAST_QP: u32 = 0xff_ffff;
 ///
 /// # Errors
 /// The status of a request whose own memory was refused.
-pub fn send(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Result<(), WcStatus> {
+pub fn send(
+    qp: &Qp,
+    half: &mut Sending,
+    request: &Request<'_>,
+    cx: &mut Cx<'_>,
+) -> Result<(), WcStatus> {
     let mut spans = Spans::new();
-    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans);
+    let payload = source(
+        cx.keys(),
+        cx.pin,
+        request.source,
+        qp.pd,
+        request.private,
+        &mut spans,
+    );
     let payload = payload.map_err(Fault::local_status)?;
     let (Some(destination), Op::Send(beside)) = (&request.destination, request.op) else {
         return Err(WcStatus::LocQpOpErr);
     };
     let path = destination.ah().path();
     let (dest_qp, qkey) = destination.qpn_and_qkey();
-    let qkey = if qkey & CONTROLLED_QKEY != 0 { half.driver.qkey } else { qkey };
+    let qkey = if qkey & CONTROLLED_QKEY != 0 {
+        half.driver.qkey
+    } else {
+        qkey
+    };
     let group = (dest_qp == MULTICAST_QP && path.dgid.is_multicast()).then_some(path.dgid);
     let header = Header {
         dest_qp,
@@ -55,12 +71,22 @@ fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, c
     let network = qp.device.network();
     let from = qp.device.address();
     let targets: Vec<LinkAddress> = match header.body {
-        Body::Datagram(_, _, Some(_)) => network.devices().iter().map(|device| device.address()).collect(),
+        Body::Datagram(_, _, Some(_)) => network
+            .devices()
+            .iter()
+            .map(|device| device.address())
+            .collect(),
         _ => vec![path.address],
     };
     let now = cx.now();
     for to in targets {
-        let frame = Frame { from, to, header, payload: payload.clone(), damaged: false };
+        let frame = Frame {
+            from,
+            to,
+            header,
+            payload: payload.clone(),
+            damaged: false,
+        };
         match network.link() {
             Some(link) => link.send(frame, now),
             None => {
@@ -73,7 +99,10 @@ fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, c
 }
 
 /// The queue pairs of a device that a datagram is for.
-pub fn receivers(device: &polyverbs_engine::device::Device<crate::InfiniBand>, header: &Header) -> Vec<Arc<Qp>> {
+pub fn receivers(
+    device: &polyverbs_engine::device::Device<crate::InfiniBand>,
+    header: &Header,
+) -> Vec<Arc<Qp>> {
     match header.body {
         Body::Datagram(_, _, Some(group)) => device.group(group),
         _ => device.qp(header.dest_qp).into_iter().collect(),
@@ -89,10 +118,15 @@ pub fn receive(receivers: &[Arc<Qp>], frame: &Frame<'_, Header>, cx: &mut Cx<'_>
 
 // Wrong state, wrong Q_Key, no receive, no room: dropped and counted (IBTA 9.8.3.1).
 fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
-    let Body::Datagram(qkey, beside, _) = frame.header.body else { return };
+    let Body::Datagram(qkey, beside, _) = frame.header.body else {
+        return;
+    };
     let mut responder = qp.responder();
     let half = &mut *responder;
-    let ready = matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+    let ready = matches!(
+        qp.state(),
+        QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+    );
     if qp.qp_type != verbs_api::qp::QpType::Ud || !ready {
         half.counters.dropped += 1;
         return;
@@ -106,7 +140,11 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         half.counters.duplicates += 1;
         return;
     }
-    let Some(receive) = half.current.take().or_else(|| qp.take_receive(half, None, &mut cx.effects)) else {
+    let Some(receive) = half
+        .current
+        .take()
+        .or_else(|| qp.take_receive(half, None, &mut cx.effects))
+    else {
         half.counters.dropped += 1;
         return;
     };
@@ -114,7 +152,12 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let gathered = qp.gather_receive(&receive, cx, &mut spans);
     if let Err(fault) = gathered {
         half.current = Some(receive);
-        return qp.fail_responder(half, fault.local_status(), verbs_api::EventType::QpFatal, cx);
+        return qp.fail_responder(
+            half,
+            fault.local_status(),
+            verbs_api::EventType::QpFatal,
+            cx,
+        );
     }
     let room: usize = spans.iter().map(|span| span.len()).sum();
     let needed = GRH_OCTETS + frame.payload.len();

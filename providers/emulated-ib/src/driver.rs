@@ -50,7 +50,12 @@ impl Driver for InfiniBand {
     }
 
     #[inline]
-    fn express(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut Cx<'_>) -> usize {
+    fn express(
+        qp: &Qp,
+        half: &mut Sending,
+        requests: &[WorkRequest<'_>],
+        cx: &mut Cx<'_>,
+    ) -> usize {
         express::run(qp, half, requests, cx)
     }
 
@@ -71,10 +76,13 @@ impl Driver for InfiniBand {
         if matches!(header.body, Body::Datagram(..)) {
             return datagram::receive(&datagram::receivers(device, &header), &frame, cx);
         }
-        let Some(qp) = device.qp(header.dest_qp) else { return };
+        let Some(qp) = device.qp(header.dest_qp) else {
+            return;
+        };
         if header.body.is_request() {
             let mut half = qp.responder();
-            let expected = half.driver.peer_address == Some(frame.from) && half.driver.peer_qpn == header.src_qp;
+            let expected = half.driver.peer_address == Some(frame.from)
+                && half.driver.peer_qpn == header.src_qp;
             if !expected || qp.qp_type == QpType::Ud {
                 half.counters.dropped += 1;
                 return;
@@ -83,13 +91,20 @@ impl Driver for InfiniBand {
             answer(&qp, &mut half, &header, response, cx);
         } else {
             let mut half = qp.requester();
-            if half.driver.peer_address == Some(frame.from) && half.driver.peer_qpn == header.src_qp {
+            if half.driver.peer_address == Some(frame.from) && half.driver.peer_qpn == header.src_qp
+            {
                 requester::handle_answer(&qp, &mut half, &header, &frame.payload, cx);
             }
         }
     }
 
-    fn modify(qp: &Qp, sending: &mut Sending, receiving: &mut Receiving, change: &Change<'_>, cx: &mut Cx<'_>) {
+    fn modify(
+        qp: &Qp,
+        sending: &mut Sending,
+        receiving: &mut Receiving,
+        change: &Change<'_>,
+        cx: &mut Cx<'_>,
+    ) {
         let _ = cx;
         let given = change.given;
         let (tx, rx) = (&mut sending.driver, &mut receiving.driver);
@@ -135,7 +150,10 @@ impl Driver for InfiniBand {
             let max = qp.device.network().link().and_then(|link| link.max_frame());
             let max = max.unwrap_or(Mtu::Mtu4096.octets() as usize) as u64;
             if request.length > max {
-                return Err(PostReason::MessageTooLong { max, given: request.length });
+                return Err(PostReason::MessageTooLong {
+                    max,
+                    given: request.length,
+                });
             }
         }
         Ok(())
@@ -145,7 +163,8 @@ impl Driver for InfiniBand {
         match path.address {
             LinkAddress::InProcess(_) => Ok(()),
             other => {
-                let reason = format!("{other:?}: the in-process network has addresses of its own kind only");
+                let reason =
+                    format!("{other:?}: the in-process network has addresses of its own kind only");
                 Err(VerbError::argument("ah_attr.address", reason))
             }
         }
@@ -160,7 +179,9 @@ impl Driver for InfiniBand {
             let half = qp.responder();
             (half.driver.peer_qpn, half.driver.peer_address)
         };
-        let peer = address.and_then(|address| qp.device.network().device(address)).and_then(|device| device.qp(qpn));
+        let peer = address
+            .and_then(|address| qp.device.network().device(address))
+            .and_then(|device| device.qp(qpn));
         if let Some(peer) = peer {
             cx.effects.resume(peer);
         }
@@ -172,14 +193,22 @@ impl Driver for InfiniBand {
 }
 
 /// Sends the answer to a request frame over the link; on a direct network the requester has it already.
-pub(crate) fn answer(qp: &Qp, half: &mut Receiving, request: &Header, answer: Answer<'_>, cx: &mut Cx<'_>) {
+pub(crate) fn answer(
+    qp: &Qp,
+    half: &mut Receiving,
+    request: &Header,
+    answer: Answer<'_>,
+    cx: &mut Cx<'_>,
+) {
     let (psn, body) = match answer {
         Answer::None | Answer::Later => return,
         Answer::Ack(psn) => (psn, Body::Acknowledge(Syndrome::Ack)),
         Answer::Nak(nak, psn) => (psn, Body::Acknowledge(Syndrome::Nak(nak))),
         Answer::Rnr(code, psn) => (psn, Body::Acknowledge(Syndrome::Rnr(code))),
         Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original)),
-        Answer::Read(spans) => return read_response(qp, half, request.psn, &Payload::of_spans(&spans), cx),
+        Answer::Read(spans) => {
+            return read_response(qp, half, request.psn, &Payload::of_spans(&spans), cx);
+        }
     };
     emit(qp, half, psn, body, Payload::Empty, cx);
 }
@@ -193,7 +222,14 @@ fn read_response(qp: &Qp, half: &Receiving, first: u32, whole: &Payload<'_>, cx:
         let length = (total - offset).min(mtu);
         let position = Position::of(offset as u64, length as u64, total as u64);
         let psn = advance(first, (offset >> half.driver.mtu_shift) as u32);
-        emit(qp, half, psn, Body::ReadResponse(position), whole.part(offset, length), cx);
+        emit(
+            qp,
+            half,
+            psn,
+            Body::ReadResponse(position),
+            whole.part(offset, length),
+            cx,
+        );
         offset += length;
         if offset >= total {
             return;
@@ -203,14 +239,40 @@ fn read_response(qp: &Qp, half: &Receiving, first: u32, whole: &Payload<'_>, cx:
 
 fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, cx: &mut Cx<'_>) {
     let msn = half.driver.msn;
-    let aeth = if qp.has_srq() { Aeth { msn, ..Aeth::default() } } else { Aeth::new(msn, qp.receives_waiting()) };
+    let aeth = if qp.has_srq() {
+        Aeth {
+            msn,
+            ..Aeth::default()
+        }
+    } else {
+        Aeth::new(msn, qp.receives_waiting())
+    };
     let (dest_qp, src_qp) = (half.driver.peer_qpn, qp.qpn);
-    let header = Header { dest_qp, src_qp, psn, ack_req: false, solicited: false, aeth, body };
+    let header = Header {
+        dest_qp,
+        src_qp,
+        psn,
+        ack_req: false,
+        solicited: false,
+        aeth,
+        body,
+    };
     let now = cx.now();
-    if let (Some(link), Some(to), true) =
-        (qp.device.network().link(), half.driver.peer_address, qp.device.is_port_active())
-    {
-        link.send(Frame { from: qp.device.address(), to, header, payload, damaged: false }, now);
+    if let (Some(link), Some(to), true) = (
+        qp.device.network().link(),
+        half.driver.peer_address,
+        qp.device.is_port_active(),
+    ) {
+        link.send(
+            Frame {
+                from: qp.device.address(),
+                to,
+                header,
+                payload,
+                damaged: false,
+            },
+            now,
+        );
     }
 }
 
@@ -225,4 +287,3 @@ pub(crate) fn serve_queue_pair(qp: &Arc<Qp>, now: Time) {
         effects.run();
     }
 }
-

@@ -20,13 +20,24 @@ pub fn run(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut C
         return 0;
     }
     // Taken out and put back: the route stays without a count being touched.
-    let Some(peer) = half.direct.take() else { return 0 };
+    let Some(peer) = half.direct.take() else {
+        return 0;
+    };
     let mut done = 0;
     {
         let mut responder = peer.responder();
         if is_ready(qp, half, &peer, &responder) {
-            let mut lane = Lane { qp, half, peer: &peer, responder: &mut responder, cx };
-            done = requests.iter().take_while(|request| lane.carry(request)).count();
+            let mut lane = Lane {
+                qp,
+                half,
+                peer: &peer,
+                responder: &mut responder,
+                cx,
+            };
+            done = requests
+                .iter()
+                .take_while(|request| lane.carry(request))
+                .count();
         }
     }
     half.direct = Some(peer);
@@ -54,20 +65,22 @@ impl<'p> Lane<'_, 'p> {
     #[inline]
     fn carry(&mut self, request: &WorkRequest<'_>) -> bool {
         let carried = match request {
-            WorkRequest::Write(write) => {
-                self.write(write.data(), &write.remote).map(|octets| self.finish(write, octets))
-            }
+            WorkRequest::Write(write) => self
+                .write(write.data(), &write.remote)
+                .map(|octets| self.finish(write, octets)),
             WorkRequest::Send(send) => self.send(send).map(|octets| self.finish(send, octets)),
-            WorkRequest::Read(read) => {
-                self.read(read.data(), &read.remote).map(|octets| self.finish(read, octets))
-            }
+            WorkRequest::Read(read) => self
+                .read(read.data(), &read.remote)
+                .map(|octets| self.finish(read, octets)),
             WorkRequest::CompareSwap(swap) => {
                 let change = |now| (now == swap.compare).then_some(swap.swap);
-                self.atomic(swap.data(), &swap.remote, change).map(|octets| self.finish(swap, octets))
+                self.atomic(swap.data(), &swap.remote, change)
+                    .map(|octets| self.finish(swap, octets))
             }
             WorkRequest::FetchAdd(add) => {
                 let change = |now: u64| Some(now.wrapping_add(add.add));
-                self.atomic(add.data(), &add.remote, change).map(|octets| self.finish(add, octets))
+                self.atomic(add.data(), &add.remote, change)
+                    .map(|octets| self.finish(add, octets))
             }
             _ => None,
         };
@@ -116,7 +129,9 @@ impl<'p> Lane<'_, 'p> {
         if sge.length != 8 || !sink.address().is_multiple_of(8) || !remote.addr.is_multiple_of(8) {
             return None;
         }
-        let original = self.remote(remote, 8, Access::REMOTE_ATOMIC)?.update_u64(change)?;
+        let original = self
+            .remote(remote, 8, Access::REMOTE_ATOMIC)?
+            .update_u64(change)?;
         sink.store_u64(original);
         self.step(8);
         self.half.rare.atomics += 1;
@@ -140,14 +155,21 @@ impl<'p> Lane<'_, 'p> {
         self.half.counters.sends += 1;
         self.responder.counters.receives += 1;
         let solicited = request.common().flags.contains(SendFlags::SOLICITED);
-        self.peer.take_express_receive(self.responder, length, solicited, self.cx);
+        self.peer
+            .take_express_receive(self.responder, length, solicited, self.cx);
         Some(0)
     }
 
     #[inline]
     fn local(&self, sge: &verbs_api::Sge, access: Access) -> Option<Span<'p>> {
-        let user = FlatUse { pd: self.qp.pd, access };
-        self.qp.device.keys().flat(self.cx.pin, sge.lkey.value(), sge.addr, sge.length, user)
+        let user = FlatUse {
+            pd: self.qp.pd,
+            access,
+        };
+        self.qp
+            .device
+            .keys()
+            .flat(self.cx.pin, sge.lkey.value(), sge.addr, sge.length, user)
     }
 
     // What the queue pair permits, then what the key opens.
@@ -156,13 +178,25 @@ impl<'p> Lane<'_, 'p> {
         if !self.responder.driver.access.contains(access) {
             return None;
         }
-        let user = FlatUse { pd: self.responder.pd, access };
-        self.responder.device.keys().flat(self.cx.pin, remote.rkey.value(), remote.addr, length, user)
+        let user = FlatUse {
+            pd: self.responder.pd,
+            access,
+        };
+        self.responder.device.keys().flat(
+            self.cx.pin,
+            remote.rkey.value(),
+            remote.addr,
+            length,
+            user,
+        )
     }
 
     #[inline]
     fn step(&mut self, length: u32) {
-        let next = advance(self.half.driver.next_psn, packets(u64::from(length), self.half.driver.mtu_shift));
+        let next = advance(
+            self.half.driver.next_psn,
+            packets(u64::from(length), self.half.driver.mtu_shift),
+        );
         self.half.driver.next_psn = next;
         self.responder.driver.expected = next;
     }
@@ -171,8 +205,8 @@ impl<'p> Lane<'_, 'p> {
     fn finish(&mut self, request: &impl Operation, byte_len: u32) {
         let common = request.common();
         if self.qp.is_signaled(common.flags) {
-            self.qp.push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);
+            self.qp
+                .push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);
         }
     }
 }
-

@@ -69,8 +69,8 @@ pub enum Syndrome {
 
 /// Receives that a credit code stands for (IBTA 9.7.7.2); [`Aeth::NO_LIMIT`] stands for any number.
 const CREDITS: [u32; 31] = [
-    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
-    6144, 8192, 12288, 16384, 24576, 32768,
+    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
 /// What every answer carries: how many messages the responder has completed, and how many more it has receives for.
@@ -89,18 +89,26 @@ impl Aeth {
     /// So many messages completed, and so many receives posted: the largest code that promises no more.
     pub fn new(msn: u32, receives: usize) -> Self {
         let credit = CREDITS.partition_point(|&credits| credits as usize <= receives) - 1;
-        Self { msn, credit: credit as u8 }
+        Self {
+            msn,
+            credit: credit as u8,
+        }
     }
 
     /// The last message that may be sent, by number; `None` where there is no limit.
     pub fn limit(self) -> Option<u32> {
-        CREDITS.get(usize::from(self.credit)).map(|&credits| advance(self.msn, credits))
+        CREDITS
+            .get(usize::from(self.credit))
+            .map(|&credits| advance(self.msn, credits))
     }
 }
 
 impl Default for Aeth {
     fn default() -> Self {
-        Self { msn: 0, credit: Self::NO_LIMIT }
+        Self {
+            msn: 0,
+            credit: Self::NO_LIMIT,
+        }
     }
 }
 
@@ -134,12 +142,18 @@ pub enum Body {
 impl Body {
     /// Whether it reads memory or changes it atomically: served after what arrived with it has been looked at.
     pub const fn is_read_or_atomic(&self) -> bool {
-        matches!(self, Self::ReadRequest(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..))
+        matches!(
+            self,
+            Self::ReadRequest(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..)
+        )
     }
 
     /// Whether a requester sends it to a responder.
     pub const fn is_request(&self) -> bool {
-        !matches!(self, Self::Acknowledge(_) | Self::ReadResponse(_) | Self::AtomicAcknowledge(_))
+        !matches!(
+            self,
+            Self::Acknowledge(_) | Self::ReadResponse(_) | Self::AtomicAcknowledge(_)
+        )
     }
 }
 
@@ -189,7 +203,10 @@ mod tests {
     #[test]
     fn a_credit_code_promises_no_more_than_is_posted() {
         let of = |receives| Aeth::new(7, receives).credit;
-        assert_eq!([0, 1, 4, 5, 6, 7, 24_575, 32_768, 1 << 20].map(of), [0, 1, 4, 4, 5, 5, 28, 30, 30]);
+        assert_eq!(
+            [0, 1, 4, 5, 6, 7, 24_575, 32_768, 1 << 20].map(of),
+            [0, 1, 4, 4, 5, 5, 28, 30, 30]
+        );
         assert_eq!(Aeth::new(0xff_fffe, 5).limit(), Some(2));
         assert_eq!(Aeth::default().limit(), None);
     }

@@ -9,9 +9,9 @@
 pub mod caps;
 pub mod datagram;
 mod driver;
-mod provider;
 pub mod express;
 pub mod header;
+mod provider;
 pub mod requester;
 pub mod responder;
 

@@ -21,11 +21,16 @@ pub struct EmulatedIb {
 }
 
 /// The device that is registered: windows of type 2B.
-pub static PROVIDER: EmulatedProvider<EmulatedIb> =
-    EmulatedProvider(EmulatedIb { name: "ib0", windows_2a: false });
+pub static PROVIDER: EmulatedProvider<EmulatedIb> = EmulatedProvider(EmulatedIb {
+    name: "ib0",
+    windows_2a: false,
+});
 
 /// The same device with windows of type 2A: a kind to make devices of, not registered.
-pub static WITH_2A: EmulatedIb = EmulatedIb { name: "ib0-2a", windows_2a: true };
+pub static WITH_2A: EmulatedIb = EmulatedIb {
+    name: "ib0-2a",
+    windows_2a: true,
+};
 
 inventory::submit! { LinkedKind(&PROVIDER.0) }
 inventory::submit! { LinkedKind(&WITH_2A) }
@@ -43,10 +48,17 @@ impl EmulatedKind for EmulatedIb {
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
         let faults = options.faults.datagram()?;
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
-            Arc::new(DatagramLink::new(DatagramOptions { max_frame: Some(Mtu::Mtu4096), ..faults }))
+            Arc::new(DatagramLink::new(DatagramOptions {
+                max_frame: Some(Mtu::Mtu4096),
+                ..faults
+            }))
         });
         let name = options.name.clone().unwrap_or_else(|| self.name.to_owned());
-        let driver = InfiniBand { name, address: FIRST_ADDRESS, windows_2a: self.windows_2a };
+        let driver = InfiniBand {
+            name,
+            address: FIRST_ADDRESS,
+            windows_2a: self.windows_2a,
+        };
         let network = RealHost::network(link);
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,

@@ -136,8 +136,18 @@ fn lost(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> 
         return Attempt::Lost;
     }
     let mut spans = Spans::new();
-    half.driver.next_psn = advance(half.driver.next_psn, packets(request.length, half.driver.mtu_shift));
-    match source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans) {
+    half.driver.next_psn = advance(
+        half.driver.next_psn,
+        packets(request.length, half.driver.mtu_shift),
+    );
+    match source(
+        cx.keys(),
+        cx.pin,
+        request.source,
+        qp.pd,
+        request.private,
+        &mut spans,
+    ) {
         Ok(_) => Attempt::Done(WcStatus::Success, 0),
         Err(fault) => Attempt::Done(fault.local_status(), 0),
     }
@@ -149,17 +159,32 @@ fn find_peer(qp: &Qp, half: &Sending) -> Option<Arc<Qp>> {
         return None;
     }
     let device = qp.device.network().device(half.driver.peer_address?)?;
-    device.qp(half.driver.peer_qpn).filter(|peer| peer.qp_type == qp.qp_type)
+    device
+        .qp(half.driver.peer_qpn)
+        .filter(|peer| peer.qp_type == qp.qp_type)
 }
 
 #[inline]
-fn exchange(qp: &Qp, half: &mut Sending, request: &Request<'_>, peer: &Qp, cx: &mut Cx<'_>) -> Attempt {
+fn exchange(
+    qp: &Qp,
+    half: &mut Sending,
+    request: &Request<'_>,
+    peer: &Qp,
+    cx: &mut Cx<'_>,
+) -> Attempt {
     let mut spans = Spans::new();
     let reads = request.op.is_read_or_atomic();
     let prepared = if reads {
         sink(qp, request, cx, &mut spans).map(|()| Payload::Empty)
     } else {
-        source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans)
+        source(
+            cx.keys(),
+            cx.pin,
+            request.source,
+            qp.pd,
+            request.private,
+            &mut spans,
+        )
     };
     let payload = match prepared {
         Ok(payload) => payload,
@@ -174,14 +199,21 @@ fn exchange(qp: &Qp, half: &mut Sending, request: &Request<'_>, peer: &Qp, cx: &
             && peer.device.is_port_active();
         if connected {
             let answer = respond(peer, &mut responder, &header, &payload, Some(qp), cx);
-            half.driver.peer_epoch = if responder.is_established() { responder.driver.epoch } else { 0 };
+            half.driver.peer_epoch = if responder.is_established() {
+                responder.driver.epoch
+            } else {
+                0
+            };
             answer
         } else {
             Answer::None
         }
     };
     if !reads && qp.qp_type == QpType::Uc {
-        half.driver.next_psn = advance(half.driver.next_psn, packets(request.length, half.driver.mtu_shift));
+        half.driver.next_psn = advance(
+            half.driver.next_psn,
+            packets(request.length, half.driver.mtu_shift),
+        );
         return Attempt::Done(WcStatus::Success, 0);
     }
     let octets = match &answer {
@@ -192,7 +224,11 @@ fn exchange(qp: &Qp, half: &mut Sending, request: &Request<'_>, peer: &Qp, cx: &
         Answer::Rnr(code, _) => return Attempt::Rnr(*code),
         Answer::None | Answer::Later => return Attempt::Lost,
     };
-    let taken = if matches!(request.op, Op::Flush(..)) { 0 } else { request.length };
+    let taken = if matches!(request.op, Op::Flush(..)) {
+        0
+    } else {
+        request.length
+    };
     half.driver.next_psn = advance(half.driver.next_psn, packets(taken, half.driver.mtu_shift));
     half.driver.retries_left = half.driver.retry_cnt;
     half.driver.rnr_left = half.driver.rnr_retry;
@@ -205,8 +241,14 @@ fn sink<'p>(
     cx: &Cx<'p>,
     spans: &mut Spans<'p>,
 ) -> Result<(), polyverbs_engine::fault::Fault> {
-    let Source::Sges(list) = request.source else { return Ok(()) };
-    let user = LocalUse { pd: qp.pd, private: request.private, write: true };
+    let Source::Sges(list) = request.source else {
+        return Ok(());
+    };
+    let user = LocalUse {
+        pd: qp.pd,
+        private: request.private,
+        write: true,
+    };
     gather(cx.keys(), cx.pin, list, user, spans)
 }
 
@@ -248,7 +290,9 @@ fn header_of(half: &Sending, request: &Request<'_>, psn: u32, position: Position
         Op::CompareSwap(remote, compare, swap) => Body::CompareSwap(remote, compare, swap),
         Op::FetchAdd(remote, add) => Body::FetchAdd(remote, add),
         Op::AtomicWrite(remote) => Body::AtomicWrite(remote),
-        Op::Flush(remote, length, placement, whole) => Body::Flush(remote, length, placement, whole),
+        Op::Flush(remote, length, placement, whole) => {
+            Body::Flush(remote, length, placement, whole)
+        }
         Op::FastRegister(..) | Op::LocalInvalidate(_) | Op::Bind(..) => {
             Body::Write(position, RemoteAddress::default(), 0, None)
         }
@@ -305,15 +349,24 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     if half.driver.rnr_until.is_some_and(|until| until <= now) {
         half.driver.rnr_until = None;
     }
-    let late = half.driver.ack_until.is_some_and(|until| until <= now) && half.driver.rnr_until.is_none();
+    let late =
+        half.driver.ack_until.is_some_and(|until| until <= now) && half.driver.rnr_until.is_none();
     if late {
         half.driver.ack_until = None;
-        if half.queue.front().is_some_and(|wqe| wqe.phase != Phase::Waiting) && !retry(qp, half, cx) {
+        if half
+            .queue
+            .front()
+            .is_some_and(|wqe| wqe.phase != Phase::Waiting)
+            && !retry(qp, half, cx)
+        {
             return;
         }
     }
     go_on(qp, half, true, cx);
-    for until in [half.driver.rnr_until, half.driver.ack_until].into_iter().flatten() {
+    for until in [half.driver.rnr_until, half.driver.ack_until]
+        .into_iter()
+        .flatten()
+    {
         qp.wake_at(half, until);
     }
 }
@@ -365,7 +418,9 @@ fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
             return;
         }
         front.phase = Phase::Started;
-        let Some(Wqe { kept, .. }) = half.queue.pop_front() else { return };
+        let Some(Wqe { kept, .. }) = half.queue.pop_front() else {
+            return;
+        };
         let request = kept.request();
         let executed = execute(qp, half, &request, cx);
         if let Executed::Done(status, octets) = executed {
@@ -373,7 +428,14 @@ fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
             half.driver.ack_until = None;
             qp.complete(half, &request, status, octets, cx);
         } else {
-            half.queue.push_front(Wqe { kept, phase: Phase::Started, first: 0, count: 0, sent: 0, received: 0 });
+            half.queue.push_front(Wqe {
+                kept,
+                phase: Phase::Started,
+                first: 0,
+                count: 0,
+                sent: 0,
+                received: 0,
+            });
             return;
         }
     }
@@ -391,7 +453,9 @@ fn worth_trying(half: &Sending) -> bool {
 fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     while half.driver.rnr_until.is_none() {
         let index = half.driver.cursor;
-        let Some(wqe) = half.queue.get(index) else { break };
+        let Some(wqe) = half.queue.get(index) else {
+            break;
+        };
         match wqe.phase {
             Phase::Waiting if !may_start(qp, half, index) => break,
             Phase::Waiting | Phase::Started => {}
@@ -408,7 +472,10 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
         }
     }
     complete_in_order(qp, half, cx);
-    let outstanding = half.queue.front().is_some_and(|wqe| matches!(wqe.phase, Phase::Started | Phase::Sent));
+    let outstanding = half
+        .queue
+        .front()
+        .is_some_and(|wqe| matches!(wqe.phase, Phase::Started | Phase::Sent));
     if outstanding && half.driver.rnr_until.is_none() {
         begin_ack_wait(qp, half, cx);
     }
@@ -442,11 +509,18 @@ fn has_credit(half: &Sending, index: usize) -> bool {
 // Who once set no limit is taken at his word for good.
 fn note_credits(half: &mut Sending, aeth: Aeth) {
     half.driver.unlimited |= aeth.limit().is_none();
-    half.driver.limit = if half.driver.unlimited { None } else { aeth.limit() };
+    half.driver.limit = if half.driver.unlimited {
+        None
+    } else {
+        aeth.limit()
+    };
 }
 
 fn outstanding_reads(half: &Sending) -> usize {
-    let begun = half.queue.iter().filter(|wqe| matches!(wqe.phase, Phase::Started | Phase::Sent));
+    let begun = half
+        .queue
+        .iter()
+        .filter(|wqe| matches!(wqe.phase, Phase::Started | Phase::Sent));
     begun.filter(|wqe| wqe.kept.op.is_read_or_atomic()).count()
 }
 
@@ -459,7 +533,11 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
         wqe.first = next;
         // Datagrams number themselves as they leave.
         let unnumbered = wqe.kept.op.is_local() || qp_type == QpType::Ud;
-        wqe.count = if unnumbered { 0 } else { packets(message_length(wqe), shift) };
+        wqe.count = if unnumbered {
+            0
+        } else {
+            packets(message_length(wqe), shift)
+        };
         half.driver.next_psn = advance(next, wqe.count);
         half.driver.messages = advance(half.driver.messages, u32::from(wqe.count > 0));
     }
@@ -480,7 +558,9 @@ fn position_psn(half: &Sending, index: usize) -> u32 {
 // One frame of the request under the cursor, or a local operation. `false`: stop.
 fn step(qp: &Qp, half: &mut Sending, index: usize, cx: &mut Cx<'_>) -> bool {
     // Taken out for the moment, so that both halves can be worked on.
-    let Some(mut wqe) = half.queue.remove(index) else { return false };
+    let Some(mut wqe) = half.queue.remove(index) else {
+        return false;
+    };
     let outcome = step_taken(qp, half, &mut wqe, cx);
     let sent = wqe.phase != Phase::Started;
     half.queue.insert(index, wqe);
@@ -512,7 +592,11 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     if request.op.is_local() {
         let status = qp.local_operation(half, &request, cx);
         wqe.phase = Phase::Sent;
-        return if status.is_success() { Ok(()) } else { Err(status) };
+        return if status.is_success() {
+            Ok(())
+        } else {
+            Err(status)
+        };
     }
     if qp.qp_type == QpType::Ud {
         crate::datagram::send(qp, half, &request, cx)?;
@@ -533,21 +617,40 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         emit(qp, half, header, Payload::Empty, cx);
         wqe.phase = Phase::Sent;
     } else {
-        let whole = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans);
+        let whole = source(
+            cx.keys(),
+            cx.pin,
+            request.source,
+            qp.pd,
+            request.private,
+            &mut spans,
+        );
         let whole = whole.map_err(|fault| fault.local_status())?;
         let max = qp.device.network().link().and_then(|link| link.max_frame());
-        let mtu = max.map_or(u64::MAX, |max| (1u64 << half.driver.mtu_shift).min(max as u64));
+        let mtu = max.map_or(u64::MAX, |max| {
+            (1u64 << half.driver.mtu_shift).min(max as u64)
+        });
         let length = (request.length - wqe.sent).min(mtu);
         let position = Position::of(wqe.sent, length, request.length);
         let mut header = header_of(half, &request, psn, position);
         header.ack_req |= psn.is_multiple_of(ACK_EVERY);
-        emit(qp, half, header, whole.part(wqe.sent as usize, length as usize), cx);
+        emit(
+            qp,
+            half,
+            header,
+            whole.part(wqe.sent as usize, length as usize),
+            cx,
+        );
         wqe.sent += length;
         if position.ends() {
             wqe.phase = Phase::Sent;
         }
     }
-    let reached = if wqe.phase == Phase::Sent { advance(wqe.first, wqe.count) } else { advance(psn, 1) };
+    let reached = if wqe.phase == Phase::Sent {
+        advance(wqe.first, wqe.count)
+    } else {
+        advance(psn, 1)
+    };
     if ahead(reached, half.driver.sent) > 0 {
         half.driver.sent = reached;
     }
@@ -557,17 +660,34 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
 fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
     header.src_qp = qp.qpn;
     let now = cx.now();
-    if let (Some(link), Some(to), true) =
-        (qp.device.network().link(), half.driver.peer_address, qp.device.is_port_active())
-    {
-        link.send(Frame { from: qp.device.address(), to, header, payload, damaged: false }, now);
+    if let (Some(link), Some(to), true) = (
+        qp.device.network().link(),
+        half.driver.peer_address,
+        qp.device.is_port_active(),
+    ) {
+        link.send(
+            Frame {
+                from: qp.device.address(),
+                to,
+                header,
+                payload,
+                damaged: false,
+            },
+            now,
+        );
     }
 }
 
 // ---- answers
 
 /// An answer arrived from the link.
-pub fn handle_answer(qp: &Qp, half: &mut Sending, header: &Header, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+pub fn handle_answer(
+    qp: &Qp,
+    half: &mut Sending,
+    header: &Header,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) {
     if !matches!(qp.state(), QpState::Rts | QpState::Sqd) {
         return;
     }
@@ -576,7 +696,10 @@ pub fn handle_answer(qp: &Qp, half: &mut Sending, header: &Header, payload: &Pay
         return;
     }
     // On the wire a NAK's code stands where the credits do.
-    if !matches!(header.body, Body::Acknowledge(Syndrome::Rnr(_) | Syndrome::Nak(_))) {
+    if !matches!(
+        header.body,
+        Body::Acknowledge(Syndrome::Rnr(_) | Syndrome::Nak(_))
+    ) {
         note_credits(half, header.aeth);
     }
     match header.body {
@@ -649,7 +772,11 @@ fn go_back(half: &mut Sending, psn: u32) {
         }
         wqe.phase = Phase::Started;
         let offset = ahead(psn, wqe.first).max(0) as u64;
-        wqe.sent = if wqe.kept.op.is_read_or_atomic() { wqe.received } else { offset << shift };
+        wqe.sent = if wqe.kept.op.is_read_or_atomic() {
+            wqe.received
+        } else {
+            offset << shift
+        };
         cursor.get_or_insert(index);
     }
     if let Some(cursor) = cursor {
@@ -699,7 +826,11 @@ fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
 
 // The read or atomic that this number belongs to; everything before it has arrived.
 fn answered(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) -> Option<usize> {
-    let first = half.queue.iter().find(|wqe| covers(wqe, psn)).map(|wqe| wqe.first)?;
+    let first = half
+        .queue
+        .iter()
+        .find(|wqe| covers(wqe, psn))
+        .map(|wqe| wqe.first)?;
     acknowledge(qp, half, first, cx);
     half.queue.iter().position(|wqe| covers(wqe, psn))
 }
@@ -711,8 +842,17 @@ fn covers(wqe: &Wqe, psn: u32) -> bool {
         && (ahead(psn, wqe.first) as u32) < wqe.count
 }
 
-fn read_response(qp: &Qp, half: &mut Sending, psn: u32, position: Position, payload: &Payload<'_>, cx: &mut Cx<'_>) {
-    let Some(index) = answered(qp, half, psn, cx) else { return };
+fn read_response(
+    qp: &Qp,
+    half: &mut Sending,
+    psn: u32,
+    position: Position,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) {
+    let Some(index) = answered(qp, half, psn, cx) else {
+        return;
+    };
     // An older read still waits: its answer was lost, and this one comes again after it.
     if index != 0 {
         return ask_again(half);
@@ -750,11 +890,16 @@ fn read_response(qp: &Qp, half: &mut Sending, psn: u32, position: Position, payl
 }
 
 fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mut Cx<'_>) {
-    let Some(index) = answered(qp, half, psn, cx) else { return };
+    let Some(index) = answered(qp, half, psn, cx) else {
+        return;
+    };
     if index != 0 {
         return ask_again(half);
     }
-    if !matches!(half.queue[index].kept.op, Op::CompareSwap(..) | Op::FetchAdd(..)) {
+    if !matches!(
+        half.queue[index].kept.op,
+        Op::CompareSwap(..) | Op::FetchAdd(..)
+    ) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
     let mut spans = Spans::new();

@@ -142,7 +142,10 @@ pub fn respond<'p>(
     direct: Option<&Qp>,
     cx: &mut Cx<'p>,
 ) -> Answer<'p> {
-    if !matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+    if !matches!(
+        qp.state(),
+        QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+    ) {
         half.counters.dropped += 1;
         return Answer::None;
     }
@@ -161,10 +164,18 @@ pub fn respond<'p>(
         return Answer::None;
     }
     let answered = match header.body {
-        Body::Send(position, beside) => send(qp, half, header, position, beside, payload, direct, cx),
-        Body::Write(position, remote, total, imm) => {
-            write(qp, half, header, (position, remote, total, imm), payload, direct, cx)
+        Body::Send(position, beside) => {
+            send(qp, half, header, position, beside, payload, direct, cx)
         }
+        Body::Write(position, remote, total, imm) => write(
+            qp,
+            half,
+            header,
+            (position, remote, total, imm),
+            payload,
+            direct,
+            cx,
+        ),
         _ => read_or_atomic(qp, half, header, payload, direct.is_some(), cx),
     };
     match answered {
@@ -188,7 +199,10 @@ struct Refusal {
 }
 
 impl Refusal {
-    const INVALID: Self = Self { nak: Nak::InvalidRequest, receive: WcStatus::RemInvReqErr };
+    const INVALID: Self = Self {
+        nak: Nak::InvalidRequest,
+        receive: WcStatus::RemInvReqErr,
+    };
 }
 
 impl From<Fault> for Refusal {
@@ -196,12 +210,21 @@ impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Misaligned | Fault::Operation | Fault::Length => Self::INVALID,
-            _ => Self { nak: Nak::RemoteAccess, receive: WcStatus::RemAccessErr },
+            _ => Self {
+                nak: Nak::RemoteAccess,
+                receive: WcStatus::RemAccessErr,
+            },
         }
     }
 }
 
-fn refuse<'p>(qp: &Qp, half: &mut Receiving, header: &Header, refusal: Refusal, cx: &mut Cx<'p>) -> Answer<'p> {
+fn refuse<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    refusal: Refusal,
+    cx: &mut Cx<'p>,
+) -> Answer<'p> {
     let event = match refusal.nak {
         Nak::RemoteAccess => EventType::QpAccessErr,
         _ => EventType::QpReqErr,
@@ -236,9 +259,16 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
         (Body::Send(..) | Body::Write(..) | Body::AtomicWrite(_), _) => {
             Answer::Ack(advance(half.driver.expected, 0xff_ffff))
         }
-        (Body::ReadRequest(remote, length), Some(&Served { body: Body::ReadRequest(first, whole), .. })) => {
+        (
+            Body::ReadRequest(remote, length),
+            Some(&Served {
+                body: Body::ReadRequest(first, whole),
+                ..
+            }),
+        ) => {
             let offset = remote.addr.wrapping_sub(first.addr);
-            let within = offset <= u64::from(whole) && u64::from(length) <= u64::from(whole) - offset;
+            let within =
+                offset <= u64::from(whole) && u64::from(length) <= u64::from(whole) - offset;
             if remote.rkey != first.rkey || !within {
                 return Answer::None;
             }
@@ -257,8 +287,15 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
 
 // First and middle frames are full, last ones not empty (IBTA 9.7.4.1.6). Where the network does not cut messages,
 // every message is an only frame of any length.
-fn check_length(qp: &Qp, half: &Receiving, position: Position, length: usize) -> Result<(), Refusal> {
-    let Some(max) = qp.device.network().link().and_then(|link| link.max_frame()) else { return Ok(()) };
+fn check_length(
+    qp: &Qp,
+    half: &Receiving,
+    position: Position,
+    length: usize,
+) -> Result<(), Refusal> {
+    let Some(max) = qp.device.network().link().and_then(|link| link.max_frame()) else {
+        return Ok(());
+    };
     let mtu = max.min(1 << half.driver.mtu_shift);
     let fits = match position {
         Position::First | Position::Middle => length == mtu,
@@ -269,7 +306,11 @@ fn check_length(qp: &Qp, half: &Receiving, position: Position, length: usize) ->
 }
 
 fn permit(half: &Receiving, needed: Access) -> Result<(), Refusal> {
-    if half.driver.access.contains(needed) { Ok(()) } else { Err(Refusal::INVALID) }
+    if half.driver.access.contains(needed) {
+        Ok(())
+    } else {
+        Err(Refusal::INVALID)
+    }
 }
 
 fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool) -> Answer<'p> {
@@ -280,10 +321,17 @@ fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool)
     };
     half.driver.msn = advance(half.driver.msn, u32::from(ends));
     half.driver.expected = advance(header.psn, count);
-    if wanted { Answer::Ack(advance(header.psn, count - 1)) } else { Answer::None }
+    if wanted {
+        Answer::Ack(advance(header.psn, count - 1))
+    } else {
+        Answer::None
+    }
 }
 
-#[expect(clippy::too_many_arguments, reason = "a frame in its parts, and who takes it")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a frame in its parts, and who takes it"
+)]
 #[inline]
 fn send<'p>(
     qp: &Qp,
@@ -310,19 +358,27 @@ fn send<'p>(
     let mut spans = Spans::new();
     if let Err(fault) = qp.gather_receive(&receive, cx, &mut spans) {
         half.current = Some(receive);
-        return Err(Refusal { nak: Nak::RemoteOperation, receive: fault.local_status() });
+        return Err(Refusal {
+            nak: Nak::RemoteOperation,
+            receive: fault.local_status(),
+        });
     }
     let length = payload.len() as u64;
     let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
     if received + length > room {
         half.current = Some(receive);
-        return Err(Refusal { nak: Nak::InvalidRequest, receive: WcStatus::LocLenErr });
+        return Err(Refusal {
+            nak: Nak::InvalidRequest,
+            receive: WcStatus::LocLenErr,
+        });
     }
     scatter_at(&spans, received, payload);
     let answer = arrived(half, header, length, header.ack_req || direct.is_some());
     if !position.ends() {
         half.current = Some(receive);
-        half.driver.inbound = Inbound::Send { received: received + length };
+        half.driver.inbound = Inbound::Send {
+            received: received + length,
+        };
         return Ok(answer);
     }
     half.driver.inbound = Inbound::None;
@@ -342,7 +398,14 @@ fn send<'p>(
     half.counters.receives += 1;
     let byte_len = (received + length) as u32;
     let solicited = header.solicited;
-    let done = Done { opcode: WcOpcode::Recv, flags, imm, byte_len, solicited, ..Done::default() };
+    let done = Done {
+        opcode: WcOpcode::Recv,
+        flags,
+        imm,
+        byte_len,
+        solicited,
+        ..Done::default()
+    };
     qp.complete_receive(&receive, done, cx);
     Ok(answer)
 }
@@ -366,7 +429,14 @@ fn write<'p>(
 ) -> Result<Answer<'p>, Refusal> {
     let (remote, total, received) = match (half.driver.inbound, position.begins()) {
         (Inbound::None, true) => (remote, total, 0),
-        (Inbound::Write { remote, total, received }, false) => (remote, total, received),
+        (
+            Inbound::Write {
+                remote,
+                total,
+                received,
+            },
+            false,
+        ) => (remote, total, received),
         _ => return Err(Refusal::INVALID),
     };
     permit(half, Access::REMOTE_WRITE)?;
@@ -382,7 +452,12 @@ fn write<'p>(
     }
     let target = match length {
         0 => None,
-        _ => Some(write_region(qp, remote.plus(u64::from(received)), length, cx)?),
+        _ => Some(write_region(
+            qp,
+            remote.plus(u64::from(received)),
+            length,
+            cx,
+        )?),
     };
     if imm.is_some() && position.ends() {
         // The data of earlier frames stays where it was placed; only this frame is asked for again.
@@ -396,9 +471,18 @@ fn write<'p>(
     if let Some(target) = target {
         place(target, payload);
     }
-    let answer = arrived(half, header, u64::from(length), header.ack_req || direct.is_some());
+    let answer = arrived(
+        half,
+        header,
+        u64::from(length),
+        header.ack_req || direct.is_some(),
+    );
     if !position.ends() {
-        half.driver.inbound = Inbound::Write { remote, total, received: reached };
+        half.driver.inbound = Inbound::Write {
+            remote,
+            total,
+            received: reached,
+        };
         return Ok(answer);
     }
     half.driver.inbound = Inbound::None;
@@ -420,7 +504,12 @@ fn write<'p>(
 }
 
 #[inline]
-fn write_region<'p>(qp: &Qp, remote: RemoteAddress, length: u32, cx: &Cx<'p>) -> Result<Region<'p>, Fault> {
+fn write_region<'p>(
+    qp: &Qp,
+    remote: RemoteAddress,
+    length: u32,
+    cx: &Cx<'p>,
+) -> Result<Region<'p>, Fault> {
     check(qp, remote, length, Access::REMOTE_WRITE, cx)
 }
 
@@ -432,8 +521,18 @@ fn check<'p>(
     access: Access,
     cx: &Cx<'p>,
 ) -> Result<Region<'p>, Fault> {
-    let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access };
-    qp.device.keys().check_remote(cx.pin, remote.rkey.value(), remote.addr, u64::from(length), user)
+    let user = RemoteUse {
+        pd: qp.pd,
+        qpn: qp.qpn,
+        access,
+    };
+    qp.device.keys().check_remote(
+        cx.pin,
+        remote.rkey.value(),
+        remote.addr,
+        u64::from(length),
+        user,
+    )
 }
 
 #[inline]
@@ -448,7 +547,12 @@ fn place(region: Region<'_>, payload: &Payload<'_>) {
     });
 }
 
-fn read_region<'p>(qp: &Qp, remote: RemoteAddress, length: u32, cx: &Cx<'p>) -> Result<Spans<'p>, Fault> {
+fn read_region<'p>(
+    qp: &Qp,
+    remote: RemoteAddress,
+    length: u32,
+    cx: &Cx<'p>,
+) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
     // A read of no octets names no memory (IBTA 9.7.4.1.5).
     if length > 0 {
@@ -473,12 +577,16 @@ fn read_or_atomic<'p>(
         if payload.len() != 8 {
             return Err(Refusal::INVALID);
         }
-        word(qp, remote, Access::REMOTE_WRITE, cx)?.store_u64(payload.word()).ok_or(Refusal::INVALID)?;
+        word(qp, remote, Access::REMOTE_WRITE, cx)?
+            .store_u64(payload.word())
+            .ok_or(Refusal::INVALID)?;
         return Ok(arrived(half, header, 8, header.ack_req || direct));
     }
     let (needed, length) = match header.body {
         Body::ReadRequest(_, length) => (Access::REMOTE_READ, length),
-        Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _) if remote.addr.is_multiple_of(8) => {
+        Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _)
+            if remote.addr.is_multiple_of(8) =>
+        {
             (Access::REMOTE_ATOMIC, 8)
         }
         Body::Flush(_, _, placement, _) => (placement, 0),
@@ -494,17 +602,27 @@ fn read_or_atomic<'p>(
     }
     if direct {
         let (answer, _) = serve(qp, header.body, cx)?;
-        let length = if matches!(header.body, Body::ReadRequest(..)) { length } else { 0 };
+        let length = if matches!(header.body, Body::ReadRequest(..)) {
+            length
+        } else {
+            0
+        };
         arrived(half, header, u64::from(length), false);
         return Ok(answer);
     }
     // Served when what has arrived with it has been looked at, and before anything later is carried out.
     check_served(qp, header.body, cx)?;
-    let length = if matches!(header.body, Body::ReadRequest(..)) { length } else { 0 };
+    let length = if matches!(header.body, Body::ReadRequest(..)) {
+        length
+    } else {
+        0
+    };
     arrived(half, header, u64::from(length), false);
     half.driver.framed.waiting.push_back(*header);
     if let Some(me) = qp.shared() {
-        qp.device.network().serve_later(Box::new(move |now| crate::driver::serve_queue_pair(&me, now)));
+        qp.device.network().serve_later(Box::new(move |now| {
+            crate::driver::serve_queue_pair(&me, now)
+        }));
     }
     Ok(Answer::Later)
 }
@@ -516,13 +634,20 @@ fn check_served(qp: &Qp, body: Body, cx: &Cx<'_>) -> Result<(), Refusal> {
         Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _) => {
             word(qp, remote, Access::REMOTE_ATOMIC, cx).map(drop)?;
         }
-        Body::Flush(remote, length, placement, whole) => flush(qp, remote, length, placement, whole, cx)?,
+        Body::Flush(remote, length, placement, whole) => {
+            flush(qp, remote, length, placement, whole, cx)?
+        }
         _ => {}
     }
     Ok(())
 }
 
-fn word<'p>(qp: &Qp, remote: RemoteAddress, access: Access, cx: &Cx<'p>) -> Result<Span<'p>, Refusal> {
+fn word<'p>(
+    qp: &Qp,
+    remote: RemoteAddress,
+    access: Access,
+    cx: &Cx<'p>,
+) -> Result<Span<'p>, Refusal> {
     if !remote.addr.is_multiple_of(8) {
         return Err(Refusal::INVALID);
     }
@@ -543,7 +668,13 @@ fn flush(
         _ => (remote.addr, length),
     };
     if length > 0 {
-        check(qp, RemoteAddress::new(addr, remote.rkey), length, placement, cx)?;
+        check(
+            qp,
+            RemoteAddress::new(addr, remote.rkey),
+            length,
+            placement,
+            cx,
+        )?;
     }
     // What was copied before is visible to every thread that sees the completion: copies end with release.
     Ok(())
@@ -552,13 +683,13 @@ fn flush(
 // Carries out a read, an atomic or a flush: the answer, and the original value to note.
 fn serve<'p>(qp: &Qp, body: Body, cx: &Cx<'p>) -> Result<(Answer<'p>, u64), Refusal> {
     let original = match body {
-        Body::ReadRequest(remote, length) => return Ok((Answer::Read(read_region(qp, remote, length, cx)?), 0)),
-        Body::CompareSwap(remote, compare, swap) => {
-            word(qp, remote, Access::REMOTE_ATOMIC, cx)?.update_u64(|now| (now == compare).then_some(swap))
+        Body::ReadRequest(remote, length) => {
+            return Ok((Answer::Read(read_region(qp, remote, length, cx)?), 0));
         }
-        Body::FetchAdd(remote, add) => {
-            word(qp, remote, Access::REMOTE_ATOMIC, cx)?.update_u64(|now| Some(now.wrapping_add(add)))
-        }
+        Body::CompareSwap(remote, compare, swap) => word(qp, remote, Access::REMOTE_ATOMIC, cx)?
+            .update_u64(|now| (now == compare).then_some(swap)),
+        Body::FetchAdd(remote, add) => word(qp, remote, Access::REMOTE_ATOMIC, cx)?
+            .update_u64(|now| Some(now.wrapping_add(add))),
         Body::Flush(remote, length, placement, whole) => {
             flush(qp, remote, length, placement, whole, cx)?;
             return Ok((Answer::Read(Spans::new()), 0));
@@ -590,7 +721,12 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
                     served.pop_front();
                 }
                 let packets = packets(length, half.driver.mtu_shift);
-                served.push_back(Served { psn: header.psn, packets, body: header.body, original });
+                served.push_back(Served {
+                    psn: header.psn,
+                    packets,
+                    body: header.body,
+                    original,
+                });
                 crate::driver::answer(qp, half, &header, answer, cx);
             }
             Err(refusal) => {
@@ -606,27 +742,39 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
 
 // UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
 // one of a shared queue, which fails (IBTA 9.8.3.2).
-fn unreliable(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Payload<'_>, cx: &mut Cx<'_>) {
+fn unreliable(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) {
     // A second copy, or one that others have overtaken: its message was delivered or given up.
     if ahead(header.psn, half.driver.expected) < 0 {
         return half.counters.duplicates += 1;
     }
     let in_order = header.psn == half.driver.expected;
     let begins = match header.body {
-        Body::Send(position, Beside::Nothing | Beside::Immediate(_)) | Body::Write(position, ..) => {
-            position.begins()
-        }
+        Body::Send(position, Beside::Nothing | Beside::Immediate(_))
+        | Body::Write(position, ..) => position.begins(),
         _ => return half.counters.dropped += 1,
     };
     if !in_order || (begins && !matches!(half.driver.inbound, Inbound::None)) {
         abandon(qp, half, cx);
-        half.driver.inbound = if begins { Inbound::None } else { Inbound::Broken };
+        half.driver.inbound = if begins {
+            Inbound::None
+        } else {
+            Inbound::Broken
+        };
         half.driver.expected = header.psn;
     }
     if matches!(half.driver.inbound, Inbound::Broken) {
         half.counters.dropped += 1;
         if !begins {
-            half.driver.expected = advance(header.psn, packets(payload.len() as u64, half.driver.mtu_shift));
+            half.driver.expected = advance(
+                header.psn,
+                packets(payload.len() as u64, half.driver.mtu_shift),
+            );
             return;
         }
         half.driver.inbound = Inbound::None;
@@ -634,12 +782,22 @@ fn unreliable(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Payload<
     qp.note_arrival(half, cx);
     let result = match header.body {
         Body::Send(position, beside) => send(qp, half, header, position, beside, payload, None, cx),
-        Body::Write(position, remote, total, imm) => {
-            write(qp, half, header, (position, remote, total, imm), payload, None, cx)
-        }
+        Body::Write(position, remote, total, imm) => write(
+            qp,
+            half,
+            header,
+            (position, remote, total, imm),
+            payload,
+            None,
+            cx,
+        ),
         _ => return,
     };
-    if let Err(Refusal { nak: Nak::RemoteOperation, receive }) = result {
+    if let Err(Refusal {
+        nak: Nak::RemoteOperation,
+        receive,
+    }) = result
+    {
         // The receiver's own fault: no later message would fare better.
         return qp.fail_responder(half, receive, EventType::QpFatal, cx);
     }
@@ -647,7 +805,10 @@ fn unreliable(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Payload<
         half.counters.dropped += 1;
         abandon(qp, half, cx);
         half.driver.inbound = Inbound::Broken;
-        half.driver.expected = advance(header.psn, packets(payload.len() as u64, half.driver.mtu_shift));
+        half.driver.expected = advance(
+            header.psn,
+            packets(payload.len() as u64, half.driver.mtu_shift),
+        );
     }
 }
 
@@ -655,7 +816,11 @@ fn abandon(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) {
     if qp.has_srq()
         && let Some(receive) = half.current.take()
     {
-        let done = Done { status: WcStatus::LocLenErr, opcode: WcOpcode::Recv, ..Done::default() };
+        let done = Done {
+            status: WcStatus::LocLenErr,
+            opcode: WcOpcode::Recv,
+            ..Done::default()
+        };
         qp.complete_receive(&receive, done, cx);
     }
 }

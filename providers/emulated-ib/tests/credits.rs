@@ -8,8 +8,11 @@ use verbs_api::*;
 
 fn credits(rig: &Rig) -> Vec<(u32, Option<u32>)> {
     let answers = rig.wire.log();
-    let acks = answers.iter().filter(|frame| frame.header.body == Body::Acknowledge(Syndrome::Ack));
-    acks.map(|frame| (frame.header.aeth.msn, frame.header.aeth.limit())).collect()
+    let acks = answers
+        .iter()
+        .filter(|frame| frame.header.body == Body::Acknowledge(Syndrome::Ack));
+    acks.map(|frame| (frame.header.aeth.msn, frame.header.aeth.limit()))
+        .collect()
 }
 
 // covers 3.68
@@ -21,7 +24,8 @@ fn acknowledges_count_messages_and_tell_how_many_receives_are_left() {
     }
     rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
     rig.run();
-    rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(100)).signaled(2));
+    rig.a
+        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(100)).signaled(2));
     rig.run();
     // Five receives are left after the send, of which the code can promise four; a write takes none.
     assert_eq!(credits(&rig), [(1, Some(5)), (2, Some(6))]);
@@ -30,7 +34,10 @@ fn acknowledges_count_messages_and_tell_how_many_receives_are_left() {
 // covers 3.68
 #[test]
 fn a_requester_sends_no_further_than_its_credits_and_one_message_beyond_as_a_probe() {
-    let rig = Rig::new(Setup { rnr_retry: 7, ..Setup::default() });
+    let rig = Rig::new(Setup {
+        rnr_retry: 7,
+        ..Setup::default()
+    });
     rig.b.receive(0, 0, 64);
     rig.b.receive(1, 0, 64);
     rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(100));
@@ -41,7 +48,10 @@ fn a_requester_sends_no_further_than_its_credits_and_one_message_beyond_as_a_pro
         rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(id));
     }
     let sends = rig.requests().len();
-    assert_eq!(sends, 2, "the second is the probe, sent when nothing else was under way");
+    assert_eq!(
+        sends, 2,
+        "the second is the probe, sent when nothing else was under way"
+    );
     assert_eq!(rig.a.done(), ok([100, 0]));
     rig.b.receive(2, 0, 64);
     rig.b.receive(3, 0, 64);
@@ -52,7 +62,10 @@ fn a_requester_sends_no_further_than_its_credits_and_one_message_beyond_as_a_pro
 // covers 3.68
 #[test]
 fn a_responder_with_a_shared_queue_sets_no_limit_for_good() {
-    let rig = Rig::new(Setup { srq: Some(16), ..Setup::default() });
+    let rig = Rig::new(Setup {
+        srq: Some(16),
+        ..Setup::default()
+    });
     for id in 0..2 {
         rig.b.receive(id, 0, 64);
     }

@@ -27,7 +27,11 @@ fn post_all(rig: &Rig) {
 }
 
 fn setup() -> Setup {
-    Setup { mtu: Some(Mtu::Mtu256), timeout: 8, ..Setup::default() }
+    Setup {
+        mtu: Some(Mtu::Mtu256),
+        timeout: 8,
+        ..Setup::default()
+    }
 }
 
 // Posts everything with frame `number` cut to `length` octets; `None` where it is no longer than that.
@@ -68,7 +72,9 @@ fn frames() -> usize {
 fn a_frame_whose_checksum_tells_is_dropped_and_sent_again() {
     for number in 0..frames() {
         for length in [0, 1, 100, 255] {
-            let Some(rig) = cut(number, length, true) else { continue };
+            let Some(rig) = cut(number, length, true) else {
+                continue;
+            };
             assert_eq!(rig.a.done(), ok(1..=6), "frame {number} cut to {length}");
             assert_eq!(rig.b.read(0, 600), pattern(600, 1));
             assert_eq!(rig.a.read(4096, 600), pattern(600, 1));
@@ -83,15 +89,22 @@ fn a_frame_that_contradicts_itself_is_refused_at_every_length() {
     let mut cuts = 0;
     for number in 0..frames() {
         for length in 0..256 {
-            let Some(rig) = cut(number, length, false) else { break };
+            let Some(rig) = cut(number, length, false) else {
+                break;
+            };
             cuts += 1;
             // Each request has ended, once, and nothing lies where it does not belong.
             let mut ended: Vec<_> = rig.a.done().into_iter().map(|(wr_id, _)| wr_id).collect();
             ended.sort_unstable();
-            assert_eq!(ended, (1..=6).collect::<Vec<_>>(), "frame {number} cut to {length}");
+            assert_eq!(
+                ended,
+                (1..=6).collect::<Vec<_>>(),
+                "frame {number} cut to {length}"
+            );
             for side in [&rig.a, &rig.b] {
                 assert_eq!(side.read(GUARD, 1000), pattern(1000, 9));
-                let mut received: Vec<_> = side.done().into_iter().map(|(wr_id, _)| wr_id).collect();
+                let mut received: Vec<_> =
+                    side.done().into_iter().map(|(wr_id, _)| wr_id).collect();
                 received.dedup();
                 assert!(received.len() <= 2);
             }

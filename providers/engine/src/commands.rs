@@ -39,7 +39,8 @@ impl Commands {
 
     /// How long each command takes from now on.
     pub fn set_latency(&self, latency: Duration) {
-        self.latency.store(latency.as_nanos() as u64, Ordering::Relaxed);
+        self.latency
+            .store(latency.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Whether the device was removed.
@@ -60,7 +61,11 @@ impl Commands {
 
     /// Carries out a verb that gives an object back, and that answers by itself: after the device's latency, or when
     /// the device is removed, for what the object holds must not stay behind.
-    pub fn run_last<T: Send + 'static>(&self, reply: Reply<T>, work: impl FnOnce(Reply<T>) + Send + 'static) {
+    pub fn run_last<T: Send + 'static>(
+        &self,
+        reply: Reply<T>,
+        work: impl FnOnce(Reply<T>) + Send + 'static,
+    ) {
         self.submit(move |_| work(reply));
     }
 
@@ -84,7 +89,9 @@ impl Commands {
         self.timers.add(
             at,
             Box::new(move |_| {
-                let command = me.upgrade().and_then(|me| me.pending().commands.remove(&number));
+                let command = me
+                    .upgrade()
+                    .and_then(|me| me.pending().commands.remove(&number));
                 if let Some(command) = command {
                     command(Ok(()));
                 }

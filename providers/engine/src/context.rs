@@ -5,8 +5,8 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::provider::{
-    AhOps, ContextOps, CqInit, CqOps, EventSink, MrChange, MrInit, MrOps, MwOps, MwType, PdOps, QpInit, QpOps, Reply,
-    SrqInit, SrqOps, own,
+    AhOps, ContextOps, CqInit, CqOps, EventSink, MrChange, MrInit, MrOps, MwOps, MwType, PdOps,
+    QpInit, QpOps, Reply, SrqInit, SrqOps, own,
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{Access, Features, LKey, Port, PortAttributes, RKey, VerbError};
@@ -45,9 +45,14 @@ impl<D: Driver> Place<D> {
         max: u32,
         what: &'static str,
     ) -> Result<Self, VerbError> {
-        let taken = count(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < max).then_some(n + 1));
+        let taken = count(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
+            (n < max).then_some(n + 1)
+        });
         taken.map_err(|_| VerbError::Resources(what))?;
-        Ok(Self { device: Some(Arc::clone(device)), count })
+        Ok(Self {
+            device: Some(Arc::clone(device)),
+            count,
+        })
     }
 
     fn keep(mut self) {
@@ -69,7 +74,10 @@ impl<D: Driver> ContextOps for Context<D> {
             return Err(VerbError::DeviceRemoved);
         }
         if port != 1 {
-            return Err(VerbError::argument("port_num", format!("{port}: the device has port 1 only")));
+            return Err(VerbError::argument(
+                "port_num",
+                format!("{port}: the device has port 1 only"),
+            ));
         }
         Ok(self.device.port_attributes())
     }
@@ -77,9 +85,20 @@ impl<D: Driver> ContextOps for Context<D> {
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
         let (device, events) = (Arc::clone(&self.device), Arc::clone(&self.events));
         self.device.commands().run(reply, move || {
-            let place = Place::take(&device, |d| &d.population.pds, device.limits().max_pd, "max_pd")?;
+            let place = Place::take(
+                &device,
+                |d| &d.population.pds,
+                device.limits().max_pd,
+                "max_pd",
+            )?;
             let number = device.new_pd();
-            let pd: Arc<dyn PdOps> = Arc::new_cyclic(|me| Pd { me: me.clone(), device, events, number, _place: place });
+            let pd: Arc<dyn PdOps> = Arc::new_cyclic(|me| Pd {
+                me: me.clone(),
+                device,
+                events,
+                number,
+                _place: place,
+            });
             Ok(pd)
         });
     }
@@ -88,7 +107,10 @@ impl<D: Driver> ContextOps for Context<D> {
         let (device, events) = (Arc::clone(&self.device), Arc::clone(&self.events));
         self.device.commands().run(reply, move || {
             if init.cqe > device.limits().max_cqe {
-                return Err(VerbError::argument("cqe", format!("{} is above max_cqe", init.cqe)));
+                return Err(VerbError::argument(
+                    "cqe",
+                    format!("{} is above max_cqe", init.cqe),
+                ));
             }
             let commands = Arc::clone(device.commands());
             let cq: Arc<dyn CqOps> = Cq::new(init, events, commands);
@@ -112,9 +134,25 @@ impl<D: Driver> Pd<D> {
         let send_cq: Arc<Cq> = own(&init.send_cq, "send_cq")?;
         let recv_cq: Arc<Cq> = own(&init.recv_cq, "recv_cq")?;
         let srq: Option<Arc<Srq>> = init.srq.as_ref().map(|srq| own(srq, "srq")).transpose()?;
-        let place = Place::take(device, |d| &d.population.qps, device.limits().max_qp, "max_qp")?;
-        let qpn = device.driver().alloc_qpn(device.qpns()).ok_or(VerbError::Resources("queue pair numbers"))?;
-        let qp = Qp::new(device, qpn, self.number, init, (send_cq, recv_cq), srq, Arc::clone(&self.events));
+        let place = Place::take(
+            device,
+            |d| &d.population.qps,
+            device.limits().max_qp,
+            "max_qp",
+        )?;
+        let qpn = device
+            .driver()
+            .alloc_qpn(device.qpns())
+            .ok_or(VerbError::Resources("queue pair numbers"))?;
+        let qp = Qp::new(
+            device,
+            qpn,
+            self.number,
+            init,
+            (send_cq, recv_cq),
+            srq,
+            Arc::clone(&self.events),
+        );
         // `forget_qp` counts it out.
         place.keep();
         device.remember_qp(&qp);
@@ -127,10 +165,19 @@ impl<D: Driver> PdOps for Pd<D> {
         let Some(pd) = self.me.upgrade() else { return };
         self.device.commands().run(reply, move || {
             let device = &pd.device;
-            let place = Place::take(device, |d| &d.population.mrs, device.limits().max_mr, "max_mr")?;
-            let key =
-                device.keys().allocate(KeyKind::Region, pd.number, 0).ok_or(VerbError::Resources("memory keys"))?;
-            device.keys().set_region(key, init.memory, init.iova, init.access, init.private);
+            let place = Place::take(
+                device,
+                |d| &d.population.mrs,
+                device.limits().max_mr,
+                "max_mr",
+            )?;
+            let key = device
+                .keys()
+                .allocate(KeyKind::Region, pd.number, 0)
+                .ok_or(VerbError::Resources("memory keys"))?;
+            device
+                .keys()
+                .set_region(key, init.memory, init.iova, init.access, init.private);
             Ok(Mr::make(&pd, key, init.access, false, place))
         });
     }
@@ -138,11 +185,18 @@ impl<D: Driver> PdOps for Pd<D> {
     fn alloc_mr(&self, _id: ObjectId, max_num_sg: u32, reply: Reply<Arc<dyn MrOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
         if self.device.emulation().is_none() {
-            return reply.send(Err(VerbError::Unsupported { missing: Features::BMME }));
+            return reply.send(Err(VerbError::Unsupported {
+                missing: Features::BMME,
+            }));
         }
         self.device.commands().run(reply, move || {
             let device = &pd.device;
-            let place = Place::take(device, |d| &d.population.mrs, device.limits().max_mr, "max_mr")?;
+            let place = Place::take(
+                device,
+                |d| &d.population.mrs,
+                device.limits().max_mr,
+                "max_mr",
+            )?;
             let key = device
                 .keys()
                 .allocate(KeyKind::FastRegion, pd.number, max_num_sg)
@@ -158,16 +212,41 @@ impl<D: Driver> PdOps for Pd<D> {
             MwType::Type1 if features.contains(Features::WINDOW_1) => KeyKind::Window1,
             MwType::Type2 if features.contains(Features::WINDOW_2A) => KeyKind::Window2A,
             MwType::Type2 if features.contains(Features::WINDOW_2B) => KeyKind::Window2B,
-            MwType::Type1 => return reply.send(Err(VerbError::Unsupported { missing: Features::WINDOW_1 })),
-            MwType::Type2 => return reply.send(Err(VerbError::Unsupported { missing: Features::WINDOW_2B })),
+            MwType::Type1 => {
+                return reply.send(Err(VerbError::Unsupported {
+                    missing: Features::WINDOW_1,
+                }));
+            }
+            MwType::Type2 => {
+                return reply.send(Err(VerbError::Unsupported {
+                    missing: Features::WINDOW_2B,
+                }));
+            }
         };
         self.device.commands().run(reply, move || {
             let device = &pd.device;
-            let place = Place::take(device, |d| &d.population.mws, device.limits().max_mw, "max_mw")?;
-            let key = device.keys().allocate(kind, pd.number, 0).ok_or(VerbError::Resources("memory keys"))?;
+            let place = Place::take(
+                device,
+                |d| &d.population.mws,
+                device.limits().max_mw,
+                "max_mw",
+            )?;
+            let key = device
+                .keys()
+                .allocate(kind, pd.number, 0)
+                .ok_or(VerbError::Resources("memory keys"))?;
             let device = Arc::clone(device);
-            device.windows.lock().unwrap_or_else(PoisonError::into_inner).insert(key, id);
-            let mw: Arc<dyn MwOps> = Arc::new_cyclic(|me| Mw { me: me.clone(), device, key, _place: place });
+            device
+                .windows
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(key, id);
+            let mw: Arc<dyn MwOps> = Arc::new_cyclic(|me| Mw {
+                me: me.clone(),
+                device,
+                key,
+                _place: place,
+            });
             Ok(mw)
         });
     }
@@ -191,24 +270,41 @@ impl<D: Driver> PdOps for Pd<D> {
         self.device.commands().run(reply, move || {
             let device = &pd.device;
             if path.port_num != 1 {
-                return Err(VerbError::argument("port_num", format!("{}: the device has port 1", path.port_num)));
+                return Err(VerbError::argument(
+                    "port_num",
+                    format!("{}: the device has port 1", path.port_num),
+                ));
             }
             if path.sl > 15 || path.static_rate > 31 {
                 return Err(VerbError::argument("sl, static_rate", "beyond 15 or 31"));
             }
             if usize::from(path.sgid_index) >= device.port_attributes().gids.len().max(1) {
-                return Err(VerbError::argument("sgid_index", "the port has no such identifier"));
+                return Err(VerbError::argument(
+                    "sgid_index",
+                    "the port has no such identifier",
+                ));
             }
             device.driver().check_path(&path)?;
-            let place = Place::take(device, |d| &d.population.ahs, device.limits().max_ah, "max_ah")?;
+            let place = Place::take(
+                device,
+                |d| &d.population.ahs,
+                device.limits().max_ah,
+                "max_ah",
+            )?;
             let device = Arc::clone(device);
-            let ah: Arc<dyn AhOps> = Arc::new(Ah { device, path, _place: place });
+            let ah: Arc<dyn AhOps> = Arc::new(Ah {
+                device,
+                path,
+                _place: place,
+            });
             Ok(ah)
         });
     }
 
     fn dealloc(&self, reply: Reply<()>) {
-        self.device.commands().run_last(reply, |reply| reply.send(Ok(())));
+        self.device
+            .commands()
+            .run_last(reply, |reply| reply.send(Ok(())));
     }
 }
 
@@ -223,7 +319,13 @@ pub struct Mr<D: Driver> {
 }
 
 impl<D: Driver> Mr<D> {
-    fn make(pd: &Pd<D>, key: u32, access: Access, allocated: bool, place: Place<D>) -> Arc<dyn MrOps> {
+    fn make(
+        pd: &Pd<D>,
+        key: u32,
+        access: Access,
+        allocated: bool,
+        place: Place<D>,
+    ) -> Arc<dyn MrOps> {
         let device = Arc::clone(&pd.device);
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -237,15 +339,30 @@ impl<D: Driver> Mr<D> {
 
     fn current_key(&self) -> u32 {
         let key = self.key.load(Ordering::Acquire);
-        self.device.keys().fields(key).map_or(key, |fields| key & !0xff | u32::from(fields.key))
+        self.device
+            .keys()
+            .fields(key)
+            .map_or(key, |fields| key & !0xff | u32::from(fields.key))
     }
 }
 
 // The windows that keep a region from being changed.
 fn bound_windows<D: Driver>(device: &Device<D>, key: u32) -> VerbError {
-    let windows = device.windows.lock().unwrap_or_else(PoisonError::into_inner);
-    let bound = windows.iter().filter(|&(&window, _)| device.keys().is_bound_to(window, key));
-    VerbError::Busy(bound.map(|(_, &id)| Holder { kind: ObjectKind::Mw, id }).collect())
+    let windows = device
+        .windows
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let bound = windows
+        .iter()
+        .filter(|&(&window, _)| device.keys().is_bound_to(window, key));
+    VerbError::Busy(
+        bound
+            .map(|(_, &id)| Holder {
+                kind: ObjectKind::Mw,
+                id,
+            })
+            .collect(),
+    )
 }
 
 impl<D: Driver> MrOps for Mr<D> {
@@ -255,16 +372,27 @@ impl<D: Driver> MrOps for Mr<D> {
 
     fn rkey(&self) -> RKey {
         let access = Access::from_bits_retain(self.access.load(Ordering::Relaxed));
-        RKey::new(if access.intersects(Access::REMOTE) { self.current_key() } else { 0 })
+        RKey::new(if access.intersects(Access::REMOTE) {
+            self.current_key()
+        } else {
+            0
+        })
     }
 
     fn rereg(&self, change: MrChange, reply: Reply<()>) {
         let Some(mr) = self.me.upgrade() else { return };
         if self.allocated {
-            return reply.send(Err(VerbError::argument("mr", "an allocated key is registered by work requests")));
+            return reply.send(Err(VerbError::argument(
+                "mr",
+                "an allocated key is registered by work requests",
+            )));
         }
         self.device.commands().run(reply, move || {
-            let pd = change.pd.as_ref().map(|pd| own::<Pd<D>, _>(pd, "pd")).transpose()?;
+            let pd = change
+                .pd
+                .as_ref()
+                .map(|pd| own::<Pd<D>, _>(pd, "pd"))
+                .transpose()?;
             let keys = mr.device.keys();
             let key = mr.key.load(Ordering::Acquire);
             let pd = pd.map(|pd| pd.number);
@@ -305,7 +433,11 @@ pub struct Mw<D: Driver> {
 
 impl<D: Driver> MwOps for Mw<D> {
     fn rkey(&self) -> RKey {
-        let byte = self.device.keys().fields(self.key).map_or(self.key as u8, |fields| fields.key);
+        let byte = self
+            .device
+            .keys()
+            .fields(self.key)
+            .map_or(self.key as u8, |fields| fields.key);
         RKey::new(self.key & !0xff | u32::from(byte))
     }
 
@@ -313,7 +445,11 @@ impl<D: Driver> MwOps for Mw<D> {
         let Some(mw) = self.me.upgrade() else { return };
         self.device.commands().run_last(reply, move |reply| {
             let _ = mw.device.keys().disable(mw.key);
-            mw.device.windows.lock().unwrap_or_else(PoisonError::into_inner).remove(&mw.key);
+            mw.device
+                .windows
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&mw.key);
             pin::after_grace(move || {
                 mw.device.keys().release(mw.key);
                 drop(mw);
@@ -336,7 +472,8 @@ impl<D: Driver> AhOps for Ah<D> {
     }
 
     fn destroy(&self, reply: Reply<()>) {
-        self.device.commands().run_last(reply, |reply| reply.send(Ok(())));
+        self.device
+            .commands()
+            .run_last(reply, |reply| reply.send(Ok(())));
     }
 }
-

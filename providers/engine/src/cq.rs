@@ -10,8 +10,8 @@ use verbs_api::{
     Completion, EventSubject, EventType, Notify, Qpn, VerbError, WcFlags, WcOpcode, WcStatus,
 };
 
-use crate::completion_ring::{Armed, CompletionRing, Entry, Producer};
 use crate::commands::Commands;
+use crate::completion_ring::{Armed, CompletionRing, Entry, Producer};
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::LockGuard;
@@ -100,7 +100,11 @@ pub struct Cq {
 }
 
 impl Cq {
-    pub(crate) fn new(init: CqInit, events: Arc<dyn EventSink>, commands: Arc<Commands>) -> Arc<Self> {
+    pub(crate) fn new(
+        init: CqInit,
+        events: Arc<dyn EventSink>,
+        commands: Arc<Commands>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             ring: CompletionRing::new(init.cqe),
@@ -127,7 +131,9 @@ impl Cq {
         let mut producer = self.ring.producer();
         let pushed = match done.src_qp {
             None => self.ring.push(&mut producer, done.entry()),
-            Some(qpn) => self.ring.push_ext(&mut producer, done.entry(), [u64::from(qpn), 0, 0, 0]),
+            Some(qpn) => self
+                .ring
+                .push_ext(&mut producer, done.entry(), [u64::from(qpn), 0, 0, 0]),
         };
         match pushed {
             Ok(false) => {}
@@ -144,7 +150,13 @@ impl Cq {
 
     /// Adds the completion of a success that carries nothing beside its octets.
     #[inline]
-    pub fn push_plain(self: &Arc<Self>, wr_id: u64, what: Plain, byte_len: u32, effects: &mut Effects) {
+    pub fn push_plain(
+        self: &Arc<Self>,
+        wr_id: u64,
+        what: Plain,
+        byte_len: u32,
+        effects: &mut Effects,
+    ) {
         let words = [wr_id, u64::from(byte_len), u64::from(what.0 as u32)];
         let tail = (what.0 >> 32) as u32;
         let mut producer = self.ring.producer();
@@ -180,7 +192,11 @@ impl Cq {
 
     /// The queue overran: it is unusable, and so are the queue pairs on it (IBTA 10.2.8.1, error class G).
     pub(crate) fn fail(&self, effects: &mut Effects) {
-        effects.event(&self.events, EventType::CqErr, EventSubject::Object(self.id));
+        effects.event(
+            &self.events,
+            EventType::CqErr,
+            EventSubject::Object(self.id),
+        );
         // A queue pair that comes up meanwhile sees the queue fail, or is seen: `Qp::apply` has the counterpart.
         fence(Ordering::SeqCst);
         let users = std::mem::take(&mut *self.users.lock().unwrap_or_else(PoisonError::into_inner));
@@ -236,7 +252,9 @@ impl CqOps for Cq {
                 return Err(VerbError::CqOverrun);
             }
             let resized = cq.ring.resize(cqe.max(1)).map(|()| cqe.max(1));
-            resized.map_err(|too_small| VerbError::argument("cqe", format!("{too_small}; they must fit")))
+            resized.map_err(|too_small| {
+                VerbError::argument("cqe", format!("{too_small}; they must fit"))
+            })
         });
     }
 

@@ -9,8 +9,8 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
-    BaselineGaps, DeviceAttributes, EventSubject, EventType, Features, Gid, Grant, Limits, LinkAddress, Mtu, PortAttributes, PortState,
-    Transport, VerbError,
+    BaselineGaps, DeviceAttributes, EventSubject, EventType, Features, Gid, Grant, Limits,
+    LinkAddress, Mtu, PortAttributes, PortState, Transport, VerbError,
 };
 
 use crate::commands::Commands;
@@ -94,7 +94,11 @@ impl<D: Driver> Device<D> {
     /// # Errors
     /// The description lacks a part or its claims contradict the transport, or the network has a device at this address
     /// already.
-    pub fn new(driver: D, network: &Arc<Network<D>>, options: DeviceOptions) -> Result<Arc<Self>, VerbError> {
+    pub fn new(
+        driver: D,
+        network: &Arc<Network<D>>,
+        options: DeviceOptions,
+    ) -> Result<Arc<Self>, VerbError> {
         let mut attributes = driver.attributes();
         check_description(&attributes)?;
         claim(&mut attributes, &options)?;
@@ -107,7 +111,12 @@ impl<D: Driver> Device<D> {
             me: me.clone(),
             limits: attributes.limits,
             features: attributes.features,
-            keys: KeyTable::new(attributes.limits.max_mr.saturating_add(attributes.limits.max_mw)),
+            keys: KeyTable::new(
+                attributes
+                    .limits
+                    .max_mr
+                    .saturating_add(attributes.limits.max_mw),
+            ),
             attributes: RwLock::new(attributes),
             driver,
             emulation: options.emulation,
@@ -128,7 +137,10 @@ impl<D: Driver> Device<D> {
             tracer: OnceLock::new(),
         });
         if !network.join(address, &device) {
-            return Err(VerbError::argument("address", format!("{address:?} has a device already")));
+            return Err(VerbError::argument(
+                "address",
+                format!("{address:?} has a device already"),
+            ));
         }
         Ok(device)
     }
@@ -189,7 +201,10 @@ impl<D: Driver> Device<D> {
 
     /// What the port tells about itself.
     pub fn port_attributes(&self) -> PortAttributes {
-        let attributes = self.attributes.read().unwrap_or_else(PoisonError::into_inner);
+        let attributes = self
+            .attributes
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut port = attributes.ports[0].clone();
         port.qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
         port
@@ -202,12 +217,21 @@ impl<D: Driver> Device<D> {
 
     /// The queue pair of this number.
     pub fn qp(&self, qpn: u32) -> Option<Arc<Qp<D>>> {
-        self.qps.read().unwrap_or_else(PoisonError::into_inner).get(&qpn).cloned()
+        self.qps
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&qpn)
+            .cloned()
     }
 
     /// The queue pairs attached to a group.
     pub fn group(&self, group: Gid) -> Vec<Arc<Qp<D>>> {
-        self.groups.read().unwrap_or_else(PoisonError::into_inner).get(&group).cloned().unwrap_or_default()
+        self.groups
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&group)
+            .cloned()
+            .unwrap_or_default()
     }
 
     pub(crate) fn qpns(&self) -> &QpnPool {
@@ -223,12 +247,24 @@ impl<D: Driver> Device<D> {
     }
 
     pub(crate) fn remember_qp(&self, qp: &Arc<Qp<D>>) {
-        self.qps.write().unwrap_or_else(PoisonError::into_inner).insert(qp.qpn, Arc::clone(qp));
+        self.qps
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(qp.qpn, Arc::clone(qp));
     }
 
     pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
-        if self.qps.write().unwrap_or_else(PoisonError::into_inner).remove(&qp.qpn).is_some() {
-            self.retired.lock().unwrap_or_else(PoisonError::into_inner).add(&qp.counters());
+        if self
+            .qps
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&qp.qpn)
+            .is_some()
+        {
+            self.retired
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .add(&qp.counters());
             self.driver.free_qpn(&self.qpns, qp.qpn);
             self.population.qps.fetch_sub(1, Ordering::Relaxed);
         }
@@ -236,10 +272,16 @@ impl<D: Driver> Device<D> {
 
     pub(crate) fn join_group(&self, group: Gid, qp: &Arc<Qp<D>>) -> Result<(), VerbError> {
         if !group.is_multicast() {
-            return Err(VerbError::argument("gid", format!("{group} is no multicast group: it must begin with ff")));
+            return Err(VerbError::argument(
+                "gid",
+                format!("{group} is no multicast group: it must begin with ff"),
+            ));
         }
         if qp.qp_type != verbs_api::qp::QpType::Ud {
-            return Err(VerbError::argument("qp", "only UD queue pairs join multicast groups"));
+            return Err(VerbError::argument(
+                "qp",
+                "only UD queue pairs join multicast groups",
+            ));
         }
         let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
         if !groups.contains_key(&group) && groups.len() >= self.limits.max_mcast_grp as usize {
@@ -247,10 +289,15 @@ impl<D: Driver> Device<D> {
         }
         let members = groups.entry(group).or_default();
         if members.iter().any(|member| member.qpn == qp.qpn) {
-            return Err(VerbError::argument("gid", format!("{group} is attached already")));
+            return Err(VerbError::argument(
+                "gid",
+                format!("{group} is attached already"),
+            ));
         }
         if members.len() >= self.limits.max_mcast_qp_attach as usize {
-            return Err(VerbError::Resources("attachments of the group (max_mcast_qp_attach)"));
+            return Err(VerbError::Resources(
+                "attachments of the group (max_mcast_qp_attach)",
+            ));
         }
         members.push(Arc::clone(qp));
         Ok(())
@@ -260,13 +307,19 @@ impl<D: Driver> Device<D> {
         let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
         let members = groups.get_mut(&group);
         let found = members.and_then(|members| {
-            members.iter().position(|member| member.qpn == qpn).map(|index| {
-                members.remove(index);
-                members.is_empty()
-            })
+            members
+                .iter()
+                .position(|member| member.qpn == qpn)
+                .map(|index| {
+                    members.remove(index);
+                    members.is_empty()
+                })
         });
         match found {
-            None => Err(VerbError::argument("gid", format!("{group} is not attached"))),
+            None => Err(VerbError::argument(
+                "gid",
+                format!("{group} is not attached"),
+            )),
             Some(empty) => {
                 if empty {
                     groups.remove(&group);
@@ -290,12 +343,20 @@ impl<D: Driver> Device<D> {
 
     /// The port went up or down. Queue pairs stay as they are; what they send is lost meanwhile.
     pub fn set_port_state(&self, state: PortState) {
-        let mut attributes = self.attributes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut attributes = self
+            .attributes
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         let changed = std::mem::replace(&mut attributes.ports[0].state, state) != state;
         drop(attributes);
-        self.port_active.store(state == PortState::Active, Ordering::Relaxed);
+        self.port_active
+            .store(state == PortState::Active, Ordering::Relaxed);
         if changed {
-            let event = if state == PortState::Active { EventType::PortActive } else { EventType::PortErr };
+            let event = if state == PortState::Active {
+                EventType::PortActive
+            } else {
+                EventType::PortErr
+            };
             self.tell(event, EventSubject::Port(1));
         }
     }
@@ -318,7 +379,13 @@ impl<D: Driver> Device<D> {
             return;
         }
         self.commands.remove();
-        let qps: Vec<_> = self.qps.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let qps: Vec<_> = self
+            .qps
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect();
         let mut effects = Effects::default();
         for qp in qps {
             qp.remove(&mut effects);
@@ -329,7 +396,10 @@ impl<D: Driver> Device<D> {
     }
 
     fn tell(&self, event: EventType, subject: EventSubject) {
-        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         listeners.retain(|listener| listener.strong_count() > 0);
         let told: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
         drop(listeners);
@@ -342,7 +412,11 @@ impl<D: Driver> Device<D> {
 // The largest MTU that is at most `active` and that the link's frames have room for.
 fn carried(active: Mtu, most: Option<usize>) -> Mtu {
     let fits = |mtu: &Mtu| *mtu <= active && most.is_none_or(|most| mtu.octets() as usize <= most);
-    (1..=5).rev().filter_map(Mtu::from_code).find(fits).unwrap_or(Mtu::Mtu256)
+    (1..=5)
+        .rev()
+        .filter_map(Mtu::from_code)
+        .find(fits)
+        .unwrap_or(Mtu::Mtu256)
 }
 
 // What a driver must state in any case. The engine's verbs know one port.
@@ -351,13 +425,22 @@ fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
         return Err(VerbError::argument("name", "is empty"));
     }
     let [port] = &attributes.ports[..] else {
-        return Err(VerbError::argument("ports", format!("{} of them; a device has one", attributes.ports.len())));
+        return Err(VerbError::argument(
+            "ports",
+            format!("{} of them; a device has one", attributes.ports.len()),
+        ));
     };
     if port.port != 1 || attributes.limits.phys_port_cnt != 1 {
-        return Err(VerbError::argument("ports", "the port is number 1, and phys_port_cnt counts it"));
+        return Err(VerbError::argument(
+            "ports",
+            "the port is number 1, and phys_port_cnt counts it",
+        ));
     }
     if port.gids.is_empty() || port.pkeys.is_empty() {
-        return Err(VerbError::argument("ports", "port 1 has at least one identifier and one partition key"));
+        return Err(VerbError::argument(
+            "ports",
+            "port 1 has at least one identifier and one partition key",
+        ));
     }
     Ok(())
 }
@@ -372,26 +455,39 @@ fn claim(attributes: &mut DeviceAttributes, options: &DeviceOptions) -> Result<(
         attributes.features |= gained;
     } else {
         attributes.limits.max_fast_reg_page_list_len = 0;
-        attributes.features -= Features::WINDOW_1 | Features::WINDOW_2A | Features::WINDOW_2B | Features::ZBVA;
+        attributes.features -=
+            Features::WINDOW_1 | Features::WINDOW_2A | Features::WINDOW_2B | Features::ZBVA;
         attributes.limits.max_mw = 0;
     }
     attributes.features -= options.without;
     let features = attributes.features;
     if features.contains(Features::WINDOW_2A | Features::WINDOW_2B) {
-        return Err(VerbError::argument("features", "a device has windows of type 2A or of type 2B, not both"));
+        return Err(VerbError::argument(
+            "features",
+            "a device has windows of type 2A or of type 2B, not both",
+        ));
     }
     if attributes.transport == Transport::Iwarp {
         let missing = Features::IWARP_MANDATORY - features;
         if features.contains(Features::BMME) && !missing.is_empty() {
             let names = verbs_api::feature_names(missing).join(", ");
-            return Err(VerbError::argument("features", format!("an iWARP device with BMME must have {names} too")));
+            return Err(VerbError::argument(
+                "features",
+                format!("an iWARP device with BMME must have {names} too"),
+            ));
         }
         let gaps = [
             (Features::BMME, BaselineGaps::NO_BMME),
-            (Features::LOCAL_INVALIDATE_FENCE, BaselineGaps::NO_LOCAL_INVALIDATE_FENCE),
+            (
+                Features::LOCAL_INVALIDATE_FENCE,
+                BaselineGaps::NO_LOCAL_INVALIDATE_FENCE,
+            ),
             (Features::WINDOW_2B, BaselineGaps::NO_WINDOW_2B),
             (Features::ZBVA, BaselineGaps::NO_ZBVA),
-            (Features::READ_WITH_INVALIDATE, BaselineGaps::NO_READ_WITH_INVALIDATE),
+            (
+                Features::READ_WITH_INVALIDATE,
+                BaselineGaps::NO_READ_WITH_INVALIDATE,
+            ),
         ];
         for (feature, gap) in gaps {
             attributes.gaps.set(gap, missing.contains(feature));
@@ -402,24 +498,40 @@ fn claim(attributes: &mut DeviceAttributes, options: &DeviceOptions) -> Result<(
 
 impl<D: Driver> DeviceOps for Device<D> {
     fn attributes(&self) -> DeviceAttributes {
-        let mut attributes = self.attributes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut attributes = self
+            .attributes
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         attributes.ports[0].qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
         attributes
     }
 
-    fn open(&self, grant: &Grant, events: Arc<dyn EventSink>) -> Result<Arc<dyn ContextOps>, VerbError> {
+    fn open(
+        &self,
+        grant: &Grant,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Arc<dyn ContextOps>, VerbError> {
         if self.is_removed() {
             return Err(VerbError::DeviceRemoved);
         }
         let device = self.shared().ok_or(VerbError::DeviceRemoved)?;
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&events));
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::downgrade(&events));
         let _ = grant;
         Ok(Arc::new(Context::new(device, events)))
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        for qp in self.qps.read().unwrap_or_else(PoisonError::into_inner).values() {
+        for qp in self
+            .qps
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+        {
             all.add(&qp.counters());
         }
         all.named()
@@ -441,23 +553,39 @@ impl<'p, D: Driver> Cx<'p, D> {
     /// A call at an unknown time: the host is asked when somebody wants to know.
     #[inline]
     pub fn new(device: &'p Device<D>, pin: &'p Pin) -> Self {
-        Self { device, pin, effects: Effects::default(), now: None }
+        Self {
+            device,
+            pin,
+            effects: Effects::default(),
+            now: None,
+        }
     }
 
     /// A call at `now`.
     pub fn at(device: &'p Device<D>, pin: &'p Pin, now: Time) -> Self {
-        Self { device, pin, effects: Effects::default(), now: Some(now) }
+        Self {
+            device,
+            pin,
+            effects: Effects::default(),
+            now: Some(now),
+        }
     }
 
     /// Now: the same for the whole call.
     pub fn now(&mut self) -> Time {
-        *self.now.get_or_insert_with(|| self.device.network.timers().now())
+        *self
+            .now
+            .get_or_insert_with(|| self.device.network.timers().now())
     }
 
     /// The effects, at the end of the call; `None` where there are none, which is nearly always.
     #[inline]
     pub fn into_effects(self) -> Option<Effects> {
-        if self.effects.is_empty() { None } else { Some(self.effects) }
+        if self.effects.is_empty() {
+            None
+        } else {
+            Some(self.effects)
+        }
     }
 
     /// Every key.

@@ -90,7 +90,12 @@ pub trait Driver: Sized + Send + Sync + 'static {
     fn pump(qp: &Qp<Self>, requester: &mut Requester<Self>, cx: &mut Cx<'_, Self>);
 
     /// A moment passed that the queue pair asked for with [`Qp::wake_at`].
-    fn handle_timeout(qp: &Qp<Self>, requester: &mut Requester<Self>, now: Time, cx: &mut Cx<'_, Self>);
+    fn handle_timeout(
+        qp: &Qp<Self>,
+        requester: &mut Requester<Self>,
+        now: Time,
+        cx: &mut Cx<'_, Self>,
+    );
 
     /// A frame arrived from the link.
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Self::Header>, cx: &mut Cx<'_, Self>);
@@ -137,7 +142,13 @@ pub trait Driver: Sized + Send + Sync + 'static {
     }
 
     /// What must happen on the wire before a queue pair in error is flushed; by default nothing.
-    fn before_flush(_qp: &Qp<Self>, _requester: &mut Requester<Self>, _status: WcStatus, _cx: &mut Cx<'_, Self>) {}
+    fn before_flush(
+        _qp: &Qp<Self>,
+        _requester: &mut Requester<Self>,
+        _status: WcStatus,
+        _cx: &mut Cx<'_, Self>,
+    ) {
+    }
 
     /// The queue pair leaves its connection: it is in the error state, or is being reset or destroyed. Told before
     /// `requester.direct` is dropped, perhaps with the responder locked, perhaps more than once; by default nothing.

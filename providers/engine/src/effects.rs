@@ -47,7 +47,8 @@ impl Effects {
 
     /// Tell an event.
     pub fn event(&mut self, sink: &Arc<dyn EventSink>, event: EventType, subject: EventSubject) {
-        self.queue.push(Effect::Event(Arc::clone(sink), event, subject));
+        self.queue
+            .push(Effect::Event(Arc::clone(sink), event, subject));
     }
 
     /// Flush a queue pair that has entered the error state.

@@ -26,7 +26,10 @@ pub trait MemoryManagement: Send + Sync {
     ///
     /// # Errors
     /// The key cannot be registered so.
-    #[expect(clippy::too_many_arguments, reason = "the fields of the request, checked by nobody yet")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of the request, checked by nobody yet"
+    )]
     fn fast_register(
         &self,
         keys: &KeyTable,

@@ -35,7 +35,13 @@ pub enum KeyKind {
 }
 
 impl KeyKind {
-    const ALL: [Self; 5] = [Self::Region, Self::FastRegion, Self::Window1, Self::Window2A, Self::Window2B];
+    const ALL: [Self; 5] = [
+        Self::Region,
+        Self::FastRegion,
+        Self::Window1,
+        Self::Window2A,
+        Self::Window2B,
+    ];
 
     /// Whether this is a window.
     pub const fn is_window(self) -> bool {
@@ -213,7 +219,10 @@ impl Slot {
         let result = change(&mut fields);
         if result.is_ok() {
             self.meta.store(fields.pack(), Ordering::Relaxed);
-            self.pd_aux.store(u64::from(fields.pd) | u64::from(fields.aux) << 32, Ordering::Relaxed);
+            self.pd_aux.store(
+                u64::from(fields.pd) | u64::from(fields.aux) << 32,
+                Ordering::Relaxed,
+            );
             self.base.store(fields.base, Ordering::Relaxed);
             self.iova.store(fields.iova, Ordering::Relaxed);
             self.length.store(fields.length, Ordering::Relaxed);
@@ -268,9 +277,15 @@ impl<'p> Region<'p> {
     pub fn for_each(self, mut each: impl FnMut(Span<'p>)) {
         match self {
             Self::Flat(span) => each(span),
-            Self::Paged { list, mut offset, mut length } => {
+            Self::Paged {
+                list,
+                mut offset,
+                mut length,
+            } => {
                 while length > 0 {
-                    let Some((address, here)) = list.locate(offset) else { return };
+                    let Some((address, here)) = list.locate(offset) else {
+                        return;
+                    };
                     let here = here.min(length);
                     // SAFETY: a page list names only memory that it keeps alive, and is itself kept while pinned.
                     each(unsafe { span(address, here) });
@@ -298,7 +313,12 @@ fn empty<'p>() -> Span<'p> {
 
 unsafe fn span<'p>(address: u64, length: u64) -> Span<'p> {
     // SAFETY: the caller's.
-    unsafe { Span::new(std::ptr::with_exposed_provenance_mut(address as usize), length as usize) }
+    unsafe {
+        Span::new(
+            std::ptr::with_exposed_provenance_mut(address as usize),
+            length as usize,
+        )
+    }
 }
 
 /// Who uses a key locally.
@@ -357,7 +377,9 @@ pub struct KeyTable {
 impl KeyTable {
     /// A table of at most `max` keys, 2^24 at most. Index 0 is never given out, so that key 0 opens nothing.
     pub fn new(max: u32) -> Self {
-        Self { slots: Slab::starting_at(1, max.saturating_add(1).min(1 << 24)) }
+        Self {
+            slots: Slab::starting_at(1, max.saturating_add(1).min(1 << 24)),
+        }
     }
 
     /// Keys in use.
@@ -376,20 +398,41 @@ impl KeyTable {
         let index = self.slots.allocate()?;
         self.change(index, |fields| -> Result<u32, ()> {
             let key = fields.key.wrapping_add(1);
-            *fields = KeyFields { key, aux: depth, ..KeyFields::new(kind, pd) };
+            *fields = KeyFields {
+                key,
+                aux: depth,
+                ..KeyFields::new(kind, pd)
+            };
             Ok(index << 8 | u32::from(key))
         })
         .ok()
     }
 
     /// Makes a region of its own memory valid.
-    pub fn set_region(&self, key: u32, memory: RegionMemory, iova: u64, access: Access, private: bool) {
-        let Some(slot) = self.slots.get(key >> 8) else { return };
+    pub fn set_region(
+        &self,
+        key: u32,
+        memory: RegionMemory,
+        iova: u64,
+        access: Access,
+        private: bool,
+    ) {
+        let Some(slot) = self.slots.get(key >> 8) else {
+            return;
+        };
         let (base, length) = (memory.address() as u64, memory.len() as u64);
         slot.keep().memory = Some(memory);
         let _ = slot.change(|fields| -> Result<(), ()> {
             let state = KeyState::Valid;
-            *fields = KeyFields { state, base, length, iova, access, private, ..*fields };
+            *fields = KeyFields {
+                state,
+                base,
+                length,
+                iova,
+                access,
+                private,
+                ..*fields
+            };
             Ok(())
         });
     }
@@ -405,14 +448,23 @@ impl KeyTable {
         pd: Option<u32>,
         access: Option<Access>,
     ) -> Result<u32, u64> {
-        let Some(slot) = self.slots.get(key >> 8) else { return Ok(key) };
-        let place = translation.as_ref().map(|(memory, iova)| (memory.address() as u64, memory.len() as u64, *iova));
+        let Some(slot) = self.slots.get(key >> 8) else {
+            return Ok(key);
+        };
+        let place = translation
+            .as_ref()
+            .map(|(memory, iova)| (memory.address() as u64, memory.len() as u64, *iova));
         let new_key = slot.change(|fields| {
             if fields.link != 0 {
                 return Err(fields.link);
             }
             if let Some((base, length, iova)) = place {
-                *fields = KeyFields { base, length, iova, ..*fields };
+                *fields = KeyFields {
+                    base,
+                    length,
+                    iova,
+                    ..*fields
+                };
             }
             fields.pd = pd.unwrap_or(fields.pd);
             fields.access = access.unwrap_or(fields.access);
@@ -431,12 +483,15 @@ impl KeyTable {
     /// # Errors
     /// Windows are bound to the region: how many. Nothing was changed.
     pub fn disable(&self, key: u32) -> Result<(), u64> {
-        let Some(slot) = self.slots.get(key >> 8) else { return Ok(()) };
+        let Some(slot) = self.slots.get(key >> 8) else {
+            return Ok(());
+        };
         let parent = slot.change(|fields| {
             if !fields.kind.is_window() && fields.link != 0 {
                 return Err(fields.link);
             }
-            let parent = (fields.kind.is_window() && fields.state == KeyState::Valid).then_some(fields.link);
+            let parent =
+                (fields.kind.is_window() && fields.state == KeyState::Valid).then_some(fields.link);
             fields.state = KeyState::Unused;
             Ok(parent)
         })?;
@@ -455,20 +510,32 @@ impl KeyTable {
 
     /// What a key says now, if its index is in use.
     pub fn fields(&self, key: u32) -> Option<KeyFields> {
-        self.slots.get(key >> 8).map(Slot::read).filter(|fields| fields.state != KeyState::Unused)
+        self.slots
+            .get(key >> 8)
+            .map(Slot::read)
+            .filter(|fields| fields.state != KeyState::Unused)
     }
 
     /// Whether `window` is bound to the region of `region`.
     pub fn is_bound_to(&self, window: u32, region: u32) -> bool {
         self.fields(window).is_some_and(|fields| {
-            fields.kind.is_window() && fields.state == KeyState::Valid && fields.link == u64::from(region >> 8)
+            fields.kind.is_window()
+                && fields.state == KeyState::Valid
+                && fields.link == u64::from(region >> 8)
         })
     }
 
     /// The same checks, where they all pass and the memory is one stretch of a region; `None` leaves it to
     /// [`check_local`](Self::check_local) and [`check_remote`](Self::check_remote) to say why not.
     #[inline]
-    pub fn flat<'p>(&self, _pin: &'p Pin, key: u32, addr: u64, length: u32, user: FlatUse) -> Option<Span<'p>> {
+    pub fn flat<'p>(
+        &self,
+        _pin: &'p Pin,
+        key: u32,
+        addr: u64,
+        length: u32,
+        user: FlatUse,
+    ) -> Option<Span<'p>> {
         // Key byte, state, kind (a region of either sort), private, paged, rights: one comparison.
         const FIXED: u64 = 0xff | 3 << 8 | 6 << 10 | 1 << 13 | 1 << 14;
         let rights = u64::from(user.access.bits()) << 32;
@@ -485,7 +552,12 @@ impl KeyTable {
         let length = u64::from(length);
         let valid = u64::from(key as u8) | (KeyState::Valid as u64) << 8 | rights;
         let fits = addr >= iova && offset <= size && length <= size - offset;
-        if !stable || meta & (FIXED | rights) != valid || pd_aux as u32 != user.pd || !fits || length == 0 {
+        if !stable
+            || meta & (FIXED | rights) != valid
+            || pd_aux as u32 != user.pd
+            || !fits
+            || length == 0
+        {
             return None;
         }
         // SAFETY: pinned, and the fields were valid together.
@@ -577,7 +649,10 @@ impl KeyTable {
         let mut keep = slot.keep();
         let held = keep.pages.as_ref().is_some_and(|held| held.is_same(pages));
         let fresh = (!held).then(|| Box::new(pages.clone()));
-        let list: &PageList = fresh.as_deref().or(keep.pages.as_deref()).ok_or(Fault::Operation)?;
+        let list: &PageList = fresh
+            .as_deref()
+            .or(keep.pages.as_deref())
+            .ok_or(Fault::Operation)?;
         let (paged, base) = match list.flat_address() {
             Some(address) => (false, address),
             None => (true, std::ptr::from_ref(list).expose_provenance() as u64),
@@ -593,7 +668,17 @@ impl KeyTable {
                 return Err(Fault::Operation);
             }
             let state = KeyState::Valid;
-            *fields = KeyFields { key: key as u8, state, access, iova, length, paged, base, start: 0, ..*fields };
+            *fields = KeyFields {
+                key: key as u8,
+                state,
+                access,
+                iova,
+                length,
+                paged,
+                base,
+                start: 0,
+                ..*fields
+            };
             Ok(())
         })?;
         if let Some(fresh) = fresh {
@@ -641,7 +726,11 @@ impl KeyTable {
         })
     }
 
-    fn invalidate(&self, key: u32, check: impl FnOnce(&KeyFields) -> Result<(), Fault>) -> Result<(), Fault> {
+    fn invalidate(
+        &self,
+        key: u32,
+        check: impl FnOnce(&KeyFields) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
         let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
         let parent = slot.change(|fields| {
             if fields.state == KeyState::Unused || fields.key != key as u8 {
@@ -654,7 +743,8 @@ impl KeyTable {
             if fields.kind == KeyKind::FastRegion && fields.link != 0 {
                 return Err(Fault::CannotInvalidate);
             }
-            let parent = (fields.kind.is_type_2() && fields.state == KeyState::Valid).then_some(fields.link);
+            let parent =
+                (fields.kind.is_type_2() && fields.state == KeyState::Valid).then_some(fields.link);
             fields.state = KeyState::Free;
             Ok(parent)
         })?;
@@ -674,7 +764,11 @@ impl KeyTable {
         let window = self.slots.get(key >> 8).ok_or(Fault::Bind)?;
         let old = window.read();
         let type_1 = old.kind == KeyKind::Window1;
-        let stale = if type_1 { old.key != key as u8 } else { old.state != KeyState::Free };
+        let stale = if type_1 {
+            old.key != key as u8
+        } else {
+            old.state != KeyState::Free
+        };
         let zero_based = binding.access.contains(Access::ZERO_BASED);
         if !old.kind.is_window()
             || old.state == KeyState::Unused
@@ -686,19 +780,31 @@ impl KeyTable {
         {
             return Err(Fault::Bind);
         }
-        let target = if binding.length == 0 { None } else { Some(self.link(binding)?) };
+        let target = if binding.length == 0 {
+            None
+        } else {
+            Some(self.link(binding)?)
+        };
         let changed = window.change(|fields| {
             if fields.state != old.state || fields.key != old.key {
                 return Err(Fault::Bind);
             }
-            let parent = (fields.state == KeyState::Valid && fields.kind.is_window()).then_some(fields.link);
-            fields.key = if type_1 { fields.key.wrapping_add(1) } else { key as u8 };
+            let parent =
+                (fields.state == KeyState::Valid && fields.kind.is_window()).then_some(fields.link);
+            fields.key = if type_1 {
+                fields.key.wrapping_add(1)
+            } else {
+                key as u8
+            };
             match target {
                 None => fields.state = KeyState::Free,
                 Some((index, region, offset)) => {
                     let iova = if zero_based { 0 } else { binding.addr };
-                    let (base, start) =
-                        if region.paged { (region.base, region.start + offset) } else { (region.base + offset, 0) };
+                    let (base, start) = if region.paged {
+                        (region.base, region.start + offset)
+                    } else {
+                        (region.base + offset, 0)
+                    };
                     *fields = KeyFields {
                         state: KeyState::Valid,
                         access: binding.access,
@@ -730,9 +836,12 @@ impl KeyTable {
     /// Unbinds every type-2 window of a queue pair that is reset or destroyed.
     pub fn unbind_all_of(&self, keys: &[u32], qpn: u32) {
         for &key in keys {
-            let Some(slot) = self.slots.get(key >> 8) else { continue };
+            let Some(slot) = self.slots.get(key >> 8) else {
+                continue;
+            };
             let parent = slot.change(|fields| {
-                if !fields.kind.is_type_2() || fields.state != KeyState::Valid || fields.aux != qpn {
+                if !fields.kind.is_type_2() || fields.state != KeyState::Valid || fields.aux != qpn
+                {
                     return Err(());
                 }
                 fields.state = KeyState::Free;
@@ -754,11 +863,14 @@ impl KeyTable {
                 || region.private
                 || region.pd != binding.pd
                 || !region.access.contains(Access::MW_BIND)
-                || (binding.access.intersects(changes) && !region.access.contains(Access::LOCAL_WRITE))
+                || (binding.access.intersects(changes)
+                    && !region.access.contains(Access::LOCAL_WRITE))
             {
                 return Err(Fault::Bind);
             }
-            let offset = region.offset_of(binding.addr, binding.length).map_err(|_| Fault::Bind)?;
+            let offset = region
+                .offset_of(binding.addr, binding.length)
+                .map_err(|_| Fault::Bind)?;
             region.link += 1;
             Ok((u64::from(index), *region, offset))
         })
@@ -773,8 +885,15 @@ impl KeyTable {
         }
     }
 
-    fn change<T, E>(&self, index: u32, change: impl FnOnce(&mut KeyFields) -> Result<T, E>) -> Result<T, E> {
-        self.slots.get(index).expect("an index that was allocated").change(change)
+    fn change<T, E>(
+        &self,
+        index: u32,
+        change: impl FnOnce(&mut KeyFields) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.slots
+            .get(index)
+            .expect("an index that was allocated")
+            .change(change)
     }
 }
 
@@ -788,7 +907,11 @@ unsafe fn region<'p>(fields: &KeyFields, offset: u64, length: u64) -> Region<'p>
         let list: *const PageList = std::ptr::with_exposed_provenance(fields.base as usize);
         // SAFETY: the slot keeps the list until after the grace period of its replacement.
         let list = unsafe { &*list };
-        return Region::Paged { list, offset: fields.start + offset, length };
+        return Region::Paged {
+            list,
+            offset: fields.start + offset,
+            length,
+        };
     }
     // SAFETY: the slot keeps the memory until after the grace period of its release.
     Region::Flat(unsafe { span(fields.base + offset, length) })

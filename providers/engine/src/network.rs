@@ -60,7 +60,10 @@ impl<D: Driver> Network<D> {
 
     pub(crate) fn join(&self, address: LinkAddress, device: &Arc<Device<D>>) -> bool {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        if devices.get(&address).is_some_and(|device| device.strong_count() > 0) {
+        if devices
+            .get(&address)
+            .is_some_and(|device| device.strong_count() > 0)
+        {
             return false;
         }
         devices.insert(address, Arc::downgrade(device));
@@ -70,7 +73,10 @@ impl<D: Driver> Network<D> {
     /// The device at an address.
     pub fn device(&self, address: LinkAddress) -> Option<Arc<Device<D>>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        devices.get(&address).and_then(Weak::upgrade).filter(|device| !device.is_removed())
+        devices
+            .get(&address)
+            .and_then(Weak::upgrade)
+            .filter(|device| !device.is_removed())
     }
 
     /// Every device.
@@ -82,11 +88,15 @@ impl<D: Driver> Network<D> {
     /// Runs `job` when what has arrived over the link has been delivered. Called while delivering, possibly with locks
     /// held.
     pub fn serve_later(&self, job: Job) {
-        self.to_serve.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
+        self.to_serve
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(job);
     }
 
     fn serve(&self) -> bool {
-        let jobs = std::mem::take(&mut *self.to_serve.lock().unwrap_or_else(PoisonError::into_inner));
+        let jobs =
+            std::mem::take(&mut *self.to_serve.lock().unwrap_or_else(PoisonError::into_inner));
         let any = !jobs.is_empty();
         for job in jobs {
             job(self.timers.now());

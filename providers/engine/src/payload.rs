@@ -39,7 +39,11 @@ impl<'p> Payload<'p> {
         match spans {
             [] => Self::Empty,
             [span] => Self::Span(*span),
-            spans => Self::Spans { spans, offset: 0, length: spans.iter().map(|span| span.len()).sum() },
+            spans => Self::Spans {
+                spans,
+                offset: 0,
+                length: spans.iter().map(|span| span.len()).sum(),
+            },
         }
     }
 
@@ -65,9 +69,17 @@ impl<'p> Payload<'p> {
         match *self {
             Self::Empty => Self::Empty,
             Self::Span(span) => Self::Span(span.sub(offset, length)),
-            Self::Spans { spans, offset: start, length: all } => {
+            Self::Spans {
+                spans,
+                offset: start,
+                length: all,
+            } => {
                 let offset = offset.min(all);
-                Self::Spans { spans, offset: start + offset, length: length.min(all - offset) }
+                Self::Spans {
+                    spans,
+                    offset: start + offset,
+                    length: length.min(all - offset),
+                }
             }
             Self::Octets(octets) => {
                 let offset = offset.min(octets.len());
@@ -83,7 +95,11 @@ impl<'p> Payload<'p> {
             Self::Empty => {}
             Self::Span(span) => target.copy_from(span),
             Self::Octets(octets) => target.write(octets),
-            Self::Spans { spans, mut offset, mut length } => {
+            Self::Spans {
+                spans,
+                mut offset,
+                mut length,
+            } => {
                 let mut done = 0;
                 for span in spans {
                     let here = span.sub(offset, length);
@@ -120,7 +136,11 @@ impl<'p> Payload<'p> {
             Self::Empty => {}
             Self::Span(span) => span.read(&mut octets),
             Self::Octets(source) => octets.copy_from_slice(source),
-            Self::Spans { spans, mut offset, mut length } => {
+            Self::Spans {
+                spans,
+                mut offset,
+                mut length,
+            } => {
                 let mut done = 0;
                 for span in spans {
                     let here = span.sub(offset, length);
@@ -140,7 +160,9 @@ impl<'p> Payload<'p> {
         match *self {
             Self::Span(span) if span.len() >= 8 => span.read(&mut octets),
             Self::Octets(source) if source.len() >= 8 => octets.copy_from_slice(&source[..8]),
-            Self::Spans { .. } if self.len() >= 8 => octets.copy_from_slice(&self.part(0, 8).to_vec()),
+            Self::Spans { .. } if self.len() >= 8 => {
+                octets.copy_from_slice(&self.part(0, 8).to_vec())
+            }
             _ => {}
         }
         u64::from_ne_bytes(octets)
@@ -161,7 +183,8 @@ pub fn gather<'p>(
 ) -> Result<(), Fault> {
     for sge in list.iter().filter(|sge| sge.length != 0) {
         let length = u64::from(sge.length);
-        keys.check_local(pin, sge.lkey.value(), sge.addr, length, user)?.for_each(|span| into.push(span));
+        keys.check_local(pin, sge.lkey.value(), sge.addr, length, user)?
+            .for_each(|span| into.push(span));
     }
     Ok(())
 }
@@ -179,7 +202,8 @@ pub fn gather_raw<'p>(
     into: &mut Spans<'p>,
 ) -> Result<(), Fault> {
     for sge in list.iter().filter(|sge| sge.length != 0) {
-        keys.check_local(pin, sge.lkey, sge.addr, u64::from(sge.length), user)?.for_each(|span| into.push(span));
+        keys.check_local(pin, sge.lkey, sge.addr, u64::from(sge.length), user)?
+            .for_each(|span| into.push(span));
     }
     Ok(())
 }
@@ -200,7 +224,17 @@ pub fn source<'s, 'p: 's>(
     match source {
         Source::Inline(octets) => Ok(Payload::Octets(octets)),
         Source::Sges(list) => {
-            gather(keys, pin, list, LocalUse { pd, private, write: false }, spans)?;
+            gather(
+                keys,
+                pin,
+                list,
+                LocalUse {
+                    pd,
+                    private,
+                    write: false,
+                },
+                spans,
+            )?;
             Ok(Payload::of_spans(spans))
         }
     }

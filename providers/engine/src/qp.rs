@@ -14,8 +14,8 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify};
 use verbs_api::{
-    Access, BindWindow, EventSubject, EventType, Gid, Operation, PostReason, Qpn, RKey, ReceiveRequest, SendFlags,
-    VerbError, WcOpcode, WcStatus, WorkRequest,
+    Access, BindWindow, EventSubject, EventType, Gid, Operation, PostReason, Qpn, RKey,
+    ReceiveRequest, SendFlags, VerbError, WcOpcode, WcStatus, WorkRequest,
 };
 
 use crate::cq::{Cq, Done, Plain};
@@ -274,7 +274,11 @@ impl<D: Driver> Qp<D> {
             }),
             receives,
             id: init.id,
-            cold: Mutex::new(Cold { attributes: QpAttributes::new(), groups: Vec::new(), destroyed: false }),
+            cold: Mutex::new(Cold {
+                attributes: QpAttributes::new(),
+                groups: Vec::new(),
+                destroyed: false,
+            }),
             events,
         });
         let me: Weak<Self> = Arc::downgrade(&qp);
@@ -375,8 +379,11 @@ impl<D: Driver> Qp<D> {
             if self.is_direct && !self.is_traced && requester.queue.is_empty() && self.is_rts() {
                 index += D::express(self, requester, &requests[index..], cx);
             }
-            let Some(posted) = requests.get(index) else { break };
-            self.post_one(requester, &Request::of(posted), cx).map_err(|reason| (index, reason))?;
+            let Some(posted) = requests.get(index) else {
+                break;
+            };
+            self.post_one(requester, &Request::of(posted), cx)
+                .map_err(|reason| (index, reason))?;
             index += 1;
         }
         Ok(())
@@ -395,7 +402,8 @@ impl<D: Driver> Qp<D> {
     #[inline]
     pub fn push_plain(&self, wr_id: u64, opcode: WcOpcode, byte_len: u32, cx: &mut Cx<'_, D>) {
         let plain = Plain::new(self.qpn, opcode, false);
-        self.send_cq.push_plain(wr_id, plain, byte_len, &mut cx.effects);
+        self.send_cq
+            .push_plain(wr_id, plain, byte_len, &mut cx.effects);
     }
 
     #[inline(never)]
@@ -411,7 +419,9 @@ impl<D: Driver> Qp<D> {
                 if requester.queue.is_empty() {
                     self.check_room(requester, request)?;
                     match D::execute(self, requester, request, cx) {
-                        Executed::Done(status, octets) => self.complete(requester, request, status, octets, cx),
+                        Executed::Done(status, octets) => {
+                            self.complete(requester, request, status, octets, cx)
+                        }
                         Executed::Keep => requester.push(request),
                     }
                     return Ok(());
@@ -431,12 +441,18 @@ impl<D: Driver> Qp<D> {
                 self.complete(requester, request, WcStatus::WrFlushErr, 0, cx);
                 Ok(())
             }
-            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => Err(PostReason::InvalidState(state)),
+            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => {
+                Err(PostReason::InvalidState(state))
+            }
         }
     }
 
     #[inline]
-    fn check_room(&self, requester: &Requester<D>, request: &Request<'_>) -> Result<(), PostReason> {
+    fn check_room(
+        &self,
+        requester: &Requester<D>,
+        request: &Request<'_>,
+    ) -> Result<(), PostReason> {
         let max = self.cap.max_send_wr;
         let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
         let taken = requester.queue.len() as u32;
@@ -455,7 +471,11 @@ impl<D: Driver> Qp<D> {
     fn check_ordinary_room(&self, requester: &Requester<D>, max: u32) -> Result<(), PostReason> {
         let is_ordinary = |wqe: &&Wqe| !wqe.kept.is_reserved();
         let taken = requester.queue.iter().filter(is_ordinary).count() as u32;
-        if taken < max { Ok(()) } else { Err(PostReason::QueueFull { max }) }
+        if taken < max {
+            Ok(())
+        } else {
+            Err(PostReason::QueueFull { max })
+        }
     }
 
     /// Lets the transport go on with the queue, and sees whether it has drained.
@@ -467,7 +487,10 @@ impl<D: Driver> Qp<D> {
     }
 
     fn check_drained(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
-        let idle = requester.queue.front().is_none_or(|wqe| wqe.phase == Phase::Waiting);
+        let idle = requester
+            .queue
+            .front()
+            .is_none_or(|wqe| wqe.phase == Phase::Waiting);
         if requester.draining && idle && self.state() == QpState::Sqd {
             requester.draining = false;
             if std::mem::take(&mut requester.notify_drained) {
@@ -571,7 +594,12 @@ impl<D: Driver> Qp<D> {
 
     /// Completes the oldest requests as far as they are over.
     pub fn complete_done(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
-        while let Some(&Wqe { phase: Phase::Done(status), received, .. }) = requester.queue.front() {
+        while let Some(&Wqe {
+            phase: Phase::Done(status),
+            received,
+            ..
+        }) = requester.queue.front()
+        {
             self.complete_front(requester, status, received as u32, cx);
         }
     }
@@ -590,15 +618,21 @@ impl<D: Driver> Qp<D> {
 
     /// Puts the queue pair into the error state, or an unreliable one's send queue; what is left is flushed by an effect.
     pub fn enter_error(&self, send_queue_only: bool) {
-        let to = if send_queue_only { QpState::Sqe } else { QpState::Err };
-        let changed = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-            let from = QpState::from_code(state)?;
-            let may = match to {
-                QpState::Sqe => matches!(from, QpState::Rts | QpState::Sqd),
-                _ => !matches!(from, QpState::Reset | QpState::Err),
-            };
-            may.then_some(to as u8)
-        });
+        let to = if send_queue_only {
+            QpState::Sqe
+        } else {
+            QpState::Err
+        };
+        let changed = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+                let from = QpState::from_code(state)?;
+                let may = match to {
+                    QpState::Sqe => matches!(from, QpState::Rts | QpState::Sqd),
+                    _ => !matches!(from, QpState::Reset | QpState::Err),
+                };
+                may.then_some(to as u8)
+            });
         if changed.is_ok() {
             self.responder.0.state.store(to as u8, Ordering::Release);
         }
@@ -615,7 +649,9 @@ impl<D: Driver> Qp<D> {
         let keys = self.device.keys();
         let result = match request.op {
             Op::FastRegister(key, access, iova, length) => match (emulation, request.pages) {
-                (Some(bmme), Some(pages)) => bmme.fast_register(keys, key, self.pd, pages, access, iova, length),
+                (Some(bmme), Some(pages)) => {
+                    bmme.fast_register(keys, key, self.pd, pages, access, iova, length)
+                }
                 _ => Err(crate::fault::Fault::Operation),
             },
             Op::LocalInvalidate(key) => match emulation {
@@ -623,8 +659,16 @@ impl<D: Driver> Qp<D> {
                 None => Err(crate::fault::Fault::Operation),
             },
             Op::Bind(window, region, addr, length, access) => {
-                let binding = Binding { region, addr, length, access, pd: self.pd, qpn: self.qpn };
-                keys.bind(window, &binding).map(|_| requester.note_window(window))
+                let binding = Binding {
+                    region,
+                    addr,
+                    length,
+                    access,
+                    pd: self.pd,
+                    qpn: self.qpn,
+                };
+                keys.bind(window, &binding)
+                    .map(|_| requester.note_window(window))
             }
             _ => Ok(()),
         };
@@ -644,7 +688,11 @@ impl<D: Driver> Qp<D> {
     // What was flushed was not executed.
     #[cold]
     fn trace(&self, request: &Request<'_>, status: WcStatus) {
-        if let Some(trace) = self.device.tracer().filter(|_| status != WcStatus::WrFlushErr) {
+        if let Some(trace) = self
+            .device
+            .tracer()
+            .filter(|_| status != WcStatus::WrFlushErr)
+        {
             trace(TracedOperation::of(self.qpn, request, status));
         }
     }
@@ -694,8 +742,17 @@ impl<D: Driver> Qp<D> {
         let mut producer = self.receives.producer();
         let mut result = Ok(());
         for (index, request) in requests.iter().enumerate() {
-            if self.receives.post(&mut producer, receive_of(request)).is_err() {
-                result = Err((index, PostReason::QueueFull { max: self.cap.max_recv_wr }));
+            if self
+                .receives
+                .post(&mut producer, receive_of(request))
+                .is_err()
+            {
+                result = Err((
+                    index,
+                    PostReason::QueueFull {
+                        max: self.cap.max_recv_wr,
+                    },
+                ));
                 break;
             }
         }
@@ -745,7 +802,9 @@ impl<D: Driver> Qp<D> {
 
     /// Whether a receive is posted, as far as can be told without a lock.
     pub fn has_receive(&self) -> bool {
-        self.srq.as_ref().map_or_else(|| !self.receives.is_empty(), |srq| !srq.is_empty())
+        self.srq
+            .as_ref()
+            .map_or_else(|| !self.receives.is_empty(), |srq| !srq.is_empty())
     }
 
     /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
@@ -785,8 +844,18 @@ impl<D: Driver> Qp<D> {
         cx: &Cx<'p, D>,
         into: &mut Spans<'p>,
     ) -> Result<(), crate::fault::Fault> {
-        let user = LocalUse { pd: self.receive_pd(), private: receive.private, write: true };
-        gather_raw(self.device.keys(), cx.pin, receive.sges.as_slice(), user, into)
+        let user = LocalUse {
+            pd: self.receive_pd(),
+            private: receive.private,
+            write: true,
+        };
+        gather_raw(
+            self.device.keys(),
+            cx.pin,
+            receive.sges.as_slice(),
+            user,
+            into,
+        )
     }
 
     /// The stretch that the next receive of this queue pair's own queue names, where it names one flat stretch with room
@@ -802,8 +871,14 @@ impl<D: Driver> Qp<D> {
             return None;
         }
         let sge = self.receives.peek_one(&responder.consumer)?;
-        let user = FlatUse { pd: self.pd, access: Access::LOCAL_WRITE };
-        let room = self.device.keys().flat(cx.pin, sge.lkey, sge.addr, sge.length, user)?;
+        let user = FlatUse {
+            pd: self.pd,
+            access: Access::LOCAL_WRITE,
+        };
+        let room = self
+            .device
+            .keys()
+            .flat(cx.pin, sge.lkey, sge.addr, sge.length, user)?;
         (room.len() >= length as usize).then_some(room)
     }
 
@@ -818,14 +893,20 @@ impl<D: Driver> Qp<D> {
     ) {
         let wr_id = self.receives.pop_one(&mut responder.consumer);
         let plain = Plain::new(self.qpn, WcOpcode::Recv, solicited);
-        self.recv_cq.push_plain(wr_id, plain, byte_len, &mut cx.effects);
+        self.recv_cq
+            .push_plain(wr_id, plain, byte_len, &mut cx.effects);
     }
 
     /// Completes a receive.
     #[inline]
     pub fn complete_receive(&self, receive: &Receive, done: Done, cx: &mut Cx<'_, D>) {
         let loan = Loan::from_bits(receive.loan);
-        let done = Done { wr_id: receive.wr_id, qpn: self.qpn, loan, ..done };
+        let done = Done {
+            wr_id: receive.wr_id,
+            qpn: self.qpn,
+            loan,
+            ..done
+        };
         self.recv_cq.push(&done, &mut cx.effects);
     }
 
@@ -855,7 +936,11 @@ impl<D: Driver> Qp<D> {
         self.enter_error(false);
         match responder.current.take() {
             Some(receive) => {
-                let done = Done { status, opcode: WcOpcode::Recv, ..Done::default() };
+                let done = Done {
+                    status,
+                    opcode: WcOpcode::Recv,
+                    ..Done::default()
+                };
                 self.complete_receive(&receive, done, cx);
             }
             None => self.event(event, &mut cx.effects),
@@ -868,7 +953,11 @@ impl<D: Driver> Qp<D> {
     /// Flushes the receive queue, the receive that is being filled first. Receives of a shared queue stay there, and the
     /// event tells that none of them is this queue pair's any more.
     fn flush_responder(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
-        let flushed = Done { status: WcStatus::WrFlushErr, opcode: WcOpcode::Recv, ..Done::default() };
+        let flushed = Done {
+            status: WcStatus::WrFlushErr,
+            opcode: WcOpcode::Recv,
+            ..Done::default()
+        };
         if let Some(receive) = responder.current.take() {
             self.complete_receive(&receive, flushed, cx);
         }
@@ -903,11 +992,19 @@ impl<D: Driver> Qp<D> {
         if let Some(path) = &given.ah_attr {
             self.device.driver().check_path(path)?;
         }
-        if let Some(index) = given.pkey_index.filter(|&index| usize::from(index) >= port.pkeys.len().max(1)) {
-            return Err(VerbError::argument("pkey_index", format!("{index}: the port has {} keys", port.pkeys.len())));
+        if let Some(index) = given
+            .pkey_index
+            .filter(|&index| usize::from(index) >= port.pkeys.len().max(1))
+        {
+            return Err(VerbError::argument(
+                "pkey_index",
+                format!("{index}: the port has {} keys", port.pkeys.len()),
+            ));
         }
         let mut given = *given;
-        given.path_mtu = given.path_mtu.map(|mtu| self.device.driver().path_mtu(mtu, port.active_mtu));
+        given.path_mtu = given
+            .path_mtu
+            .map(|mtu| self.device.driver().path_mtu(mtu, port.active_mtu));
         let all = cold.attributes.merged(&given);
         let limits = self.device.limits();
         let pin = pin();
@@ -923,12 +1020,21 @@ impl<D: Driver> Qp<D> {
             if to == QpState::Init && self.has_failed_queue() {
                 return Err(VerbError::CqOverrun);
             }
-            let change = Change { from, to, given: &given, all: &all };
+            let change = Change {
+                from,
+                to,
+                given: &given,
+                all: &all,
+            };
             D::modify(self, requester, responder, &change, &mut cx);
             self.enter(requester, responder, &change, &mut cx);
             to
         };
-        cold.attributes = if to == QpState::Reset { QpAttributes::new() } else { all };
+        cold.attributes = if to == QpState::Reset {
+            QpAttributes::new()
+        } else {
+            all
+        };
         cold.attributes.qp_state = Some(to);
         cold.attributes.cur_qp_state = None;
         drop(cold);
@@ -991,7 +1097,9 @@ impl<D: Driver> Qp<D> {
             loans::release(wqe.kept.loan);
         }
         loans::release(std::mem::take(&mut requester.loans));
-        self.device.keys().unbind_all_of(&std::mem::take(&mut requester.windows), self.qpn);
+        self.device
+            .keys()
+            .unbind_all_of(&std::mem::take(&mut requester.windows), self.qpn);
         requester.direct = None;
         requester.first_half_failed = false;
         requester.draining = false;
@@ -1129,14 +1237,23 @@ impl<D: Driver> QpActions for Qp<D> {
 /// The engine's form of a posted receive.
 pub(crate) fn receive_of(request: &ReceiveRequest<'_>) -> Receive {
     let sges = request.data.sges();
-    let raw = |sge: &verbs_api::Sge| RawSge { addr: sge.addr, length: sge.length, lkey: sge.lkey.value() };
+    let raw = |sge: &verbs_api::Sge| RawSge {
+        addr: sge.addr,
+        length: sge.length,
+        lkey: sge.lkey.value(),
+    };
     let list = match sges.list {
         [] => SmallSges::default(),
         [one] => SmallSges::from(&[raw(one)][..]),
         [one, two] => SmallSges::from(&[raw(one), raw(two)][..]),
         more => SmallSges::Spilled(more.iter().map(raw).collect()),
     };
-    Receive { wr_id: request.wr_id, loan: sges.loan.to_bits(), private: sges.private, sges: list }
+    Receive {
+        wr_id: request.wr_id,
+        loan: sges.loan.to_bits(),
+        private: sges.private,
+        sges: list,
+    }
 }
 
 impl<D: Driver> QpOps for Qp<D> {
@@ -1158,7 +1275,9 @@ impl<D: Driver> QpOps for Qp<D> {
 
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
         let Some(qp) = self.shared() else { return };
-        self.device.commands().run(reply, move || qp.apply(&attributes));
+        self.device
+            .commands()
+            .run(reply, move || qp.apply(&attributes));
     }
 
     fn query(&self) -> QpStatus {
@@ -1166,7 +1285,12 @@ impl<D: Driver> QpOps for Qp<D> {
         let draining = self.requester().draining;
         let state = self.state();
         // In any other state nothing drains: a failure has ended it.
-        QpStatus { state, sq_draining: draining && state == QpState::Sqd, attributes, cap: self.cap }
+        QpStatus {
+            state,
+            sq_draining: draining && state == QpState::Sqd,
+            attributes,
+            cap: self.cap,
+        }
     }
 
     fn counters(&self) -> QpCounters {
@@ -1177,9 +1301,11 @@ impl<D: Driver> QpOps for Qp<D> {
         // A window of type 1 takes its next key at the bind: told in advance, as the verb answers before it is done.
         let signaled = bind.common();
         let key = bind.window.next();
-        let mut request = BindWindow::new(bind.window, bind.region, bind.addr, bind.length).access(bind.access);
+        let mut request =
+            BindWindow::new(bind.window, bind.region, bind.addr, bind.length).access(bind.access);
         request = request.wr_id(signaled.wr_id).flags(signaled.flags);
-        self.post(&[WorkRequest::from(request)]).map_err(|(_, reason)| reason)?;
+        self.post(&[WorkRequest::from(request)])
+            .map_err(|(_, reason)| reason)?;
         Ok(key)
     }
 
@@ -1220,8 +1346,12 @@ impl<D: Driver> QpOps for Qp<D> {
                 let mut requester = qp.requester();
                 let mut responder = qp.responder();
                 let attributes = QpAttributes::new().qp_state(QpState::Reset);
-                let change =
-                    Change { from: qp.state(), to: QpState::Reset, given: &attributes, all: &attributes };
+                let change = Change {
+                    from: qp.state(),
+                    to: QpState::Reset,
+                    given: &attributes,
+                    all: &attributes,
+                };
                 D::modify(&qp, &mut requester, &mut responder, &change, &mut cx);
                 qp.enter(&mut requester, &mut responder, &change, &mut cx);
             }

@@ -18,8 +18,15 @@ struct State {
 impl QpnPool {
     /// Numbers from `first` up to `end`, which is not among them. 0 and 1 are never ordinary.
     pub fn new(first: u32, end: u32) -> Self {
-        let state = State { next: first.max(2), end: end.min(0xff_ffff), freed: VecDeque::new(), used: HashSet::new() };
-        Self { state: Mutex::new(state) }
+        let state = State {
+            next: first.max(2),
+            end: end.min(0xff_ffff),
+            freed: VecDeque::new(),
+            used: HashSet::new(),
+        };
+        Self {
+            state: Mutex::new(state),
+        }
     }
 
     /// The next number: one never used while there is any, else the one that has rested longest.
@@ -62,6 +69,9 @@ mod tests {
         pool.free(5);
         pool.free(3);
         pool.free(3);
-        assert_eq!((pool.allocate(), pool.allocate(), pool.allocate()), (Some(5), Some(3), None));
+        assert_eq!(
+            (pool.allocate(), pool.allocate(), pool.allocate()),
+            (Some(5), Some(3), None)
+        );
     }
 }

@@ -2,11 +2,12 @@
 
 use verbs_api::memory::Loan;
 use verbs_api::{
-    Access, Data, Operation, PageList, RemoteAddress, SendFlags, Sge, UdDestination, WcOpcode, WorkRequest,
+    Access, Data, Operation, PageList, RemoteAddress, SendFlags, Sge, UdDestination, WcOpcode,
+    WorkRequest,
 };
 
-use verbs_api::provider::AhOps;
 use std::sync::Arc;
+use verbs_api::provider::AhOps;
 
 /// What a request does, without its data.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,12 +49,18 @@ pub enum Beside {
 impl Op {
     /// Whether it is carried out without a frame.
     pub const fn is_local(&self) -> bool {
-        matches!(self, Self::FastRegister(..) | Self::LocalInvalidate(_) | Self::Bind(..))
+        matches!(
+            self,
+            Self::FastRegister(..) | Self::LocalInvalidate(_) | Self::Bind(..)
+        )
     }
 
     /// Whether it reads remote memory or changes it atomically: what a fence waits for.
     pub const fn is_read_or_atomic(&self) -> bool {
-        matches!(self, Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..))
+        matches!(
+            self,
+            Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..)
+        )
     }
 
     /// The opcode of its completion.
@@ -169,21 +176,34 @@ impl<'r> Request<'r> {
                 destination = send.destination.map(DestinationRef::Posted);
                 Op::Send(Beside::Immediate(send.imm))
             }
-            WorkRequest::SendWithInvalidate(send) => Op::Send(Beside::Invalidate(send.rkey.value())),
+            WorkRequest::SendWithInvalidate(send) => {
+                Op::Send(Beside::Invalidate(send.rkey.value()))
+            }
             WorkRequest::Write(write) => Op::Write(write.remote, None),
             WorkRequest::WriteWithImmediate(write) => Op::Write(write.remote, Some(write.imm)),
             WorkRequest::Read(read) => Op::Read(read.remote, None),
-            WorkRequest::ReadWithInvalidate(read) => Op::Read(read.remote, Some(read.invalidate.value())),
-            WorkRequest::CompareSwap(atomic) => Op::CompareSwap(atomic.remote, atomic.compare, atomic.swap),
+            WorkRequest::ReadWithInvalidate(read) => {
+                Op::Read(read.remote, Some(read.invalidate.value()))
+            }
+            WorkRequest::CompareSwap(atomic) => {
+                Op::CompareSwap(atomic.remote, atomic.compare, atomic.swap)
+            }
             WorkRequest::FetchAdd(atomic) => Op::FetchAdd(atomic.remote, atomic.add),
             WorkRequest::AtomicWrite(write) => Op::AtomicWrite(write.remote),
-            WorkRequest::Flush(flush) => Op::Flush(flush.remote, flush.length, flush.placement, flush.whole_region),
+            WorkRequest::Flush(flush) => Op::Flush(
+                flush.remote,
+                flush.length,
+                flush.placement,
+                flush.whole_region,
+            ),
             WorkRequest::FastRegister(register) => {
                 pages = register.pages;
                 let mapped = register.pages.map_or(0, PageList::len);
                 let default = register.pages.map_or(0, PageList::address);
                 let zero_based = register.access.contains(Access::ZERO_BASED);
-                let iova = register.iova.unwrap_or(if zero_based { 0 } else { default });
+                let iova = register
+                    .iova
+                    .unwrap_or(if zero_based { 0 } else { default });
                 Op::FastRegister(
                     register.key.value(),
                     register.access,
@@ -192,9 +212,13 @@ impl<'r> Request<'r> {
                 )
             }
             WorkRequest::LocalInvalidate(invalidate) => Op::LocalInvalidate(invalidate.key.value()),
-            WorkRequest::BindWindow(bind) => {
-                Op::Bind(bind.window.value(), bind.region.value(), bind.addr, bind.length, bind.access)
-            }
+            WorkRequest::BindWindow(bind) => Op::Bind(
+                bind.window.value(),
+                bind.region.value(),
+                bind.addr,
+                bind.length,
+                bind.access,
+            ),
         };
         let common = request.common();
         let data = request.data();
@@ -206,7 +230,17 @@ impl<'r> Request<'r> {
             }
         };
         let length = data.len();
-        Self { wr_id: common.wr_id, flags: common.flags, private, loan, op, source, length, pages, destination }
+        Self {
+            wr_id: common.wr_id,
+            flags: common.flags,
+            private,
+            loan,
+            op,
+            source,
+            length,
+            pages,
+            destination,
+        }
     }
 }
 

@@ -60,7 +60,12 @@ impl Starved {
 }
 
 impl Srq {
-    pub(crate) fn new(init: SrqInit, pd: u32, events: Arc<dyn EventSink>, commands: Arc<Commands>) -> Arc<Self> {
+    pub(crate) fn new(
+        init: SrqInit,
+        pd: u32,
+        events: Arc<dyn EventSink>,
+        commands: Arc<Commands>,
+    ) -> Arc<Self> {
         let state = State {
             queue: VecDeque::with_capacity(init.max_wr.min(1024) as usize),
             max_wr: init.max_wr,
@@ -102,7 +107,11 @@ impl Srq {
         if (state.queue.len() as u32) < state.limit {
             state.limit = 0;
             drop(state);
-            effects.event(&self.events, EventType::SrqLimitReached, EventSubject::Object(self.id));
+            effects.event(
+                &self.events,
+                EventType::SrqLimitReached,
+                EventSubject::Object(self.id),
+            );
         }
         Ok(Some(receive))
     }
@@ -112,7 +121,8 @@ impl Srq {
     /// An emulated queue never fails by itself; this is for those who test what programs do then.
     pub fn fail(&self) {
         if !std::mem::replace(&mut self.state.lock().failed, true) {
-            self.events.event(EventType::SrqErr, EventSubject::Object(self.id));
+            self.events
+                .event(EventType::SrqErr, EventSubject::Object(self.id));
         }
     }
 
@@ -142,7 +152,11 @@ impl SrqOps for Srq {
             }
             state.queue.push_back(receive_of(request));
         }
-        let starved = if state.queue.is_empty() { Vec::new() } else { state.starved.take() };
+        let starved = if state.queue.is_empty() {
+            Vec::new()
+        } else {
+            state.starved.take()
+        };
         drop(state);
         let mut effects = Effects::default();
         for qp in starved.iter().filter_map(Weak::upgrade) {
@@ -163,7 +177,10 @@ impl SrqOps for Srq {
             }
             let size = max_wr.unwrap_or(state.max_wr);
             if let Some(limit) = srq_limit.filter(|&limit| limit > size) {
-                return Err(VerbError::argument("srq_limit", format!("{limit} is above max_wr {size}")));
+                return Err(VerbError::argument(
+                    "srq_limit",
+                    format!("{limit} is above max_wr {size}"),
+                ));
             }
             state.max_wr = size;
             state.limit = srq_limit.unwrap_or(state.limit);

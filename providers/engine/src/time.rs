@@ -13,7 +13,10 @@ impl Time {
     /// This moment and `delay` after it.
     #[must_use]
     pub fn after(self, delay: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)))
+        Self(
+            self.0
+                .saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 }
 
@@ -36,8 +39,8 @@ pub fn ack_timeout(code: u8) -> Option<Duration> {
 
 /// Delay of an RNR NAK by timer code, in units of 10 µs (IBTA 9.7.5.2.8): 0 is the longest, not none.
 const RNR_DELAY: [u32; 32] = [
-    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
-    6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 /// How long a requester waits after an RNR NAK with this timer code.

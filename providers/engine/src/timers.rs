@@ -50,7 +50,10 @@ impl Ord for Entry {
 impl Timers {
     /// No job.
     pub fn new(host: Arc<dyn Host>) -> Self {
-        Self { host, queue: Mutex::default() }
+        Self {
+            host,
+            queue: Mutex::default(),
+        }
     }
 
     /// Now.
@@ -85,7 +88,11 @@ impl Timers {
     pub fn take_due(&self, now: Time) -> Vec<Job> {
         let mut queue = self.queue();
         let mut due = Vec::new();
-        while queue.heap.peek().is_some_and(|Reverse(entry)| entry.at <= now) {
+        while queue
+            .heap
+            .peek()
+            .is_some_and(|Reverse(entry)| entry.at <= now)
+        {
             due.extend(queue.heap.pop().map(|Reverse(entry)| entry.job));
         }
         due

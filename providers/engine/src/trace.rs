@@ -29,7 +29,13 @@ pub type Trace = Arc<dyn Fn(TracedOperation) + Send + Sync>;
 
 impl TracedOperation {
     pub(crate) fn of(qpn: u32, request: &Request<'_>, status: WcStatus) -> Self {
-        Self { qpn, wr_id: request.wr_id, operation: operation(&request.op), flags: request.flags, status }
+        Self {
+            qpn,
+            wr_id: request.wr_id,
+            operation: operation(&request.op),
+            flags: request.flags,
+            status,
+        }
     }
 }
 

@@ -12,7 +12,10 @@ fn a_table_gives_out_as_many_keys_as_it_was_made_for_and_never_key_0() {
     let allocate = || table.allocate(KeyKind::Region, 1, 0);
     let all: Vec<_> = std::iter::from_fn(allocate).collect();
     assert_eq!((all.len(), table.len()), (5, 5));
-    assert!(all.iter().all(|key| key >> 8 != 0), "index 0 is nobody's: {all:x?}");
+    assert!(
+        all.iter().all(|key| key >> 8 != 0),
+        "index 0 is nobody's: {all:x?}"
+    );
     table.disable(all[2]).unwrap();
     table.release(all[2]);
     let again = allocate().unwrap();
@@ -26,11 +29,25 @@ fn a_table_gives_out_as_many_keys_as_it_was_made_for_and_never_key_0() {
 fn key_0_opens_nothing_whatever_its_low_byte() {
     let table = KeyTable::new(5);
     let pin = pin();
-    let user = LocalUse { pd: 0, private: false, write: false };
-    let peer = RemoteUse { pd: 0, qpn: 0, access: Access::empty() };
+    let user = LocalUse {
+        pd: 0,
+        private: false,
+        write: false,
+    };
+    let peer = RemoteUse {
+        pd: 0,
+        qpn: 0,
+        access: Access::empty(),
+    };
     for key in 0..256 {
-        assert_eq!(table.check_local(&pin, key, 0, 0, user).err(), Some(Fault::Key));
-        assert_eq!(table.check_remote(&pin, key, 0, 1, peer).err(), Some(Fault::Key));
+        assert_eq!(
+            table.check_local(&pin, key, 0, 0, user).err(),
+            Some(Fault::Key)
+        );
+        assert_eq!(
+            table.check_remote(&pin, key, 0, 1, peer).err(),
+            Some(Fault::Key)
+        );
         assert!(table.invalidate_local(key, 0, 0).is_err());
         assert!(table.fields(key).is_none());
     }

@@ -71,7 +71,8 @@ impl Drop for Allocation {
                 debug_assert!(unmapped.is_ok());
             }
             length => {
-                let layout = Layout::from_size_align(length, PAGE).expect("the layout that was allocated");
+                let layout =
+                    Layout::from_size_align(length, PAGE).expect("the layout that was allocated");
                 // SAFETY: `start` came from `alloc_zeroed` with this layout and is freed once.
                 unsafe { dealloc(self.start.as_ptr(), layout) };
             }

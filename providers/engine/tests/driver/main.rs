@@ -110,7 +110,14 @@ impl<D: Tiny> Rig<D> {
         // Addresses of any link layer: a Mac here, an IP there.
         let a = Side::new(&network, LinkAddress::Mac([2; 6]), &notes);
         let b = Side::new(&network, LinkAddress::Ip([10, 0, 0, 2].into()), &notes);
-        let rig = Self { clock, network, wire, notes, a, b };
+        let rig = Self {
+            clock,
+            network,
+            wire,
+            notes,
+            a,
+            b,
+        };
         connect(&rig.a.qp, &rig.b).unwrap();
         connect(&rig.b.qp, &rig.a).unwrap();
         rig
@@ -119,15 +126,30 @@ impl<D: Tiny> Rig<D> {
 
 impl<D: Tiny> Side<D> {
     fn new(network: &Arc<Network<D>>, address: LinkAddress, notes: &Arc<Notes>) -> Self {
-        let engine = Engine::new(D::make(address, notes), network, DeviceOptions::default()).unwrap();
+        let engine =
+            Engine::new(D::make(address, notes), network, DeviceOptions::default()).unwrap();
         let device = Device::of(Arc::clone(&engine) as Arc<dyn DeviceOps>);
         let context = device.open(&Requirements::new()).unwrap();
         let pd = context.alloc_pd().wait().unwrap();
         let cq = context.create_cq(256).wait().unwrap();
-        let qp = pd.create_qp(QpOptions::rc(&cq).max_send_wr(16)).wait().unwrap();
+        let qp = pd
+            .create_qp(QpOptions::rc(&cq).max_send_wr(16))
+            .wait()
+            .unwrap();
         let memory = Memory::zeroed(4096).unwrap();
-        let mr = pd.register(&memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE).wait().unwrap();
-        Self { engine, context, pd, cq, qp, memory, mr }
+        let mr = pd
+            .register(&memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+            .wait()
+            .unwrap();
+        Self {
+            engine,
+            context,
+            pd,
+            cq,
+            qp,
+            memory,
+            mr,
+        }
     }
 
     fn sge(&self, offset: usize, length: u32) -> Sge {
@@ -135,7 +157,9 @@ impl<D: Tiny> Side<D> {
     }
 
     fn receive(&self, wr_id: u64, offset: usize, length: u32) {
-        self.qp.post_receive(ReceiveRequest::new(wr_id, self.sge(offset, length))).unwrap();
+        self.qp
+            .post_receive(ReceiveRequest::new(wr_id, self.sge(offset, length)))
+            .unwrap();
     }
 
     fn done(&self) -> Vec<(u64, WcStatus)> {
@@ -145,7 +169,9 @@ impl<D: Tiny> Side<D> {
     }
 
     fn events(&self) -> Vec<EventType> {
-        std::iter::from_fn(|| self.context.poll_event()).map(|event| event.event_type()).collect()
+        std::iter::from_fn(|| self.context.poll_event())
+            .map(|event| event.event_type())
+            .collect()
     }
 
     fn state(&self) -> QpState {
@@ -153,16 +179,26 @@ impl<D: Tiny> Side<D> {
     }
 
     fn to_error(&self) {
-        self.qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait().unwrap();
+        self.qp
+            .modify(QpAttributes::new().qp_state(QpState::Err))
+            .wait()
+            .unwrap();
     }
 }
 
 fn connect<D: Tiny>(qp: &Qp, peer: &Side<D>) -> Result<(), VerbError> {
-    connect_through(qp, peer, AddressVector::new(peer.engine.address(), Gid([1; 16]), 1))
+    connect_through(
+        qp,
+        peer,
+        AddressVector::new(peer.engine.address(), Gid([1; 16]), 1),
+    )
 }
 
 fn connect_through<D: Tiny>(qp: &Qp, peer: &Side<D>, path: AddressVector) -> Result<(), VerbError> {
-    let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0).port_num(1);
+    let init = QpAttributes::new()
+        .qp_state(QpState::Init)
+        .pkey_index(0)
+        .port_num(1);
     let rtr = QpAttributes::new()
         .qp_state(QpState::Rtr)
         .ah_attr(path)
@@ -197,8 +233,12 @@ fn suite<D: Tiny>() {
         a.memory.write(0, b"octets of the message").unwrap();
         b.receive(1, 100, 64);
         a.qp.post_one(Send::new(a.sge(0, 21)).signaled(10)).unwrap();
-        a.qp.post_one(Write::new(a.sge(0, 6), b.mr.remote(200)).signaled(11)).unwrap();
-        assert_eq!((a.done(), b.done()), (ok([10, 11]).to_vec(), ok([1]).to_vec()));
+        a.qp.post_one(Write::new(a.sge(0, 6), b.mr.remote(200)).signaled(11))
+            .unwrap();
+        assert_eq!(
+            (a.done(), b.done()),
+            (ok([10, 11]).to_vec(), ok([1]).to_vec())
+        );
         assert_eq!(b.memory.to_vec(100, 21).unwrap(), b"octets of the message");
         assert_eq!(b.memory.to_vec(200, 6).unwrap(), b"octets");
         let mut batch = Batch::with_capacity(4);
@@ -210,15 +250,21 @@ fn suite<D: Tiny>() {
         if !framed {
             // No receive yet: it waits in the queue, and what comes behind it waits too.
             a.qp.post_one(Send::new(a.sge(0, 21)).signaled(12)).unwrap();
-            a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(13)).unwrap();
+            a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(13))
+                .unwrap();
             assert_eq!(a.done(), []);
             b.receive(2, 100, 64);
-            assert_eq!((a.done(), b.done()), (ok([12, 13]).to_vec(), ok([2]).to_vec()));
+            assert_eq!(
+                (a.done(), b.done()),
+                (ok([12, 13]).to_vec(), ok([2]).to_vec())
+            );
         }
         b.receive(3, 0, 64);
         let outside = RemoteAddress::new(b.mr.iova() + 4090, b.mr.rkey());
-        a.qp.post_one(Write::new(a.sge(0, 8), outside).signaled(14)).unwrap();
-        a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(15)).unwrap();
+        a.qp.post_one(Write::new(a.sge(0, 8), outside).signaled(14))
+            .unwrap();
+        a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(15))
+            .unwrap();
         let ended = [(14, WcStatus::RemAccessErr), (15, WcStatus::WrFlushErr)];
         assert_eq!(a.done(), ended);
         assert_eq!(b.done(), [(3, WcStatus::WrFlushErr)]);
@@ -250,7 +296,12 @@ fn describe(change: impl Fn(&mut DeviceAttributes)) -> Result<(), VerbError> {
     let made = Engine::new(driver, &network, DeviceOptions::default()).map(drop);
     // Nothing of it is left: the address is free.
     assert!(network.device(address).is_none() && network.devices().is_empty());
-    Engine::new(Plain::make(address, &notes), &network, DeviceOptions::default()).unwrap();
+    Engine::new(
+        Plain::make(address, &notes),
+        &network,
+        DeviceOptions::default(),
+    )
+    .unwrap();
     made
 }
 
@@ -269,8 +320,14 @@ fn a_description_that_lacks_a_part_registers_nothing() {
     assert_eq!(argument(describe(|all| all.ports.clear())), "ports");
     assert_eq!(argument(describe(|all| all.ports[0].port = 0)), "ports");
     assert_eq!(argument(describe(|all| all.ports[0].gids.clear())), "ports");
-    assert_eq!(argument(describe(|all| all.ports[0].pkeys.clear())), "ports");
-    assert_eq!(argument(describe(|all| all.limits.phys_port_cnt = 0)), "ports");
+    assert_eq!(
+        argument(describe(|all| all.ports[0].pkeys.clear())),
+        "ports"
+    );
+    assert_eq!(
+        argument(describe(|all| all.limits.phys_port_cnt = 0)),
+        "ports"
+    );
     let two_kinds = Features::WINDOW_2A | Features::WINDOW_2B;
     let emulation = DeviceOptions::default().emulation;
     assert!(emulation.is_some());
@@ -283,9 +340,20 @@ fn a_description_that_lacks_a_part_registers_nothing() {
 #[test]
 fn a_driver_without_any_optional_part_is_complete() {
     let rig: Rig<Plain> = Rig::new(false);
-    let calls = ["alloc_qpn", "free_qpn", "path_mtu", "check_post", "check_path", "disconnect"];
+    let calls = [
+        "alloc_qpn",
+        "free_qpn",
+        "path_mtu",
+        "check_post",
+        "check_path",
+        "disconnect",
+    ];
     assert!(calls.iter().all(|call| rig.notes.count(call) == 0));
-    assert_eq!(rig.a.qp.query().unwrap().attributes.path_mtu, Some(Mtu::Mtu2048), "the engine's own");
+    assert_eq!(
+        rig.a.qp.query().unwrap().attributes.path_mtu,
+        Some(Mtu::Mtu2048),
+        "the engine's own"
+    );
     assert_eq!(rig.a.qp.qp_num().value(), 0x11, "the engine's own");
 }
 
@@ -293,20 +361,33 @@ fn a_driver_without_any_optional_part_is_complete() {
 #[test]
 fn an_override_replaces_the_default_and_the_books_stay_balanced() {
     let rig: Rig<All> = Rig::new(false);
-    assert_eq!(rig.a.qp.query().unwrap().attributes.path_mtu, Some(Mtu::Mtu512));
+    assert_eq!(
+        rig.a.qp.query().unwrap().attributes.path_mtu,
+        Some(Mtu::Mtu512)
+    );
     assert!(rig.a.qp.qp_num().value() >= 0x9000);
-    let busy = AddressVector { traffic_class: 1, ..AddressVector::new(rig.b.engine.address(), Gid([1; 16]), 1) };
+    let busy = AddressVector {
+        traffic_class: 1,
+        ..AddressVector::new(rig.b.engine.address(), Gid([1; 16]), 1)
+    };
     assert!(rig.a.pd.create_ah(busy).wait().is_err());
     let other = rig.a.pd.create_qp(QpOptions::rc(&rig.a.cq)).wait().unwrap();
     assert!(connect_through(&other, &rig.b, busy).is_err());
     drop(other);
     let before = rig.notes.count("express");
-    rig.a.qp.post_one(Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(1)).unwrap();
+    rig.a
+        .qp
+        .post_one(Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(1))
+        .unwrap();
     assert_eq!(rig.notes.count("express") - before, 1);
     balanced::<All>();
     let notes = &rig.notes;
     drop(rig.a);
-    assert_eq!(notes.count("alloc_qpn"), notes.count("free_qpn") + 1, "that of the other side");
+    assert_eq!(
+        notes.count("alloc_qpn"),
+        notes.count("free_qpn") + 1,
+        "that of the other side"
+    );
     // One that gives out numbers and leaves taking them back to the engine.
     balanced::<Some_>();
     balanced::<Plain>();
@@ -334,15 +415,31 @@ fn one_table_says_what_an_operation_is() {
     assert!(service(QpType::Rc).is_all());
     let list: [(WorkRequest<'_>, Operations, WcOpcode); 14] = [
         (Send::new(()).into(), Operations::SEND, WcOpcode::Send),
-        (SendWithImmediate::new((), [0; 4]).into(), Operations::SEND_WITH_IMM, WcOpcode::Send),
-        (SendWithInvalidate::new((), RKey::new(1)).into(), Operations::SEND_WITH_INV, WcOpcode::Send),
-        (Write::new((), RemoteAddress::default()).into(), Operations::WRITE, WcOpcode::RdmaWrite),
+        (
+            SendWithImmediate::new((), [0; 4]).into(),
+            Operations::SEND_WITH_IMM,
+            WcOpcode::Send,
+        ),
+        (
+            SendWithInvalidate::new((), RKey::new(1)).into(),
+            Operations::SEND_WITH_INV,
+            WcOpcode::Send,
+        ),
+        (
+            Write::new((), RemoteAddress::default()).into(),
+            Operations::WRITE,
+            WcOpcode::RdmaWrite,
+        ),
         (
             WriteWithImmediate::new((), RemoteAddress::default(), [0; 4]).into(),
             Operations::WRITE_WITH_IMM,
             WcOpcode::RdmaWrite,
         ),
-        (Read::new((), RemoteAddress::default()).into(), Operations::READ, WcOpcode::RdmaRead),
+        (
+            Read::new((), RemoteAddress::default()).into(),
+            Operations::READ,
+            WcOpcode::RdmaRead,
+        ),
         (
             ReadWithInvalidate::new(Sge::default(), RemoteAddress::default()).into(),
             Operations::READ_WITH_INV,
@@ -358,14 +455,26 @@ fn one_table_says_what_an_operation_is() {
             Operations::ATOMIC_FETCH_AND_ADD,
             WcOpcode::FetchAdd,
         ),
-        (AtomicWrite::new((), RemoteAddress::default()).into(), Operations::ATOMIC_WRITE, WcOpcode::AtomicWrite),
+        (
+            AtomicWrite::new((), RemoteAddress::default()).into(),
+            Operations::ATOMIC_WRITE,
+            WcOpcode::AtomicWrite,
+        ),
         (
             Flush::new(RemoteAddress::default(), 0, Access::FLUSH_GLOBAL).into(),
             Operations::FLUSH,
             WcOpcode::Flush,
         ),
-        (FastRegister::default().into(), Operations::FAST_REGISTER, WcOpcode::FastRegister),
-        (LocalInvalidate::new(RKey::new(1)).into(), Operations::LOCAL_INV, WcOpcode::LocalInv),
+        (
+            FastRegister::default().into(),
+            Operations::FAST_REGISTER,
+            WcOpcode::FastRegister,
+        ),
+        (
+            LocalInvalidate::new(RKey::new(1)).into(),
+            Operations::LOCAL_INV,
+            WcOpcode::LocalInv,
+        ),
         (
             BindWindow::new(RKey::new(1), LKey::new(1), 0, 0).into(),
             Operations::BIND_MW,
@@ -374,12 +483,18 @@ fn one_table_says_what_an_operation_is() {
     ];
     let mut all = Operations::empty();
     for (request, operation, opcode) in list {
-        assert_eq!((request.operation(), request.wc_opcode()), (operation, opcode));
+        assert_eq!(
+            (request.operation(), request.wc_opcode()),
+            (operation, opcode)
+        );
         all |= operation;
         // The queue pair was made for the baseline: anything else is refused, and takes no slot.
         if !Operations::BASELINE.contains(operation) {
             let refused = rig.a.qp.post_one(request).unwrap_err();
-            assert_eq!(refused.reason, PostReason::OperationNotEnabled { missing: operation });
+            assert_eq!(
+                refused.reason,
+                PostReason::OperationNotEnabled { missing: operation }
+            );
         }
         for qp_type in [QpType::Uc, QpType::Ud] {
             let options = match qp_type {
@@ -408,7 +523,10 @@ fn operation_window(operation: Operations) -> Features {
 // The queue has exactly this much room: a send without a receive holds up all.
 fn fill<D: Tiny>(rig: &Rig<D>, room: u32) {
     for wr_id in 0..room {
-        rig.a.qp.post_one(Send::new(rig.a.sge(0, 8)).signaled(wr_id.into())).unwrap();
+        rig.a
+            .qp
+            .post_one(Send::new(rig.a.sge(0, 8)).signaled(wr_id.into()))
+            .unwrap();
     }
     let refused = rig.a.qp.post_one(Send::new(rig.a.sge(0, 8))).unwrap_err();
     assert_eq!(refused.reason, PostReason::QueueFull { max: room });
@@ -421,7 +539,11 @@ fn a_driver_may_refuse_a_request_which_then_uses_no_slot() {
     rig.notes.veto.store(true, Ordering::SeqCst);
     let write = |wr_id| Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(wr_id);
     let refused = rig.a.qp.post_one(write(1)).unwrap_err();
-    assert_eq!(refused.reason, PostReason::InlineNotAllowed, "the driver's own reason");
+    assert_eq!(
+        refused.reason,
+        PostReason::InlineNotAllowed,
+        "the driver's own reason"
+    );
     let mut batch = Batch::with_capacity(2);
     batch.push(write(2));
     batch.push(write(3));
@@ -434,7 +556,10 @@ fn a_driver_may_refuse_a_request_which_then_uses_no_slot() {
     fill(&rig, rig.a.qp.cap().max_send_wr);
     // Refused as well where it would only be queued.
     rig.notes.veto.store(true, Ordering::SeqCst);
-    assert_eq!(rig.a.qp.post_one(write(9)).unwrap_err().reason, PostReason::InlineNotAllowed);
+    assert_eq!(
+        rig.a.qp.post_one(write(9)).unwrap_err().reason,
+        PostReason::InlineNotAllowed
+    );
 }
 
 // covers 6.08
@@ -443,12 +568,18 @@ fn a_request_on_an_idle_queue_is_sent_by_its_poster_and_others_wait_their_turn()
     let rig: Rig<Plain> = Rig::new(false);
     let (a, b) = (&rig.a, &rig.b);
     rig.notes.order();
-    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(1)).unwrap();
-    assert_eq!(rig.notes.order(), ["execute"], "tried once, and not scheduled");
+    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(1))
+        .unwrap();
+    assert_eq!(
+        rig.notes.order(),
+        ["execute"],
+        "tried once, and not scheduled"
+    );
     assert_eq!(a.done(), ok([1]));
     a.qp.post_one(Send::new(a.sge(0, 8)).signaled(2)).unwrap();
     rig.notes.order();
-    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(3)).unwrap();
+    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(3))
+        .unwrap();
     // Not the new one is tried, but the one that waits.
     assert_eq!(rig.notes.order(), ["pump", "execute"]);
     assert_eq!(a.done(), []);
@@ -506,7 +637,8 @@ fn a_queue_pair_is_flushed_while_its_frames_are_out() {
     let (a, b) = (&rig.a, &rig.b);
     rig.wire.hold();
     for wr_id in 0..3 {
-        a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(wr_id)).unwrap();
+        a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(wr_id))
+            .unwrap();
     }
     assert_eq!(a.done(), []);
     rig.notes.order();
@@ -514,7 +646,10 @@ fn a_queue_pair_is_flushed_while_its_frames_are_out() {
     a.to_error();
     let flushed: Vec<_> = (0..3).map(|wr_id| (wr_id, WcStatus::WrFlushErr)).collect();
     assert_eq!(a.done(), flushed);
-    assert!(rig.notes.order().contains(&"disconnect"), "the driver was told");
+    assert!(
+        rig.notes.order().contains(&"disconnect"),
+        "the driver was told"
+    );
     // What comes back meets nobody.
     rig.wire.release();
     rig.network.progress();
@@ -527,15 +662,24 @@ fn the_driver_hears_of_a_failure_before_the_rest_is_flushed() {
     let rig: Rig<All> = Rig::new(false);
     let (a, b) = (&rig.a, &rig.b);
     a.qp.post_one(Send::new(a.sge(0, 100)).signaled(1)).unwrap();
-    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(2)).unwrap();
+    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(2))
+        .unwrap();
     rig.notes.order();
     // Too short for the message that waits.
     b.receive(1, 0, 8);
-    assert_eq!(a.done(), [(1, WcStatus::RemAccessErr), (2, WcStatus::WrFlushErr)]);
+    assert_eq!(
+        a.done(),
+        [(1, WcStatus::RemAccessErr), (2, WcStatus::WrFlushErr)]
+    );
     let order = rig.notes.order();
     let place = |call| order.iter().position(|noted| *noted == call).unwrap();
-    assert!(place("execute") < place("before_flush") && place("before_flush") < place("disconnect"));
-    assert_eq!(order.iter().filter(|call| **call == "before_flush").count(), 1);
+    assert!(
+        place("execute") < place("before_flush") && place("before_flush") < place("disconnect")
+    );
+    assert_eq!(
+        order.iter().filter(|call| **call == "before_flush").count(),
+        1
+    );
 }
 
 // covers 6.11
@@ -553,7 +697,11 @@ fn entering_error_twice_is_entering_it_once() {
     b.receive(3, 0, 8);
     rig.clock.0.store(2_000_000_000, Ordering::SeqCst);
     rig.network.handle_timeout(Time(2_000_000_000));
-    assert_eq!(rig.notes.count("handle_timeout"), 1, "the peer's, which lives");
+    assert_eq!(
+        rig.notes.count("handle_timeout"),
+        1,
+        "the peer's, which lives"
+    );
     assert_eq!((a.done(), b.done()), (vec![], vec![]));
     assert_eq!((a.events(), b.events()), (vec![], vec![]));
     a.receive(4, 0, 8);

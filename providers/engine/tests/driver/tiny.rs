@@ -132,14 +132,25 @@ fn execute<D: Tiny>(
     if qp.device.network().link().is_some() {
         return Executed::Keep;
     }
-    let Some(body) = body_of(request) else { return Executed::Done(WcStatus::LocQpOpErr, 0) };
+    let Some(body) = body_of(request) else {
+        return Executed::Done(WcStatus::LocQpOpErr, 0);
+    };
     let mut spans = Spans::new();
-    let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans);
+    let payload = source(
+        cx.keys(),
+        cx.pin,
+        request.source,
+        qp.pd,
+        request.private,
+        &mut spans,
+    );
     let payload = match payload {
         Ok(payload) => payload,
         Err(fault) => return Executed::Done(fault.local_status(), 0),
     };
-    let Some(peer) = find::<D>(qp, half) else { return Executed::Keep };
+    let Some(peer) = find::<D>(qp, half) else {
+        return Executed::Keep;
+    };
     let status = respond(&peer, body, &payload, Some(qp), cx);
     status.map_or(Executed::Keep, |status| Executed::Done(status, 0))
 }
@@ -175,17 +186,29 @@ fn respond<D: Tiny>(
         Some(WcStatus::RemAccessErr)
     };
     if let Body::Write(remote) = body {
-        let user = RemoteUse { pd: qp.pd, qpn: qp.qpn, access: Access::REMOTE_WRITE };
+        let user = RemoteUse {
+            pd: qp.pd,
+            qpn: qp.qpn,
+            access: Access::REMOTE_WRITE,
+        };
         let length = payload.len() as u64;
         let keys = qp.device.keys();
         let checked = keys.check_remote(cx.pin, remote.rkey.value(), remote.addr, length, user);
         let Ok(region) = checked else {
-            return refused(&mut half, WcStatus::RemAccessErr, EventType::QpAccessErr, cx);
+            return refused(
+                &mut half,
+                WcStatus::RemAccessErr,
+                EventType::QpAccessErr,
+                cx,
+            );
         };
         payload.copy_to(region.first(payload.len()));
         return Some(WcStatus::Success);
     }
-    let receive = half.current.take().or_else(|| qp.take_receive(&mut half, waiting, &mut cx.effects))?;
+    let receive = half
+        .current
+        .take()
+        .or_else(|| qp.take_receive(&mut half, waiting, &mut cx.effects))?;
     let mut spans = Spans::new();
     let gathered = qp.gather_receive(&receive, cx, &mut spans);
     let room: usize = spans.iter().map(|span| span.len()).sum();
@@ -195,7 +218,11 @@ fn respond<D: Tiny>(
     }
     scatter_at(&spans, 0, payload);
     half.counters.receives += 1;
-    let done = Done { opcode: WcOpcode::Recv, byte_len: payload.len() as u32, ..Done::default() };
+    let done = Done {
+        opcode: WcOpcode::Recv,
+        byte_len: payload.len() as u32,
+        ..Done::default()
+    };
     qp.complete_receive(&receive, done, cx);
     Some(WcStatus::Success)
 }
@@ -215,7 +242,9 @@ fn pump<D: Tiny>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
 }
 
 fn transmit<D: Tiny>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
-    let (Some(link), Some((to, number))) = (qp.device.network().link(), half.driver.peer) else { return };
+    let (Some(link), Some((to, number))) = (qp.device.network().link(), half.driver.peer) else {
+        return;
+    };
     let now = cx.now();
     for wqe in half.queue.iter_mut() {
         if wqe.phase != Phase::Waiting {
@@ -223,35 +252,76 @@ fn transmit<D: Tiny>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
         }
         let request = wqe.kept.request();
         let mut spans = Spans::new();
-        let payload = source(cx.keys(), cx.pin, request.source, qp.pd, request.private, &mut spans);
+        let payload = source(
+            cx.keys(),
+            cx.pin,
+            request.source,
+            qp.pd,
+            request.private,
+            &mut spans,
+        );
         let (Some(body), Ok(payload)) = (body_of(&request), payload) else {
             wqe.phase = Phase::Done(WcStatus::LocProtErr);
             break;
         };
         half.driver.next += 1;
         (wqe.phase, wqe.first) = (Phase::Sent, half.driver.next);
-        let header = Header { to: number, from: qp.qpn, number: half.driver.next, body };
-        link.send(Frame { from: qp.device.address(), to, header, payload, damaged: false }, now);
+        let header = Header {
+            to: number,
+            from: qp.qpn,
+            number: half.driver.next,
+            body,
+        };
+        link.send(
+            Frame {
+                from: qp.device.address(),
+                to,
+                header,
+                payload,
+                damaged: false,
+            },
+            now,
+        );
     }
     qp.complete_done(half, cx);
 }
 
 fn handle_frame<D: Tiny>(device: &Device<D>, frame: Frame<'_, Header>, cx: &mut Cx<'_, D>) {
-    let Some(qp) = device.qp(frame.header.to) else { return };
+    let Some(qp) = device.qp(frame.header.to) else {
+        return;
+    };
     if let Body::Answer(status) = frame.header.body {
         let mut half = qp.requester();
-        if let Some(wqe) = half.queue.iter_mut().find(|wqe| wqe.first == frame.header.number) {
+        if let Some(wqe) = half
+            .queue
+            .iter_mut()
+            .find(|wqe| wqe.first == frame.header.number)
+        {
             wqe.phase = Phase::Done(status);
         }
         return qp.complete_done(&mut half, cx);
     }
     let status = respond(&qp, frame.header.body, &frame.payload, None, cx);
     let body = Body::Answer(status.unwrap_or(WcStatus::RnrRetryExcErr));
-    let header = Header { to: frame.header.from, from: qp.qpn, number: frame.header.number, body };
+    let header = Header {
+        to: frame.header.from,
+        from: qp.qpn,
+        number: frame.header.number,
+        body,
+    };
     let now = cx.now();
     if let Some(link) = device.network().link() {
         let (from, to) = (frame.to, frame.from);
-        link.send(Frame { from, to, header, payload: Payload::Empty, damaged: false }, now);
+        link.send(
+            Frame {
+                from,
+                to,
+                header,
+                payload: Payload::Empty,
+                damaged: false,
+            },
+            now,
+        );
     }
 }
 
