@@ -89,6 +89,10 @@ pub struct RareCounters {
 
 /// Requests that wait or are under way, oldest first. Takes memory from the first one on.
 #[derive(Default)]
+#[expect(
+    clippy::box_collection,
+    reason = "a word in every queue pair instead of four"
+)]
 pub struct SendQueue(Option<Box<VecDeque<Wqe>>>);
 
 static NO_REQUESTS: VecDeque<Wqe> = VecDeque::new();
