@@ -1,7 +1,7 @@
 //! The sending half: requests become frames, and answers complete them.
 //!
-//! On a direct network ([`attempt`]) the peer answers on this thread, and a request that succeeds never enters the
-//! queue. Over a link the queue is sent in frames ([`pump`]), answers arrive later ([`handle_answer`]), and what is lost
+//! On a direct network (`attempt`) the peer answers on this thread, and a request that succeeds never enters the
+//! queue. Over a link the queue is sent in frames (`pump`), answers arrive later ([`handle_answer`]), and what is lost
 //! is sent again: after a sequence error, a timeout, or a hole in read responses (IBTA 9.9.2).
 
 use std::sync::Arc;

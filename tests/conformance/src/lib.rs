@@ -37,7 +37,7 @@ pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig)) {
 
 /// Makes a test for each flavour out of each body that is named, in a module of the flavour's name.
 ///
-/// ```ignore
+/// ```text
 /// cases! {
 ///     a_bound_window_cannot_be_bound_again: one_of(Features::WINDOW_2);
 /// }
