@@ -211,11 +211,12 @@ impl Completion {
 
     #[inline]
     pub(crate) fn settle_loan(&mut self) {
-        if !self.loan.is_none() {
-            self.buffers = crate::memory::take_back(std::mem::take(&mut self.loan));
-        } else if !self.buffers.is_empty() {
+        if !self.buffers.is_empty() {
             // Left from an earlier completion in the same slot.
-            self.buffers = Buffers::default();
+            self.buffers.take().for_each(drop);
+        }
+        if !self.loan.is_none() {
+            crate::memory::take_back_into(std::mem::take(&mut self.loan), &mut self.buffers);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::{Buffer, Buffers};
+use super::Buffers;
 
 /// Names the buffers of one or more posted requests; 0 names none.
 ///
@@ -97,8 +97,14 @@ pub(crate) fn lend(buffers: Buffers) -> Loan {
 
 pub(crate) fn take_back(loan: Loan) -> Buffers {
     let mut all = Buffers::default();
+    take_back_into(loan, &mut all);
+    all
+}
+
+/// The same into what is there, whose room is used again.
+pub(crate) fn take_back_into(loan: Loan, all: &mut Buffers) {
     if loan.is_none() {
-        return all;
+        return;
     }
     let mut ledger = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
     let mut index = loan.0;
@@ -110,20 +116,9 @@ pub(crate) fn take_back(loan: Loan) -> Buffers {
         else {
             break;
         };
-        let entry = std::mem::take(entry);
+        let mut entry = std::mem::take(entry);
         ledger.free.push(index);
         index = entry.next;
-        all.append(entry.buffers);
-    }
-    all
-}
-
-impl Buffers {
-    fn append(&mut self, mut more: Self) {
-        if self.is_empty() {
-            *self = more;
-        } else {
-            more.take().for_each(|buffer: Buffer| self.push(buffer));
-        }
+        entry.buffers.take().for_each(|buffer| all.push(buffer));
     }
 }

@@ -18,7 +18,7 @@ mod span;
 pub use allocation::Allocation;
 pub use exposed::{Memory, MemoryRange, OutOfRange};
 pub use loan::Loan;
-pub(crate) use loan::{lend, take_back};
+pub(crate) use loan::{lend, take_back, take_back_into};
 pub use page_list::{Mapped, PageList, PageListError};
 pub use private::{Buffer, BufferPool, Buffers};
 pub use span::Span;
