@@ -127,6 +127,7 @@ pub fn table(rows: &[Row]) -> String {
         "ratio",
         "limit",
         "verdict",
+        "samples",
     ]);
     rows.iter().for_each(|row| {
         table.add_row(row.cells());
@@ -169,6 +170,7 @@ mod tests {
             "3.086",
             "<= 3",
             "not met",
+            "9/11",
         ];
         for cell in expected {
             assert!(table.contains(cell), "{cell} in {table}");

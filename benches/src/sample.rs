@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Nanoseconds for each of `turns` runs of `work`.
 #[inline]
@@ -47,24 +47,34 @@ impl Sample {
 const STEADY: f64 = 1.25;
 
 /// How much slower than the best pace a sample that counts may be.
-const AT_PACE: f64 = 1.3;
+const AT_PACE: f64 = 1.15;
 
 /// The best pace that this process has seen, as the bits of a positive number: they are in the order of the numbers.
 static BEST_PACE: AtomicU64 = AtomicU64::new(f64::INFINITY.to_bits());
 
 /// How fast this thread gets on now, in nanoseconds per step of work that fills the processor. Where others share the
 /// core it halves, which hardly shows in a read-modify-write: that is all waiting.
-fn pace() -> f64 {
-    let mut chains = black_box([1_u64, 2, 3, 5, 7, 11, 13, 17]);
+pub fn pace() -> f64 {
+    let mut chains = black_box([1_u64, 2, 3, 5, 7, 11]);
     let step = || {
-        chains
-            .iter_mut()
-            .for_each(|chain| *chain = chain.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        for chain in &mut chains {
+            *chain = (*chain ^ 0x9e37_79b9)
+                .rotate_left(7)
+                .wrapping_add(*chain >> 3);
+        }
     };
     let reading = nanoseconds(300, step);
     black_box(chains);
     BEST_PACE.fetch_min(reading.to_bits(), Ordering::Relaxed);
     reading
+}
+
+/// Looks for the best pace for this long, so that the first samples have one to be held against.
+pub fn find_best_pace(time: Duration) {
+    let began = Instant::now();
+    while began.elapsed() < time {
+        pace();
+    }
 }
 
 fn best_pace() -> f64 {
@@ -85,7 +95,7 @@ impl Samples {
         yardstick: impl FnMut() -> f64,
         figure: impl FnMut() -> f64,
     ) -> Self {
-        let samples = paced(rounds, pace, yardstick, figure);
+        let samples = paced(rounds, best_pace, pace, yardstick, figure);
         Self {
             samples,
             best: best_pace(),
@@ -126,16 +136,20 @@ impl Samples {
     }
 }
 
+/// How many times as many samples are taken as are to count.
+pub const PATIENCE: usize = 8;
+
 /// The fewest samples that have a middle to speak of.
 const MIDDLE: usize = 7;
 
 fn paced(
     rounds: usize,
+    best: impl Fn() -> f64,
     mut pace: impl FnMut() -> f64,
     mut yardstick: impl FnMut() -> f64,
     mut figure: impl FnMut() -> f64,
 ) -> Vec<Sample> {
-    let sample = |_| {
+    let mut sample = || {
         let [pace_before, before] = [pace(), yardstick()];
         let figure = figure();
         let [after, pace_after] = [yardstick(), pace()];
@@ -146,7 +160,14 @@ fn paced(
             pace: pace_before.max(pace_after),
         }
     };
-    (0..rounds).map(sample).collect()
+    let mut samples = Vec::new();
+    let mut counted = 0;
+    while counted < rounds && samples.len() < PATIENCE * rounds {
+        let sample = sample();
+        counted += usize::from(sample.is_steady(best()));
+        samples.push(sample);
+    }
+    samples
 }
 
 #[cfg(test)]
@@ -162,20 +183,16 @@ mod tests {
     fn samples(paces: &[f64], yardsticks: &[f64], figures: &[f64]) -> Samples {
         let [mut paces, mut yardsticks, mut figures] =
             [paces, yardsticks, figures].map(|list| list.iter().cycle());
-        let mut next = || *paces.next().unwrap();
-        let samples = paced(
-            16,
-            &mut next,
-            || *yardsticks.next().unwrap(),
-            || *figures.next().unwrap(),
-        );
+        let pace = || *paces.next().unwrap();
+        let figure = || *figures.next().unwrap();
+        let samples = paced(8, || 1.0, pace, || *yardsticks.next().unwrap(), figure);
         Samples { samples, best: 1.0 }
     }
 
     #[test]
     fn samples_of_an_unsteady_machine_do_not_count() {
         let samples = samples(&[1.0], &[10.0, 10.0, 10.0, 30.0], &[100.0, 900.0]);
-        assert_eq!(samples.counts(), (8, 16));
+        assert_eq!(samples.counts(), (8, 15));
         assert_eq!(
             (samples.figure(), samples.yardstick(), samples.ratio()),
             (100.0, 10.0, 10.0)
@@ -185,14 +202,14 @@ mod tests {
     #[test]
     fn samples_of_a_shared_processor_do_not_count() {
         let samples = samples(&[1.0, 1.1, 1.0, 1.4], &[10.0], &[100.0, 200.0]);
-        assert_eq!(samples.counts(), (8, 16));
+        assert_eq!(samples.counts(), (8, 15));
         assert_eq!(samples.figure(), 100.0);
     }
 
     #[test]
     fn where_nothing_is_steady_everything_counts() {
         let samples = samples(&[2.0], &[1.0, 9.0], &[10.0]);
-        assert_eq!(samples.counts(), (16, 16));
+        assert_eq!(samples.counts(), (64, 64));
         assert_eq!(samples.ratio(), 2.0);
     }
 }

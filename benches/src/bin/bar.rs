@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use polyverbs_benches::Outcome;
 use polyverbs_benches::allocations::{Counting, per_request};
@@ -13,7 +14,7 @@ use polyverbs_benches::partner::Partner;
 use polyverbs_benches::ping_pong::{Manner, PingPong};
 use polyverbs_benches::report::{Limit, Quantity, Row, table};
 use polyverbs_benches::rig::{Rig, device_of_environment};
-use polyverbs_benches::sample::{Samples, median, nanoseconds};
+use polyverbs_benches::sample::{Samples, find_best_pace, median, nanoseconds, pace};
 use polyverbs_benches::yardstick::{self, Misses};
 use serde_json::json;
 
@@ -28,7 +29,7 @@ usage: bar [--device NAME] [--pairs N] [--rounds N] [--only PART] [--json]
 
   --device NAME  the device, ib0 unless given here or by POLYVERBS_BENCH_DEVICE
   --pairs N      connected queue pairs in the measurements of many, 100000 unless given
-  --rounds N     samples of each figure, 101 unless given
+  --rounds N     samples of each figure that count, 51 unless given
   --only PART    one part of it: send, requests, bandwidth, allocations or pairs
   --json         for programs
 
@@ -78,7 +79,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options
     let mut options = Options {
         device: device_of_environment(),
         pairs: 100_000,
-        rounds: 101,
+        rounds: 51,
         only: None,
         json: false,
     };
@@ -107,6 +108,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options
 
 fn measure(options: &Options) -> Outcome<()> {
     let partner = Partner::start();
+    find_best_pace(Duration::from_secs(1));
     let machine = Machine::of(&partner);
     let rounds = options.rounds;
     let mut rows = Vec::new();
@@ -150,6 +152,7 @@ struct Machine {
     line: f64,
     rmw: f64,
     fetch_add: f64,
+    pace: f64,
 }
 
 impl Machine {
@@ -159,6 +162,7 @@ impl Machine {
             line: several(&|| line(partner)),
             rmw: several(&rmw),
             fetch_add: several(&|| yardstick::fetch_add(10_000)),
+            pace: several(&pace),
         }
     }
 
@@ -167,14 +171,21 @@ impl Machine {
             line,
             rmw,
             fetch_add,
+            pace,
         } = self;
         format!(
-            "line crossing {line:.1} ns, read-modify-write {rmw:.2} ns, bare fetch_add {fetch_add:.2} ns"
+            "line crossing {line:.1} ns, read-modify-write {rmw:.2} ns, bare fetch_add {fetch_add:.2} ns, \
+             pace {pace:.2} ns"
         )
     }
 
     fn json(&self) -> serde_json::Value {
-        json!({ "line_crossing_ns": self.line, "read_modify_write_ns": self.rmw, "fetch_add_ns": self.fetch_add })
+        json!({
+            "line_crossing_ns": self.line,
+            "read_modify_write_ns": self.rmw,
+            "fetch_add_ns": self.fetch_add,
+            "pace_ns": self.pace,
+        })
     }
 }
 
