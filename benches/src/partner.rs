@@ -1,11 +1,12 @@
 //! The second thread of a measurement.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use crate::cpu;
+use crate::sample::pace;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -65,6 +66,17 @@ impl Partner {
         let result = ours();
         wait_until(&ended);
         result
+    }
+
+    /// The slower pace of the two threads.
+    pub fn pace(&self) -> f64 {
+        let theirs = Arc::new(AtomicU64::new(0));
+        let tell = Arc::clone(&theirs);
+        let ours = self.with(
+            move || tell.store(pace().to_bits(), Ordering::Release),
+            pace,
+        );
+        ours.max(f64::from_bits(theirs.load(Ordering::Acquire)))
     }
 }
 

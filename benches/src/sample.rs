@@ -95,6 +95,16 @@ impl Samples {
         yardstick: impl FnMut() -> f64,
         figure: impl FnMut() -> f64,
     ) -> Self {
+        Self::take_at(rounds, pace, yardstick, figure)
+    }
+
+    /// The same, with the pace of whichever threads take part: the slowest of them.
+    pub fn take_at(
+        rounds: usize,
+        pace: impl FnMut() -> f64,
+        yardstick: impl FnMut() -> f64,
+        figure: impl FnMut() -> f64,
+    ) -> Self {
         let samples = paced(rounds, best_pace, pace, yardstick, figure);
         Self {
             samples,

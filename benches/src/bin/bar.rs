@@ -230,7 +230,8 @@ fn sends(options: &Options, partner: &Partner) -> Outcome<Vec<Row>> {
             readings.borrow_mut().push((line, rmw));
             1.3 * line + 20.0 * rmw
         };
-        let samples = Samples::take(options.rounds, sum, || pair.half_round_trip(partner, 2_000));
+        let figure = || pair.half_round_trip(partner, 2_000);
+        let samples = Samples::take_at(options.rounds, || partner.pace(), sum, figure);
         let readings = readings.into_inner();
         let line = median(readings.iter().map(|reading| reading.0));
         let rmw = median(readings.iter().map(|reading| reading.1));
