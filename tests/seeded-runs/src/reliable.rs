@@ -121,9 +121,10 @@ impl Run {
                 .mul_f64(rng.random_range(0.0..2.0)),
         );
         self.pair.link.heal(from, to);
-        // Enough for a retry to pass: a second partition at once would use up what is left of them.
+        // Enough for three retries to pass: with fewer, partitions one after the other and what is lost between them
+        // use up all that `retry_cnt` allows, and the requester rightly gives up.
         self.pair
-            .run_for(self.pair.chosen.ack_timeout().mul_f64(1.5));
+            .run_for(self.pair.chosen.ack_timeout().mul_f64(3.5));
     }
 
     /// Posts a request of `side`, if there is room for one.
