@@ -108,6 +108,16 @@ impl SendQueue {
     pub fn pop_front(&mut self) -> Option<Wqe> {
         self.0.as_mut()?.pop_front()
     }
+
+    /// The oldest. Looking takes no memory.
+    pub fn front_mut(&mut self) -> Option<&mut Wqe> {
+        self.0.as_mut()?.front_mut()
+    }
+
+    /// All of them. Looking takes no memory.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Wqe> {
+        self.0.iter_mut().flat_map(|queue| queue.iter_mut())
+    }
 }
 
 impl Deref for SendQueue {
