@@ -13,6 +13,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // On it: the engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
     ("polyverbs-wire", &["verbs-api"]),
+    // Octets and addresses: no frame, no engine.
+    ("polyverbs-sockets", &["verbs-api"]),
     // Links are generic over the codec that a driver hands them.
     ("polyverbs-links", &["verbs-api", "polyverbs-engine"]),
     // Drivers do not know each other.

@@ -1,0 +1,23 @@
+//! Sockets that links with a wire are made of: octets and addresses, no frames.
+//!
+//! Everything works without privileges. What a kernel does not have (segmentation, joining) is found out while running,
+//! and the sockets say so.
+//!
+//! The only crate with socket code. Read first: [`udp`].
+#![deny(unsafe_code)]
+
+mod address;
+mod control;
+pub mod flows;
+mod interface;
+pub mod multicast;
+pub mod piece;
+pub mod receive;
+mod sys;
+pub mod udp;
+
+pub use flows::FlowSockets;
+pub use multicast::Membership;
+pub use piece::Piece;
+pub use receive::{Message, ReceiveBatch};
+pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, path_mtu};

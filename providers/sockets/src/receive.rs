@@ -1,0 +1,211 @@
+//! Where datagrams arrive.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+use arrayvec::ArrayVec;
+
+use crate::sys::{AT_ONCE, Filled, Incoming, receive_many};
+use crate::{address, control};
+
+/// Room for several messages, used again and again. A message is a datagram, or several that the kernel has joined (GRO).
+pub struct ReceiveBatch {
+    rooms: Box<[Room]>,
+    octets: Box<[u8]>,
+    /// Octets of each room.
+    each: usize,
+    /// How much of each room was used.
+    filled: Box<[Filled]>,
+    received: usize,
+    /// How many messages the next call asks for: one that finds nothing more is wasted.
+    wanted: usize,
+    local: Option<IpAddr>,
+}
+
+#[derive(Clone, Copy)]
+struct Room {
+    name: [u8; address::LONGEST],
+    control: [u8; CONTROL],
+}
+
+/// Room for the control messages that a socket is asked to give: TOS, destination, size of a segment.
+const CONTROL: usize = 128;
+
+/// A message that arrived.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Message<'b> {
+    /// The sender.
+    pub from: SocketAddr,
+    /// Where it was sent to; `None` if the socket is bound to no address and the kernel does not say.
+    pub to: Option<IpAddr>,
+    /// TOS or traffic class. The lower two bits are those of congestion notification (ECN).
+    pub traffic_class: u8,
+    /// Index of the interface, where the socket is bound to no address.
+    pub interface: Option<u32>,
+    /// Octets of each datagram but the last, which may be shorter.
+    pub segment: usize,
+    /// All octets.
+    pub octets: &'b [u8],
+}
+
+impl<'b> Message<'b> {
+    /// The datagrams, in order. One without octets is one.
+    pub fn datagrams(&self) -> impl Iterator<Item = &'b [u8]> + use<'b> {
+        let empty = self.octets.is_empty().then_some(self.octets);
+        empty
+            .into_iter()
+            .chain(self.octets.chunks(self.segment.max(1)))
+    }
+}
+
+impl ReceiveBatch {
+    /// Room for so many messages of so many octets each. A socket that joins datagrams gives up to 65,535.
+    pub fn new(messages: usize, octets: usize) -> Self {
+        let messages = messages.clamp(1, AT_ONCE);
+        let room = Room {
+            name: [0; address::LONGEST],
+            control: [0; CONTROL],
+        };
+        Self {
+            rooms: vec![room; messages].into(),
+            octets: vec![0; messages * octets.max(1)].into(),
+            each: octets.max(1),
+            filled: vec![Filled::default(); messages].into(),
+            received: 0,
+            wanted: 1,
+            local: None,
+        }
+    }
+
+    /// What arrived last. Messages that did not fit, or came from nowhere, are left out.
+    pub fn messages(&self) -> impl Iterator<Item = Message<'_>> {
+        let filled = &self.filled[..self.received];
+        let rooms = self.rooms.iter().zip(self.octets.chunks(self.each));
+        rooms
+            .zip(filled)
+            .filter_map(|((room, octets), filled)| room.message(octets, *filled, self.local))
+    }
+
+    /// How many of the last messages did not fit.
+    pub fn truncated(&self) -> usize {
+        let filled = self.filled[..self.received].iter();
+        filled.filter(|filled| filled.truncated).count()
+    }
+
+    /// Receives what there is, as much as there is room for; answers how many messages.
+    pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, local: Option<IpAddr>) -> io::Result<usize> {
+        self.local = local;
+        self.received = 0;
+        let received = self.receive(fd)?;
+        self.received = received;
+        self.wanted = if received == self.wanted {
+            (received * 2).min(self.rooms.len())
+        } else {
+            received.max(1)
+        };
+        Ok(received)
+    }
+
+    fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let octets = self.octets.chunks_mut(self.each);
+        let mut messages: ArrayVec<_, AT_ONCE> = self.rooms[..self.wanted]
+            .iter_mut()
+            .zip(octets)
+            .map(|(room, octets)| room.incoming(octets))
+            .collect();
+        let received = receive_many(fd, &mut messages)?;
+        for (filled, message) in self.filled.iter_mut().zip(&messages) {
+            *filled = message.filled;
+        }
+        Ok(received)
+    }
+}
+
+impl Room {
+    fn incoming<'r>(&'r mut self, payload: &'r mut [u8]) -> Incoming<'r> {
+        Incoming {
+            name: &mut self.name,
+            payload,
+            control: &mut self.control,
+            filled: Filled::default(),
+        }
+    }
+
+    fn message<'b>(
+        &self,
+        octets: &'b [u8],
+        filled: Filled,
+        local: Option<IpAddr>,
+    ) -> Option<Message<'b>> {
+        if filled.truncated {
+            return None;
+        }
+        let octets = &octets[..filled.payload];
+        let mut message = Message {
+            from: address::read(&self.name[..filled.name])?,
+            to: local,
+            traffic_class: 0,
+            interface: None,
+            segment: octets.len(),
+            octets,
+        };
+        for (level, kind, data) in control::messages(&self.control[..filled.control]) {
+            message.note(level, kind, data);
+        }
+        Some(message)
+    }
+}
+
+impl Message<'_> {
+    fn note(&mut self, level: libc::c_int, kind: libc::c_int, data: &[u8]) {
+        match (level, kind) {
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                self.traffic_class = data.first().copied().unwrap_or_default();
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                self.traffic_class = control::number(data).unwrap_or_default() as u8;
+            }
+            // Interface, local address, destination.
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                self.interface = control::number(data);
+                let to = data.get(8..).and_then(|data| data.first_chunk::<4>());
+                self.to = to.map(|&octets| octets.into());
+            }
+            // Destination, interface.
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                self.to = data.first_chunk::<16>().map(|&octets| octets.into());
+                self.interface = data.get(16..).and_then(control::number);
+            }
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                let segment = control::number(data).unwrap_or_default() as usize;
+                if segment != 0 {
+                    self.segment = segment;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_joined_message_is_cut_into_its_datagrams() {
+        let mut message = Message {
+            from: ([127, 0, 0, 1], 1).into(),
+            to: None,
+            traffic_class: 0,
+            interface: None,
+            segment: 3,
+            octets: b"abcdefgh",
+        };
+        let cut: Vec<_> = message.datagrams().collect();
+        assert_eq!(cut, [&b"abc"[..], b"def", b"gh"]);
+        (message.octets, message.segment) = (b"", 0);
+        assert_eq!(message.datagrams().collect::<Vec<_>>(), [b""]);
+    }
+}

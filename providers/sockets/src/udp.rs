@@ -1,0 +1,362 @@
+//! UDP sockets that send and receive in batches.
+//!
+//! A socket is never connected and sends with `IP_PMTUDISC_DO`: so the kernel sets DF and puts 0 into the identification
+//! of each datagram, and k into that of segment k of a call with segmentation. A checksum that covers the IP header can
+//! be computed beforehand.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arrayvec::ArrayVec;
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with};
+use thiserror::Error;
+
+use crate::address::{self, Name};
+use crate::control::{self, Control};
+use crate::piece::{Piece, total};
+use crate::receive::ReceiveBatch;
+use crate::sys::{self, AT_ONCE, Outgoing};
+
+/// Datagrams of one call with segmentation.
+pub const MAX_SEGMENTS: usize = 64;
+/// Octets of one call, with or without segmentation, IP and UDP headers not counted.
+pub const MAX_OCTETS: usize = 65_507;
+
+// Three numbers.
+const CONTROL: usize = 3 * control::space(size_of::<libc::c_int>());
+
+/// What a socket is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpOptions {
+    /// Octets that wait to be read, as the kernel counts them; it allows no more than `net.core.rmem_max`.
+    pub receive_buffer: usize,
+    /// Octets that wait to leave; no more than `net.core.wmem_max`.
+    pub send_buffer: usize,
+    /// What the kernel is asked to do for us.
+    pub offload: Offload,
+}
+
+impl Default for UdpOptions {
+    /// 4 MiB each way, and every offload that there is.
+    fn default() -> Self {
+        Self {
+            receive_buffer: 4 << 20,
+            send_buffer: 4 << 20,
+            offload: Offload::default(),
+        }
+    }
+}
+
+/// What the kernel does for a socket where it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offload {
+    /// Cuts what is sent into datagrams (GSO).
+    pub segmentation: bool,
+    /// Joins datagrams that arrive (GRO).
+    pub joining: bool,
+}
+
+impl Offload {
+    /// Neither.
+    pub const NONE: Self = Self {
+        segmentation: false,
+        joining: false,
+    };
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self {
+            segmentation: true,
+            joining: true,
+        }
+    }
+}
+
+/// A UDP socket.
+#[derive(Debug)]
+pub struct UdpSocket {
+    descriptor: OwnedFd,
+    local: SocketAddr,
+    segments: AtomicBool,
+    joins: bool,
+}
+
+/// What goes out with one call: a datagram, or several of one length that the kernel cuts apart.
+#[derive(Clone, Copy)]
+pub struct Transmit<'a> {
+    /// Where to.
+    pub to: SocketAddr,
+    /// TOS or traffic class.
+    pub traffic_class: u8,
+    /// Time to live, or hop limit; the socket's own if 0.
+    pub hop_limit: u8,
+    /// Octets of each datagram but the last, which may be shorter; one datagram if 0.
+    pub segment: u16,
+    /// The octets.
+    pub pieces: &'a [Piece<'a>],
+}
+
+impl<'a> Transmit<'a> {
+    /// One datagram with nothing special.
+    pub const fn new(to: SocketAddr, pieces: &'a [Piece<'a>]) -> Self {
+        Self {
+            to,
+            traffic_class: 0,
+            hop_limit: 0,
+            segment: 0,
+            pieces,
+        }
+    }
+
+    fn control(&self) -> Control<CONTROL> {
+        let mut control = Control::default();
+        let (level, class, hops) = match self.to {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        };
+        if self.traffic_class != 0 {
+            control.push_number(level, class, self.traffic_class.into());
+        }
+        if self.hop_limit != 0 {
+            control.push_number(level, hops, self.hop_limit.into());
+        }
+        if self.segment != 0 && total(self.pieces) > usize::from(self.segment) {
+            control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &self.segment.to_ne_bytes());
+        }
+        control
+    }
+}
+
+/// Why nothing was sent.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The socket takes no more for now: wait until it is writable.
+    #[error("the socket is full")]
+    Full,
+    /// The kernel does not cut datagrams on this route; [`UdpSocket::can_segment`] says so from now on. What depends on the
+    /// number of a segment has to be computed anew.
+    #[error("no segmentation on this route")]
+    NoSegmentation,
+    /// Longer than the path carries: ask for its [`path_mtu`].
+    #[error("longer than the path carries")]
+    TooLong,
+    /// There is no way to the destination, or none that is allowed.
+    #[error("the destination cannot be reached: {0}")]
+    Unreachable(io::Error),
+    /// Anything else.
+    #[error(transparent)]
+    Other(io::Error),
+}
+
+impl UdpSocket {
+    /// A socket of its own on `local`. The port is 0 for any.
+    ///
+    /// # Errors
+    /// The address is not this machine's, or the port is taken.
+    pub fn bind(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        let descriptor = unbound(local.ip(), options)?;
+        bind(&descriptor, &local)?;
+        Self::of(descriptor, options)
+    }
+
+    /// One of a group of sockets on one address and port (`SO_REUSEPORT`).
+    pub(crate) fn bind_shared(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        let descriptor = unbound(local.ip(), options)?;
+        sockopt::set_socket_reuseport(&descriptor, true)?;
+        bind(&descriptor, &local)?;
+        Self::of(descriptor, options)
+    }
+
+    /// A socket on the address of a multicast group, which any number may be bound to: each gets a copy.
+    pub(crate) fn bind_group(group: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        let descriptor = unbound(group.ip(), options)?;
+        sockopt::set_socket_reuseaddr(&descriptor, true)?;
+        bind(&descriptor, &group)?;
+        Self::of(descriptor, options)
+    }
+
+    /// A bound socket that another process made.
+    pub(crate) fn of(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
+        let local = SocketAddr::try_from(getsockname(&descriptor)?)?;
+        let fd = descriptor.as_fd();
+        let offload = options.offload;
+        let segments =
+            offload.segmentation && sys::number(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+        let joins =
+            offload.joining && sys::number(fd, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|on| on != 0);
+        Ok(Self {
+            descriptor,
+            local,
+            segments: AtomicBool::new(segments),
+            joins,
+        })
+    }
+
+    /// The address that the socket is bound to.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Whether the kernel cuts what is sent, as far as is known.
+    pub fn can_segment(&self) -> bool {
+        self.segments.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel joins what arrives: a message then has up to 65,535 octets.
+    pub fn joins(&self) -> bool {
+        self.joins
+    }
+
+    /// Sends without waiting; answers how many of `transmits` went out, at least one.
+    ///
+    /// # Errors
+    /// Why the first one did not.
+    pub fn send(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
+        let mut sent = 0;
+        while sent < transmits.len() {
+            match self.send_some(&transmits[sent..]) {
+                Ok(more) => sent += more,
+                Err(_) if sent > 0 => break,
+                Err(error) => return Err(self.refusal(&transmits[0], error)),
+            }
+        }
+        Ok(sent)
+    }
+
+    fn send_some(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        let prepare = |transmit: &Transmit<'_>| {
+            let to = address::scoped(transmit.to, self.local);
+            (Name::of(to), transmit.control())
+        };
+        if let [transmit] = transmits {
+            let (name, control) = prepare(transmit);
+            return sys::send(self.as_fd(), &message(transmit, &name, &control)).map(|_| 1);
+        }
+        let transmits = &transmits[..transmits.len().min(AT_ONCE)];
+        let prepared: ArrayVec<_, AT_ONCE> = transmits.iter().map(prepare).collect();
+        let messages: ArrayVec<_, AT_ONCE> = transmits
+            .iter()
+            .zip(&prepared)
+            .map(|(transmit, (name, control))| message(transmit, name, control))
+            .collect();
+        sys::send_many(self.as_fd(), &messages)
+    }
+
+    fn refusal(&self, first: &Transmit<'_>, error: io::Error) -> SendError {
+        let segmented = first.segment != 0 && total(first.pieces) > usize::from(first.segment);
+        match Errno::from_io_error(&error) {
+            Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => SendError::Full,
+            Some(Errno::IO | Errno::INVAL | Errno::OPNOTSUPP) if segmented => {
+                self.segments.store(false, Ordering::Relaxed);
+                SendError::NoSegmentation
+            }
+            Some(Errno::MSGSIZE) => SendError::TooLong,
+            Some(
+                Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::NETDOWN | Errno::ADDRNOTAVAIL
+                | Errno::ACCESS | Errno::PERM,
+            ) => SendError::Unreachable(error),
+            _ => SendError::Other(error),
+        }
+    }
+
+    /// Receives what there is without waiting, as much as there is room for; answers how many messages, 0 where there are
+    /// none.
+    ///
+    /// # Errors
+    /// The socket is of no use any more.
+    pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
+        let ip = self.local.ip();
+        match batch.fill(self.as_fd(), (!ip.is_unspecified()).then_some(ip)) {
+            Err(error) if is_passing(&error) => Ok(0),
+            result => result,
+        }
+    }
+}
+
+fn message<'a>(
+    transmit: &Transmit<'a>,
+    name: &'a Name,
+    control: &'a Control<CONTROL>,
+) -> Outgoing<'a> {
+    Outgoing {
+        name: name.octets(),
+        pieces: transmit.pieces,
+        control: control.octets(),
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// The largest IP packet that is known to reach `to` from `local`, in octets, headers included.
+///
+/// # Errors
+/// There is no way to `to`.
+pub fn path_mtu(local: IpAddr, to: SocketAddr) -> io::Result<u32> {
+    let socket = new_socket(local)?;
+    let from = SocketAddr::new(local, 0);
+    bind(&socket, &from)?;
+    connect(&socket, &address::scoped(to, from))?;
+    Ok(match local {
+        IpAddr::V4(_) => sockopt::ip_mtu(&socket)?,
+        IpAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
+    })
+}
+
+fn new_socket(like: IpAddr) -> io::Result<OwnedFd> {
+    let family = match like {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(family, SocketType::DGRAM, flags, None)?)
+}
+
+fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<OwnedFd> {
+    let socket = new_socket(ip)?;
+    sockopt::set_socket_recv_buffer_size(&socket, options.receive_buffer)?;
+    sockopt::set_socket_send_buffer_size(&socket, options.send_buffer)?;
+    let fd = socket.as_fd();
+    match ip {
+        IpAddr::V4(_) => {
+            sockopt::set_ip_mtu_discover(fd, Ipv4PathMtuDiscovery::DO)?;
+            sockopt::set_ip_recvtos(fd, true)?;
+            if ip.is_unspecified() {
+                sys::set_number(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+            }
+        }
+        IpAddr::V6(_) => {
+            sockopt::set_ipv6_v6only(fd, true)?;
+            sockopt::set_ipv6_mtu_discover(fd, Ipv6PathMtuDiscovery::DO)?;
+            sockopt::set_ipv6_recvtclass(fd, true)?;
+            if ip.is_unspecified() {
+                sys::set_number(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            }
+        }
+    }
+    if options.offload.joining {
+        // A kernel without it gives each datagram by itself.
+        let _ = sys::set_number(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+    }
+    Ok(socket)
+}
+
+/// Whether a call may simply be made again later.
+pub(crate) fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+#[cfg(test)]
+mod tests;

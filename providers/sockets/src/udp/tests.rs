@@ -1,0 +1,263 @@
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, recv};
+
+use super::*;
+use crate::receive::Message;
+
+const V4: &str = "127.0.3.1:0";
+const V6: &str = "[::1]:0";
+
+fn socket(local: &str) -> UdpSocket {
+    with(local, Offload::default())
+}
+
+fn with(local: &str, offload: Offload) -> UdpSocket {
+    let options = UdpOptions {
+        offload,
+        ..UdpOptions::default()
+    };
+    UdpSocket::bind(local.parse().unwrap(), &options).unwrap()
+}
+
+/// Receives until `enough`, and gives each datagram with its message to `each`.
+fn receive(socket: &UdpSocket, count: usize, mut each: impl FnMut(&Message<'_>, &[u8])) {
+    let mut batch = ReceiveBatch::new(4, 65_535);
+    let (mut seen, began) = (0, Instant::now());
+    while seen < count {
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "{seen} of {count} datagrams"
+        );
+        socket.receive(&mut batch).unwrap();
+        for message in batch.messages() {
+            for datagram in message.datagrams() {
+                each(&message, datagram);
+                seen += 1;
+            }
+        }
+    }
+}
+
+fn transmit<'a>(to: &UdpSocket, pieces: &'a [Piece<'a>]) -> Transmit<'a> {
+    Transmit::new(to.local(), pieces)
+}
+
+#[test]
+fn a_datagram_is_gathered_and_arrives_with_its_addresses() {
+    for local in [V4, V6] {
+        let (from, to) = (socket(local), socket(local));
+        let pieces = [Piece::from(&b"head"[..]), Piece::EMPTY, b" body"[..].into()];
+        assert_eq!(from.send(&[transmit(&to, &pieces)]).unwrap(), 1);
+        receive(&to, 1, |message, datagram| {
+            assert_eq!(datagram, b"head body");
+            assert_eq!(message.from, from.local());
+            assert_eq!(message.to, Some(to.local().ip()));
+            assert_eq!((message.traffic_class, message.interface), (0, None));
+        });
+    }
+}
+
+#[test]
+fn the_traffic_class_arrives() {
+    for local in [V4, V6] {
+        let (from, to) = (socket(local), socket(local));
+        let pieces = [Piece::from(&b"x"[..])];
+        for traffic_class in [0, 1, 2, 3, 0x68 | 2] {
+            let transmit = Transmit {
+                traffic_class,
+                hop_limit: 9,
+                ..transmit(&to, &pieces)
+            };
+            from.send(&[transmit]).unwrap();
+            receive(&to, 1, |message, _| {
+                assert_eq!(message.traffic_class, traffic_class);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_socket_without_an_address_tells_where_each_datagram_was_sent() {
+    for (any, one) in [("0.0.0.0:0", V4), ("[::]:0", V6)] {
+        let (from, to) = (socket(one), socket(any));
+        let address = SocketAddr::new(from.local().ip(), to.local().port());
+        let pieces = [Piece::from(&b"x"[..])];
+        from.send(&[Transmit::new(address, &pieces)]).unwrap();
+        receive(&to, 1, |message, _| {
+            assert_eq!(message.to, Some(address.ip()));
+            assert!(message.interface.is_some());
+        });
+    }
+}
+
+#[test]
+fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
+    let octets: Vec<u8> = (0..60_000_u32).map(|at| (at % 251) as u8).collect();
+    for local in [V4, V6] {
+        for offload in [Offload::default(), Offload::NONE] {
+            let (from, to) = (socket(local), with(local, offload));
+            assert!(from.can_segment());
+            assert_eq!(to.joins(), offload.joining);
+            let pieces = [Piece::from(&octets[..]), b"tail"[..].into()];
+            let transmit = Transmit {
+                segment: 4156,
+                ..transmit(&to, &pieces)
+            };
+            from.send(&[transmit]).unwrap();
+            let (mut arrived, mut lengths) = (Vec::new(), Vec::new());
+            receive(&to, 15, |_, datagram| {
+                arrived.extend_from_slice(datagram);
+                lengths.push(datagram.len());
+            });
+            assert_eq!(arrived[..60_000], octets[..]);
+            assert_eq!(&arrived[60_000..], b"tail");
+            assert!(lengths[..14].iter().all(|&length| length == 4156));
+        }
+    }
+}
+
+#[test]
+fn a_batch_goes_out_in_order() {
+    let (from, to) = (socket(V4), socket(V4));
+    let numbers: Vec<_> = (0..100_u32).map(u32::to_be_bytes).collect();
+    let pieces: Vec<_> = numbers
+        .iter()
+        .map(|number| [Piece::from(&number[..])])
+        .collect();
+    let transmits: Vec<_> = pieces
+        .iter()
+        .map(|pieces| transmit(&to, pieces))
+        .collect();
+    assert_eq!(from.send(&transmits).unwrap(), 100);
+    let mut next = 0_u32;
+    receive(&to, 100, |_, datagram| {
+        assert_eq!(datagram, next.to_be_bytes());
+        next += 1;
+    });
+}
+
+#[test]
+fn an_empty_socket_answers_at_once() {
+    let mut batch = ReceiveBatch::new(4, 2048);
+    assert_eq!(socket(V4).receive(&mut batch).unwrap(), 0);
+    assert_eq!(batch.messages().count(), 0);
+}
+
+#[test]
+fn what_does_not_fit_is_left_out_and_counted() {
+    let (from, to) = (socket(V4), with(V4, Offload::NONE));
+    for octets in [&[1; 10][..], &[2; 11], &[3; 10]] {
+        from.send(&[transmit(&to, &[octets.into()])]).unwrap();
+    }
+    let mut batch = ReceiveBatch::new(3, 10);
+    let (mut arrived, mut truncated) = (Vec::new(), 0);
+    while to.receive(&mut batch).unwrap() > 0 {
+        arrived.extend(batch.messages().map(|message| message.octets[0]));
+        truncated += batch.truncated();
+    }
+    assert_eq!((arrived, truncated), (vec![1, 3], 1));
+}
+
+#[test]
+fn longer_than_a_datagram_can_be_is_refused() {
+    let (from, to) = (socket(V4), socket(V4));
+    let octets = vec![0; MAX_OCTETS + 1];
+    let most = [Piece::from(&octets[..MAX_OCTETS])];
+    let over = [Piece::from(&octets[..])];
+    assert!(matches!(
+        from.send(&[transmit(&to, &over)]),
+        Err(SendError::TooLong)
+    ));
+    assert_eq!(from.send(&[transmit(&to, &most)]).unwrap(), 1);
+}
+
+#[test]
+fn a_refusal_tells_what_was_sent_before_it() {
+    let (from, to) = (socket(V4), socket(V4));
+    let octets = vec![0; MAX_OCTETS + 1];
+    let (good, bad) = ([Piece::from(&octets[..4])], [Piece::from(&octets[..])]);
+    let transmits = [transmit(&to, &good), transmit(&to, &bad), transmit(&to, &good)];
+    assert_eq!(from.send(&transmits).unwrap(), 1);
+}
+
+#[test]
+fn a_segment_that_the_path_does_not_carry_is_refused_and_nothing_is_sent() {
+    let (from, to) = (socket(V4), socket(V4));
+    let octets = vec![0; 60_000];
+    let pieces = [Piece::from(&octets[..])];
+    let unusable = Transmit {
+        // 60,000 octets in datagrams of 1: more than a call may have.
+        segment: 1,
+        ..transmit(&to, &pieces)
+    };
+    assert!(matches!(
+        from.send(&[unusable]),
+        Err(SendError::NoSegmentation)
+    ));
+    assert!(!from.can_segment());
+    let mut batch = ReceiveBatch::new(1, 65_535);
+    assert_eq!(to.receive(&mut batch).unwrap(), 0);
+}
+
+#[test]
+fn nobody_at_the_other_end_is_no_error() {
+    let (from, gone) = (socket(V4), socket(V4).local());
+    let pieces = [Piece::from(&b"x"[..])];
+    for _ in 0..5 {
+        assert_eq!(from.send(&[Transmit::new(gone, &pieces)]).unwrap(), 1);
+        let mut batch = ReceiveBatch::new(1, 100);
+        assert_eq!(from.receive(&mut batch).unwrap(), 0);
+    }
+}
+
+#[test]
+fn an_address_of_another_machine_is_refused() {
+    let bound = UdpSocket::bind("203.0.113.1:0".parse().unwrap(), &UdpOptions::default());
+    assert_eq!(bound.unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+    let taken = socket(V4);
+    let bound = UdpSocket::bind(taken.local(), &UdpOptions::default());
+    assert_eq!(bound.unwrap_err().kind(), ErrorKind::AddrInUse);
+}
+
+#[test]
+fn the_path_of_loopback_is_known() {
+    for local in [V4, V6] {
+        let address: SocketAddr = local.parse().unwrap();
+        let to = SocketAddr::new(address.ip(), 9);
+        assert!(path_mtu(address.ip(), to).unwrap() >= 16_384);
+    }
+}
+
+/// What a checksum over the IP header relies on. A dissector's view: it needs the right to open a raw socket.
+#[test]
+#[ignore = "needs CAP_NET_RAW"]
+fn the_identification_is_0_and_df_is_set() {
+    let raw = socket_with(
+        AddressFamily::INET,
+        SocketType::RAW,
+        SocketFlags::NONBLOCK,
+        Some(rustix::net::ipproto::UDP),
+    )
+    .expect("the right to open a raw socket");
+    let (from, to) = (socket("127.0.3.2:0"), socket("127.0.3.2:0"));
+    let octets = [0; 3000];
+    let pieces = [Piece::from(&octets[..])];
+    for segment in [0, 0, 1000] {
+        let transmit = Transmit {
+            segment,
+            ..transmit(&to, &pieces)
+        };
+        from.send(&[transmit]).unwrap();
+    }
+    let (mut seen, mut packet) = (0, [0; 65_535]);
+    while seen < 3 {
+        let (length, _) = recv(&raw, &mut packet[..], RecvFlags::empty()).expect("three packets");
+        let ours = packet[12..16] == [127, 0, 3, 2] && packet[22..24] == to.local().port().to_be_bytes();
+        if length >= 28 && ours {
+            assert_eq!(packet[4..8], [0, 0, 0x40, 0]);
+            seen += 1;
+        }
+    }
+}
