@@ -1,6 +1,6 @@
 //! Addresses in the kernel's form.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use arrayvec::ArrayVec;
 
@@ -66,14 +66,22 @@ pub(crate) fn read(name: &[u8]) -> Option<SocketAddr> {
 pub(crate) fn local(name: &[u8]) -> ArrayVec<u8, 110> {
     let mut octets = ArrayVec::new();
     let family = (libc::AF_UNIX as u16).to_ne_bytes();
-    octets.extend(family.into_iter().chain([0]).chain(name.iter().copied()).take(110));
+    octets.extend(
+        family
+            .into_iter()
+            .chain([0])
+            .chain(name.iter().copied())
+            .take(110),
+    );
     octets
 }
 
 /// `address` with the scope of `from`, where it needs one and has none.
 pub(crate) fn scoped(address: SocketAddr, from: SocketAddr) -> SocketAddr {
     match (address, from) {
-        (SocketAddr::V6(to), SocketAddr::V6(from)) if to.scope_id() == 0 && needs_scope(to.ip()) => {
+        (SocketAddr::V6(to), SocketAddr::V6(from))
+            if to.scope_id() == 0 && needs_scope(to.ip()) =>
+        {
             SocketAddrV6::new(*to.ip(), to.port(), to.flowinfo(), from.scope_id()).into()
         }
         _ => address,
@@ -83,14 +91,6 @@ pub(crate) fn scoped(address: SocketAddr, from: SocketAddr) -> SocketAddr {
 fn needs_scope(ip: &Ipv6Addr) -> bool {
     let is_narrow_group = ip.is_multicast() && matches!(ip.segments()[0] & 0xf, 1 | 2);
     ip.is_unicast_link_local() || is_narrow_group
-}
-
-/// Any port of the same address, or of none of the same family.
-pub(crate) fn unspecified(like: IpAddr) -> SocketAddr {
-    match like {
-        IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-    }
 }
 
 #[cfg(test)]

@@ -40,7 +40,12 @@ impl<const ROOM: usize> Control<ROOM> {
     }
 
     /// Adds a message whose value is a number.
-    pub(crate) fn push_number(&mut self, level: libc::c_int, kind: libc::c_int, number: libc::c_int) {
+    pub(crate) fn push_number(
+        &mut self,
+        level: libc::c_int,
+        kind: libc::c_int,
+        number: libc::c_int,
+    ) {
         self.push(level, kind, &number.to_ne_bytes());
     }
 
@@ -85,7 +90,11 @@ mod tests {
         assert_eq!(
             found,
             [
-                (libc::SOL_UDP, libc::UDP_SEGMENT, &4156_u16.to_ne_bytes()[..]),
+                (
+                    libc::SOL_UDP,
+                    libc::UDP_SEGMENT,
+                    &4156_u16.to_ne_bytes()[..]
+                ),
                 (libc::IPPROTO_IP, libc::IP_TOS, &42_i32.to_ne_bytes()[..]),
             ]
         );

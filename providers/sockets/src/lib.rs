@@ -9,15 +9,21 @@
 mod address;
 mod control;
 pub mod flows;
+pub mod group;
 mod interface;
+mod local;
 pub mod multicast;
 pub mod piece;
 pub mod receive;
 mod sys;
 pub mod udp;
+pub mod watch;
 
 pub use flows::FlowSockets;
+pub use group::{GroupOptions, HandError, Handed, JoinError, Lease, QpnRange, Service};
+pub use local::Admission;
 pub use multicast::Membership;
 pub use piece::Piece;
 pub use receive::{Message, ReceiveBatch};
 pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, path_mtu};
+pub use watch::{Duty, Ready, Source, Watch};

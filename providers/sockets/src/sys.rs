@@ -119,10 +119,7 @@ pub(crate) struct Filled {
 
 /// Receives as many messages as there are without waiting, [`AT_ONCE`] at most. Descriptors that came along would stay
 /// open: see [`receive_local`].
-pub(crate) fn receive_many(
-    fd: BorrowedFd<'_>,
-    messages: &mut [Incoming<'_>],
-) -> io::Result<usize> {
+pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) -> io::Result<usize> {
     if let [message] = messages {
         return receive(fd, message).map(|()| 1);
     }
@@ -219,15 +216,8 @@ pub(crate) fn set_option(
 ) -> io::Result<()> {
     let length = value.len() as libc::socklen_t;
     // SAFETY: the kernel reads `length` octets of `value`.
-    let answer = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            option,
-            value.as_ptr().cast(),
-            length,
-        )
-    };
+    let answer =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
     done(answer)
 }
 

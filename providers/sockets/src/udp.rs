@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, ipproto, socket_with,
+};
 use thiserror::Error;
 
 use crate::address::{self, Name};
@@ -126,7 +128,11 @@ impl<'a> Transmit<'a> {
             control.push_number(level, hops, self.hop_limit.into());
         }
         if self.segment != 0 && total(self.pieces) > usize::from(self.segment) {
-            control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &self.segment.to_ne_bytes());
+            control.push(
+                libc::SOL_UDP,
+                libc::UDP_SEGMENT,
+                &self.segment.to_ne_bytes(),
+            );
         }
         control
     }
@@ -188,8 +194,8 @@ impl UdpSocket {
         let offload = options.offload;
         let segments =
             offload.segmentation && sys::number(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
-        let joins =
-            offload.joining && sys::number(fd, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|on| on != 0);
+        let joins = offload.joining
+            && sys::number(fd, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|on| on != 0);
         Ok(Self {
             descriptor,
             local,
@@ -201,6 +207,13 @@ impl UdpSocket {
     /// The address that the socket is bound to.
     pub fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    // What another process passed may be anything.
+    pub(crate) fn is_udp(&self) -> bool {
+        let kind = sockopt::socket_type(&self.descriptor);
+        let protocol = sockopt::socket_protocol(&self.descriptor);
+        kind == Ok(SocketType::DGRAM) && protocol == Ok(Some(ipproto::UDP))
     }
 
     /// Whether the kernel cuts what is sent, as far as is known.
@@ -258,8 +271,12 @@ impl UdpSocket {
             }
             Some(Errno::MSGSIZE) => SendError::TooLong,
             Some(
-                Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::NETDOWN | Errno::ADDRNOTAVAIL
-                | Errno::ACCESS | Errno::PERM,
+                Errno::NETUNREACH
+                | Errno::HOSTUNREACH
+                | Errno::NETDOWN
+                | Errno::ADDRNOTAVAIL
+                | Errno::ACCESS
+                | Errno::PERM,
             ) => SendError::Unreachable(error),
             _ => SendError::Other(error),
         }

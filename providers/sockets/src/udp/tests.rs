@@ -126,10 +126,7 @@ fn a_batch_goes_out_in_order() {
         .iter()
         .map(|number| [Piece::from(&number[..])])
         .collect();
-    let transmits: Vec<_> = pieces
-        .iter()
-        .map(|pieces| transmit(&to, pieces))
-        .collect();
+    let transmits: Vec<_> = pieces.iter().map(|pieces| transmit(&to, pieces)).collect();
     assert_eq!(from.send(&transmits).unwrap(), 100);
     let mut next = 0_u32;
     receive(&to, 100, |_, datagram| {
@@ -178,7 +175,11 @@ fn a_refusal_tells_what_was_sent_before_it() {
     let (from, to) = (socket(V4), socket(V4));
     let octets = vec![0; MAX_OCTETS + 1];
     let (good, bad) = ([Piece::from(&octets[..4])], [Piece::from(&octets[..])]);
-    let transmits = [transmit(&to, &good), transmit(&to, &bad), transmit(&to, &good)];
+    let transmits = [
+        transmit(&to, &good),
+        transmit(&to, &bad),
+        transmit(&to, &good),
+    ];
     assert_eq!(from.send(&transmits).unwrap(), 1);
 }
 
@@ -254,7 +255,8 @@ fn the_identification_is_0_and_df_is_set() {
     let (mut seen, mut packet) = (0, [0; 65_535]);
     while seen < 3 {
         let (length, _) = recv(&raw, &mut packet[..], RecvFlags::empty()).expect("three packets");
-        let ours = packet[12..16] == [127, 0, 3, 2] && packet[22..24] == to.local().port().to_be_bytes();
+        let ours =
+            packet[12..16] == [127, 0, 3, 2] && packet[22..24] == to.local().port().to_be_bytes();
         if length >= 28 && ours {
             assert_eq!(packet[4..8], [0, 0, 0x40, 0]);
             seen += 1;

@@ -1,0 +1,416 @@
+//! One UDP port of one address for several processes, as RoCEv2 needs it.
+//!
+//! 64 sockets share the port; a program in the kernel chooses one by the upper six bits of the destination QP number.
+//! Every process has the descriptors of all, so that none of them vanishes with another process, and reads the one of the
+//! range of numbers that it leased. What else there is to agree on is agreed on by names that only one process can hold:
+//!
+//! | name, behind `polyverbs/udp/ADDRESS:PORT/` | means |
+//! | --- | --- |
+//! | `making` | somebody is making the sockets |
+//! | `range/1` … `range/63` | the lease of this range, and the inbox of its holder |
+//! | `service/ID` | connection requests for this service go to this inbox |
+//!
+//! Range 0 is everybody's: datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::local::{Admission, DESCRIPTORS, Letter, LocalSocket, number};
+use crate::receive::ReceiveBatch;
+use crate::sys;
+use crate::udp::{UdpOptions, UdpSocket};
+
+mod handed;
+mod range;
+
+pub use handed::{HandError, Handed};
+pub use range::{QpnRange, RANGES};
+
+/// What a process joins a port with.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GroupOptions {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// Of the sockets, where they have to be made.
+    pub udp: UdpOptions,
+    /// Which other processes are let in, and trusted.
+    pub admission: Admission,
+    /// How long to wait for others that are making the sockets, or are slow to answer.
+    pub patience: Duration,
+}
+
+impl GroupOptions {
+    /// The port of RoCEv2.
+    pub const PORT: u16 = 4791;
+
+    /// Of this address, with nothing special.
+    pub fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            udp: UdpOptions::default(),
+            admission: Admission::default(),
+            patience: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Why a process could not join.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// Something else holds the port: another program, a driver of the kernel, or processes that do not let this one in.
+    #[error("{0} is held by something that does not share it")]
+    Taken(SocketAddr),
+    /// 63 others are there.
+    #[error("all ranges of queue pair numbers of {0} are leased")]
+    Full(SocketAddr),
+    /// The system refused.
+    #[error("{0}: {1}")]
+    System(SocketAddr, io::Error),
+}
+
+/// The sockets of a port, and the names of those who share it.
+#[derive(Debug)]
+struct PortGroup {
+    options: GroupOptions,
+    sockets: Box<[UdpSocket]>,
+}
+
+/// A range of queue pair numbers of a port, and the socket that their datagrams arrive at. Ends when dropped, or with the
+/// process.
+#[derive(Debug)]
+pub struct Lease {
+    group: Arc<PortGroup>,
+    range: QpnRange,
+    inbox: LocalSocket,
+}
+
+/// A service that this process answers connection requests for.
+#[derive(Debug)]
+pub struct Service {
+    id: u64,
+    inbox: LocalSocket,
+    admission: Admission,
+}
+
+impl Lease {
+    /// Joins the processes on a port, or is the first of them.
+    ///
+    /// # Errors
+    /// See [`JoinError`].
+    pub fn join(options: GroupOptions) -> Result<Self, JoinError> {
+        let address = options.address;
+        let system = |error| JoinError::System(address, error);
+        let deadline = Instant::now() + options.patience;
+        loop {
+            if let Some(sockets) = ask(&options).map_err(system)? {
+                return Self::of(PortGroup { options, sockets });
+            }
+            // Who makes the sockets keeps the name until it has a lease, and so an inbox that others find.
+            if let Some(_making) = held(LocalSocket::named(&making(address))).map_err(system)? {
+                if let Some(sockets) = ask(&options).map_err(system)? {
+                    return Self::of(PortGroup { options, sockets });
+                }
+                if let Some(sockets) = held(make(&options)).map_err(system)? {
+                    return Self::of(PortGroup { options, sockets });
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(JoinError::Taken(address));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// One more range, of the same sockets.
+    ///
+    /// # Errors
+    /// See [`JoinError`].
+    pub fn another(&self) -> Result<Self, JoinError> {
+        Self::in_group(Arc::clone(&self.group))
+    }
+
+    fn of(group: PortGroup) -> Result<Self, JoinError> {
+        Self::in_group(Arc::new(group))
+    }
+
+    fn in_group(group: Arc<PortGroup>) -> Result<Self, JoinError> {
+        let address = group.options.address;
+        let system = |error| JoinError::System(address, error);
+        for range in QpnRange::leased_from(std::process::id()) {
+            if let Some(inbox) =
+                held(LocalSocket::named(&of_range(address, range))).map_err(system)?
+            {
+                let lease = Self {
+                    group,
+                    range,
+                    inbox,
+                };
+                lease.empty().map_err(system)?;
+                return Ok(lease);
+            }
+        }
+        Err(JoinError::Full(address))
+    }
+
+    // What lies in the socket was meant for whoever had the range before.
+    fn empty(&self) -> io::Result<()> {
+        let mut batch = ReceiveBatch::new(1, 1);
+        for _ in 0..STALE {
+            if self.socket().receive(&mut batch)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Address and port.
+    pub fn address(&self) -> SocketAddr {
+        self.group.options.address
+    }
+
+    /// The range.
+    pub fn range(&self) -> QpnRange {
+        self.range
+    }
+
+    /// The socket at which datagrams to the range arrive, and the strays of others that followed them.
+    pub fn socket(&self) -> &UdpSocket {
+        &self.group.sockets[self.range.index()]
+    }
+
+    /// The socket of range 0, which all processes read: wait for it with `EPOLLEXCLUSIVE`.
+    pub fn common(&self) -> &UdpSocket {
+        &self.group.sockets[0]
+    }
+
+    /// Reads the inbox: lets in who asks, and gives what others handed over to `take`. Call when it can be read.
+    ///
+    /// # Errors
+    /// The inbox is of no use any more.
+    pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
+        let mut octets = vec![0; LETTER];
+        let admission = &self.group.options.admission;
+        while let Some(letter) = self.inbox.receive(admission, &mut octets)? {
+            match octets[..letter.length] {
+                [VERSION, JOIN] => self.let_in(&letter),
+                [VERSION, HANDED, ref rest @ ..] => {
+                    Handed::read(rest).into_iter().for_each(&mut *take)
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    // Who is gone by now, or cannot be given so many, asks another or once more.
+    fn let_in(&self, letter: &Letter) {
+        let sockets = self.group.sockets.iter().map(number);
+        let _ = self
+            .inbox
+            .answer(letter, &[VERSION, DESCRIPTORS_PASSED], sockets);
+    }
+
+    /// Hands a datagram to the holder of a range.
+    ///
+    /// # Errors
+    /// Nobody holds it, or its holder does not keep up: the datagram is lost, as datagrams may be.
+    pub fn hand_to_range(&self, range: QpnRange, datagram: &Handed<'_>) -> Result<(), HandError> {
+        self.hand(&of_range(self.address(), range), datagram)
+    }
+
+    /// Hands a datagram to whoever answers for a service.
+    ///
+    /// # Errors
+    /// Nobody does, or he does not keep up.
+    pub fn hand_to_service(&self, service: u64, datagram: &Handed<'_>) -> Result<(), HandError> {
+        self.hand(&of_service(self.address(), service), datagram)
+    }
+
+    fn hand(&self, name: &str, datagram: &Handed<'_>) -> Result<(), HandError> {
+        let head = datagram.head();
+        let pieces = [
+            (&[VERSION, HANDED][..]).into(),
+            (&head[..]).into(),
+            datagram.octets.into(),
+        ];
+        Ok(self.inbox.send(name, &pieces)?)
+    }
+
+    /// Answers for a service from now on.
+    ///
+    /// # Errors
+    /// Another does ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    pub fn serve(&self, service: u64) -> io::Result<Service> {
+        Ok(Service {
+            id: service,
+            inbox: LocalSocket::named(&of_service(self.address(), service))?,
+            admission: self.group.options.admission.clone(),
+        })
+    }
+}
+
+impl AsFd for Lease {
+    /// The inbox.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.as_fd()
+    }
+}
+
+impl Service {
+    /// The service.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Gives what was handed over to `take`. Call when the inbox can be read.
+    ///
+    /// # Errors
+    /// The inbox is of no use any more.
+    pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
+        let mut octets = vec![0; LETTER];
+        while let Some(letter) = self.inbox.receive(&self.admission, &mut octets)? {
+            if let [VERSION, HANDED, rest @ ..] = &octets[..letter.length] {
+                Handed::read(rest).into_iter().for_each(&mut *take);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Service {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.as_fd()
+    }
+}
+
+// Asks everybody who may be there for the sockets; `None` if nobody gives any.
+fn ask(options: &GroupOptions) -> io::Result<Option<Box<[UdpSocket]>>> {
+    let asker = LocalSocket::anonymous()?;
+    let mut asked = false;
+    for range in QpnRange::leased_from(0) {
+        let name = of_range(options.address, range);
+        if asker.send(&name, &[[VERSION, JOIN][..].into()]).is_ok() {
+            asked = true;
+            // Nearly always the first one answers; the others are asked only where he is slow.
+            if let Some(sockets) = answer(&asker, options, HASTE)? {
+                return Ok(Some(sockets));
+            }
+        }
+    }
+    if asked {
+        answer(&asker, options, SLOWEST)
+    } else {
+        Ok(None)
+    }
+}
+
+fn answer(
+    asker: &LocalSocket,
+    options: &GroupOptions,
+    time: Duration,
+) -> io::Result<Option<Box<[UdpSocket]>>> {
+    asker.wait(time)?;
+    let mut octets = [0; 2];
+    while let Some(letter) = asker.receive(&options.admission, &mut octets)? {
+        if octets[..letter.length] == [VERSION, DESCRIPTORS_PASSED] {
+            if let Some(sockets) = accept(letter.descriptors, options) {
+                return Ok(Some(sockets));
+            }
+        }
+    }
+    Ok(None)
+}
+
+// All of them are what they should be, or none is taken.
+fn accept(descriptors: Vec<OwnedFd>, options: &GroupOptions) -> Option<Box<[UdpSocket]>> {
+    let socket = |descriptor| {
+        let socket = UdpSocket::of(descriptor, &options.udp).ok()?;
+        (socket.local() == options.address && socket.is_udp()).then_some(socket)
+    };
+    let sockets: Option<Box<[_]>> = descriptors.into_iter().map(socket).collect();
+    sockets.filter(|sockets| sockets.len() == RANGES)
+}
+
+// Makes the sockets, and has the kernel steer to them.
+fn make(options: &GroupOptions) -> io::Result<Box<[UdpSocket]>> {
+    let address = options.address;
+    // A socket that shares could be added to a group that is there; one that does not cannot be bound then.
+    drop(UdpSocket::bind(address, &options.udp)?);
+    let mut sockets = Vec::with_capacity(RANGES);
+    for index in 0..RANGES {
+        let socket = UdpSocket::bind_shared(address, &options.udp)?;
+        if index == 0 {
+            sys::steer(socket.as_fd(), &STEERING)?;
+        }
+        sockets.push(socket);
+    }
+    Ok(sockets.into())
+}
+
+// Somebody else's name or port is no error, but the reason to do something else.
+fn held<T>(taken: io::Result<T>) -> io::Result<Option<T>> {
+    match taken {
+        Ok(taken) => Ok(Some(taken)),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn making(address: SocketAddr) -> String {
+    format!("polyverbs/udp/{address}/making")
+}
+
+fn of_range(address: SocketAddr, range: QpnRange) -> String {
+    format!("polyverbs/udp/{address}/range/{}", range.index())
+}
+
+fn of_service(address: SocketAddr, service: u64) -> String {
+    format!("polyverbs/udp/{address}/service/{service:016x}")
+}
+
+/// The upper six bits of the destination QP number, which is in the second word of a datagram. A shorter one is given to
+/// the first socket.
+const STEERING: [libc::sock_filter; 4] = [
+    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 4),
+    instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
+    instruction(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, QpnRange::SHIFT),
+    instruction(libc::BPF_RET | libc::BPF_A, 0),
+];
+
+const fn instruction(code: u32, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    }
+}
+
+const _: () = assert!(RANGES == DESCRIPTORS);
+
+/// Of the messages between processes.
+const VERSION: u8 = 1;
+const JOIN: u8 = 1;
+const DESCRIPTORS_PASSED: u8 = 2;
+const HANDED: u8 = 3;
+
+/// Octets of the longest message: a datagram and what goes before it.
+const LETTER: usize = 66_000;
+/// Messages that may lie in the socket of a range that was given up.
+const STALE: usize = 100_000;
+/// Between two attempts to join.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Until the next one is asked.
+const HASTE: Duration = Duration::from_millis(20);
+/// Until nobody is expected to answer any more.
+const SLOWEST: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! Ranges of queue pair numbers.
+
+/// How many ranges a port has. The first is leased to nobody.
+pub const RANGES: usize = 64;
+
+/// A sixty-fourth of the queue pair numbers: those with the same upper six bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QpnRange(u8);
+
+impl QpnRange {
+    /// Everybody's: datagrams to QP 1 fall into it.
+    pub const COMMON: Self = Self(0);
+
+    /// Bits of a number that do not tell its range.
+    pub const SHIFT: u32 = 18;
+
+    /// The range that a number falls into.
+    pub const fn of_qpn(qpn: u32) -> Self {
+        Self((qpn >> Self::SHIFT & 0x3f) as u8)
+    }
+
+    /// The range that a datagram falls into: that of the queue pair in its BTH (IBTA 9.2).
+    pub fn of_datagram(datagram: &[u8]) -> Self {
+        let word = datagram.get(4..).and_then(|rest| rest.first_chunk());
+        word.map_or(Self::COMMON, |word| Self::of_qpn(u32::from_be_bytes(*word)))
+    }
+
+    /// The range of the process that made a communication id.
+    pub const fn of_communication(id: u32) -> Self {
+        Self((id >> 26) as u8)
+    }
+
+    /// The communication id of this range with these lower 26 bits.
+    pub const fn communication(self, number: u32) -> u32 {
+        (self.0 as u32) << 26 | number & 0x3ff_ffff
+    }
+
+    /// Number of the range.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The first queue pair number.
+    pub const fn first(self) -> u32 {
+        (self.0 as u32) << Self::SHIFT
+    }
+
+    /// The one behind the last. The last number of all is that of multicast, which no queue pair has.
+    pub const fn end(self) -> u32 {
+        let end = (self.0 as u32 + 1) << Self::SHIFT;
+        if end > 0xff_ffff { 0xff_ffff } else { end }
+    }
+
+    /// Every range that can be leased, beginning anywhere.
+    pub(crate) fn leased_from(begin: u32) -> impl Iterator<Item = Self> {
+        let count = RANGES as u32 - 1;
+        (0..count).map(move |step| Self((1 + (begin % count + step) % count) as u8))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ranges_are_all_numbers_but_that_of_multicast() {
+        let mut next = 0;
+        for index in 0..64 {
+            let range = QpnRange(index);
+            assert_eq!(range.first(), next);
+            for qpn in [range.first(), range.end() - 1] {
+                assert_eq!(QpnRange::of_qpn(qpn), range);
+            }
+            next = range.end();
+        }
+        assert_eq!(next, 0xff_ffff);
+    }
+
+    #[test]
+    fn a_datagram_falls_where_its_queue_pair_is() {
+        let mut datagram = [0xff; 12];
+        datagram[5..8].copy_from_slice(&[0x81, 0, 7]);
+        assert_eq!(QpnRange::of_datagram(&datagram).index(), 0x20);
+        assert_eq!(QpnRange::of_datagram(&datagram[..7]), QpnRange::COMMON);
+    }
+
+    #[test]
+    fn a_communication_id_tells_who_made_it() {
+        let range = QpnRange(45);
+        let id = range.communication(u32::MAX);
+        assert_eq!(QpnRange::of_communication(id), range);
+        assert_eq!(range.communication(5) & 0x3ff_ffff, 5);
+    }
+
+    #[test]
+    fn every_range_but_the_common_one_can_be_leased() {
+        for begin in [0, 1, 62, 63, u32::MAX] {
+            let mut ranges: Vec<_> = QpnRange::leased_from(begin).collect();
+            ranges.sort();
+            assert!(ranges.iter().map(|range| range.index()).eq(1..64));
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Who reads the sockets of a device: a thread that polls, or one that sleeps until something arrives.
+//!
+//! Sockets with data are read by one thread at a time, the one that has the *turn*. A poller takes it, reads, and gives it
+//! back; each time it moves the *epoch*. The watch's own thread sleeps in epoll while nobody polls. As soon as it sees
+//! that the epoch moved it stands back: data wakes it no more, and a millisecond later it looks whether the epoch moved
+//! again. So a poller pays for no thread switch, and one that went away without a word costs a millisecond. One that is
+//! about to sleep says so with [`Watch::hand_back`], and costs none.
+//!
+//! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::{Errno, read, write};
+
+/// What a watch calls.
+pub trait Duty: Send + Sync {
+    /// Reads every data socket until nothing is left. Called with the turn.
+    fn progress(&self);
+
+    /// The rare source of this token has something: takes it. Called by the watch's thread, whoever has the turn.
+    fn attend(&self, token: u64);
+}
+
+/// What is watched, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Data of a socket that whoever has the turn reads without asking first.
+    Data,
+    /// Data of one socket of many, and room to write: who has the turn asks with [`Watch::ready`], and then reads and
+    /// writes until the socket refuses, for the same is not told twice.
+    Stream,
+    /// Something rare.
+    Rare,
+    /// Something rare that other processes watch as well: the kernel wakes one of them.
+    Shared,
+}
+
+impl Source {
+    const fn flags(self) -> EventFlags {
+        match self {
+            Self::Data | Self::Rare => EventFlags::IN,
+            Self::Stream => EventFlags::IN
+                .union(EventFlags::OUT)
+                .union(EventFlags::RDHUP)
+                .union(EventFlags::ET),
+            Self::Shared => EventFlags::IN.union(EventFlags::EXCLUSIVE),
+        }
+    }
+
+    const fn is_data(self) -> bool {
+        matches!(self, Self::Data | Self::Stream)
+    }
+}
+
+/// What a stream has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Whose.
+    pub token: u64,
+    /// Something can be read: octets, an end, an error, or somebody who connects.
+    pub readable: bool,
+    /// Something can be written, or the connection has been made or has failed.
+    pub writable: bool,
+}
+
+/// The sockets of a device, and who reads them.
+#[derive(Debug)]
+pub struct Watch {
+    /// What the thread sleeps in: what is rare, the bell, and `data` while nobody polls.
+    outer: OwnedFd,
+    data: OwnedFd,
+    bell: OwnedFd,
+    turn: AtomicBool,
+    /// Moves with each turn of a poller.
+    epoch: AtomicU64,
+    /// The epoch of a poller that said that it would sleep.
+    handed_back: AtomicU64,
+    stands_back: AtomicBool,
+    is_over: AtomicBool,
+}
+
+impl Watch {
+    /// A watch over nothing.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn new() -> io::Result<Self> {
+        let watch = Self {
+            outer: epoll::create(CreateFlags::CLOEXEC)?,
+            data: epoll::create(CreateFlags::CLOEXEC)?,
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            turn: AtomicBool::new(false),
+            epoch: AtomicU64::new(0),
+            handed_back: AtomicU64::new(0),
+            stands_back: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+        };
+        epoll::add(&watch.outer, &watch.bell, BELL, EventFlags::IN)?;
+        epoll::add(&watch.outer, &watch.data, DATA, EventFlags::ONESHOT)?;
+        Ok(watch)
+    }
+
+    /// Watches `source` from now on; the two highest tokens are the watch's own. A descriptor that is closed, in all
+    /// processes that have it, is watched no more.
+    ///
+    /// # Errors
+    /// It is watched already, or cannot be.
+    pub fn add(&self, source: impl AsFd, token: u64, kind: Source) -> io::Result<()> {
+        debug_assert!(token < DATA_TOKEN);
+        let epoll = if kind.is_data() {
+            &self.data
+        } else {
+            &self.outer
+        };
+        Ok(epoll::add(
+            epoll,
+            source,
+            EventData::new_u64(token),
+            kind.flags(),
+        )?)
+    }
+
+    /// Watches `source` no more.
+    ///
+    /// # Errors
+    /// It was not watched as this kind.
+    pub fn remove(&self, source: impl AsFd, kind: Source) -> io::Result<()> {
+        let epoll = if kind.is_data() {
+            &self.data
+        } else {
+            &self.outer
+        };
+        Ok(epoll::delete(epoll, source)?)
+    }
+
+    /// Starts the thread. It ends with `duty`, or after [`stop`](Self::stop).
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(self: &Arc<Self>, duty: Weak<dyn Duty>) -> io::Result<()> {
+        let watch = Arc::clone(self);
+        let thread = thread::Builder::new().name("polyverbs-watch".to_owned());
+        thread.spawn(move || watch.run(&duty)).map(drop)
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// Does `work` with the turn, as a poller; `None` where another thread has it.
+    #[inline]
+    pub fn poll<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        let _turn = self.turn()?;
+        // Nobody else moves it: whoever does has the turn.
+        let epoch = self.epoch.load(Ordering::Relaxed);
+        self.epoch.store(epoch.wrapping_add(1), Ordering::SeqCst);
+        Some(work())
+    }
+
+    /// Does `work` with the turn without counting as a poller; `None` where another thread has it.
+    pub fn visit<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        let _turn = self.turn()?;
+        Some(work())
+    }
+
+    /// A poller is about to sleep: the thread takes over at once.
+    pub fn hand_back(&self) {
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        if self.handed_back.swap(epoch, Ordering::SeqCst) != epoch
+            && self.stands_back.load(Ordering::SeqCst)
+        {
+            self.ring();
+        }
+    }
+
+    /// What streams have, several at a time; call it with the turn, until it gives none.
+    ///
+    /// # Errors
+    /// The watch is of no use any more.
+    pub fn ready(&self) -> io::Result<ArrayVec<Ready, AT_ONCE>> {
+        let mut events = [NO_EVENT; AT_ONCE];
+        let count = wait(&self.data, &mut events, Some(Duration::ZERO))?;
+        let ready = events[..count].iter().map(|event| {
+            let flags = event.flags;
+            let ended = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+            Ready {
+                token: event.data.u64(),
+                readable: flags.intersects(EventFlags::IN | ended),
+                writable: flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR),
+            }
+        });
+        Ok(ready.collect())
+    }
+
+    #[inline]
+    fn turn(&self) -> Option<Turn<'_>> {
+        let free = !self.turn.load(Ordering::Relaxed) && !self.turn.swap(true, Ordering::Acquire);
+        // Not before it is known to be ours: dropping one gives the turn back.
+        free.then(|| Turn(&self.turn))
+    }
+
+    fn ring(&self) {
+        // It is full only where it has been rung and not been heard yet.
+        let _ = write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    fn run(&self, duty: &Weak<dyn Duty>) {
+        let mut seen = self.epoch();
+        while let Some(round) = self.round(duty, true, None) {
+            if self.has_poller(seen) {
+                let Some(epoch) = self.stand_back(duty) else {
+                    return;
+                };
+                seen = epoch;
+            } else if let (true, Some(duty)) = (round.data, duty.upgrade()) {
+                seen = self.epoch();
+                self.visit(|| guarded(|| duty.progress()));
+            }
+        }
+    }
+
+    // Until the epoch has stood still for a while, or a poller has said that it will sleep: the epoch then.
+    fn stand_back(&self, duty: &Weak<dyn Duty>) -> Option<u64> {
+        self.stands_back.store(true, Ordering::SeqCst);
+        let mut seen = self.epoch();
+        let epoch = loop {
+            if self.handed_back.load(Ordering::SeqCst) == seen {
+                break Some(seen);
+            }
+            if self.round(duty, false, Some(PATIENCE)).is_none() {
+                break None;
+            }
+            let epoch = self.epoch();
+            if epoch == seen {
+                break Some(seen);
+            }
+            seen = epoch;
+        };
+        self.stands_back.store(false, Ordering::SeqCst);
+        epoch
+    }
+
+    fn has_poller(&self, seen: u64) -> bool {
+        let epoch = self.epoch();
+        epoch != seen && epoch != self.handed_back.load(Ordering::SeqCst)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    // Sleeps once, and does what is rare. `None`: it is over.
+    fn round(
+        &self,
+        duty: &Weak<dyn Duty>,
+        with_data: bool,
+        time: Option<Duration>,
+    ) -> Option<Round> {
+        if with_data {
+            // Tells also what was there before.
+            let flags = EventFlags::IN | EventFlags::ONESHOT;
+            epoll::modify(&self.outer, &self.data, DATA, flags).ok()?;
+        }
+        let mut events = [NO_EVENT; AT_ONCE];
+        let count = wait(&self.outer, &mut events, time).ok()?;
+        let duty = duty.upgrade().filter(|_| !self.is_over())?;
+        let mut round = Round { data: false };
+        for event in &events[..count] {
+            match event.data.u64() {
+                DATA_TOKEN => round.data = true,
+                BELL_TOKEN => self.hear(),
+                token => guarded(|| duty.attend(token)),
+            }
+        }
+        Some(round)
+    }
+
+    fn hear(&self) {
+        let _ = read(&self.bell, &mut [0; 8]);
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+}
+
+/// What a look brought.
+struct Round {
+    data: bool,
+}
+
+/// The turn, given back even where a handler panics.
+struct Turn<'w>(&'w AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+// A panic is reported by the hook; the thread must go on.
+fn guarded(work: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(work));
+}
+
+fn wait(epoll: &OwnedFd, events: &mut [Event], time: Option<Duration>) -> io::Result<usize> {
+    let time = time.and_then(|time| Timespec::try_from(time).ok());
+    match epoll::wait(epoll, events, time.as_ref()) {
+        Ok(count) => Ok(count),
+        Err(Errno::INTR) => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How many sources one look tells at most.
+pub const AT_ONCE: usize = 64;
+
+/// How long the epoch stands still before a poller counts as gone.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+const BELL_TOKEN: u64 = u64::MAX;
+const DATA_TOKEN: u64 = u64::MAX - 1;
+const BELL: EventData = EventData::new_u64(BELL_TOKEN);
+const DATA: EventData = EventData::new_u64(DATA_TOKEN);
+const NO_EVENT: Event = Event {
+    flags: EventFlags::empty(),
+    data: EventData::new_u64(0),
+};
+
+#[cfg(test)]
+mod tests;

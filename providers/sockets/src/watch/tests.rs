@@ -1,0 +1,190 @@
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::Instant;
+
+use super::*;
+use crate::{Piece, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
+
+/// Reads one socket, and counts who did.
+struct Reader {
+    watch: Arc<Watch>,
+    socket: UdpSocket,
+    batch: Mutex<ReceiveBatch>,
+    arrived: AtomicUsize,
+    by_thread: AtomicUsize,
+    attended: mpsc::Sender<u64>,
+    rare: UdpSocket,
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+impl Reader {
+    fn new() -> (Arc<Self>, mpsc::Receiver<u64>) {
+        let socket = || UdpSocket::bind("127.0.3.30:0".parse().unwrap(), &UdpOptions::default());
+        let (attended, told) = mpsc::channel();
+        let reader = Arc::new(Self {
+            watch: Arc::new(Watch::new().unwrap()),
+            socket: socket().unwrap(),
+            batch: Mutex::new(ReceiveBatch::new(4, 65_535)),
+            arrived: AtomicUsize::new(0),
+            by_thread: AtomicUsize::new(0),
+            attended,
+            rare: socket().unwrap(),
+        });
+        let watch = &reader.watch;
+        watch.add(&reader.socket, 1, Source::Data).unwrap();
+        watch.add(&reader.rare, 2, Source::Shared).unwrap();
+        let duty = Arc::downgrade(&reader);
+        watch.start(duty).unwrap();
+        (reader, told)
+    }
+
+    fn read(&self) -> usize {
+        let mut batch = self.batch.lock().unwrap();
+        let mut count = 0;
+        while self.socket.receive(&mut batch).unwrap() > 0 {
+            count += batch.messages().count();
+        }
+        self.arrived.fetch_add(count, Ordering::SeqCst);
+        count
+    }
+
+    fn send(&self) {
+        let pieces = [Piece::from(&b"datagram"[..])];
+        let transmit = Transmit::new(self.socket.local(), &pieces);
+        self.rare.send(&[transmit]).unwrap();
+    }
+
+    fn arrived(&self) -> usize {
+        self.arrived.load(Ordering::SeqCst)
+    }
+
+    fn await_arrival(&self, count: usize) -> Duration {
+        let began = Instant::now();
+        while self.arrived() < count {
+            assert!(began.elapsed() < LONG, "{} of {count}", self.arrived());
+            thread::yield_now();
+        }
+        began.elapsed()
+    }
+
+    /// Polls for so long.
+    fn poll_for(&self, time: Duration) {
+        let began = Instant::now();
+        while began.elapsed() < time {
+            self.watch.poll(|| self.read());
+        }
+    }
+}
+
+impl Duty for Reader {
+    fn progress(&self) {
+        let count = self.read();
+        self.by_thread.fetch_add(count, Ordering::SeqCst);
+    }
+
+    fn attend(&self, token: u64) {
+        let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        self.rare.receive(&mut batch).unwrap();
+        let _ = self.attended.send(token);
+        assert!(batch.messages().all(|message| message.octets != b"panic"));
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.watch.stop();
+    }
+}
+
+#[test]
+fn while_nobody_polls_the_thread_reads() {
+    let (reader, _told) = Reader::new();
+    for count in 1..=500 {
+        reader.send();
+        reader.await_arrival(count);
+    }
+    assert_eq!(reader.by_thread.load(Ordering::SeqCst), 500);
+}
+
+#[test]
+fn while_somebody_polls_the_thread_stands_back() {
+    let (reader, _told) = Reader::new();
+    reader.poll_for(Duration::from_millis(50));
+    let before = reader.by_thread.load(Ordering::SeqCst);
+    for count in 1..=200 {
+        reader.send();
+        reader.poll_for(Duration::from_micros(200));
+        reader.await_arrival(count);
+    }
+    let by_thread = reader.by_thread.load(Ordering::SeqCst) - before;
+    // A poller that does not get to run for a millisecond counts as gone.
+    assert!(by_thread < 100, "{by_thread} of 200 by the thread");
+}
+
+#[test]
+fn a_poller_that_vanished_is_replaced() {
+    let (reader, _told) = Reader::new();
+    for count in 1..=20 {
+        reader.poll_for(Duration::from_millis(3));
+        reader.send();
+        reader.await_arrival(count);
+    }
+}
+
+#[test]
+fn who_hands_back_is_replaced_and_may_come_again() {
+    let (reader, _told) = Reader::new();
+    for count in 1..=500 {
+        reader.watch.poll(|| reader.read());
+        reader.watch.hand_back();
+        reader.send();
+        reader.await_arrival(count);
+    }
+}
+
+#[test]
+fn what_is_rare_is_attended_to_even_while_somebody_polls() {
+    let (reader, told) = Reader::new();
+    let pieces = [Piece::from(&b"rare"[..])];
+    let transmit = Transmit::new(reader.rare.local(), &pieces);
+    for _ in 0..20 {
+        reader.socket.send(&[transmit]).unwrap();
+        let began = Instant::now();
+        while told.try_recv().is_err() {
+            reader.poll_for(Duration::from_micros(100));
+            assert!(began.elapsed() < LONG);
+        }
+    }
+}
+
+#[test]
+fn a_panic_does_not_end_the_thread() {
+    let (reader, told) = Reader::new();
+    for octets in [&b"panic"[..], b"calm", b"panic"] {
+        let pieces = [Piece::from(octets)];
+        let transmit = Transmit::new(reader.rare.local(), &pieces);
+        reader.socket.send(&[transmit]).unwrap();
+        assert_eq!(told.recv_timeout(LONG), Ok(2));
+    }
+}
+
+#[test]
+fn one_thread_at_a_time_has_the_turn() {
+    let watch = Watch::new().unwrap();
+    let inner = watch.poll(|| (watch.poll(|| ()), watch.visit(|| ())));
+    assert_eq!(inner, Some((None, None)));
+    assert_eq!(watch.poll(|| ()), Some(()));
+}
+
+#[test]
+fn the_thread_ends_with_its_duty() {
+    let (reader, _told) = Reader::new();
+    let watch = Arc::downgrade(&reader.watch);
+    drop(reader);
+    let began = Instant::now();
+    while watch.strong_count() > 0 {
+        assert!(began.elapsed() < LONG);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
