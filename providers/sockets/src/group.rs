@@ -12,10 +12,11 @@
 //!
 //! Range 0 is everybody's: datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -99,12 +100,28 @@ pub struct Service {
     admission: Admission,
 }
 
+/// The ports that this process has joined.
+static JOINED: Mutex<BTreeMap<SocketAddr, Weak<PortGroup>>> = Mutex::new(BTreeMap::new());
+
 impl Lease {
-    /// Joins the processes on a port, or is the first of them.
+    /// Joins the processes on a port, or is the first of them. Where this process is there already, it is one more range
+    /// with the options of the first.
     ///
     /// # Errors
     /// See [`JoinError`].
     pub fn join(options: GroupOptions) -> Result<Self, JoinError> {
+        // Held while joining: whoever makes the sockets in another thread is not asked in vain.
+        let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = joined.get(&options.address).and_then(Weak::upgrade) {
+            return Self::in_group(group);
+        }
+        let lease = Self::join_others(options)?;
+        joined.retain(|_, group| group.strong_count() > 0);
+        joined.insert(lease.address(), Arc::downgrade(&lease.group));
+        Ok(lease)
+    }
+
+    fn join_others(options: GroupOptions) -> Result<Self, JoinError> {
         let address = options.address;
         let system = |error| JoinError::System(address, error);
         let deadline = Instant::now() + options.patience;
@@ -126,14 +143,6 @@ impl Lease {
             }
             std::thread::sleep(PAUSE);
         }
-    }
-
-    /// One more range, of the same sockets.
-    ///
-    /// # Errors
-    /// See [`JoinError`].
-    pub fn another(&self) -> Result<Self, JoinError> {
-        Self::in_group(Arc::clone(&self.group))
     }
 
     fn of(group: PortGroup) -> Result<Self, JoinError> {
@@ -319,10 +328,10 @@ fn answer(
     asker.wait(time)?;
     let mut octets = [0; 2];
     while let Some(letter) = asker.receive(&options.admission, &mut octets)? {
-        if octets[..letter.length] == [VERSION, DESCRIPTORS_PASSED] {
-            if let Some(sockets) = accept(letter.descriptors, options) {
-                return Ok(Some(sockets));
-            }
+        let given = octets[..letter.length] == [VERSION, DESCRIPTORS_PASSED];
+        let sockets = given.then(|| accept(letter.descriptors, options));
+        if let Some(sockets) = sockets.flatten() {
+            return Ok(Some(sockets));
         }
     }
     Ok(None)

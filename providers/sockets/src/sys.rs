@@ -33,10 +33,10 @@ impl Outgoing<'_> {
             header.msg_namelen = self.name.len() as libc::socklen_t;
         }
         header.msg_iov = self.pieces.as_ptr().cast_mut().cast();
-        header.msg_iovlen = self.pieces.len() as _;
+        header.msg_iovlen = self.pieces.len();
         if !self.control.is_empty() {
             header.msg_control = self.control.as_ptr().cast_mut().cast();
-            header.msg_controllen = self.control.len() as _;
+            header.msg_controllen = self.control.len();
         }
         header
     }
@@ -93,7 +93,7 @@ impl Incoming<'_> {
         header.msg_iov = piece;
         header.msg_iovlen = 1;
         header.msg_control = self.control.as_mut_ptr().cast();
-        header.msg_controllen = self.control.len() as _;
+        header.msg_controllen = self.control.len();
         header
     }
 
@@ -101,7 +101,7 @@ impl Incoming<'_> {
         self.filled = Filled {
             name: (header.msg_namelen as usize).min(self.name.len()),
             payload: length.min(self.payload.len()),
-            control: (header.msg_controllen as usize).min(self.control.len()),
+            control: header.msg_controllen.min(self.control.len()),
             truncated: header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
         };
     }
@@ -254,18 +254,18 @@ pub(crate) fn number(
 
 /// Has `program` choose the socket of the group that this one belongs to (`SO_ATTACH_REUSEPORT_CBPF`).
 pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
-    let program = libc::sock_fprog {
-        len: program.len() as libc::c_ushort,
-        filter: program.as_ptr().cast_mut(),
-    };
-    // SAFETY: `program` names the instructions and their number; the kernel copies them, despite the type.
+    // SAFETY: a program of zeros has no instructions. So there is nothing between its fields that was never written.
+    let mut named: libc::sock_fprog = unsafe { zeroed() };
+    named.len = program.len() as libc::c_ushort;
+    named.filter = program.as_ptr().cast_mut();
+    // SAFETY: `named` names the instructions and their number; the kernel copies them, despite the type.
     let answer = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const program).cast(),
-            size_of_val(&program) as libc::socklen_t,
+            (&raw const named).cast(),
+            size_of_val(&named) as libc::socklen_t,
         )
     };
     done(answer)

@@ -1,1 +1,192 @@
+use super::*;
+use crate::{FlowSockets, Piece, Transmit};
 
+fn options(port: u16) -> GroupOptions {
+    GroupOptions {
+        patience: Duration::from_millis(100),
+        ..GroupOptions::new(([127, 0, 3, 40], port).into())
+    }
+}
+
+/// As much of a BTH as steers.
+fn bth(qpn: u32) -> [u8; 12] {
+    let mut bth = [0; 12];
+    bth[4..8].copy_from_slice(&(0xff00_0000 | qpn).to_be_bytes());
+    bth
+}
+
+fn send(flows: &FlowSockets, to: SocketAddr, octets: &[u8]) {
+    let pieces = [Piece::from(octets)];
+    let sent = flows.of(0).unwrap().send(&[Transmit::new(to, &pieces)]);
+    assert_eq!(sent.unwrap(), 1);
+}
+
+fn arrivals(socket: &UdpSocket) -> Vec<Vec<u8>> {
+    let (mut batch, mut all) = (ReceiveBatch::new(8, 65_535), Vec::new());
+    while socket.receive(&mut batch).unwrap() > 0 {
+        for message in batch.messages() {
+            all.extend(message.datagrams().map(<[u8]>::to_vec));
+        }
+    }
+    all
+}
+
+fn flows(of: &Lease) -> FlowSockets {
+    FlowSockets::new(of.address(), 1, UdpOptions::default())
+}
+
+#[test]
+fn each_range_has_its_own_datagrams() {
+    let leases: Vec<_> = (0..63)
+        .map(|_| Lease::join(options(47_001)).unwrap())
+        .collect();
+    let (flows, address) = (flows(&leases[0]), leases[0].address());
+    let full = Lease::join(options(47_001)).unwrap_err();
+    assert!(matches!(full, JoinError::Full(_)), "{full}");
+    for lease in &leases {
+        for qpn in [lease.range().first(), lease.range().end() - 1] {
+            send(&flows, address, &bth(qpn));
+        }
+    }
+    for lease in &leases {
+        let expected =
+            [lease.range().first(), lease.range().end() - 1].map(|qpn| bth(qpn).to_vec());
+        assert_eq!(arrivals(lease.socket()), expected);
+    }
+    assert!(arrivals(leases[0].common()).is_empty());
+}
+
+#[test]
+fn what_goes_to_nobody_in_particular_arrives_at_the_common_socket() {
+    let lease = Lease::join(options(47_002)).unwrap();
+    let flows = flows(&lease);
+    for octets in [&bth(1)[..], &bth(0x3_ffff), b"", b"short"] {
+        send(&flows, lease.address(), octets);
+    }
+    assert_eq!(arrivals(lease.common()).len(), 4);
+}
+
+#[test]
+fn a_range_begins_empty() {
+    let first = Lease::join(options(47_003)).unwrap();
+    let second = Lease::join(options(47_003)).unwrap();
+    let (flows, range) = (flows(&first), second.range());
+    drop(second);
+    for _ in 0..100 {
+        send(&flows, first.address(), &bth(range.first()));
+    }
+    let again = Lease::join(options(47_003)).unwrap();
+    assert_eq!(again.range(), range);
+    assert!(arrivals(again.socket()).is_empty());
+}
+
+#[test]
+fn a_port_that_something_else_holds_is_told() {
+    let options = options(47_004);
+    let held = UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();
+    let taken = Lease::join(options.clone()).unwrap_err();
+    assert!(matches!(taken, JoinError::Taken(_)), "{taken}");
+    drop(held);
+    Lease::join(options).unwrap();
+}
+
+#[test]
+fn an_address_of_another_machine_is_told() {
+    let options = GroupOptions::new(([203, 0, 113, 1], 47_005).into());
+    let error = Lease::join(options).unwrap_err();
+    assert!(matches!(error, JoinError::System(..)), "{error}");
+}
+
+#[test]
+fn the_port_is_free_when_all_have_left() {
+    let options = options(47_006);
+    let leases = [(); 3].map(|()| Lease::join(options.clone()).unwrap());
+    drop(leases);
+    UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();
+}
+
+#[test]
+fn a_datagram_is_handed_to_a_range_or_to_a_service() {
+    let [one, other] = [(); 2].map(|()| Lease::join(options(47_007)).unwrap());
+    let datagram = Handed {
+        from: "127.0.0.1:50000".parse().unwrap(),
+        to: one.address().ip(),
+        traffic_class: 2,
+        segment: 0,
+        octets: &[7; 60_000],
+    };
+    one.hand_to_range(other.range(), &datagram).unwrap();
+    let mut taken = 0;
+    let mut take = |handed: Handed<'_>| {
+        assert_eq!(handed, datagram);
+        taken += 1;
+    };
+    other.attend(&mut take).unwrap();
+    one.attend(&mut take).unwrap();
+
+    let nobody = one.hand_to_service(5, &datagram).unwrap_err();
+    assert!(matches!(nobody, HandError::Nobody), "{nobody}");
+    let service = other.serve(5).unwrap();
+    let second = one.serve(5).unwrap_err();
+    assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
+    one.hand_to_service(5, &datagram).unwrap();
+    service.attend(&mut take).unwrap();
+    assert_eq!(taken, 2);
+    drop(service);
+    one.serve(5).unwrap();
+}
+
+#[test]
+fn who_does_not_keep_up_loses_datagrams_and_holds_up_nobody() {
+    let [one, other] = [(); 2].map(|()| Lease::join(options(47_008)).unwrap());
+    let datagram = Handed {
+        from: one.address(),
+        to: one.address().ip(),
+        traffic_class: 0,
+        segment: 0,
+        octets: &[0; 4096],
+    };
+    let full = (0..100_000).find_map(|_| one.hand_to_range(other.range(), &datagram).err());
+    assert!(matches!(full, Some(HandError::Full)), "{full:?}");
+}
+
+#[test]
+fn nonsense_in_the_inbox_is_passed_over() {
+    let lease = Lease::join(options(47_009)).unwrap();
+    let sender = LocalSocket::anonymous().unwrap();
+    let name = of_range(lease.address(), lease.range());
+    for octets in [
+        &b""[..],
+        &[VERSION],
+        &[VERSION, HANDED],
+        &[9, JOIN],
+        &[VERSION, 200, 1],
+    ] {
+        sender.send(&name, &[octets.into()]).unwrap();
+    }
+    lease.attend(&mut |_| panic!("a datagram")).unwrap();
+}
+
+#[test]
+fn descriptors_of_something_else_are_not_taken() {
+    let options = options(47_010);
+    let lease = Lease::join(options.clone()).unwrap();
+    let wrong = [
+        UdpSocket::bind("127.0.3.40:0".parse().unwrap(), &UdpOptions::default())
+            .map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
+            .unwrap(),
+        LocalSocket::anonymous()
+            .map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
+            .unwrap(),
+    ];
+    let right = || {
+        let sockets = lease.group.sockets.iter();
+        sockets.map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
+    };
+    assert!(accept(right().collect(), &options).is_some());
+    assert!(accept(right().take(63).collect(), &options).is_none());
+    for wrong in wrong {
+        let mixed = right().take(63).chain([wrong]).collect();
+        assert!(accept(mixed, &options).is_none());
+    }
+}
