@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem::zeroed;
+use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 
@@ -254,17 +254,19 @@ pub(crate) fn number(
 
 /// Has `program` choose the socket of the group that this one belongs to (`SO_ATTACH_REUSEPORT_CBPF`).
 pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
-    // SAFETY: a program of zeros has no instructions. So there is nothing between its fields that was never written.
-    let mut named: libc::sock_fprog = unsafe { zeroed() };
-    named.len = program.len() as libc::c_ushort;
-    named.filter = program.as_ptr().cast_mut();
+    // Zeros first: there is room between the fields, which the kernel reads as well.
+    let mut named = MaybeUninit::<libc::sock_fprog>::zeroed();
+    // SAFETY: a program of zeros is one without instructions.
+    let fields = unsafe { named.assume_init_mut() };
+    fields.len = program.len() as libc::c_ushort;
+    fields.filter = program.as_ptr().cast_mut();
     // SAFETY: `named` names the instructions and their number; the kernel copies them, despite the type.
     let answer = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const named).cast(),
+            named.as_ptr().cast(),
             size_of_val(&named) as libc::socklen_t,
         )
     };
