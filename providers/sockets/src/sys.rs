@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem::{MaybeUninit, zeroed};
+use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 
@@ -252,21 +252,30 @@ pub(crate) fn number(
     done(answer).map(|()| value)
 }
 
+/// A `sock_fprog`, with what lies between its fields: the kernel reads that as well.
+#[repr(C)]
+struct Program {
+    length: u16,
+    between: [u8; size_of::<usize>() - 2],
+    instructions: *const libc::sock_filter,
+}
+
+const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
+
 /// Has `program` choose the socket of the group that this one belongs to (`SO_ATTACH_REUSEPORT_CBPF`).
 pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
-    // Zeros first: there is room between the fields, which the kernel reads as well.
-    let mut named = MaybeUninit::<libc::sock_fprog>::zeroed();
-    // SAFETY: a program of zeros is one without instructions.
-    let fields = unsafe { named.assume_init_mut() };
-    fields.len = program.len() as libc::c_ushort;
-    fields.filter = program.as_ptr().cast_mut();
-    // SAFETY: `named` names the instructions and their number; the kernel copies them, despite the type.
+    let named = Program {
+        length: program.len() as u16,
+        between: [0; size_of::<usize>() - 2],
+        instructions: program.as_ptr(),
+    };
+    // SAFETY: `named` names the instructions and their number; the kernel copies them.
     let answer = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_ATTACH_REUSEPORT_CBPF,
-            named.as_ptr().cast(),
+            (&raw const named).cast(),
             size_of_val(&named) as libc::socklen_t,
         )
     };
