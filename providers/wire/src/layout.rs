@@ -1,0 +1,467 @@
+//! How a header is declared: its fields in the order of the wire, each with its width in bits, as standards draw them.
+//!
+//! `header!` makes three things of a declaration: the owned form (a struct of plain numbers in this machine's order),
+//! the view (the octets themselves, read in place), and the conversions between them. Every bit belongs to a field, so
+//! that octets that are taken apart and put together again are the same octets. The compiler checks that the widths add
+//! up to the length.
+
+use core::fmt;
+
+/// A header in its owned form.
+pub trait Header: Copy + Default {
+    /// The octets, read in place.
+    type View: zerocopy::FromBytes
+        + zerocopy::IntoBytes
+        + zerocopy::KnownLayout
+        + zerocopy::Immutable
+        + zerocopy::Unaligned
+        + 'static;
+
+    /// Octets on the wire.
+    const LEN: usize;
+
+    /// What the octets say.
+    fn of(view: &Self::View) -> Self;
+
+    /// The octets.
+    fn to_view(&self) -> Self::View;
+
+    /// Takes the header off the front of `octets`; `None` where they are too short.
+    #[inline]
+    fn split(octets: &[u8]) -> Option<(Self, &[u8])> {
+        let (view, rest) = view::<Self>(octets)?;
+        Some((Self::of(view), rest))
+    }
+
+    /// Puts the header at the front of `out` and answers the rest; `None` where there is no room.
+    #[inline]
+    fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
+        let (front, rest) = out.split_at_mut_checked(Self::LEN)?;
+        front.copy_from_slice(zerocopy::IntoBytes::as_bytes(&self.to_view()));
+        Some(rest)
+    }
+}
+
+/// Looks at the header at the front of `octets` in place, and at what follows; `None` where they are too short.
+#[inline]
+pub fn view<H: Header>(octets: &[u8]) -> Option<(&H::View, &[u8])> {
+    <H::View as zerocopy::FromBytes>::ref_from_prefix(octets).ok()
+}
+
+/// What a field may be.
+///
+/// `WIDTHS` are the widths in bits that a field of this type may have. Values that do not fit lose their high bits.
+pub trait Field: Copy {
+    /// Fewest and most bits.
+    const WIDTHS: (usize, usize);
+
+    /// Reads the field at bit `start` of `octets`, counted from the most significant bit of the first octet.
+    fn take(octets: &[u8], start: usize, width: usize) -> Self;
+
+    /// Writes it.
+    fn put(self, octets: &mut [u8], start: usize, width: usize);
+
+    /// Whether there is nothing to tell: a reserved field that is zero.
+    fn is_blank(&self) -> bool {
+        false
+    }
+}
+
+/// Bits that are to be sent as zero and ignored on receipt: kept, so that no octet is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(transparent)
+)]
+pub struct Reserved(pub u32);
+
+/// Octets without a structure of their own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Octets<const N: usize>(pub [u8; N]);
+
+impl<const N: usize> Octets<N> {
+    /// `octets`, filled up with zeros; `None` where they are too many.
+    pub fn padded(octets: &[u8]) -> Option<Self> {
+        let mut all = [0; N];
+        all.get_mut(..octets.len())?.copy_from_slice(octets);
+        Some(Self(all))
+    }
+}
+
+impl<const N: usize> Default for Octets<N> {
+    fn default() -> Self {
+        Self([0; N])
+    }
+}
+
+impl<const N: usize> fmt::Debug for Octets<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl<const N: usize> fmt::Display for Octets<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
+    }
+}
+
+macro_rules! number_fields {
+    ($($number:ty),*) => {$(
+        impl Field for $number {
+            const WIDTHS: (usize, usize) = (1, <$number>::BITS as usize);
+
+            #[inline(always)]
+            fn take(octets: &[u8], start: usize, width: usize) -> Self {
+                take_bits(octets, start, width) as Self
+            }
+
+            #[inline(always)]
+            fn put(self, octets: &mut [u8], start: usize, width: usize) {
+                put_bits(octets, start, width, u64::from(self));
+            }
+        }
+    )*};
+}
+
+number_fields!(u8, u16, u32, u64);
+
+impl Field for bool {
+    const WIDTHS: (usize, usize) = (1, 1);
+
+    #[inline(always)]
+    fn take(octets: &[u8], start: usize, width: usize) -> Self {
+        take_bits(octets, start, width) != 0
+    }
+
+    #[inline(always)]
+    fn put(self, octets: &mut [u8], start: usize, width: usize) {
+        put_bits(octets, start, width, u64::from(self));
+    }
+}
+
+impl Field for Reserved {
+    const WIDTHS: (usize, usize) = (1, 32);
+
+    #[inline(always)]
+    fn take(octets: &[u8], start: usize, width: usize) -> Self {
+        Self(u32::take(octets, start, width))
+    }
+
+    #[inline(always)]
+    fn put(self, octets: &mut [u8], start: usize, width: usize) {
+        self.0.put(octets, start, width);
+    }
+
+    fn is_blank(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl<const N: usize> Field for Octets<N> {
+    const WIDTHS: (usize, usize) = (8 * N, 8 * N);
+
+    #[inline(always)]
+    fn take(octets: &[u8], start: usize, _width: usize) -> Self {
+        let mut taken = [0; N];
+        taken.copy_from_slice(&octets[start / 8..start / 8 + N]);
+        Self(taken)
+    }
+
+    #[inline(always)]
+    fn put(self, octets: &mut [u8], start: usize, _width: usize) {
+        octets[start / 8..start / 8 + N].copy_from_slice(&self.0);
+    }
+}
+
+// The bits lie within eight octets and within `octets`: `header!` has the compiler check it, where start and width are
+// constants. What is left of the loops is a load, a byte swap, a shift and a mask.
+#[inline(always)]
+fn take_bits(octets: &[u8], start: usize, width: usize) -> u64 {
+    let (first, end) = (start / 8, (start + width).div_ceil(8));
+    let mut value = 0;
+    for octet in &octets[first..end] {
+        value = value << 8 | u64::from(*octet);
+    }
+    value >> (8 * end - start - width) & (u64::MAX >> (64 - width))
+}
+
+#[inline(always)]
+fn put_bits(octets: &mut [u8], start: usize, width: usize, value: u64) {
+    let (first, end) = (start / 8, (start + width).div_ceil(8));
+    let shift = 8 * end - start - width;
+    let mask = (u64::MAX >> (64 - width)) << shift;
+    let value = value << shift & mask;
+    for (behind, octet) in octets[first..end].iter_mut().rev().enumerate() {
+        let (keep, set) = (!(mask >> (8 * behind)) as u8, (value >> (8 * behind)) as u8);
+        *octet = *octet & keep | set;
+    }
+}
+
+/// Where a field begins, in bits: for `header!`, which names it.
+#[doc(hidden)]
+pub const fn start_of(fields: &[(&str, usize)], name: &str) -> usize {
+    let (mut at, mut start) = (0, 0);
+    while at < fields.len() {
+        if same(fields[at].0, name) {
+            return start;
+        }
+        start += fields[at].1;
+        at += 1;
+    }
+    panic!("no such field")
+}
+
+/// The sum of all widths, each of which lies in eight octets or fills octets of its own.
+#[doc(hidden)]
+pub const fn total(fields: &[(&str, usize)]) -> usize {
+    let (mut at, mut bits) = (0, 0);
+    while at < fields.len() {
+        let width = fields[at].1;
+        assert!(width > 0 && (bits % 8 + width <= 64 || bits % 8 + width % 8 == 0));
+        bits += width;
+        at += 1;
+    }
+    bits
+}
+
+const fn same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+/// Declares a header: see the [module](self).
+macro_rules! header {
+    (
+        $(#[$meta:meta])*
+        $name:ident, $view:ident: $octets:literal octets {
+            $( $(#[$field_meta:meta])* $field:ident: $type:ty = $width:literal, )*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        #[cfg_attr(
+            feature = "serde",
+            derive(serde::Serialize, serde::Deserialize),
+            serde(deny_unknown_fields)
+        )]
+        pub struct $name {
+            $(
+                $(#[$field_meta])*
+                #[cfg_attr(
+                    feature = "serde",
+                    serde(default, skip_serializing_if = "crate::layout::Field::is_blank")
+                )]
+                pub $field: $type,
+            )*
+        }
+
+        #[doc = concat!("The octets of a [`", stringify!($name), "`], read in place.")]
+        #[derive(
+            Clone,
+            Copy,
+            PartialEq,
+            Eq,
+            zerocopy::FromBytes,
+            zerocopy::IntoBytes,
+            zerocopy::KnownLayout,
+            zerocopy::Immutable,
+            zerocopy::Unaligned,
+        )]
+        #[repr(transparent)]
+        pub struct $view(pub [u8; $octets]);
+
+        impl $name {
+            const FIELDS: &'static [(&'static str, usize)] = &[$((stringify!($field), $width)),*];
+
+            /// Octets on the wire.
+            pub const LEN: usize = {
+                assert!(crate::layout::total(Self::FIELDS) == 8 * $octets);
+                $(
+                    let (fewest, most) = <$type as crate::layout::Field>::WIDTHS;
+                    assert!(fewest <= $width && $width <= most);
+                )*
+                $octets
+            };
+        }
+
+        const _: usize = $name::LEN;
+
+        impl $view {
+            $(
+                $(#[$field_meta])*
+                #[inline]
+                pub fn $field(&self) -> $type {
+                    const START: usize =
+                        crate::layout::start_of($name::FIELDS, stringify!($field));
+                    crate::layout::Field::take(&self.0, START, $width)
+                }
+            )*
+        }
+
+        impl crate::layout::Header for $name {
+            type View = $view;
+
+            const LEN: usize = Self::LEN;
+
+            #[inline]
+            fn of(view: &$view) -> Self {
+                Self { $($field: view.$field(),)* }
+            }
+
+            #[inline]
+            fn to_view(&self) -> $view {
+                let mut octets = [0; $octets];
+                $(
+                    crate::layout::Field::put(
+                        self.$field,
+                        &mut octets,
+                        const { crate::layout::start_of(Self::FIELDS, stringify!($field)) },
+                        $width,
+                    );
+                )*
+                $view(octets)
+            }
+        }
+
+        impl core::fmt::Debug for $view {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                <$name as crate::layout::Header>::of(self).fmt(f)
+            }
+        }
+    };
+}
+pub(crate) use header;
+
+#[cfg(feature = "serde")]
+mod in_words {
+    //! Octets are written as hexadecimal digits.
+
+    use core::fmt;
+
+    use serde::de::{Error, Visitor};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Octets;
+
+    impl<const N: usize> Serialize for Octets<N> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_str(self)
+        }
+    }
+
+    impl<'de, const N: usize> Deserialize<'de> for Octets<N> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Digits<const N: usize>;
+
+            impl<const N: usize> Visitor<'_> for Digits<N> {
+                type Value = Octets<N>;
+
+                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    write!(f, "{} hexadecimal digits", 2 * N)
+                }
+
+                fn visit_str<E: Error>(self, digits: &str) -> Result<Octets<N>, E> {
+                    octets(digits).ok_or_else(|| E::custom(format_args!("not {} octets", N)))
+                }
+            }
+
+            deserializer.deserialize_str(Digits)
+        }
+    }
+
+    fn octets<const N: usize>(digits: &str) -> Option<Octets<N>> {
+        let mut octets = [0; N];
+        let digits = digits.as_bytes();
+        if digits.len() != 2 * N {
+            return None;
+        }
+        for (octet, pair) in octets.iter_mut().zip(digits.chunks_exact(2)) {
+            let digit = |at: usize| char::from(pair[at]).to_digit(16);
+            *octet = (digit(0)? << 4 | digit(1)?) as u8;
+        }
+        Some(Octets(octets))
+    }
+}
+
+#[cfg(test)]
+#[allow(unreachable_pub)] // Of what `header!` declares here.
+mod tests {
+    use super::*;
+
+    header! {
+        /// Fields of every kind.
+        Sample, SampleView: 16 octets {
+            /// One bit.
+            flag: bool = 1,
+            /// Reserved.
+            reserved: Reserved = 2,
+            /// Across an octet's end.
+            across: u16 = 9,
+            /// The rest.
+            low: u8 = 4,
+            /// 24 bits.
+            middle: u32 = 24,
+            /// Octets.
+            name: Octets<3> = 24,
+            /// 64 bits.
+            long: u64 = 64,
+        }
+    }
+
+    const OCTETS: [u8; 16] = [
+        0xd5, 0xa3, 1, 2, 3, 0xaa, 0xbb, 0xcc, 1, 2, 3, 4, 5, 6, 7, 8,
+    ];
+
+    #[test]
+    fn fields_lie_where_their_widths_put_them() {
+        let (sample, rest) = Sample::split(&OCTETS).unwrap();
+        assert!(rest.is_empty());
+        assert!(sample.flag);
+        assert_eq!(sample.reserved, Reserved(0b10));
+        assert_eq!(sample.across, 0b1_0101_1010);
+        assert_eq!(sample.low, 0b0011);
+        assert_eq!(sample.middle, 0x01_0203);
+        assert_eq!(sample.name, Octets([0xaa, 0xbb, 0xcc]));
+        assert_eq!(sample.long, 0x0102_0304_0506_0708);
+    }
+
+    #[test]
+    fn what_is_put_covers_what_was_there() {
+        let (sample, _) = Sample::split(&OCTETS).unwrap();
+        let mut out = [0xa5; 18];
+        let rest = sample.put(&mut out).unwrap();
+        assert_eq!(rest, [0xa5; 2]);
+        assert_eq!(out[..16], OCTETS);
+    }
+
+    #[test]
+    fn too_few_octets_are_no_header_and_no_room() {
+        let (sample, _) = Sample::split(&OCTETS).unwrap();
+        for length in 0..16 {
+            assert!(Sample::split(&OCTETS[..length]).is_none());
+            assert!(sample.put(&mut [0; 16][..length]).is_none());
+        }
+    }
+
+    #[test]
+    fn a_value_too_large_leaves_its_neighbours_alone() {
+        let sample = Sample {
+            across: u16::MAX,
+            low: u8::MAX,
+            ..Sample::default()
+        };
+        assert_eq!(sample.to_view().0[..3], [0x1f, 0xff, 0]);
+    }
+
+    #[test]
+    fn octets_are_filled_up_or_refused() {
+        assert_eq!(Octets::<4>::padded(&[1, 2]), Some(Octets([1, 2, 0, 0])));
+        assert_eq!(Octets::<1>::padded(&[1, 2]), None);
+    }
+}
