@@ -1,0 +1,112 @@
+//! The base transport header (IBTA 9.2).
+//!
+//! ```text
+//! +--------+-+-+--+----+----------------+
+//! | opcode |S|M|P | TV |      P_Key     |
+//! +--------+-+-+--+----+----------------+
+//! |F|B| rsv|        destination QP      |
+//! +--------+----------------------------+
+//! |A| rsv  |             PSN            |
+//! +--------+----------------------------+
+//! ```
+
+use super::opcode::Opcode;
+use crate::layout::{Reserved, header};
+
+header! {
+    /// Base transport header.
+    Bth, BthView: 12 octets {
+        /// What the packet is.
+        opcode: Opcode = 8,
+        /// The receiver's program wants to be woken.
+        solicited: bool = 1,
+        /// Where the path has migrated to; without meaning where no path migrates, and not to be looked at there.
+        mig_req: bool = 1,
+        /// Octets of zeros behind the payload, which fill it up to a multiple of four.
+        pad_count: u8 = 2,
+        /// Version of the transport: 0.
+        transport_version: u8 = 4,
+        /// Partition; the highest bit says full member.
+        p_key: u16 = 16,
+        /// Forward congestion notification.
+        fecn: bool = 1,
+        /// Backward congestion notification.
+        becn: bool = 1,
+        /// Zero; not covered by the ICRC, as the two bits before it.
+        reserved6: Reserved = 6,
+        /// The queue pair that it goes to: 24 bits; [`MULTICAST_QP`] where it goes to a group.
+        dest_qp: u32 = 24,
+        /// An acknowledge is wanted.
+        ack_req: bool = 1,
+        /// Zero.
+        reserved7: Reserved = 7,
+        /// Packet sequence number: 24 bits.
+        psn: u32 = 24,
+    }
+}
+
+/// The destination of datagrams to groups.
+pub const MULTICAST_QP: u32 = 0xff_ffff;
+
+/// The partition that everybody is a full member of.
+pub const DEFAULT_P_KEY: u16 = 0xffff;
+
+/// The queue pair that a datagram of this port goes to, before it is looked at more closely; `None` where it is too short.
+#[inline]
+pub fn steering_key(datagram: &[u8]) -> Option<u32> {
+    crate::layout::view::<Bth>(datagram).map(|(bth, _)| bth.dest_qp())
+}
+
+#[cfg(test)]
+mod tests {
+    use hex_literal::hex;
+
+    use super::*;
+    use crate::layout::Header;
+
+    // Of a CNP that a ConnectX-4 sent.
+    const OCTETS: [u8; 12] = hex!("8100ffff 40000118 00000000");
+
+    #[test]
+    fn it_is_taken_apart_and_built_again() {
+        let (bth, _) = Bth::split(&OCTETS).unwrap();
+        let expected = Bth {
+            opcode: Opcode::CNP,
+            p_key: DEFAULT_P_KEY,
+            becn: true,
+            dest_qp: 0x118,
+            ..Bth::default()
+        };
+        assert_eq!(bth, expected);
+        let mut out = [0xa5; 12];
+        bth.put(&mut out).unwrap();
+        assert_eq!(out, OCTETS);
+    }
+
+    #[test]
+    fn every_flag_has_its_bit() {
+        let set = |change: fn(&mut Bth)| {
+            let mut bth = Bth::default();
+            change(&mut bth);
+            u128::from_be_bytes({
+                let mut all = [0; 16];
+                all[4..].copy_from_slice(&bth.to_view().0);
+                all
+            })
+        };
+        assert_eq!(set(|bth| bth.solicited = true), 1 << 87);
+        assert_eq!(set(|bth| bth.mig_req = true), 1 << 86);
+        assert_eq!(set(|bth| bth.pad_count = 3), 3 << 84);
+        assert_eq!(set(|bth| bth.transport_version = 0xf), 0xf << 80);
+        assert_eq!(set(|bth| bth.fecn = true), 1 << 63);
+        assert_eq!(set(|bth| bth.becn = true), 1 << 62);
+        assert_eq!(set(|bth| bth.ack_req = true), 1 << 31);
+        assert_eq!(set(|bth| bth.psn = u32::MAX), 0xff_ffff);
+    }
+
+    #[test]
+    fn datagrams_are_steered_by_their_queue_pair() {
+        assert_eq!(steering_key(&OCTETS), Some(0x118));
+        assert_eq!(steering_key(&OCTETS[..11]), None);
+    }
+}

@@ -1,0 +1,331 @@
+//! The headers behind BTH (IBTA 9.3 to 9.5; XRC annex A14; memory placement extensions annex A19).
+//!
+//! Which of them a packet has is a matter of its opcode alone; where there are several they stand in the order of
+//! [`HeaderSet`]'s bits.
+
+use core::fmt;
+
+use super::aeth::{Aeth, Syndrome};
+use crate::layout::{Header, Octets, Reserved, header};
+
+bitflags::bitflags! {
+    /// Headers behind BTH, in the order in which they stand there.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct HeaderSet: u16 {
+        /// [`Deth`].
+        const DETH = 1;
+        /// [`Xrceth`].
+        const XRCETH = 1 << 1;
+        /// [`Feth`].
+        const FETH = 1 << 2;
+        /// [`Reth`].
+        const RETH = 1 << 3;
+        /// [`AtomicEth`].
+        const ATOMIC_ETH = 1 << 4;
+        /// [`Aeth`].
+        const AETH = 1 << 5;
+        /// [`AtomicAckEth`].
+        const ATOMIC_ACK_ETH = 1 << 6;
+        /// [`ImmDt`].
+        const IMM_DT = 1 << 7;
+        /// [`Ieth`].
+        const IETH = 1 << 8;
+        /// [`ExtensionEth`].
+        const EXTENSION_ETH = 1 << 9;
+        /// [`Cnp`].
+        const CNP = 1 << 10;
+    }
+}
+
+/// Kinds of headers behind BTH.
+pub(super) const KINDS: usize = 11;
+
+const LENGTHS: [usize; KINDS] = [
+    Deth::LEN,
+    Xrceth::LEN,
+    Feth::LEN,
+    Reth::LEN,
+    AtomicEth::LEN,
+    Aeth::LEN,
+    AtomicAckEth::LEN,
+    ImmDt::LEN,
+    Ieth::LEN,
+    ExtensionEth::LEN,
+    Cnp::LEN,
+];
+
+const NAMES: [&str; KINDS] = [
+    "DETH",
+    "XRCETH",
+    "FETH",
+    "RETH",
+    "AtomicETH",
+    "AETH",
+    "AtomicAckETH",
+    "ImmDt",
+    "IETH",
+    "ExtensionETH",
+    "CNP",
+];
+
+impl HeaderSet {
+    /// Where each header of the set begins, and how long they are together.
+    pub(super) const fn layout(self) -> ([u8; KINDS], usize) {
+        let (mut offsets, mut at, mut length) = ([0; KINDS], 0, 0);
+        while at < KINDS {
+            offsets[at] = length as u8;
+            if self.bits() >> at & 1 == 1 {
+                length += LENGTHS[at];
+            }
+            at += 1;
+        }
+        (offsets, length)
+    }
+
+    /// The names of the headers in the set, in their order.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        let has = move |(at, _): &(usize, &str)| self.bits() >> at & 1 == 1;
+        NAMES
+            .into_iter()
+            .enumerate()
+            .filter(has)
+            .map(|(_, name)| name)
+    }
+}
+
+/// A header that stands behind BTH.
+pub trait ExtendedHeader: Header {
+    /// Its bit.
+    const SET: HeaderSet;
+}
+
+macro_rules! extended {
+    ($($header:ident = $set:ident),* $(,)?) => {$(
+        impl ExtendedHeader for $header {
+            const SET: HeaderSet = HeaderSet::$set;
+        }
+    )*};
+}
+
+extended! {
+    Deth = DETH,
+    Xrceth = XRCETH,
+    Feth = FETH,
+    Reth = RETH,
+    AtomicEth = ATOMIC_ETH,
+    Aeth = AETH,
+    AtomicAckEth = ATOMIC_ACK_ETH,
+    ImmDt = IMM_DT,
+    Ieth = IETH,
+    ExtensionEth = EXTENSION_ETH,
+    Cnp = CNP,
+}
+
+header! {
+    /// Datagram extended transport header: who sends, and the key that lets it in.
+    Deth, DethView: 8 octets {
+        /// Queue key.
+        q_key: u32 = 32,
+        /// Zero.
+        reserved: Reserved = 8,
+        /// The queue pair that it comes from: 24 bits.
+        src_qp: u32 = 24,
+    }
+}
+
+header! {
+    /// XRC extended transport header: whose receives are taken.
+    Xrceth, XrcethView: 4 octets {
+        /// Zero.
+        reserved: Reserved = 8,
+        /// The shared receive queue: 24 bits.
+        srq: u32 = 24,
+    }
+}
+
+header! {
+    /// Flush extended transport header: what a FLUSH makes durable or visible.
+    Feth, FethView: 4 octets {
+        /// Zero.
+        reserved: Reserved = 26,
+        /// 0 a range, 1 the whole region.
+        selectivity: u8 = 2,
+        /// A bit each: 1 global visibility, 2 persistence.
+        placement: u8 = 4,
+    }
+}
+
+header! {
+    /// RDMA extended transport header: where, and how much.
+    Reth, RethView: 16 octets {
+        /// Virtual address.
+        va: u64 = 64,
+        /// Remote key.
+        rkey: u32 = 32,
+        /// Octets of the whole message.
+        dma_length: u32 = 32,
+    }
+}
+
+header! {
+    /// Atomic extended transport header.
+    AtomicEth, AtomicEthView: 28 octets {
+        /// Virtual address.
+        va: u64 = 64,
+        /// Remote key.
+        rkey: u32 = 32,
+        /// What is swapped in, or added.
+        swap_or_add: u64 = 64,
+        /// What is compared with.
+        compare: u64 = 64,
+    }
+}
+
+header! {
+    /// Atomic acknowledge extended transport header.
+    AtomicAckEth, AtomicAckEthView: 8 octets {
+        /// What was there before.
+        original: u64 = 64,
+    }
+}
+
+header! {
+    /// Immediate data.
+    ImmDt, ImmDtView: 4 octets {
+        /// As the sender had them: four octets without an order.
+        immediate: Octets<4> = 32,
+    }
+}
+
+header! {
+    /// Invalidate extended transport header.
+    Ieth, IethView: 4 octets {
+        /// The key to invalidate.
+        rkey: u32 = 32,
+    }
+}
+
+header! {
+    /// What all extensions without a standard encoding share: which extension, which of its operations.
+    ///
+    /// What follows is the extension's. An answer says what an acknowledge would; in a request that part is zero.
+    ExtensionEth, ExtensionEthView: 12 octets {
+        /// The extension: [`extension_id`](crate::extension_id) of its name.
+        extension: u32 = 32,
+        /// Whether this is the answer to a request.
+        is_response: bool = 1,
+        /// Zero.
+        reserved: Reserved = 15,
+        /// The operation, by numbers of the extension.
+        operation: u16 = 16,
+        /// As in [`Aeth`].
+        syndrome: Syndrome = 8,
+        /// As in [`Aeth`].
+        msn: u32 = 24,
+    }
+}
+
+header! {
+    /// What a congestion notification packet has behind BTH (IBTA annex A17).
+    Cnp, CnpView: 16 octets {
+        /// Zero.
+        reserved: Octets<16> = 128,
+    }
+}
+
+impl fmt::Display for HeaderSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, name) in self.names().enumerate() {
+            f.write_str(if at == 0 { "" } else { " " })?;
+            f.write_str(name)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hex_literal::hex;
+
+    use super::*;
+
+    fn round_trip<H: Header + PartialEq + fmt::Debug>(octets: &[u8], expected: H) {
+        let (header, rest) = H::split(octets).unwrap();
+        assert!(rest.is_empty());
+        assert_eq!(header, expected);
+        let mut out = [0xa5; 32];
+        let room = out.len();
+        let left = header.put(&mut out).unwrap().len();
+        assert_eq!(out[..room - left], *octets);
+    }
+
+    #[test]
+    fn requests_say_where_and_how_much() {
+        round_trip(
+            &hex!("000055d0c0ffee00 00001a2b 00000bb8"),
+            Reth {
+                va: 0x55d0_c0ff_ee00,
+                rkey: 0x1a2b,
+                dma_length: 3000,
+            },
+        );
+        round_trip(
+            &hex!("0000000000001000 00000a01 0000000000000007 fffffffffffffffe"),
+            AtomicEth {
+                va: 0x1000,
+                rkey: 0xa01,
+                swap_or_add: 7,
+                compare: u64::MAX - 1,
+            },
+        );
+        let feth = Feth {
+            selectivity: 1,
+            placement: 2,
+            ..Feth::default()
+        };
+        round_trip(&hex!("00000012"), feth);
+    }
+
+    #[test]
+    fn datagrams_say_who_sends() {
+        let deth = Deth {
+            q_key: 0x8001_0000,
+            src_qp: 1,
+            ..Deth::default()
+        };
+        round_trip(&hex!("80010000 00000001"), deth);
+        let xrceth = Xrceth {
+            srq: 0xab_cdef,
+            ..Xrceth::default()
+        };
+        round_trip(&hex!("00abcdef"), xrceth);
+    }
+
+    #[test]
+    fn what_travels_beside_a_message() {
+        let immediate = Octets(hex!("deadbeef"));
+        round_trip(&hex!("deadbeef"), ImmDt { immediate });
+        round_trip(&hex!("00001f05"), Ieth { rkey: 0x1f05 });
+        let original = 0x0102_0304_0506_0708;
+        round_trip(&hex!("0102030405060708"), AtomicAckEth { original });
+    }
+
+    #[test]
+    fn an_extension_names_itself() {
+        let extension = ExtensionEth {
+            extension: 0x1234_5678,
+            is_response: true,
+            operation: 9,
+            syndrome: Syndrome(0x1f),
+            msn: 4,
+            ..ExtensionEth::default()
+        };
+        round_trip(&hex!("12345678 80000009 1f000004"), extension);
+    }
+
+    #[test]
+    fn headers_are_named_in_their_order() {
+        let set = HeaderSet::IMM_DT | HeaderSet::RETH | HeaderSet::XRCETH;
+        assert_eq!(set.to_string(), "XRCETH RETH ImmDt");
+    }
+}

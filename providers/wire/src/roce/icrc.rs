@@ -1,0 +1,243 @@
+//! The invariant CRC (IBTA 7.8; annex A17 for RoCEv2).
+//!
+//! CRC-32 as of Ethernet over eight octets of ones, which stand for the local route header that RoCE has not, then
+//! everything from the IP header to the pad, with what routers change forced to ones: traffic class, hop limit and
+//! checksum of IP, IPv6's flow label, UDP's checksum, and BTH's octet of congestion bits.
+//!
+//! # Without seeing the IP header
+//!
+//! A plain UDP socket neither sets nor shows IPv4's identification. A sender that is not connected and forbids
+//! fragmentation sends 0, or with segmentation offload the number of the segment, and knows all the rest. A receiver
+//! computes the ICRC for the identification that it expects; where that fails, [`Recovery`] tells whether any
+//! identification explains the ICRC, and which. That leaves 16 of the 32 bits as a check; [`step_is_plausible`] tells
+//! whether the identification is one that the peer may have come to.
+
+use core::time::Duration;
+
+use super::bth::{Bth, BthView};
+use crate::layout::{Header, Octets};
+use crate::net::{self, Ipv4, Ipv4View, Ipv6, Ipv6View, Udp, UdpView, protocol};
+
+/// An ICRC in the making.
+#[derive(Clone, Debug)]
+pub struct Icrc(crc32fast::Hasher);
+
+/// What lies around a packet: the fields of IP and UDP that the ICRC covers and that two packets may differ in.
+///
+/// The others are as every sender has them: no IP options, no fragments, the destination port of RoCEv2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Envelope {
+    /// IPv4.
+    V4 {
+        /// The sender.
+        source: [u8; 4],
+        /// The receiver.
+        destination: [u8; 4],
+        /// The sender's UDP port.
+        source_port: u16,
+        /// Identification of the IP packet.
+        identification: u16,
+    },
+    /// IPv6.
+    V6 {
+        /// The sender.
+        source: [u8; 16],
+        /// The receiver.
+        destination: [u8; 16],
+        /// The sender's UDP port.
+        source_port: u16,
+    },
+}
+
+// CRC-32 of eight octets of ones.
+const AFTER_LOCAL_ROUTE: u32 = 0x2144_df1c;
+
+impl Icrc {
+    /// Goes over envelope and BTH of a UDP datagram of `datagram_len` octets, ICRC included. What is behind BTH comes next.
+    #[inline]
+    pub fn new(envelope: &Envelope, datagram_len: usize, bth: &BthView) -> Self {
+        let udp_len = Udp::LEN + datagram_len;
+        let udp = |source_port| {
+            let udp = Udp {
+                source_port,
+                destination_port: net::ROCE_PORT,
+                length: udp_len as u16,
+                checksum: u16::MAX,
+            };
+            udp.to_view()
+        };
+        match *envelope {
+            Envelope::V4 {
+                source,
+                destination,
+                source_port,
+                identification,
+            } => {
+                let ip = Ipv4 {
+                    version: 4,
+                    header_words: 5,
+                    total_length: (Ipv4::LEN + udp_len) as u16,
+                    identification,
+                    dont_fragment: true,
+                    protocol: protocol::UDP,
+                    source: Octets(source),
+                    destination: Octets(destination),
+                    ..Ipv4::default()
+                };
+                Self::of_ipv4(&ip.to_view(), &[], &udp(source_port), bth)
+            }
+            Envelope::V6 {
+                source,
+                destination,
+                source_port,
+            } => {
+                let ip = Ipv6 {
+                    version: 6,
+                    payload_length: udp_len as u16,
+                    next_header: protocol::UDP,
+                    source: Octets(source),
+                    destination: Octets(destination),
+                    ..Ipv6::default()
+                };
+                Self::of_ipv6(&ip.to_view(), &udp(source_port), bth)
+            }
+        }
+    }
+
+    /// Goes over these headers, as captured.
+    #[inline]
+    pub fn of_ipv4(ip: &Ipv4View, options: &[u8], udp: &UdpView, bth: &BthView) -> Self {
+        const BEHIND_IP: usize = Ipv4::LEN;
+        let mut octets = [0; BEHIND_IP + COVERED_LEN];
+        octets[..BEHIND_IP].copy_from_slice(&ip.0);
+        octets[BEHIND_IP..].copy_from_slice(&masked(udp, bth));
+        octets[1] = 0xff; // Type of service.
+        octets[8] = 0xff; // Time to live.
+        octets[10..12].fill(0xff); // Checksum.
+        let mut icrc = Self(crc32fast::Hasher::new_with_initial(AFTER_LOCAL_ROUTE));
+        if options.is_empty() {
+            icrc.update(&octets);
+        } else {
+            icrc.update(&octets[..BEHIND_IP]);
+            icrc.update(options);
+            icrc.update(&octets[BEHIND_IP..]);
+        }
+        icrc
+    }
+
+    /// Goes over these headers, as captured.
+    #[inline]
+    pub fn of_ipv6(ip: &Ipv6View, udp: &UdpView, bth: &BthView) -> Self {
+        const BEHIND_IP: usize = Ipv6::LEN;
+        let mut octets = [0; BEHIND_IP + COVERED_LEN];
+        octets[..BEHIND_IP].copy_from_slice(&ip.0);
+        octets[BEHIND_IP..].copy_from_slice(&masked(udp, bth));
+        octets[0] |= 0x0f; // Traffic class and flow label.
+        octets[1..4].fill(0xff);
+        octets[7] = 0xff; // Hop limit.
+        let mut icrc = Self(crc32fast::Hasher::new_with_initial(AFTER_LOCAL_ROUTE));
+        icrc.update(&octets);
+        icrc
+    }
+
+    /// Goes over what follows: payload, in any pieces.
+    #[inline]
+    pub fn update(&mut self, octets: &[u8]) {
+        self.0.update(octets);
+    }
+
+    /// The octets on the wire: least significant first.
+    #[inline]
+    pub fn finish(self) -> [u8; 4] {
+        self.0.finalize().to_le_bytes()
+    }
+}
+
+const COVERED_LEN: usize = Udp::LEN + Bth::LEN;
+
+fn masked(udp: &UdpView, bth: &BthView) -> [u8; COVERED_LEN] {
+    let mut octets = [0; COVERED_LEN];
+    octets[..Udp::LEN].copy_from_slice(&udp.0);
+    octets[Udp::LEN..].copy_from_slice(&bth.0);
+    octets[6..8].fill(0xff); // UDP's checksum.
+    octets[Udp::LEN + 4] = 0xff; // FECN, BECN, and what is reserved beside them.
+    octets
+}
+
+/// Finds the IPv4 identification that explains an ICRC, for datagrams of one length.
+///
+/// The CRC is linear: an identification other than the one it was computed with changes it by the identification, as
+/// a polynomial, times a power of x that depends on how many octets lie behind. So the difference of two ICRCs times the
+/// inverse of that power is the difference of their identifications, and a polynomial of degree 16 or more is the sign of
+/// a damaged packet. To find the power takes some microseconds, and a look at a packet some tens of nanoseconds:
+/// receivers keep one of these for each length that they meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovery(u32);
+
+impl Recovery {
+    /// For datagrams of this many octets, ICRC included.
+    pub fn for_datagrams_of(datagram_len: usize) -> Self {
+        // From behind the identification to the end of the ICRC.
+        let behind = Ipv4::LEN - 6 + Udp::LEN + datagram_len;
+        let power = (8 * behind as u64 % ORDER) as u32;
+        Self(power_of_x(ORDER as u32 - power))
+    }
+
+    /// The identification that makes `received` right, where `computed` is the ICRC for an identification of 0; `None`
+    /// where none does.
+    #[inline]
+    pub fn identification(self, received: [u8; 4], computed: [u8; 4]) -> Option<u16> {
+        let difference = u32::from_le_bytes(received) ^ u32::from_le_bytes(computed);
+        let found = multiply(difference, self.0);
+        // Coefficients lie from the highest bit down, as the octets were sent: least significant bit first.
+        (found & 0xffff == 0).then_some(((found >> 16) as u16).swap_bytes())
+    }
+}
+
+/// Whether a sender that counts its packets may have come from identification `last` to `now` in this time.
+///
+/// Linux adds one for each packet, and after a pause a random step of at most one for each tick of its clock.
+pub fn step_is_plausible(last: u16, now: u16, pause: Duration) -> bool {
+    let allowed = 64 + pause.as_millis() * 11 / 10;
+    u128::from(now.wrapping_sub(last)) <= allowed
+}
+
+/// The polynomial, the coefficient of x^31 lowest.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// The polynomial is primitive: the powers of x repeat after this many.
+const ORDER: u64 = u32::MAX as u64;
+
+/// The product of two polynomials, modulo [`POLYNOMIAL`].
+const fn multiply(one: u32, mut other: u32) -> u32 {
+    let mut product = 0;
+    let mut bit = 1 << 31;
+    while bit != 0 {
+        if one & bit != 0 {
+            product ^= other;
+        }
+        other = if other & 1 == 0 {
+            other >> 1
+        } else {
+            other >> 1 ^ POLYNOMIAL
+        };
+        bit >>= 1;
+    }
+    product
+}
+
+/// x to this power, modulo [`POLYNOMIAL`].
+const fn power_of_x(mut exponent: u32) -> u32 {
+    let (mut square, mut power) = (1 << 30, 1 << 31);
+    while exponent != 0 {
+        if exponent & 1 == 1 {
+            power = multiply(power, square);
+        }
+        square = multiply(square, square);
+        exponent >>= 1;
+    }
+    power
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,27 @@
+//! RoCEv2: packets of the InfiniBand transport in UDP datagrams (IBTA chapter 9; annexes A14, A17, A19).
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`opcode`] | the table: which headers, what payload, what it uses up |
+//! | [`bth`], [`aeth`], [`extended`] | headers |
+//! | [`packet`] | a packet taken apart, and put together |
+//! | [`icrc`] | the invariant CRC, also where the IP header is not seen |
+//! | [`route`] | LRH and GRH |
+
+pub mod aeth;
+pub mod bth;
+pub mod extended;
+pub mod icrc;
+pub mod opcode;
+pub mod packet;
+pub mod route;
+
+pub use aeth::{Aeth, AethView, Syndrome, SyndromeKind};
+pub use bth::{Bth, BthView};
+pub use extended::{
+    AtomicAckEth, AtomicEth, Cnp, Deth, ExtendedHeader, ExtensionEth, Feth, HeaderSet, Ieth, ImmDt,
+    Reth, Xrceth,
+};
+pub use icrc::{Envelope, Icrc};
+pub use opcode::{Beside, Facts, Opcode, Operation, PayloadRule, Position, Service};
+pub use packet::{HeaderBuffer, Headers, Packet, Reject, decode, pad_count, trailer};

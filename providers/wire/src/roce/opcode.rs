@@ -1,0 +1,770 @@
+//! Opcodes of the base transport header, and the one table of what each means (IBTA 9.2.1; annexes A14, A17 and A19).
+//!
+//! The three high bits say which service an opcode belongs to, the five low bits which operation. Code asks
+//! [`Opcode::facts`] and knows no numbers.
+
+use core::fmt;
+
+use super::extended::{HeaderSet, KINDS};
+use crate::layout::Field;
+
+/// An opcode as the wire has it, known or not.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(transparent)
+)]
+pub struct Opcode(pub u8);
+
+/// The service that an opcode belongs to: its three high bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+    /// Congestion notification, which has no service of its own (IBTA annex A17).
+    Cnp,
+    /// Extended reliable connection.
+    Xrc,
+    /// Left to manufacturers: see [`Opcode::EXTENSION`].
+    Manufacturer,
+}
+
+/// What a packet is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// SEND.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ request.
+    ReadRequest,
+    /// RDMA READ response.
+    ReadResponse,
+    /// ACK, NAK, RNR NAK.
+    Acknowledge,
+    /// The answer to an atomic.
+    AtomicAcknowledge,
+    /// Compare and swap.
+    CompareSwap,
+    /// Fetch and add.
+    FetchAdd,
+    /// FLUSH.
+    Flush,
+    /// ATOMIC WRITE.
+    AtomicWrite,
+    /// Congestion notification packet.
+    CongestionNotification,
+    /// Of an extension without a standard encoding.
+    Extension,
+}
+
+/// Where a packet stands in its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// The first of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// The last of several.
+    Last,
+    /// The whole message.
+    Only,
+}
+
+impl Position {
+    /// Whether a message begins here.
+    pub const fn begins(self) -> bool {
+        matches!(self, Self::First | Self::Only)
+    }
+
+    /// Whether a message ends here.
+    pub const fn ends(self) -> bool {
+        matches!(self, Self::Last | Self::Only)
+    }
+}
+
+/// What the last packet of a SEND carries beside the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Beside {
+    /// Nothing.
+    Nothing,
+    /// Immediate data.
+    Immediate,
+    /// A key to invalidate.
+    Invalidate,
+}
+
+/// How many octets of payload an opcode comes with, pad not counted (IBTA 9.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PayloadRule {
+    /// None.
+    None,
+    /// As many as the path MTU.
+    Full,
+    /// At least one, at most the path MTU.
+    Some,
+    /// At most the path MTU.
+    Any,
+    /// This many.
+    Exactly(usize),
+}
+
+impl PayloadRule {
+    /// Whether a payload of `length` octets keeps the rule on a path of this MTU.
+    pub const fn admits(self, length: usize, path_mtu: usize) -> bool {
+        match self {
+            Self::None => length == 0,
+            Self::Full => length == path_mtu,
+            Self::Some => length > 0 && length <= path_mtu,
+            Self::Any => length <= path_mtu,
+            Self::Exactly(exact) => length == exact,
+        }
+    }
+
+    /// Whether a payload of `length` octets keeps the rule on some path: the MTUs are 256 to 4096, in powers of two.
+    pub const fn admits_somewhere(self, length: usize) -> bool {
+        match self {
+            Self::Full => length.is_power_of_two() && length >= 256 && length <= 4096,
+            _ => self.admits(length, 4096),
+        }
+    }
+}
+
+/// What is known of an opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The service.
+    pub service: Service,
+    /// The operation.
+    pub operation: Operation,
+    /// Where the packet stands in its message.
+    pub position: Position,
+    /// The operation's name.
+    pub name: &'static str,
+    /// The headers behind BTH.
+    pub headers: HeaderSet,
+    /// Octets of payload.
+    pub payload: PayloadRule,
+    /// Whether a requester sends it to a responder.
+    pub is_request: bool,
+    /// Whether it uses up a receive, when its message begins or, with immediate data, when it ends.
+    pub takes_receive: bool,
+    /// Whether the solicited-event bit means something (IBTA 9.2.3).
+    pub may_solicit: bool,
+    /// Octets of the headers behind BTH.
+    pub headers_len: usize,
+    offsets: [u8; KINDS],
+}
+
+impl Facts {
+    /// Where a header begins, counted from behind BTH; `None` where this opcode has none of it.
+    #[inline]
+    pub fn offset(&self, header: HeaderSet) -> Option<usize> {
+        let kind = header.bits().trailing_zeros() as usize;
+        let has = self.headers.contains(header);
+        self.offsets
+            .get(kind)
+            .filter(|_| has)
+            .map(|&offset| usize::from(offset))
+    }
+}
+
+impl Opcode {
+    /// Congestion notification packet.
+    pub const CNP: Self = Self(0x81);
+    /// What all extensions without a standard encoding share: the first of the opcodes left to manufacturers. An
+    /// [`ExtensionEth`](super::ExtensionEth) says which extension.
+    pub const EXTENSION: Self = Self(0xc0);
+
+    /// A SEND.
+    pub const fn send(service: Service, position: Position, beside: Beside) -> Self {
+        let operation = match (position, beside) {
+            (Position::First, _) => 0x00,
+            (Position::Middle, _) => 0x01,
+            (Position::Last, Beside::Nothing) => 0x02,
+            (Position::Last, Beside::Immediate) => 0x03,
+            (Position::Last, Beside::Invalidate) => 0x16,
+            (Position::Only, Beside::Nothing) => 0x04,
+            (Position::Only, Beside::Immediate) => 0x05,
+            (Position::Only, Beside::Invalidate) => 0x17,
+        };
+        Self(service.bits() | operation)
+    }
+
+    /// An RDMA WRITE; immediate data goes with its last packet.
+    pub const fn write(service: Service, position: Position, has_immediate: bool) -> Self {
+        let operation = match (position, has_immediate) {
+            (Position::First, _) => 0x06,
+            (Position::Middle, _) => 0x07,
+            (Position::Last, false) => 0x08,
+            (Position::Last, true) => 0x09,
+            (Position::Only, false) => 0x0a,
+            (Position::Only, true) => 0x0b,
+        };
+        Self(service.bits() | operation)
+    }
+
+    /// An RDMA READ response.
+    pub const fn read_response(service: Service, position: Position) -> Self {
+        let operation = match position {
+            Position::First => 0x0d,
+            Position::Middle => 0x0e,
+            Position::Last => 0x0f,
+            Position::Only => 0x10,
+        };
+        Self(service.bits() | operation)
+    }
+
+    /// An operation that is one packet; `None` for those that are several.
+    pub const fn single(service: Service, operation: Operation) -> Option<Self> {
+        let low = match operation {
+            Operation::ReadRequest => 0x0c,
+            Operation::Acknowledge => 0x11,
+            Operation::AtomicAcknowledge => 0x12,
+            Operation::CompareSwap => 0x13,
+            Operation::FetchAdd => 0x14,
+            Operation::Flush => 0x1c,
+            Operation::AtomicWrite => 0x1d,
+            Operation::CongestionNotification => return Some(Self::CNP),
+            Operation::Extension => return Some(Self::EXTENSION),
+            Operation::Send | Operation::Write | Operation::ReadResponse => return None,
+        };
+        Some(Self(service.bits() | low))
+    }
+
+    /// What is known of the opcode; `None` where it is reserved, of reliable datagrams, or another manufacturer's.
+    #[inline]
+    pub fn facts(self) -> Option<&'static Facts> {
+        FACTS[usize::from(self.0)].as_ref()
+    }
+
+    /// All opcodes that are known, in ascending order.
+    pub fn known() -> impl Iterator<Item = (Self, &'static Facts)> {
+        (0..=u8::MAX).filter_map(|code| Some((Self(code), Self(code).facts()?)))
+    }
+}
+
+impl Service {
+    /// The high bits of the opcode.
+    const fn bits(self) -> u8 {
+        match self {
+            Self::Rc => 0x00,
+            Self::Uc => 0x20,
+            Self::Ud => 0x60,
+            Self::Cnp => 0x80,
+            Self::Xrc => 0xa0,
+            Self::Manufacturer => 0xc0,
+        }
+    }
+
+    /// The service's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+            Self::Cnp => "CNP",
+            Self::Xrc => "XRC",
+            Self::Manufacturer => "manufacturer",
+        }
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.facts() {
+            Some(facts) if *self == Self::CNP || *self == Self::EXTENSION => {
+                f.write_str(facts.name)
+            }
+            Some(facts) => write!(f, "{} {}", facts.service.name(), facts.name),
+            None => write!(f, "opcode {:#04x}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opcode({:#04x}, {self})", self.0)
+    }
+}
+
+impl Field for Opcode {
+    const WIDTHS: (usize, usize) = (8, 8);
+
+    #[inline(always)]
+    fn take(octets: &[u8], start: usize, width: usize) -> Self {
+        Self(u8::take(octets, start, width))
+    }
+
+    #[inline(always)]
+    fn put(self, octets: &mut [u8], start: usize, width: usize) {
+        self.0.put(octets, start, width);
+    }
+}
+
+/// A row of the table: an operation on the services that have it.
+struct Row {
+    low: u8,
+    operation: Operation,
+    position: Position,
+    name: &'static str,
+    /// XRCETH and DETH are the service's.
+    headers: HeaderSet,
+    payload: PayloadRule,
+    services: &'static [Service],
+    takes_receive: bool,
+}
+
+const fn row(
+    low: u8,
+    operation: Operation,
+    position: Position,
+    name: &'static str,
+    headers: HeaderSet,
+    payload: PayloadRule,
+    services: &'static [Service],
+) -> Row {
+    Row {
+        low,
+        operation,
+        position,
+        name,
+        headers,
+        payload,
+        services,
+        takes_receive: false,
+    }
+}
+
+impl Row {
+    const fn takes_receive(mut self) -> Self {
+        self.takes_receive = true;
+        self
+    }
+
+    const fn is_request(&self) -> bool {
+        !matches!(
+            self.operation,
+            Operation::Acknowledge
+                | Operation::AtomicAcknowledge
+                | Operation::ReadResponse
+                | Operation::CongestionNotification
+        )
+    }
+
+    const fn facts(&self, service: Service) -> Facts {
+        let of_service = match service {
+            Service::Ud => HeaderSet::DETH,
+            Service::Xrc if self.is_request() => HeaderSet::XRCETH,
+            _ => HeaderSet::empty(),
+        };
+        let headers = of_service.union(self.headers);
+        let (offsets, headers_len) = headers.layout();
+        Facts {
+            service,
+            operation: self.operation,
+            position: self.position,
+            name: self.name,
+            headers,
+            payload: self.payload,
+            is_request: self.is_request(),
+            takes_receive: self.takes_receive,
+            may_solicit: self.position.ends()
+                && (matches!(self.operation, Operation::Send)
+                    || headers.contains(HeaderSet::IMM_DT)),
+            headers_len,
+            offsets,
+        }
+    }
+}
+
+static FACTS: [Option<Facts>; 256] = {
+    let mut facts = [None; 256];
+    let mut at = 0;
+    while at < ROWS.len() {
+        let row = &ROWS[at];
+        let mut service = 0;
+        while service < row.services.len() {
+            let code = row.services[service].bits() | row.low;
+            assert!(facts[code as usize].is_none());
+            facts[code as usize] = Some(row.facts(row.services[service]));
+            service += 1;
+        }
+        at += 1;
+    }
+    facts
+};
+
+const ROWS: &[Row] = {
+    use Operation as O;
+    use PayloadRule::{Any, Exactly, Full, Some as AtLeastOne};
+    use Position::{First, Last, Middle, Only};
+
+    const NONE: HeaderSet = HeaderSet::empty();
+    const AETH: HeaderSet = HeaderSet::AETH;
+    const ATOMIC: HeaderSet = HeaderSet::ATOMIC_ETH;
+    const IETH: HeaderSet = HeaderSet::IETH;
+    const IMM: HeaderSet = HeaderSet::IMM_DT;
+    const RETH: HeaderSet = HeaderSet::RETH;
+    const NO_PAYLOAD: PayloadRule = PayloadRule::None;
+
+    const CONNECTED: &[Service] = &[Service::Rc, Service::Uc, Service::Xrc];
+    const ALL: &[Service] = &[Service::Rc, Service::Uc, Service::Ud, Service::Xrc];
+    const RELIABLE: &[Service] = &[Service::Rc, Service::Xrc];
+
+    &[
+        row(0x00, O::Send, First, "SEND First", NONE, Full, CONNECTED).takes_receive(),
+        row(0x01, O::Send, Middle, "SEND Middle", NONE, Full, CONNECTED),
+        row(
+            0x02,
+            O::Send,
+            Last,
+            "SEND Last",
+            NONE,
+            AtLeastOne,
+            CONNECTED,
+        ),
+        row(
+            0x03,
+            O::Send,
+            Last,
+            "SEND Last with Immediate",
+            IMM,
+            AtLeastOne,
+            CONNECTED,
+        ),
+        row(0x04, O::Send, Only, "SEND Only", NONE, Any, ALL).takes_receive(),
+        row(
+            0x05,
+            O::Send,
+            Only,
+            "SEND Only with Immediate",
+            IMM,
+            Any,
+            ALL,
+        )
+        .takes_receive(),
+        row(
+            0x06,
+            O::Write,
+            First,
+            "RDMA WRITE First",
+            RETH,
+            Full,
+            CONNECTED,
+        ),
+        row(
+            0x07,
+            O::Write,
+            Middle,
+            "RDMA WRITE Middle",
+            NONE,
+            Full,
+            CONNECTED,
+        ),
+        row(
+            0x08,
+            O::Write,
+            Last,
+            "RDMA WRITE Last",
+            NONE,
+            AtLeastOne,
+            CONNECTED,
+        ),
+        row(
+            0x09,
+            O::Write,
+            Last,
+            "RDMA WRITE Last with Immediate",
+            IMM,
+            AtLeastOne,
+            CONNECTED,
+        )
+        .takes_receive(),
+        row(
+            0x0a,
+            O::Write,
+            Only,
+            "RDMA WRITE Only",
+            RETH,
+            Any,
+            CONNECTED,
+        ),
+        row(
+            0x0b,
+            O::Write,
+            Only,
+            "RDMA WRITE Only with Immediate",
+            RETH.union(IMM),
+            Any,
+            CONNECTED,
+        )
+        .takes_receive(),
+        row(
+            0x0c,
+            O::ReadRequest,
+            Only,
+            "RDMA READ Request",
+            RETH,
+            NO_PAYLOAD,
+            RELIABLE,
+        ),
+        row(
+            0x0d,
+            O::ReadResponse,
+            First,
+            "RDMA READ Response First",
+            AETH,
+            Full,
+            RELIABLE,
+        ),
+        row(
+            0x0e,
+            O::ReadResponse,
+            Middle,
+            "RDMA READ Response Middle",
+            NONE,
+            Full,
+            RELIABLE,
+        ),
+        row(
+            0x0f,
+            O::ReadResponse,
+            Last,
+            "RDMA READ Response Last",
+            AETH,
+            AtLeastOne,
+            RELIABLE,
+        ),
+        row(
+            0x10,
+            O::ReadResponse,
+            Only,
+            "RDMA READ Response Only",
+            AETH,
+            Any,
+            RELIABLE,
+        ),
+        row(
+            0x11,
+            O::Acknowledge,
+            Only,
+            "Acknowledge",
+            AETH,
+            NO_PAYLOAD,
+            RELIABLE,
+        ),
+        row(
+            0x12,
+            O::AtomicAcknowledge,
+            Only,
+            "ATOMIC Acknowledge",
+            AETH.union(HeaderSet::ATOMIC_ACK_ETH),
+            NO_PAYLOAD,
+            RELIABLE,
+        ),
+        row(
+            0x13,
+            O::CompareSwap,
+            Only,
+            "Compare & Swap",
+            ATOMIC,
+            NO_PAYLOAD,
+            RELIABLE,
+        ),
+        row(
+            0x14,
+            O::FetchAdd,
+            Only,
+            "Fetch & Add",
+            ATOMIC,
+            NO_PAYLOAD,
+            RELIABLE,
+        ),
+        row(
+            0x16,
+            O::Send,
+            Last,
+            "SEND Last with Invalidate",
+            IETH,
+            AtLeastOne,
+            RELIABLE,
+        ),
+        row(
+            0x17,
+            O::Send,
+            Only,
+            "SEND Only with Invalidate",
+            IETH,
+            Any,
+            RELIABLE,
+        )
+        .takes_receive(),
+        row(
+            0x1c,
+            O::Flush,
+            Only,
+            "FLUSH",
+            HeaderSet::FETH.union(RETH),
+            NO_PAYLOAD,
+            RELIABLE,
+        ),
+        row(
+            0x1d,
+            O::AtomicWrite,
+            Only,
+            "ATOMIC WRITE",
+            RETH,
+            Exactly(8),
+            RELIABLE,
+        ),
+        row(
+            0x01,
+            O::CongestionNotification,
+            Only,
+            "CNP",
+            HeaderSet::CNP,
+            NO_PAYLOAD,
+            &[Service::Cnp],
+        ),
+        row(
+            0x00,
+            O::Extension,
+            Only,
+            "Extension",
+            HeaderSet::EXTENSION_ETH,
+            Any,
+            &[Service::Manufacturer],
+        ),
+    ]
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVICES: [Service; 4] = [Service::Rc, Service::Uc, Service::Ud, Service::Xrc];
+
+    #[test]
+    fn each_service_has_its_operations() {
+        let of = |service: Service| {
+            Opcode::known()
+                .filter(|(_, f)| f.service == service)
+                .count()
+        };
+        assert_eq!(SERVICES.map(of), [25, 12, 2, 25]);
+        assert_eq!(of(Service::Cnp) + of(Service::Manufacturer), 2);
+        // No opcode of unreliable connections invalidates, reads, or is an atomic.
+        assert!((0x2c..0x40).all(|code| Opcode(code).facts().is_none()));
+        // Reliable datagrams, and resync with them.
+        assert!(
+            (0x40..0x60)
+                .chain([0x15])
+                .all(|code| Opcode(code).facts().is_none())
+        );
+    }
+
+    #[test]
+    fn what_is_composed_is_what_the_table_says() {
+        use Position::{First, Last, Middle, Only};
+        for service in SERVICES {
+            for position in [First, Middle, Last, Only] {
+                for beside in [Beside::Nothing, Beside::Immediate, Beside::Invalidate] {
+                    if let Some(facts) = Opcode::send(service, position, beside).facts() {
+                        assert_eq!((facts.service, facts.operation), (service, Operation::Send));
+                        assert_eq!(facts.position, position);
+                        let has = |set| facts.headers.contains(set);
+                        let ends = position.ends();
+                        assert_eq!(has(HeaderSet::IMM_DT), ends && beside == Beside::Immediate);
+                        assert_eq!(has(HeaderSet::IETH), ends && beside == Beside::Invalidate);
+                    }
+                }
+                for immediate in [false, true] {
+                    if let Some(facts) = Opcode::write(service, position, immediate).facts() {
+                        assert_eq!(facts.operation, Operation::Write);
+                        assert_eq!(facts.position, position);
+                        assert_eq!(facts.headers.contains(HeaderSet::RETH), position.begins());
+                        let last = immediate && position.ends();
+                        assert_eq!(facts.headers.contains(HeaderSet::IMM_DT), last);
+                        assert_eq!((facts.takes_receive, facts.may_solicit), (last, last));
+                    }
+                }
+                if let Some(facts) = Opcode::read_response(service, position).facts() {
+                    assert_eq!(facts.operation, Operation::ReadResponse);
+                    assert_eq!(facts.position, position);
+                    assert_eq!(facts.headers.contains(HeaderSet::AETH), position != Middle);
+                }
+            }
+        }
+        for (opcode, facts) in Opcode::known() {
+            if let Some(single) = Opcode::single(facts.service, facts.operation) {
+                assert_eq!(single, opcode);
+            }
+        }
+    }
+
+    // covers 9.07
+    #[test]
+    fn headers_stand_in_their_order() {
+        let write = Opcode::write(Service::Rc, Position::Only, true)
+            .facts()
+            .unwrap();
+        assert_eq!(write.offset(HeaderSet::RETH), Some(0));
+        assert_eq!(write.offset(HeaderSet::IMM_DT), Some(16));
+        assert_eq!(write.offset(HeaderSet::AETH), None);
+        assert_eq!(write.headers_len, 20);
+
+        let send = Opcode::send(Service::Xrc, Position::Only, Beside::Invalidate);
+        let send = send.facts().unwrap();
+        assert_eq!(send.offset(HeaderSet::XRCETH), Some(0));
+        assert_eq!(send.offset(HeaderSet::IETH), Some(4));
+        assert!(!send.headers.contains(HeaderSet::IMM_DT));
+
+        let datagram = Opcode::send(Service::Ud, Position::Only, Beside::Immediate);
+        let datagram = datagram.facts().unwrap();
+        assert_eq!(datagram.offset(HeaderSet::DETH), Some(0));
+        assert_eq!(datagram.offset(HeaderSet::IMM_DT), Some(8));
+
+        let flush = Opcode::single(Service::Rc, Operation::Flush)
+            .unwrap()
+            .facts()
+            .unwrap();
+        assert_eq!(flush.offset(HeaderSet::FETH), Some(0));
+        assert_eq!(flush.offset(HeaderSet::RETH), Some(4));
+    }
+
+    #[test]
+    fn answers_of_xrc_name_no_shared_receive_queue() {
+        for (_, facts) in Opcode::known().filter(|(_, f)| f.service == Service::Xrc) {
+            assert_eq!(facts.headers.contains(HeaderSet::XRCETH), facts.is_request);
+        }
+    }
+
+    #[test]
+    fn payloads_are_as_long_as_their_place_demands() {
+        let rule = |low: u8| Opcode(low).facts().unwrap().payload;
+        let admitted = |low: u8| [0, 1, 255, 256, 257].map(|n| rule(low).admits(n, 256));
+        assert_eq!(admitted(0x00), [false, false, false, true, false]);
+        assert_eq!(admitted(0x02), [false, true, true, true, false]);
+        assert_eq!(admitted(0x04), [true, true, true, true, false]);
+        assert_eq!(admitted(0x0c), [true, false, false, false, false]);
+        assert!(rule(0x1d).admits(8, 256) && !rule(0x1d).admits(4, 256));
+        assert!(rule(0x00).admits_somewhere(1024) && !rule(0x00).admits_somewhere(1000));
+    }
+
+    #[test]
+    fn opcodes_have_names() {
+        assert_eq!(Opcode(0x64).to_string(), "UD SEND Only");
+        assert_eq!(
+            Opcode(0x0b).to_string(),
+            "RC RDMA WRITE Only with Immediate"
+        );
+        assert_eq!(Opcode::CNP.to_string(), "CNP");
+        assert_eq!(Opcode(0x15).to_string(), "opcode 0x15");
+    }
+}

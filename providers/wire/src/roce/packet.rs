@@ -1,0 +1,293 @@
+//! A packet of the InfiniBand transport: what a UDP datagram to port 4791 carries.
+//!
+//! ```text
+//! BTH | headers behind it, by the opcode | payload | pad | ICRC
+//! ```
+//!
+//! [`decode`] takes one apart in place; [`HeaderBuffer`] is what a sender fills, and [`trailer`] what it ends with.
+
+use zerocopy::IntoBytes as _;
+
+use super::aeth::Aeth;
+use super::bth::{Bth, BthView};
+use super::extended::{
+    AtomicAckEth, AtomicEth, Cnp, Deth, ExtendedHeader, ExtensionEth, Feth, HeaderSet, Ieth, ImmDt,
+    Reth, Xrceth,
+};
+use super::icrc::{Envelope, Icrc};
+use super::opcode::Facts;
+use crate::layout::{Header, view};
+
+/// Octets of the ICRC.
+pub const ICRC_LEN: usize = 4;
+
+/// Octets of the longest run of headers: an atomic's through XRC.
+pub const MAX_HEADER_LEN: usize = Bth::LEN + Xrceth::LEN + AtomicEth::LEN;
+
+/// Octets that follow the longest payload of a packet: pad and ICRC.
+pub const MAX_TRAILER_LEN: usize = 3 + ICRC_LEN;
+
+/// Why octets are no packet. None of these is answered: the packet is dropped and counted (IBTA 9.6.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Reject {
+    /// The octets end within the headers or the ICRC.
+    #[error("too short for its headers")]
+    Short,
+    /// The version of the transport is not 0.
+    #[error("another version of the transport")]
+    TransportVersion,
+    /// The opcode is reserved, or of a service that nobody here has.
+    #[error("an unknown opcode")]
+    Opcode,
+    /// More pad than there is payload, or payload and pad are no multiple of four.
+    #[error("a pad count that does not fit the length")]
+    Pad,
+    /// The ICRC is not that of the packet: see [`Packet::is_intact`].
+    #[error("a wrong ICRC")]
+    Icrc,
+}
+
+impl Reject {
+    /// All of them, for counters that are indexed by `reject as usize`.
+    pub const ALL: [Self; 5] = [
+        Self::Short,
+        Self::TransportVersion,
+        Self::Opcode,
+        Self::Pad,
+        Self::Icrc,
+    ];
+}
+
+/// A packet, looked at in place.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// The base transport header.
+    pub bth: &'a BthView,
+    /// What its opcode means.
+    pub facts: &'static Facts,
+    /// The payload, without its pad.
+    pub payload: &'a [u8],
+    /// What fills it up to a multiple of four. Its octets should be zero, and nobody looks.
+    pub pad: &'a [u8],
+    /// The invariant CRC, as received.
+    pub icrc: [u8; ICRC_LEN],
+    behind_bth: &'a [u8],
+    covered: &'a [u8],
+}
+
+/// Takes a packet apart: the payload of a UDP datagram, ICRC included. The ICRC is not looked at here.
+///
+/// # Errors
+/// The reason to drop it.
+#[inline]
+pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
+    let (covered, &icrc) = octets.split_last_chunk().ok_or(Reject::Short)?;
+    let (bth, rest) = view::<Bth>(covered).ok_or(Reject::Short)?;
+    if bth.transport_version() != 0 {
+        return Err(Reject::TransportVersion);
+    }
+    let facts = bth.opcode().facts().ok_or(Reject::Opcode)?;
+    let (behind_bth, rest) = rest
+        .split_at_checked(facts.headers_len)
+        .ok_or(Reject::Short)?;
+    let payload_len = rest.len().checked_sub(usize::from(bth.pad_count()));
+    let (payload, pad) = payload_len
+        .filter(|_| rest.len() % 4 == 0)
+        .and_then(|payload_len| rest.split_at_checked(payload_len))
+        .ok_or(Reject::Pad)?;
+    Ok(Packet {
+        bth,
+        facts,
+        payload,
+        pad,
+        icrc,
+        behind_bth,
+        covered,
+    })
+}
+
+impl<'a> Packet<'a> {
+    /// A header behind BTH; `None` where the opcode has none of it.
+    #[inline]
+    pub fn get<H: ExtendedHeader>(&self) -> Option<&'a H::View> {
+        let offset = self.facts.offset(H::SET)?;
+        view::<H>(self.behind_bth.get(offset..)?).map(|(view, _)| view)
+    }
+
+    /// Whether the ICRC is right in this envelope.
+    #[inline]
+    pub fn is_intact(&self, envelope: &Envelope) -> bool {
+        self.expected_icrc(envelope) == self.icrc
+    }
+
+    /// The ICRC that the packet should have in this envelope.
+    #[inline]
+    pub fn expected_icrc(&self, envelope: &Envelope) -> [u8; ICRC_LEN] {
+        self.finish(Icrc::new(envelope, self.covered.len() + ICRC_LEN, self.bth))
+    }
+
+    /// The ICRC that the packet should have, where `icrc` has gone over its envelope and BTH.
+    #[inline]
+    pub fn finish(&self, mut icrc: Icrc) -> [u8; ICRC_LEN] {
+        icrc.update(&self.covered[Bth::LEN..]);
+        icrc.finish()
+    }
+}
+
+/// The headers of a packet on their way out, put together in order.
+#[derive(Clone, Copy, Debug)]
+pub struct HeaderBuffer {
+    octets: HeaderOctets,
+    len: usize,
+    has: HeaderSet,
+}
+
+#[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::Immutable)]
+#[repr(C)]
+struct HeaderOctets {
+    bth: BthView,
+    behind: [u8; MAX_HEADER_LEN - Bth::LEN],
+}
+
+impl HeaderBuffer {
+    /// BTH.
+    #[inline]
+    pub fn new(bth: &Bth) -> Self {
+        Self {
+            octets: HeaderOctets {
+                bth: bth.to_view(),
+                behind: [0; MAX_HEADER_LEN - Bth::LEN],
+            },
+            len: 0,
+            has: HeaderSet::empty(),
+        }
+    }
+
+    /// With one more header behind those that are there.
+    ///
+    /// # Panics
+    /// In debug builds, where the order is not that of [`HeaderSet`].
+    #[inline]
+    #[must_use]
+    pub fn with<H: ExtendedHeader>(mut self, header: &H) -> Self {
+        debug_assert!(self.has.bits() < H::SET.bits(), "headers out of order");
+        // No opcode has more headers than there is room for.
+        if let Some(room) = self.octets.behind.get_mut(self.len..)
+            && header.put(room).is_some()
+        {
+            self.len += H::LEN;
+            self.has |= H::SET;
+        }
+        self
+    }
+
+    /// With one more header, where there is one.
+    #[inline]
+    #[must_use]
+    pub fn with_some<H: ExtendedHeader>(self, header: Option<&H>) -> Self {
+        match header {
+            Some(header) => self.with(header),
+            None => self,
+        }
+    }
+
+    /// BTH, for [`Icrc::new`].
+    #[inline]
+    pub const fn bth(&self) -> &BthView {
+        &self.octets.bth
+    }
+
+    /// What follows BTH.
+    #[inline]
+    pub fn behind_bth(&self) -> &[u8] {
+        &self.octets.behind[..self.len]
+    }
+
+    /// All octets.
+    #[inline]
+    pub fn as_octets(&self) -> &[u8] {
+        &self.octets.as_bytes()[..Bth::LEN + self.len]
+    }
+
+    /// Whether these are the headers that the opcode asks for.
+    pub fn is_complete(&self) -> bool {
+        let facts = self.octets.bth.opcode().facts();
+        facts.is_some_and(|facts| facts.headers == self.has)
+    }
+}
+
+/// What a packet ends with: the pad that a payload of this length needs, and how many octets of it there are.
+#[inline]
+pub const fn pad_count(payload_len: usize) -> u8 {
+    (payload_len.wrapping_neg() & 3) as u8
+}
+
+/// Pad and ICRC, behind everything that `icrc` has already gone over; with how many of the octets count.
+#[inline]
+pub fn trailer(mut icrc: Icrc, pad_count: u8) -> ([u8; MAX_TRAILER_LEN], usize) {
+    let pad = usize::from(pad_count & 3);
+    let mut octets = [0; MAX_TRAILER_LEN];
+    icrc.update(&octets[..pad]);
+    octets[pad..pad + ICRC_LEN].copy_from_slice(&icrc.finish());
+    (octets, pad + ICRC_LEN)
+}
+
+macro_rules! owned_headers {
+    ($($field:ident: $header:ident,)*) => {
+        /// The headers of a packet in their owned form: those that its opcode asks for, the others `None`.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[cfg_attr(
+            feature = "serde",
+            derive(serde::Serialize, serde::Deserialize),
+            serde(deny_unknown_fields)
+        )]
+        pub struct Headers {
+            /// The base transport header.
+            pub bth: Bth,
+            $(
+                #[doc = concat!("[`", stringify!($header), "`].")]
+                #[cfg_attr(
+                    feature = "serde",
+                    serde(default, skip_serializing_if = "Option::is_none")
+                )]
+                pub $field: Option<$header>,
+            )*
+        }
+
+        impl Packet<'_> {
+            /// The headers in their owned form.
+            pub fn headers(&self) -> Headers {
+                Headers {
+                    bth: Bth::of(self.bth),
+                    $($field: self.get::<$header>().map($header::of),)*
+                }
+            }
+        }
+
+        impl Headers {
+            /// The octets of those that are there; `None` where they are not those that the opcode asks for.
+            pub fn encode(&self) -> Option<HeaderBuffer> {
+                let buffer = HeaderBuffer::new(&self.bth)$(.with_some(self.$field.as_ref()))*;
+                buffer.is_complete().then_some(buffer)
+            }
+        }
+    };
+}
+
+// In the order of `HeaderSet`.
+owned_headers! {
+    deth: Deth,
+    xrceth: Xrceth,
+    feth: Feth,
+    reth: Reth,
+    atomic_eth: AtomicEth,
+    aeth: Aeth,
+    atomic_ack_eth: AtomicAckEth,
+    imm_dt: ImmDt,
+    ieth: Ieth,
+    extension_eth: ExtensionEth,
+    cnp: Cnp,
+}
+
+#[cfg(test)]
+mod tests;

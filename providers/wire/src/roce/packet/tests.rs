@@ -1,0 +1,166 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::layout::Octets;
+use crate::roce::{Beside, Opcode, Position, Service};
+
+const ENVELOPE: Envelope = Envelope::V4 {
+    source: [10, 77, 0, 1],
+    destination: [10, 77, 0, 2],
+    source_port: 0xc0de,
+    identification: 3,
+};
+
+// A packet as a sender makes it: headers, payload in two pieces, trailer.
+fn encode(headers: &HeaderBuffer, payload: &[u8]) -> Vec<u8> {
+    let pad = pad_count(payload.len());
+    let length = headers.as_octets().len() + payload.len() + usize::from(pad) + ICRC_LEN;
+    let mut icrc = Icrc::new(&ENVELOPE, length, headers.bth());
+    icrc.update(headers.behind_bth());
+    let (front, back) = payload.split_at(payload.len() / 3);
+    icrc.update(front);
+    icrc.update(back);
+    let (trailer, len) = trailer(icrc, pad);
+    [headers.as_octets(), payload, &trailer[..len]].concat()
+}
+
+fn write_only(payload: &[u8]) -> HeaderBuffer {
+    HeaderBuffer::new(&Bth {
+        opcode: Opcode::write(Service::Rc, Position::Only, true),
+        pad_count: pad_count(payload.len()),
+        p_key: 0xffff,
+        dest_qp: 0x11,
+        ack_req: true,
+        psn: 0xff_fffe,
+        ..Bth::default()
+    })
+    .with(&Reth {
+        va: 0x1000,
+        rkey: 0x1a05,
+        dma_length: payload.len() as u32,
+    })
+    .with(&ImmDt {
+        immediate: Octets(*b"imm!"),
+    })
+}
+
+// covers 9.01
+#[test]
+fn payload_is_filled_up_with_zeros_that_the_icrc_covers() {
+    for length in 0..=8 {
+        let payload = vec![0xa5; length];
+        let octets = encode(&write_only(&payload), &payload);
+        assert_eq!(octets.len() % 4, 0);
+        let packet = decode(&octets).unwrap();
+        assert_eq!(packet.payload, payload);
+        assert_eq!(packet.pad, &[0; 3][..(4 - length % 4) % 4]);
+        assert!(packet.is_intact(&ENVELOPE));
+        if let Some(at) = packet.pad.first().map(|_| octets.len() - ICRC_LEN - 1) {
+            let mut damaged = octets.clone();
+            damaged[at] = 1;
+            assert!(!decode(&damaged).unwrap().is_intact(&ENVELOPE));
+        }
+    }
+}
+
+#[test]
+fn headers_are_found_by_the_opcode() {
+    let octets = encode(&write_only(b"hello"), b"hello");
+    let packet = decode(&octets).unwrap();
+    assert_eq!(packet.get::<Reth>().map(|reth| reth.dma_length()), Some(5));
+    let immediate = packet.get::<ImmDt>().map(|imm_dt| imm_dt.immediate());
+    assert_eq!(immediate, Some(Octets(*b"imm!")));
+    assert!(packet.get::<Aeth>().is_none() && packet.get::<Ieth>().is_none());
+    assert_eq!(packet.bth.psn(), 0xff_fffe);
+    assert_eq!(packet.facts.headers, HeaderSet::RETH | HeaderSet::IMM_DT);
+}
+
+// concerns 3.59
+#[test]
+fn what_is_no_packet_is_dropped_with_a_reason() {
+    let good = encode(&write_only(b"12345"), b"12345");
+    let with = |at: usize, octet: u8| {
+        let mut octets = good.clone();
+        octets[at] = octet;
+        decode(&octets).map(|_| ()).unwrap_err()
+    };
+    assert_eq!(with(1, 0x31), Reject::TransportVersion);
+    assert_eq!(with(0, 0x15), Reject::Opcode);
+    assert_eq!(with(0, 0x4a), Reject::Opcode);
+    assert_eq!(with(0, 0xc1), Reject::Opcode);
+
+    let mut lies = encode(&write_only(b""), b"");
+    lies[1] |= 0x30;
+    assert_eq!(decode(&lies).map(|_| ()).unwrap_err(), Reject::Pad);
+    let mut odd = good.clone();
+    odd.push(0);
+    assert_eq!(decode(&odd).map(|_| ()).unwrap_err(), Reject::Pad);
+}
+
+#[test]
+fn headers_that_the_opcode_does_not_ask_for_are_not_encoded() {
+    let mut headers = decode(&encode(&write_only(b""), b"")).unwrap().headers();
+    assert!(headers.encode().is_some());
+    headers.imm_dt = None;
+    assert!(headers.encode().is_none());
+    headers.bth.opcode = Opcode::write(Service::Rc, Position::Only, false);
+    assert!(headers.encode().is_some());
+    headers.bth.opcode = Opcode::send(Service::Rc, Position::Only, Beside::Nothing);
+    assert!(headers.encode().is_none());
+    headers.bth.opcode = Opcode(0x15);
+    assert!(headers.encode().is_none());
+}
+
+#[test]
+fn there_is_room_for_the_headers_of_every_opcode() {
+    let longest = Opcode::known().map(|(_, facts)| Bth::LEN + facts.headers_len);
+    assert_eq!(longest.max(), Some(MAX_HEADER_LEN));
+}
+
+#[test]
+fn every_opcode_keeps_every_bit() {
+    for (opcode, facts) in Opcode::known() {
+        let mut octets = [0xa5; MAX_HEADER_LEN + 12];
+        let octets = &mut octets[..Bth::LEN + facts.headers_len + 8 + ICRC_LEN];
+        octets[0] = opcode.0;
+        octets[1] = 0xe0; // Every flag, two octets of pad, version 0.
+        let packet = decode(octets).unwrap();
+        assert_eq!(packet.payload.len(), 6);
+        let buffer = packet.headers().encode().unwrap();
+        assert_eq!(buffer.as_octets(), &octets[..Bth::LEN + facts.headers_len]);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_octets_are_a_packet_or_not(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
+        if let Ok(packet) = decode(&octets) {
+            let _ = packet.is_intact(&ENVELOPE);
+            let buffer = packet.headers().encode().unwrap();
+            let again = [buffer.as_octets(), packet.payload, packet.pad, &packet.icrc].concat();
+            prop_assert_eq!(again, octets);
+        }
+    }
+
+    #[test]
+    fn any_packet_of_a_known_opcode_comes_back(
+        code in any::<proptest::sample::Index>(),
+        bits in any::<[u8; MAX_HEADER_LEN]>(),
+        payload in proptest::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let known: Vec<_> = Opcode::known().collect();
+        let (opcode, facts) = known[code.index(known.len())];
+        let mut octets = bits[..Bth::LEN + facts.headers_len].to_vec();
+        octets[0] = opcode.0;
+        octets[1] = octets[1] & 0xc0 | pad_count(payload.len()) << 4;
+        octets.extend(&payload);
+        octets.extend([0; 3].iter().take(usize::from(pad_count(payload.len()))));
+        octets.extend([0; ICRC_LEN]);
+        let packet = decode(&octets).unwrap();
+        prop_assert_eq!(packet.payload, &payload[..]);
+        let headers = packet.headers();
+        let again = encode(&headers.encode().unwrap(), &payload);
+        prop_assert!(decode(&again).unwrap().is_intact(&ENVELOPE));
+        prop_assert_eq!(decode(&again).unwrap().headers(), headers);
+    }
+}
