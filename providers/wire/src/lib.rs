@@ -3,6 +3,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`roce`] | packets of the InfiniBand transport, and their invariant CRC |
+//! | [`mad`] | management datagrams; the messages of the connection manager |
 //! | [`net`] | the headers below: Ethernet, IP, UDP, TCP |
 //! | [`layout`] | how a header is declared, read in place, and written |
 //!
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod layout;
+pub mod mad;
 pub mod net;
 pub mod roce;
 

@@ -1,0 +1,126 @@
+//! Management datagrams (IBTA 13.4): 256 octets, as the payload of a UD SEND Only to queue pair 1.
+//!
+//! [`decode`] takes one apart; [`cm`] has the messages of the connection manager, [`rdma_cm`] what the RDMA connection
+//! manager puts in front of its users' private data.
+
+pub mod cm;
+pub mod rdma_cm;
+
+use crate::layout::{Header as _, header, view};
+
+/// Octets of every management datagram.
+pub const MAD_LEN: usize = 256;
+
+/// Octets behind the header.
+pub const DATA_LEN: usize = MAD_LEN - MadHeader::LEN;
+
+/// The queue pair of general services.
+pub const GSI_QP: u32 = 1;
+
+/// The queue key of general services (IBTA 10.2.4).
+pub const GSI_Q_KEY: u32 = 0x8001_0000;
+
+/// Classes of management.
+pub mod class {
+    /// Communication management.
+    pub const COMMUNICATION: u8 = 0x07;
+}
+
+/// Methods.
+pub mod method {
+    /// Asks for an attribute.
+    pub const GET: u8 = 0x01;
+    /// Sets an attribute.
+    pub const SET: u8 = 0x02;
+    /// A message that is no question.
+    pub const SEND: u8 = 0x03;
+    /// The answer to both questions: the bit for answers, and GET.
+    pub const GET_RESPONSE: u8 = 0x81;
+}
+
+header! {
+    /// What every management datagram begins with (IBTA 13.4.3).
+    MadHeader, MadHeaderView: 24 octets {
+        /// 1.
+        base_version: u8 = 8,
+        /// See [`class`].
+        management_class: u8 = 8,
+        /// Version of the class: 2 of [`class::COMMUNICATION`].
+        class_version: u8 = 8,
+        /// See [`method`]; the highest bit says that this is an answer.
+        method: u8 = 8,
+        /// Of an answer.
+        status: u16 = 16,
+        /// Of the class.
+        class_specific: u16 = 16,
+        /// Tells which question an answer belongs to.
+        transaction_id: u64 = 64,
+        /// What the datagram is about; of [`class::COMMUNICATION`], which message it is.
+        attribute_id: u16 = 16,
+        /// Zero.
+        reserved: u16 = 16,
+        /// Which of several.
+        attribute_modifier: u32 = 32,
+    }
+}
+
+/// Why octets are no management datagram, or none of the connection manager. Each is dropped and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Reject {
+    /// Not of 256 octets.
+    #[error("not of 256 octets")]
+    Length,
+    /// The base version is not 1.
+    #[error("another base version")]
+    BaseVersion,
+    /// Of another class, or of another version of it.
+    #[error("another management class or version of it")]
+    Class,
+    /// Connection managers only send.
+    #[error("another method than send")]
+    Method,
+    /// No message has this attribute.
+    #[error("an unknown attribute")]
+    Attribute,
+}
+
+impl Reject {
+    /// All of them, for counters that are indexed by `reject as usize`.
+    pub const ALL: [Self; 5] = [
+        Self::Length,
+        Self::BaseVersion,
+        Self::Class,
+        Self::Method,
+        Self::Attribute,
+    ];
+}
+
+/// A management datagram, looked at in place.
+#[derive(Clone, Copy, Debug)]
+pub struct Mad<'a> {
+    /// The header.
+    pub header: &'a MadHeaderView,
+    /// What is behind it.
+    pub data: &'a [u8; DATA_LEN],
+}
+
+/// Takes a management datagram apart (IBTA 13.4.3).
+///
+/// # Errors
+/// Another length or base version.
+pub fn decode(octets: &[u8]) -> Result<Mad<'_>, Reject> {
+    let (header, data) = view::<MadHeader>(octets).ok_or(Reject::Length)?;
+    let data = data.try_into().map_err(|_| Reject::Length)?;
+    if header.base_version() != 1 {
+        return Err(Reject::BaseVersion);
+    }
+    Ok(Mad { header, data })
+}
+
+/// Puts a management datagram together.
+pub fn encode(header: &MadHeader, data: &[u8; DATA_LEN]) -> [u8; MAD_LEN] {
+    let mut octets = [0; MAD_LEN];
+    octets[..MadHeader::LEN].copy_from_slice(&header.to_view().0);
+    octets[MadHeader::LEN..].copy_from_slice(data);
+    octets
+}

@@ -1,0 +1,160 @@
+//! What the RDMA connection manager puts in front of its users' private data (IBTA annex A11).
+//!
+//! It stands in REQ and in SIDR_REQ, and says between which IP addresses and ports the connection is.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::layout::{Octets, Reserved, header};
+
+header! {
+    /// The header of the RDMA connection manager.
+    RdmaCm, RdmaCmView: 36 octets {
+        /// 0: whatever else is refused.
+        version: u8 = 8,
+        /// 4 or 6.
+        ip_version: u8 = 4,
+        /// Zero.
+        reserved: Reserved = 4,
+        /// The sender's port.
+        source_port: u16 = 16,
+        /// The sender; of IPv4 the last four octets.
+        source: Octets<16> = 128,
+        /// The receiver; of IPv4 the last four octets.
+        destination: Octets<16> = 128,
+    }
+}
+
+/// The port space that a service is in, for its service id.
+pub mod port_space {
+    /// Connections.
+    pub const TCP: u16 = 0x0106;
+    /// Datagrams.
+    pub const UDP: u16 = 0x0111;
+    /// IP over InfiniBand.
+    pub const IPOIB: u16 = 0x0002;
+    /// InfiniBand's own.
+    pub const IB: u16 = 0x013f;
+}
+
+/// The service id of a port.
+pub const fn service_id(port_space: u16, port: u16) -> u64 {
+    (port_space as u64) << 16 | port as u64
+}
+
+/// Port space and port of a service id; `None` of one that is not the RDMA connection manager's.
+pub const fn port_of(service_id: u64) -> Option<(u16, u16)> {
+    let port_space = (service_id >> 16) as u16;
+    let is_ours = matches!(port_space, port_space::TCP | port_space::UDP) && service_id >> 32 == 0;
+    if is_ours {
+        Some((port_space, service_id as u16))
+    } else {
+        None
+    }
+}
+
+impl RdmaCm {
+    /// Of a connection between these; `None` where one address is of IPv4 and the other of IPv6.
+    pub fn new(source: IpAddr, source_port: u16, destination: IpAddr) -> Option<Self> {
+        let ip_version = match (source, destination) {
+            (IpAddr::V4(_), IpAddr::V4(_)) => 4,
+            (IpAddr::V6(_), IpAddr::V6(_)) => 6,
+            _ => return None,
+        };
+        Some(Self {
+            ip_version,
+            source_port,
+            source: octets(source),
+            destination: octets(destination),
+            ..Self::default()
+        })
+    }
+
+    /// Between whom; `None` where the version is not 0 or IP's is neither 4 nor 6.
+    pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        if self.version != 0 {
+            return None;
+        }
+        let address = |octets| address(octets, self.ip_version);
+        Some((address(self.source)?, address(self.destination)?))
+    }
+}
+
+fn octets(address: IpAddr) -> Octets<16> {
+    let mut octets = [0; 16];
+    match address {
+        IpAddr::V4(address) => octets[12..].copy_from_slice(&address.octets()),
+        IpAddr::V6(address) => octets = address.octets(),
+    }
+    Octets(octets)
+}
+
+fn address(Octets(octets): Octets<16>, ip_version: u8) -> Option<IpAddr> {
+    match ip_version {
+        4 => {
+            let [.., a, b, c, d] = octets;
+            Some(Ipv4Addr::new(a, b, c, d).into())
+        }
+        6 => Some(Ipv6Addr::from(octets).into()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hex_literal::hex;
+
+    use super::*;
+    use crate::layout::Header;
+
+    // concerns 7.53
+    #[test]
+    fn it_says_between_whom() {
+        let octets = hex!(
+            "00 40 8a92"
+            "000000000000000000000000 0a4d0002"
+            "000000000000000000000000 0a4d0001"
+        );
+        let (header, _) = RdmaCm::split(&octets).unwrap();
+        let (source, destination) = ([10, 77, 0, 2].into(), [10, 77, 0, 1].into());
+        assert_eq!(header.addresses(), Some((source, destination)));
+        assert_eq!(header.source_port, 0x8a92);
+        assert_eq!(RdmaCm::new(source, 0x8a92, destination), Some(header));
+        assert_eq!(header.to_view().0, octets);
+
+        let six: IpAddr = "fe80::1".parse().unwrap();
+        let header = RdmaCm::new(six, 7, six).unwrap();
+        assert_eq!(header.addresses(), Some((six, six)));
+        assert_eq!(RdmaCm::new(six, 7, source), None);
+    }
+
+    #[test]
+    fn another_version_says_nothing() {
+        let one: IpAddr = [10, 0, 0, 1].into();
+        let header = RdmaCm::new(one, 7, one).unwrap();
+        assert_eq!(
+            RdmaCm {
+                version: 1,
+                ..header
+            }
+            .addresses(),
+            None
+        );
+        assert_eq!(
+            RdmaCm {
+                ip_version: 5,
+                ..header
+            }
+            .addresses(),
+            None
+        );
+    }
+
+    // concerns 7.17
+    #[test]
+    fn a_service_is_a_port_space_and_a_port() {
+        assert_eq!(service_id(port_space::TCP, 4420), 0x0000_0000_0106_1144);
+        assert_eq!(port_of(0x0106_1144), Some((port_space::TCP, 4420)));
+        assert_eq!(port_of(0x0200_0000_0000_0000), None);
+        assert_eq!(port_of(0x0001_0106_1144), None);
+    }
+}
