@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`roce`] | packets of the InfiniBand transport, and their invariant CRC |
 //! | [`mad`] | management datagrams; the messages of the connection manager |
+//! | [`iwarp`] | MPA, DDP, RDMAP: what a TCP stream carries |
 //! | [`net`] | the headers below: Ethernet, IP, UDP, TCP |
 //! | [`layout`] | how a header is declared, read in place, and written |
 //!
@@ -15,6 +16,7 @@
 //! With the feature `serde` the owned forms can be written and read as JSON and the like; octets are hexadecimal digits.
 #![forbid(unsafe_code)]
 
+pub mod iwarp;
 pub mod layout;
 pub mod mad;
 pub mod net;
@@ -22,7 +24,7 @@ pub mod roce;
 
 /// What an extension is called on the wire: 32 bits of its name (FNV-1a).
 ///
-/// It stands in [`roce::ExtensionEth`]. Two names may meet on one number, which whoever
+/// It stands in [`roce::ExtensionEth`] and [`iwarp::ExtensionHeader`]. Two names may meet on one number, which whoever
 /// registers extensions has to look out for.
 pub const fn extension_id(name: &str) -> u32 {
     let name = name.as_bytes();

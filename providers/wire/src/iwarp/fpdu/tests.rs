@@ -1,0 +1,271 @@
+use hex_literal::hex;
+use proptest::prelude::*;
+
+use super::*;
+
+const MARKERS_AND_CRC: Framing = Framing {
+    markers: true,
+    crc: true,
+};
+const CRC: Framing = Framing {
+    markers: false,
+    crc: true,
+};
+
+// RFC 5044 figure 5: the first frame, with a marker before it.
+const FIRST: [u8; 52] = hex!(
+    "00000000"
+    "002a4143000000000000000000000001" "00000000"
+    "000000000000000000000000000000000000000000000000"
+    "52239983"
+);
+// Figure 6: a later frame, with a marker 20 octets behind its beginning.
+const LATER: [u8; 52] = hex!(
+    "002a4143000000000000000000000002" "00000000"
+    "00000014"
+    "000000000000000000000000000000000000000000000000"
+    "84925898"
+);
+// Where figure 6 begins in the stream.
+const LATER_AT: u64 = 512 - 20;
+
+fn receiver(framing: Framing, position: u64) -> Receiver {
+    Receiver { framing, position }
+}
+
+fn framed(sender: &mut Sender, ulpdu: &[u8]) -> Vec<u8> {
+    let mut out = vec![0xa5; 70_000];
+    let (front, back) = ulpdu.split_at(ulpdu.len() / 3);
+    let len = sender.frame(&[front, back], &mut out).unwrap();
+    out.truncate(len);
+    out
+}
+
+// covers 9.20
+#[test]
+fn the_first_frame_of_the_standard() {
+    let ulpdu = &FIRST[6..48];
+    assert_eq!(framed(&mut Sender::new(MARKERS_AND_CRC), ulpdu), FIRST);
+    let mut octets = FIRST;
+    let mut receiver = receiver(MARKERS_AND_CRC, 0);
+    let fpdu = receiver.next(&mut octets).unwrap().unwrap();
+    assert_eq!((fpdu.ulpdu, fpdu.frame_len), (ulpdu, 52));
+    assert_eq!(receiver.position(), 52);
+}
+
+// covers 9.21
+#[test]
+fn the_same_frame_without_markers() {
+    let ulpdu = &FIRST[6..48];
+    let frame = framed(&mut Sender::new(CRC), ulpdu);
+    assert_eq!(frame.len(), 48);
+    assert_eq!(frame[44..], hex!("b7243ec3"));
+    let mut octets = frame.clone();
+    let fpdu = receiver(CRC, 0).next(&mut octets).unwrap().unwrap();
+    assert_eq!(fpdu.ulpdu, ulpdu);
+}
+
+// covers 9.22
+#[test]
+fn a_marker_within_a_frame() {
+    let ulpdu = [&LATER[2..20], &LATER[24..48]].concat();
+    assert_eq!(
+        framed(&mut Sender::at(MARKERS_AND_CRC, LATER_AT), &ulpdu),
+        LATER
+    );
+    let mut octets = LATER;
+    let fpdu = receiver(MARKERS_AND_CRC, LATER_AT).next(&mut octets);
+    assert_eq!(fpdu.unwrap().unwrap().ulpdu, ulpdu);
+}
+
+// covers 9.23 9.24
+#[test]
+fn the_checksum_is_castagnolis() {
+    assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+    assert_eq!(crc32c::crc32c(&[0; 32]).to_le_bytes(), hex!("aa36918a"));
+}
+
+// covers 9.25
+#[test]
+fn frames_of_every_size_arrive_octet_by_octet() {
+    for markers in [false, true] {
+        let framing = Framing { markers, crc: true };
+        let (mut sender, mut receiver) = (Sender::new(framing), Receiver::new(framing));
+        let mut arrived = Vec::new();
+        for size in 1..=1500 {
+            let ulpdu: Vec<u8> = (0..size).map(|at| (at ^ size) as u8).collect();
+            let frame = framed(&mut sender, &ulpdu);
+            for (at, octet) in frame.iter().enumerate() {
+                arrived.push(*octet);
+                let fpdu = receiver.next(&mut arrived).unwrap();
+                assert_eq!(
+                    fpdu.is_some(),
+                    at + 1 == frame.len(),
+                    "size {size}, octet {at}"
+                );
+                if let Some(fpdu) = fpdu {
+                    assert_eq!((fpdu.ulpdu, fpdu.frame_len), (&ulpdu[..], frame.len()));
+                }
+            }
+            arrived.clear();
+        }
+        assert_eq!(sender.position(), receiver.position());
+    }
+}
+
+// covers 9.26
+#[test]
+fn a_bit_that_is_wrong_is_found() {
+    for bit in 0..8 * LATER.len() {
+        // What a longer frame would take in follows.
+        let mut octets = [&LATER[..], &[0; 70_000]].concat();
+        octets[bit / 8] ^= 0x80 >> (bit % 8);
+        let reject = receiver(MARKERS_AND_CRC, LATER_AT)
+            .next(&mut octets)
+            .unwrap_err();
+        let code = reject.code();
+        assert_eq!((code.layer, code.etype), (2, 0), "bit {bit}");
+        assert!(matches!(code.code, 2 | 3), "bit {bit}");
+    }
+}
+
+#[test]
+fn what_is_not_looked_at_may_be_anything() {
+    let mut octets = LATER;
+    octets[20..24].copy_from_slice(&hex!("dead0017"));
+    let framing = Framing {
+        markers: true,
+        crc: false,
+    };
+    assert!(
+        receiver(framing, LATER_AT)
+            .next(&mut octets)
+            .unwrap()
+            .is_some()
+    );
+
+    let mut octets = framed(&mut Sender::new(Framing::default()), b"hello");
+    assert_eq!(octets[8..], [0; 4]);
+    octets[7..].fill(0xff);
+    let mut receiver = Receiver::new(Framing::default());
+    assert_eq!(receiver.next(&mut octets).unwrap().unwrap().ulpdu, b"hello");
+}
+
+#[test]
+fn a_marker_that_is_off_by_one_word_ends_the_stream() {
+    let mut octets = LATER;
+    octets[23] = 0x18;
+    let mut receiver = receiver(MARKERS_AND_CRC, LATER_AT);
+    assert_eq!(receiver.next(&mut octets), Err(Reject::Marker));
+}
+
+// Each place of a marker in a frame: before it, within, before the checksum; behind it, it is the next frame's.
+#[test]
+fn a_marker_belongs_to_the_frame_that_it_stands_in() {
+    let position = |distance: u64| 512 - distance;
+    let markers = |distance| {
+        let layout = Layout::new(6, position(distance), true);
+        assert_eq!(layout.frame_len(), 12 + 4 * layout.markers());
+        layout.each_marker().collect::<Vec<_>>()
+    };
+    assert_eq!(markers(0), [(0, 0)]);
+    assert_eq!(markers(4), [(4, 4)]);
+    assert_eq!(markers(8), [(8, 8)]);
+    assert_eq!(markers(12), []);
+
+    // Behind a marker of its own, the second counts from the length.
+    let long = Layout::new(1000, 512, true);
+    assert_eq!(long.each_marker().collect::<Vec<_>>(), [(0, 0), (512, 508)]);
+    assert_eq!(long.crc_at() + CRC_LEN, long.frame_len());
+}
+
+#[test]
+fn a_frame_fits_into_a_segment() {
+    assert_eq!(mulpdu(1460, false), 1454);
+    assert_eq!(mulpdu(1460, true), 1442);
+    assert_eq!(mulpdu(1463, false), 1454);
+    assert_eq!(mulpdu(60, false), 128);
+    assert_eq!(mulpdu(0, true), 128);
+    for emss in (200..9000).step_by(7) {
+        for markers in [false, true] {
+            let ulpdu = mulpdu(emss, markers) as u16;
+            let longest = (0..512)
+                .step_by(4)
+                .map(|at| Layout::new(ulpdu, at, markers).frame_len());
+            assert!(longest.max() <= Some(emss));
+        }
+    }
+}
+
+#[test]
+fn what_is_pushed_is_what_was_announced() {
+    let mut sender = Sender::new(CRC);
+    let mut out = Vec::new();
+    let mut write = |piece: Piece<'_>| out.extend_from_slice(piece.as_octets());
+    let mut frame = sender.begin(4, &mut write);
+    frame.push(b"ab", &mut write);
+    frame.finish(&mut write);
+    let mut frame = sender.begin(2, &mut write);
+    frame.push(b"abc", &mut write);
+    frame.finish(&mut write);
+    let mut receiver = Receiver::new(CRC);
+    assert_eq!(receiver.next(&mut out).unwrap().unwrap().ulpdu, b"ab\0\0");
+    assert_eq!(receiver.next(&mut out[12..]).unwrap().unwrap().ulpdu, b"ab");
+}
+
+#[test]
+fn what_does_not_fit_is_not_framed() {
+    let mut sender = Sender::new(CRC);
+    assert_eq!(sender.frame(&[b"hello"], &mut [0; 11]), None);
+    assert_eq!(
+        sender.frame(&[&[0; 40_000], &[0; 40_000]], &mut [0; 90_000]),
+        None
+    );
+    assert_eq!(sender.position(), 0);
+}
+
+proptest! {
+    #[test]
+    fn any_octets_are_frames_or_not(
+        mut octets in proptest::collection::vec(any::<u8>(), 0..2000),
+        words in 0..1000_u64,
+        markers: bool,
+        crc: bool,
+    ) {
+        let mut receiver = receiver(Framing { markers, crc }, 4 * words);
+        let mut at = 0;
+        while let Ok(Some(fpdu)) = receiver.next(&mut octets[at..]) {
+            prop_assert!(fpdu.frame_len >= 8);
+            at += fpdu.frame_len;
+        }
+    }
+
+    #[test]
+    fn what_is_framed_arrives(
+        messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..1200), 1..6),
+        cut in any::<proptest::sample::Index>(),
+        words in 0..1000_u64,
+        markers: bool,
+        crc: bool,
+    ) {
+        let framing = Framing { markers, crc };
+        let mut sender = Sender::at(framing, 4 * words);
+        let mut octets = Vec::new();
+        for message in &messages {
+            let (front, back) = message.split_at(cut.index(message.len() + 1));
+            let mut write = |piece: Piece<'_>| octets.extend_from_slice(piece.as_octets());
+            let mut frame = sender.begin(message.len() as u16, &mut write);
+            frame.push(front, &mut write);
+            frame.push(back, &mut write);
+            frame.finish(&mut write);
+        }
+        let mut receiver = receiver(framing, 4 * words);
+        let mut at = 0;
+        for message in &messages {
+            let fpdu = receiver.next(&mut octets[at..]).unwrap().unwrap();
+            prop_assert_eq!(fpdu.ulpdu, &message[..]);
+            at += fpdu.frame_len;
+        }
+        prop_assert_eq!((at, receiver.position()), (octets.len(), sender.position()));
+    }
+}

@@ -1,0 +1,86 @@
+//! iWARP: what a TCP stream carries between two RDMA adapters.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`start`] | MPA's request and reply, with which a connection begins (RFC 5044, RFC 6581) |
+//! | [`fpdu`] | MPA's frames, markers and checksum (RFC 5044) |
+//! | [`ddp`] | the segments in the frames (RFC 5041) |
+//! | [`rdmap`] | the messages in the segments, and the table of their opcodes (RFC 5040, RFC 7306) |
+//! | [`terminate`] | the last message of a stream that failed (RFC 5040 section 4.8) |
+
+pub mod ddp;
+pub mod fpdu;
+pub mod rdmap;
+pub mod start;
+pub mod terminate;
+
+pub use ddp::{SegmentHeader, Tagged, Untagged};
+pub use fpdu::{Fpdu, Framing, Layout, Piece, Receiver, Sender};
+pub use rdmap::{
+    AtomicRequest, AtomicResponse, Body, ExtensionHeader, Facts, Opcode, ReadRequest, Segment,
+    SegmentBuffer,
+};
+pub use start::{Enhanced, Kind, Settings, Start, StartHeader};
+pub use terminate::{Terminate, TerminateCode, TerminateControl};
+
+/// Why what arrived is not to be carried out. The stream ends: [`code`](Self::code) is what its Terminate says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Reject {
+    /// The frame's checksum is wrong.
+    #[error("a wrong CRC")]
+    Crc,
+    /// A marker does not point at the beginning of its frame.
+    #[error("a marker that does not fit the frame")]
+    Marker,
+    /// The segment ends within its header.
+    #[error("too short for its header")]
+    Short,
+    /// A tagged segment of another version of DDP.
+    #[error("another version of DDP, tagged")]
+    TaggedVersion,
+    /// An untagged segment of another version of DDP.
+    #[error("another version of DDP, untagged")]
+    UntaggedVersion,
+    /// No queue has this number.
+    #[error("an unknown queue number")]
+    QueueNumber,
+    /// Another version of RDMAP.
+    #[error("another version of RDMAP")]
+    RdmapVersion,
+    /// An unknown opcode, or one that does not belong on this queue or in a tagged segment.
+    #[error("an unexpected opcode")]
+    Opcode,
+    /// A message whose length its opcode prescribes has another one.
+    #[error("another length than the opcode has")]
+    Length,
+}
+
+impl Reject {
+    /// All of them, for counters that are indexed by `reject as usize`.
+    pub const ALL: [Self; 9] = [
+        Self::Crc,
+        Self::Marker,
+        Self::Short,
+        Self::TaggedVersion,
+        Self::UntaggedVersion,
+        Self::QueueNumber,
+        Self::RdmapVersion,
+        Self::Opcode,
+        Self::Length,
+    ];
+
+    /// What the peer is told (RFC 5044 section 8, RFC 5041 section 7.2, RFC 5040 section 4.8).
+    pub const fn code(self) -> TerminateCode {
+        match self {
+            Self::Crc => TerminateCode::new(2, 0, 0x02),
+            Self::Marker => TerminateCode::new(2, 0, 0x03),
+            Self::TaggedVersion => TerminateCode::new(1, 1, 0x04),
+            Self::UntaggedVersion => TerminateCode::new(1, 2, 0x06),
+            Self::QueueNumber => TerminateCode::new(1, 2, 0x01),
+            Self::RdmapVersion => TerminateCode::new(0, 2, 0x05),
+            Self::Opcode => TerminateCode::new(0, 2, 0x06),
+            // No RFC has a code for these: the nearest that blames the stream.
+            Self::Short | Self::Length => TerminateCode::new(0, 2, 0x07),
+        }
+    }
+}

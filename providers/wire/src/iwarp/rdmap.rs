@@ -1,0 +1,400 @@
+//! RDMAP's messages (RFC 5040 section 4, RFC 7306 section 5), and the one table of their opcodes.
+
+use core::fmt;
+
+use super::Reject;
+use super::ddp::{DDP_VERSION, RDMAP_VERSION, SegmentHeader, queue};
+use super::terminate::{self, Terminate};
+use crate::layout::{Field, Header, Octets, Reserved, header};
+
+/// An opcode as the wire has it, of 4 bits, known or not.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(transparent)
+)]
+pub struct Opcode(pub u8);
+
+/// What is known of an opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The message's name.
+    pub name: &'static str,
+    /// The queues that the message may be for; none of a tagged message.
+    pub queues: &'static [u32],
+    /// What follows the segment's header.
+    pub content: Content,
+    /// Whether it names a key to invalidate.
+    pub invalidates: bool,
+    /// Whether it wants a solicited event.
+    pub solicits: bool,
+    /// Whether it uses up a receive.
+    pub takes_receive: bool,
+}
+
+/// What follows the header of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// The program's octets.
+    Data,
+    /// [`AtomicRequest`].
+    AtomicRequest,
+    /// [`AtomicResponse`].
+    AtomicResponse,
+    /// Eight octets of the program's.
+    Immediate,
+    /// [`ReadRequest`].
+    ReadRequest,
+    /// [`Terminate`].
+    Terminate,
+    /// [`ExtensionHeader`], and what the extension has behind it.
+    Extension,
+}
+
+impl Opcode {
+    /// RDMA Write.
+    pub const WRITE: Self = Self(0x0);
+    /// RDMA Read Request.
+    pub const READ_REQUEST: Self = Self(0x1);
+    /// RDMA Read Response.
+    pub const READ_RESPONSE: Self = Self(0x2);
+    /// Terminate.
+    pub const TERMINATE: Self = Self(0x7);
+    /// Atomic Request (RFC 7306).
+    pub const ATOMIC_REQUEST: Self = Self(0xa);
+    /// Atomic Response (RFC 7306).
+    pub const ATOMIC_RESPONSE: Self = Self(0xb);
+    /// What all extensions without a standard encoding share: the last of those that nobody has assigned.
+    pub const EXTENSION: Self = Self(0xf);
+
+    /// A Send in one of its four forms.
+    pub const fn send(solicited: bool, invalidates: bool) -> Self {
+        Self(match (solicited, invalidates) {
+            (false, false) => 0x3,
+            (false, true) => 0x4,
+            (true, false) => 0x5,
+            (true, true) => 0x6,
+        })
+    }
+
+    /// Immediate Data (RFC 7306).
+    pub const fn immediate(solicited: bool) -> Self {
+        Self(if solicited { 0x9 } else { 0x8 })
+    }
+
+    /// What is known of the opcode; `None` where it is not assigned.
+    #[inline]
+    pub fn facts(self) -> Option<&'static Facts> {
+        FACTS.get(usize::from(self.0))?.as_ref()
+    }
+
+    /// All opcodes that are known, in ascending order.
+    pub fn known() -> impl Iterator<Item = (Self, &'static Facts)> {
+        (0..16).filter_map(|code| Some((Self(code), Self(code).facts()?)))
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.facts() {
+            Some(facts) => f.write_str(facts.name),
+            None => write!(f, "opcode {:#x}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opcode({:#x}, {self})", self.0)
+    }
+}
+
+impl Field for Opcode {
+    const WIDTHS: (usize, usize) = (4, 4);
+
+    #[inline(always)]
+    fn take(octets: &[u8], start: usize, width: usize) -> Self {
+        Self(u8::take(octets, start, width))
+    }
+
+    #[inline(always)]
+    fn put(self, octets: &mut [u8], start: usize, width: usize) {
+        self.0.put(octets, start, width);
+    }
+}
+
+const fn facts(name: &'static str, queues: &'static [u32], content: Content) -> Facts {
+    Facts {
+        name,
+        queues,
+        content,
+        invalidates: false,
+        solicits: false,
+        takes_receive: matches!(content, Content::Data | Content::Immediate) && !queues.is_empty(),
+    }
+}
+
+impl Facts {
+    const fn invalidates(mut self) -> Self {
+        self.invalidates = true;
+        self
+    }
+
+    const fn solicits(mut self) -> Self {
+        self.solicits = true;
+        self
+    }
+}
+
+static FACTS: [Option<Facts>; 16] = {
+    const TAGGED: &[u32] = &[];
+    const SEND: &[u32] = &[queue::SEND];
+    const REQUEST: &[u32] = &[queue::REQUEST];
+    const TERMINATE: &[u32] = &[queue::TERMINATE];
+    const RESPONSE: &[u32] = &[queue::ATOMIC_RESPONSE];
+    const EITHER: &[u32] = &[queue::REQUEST, queue::ATOMIC_RESPONSE];
+
+    [
+        Some(facts("RDMA Write", TAGGED, Content::Data)),
+        Some(facts("RDMA Read Request", REQUEST, Content::ReadRequest)),
+        Some(facts("RDMA Read Response", TAGGED, Content::Data)),
+        Some(facts("Send", SEND, Content::Data)),
+        Some(facts("Send with Invalidate", SEND, Content::Data).invalidates()),
+        Some(facts("Send with SE", SEND, Content::Data).solicits()),
+        Some(
+            facts("Send with SE and Invalidate", SEND, Content::Data)
+                .invalidates()
+                .solicits(),
+        ),
+        Some(facts("Terminate", TERMINATE, Content::Terminate)),
+        Some(facts("Immediate Data", SEND, Content::Immediate)),
+        Some(facts("Immediate Data with SE", SEND, Content::Immediate).solicits()),
+        Some(facts("Atomic Request", REQUEST, Content::AtomicRequest)),
+        Some(facts("Atomic Response", RESPONSE, Content::AtomicResponse)),
+        None,
+        None,
+        None,
+        Some(facts("Extension", EITHER, Content::Extension)),
+    ]
+};
+
+header! {
+    /// What an RDMA Read Request asks for (RFC 5040 section 4.4).
+    ReadRequest, ReadRequestView: 28 octets {
+        /// Where the response goes, at the requester.
+        sink_stag: u32 = 32,
+        /// Its tagged offset.
+        sink_to: u64 = 64,
+        /// Octets.
+        length: u32 = 32,
+        /// Where the octets come from, at the responder.
+        source_stag: u32 = 32,
+        /// Its tagged offset.
+        source_to: u64 = 64,
+    }
+}
+
+/// The operations of an [`AtomicRequest`] (RFC 7306 section 5.2).
+pub mod atomic {
+    /// Fetch and add.
+    pub const FETCH_ADD: u8 = 0;
+    /// Compare and swap.
+    pub const COMPARE_SWAP: u8 = 2;
+}
+
+header! {
+    /// What an Atomic Request asks for (RFC 7306 section 5.2).
+    AtomicRequest, AtomicRequestView: 52 octets {
+        /// Zero.
+        reserved: Reserved = 28,
+        /// See [`atomic`].
+        operation: u8 = 4,
+        /// Comes back in the response.
+        request_id: u32 = 32,
+        /// The buffer, at the responder.
+        stag: u32 = 32,
+        /// Tagged offset of the eight octets.
+        to: u64 = 64,
+        /// What is added or swapped in.
+        add_or_swap: u64 = 64,
+        /// Which bits of it count; of an addition, the highest bit of each field.
+        add_or_swap_mask: u64 = 64,
+        /// What is compared with.
+        compare: u64 = 64,
+        /// Which bits of it count.
+        compare_mask: u64 = 64,
+    }
+}
+
+header! {
+    /// What an Atomic Response answers (RFC 7306 section 5.3). It has 12 octets, as the figure there shows; the text speaks
+    /// of 32, by mistake.
+    AtomicResponse, AtomicResponseView: 12 octets {
+        /// From the request.
+        request_id: u32 = 32,
+        /// What was there before.
+        original: u64 = 64,
+    }
+}
+
+header! {
+    /// What all extensions without a standard encoding share: which extension, which of its operations. What follows is the
+    /// extension's.
+    ExtensionHeader, ExtensionHeaderView: 8 octets {
+        /// The extension: [`extension_id`](crate::extension_id) of its name.
+        extension: u32 = 32,
+        /// Whether this answers a request; then it is on the queue of atomic responses.
+        is_response: bool = 1,
+        /// Zero.
+        reserved: Reserved = 15,
+        /// The operation, by numbers of the extension.
+        operation: u16 = 16,
+    }
+}
+
+/// A DDP segment with what RDMAP reads of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Segment<'a> {
+    /// DDP's header.
+    pub header: SegmentHeader,
+    /// What the opcode means.
+    pub facts: &'static Facts,
+    /// What follows.
+    pub body: Body<'a>,
+}
+
+/// What follows the header of a segment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Body<'a> {
+    /// The program's octets.
+    Data(&'a [u8]),
+    /// Of an Atomic Request.
+    AtomicRequest(AtomicRequest),
+    /// Of an Atomic Response.
+    AtomicResponse(AtomicResponse),
+    /// The program's eight octets.
+    Immediate(Octets<8>),
+    /// Of an RDMA Read Request.
+    ReadRequest(ReadRequest),
+    /// Of a Terminate.
+    Terminate(Terminate<'a>),
+    /// Of an extension, and what it has behind.
+    Extension(ExtensionHeader, &'a [u8]),
+}
+
+/// Takes a segment apart: the ULPDU of a frame.
+///
+/// What is looked at here, in this order: DDP's version (RFC 5041 section 7.2), whether there is such a queue, RDMAP's
+/// version, whether the opcode exists and belongs there (RFC 5040 section 7.2), and the length of a message whose opcode
+/// prescribes one. Such a message is never divided: whoever takes it sees to it that its offset is 0 and that it is
+/// the last segment.
+///
+/// # Errors
+/// The reason to end the stream.
+#[inline]
+pub fn decode(ulpdu: &[u8]) -> Result<Segment<'_>, Reject> {
+    let (header, content) = SegmentHeader::split(ulpdu).ok_or(Reject::Short)?;
+    let queue = header.queue();
+    if header.ddp_version() != DDP_VERSION {
+        return Err(match queue {
+            None => Reject::TaggedVersion,
+            Some(_) => Reject::UntaggedVersion,
+        });
+    }
+    if queue.is_some_and(|queue| queue > queue::ATOMIC_RESPONSE) {
+        return Err(Reject::QueueNumber);
+    }
+    if header.rdmap_version() != RDMAP_VERSION {
+        return Err(Reject::RdmapVersion);
+    }
+    let facts = header.opcode().facts().ok_or(Reject::Opcode)?;
+    let belongs = match queue {
+        None => facts.queues.is_empty(),
+        Some(queue) => facts.queues.contains(&queue),
+    };
+    if !belongs {
+        return Err(Reject::Opcode);
+    }
+    let body = body(facts.content, content).ok_or(Reject::Length)?;
+    Ok(Segment {
+        header,
+        facts,
+        body,
+    })
+}
+
+// `None` where the length is not that of the message.
+fn body(kind: Content, content: &[u8]) -> Option<Body<'_>> {
+    fn exactly<H: Header>(content: &[u8]) -> Option<H> {
+        let (header, rest) = H::split(content)?;
+        rest.is_empty().then_some(header)
+    }
+    Some(match kind {
+        Content::Data => Body::Data(content),
+        Content::AtomicRequest => Body::AtomicRequest(exactly(content)?),
+        Content::AtomicResponse => Body::AtomicResponse(exactly(content)?),
+        Content::Immediate => Body::Immediate(Octets(content.try_into().ok()?)),
+        Content::ReadRequest => Body::ReadRequest(exactly(content)?),
+        Content::Terminate => Body::Terminate(terminate::decode(content)?),
+        Content::Extension => {
+            let (header, rest) = ExtensionHeader::split(content)?;
+            Body::Extension(header, rest)
+        }
+    })
+}
+
+/// Octets of the longest run of headers: a Terminate about an Atomic Request.
+pub const MAX_HEADER_LEN: usize = super::Untagged::LEN + terminate::MAX_LEN;
+
+/// The headers of a segment on their way out.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentBuffer {
+    octets: [u8; MAX_HEADER_LEN],
+    len: usize,
+}
+
+impl SegmentBuffer {
+    /// DDP's header.
+    #[inline]
+    pub fn new(header: &SegmentHeader) -> Self {
+        let mut octets = [0; MAX_HEADER_LEN];
+        let room = octets.len();
+        // There is room for either.
+        let left = header.put(&mut octets).map_or(room, |rest| rest.len());
+        Self {
+            octets,
+            len: room - left,
+        }
+    }
+
+    /// With RDMAP's header behind it.
+    #[inline]
+    #[must_use]
+    pub fn with<H: Header>(mut self, header: &H) -> Self {
+        let room = &mut self.octets[self.len..];
+        if header.put(room).is_some() {
+            self.len += H::LEN;
+        }
+        self
+    }
+
+    /// With a Terminate behind it, without what lies behind its headers.
+    #[must_use]
+    pub fn with_terminate(mut self, terminate: &Terminate<'_>) -> Self {
+        let room = self.octets.len();
+        if let Some(rest) = terminate.put(&mut self.octets[self.len..]) {
+            self.len = room - rest.len();
+        }
+        self
+    }
+
+    /// The octets.
+    #[inline]
+    pub fn as_octets(&self) -> &[u8] {
+        &self.octets[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,362 @@
+use hex_literal::hex;
+use proptest::prelude::*;
+
+use super::*;
+use crate::iwarp::terminate::{TerminateCode, TerminatedRequest};
+use crate::iwarp::{Tagged, Untagged};
+
+fn untagged(opcode: Opcode, qn: u32) -> SegmentHeader {
+    SegmentHeader::Untagged(Untagged::new(opcode, qn, 1, 0, true))
+}
+
+fn tagged(opcode: Opcode) -> SegmentHeader {
+    SegmentHeader::Tagged(Tagged::new(opcode, 0x1a05, 0x1000, true))
+}
+
+fn segment(header: &SegmentHeader, content: &[u8]) -> Vec<u8> {
+    [SegmentBuffer::new(header).as_octets(), content].concat()
+}
+
+// The content that each opcode prescribes, in zeros.
+fn content(facts: &Facts) -> &'static [u8] {
+    const ZEROS: [u8; 52] = [0; 52];
+    &ZEROS[..match facts.content {
+        Content::Data => 5,
+        Content::AtomicRequest => 52,
+        Content::AtomicResponse => 12,
+        Content::Immediate | Content::Extension => 8,
+        Content::ReadRequest => 28,
+        Content::Terminate => 4,
+    }]
+}
+
+#[test]
+fn headers_are_those_of_the_standard() {
+    let write = hex!("c140 00001a05 0000000000001000");
+    assert_eq!(segment(&tagged(Opcode::WRITE), b""), write);
+    let send = SegmentHeader::Untagged(
+        Untagged::new(Opcode::send(true, true), queue::SEND, 7, 0x100, false).invalidating(0x1f02),
+    );
+    assert_eq!(
+        segment(&send, b""),
+        hex!("0146 00001f02 00000000 00000007 00000100")
+    );
+    let Segment { header, body, .. } = decode(&hex!(
+        "4143 00000000 00000000 00000001 00000000" "6869"
+    ))
+    .unwrap();
+    assert_eq!(header, untagged(Opcode::send(false, false), queue::SEND));
+    assert_eq!(body, Body::Data(b"hi"));
+}
+
+#[test]
+fn requests_are_those_of_the_standard() {
+    let read = ReadRequest {
+        sink_stag: 1,
+        sink_to: 2,
+        length: 3,
+        source_stag: 4,
+        source_to: 5,
+    };
+    let octets = hex!(
+        "4141 00000000 00000001 00000001 00000000"
+        "00000001 0000000000000002 00000003 00000004 0000000000000005"
+    );
+    let header = untagged(Opcode::READ_REQUEST, queue::REQUEST);
+    assert_eq!(SegmentBuffer::new(&header).with(&read).as_octets(), octets);
+    assert_eq!(decode(&octets).unwrap().body, Body::ReadRequest(read));
+
+    let atomic = AtomicRequest {
+        operation: atomic::COMPARE_SWAP,
+        request_id: 1,
+        stag: 2,
+        to: 3,
+        add_or_swap: 4,
+        add_or_swap_mask: 5,
+        compare: 6,
+        compare_mask: 7,
+        ..AtomicRequest::default()
+    };
+    let octets = hex!(
+        "414a 00000000 00000001 00000001 00000000"
+        "00000002 00000001 00000002 0000000000000003"
+        "0000000000000004 0000000000000005 0000000000000006 0000000000000007"
+    );
+    let header = untagged(Opcode::ATOMIC_REQUEST, queue::REQUEST);
+    assert_eq!(
+        SegmentBuffer::new(&header).with(&atomic).as_octets(),
+        octets
+    );
+    assert_eq!(decode(&octets).unwrap().body, Body::AtomicRequest(atomic));
+
+    let response = AtomicResponse {
+        request_id: 1,
+        original: 2,
+    };
+    let octets = hex!(
+        "414b 00000000 00000003 00000001 00000000" "00000001 0000000000000002"
+    );
+    let header = untagged(Opcode::ATOMIC_RESPONSE, queue::ATOMIC_RESPONSE);
+    assert_eq!(
+        SegmentBuffer::new(&header).with(&response).as_octets(),
+        octets
+    );
+    assert_eq!(
+        decode(&octets).unwrap().body,
+        Body::AtomicResponse(response)
+    );
+}
+
+#[test]
+fn an_extension_names_itself() {
+    let extension = ExtensionHeader {
+        extension: crate::extension_id("x"),
+        operation: 3,
+        ..ExtensionHeader::default()
+    };
+    let header = untagged(Opcode::EXTENSION, queue::REQUEST);
+    let octets = [
+        SegmentBuffer::new(&header).with(&extension).as_octets(),
+        b"more",
+    ]
+    .concat();
+    assert_eq!(
+        decode(&octets).unwrap().body,
+        Body::Extension(extension, b"more")
+    );
+    assert_eq!(decode(&octets[..25]), Err(Reject::Length));
+}
+
+// covers 9.49
+#[test]
+fn other_versions_are_refused_by_their_layer() {
+    let with = |header: SegmentHeader, octet: usize, bits: u8| {
+        let facts = header.opcode().facts().unwrap();
+        let mut octets = segment(&header, content(facts));
+        octets[octet] ^= bits;
+        let code = decode(&octets).unwrap_err().code();
+        (code.layer, code.etype, code.code)
+    };
+    let (write, send) = (
+        tagged(Opcode::WRITE),
+        untagged(Opcode::send(false, false), 0),
+    );
+    assert_eq!(with(write, 0, 0x03), (1, 1, 0x04));
+    assert_eq!(with(send, 0, 0x03), (1, 2, 0x06));
+    assert_eq!(with(write, 1, 0xc0), (0, 2, 0x05));
+    assert_eq!(with(send, 1, 0x40), (0, 2, 0x05));
+}
+
+// covers 9.50
+#[test]
+fn an_opcode_belongs_on_its_queue_or_in_a_tagged_segment() {
+    for code in 0..16 {
+        let opcode = Opcode(code);
+        let facts = opcode.facts();
+        let content = facts.map_or(&[0; 52][..], content);
+        let fits = |queue: Option<u32>| match (facts, queue) {
+            (None, _) => false,
+            (Some(facts), None) => facts.queues.is_empty(),
+            (Some(facts), Some(queue)) => facts.queues.contains(&queue),
+        };
+        for queue in [None, Some(0), Some(1), Some(2), Some(3)] {
+            let header = queue.map_or(tagged(opcode), |queue| untagged(opcode, queue));
+            let octets = segment(&header, content);
+            match decode(&octets) {
+                Ok(segment) => assert!(fits(queue) && segment.header == header),
+                Err(reject) => {
+                    assert!(!fits(queue), "{opcode:?} on {queue:?}");
+                    assert_eq!(reject.code(), TerminateCode::new(0, 2, 0x06));
+                }
+            }
+        }
+        let octets = segment(&untagged(opcode, 4), content);
+        assert_eq!(
+            decode(&octets).unwrap_err().code(),
+            TerminateCode::new(1, 2, 0x01)
+        );
+    }
+    assert_eq!(Opcode::known().count(), 13);
+}
+
+// covers 9.53
+#[test]
+fn a_message_has_the_length_that_its_opcode_prescribes() {
+    for (opcode, facts) in Opcode::known() {
+        let Some(&qn) = facts.queues.first() else {
+            continue;
+        };
+        let header = untagged(opcode, qn);
+        let right = content(facts).len();
+        for length in 0..=60 {
+            let octets = segment(&header, &[0; 60][..length]);
+            let fits = match facts.content {
+                Content::Data => true,
+                Content::Terminate | Content::Extension => length >= right,
+                _ => length == right,
+            };
+            match decode(&octets) {
+                Ok(_) => assert!(fits, "{opcode} of {length}"),
+                Err(reject) => {
+                    assert!(!fits && reject == Reject::Length, "{opcode} of {length}");
+                    assert_eq!(reject.code(), TerminateCode::new(0, 2, 0x07));
+                }
+            }
+        }
+    }
+    let immediate = segment(&untagged(Opcode::immediate(true), 0), b"8 octets");
+    assert_eq!(
+        decode(&immediate).unwrap().body,
+        Body::Immediate(Octets(*b"8 octets"))
+    );
+}
+
+#[test]
+fn what_ends_within_its_header_is_refused() {
+    for header in [
+        tagged(Opcode::WRITE),
+        untagged(Opcode::send(false, false), 0),
+    ] {
+        let octets = segment(&header, b"");
+        for length in 0..octets.len() {
+            assert_eq!(decode(&octets[..length]), Err(Reject::Short));
+        }
+        assert!(decode(&octets).is_ok());
+    }
+}
+
+#[test]
+fn what_a_message_does_is_in_the_table() {
+    let facts = |opcode: Opcode| opcode.facts().unwrap();
+    for solicited in [false, true] {
+        for invalidates in [false, true] {
+            let send = facts(Opcode::send(solicited, invalidates));
+            assert_eq!((send.solicits, send.invalidates), (solicited, invalidates));
+            assert!(send.takes_receive);
+        }
+        let immediate = facts(Opcode::immediate(solicited));
+        assert_eq!(immediate.solicits, solicited);
+        assert!(immediate.takes_receive);
+    }
+    for opcode in [
+        Opcode::WRITE,
+        Opcode::READ_RESPONSE,
+        Opcode::READ_REQUEST,
+        Opcode::TERMINATE,
+    ] {
+        assert!(!facts(opcode).takes_receive);
+    }
+}
+
+fn terminate(octets: &[u8]) -> Terminate<'_> {
+    match decode(octets).unwrap().body {
+        Body::Terminate(terminate) => terminate,
+        other => panic!("{other:?}"),
+    }
+}
+
+// RFC 5040 section 4.8.
+#[test]
+fn a_terminate_about_nothing_has_no_headers() {
+    let header = untagged(Opcode::TERMINATE, queue::TERMINATE);
+    let said = Terminate::new(TerminateCode::new(0, 0, 0));
+    let buffer = SegmentBuffer::new(&header).with_terminate(&said);
+    let octets = hex!("4147 00000000 00000002 00000001 00000000" "00000000");
+    assert_eq!(buffer.as_octets(), octets);
+    assert_eq!(terminate(&octets), said);
+}
+
+#[test]
+fn a_terminate_shows_the_headers_that_it_is_about() {
+    let header = untagged(Opcode::TERMINATE, queue::TERMINATE);
+    let about = tagged(Opcode::WRITE);
+    let said = Terminate::new(TerminateCode::new(1, 1, 0)).about(64, about, None);
+    let octets = hex!(
+        "4147 00000000 00000002 00000001 00000000"
+        "1100c000" "0040" "c140 00001a05 0000000000001000"
+    );
+    assert_eq!(
+        SegmentBuffer::new(&header)
+            .with_terminate(&said)
+            .as_octets(),
+        octets
+    );
+    assert_eq!(terminate(&octets), said);
+    assert_eq!(terminate(&octets).code().name(), Some("DDP: invalid STag"));
+
+    let request = ReadRequest {
+        length: 9,
+        ..ReadRequest::default()
+    };
+    let about = untagged(Opcode::READ_REQUEST, queue::REQUEST);
+    let said = Terminate::new(TerminateCode::new(0, 1, 0)).about(
+        46,
+        about,
+        Some(TerminatedRequest::Read(request)),
+    );
+    let buffer = SegmentBuffer::new(&header).with_terminate(&said);
+    assert_eq!(buffer.as_octets()[18..24], hex!("0100e000002e"));
+    assert_eq!(buffer.as_octets().len(), 18 + 4 + 2 + 18 + 28);
+    assert_eq!(terminate(buffer.as_octets()), said);
+
+    let about = untagged(Opcode::ATOMIC_REQUEST, queue::REQUEST);
+    let request = Some(TerminatedRequest::Atomic(AtomicRequest::default()));
+    let said = Terminate::new(TerminateCode::new(0, 1, 0)).about(70, about, request);
+    let buffer = SegmentBuffer::new(&header).with_terminate(&said);
+    assert_eq!(buffer.as_octets().len(), MAX_HEADER_LEN);
+    assert_eq!(terminate(buffer.as_octets()), said);
+}
+
+#[test]
+fn a_terminate_that_promises_too_much_still_says_why() {
+    let octets = hex!("4147 00000000 00000002 00000001 00000000" "2002e000" "00");
+    let said = terminate(&octets);
+    assert_eq!(said.code(), TerminateCode::new(2, 0, 2));
+    assert_eq!(
+        (said.segment_len, said.ddp, said.rest),
+        (None, None, &[0][..])
+    );
+}
+
+proptest! {
+    #[test]
+    fn any_octets_are_a_segment_or_not(octets in proptest::collection::vec(any::<u8>(), 0..120)) {
+        prop_assert!(same(&octets));
+    }
+
+    #[test]
+    fn any_segment_of_a_known_opcode_comes_back(
+        code in 0..16_u8,
+        qn in 0..4_u32,
+        flags in any::<u8>(),
+        octets in proptest::collection::vec(any::<u8>(), 70..120),
+    ) {
+        let mut octets = octets;
+        octets[0] = flags & 0xfc | DDP_VERSION;
+        octets[1] = RDMAP_VERSION << 6 | octets[1] & 0x30 | code;
+        octets[6..10].copy_from_slice(&qn.to_be_bytes());
+        let exact = Opcode(code).facts().map_or(0, |facts| content(facts).len());
+        let header = if flags & 0x80 == 0 { 18 } else { 14 };
+        prop_assert!(same(&octets));
+        octets.truncate(header + exact);
+        prop_assert!(same(&octets));
+    }
+}
+
+// Whether the octets are no segment, or one that is built again to the same octets.
+fn same(octets: &[u8]) -> bool {
+    let Ok(segment) = decode(octets) else {
+        return true;
+    };
+    let buffer = SegmentBuffer::new(&segment.header);
+    let (buffer, rest) = match &segment.body {
+        Body::Data(data) => (buffer, *data),
+        Body::AtomicRequest(request) => (buffer.with(request), &[][..]),
+        Body::AtomicResponse(response) => (buffer.with(response), &[][..]),
+        Body::Immediate(immediate) => (buffer, &immediate.0[..]),
+        Body::ReadRequest(request) => (buffer.with(request), &[][..]),
+        Body::Terminate(terminate) => (buffer.with_terminate(terminate), terminate.rest),
+        Body::Extension(header, rest) => (buffer.with(header), *rest),
+    };
+    [buffer.as_octets(), rest].concat() == octets
+}

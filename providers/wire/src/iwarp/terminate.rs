@@ -1,0 +1,224 @@
+//! Terminate: the last message of a stream that failed (RFC 5040 section 4.8).
+//!
+//! ```text
+//! layer 4 | etype 4 | code 8 | M D R | reserved 13
+//! length of the DDP segment, 2 octets       where M
+//! DDP header of the segment                 where D
+//! RDMAP header of the segment               where R
+//! ```
+//!
+//! It may come from a peer that lays out its bits otherwise, and after it there is nothing more to be said: so what the
+//! flags promise and what is not there is simply not there.
+
+use super::ddp::{SegmentHeader, Tagged, Untagged};
+use super::rdmap::{AtomicRequest, Opcode, ReadRequest};
+use crate::layout::{Header, Reserved, header};
+
+header! {
+    /// What every Terminate begins with.
+    TerminateControl, TerminateControlView: 4 octets {
+        /// 0 RDMAP, 1 DDP, 2 what is below.
+        layer: u8 = 4,
+        /// Type of the error, by layer.
+        etype: u8 = 4,
+        /// The error, by type.
+        code: u8 = 8,
+        /// M: the length of the segment follows.
+        has_length: bool = 1,
+        /// D: DDP's header follows.
+        has_ddp: bool = 1,
+        /// R: RDMAP's header follows.
+        has_rdmap: bool = 1,
+        /// Zero.
+        reserved: Reserved = 13,
+    }
+}
+
+/// Which error (RFC 5040 section 4.8, RFC 6580).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TerminateCode {
+    /// 0 RDMAP, 1 DDP, 2 what is below. 4 bits.
+    pub layer: u8,
+    /// Type of the error, by layer. 4 bits.
+    pub etype: u8,
+    /// The error, by type. 8 bits.
+    pub code: u8,
+}
+
+/// A Terminate, looked at in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Terminate<'a> {
+    /// What it begins with.
+    pub control: TerminateControl,
+    /// Octets of the DDP segment that it is about.
+    pub segment_len: Option<u16>,
+    /// DDP's header of that segment.
+    pub ddp: Option<SegmentHeader>,
+    /// RDMAP's header of that segment.
+    pub rdmap: Option<TerminatedRequest>,
+    /// What lies behind the headers: nothing, if all is well.
+    pub rest: &'a [u8],
+}
+
+/// RDMAP's header of a segment that was refused. Only these have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum TerminatedRequest {
+    /// Of an RDMA Read Request.
+    Read(ReadRequest),
+    /// Of an Atomic Request.
+    Atomic(AtomicRequest),
+}
+
+/// Octets of the longest Terminate.
+pub const MAX_LEN: usize = TerminateControl::LEN + 2 + Untagged::LEN + AtomicRequest::LEN;
+
+const _: () = assert!(Tagged::LEN < Untagged::LEN && ReadRequest::LEN < AtomicRequest::LEN);
+
+impl TerminateCode {
+    /// A code.
+    pub const fn new(layer: u8, etype: u8, code: u8) -> Self {
+        Self { layer, etype, code }
+    }
+
+    /// In words; `None` where the code has no meaning.
+    pub const fn name(self) -> Option<&'static str> {
+        Some(match (self.layer, self.etype, self.code) {
+            (0, 0, _) => "RDMAP: local catastrophic error",
+            (0, 1, 0x00) => "RDMAP: invalid STag",
+            (0, 1, 0x01) => "RDMAP: base or bounds violation",
+            (0, 1, 0x02) => "RDMAP: access rights violation",
+            (0, 1, 0x03) => "RDMAP: STag not associated with the stream",
+            (0, 1, 0x04) => "RDMAP: tagged offset wraps",
+            (0, 1 | 2, 0x09) => "RDMAP: STag cannot be invalidated",
+            (0, 1, 0xff) => "RDMAP: unspecified remote protection error",
+            (0, 2, 0x05) => "RDMAP: invalid version",
+            (0, 2, 0x06) => "RDMAP: unexpected opcode",
+            (0, 2, 0x07) => "RDMAP: catastrophic error of the stream",
+            (0, 2, 0x08) => "RDMAP: catastrophic error of all streams",
+            (0, 2, 0xff) => "RDMAP: unspecified remote operation error",
+            (1, 0, _) => "DDP: local catastrophic error",
+            (1, 1, 0x00) => "DDP: invalid STag",
+            (1, 1, 0x01) => "DDP: base or bounds violation",
+            (1, 1, 0x02) => "DDP: STag not associated with the stream",
+            (1, 1, 0x03) => "DDP: tagged offset wraps",
+            (1, 1, 0x04) | (1, 2, 0x06) => "DDP: invalid version",
+            (1, 2, 0x01) => "DDP: invalid queue number",
+            (1, 2, 0x02) => "DDP: no buffer",
+            (1, 2, 0x03) => "DDP: MSN out of range",
+            (1, 2, 0x04) => "DDP: invalid message offset",
+            (1, 2, 0x05) => "DDP: message too long",
+            (2, 0, 0x01) => "MPA: TCP connection lost",
+            (2, 0, 0x02) => "MPA: wrong CRC",
+            (2, 0, 0x03) => "MPA: marker and length disagree",
+            (2, 0, 0x04) => "MPA: invalid request or reply",
+            (2, 0, 0x05) => "MPA: local catastrophic error",
+            (2, 0, 0x06) => "MPA: insufficient IRD",
+            (2, 0, 0x07) => "MPA: no ready-to-receive indication in common",
+            _ => return None,
+        })
+    }
+}
+
+impl Terminate<'_> {
+    /// About no segment (RFC 5040 section 4.8).
+    pub fn new(code: TerminateCode) -> Self {
+        Self {
+            control: TerminateControl {
+                layer: code.layer,
+                etype: code.etype,
+                code: code.code,
+                ..TerminateControl::default()
+            },
+            ..Self::default()
+        }
+    }
+
+    /// About a segment of this header and this many octets, and the request in it.
+    #[must_use]
+    pub const fn about(
+        mut self,
+        segment_len: u16,
+        ddp: SegmentHeader,
+        rdmap: Option<TerminatedRequest>,
+    ) -> Self {
+        self.control.has_length = true;
+        self.control.has_ddp = true;
+        self.control.has_rdmap = rdmap.is_some();
+        self.segment_len = Some(segment_len);
+        self.ddp = Some(ddp);
+        self.rdmap = rdmap;
+        self
+    }
+
+    /// Which error.
+    pub const fn code(&self) -> TerminateCode {
+        let control = &self.control;
+        TerminateCode::new(control.layer, control.etype, control.code)
+    }
+
+    /// Puts what is there at the front of `out`, but for what lies behind the headers, and answers the room that is left;
+    /// `None` where there is too little.
+    pub fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
+        let mut out = self.control.put(out)?;
+        if let Some(segment_len) = self.segment_len {
+            let (front, rest) = out.split_first_chunk_mut()?;
+            *front = segment_len.to_be_bytes();
+            out = rest;
+        }
+        if let Some(ddp) = &self.ddp {
+            out = ddp.put(out)?;
+        }
+        match &self.rdmap {
+            None => Some(out),
+            Some(TerminatedRequest::Read(request)) => request.put(out),
+            Some(TerminatedRequest::Atomic(request)) => request.put(out),
+        }
+    }
+}
+
+/// Takes a Terminate apart; `None` where not even its code is there.
+pub fn decode(octets: &[u8]) -> Option<Terminate<'_>> {
+    let (control, rest) = TerminateControl::split(octets)?;
+    let mut terminate = Terminate {
+        control,
+        rest,
+        ..Terminate::default()
+    };
+    // Each part lies behind the one before it, and where one is missing nobody knows what follows.
+    let _ = parts(&mut terminate);
+    Some(terminate)
+}
+
+fn parts(terminate: &mut Terminate<'_>) -> Option<()> {
+    if terminate.control.has_length {
+        let (segment_len, rest) = terminate.rest.split_first_chunk()?;
+        terminate.segment_len = Some(u16::from_be_bytes(*segment_len));
+        terminate.rest = rest;
+    }
+    if terminate.control.has_ddp {
+        let (ddp, rest) = SegmentHeader::split(terminate.rest)?;
+        terminate.ddp = Some(ddp);
+        terminate.rest = rest;
+    }
+    if terminate.control.has_rdmap {
+        let (rdmap, rest) = match terminate.ddp?.opcode() {
+            Opcode::READ_REQUEST => {
+                let (request, rest) = ReadRequest::split(terminate.rest)?;
+                (TerminatedRequest::Read(request), rest)
+            }
+            Opcode::ATOMIC_REQUEST => {
+                let (request, rest) = AtomicRequest::split(terminate.rest)?;
+                (TerminatedRequest::Atomic(request), rest)
+            }
+            _ => return None,
+        };
+        terminate.rdmap = Some(rdmap);
+        terminate.rest = rest;
+    }
+    Some(())
+}
