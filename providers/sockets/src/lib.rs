@@ -3,7 +3,8 @@
 //! Everything works without privileges. What a kernel does not have (segmentation, joining) is found out while running,
 //! and the sockets say so.
 //!
-//! The only crate with socket code. Read first: [`udp`].
+//! The only crate with socket code. Read first: [`udp`] and [`tcp`]; then [`group`] (one port, several processes) and [`watch`]
+//! (who reads).
 #![deny(unsafe_code)]
 
 mod address;
@@ -16,6 +17,7 @@ pub mod multicast;
 pub mod piece;
 pub mod receive;
 mod sys;
+pub mod tcp;
 pub mod udp;
 pub mod watch;
 
@@ -25,5 +27,6 @@ pub use local::Admission;
 pub use multicast::Membership;
 pub use piece::Piece;
 pub use receive::{Message, ReceiveBatch};
+pub use tcp::{Connection, Received, StreamError, TcpListener, TcpOptions, TcpSocket};
 pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, path_mtu};
 pub use watch::{Duty, Ready, Source, Watch};
