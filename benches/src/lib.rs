@@ -12,6 +12,7 @@ pub mod loopback;
 pub mod memory;
 pub mod partner;
 pub mod ping_pong;
+pub mod raw;
 pub mod report;
 pub mod rig;
 pub mod sample;

@@ -130,10 +130,7 @@ fn an_abortive_end_is_a_reset_at_once() {
     receive_exactly(&mut other, 4);
     one.abort();
     assert!(matches!(outcome(&mut other), Err(StreamError::Reset)));
-    let sent = until(|| match other.send(&[b"x"[..].into()]) {
-        Ok(_) => None,
-        Err(error) => Some(error),
-    });
+    let sent = until(|| other.send(&[b"x"[..].into()]).err());
     assert!(matches!(sent, StreamError::Reset), "{sent}");
 }
 

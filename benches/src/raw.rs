@@ -1,0 +1,334 @@
+//! What bare sockets over loopback give: the limits that a device with a wire runs into.
+//!
+//! Two threads on two processors, the same system calls that such a device must make, and nothing else: no headers, no
+//! checksums, no copies. Nobody sleeps.
+
+use std::hint::spin_loop;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{RcvBuf, SndBuf, UdpGroSegment, UdpGsoSegment};
+
+use crate::Outcome;
+use crate::partner::Partner;
+
+/// Octets of a message of a ping-pong.
+pub const MESSAGE: usize = 64;
+/// Octets of a datagram of a stream: 4 KiB, the headers of a write and its checksum.
+pub const SEGMENT: usize = 4156;
+/// Octets of a call with segmentation: as many whole datagrams as it takes.
+pub const SUPER: usize = 65_507 / SEGMENT * SEGMENT;
+/// Octets of a write to a TCP stream.
+pub const CHUNK: usize = 64 << 10;
+
+/// Octets that may be under way: no more than a receiver's buffer certainly has room for.
+const WINDOW: u64 = 1 << 20;
+/// A receiver that saw nothing for so long will see nothing: it was lost.
+const LOST: Duration = Duration::from_millis(20);
+
+/// How a datagram socket knows its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// It is told with each datagram: what a correct ICRC demands.
+    Named,
+    /// The socket is connected, which saves the look-up of a route.
+    Connected,
+}
+
+/// Two UDP sockets.
+pub struct UdpPair {
+    sockets: [Arc<UdpSocket>; 2],
+    peer: Peer,
+}
+
+impl UdpPair {
+    /// Two sockets on loopback.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn new(peer: Peer) -> Outcome<Self> {
+        let sockets = [udp()?, udp()?];
+        if peer == Peer::Connected {
+            sockets[0].connect(sockets[1].local_addr()?)?;
+            sockets[1].connect(sockets[0].local_addr()?)?;
+        }
+        let sockets = sockets.map(Arc::new);
+        Ok(Self { sockets, peer })
+    }
+
+    /// Has the kernel cut what the first sends and join what the second receives.
+    ///
+    /// # Errors
+    /// The kernel cannot.
+    pub fn offload(self) -> Outcome<Self> {
+        setsockopt(&self.sockets[0], UdpGsoSegment, &(SEGMENT as i32))?;
+        setsockopt(&self.sockets[1], UdpGroSegment, &true)?;
+        Ok(self)
+    }
+
+    /// Half of a round trip, in nanoseconds.
+    ///
+    /// # Errors
+    /// The system refuses, or something was lost.
+    pub fn half_round_trip(&self, partner: &Partner, turns: u64) -> Outcome<f64> {
+        let [ours, theirs] = [0, 1].map(|end| self.end(end));
+        let [ours, theirs] = [ours?, theirs?];
+        ping_pong(partner, turns, ours, theirs)
+    }
+
+    /// Octets per nanosecond that arrive, in calls of `length` octets.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn stream(&self, partner: &Partner, length: usize, octets: u64) -> Outcome<f64> {
+        let [mut ours, mut theirs] = [self.end(0)?, self.end(1)?];
+        let message = vec![0x5a; length];
+        let mut room = vec![0; 1 << 16];
+        stream(
+            partner,
+            octets,
+            move || ours.send(&message),
+            move || theirs.receive(&mut room),
+        )
+    }
+
+    fn end(&self, end: usize) -> Outcome<Datagrams> {
+        let peer = self.sockets[1 - end].local_addr()?;
+        Ok(Datagrams {
+            socket: Arc::clone(&self.sockets[end]),
+            peer: (self.peer == Peer::Named).then_some(peer),
+        })
+    }
+}
+
+/// Two ends of a TCP connection.
+pub struct TcpPair([Arc<TcpStream>; 2]);
+
+impl TcpPair {
+    /// A connection over loopback.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn new() -> Outcome<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let one = TcpStream::connect(listener.local_addr()?)?;
+        let (other, _) = listener.accept()?;
+        for end in [&one, &other] {
+            end.set_nodelay(true)?;
+            end.set_nonblocking(true)?;
+        }
+        Ok(Self([one, other].map(Arc::new)))
+    }
+
+    /// Half of a round trip, in nanoseconds.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn half_round_trip(&self, partner: &Partner, turns: u64) -> Outcome<f64> {
+        let [ours, theirs] = self.0.each_ref().map(|end| Octets(Arc::clone(end)));
+        ping_pong(partner, turns, ours, theirs)
+    }
+
+    /// Octets per nanosecond that arrive, in writes of [`CHUNK`] octets.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn stream(&self, partner: &Partner, octets: u64) -> Outcome<f64> {
+        let [mut ours, mut theirs] = self.0.each_ref().map(|end| Octets(Arc::clone(end)));
+        let message = vec![0x5a; CHUNK];
+        let mut room = vec![0; 4 * CHUNK];
+        stream(
+            partner,
+            octets,
+            move || ours.send(&message),
+            move || theirs.receive(&mut room),
+        )
+    }
+}
+
+/// One end: 0 octets where it would have to wait.
+trait End: Send + 'static {
+    fn send(&mut self, octets: &[u8]) -> io::Result<usize>;
+    fn receive(&mut self, room: &mut [u8]) -> io::Result<usize>;
+}
+
+struct Datagrams {
+    socket: Arc<UdpSocket>,
+    peer: Option<SocketAddr>,
+}
+
+impl End for Datagrams {
+    #[inline]
+    fn send(&mut self, octets: &[u8]) -> io::Result<usize> {
+        unless_full(match self.peer {
+            Some(peer) => self.socket.send_to(octets, peer),
+            None => self.socket.send(octets),
+        })
+    }
+
+    #[inline]
+    fn receive(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        unless_full(self.socket.recv(room))
+    }
+}
+
+struct Octets(Arc<TcpStream>);
+
+impl End for Octets {
+    #[inline]
+    fn send(&mut self, octets: &[u8]) -> io::Result<usize> {
+        unless_full((&*self.0).write(octets))
+    }
+
+    #[inline]
+    fn receive(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        unless_full((&*self.0).read(room))
+    }
+}
+
+fn unless_full(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+        result => result,
+    }
+}
+
+fn udp() -> Outcome<UdpSocket> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.set_nonblocking(true)?;
+    setsockopt(&socket, RcvBuf, &(4 << 20))?;
+    setsockopt(&socket, SndBuf, &(4 << 20))?;
+    Ok(socket)
+}
+
+/// Both ends send what they receive; ours begins.
+fn ping_pong(
+    partner: &Partner,
+    turns: u64,
+    mut ours: impl End,
+    mut theirs: impl End,
+) -> Outcome<f64> {
+    let over = Arc::new(AtomicBool::new(false));
+    let is_over = Arc::clone(&over);
+    let echo = move || {
+        let mut room = [0; MESSAGE];
+        for _ in 0..turns {
+            if exactly(&mut room, &is_over, |room| theirs.receive(room)).is_err()
+                || theirs.send(&room).is_err()
+            {
+                return;
+            }
+        }
+    };
+    let took = partner.with(echo, || {
+        let result = (|| {
+            let mut room = [0; MESSAGE];
+            let began = Instant::now();
+            for _ in 0..turns {
+                ours.send(&room)?;
+                exactly(&mut room, &over, |room| ours.receive(room))?;
+            }
+            Ok::<_, io::Error>(began.elapsed())
+        })();
+        over.store(true, Ordering::Relaxed);
+        result
+    });
+    Ok(took?.as_nanos() as f64 / (2 * turns) as f64)
+}
+
+/// Fills the room, spinning; an error when it takes far too long, or when the other end has given up.
+#[inline]
+fn exactly(
+    room: &mut [u8],
+    over: &AtomicBool,
+    mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+) -> io::Result<()> {
+    let (mut filled, mut looks) = (0, 0_u32);
+    while filled < room.len() {
+        filled += receive(&mut room[filled..])?;
+        looks += 1;
+        if looks >= PATIENCE || over.load(Ordering::Relaxed) {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        spin_loop();
+    }
+    Ok(())
+}
+
+/// Looks at an empty socket before a ping-pong is given up: seconds.
+const PATIENCE: u32 = 20_000_000;
+
+/// One end sends until the other has received so many octets.
+fn stream(
+    partner: &Partner,
+    octets: u64,
+    mut send: impl FnMut() -> io::Result<usize> + Send + 'static,
+    mut receive: impl FnMut() -> io::Result<usize>,
+) -> Outcome<f64> {
+    let arrived = Arc::new(AtomicU64::new(0));
+    let over = Arc::new(AtomicBool::new(false));
+    let (seen, is_over) = (Arc::clone(&arrived), Arc::clone(&over));
+    let sender = move || {
+        let mut sent = 0;
+        let mut last = (0, Instant::now());
+        while !is_over.load(Ordering::Relaxed) {
+            let arrived = seen.load(Ordering::Relaxed);
+            if arrived != last.0 {
+                last = (arrived, Instant::now());
+            }
+            if sent < arrived + WINDOW {
+                match send() {
+                    Ok(octets) => sent += octets as u64,
+                    Err(_) => return,
+                }
+            } else if last.1.elapsed() > LOST {
+                (sent, last.1) = (arrived, Instant::now());
+            }
+        }
+    };
+    let took = partner.with(sender, || {
+        let result = (|| {
+            let (mut received, began) = (0, Instant::now());
+            while received < octets {
+                received += receive()? as u64;
+                arrived.store(received, Ordering::Relaxed);
+                if began.elapsed() > TOO_LONG {
+                    return Err(io::Error::from(ErrorKind::TimedOut));
+                }
+            }
+            Ok((received, began.elapsed()))
+        })();
+        over.store(true, Ordering::Relaxed);
+        result
+    });
+    // What is still under way would be the next measurement's.
+    while receive()? > 0 {}
+    let (received, time) = took?;
+    Ok(received as f64 / time.as_nanos() as f64)
+}
+
+const TOO_LONG: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_carries_octets() {
+        let partner = Partner::start();
+        for peer in [Peer::Named, Peer::Connected] {
+            let pair = UdpPair::new(peer).unwrap();
+            assert!(pair.half_round_trip(&partner, 20).unwrap() > 0.0);
+            assert!(pair.stream(&partner, SEGMENT, 1 << 20).unwrap() > 0.0);
+        }
+        let cut = UdpPair::new(Peer::Named).unwrap().offload().unwrap();
+        assert!(cut.stream(&partner, SUPER, 4 << 20).unwrap() > 0.0);
+        let tcp = TcpPair::new().unwrap();
+        assert!(tcp.half_round_trip(&partner, 20).unwrap() > 0.0);
+        assert!(tcp.stream(&partner, 4 << 20).unwrap() > 0.0);
+    }
+}
