@@ -14,6 +14,7 @@ fn devices() -> Vec<DeviceAttributes> {
         set: "acme",
         bits: 1,
         names: vec!["TELEPORT"],
+        limits: vec![("max_distance", 7)],
     });
     devices
 }

@@ -39,10 +39,13 @@
 
 pub mod emulated;
 
+pub use bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
 pub use verbs_api::*;
 
-// A provider registers itself where its crate is linked, and a crate that nothing names is not linked: a dependency
-// alone registers nothing. These lines are what makes the default devices exist in every program that names this crate.
+// Providers and extensions register themselves where their crates are linked, and a crate that nothing names is not
+// linked: a dependency alone registers nothing. These lines are what makes the default devices, and what they can do,
+// exist in every program that names this crate.
+use bmme as _;
 use emulated_ib as _;
 use emulated_iwarp as _;
 

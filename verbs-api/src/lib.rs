@@ -7,7 +7,7 @@
 
 mod access;
 mod ah;
-mod bmme;
+
 mod capability;
 mod channel;
 mod completion;
@@ -17,7 +17,7 @@ mod cq;
 mod error;
 mod event;
 mod extension;
-mod fmr_pool;
+
 mod ids;
 pub mod memory;
 mod mr;
@@ -27,6 +27,7 @@ pub mod objects;
 mod pd;
 mod portable;
 mod post;
+pub mod probe;
 pub mod provider;
 pub mod qp;
 mod receive;
@@ -36,17 +37,19 @@ mod work_request;
 
 pub use access::Access;
 pub use ah::Ah;
-pub use bmme::Bmme;
+
 pub use capability::*;
 pub use channel::{CompletionChannel, CqEvent, NextCqEvent};
 pub use completion::*;
-pub use context::{AsyncEvent, Context, NextEvent};
+pub use context::{AsyncEvent, Context, NextEvent, Outcome};
 pub use control::{Completer, Started, handler_scope, in_handler, run_handler};
 pub use cq::{Cq, CqOptions, NextCompletion};
 pub use error::*;
 pub use event::*;
-pub use extension::{Extension, Unsupported};
-pub use fmr_pool::{Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
+pub use extension::{
+    Extension, ExtensionDescriptor, Extensions, FeatureInfo, LinkedExtension, Part, Unsupported,
+    WireOpcodes, extension_id,
+};
 pub use ids::*;
 pub use memory::{
     Buffer, BufferPool, Buffers, Mapped, Memory, MemoryRange, OutOfRange, PageList, PageListError,
@@ -64,8 +67,7 @@ pub use provider::MwType;
 pub use qp::{ConnectOptions, Qp, QpEndpoint, QpOptions, Rejected, connect_pair};
 pub use receive::RefusedReceive;
 pub use registry::{
-    Device, ExtensionDescriptor, LinkedExtension, LinkedProvider, OpenError, Registry,
-    RegistryError, devices, open, registry,
+    Device, LinkedProvider, OpenError, Registry, RegistryError, devices, open, registry,
 };
 pub use srq::{Srq, SrqOptions, SrqStatus};
 pub use work_request::*;

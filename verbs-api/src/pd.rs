@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::access::Access;
 use crate::ah::Ah;
 use crate::capability::{Features, Limit};
-use crate::context::ContextInner;
+use crate::context::{Context, ContextInner};
 use crate::control::Started;
 use crate::error::VerbError;
 use crate::memory::{BufferPool, MemoryRange};
@@ -42,6 +42,13 @@ impl Pd {
     /// Its identity.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
+    }
+
+    /// The open device that it belongs to.
+    pub fn open_device(&self) -> Context {
+        Context {
+            inner: Arc::clone(self.context()),
+        }
     }
 
     /// Registers exposed memory with these rights. The memory stays while it is registered or used.

@@ -19,6 +19,7 @@ use crate::capability::{DeviceAttributes, Grant, PortAttributes};
 use crate::completion::{Completion, Notify};
 use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
+use crate::extension::Extensions;
 use crate::ids::{Gid, LKey, Port, Qpn, RKey};
 use crate::memory::Allocation;
 use crate::objects::ObjectId;
@@ -449,9 +450,9 @@ pub trait Provider: Sync {
         CONTRACT_VERSION
     }
 
-    /// Its devices.
+    /// Its devices, made with these extensions: a device claims those that it has all parts for.
     ///
     /// # Errors
     /// Why there are none: which mandatory part is missing.
-    fn devices(&self) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
+    fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
 }

@@ -9,9 +9,10 @@ use std::sync::{Arc, OnceLock};
 
 use thiserror::Error;
 
-use crate::capability::{DeviceAttributes, Grant, Requirements, Shortfall};
+use crate::capability::{DeviceAttributes, FeatureBits, Grant, Requirements, Shortfall};
 use crate::context::Context;
 use crate::error::VerbError;
+use crate::extension::{ExtensionDescriptor, Extensions};
 use crate::provider::{CONTRACT_VERSION, DeviceOps, Provider};
 
 /// A provider that registers itself where its crate is linked and named: see [`link_provider`](crate::link_provider).
@@ -24,32 +25,6 @@ inventory::collect!(LinkedProvider);
 macro_rules! link_provider {
     ($provider:path) => {
         $crate::inventory::submit! { $crate::LinkedProvider(&$provider) }
-    };
-}
-
-/// What an extension tells about itself.
-#[derive(Debug)]
-pub struct ExtensionDescriptor {
-    /// Unique name.
-    pub name: &'static str,
-    /// The version of the contract that it was built for.
-    pub contract_version: u32,
-    /// Name of its set of feature bits.
-    pub feature_set: &'static str,
-    /// Opcodes of work requests that it claims.
-    pub opcodes: &'static [u16],
-}
-
-/// An extension that registers itself where its crate is linked and named: see [`link_extension`](crate::link_extension).
-pub struct LinkedExtension(pub &'static ExtensionDescriptor);
-
-inventory::collect!(LinkedExtension);
-
-/// Registers a `static` extension wherever its crate is linked and named.
-#[macro_export]
-macro_rules! link_extension {
-    ($extension:path) => {
-        $crate::inventory::submit! { $crate::LinkedExtension(&$extension) }
     };
 }
 
@@ -99,6 +74,14 @@ pub enum RegistryError {
         /// Devices of the one that wanted it.
         second_devices: Vec<String>,
     },
+    /// An extension without a part that is mandatory.
+    #[error("extension {extension} lacks {missing}")]
+    Incomplete {
+        /// The extension.
+        extension: &'static str,
+        /// What is missing.
+        missing: String,
+    },
     /// A provider whose devices do not keep what their transport promises.
     #[error("provider {provider}, device {device}: {reason}")]
     Inconsistent {
@@ -116,6 +99,18 @@ pub enum RegistryError {
         provider: &'static str,
         /// Why.
         error: VerbError,
+    },
+    /// An extension that comes after providers, which have made their devices without it.
+    #[error(
+        "extension {extension} comes too late: the devices of {} are made; add extensions first, then providers \
+         (`Registry::add_linked` adds those that are linked)",
+        providers.join(", ")
+    )]
+    TooLate {
+        /// The extension.
+        extension: &'static str,
+        /// Who has devices.
+        providers: Vec<&'static str>,
     },
 }
 
@@ -217,8 +212,21 @@ impl Device {
     /// # Errors
     /// All that it lacks; or it could not be opened.
     pub fn open(&self, requirements: &Requirements) -> Result<Context, OpenError> {
+        self.open_beyond_claims(requirements, &[])
+    }
+
+    /// The same, granting these bits as well, whether the device claims them or not: for conformance runs, which see
+    /// that the device itself refuses what it does not claim.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_beyond_claims(
+        &self,
+        requirements: &Requirements,
+        beyond: &[FeatureBits],
+    ) -> Result<Context, OpenError> {
         match requirements.check(&self.attributes()) {
-            Ok(grant) => self.open_granted(grant),
+            Ok(grant) => self.open_granted(grant.beyond(beyond)),
             Err(shortfall) => Err(OpenError::NotMet(vec![shortfall])),
         }
     }
@@ -247,7 +255,7 @@ impl fmt::Debug for Device {
 pub struct Registry {
     providers: BTreeMap<&'static str, Vec<String>>,
     devices: BTreeMap<String, Device>,
-    extensions: BTreeMap<&'static str, &'static ExtensionDescriptor>,
+    extensions: Extensions,
 }
 
 impl Registry {
@@ -262,28 +270,39 @@ impl Registry {
     /// The first that could not be registered.
     pub fn linked() -> Result<Self, RegistryError> {
         let mut registry = Self::new();
-        for LinkedExtension(extension) in inventory::iter::<LinkedExtension> {
-            registry.add_extension(extension)?;
-        }
-        for LinkedProvider(provider) in inventory::iter::<LinkedProvider> {
-            registry.add_provider(*provider)?;
-        }
+        registry.add_linked()?;
         Ok(registry)
     }
 
-    /// Registers a provider and its devices: all of it, or nothing.
+    /// Registers every extension, then every provider, that is linked into the program and named by something. Their
+    /// devices also have the extensions that were added before.
+    ///
+    /// # Errors
+    /// The first that could not be registered.
+    pub fn add_linked(&mut self) -> Result<(), RegistryError> {
+        for extension in Extensions::linked()?.iter() {
+            self.add_extension(extension)?;
+        }
+        for LinkedProvider(provider) in inventory::iter::<LinkedProvider> {
+            self.add_provider(*provider)?;
+        }
+        Ok(())
+    }
+
+    /// Registers a provider and its devices, made with the extensions that are registered: all of it, or nothing.
     ///
     /// # Errors
     /// Built for another contract, a name that is taken, or devices that it cannot tell.
     pub fn add_provider(&mut self, provider: &'static dyn Provider) -> Result<(), RegistryError> {
         let name = provider.name();
         check_version(name, provider.contract_version())?;
-        let found = provider
-            .devices()
-            .map_err(|error| RegistryError::Provider {
-                provider: name,
-                error,
-            })?;
+        let found =
+            provider
+                .devices(&self.extensions)
+                .map_err(|error| RegistryError::Provider {
+                    provider: name,
+                    error,
+                })?;
         let mut devices: BTreeMap<String, Device> = BTreeMap::new();
         for ops in found {
             let attributes = ops.attributes();
@@ -328,26 +347,23 @@ impl Registry {
         Ok(())
     }
 
-    /// Registers an extension.
+    /// Registers an extension: all of it, or nothing. Before the providers, whose devices are made with it.
     ///
     /// # Errors
-    /// Built for another contract, or it claims a name, a feature set or an opcode that is taken.
+    /// A provider is registered already; or as [`Extensions::add`].
     pub fn add_extension(
         &mut self,
         extension: &'static ExtensionDescriptor,
     ) -> Result<(), RegistryError> {
-        check_version(extension.name, extension.contract_version)?;
-        for known in self.extensions.values() {
-            if let Some(what) = conflict(known, extension) {
-                let (first, second) = (known.name, extension.name);
-                return Err(RegistryError::DuplicateExtension {
-                    what,
-                    first,
-                    second,
-                });
-            }
+        let mut extensions = self.extensions.clone();
+        extensions.add(extension)?;
+        if extensions.len() > self.extensions.len() && !self.providers.is_empty() {
+            return Err(RegistryError::TooLate {
+                extension: extension.name(),
+                providers: self.providers().collect(),
+            });
         }
-        self.extensions.insert(extension.name, extension);
+        self.extensions = extensions;
         Ok(())
     }
 
@@ -367,9 +383,9 @@ impl Registry {
         self.devices.get(name)
     }
 
-    /// The extensions, sorted by name.
-    pub fn extensions(&self) -> impl Iterator<Item = &'static ExtensionDescriptor> + '_ {
-        self.extensions.values().copied()
+    /// The extensions.
+    pub fn extensions(&self) -> &Extensions {
+        &self.extensions
     }
 
     /// Opens the device that meets the requirements with most of what is preferred; among equals the
@@ -423,20 +439,6 @@ fn check_version(name: &'static str, built_for: u32) -> Result<(), RegistryError
         return Ok(());
     }
     Err(RegistryError::ContractVersion { name, built_for })
-}
-
-fn conflict(known: &ExtensionDescriptor, new: &ExtensionDescriptor) -> Option<String> {
-    if known.name == new.name {
-        return Some(format!("the name {}", new.name));
-    }
-    if known.feature_set == new.feature_set {
-        return Some(format!("the feature set {}", new.feature_set));
-    }
-    let opcode = new
-        .opcodes
-        .iter()
-        .find(|opcode| known.opcodes.contains(opcode))?;
-    Some(format!("opcode {opcode}"))
 }
 
 /// What a device may not claim: FEATURES 1.02, 1.04, 1.05.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bmme::Bmme;
 use verbs_api::provider::{CONTRACT_VERSION, Provider};
 use verbs_api::*;
 
@@ -370,42 +371,6 @@ fn a_provider_is_registered_whole_or_not_at_all() {
         devices: Err(error),
     };
     assert!(refused(Box::leak(Box::new(broken))).contains("hook poll"));
-}
-
-// covers 1.17
-#[test]
-fn two_extensions_cannot_claim_the_same() {
-    fn descriptor(
-        name: &'static str,
-        feature_set: &'static str,
-        opcodes: &'static [u16],
-    ) -> &'static ExtensionDescriptor {
-        let contract_version = CONTRACT_VERSION;
-        Box::leak(Box::new(ExtensionDescriptor {
-            name,
-            contract_version,
-            feature_set,
-            opcodes,
-        }))
-    }
-    let mut registry = Registry::new();
-    registry
-        .add_extension(descriptor("xrc", "xrc", &[40, 41]))
-        .unwrap();
-    for (other, what) in [
-        (descriptor("xrc", "x2", &[]), "the name xrc"),
-        (descriptor("x3", "xrc", &[]), "the feature set xrc"),
-        (descriptor("x4", "x4", &[41]), "opcode 41"),
-    ] {
-        assert!(
-            registry
-                .add_extension(other)
-                .unwrap_err()
-                .to_string()
-                .ends_with(what)
-        );
-    }
-    assert_eq!(registry.extensions().count(), 1);
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl EmulatedKind for EmulatedIb {
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
+            extensions: options.extensions.clone(),
             ..DeviceOptions::default()
         };
         Ok(Device::new(driver, &network, engine_options)?)

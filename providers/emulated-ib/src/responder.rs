@@ -411,8 +411,11 @@ fn send<'p>(
 }
 
 fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
-    let emulation = qp.device.emulation().ok_or(Fault::CannotInvalidate)?;
-    emulation.invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn)
+    let management = qp
+        .device
+        .memory_management()
+        .ok_or(Fault::CannotInvalidate)?;
+    management.invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn)
 }
 
 type WriteParts = (Position, RemoteAddress, u32, Option<[u8; 4]>);

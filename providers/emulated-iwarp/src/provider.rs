@@ -58,6 +58,7 @@ impl EmulatedKind for EmulatedIwarp {
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
+            extensions: options.extensions.clone(),
             ..DeviceOptions::default()
         };
         Ok(Device::new(

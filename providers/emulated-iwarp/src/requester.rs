@@ -408,8 +408,8 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
     };
     let invalidated = qp
         .device
-        .emulation()
-        .map(|emulation| emulation.invalidate_local(qp.device.keys(), key, qp.pd, qp.qpn));
+        .memory_management()
+        .map(|management| management.invalidate_local(qp.device.keys(), key, qp.pd, qp.qpn));
     match invalidated {
         Some(Ok(())) => WcStatus::Success,
         _ => WcStatus::GeneralErr,

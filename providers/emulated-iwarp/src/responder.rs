@@ -208,11 +208,11 @@ fn fill(
 }
 
 fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
-    let emulation = qp
+    let management = qp
         .device
-        .emulation()
+        .memory_management()
         .ok_or(Breach::Invalidate(Fault::Operation))?;
-    emulation
+    management
         .invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn)
         .map_err(Breach::Invalidate)
 }

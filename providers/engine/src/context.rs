@@ -9,7 +9,7 @@ use verbs_api::provider::{
     QpInit, QpOps, Reply, SrqInit, SrqOps, own,
 };
 use verbs_api::qp::AddressVector;
-use verbs_api::{Access, Features, LKey, Port, PortAttributes, RKey, VerbError};
+use verbs_api::{Access, Features, LKey, Operations, Port, PortAttributes, RKey, VerbError};
 
 use crate::cq::Cq;
 use crate::device::Device;
@@ -131,6 +131,13 @@ pub struct Pd<D: Driver> {
 impl<D: Driver> Pd<D> {
     fn make_qp(&self, init: &QpInit) -> Result<Arc<dyn QpOps>, VerbError> {
         let device = &self.device;
+        let mut needed = init.operations.required_features();
+        if init.operations.contains(Operations::BIND_MW)
+            && !device.features().intersects(Features::WINDOW_2)
+        {
+            needed |= Features::WINDOW_2B;
+        }
+        device.check_claimed(needed)?;
         let send_cq: Arc<Cq> = own(&init.send_cq, "send_cq")?;
         let recv_cq: Arc<Cq> = own(&init.recv_cq, "recv_cq")?;
         let srq: Option<Arc<Srq>> = init.srq.as_ref().map(|srq| own(srq, "srq")).transpose()?;
@@ -163,6 +170,11 @@ impl<D: Driver> Pd<D> {
 impl<D: Driver> PdOps for Pd<D> {
     fn reg_mr(&self, init: MrInit, reply: Reply<Arc<dyn MrOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
+        if init.access.contains(Access::ZERO_BASED)
+            && let Err(error) = self.device.check_claimed(Features::ZBVA)
+        {
+            return reply.send(Err(error));
+        }
         self.device.commands().run(reply, move || {
             let device = &pd.device;
             let place = Place::take(
@@ -184,7 +196,7 @@ impl<D: Driver> PdOps for Pd<D> {
 
     fn alloc_mr(&self, _id: ObjectId, max_num_sg: u32, reply: Reply<Arc<dyn MrOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
-        if self.device.emulation().is_none() {
+        if !self.device.features().contains(Features::BMME) {
             return reply.send(Err(VerbError::Unsupported {
                 missing: Features::BMME,
             }));
@@ -253,6 +265,9 @@ impl<D: Driver> PdOps for Pd<D> {
 
     fn create_srq(&self, init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
+        if let Err(error) = self.device.check_claimed(Features::SRQ) {
+            return reply.send(Err(error));
+        }
         self.device.commands().run(reply, move || {
             let commands = Arc::clone(pd.device.commands());
             let srq: Arc<dyn SrqOps> = Srq::new(init, pd.number, Arc::clone(&pd.events), commands);

@@ -9,15 +9,15 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
-    BaselineGaps, DeviceAttributes, EventSubject, EventType, Features, Gid, Grant, Limits,
-    LinkAddress, Mtu, PortAttributes, PortState, Transport, VerbError,
+    BaselineGaps, DeviceAttributes, EventSubject, EventType, Extensions, Features, Gid, Grant,
+    Limits, LinkAddress, Mtu, PortAttributes, PortState, Transport, VerbError,
 };
 
 use crate::commands::Commands;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::effects::Effects;
-use crate::emulation::MemoryManagement;
+use crate::emulation::{Emulations, MemoryManagement};
 use crate::key_table::KeyTable;
 use crate::link::Frame;
 use crate::network::Network;
@@ -32,8 +32,8 @@ use crate::trace::Trace;
 pub struct DeviceOptions {
     /// How long each control verb takes.
     pub command_latency: Duration,
-    /// The emulation of base memory management, or none.
-    pub emulation: Option<&'static dyn MemoryManagement>,
+    /// The extensions whose emulations it has; `None` for those that are linked.
+    pub extensions: Option<Extensions>,
     /// Features that are not claimed although they could be.
     pub without: Features,
     /// Queue pair numbers: first, and the one behind the last.
@@ -41,11 +41,11 @@ pub struct DeviceOptions {
 }
 
 impl Default for DeviceOptions {
-    /// No latency, the linked emulation, every feature, every number.
+    /// No latency, the linked extensions, every feature, every number.
     fn default() -> Self {
         Self {
             command_latency: Duration::ZERO,
-            emulation: crate::emulation::linked().unwrap_or(None),
+            extensions: None,
             without: Features::empty(),
             qp_numbers: (0x11, 0xff_ffff),
         }
@@ -69,7 +69,7 @@ pub struct Device<D: Driver> {
     attributes: RwLock<DeviceAttributes>,
     limits: Limits,
     features: Features,
-    emulation: Option<&'static dyn MemoryManagement>,
+    emulations: Emulations,
     keys: KeyTable,
     network: Arc<Network<D>>,
     commands: Arc<Commands>,
@@ -101,7 +101,7 @@ impl<D: Driver> Device<D> {
     ) -> Result<Arc<Self>, VerbError> {
         let mut attributes = driver.attributes();
         check_description(&attributes)?;
-        claim(&mut attributes, &options)?;
+        let emulations = claim(&mut attributes, &options)?;
         let most = network.link().and_then(|link| link.max_frame());
         for port in &mut attributes.ports {
             port.active_mtu = carried(port.active_mtu, most);
@@ -119,7 +119,7 @@ impl<D: Driver> Device<D> {
             ),
             attributes: RwLock::new(attributes),
             driver,
-            emulation: options.emulation,
+            emulations,
             network: Arc::clone(network),
             commands: Commands::new(Arc::clone(network.timers()), options.command_latency),
             qpns: QpnPool::new(options.qp_numbers.0, options.qp_numbers.1),
@@ -163,15 +163,25 @@ impl<D: Driver> Device<D> {
         &self.keys
     }
 
-    /// The emulation of base memory management.
+    /// What emulates base memory management.
     #[inline]
-    pub fn emulation(&self) -> Option<&'static dyn MemoryManagement> {
-        self.emulation
+    pub fn memory_management(&self) -> Option<&'static dyn MemoryManagement> {
+        self.emulations.memory_management
     }
 
     /// The features claimed.
     pub fn features(&self) -> Features {
         self.features
+    }
+
+    /// Whether these features are claimed: what is not, is refused to whoever asks, granted or not.
+    pub(crate) fn check_claimed(&self, needed: Features) -> Result<(), VerbError> {
+        let missing = needed - self.features;
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(VerbError::Unsupported { missing })
+        }
     }
 
     /// The limits.
@@ -283,6 +293,7 @@ impl<D: Driver> Device<D> {
                 "only UD queue pairs join multicast groups",
             ));
         }
+        self.check_claimed(Features::MULTICAST)?;
         let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
         if !groups.contains_key(&group) && groups.len() >= self.limits.max_mcast_grp as usize {
             return Err(VerbError::Resources("multicast groups (max_mcast_grp)"));
@@ -445,22 +456,29 @@ fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
     Ok(())
 }
 
-// Adds what the linked emulation makes possible, and what the transport demands and is not there.
-fn claim(attributes: &mut DeviceAttributes, options: &DeviceOptions) -> Result<(), VerbError> {
-    if let Some(emulation) = options.emulation {
-        let mut gained = emulation.features(attributes.transport);
-        if attributes.features.contains(Features::WINDOW_2A) {
-            gained -= Features::WINDOW_2B;
+// Adds what the emulations make possible, and what the transport demands and is not there.
+fn claim(
+    attributes: &mut DeviceAttributes,
+    options: &DeviceOptions,
+) -> Result<Emulations, VerbError> {
+    let linked;
+    let extensions = match &options.extensions {
+        Some(extensions) => extensions,
+        None => {
+            linked = Extensions::linked()
+                .map_err(|error| VerbError::argument("extensions", error.to_string()))?;
+            &linked
         }
-        attributes.features |= gained;
-    } else {
-        attributes.limits.max_fast_reg_page_list_len = 0;
-        attributes.features -=
-            Features::WINDOW_1 | Features::WINDOW_2A | Features::WINDOW_2B | Features::ZBVA;
-        attributes.limits.max_mw = 0;
-    }
+    };
+    let emulations = Emulations::plug(extensions, attributes)?;
     attributes.features -= options.without;
     let features = attributes.features;
+    if !features.contains(Features::BMME) {
+        attributes.limits.max_fast_reg_page_list_len = 0;
+    }
+    if !features.intersects(Features::WINDOW_1 | Features::WINDOW_2) {
+        attributes.limits.max_mw = 0;
+    }
     if features.contains(Features::WINDOW_2A | Features::WINDOW_2B) {
         return Err(VerbError::argument(
             "features",
@@ -493,7 +511,7 @@ fn claim(attributes: &mut DeviceAttributes, options: &DeviceOptions) -> Result<(
             attributes.gaps.set(gap, missing.contains(feature));
         }
     }
-    Ok(())
+    Ok(emulations)
 }
 
 impl<D: Driver> DeviceOps for Device<D> {

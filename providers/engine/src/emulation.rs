@@ -1,27 +1,84 @@
-//! What an extension plugs into a software device: the hooks that its requests pass through.
+//! What an extension plugs into a software device: its emulation.
 //!
-//! The engine carries out fast-register, local invalidate and remote invalidate only through the emulation that is
-//! linked; without one a device does not claim the features and refuses the requests.
+//! An [`Emulation`] is the [part](verbs_api::Part) of an extension that software devices need. A device is made with a
+//! set of extensions and claims what their emulations say that it gains; without any of them it claims no such feature
+//! and refuses what belongs to it. What an emulation does is plugged in here and nowhere else.
 
-use verbs_api::provider::CONTRACT_VERSION;
-use verbs_api::{Access, Features, PageList, Transport};
+use verbs_api::{
+    Access, AtomicScope, DeviceAttributes, ExtensionDescriptor, ExtensionFeatures, Extensions,
+    FeatureSet, Features, PageList, Part, VerbError,
+};
 
 use crate::fault::Fault;
-use crate::key_table::KeyTable;
+use crate::key_table::{Binding, KeyTable};
 
-/// Base memory management on a software device.
-pub trait MemoryManagement: Send + Sync {
-    /// Unique name.
-    fn name(&self) -> &'static str;
+/// The family of parts that are emulations on software devices.
+pub const FAMILY: &str = "polyverbs-engine";
 
-    /// The version of the contract that it was built for.
-    fn contract_version(&self) -> u32 {
-        CONTRACT_VERSION
+/// Features of the core that no driver has by itself: an emulation makes them work. A driver that names one says only
+/// that it has a place for it.
+pub const EMULATED: Features = Features::IWARP_MANDATORY
+    .union(Features::WINDOW_1)
+    .union(Features::WINDOW_2)
+    .union(Features::BLOCK_LIST)
+    .union(Features::SG_GAPS);
+
+/// The emulation of an extension on software devices.
+pub trait Emulation: Send + Sync + 'static {
+    /// What a device gains. `device` is what its driver says, before any emulation.
+    fn gains(&self, device: &DeviceAttributes) -> Gains;
+
+    /// Registering, invalidating and binding by work requests, where the extension does them.
+    fn memory_management(&self) -> Option<&'static dyn MemoryManagement> {
+        None
+    }
+}
+
+/// What a device gains from an emulation. Nothing, where the device cannot have it.
+#[derive(Clone, Debug, Default)]
+pub struct Gains {
+    /// Bits of the core.
+    pub features: Features,
+    /// Bits of the extension's own set.
+    pub own: u64,
+    /// Names and values of the extension's numbers.
+    pub limits: Vec<(&'static str, u64)>,
+    /// With respect to whom masked atomics are atomic.
+    pub masked_atomic_cap: AtomicScope,
+}
+
+/// An emulation as a part of an extension:
+///
+/// ```
+/// use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
+/// use verbs_api::{DeviceAttributes, ExtensionDescriptor};
+///
+/// struct Nothing;
+///
+/// impl Emulation for Nothing {
+///     fn gains(&self, _: &DeviceAttributes) -> Gains {
+///         Gains::default()
+///     }
+/// }
+///
+/// static EMULATION: EmulationPart = EmulationPart(&Nothing);
+/// pub static EXTENSION: ExtensionDescriptor =
+///     ExtensionDescriptor::new("nothing", "an example").parts(&[&EMULATION]);
+/// ```
+pub struct EmulationPart(pub &'static dyn Emulation);
+
+impl Part for EmulationPart {
+    fn family(&self) -> &'static str {
+        FAMILY
     }
 
-    /// The features that a device of this transport gains.
-    fn features(&self, transport: Transport) -> Features;
+    fn check(&self, _extension: &ExtensionDescriptor) -> Result<(), String> {
+        Ok(())
+    }
+}
 
+/// Base memory management on a software device: what fast-register, both invalidates and bind pass through.
+pub trait MemoryManagement: Send + Sync {
     /// Registers the memory of `pages` under a free key.
     ///
     /// # Errors
@@ -52,22 +109,88 @@ pub trait MemoryManagement: Send + Sync {
     /// # Errors
     /// The key cannot be invalidated.
     fn invalidate_remote(&self, keys: &KeyTable, key: u32, pd: u32, qpn: u32) -> Result<(), Fault>;
+
+    /// Binds a window: its key from then on.
+    ///
+    /// # Errors
+    /// The window cannot be bound so.
+    fn bind(&self, keys: &KeyTable, window: u32, binding: &Binding) -> Result<u32, Fault>;
 }
 
-/// An emulation that registers itself when its crate is linked.
-pub struct LinkedEmulation(pub &'static dyn MemoryManagement);
+/// The emulations of one device, each where it is plugged in.
+#[derive(Default)]
+pub(crate) struct Emulations {
+    pub(crate) memory_management: Option<&'static dyn MemoryManagement>,
+}
 
-inventory::collect!(LinkedEmulation);
+impl Emulations {
+    /// Plugs in the emulations of `extensions`, and adds to `attributes` what the device gains.
+    pub(crate) fn plug(
+        extensions: &Extensions,
+        attributes: &mut DeviceAttributes,
+    ) -> Result<Self, VerbError> {
+        let parts = extensions
+            .parts::<EmulationPart>(FAMILY)
+            .map_err(|error| VerbError::argument("extensions", error.to_string()))?;
+        let driver = attributes.clone();
+        attributes.features -= EMULATED;
+        let mut plugged = Self::default();
+        for (extension, EmulationPart(emulation)) in parts {
+            let gains = emulation.gains(&driver);
+            gains.check(extension)?;
+            gains.add_to(attributes, extension);
+            if !gains.is_empty() {
+                plugged.add(*emulation);
+            }
+        }
+        Ok(plugged)
+    }
 
-/// The emulation that is linked, if any.
-///
-/// # Errors
-/// Two are linked: both names.
-pub fn linked() -> Result<Option<&'static dyn MemoryManagement>, (&'static str, &'static str)> {
-    let mut all = inventory::iter::<LinkedEmulation>.into_iter();
-    let first = all.next();
-    match (first, all.next()) {
-        (Some(one), Some(two)) => Err((one.0.name(), two.0.name())),
-        (first, _) => Ok(first.map(|linked| linked.0)),
+    fn add(&mut self, emulation: &'static dyn Emulation) {
+        self.memory_management = self.memory_management.or(emulation.memory_management());
+    }
+}
+
+impl Gains {
+    fn is_empty(&self) -> bool {
+        self.features.is_empty() && self.own == 0
+    }
+
+    // An emulation makes no feature work that its extension does not tell of: nothing would prove it.
+    fn check(&self, extension: &ExtensionDescriptor) -> Result<(), VerbError> {
+        let told = |is_core: bool| {
+            let all = extension.all_features().iter();
+            all.filter(|feature| (feature.set == Features::SET) == is_core)
+                .fold(0, |bits, feature| bits | feature.bits)
+        };
+        let untold = (self.features.bits() & !told(true)) | (self.own & !told(false));
+        if untold == 0 {
+            return Ok(());
+        }
+        let name = extension.name();
+        Err(VerbError::argument(
+            "extensions",
+            format!("the emulation of {name} gains bits {untold:#x} that {name} does not describe"),
+        ))
+    }
+
+    fn add_to(&self, attributes: &mut DeviceAttributes, extension: &ExtensionDescriptor) {
+        attributes.features |= self.features;
+        if self.masked_atomic_cap != AtomicScope::None {
+            attributes.masked_atomic_cap = self.masked_atomic_cap;
+        }
+        let Some(set) = extension.feature_set().filter(|_| self.own != 0) else {
+            return;
+        };
+        let own = extension.all_features().iter();
+        let names = own
+            .filter(|feature| feature.set == set && self.own & feature.bits != 0)
+            .map(|feature| feature.name);
+        attributes.extensions.push(ExtensionFeatures {
+            set,
+            bits: self.own,
+            names: names.collect(),
+            limits: self.limits.clone(),
+        });
     }
 }

@@ -7,7 +7,6 @@
 //! Read first: [`qp`] (posting, completing, flushing), then [`key_table`] (the one access check).
 #![deny(unsafe_code)]
 
-pub mod bmme;
 pub mod commands;
 pub mod completion_ring;
 pub mod context;

@@ -14,7 +14,7 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify};
 use verbs_api::{
-    Access, BindWindow, EventSubject, EventType, Gid, Operation, PostReason, Qpn, RKey,
+    Access, BindWindow, EventSubject, EventType, Features, Gid, Operation, PostReason, Qpn, RKey,
     ReceiveRequest, SendFlags, VerbError, WcOpcode, WcStatus, WorkRequest,
 };
 
@@ -22,6 +22,7 @@ use crate::cq::{Cq, Done, Plain};
 use crate::device::{Cx, Device};
 use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
+use crate::fault::Fault;
 use crate::key_table::{Binding, FlatUse, LocalUse};
 use crate::loans;
 use crate::lock::{Lock, LockClass, LockGuard};
@@ -659,33 +660,7 @@ impl<D: Driver> Qp<D> {
         request: &Request<'_>,
         cx: &Cx<'_, D>,
     ) -> WcStatus {
-        let emulation = self.device.emulation();
-        let keys = self.device.keys();
-        let result = match request.op {
-            Op::FastRegister(key, access, iova, length) => match (emulation, request.pages) {
-                (Some(bmme), Some(pages)) => {
-                    bmme.fast_register(keys, key, self.pd, pages, access, iova, length)
-                }
-                _ => Err(crate::fault::Fault::Operation),
-            },
-            Op::LocalInvalidate(key) => match emulation {
-                Some(bmme) => bmme.invalidate_local(keys, key, self.pd, self.qpn),
-                None => Err(crate::fault::Fault::Operation),
-            },
-            Op::Bind(window, region, addr, length, access) => {
-                let binding = Binding {
-                    region,
-                    addr,
-                    length,
-                    access,
-                    pd: self.pd,
-                    qpn: self.qpn,
-                };
-                keys.bind(window, &binding)
-                    .map(|_| requester.note_window(window))
-            }
-            _ => Ok(()),
-        };
+        let result = self.manage_memory(requester, request);
         let _ = cx;
         let status = match result {
             Ok(()) => WcStatus::Success,
@@ -697,6 +672,57 @@ impl<D: Driver> Qp<D> {
             self.trace(request, status);
         }
         status
+    }
+
+    fn manage_memory(
+        &self,
+        requester: &mut Requester<D>,
+        request: &Request<'_>,
+    ) -> Result<(), Fault> {
+        let keys = self.device.keys();
+        let management = self.device.memory_management().ok_or(Fault::Operation)?;
+        let mut used = Features::empty();
+        match request.op {
+            Op::FastRegister(key, access, iova, length) => {
+                let pages = request.pages.ok_or(Fault::Operation)?;
+                used.set(Features::BLOCK_LIST, pages.is_block_list());
+                used.set(Features::SG_GAPS, pages.has_gaps());
+                used.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
+                self.check_claimed(used)?;
+                management.fast_register(keys, key, self.pd, pages, access, iova, length)
+            }
+            Op::LocalInvalidate(key) => {
+                let fenced = request.flags.contains(SendFlags::FENCE);
+                used.set(Features::LOCAL_INVALIDATE_FENCE, fenced);
+                self.check_claimed(used)?;
+                management.invalidate_local(keys, key, self.pd, self.qpn)
+            }
+            Op::Bind(window, region, addr, length, access) => {
+                used.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
+                self.check_claimed(used)?;
+                let binding = Binding {
+                    region,
+                    addr,
+                    length,
+                    access,
+                    pd: self.pd,
+                    qpn: self.qpn,
+                };
+                management.bind(keys, window, &binding)?;
+                requester.note_window(window);
+                Ok(())
+            }
+            _ => Err(Fault::Operation),
+        }
+    }
+
+    // A program cannot use what it was not granted; a device does not do what it does not claim, whoever asks.
+    fn check_claimed(&self, used: Features) -> Result<(), Fault> {
+        if self.device.features().contains(used) {
+            Ok(())
+        } else {
+            Err(Fault::Operation)
+        }
     }
 
     // What was flushed was not executed.
@@ -857,7 +883,7 @@ impl<D: Driver> Qp<D> {
         receive: &Receive,
         cx: &Cx<'p, D>,
         into: &mut Spans<'p>,
-    ) -> Result<(), crate::fault::Fault> {
+    ) -> Result<(), Fault> {
         let user = LocalUse {
             pd: self.receive_pd(),
             private: receive.private,

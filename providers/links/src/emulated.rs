@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use verbs_api::provider::{DeviceOps, Provider};
-use verbs_api::{Features, LinkAddress, VerbError};
+use verbs_api::{Extensions, Features, LinkAddress, VerbError};
 
 use crate::{FaultSpec, FaultSpecError};
 
@@ -22,6 +22,8 @@ pub struct EmulatedOptions {
     pub framed: bool,
     /// Features that it does not claim although it could.
     pub without: Features,
+    /// The extensions that it has; `None` for those that are linked.
+    pub extensions: Option<Extensions>,
 }
 
 /// Why no device was made.
@@ -74,8 +76,12 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
         self.0.provider()
     }
 
-    fn devices(&self) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
-        match self.0.make(&EmulatedOptions::default()) {
+    fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+        let options = EmulatedOptions {
+            extensions: Some(extensions.clone()),
+            ..EmulatedOptions::default()
+        };
+        match self.0.make(&options) {
             Ok(device) => Ok(vec![device]),
             Err(EmulatedError::Verb(error)) => Err(error),
             Err(EmulatedError::Fault(_)) => {

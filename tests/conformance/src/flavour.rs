@@ -4,6 +4,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+// Linked: what devices have with everything that there is.
+use bmme as _;
 use emulated_ib::InfiniBand;
 use emulated_iwarp::Iwarp;
 use emulated_iwarp::header::{reset_header, stream_key};
@@ -15,7 +17,7 @@ use polyverbs_links::{
     Between, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
 };
 use verbs_api::provider::DeviceOps;
-use verbs_api::{Features, LinkAddress, Mtu, PortState};
+use verbs_api::{Extensions, Features, LinkAddress, Mtu, PortState};
 
 /// How long a frame is under way on a link.
 fn under_way() -> Between<Duration> {
@@ -101,7 +103,7 @@ impl Flavour {
                 |at| infiniband(at, false),
                 None,
                 DeviceOptions {
-                    emulation: None,
+                    extensions: Some(Extensions::new()),
                     ..options
                 },
             ),
@@ -126,7 +128,7 @@ impl Flavour {
                 iwarp,
                 None,
                 DeviceOptions {
-                    emulation: None,
+                    extensions: Some(Extensions::new()),
                     ..options
                 },
             ),

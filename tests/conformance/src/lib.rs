@@ -14,6 +14,7 @@ mod fast;
 mod flavour;
 mod needs;
 mod pair;
+mod probing;
 pub mod refusal;
 mod rig;
 
@@ -21,6 +22,7 @@ pub use fast::Fast;
 pub use flavour::{Flavour, Steer};
 pub use needs::{ANY_DEVICE, Needs, needs, one_of};
 pub use pair::{Pair, Side};
+pub use probing::{examined, probe_rig};
 pub use rig::{End, Region, Rig};
 
 /// Runs `body` on a device of this flavour, or sees that the device refuses what it lacks.

@@ -2,7 +2,8 @@
 //!
 //! A line `// covers 2.24 2.25` stands above a test's `#[test]`. Comments and attributes may lie
 //! between, and several such lines add up. A file under `tests/conformance/` holds test bodies that
-//! are made into one test for each device by a macro; there the function alone will do.
+//! are made into one test for each device by a macro; there the function alone will do, and so it will
+//! for the probes of an extension, which the conformance suite runs on each device.
 
 use std::{
     fs, io,
@@ -14,6 +15,9 @@ const REACH: usize = 6;
 
 /// The folder whose functions are test bodies without a `#[test]` of their own.
 const CONFORMANCE: &str = "tests/conformance/";
+
+/// The folder of an extension whose functions are probes.
+const PROBES: &str = "/src/probes/";
 
 /// One `// covers` line.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,11 +59,15 @@ pub fn scan_text(file: &str, text: &str) -> Vec<Claim> {
                 file: file.to_owned(),
                 line: at + 1,
                 ids,
-                test: test_below(&lines[at + 1..], file.starts_with(CONFORMANCE)),
+                test: test_below(&lines[at + 1..], holds_bodies(file)),
             });
         }
     }
     claims
+}
+
+fn holds_bodies(file: &str) -> bool {
+    file.starts_with(CONFORMANCE) || (file.starts_with("extensions/") && file.contains(PROBES))
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
@@ -178,6 +186,9 @@ mod tests {
             Some("fence".to_owned())
         );
         assert_eq!(one("tests/other/src/keys.rs", text), None);
+        let probe = Some("fence".to_owned());
+        assert_eq!(one("extensions/bmme/src/probes/keys.rs", text), probe);
+        assert_eq!(one("extensions/bmme/src/handle.rs", text), None);
     }
 
     #[test]

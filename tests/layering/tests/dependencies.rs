@@ -20,6 +20,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Drivers do not know each other.
     ("emulated-ib", DRIVER),
     ("emulated-iwarp", DRIVER),
+    // Extensions know the contract and the engine's hooks, and no driver.
+    ("bmme", EXTENSION),
     // The facade names the default providers and extensions.
     (
         "polyverbs",
@@ -29,6 +31,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-links",
             "emulated-ib",
             "emulated-iwarp",
+            "bmme",
         ],
     ),
     // Programs on the facade.
@@ -53,10 +56,13 @@ const DRIVER: &[&str] = &[
     "polyverbs-wire",
 ];
 
+const EXTENSION: &[&str] = &["verbs-api", "polyverbs-engine"];
+
 const TEST: &[&str] = &[
     "verbs-api",
     "polyverbs-engine",
     "polyverbs-links",
+    "bmme",
     "emulated-ib",
     "emulated-iwarp",
     "polyverbs",

@@ -11,6 +11,8 @@ pub mod unreliable;
 
 use std::time::{Duration, Instant};
 
+// Linked: the runs register and invalidate by work requests.
+use bmme as _;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 

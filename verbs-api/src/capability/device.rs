@@ -2,7 +2,8 @@
 
 use bitflags::bitflags;
 
-use super::{BaselineGaps, Features, Limits, feature_names};
+use super::{BaselineGaps, FeatureSet, Features, Limit, Limits, feature_names};
+use crate::extension::FeatureInfo;
 use crate::ids::{Gid, LinkAddress, Port};
 
 /// The family of protocols that a device speaks.
@@ -160,6 +161,8 @@ pub struct ExtensionFeatures {
     pub bits: u64,
     /// Names of the bits that are set.
     pub names: Vec<&'static str>,
+    /// Names and values of its numbers.
+    pub limits: Vec<(&'static str, u64)>,
 }
 
 /// What a device tells about itself.
@@ -189,6 +192,30 @@ pub struct DeviceAttributes {
 }
 
 impl DeviceAttributes {
+    /// Whether the device claims a feature, of the core or of an extension.
+    pub fn claims(&self, feature: &FeatureInfo) -> bool {
+        self.bits_of(feature.set) & feature.bits == feature.bits
+    }
+
+    /// The number that `limit` names, of the core or of an extension; 0 where the device does not have it.
+    pub fn limit(&self, limit: Limit) -> u64 {
+        let Limit::Extension(wanted) = limit else {
+            return self.limits.value(limit);
+        };
+        let set = self.extensions.iter().find(|known| known.set == wanted.set);
+        let mut numbers = set.into_iter().flat_map(|set| &set.limits);
+        let found = numbers.find(|(name, _)| *name == wanted.name);
+        found.map_or(0, |&(_, value)| value)
+    }
+
+    pub(crate) fn bits_of(&self, set: &str) -> u64 {
+        if set == Features::SET {
+            return self.features.bits();
+        }
+        let known = self.extensions.iter().find(|known| known.set == set);
+        known.map_or(0, |known| known.bits)
+    }
+
     /// What does not fit together in these attributes, if anything does not.
     ///
     /// A device has at most one kind of type-2 windows; iWARP devices have what their transport makes

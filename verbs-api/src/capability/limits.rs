@@ -18,34 +18,46 @@ macro_rules! limits {
         #[non_exhaustive]
         pub enum Limit {
             $( $(#[$doc])* $variant, )*
+            /// A number of an extension.
+            Extension(&'static ExtensionLimit),
         }
 
         impl Limit {
-            /// Every limit, in declaration order.
+            /// Every limit of the core, in declaration order.
             pub const ALL: &'static [Self] = &[$( Self::$variant, )*];
 
             /// The verbs' own name of the attribute.
             pub const fn name(self) -> &'static str {
-                match self { $( Self::$variant => stringify!($field), )* }
+                match self {
+                    $( Self::$variant => stringify!($field), )*
+                    Self::Extension(limit) => limit.name,
+                }
             }
 
             /// Which way is stronger.
             pub const fn direction(self) -> Direction {
-                match self { $( Self::$variant => Direction::$direction, )* }
+                match self {
+                    $( Self::$variant => Direction::$direction, )*
+                    Self::Extension(limit) => limit.direction,
+                }
             }
         }
 
         impl Limits {
-            /// The number that `limit` names.
+            /// The number that `limit` names; 0 for one of an extension, which [`DeviceAttributes`](super::DeviceAttributes)
+            /// knows.
             pub const fn value(&self, limit: Limit) -> u64 {
-                match limit { $( Limit::$variant => self.$field as u64, )* }
+                match limit {
+                    $( Limit::$variant => self.$field as u64, )*
+                    Limit::Extension(_) => 0,
+                }
             }
         }
     };
 }
 
 /// Which way a limit is stronger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// A larger number can do more.
     LargerIsStronger,
@@ -53,6 +65,40 @@ pub enum Direction {
     SmallerIsStronger,
     /// A set of bits: every wanted bit must be offered.
     Bits,
+}
+
+/// A number of an extension: a `static` of its crate.
+///
+/// ```
+/// use verbs_api::{Direction, ExtensionLimit, Requirements};
+/// static MAX_RANGE: ExtensionLimit = ExtensionLimit::new("checksum", "max_range", Direction::LargerIsStronger);
+/// let wanted = Requirements::new().at_least(&MAX_RANGE, 4096);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExtensionLimit {
+    /// Name of the extension's feature set.
+    pub set: &'static str,
+    /// Name of the number.
+    pub name: &'static str,
+    /// Which way it is stronger.
+    pub direction: Direction,
+}
+
+impl ExtensionLimit {
+    /// The number `name` of the extension with the feature set `set`.
+    pub const fn new(set: &'static str, name: &'static str, direction: Direction) -> Self {
+        Self {
+            set,
+            name,
+            direction,
+        }
+    }
+}
+
+impl From<&'static ExtensionLimit> for Limit {
+    fn from(limit: &'static ExtensionLimit) -> Self {
+        Self::Extension(limit)
+    }
 }
 
 limits! {
@@ -159,8 +205,17 @@ impl Limits {
     /// # Errors
     /// The offer is weaker than `wanted` in the direction of `limit`.
     pub fn check(&self, limit: Limit, wanted: u64) -> Result<(), ShortLimit> {
-        let offered = self.value(limit);
-        let met = match limit.direction() {
+        limit.compare(self.value(limit), wanted)
+    }
+}
+
+impl Limit {
+    /// Compares an offer of this number with what is wanted.
+    ///
+    /// # Errors
+    /// The offer is weaker than `wanted`.
+    pub fn compare(self, offered: u64, wanted: u64) -> Result<(), ShortLimit> {
+        let met = match self.direction() {
             Direction::LargerIsStronger => offered >= wanted,
             Direction::SmallerIsStronger => offered <= wanted,
             Direction::Bits => offered & wanted == wanted,
@@ -169,7 +224,7 @@ impl Limits {
             Ok(())
         } else {
             Err(ShortLimit {
-                limit,
+                limit: self,
                 wanted,
                 offered,
             })

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{DeviceAttributes, FeatureSet, Features, Limit, ShortLimit, Transport, feature_names};
+use crate::extension::FeatureInfo;
 
 /// The bits of one feature set, with the set's type erased.
 #[derive(Clone, Debug)]
@@ -11,7 +12,15 @@ pub struct FeatureBits {
     pub set: &'static str,
     /// The bits.
     pub bits: u64,
-    names: fn(u64) -> Vec<&'static str>,
+    names: Names,
+}
+
+/// What is known of the names of bits.
+#[derive(Clone, Copy, Debug)]
+enum Names {
+    All(fn(u64) -> Vec<&'static str>),
+    One(&'static str),
+    None,
 }
 
 impl PartialEq for FeatureBits {
@@ -28,13 +37,26 @@ impl FeatureBits {
         Self {
             set: F::SET,
             bits: features.bits(),
-            names: |bits| feature_names(F::from_bits_retain(bits)),
+            names: Names::All(|bits| feature_names(F::from_bits_retain(bits))),
         }
     }
 
-    /// Names of the bits.
+    /// One bit that is known by its description.
+    pub const fn of_info(feature: &FeatureInfo) -> Self {
+        Self {
+            set: feature.set,
+            bits: feature.bits,
+            names: Names::One(feature.name),
+        }
+    }
+
+    /// Names of the bits, as far as they are known.
     pub fn names(&self) -> Vec<&'static str> {
-        (self.names)(self.bits)
+        match self.names {
+            Names::All(names) => names(self.bits),
+            Names::One(name) => vec![name],
+            Names::None => Vec::new(),
+        }
     }
 
     fn with_bits(&self, bits: u64) -> Self {
@@ -73,7 +95,7 @@ impl Requirements {
             .extend(attributes.extensions.iter().map(|extension| FeatureBits {
                 set: extension.set,
                 bits: extension.bits,
-                names: |_| Vec::new(),
+                names: Names::None,
             }));
         all
     }
@@ -99,6 +121,13 @@ impl Requirements {
         self
     }
 
+    /// The same for bits of which only the description is known.
+    #[must_use]
+    pub fn needs_bits(mut self, features: FeatureBits) -> Self {
+        merge(&mut self.needed, features);
+        self
+    }
+
     /// Features that the program uses where they exist.
     #[must_use]
     pub fn prefers<F: FeatureSet>(mut self, features: F) -> Self {
@@ -108,8 +137,8 @@ impl Requirements {
 
     /// A number that must be at least as strong as `wanted`, in the limit's own direction.
     #[must_use]
-    pub fn at_least(mut self, limit: Limit, wanted: u64) -> Self {
-        self.limits.push((limit, wanted));
+    pub fn at_least(mut self, limit: impl Into<Limit>, wanted: u64) -> Self {
+        self.limits.push((limit.into(), wanted));
         self
     }
 
@@ -131,13 +160,13 @@ impl Requirements {
         let missing: Vec<_> = self
             .needed
             .iter()
-            .map(|set| set.with_bits(set.bits & !offered(device, set.set)))
+            .map(|set| set.with_bits(set.bits & !device.bits_of(set.set)))
             .filter(|set| set.bits != 0)
             .collect();
         let limits: Vec<_> = self
             .limits
             .iter()
-            .filter_map(|&(limit, wanted)| device.limits.check(limit, wanted).err())
+            .filter_map(|&(limit, wanted)| limit.compare(device.limit(limit), wanted).err())
             .collect();
         let wrong_transport = self.transport.filter(|&wanted| wanted != device.transport);
         if !missing.is_empty() || !limits.is_empty() || wrong_transport.is_some() {
@@ -152,7 +181,7 @@ impl Requirements {
         for set in &self.preferred {
             merge(
                 &mut granted,
-                set.with_bits(set.bits & offered(device, set.set)),
+                set.with_bits(set.bits & device.bits_of(set.set)),
             );
         }
         Ok(Grant { sets: granted })
@@ -161,20 +190,14 @@ impl Requirements {
 
 fn merge(sets: &mut Vec<FeatureBits>, more: FeatureBits) {
     match sets.iter_mut().find(|set| set.set == more.set) {
-        Some(set) => set.bits |= more.bits,
+        Some(set) => {
+            set.bits |= more.bits;
+            if matches!(more.names, Names::All(_)) {
+                set.names = more.names;
+            }
+        }
         None => sets.push(more),
     }
-}
-
-fn offered(device: &DeviceAttributes, set: &str) -> u64 {
-    if set == Features::SET {
-        return device.features.bits();
-    }
-    device
-        .extensions
-        .iter()
-        .find(|extension| extension.set == set)
-        .map_or(0, |extension| extension.bits)
 }
 
 /// What an open device may be used for: exactly what was asked and is there, even if the device has more.
@@ -197,6 +220,15 @@ impl Grant {
                 .find(|set| set.set == F::SET)
                 .map_or(0, |set| set.bits),
         )
+    }
+
+    /// This grant, and these bits whether the device has them or not.
+    #[must_use]
+    pub(crate) fn beyond(mut self, bits: &[FeatureBits]) -> Self {
+        for more in bits {
+            merge(&mut self.sets, more.clone());
+        }
+        self
     }
 
     /// Every granted set.

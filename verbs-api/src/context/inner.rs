@@ -246,14 +246,15 @@ impl Drop for ContextInner {
 }
 
 /// Where a verb reports how it ended.
-pub(crate) struct Outcome<T, E = VerbError> {
+pub struct Outcome<T, E = VerbError> {
     completer: Completer<T, E>,
     slot: Option<u32>,
     shared: Arc<ContextShared>,
 }
 
 impl<T: 'static, E: 'static> Outcome<T, E> {
-    pub(crate) fn complete(self, result: Result<T, E>) {
+    /// Ends the verb, with no lock held.
+    pub fn complete(self, result: Result<T, E>) {
         if let Some(slot) = self.slot {
             let mut pending = self
                 .shared

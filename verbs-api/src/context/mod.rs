@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub use events::{AsyncEvent, NextEvent};
-pub(crate) use inner::{ContextInner, ContextShared, Outcome};
+pub use inner::Outcome;
+pub(crate) use inner::{ContextInner, ContextShared};
 
 use crate::capability::{DeviceAttributes, Features, Grant, Limits, PortAttributes};
 use crate::channel::CompletionChannel;
@@ -87,6 +88,12 @@ impl Context {
     /// The bits that were not granted, because the device lacks them or nobody asked for them.
     pub fn extension<X: Extension>(&self) -> Result<X, Unsupported> {
         X::load(self)
+    }
+
+    /// Starts a verb of the caller's own, such as one of an extension that takes several steps: what is answered, and
+    /// how the caller ends it. It ends with [`VerbError::DeviceRemoved`] where the device is removed meanwhile.
+    pub fn begin<T: Send + 'static>(&self) -> (Started<T>, Outcome<T>) {
+        self.inner.begin()
     }
 
     /// Makes a protection domain.

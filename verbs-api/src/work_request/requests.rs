@@ -225,6 +225,14 @@ macro_rules! requests {
             pub(crate) fn common_mut(&mut self) -> &mut Common {
                 match self { $( Self::$name(request) => &mut request.common, )* }
             }
+
+            /// Gives the request, whatever it is, this identity and exactly these flags; those of portable operations
+            /// are not the program's to set.
+            pub fn set_common(&mut self, wr_id: u64, flags: SendFlags) {
+                let common = self.common_mut();
+                common.wr_id = wr_id;
+                common.flags = flags - SendFlags::PORTABLE;
+            }
         }
     };
 }

@@ -566,7 +566,7 @@ impl Provider for MockProvider {
         self.version
     }
 
-    fn devices(&self) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+    fn devices(&self, _: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
         let devices = self.devices.clone()?;
         Ok(devices
             .into_iter()

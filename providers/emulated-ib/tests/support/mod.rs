@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bmme as _;
 use emulated_ib::InfiniBand;
 use emulated_ib::header::{Body, Header, Nak, Syndrome, advance};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};

@@ -4,8 +4,8 @@ use emulated_iwarp::Iwarp;
 use polyverbs_engine::device::{Device, DeviceOptions};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{
-    AtomicScope, BaselineGaps, Features, LinkAddress, PortCaps, PostReason, QpOptions, Read,
-    SendWithImmediate, Transport, VerbError, WcStatus,
+    AtomicScope, BaselineGaps, Extensions, Features, LinkAddress, PortCaps, PostReason, QpOptions,
+    Read, SendWithImmediate, Transport, VerbError, WcStatus,
 };
 
 use crate::lab::Lab;
@@ -38,7 +38,7 @@ fn claims_what_iwarp_has_and_lists_what_it_lacks() {
 fn without_the_emulation_its_features_are_gaps() {
     let lab = Lab::direct();
     let options = DeviceOptions {
-        emulation: None,
+        extensions: Some(Extensions::new()),
         ..DeviceOptions::default()
     };
     let driver = Iwarp::new("bare", LinkAddress::InProcess(9));

@@ -1,9 +1,10 @@
 //! What every operation does, directly and over a stream.
 
+use bmme::Bmme;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, BindWindow, Bmme, CompareSwap, EventType, FastRegister, FetchAdd, LocalInvalidate, Mr,
-    MrKey, MrOptions, MwType, PageList, RKey, Read, ReadWithInvalidate, RemoteAddress, Send,
+    Access, BindWindow, CompareSwap, EventType, FastRegister, FetchAdd, LocalInvalidate, Mr, MrKey,
+    MrOptions, MwType, PageList, RKey, Read, ReadWithInvalidate, RemoteAddress, Send,
     SendWithInvalidate, Sge, WcFlags, WcOpcode, WcStatus, Write, WriteWithImmediate,
 };
 

@@ -3,11 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bmme::{FmrError, FmrMapping, FmrPool, FmrPoolOptions};
 use conformance::{Pair, Rig, cases, needs};
-use verbs_api::{
-    Access, ErrorKind, Features, FmrError, FmrMapping, FmrPool, FmrPoolOptions, Memory, PageList,
-    RKey, RemoteAddress, VerbError,
-};
+use verbs_api::{Access, ErrorKind, Features, Memory, PageList, RKey, RemoteAddress, VerbError};
 
 cases! {
     every_map_has_a_new_key_and_their_number_is_limited: needs(Features::BMME);
@@ -38,7 +36,7 @@ fn opens(rig: &Rig, remote: RemoteAddress) -> bool {
     rig.can_write(&pair, remote)
 }
 
-fn map(rig: &Rig, fmr: &mut verbs_api::Fmr, list: &PageList) -> FmrMapping {
+fn map(rig: &Rig, fmr: &mut bmme::Fmr, list: &PageList) -> FmrMapping {
     rig.outcome(fmr.map(list, list.address()))
         .expect("a mapping")
 }

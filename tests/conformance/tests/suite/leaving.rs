@@ -5,14 +5,14 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bmme::{FmrPool, FmrPoolOptions};
 use conformance::{ANY_DEVICE, Rig, Steer, cases};
 use polyverbs_links::emulated::{EmulatedKind, EmulatedOptions};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, Ah, BaselineGaps, BindWindow, Cq, DestroyError, Device, Features, FmrPool,
-    FmrPoolOptions, Gid, Memory, Mr, MrKey, MrOptions, Mw, MwType, Notify, PageList, Pd, Qp,
-    QpOptions, Read, ReadAndInvalidate, Requirements, Send, Srq, SrqOptions, Started, WorkRequest,
-    Write,
+    Access, Ah, BaselineGaps, BindWindow, Cq, DestroyError, Device, Features, Gid, Memory, Mr,
+    MrKey, MrOptions, Mw, MwType, Notify, PageList, Pd, Qp, QpOptions, Read, ReadAndInvalidate,
+    Requirements, Send, Srq, SrqOptions, Started, WorkRequest, Write,
 };
 
 cases! {

@@ -11,6 +11,7 @@ mod keys;
 mod leaving;
 mod plans;
 mod posting;
+mod probes;
 mod shared_receive;
 mod states;
 mod support;

@@ -1,7 +1,6 @@
 //! A pool of keys that are mapped and unmapped again and again, in the manner of FMR, over fast-register.
 //!
-//! It uses nothing but the verbs of this crate, so it lives here and not in the software engine: it
-//! works on every device that has fast-register, and a program needs no other crate for it.
+//! It uses nothing but verbs, so it works on every device that has fast-register, emulated or not.
 //!
 //! Mapping and unmapping are work requests. The pool posts them on a pair of queue pairs of its own
 //! that are connected with each other, never on the program's: neither the program's send queue nor
@@ -13,20 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
-use crate::access::Access;
-use crate::capability::Features;
-use crate::completion::{Completion, Notify, WcStatus};
-use crate::control::{Completer, Started};
-use crate::cq::Cq;
-use crate::error::VerbError;
-use crate::ids::{LKey, RKey};
-use crate::memory::PageList;
-use crate::mr::MrKey;
-use crate::pd::Pd;
-use crate::post::PostReason;
-use crate::qp::{Qp, QpOptions, connect_pair};
-use crate::work_request::{
-    Batch, FastRegister, LocalInvalidate, Operations, RemoteAddress, SendFlags, Sge, WorkRequest,
+use verbs_api::{
+    Access, Batch, Completer, Completion, Cq, FastRegister, Features, LKey, LocalInvalidate, MrKey,
+    Notify, Operation, Operations, PageList, Pd, PostReason, Qp, QpOptions, RKey, RemoteAddress,
+    SendFlags, Sge, Started, VerbError, WcStatus, WorkRequest, connect_pair,
 };
 
 /// Requests that a slot has outstanding at most: a mapping invalidates the key of before and registers
@@ -220,7 +209,8 @@ impl FmrPool {
     /// # Errors
     /// The feature is missing, or a number is 0 or beyond the device's limits.
     pub fn create(pd: &Pd, options: FmrPoolOptions) -> Started<Self> {
-        let missing = Features::BMME - pd.context().features();
+        let context = pd.open_device();
+        let missing = Features::BMME - context.features();
         let check = match missing.is_empty() {
             true => options.check(),
             false => Err(VerbError::Unsupported { missing }),
@@ -228,10 +218,7 @@ impl FmrPool {
         if let Err(error) = check {
             return Started::ready(Err(error));
         }
-        let (started, outcome) = pd.context().begin();
-        let context = crate::Context {
-            inner: Arc::clone(pd.context()),
-        };
+        let (started, outcome) = context.begin();
         let pd = pd.clone();
         let requests = options.pool_size.saturating_mul(REQUESTS_PER_SLOT);
         context.create_cq(requests).on_done(move |cq| match cq {
@@ -543,9 +530,9 @@ impl Inner {
         let mut batch = Batch::with_capacity(requests.len());
         let last = requests.len() - 1;
         for (index, mut request) in requests.into_iter().enumerate() {
-            let common = request.common_mut();
-            common.wr_id = id;
-            common.flags.set(SendFlags::SIGNALED, index == last);
+            let mut flags = request.common().flags;
+            flags.set(SendFlags::SIGNALED, index == last);
+            request.set_common(id, flags);
             batch.push(request);
         }
         let posted = self.qp.post(&mut batch);

@@ -1,18 +1,13 @@
 //! Base memory management as a typed handle.
 
-use crate::capability::Features;
-use crate::context::Context;
-use crate::control::Started;
-use crate::extension::{Extension, Unsupported};
-use crate::mr::MrKey;
-use crate::pd::Pd;
-use crate::work_request::Operations;
+use verbs_api::{Context, Extension, Features, MrKey, Operations, Pd, Started, Unsupported};
 
 /// Base memory management: allocated keys, fast-register, local invalidate, send-with-invalidate; also
 /// read-with-invalidate and windows of type 2 where they were granted as well.
 ///
 /// ```no_run
-/// use verbs_api::{Bmme, Features, QpOptions, Requirements, open};
+/// use bmme::Bmme;
+/// use verbs_api::{Features, QpOptions, Requirements, open};
 /// let device = open(Requirements::new().needs(Features::BMME))?;
 /// let registration = device.extension::<Bmme>()?;
 /// let pd = device.alloc_pd().wait()?;

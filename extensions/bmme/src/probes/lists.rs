@@ -1,0 +1,200 @@
+//! Layouts: zero-based addresses, blocks of any size, elements with gaps.
+
+use verbs_api::probe::{Evidence, Outcome, Pair, Rig};
+use verbs_api::{
+    Access, BindWindow, FastRegister, Memory, MemoryRange, MrKey, MrOptions, MwType, PageList,
+    RemoteAddress, Write, ensure, ensure_eq,
+};
+
+use super::OPEN;
+
+// covers 2.66
+pub(super) fn zero_based_region(rig: &Rig) -> Outcome {
+    let options = MrOptions::new(OPEN).zero_based();
+    let region = rig.far.region_with(&rig.far.pd, 1000, options)?;
+    let key = region.mr.rkey();
+    for (addr, granted) in [(0, true), (992, true), (993, false), (1000, false)] {
+        let found = rig.can_write(&rig.rc()?, RemoteAddress::new(addr, key))?;
+        ensure_eq!(
+            found,
+            granted,
+            "whether a peer may write at {addr} of 1000 zero-based octets"
+        );
+    }
+    rig.scratch.fill(0x41)?;
+    let pair = rig.rc()?;
+    rig.succeeds(
+        &pair.near,
+        Write::new(rig.scratch.sge(0, 1000)?, RemoteAddress::new(0, key)),
+    )?;
+    rig.settle();
+    ensure_eq!(
+        region.bytes(0, 1000)?,
+        rig.scratch.bytes(0, 1000)?,
+        "what a write at 0 wrote"
+    );
+    Ok(())
+}
+
+// covers 2.67
+pub(super) fn zero_based_offset(rig: &Rig) -> Outcome {
+    let memory = rig.far.region(8192, Access::LOCAL_WRITE)?;
+    let range = memory.memory.range(123, 5000)?;
+    let mapped = PageList::map(&[range], 4096, 2).map_err(unusable)?;
+    let key = rig.finish(rig.far.pd.alloc_key(2))?;
+    let pair = rig.rc()?;
+    let request = FastRegister::new(&key, &mapped.list).access(OPEN | Access::ZERO_BASED);
+    rig.succeeds(&pair.far, request)?;
+    rig.scratch.fill(0x42)?;
+    let write = Write::new(rig.scratch.sge(0, 5000)?, RemoteAddress::new(0, key.rkey()));
+    rig.succeeds(&pair.near, write)?;
+    rig.settle();
+    ensure_eq!(
+        memory.bytes(123, 5000)?,
+        rig.scratch.bytes(0, 5000)?,
+        "what a write at 0 wrote to memory that begins at octet 123 of its page"
+    );
+    ensure!(
+        memory.bytes(0, 123)?.iter().all(|&octet| octet == 0),
+        "octets in front of a registration have changed"
+    );
+    Ok(())
+}
+
+fn unusable(error: verbs_api::PageListError) -> Evidence {
+    Evidence::wrong(error.to_string())
+}
+
+/// Pieces of one memory in an order of their own, registered as one list.
+struct Pieces {
+    memory: Memory,
+    // Offset and length of each piece, in the list's order.
+    places: Vec<(usize, usize)>,
+    list: PageList,
+    key: MrKey,
+}
+
+impl Pieces {
+    fn registered(
+        rig: &Rig,
+        pair: &Pair,
+        places: &[(usize, usize)],
+        list: impl FnOnce(&[MemoryRange]) -> Result<PageList, verbs_api::PageListError>,
+    ) -> Result<Self, Evidence> {
+        let memory = Memory::zeroed(1 << 15).ok_or_else(|| Evidence::not_here("out of memory"))?;
+        let ranges = places
+            .iter()
+            .map(|&(offset, length)| memory.range(offset, length))
+            .collect::<Result<Vec<_>, _>>()?;
+        let list = list(&ranges).map_err(unusable)?;
+        let key = rig.finish(rig.far.pd.alloc_key(list.entries()))?;
+        let request = FastRegister::new(&key, &list).access(OPEN | Access::MW_BIND);
+        rig.succeeds(&pair.far, request)?;
+        Ok(Self {
+            memory,
+            places: places.to_vec(),
+            list,
+            key,
+        })
+    }
+
+    fn remote(&self) -> RemoteAddress {
+        self.key.remote(self.list.address())
+    }
+
+    // The octets of the list in its order, `skip` left out at the front.
+    fn gathered(&self, skip: usize) -> Result<Vec<u8>, Evidence> {
+        let mut all = Vec::new();
+        for &(offset, length) in &self.places {
+            all.extend(self.memory.to_vec(offset, length)?);
+        }
+        all.drain(..skip);
+        Ok(all)
+    }
+}
+
+// Writes the whole list from afar and compares each octet, and reads a stretch across borders back.
+fn carries(rig: &Rig, pair: &Pair, pieces: &Pieces, skip: usize) -> Outcome {
+    let length = pieces.list.len() as usize;
+    rig.scratch.fill(0x77)?;
+    let write = Write::new(rig.scratch.sge(0, length as u32)?, pieces.remote());
+    rig.succeeds(&pair.near, write)?;
+    rig.settle();
+    let written = pieces.gathered(skip)?;
+    ensure_eq!(
+        written[..length],
+        rig.scratch.bytes(0, length)?[..],
+        "the pieces after a write over all of them"
+    );
+    let total: usize = pieces.places.iter().map(|&(_, length)| length).sum();
+    let all = pieces.memory.to_vec(0, pieces.memory.len())?;
+    let touched = all.iter().filter(|&&octet| octet != 0).count();
+    ensure!(
+        touched <= total,
+        "octets outside the pieces have changed: {touched} of {total}"
+    );
+    let end = pieces.remote().plus(length as u64 - 7);
+    ensure!(
+        !rig.can_write(pair, end)?,
+        "a peer wrote beyond the end of a list"
+    );
+    Ok(())
+}
+
+// covers 2.33
+pub(super) fn blocks(rig: &Rig) -> Outcome {
+    let pair = rig.rc()?;
+    let places = [
+        (9000, 1000),
+        (1, 1000),
+        (20_003, 1000),
+        (5001, 1000),
+        (12_345, 1000),
+    ];
+    let pieces = Pieces::registered(rig, &pair, &places, |ranges| {
+        PageList::blocks(ranges, 1000, 37, 4900)
+    })?;
+    carries(rig, &pair, &pieces, 37)
+}
+
+const GAPS: [(usize, usize); 4] = [(17, 5), (4096, 4096), (10_001, 333), (20_000, 1)];
+
+// covers 2.32
+pub(super) fn gaps(rig: &Rig) -> Outcome {
+    let pair = rig.rc()?;
+    let pieces = Pieces::registered(rig, &pair, &GAPS, PageList::gaps)?;
+    carries(rig, &pair, &pieces, 0)
+}
+
+// covers 2.52
+pub(super) fn gaps_window(rig: &Rig) -> Outcome {
+    if !rig
+        .attributes()
+        .features
+        .intersects(verbs_api::Features::WINDOW_2)
+    {
+        return Err(Evidence::not_here("the device has no windows of type 2"));
+    }
+    let pair = rig.rc()?;
+    let pieces = Pieces::registered(rig, &pair, &GAPS, PageList::gaps)?;
+    let mw = rig.far.window(MwType::Type2)?;
+    let key = mw.rkey().next();
+    // From the last octet of the first piece into the second.
+    let first = pieces.list.address() + 4;
+    let bind = BindWindow::new(key, pieces.key.lkey(), first, 16).access(Access::REMOTE_WRITE);
+    rig.succeeds(&pair.far, bind)?;
+    rig.scratch.fill(0x19)?;
+    let write = Write::new(rig.scratch.sge(0, 16)?, RemoteAddress::new(first, key));
+    rig.succeeds(&pair.near, write)?;
+    rig.settle();
+    ensure_eq!(
+        pieces.gathered(4)?[..16],
+        rig.scratch.bytes(0, 16)?[..],
+        "a window across the border of two pieces"
+    );
+    ensure!(
+        !rig.can_write(&pair, RemoteAddress::new(first + 9, key))?,
+        "a peer wrote beyond the end of a window on a list"
+    );
+    Ok(())
+}

@@ -1,0 +1,348 @@
+//! Memory windows.
+
+use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, Side};
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::{
+    Access, BindWindow, DestroyError, LocalInvalidate, MrOptions, Mw, MwType, RKey, RemoteAddress,
+    WcStatus, ensure, ensure_eq,
+};
+
+use super::register::REFUSED;
+use super::registered;
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const NOT_BOUND: &[WcStatus] = &[WcStatus::MwBindErr];
+
+/// A region of the far end that windows can be bound to, without rights of its own for peers.
+fn host(rig: &Rig) -> Result<Region, Evidence> {
+    rig.far.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)
+}
+
+/// A bind of a stretch of `host`; a type-2 window gets its next byte.
+fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> BindWindow<'a> {
+    let key = match mw.mw_type() {
+        MwType::Type1 => mw.rkey(),
+        MwType::Type2 => mw.rkey().next(),
+    };
+    BindWindow::new(key, host.mr.lkey(), host.mr.iova() + offset, length)
+        .access(READ_WRITE)
+        .signaled(1)
+}
+
+/// Binds a window of either type and answers its key.
+fn bind(rig: &Rig, side: &Side, mw: &Mw, request: BindWindow<'_>) -> Result<RKey, Evidence> {
+    if mw.mw_type() == MwType::Type2 {
+        let key = request.window;
+        rig.succeeds(side, request)?;
+        return Ok(key);
+    }
+    let key = side.bind_mw(&request)?;
+    let done = rig.take(&side.cq, 1)?.remove(0);
+    ensure_eq!(done.status, WcStatus::Success, "a bind");
+    Ok(key)
+}
+
+/// A window bound to octets 0 to 63 of `host`, through a pair of its own.
+fn bound(rig: &Rig, mw_type: MwType, host: &Region) -> Result<(Pair, Mw, RKey), Evidence> {
+    let pair = rig.rc()?;
+    let mw = rig.far.window(mw_type)?;
+    let key = bind(rig, &pair.far, &mw, bind_of(&mw, host, 0, 64))?;
+    Ok((pair, mw, key))
+}
+
+fn at(host: &Region, offset: u64, key: RKey) -> RemoteAddress {
+    RemoteAddress::new(host.mr.iova() + offset, key)
+}
+
+// covers 2.40
+pub(super) fn type_1_life(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    let pair = rig.rc()?;
+    let mw = rig.far.window(MwType::Type1)?;
+    ensure!(
+        !rig.can_write(&rig.rc()?, at(&host, 0, mw.rkey()))?,
+        "a window that was never bound opens memory"
+    );
+    let first = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64))?;
+    let second = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 64, 64))?;
+    ensure!(first != second, "a second bind has the key of the first");
+    ensure!(
+        rig.can_write(&pair, at(&host, 64, second))?,
+        "a window does not open what it was bound to"
+    );
+    ensure!(
+        !rig.can_write(&rig.rc()?, at(&host, 0, first))?,
+        "the key of the bind before works still"
+    );
+    let unbound = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 0))?;
+    for key in [second, unbound] {
+        ensure!(
+            !rig.can_write(&rig.rc()?, at(&host, 64, key))?,
+            "a window opens memory after it was unbound"
+        );
+    }
+    Ok(())
+}
+
+// covers 2.41
+pub(super) fn type_1_domain(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    let (_binder, _mw, key) = bound(rig, MwType::Type1, &host)?;
+    ensure!(
+        rig.can_write(&rig.rc()?, at(&host, 0, key))?,
+        "a type-1 window does not answer another queue pair of its domain"
+    );
+    let stranger = rig.rc_in(&rig.far.other_pd()?)?;
+    ensure!(
+        !rig.can_write(&stranger, at(&host, 0, key))?,
+        "a window answers a queue pair of another domain"
+    );
+    Ok(())
+}
+
+// A window of 100 octets from octet 100 on: nothing before it and nothing behind it. Both are tried on pairs that could
+// otherwise use the window.
+fn keeps_bounds(rig: &Rig, mw_type: MwType) -> Outcome {
+    let host = host(rig)?;
+    for (offset, granted) in [
+        (100, true),
+        (192, true),
+        (99, false),
+        (193, false),
+        (200, false),
+        (0, false),
+        (4088, false),
+    ] {
+        let pair = rig.rc()?;
+        let mw = rig.far.window(mw_type)?;
+        let key = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 100, 100))?;
+        let found = rig.can_write(&pair, at(&host, offset, key))?;
+        ensure_eq!(
+            found,
+            granted,
+            "whether a window on octets 100 to 199 lets a peer write octets {offset} to {}",
+            offset + 7
+        );
+    }
+    Ok(())
+}
+
+// covers 2.52
+pub(super) fn type_1_bounds(rig: &Rig) -> Outcome {
+    keeps_bounds(rig, MwType::Type1)
+}
+
+// covers 2.52
+pub(super) fn type_2_bounds(rig: &Rig) -> Outcome {
+    keeps_bounds(rig, MwType::Type2)
+}
+
+// covers 2.50
+pub(super) fn type_1_invalidate(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    let (pair, _mw, key) = bound(rig, MwType::Type1, &host)?;
+    rig.fails(&rig.rc()?.far, LocalInvalidate::new(key), REFUSED)?;
+    ensure!(
+        rig.can_write(&pair, at(&host, 0, key))?,
+        "a type-1 window was invalidated"
+    );
+    Ok(())
+}
+
+// covers 2.42 2.46
+pub(super) fn type_2_life(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    let (pair, mw, key) = bound(rig, MwType::Type2, &host)?;
+    ensure!(
+        rig.can_write(&pair, at(&host, 0, key))?,
+        "a window does not open what it was bound to"
+    );
+    let again = bind_of(&mw, &host, 64, 64);
+    rig.fails(&rig.rc()?.far, again, NOT_BOUND)?;
+    ensure!(
+        rig.can_write(&pair, at(&host, 0, key))?,
+        "a bind that failed has changed the window"
+    );
+    let nothing = rig.far.window(MwType::Type2)?;
+    let empty = bind_of(&nothing, &host, 0, 0);
+    rig.fails(&rig.rc()?.far, empty, NOT_BOUND)
+}
+
+// covers 2.44 2.05
+pub(super) fn type_2_rights(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    for (access, write, read) in [
+        (Access::REMOTE_WRITE, true, false),
+        (Access::REMOTE_READ, false, true),
+    ] {
+        for (what, granted) in [("write", write), ("read", read)] {
+            let pair = rig.rc()?;
+            let mw = rig.far.window(MwType::Type2)?;
+            let request = bind_of(&mw, &host, 0, 64).access(access);
+            let key = bind(rig, &pair.far, &mw, request)?;
+            let found = match what {
+                "write" => rig.can_write(&pair, at(&host, 0, key))?,
+                _ => rig.can_read(&pair, at(&host, 0, key))?,
+            };
+            ensure_eq!(found, granted, "whether {access:?} lets a peer {what}");
+        }
+    }
+    let plain = rig.far.region(64, Access::LOCAL_WRITE)?;
+    let mw = rig.far.window(MwType::Type2)?;
+    let unasked = bind_of(&mw, &plain, 0, 64);
+    rig.fails(&rig.rc()?.far, unasked, NOT_BOUND)?;
+    let read_only = rig.far.region(64, Access::MW_BIND)?;
+    let beyond = bind_of(&mw, &read_only, 0, 64);
+    rig.fails(&rig.rc()?.far, beyond, NOT_BOUND)?;
+    let outside = bind_of(&mw, &host, 4090, 64);
+    rig.fails(&rig.rc()?.far, outside, NOT_BOUND)
+}
+
+// covers 2.43
+pub(super) fn type_2_queue_pair(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    let (pair, _mw, key) = bound(rig, MwType::Type2, &host)?;
+    ensure!(
+        !rig.can_write(&rig.rc()?, at(&host, 0, key))?,
+        "a type-2 window answers another queue pair of its domain"
+    );
+    ensure!(
+        rig.can_write(&pair, at(&host, 0, key))?,
+        "a type-2 window does not answer the queue pair that bound it"
+    );
+    Ok(())
+}
+
+// covers 2.47
+pub(super) fn type_2_key(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    let pair = rig.rc()?;
+    let mw = rig.far.window(MwType::Type2)?;
+    let key = mw.rkey().with_key_byte(0xa7);
+    let request = BindWindow::new(key, host.mr.lkey(), host.mr.iova(), 64).access(READ_WRITE);
+    rig.succeeds(&pair.far, request)?;
+    ensure_eq!(mw.rkey(), key, "the window's key after the bind");
+    ensure!(
+        rig.can_write(&pair, at(&host, 0, key))?,
+        "a window does not answer to the key of its bind"
+    );
+    ensure!(
+        !rig.can_write(&pair, at(&host, 0, key.next()))?,
+        "a window answers to a key with another byte"
+    );
+    Ok(())
+}
+
+// covers 2.51 2.50
+pub(super) fn type_2_invalidate(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    let (pair, _mw, key) = bound(rig, MwType::Type2, &host)?;
+    rig.fails(&rig.rc()?.far, LocalInvalidate::new(key), REFUSED)?;
+    ensure!(
+        rig.can_write(&pair, at(&host, 0, key))?,
+        "a window was invalidated through another queue pair"
+    );
+    rig.succeeds(&pair.far, LocalInvalidate::new(key))?;
+    ensure!(
+        !rig.can_write(&pair, at(&host, 0, key))?,
+        "a peer wrote through an invalidated window"
+    );
+    Ok(())
+}
+
+// covers 2.27 2.13
+pub(super) fn type_2_region(rig: &Rig) -> Outcome {
+    let pair = rig.rc()?;
+    let fast = registered(rig, &pair)?;
+    let mw = rig.far.window(MwType::Type2)?;
+    let key = mw.rkey().next();
+    let bind = BindWindow::new(key, fast.lkey(), fast.pages.address(), 64).access(READ_WRITE);
+    rig.succeeds(&pair.far, bind)?;
+    rig.fails(&rig.rc()?.far, fast.invalidate(), REFUSED)?;
+    let through = RemoteAddress::new(fast.pages.address(), key);
+    ensure!(
+        rig.can_write(&pair, through)?,
+        "a window died with an invalidate of its region that was refused"
+    );
+    let host = host(rig)?;
+    let second = rig.far.window(MwType::Type2)?;
+    bind_again(rig, &pair, &second, &host)?;
+    match rig.outcome(host.mr.clone().deregister())? {
+        Err(DestroyError::Busy { .. }) => Ok(()),
+        other => Err(Evidence::wrong(format!(
+            "a region with a window bound to it was deregistered: {other:?}"
+        ))),
+    }
+}
+
+fn bind_again(rig: &Rig, pair: &Pair, mw: &Mw, host: &Region) -> Result<RKey, Evidence> {
+    bind(rig, &pair.far, mw, bind_of(mw, host, 0, 64))
+}
+
+// covers 2.54
+pub(super) fn type_2_gone(rig: &Rig) -> Outcome {
+    let host = host(rig)?;
+    let (pair, _mw, key) = bound(rig, MwType::Type2, &host)?;
+    rig.finish(
+        pair.far
+            .modify(QpAttributes::new().qp_state(QpState::Reset)),
+    )?;
+    ensure!(
+        !rig.can_write(&rig.rc()?, at(&host, 0, key))?,
+        "a window works after its queue pair was reset"
+    );
+    let (Pair { near, far }, _mw, key) = bound(rig, MwType::Type2, &host)?;
+    rig.finish_destroy(far.qp.destroy())?;
+    ensure!(
+        !rig.can_write(&rig.rc()?, at(&host, 0, key))?,
+        "a window works after its queue pair was destroyed"
+    );
+    drop(near);
+    Ok(())
+}
+
+// covers 2.44
+pub(super) fn type_2_domain(rig: &Rig) -> Outcome {
+    let elsewhere = rig.far.other_pd()?;
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let foreign = rig
+        .far
+        .region_with(&elsewhere, 64, MrOptions::new(access))?;
+    let mw = rig.far.window(MwType::Type2)?;
+    rig.fails(&rig.rc()?.far, bind_of(&mw, &foreign, 0, 64), NOT_BOUND)?;
+    let host = host(rig)?;
+    let stranger = rig.rc_in(&elsewhere)?;
+    rig.fails(&stranger.far, bind_of(&mw, &host, 0, 64), NOT_BOUND)
+}
+
+// covers 2.53
+pub(super) fn zero_based(rig: &Rig) -> Outcome {
+    if !rig
+        .attributes()
+        .features
+        .intersects(verbs_api::Features::WINDOW_2)
+    {
+        return Err(Evidence::not_here("the device has no windows of type 2"));
+    }
+    let host = host(rig)?;
+    let pair = rig.rc()?;
+    let mw = rig.far.window(MwType::Type2)?;
+    let request = bind_of(&mw, &host, 100, 64).access(READ_WRITE | Access::ZERO_BASED);
+    let key = request.window;
+    rig.succeeds(&pair.far, request)?;
+    rig.scratch.fill(0x33)?;
+    ensure!(
+        rig.can_write(&pair, RemoteAddress::new(0, key))?,
+        "a zero-based window does not answer at 0"
+    );
+    ensure_eq!(
+        host.bytes(100, 8)?,
+        rig.scratch.bytes(0, 8)?,
+        "the first octets of a zero-based window on octet 100"
+    );
+    ensure!(
+        !rig.can_write(&pair, RemoteAddress::new(57, key))?,
+        "a peer wrote beyond the end of a zero-based window"
+    );
+    Ok(())
+}

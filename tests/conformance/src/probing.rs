@@ -1,0 +1,53 @@
+//! The probes of extensions, in virtual time.
+
+use std::time::Duration;
+
+use polyverbs_links::{Bound, Simulation};
+use verbs_api::probe::{Evidence, Pace, Probe, Rig, Verified, verify};
+use verbs_api::provider::DeviceOps;
+use verbs_api::{Device, FeatureBits, FeatureInfo, OpenError, Requirements};
+
+use std::sync::Arc;
+
+use crate::Flavour;
+
+/// Virtual time: it passes when a probe waits.
+struct Virtual(Simulation);
+
+impl Pace for Virtual {
+    fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
+        let ran = self.0.run_until(Bound::default(), &mut *done);
+        // Nobody is asked after the last step of all.
+        ran.is_ok() && done()
+    }
+
+    fn settle(&self) {
+        self.0
+            .run_for(Duration::from_millis(20))
+            .expect("a network that has itself woken");
+    }
+}
+
+/// Two devices of this flavour, opened for everything that they claim and for `beyond`.
+///
+/// # Errors
+/// They cannot be opened.
+pub fn probe_rig(flavour: Flavour, beyond: &[FeatureBits]) -> Result<Rig, Evidence> {
+    let fabric = flavour.build(None);
+    let open = |ops: Arc<dyn DeviceOps>| {
+        let device = Device::of(ops);
+        let wanted = Requirements::everything_of(&device.attributes());
+        device
+            .open_beyond_claims(&wanted, beyond)
+            .map_err(|error: OpenError| Evidence::not_here(error.to_string()))
+    };
+    let (near, far) = (open(fabric.near)?, open(fabric.far)?);
+    Rig::new(near, far, Virtual(fabric.simulation))
+}
+
+/// What the probes say about a feature of devices of this flavour.
+pub fn examined(flavour: Flavour, feature: &FeatureInfo, probes: &[Probe]) -> Verified {
+    let attributes = flavour.build(None).far.attributes();
+    let rig = |beyond: &[FeatureBits]| probe_rig(flavour, beyond);
+    verify(&attributes, feature, probes, &rig, &mut |_| ())
+}

@@ -1,0 +1,55 @@
+//! The probes of every extension on every kind of device: what is claimed is proven, what is not is refused.
+
+use conformance::{Flavour, examined};
+use verbs_api::Extensions;
+use verbs_api::probe::{Verdict, Verified};
+
+fn cells(flavour: Flavour) -> Vec<(String, Verified)> {
+    let extensions = Extensions::linked().expect("extensions that fit together");
+    let features = extensions.iter().flat_map(|extension| {
+        let features = extension.all_features().iter();
+        features.map(move |feature| (extension, feature))
+    });
+    features
+        .map(|(extension, feature)| {
+            let name = format!("{}::{}", feature.set, feature.name);
+            (name, examined(flavour, feature, extension.all_probes()))
+        })
+        .collect()
+}
+
+fn is_as_claimed(flavour: Flavour) {
+    let mut wrong = Vec::new();
+    for (name, cell) in cells(flavour) {
+        let expected = match cell.claimed {
+            true => Verdict::Verified,
+            false => Verdict::Refused,
+        };
+        if cell.verdict != expected {
+            wrong.push(format!("{name}: {:?}, {}", cell.verdict, cell.because));
+        }
+    }
+    assert!(wrong.is_empty(), "{flavour:?}: {wrong:#?}");
+}
+
+macro_rules! flavours {
+    ($($name:ident $flavour:ident;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                is_as_claimed(Flavour::$flavour);
+            }
+        )*
+    };
+}
+
+flavours! {
+    an_infiniband_device_is_what_it_claims Ib;
+    one_with_windows_of_type_2a_is_what_it_claims Ib2a;
+    one_without_extensions_is_what_it_claims IbPlain;
+    one_that_hides_most_is_what_it_claims IbBmme;
+    one_over_a_link_is_what_it_claims IbFramed;
+    an_iwarp_device_is_what_it_claims Iwarp;
+    an_iwarp_device_without_extensions_is_what_it_claims IwarpPlain;
+    an_iwarp_device_over_a_stream_is_what_it_claims IwarpFramed;
+}

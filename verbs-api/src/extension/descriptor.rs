@@ -1,0 +1,208 @@
+//! What an extension tells about itself.
+
+use std::any::Any;
+use std::fmt;
+
+use crate::capability::{ExtensionLimit, Transport};
+use crate::probe::Probe;
+use crate::provider::CONTRACT_VERSION;
+
+/// One feature bit of an extension: a bit of its own set, or a bit of the core that it makes work.
+///
+/// Made by [`feature!`](crate::feature).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeatureInfo {
+    /// Name of the set ([`FeatureSet::SET`](crate::FeatureSet::SET)).
+    pub set: &'static str,
+    /// Name of the bit.
+    pub name: &'static str,
+    /// The bit.
+    pub bits: u64,
+    /// What it is, in one line.
+    pub about: &'static str,
+}
+
+/// A [`FeatureInfo`]: `feature!(Set::BIT, "what it is")`.
+///
+/// ```
+/// use verbs_api::{Features, feature};
+/// let info = feature!(Features::BMME, "fast-register and invalidate");
+/// assert_eq!((info.set, info.name, info.bits), ("core", "BMME", 1));
+/// ```
+#[macro_export]
+macro_rules! feature {
+    ($set:ident::$bit:ident, $about:expr) => {
+        $crate::FeatureInfo {
+            set: <$set as $crate::FeatureSet>::SET,
+            name: stringify!($bit),
+            bits: $set::$bit.bits(),
+            about: $about,
+        }
+    };
+}
+
+/// Opcodes of a transport's own encoding that an extension uses, because a standard gives them to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireOpcodes {
+    /// The transport.
+    pub transport: Transport,
+    /// The first.
+    pub first: u8,
+    /// The last.
+    pub last: u8,
+}
+
+impl WireOpcodes {
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.transport == other.transport && self.first <= other.last && other.first <= self.last
+    }
+}
+
+/// A part of an extension that one family of providers understands, such as its emulation on software devices.
+///
+/// A provider finds the parts of its family by [`family`](Self::family) and their type by downcasting.
+pub trait Part: Any + Send + Sync {
+    /// The family, by convention the name of the crate that defines this kind of part.
+    fn family(&self) -> &'static str;
+
+    /// Whether the part has all that its family demands of `extension`.
+    ///
+    /// # Errors
+    /// What is missing.
+    fn check(&self, extension: &ExtensionDescriptor) -> Result<(), String>;
+}
+
+/// What an extension tells about itself: a public `static` of its crate.
+///
+/// ```
+/// use verbs_api::{ExtensionDescriptor, FeatureSet, feature};
+///
+/// bitflags::bitflags! {
+///     #[derive(Clone, Copy, Debug)]
+///     pub struct Checksums: u64 {
+///         const REMOTE = 1;
+///     }
+/// }
+///
+/// impl FeatureSet for Checksums {
+///     const SET: &'static str = "checksum";
+/// }
+///
+/// pub static EXTENSION: ExtensionDescriptor = ExtensionDescriptor::new("checksum", "checksums of remote memory")
+///     .features(&[feature!(Checksums::REMOTE, "the checksum of a remote range, in one request")]);
+/// ```
+pub struct ExtensionDescriptor {
+    name: &'static str,
+    about: &'static str,
+    contract_version: u32,
+    features: &'static [FeatureInfo],
+    limits: &'static [ExtensionLimit],
+    wire_opcodes: &'static [WireOpcodes],
+    probes: &'static [Probe],
+    parts: &'static [&'static dyn Part],
+}
+
+macro_rules! lists {
+    ($($(#[$doc:meta])* $field:ident, $reader:ident: $ty:ty;)*) => {
+        $(
+            $(#[$doc])*
+            #[must_use]
+            pub const fn $field(mut self, $field: &'static [$ty]) -> Self {
+                self.$field = $field;
+                self
+            }
+
+            $(#[$doc])*
+            pub const fn $reader(&self) -> &'static [$ty] {
+                self.$field
+            }
+        )*
+    };
+}
+
+impl ExtensionDescriptor {
+    /// An extension of this name, built for the contract of the `verbs-api` that it is compiled with.
+    ///
+    /// `name` is unique and by convention the crate's; `about` says in one line what it is.
+    pub const fn new(name: &'static str, about: &'static str) -> Self {
+        Self {
+            name,
+            about,
+            contract_version: CONTRACT_VERSION,
+            features: &[],
+            limits: &[],
+            wire_opcodes: &[],
+            probes: &[],
+            parts: &[],
+        }
+    }
+
+    /// States another version of the contract, for what is generated or loaded.
+    #[must_use]
+    pub const fn built_for(mut self, contract_version: u32) -> Self {
+        self.contract_version = contract_version;
+        self
+    }
+
+    lists! {
+        /// Its feature bits. At least one; what lies in a set of its own is in one set.
+        features, all_features: FeatureInfo;
+        /// Its numbers.
+        limits, all_limits: ExtensionLimit;
+        /// Opcodes on the wire that a standard gives it.
+        wire_opcodes, all_wire_opcodes: WireOpcodes;
+        /// What proves each of its features: at least one probe for each.
+        probes, all_probes: Probe;
+        /// What providers need of it.
+        parts, all_parts: &'static dyn Part;
+    }
+
+    /// Unique name.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What it is, in one line.
+    pub const fn about(&self) -> &'static str {
+        self.about
+    }
+
+    /// The version of the contract that it was built for.
+    pub const fn contract_version(&self) -> u32 {
+        self.contract_version
+    }
+
+    /// Its number on the wire: see [`extension_id`].
+    pub const fn id(&self) -> u32 {
+        extension_id(self.name)
+    }
+
+    /// Name of its own set of feature bits, if it has one.
+    pub fn feature_set(&self) -> Option<&'static str> {
+        let own = self.features.iter().find(|feature| feature.set != CORE)?;
+        Some(own.set)
+    }
+}
+
+impl fmt::Debug for ExtensionDescriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Extension({})", self.name)
+    }
+}
+
+/// The set of the core's bits.
+pub(super) const CORE: &str = <crate::Features as crate::FeatureSet>::SET;
+
+/// The number of an extension on the wire, made of its name: 32 bits (FNV-1a).
+///
+/// Everything without a standard encoding of its own shares one opcode of a transport, and this number says whose it is.
+pub const fn extension_id(name: &str) -> u32 {
+    let octets = name.as_bytes();
+    let mut hash = 0x811c_9dc5_u32;
+    let mut at = 0;
+    while at < octets.len() {
+        hash = (hash ^ octets[at] as u32).wrapping_mul(0x0100_0193);
+        at += 1;
+    }
+    hash
+}

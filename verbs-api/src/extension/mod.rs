@@ -1,0 +1,12 @@
+//! The contract of extensions: what a crate tells about itself, and what its programs hold.
+//!
+//! A public `static` [`ExtensionDescriptor`] lists everything that an extension adds. [`Extensions`] takes descriptors
+//! in, all of one or nothing; a provider gets them when it is asked for its devices.
+
+mod descriptor;
+mod extensions;
+mod handle;
+
+pub use descriptor::{ExtensionDescriptor, FeatureInfo, Part, WireOpcodes, extension_id};
+pub use extensions::{Extensions, LinkedExtension};
+pub use handle::{Extension, Unsupported};

@@ -1,0 +1,331 @@
+//! Connected queue pairs, and attempts on the memory at the other end.
+
+use std::ops::Deref;
+
+use super::rig::poll_all;
+use super::{End, Evidence, Outcome, Region, Rig};
+use crate::capability::Features;
+use crate::completion::WcStatus;
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::pd::Pd;
+use crate::qp::{ConnectOptions, Qp, QpOptions, QpState, QpType};
+use crate::work_request::{
+    FetchAdd, Operation, Operations, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write,
+};
+
+/// The identity of requests that helpers post.
+const ATTEMPT: u64 = 0xa77e_3b70;
+
+/// A queue pair, and a completion queue that nobody else uses.
+pub struct Side {
+    /// The queue pair.
+    pub qp: Qp,
+    /// Where its requests complete.
+    pub cq: Cq,
+}
+
+/// Two queue pairs, connected with each other.
+pub struct Pair {
+    /// Of the near end.
+    pub near: Side,
+    /// Of the far end.
+    pub far: Side,
+}
+
+impl Deref for Side {
+    type Target = Qp;
+
+    fn deref(&self) -> &Qp {
+        &self.qp
+    }
+}
+
+impl Side {
+    /// Its state now.
+    ///
+    /// # Errors
+    /// It was destroyed.
+    #[track_caller]
+    pub fn state(&self) -> Result<QpState, Evidence> {
+        Ok(self.qp.query()?.state)
+    }
+
+    /// Posts a receive into a stretch of `region`, with its offset as identity.
+    ///
+    /// # Errors
+    /// It is refused.
+    #[track_caller]
+    pub fn receive(&self, region: &Region, offset: usize, length: u32) -> Outcome {
+        let request = ReceiveRequest::new(offset as u64, region.sge(offset, length)?);
+        Ok(self.qp.post_receive(request)?)
+    }
+}
+
+/// Every operation of the core that queue pairs of this type can be created for.
+fn operations_of(context: &Context, qp_type: QpType) -> Operations {
+    let features = context.features();
+    let extras = qp_type.operations() - Operations::BASELINE;
+    let granted = extras.iter().filter(|&operation| {
+        let window = operation != Operations::BIND_MW || features.intersects(Features::WINDOW_2);
+        window && features.contains(operation.required_features())
+    });
+    granted.fold(Operations::empty(), |all, one| all | one)
+}
+
+impl End {
+    /// What a queue pair is created with that does everything that was granted: four entries, and room for 128.
+    pub fn options(&self, qp_type: QpType, cq: &Cq) -> QpOptions {
+        let options = match qp_type {
+            QpType::Uc => QpOptions::uc(cq),
+            QpType::Ud => QpOptions::ud(cq),
+            _ => QpOptions::rc(cq),
+        };
+        let limits = self.context.limits();
+        options
+            .operations(operations_of(&self.context, qp_type))
+            .max_send_wr(limits.max_qp_wr.min(128))
+            .max_recv_wr(limits.max_qp_wr.min(128))
+            .max_send_sge(limits.max_send_sge.min(4))
+            .max_recv_sge(limits.max_recv_sge.min(4))
+    }
+
+    /// A queue pair in RESET that does everything.
+    ///
+    /// # Errors
+    /// The device's.
+    #[track_caller]
+    pub fn side(&self, qp_type: QpType) -> Result<Side, Evidence> {
+        self.side_with(&self.pd, |cq| self.options(qp_type, cq))
+    }
+
+    /// A queue pair in RESET, in some domain and with options of the caller's.
+    ///
+    /// # Errors
+    /// The device's.
+    #[track_caller]
+    pub fn side_with(
+        &self,
+        pd: &Pd,
+        options: impl FnOnce(&Cq) -> QpOptions,
+    ) -> Result<Side, Evidence> {
+        let cq = self.cq(512)?;
+        let qp = pd.create_qp(options(&cq)).wait()?;
+        Ok(Side { qp, cq })
+    }
+}
+
+impl Rig {
+    /// Connected RC queue pairs that do everything.
+    ///
+    /// # Errors
+    /// The device's.
+    #[track_caller]
+    pub fn rc(&self) -> Result<Pair, Evidence> {
+        self.connected(self.near.side(QpType::Rc)?, self.far.side(QpType::Rc)?)
+    }
+
+    /// The same, the far one in some domain.
+    ///
+    /// # Errors
+    /// The device's.
+    #[track_caller]
+    pub fn rc_in(&self, far: &Pd) -> Result<Pair, Evidence> {
+        let far = self
+            .far
+            .side_with(far, |cq| self.far.options(QpType::Rc, cq))?;
+        self.connected(self.near.side(QpType::Rc)?, far)
+    }
+
+    /// Connects these, with the options that every program gets that asks for none.
+    ///
+    /// # Errors
+    /// The device's.
+    #[track_caller]
+    pub fn connected(&self, near: Side, far: Side) -> Result<Pair, Evidence> {
+        self.connected_with(near, far, ConnectOptions::new())
+    }
+
+    /// Connects these, with the same options on both sides.
+    ///
+    /// # Errors
+    /// The device's.
+    #[track_caller]
+    pub fn connected_with(
+        &self,
+        near: Side,
+        far: Side,
+        options: ConnectOptions,
+    ) -> Result<Pair, Evidence> {
+        let (at_near, at_far) = (near.endpoint()?, far.endpoint()?);
+        // Both are started before either is waited for: a stream needs both ends.
+        let first = near.connect(&at_far, options);
+        let second = far.connect(&at_near, options);
+        self.finish(first)?;
+        self.finish(second)?;
+        Ok(Pair { near, far })
+    }
+
+    /// Posts a request and answers how it ended. It is signaled, and its completion is the only one.
+    ///
+    /// # Errors
+    /// It is refused, or something else completes.
+    #[track_caller]
+    pub fn run<'a>(
+        &self,
+        side: &Side,
+        request: impl Into<WorkRequest<'a>>,
+    ) -> Result<WcStatus, Evidence> {
+        let mut request = request.into();
+        let common = request.common_mut();
+        common.flags |= crate::SendFlags::SIGNALED;
+        let (wr_id, opcode) = (request.common().wr_id, request.wc_opcode());
+        side.post_one(request)?;
+        let done = self.take(&side.cq, 1)?.remove(0);
+        let is_its = done.wr_id == wr_id && done.qp_num == side.qp_num();
+        let says = !done.status.is_success() || done.opcode == opcode;
+        if is_its && says {
+            Ok(done.status)
+        } else {
+            Err(Evidence::wrong(format!(
+                "request {wr_id} ({opcode:?}) was posted, and {} ({:?}) of queue pair {} completed",
+                done.wr_id, done.opcode, done.qp_num
+            )))
+        }
+    }
+
+    /// Posts a request that succeeds.
+    ///
+    /// # Errors
+    /// It does not.
+    #[track_caller]
+    pub fn succeeds<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>) -> Outcome {
+        match self.run(side, request)? {
+            WcStatus::Success => Ok(()),
+            status => Err(Evidence::wrong(format!(
+                "a request that is legal failed with {status:?}"
+            ))),
+        }
+    }
+
+    /// Posts a request that fails on its own side: with one of `statuses`, and the queue pair cannot send any more.
+    ///
+    /// # Errors
+    /// It does not.
+    #[track_caller]
+    pub fn fails<'a>(
+        &self,
+        side: &Side,
+        request: impl Into<WorkRequest<'a>>,
+        statuses: &[WcStatus],
+    ) -> Outcome {
+        let status = self.run(side, request)?;
+        if !statuses.contains(&status) {
+            return Err(Evidence::wrong(format!(
+                "ended with {status:?}, expected {statuses:?}"
+            )));
+        }
+        self.settle();
+        match side.state()? {
+            QpState::Err | QpState::Sqe => Ok(()),
+            state => Err(Evidence::wrong(format!(
+                "a request failed, and the queue pair is in {state}"
+            ))),
+        }
+    }
+
+    /// Whether the far end lets the near one write eight octets; a refusal ends the connection.
+    ///
+    /// # Errors
+    /// Neither granted nor refused as an access error.
+    #[track_caller]
+    pub fn can_write(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
+        self.is_granted(
+            pair,
+            Write::new(self.scratch.sge(0, 8)?, remote).wr_id(ATTEMPT),
+        )
+    }
+
+    /// Whether the far end lets the near one read eight octets; a refusal ends the connection.
+    ///
+    /// # Errors
+    /// Neither granted nor refused as an access error.
+    #[track_caller]
+    pub fn can_read(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
+        self.is_granted(
+            pair,
+            Read::new(self.scratch.sge(0, 8)?, remote).wr_id(ATTEMPT),
+        )
+    }
+
+    /// Whether the far end lets the near one add to eight octets; a refusal ends the connection.
+    ///
+    /// # Errors
+    /// Neither granted nor refused as an access error.
+    #[track_caller]
+    pub fn can_add(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
+        let sink = self.scratch.sge(0, 8)?;
+        self.is_granted(pair, FetchAdd::new(sink, remote, 1).wr_id(ATTEMPT))
+    }
+
+    /// Whether the far end grants a request.
+    ///
+    /// # Errors
+    /// Neither granted nor refused as an access error.
+    #[track_caller]
+    pub fn is_granted<'a>(
+        &self,
+        pair: &Pair,
+        request: impl Into<WorkRequest<'a>>,
+    ) -> Result<bool, Evidence> {
+        match self.verdict(pair, request)? {
+            WcStatus::Success => Ok(true),
+            WcStatus::RemAccessErr => Ok(false),
+            other => Err(Evidence::wrong(format!(
+                "neither granted nor refused for its key: {other:?}"
+            ))),
+        }
+    }
+
+    /// Posts a request and tells how the far end took it, in InfiniBand's words. Where it was refused, both queue pairs
+    /// are in ERR.
+    ///
+    /// # Errors
+    /// They are not, or the request is not taken.
+    #[track_caller]
+    pub fn verdict<'a>(
+        &self,
+        pair: &Pair,
+        request: impl Into<WorkRequest<'a>>,
+    ) -> Result<WcStatus, Evidence> {
+        use crate::event::EventType;
+        let request = request.into();
+        self.far.events();
+        let status = self.run(&pair.near, request)?;
+        let acknowledged = self.acknowledges() && status.is_success();
+        if acknowledged && pair.far.state()? == QpState::Rts {
+            return Ok(status);
+        }
+        self.settle();
+        if status.is_success() && pair.far.state()? == QpState::Rts {
+            return Ok(status);
+        }
+        let states = (pair.near.state()?, pair.far.state()?);
+        if states != (QpState::Err, QpState::Err) {
+            return Err(Evidence::wrong(format!(
+                "a request ended with {status:?}, and the queue pairs are in {} and {}",
+                states.0, states.1
+            )));
+        }
+        let events = self.far.events();
+        poll_all(&pair.near.cq)?;
+        if status.is_success() {
+            // Without an answer a write has completed before it was refused: the peer's event tells.
+            return Ok(match events[..] {
+                [EventType::QpAccessErr] => WcStatus::RemAccessErr,
+                _ => WcStatus::RemInvReqErr,
+            });
+        }
+        Ok(status)
+    }
+}

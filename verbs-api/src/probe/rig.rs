@@ -1,0 +1,509 @@
+//! Two ends that reach each other, and their time.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::{Evidence, Outcome};
+use crate::access::Access;
+use crate::capability::{BaselineGaps, DeviceAttributes, FeatureBits, Requirements, Transport};
+use crate::completion::Completion;
+use crate::context::Context;
+use crate::control::Started;
+use crate::cq::Cq;
+use crate::event::EventType;
+use crate::ids::{LKey, RKey};
+use crate::memory::{Memory, PageList};
+use crate::mr::{Mr, MrKey, MrOptions};
+use crate::mw::Mw;
+use crate::objects::DestroyError;
+use crate::pd::Pd;
+use crate::portable::read_sink_access;
+use crate::provider::MwType;
+use crate::registry::Device;
+use crate::work_request::{FastRegister, LocalInvalidate, RemoteAddress, Sge};
+
+/// Octets of a page.
+const PAGE: u64 = 4096;
+
+/// How time passes for a probe.
+pub trait Pace {
+    /// Lets time pass until `done` answers `true`, or until nothing more is to be expected. Answers what `done` did last.
+    fn until(&self, done: &mut dyn FnMut() -> bool) -> bool;
+
+    /// Lets what is under way arrive.
+    fn settle(&self);
+}
+
+/// Real time.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// How long something may take that is to happen.
+    pub patience: Duration,
+    /// How long something is waited for that is not to happen.
+    pub moment: Duration,
+}
+
+impl Default for Clock {
+    /// Five seconds, and ten milliseconds.
+    fn default() -> Self {
+        Self {
+            patience: Duration::from_secs(5),
+            moment: Duration::from_millis(10),
+        }
+    }
+}
+
+impl Pace for Clock {
+    fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
+        let end = Instant::now() + self.patience;
+        let mut looks = 0_u32;
+        loop {
+            if done() {
+                return true;
+            }
+            if Instant::now() >= end {
+                return done();
+            }
+            looks = looks.saturating_add(1);
+            if looks < 100 {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
+    fn settle(&self) {
+        std::thread::sleep(self.moment);
+    }
+}
+
+/// Two ends that reach each other: requests go from the near one to the far one.
+pub struct Rig {
+    /// The end that asks.
+    pub near: End,
+    /// The end that is asked.
+    pub far: End,
+    /// Memory of the near end for what requests carry or fetch.
+    pub scratch: Region,
+    pace: Box<dyn Pace>,
+}
+
+/// An open device, and a domain.
+pub struct End {
+    /// The open device.
+    pub context: Context,
+    /// A domain.
+    pub pd: Pd,
+}
+
+/// Memory, registered.
+pub struct Region {
+    /// The memory.
+    pub memory: Memory,
+    /// The region: all of the memory.
+    pub mr: Mr,
+}
+
+/// Memory that is registered by work requests: its page list, and an allocated key.
+pub struct Fast {
+    /// The memory.
+    pub memory: Memory,
+    /// All of it.
+    pub pages: PageList,
+    /// The key.
+    pub key: MrKey,
+}
+
+impl Rig {
+    /// A rig of these two: they reach each other.
+    ///
+    /// # Errors
+    /// What a device refused that every device has.
+    pub fn new(near: Context, far: Context, pace: impl Pace + 'static) -> Result<Self, Evidence> {
+        let (near, far) = (End::new(near)?, End::new(far)?);
+        let sink = read_sink_access(&near.context).access;
+        let scratch = near.region(1 << 16, sink)?;
+        let pace = Box::new(pace);
+        Ok(Self {
+            near,
+            far,
+            scratch,
+            pace,
+        })
+    }
+
+    /// One device that is both ends, opened for everything that it claims, and for `beyond` whether it claims that or
+    /// not; in real time.
+    ///
+    /// # Errors
+    /// The device cannot be opened.
+    pub fn of_device(device: &Device, beyond: &[FeatureBits]) -> Result<Self, Evidence> {
+        let wanted = Requirements::everything_of(&device.attributes());
+        let open = || {
+            device
+                .open_beyond_claims(&wanted, beyond)
+                .map_err(|error| Evidence::not_here(error.to_string()))
+        };
+        Self::new(open()?, open()?, Clock::default())
+    }
+
+    /// What the far device tells about itself.
+    pub fn attributes(&self) -> &DeviceAttributes {
+        self.far.context.attributes()
+    }
+
+    /// Whether the far device has this gap.
+    pub fn has_gap(&self, gap: BaselineGaps) -> bool {
+        self.attributes().gaps.contains(gap)
+    }
+
+    /// Whether a sender learns that a message was refused: InfiniBand acknowledges, iWARP does not.
+    pub fn acknowledges(&self) -> bool {
+        self.attributes().transport == Transport::InfiniBand
+    }
+
+    /// Lets what is under way arrive.
+    pub fn settle(&self) {
+        self.pace.settle();
+    }
+
+    /// Lets time pass until `done` answers `true`; where nothing more is to be expected, `what` is the evidence.
+    ///
+    /// # Errors
+    /// It did not happen.
+    #[track_caller]
+    pub fn until(&self, what: &str, mut done: impl FnMut() -> bool) -> Outcome {
+        if self.pace.until(&mut done) {
+            Ok(())
+        } else {
+            Err(Evidence::wrong(format!("{what} did not happen")))
+        }
+    }
+
+    /// Lets time pass until a control verb has ended, and answers how.
+    ///
+    /// # Errors
+    /// It does not end.
+    #[track_caller]
+    pub fn outcome<T: Send + 'static, E: Send + 'static>(
+        &self,
+        started: Started<T, E>,
+    ) -> Result<Result<T, E>, Evidence> {
+        let (sender, receiver) = mpsc::channel();
+        started.on_done(move |result| drop(sender.send(result)));
+        let mut outcome = None;
+        self.pace.until(&mut || {
+            outcome = outcome.take().or_else(|| receiver.try_recv().ok());
+            outcome.is_some()
+        });
+        match outcome {
+            Some(outcome) => Ok(outcome),
+            // Memory that other threads look at right now is given back when they have looked.
+            _ => receiver
+                .recv_timeout(Duration::from_secs(5))
+                .map_err(|_| Evidence::wrong("a control verb does not end")),
+        }
+    }
+
+    /// The same for a verb that succeeds.
+    ///
+    /// # Errors
+    /// It does not.
+    #[track_caller]
+    pub fn finish<T: Send + 'static, E: Send + 'static>(
+        &self,
+        started: Started<T, E>,
+    ) -> Result<T, Evidence>
+    where
+        Evidence: From<E>,
+    {
+        Ok(self.outcome(started)??)
+    }
+
+    /// The same for a destroy.
+    ///
+    /// # Errors
+    /// It does not.
+    #[track_caller]
+    pub fn finish_destroy<T: Send + 'static>(
+        &self,
+        started: Started<(), DestroyError<T>>,
+    ) -> Outcome {
+        Ok(self.outcome(started)??)
+    }
+
+    /// Lets time pass until `count` completions have come, and answers them.
+    ///
+    /// # Errors
+    /// Fewer come, or more than these are there.
+    #[track_caller]
+    pub fn take(&self, cq: &Cq, count: usize) -> Result<Vec<Completion>, Evidence> {
+        let mut taken = Vec::with_capacity(count);
+        let mut failed = None;
+        self.pace.until(&mut || {
+            match poll_all(cq) {
+                Ok(more) => taken.extend(more),
+                Err(error) => failed = Some(error),
+            }
+            taken.len() >= count || failed.is_some()
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if taken.len() == count {
+            return Ok(taken);
+        }
+        let found: Vec<_> = taken
+            .iter()
+            .map(|done| (done.wr_id, done.opcode, done.status))
+            .collect();
+        Err(Evidence::wrong(format!(
+            "{} completions, expected {count}: {found:?}",
+            found.len()
+        )))
+    }
+
+    /// Sees that no completion comes.
+    ///
+    /// # Errors
+    /// One does.
+    #[track_caller]
+    pub fn nothing_on(&self, cq: &Cq) -> Outcome {
+        self.settle();
+        match poll_all(cq)?.first() {
+            None => Ok(()),
+            Some(done) => Err(Evidence::wrong(format!(
+                "a completion that nobody expects: {} {:?} {:?}",
+                done.wr_id, done.opcode, done.status
+            ))),
+        }
+    }
+}
+
+/// Everything that waits in a queue.
+#[track_caller]
+pub(crate) fn poll_all(cq: &Cq) -> Result<Vec<Completion>, Evidence> {
+    let mut all = Vec::new();
+    loop {
+        let mut slot = [Completion::default()];
+        if cq.poll(&mut slot)?.is_empty() {
+            return Ok(all);
+        }
+        all.extend(slot);
+    }
+}
+
+impl End {
+    fn new(context: Context) -> Result<Self, Evidence> {
+        let pd = context.alloc_pd().wait()?;
+        Ok(Self { context, pd })
+    }
+
+    /// Another domain.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn other_pd(&self) -> Result<Pd, Evidence> {
+        Ok(self.context.alloc_pd().wait()?)
+    }
+
+    /// A completion queue of this many entries.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn cq(&self, cqe: u32) -> Result<Cq, Evidence> {
+        Ok(self.context.create_cq(cqe).wait()?)
+    }
+
+    /// Memory with these rights.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn region(&self, length: usize, access: Access) -> Result<Region, Evidence> {
+        self.region_with(&self.pd, length, MrOptions::new(access))
+    }
+
+    /// Memory in some domain, with these options.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn region_with(
+        &self,
+        pd: &Pd,
+        length: usize,
+        options: MrOptions,
+    ) -> Result<Region, Evidence> {
+        let memory = allocate(length)?;
+        let mr = pd.register_with(&memory, options).wait()?;
+        Ok(Region { memory, mr })
+    }
+
+    /// Memory of this many octets, and an allocated key that it can be registered under.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn fast(&self, length: usize) -> Result<Fast, Evidence> {
+        Fast::in_pd(&self.pd, length)
+    }
+
+    /// A window.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn window(&self, mw_type: MwType) -> Result<Mw, Evidence> {
+        Ok(self.pd.alloc_mw(mw_type).wait()?)
+    }
+
+    /// The events that wait.
+    pub fn events(&self) -> Vec<EventType> {
+        let events = std::iter::from_fn(|| self.context.poll_event());
+        events.map(|event| event.event_type()).collect()
+    }
+}
+
+#[track_caller]
+fn allocate(length: usize) -> Result<Memory, Evidence> {
+    Memory::zeroed(length).ok_or_else(|| Evidence::not_here("out of memory"))
+}
+
+impl Region {
+    /// A stretch for a request.
+    ///
+    /// # Errors
+    /// It lies outside.
+    #[track_caller]
+    pub fn sge(&self, offset: usize, length: u32) -> Result<Sge, Evidence> {
+        Ok(self.mr.sge(offset, length)?)
+    }
+
+    /// What a peer is told to reach `offset`.
+    pub fn remote(&self, offset: u64) -> RemoteAddress {
+        self.mr.remote(offset)
+    }
+
+    /// Fills the memory with octets that tell where they are, different for each `seed`.
+    ///
+    /// # Errors
+    /// None.
+    pub fn fill(&self, seed: u8) -> Outcome {
+        fill(&self.memory, seed)
+    }
+
+    /// A copy of a stretch.
+    ///
+    /// # Errors
+    /// It lies outside.
+    #[track_caller]
+    pub fn bytes(&self, offset: usize, length: usize) -> Result<Vec<u8>, Evidence> {
+        Ok(self.memory.to_vec(offset, length)?)
+    }
+
+    /// Copies octets in.
+    ///
+    /// # Errors
+    /// They lie outside.
+    #[track_caller]
+    pub fn put(&self, offset: usize, octets: &[u8]) -> Outcome {
+        Ok(self.memory.write(offset, octets)?)
+    }
+
+    /// Eight octets as an integer of this machine.
+    ///
+    /// # Errors
+    /// They lie outside.
+    #[track_caller]
+    pub fn word(&self, offset: usize) -> Result<u64, Evidence> {
+        let mut octets = [0; 8];
+        octets.copy_from_slice(&self.bytes(offset, 8)?);
+        Ok(u64::from_ne_bytes(octets))
+    }
+
+    /// Sets eight octets to an integer of this machine.
+    ///
+    /// # Errors
+    /// They lie outside.
+    #[track_caller]
+    pub fn set_word(&self, offset: usize, value: u64) -> Outcome {
+        self.put(offset, &value.to_ne_bytes())
+    }
+}
+
+fn fill(memory: &Memory, seed: u8) -> Outcome {
+    let pattern = |at: usize| (at as u8) ^ ((at >> 8) as u8).wrapping_mul(31) ^ seed | 1;
+    let octets: Vec<_> = (0..memory.len()).map(pattern).collect();
+    Ok(memory.write(0, &octets)?)
+}
+
+impl Fast {
+    /// Memory of this many octets, and a key, in a domain.
+    ///
+    /// # Errors
+    /// The device's.
+    #[track_caller]
+    pub fn in_pd(pd: &Pd, length: usize) -> Result<Self, Evidence> {
+        let memory = allocate(length)?;
+        let depth = (length as u64).div_ceil(PAGE) as u32;
+        let mapped = PageList::map(&[(&memory).into()], PAGE, depth)
+            .map_err(|error| Evidence::wrong(error.to_string()))?;
+        let key = pd.alloc_key(depth).wait()?;
+        Ok(Self {
+            memory,
+            pages: mapped.list,
+            key,
+        })
+    }
+
+    /// The request that registers the memory under the key as it is now.
+    pub fn register(&self, access: Access) -> FastRegister<'_> {
+        FastRegister::new(&self.key, &self.pages).access(access)
+    }
+
+    /// The request that registers it under the key with the next byte.
+    pub fn register_afresh(&self, access: Access) -> FastRegister<'_> {
+        self.key.advance();
+        self.register(access)
+    }
+
+    /// The request that invalidates the key as it is now.
+    pub fn invalidate(&self) -> LocalInvalidate<'static> {
+        LocalInvalidate::new(&self.key)
+    }
+
+    /// The key for peers, as it is now.
+    pub fn rkey(&self) -> RKey {
+        self.key.rkey()
+    }
+
+    /// The key for local requests, as it is now.
+    pub fn lkey(&self) -> LKey {
+        self.key.lkey()
+    }
+
+    /// A stretch for a request.
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        self.key.sge(self.pages.address() + offset, length)
+    }
+
+    /// What a peer is told to reach `offset`.
+    pub fn remote(&self, offset: u64) -> RemoteAddress {
+        self.key.remote(self.pages.address() + offset)
+    }
+
+    /// Fills the memory with octets that tell where they are, different for each `seed`.
+    ///
+    /// # Errors
+    /// None.
+    pub fn fill(&self, seed: u8) -> Outcome {
+        fill(&self.memory, seed)
+    }
+
+    /// A copy of a stretch.
+    ///
+    /// # Errors
+    /// It lies outside.
+    #[track_caller]
+    pub fn bytes(&self, offset: usize, length: usize) -> Result<Vec<u8>, Evidence> {
+        Ok(self.memory.to_vec(offset, length)?)
+    }
+}
