@@ -155,7 +155,7 @@ pub struct PortAttributes {
 /// The feature bits of an extension as a device offers them: the set's name and the names of its bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtensionFeatures {
-    /// Name of the set ([`FeatureSet::SET`](super::FeatureSet::SET)).
+    /// Name of the set ([`FeatureSet::SET`]).
     pub set: &'static str,
     /// The bits.
     pub bits: u64,

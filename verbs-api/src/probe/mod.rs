@@ -2,7 +2,7 @@
 //!
 //! A device claims only what its probes prove. A [`Probe`] gets a [`Rig`]: two ends that reach each other, on one device
 //! or on two, in real or in virtual time. It makes what it needs, does what the rule is about, and answers `Ok`, or the
-//! [`Evidence`] of what went otherwise. [`verify`] runs the probes of a feature and draws the conclusion.
+//! [`Evidence`] of what went otherwise. [`verify()`] runs the probes of a feature and draws the conclusion.
 
 mod evidence;
 mod pair;
