@@ -160,7 +160,8 @@ impl FmrMapping {
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd) -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::{FmrPool, FmrPoolOptions, Memory, PageList};
+/// use bmme::{FmrPool, FmrPoolOptions};
+/// use verbs_api::{Memory, PageList};
 /// let pool = FmrPool::create(pd, FmrPoolOptions::new(8, 16)).wait()?;
 /// let memory = Memory::zeroed(65_536).ok_or("out of memory")?;
 /// let pages = PageList::map(&[(&memory).into()], 4096, 16)?.list;
