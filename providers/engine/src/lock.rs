@@ -43,7 +43,8 @@ pub enum LockClass {
     Control,
 }
 
-/// A lock that spins, then yields, around its value.
+/// A lock that spins, then yields, around its value. The flag comes first: on the line of what is used first.
+#[repr(C)]
 pub struct SpinYieldLock<T> {
     held: AtomicBool,
     #[cfg(debug_assertions)]
