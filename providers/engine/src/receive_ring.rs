@@ -403,9 +403,10 @@ impl Slot {
 
     #[inline]
     fn read_entry(&self, at: usize) -> RawSge {
-        let [addr, second] = [0, 1].map(|word| self.sges[at][word].load(Ordering::Relaxed));
+        let [addr, second] = &self.sges[at];
+        let second = second.load(Ordering::Relaxed);
         RawSge {
-            addr,
+            addr: addr.load(Ordering::Relaxed),
             length: (second >> 32) as u32,
             lkey: second as u32,
         }
