@@ -14,7 +14,7 @@ use crate::sample::nanoseconds;
 /// Receives kept posted, at least: a message never waits for one, nor for the line that it lies on.
 const AHEAD: usize = 512;
 /// Receives posted together.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 8;
 /// Octets of a message.
 pub const MESSAGE: u32 = 64;
 
