@@ -11,7 +11,7 @@ use crate::qp::{QpState, QpType};
 use crate::work_request::Operations;
 
 /// What a queue pair allows: fixed when it was created.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpRules {
     /// Service.
     pub qp_type: QpType,
@@ -27,6 +27,8 @@ pub struct QpRules {
     pub max_sge_rd: u32,
     /// Entries of a receive.
     pub max_recv_sge: u32,
+    /// Whether receives come from a shared queue.
+    pub has_srq: bool,
     /// Inline octets.
     pub max_inline_data: u32,
     /// Octets of a message; the path MTU for datagrams is checked by the provider.

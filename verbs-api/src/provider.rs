@@ -384,14 +384,8 @@ pub trait AhOps: AsAny {
     fn destroy(&self, reply: Reply<()>);
 }
 
-/// A queue pair.
-pub trait QpOps: AsAny {
-    /// Its number.
-    fn qp_num(&self) -> Qpn;
-
-    /// Sizes: at least what was asked for.
-    fn cap(&self) -> QpCap;
-
+/// The data path of a queue pair.
+pub trait PostOps: Send + Sync {
     /// Posts send requests in order, with one doorbell. Arguments have been checked against the rules of the queue
     /// pair; state, room and keys have not.
     ///
@@ -404,6 +398,24 @@ pub trait QpOps: AsAny {
     /// # Errors
     /// How many were posted, and why the next was not.
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)>;
+}
+
+/// A queue pair.
+pub trait QpOps: AsAny {
+    /// What posts: asked for once, then used for every request. It may be a part of the provider's object that lies
+    /// apart from the rest.
+    fn poster(&self) -> &(dyn PostOps + 'static);
+
+    /// Whether requests are taken from now on. Closed, every post answers [`PostReason::InvalidHandle`] and consumes
+    /// nothing; that includes the posts of other threads that begin after this has returned. Queue pairs are made open.
+    /// Told before [`destroy`](Self::destroy), again if that was refused, and at the removal of the device.
+    fn admit(&self, open: bool);
+
+    /// Its number.
+    fn qp_num(&self) -> Qpn;
+
+    /// Sizes: at least what was asked for.
+    fn cap(&self) -> QpCap;
 
     /// Changes attributes and state: [`check_modify`](crate::qp::check_modify) under the provider's lock.
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>);

@@ -1,7 +1,5 @@
 //! Unreliable datagrams: one frame each, to a queue pair or to a group.
 
-use std::sync::Arc;
-
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
@@ -11,7 +9,7 @@ use verbs_api::qp::{AddressVector, QpState};
 use verbs_api::{LinkAddress, SendFlags, WcFlags, WcOpcode, WcStatus};
 
 use crate::header::{Aeth, Body, Header, advance};
-use crate::{Cx, Qp, Sending};
+use crate::{Cx, Qp, QpRef, Sending};
 
 /// Octets in front of every received datagram, whether a routing header travelled or not.
 pub const GRH_OCTETS: usize = 40;
@@ -46,7 +44,7 @@ pub fn send(
     let path = destination.ah().path();
     let (dest_qp, qkey) = destination.qpn_and_qkey();
     let qkey = if qkey & CONTROLLED_QKEY != 0 {
-        half.driver.qkey
+        half.driver.rest.qkey
     } else {
         qkey
     };
@@ -102,7 +100,7 @@ fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, c
 pub fn receivers(
     device: &polyverbs_engine::device::Device<crate::InfiniBand>,
     header: &Header,
-) -> Vec<Arc<Qp>> {
+) -> Vec<QpRef> {
     match header.body {
         Body::Datagram(_, _, Some(group)) => device.group(group),
         _ => device.qp(header.dest_qp).into_iter().collect(),
@@ -110,7 +108,7 @@ pub fn receivers(
 }
 
 /// Delivers a datagram to each of `receivers`: what fails for one does not touch another.
-pub fn receive(receivers: &[Arc<Qp>], frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
+pub fn receive(receivers: &[QpRef], frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     for qp in receivers {
         deliver(qp, frame, cx);
     }
@@ -131,12 +129,12 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         half.counters.dropped += 1;
         return;
     }
-    if qkey != half.driver.qkey {
+    if qkey != half.driver.rest.qkey {
         qp.device.note_qkey_violation();
         half.counters.dropped += 1;
         return;
     }
-    if qp.device.network().link().is_some() && !half.driver.recent.is_new(frame) {
+    if qp.device.network().link().is_some() && !half.driver.rest.recent.is_new(frame) {
         half.counters.duplicates += 1;
         return;
     }

@@ -1,6 +1,5 @@
 //! The driver: this transport's part of the engine's contract.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use polyverbs_engine::device::Device;
@@ -16,7 +15,7 @@ use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcSta
 use crate::header::{Aeth, Body, Header, Position, Syndrome, advance};
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
-use crate::{Cx, Qp, Receiving, Sending, caps, datagram, express, requester};
+use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, express, requester};
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
@@ -81,8 +80,8 @@ impl Driver for InfiniBand {
         };
         if header.body.is_request() {
             let mut half = qp.responder();
-            let expected = half.driver.peer_address == Some(frame.from)
-                && half.driver.peer_qpn == header.src_qp;
+            let expected = half.driver.rest.peer_address == Some(frame.from)
+                && half.driver.rest.peer_qpn == header.src_qp;
             if !expected || qp.qp_type == QpType::Ud {
                 half.counters.dropped += 1;
                 return;
@@ -91,7 +90,8 @@ impl Driver for InfiniBand {
             answer(&qp, &mut half, &header, response, cx);
         } else {
             let mut half = qp.requester();
-            if half.driver.peer_address == Some(frame.from) && half.driver.peer_qpn == header.src_qp
+            if half.driver.rest.peer_address == Some(frame.from)
+                && half.driver.rest.peer_qpn == header.src_qp
             {
                 requester::handle_answer(&qp, &mut half, &header, &frame.payload, cx);
             }
@@ -110,31 +110,31 @@ impl Driver for InfiniBand {
         let (tx, rx) = (&mut sending.driver, &mut receiving.driver);
         rx.epoch = NEXT_EPOCH.fetch_add(1, Ordering::Relaxed);
         let set = |to: &mut u8, from: Option<u8>| *to = from.unwrap_or(*to);
-        set(&mut tx.timeout, given.timeout);
-        set(&mut tx.retry_cnt, given.retry_cnt);
-        set(&mut tx.rnr_retry, given.rnr_retry);
-        set(&mut tx.max_rd_atomic, given.max_rd_atomic);
-        set(&mut rx.max_dest_rd_atomic, given.max_dest_rd_atomic);
-        set(&mut rx.min_rnr_timer, given.min_rnr_timer);
+        set(&mut tx.rest.timeout, given.timeout);
+        set(&mut tx.rest.retry_cnt, given.retry_cnt);
+        set(&mut tx.rest.rnr_retry, given.rnr_retry);
+        set(&mut tx.rest.max_rd_atomic, given.max_rd_atomic);
+        set(&mut rx.rest.max_dest_rd_atomic, given.max_dest_rd_atomic);
+        set(&mut rx.rest.min_rnr_timer, given.min_rnr_timer);
         if let Some(access) = given.qp_access_flags {
             rx.access = access;
         }
         if let Some(qkey) = given.qkey {
-            (tx.qkey, rx.qkey) = (qkey, qkey);
+            (tx.rest.qkey, rx.rest.qkey) = (qkey, qkey);
         }
         if let Some(mtu) = given.path_mtu {
             let shift = mtu.octets().trailing_zeros() as u8;
             (tx.mtu_shift, rx.mtu_shift) = (shift, shift);
         }
         if let Some(qpn) = given.dest_qp_num {
-            (tx.peer_qpn, rx.peer_qpn) = (qpn.value(), qpn.value());
+            (tx.rest.peer_qpn, rx.rest.peer_qpn) = (qpn.value(), qpn.value());
         }
         if let Some(path) = given.ah_attr {
-            (tx.peer_address, rx.peer_address) = (Some(path.address), Some(path.address));
+            (tx.rest.peer_address, rx.rest.peer_address) = (Some(path.address), Some(path.address));
             sending.direct = None;
         }
         if let Some(psn) = given.rq_psn {
-            (rx.expected, rx.msn) = (psn.value(), 0);
+            (rx.expected, rx.rest.msn) = (psn.value(), 0);
         }
         if let Some(psn) = given.sq_psn {
             tx.begin(psn.value());
@@ -171,19 +171,19 @@ impl Driver for InfiniBand {
     }
 
     // Whoever waits for an answer of this queue pair need not wait for its timer.
-    fn peer_ready(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
+    fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {
         if qp.device.network().link().is_some() {
             return;
         }
         let (qpn, address) = {
             let half = qp.responder();
-            (half.driver.peer_qpn, half.driver.peer_address)
+            (half.driver.rest.peer_qpn, half.driver.rest.peer_address)
         };
         let peer = address
             .and_then(|address| qp.device.network().device(address))
             .and_then(|device| device.qp(qpn));
         if let Some(peer) = peer {
-            cx.effects.resume(peer);
+            cx.effects.resume(peer.into_owner());
         }
     }
 
@@ -238,7 +238,7 @@ fn read_response(qp: &Qp, half: &Receiving, first: u32, whole: &Payload<'_>, cx:
 }
 
 fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    let msn = half.driver.msn;
+    let msn = half.driver.rest.msn;
     let aeth = if qp.has_srq() {
         Aeth {
             msn,
@@ -247,7 +247,7 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
     } else {
         Aeth::new(msn, qp.receives_waiting())
     };
-    let (dest_qp, src_qp) = (half.driver.peer_qpn, qp.qpn);
+    let (dest_qp, src_qp) = (half.driver.rest.peer_qpn, qp.qpn);
     let header = Header {
         dest_qp,
         src_qp,
@@ -260,7 +260,7 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
     let now = cx.now();
     if let (Some(link), Some(to), true) = (
         qp.device.network().link(),
-        half.driver.peer_address,
+        half.driver.rest.peer_address,
         qp.device.is_port_active(),
     ) {
         link.send(
@@ -277,7 +277,7 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
 }
 
 /// Serves the reads and atomics of a queue pair that wait.
-pub(crate) fn serve_queue_pair(qp: &Arc<Qp>, now: Time) {
+pub(crate) fn serve_queue_pair(qp: &QpRef, now: Time) {
     let pin = pin();
     let mut cx = Cx::at(&qp.device, &pin, now);
     let _ = serve_waiting(qp, &mut qp.responder(), &mut cx);

@@ -6,11 +6,13 @@
 //! do not decide the same way. Requests of one doorbell share one look at the peer and one turn of its lock.
 
 use polyverbs_engine::key_table::FlatUse;
+use polyverbs_engine::qp::{Rare, SendCounters};
 use verbs_api::memory::Span;
 use verbs_api::qp::QpType;
 use verbs_api::{Access, Data, Operation, RemoteAddress, Send, SendFlags, WorkRequest};
 
 use crate::header::{advance, packets};
+use crate::requester::Requester;
 use crate::{Cx, Qp, Receiving, Sending};
 
 /// Carries out as many of `requests` as go the short way; answers how many, from the front.
@@ -19,43 +21,50 @@ pub fn run(qp: &Qp, half: &mut Sending, requests: &[WorkRequest<'_>], cx: &mut C
     if qp.qp_type != QpType::Rc || !half.is_plain() {
         return 0;
     }
-    // Taken out and put back: the route stays without a count being touched.
-    let Some(peer) = half.direct.take() else {
+    // Taken apart, so that the route stays where it is: no count is touched, and nothing is copied.
+    let Sending {
+        direct: Some(peer),
+        driver,
+        counters,
+        rare,
+        ..
+    } = half
+    else {
         return 0;
     };
-    let mut done = 0;
-    {
-        let mut responder = peer.responder();
-        if is_ready(qp, half, &peer, &responder) {
-            let mut lane = Lane {
-                qp,
-                half,
-                peer: &peer,
-                responder: &mut responder,
-                cx,
-            };
-            done = requests
-                .iter()
-                .take_while(|request| lane.carry(request))
-                .count();
-        }
+    let mut responder = peer.responder();
+    if !is_ready(qp, driver, peer, &responder) {
+        return 0;
     }
-    half.direct = Some(peer);
-    done
+    let mut lane = Lane {
+        qp,
+        driver,
+        counters,
+        rare,
+        peer,
+        responder: &mut responder,
+        cx,
+    };
+    requests
+        .iter()
+        .take_while(|request| lane.carry(request))
+        .count()
 }
 
 #[inline]
-fn is_ready(qp: &Qp, half: &Sending, peer: &Qp, responder: &Receiving) -> bool {
+fn is_ready(qp: &Qp, driver: &Requester, peer: &Qp, responder: &Receiving) -> bool {
     peer.is_rts_for_peer()
-        && responder.driver.is_between_messages(half.driver.next_psn)
-        && responder.driver.epoch == half.driver.peer_epoch
+        && responder.driver.is_between_messages(driver.next_psn)
+        && responder.driver.epoch == driver.peer_epoch
         && qp.device.is_port_active()
         && responder.device.is_port_active()
 }
 
 struct Lane<'l, 'p> {
     qp: &'l Qp,
-    half: &'l mut Sending,
+    driver: &'l mut Requester,
+    counters: &'l mut SendCounters,
+    rare: &'l mut Rare,
     peer: &'l Qp,
     responder: &'l mut Receiving,
     cx: &'l mut Cx<'p>,
@@ -103,7 +112,7 @@ impl<'p> Lane<'_, 'p> {
             _ => return None,
         };
         self.step(length);
-        self.half.counters.writes += 1;
+        self.counters.writes += 1;
         Some(0)
     }
 
@@ -113,7 +122,7 @@ impl<'p> Lane<'_, 'p> {
         let sink = self.local(sge, Access::LOCAL_WRITE)?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
         self.step(sge.length);
-        self.half.rare.reads += 1;
+        self.rare.reads += 1;
         Some(sge.length)
     }
 
@@ -134,7 +143,7 @@ impl<'p> Lane<'_, 'p> {
             .update_u64(change)?;
         sink.store_u64(original);
         self.step(8);
-        self.half.rare.atomics += 1;
+        self.rare.atomics += 1;
         Some(8)
     }
 
@@ -152,7 +161,7 @@ impl<'p> Lane<'_, 'p> {
             _ => return None,
         }
         self.step(length);
-        self.half.counters.sends += 1;
+        self.counters.sends += 1;
         self.responder.counters.receives += 1;
         let solicited = request.common().flags.contains(SendFlags::SOLICITED);
         self.peer
@@ -194,10 +203,10 @@ impl<'p> Lane<'_, 'p> {
     #[inline]
     fn step(&mut self, length: u32) {
         let next = advance(
-            self.half.driver.next_psn,
-            packets(u64::from(length), self.half.driver.mtu_shift),
+            self.driver.next_psn,
+            packets(u64::from(length), self.driver.mtu_shift),
         );
-        self.half.driver.next_psn = next;
+        self.driver.next_psn = next;
         self.responder.driver.expected = next;
     }
 

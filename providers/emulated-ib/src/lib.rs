@@ -20,6 +20,8 @@ pub use provider::{EmulatedIb, PROVIDER, WITH_2A};
 
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<InfiniBand>;
+/// A counted reference to one.
+pub type QpRef = polyverbs_engine::qp::QpRef<InfiniBand>;
 /// The call that an operation is part of.
 pub type Cx<'p> = polyverbs_engine::device::Cx<'p, InfiniBand>;
 /// The sending half of a queue pair, locked.

@@ -4,8 +4,6 @@
 //! queue. Over a link the queue is sent in frames (`pump`), answers arrive later ([`handle_answer`]), and what is lost
 //! is sent again: after a sequence error, a timeout, or a hole in read responses (IBTA 9.9.2).
 
-use std::sync::Arc;
-
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::key_table::LocalUse;
 use polyverbs_engine::link::Frame;
@@ -18,7 +16,7 @@ use verbs_api::{LinkAddress, RemoteAddress, SendFlags, WcStatus};
 
 use crate::header::{Aeth, Body, Header, Nak, Position, Syndrome, advance, ahead, packets};
 use crate::responder::{Answer, respond};
-use crate::{Cx, Qp, Sending};
+use crate::{Cx, Qp, QpRef, Sending};
 
 /// Frames that may be on their way without having been acknowledged.
 const WINDOW: i32 = 256;
@@ -27,7 +25,7 @@ const ACK_EVERY: u32 = 32;
 /// This `rnr_retry` never ends.
 const RNR_FOREVER: u8 = 7;
 
-/// What a requester keeps; what each request touches comes first.
+/// What a requester keeps: what each request touches, and the rest.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Requester {
@@ -37,6 +35,13 @@ pub struct Requester {
     pub next_psn: u32,
     /// log2 of the path MTU.
     pub mtu_shift: u8,
+    /// What a request touches that waits or travels.
+    pub rest: Box<RequesterRest>,
+}
+
+/// What a requester keeps for requests that wait or travel.
+#[derive(Debug, Default)]
+pub struct RequesterRest {
     /// The peer's queue pair.
     pub peer_qpn: u32,
     /// Its port.
@@ -78,9 +83,11 @@ pub struct Requester {
 impl Requester {
     /// Begins at this sequence number.
     pub fn begin(&mut self, sq_psn: u32) {
-        (self.next_psn, self.unacked, self.sent) = (sq_psn, sq_psn, sq_psn);
-        (self.messages, self.limit, self.unlimited) = (0, None, false);
-        (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
+        self.next_psn = sq_psn;
+        let rest = &mut *self.rest;
+        (rest.unacked, rest.sent) = (sq_psn, sq_psn);
+        (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
+        (rest.retries_left, rest.rnr_left) = (rest.retry_cnt, rest.rnr_retry);
     }
 }
 
@@ -154,13 +161,13 @@ fn lost(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> 
 }
 
 #[cold]
-fn find_peer(qp: &Qp, half: &Sending) -> Option<Arc<Qp>> {
+fn find_peer(qp: &Qp, half: &Sending) -> Option<QpRef> {
     if !qp.device.is_port_active() {
         return None;
     }
-    let device = qp.device.network().device(half.driver.peer_address?)?;
+    let device = qp.device.network().device(half.driver.rest.peer_address?)?;
     device
-        .qp(half.driver.peer_qpn)
+        .qp(half.driver.rest.peer_qpn)
         .filter(|peer| peer.qp_type == qp.qp_type)
 }
 
@@ -193,8 +200,8 @@ fn exchange(
     let header = header_of(half, request, half.driver.next_psn, Position::Only);
     let answer = {
         let mut responder = peer.responder();
-        let connected = responder.driver.peer_qpn == qp.qpn
-            && responder.driver.peer_address == Some(qp.device.address())
+        let connected = responder.driver.rest.peer_qpn == qp.qpn
+            && responder.driver.rest.peer_address == Some(qp.device.address())
             && qp.device.is_port_active()
             && peer.device.is_port_active();
         if connected {
@@ -230,8 +237,8 @@ fn exchange(
         request.length
     };
     half.driver.next_psn = advance(half.driver.next_psn, packets(taken, half.driver.mtu_shift));
-    half.driver.retries_left = half.driver.retry_cnt;
-    half.driver.rnr_left = half.driver.rnr_retry;
+    half.driver.rest.retries_left = half.driver.rest.retry_cnt;
+    half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
     Attempt::Done(WcStatus::Success, octets)
 }
 
@@ -298,7 +305,7 @@ fn header_of(half: &Sending, request: &Request<'_>, psn: u32, position: Position
         }
     };
     Header {
-        dest_qp: half.driver.peer_qpn,
+        dest_qp: half.driver.rest.peer_qpn,
         src_qp: 0,
         psn,
         ack_req: position.ends(),
@@ -316,43 +323,43 @@ fn begin_rnr_wait(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) -> Exe
         return Executed::Done(WcStatus::RnrRetryExcErr, 0);
     }
     let until = cx.now().after(rnr_delay(code));
-    half.driver.rnr_until = Some(until);
+    half.driver.rest.rnr_until = Some(until);
     qp.wake_at(half, until);
     Executed::Keep
 }
 
 fn take_rnr_retry(half: &mut Sending) -> bool {
     half.rare.rnr_naks += 1;
-    if half.driver.rnr_retry == RNR_FOREVER {
+    if half.driver.rest.rnr_retry == RNR_FOREVER {
         return true;
     }
-    if half.driver.rnr_left == 0 {
+    if half.driver.rest.rnr_left == 0 {
         return false;
     }
-    half.driver.rnr_left -= 1;
+    half.driver.rest.rnr_left -= 1;
     true
 }
 
 fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
-    if half.driver.ack_until.is_some() {
+    if half.driver.rest.ack_until.is_some() {
         return;
     }
-    if let Some(timeout) = ack_timeout(half.driver.timeout) {
+    if let Some(timeout) = ack_timeout(half.driver.rest.timeout) {
         let until = cx.now().after(timeout);
-        half.driver.ack_until = Some(until);
+        half.driver.rest.ack_until = Some(until);
         qp.wake_at(half, until);
     }
 }
 
 /// A moment passed that was asked for.
 pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
-    if half.driver.rnr_until.is_some_and(|until| until <= now) {
-        half.driver.rnr_until = None;
+    if half.driver.rest.rnr_until.is_some_and(|until| until <= now) {
+        half.driver.rest.rnr_until = None;
     }
-    let late =
-        half.driver.ack_until.is_some_and(|until| until <= now) && half.driver.rnr_until.is_none();
+    let late = half.driver.rest.ack_until.is_some_and(|until| until <= now)
+        && half.driver.rest.rnr_until.is_none();
     if late {
-        half.driver.ack_until = None;
+        half.driver.rest.ack_until = None;
         if half
             .queue
             .front()
@@ -363,7 +370,7 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
         }
     }
     go_on(qp, half, true, cx);
-    for until in [half.driver.rnr_until, half.driver.ack_until]
+    for until in [half.driver.rest.rnr_until, half.driver.rest.ack_until]
         .into_iter()
         .flatten()
     {
@@ -373,22 +380,22 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
 
 // Goes back to the oldest frame without an answer; `false` where no retry was left and the queue pair has failed.
 fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
-    if half.driver.retries_left == 0 {
+    if half.driver.rest.retries_left == 0 {
         fail_front(qp, half, WcStatus::RetryExcErr, cx);
         return false;
     }
-    half.driver.retries_left -= 1;
+    half.driver.rest.retries_left -= 1;
     if cx.device.network().link().is_some() {
-        half.driver.asked_again = None;
-        go_back(half, half.driver.unacked);
+        half.driver.rest.asked_again = None;
+        go_back(half, half.driver.rest.unacked);
     }
     true
 }
 
 fn fail_front(qp: &Qp, half: &mut Sending, status: WcStatus, cx: &mut Cx<'_>) {
-    half.driver.ack_until = None;
-    half.driver.rnr_until = None;
-    half.driver.cursor = 0;
+    half.driver.rest.ack_until = None;
+    half.driver.rest.rnr_until = None;
+    half.driver.rest.cursor = 0;
     qp.complete_front(half, status, 0, cx);
 }
 
@@ -409,7 +416,7 @@ fn go_on(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
 
 // Direct: request after request, until one has to wait.
 fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
-    let waits = half.driver.rnr_until.is_some() || half.driver.ack_until.is_some();
+    let waits = half.driver.rest.rnr_until.is_some() || half.driver.rest.ack_until.is_some();
     if !due && waits && !worth_trying(half) {
         return;
     }
@@ -424,8 +431,8 @@ fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
         let request = kept.request();
         let executed = execute(qp, half, &request, cx);
         if let Executed::Done(status, octets) = executed {
-            half.driver.rnr_until = None;
-            half.driver.ack_until = None;
+            half.driver.rest.rnr_until = None;
+            half.driver.rest.ack_until = None;
             qp.complete(half, &request, status, octets, cx);
         } else {
             half.queue.push_front(Wqe {
@@ -451,8 +458,8 @@ fn worth_trying(half: &Sending) -> bool {
 
 // Over a link: frame after frame, as far as the window allows.
 fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
-    while half.driver.rnr_until.is_none() {
-        let index = half.driver.cursor;
+    while half.driver.rest.rnr_until.is_none() {
+        let index = half.driver.rest.cursor;
         let Some(wqe) = half.queue.get(index) else {
             break;
         };
@@ -461,12 +468,12 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
             Phase::Waiting | Phase::Started => {}
             Phase::Done(status) if !status.is_success() => break,
             Phase::Sent | Phase::Done(_) => {
-                half.driver.cursor += 1;
+                half.driver.rest.cursor += 1;
                 continue;
             }
         }
         start(qp.qp_type, half, index);
-        let full = ahead(position_psn(half, index), half.driver.unacked) >= WINDOW;
+        let full = ahead(position_psn(half, index), half.driver.rest.unacked) >= WINDOW;
         if (full && qp.qp_type == QpType::Rc) || !step(qp, half, index, cx) {
             break;
         }
@@ -476,7 +483,7 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
         .queue
         .front()
         .is_some_and(|wqe| matches!(wqe.phase, Phase::Started | Phase::Sent));
-    if outstanding && half.driver.rnr_until.is_none() {
+    if outstanding && half.driver.rest.rnr_until.is_none() {
         begin_ack_wait(qp, half, cx);
     }
 }
@@ -493,7 +500,7 @@ fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {
     if takes_receive(&request.op) && !has_credit(half, index) {
         return false;
     }
-    !request.op.is_read_or_atomic() || open < usize::from(half.driver.max_rd_atomic.max(1))
+    !request.op.is_read_or_atomic() || open < usize::from(half.driver.rest.max_rd_atomic.max(1))
 }
 
 const fn takes_receive(op: &Op) -> bool {
@@ -502,14 +509,14 @@ const fn takes_receive(op: &Op) -> bool {
 
 // One message beyond the limit may go when nothing else is under way: its answer brings news (IBTA 9.7.7.2.5).
 fn has_credit(half: &Sending, index: usize) -> bool {
-    let within = |limit| ahead(advance(half.driver.messages, 1), limit) <= 0;
-    index == 0 || half.driver.limit.is_none_or(within)
+    let within = |limit| ahead(advance(half.driver.rest.messages, 1), limit) <= 0;
+    index == 0 || half.driver.rest.limit.is_none_or(within)
 }
 
 // Who once set no limit is taken at his word for good.
 fn note_credits(half: &mut Sending, aeth: Aeth) {
-    half.driver.unlimited |= aeth.limit().is_none();
-    half.driver.limit = if half.driver.unlimited {
+    half.driver.rest.unlimited |= aeth.limit().is_none();
+    half.driver.rest.limit = if half.driver.rest.unlimited {
         None
     } else {
         aeth.limit()
@@ -539,7 +546,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
             packets(message_length(wqe), shift)
         };
         half.driver.next_psn = advance(next, wqe.count);
-        half.driver.messages = advance(half.driver.messages, u32::from(wqe.count > 0));
+        half.driver.rest.messages = advance(half.driver.rest.messages, u32::from(wqe.count > 0));
     }
 }
 
@@ -570,7 +577,7 @@ fn step(qp: &Qp, half: &mut Sending, index: usize, cx: &mut Cx<'_>) -> bool {
         return false;
     }
     if sent {
-        half.driver.cursor = index + 1;
+        half.driver.rest.cursor = index + 1;
         if qp.qp_type != QpType::Rc || half.queue[index].kept.op.is_local() {
             half.queue[index].phase = Phase::Done(WcStatus::Success);
             complete_in_order(qp, half, cx);
@@ -584,7 +591,7 @@ fn complete_in_order(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     let before = half.queue.len();
     qp.complete_done(half, cx);
     let gone = before - half.queue.len().min(before);
-    half.driver.cursor = half.driver.cursor.saturating_sub(gone);
+    half.driver.rest.cursor = half.driver.rest.cursor.saturating_sub(gone);
 }
 
 fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Result<(), WcStatus> {
@@ -604,7 +611,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         return Ok(());
     }
     let psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
-    half.rare.retransmissions += u64::from(ahead(half.driver.sent, psn) > 0);
+    half.rare.retransmissions += u64::from(ahead(half.driver.rest.sent, psn) > 0);
     let mut spans = Spans::new();
     if request.op.is_read_or_atomic() {
         sink(qp, &request, cx, &mut spans).map_err(|fault| fault.local_status())?;
@@ -651,8 +658,8 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     } else {
         advance(psn, 1)
     };
-    if ahead(reached, half.driver.sent) > 0 {
-        half.driver.sent = reached;
+    if ahead(reached, half.driver.rest.sent) > 0 {
+        half.driver.rest.sent = reached;
     }
     Ok(())
 }
@@ -662,7 +669,7 @@ fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &
     let now = cx.now();
     if let (Some(link), Some(to), true) = (
         qp.device.network().link(),
-        half.driver.peer_address,
+        half.driver.rest.peer_address,
         qp.device.is_port_active(),
     ) {
         link.send(
@@ -692,7 +699,9 @@ pub fn handle_answer(
         return;
     }
     // Only what is outstanding can be answered.
-    if ahead(header.psn, half.driver.sent) >= 0 || ahead(header.psn, half.driver.unacked) < 0 {
+    if ahead(header.psn, half.driver.rest.sent) >= 0
+        || ahead(header.psn, half.driver.rest.unacked) < 0
+    {
         return;
     }
     // On the wire a NAK's code stands where the credits do.
@@ -743,19 +752,19 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
 
 // A later answer came: the oldest one that is missing was lost, and is asked for again, once.
 fn ask_again(half: &mut Sending) {
-    let missing = half.driver.unacked;
-    if half.driver.asked_again.replace(missing) != Some(missing) {
+    let missing = half.driver.rest.unacked;
+    if half.driver.rest.asked_again.replace(missing) != Some(missing) {
         go_back(half, missing);
     }
 }
 
 fn progress_to(half: &mut Sending, psn: u32) {
-    if ahead(psn, half.driver.unacked) > 0 {
-        half.driver.unacked = psn;
-        half.driver.retries_left = half.driver.retry_cnt;
-        half.driver.rnr_left = half.driver.rnr_retry;
-        half.driver.ack_until = None;
-        half.driver.asked_again = None;
+    if ahead(psn, half.driver.rest.unacked) > 0 {
+        half.driver.rest.unacked = psn;
+        half.driver.rest.retries_left = half.driver.rest.retry_cnt;
+        half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
+        half.driver.rest.ack_until = None;
+        half.driver.rest.asked_again = None;
     }
 }
 
@@ -780,28 +789,28 @@ fn go_back(half: &mut Sending, psn: u32) {
         cursor.get_or_insert(index);
     }
     if let Some(cursor) = cursor {
-        half.driver.cursor = cursor;
+        half.driver.rest.cursor = cursor;
     }
 }
 
 fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
     // One that comes twice counts once.
-    if half.driver.rnr_until.is_some() {
+    if half.driver.rest.rnr_until.is_some() {
         return;
     }
     acknowledge(qp, half, psn, cx);
-    if half.driver.unacked != psn {
+    if half.driver.rest.unacked != psn {
         // An answer before it was lost, and has been asked for again.
         return;
     }
     if !take_rnr_retry(half) {
         return fail_front(qp, half, WcStatus::RnrRetryExcErr, cx);
     }
-    go_back(half, half.driver.unacked);
+    go_back(half, half.driver.rest.unacked);
     let until = cx.now().after(rnr_delay(code));
-    half.driver.rnr_until = Some(until);
-    half.driver.ack_until = None;
-    half.driver.retries_left = half.driver.retry_cnt;
+    half.driver.rest.rnr_until = Some(until);
+    half.driver.rest.ack_until = None;
+    half.driver.rest.retries_left = half.driver.rest.retry_cnt;
     qp.wake_at(half, until);
 }
 
@@ -813,15 +822,15 @@ fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
         return fail_front(qp, half, status_of(nak), cx);
     }
     // What followed a request that waits for a receive is out of order until that one has been sent again.
-    if half.driver.rnr_until.is_some() {
+    if half.driver.rest.rnr_until.is_some() {
         return;
     }
-    if half.driver.retries_left == 0 {
+    if half.driver.rest.retries_left == 0 {
         return fail_front(qp, half, WcStatus::RetryExcErr, cx);
     }
-    half.driver.retries_left -= 1;
-    half.driver.ack_until = None;
-    go_back(half, half.driver.unacked);
+    half.driver.rest.retries_left -= 1;
+    half.driver.rest.ack_until = None;
+    go_back(half, half.driver.rest.unacked);
 }
 
 // The read or atomic that this number belongs to; everything before it has arrived.
@@ -884,7 +893,7 @@ fn read_response(
     progress_to(half, advance(psn, 1));
     if position.ends() {
         half.queue[index].phase = Phase::Done(WcStatus::Success);
-        half.driver.cursor = half.driver.cursor.max(index + 1);
+        half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
         complete_in_order(qp, half, cx);
     }
 }
@@ -908,7 +917,7 @@ fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mu
     }
     half.queue[index].received = u64::from(place_original(original, &spans));
     half.queue[index].phase = Phase::Done(WcStatus::Success);
-    half.driver.cursor = half.driver.cursor.max(index + 1);
+    half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
     progress_to(half, advance(psn, 1));
     complete_in_order(qp, half, cx);
 }

@@ -20,7 +20,7 @@ use crate::{Cx, Qp, Receiving};
 /// Datagrams among which second copies are recognised.
 const RECENT: usize = 64;
 
-/// What a responder keeps; what each request touches comes first.
+/// What a responder keeps: what each request touches, and the rest.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Responder {
@@ -34,6 +34,13 @@ pub struct Responder {
     /// log2 of the path MTU.
     pub mtu_shift: u8,
     inbound: Inbound,
+    /// What a request touches that waits or travels.
+    pub rest: Box<ResponderRest>,
+}
+
+/// What a responder keeps for requests that wait or travel.
+#[derive(Debug, Default)]
+pub struct ResponderRest {
     /// The queue pair that is connected.
     pub peer_qpn: u32,
     /// Its port.
@@ -251,7 +258,7 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
     if !serve_waiting(qp, half, cx) {
         return Answer::None;
     }
-    let served = half.driver.framed.served.iter().find(|served| {
+    let served = half.driver.rest.framed.served.iter().find(|served| {
         let offset = ahead(header.psn, served.psn);
         offset >= 0 && (offset as u32) < served.packets
     });
@@ -319,7 +326,7 @@ fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool)
         Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
         _ => true,
     };
-    half.driver.msn = advance(half.driver.msn, u32::from(ends));
+    half.driver.rest.msn = advance(half.driver.rest.msn, u32::from(ends));
     half.driver.expected = advance(header.psn, count);
     if wanted {
         Answer::Ack(advance(header.psn, count - 1))
@@ -353,7 +360,7 @@ fn send<'p>(
         half.current = qp.take_receive(half, direct, &mut cx.effects);
     }
     let Some(receive) = half.current.take() else {
-        return Ok(Answer::Rnr(half.driver.min_rnr_timer, header.psn));
+        return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, header.psn));
     };
     let mut spans = Spans::new();
     if let Err(fault) = qp.gather_receive(&receive, cx, &mut spans) {
@@ -468,7 +475,7 @@ fn write<'p>(
             half.current = qp.take_receive(half, direct, &mut cx.effects);
         }
         if half.current.is_none() {
-            return Ok(Answer::Rnr(half.driver.min_rnr_timer, header.psn));
+            return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, header.psn));
         }
     }
     if let Some(target) = target {
@@ -600,7 +607,7 @@ fn read_or_atomic<'p>(
         return Err(Refusal::INVALID);
     }
     // What the peer has outstanding beyond what it was told it may have is invalid (IBTA 9.7.4.1.4).
-    if half.driver.framed.waiting.len() >= usize::from(half.driver.max_dest_rd_atomic) {
+    if half.driver.rest.framed.waiting.len() >= usize::from(half.driver.rest.max_dest_rd_atomic) {
         return Err(Refusal::INVALID);
     }
     if direct {
@@ -621,7 +628,7 @@ fn read_or_atomic<'p>(
         0
     };
     arrived(half, header, u64::from(length), false);
-    half.driver.framed.waiting.push_back(*header);
+    half.driver.rest.framed.waiting.push_back(*header);
     if let Some(me) = qp.shared() {
         qp.device.network().serve_later(Box::new(move |now| {
             crate::driver::serve_queue_pair(&me, now)
@@ -705,22 +712,22 @@ fn serve<'p>(qp: &Qp, body: Body, cx: &Cx<'p>) -> Result<(Answer<'p>, u64), Refu
 
 /// Serves the reads and atomics that wait, in order. `false` where one of them was refused.
 pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
-    if half.driver.framed.waiting.is_empty() {
+    if half.driver.rest.framed.waiting.is_empty() {
         return true;
     }
     if matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Err) {
-        half.driver.framed.waiting.clear();
+        half.driver.rest.framed.waiting.clear();
         return false;
     }
-    while let Some(header) = half.driver.framed.waiting.pop_front() {
+    while let Some(header) = half.driver.rest.framed.waiting.pop_front() {
         match serve(qp, header.body, cx) {
             Ok((answer, original)) => {
                 let length = match header.body {
                     Body::ReadRequest(_, length) => u64::from(length),
                     _ => 0,
                 };
-                let served = &mut half.driver.framed.served;
-                if served.len() >= usize::from(half.driver.max_dest_rd_atomic).max(1) {
+                let served = &mut half.driver.rest.framed.served;
+                if served.len() >= usize::from(half.driver.rest.max_dest_rd_atomic).max(1) {
                     served.pop_front();
                 }
                 let packets = packets(length, half.driver.mtu_shift);
@@ -733,7 +740,7 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
                 crate::driver::answer(qp, half, &header, answer, cx);
             }
             Err(refusal) => {
-                half.driver.framed.waiting.clear();
+                half.driver.rest.framed.waiting.clear();
                 let answer = refuse(qp, half, &header, refusal, cx);
                 crate::driver::answer(qp, half, &header, answer, cx);
                 return false;

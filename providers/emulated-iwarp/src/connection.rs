@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use polyverbs_engine::driver::Change;
 use polyverbs_engine::link::{Frame, OwnedFrame};
@@ -27,7 +27,7 @@ use verbs_api::qp::QpState;
 use crate::driver::Iwarp;
 use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
 use crate::terminate::Terminate;
-use crate::{Cx, Qp, Receiving, Sending};
+use crate::{Cx, Qp, QpRef, QpWeak, Receiving, Sending};
 
 /// The other end, as the program named it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
             let Some(me) = qp.shared() else { return };
             cx.effects.later(move |effects| {
                 me.enter_error(false);
-                effects.flush(me);
+                effects.flush(me.into_owner());
             });
         }
     }
@@ -116,7 +116,7 @@ fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
 /// Joins a queue pair that has become ready to the one that it names, if that is ready too and names it.
 ///
 /// Locks one end at a time. An end that leaves meanwhile could not tell the other, so that is looked for afterwards.
-pub(crate) fn meet(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
+pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     let Some(named) = awaiting(qp) else { return };
     let network = qp.device.network();
     let Some(peer) = network
@@ -125,7 +125,7 @@ pub(crate) fn meet(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
     else {
         // It was destroyed, or never was: as a connection that is refused.
         qp.enter_error(false);
-        return cx.effects.flush(Arc::clone(qp) as _);
+        return cx.effects.flush(qp.owner().clone());
     };
     // Not ready yet, or not for this one: its own turn comes.
     let Some(theirs) = accept(&peer, qp, named.mine) else {
@@ -156,8 +156,8 @@ pub(crate) fn meet(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
     if !is_present(&peer, theirs.mine) {
         return say(&peer, &theirs, Message::Reset, cx);
     }
-    cx.effects.resume(Arc::clone(qp) as _);
-    cx.effects.resume(peer);
+    cx.effects.resume(qp.owner().clone());
+    cx.effects.resume(peer.into_owner());
 }
 
 // The peer of a queue pair that is ready and has not met it.
@@ -169,7 +169,7 @@ fn awaiting(qp: &Qp) -> Option<Peer> {
 }
 
 // Takes `from`, with this epoch, as the peer of `at`: answers how `at` knows it then.
-fn accept(at: &Arc<Qp>, from: &Arc<Qp>, epoch: u32) -> Option<Peer> {
+fn accept(at: &QpRef, from: &QpRef, epoch: u32) -> Option<Peer> {
     let mut sending = at.requester();
     let mut receiving = at.responder();
     let mut peer = sending.driver.peer?;
@@ -181,7 +181,7 @@ fn accept(at: &Arc<Qp>, from: &Arc<Qp>, epoch: u32) -> Option<Peer> {
     peer.end.epoch = epoch;
     (sending.driver.peer, receiving.driver.peer) = (Some(peer), Some(peer));
     if at.device.network().link().is_none() {
-        sending.direct = Some(Arc::clone(from));
+        sending.direct = Some(from.clone());
     } else {
         at.device.driver().ends.insert(peer.mine, at);
     }
@@ -217,7 +217,7 @@ pub(crate) fn terminate_message(terminate: Terminate) -> Message {
 }
 
 /// The peer closed the stream, or it is gone.
-pub(crate) fn handle_end(qp: &Arc<Qp>, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
+pub(crate) fn handle_end(qp: &QpRef, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
     let mut half = qp.requester();
     if half.driver.epoch != epoch || !is_ready(qp.state()) {
         return;
@@ -229,7 +229,7 @@ pub(crate) fn handle_end(qp: &Arc<Qp>, epoch: u32, message: &Message, cx: &mut C
         }
     }
     qp.enter_error(false);
-    cx.effects.flush(Arc::clone(qp) as _);
+    cx.effects.flush(qp.owner().clone());
 }
 
 /// Sends a segment with its octets over the link.
@@ -317,22 +317,22 @@ pub(crate) fn segments(
 
 /// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.
 #[derive(Debug, Default)]
-pub(crate) struct Ends(Mutex<HashMap<u32, Weak<Qp>>>);
+pub(crate) struct Ends(Mutex<HashMap<u32, QpWeak>>);
 
 impl Ends {
-    fn insert(&self, epoch: u32, qp: &Arc<Qp>) {
-        self.map().insert(epoch, Arc::downgrade(qp));
+    fn insert(&self, epoch: u32, qp: &QpRef) {
+        self.map().insert(epoch, qp.downgrade());
     }
 
     fn remove(&self, epoch: u32) {
         self.map().remove(&epoch);
     }
 
-    fn get(&self, epoch: u32) -> Option<Arc<Qp>> {
+    fn get(&self, epoch: u32) -> Option<QpRef> {
         self.map().get(&epoch)?.upgrade()
     }
 
-    fn map(&self) -> MutexGuard<'_, HashMap<u32, Weak<Qp>>> {
+    fn map(&self) -> MutexGuard<'_, HashMap<u32, QpWeak>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,6 @@
 //! The route is resolved when the two queue pairs meet and kept with the requester. Each request checks, under the peer's
 //! responder lock, that the peer is still at the other end. Nothing is allocated, no clock is read.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use polyverbs_engine::driver::Executed;
@@ -23,7 +22,7 @@ use crate::header::{
 use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
 use crate::responder::{self, Beside, Part, fail, takes};
 use crate::terminate::{Breach, Terminate};
-use crate::{Cx, Qp, Sending};
+use crate::{Cx, Qp, QpRef, Sending};
 
 /// How long a port that is down is left alone before a request that waits for it looks again.
 const PORT_LOOK: Duration = Duration::from_millis(1);
@@ -123,7 +122,7 @@ pub(crate) fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
 
 /// The other end.
 struct Far<'r> {
-    peer: &'r Arc<Qp>,
+    peer: &'r QpRef,
     epoch: u32,
 }
 

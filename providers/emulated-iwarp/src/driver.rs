@@ -1,6 +1,5 @@
 //! The driver: this transport's part of the engine's contract.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use polyverbs_engine::device::Device;
@@ -17,7 +16,7 @@ use verbs_api::{
 use crate::connection::Ends;
 use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
 use crate::terminate::Terminate;
-use crate::{Cx, Qp, Receiving, Sending, caps, connection, express, requester, responder};
+use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, express, requester, responder};
 
 /// iWARP.
 #[derive(Debug)]
@@ -217,7 +216,7 @@ impl Driver for Iwarp {
         connection::disconnect(qp, half, cx);
     }
 
-    fn peer_ready(qp: &Arc<Qp>, cx: &mut Cx<'_>) {
+    fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {
         connection::meet(qp, cx);
     }
 }

@@ -6,9 +6,11 @@
 //! not decide the same way. Requests of one doorbell share one look at the peer and one turn of its lock.
 
 use polyverbs_engine::key_table::FlatUse;
+use polyverbs_engine::qp::{Rare, SendCounters};
 use verbs_api::memory::Span;
 use verbs_api::{Access, Data, Operation, RemoteAddress, Send, SendFlags, Sge, WorkRequest};
 
+use crate::requester::Requester;
 use crate::{Cx, Qp, Receiving, Sending};
 
 /// Carries out as many of `requests` as go the short way; answers how many, from the front.
@@ -25,34 +27,39 @@ pub(crate) fn run(
     if !half.is_plain() {
         return 0;
     }
-    // Taken out and put back: the route stays without a count being touched.
-    let Some(peer) = half.direct.take() else {
+    // Taken apart, so that the route stays where it is: no count is touched, and nothing is copied.
+    let Sending {
+        direct: Some(peer),
+        driver,
+        counters,
+        rare,
+        ..
+    } = half
+    else {
         return 0;
     };
-    let mut done = 0;
-    {
-        let mut responder = peer.responder();
-        if is_ready(qp, &peer, &responder, epoch) {
-            let mut lane = Lane {
-                qp,
-                half,
-                peer: &peer,
-                responder: &mut responder,
-                cx,
-            };
-            done = requests
-                .iter()
-                .take_while(|request| lane.carry(request))
-                .count();
-        }
+    let mut responder = peer.responder();
+    if !is_ready(qp, peer, &responder, epoch) {
+        return 0;
     }
-    half.direct = Some(peer);
-    done
+    let mut lane = Lane {
+        qp,
+        driver,
+        counters,
+        rare,
+        peer,
+        responder: &mut responder,
+        cx,
+    };
+    requests
+        .iter()
+        .take_while(|request| lane.carry(request))
+        .count()
 }
 
 #[inline]
 fn is_ready(qp: &Qp, peer: &Qp, responder: &Receiving, epoch: u32) -> bool {
-    peer.is_rts()
+    peer.is_rts_for_peer()
         && responder.driver.epoch == epoch
         && responder.is_established()
         && responder.current.is_none()
@@ -61,7 +68,9 @@ fn is_ready(qp: &Qp, peer: &Qp, responder: &Receiving, epoch: u32) -> bool {
 
 struct Lane<'l, 'p> {
     qp: &'l Qp,
-    half: &'l mut Sending,
+    driver: &'l mut Requester,
+    counters: &'l mut SendCounters,
+    rare: &'l mut Rare,
     peer: &'l Qp,
     responder: &'l mut Receiving,
     cx: &'l mut Cx<'p>,
@@ -107,7 +116,7 @@ impl<'p> Lane<'_, 'p> {
             }
             _ => return None,
         }
-        self.half.counters.writes += 1;
+        self.counters.writes += 1;
         Some(0)
     }
 
@@ -119,7 +128,7 @@ impl<'p> Lane<'_, 'p> {
             .local(sge, Access::REMOTE_WRITE)
             .filter(|_| self.is_within_budgets())?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
-        self.half.rare.reads += 1;
+        self.rare.reads += 1;
         Some(sge.length)
     }
 
@@ -141,7 +150,7 @@ impl<'p> Lane<'_, 'p> {
             .remote(remote, 8, Access::REMOTE_ATOMIC)?
             .update_u64(change)?;
         sink.store_u64(original);
-        self.half.rare.atomics += 1;
+        self.rare.atomics += 1;
         Some(8)
     }
 
@@ -158,7 +167,7 @@ impl<'p> Lane<'_, 'p> {
             Data::Inline(octets) => room.write(octets),
             _ => return None,
         }
-        self.half.counters.sends += 1;
+        self.counters.sends += 1;
         self.responder.counters.receives += 1;
         let solicited = request.common().flags.contains(SendFlags::SOLICITED);
         self.peer
@@ -185,18 +194,21 @@ impl<'p> Lane<'_, 'p> {
             return None;
         }
         let user = FlatUse {
-            pd: self.peer.pd,
+            pd: self.responder.pd,
             access,
         };
-        self.peer
-            .device
-            .keys()
-            .flat(self.cx.pin, remote.rkey.value(), remote.addr, length, user)
+        self.responder.device.keys().flat(
+            self.cx.pin,
+            remote.rkey.value(),
+            remote.addr,
+            length,
+            user,
+        )
     }
 
     #[inline]
     fn is_within_budgets(&self) -> bool {
-        self.half.driver.ord != 0 && self.responder.driver.ird != 0
+        self.driver.ord != 0 && self.responder.driver.ird != 0
     }
 
     #[inline]

@@ -33,6 +33,10 @@ pub use responder::Responder;
 
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<Iwarp>;
+/// A counted reference to one.
+pub type QpRef = polyverbs_engine::qp::QpRef<Iwarp>;
+/// The same, keeping nothing alive.
+pub type QpWeak = polyverbs_engine::pool::PoolWeak<Qp>;
 /// The call that an operation is part of.
 pub type Cx<'p> = polyverbs_engine::device::Cx<'p, Iwarp>;
 /// The sending half of a queue pair, locked.

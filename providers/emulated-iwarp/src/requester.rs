@@ -29,13 +29,14 @@ use crate::responder::place_tagged;
 use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, Sending, direct};
 
-/// What a requester keeps.
+/// What a requester keeps; what each request touches comes first.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Requester {
-    /// This queue pair's epoch; 0 before the first connection.
-    pub(crate) epoch: u32,
     /// The other end.
     pub(crate) peer: Option<Peer>,
+    /// This queue pair's epoch; 0 before the first connection.
+    pub(crate) epoch: u32,
     /// Reads and atomics outstanding at one time.
     pub(crate) ord: u8,
     /// What the connection ends with, if not with a mere reset.
@@ -606,7 +607,7 @@ fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate, cx: &mut Cx<'_>
 /// Flushes what is left when no lock is held.
 pub(crate) fn flush_later(qp: &Qp, cx: &mut Cx<'_>) {
     if let Some(me) = qp.shared() {
-        cx.effects.flush(me);
+        cx.effects.flush(me.into_owner());
     }
 }
 

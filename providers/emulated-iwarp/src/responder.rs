@@ -7,7 +7,6 @@
 //! was fenced (RFC 5040 section 5.5).
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
@@ -24,7 +23,7 @@ use crate::header::{
     QN_SEND, ReadRequest, Tagged, TaggedOpcode, Untagged,
 };
 use crate::terminate::{Breach, Terminate};
-use crate::{Cx, Qp, Receiving};
+use crate::{Cx, Qp, QpRef, Receiving};
 
 /// What a responder keeps.
 #[derive(Debug, Default)]
@@ -332,7 +331,7 @@ pub(crate) fn fail(
 
 /// A segment arrived that is for the receiving half.
 pub(crate) fn handle(
-    qp: &Arc<Qp>,
+    qp: &QpRef,
     epoch: u32,
     message: &Message,
     payload: &Payload<'_>,
@@ -397,7 +396,7 @@ fn write_segment(
 }
 
 fn untagged_segment(
-    qp: &Arc<Qp>,
+    qp: &QpRef,
     half: &mut Receiving,
     segment: &Untagged,
     payload: &Payload<'_>,
@@ -477,7 +476,7 @@ fn note_segment(half: &mut Receiving, segment: &Untagged, octets: usize) {
 
 // Reads and atomics share one budget and one order (RFC 7306 section 5).
 fn enqueue(
-    qp: &Arc<Qp>,
+    qp: &QpRef,
     half: &mut Receiving,
     request: &Untagged,
     cx: &mut Cx<'_>,
@@ -496,7 +495,7 @@ fn enqueue(
         request: request.clone(),
     });
     let serve = {
-        let qp = Arc::downgrade(qp);
+        let qp = qp.downgrade();
         Box::new(move |now| {
             if let Some(qp) = qp.upgrade() {
                 serve(&qp, now);
@@ -513,7 +512,7 @@ fn enqueue(
 }
 
 // Serves the reads and atomics whose turn has come.
-fn serve(qp: &Arc<Qp>, now: Time) {
+fn serve(qp: &QpRef, now: Time) {
     let pin = pin();
     let mut cx = Cx::at(&qp.device, &pin, now);
     {

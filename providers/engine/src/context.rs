@@ -163,7 +163,7 @@ impl<D: Driver> Pd<D> {
         // `forget_qp` counts it out.
         place.keep();
         device.remember_qp(&qp);
-        Ok(qp)
+        Ok(Arc::clone(qp.owner()) as _)
     }
 }
 

@@ -22,7 +22,8 @@ use crate::key_table::KeyTable;
 use crate::link::Frame;
 use crate::network::Network;
 use crate::pin::{Pin, pin};
-use crate::qp::Qp;
+use crate::pool::Pool;
+use crate::qp::{Qp, QpRef};
 use crate::qpn::QpnPool;
 use crate::time::Time;
 use crate::trace::Trace;
@@ -74,8 +75,9 @@ pub struct Device<D: Driver> {
     network: Arc<Network<D>>,
     commands: Arc<Commands>,
     qpns: QpnPool,
-    qps: RwLock<HashMap<u32, Arc<Qp<D>>>>,
-    groups: RwLock<HashMap<Gid, Vec<Arc<Qp<D>>>>>,
+    queue_pairs: Pool<Qp<D>>,
+    qps: RwLock<HashMap<u32, QpRef<D>>>,
+    groups: RwLock<HashMap<Gid, Vec<QpRef<D>>>>,
     listeners: Mutex<Vec<Weak<dyn EventSink>>>,
     retired: Mutex<QpCounters>,
     next_pd: AtomicU32,
@@ -123,6 +125,7 @@ impl<D: Driver> Device<D> {
             network: Arc::clone(network),
             commands: Commands::new(Arc::clone(network.timers()), options.command_latency),
             qpns: QpnPool::new(options.qp_numbers.0, options.qp_numbers.1),
+            queue_pairs: Pool::default(),
             qps: RwLock::default(),
             groups: RwLock::default(),
             listeners: Mutex::default(),
@@ -226,7 +229,7 @@ impl<D: Driver> Device<D> {
     }
 
     /// The queue pair of this number.
-    pub fn qp(&self, qpn: u32) -> Option<Arc<Qp<D>>> {
+    pub fn qp(&self, qpn: u32) -> Option<QpRef<D>> {
         self.qps
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -235,13 +238,17 @@ impl<D: Driver> Device<D> {
     }
 
     /// The queue pairs attached to a group.
-    pub fn group(&self, group: Gid) -> Vec<Arc<Qp<D>>> {
+    pub fn group(&self, group: Gid) -> Vec<QpRef<D>> {
         self.groups
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .get(&group)
             .cloned()
             .unwrap_or_default()
+    }
+
+    pub(crate) fn queue_pairs(&self) -> &Pool<Qp<D>> {
+        &self.queue_pairs
     }
 
     pub(crate) fn qpns(&self) -> &QpnPool {
@@ -256,11 +263,11 @@ impl<D: Driver> Device<D> {
         self.next_pd.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn remember_qp(&self, qp: &Arc<Qp<D>>) {
+    pub(crate) fn remember_qp(&self, qp: &QpRef<D>) {
         self.qps
             .write()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(qp.qpn, Arc::clone(qp));
+            .insert(qp.qpn, qp.clone());
     }
 
     pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
@@ -280,7 +287,7 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    pub(crate) fn join_group(&self, group: Gid, qp: &Arc<Qp<D>>) -> Result<(), VerbError> {
+    pub(crate) fn join_group(&self, group: Gid, qp: &QpRef<D>) -> Result<(), VerbError> {
         if !group.is_multicast() {
             return Err(VerbError::argument(
                 "gid",
@@ -310,7 +317,7 @@ impl<D: Driver> Device<D> {
                 "attachments of the group (max_mcast_qp_attach)",
             ));
         }
-        members.push(Arc::clone(qp));
+        members.push(qp.clone());
         Ok(())
     }
 

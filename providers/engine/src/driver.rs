@@ -8,14 +8,13 @@
 //! ([`Device::set_port_state`]), the device failed ([`Device::remove`]).
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest};
 
 use crate::device::{Cx, Device};
 use crate::link::Frame;
-use crate::qp::{Qp, Requester, Responder};
+use crate::qp::{Qp, QpRef, Requester, Responder};
 use crate::qpn::QpnPool;
 use crate::request::Request;
 use crate::time::Time;
@@ -156,7 +155,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
 
     /// Joins the queue pair's own state to a peer that can be reached directly, now that it has become ready; by
     /// default the requester is told to go on.
-    fn peer_ready(qp: &Arc<Qp<Self>>, cx: &mut Cx<'_, Self>) {
+    fn peer_ready(qp: &QpRef<Self>, cx: &mut Cx<'_, Self>) {
         let _ = (qp, cx);
     }
 }

@@ -23,6 +23,7 @@ pub mod lock;
 pub mod network;
 pub mod payload;
 pub mod pin;
+pub mod pool;
 pub mod qp;
 pub mod qpn;
 pub mod receive_ring;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::memory::{Loan, Span};
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::{QpInit, QpOps, Reply};
+use verbs_api::provider::{PostOps, QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify};
 use verbs_api::{
     Access, BindWindow, EventSubject, EventType, Features, Gid, Operation, PostReason, Qpn, RKey,
@@ -28,10 +28,11 @@ use crate::loans;
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::payload::{Spans, gather_raw};
 use crate::pin::pin;
+use crate::pool::{PoolRef, PoolWeak, Pooled};
 use crate::receive_ring::{RawSge, Receive, ReceiveConsumer, ReceiveRing, SmallSges};
 use crate::request::{Op, QueuedRequest, Request};
 use crate::srq::{Srq, SrqFailed};
-use crate::sync::{HalfLine, Line};
+use crate::sync::{Line, prefetch};
 use crate::time::Time;
 use crate::trace::TracedOperation;
 
@@ -73,10 +74,10 @@ pub struct SendCounters {
     pub sends: u64,
 }
 
-/// What else a requester counts.
-#[derive(Clone, Copy, Debug, Default)]
+/// What a requester seldom touches: its other counters, and what few queue pairs have.
+#[derive(Debug, Default)]
 #[allow(missing_docs)]
-pub struct RareCounters {
+pub struct Rare {
     pub reads: u64,
     pub atomics: u64,
     pub sends_with_invalidate: u64,
@@ -86,6 +87,8 @@ pub struct RareCounters {
     pub retransmissions: u64,
     pub rnr_naks: u64,
     pub naks: u64,
+    timer: Option<Time>,
+    windows: Vec<u32>,
 }
 
 /// Requests that wait or are under way, oldest first. Takes memory from the first one on.
@@ -148,7 +151,7 @@ pub struct ReceiveCounters {
 #[repr(C)]
 pub struct Requester<D: Driver> {
     /// The peer, where it is reached directly.
-    pub direct: Option<Arc<Qp<D>>>,
+    pub direct: Option<QpRef<D>>,
     /// Requests that wait or are under way. Empty where everything completes at once.
     pub queue: SendQueue,
     loans: Loan,
@@ -160,9 +163,7 @@ pub struct Requester<D: Driver> {
     /// The transport's own state.
     pub driver: D::Requester,
     /// What else was done.
-    pub rare: RareCounters,
-    timer: Option<Time>,
-    windows: Vec<u32>,
+    pub rare: Box<Rare>,
 }
 
 /// The receiving half, under its lock. In the order of use, as the sending half: a peer that writes touches nothing
@@ -193,15 +194,30 @@ struct ResponderSide<D: Driver> {
     lock: Lock<Responder<D>>,
 }
 
-struct Cold {
+/// What control verbs look at, and the data path never.
+struct Cold<D: Driver> {
+    cap: QpCap,
+    reserved_wr: u32,
+    me: PoolWeak<Qp<D>>,
+    id: ObjectId,
+    changing: Mutex<Changing>,
+    events: Arc<dyn verbs_api::provider::EventSink>,
+}
+
+struct Changing {
     attributes: QpAttributes,
     groups: Vec<Gid>,
     destroyed: bool,
 }
 
-/// A queue pair. What posting reads comes first, on one line, and the line that it writes is the other of its pair.
-#[repr(C)]
+/// A counted reference to a queue pair.
+pub type QpRef<D> = PoolRef<Qp<D>>;
+
+/// A queue pair, one of its device's [pool](crate::pool). What posting reads comes first, on one line, and the line that
+/// it writes is the other of its pair.
+#[repr(C, align(128))]
 pub struct Qp<D: Driver> {
+    // A `QpState`, and `CLOSED`.
     state: AtomicU8,
     sq_sig_all: bool,
     is_direct: bool,
@@ -212,21 +228,20 @@ pub struct Qp<D: Driver> {
     pub qpn: u32,
     /// Its protection domain.
     pub pd: u32,
-    reserved_wr: u32,
     /// Its device.
     pub device: Arc<Device<D>>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
-    requester: HalfLine<Lock<Requester<D>>>,
+    receives: Box<ReceiveRing>,
+    cold: Box<Cold<D>>,
+    requester: Lock<Requester<D>>,
     responder: Line<ResponderSide<D>>,
-    receives: ReceiveRing,
-    cap: QpCap,
-    me: Weak<Self>,
-    id: ObjectId,
-    cold: Mutex<Cold>,
-    events: Arc<dyn verbs_api::provider::EventSink>,
 }
+
+/// Set beside the state of a queue pair that takes no requests, because its handle is being destroyed or its device is
+/// gone. The state itself stays what it is, for what the peer sends.
+const CLOSED: u8 = 0x80;
 
 impl<D: Driver> Qp<D> {
     pub(crate) fn new(
@@ -237,7 +252,7 @@ impl<D: Driver> Qp<D> {
         cqs: (Arc<Cq>, Arc<Cq>),
         srq: Option<Arc<Srq>>,
         events: Arc<dyn verbs_api::provider::EventSink>,
-    ) -> Arc<Self> {
+    ) -> QpRef<D> {
         let mut cap = init.cap;
         if srq.is_some() {
             cap.max_recv_wr = 0;
@@ -248,13 +263,11 @@ impl<D: Driver> Qp<D> {
             direct: None,
             queue: SendQueue::default(),
             counters: SendCounters::default(),
-            rare: RareCounters::default(),
+            rare: Box::default(),
             loans: Loan::NONE,
             first_half_failed: false,
             draining: false,
             notify_drained: false,
-            timer: None,
-            windows: Vec::new(),
         };
         let responder = Responder {
             device: Arc::clone(device),
@@ -267,7 +280,7 @@ impl<D: Driver> Qp<D> {
             established: false,
             last_wqe_told: false,
         };
-        let qp = Arc::new_cyclic(|me| Self {
+        let qp = device.queue_pairs().make(|me| Self {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
@@ -275,75 +288,84 @@ impl<D: Driver> Qp<D> {
             qp_type: init.qp_type,
             qpn,
             pd,
-            cap,
-            reserved_wr: init.reserved_wr,
             device: Arc::clone(device),
             send_cq: cqs.0,
             recv_cq: cqs.1,
             srq,
-            me: me.clone(),
-            requester: HalfLine(Lock::new(LockClass::Requester, requester)),
+            requester: Lock::new(LockClass::Requester, requester),
             responder: Line(ResponderSide {
                 state: AtomicU8::new(QpState::Reset as u8),
                 lock: Lock::new(LockClass::Responder, responder),
             }),
-            receives,
-            id: init.id,
-            cold: Mutex::new(Cold {
-                attributes: QpAttributes::new(),
-                groups: Vec::new(),
-                destroyed: false,
+            receives: Box::new(receives),
+            cold: Box::new(Cold {
+                cap,
+                reserved_wr: init.reserved_wr,
+                me,
+                id: init.id,
+                changing: Mutex::new(Changing {
+                    attributes: QpAttributes::new(),
+                    groups: Vec::new(),
+                    destroyed: false,
+                }),
+                events,
             }),
-            events,
         });
-        let me: Weak<Self> = Arc::downgrade(&qp);
-        qp.send_cq.attach(me.clone());
-        qp.recv_cq.attach(me);
+        qp.send_cq.attach(qp.actions());
+        qp.recv_cq.attach(qp.actions());
         qp
     }
 
     /// The state now. Under a lock of the queue pair it does not change, but to an error.
     #[inline]
     pub fn state(&self) -> QpState {
-        QpState::from_code(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
+        QpState::from_code(self.state.load(Ordering::Acquire) & !CLOSED).unwrap_or(QpState::Err)
     }
 
-    /// Whether the state is ready to send.
+    // Whether requests may be posted and carried out.
     #[inline]
-    pub fn is_rts(&self) -> bool {
+    fn is_open_and_rts(&self) -> bool {
         self.state.load(Ordering::Acquire) == QpState::Rts as u8
     }
 
-    /// The same for a peer that is about to take the receiving half: looks beside its lock.
+    #[inline]
+    fn is_closed(&self) -> bool {
+        self.state.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// Whether the state is ready to send, for a peer that is about to take the receiving half: looks beside its lock.
     #[inline]
     pub fn is_rts_for_peer(&self) -> bool {
         self.responder.0.state.load(Ordering::Acquire) == QpState::Rts as u8
     }
 
     fn set_state(&self, state: QpState) {
-        self.state.store(state as u8, Ordering::Release);
+        let keep = |now: u8| Some(now & CLOSED | state as u8);
+        let _ = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, keep);
         self.responder.0.state.store(state as u8, Ordering::Release);
     }
 
     /// A counted reference to this queue pair.
-    pub fn shared(&self) -> Option<Arc<Self>> {
-        self.me.upgrade()
+    pub fn shared(&self) -> Option<QpRef<D>> {
+        self.cold.me.upgrade()
     }
 
     fn actions(&self) -> Weak<dyn QpActions> {
-        let me: Weak<Self> = self.me.clone();
+        let me: Weak<Pooled<Self>> = self.cold.me.owner().clone();
         me
     }
 
     /// Sizes.
     pub fn cap(&self) -> QpCap {
-        self.cap
+        self.cold.cap
     }
 
     /// Takes the sending half.
     #[inline]
     pub fn requester(&self) -> LockGuard<'_, Requester<D>> {
-        self.requester.0.lock()
+        self.requester.lock()
     }
 
     /// Takes the receiving half.
@@ -354,17 +376,22 @@ impl<D: Driver> Qp<D> {
 
     /// Tells an event of this queue pair.
     pub fn event(&self, event: EventType, effects: &mut Effects) {
-        effects.event(&self.events, event, EventSubject::Object(self.id));
+        effects.event(&self.cold.events, event, EventSubject::Object(self.cold.id));
     }
 
     // ---- sending half
 
     fn post(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        self.requester.0.prefetch();
+        // The pin is a barrier: without this, nothing behind it would be fetched before it.
+        prefetch(std::ptr::from_ref(self).cast());
+        self.requester.prefetch();
         let pin = pin();
         let mut cx = Cx::new(&self.device, &pin);
         let result = {
             let mut requester = self.requester();
+            if let Some(peer) = &requester.direct {
+                pin.look_ahead(&peer.responder);
+            }
             let result = self.post_locked(&mut requester, requests, &mut cx);
             if !requester.queue.is_empty() {
                 self.advance(&mut requester, &mut cx);
@@ -391,7 +418,11 @@ impl<D: Driver> Qp<D> {
     ) -> Result<(), (usize, PostReason)> {
         let mut index = 0;
         while index < requests.len() {
-            if self.is_direct && !self.is_traced && requester.queue.is_empty() && self.is_rts() {
+            if self.is_direct
+                && !self.is_traced
+                && requester.queue.is_empty()
+                && self.is_open_and_rts()
+            {
                 index += D::express(self, requester, &requests[index..], cx);
             }
             let Some(posted) = requests.get(index) else {
@@ -428,6 +459,9 @@ impl<D: Driver> Qp<D> {
         request: &Request<'_>,
         cx: &mut Cx<'_, D>,
     ) -> Result<(), PostReason> {
+        if self.is_closed() {
+            return Err(PostReason::InvalidHandle);
+        }
         match self.state() {
             QpState::Rts => {
                 self.device.driver().check_post(self, request)?;
@@ -468,13 +502,13 @@ impl<D: Driver> Qp<D> {
         requester: &Requester<D>,
         request: &Request<'_>,
     ) -> Result<(), PostReason> {
-        let max = self.cap.max_send_wr;
+        let max = self.cold.cap.max_send_wr;
         let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
         let taken = requester.queue.len() as u32;
         if taken + needed > max {
             return Err(PostReason::QueueFull { max });
         }
-        let ordinary = max - self.reserved_wr;
+        let ordinary = max - self.cold.reserved_wr;
         if taken + needed > ordinary && !request.flags.contains(SendFlags::RESERVED) {
             return self.check_ordinary_room(requester, ordinary);
         }
@@ -566,7 +600,7 @@ impl<D: Driver> Qp<D> {
             D::before_flush(self, requester, status, cx);
             self.flush_requester(requester, cx);
             if let Some(me) = self.shared() {
-                cx.effects.flush(me);
+                cx.effects.flush(me.into_owner());
             }
         }
     }
@@ -641,12 +675,12 @@ impl<D: Driver> Qp<D> {
         let changed = self
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-                let from = QpState::from_code(state)?;
+                let from = QpState::from_code(state & !CLOSED)?;
                 let may = match to {
                     QpState::Sqe => matches!(from, QpState::Rts | QpState::Sqd),
                     _ => !matches!(from, QpState::Reset | QpState::Err),
                 };
-                may.then_some(to as u8)
+                may.then_some(state & CLOSED | to as u8)
             });
         if changed.is_ok() {
             self.responder.0.state.store(to as u8, Ordering::Release);
@@ -739,11 +773,11 @@ impl<D: Driver> Qp<D> {
 
     /// Asks for [`Driver::handle_timeout`] at `at`, unless an earlier one is under way.
     pub fn wake_at(&self, requester: &mut Requester<D>, at: Time) {
-        if requester.timer.is_some_and(|timer| timer <= at) {
+        if requester.rare.timer.is_some_and(|timer| timer <= at) {
             return;
         }
-        requester.timer = Some(at);
-        let me = self.me.clone();
+        requester.rare.timer = Some(at);
+        let me = self.cold.me.clone();
         let job = Box::new(move |now| {
             if let Some(qp) = me.upgrade() {
                 qp.timeout(now);
@@ -757,7 +791,7 @@ impl<D: Driver> Qp<D> {
         let mut cx = Cx::at(&self.device, &pin, now);
         {
             let mut requester = self.requester();
-            requester.timer = None;
+            requester.rare.timer = None;
             if matches!(self.state(), QpState::Rts | QpState::Sqd) {
                 D::handle_timeout(self, &mut requester, now, &mut cx);
                 self.check_drained(&mut requester, &mut cx);
@@ -773,6 +807,9 @@ impl<D: Driver> Qp<D> {
     // ---- receiving half
 
     fn post_receives(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        if self.is_closed() {
+            return Err((0, PostReason::InvalidHandle));
+        }
         if self.srq.is_some() {
             return Err((0, PostReason::HasSrq));
         }
@@ -790,7 +827,7 @@ impl<D: Driver> Qp<D> {
                 result = Err((
                     index,
                     PostReason::QueueFull {
-                        max: self.cap.max_recv_wr,
+                        max: self.cold.cap.max_recv_wr,
                     },
                 ));
                 break;
@@ -812,7 +849,7 @@ impl<D: Driver> Qp<D> {
             effects.resume(peer);
         }
         match (self.state(), self.shared()) {
-            (QpState::Err, Some(me)) => effects.flush(me),
+            (QpState::Err, Some(me)) => effects.flush(me.into_owner()),
             (QpState::Reset, _) => self.drop_receives(&mut self.responder()),
             _ => {}
         }
@@ -858,7 +895,9 @@ impl<D: Driver> Qp<D> {
         if let Some(srq) = &self.srq {
             let taken = srq.take(waiting.map(Self::actions), effects);
             return taken.unwrap_or_else(|SrqFailed| {
-                self.shared().into_iter().for_each(|me| me.fatal(effects));
+                self.shared()
+                    .into_iter()
+                    .for_each(|me| me.into_owner().fatal(effects));
                 None
             });
         }
@@ -986,7 +1025,7 @@ impl<D: Driver> Qp<D> {
             None => self.event(event, &mut cx.effects),
         }
         if let Some(me) = self.shared() {
-            cx.effects.flush(me);
+            cx.effects.flush(me.into_owner());
         }
     }
 
@@ -1019,13 +1058,16 @@ impl<D: Driver> Qp<D> {
 
     // ---- control
 
-    fn cold(&self) -> MutexGuard<'_, Cold> {
-        self.cold.lock().unwrap_or_else(PoisonError::into_inner)
+    fn changing(&self) -> MutexGuard<'_, Changing> {
+        self.cold
+            .changing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn apply(&self, given: &QpAttributes) -> Result<(), VerbError> {
-        let mut cold = self.cold();
-        if cold.destroyed {
+        let mut changing = self.changing();
+        if changing.destroyed {
             return Err(VerbError::InvalidHandle(verbs_api::objects::ObjectKind::Qp));
         }
         let port = self.device.port_attributes();
@@ -1045,7 +1087,7 @@ impl<D: Driver> Qp<D> {
         given.path_mtu = given
             .path_mtu
             .map(|mtu| self.device.driver().path_mtu(mtu, port.active_mtu));
-        let all = cold.attributes.merged(&given);
+        let all = changing.attributes.merged(&given);
         let limits = self.device.limits();
         let pin = pin();
         let mut cx = Cx::new(&self.device, &pin);
@@ -1070,21 +1112,21 @@ impl<D: Driver> Qp<D> {
             self.enter(requester, responder, &change, &mut cx);
             to
         };
-        cold.attributes = if to == QpState::Reset {
+        changing.attributes = if to == QpState::Reset {
             QpAttributes::new()
         } else {
             all
         };
-        cold.attributes.qp_state = Some(to);
-        cold.attributes.cur_qp_state = None;
-        drop(cold);
+        changing.attributes.qp_state = Some(to);
+        changing.attributes.cur_qp_state = None;
+        drop(changing);
         fence(Ordering::SeqCst);
         if let (QpState::Init, true, Some(me)) = (to, self.has_failed_queue(), self.shared()) {
-            me.fatal(&mut cx.effects);
+            me.into_owner().fatal(&mut cx.effects);
         }
         if let (QpState::Rtr | QpState::Rts, Some(me)) = (to, self.shared()) {
             D::peer_ready(&me, &mut cx);
-            cx.effects.resume(me);
+            cx.effects.resume(me.into_owner());
         }
         let effects = cx.into_effects();
         drop(pin);
@@ -1139,7 +1181,7 @@ impl<D: Driver> Qp<D> {
         loans::release(std::mem::take(&mut requester.loans));
         self.device
             .keys()
-            .unbind_all_of(&std::mem::take(&mut requester.windows), self.qpn);
+            .unbind_all_of(&std::mem::take(&mut requester.rare.windows), self.qpn);
         requester.direct = None;
         requester.first_half_failed = false;
         requester.draining = false;
@@ -1153,33 +1195,33 @@ impl<D: Driver> Qp<D> {
 
     /// What was done through this queue pair.
     pub fn counters(&self) -> QpCounters {
-        let (send, rare) = {
+        let mut counters = QpCounters::default();
+        {
             let requester = self.requester();
-            (requester.counters, requester.rare)
-        };
-        let receive = self.responder().counters;
-        QpCounters {
-            sends: send.sends,
-            sends_with_invalidate: rare.sends_with_invalidate,
-            writes: send.writes,
-            reads: rare.reads,
-            atomics: rare.atomics,
-            fast_registers: rare.fast_registers,
-            local_invalidates: rare.local_invalidates,
-            binds: rare.binds,
-            receives: receive.receives,
-            retransmissions: rare.retransmissions,
-            rnr_naks: rare.rnr_naks,
-            naks: rare.naks,
-            duplicates: receive.duplicates,
-            dropped: receive.dropped,
+            let (send, rare) = (&requester.counters, &requester.rare);
+            counters.sends = send.sends;
+            counters.writes = send.writes;
+            counters.sends_with_invalidate = rare.sends_with_invalidate;
+            counters.reads = rare.reads;
+            counters.atomics = rare.atomics;
+            counters.fast_registers = rare.fast_registers;
+            counters.local_invalidates = rare.local_invalidates;
+            counters.binds = rare.binds;
+            counters.retransmissions = rare.retransmissions;
+            counters.rnr_naks = rare.rnr_naks;
+            counters.naks = rare.naks;
         }
+        let receive = self.responder().counters;
+        counters.receives = receive.receives;
+        counters.duplicates = receive.duplicates;
+        counters.dropped = receive.dropped;
+        counters
     }
 
     pub(crate) fn remove(&self, effects: &mut Effects) {
         self.enter_error(false);
         if let Some(me) = self.shared() {
-            effects.flush(me);
+            effects.flush(me.into_owner());
         }
     }
 }
@@ -1211,8 +1253,13 @@ impl<D: Driver> Requester<D> {
     }
 
     fn note_window(&mut self, window: u32) {
-        if !self.windows.iter().any(|known| known >> 8 == window >> 8) {
-            self.windows.push(window);
+        if !self
+            .rare
+            .windows
+            .iter()
+            .any(|known| known >> 8 == window >> 8)
+        {
+            self.rare.windows.push(window);
         }
     }
 }
@@ -1237,7 +1284,7 @@ impl<D: Driver> Requester<D> {
     }
 }
 
-impl<D: Driver> QpActions for Qp<D> {
+impl<D: Driver> QpActions for Pooled<Qp<D>> {
     fn flush(self: Arc<Self>, effects: &mut Effects) {
         let pin = pin();
         let mut cx = Cx::new(&self.device, &pin);
@@ -1296,21 +1343,35 @@ pub(crate) fn receive_of(request: &ReceiveRequest<'_>) -> Receive {
     }
 }
 
-impl<D: Driver> QpOps for Qp<D> {
-    fn qp_num(&self) -> Qpn {
-        Qpn::new(self.qpn)
-    }
-
-    fn cap(&self) -> QpCap {
-        self.cap
-    }
-
+impl<D: Driver> PostOps for Qp<D> {
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
         self.post(requests)
     }
 
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
         self.post_receives(requests)
+    }
+}
+
+impl<D: Driver> QpOps for Pooled<Qp<D>> {
+    fn poster(&self) -> &(dyn PostOps + 'static) {
+        &**self
+    }
+
+    fn admit(&self, open: bool) {
+        if open {
+            self.state.fetch_and(!CLOSED, Ordering::AcqRel);
+        } else {
+            self.state.fetch_or(CLOSED, Ordering::AcqRel);
+        }
+    }
+
+    fn qp_num(&self) -> Qpn {
+        Qpn::new(self.qpn)
+    }
+
+    fn cap(&self) -> QpCap {
+        self.cold.cap
     }
 
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
@@ -1321,7 +1382,7 @@ impl<D: Driver> QpOps for Qp<D> {
     }
 
     fn query(&self) -> QpStatus {
-        let attributes = self.cold().attributes;
+        let attributes = self.changing().attributes;
         let draining = self.requester().draining;
         let state = self.state();
         // In any other state nothing drains: a failure has ended it.
@@ -1329,12 +1390,12 @@ impl<D: Driver> QpOps for Qp<D> {
             state,
             sq_draining: draining && state == QpState::Sqd,
             attributes,
-            cap: self.cap,
+            cap: self.cold.cap,
         }
     }
 
     fn counters(&self) -> QpCounters {
-        Self::counters(self)
+        (**self).counters()
     }
 
     fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostReason> {
@@ -1354,7 +1415,7 @@ impl<D: Driver> QpOps for Qp<D> {
         self.device.commands().run(reply, move || {
             let result = qp.device.join_group(group, &qp);
             if result.is_ok() {
-                qp.cold().groups.push(group);
+                qp.changing().groups.push(group);
             }
             result
         });
@@ -1364,7 +1425,7 @@ impl<D: Driver> QpOps for Qp<D> {
         let Some(qp) = self.shared() else { return };
         self.device.commands().run(reply, move || {
             qp.device.leave_group(group, qp.qpn)?;
-            qp.cold().groups.retain(|joined| *joined != group);
+            qp.changing().groups.retain(|joined| *joined != group);
             Ok(())
         });
     }
@@ -1373,9 +1434,9 @@ impl<D: Driver> QpOps for Qp<D> {
         let Some(qp) = self.shared() else { return };
         self.device.commands().run_last(reply, move |reply| {
             let groups = {
-                let mut cold = qp.cold();
-                cold.destroyed = true;
-                std::mem::take(&mut cold.groups)
+                let mut changing = qp.changing();
+                changing.destroyed = true;
+                std::mem::take(&mut changing.groups)
             };
             for group in groups {
                 let _ = qp.device.leave_group(group, qp.qpn);

@@ -10,7 +10,7 @@
 //! fate.
 //!
 //! Read first: [`fault`], then [`datagram`].
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod capture;
 mod chance;
@@ -18,6 +18,7 @@ pub mod datagram;
 pub mod emulated;
 pub mod fault;
 mod fence;
+mod large_pages;
 pub mod stream;
 pub mod timer;
 pub mod virtual_time;

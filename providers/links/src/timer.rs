@@ -48,6 +48,7 @@ impl RealHost {
     /// A host without a network: [`attach`](Self::attach) one.
     pub fn new() -> Arc<Self> {
         crate::fence::offer();
+        crate::large_pages::offer();
         Arc::new(Self {
             clock: Clock(Instant::now()),
             network: OnceLock::new(),

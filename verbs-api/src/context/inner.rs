@@ -11,6 +11,7 @@ use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
 use crate::ids::Port;
 use crate::objects::{Deferred, ObjectId, ObjectKind, Slab, Table};
+use crate::post::QpRules;
 use crate::provider::{ContextOps, CqInit, CqOps, DeviceOps, EventSink, MwType, Reply};
 
 type Abort = Box<dyn FnOnce() + Send>;
@@ -46,7 +47,7 @@ impl ContextShared {
             pending.take_all()
         };
         let objects = self.table.objects();
-        objects.iter().for_each(|object| object.node().remove());
+        objects.iter().for_each(|object| object.remove());
         aborted.into_iter().for_each(|abort| abort());
         objects.iter().for_each(|object| object.on_removed());
     }
@@ -73,6 +74,9 @@ impl EventSink for ContextShared {
     }
 }
 
+/// How many different rules are looked through for those of a new queue pair.
+const RECENT_RULES: usize = 8;
+
 pub(crate) struct ContextInner {
     pub(super) shared: Arc<ContextShared>,
     pub(super) ops: Arc<dyn ContextOps>,
@@ -82,6 +86,7 @@ pub(crate) struct ContextInner {
     pub(super) features: Features,
     pub(super) closed: AtomicBool,
     deferred: Mutex<Vec<Box<dyn Deferred>>>,
+    rules: Mutex<Vec<Arc<QpRules>>>,
 }
 
 impl ContextInner {
@@ -97,7 +102,22 @@ impl ContextInner {
             grant,
             closed: AtomicBool::new(false),
             deferred: Mutex::default(),
+            rules: Mutex::default(),
         })
+    }
+
+    /// Queue pairs that were made alike one after the other share their rules: many of them then read the same line.
+    pub(crate) fn share_rules(&self, rules: QpRules) -> Arc<QpRules> {
+        let mut recent = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = recent.iter().find(|known| ***known == rules) {
+            return Arc::clone(known);
+        }
+        if recent.len() == RECENT_RULES {
+            recent.remove(0);
+        }
+        let rules = Arc::new(rules);
+        recent.push(Arc::clone(&rules));
+        rules
     }
 
     pub(crate) fn table(&self) -> &Arc<Table> {

@@ -104,6 +104,7 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
         }),
     };
     let ops = Arc::clone(&object.ops);
+    ops.admit(false);
     ops.destroy(Reply::new(move |result| match result {
         Ok(()) | Err(VerbError::DeviceRemoved) => {
             drop(handle);
@@ -113,7 +114,7 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
                 .finish_destroy(move || completer.complete(Ok(())));
         }
         Err(error) => {
-            object.node.revive();
+            object.revive();
             drop(object);
             completer.complete(Err(match error {
                 VerbError::Busy(held_by) => DestroyError::Busy {

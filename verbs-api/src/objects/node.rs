@@ -19,6 +19,10 @@ const REMOVED: u8 = 3;
 pub(crate) trait AnyObject: Send + Sync + 'static {
     fn node(&self) -> &Node;
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+    /// The device was removed: every use but destroying is an error from now on.
+    fn remove(&self) {
+        self.node().remove();
+    }
     /// The device was removed: whoever waits for the object is to look again.
     fn on_removed(&self);
 }
@@ -246,6 +250,10 @@ impl Birth {
             .map_or(ObjectId::new(0, 0), Reserved::id)
     }
 
+    pub(crate) fn context(&self) -> &ContextInner {
+        &self.context
+    }
+
     pub(crate) fn finish<T: AnyObject>(self, make: impl FnOnce(Node) -> T) -> Arc<T> {
         let id = self.id();
         let state = if self.context.is_removed() {
@@ -274,7 +282,7 @@ impl Birth {
         }
         // A removal that walked the table before the object was in it.
         if object.node().context.is_removed() {
-            object.node().remove();
+            object.remove();
         }
         object
     }

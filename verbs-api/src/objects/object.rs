@@ -12,6 +12,9 @@ use crate::provider::{AhOps, CqOps, MrOps, MwOps, PdOps, QpOps, Reply, SrqOps};
 /// The provider's part of an object: how it is given back.
 pub(crate) trait Ops: Send + Sync + 'static {
     fn destroy(&self, reply: Reply<()>);
+
+    /// Whether the program may use it: told where that is checked by the provider.
+    fn admit(&self, _open: bool) {}
 }
 
 macro_rules! ops {
@@ -30,8 +33,17 @@ ops! {
     MrOps.dereg;
     MwOps.dealloc;
     PdOps.dealloc;
-    QpOps.destroy;
     SrqOps.destroy;
+}
+
+impl Ops for dyn QpOps {
+    fn destroy(&self, reply: Reply<()>) {
+        QpOps::destroy(self, reply);
+    }
+
+    fn admit(&self, open: bool) {
+        QpOps::admit(self, open);
+    }
 }
 
 /// What a kind of object adds.
@@ -57,8 +69,25 @@ impl<O: Ops + ?Sized, X: Extra> AnyObject for Object<O, X> {
         self
     }
 
+    fn remove(&self) {
+        self.node.remove();
+        self.ops.admit(false);
+    }
+
     fn on_removed(&self) {
         self.extra.on_removed();
+    }
+}
+
+impl<O: Ops + ?Sized, X: Extra> Object<O, X> {
+    /// The provider refused to destroy it.
+    pub(crate) fn revive(&self) {
+        self.node.revive();
+        self.ops.admit(true);
+        // A removal that told the provider before.
+        if !self.node.is_live() {
+            self.ops.admit(false);
+        }
     }
 }
 

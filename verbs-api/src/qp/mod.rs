@@ -4,6 +4,7 @@ mod attributes;
 mod connect;
 mod options;
 mod pair;
+mod poster;
 mod state;
 
 pub use attributes::*;

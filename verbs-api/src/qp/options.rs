@@ -254,6 +254,7 @@ pub(super) fn rules(
     features: Features,
     limits: &Limits,
     cap: &QpCap,
+    has_srq: bool,
 ) -> QpRules {
     QpRules {
         qp_type,
@@ -263,6 +264,7 @@ pub(super) fn rules(
         max_send_sge: cap.max_send_sge,
         max_sge_rd: limits.max_sge_rd,
         max_recv_sge: cap.max_recv_sge,
+        has_srq,
         max_inline_data: cap.max_inline_data,
         max_msg_sz: limits.max_msg_sz,
         max_fast_reg_page_list_len: limits.max_fast_reg_page_list_len,

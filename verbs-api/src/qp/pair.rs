@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, slice};
 
 use super::options::rules;
+use super::poster::Poster;
 use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpStatus, QpType};
 use crate::capability::Features;
 use crate::control::Started;
@@ -21,8 +22,7 @@ use crate::receive::{RefusedReceive, post_one_receive, post_receives};
 use crate::work_request::{Batch, BindWindow, Operation, Operations, ReceiveRequest, WorkRequest};
 
 pub(crate) struct QpExtra {
-    rules: QpRules,
-    has_srq: bool,
+    rules: Arc<QpRules>,
     sq_psn: Psn,
     attachments: Mutex<Vec<Attachment>>,
 }
@@ -58,11 +58,9 @@ pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 #[derive(Clone)]
 #[doc(alias = "ibv_qp")]
 pub struct Qp {
-    // What posting needs lies in the handle: no look-up on the way.
-    ops: Arc<dyn QpOps>,
-    rules: QpRules,
-    has_srq: bool,
-    object: Arc<QpObject>,
+    // What posting needs is one step away, and the handle small: a program may have many.
+    object: Poster,
+    rules: Arc<QpRules>,
 }
 
 /// A request that was not posted: here it is back, with its buffers.
@@ -96,12 +94,9 @@ impl std::error::Error for Rejected<'_> {}
 
 impl Qp {
     pub(crate) fn of(object: Arc<QpObject>) -> Self {
-        let QpExtra { rules, has_srq, .. } = object.extra;
         Self {
-            ops: Arc::clone(&object.ops),
-            rules,
-            has_srq,
-            object,
+            rules: Arc::clone(&object.extra.rules),
+            object: Poster::new(object),
         }
     }
 
@@ -151,6 +146,7 @@ impl Qp {
             features,
             &attributes.limits,
             &cap,
+            srq.is_some(),
         );
         let init = QpInit {
             id: birth.id(),
@@ -163,18 +159,17 @@ impl Qp {
             sq_sig_all,
             operations,
         };
-        let has_srq = srq.is_some();
         let (started, outcome) = context.begin();
         pd.object.ops.create_qp(
             init,
             Reply::new(move |result| {
-                outcome.complete(result.map(|ops| Self::made(birth, ops, rules, has_srq)));
+                outcome.complete(result.map(|ops| Self::made(birth, ops, rules)));
             }),
         );
         Ok(started)
     }
 
-    fn made(birth: Birth, ops: Arc<dyn QpOps>, mut rules: QpRules, has_srq: bool) -> Self {
+    fn made(birth: Birth, ops: Arc<dyn QpOps>, mut rules: QpRules) -> Self {
         // What the device made is at least what was asked for, and all of it may be used.
         let cap = ops.cap();
         rules.max_recv_sge = cap.max_recv_sge;
@@ -184,8 +179,7 @@ impl Qp {
         let sq_psn = Psn::new(birth.id().generation.wrapping_mul(0x9e37_79b1) >> 8);
         let attachments = Mutex::default();
         let extra = QpExtra {
-            rules,
-            has_srq,
+            rules: birth.context().share_rules(rules),
             sq_psn,
             attachments,
         };
@@ -199,7 +193,7 @@ impl Qp {
 
     /// Its number: 24 bits.
     pub fn qp_num(&self) -> Qpn {
-        self.ops.qp_num()
+        self.ops().qp_num()
     }
 
     /// Its service.
@@ -214,7 +208,7 @@ impl Qp {
 
     /// Its sizes: at least what was asked for.
     pub fn cap(&self) -> QpCap {
-        self.ops.cap()
+        self.ops().cap()
     }
 
     /// Posts a batch with one doorbell and takes what was posted out of it.
@@ -225,8 +219,6 @@ impl Qp {
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post(&self, batch: &mut Batch<'_>) -> Result<(), PostError> {
-        self.check_live()
-            .map_err(|reason| PostError { index: 0, reason })?;
         let requests = &mut batch.requests;
         let mut valid = 0;
         let mut refusal = None;
@@ -234,7 +226,7 @@ impl Qp {
             if let Err(reason) = self.check(request) {
                 refusal = Some(PostError {
                     index: valid,
-                    reason,
+                    reason: self.refused(reason),
                 });
                 break;
             }
@@ -244,7 +236,7 @@ impl Qp {
             valid += 1;
         }
         if valid > 0
-            && let Err((posted, reason)) = self.ops.post_send(&requests[..valid])
+            && let Err((posted, reason)) = self.object.poster().post_send(&requests[..valid])
         {
             take_back(&mut requests[posted..valid]);
             valid = posted;
@@ -273,12 +265,11 @@ impl Qp {
     }
 
     fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostReason> {
-        self.check_live()?;
-        self.check(request)?;
+        self.check(request).map_err(|reason| self.refused(reason))?;
         if request.common().lends {
             request.data_mut().lend();
         }
-        let posted = self.ops.post_send(slice::from_ref(request));
+        let posted = self.object.poster().post_send(slice::from_ref(request));
         posted.map_err(|(_, reason)| {
             take_back(slice::from_mut(request));
             self.refused(reason)
@@ -292,17 +283,18 @@ impl Qp {
     /// Why it was not posted; nothing of it was.
     #[inline]
     pub fn post_portable(&self, operation: impl Portable) -> Result<(), PostReason> {
-        self.check_live()?;
         let Lowered { first, second } = operation.lower(self.rules.features)?;
         self.check(&first)?;
         let Some(second) = second else {
             return self
-                .ops
+                .object
+                .poster()
                 .post_send(slice::from_ref(&first))
                 .map_err(|(_, reason)| self.refused(reason));
         };
         self.check(&second)?;
-        self.ops
+        self.object
+            .poster()
             .post_send(&[first, second])
             .map_err(|(_, reason)| self.refused(reason))
     }
@@ -319,10 +311,10 @@ impl Qp {
         &self,
         request: impl Into<ReceiveRequest<'a>>,
     ) -> Result<(), RefusedReceive<'a>> {
-        let live = self.check_receive();
+        let accepts = self.check_receive();
         let max_sge = self.rules.max_recv_sge;
-        post_one_receive(request.into(), live, max_sge, |requests| {
-            self.ops.post_recv(requests)
+        post_one_receive(request.into(), accepts, max_sge, |requests| {
+            self.post_recv(requests)
         })
     }
 
@@ -333,10 +325,10 @@ impl Qp {
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_receives(&self, requests: &mut Vec<ReceiveRequest<'_>>) -> Result<(), PostError> {
-        let live = self.check_receive();
+        let accepts = self.check_receive();
         let max_sge = self.rules.max_recv_sge;
-        post_receives(requests, live, max_sge, |requests| {
-            self.ops.post_recv(requests)
+        post_receives(requests, accepts, max_sge, |requests| {
+            self.post_recv(requests)
         })
     }
 
@@ -350,7 +342,6 @@ impl Qp {
     /// As for a posted request.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostReason> {
-        self.check_live()?;
         let missing = Features::WINDOW_1 - self.rules.features;
         if !missing.is_empty() {
             return Err(PostReason::Unsupported { missing });
@@ -366,7 +357,9 @@ impl Qp {
             });
         }
         bind.validate(&self.rules)?;
-        self.ops.bind_mw(bind)
+        self.ops()
+            .bind_mw(bind)
+            .map_err(|reason| self.refused(reason))
     }
 
     /// Changes attributes and state.
@@ -376,7 +369,7 @@ impl Qp {
     /// forbidden or out of range; nothing was changed.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attributes: QpAttributes) -> Started<()> {
-        let ops = Arc::clone(&self.ops);
+        let ops = Arc::clone(self.ops());
         self.request(Ok(()), move |reply| ops.modify(attributes, reply))
     }
 
@@ -386,7 +379,7 @@ impl Qp {
         check: Result<(), VerbError>,
         start: impl FnOnce(Reply<()>),
     ) -> Started<()> {
-        let object = Arc::clone(&self.object) as Arc<dyn AnyObject>;
+        let object = Arc::clone(self.object.object()) as Arc<dyn AnyObject>;
         let ticket = match check.and_then(|()| Ticket::new(object)) {
             Ok(ticket) => ticket,
             Err(error) => return Started::ready(Err(error)),
@@ -406,12 +399,12 @@ impl Qp {
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpStatus, VerbError> {
         self.object.node.check_live()?;
-        Ok(self.ops.query())
+        Ok(self.ops().query())
     }
 
     /// What it counted since it was created.
     pub fn counters(&self) -> QpCounters {
-        self.ops.counters()
+        self.ops().counters()
     }
 
     /// Joins a multicast group; shows as a holder of the queue pair until it leaves. Needs
@@ -423,8 +416,8 @@ impl Qp {
     pub fn attach_multicast(&self, group: Gid) -> Started<()> {
         let check = self.check_attach(group);
         let accepted = check.is_ok();
-        let object = Arc::clone(&self.object);
-        let ops = Arc::clone(&self.ops);
+        let object = Arc::clone(self.object.object());
+        let ops = Arc::clone(self.ops());
         let before = self.request(check, move |reply| {
             ops.attach_multicast(
                 group,
@@ -485,8 +478,8 @@ impl Qp {
                 format!("{group} was not joined"),
             ))
         };
-        let object = Arc::clone(&self.object);
-        let ops = Arc::clone(&self.ops);
+        let object = Arc::clone(self.object.object());
+        let ops = Arc::clone(self.ops());
         self.request(check, move |reply| {
             ops.detach_multicast(
                 group,
@@ -513,7 +506,7 @@ impl Qp {
     }
 
     pub(super) fn ops(&self) -> &Arc<dyn QpOps> {
-        &self.ops
+        &self.object.object().ops
     }
 
     pub(super) fn sq_psn(&self) -> Psn {
@@ -529,18 +522,22 @@ impl Qp {
         }
     }
 
-    // Where the queue pair was destroyed while the request was on its way, that is the reason, and not
-    // the state that it was left in.
+    // Where the handle is dead, that is the reason, whatever else there is.
     #[cold]
     fn refused(&self, reason: PostReason) -> PostReason {
         self.check_live().err().unwrap_or(reason)
     }
 
     #[inline]
+    fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let posted = self.object.poster().post_recv(requests);
+        posted.map_err(|(index, reason)| (index, self.refused(reason)))
+    }
+
+    #[inline]
     fn check_receive(&self) -> Result<(), PostReason> {
-        self.check_live()?;
-        if self.has_srq {
-            Err(PostReason::HasSrq)
+        if self.rules.has_srq {
+            Err(self.refused(PostReason::HasSrq))
         } else {
             Ok(())
         }
@@ -624,7 +621,7 @@ impl Handle for Qp {
     type Extra = QpExtra;
 
     fn object(&self) -> &Arc<QpObject> {
-        &self.object
+        self.object.object()
     }
 }
 

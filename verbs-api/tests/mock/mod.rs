@@ -358,6 +358,7 @@ impl PdOps for MockPd {
                 send_cq,
                 recv_cq,
                 state,
+                closed: AtomicBool::new(false),
             })
         });
     }
@@ -457,22 +458,14 @@ pub struct MockQp {
     send_cq: Arc<MockCq>,
     recv_cq: Arc<MockCq>,
     state: Mutex<(QpState, QpAttributes)>,
+    closed: AtomicBool,
 }
 
-impl QpOps for MockQp {
-    fn qp_num(&self) -> Qpn {
-        Qpn::new(self.number)
-    }
-
-    fn cap(&self) -> QpCap {
-        // A device may give more than was asked for.
-        QpCap {
-            max_send_wr: self.init.cap.max_send_wr.next_power_of_two(),
-            ..self.init.cap
-        }
-    }
-
+impl PostOps for MockQp {
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err((0, PostReason::InvalidHandle));
+        }
         let state = self.state.lock().unwrap().0;
         if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err((0, PostReason::InvalidState(state)));
@@ -503,6 +496,9 @@ impl QpOps for MockQp {
     }
 
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err((0, PostReason::InvalidHandle));
+        }
         for request in requests {
             let byte_len = request.data.len() as u32;
             let loan = request.data.sges().loan;
@@ -510,6 +506,28 @@ impl QpOps for MockQp {
                 .complete(request.wr_id, WcOpcode::Recv, loan, byte_len);
         }
         Ok(())
+    }
+}
+
+impl QpOps for MockQp {
+    fn poster(&self) -> &(dyn PostOps + 'static) {
+        self
+    }
+
+    fn admit(&self, open: bool) {
+        self.closed.store(!open, Ordering::SeqCst);
+    }
+
+    fn qp_num(&self) -> Qpn {
+        Qpn::new(self.number)
+    }
+
+    fn cap(&self) -> QpCap {
+        // A device may give more than was asked for.
+        QpCap {
+            max_send_wr: self.init.cap.max_send_wr.next_power_of_two(),
+            ..self.init.cap
+        }
     }
 
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {

@@ -11,7 +11,7 @@ use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::key_table::RemoteUse;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
-use polyverbs_engine::qp::{Phase, Qp, Requester, Responder};
+use polyverbs_engine::qp::{Phase, Qp, QpRef, Requester, Responder};
 use polyverbs_engine::qpn::QpnPool;
 use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
@@ -163,7 +163,7 @@ fn body_of(request: &Request<'_>) -> Option<Body> {
     }
 }
 
-fn find<D: Tiny>(qp: &Qp<D>, half: &Requester<D>) -> Option<Arc<Qp<D>>> {
+fn find<D: Tiny>(qp: &Qp<D>, half: &Requester<D>) -> Option<QpRef<D>> {
     let (address, number) = half.driver.peer?;
     qp.device.network().device(address)?.qp(number)
 }
@@ -482,7 +482,7 @@ tiny! { All:
         qp.device.driver().notes.note("disconnect");
     }
 
-    fn peer_ready(qp: &Arc<Qp<Self>>, cx: &mut Cx<'_, Self>) {
+    fn peer_ready(qp: &QpRef<Self>, cx: &mut Cx<'_, Self>) {
         qp.device.driver().notes.note("peer_ready");
         let _ = cx;
     }

@@ -1,0 +1,335 @@
+//! A pool: values of one type side by side, each counted like an [`Arc`].
+//!
+//! What many objects touch on the data path lies here in the order in which they were made, and nothing else lies between.
+//! So a program that goes through its queue pairs in turn reads memory in order, and one that picks them at random finds
+//! them on few pages. A value never moves; its place is used again when the last reference is gone; the memory goes back
+//! with the pool and the last value.
+
+// Values live in memory that the pool allocates in chunks.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// Where values of one type are made.
+pub struct Pool<T>(Arc<Places<T>>);
+
+impl<T> Default for Pool<T> {
+    fn default() -> Self {
+        Self(Arc::new(Places(Mutex::default())))
+    }
+}
+
+impl<T> Pool<T> {
+    /// Makes a value, which may keep a reference to itself.
+    pub fn make(&self, make: impl FnOnce(PoolWeak<T>) -> T) -> PoolRef<T> {
+        let owner = Arc::new_cyclic(|me| {
+            let value = make(PoolWeak(me.clone()));
+            let at = self.0.book().take();
+            // SAFETY: a place that nobody else has, of the right size and alignment.
+            unsafe { at.write(value) };
+            Pooled {
+                at,
+                places: Arc::clone(&self.0),
+            }
+        });
+        PoolRef::from(owner)
+    }
+}
+
+/// A value of a pool. There is one per value, in an [`Arc`]: that is what counts the references.
+pub struct Pooled<T> {
+    at: NonNull<T>,
+    places: Arc<Places<T>>,
+}
+
+// SAFETY: owns its value, as a box would.
+unsafe impl<T: Send> Send for Pooled<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Pooled<T> {}
+
+impl<T> Deref for Pooled<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: written before this was made, and dropped only with it.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl<T> Drop for Pooled<T> {
+    fn drop(&mut self) {
+        // SAFETY: the value is dropped once, and its place is given back afterwards.
+        unsafe { self.at.drop_in_place() };
+        self.places.book().free.push(self.at);
+    }
+}
+
+/// A counted reference to a value of a pool; reaching the value costs nothing more than following a pointer.
+pub struct PoolRef<T> {
+    at: NonNull<T>,
+    owner: Arc<Pooled<T>>,
+}
+
+// SAFETY: gives out shared references only, and the last one drops the value, as an `Arc` does.
+unsafe impl<T: Send + Sync> Send for PoolRef<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for PoolRef<T> {}
+
+impl<T> PoolRef<T> {
+    /// What counts the references.
+    pub const fn owner(&self) -> &Arc<Pooled<T>> {
+        &self.owner
+    }
+
+    /// The same, giving this reference up.
+    pub fn into_owner(self) -> Arc<Pooled<T>> {
+        self.owner
+    }
+
+    /// A reference that keeps nothing alive.
+    pub fn downgrade(&self) -> PoolWeak<T> {
+        PoolWeak(Arc::downgrade(&self.owner))
+    }
+
+    /// Whether two references are to the same value.
+    pub fn is_same(&self, other: &T) -> bool {
+        std::ptr::eq(self.at.as_ptr(), other)
+    }
+}
+
+impl<T> From<Arc<Pooled<T>>> for PoolRef<T> {
+    fn from(owner: Arc<Pooled<T>>) -> Self {
+        Self {
+            at: owner.at,
+            owner,
+        }
+    }
+}
+
+impl<T> Clone for PoolRef<T> {
+    fn clone(&self) -> Self {
+        Self {
+            at: self.at,
+            owner: Arc::clone(&self.owner),
+        }
+    }
+}
+
+impl<T> Deref for PoolRef<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the value of `owner`, which lives as long as this.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for PoolRef<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// A reference that keeps nothing alive.
+pub struct PoolWeak<T>(Weak<Pooled<T>>);
+
+impl<T> PoolWeak<T> {
+    /// The value, unless it is gone, or is being made.
+    pub fn upgrade(&self) -> Option<PoolRef<T>> {
+        self.0.upgrade().map(PoolRef::from)
+    }
+
+    /// What counts the references.
+    pub const fn owner(&self) -> &Weak<Pooled<T>> {
+        &self.0
+    }
+}
+
+impl<T> Clone for PoolWeak<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> fmt::Debug for PoolWeak<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(Weak)")
+    }
+}
+
+struct Places<T>(Mutex<Book<T>>);
+
+// SAFETY: the places hold no value that a `Pooled` does not own.
+unsafe impl<T> Send for Places<T> {}
+// SAFETY: as above; the book is under a lock.
+unsafe impl<T> Sync for Places<T> {}
+
+struct Book<T> {
+    chunks: Vec<Chunk<T>>,
+    // Places of the last chunk that were never used begin here.
+    fresh: usize,
+    free: Vec<NonNull<T>>,
+}
+
+struct Chunk<T> {
+    at: NonNull<T>,
+    places: usize,
+    layout: Layout,
+}
+
+impl<T> Chunk<T> {
+    /// At least `places` of them, or as many as a large page has.
+    fn allocate(places: usize) -> Self {
+        let least = Layout::array::<T>(places).expect("a chunk is small");
+        let layout = if least.size() < LARGE_PAGE {
+            least
+        } else {
+            Layout::from_size_align(LARGE_PAGE, LARGE_PAGE).expect("a power of two")
+        };
+        // SAFETY: the size is not zero, as there are places and a value takes room (asserted below).
+        let at = unsafe { alloc(layout) };
+        let Some(at) = NonNull::new(at) else {
+            handle_alloc_error(layout)
+        };
+        if layout.align() == LARGE_PAGE
+            && let Some(advise) = ADVISE.get()
+        {
+            advise(NonNull::slice_from_raw_parts(at, layout.size()));
+        }
+        Self {
+            at: at.cast(),
+            places: layout.size() / size_of::<T>(),
+            layout,
+        }
+    }
+}
+
+/// Octets of the pages that a system has beside the ordinary ones: 2 MiB.
+pub const LARGE_PAGE: usize = 2 << 20;
+
+/// How the system is asked to back a chunk with large pages.
+static ADVISE: OnceLock<fn(NonNull<[u8]>)> = OnceLock::new();
+
+/// Has `advise` told of each chunk of the size and alignment of a large page before it is used, so that the system can
+/// back it with one: who picks values at random then meets one translation in the place of hundreds. The first one
+/// counts, for the whole process.
+pub fn use_large_pages(advise: fn(NonNull<[u8]>)) {
+    let _ = ADVISE.set(advise);
+}
+
+impl<T> Default for Book<T> {
+    fn default() -> Self {
+        Self {
+            chunks: Vec::new(),
+            fresh: 0,
+            free: Vec::new(),
+        }
+    }
+}
+
+/// Places of the first chunk; each has twice those of the one before, until one fills a large page.
+const FIRST: usize = 8;
+
+impl<T> Book<T> {
+    fn take(&mut self) -> NonNull<T> {
+        if let Some(at) = self.free.pop() {
+            return at;
+        }
+        const { assert!(size_of::<T>() > 0) };
+        let room = self.chunks.last().map_or(0, |chunk| chunk.places);
+        if self.fresh == room {
+            self.chunks.push(Chunk::allocate((2 * room).max(FIRST)));
+            self.fresh = 0;
+        }
+        let chunk = &self.chunks[self.chunks.len() - 1];
+        let at = self.fresh;
+        self.fresh += 1;
+        // SAFETY: `at` is below the number of places.
+        unsafe { chunk.at.add(at) }
+    }
+}
+
+impl<T> Places<T> {
+    fn book(&self) -> MutexGuard<'_, Book<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Places<T> {
+    fn drop(&mut self) {
+        for chunk in self.book().chunks.drain(..) {
+            // SAFETY: allocated with this layout; no `Pooled` is left, as each holds the places.
+            unsafe { dealloc(chunk.at.as_ptr().cast(), chunk.layout) };
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn values_lie_side_by_side_and_stay_there() {
+        let pool = Pool::default();
+        let values: Vec<_> = (0..FIRST as u64).map(|n| pool.make(|_| n)).collect();
+        let more: Vec<_> = (0..10_000u64).map(|n| pool.make(|_| n)).collect();
+        let address = |value: &PoolRef<u64>| value.at.as_ptr() as usize;
+        for (n, value) in values.iter().enumerate() {
+            assert_eq!(address(value), address(&values[0]) + n * size_of::<u64>());
+            assert_eq!(**value, n as u64);
+        }
+        assert!(
+            more.iter()
+                .enumerate()
+                .all(|(n, value)| **value == n as u64)
+        );
+    }
+
+    #[test]
+    fn the_last_reference_drops_the_value_and_frees_its_place() {
+        struct Told(Arc<AtomicUsize>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let pool = Pool::default();
+        let one = pool.make(|_| Told(Arc::clone(&dropped)));
+        let (other, weak, at) = (one.clone(), one.downgrade(), one.at);
+        drop(one);
+        assert_eq!(dropped.load(Ordering::Relaxed), 0);
+        assert!(weak.upgrade().is_some_and(|again| again.is_same(&other)));
+        drop(other);
+        assert_eq!(dropped.load(Ordering::Relaxed), 1);
+        assert!(weak.upgrade().is_none());
+        assert_eq!(pool.make(|_| Told(Arc::clone(&dropped))).at, at);
+    }
+
+    #[test]
+    fn a_value_outlives_its_pool() {
+        let pool = Pool::default();
+        let value = pool.make(|_| String::from("here"));
+        drop(pool);
+        assert_eq!(&**value, "here");
+    }
+
+    #[test]
+    fn a_value_may_refer_to_itself() {
+        struct Own(PoolWeak<Own>);
+        let pool = Pool::default();
+        let value = pool.make(|me| {
+            assert!(me.upgrade().is_none(), "not made yet");
+            Own(me)
+        });
+        assert!(value.0.upgrade().is_some_and(|same| same.is_same(&value)));
+    }
+}
