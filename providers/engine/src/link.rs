@@ -85,6 +85,10 @@ pub trait Link<H>: Send + Sync + 'static {
     /// Takes a frame at `now`. Called with locks of queue pairs held: it only notes the frame, delivering later.
     fn send(&self, frame: Frame<'_, H>, now: Time);
 
+    /// Sends on what [`send`](Self::send) noted and what only waits to be sent together with more. Called with no lock
+    /// held, by any thread, after everything that sends.
+    fn flush(&self) {}
+
     /// Delivers what is due at `now`. Answers whether anything was delivered.
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool;
 

@@ -32,6 +32,9 @@ pub trait Progress: Send + Sync {
 
     /// Does what is due at `now`.
     fn handle_timeout(&self, now: Time);
+
+    /// Something may have arrived: delivers it. Call with no lock held. By default nothing ever arrives unasked.
+    fn progress(&self) {}
 }
 
 impl<D: Driver> Network<D> {
@@ -109,6 +112,7 @@ impl<D: Driver> Network<D> {
     /// A caller that finds another delivering leaves a note, and that one looks once more: nothing is left lying.
     pub fn progress(&self) {
         let Some(link) = &self.link else { return };
+        link.flush();
         self.requests.fetch_add(1, Ordering::SeqCst);
         loop {
             if self.delivering.swap(true, Ordering::SeqCst) {
@@ -151,11 +155,15 @@ impl<D: Driver> Progress for Network<D> {
         [self.timers.next(), link].into_iter().flatten().min()
     }
 
+    fn progress(&self) {
+        Self::progress(self);
+    }
+
     fn handle_timeout(&self, now: Time) {
-        self.progress();
+        Self::progress(self);
         for job in self.timers.take_due(now) {
             job(now);
         }
-        self.progress();
+        Self::progress(self);
     }
 }

@@ -132,10 +132,18 @@ impl<'p> Payload<'p> {
     /// The octets as an ordinary vector: what a link keeps of a frame that it does not deliver at once.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut octets = vec![0; self.len()];
+        self.read(&mut octets);
+        octets
+    }
+
+    /// Copies into `octets`, as many as both have.
+    pub fn read(&self, octets: &mut [u8]) {
+        let most = self.len().min(octets.len());
+        let octets = &mut octets[..most];
         match *self {
             Self::Empty => {}
-            Self::Span(span) => span.read(&mut octets),
-            Self::Octets(source) => octets.copy_from_slice(source),
+            Self::Span(span) => span.read(octets),
+            Self::Octets(source) => octets.copy_from_slice(&source[..most]),
             Self::Spans {
                 spans,
                 mut offset,
@@ -143,7 +151,7 @@ impl<'p> Payload<'p> {
             } => {
                 let mut done = 0;
                 for span in spans {
-                    let here = span.sub(offset, length);
+                    let here = span.sub(offset, length.min(most - done));
                     offset = offset.saturating_sub(span.len());
                     here.read(&mut octets[done..done + here.len()]);
                     done += here.len();
@@ -151,7 +159,6 @@ impl<'p> Payload<'p> {
                 }
             }
         }
-        octets
     }
 
     /// The first eight octets as a native integer; 0 where there are fewer.

@@ -242,6 +242,10 @@ impl<H: Clone + fmt::Debug + Send + Sync + 'static> Link<H> for Capture<H> {
         self.link.send(frame, now);
     }
 
+    fn flush(&self) {
+        self.link.flush();
+    }
+
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
         let delivered = self.link.progress(
             now,
@@ -338,7 +342,7 @@ impl CaptureFile {
     }
 }
 
-fn io_error(error: PcapError) -> io::Error {
+pub(crate) fn io_error(error: PcapError) -> io::Error {
     match error {
         PcapError::IoError(error) => error,
         other => io::Error::other(other),
@@ -346,7 +350,7 @@ fn io_error(error: PcapError) -> io::Error {
 }
 
 /// The unit of time stamps, as a negative power of ten.
-const NANOSECONDS: u8 = 9;
+pub(crate) const NANOSECONDS: u8 = 9;
 
 #[cfg(test)]
 mod tests {

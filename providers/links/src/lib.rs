@@ -9,7 +9,7 @@
 //! Everything that chance decides is seeded: the same frames, sent in the same order with the same seed, meet the same
 //! fate.
 //!
-//! Read first: [`fault`], then [`datagram`].
+//! Read first: [`fault`], then [`datagram`]; [`wire`] for links between processes and machines.
 #![deny(unsafe_code)]
 
 pub mod capture;
@@ -17,11 +17,13 @@ mod chance;
 pub mod datagram;
 pub mod emulated;
 pub mod fault;
+pub mod faulty;
 mod fence;
 mod large_pages;
 pub mod stream;
 pub mod timer;
 pub mod virtual_time;
+pub mod wire;
 
 #[cfg(test)]
 mod testing;
@@ -31,6 +33,7 @@ pub use datagram::{DatagramCounts, DatagramLink, DatagramOptions};
 pub use fault::{
     Between, Contract, DatagramFaults, FaultSpec, FaultSpecError, Rate, Stall, StreamFaults,
 };
+pub use faulty::FaultyLink;
 pub use stream::{StreamCounts, StreamLink, StreamOptions};
 pub use timer::RealHost;
 pub use virtual_time::{Bound, Ran, Simulation, SimulationError, VirtualHost};

@@ -16,7 +16,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Octets and addresses: no frame, no engine.
     ("polyverbs-sockets", &["verbs-api"]),
     // Links are generic over the codec that a driver hands them.
-    ("polyverbs-links", &["verbs-api", "polyverbs-engine"]),
+    (
+        "polyverbs-links",
+        &["verbs-api", "polyverbs-engine", "polyverbs-sockets"],
+    ),
     // Drivers do not know each other.
     ("emulated-ib", DRIVER),
     ("emulated-iwarp", DRIVER),

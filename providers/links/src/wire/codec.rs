@@ -1,0 +1,104 @@
+//! What a driver tells a link about its wire format.
+
+use std::fmt::Debug;
+use std::net::SocketAddr;
+
+use polyverbs_sockets::QpnRange;
+
+/// What the socket puts before a datagram, as far as a checksum may cover it.
+///
+/// DF is set and there are no options. What else stands in the headers follows from lengths or is masked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// The sender's address and port.
+    pub from: SocketAddr,
+    /// The receiver's.
+    pub to: SocketAddr,
+    /// Identification of the IPv4 header: what kind of call sends it decides.
+    pub identification: u16,
+}
+
+/// What is known of a datagram that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The sender's address and port.
+    pub from: SocketAddr,
+    /// The receiver's.
+    pub to: SocketAddr,
+    /// TOS or traffic class; its lower two bits are those of congestion notification.
+    pub traffic_class: u8,
+    /// Number of the datagram among those that the kernel has joined. The identification is this one more than that of
+    /// the first among them, which is not known and mostly 0.
+    pub segment: u16,
+}
+
+/// How a frame wants to be carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// Frames of one flow keep their order, and one source port. Any number.
+    pub flow: u32,
+    /// TOS or traffic class.
+    pub traffic_class: u8,
+    /// Time to live or hop limit; 0 for what the system sets.
+    pub hop_limit: u8,
+}
+
+/// Where in a datagram things lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Laid {
+    /// First octet of the payload: what is before it has been written.
+    pub payload: usize,
+    /// Octets of the datagram, whatever follows the payload included.
+    pub length: usize,
+}
+
+/// A datagram taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened<'d, H> {
+    /// The header.
+    pub header: H,
+    /// The payload.
+    pub payload: &'d [u8],
+    /// The checksum is wrong.
+    pub damaged: bool,
+}
+
+/// Whom a datagram to the queue pair that all processes share is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Common {
+    /// Whoever has it.
+    Anybody,
+    /// The process that has this range of queue pair numbers.
+    Range(QpnRange),
+    /// The process that answers for this service; whoever has the datagram, where none does.
+    Service(u64),
+}
+
+/// The wire format of a transport over datagrams.
+pub trait DatagramCodec: Send + Sync + 'static {
+    /// A frame's header, as a value.
+    type Header: Clone + Debug + Send + Sync + 'static;
+
+    /// Octets that the longest headers and the longest trailer take together.
+    const OVERHEAD: usize;
+
+    /// How a frame wants to be carried.
+    fn manner(&self, header: &Self::Header) -> Manner;
+
+    /// Writes what goes before a payload of so many octets. `into` has room for it and [`OVERHEAD`](Self::OVERHEAD) more;
+    /// what it holds is left from before. `None` where the header has no form on this wire.
+    fn encode(&self, header: &Self::Header, payload: usize, into: &mut [u8]) -> Option<Laid>;
+
+    /// Writes what goes behind the payload, which is in its place now. `payload` is where it ends. Called again with
+    /// another envelope where the datagram leaves in another way than was thought.
+    fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]);
+
+    /// Takes a datagram apart. `None`, and counted, where it is none of this format.
+    fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Self::Header>>;
+
+    /// Whom a datagram to the common queue pair is for.
+    fn common(&self, datagram: &[u8]) -> Common {
+        let _ = datagram;
+        Common::Anybody
+    }
+}

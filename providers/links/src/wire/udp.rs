@@ -1,0 +1,701 @@
+//! The UDP link: frames as datagrams on a port that several processes share.
+//!
+//! A frame is encoded where it is sent: its headers, a copy of its payload and its checksum go to the *lane* of its flow,
+//! and leave together with what else waits there, one call of the kernel for neighbours of one length. What arrives is
+//! taken apart in the buffer that it was received in.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs_engine::link::{Deliver, Frame, Link};
+use polyverbs_engine::network::Progress;
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use polyverbs_sockets::{
+    Duty, FlowSockets, HandError, Handed, Lease, Membership, QpnRange, ReceiveBatch, Service,
+    Source, UdpOptions, UdpSocket, Watch, path_mtu,
+};
+use verbs_api::{LinkAddress, Mtu};
+
+use super::codec::{Arrival, Common, DatagramCodec, Envelope};
+use super::octets::OctetTap;
+use super::train::{Car, Departed, Route, Train};
+use crate::capture::Stage;
+
+/// What a [`UdpLink`] is made with.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct UdpLinkOptions {
+    /// The largest payload of a frame; `None` for the largest that the interface carries whole.
+    pub max_frame: Option<Mtu>,
+    /// Flows are spread over so many source ports.
+    pub flows: usize,
+    /// Of the sockets that send.
+    pub udp: UdpOptions,
+    /// Is told of every datagram.
+    pub tap: Option<Arc<dyn OctetTap>>,
+}
+
+impl Default for UdpLinkOptions {
+    /// What the interface carries, four source ports, every offload, no tap.
+    fn default() -> Self {
+        Self {
+            max_frame: None,
+            flows: 4,
+            udp: UdpOptions::default(),
+            tap: None,
+        }
+    }
+}
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What became of the datagrams of a [`UdpLink`].
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct UdpCounts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        #[derive(Default)]
+        struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            fn read(&self) -> UdpCounts {
+                UdpCounts {
+                    $($name: self.$name.load(Ordering::Relaxed),)*
+                }
+            }
+        }
+    };
+}
+
+counts! {
+    /// Sent.
+    sent,
+    /// Of frames without a form on this wire, or for an address that is none of an IP network of this family.
+    formless,
+    /// Lost because the socket was full for long.
+    overrun,
+    /// Refused by the system, for want of a way to the destination.
+    unreachable,
+    /// Refused because the path does not carry their length.
+    too_long,
+    /// Received and delivered.
+    delivered,
+    /// Received and delivered with a wrong checksum: drivers drop them.
+    damaged,
+    /// Received, and none of this format, or longer than a datagram of it can be.
+    malformed,
+    /// Handed to the process that they were meant for.
+    handed,
+    /// Meant for a process that is not there or does not keep up.
+    lost,
+}
+
+/// A link over UDP; see the [module](self).
+pub struct UdpLink<C> {
+    codec: C,
+    lease: Lease,
+    flows: FlowSockets,
+    lanes: Box<[Lane]>,
+    max_frame: Mtu,
+    tap: Option<Arc<dyn OctetTap>>,
+    inbound: Mutex<ReceiveBatch>,
+    /// What came in by another way than the own socket.
+    aside: Mutex<Aside>,
+    services: Mutex<BTreeMap<u64, Service>>,
+    groups: Mutex<BTreeMap<IpAddr, Membership>>,
+    /// Until then nobody is waited for.
+    impatient: Mutex<Option<Instant>>,
+    watch: Arc<Watch>,
+    counters: Counters,
+}
+
+/// Frames of some flows on their way out.
+#[derive(Debug)]
+struct Lane {
+    filling: Mutex<Train>,
+    /// Taken before the other: who swaps the two sends, and nobody overtakes him.
+    leaving: Mutex<Train>,
+    /// The socket was full, and is watched until it is not.
+    is_blocked: AtomicBool,
+}
+
+struct Aside {
+    queue: VecDeque<(Arrival, Vec<u8>)>,
+    batch: ReceiveBatch,
+}
+
+impl std::fmt::Debug for Train {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Train").finish_non_exhaustive()
+    }
+}
+
+impl<C: DatagramCodec> UdpLink<C> {
+    /// A link of the process that has this lease. It carries nothing by itself: [`start`](Self::start) it.
+    ///
+    /// # Errors
+    /// The system refuses, or the interface does not even carry the smallest path MTU.
+    pub fn new(lease: Lease, codec: C, options: UdpLinkOptions) -> io::Result<Arc<Self>> {
+        let local = lease.address();
+        let carried = largest_frame(path_mtu(local.ip(), local)?, local.ip(), C::OVERHEAD);
+        let max_frame = match (carried, options.max_frame) {
+            (None, _) => return Err(io::Error::other("the interface carries no frame at all")),
+            (Some(carried), wanted) => wanted.unwrap_or(carried).min(carried),
+        };
+        let segments = options.udp.offload.segmentation;
+        let lanes = (0..options.flows.max(1)).map(|_| Lane::new(segments));
+        let watch = Arc::new(Watch::new()?);
+        watch.add(lease.socket(), DATA, Source::Data)?;
+        watch.add(lease.common(), COMMON, Source::Shared)?;
+        watch.add(&lease, INBOX, Source::Rare)?;
+        let inbound = receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD);
+        Ok(Arc::new(Self {
+            flows: FlowSockets::new(local, options.flows, options.udp),
+            lanes: lanes.collect(),
+            max_frame,
+            tap: options.tap,
+            inbound: Mutex::new(inbound),
+            aside: Mutex::new(Aside {
+                queue: VecDeque::new(),
+                batch: ReceiveBatch::new(4, 65_535),
+            }),
+            services: Mutex::default(),
+            groups: Mutex::default(),
+            impatient: Mutex::default(),
+            watch,
+            counters: Counters::default(),
+            codec,
+            lease,
+        }))
+    }
+
+    /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with the network.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(self: &Arc<Self>, network: Weak<dyn Progress>) -> io::Result<Arc<dyn Duty>> {
+        let duty: Arc<dyn Duty> = Arc::new(Watched {
+            link: Arc::clone(self),
+            network,
+        });
+        self.watch.start(Arc::downgrade(&duty))?;
+        Ok(duty)
+    }
+
+    /// Who reads the sockets.
+    pub fn watch(&self) -> &Arc<Watch> {
+        &self.watch
+    }
+
+    /// The range of queue pair numbers of this process, and the sockets of the port.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// What became of the datagrams so far.
+    pub fn counts(&self) -> UdpCounts {
+        self.counters.read()
+    }
+
+    /// Answers for a service from now on: what comes for it, to whichever process, is delivered here.
+    ///
+    /// # Errors
+    /// Another process does.
+    pub fn serve(&self, service: u64) -> io::Result<()> {
+        let mut services = lock(&self.services);
+        let inbox = self.lease.serve(service)?;
+        self.watch.add(&inbox, SERVICES, Source::Rare)?;
+        services.insert(service, inbox);
+        Ok(())
+    }
+
+    /// Answers for a service no more.
+    pub fn withdraw(&self, service: u64) {
+        lock(&self.services).remove(&service);
+    }
+
+    /// Joins a multicast group on the interface of the link's address.
+    ///
+    /// # Errors
+    /// See [`Membership::join`].
+    pub fn join(&self, group: IpAddr) -> io::Result<()> {
+        let mut groups = lock(&self.groups);
+        if groups.contains_key(&group) {
+            return Ok(());
+        }
+        let local = self.lease.address();
+        let address = SocketAddr::new(group, local.port());
+        let member = Membership::join(address, local, &UdpOptions::default())?;
+        self.watch.add(&member, DATA, Source::Data)?;
+        groups.insert(group, member);
+        Ok(())
+    }
+
+    /// Leaves a multicast group.
+    pub fn leave(&self, group: IpAddr) {
+        lock(&self.groups).remove(&group);
+    }
+
+    fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64, by: usize) {
+        if by > 0 {
+            counter(&self.counters).fetch_add(by as u64, Ordering::Relaxed);
+        }
+    }
+
+    // ---- out
+
+    fn socket_address(&self, to: LinkAddress) -> Option<SocketAddr> {
+        let local = self.lease.address();
+        match to {
+            LinkAddress::Ip(ip) if ip.is_ipv4() == local.is_ipv4() => {
+                Some(SocketAddr::new(ip, local.port()))
+            }
+            _ => None,
+        }
+    }
+
+    // Whether there was room.
+    fn append(
+        &self,
+        lane: &Lane,
+        route: Route,
+        from: SocketAddr,
+        frame: &Frame<'_, C::Header>,
+    ) -> bool {
+        let length = frame.payload.len();
+        let write = |room: &mut [u8]| {
+            let laid = self.codec.encode(&frame.header, length, room)?;
+            let payload = room.get_mut(laid.payload..laid.payload + length)?;
+            frame.payload.read(payload);
+            (laid.length <= room.len()).then_some((laid.payload + length, laid.length))
+        };
+        let seal = |car: Car<'_>| {
+            self.seal(from, car.payload_end, car.to, car.segment, car.octets);
+            let envelope = envelope(from, car.to, car.segment);
+            if let Some(tap) = &self.tap {
+                let class = route.traffic_class;
+                tap.datagram(Stage::Sent, &envelope, class, car.octets);
+            }
+            if let (true, Some(last)) = (frame.damaged, car.octets.last_mut()) {
+                // Its payload has been changed already: this makes the checksum wrong.
+                *last ^= 1;
+            }
+        };
+        let mut formless = false;
+        let taken = lock(&lane.filling).append(
+            route,
+            length + C::OVERHEAD,
+            |room| {
+                let written = write(room);
+                formless = written.is_none();
+                written
+            },
+            seal,
+        );
+        self.count(|counters| &counters.formless, usize::from(formless));
+        taken
+    }
+
+    fn seal(
+        &self,
+        from: SocketAddr,
+        payload_end: usize,
+        to: SocketAddr,
+        segment: u16,
+        octets: &mut [u8],
+    ) {
+        self.codec
+            .seal(&envelope(from, to, segment), payload_end, octets);
+    }
+
+    fn flush_lane(&self, flow: usize) {
+        let lane = &self.lanes[flow];
+        if lane.is_empty() {
+            return;
+        }
+        let Ok(socket) = self.flows.of(flow as u32) else {
+            return;
+        };
+        let from = socket.local();
+        let mut leaving = lock(&lane.leaving);
+        loop {
+            let seal =
+                |car: Car<'_>| self.seal(from, car.payload_end, car.to, car.segment, car.octets);
+            let departed = leaving.depart(socket, seal);
+            self.note(departed);
+            self.watch_room(lane, socket, departed.full);
+            if departed.full {
+                return;
+            }
+            std::mem::swap(&mut *leaving, &mut *lock(&lane.filling));
+            if leaving.is_empty() {
+                return;
+            }
+        }
+    }
+
+    // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
+    fn watch_room(&self, lane: &Lane, socket: &UdpSocket, is_full: bool) {
+        if lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
+            // Where it cannot be watched, what waits leaves with what comes next.
+            let _ = if is_full {
+                self.watch.add(socket, ROOM, Source::Stream)
+            } else {
+                self.watch.remove(socket, Source::Stream)
+            };
+        }
+    }
+
+    fn note(&self, departed: Departed) {
+        self.count(|counters| &counters.sent, departed.sent);
+        if departed.too_long {
+            self.count(|counters| &counters.too_long, departed.refused);
+        } else {
+            self.count(|counters| &counters.unreachable, departed.refused);
+        }
+    }
+
+    // ---- in
+
+    fn read(
+        &self,
+        receive: impl Fn(&mut ReceiveBatch) -> io::Result<usize>,
+        batch: &mut ReceiveBatch,
+        take: &mut dyn FnMut(Arrival, &[u8]),
+    ) {
+        let port = self.lease.address().port();
+        for _ in 0..ROUNDS {
+            // A socket that fails gives nothing; what is wrong with it will be told when something is sent.
+            if receive(batch).unwrap_or(0) == 0 {
+                return;
+            }
+            self.count(|counters| &counters.malformed, batch.truncated());
+            for message in batch.messages() {
+                let to = message.to.unwrap_or(self.lease.address().ip());
+                for (segment, datagram) in message.datagrams().enumerate() {
+                    let arrival = Arrival {
+                        from: message.from,
+                        to: SocketAddr::new(to, port),
+                        traffic_class: message.traffic_class,
+                        segment: segment as u16,
+                    };
+                    take(arrival, datagram);
+                }
+            }
+        }
+    }
+
+    fn deliver(
+        &self,
+        arrival: &Arrival,
+        datagram: &[u8],
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) {
+        if let Some(tap) = &self.tap {
+            let envelope = envelope(arrival.from, arrival.to, arrival.segment);
+            tap.datagram(Stage::Arrived, &envelope, arrival.traffic_class, datagram);
+        }
+        let Some(opened) = self.codec.open(arrival, datagram) else {
+            return self.count(|counters| &counters.malformed, 1);
+        };
+        let payload = if opened.payload.is_empty() {
+            Payload::Empty
+        } else {
+            Payload::Octets(opened.payload)
+        };
+        let frame = Frame {
+            from: LinkAddress::Ip(arrival.from.ip()),
+            // Of a datagram to a group too: which device has joined it the header says.
+            to: LinkAddress::Ip(self.lease.address().ip()),
+            header: opened.header,
+            payload,
+            damaged: opened.damaged,
+        };
+        if frame.damaged {
+            self.count(|counters| &counters.damaged, 1);
+        } else {
+            self.count(|counters| &counters.delivered, 1);
+        }
+        network.deliver(frame, now);
+    }
+
+    // What a process gets that is meant for another.
+    fn hand_on(&self, range: QpnRange, arrival: &Arrival, datagram: &[u8]) {
+        let handed = self.lease.hand_to_range(range, &handed(arrival, datagram));
+        self.note_handed(&handed);
+    }
+
+    // The same where it is rare and matters: who does not keep up for a moment is waited for. An inbox has room for no
+    // more than ten datagrams where nobody has raised that. Who does not read at all is not waited for again and again.
+    fn hand_patiently(&self, hand: impl Fn() -> Result<(), HandError>) -> Result<(), HandError> {
+        let mut handed = hand();
+        let began = Instant::now();
+        while matches!(handed, Err(HandError::Full)) {
+            let mut impatient = lock(&self.impatient);
+            if impatient.is_some_and(|until| began < until) {
+                return handed;
+            }
+            if began.elapsed() > PATIENCE {
+                *impatient = Some(Instant::now() + IMPATIENCE);
+                return handed;
+            }
+            drop(impatient);
+            thread::sleep(PAUSE);
+            handed = hand();
+        }
+        handed
+    }
+
+    fn note_handed(&self, handed: &Result<(), HandError>) {
+        match handed {
+            Ok(()) => self.count(|counters| &counters.handed, 1),
+            Err(_) => self.count(|counters| &counters.lost, 1),
+        }
+    }
+
+    // A datagram to the common queue pair, found by this process: keeps it, or hands it to whom it is for.
+    fn sort(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
+        match self.codec.common(datagram) {
+            Common::Range(range) if range != self.lease.range() => {
+                let datagram = handed(&arrival, datagram);
+                let handed = self.hand_patiently(|| self.lease.hand_to_range(range, &datagram));
+                return self.note_handed(&handed);
+            }
+            Common::Service(service) if !lock(&self.services).contains_key(&service) => {
+                let meant = handed(&arrival, datagram);
+                let handed = self.hand_patiently(|| self.lease.hand_to_service(service, &meant));
+                if !matches!(handed, Err(HandError::Nobody)) {
+                    return self.note_handed(&handed);
+                }
+                // Nobody answers for it: then this process says so.
+            }
+            _ => {}
+        }
+        self.keep(arrival, datagram, queue);
+    }
+
+    fn keep(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
+        if queue.len() >= ASIDE {
+            return self.count(|counters| &counters.lost, 1);
+        }
+        queue.push_back((arrival, datagram.to_vec()));
+    }
+
+    // Takes what came in by other ways, to be delivered with what arrives at the own socket.
+    fn attend(&self, token: u64) {
+        let aside = &mut *lock(&self.aside);
+        let (queue, batch) = (&mut aside.queue, &mut aside.batch);
+        let port = self.lease.address().port();
+        let mut take = |handed: Handed<'_>| {
+            let arrival = Arrival {
+                from: handed.from,
+                to: SocketAddr::new(handed.to, port),
+                traffic_class: handed.traffic_class,
+                segment: handed.segment.into(),
+            };
+            self.keep(arrival, handed.octets, queue);
+        };
+        // What cannot be read now will be told again.
+        match token {
+            INBOX => drop(self.lease.attend(&mut take)),
+            SERVICES => lock(&self.services)
+                .values()
+                .for_each(|service| drop(service.attend(&mut take))),
+            _ => {
+                let common = self.lease.common();
+                let mut sort = |arrival, datagram: &[u8]| self.sort(arrival, datagram, queue);
+                self.read(|batch| common.receive(batch), batch, &mut sort);
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn new(segments: bool) -> Self {
+        let train = || Mutex::new(Train::new(TRAIN, segments));
+        Self {
+            filling: train(),
+            leaving: train(),
+            is_blocked: AtomicBool::new(false),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        lock(&self.filling).is_empty() && lock(&self.leaving).is_empty()
+    }
+}
+
+impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
+    fn max_frame(&self) -> Option<usize> {
+        Some(self.max_frame.octets() as usize)
+    }
+
+    fn send(&self, frame: Frame<'_, C::Header>, _now: Time) {
+        let manner = self.codec.manner(&frame.header);
+        let flow = manner.flow as usize % self.lanes.len();
+        let from = self.flows.of(flow as u32).map(UdpSocket::local);
+        let (Some(to), Ok(from)) = (self.socket_address(frame.to), from) else {
+            return self.count(|counters| &counters.formless, 1);
+        };
+        let route = Route {
+            to,
+            traffic_class: manner.traffic_class,
+            hop_limit: manner.hop_limit,
+        };
+        let lane = &self.lanes[flow];
+        if !self.append(lane, route, from, &frame) {
+            self.flush_lane(flow);
+            if !self.append(lane, route, from, &frame) {
+                self.count(|counters| &counters.overrun, 1);
+            }
+        }
+    }
+
+    fn flush(&self) {
+        (0..self.lanes.len()).for_each(|flow| self.flush_lane(flow));
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        self.flush();
+        let mut delivered = false;
+        let aside = std::mem::take(&mut lock(&self.aside).queue);
+        for (arrival, datagram) in aside {
+            self.deliver(&arrival, &datagram, now, network);
+            delivered = true;
+        }
+        let mut batch = lock(&self.inbound);
+        let own = self.lease.range();
+        let mut take = |arrival: Arrival, datagram: &[u8]| {
+            let range = QpnRange::of_datagram(datagram);
+            if range == own {
+                self.deliver(&arrival, datagram, now, network);
+                delivered = true;
+            } else {
+                // It followed another that was for this process.
+                self.hand_on(range, &arrival, datagram);
+            }
+        };
+        self.read(
+            |batch| self.lease.socket().receive(batch),
+            &mut batch,
+            &mut take,
+        );
+        for member in lock(&self.groups).values() {
+            let mut take = |arrival: Arrival, datagram: &[u8]| {
+                self.deliver(&arrival, datagram, now, network);
+                delivered = true;
+            };
+            self.read(|batch| member.receive(batch), &mut batch, &mut take);
+        }
+        delivered
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        None
+    }
+}
+
+impl<C> Drop for UdpLink<C> {
+    fn drop(&mut self) {
+        self.watch.stop();
+    }
+}
+
+/// What the watch calls.
+struct Watched<C: DatagramCodec> {
+    link: Arc<UdpLink<C>>,
+    network: Weak<dyn Progress>,
+}
+
+impl<C: DatagramCodec> Duty for Watched<C> {
+    fn progress(&self) {
+        if let Some(network) = self.network.upgrade() {
+            network.progress();
+        }
+    }
+
+    fn attend(&self, token: u64) {
+        self.link.attend(token);
+        self.progress();
+    }
+}
+
+impl<C: DatagramCodec> Drop for Watched<C> {
+    fn drop(&mut self) {
+        self.link.watch.stop();
+    }
+}
+
+/// The largest path MTU that fits IP packets of so many octets, with headers and trailers of a codec.
+pub fn largest_frame(ip_mtu: u32, ip: IpAddr, overhead: usize) -> Option<Mtu> {
+    let headers = if ip.is_ipv4() { 20 + 8 } else { 40 + 8 };
+    let most = (ip_mtu as usize).checked_sub(headers + overhead)?;
+    (1..=5)
+        .rev()
+        .filter_map(Mtu::from_code)
+        .find(|mtu| mtu.octets() as usize <= most)
+}
+
+// A socket that joins needs large rooms, one that does not needs many.
+fn receive_batch(socket: &UdpSocket, datagram: usize) -> ReceiveBatch {
+    if socket.joins() {
+        ReceiveBatch::new(8, 65_535)
+    } else {
+        ReceiveBatch::new(32, datagram)
+    }
+}
+
+fn envelope(from: SocketAddr, to: SocketAddr, identification: u16) -> Envelope {
+    Envelope {
+        from,
+        to,
+        identification,
+    }
+}
+
+fn handed<'d>(arrival: &Arrival, datagram: &'d [u8]) -> Handed<'d> {
+    Handed {
+        from: arrival.from,
+        to: arrival.to.ip(),
+        traffic_class: arrival.traffic_class,
+        // The kernel joins no more than it cuts.
+        segment: arrival.segment as u8,
+        octets: datagram,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const DATA: u64 = 1;
+const COMMON: u64 = 2;
+const INBOX: u64 = 3;
+const SERVICES: u64 = 4;
+const ROOM: u64 = 5;
+
+/// Octets of a train: a megabyte may wait for each lane, once filling and once leaving.
+const TRAIN: usize = 512 << 10;
+/// Calls that one turn of reading makes at most, so that answers leave in between.
+const ROUNDS: usize = 8;
+/// How long a process that does not keep up is waited for, with pauses between.
+const PATIENCE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_micros(50);
+/// How long nobody is waited for after that.
+const IMPATIENCE: Duration = Duration::from_millis(100);
+/// Datagrams that wait aside at most.
+const ASIDE: usize = 1024;
+
+#[cfg(test)]
+mod tests;
