@@ -690,10 +690,10 @@ const TRAIN: usize = 512 << 10;
 /// Calls that one turn of reading makes at most, so that answers leave in between.
 const ROUNDS: usize = 8;
 /// How long a process that does not keep up is waited for, with pauses between.
-const PATIENCE: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_micros(50);
 /// How long nobody is waited for after that.
-const IMPATIENCE: Duration = Duration::from_millis(100);
+const IMPATIENCE: Duration = Duration::from_secs(1);
 /// Datagrams that wait aside at most.
 const ASIDE: usize = 1024;
 
