@@ -39,9 +39,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // Programs on the facade.
     ("capability-matrix", &["verbs-api", "polyverbs"]),
+    // Looks at captures: it knows formats and no device.
+    ("polyverbs-dissect", &["polyverbs-wire"]),
     (
         "polyverbs-cli",
-        &["verbs-api", "polyverbs", "capability-matrix"],
+        &[
+            "verbs-api",
+            "polyverbs",
+            "capability-matrix",
+            "polyverbs-dissect",
+        ],
     ),
     ("polyverbs-benches", TEST),
     // Tests.

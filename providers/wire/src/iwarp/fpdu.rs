@@ -121,7 +121,7 @@ impl Layout {
     pub fn is_intact(self, frame: &[u8]) -> bool {
         let parts = frame.split_at_checked(self.crc_at());
         let parts = parts.and_then(|(covered, rest)| Some((covered, rest.first_chunk()?)));
-        parts.is_some_and(|(covered, crc)| crc32c::crc32c(covered).to_le_bytes() == *crc)
+        parts.is_some_and(|(covered, crc)| checksum(covered) == *crc)
     }
 
     /// Whether the markers of a frame of this layout point at its beginning. The reserved half, and the two lowest bits,
@@ -148,6 +148,11 @@ impl Layout {
             .split_at_checked(self.ulpdu_len())?;
         Some((ulpdu, rest.get(..self.pad_len())?))
     }
+}
+
+/// The checksum over what a frame has before it, as it goes out: least significant octet first.
+pub fn checksum(covered: &[u8]) -> [u8; CRC_LEN] {
+    crc32c::crc32c(covered).to_le_bytes()
 }
 
 /// Most octets of ULPDU that a frame may have to fit into a TCP segment (RFC 5044 section 4.4), in whole words.

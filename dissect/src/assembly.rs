@@ -1,0 +1,185 @@
+//! One direction of a TCP stream, put together from its segments in any order.
+
+use std::collections::BTreeMap;
+
+/// How far back octets are kept, to compare with what is sent again.
+const KEPT: usize = 4 << 20;
+
+/// How far ahead of a gap octets are kept.
+const AHEAD: u64 = 16 << 20;
+
+/// The octets of a stream.
+#[derive(Debug, Default)]
+pub(crate) struct Assembly {
+    /// Octets that are forgotten.
+    start: u64,
+    /// Octets from there on, without a gap.
+    octets: Vec<u8>,
+    /// Stretches behind a gap, by their offsets. They do not touch.
+    ahead: BTreeMap<u64, Vec<u8>>,
+}
+
+/// What became of octets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inserted {
+    /// They are where they belong.
+    Taken,
+    /// Others are there.
+    Differ,
+    /// Their place is too far back or ahead.
+    Beyond,
+}
+
+impl Assembly {
+    /// Where the first gap is.
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.octets.len() as u64
+    }
+
+    /// The octets from `offset` to the first gap.
+    pub(crate) fn from(&self, offset: u64) -> &[u8] {
+        let at = offset.checked_sub(self.start).map(|at| at as usize);
+        at.and_then(|at| self.octets.get(at..)).unwrap_or(&[])
+    }
+
+    /// The stretches behind the first gap.
+    pub(crate) fn ahead(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.ahead.iter().map(|(at, octets)| (*at, &octets[..]))
+    }
+
+    pub(crate) fn insert(&mut self, offset: u64, octets: &[u8]) -> Inserted {
+        let end = offset + octets.len() as u64;
+        if offset < self.start || end > self.end() + AHEAD {
+            return Inserted::Beyond;
+        }
+        if self.differs(offset, octets) {
+            return Inserted::Differ;
+        }
+        for (at, len) in self.gaps(offset.max(self.end()), end) {
+            let from = (at - offset) as usize;
+            self.ahead.insert(at, octets[from..from + len].to_vec());
+        }
+        self.close();
+        Inserted::Taken
+    }
+
+    /// Forgets what lies far before `offset`.
+    pub(crate) fn forget(&mut self, offset: u64) {
+        let behind = offset.saturating_sub(self.start) as usize;
+        if behind > 2 * KEPT {
+            let forgotten = (behind - KEPT).min(self.octets.len());
+            self.octets.drain(..forgotten);
+            self.start += forgotten as u64;
+        }
+    }
+
+    fn differs(&self, offset: u64, octets: &[u8]) -> bool {
+        let known = (offset < self.end()).then(|| (offset, self.from(offset)));
+        let end = offset + octets.len() as u64;
+        let ahead = self
+            .ahead
+            .range(..end)
+            .map(|(at, octets)| (*at, &octets[..]));
+        known.into_iter().chain(ahead).any(|(at, known)| {
+            let (from, to) = (at.max(offset), end.min(at + known.len() as u64));
+            from < to && stretch(known, at, from, to) != stretch(octets, offset, from, to)
+        })
+    }
+
+    // What is not there between these two offsets, as offset and length.
+    fn gaps(&self, mut from: u64, to: u64) -> Vec<(u64, usize)> {
+        let mut gaps = Vec::new();
+        for (at, octets) in self.ahead.range(..to) {
+            if *at > from {
+                gaps.push((from, (at - from) as usize));
+            }
+            from = from.max(at + octets.len() as u64);
+        }
+        if from < to {
+            gaps.push((from, (to - from) as usize));
+        }
+        gaps
+    }
+
+    fn close(&mut self) {
+        while let Some(entry) = self.ahead.first_entry()
+            && *entry.key() == self.start + self.octets.len() as u64
+        {
+            self.octets.append(&mut entry.remove());
+        }
+    }
+}
+
+// What lies between two offsets of octets that begin at `base`.
+fn stretch(octets: &[u8], base: u64, from: u64, to: u64) -> Option<&[u8]> {
+    octets.get((from - base) as usize..(to - base) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn segments_find_their_places() {
+        let mut stream = Assembly::default();
+        assert_eq!(stream.insert(3, b"def"), Inserted::Taken);
+        assert_eq!(stream.insert(8, b"ij"), Inserted::Taken);
+        assert_eq!((stream.from(0), stream.end()), (&b""[..], 0));
+        assert_eq!(stream.insert(0, b"abcd"), Inserted::Taken);
+        assert_eq!((stream.from(1), stream.end()), (&b"bcdef"[..], 6));
+        assert_eq!(stream.ahead().collect::<Vec<_>>(), [(8, &b"ij"[..])]);
+        assert_eq!(stream.insert(5, b"fghijk"), Inserted::Taken);
+        assert_eq!(stream.from(0), b"abcdefghijk");
+        assert_eq!(stream.ahead().count(), 0);
+    }
+
+    #[test]
+    fn what_is_sent_again_is_the_same() {
+        let mut stream = Assembly::default();
+        stream.insert(0, b"abc");
+        stream.insert(6, b"ghi");
+        assert_eq!(stream.insert(1, b"bc"), Inserted::Taken);
+        assert_eq!(stream.insert(1, b"bX"), Inserted::Differ);
+        assert_eq!(stream.insert(5, b"fX"), Inserted::Differ);
+        assert_eq!(stream.insert(2, b"cdefghX"), Inserted::Differ);
+        assert_eq!(stream.from(0), b"abc");
+        assert_eq!(stream.insert(1 << 40, b"x"), Inserted::Beyond);
+    }
+
+    #[test]
+    fn what_is_far_behind_is_forgotten() {
+        let mut stream = Assembly::default();
+        let chunk = vec![7; 1 << 20];
+        for number in 0..12 {
+            assert_eq!(stream.insert(number << 20, &chunk), Inserted::Taken);
+            stream.forget(stream.end());
+        }
+        assert_eq!(stream.end(), 12 << 20);
+        assert!(stream.octets.len() <= 2 * KEPT);
+        assert_eq!(stream.insert(0, &chunk), Inserted::Beyond);
+        assert_eq!(stream.from(stream.end() - 5).len(), 5);
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_gives_the_same_stream(
+            len in 1..200_usize,
+            pieces in proptest::collection::vec((0..200_usize, 1..40_usize), 0..60),
+        ) {
+            let whole: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
+            let mut stream = Assembly::default();
+            let mut there = vec![false; len];
+            for (from, count) in pieces {
+                let (from, to) = (from.min(len), (from + count).min(len));
+                prop_assert_eq!(stream.insert(from as u64, &whole[from..to]), Inserted::Taken);
+                there[from..to].fill(true);
+            }
+            let end = there.iter().position(|there| !there).unwrap_or(len);
+            prop_assert_eq!(stream.from(0), &whole[..end]);
+            let ahead: usize = stream.ahead().map(|(_, octets)| octets.len()).sum();
+            prop_assert_eq!(ahead, there[end..].iter().filter(|there| **there).count());
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! A TCP connection, and the MPA streams in it.
+
+use polyverbs_wire::iwarp::fpdu::{self, Layout};
+use polyverbs_wire::iwarp::rdmap::{self, Body, Segment};
+use polyverbs_wire::iwarp::start::{self, Kind};
+use polyverbs_wire::iwarp::{self, Framing, Settings, StartHeader};
+use polyverbs_wire::layout::Octets;
+use polyverbs_wire::net::Tcp;
+
+use crate::assembly::{Assembly, Inserted};
+use crate::form::{
+    Checksum, Fpdu, Hex, Markers, Pdu, SegmentBody, Side, Start, TcpPayload, Terminate, Unit,
+    Verdict,
+};
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    number: u32,
+    initiator: Direction,
+    responder: Direction,
+}
+
+/// What one end sends.
+#[derive(Debug, Default)]
+struct Direction {
+    /// Sequence number of the first octet.
+    base: Option<u32>,
+    /// Where its SYN or FIN were, as they were seen.
+    syn: Option<u32>,
+    end: Option<u64>,
+    assembly: Assembly,
+    /// Where the last octets were put, and how many they were.
+    latest: (u64, usize),
+    /// Octets that are taken apart.
+    taken: u64,
+    phase: Phase,
+    start: Option<(Kind, StartHeader)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    /// A request or reply is to come.
+    #[default]
+    Start,
+    /// It has come, and that of the other side has not.
+    Waiting,
+    /// Frames come. Full operation began at this octet.
+    Frames(Framing, u64),
+    /// What comes is not MPA's, or cannot be told apart.
+    Opaque,
+}
+
+impl Connection {
+    pub(crate) fn new(number: u32) -> Self {
+        Self {
+            number,
+            initiator: Direction::default(),
+            responder: Direction::default(),
+        }
+    }
+
+    /// Whether this segment opens another connection between the same ports.
+    pub(crate) fn is_reopened_by(&self, tcp: &Tcp) -> bool {
+        tcp.syn && !tcp.ack && self.initiator.syn != Some(tcp.sequence)
+    }
+
+    /// Takes a segment; answers what its octets are, and what they complete.
+    pub(crate) fn segment(
+        &mut self,
+        side: Side,
+        tcp: &Tcp,
+        octets: &[u8],
+        complaints: &mut Vec<String>,
+    ) -> (TcpPayload, Vec<Pdu>) {
+        let direction = match side {
+            Side::Initiator => &mut self.initiator,
+            Side::Responder => &mut self.responder,
+        };
+        let Some(offset) = direction.take(tcp, octets, complaints) else {
+            let payload = match octets {
+                [] => TcpPayload::None,
+                octets => TcpPayload::Octets(octets.into()),
+            };
+            return (payload, Vec::new());
+        };
+        let completed = self.advance();
+        let direction = self.direction(side);
+        if direction.phase == Phase::Opaque && direction.start.is_none() && completed.is_empty() {
+            // The first octets say that it is not MPA: they stay with their segment.
+            return (TcpPayload::Octets(octets.into()), completed);
+        }
+        let payload = TcpPayload::Stream {
+            connection: self.number,
+            side,
+            offset,
+            len: octets.len() as u32,
+        };
+        (payload, completed)
+    }
+
+    /// What is left when the capture ends.
+    pub(crate) fn finish(&self) -> Vec<Pdu> {
+        let left = |side| {
+            let units = self.direction(side).left().into_iter();
+            units.map(move |(offset, unit)| Pdu {
+                connection: self.number,
+                side,
+                offset,
+                unit,
+            })
+        };
+        left(Side::Initiator).chain(left(Side::Responder)).collect()
+    }
+
+    fn direction(&self, side: Side) -> &Direction {
+        match side {
+            Side::Initiator => &self.initiator,
+            Side::Responder => &self.responder,
+        }
+    }
+
+    // Takes apart what can be, of both directions: the one may have waited for the other.
+    fn advance(&mut self) -> Vec<Pdu> {
+        let mut completed = Vec::new();
+        loop {
+            self.settle();
+            let before = completed.len();
+            let number = self.number;
+            for (side, direction) in [
+                (Side::Initiator, &mut self.initiator),
+                (Side::Responder, &mut self.responder),
+            ] {
+                while let Some((offset, unit)) = direction.next() {
+                    completed.push(Pdu {
+                        connection: number,
+                        side,
+                        offset,
+                        unit,
+                    });
+                }
+            }
+            if completed.len() == before {
+                return completed;
+            }
+        }
+    }
+
+    // Where both requests and replies have come, frames follow.
+    fn settle(&mut self) {
+        let waits = |direction: &Direction| direction.phase == Phase::Waiting;
+        if !waits(&self.initiator) || !waits(&self.responder) {
+            return;
+        }
+        let (initiator, responder) = match (self.initiator.start, self.responder.start) {
+            (Some((Kind::Request, request)), Some((Kind::Reply, reply))) if !reply.reject => {
+                framing(&request, &reply)
+            }
+            (Some((Kind::Reply, reply)), Some((Kind::Request, request))) if !reply.reject => {
+                let (initiator, responder) = framing(&request, &reply);
+                (responder, initiator)
+            }
+            // Refused, or two of a kind: what follows is not MPA's.
+            _ => {
+                self.initiator.phase = Phase::Opaque;
+                self.responder.phase = Phase::Opaque;
+                return;
+            }
+        };
+        self.initiator.phase = Phase::Frames(initiator, self.initiator.taken);
+        self.responder.phase = Phase::Frames(responder, self.responder.taken);
+    }
+}
+
+fn framing(request: &StartHeader, reply: &StartHeader) -> (Framing, Framing) {
+    let settings = Settings::of(request, reply);
+    let framing = |markers| Framing {
+        markers,
+        crc: settings.crc,
+    };
+    (
+        framing(settings.initiator_markers),
+        framing(settings.responder_markers),
+    )
+}
+
+impl Direction {
+    // Puts octets where they belong; answers where, or `None` where they have no place in the stream.
+    fn take(&mut self, tcp: &Tcp, octets: &[u8], complaints: &mut Vec<String>) -> Option<u64> {
+        let first = tcp.sequence.wrapping_add(u32::from(tcp.syn));
+        if tcp.syn {
+            self.syn = Some(tcp.sequence);
+        }
+        if octets.is_empty() && !tcp.syn && !tcp.fin {
+            return None;
+        }
+        let base = *self.base.get_or_insert(first);
+        let end = self.assembly.end();
+        let ahead = first.wrapping_sub(base.wrapping_add(end as u32)) as i32;
+        let offset = end.checked_add_signed(ahead.into())?;
+        if tcp.fin {
+            self.end = Some(offset + octets.len() as u64);
+        }
+        if octets.is_empty() || self.phase == Phase::Opaque {
+            return None;
+        }
+        match self.assembly.insert(offset, octets) {
+            Inserted::Taken => {
+                self.latest = (offset, octets.len());
+                Some(offset)
+            }
+            // A probe whether the other side is still there.
+            Inserted::Differ if octets.len() == 1 && ahead == -1 => None,
+            Inserted::Differ => {
+                complaints.push("octets sent again are not the same".to_owned());
+                None
+            }
+            Inserted::Beyond => None,
+        }
+    }
+
+    // The next unit that is whole, and where it begins.
+    fn next(&mut self) -> Option<(u64, Unit)> {
+        let octets = self.assembly.from(self.taken);
+        if octets.is_empty() {
+            return None;
+        }
+        let offset = self.taken;
+        let (unit, len) = match self.phase {
+            Phase::Start => match start::decode(octets) {
+                Ok(None) => return None,
+                Ok(Some((start, len))) => {
+                    self.start = Some((start.kind, start.header));
+                    self.phase = Phase::Waiting;
+                    (Unit::Start(fields(&start)), len)
+                }
+                Err(reject) => return self.give_up(reject),
+            },
+            Phase::Waiting => return None,
+            Phase::Frames(framing, began) => match frame(octets, offset - began, framing)? {
+                Ok((fpdu, len)) => (Unit::Fpdu(Box::new(fpdu)), len),
+                Err(reject) => {
+                    let octets = octets.into();
+                    self.phase = Phase::Opaque;
+                    self.taken = self.assembly.end();
+                    let complaint = Some(format!("no frame of MPA: {reject}"));
+                    return Some((offset, Unit::Octets { complaint, octets }));
+                }
+            },
+            Phase::Opaque => {
+                let unit = Unit::Octets {
+                    complaint: None,
+                    octets: octets.into(),
+                };
+                (unit, octets.len())
+            }
+        };
+        self.taken += len as u64;
+        self.assembly.forget(self.taken);
+        Some((offset, unit))
+    }
+
+    // What does not begin with a key is not MPA, and no complaint. What begins with one and is wrong is.
+    fn give_up(&mut self, reject: start::Reject) -> Option<(u64, Unit)> {
+        let offset = self.taken;
+        let octets = self.assembly.from(offset);
+        let is_key = reject == start::Reject::Key;
+        let stays_with_segment = is_key && self.latest == (offset, octets.len());
+        let complaint = (!is_key).then(|| format!("no request or reply of MPA: {reject}"));
+        let octets = octets.into();
+        self.phase = Phase::Opaque;
+        self.taken = self.assembly.end();
+        (!stays_with_segment).then_some((offset, Unit::Octets { complaint, octets }))
+    }
+
+    // What is left: the octets up to the first gap, and each stretch behind one.
+    fn left(&self) -> Vec<(u64, Unit)> {
+        let octets = self.assembly.from(self.taken);
+        let ends_within = self.end == Some(self.assembly.end());
+        let complaint = match self.phase {
+            Phase::Waiting => Some("the request or reply of the other side was not captured"),
+            Phase::Frames(..) if ends_within => Some("the stream ends within a frame"),
+            _ => None,
+        };
+        let unit = |octets: &[u8], complaint: Option<&str>| Unit::Octets {
+            complaint: complaint.map(str::to_owned),
+            octets: octets.into(),
+        };
+        let front = (!octets.is_empty()).then(|| (self.taken, unit(octets, complaint)));
+        let behind = self.assembly.ahead().map(|(offset, octets)| {
+            let lost = matches!(self.phase, Phase::Frames(..));
+            (
+                offset,
+                unit(octets, lost.then_some("a segment before was not captured")),
+            )
+        });
+        front.into_iter().chain(behind).collect()
+    }
+}
+
+fn fields(start: &start::Start<'_>) -> Start {
+    Start {
+        header: start.header,
+        enhanced: start.enhanced,
+        private_data: start.private_data.into(),
+    }
+}
+
+// The frame at the front of these octets and its length; `None` while it is not whole.
+fn frame(
+    octets: &[u8],
+    position: u64,
+    framing: Framing,
+) -> Option<Result<(Fpdu, usize), iwarp::Reject>> {
+    let layout = Layout::of(octets, position, framing.markers)?;
+    let len = layout.frame_len();
+    let mut frame = octets.get(..len)?.to_vec();
+    if !layout.markers_fit(&frame) {
+        return Some(Err(iwarp::Reject::Marker));
+    }
+    let markers = layout.each_marker().filter_map(|(at, _)| {
+        let octets = frame.get(at..)?.first_chunk()?;
+        Some(Octets(*octets))
+    });
+    let markers: Vec<_> = markers.collect();
+    let crc = *frame.last_chunk()?;
+    let right = fpdu::checksum(frame.get(..layout.crc_at())?) == crc;
+    let verdict = match (framing.crc, right) {
+        (false, _) => Verdict::Unused,
+        (true, true) => Verdict::Right,
+        (true, false) => Verdict::Wrong,
+    };
+    let (ulpdu, pad) = layout.strip(&mut frame)?;
+    let (opcode, header, body) = segment(ulpdu);
+    let fpdu = Fpdu {
+        opcode,
+        header,
+        body,
+        markers: (!markers.is_empty()).then_some(Markers { position, markers }),
+        pad: pad.iter().any(|octet| *octet != 0).then(|| pad.into()),
+        crc: Checksum {
+            value: Octets(crc),
+            verdict,
+        },
+    };
+    Some(Ok((fpdu, len)))
+}
+
+fn segment(ulpdu: &[u8]) -> (String, Option<iwarp::SegmentHeader>, SegmentBody) {
+    match rdmap::decode(ulpdu) {
+        Ok(Segment {
+            header,
+            facts,
+            body,
+        }) => (facts.name.to_owned(), Some(header), owned(&body)),
+        Err(reject) => {
+            let body = SegmentBody::Undecoded(ulpdu.into());
+            (format!("no segment of DDP: {reject}"), None, body)
+        }
+    }
+}
+
+fn owned(body: &Body<'_>) -> SegmentBody {
+    match body {
+        Body::Data(data) => SegmentBody::Data((*data).into()),
+        Body::AtomicRequest(request) => SegmentBody::AtomicRequest(*request),
+        Body::AtomicResponse(response) => SegmentBody::AtomicResponse(*response),
+        Body::Immediate(immediate) => SegmentBody::Immediate(*immediate),
+        Body::ReadRequest(request) => SegmentBody::ReadRequest(*request),
+        Body::Terminate(terminate) => SegmentBody::Terminate(Terminate {
+            control: terminate.control,
+            meaning: terminate.code().name().map(str::to_owned),
+            segment_len: terminate.segment_len,
+            ddp: terminate.ddp,
+            rdmap: terminate.rdmap,
+            rest: terminate.rest.into(),
+        }),
+        Body::Extension(header, data) => SegmentBody::Extension {
+            header: *header,
+            data: Hex::from(*data),
+        },
+    }
+}
+
+impl Pdu {
+    /// What is wrong with it.
+    pub(crate) fn complaint(&self) -> Option<String> {
+        match &self.unit {
+            Unit::Start(_) => None,
+            Unit::Octets { complaint, .. } => complaint.clone(),
+            Unit::Fpdu(fpdu) if fpdu.header.is_none() => Some(fpdu.opcode.clone()),
+            Unit::Fpdu(fpdu) if fpdu.crc.verdict == Verdict::Wrong => {
+                Some(format!("CRC {} is wrong", fpdu.crc.value))
+            }
+            Unit::Fpdu(_) => None,
+        }
+    }
+}

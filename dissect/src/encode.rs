@@ -1,0 +1,252 @@
+//! The form of a capture into the octets that it came from.
+
+use std::collections::HashMap;
+
+use polyverbs_wire::iwarp::fpdu::{self, Layout};
+use polyverbs_wire::iwarp::{self, SegmentBuffer};
+use polyverbs_wire::layout::{Header, view};
+use polyverbs_wire::mad;
+use polyverbs_wire::roce::Bth;
+
+use crate::form::{
+    Capture, Content, Fpdu, Hex, Ip, Link, ManagementContent, Packet, Payload, Roce, SegmentBody,
+    Side, Start, TcpPayload, Unit, Verdict,
+};
+
+/// Why a form has no octets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EncodeError {
+    /// The headers are not those of the opcode.
+    #[error("packet {0}: its headers are not those of its opcode")]
+    Headers(u64),
+    /// A stretch of a stream that no unit has.
+    #[error("packet {0}: nothing has the octets of this stretch of its stream")]
+    Stream(u64),
+    /// More than fits into a frame, or markers that the frame does not have.
+    #[error("a frame at octet {offset} of connection {connection} that cannot be built")]
+    Frame {
+        /// The connection.
+        connection: u32,
+        /// Where the frame is.
+        offset: u64,
+    },
+}
+
+/// The octets of each packet.
+///
+/// # Errors
+/// A form that contradicts itself, which none that was made here does.
+pub fn encode(capture: &Capture) -> Result<Vec<Vec<u8>>, EncodeError> {
+    let streams = streams(capture)?;
+    let packets = capture.packets.iter();
+    packets.map(|packet| octets(packet, &streams)).collect()
+}
+
+type Streams = HashMap<(u32, Side), Vec<(u64, Vec<u8>)>>;
+
+fn streams(capture: &Capture) -> Result<Streams, EncodeError> {
+    let mut streams = Streams::new();
+    let completed = capture.packets.iter().flat_map(Packet::completes);
+    for pdu in completed.chain(&capture.unfinished) {
+        let stream = streams.entry((pdu.connection, pdu.side)).or_default();
+        let octets = unit(&pdu.unit).ok_or(EncodeError::Frame {
+            connection: pdu.connection,
+            offset: pdu.offset,
+        })?;
+        stream.push((pdu.offset, octets));
+    }
+    for stream in streams.values_mut() {
+        stream.sort();
+    }
+    Ok(streams)
+}
+
+fn octets(packet: &Packet, streams: &Streams) -> Result<Vec<u8>, EncodeError> {
+    let mut out = Vec::new();
+    match &packet.link {
+        Link::Ethernet(header) => append(&mut out, header),
+        Link::Sll(header) => append(&mut out, header),
+        Link::Sll2(header) => append(&mut out, header),
+        Link::Raw | Link::Short => {}
+    }
+    for vlan in &packet.vlans {
+        append(&mut out, vlan);
+    }
+    match &packet.ip {
+        Some(Ip::V4 { header, options }) => {
+            append(&mut out, header);
+            out.extend(&options.0);
+        }
+        Some(Ip::V6 { header }) => append(&mut out, header),
+        None => {}
+    }
+    match &packet.content {
+        Content::Roce(roce) => {
+            append(&mut out, &roce.udp);
+            let datagram = datagram(roce, packet.ip.as_ref());
+            out.extend(datagram.ok_or(EncodeError::Headers(packet.number))?);
+        }
+        Content::BadRoce(bad) => {
+            append(&mut out, &bad.udp);
+            out.extend(&bad.octets.0);
+        }
+        Content::Tcp(segment) => {
+            append(&mut out, &segment.header);
+            out.extend(&segment.options.0);
+            match &segment.payload {
+                TcpPayload::None => {}
+                TcpPayload::Octets(octets) => out.extend(&octets.0),
+                TcpPayload::Stream {
+                    connection,
+                    side,
+                    offset,
+                    len,
+                } => {
+                    let stream = streams.get(&(*connection, *side));
+                    let stretch = stream.and_then(|stream| stretch(stream, *offset, *len));
+                    out.extend(stretch.ok_or(EncodeError::Stream(packet.number))?);
+                }
+            }
+        }
+        Content::Other(octets) => out.extend(&octets.0),
+    }
+    out.extend(&packet.trailer.0);
+    Ok(out)
+}
+
+fn append<H: Header>(out: &mut Vec<u8>, header: &H) {
+    let at = out.len();
+    out.resize(at + H::LEN, 0);
+    header.put(&mut out[at..]);
+}
+
+// The octets of a stream from `offset` on, out of units that lie one behind the other.
+fn stretch(stream: &[(u64, Vec<u8>)], offset: u64, len: u32) -> Option<Vec<u8>> {
+    let len = len as usize;
+    let mut out = Vec::new();
+    let first = stream.partition_point(|(begin, _)| *begin <= offset);
+    let mut units = stream.get(first.checked_sub(1)?..)?.iter();
+    while out.len() < len {
+        let (begin, octets) = units.next()?;
+        let from = offset.checked_add(out.len() as u64)?.checked_sub(*begin)?;
+        let octets = octets.get(usize::try_from(from).ok()?..)?;
+        out.extend(&octets[..octets.len().min(len - out.len())]);
+    }
+    Some(out)
+}
+
+fn datagram(roce: &Roce, ip: Option<&Ip>) -> Option<Vec<u8>> {
+    let headers = roce.headers.encode()?;
+    let mut out = headers.as_octets().to_vec();
+    match &roce.payload {
+        Payload::Data(data) => out.extend(&data.0),
+        Payload::Mad(management) => {
+            let data = match &management.content {
+                ManagementContent::Cm(message) => message.to_data(),
+                ManagementContent::Data(data) => data.0,
+            };
+            out.extend(mad::encode(&management.header, &data));
+        }
+    }
+    let pad = usize::from(roce.headers.bth.pad_count & 3);
+    match &roce.pad {
+        Some(octets) => out.extend(&octets.0),
+        None => out.extend([0; 3].iter().take(pad)),
+    }
+    let icrc = match roce.icrc.verdict {
+        Verdict::Right => {
+            let (bth, rest) = view::<Bth>(&out)?;
+            let mut icrc = crate::roce::begin(ip?, &roce.udp, bth);
+            icrc.update(rest);
+            icrc.finish()
+        }
+        Verdict::Wrong | Verdict::Unused => roce.icrc.value.0,
+    };
+    out.extend(icrc);
+    Some(out)
+}
+
+fn unit(unit: &Unit) -> Option<Vec<u8>> {
+    match unit {
+        Unit::Start(start) => Some(start_octets(start)),
+        Unit::Fpdu(fpdu) => frame(fpdu),
+        Unit::Octets { octets, .. } => Some(octets.0.clone()),
+    }
+}
+
+fn start_octets(start: &Start) -> Vec<u8> {
+    let mut out = Vec::new();
+    append(&mut out, &start.header);
+    if let Some(enhanced) = &start.enhanced {
+        append(&mut out, enhanced);
+    }
+    out.extend(&start.private_data.0);
+    out
+}
+
+fn frame(fpdu: &Fpdu) -> Option<Vec<u8>> {
+    let ulpdu = ulpdu(fpdu);
+    let position = fpdu.markers.as_ref().map_or(0, |markers| markers.position);
+    let layout = Layout::new(
+        ulpdu.len().try_into().ok()?,
+        position,
+        fpdu.markers.is_some(),
+    );
+    let mut out = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    out.extend(ulpdu);
+    match &fpdu.pad {
+        Some(octets) => out.extend(&octets.0),
+        None => out.extend([0; 3].iter().take(layout.pad_len())),
+    }
+    let markers = fpdu
+        .markers
+        .as_ref()
+        .map_or(&[][..], |markers| &markers.markers);
+    if markers.len() != layout.markers() {
+        return None;
+    }
+    for ((at, _), marker) in layout.each_marker().zip(markers) {
+        if at > out.len() {
+            return None;
+        }
+        let behind = out.split_off(at);
+        out.extend(marker.0);
+        out.extend(behind);
+    }
+    let crc = match fpdu.crc.verdict {
+        Verdict::Right => fpdu::checksum(&out),
+        Verdict::Wrong | Verdict::Unused => fpdu.crc.value.0,
+    };
+    out.extend(crc);
+    Some(out)
+}
+
+fn ulpdu(fpdu: &Fpdu) -> Vec<u8> {
+    let Some(header) = &fpdu.header else {
+        return match &fpdu.body {
+            SegmentBody::Undecoded(octets) => octets.0.clone(),
+            _ => Vec::new(),
+        };
+    };
+    let buffer = SegmentBuffer::new(header);
+    let (buffer, rest): (_, &[u8]) = match &fpdu.body {
+        SegmentBody::Data(Hex(data)) | SegmentBody::Undecoded(Hex(data)) => (buffer, data),
+        SegmentBody::AtomicRequest(request) => (buffer.with(request), &[]),
+        SegmentBody::AtomicResponse(response) => (buffer.with(response), &[]),
+        SegmentBody::Immediate(immediate) => (buffer, &immediate.0),
+        SegmentBody::ReadRequest(request) => (buffer.with(request), &[]),
+        SegmentBody::Terminate(terminate) => {
+            let said = iwarp::Terminate {
+                control: terminate.control,
+                segment_len: terminate.segment_len,
+                ddp: terminate.ddp,
+                rdmap: terminate.rdmap,
+                rest: &[],
+            };
+            (buffer.with_terminate(&said), &terminate.rest.0)
+        }
+        SegmentBody::Extension { header, data } => (buffer.with(header), &data.0),
+    };
+    [buffer.as_octets(), rest].concat()
+}

@@ -1,0 +1,55 @@
+//! Captures of RoCEv2 and iWARP, taken apart into fields, checked, and built again.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`file`](mod@file) | the packets of a pcap or pcapng file |
+//! | [`form`] | a packet as fields, which serde writes and reads |
+//! | [`Dissector`] | packets into that form, one after the other |
+//! | [`encode`](mod@encode) | that form into the octets it came from |
+//! | [`summary`] | what was seen, counted |
+//! | [`line`](mod@line) | a packet in one line |
+//!
+//! Every ICRC and CRC-32C is checked, and whatever does not parse is a complaint of the packet in which that showed. A
+//! form holds fields and payloads and no header as octets; checksums that are right are computed anew when it is
+//! built. TCP streams are put together whatever the order of their segments, so that an MPA frame stands in the packet
+//! that completes it.
+#![forbid(unsafe_code)]
+
+pub mod encode;
+pub mod file;
+pub mod form;
+pub mod line;
+pub mod summary;
+
+mod assembly;
+mod connection;
+mod dissector;
+mod roce;
+
+use std::io::Read;
+
+pub use dissector::Dissector;
+pub use encode::{EncodeError, encode};
+pub use file::{CaptureFile, FileError};
+pub use form::{Capture, Packet};
+pub use line::line;
+pub use summary::Summary;
+
+/// Takes a whole file apart.
+///
+/// # Errors
+/// A file that is none of the known kinds, or ends within a packet.
+pub fn dissect(file: impl Read) -> Result<Capture, FileError> {
+    let mut file = CaptureFile::new(file)?;
+    let mut dissector = Dissector::new();
+    let mut packets = Vec::new();
+    while let Some(captured) = file.next_packet()? {
+        packets.push(dissector.packet(&captured));
+    }
+    let (unfinished, summary) = dissector.finish();
+    Ok(Capture {
+        packets,
+        unfinished,
+        summary,
+    })
+}

@@ -1,0 +1,298 @@
+//! A packet in one line.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use polyverbs_wire::iwarp::SegmentHeader;
+use polyverbs_wire::iwarp::start::Kind;
+use polyverbs_wire::mad::cm::{Message, reason};
+use polyverbs_wire::net::{Tcp, protocol};
+use polyverbs_wire::roce::Headers;
+
+use crate::form::{
+    Content, Fpdu, Ip, Link, Management, ManagementContent, Packet, Payload, Pdu, Roce,
+    SegmentBody, Start, TcpPayload, TcpSegment, Time, Unit, Verdict,
+};
+
+/// The packet in one line, without what is wrong with it: its number, the time since `first`, between whom, its headers,
+/// what it is.
+pub fn line(packet: &Packet, first: Time) -> String {
+    let mut line = format!(
+        "{:>5} {:>12.6} ",
+        packet.number,
+        seconds(packet.time, first)
+    );
+    if let Some(ip) = &packet.ip {
+        let (source, destination) = addresses(ip);
+        let _ = write!(line, " {:<24}", format!("{source} > {destination}"));
+    }
+    let _ = write!(line, " {}", headers(packet).join(" "));
+    let about = about(packet);
+    if !about.is_empty() {
+        let _ = write!(line, "  {about}");
+    }
+    line
+}
+
+/// Between whom a packet is.
+pub fn addresses(ip: &Ip) -> (IpAddr, IpAddr) {
+    match ip {
+        Ip::V4 { header, .. } => (
+            Ipv4Addr::from(header.source.0).into(),
+            Ipv4Addr::from(header.destination.0).into(),
+        ),
+        Ip::V6 { header } => (
+            Ipv6Addr::from(header.source.0).into(),
+            Ipv6Addr::from(header.destination.0).into(),
+        ),
+    }
+}
+
+/// The names of a packet's headers, the outermost first.
+pub fn headers(packet: &Packet) -> Vec<&'static str> {
+    let mut names = match packet.link {
+        Link::Ethernet(_) => vec!["Ethernet"],
+        Link::Sll(_) => vec!["SLL"],
+        Link::Sll2(_) => vec!["SLL2"],
+        Link::Raw | Link::Short => vec![],
+    };
+    names.extend(packet.vlans.iter().map(|_| "VLAN"));
+    match packet.ip {
+        Some(Ip::V4 { .. }) => names.push("IPv4"),
+        Some(Ip::V6 { .. }) => names.push("IPv6"),
+        None => {}
+    }
+    match &packet.content {
+        Content::Roce(roce) => {
+            names.extend(["UDP", "BTH"]);
+            let facts = roce.headers.bth.opcode.facts();
+            names.extend(facts.into_iter().flat_map(|facts| facts.headers.names()));
+            match &roce.payload {
+                Payload::Mad(management) => {
+                    names.push("MAD");
+                    names.extend(management.rdma_cm.map(|_| "RDMA-CM"));
+                }
+                Payload::Data(_) => {}
+            }
+        }
+        Content::BadRoce(_) => names.push("UDP"),
+        Content::Tcp(segment) => {
+            names.push("TCP");
+            let units = segment.completes.iter().map(|pdu| &pdu.unit);
+            let is_mpa = matches!(segment.payload, TcpPayload::Stream { .. });
+            names.extend(is_mpa.then_some("MPA"));
+            if units.into_iter().any(|unit| matches!(unit, Unit::Fpdu(_))) {
+                names.extend(["DDP", "RDMAP"]);
+            }
+        }
+        Content::Other(_) => names.extend(other(packet)),
+    }
+    names
+}
+
+// What is neither protocol, where it is well known.
+fn other(packet: &Packet) -> Option<&'static str> {
+    const ARP: u16 = 0x0806;
+    let number = match &packet.ip {
+        Some(Ip::V4 { header, .. }) => header.protocol,
+        Some(Ip::V6 { header }) => header.next_header,
+        None => {
+            let is_arp = matches!(packet.link, Link::Ethernet(header) if header.ethertype == ARP);
+            return is_arp.then_some("ARP");
+        }
+    };
+    match number {
+        1 => Some("ICMP"),
+        58 => Some("ICMPv6"),
+        protocol::UDP => Some("UDP"),
+        protocol::TCP => Some("TCP"),
+        _ => None,
+    }
+}
+
+fn about(packet: &Packet) -> String {
+    match &packet.content {
+        Content::Roce(roce) => about_roce(roce),
+        Content::BadRoce(bad) => format!("{} octets", bad.octets.0.len()),
+        Content::Tcp(segment) => about_segment(segment),
+        Content::Other(octets) => format!("{} octets", octets.0.len()),
+    }
+}
+
+fn about_roce(roce: &Roce) -> String {
+    let Headers { bth, .. } = &roce.headers;
+    let mut text = format!("{}  QP {:#x} PSN {:#x}", roce.opcode, bth.dest_qp, bth.psn);
+    let flags = [
+        (bth.ack_req, "ack-req"),
+        (bth.solicited, "solicited"),
+        (bth.fecn, "FECN"),
+        (bth.becn, "BECN"),
+    ];
+    for (_, name) in flags.into_iter().filter(|(set, _)| *set) {
+        let _ = write!(text, " {name}");
+    }
+    if let Some(reth) = &roce.headers.reth {
+        let _ = write!(
+            text,
+            ", {} octets at {:#x}, rkey {:#x}",
+            reth.dma_length, reth.va, reth.rkey
+        );
+    }
+    if let Some(ieth) = &roce.headers.ieth {
+        let _ = write!(text, ", invalidates {:#x}", ieth.rkey);
+    }
+    if let Some(imm_dt) = &roce.headers.imm_dt {
+        let _ = write!(text, ", immediate {}", imm_dt.immediate);
+    }
+    if let Some(aeth) = &roce.headers.aeth {
+        let _ = write!(text, ", {} MSN {}", aeth.syndrome, aeth.msn);
+    }
+    match &roce.payload {
+        Payload::Data(data) if data.is_empty() => {}
+        Payload::Data(data) => {
+            let _ = write!(text, ", {} octets", data.0.len());
+        }
+        Payload::Mad(management) => {
+            let _ = write!(text, ", {}", about_management(management));
+        }
+    }
+    text + match roce.icrc.verdict {
+        Verdict::Right => ", ICRC right",
+        Verdict::Wrong | Verdict::Unused => ", ICRC wrong",
+    }
+}
+
+fn about_management(management: &Management) -> String {
+    let header = &management.header;
+    match &management.content {
+        ManagementContent::Cm(Message::Rej(rej)) => {
+            let name = reason::name(rej.reason).unwrap_or("unknown reason");
+            format!("CM REJ ({}, {name})", rej.reason)
+        }
+        ManagementContent::Cm(message) => format!("CM {}", message.name()),
+        ManagementContent::Data(_) => format!(
+            "class {:#x} method {:#x} attribute {:#x}",
+            header.management_class, header.method, header.attribute_id
+        ),
+    }
+}
+
+fn about_segment(segment: &TcpSegment) -> String {
+    let tcp = &segment.header;
+    if !segment.completes.is_empty() {
+        let units: Vec<_> = segment.completes.iter().map(about_pdu).collect();
+        return units.join("; ");
+    }
+    let octets = match &segment.payload {
+        TcpPayload::None => return flags(tcp),
+        TcpPayload::Stream { len, .. } => *len as usize,
+        TcpPayload::Octets(octets) => octets.0.len(),
+    };
+    format!("{} {octets} octets", flags(tcp))
+}
+
+fn flags(tcp: &Tcp) -> String {
+    let flags = [
+        (tcp.syn, "SYN"),
+        (tcp.ack, "ACK"),
+        (tcp.fin, "FIN"),
+        (tcp.rst, "RST"),
+    ];
+    let set = flags
+        .into_iter()
+        .filter(|(set, _)| *set)
+        .map(|(_, name)| name);
+    set.collect::<Vec<_>>().join(" ")
+}
+
+fn about_pdu(pdu: &Pdu) -> String {
+    match &pdu.unit {
+        Unit::Start(start) => about_start(start),
+        Unit::Fpdu(fpdu) => about_fpdu(fpdu),
+        Unit::Octets { octets, .. } => format!("{} octets of the stream", octets.0.len()),
+    }
+}
+
+/// Request or reply.
+pub(crate) fn start_name(start: &Start) -> &'static str {
+    if start.header.key.0 == *Kind::Request.key() {
+        "Request"
+    } else {
+        "Reply"
+    }
+}
+
+fn about_start(start: &Start) -> String {
+    let header = &start.header;
+    let mut text = format!("MPA {}, revision {}", start_name(start), header.revision);
+    let flags = [
+        (header.markers, "markers"),
+        (header.crc, "CRC"),
+        (header.reject, "rejected"),
+    ];
+    for (_, name) in flags.into_iter().filter(|(set, _)| *set) {
+        let _ = write!(text, ", {name}");
+    }
+    if let Some(enhanced) = &start.enhanced {
+        let _ = write!(text, ", IRD {} ORD {}", enhanced.ird, enhanced.ord);
+    }
+    if !start.private_data.is_empty() {
+        let _ = write!(text, ", {} octets", start.private_data.0.len());
+    }
+    text
+}
+
+fn about_fpdu(fpdu: &Fpdu) -> String {
+    let mut text = fpdu.opcode.clone();
+    match &fpdu.header {
+        Some(SegmentHeader::Tagged(header)) => {
+            let _ = write!(text, "  STag {:#x} TO {:#x}", header.stag, header.to);
+        }
+        Some(SegmentHeader::Untagged(header)) => {
+            let _ = write!(
+                text,
+                "  QN {} MSN {} MO {}",
+                header.qn, header.msn, header.mo
+            );
+            let invalidates = header.opcode.facts().is_some_and(|facts| facts.invalidates);
+            if invalidates {
+                let _ = write!(text, ", invalidates {:#x}", header.invalidate_stag);
+            }
+        }
+        None => {}
+    }
+    match &fpdu.body {
+        SegmentBody::Data(data) => {
+            let _ = write!(text, ", {} octets", data.0.len());
+        }
+        SegmentBody::ReadRequest(read) => {
+            let _ = write!(
+                text,
+                ", {} octets from STag {:#x} TO {:#x}",
+                read.length, read.source_stag, read.source_to
+            );
+        }
+        SegmentBody::Terminate(terminate) => {
+            let control = &terminate.control;
+            let _ = write!(
+                text,
+                ", {}/{}/{:02x} {}",
+                control.layer,
+                control.etype,
+                control.code,
+                terminate.meaning.as_deref().unwrap_or("")
+            );
+        }
+        _ => {}
+    }
+    text + match fpdu.crc.verdict {
+        Verdict::Right => ", CRC right",
+        Verdict::Wrong => ", CRC wrong",
+        Verdict::Unused => "",
+    }
+}
+
+fn seconds(time: Time, first: Time) -> f64 {
+    let seconds = time.seconds as f64 - first.seconds as f64;
+    seconds + (f64::from(time.nanoseconds) - f64::from(first.nanoseconds)) / 1e9
+}

@@ -1,0 +1,174 @@
+//! What was seen in a capture, counted.
+
+use serde::{Deserialize, Serialize};
+
+use crate::form::{
+    Checksum, Content, Fpdu, Packet, Payload, Pdu, Roce, SegmentBody, TcpPayload, Unit, Verdict,
+};
+
+/// What was seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Summary {
+    /// Packets.
+    pub packets: u64,
+    /// Packets of RoCEv2.
+    pub roce: u64,
+    /// Packets with octets of MPA streams.
+    pub iwarp: u64,
+    /// Invariant CRCs.
+    pub icrc: Tally,
+    /// CRC-32Cs of MPA's frames.
+    pub crc32c: Tally,
+    /// Packets, and streams at the end, of which something is wrong.
+    pub complaints: u64,
+    /// Streams that had the front of a frame when the capture ended, which is no fault.
+    pub unfinished: u64,
+    /// Each opcode.
+    pub opcodes: Vec<OpcodeCount>,
+}
+
+/// Checksums by what to think of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tally {
+    /// As they should be.
+    pub right: u64,
+    /// Otherwise.
+    pub wrong: u64,
+    /// Agreed not to be used.
+    pub unused: u64,
+}
+
+/// How often an opcode was seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpcodeCount {
+    /// The protocol that it is of.
+    pub protocol: Protocol,
+    /// The opcode.
+    pub opcode: String,
+    /// How often.
+    pub count: u64,
+    /// Octets of payload.
+    pub octets: u64,
+}
+
+/// What has opcodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    /// Packets of RoCEv2.
+    RoceV2,
+    /// Messages of the connection manager, which are payload of those.
+    Cm,
+    /// Requests and replies of MPA.
+    Mpa,
+    /// Segments of RDMAP's messages.
+    Rdmap,
+}
+
+impl Protocol {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoceV2 => "RoCEv2",
+            Self::Cm => "CM",
+            Self::Mpa => "MPA",
+            Self::Rdmap => "RDMAP",
+        }
+    }
+}
+
+impl Summary {
+    /// Whether all was parsed, and every checksum that is used was right.
+    pub const fn is_clean(&self) -> bool {
+        self.complaints == 0
+    }
+
+    pub(crate) fn packet(&mut self, packet: &Packet) {
+        self.packets += 1;
+        self.complaints += u64::from(!packet.complaints.is_empty());
+        match &packet.content {
+            Content::Roce(roce) => self.roce(roce),
+            Content::BadRoce(_) => self.roce += 1,
+            Content::Tcp(segment) => {
+                let has = matches!(segment.payload, TcpPayload::Stream { .. });
+                self.iwarp += u64::from(has);
+                segment.completes.iter().for_each(|pdu| self.pdu(pdu));
+            }
+            Content::Other(_) => {}
+        }
+    }
+
+    pub(crate) fn unfinished(&mut self, left: &[Pdu]) {
+        let wrong = left.iter().filter(|pdu| pdu.complaint().is_some()).count() as u64;
+        self.complaints += wrong;
+        self.unfinished += left.len() as u64 - wrong;
+    }
+
+    fn roce(&mut self, roce: &Roce) {
+        self.roce += 1;
+        self.icrc.count(&roce.icrc);
+        let octets = match &roce.payload {
+            Payload::Data(data) => data.0.len(),
+            Payload::Mad(mad) => {
+                if let crate::form::ManagementContent::Cm(message) = &mad.content {
+                    self.opcode(Protocol::Cm, message.name(), message.private_data().len());
+                }
+                polyverbs_wire::mad::MAD_LEN
+            }
+        };
+        self.opcode(Protocol::RoceV2, &roce.opcode, octets);
+    }
+
+    fn pdu(&mut self, pdu: &Pdu) {
+        match &pdu.unit {
+            Unit::Start(start) => {
+                let kind = crate::line::start_name(start);
+                self.opcode(Protocol::Mpa, kind, start.private_data.0.len());
+            }
+            Unit::Fpdu(fpdu) => {
+                self.crc32c.count(&fpdu.crc);
+                self.opcode(Protocol::Rdmap, &fpdu.opcode, payload_len(fpdu));
+            }
+            Unit::Octets { .. } => {}
+        }
+    }
+
+    fn opcode(&mut self, protocol: Protocol, opcode: &str, octets: usize) {
+        let place = self
+            .opcodes
+            .binary_search_by(|known| (known.protocol, &known.opcode[..]).cmp(&(protocol, opcode)));
+        let at = place.unwrap_or_else(|at| {
+            let new = OpcodeCount {
+                protocol,
+                opcode: opcode.to_owned(),
+                count: 0,
+                octets: 0,
+            };
+            self.opcodes.insert(at, new);
+            at
+        });
+        self.opcodes[at].count += 1;
+        self.opcodes[at].octets += octets as u64;
+    }
+}
+
+impl Tally {
+    fn count(&mut self, checksum: &Checksum) {
+        match checksum.verdict {
+            Verdict::Right => self.right += 1,
+            Verdict::Wrong => self.wrong += 1,
+            Verdict::Unused => self.unused += 1,
+        }
+    }
+}
+
+fn payload_len(fpdu: &Fpdu) -> usize {
+    match &fpdu.body {
+        SegmentBody::Data(data) | SegmentBody::Extension { data, .. } => data.0.len(),
+        SegmentBody::Immediate(_) => 8,
+        _ => 0,
+    }
+}

@@ -1,0 +1,130 @@
+//! Captures of Linux's own drivers: all of it parses, and is built again from what JSON carries.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use polyverbs_dissect::summary::Protocol;
+use polyverbs_dissect::{Capture, CaptureFile, Summary, dissect, encode, line};
+
+fn captures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    assert_eq!(files.len(), 9);
+    files
+}
+
+fn capture(name: &str) -> Capture {
+    let path = captures().into_iter().find(|path| path.ends_with(name));
+    dissect(File::open(path.unwrap()).unwrap()).unwrap()
+}
+
+fn octets_of_packets(path: &Path) -> Vec<Vec<u8>> {
+    let mut file = CaptureFile::new(File::open(path).unwrap()).unwrap();
+    let mut packets = Vec::new();
+    while let Some(captured) = file.next_packet().unwrap() {
+        packets.push(captured.octets);
+    }
+    packets
+}
+
+#[test]
+fn every_packet_parses_and_every_checksum_is_right() {
+    for path in captures() {
+        let capture = dissect(File::open(&path).unwrap()).unwrap();
+        let complaints: Vec<_> = capture
+            .packets
+            .iter()
+            .flat_map(|packet| packet.complaints.iter().map(|said| (packet.number, said)))
+            .collect();
+        assert!(complaints.is_empty(), "{}: {complaints:?}", path.display());
+        assert!(capture.summary.is_clean());
+        assert_eq!(capture.unfinished, [], "{}", path.display());
+    }
+}
+
+#[test]
+fn every_packet_is_built_again_from_json() {
+    for path in captures() {
+        let capture = dissect(File::open(&path).unwrap()).unwrap();
+        let json = serde_json::to_string(&capture).unwrap();
+        let again: Capture = serde_json::from_str(&json).unwrap();
+        assert_eq!(again, capture);
+        let built = encode(&again).unwrap();
+        let captured = octets_of_packets(&path);
+        assert_eq!(built.len(), captured.len());
+        for (number, (built, captured)) in built.iter().zip(&captured).enumerate() {
+            assert_eq!(built, captured, "{}, packet {}", path.display(), number + 1);
+        }
+    }
+}
+
+fn counted(summary: &Summary, protocol: Protocol) -> Vec<(&str, u64)> {
+    let of = summary
+        .opcodes
+        .iter()
+        .filter(|known| known.protocol == protocol);
+    of.map(|known| (&known.opcode[..], known.count)).collect()
+}
+
+#[test]
+fn what_is_in_them_is_what_was_done() {
+    let summary = capture("rxe_nvme.pcap").summary;
+    assert_eq!(
+        (summary.packets, summary.roce, summary.icrc.right),
+        (295, 277, 277)
+    );
+    assert_eq!(
+        counted(&summary, Protocol::Cm),
+        [("DREP", 2), ("DREQ", 2), ("REP", 2), ("REQ", 2), ("RTU", 2)]
+    );
+    let opcodes = counted(&summary, Protocol::RoceV2);
+    let has = |name: &str| opcodes.iter().any(|(opcode, _)| *opcode == name);
+    assert!(has("RC SEND Only with Invalidate") && has("RC RDMA WRITE Middle"));
+
+    let summary = capture("rxe_atomicfa.pcap").summary;
+    let opcodes = counted(&summary, Protocol::RoceV2);
+    assert_eq!(
+        opcodes,
+        [("RC ATOMIC Acknowledge", 5), ("RC Fetch & Add", 5)]
+    );
+
+    let summary = capture("rxe_ud_pingpong.pcap").summary;
+    assert_eq!(counted(&summary, Protocol::RoceV2), [("UD SEND Only", 10)]);
+
+    let summary = capture("siw_crc_rping.pcap").summary;
+    assert_eq!(
+        counted(&summary, Protocol::Mpa),
+        [("Reply", 1), ("Request", 1)]
+    );
+    assert_eq!((summary.crc32c.wrong, summary.crc32c.unused), (0, 0));
+    assert!(summary.crc32c.right > 20);
+
+    let summary = capture("siw_rping.pcap").summary;
+    assert_eq!((summary.crc32c.wrong, summary.crc32c.right), (0, 0));
+    assert!(summary.crc32c.unused > 20);
+}
+
+#[test]
+fn a_packet_is_one_line() {
+    for path in captures() {
+        let capture = dissect(File::open(path).unwrap()).unwrap();
+        let first = capture.packets[0].time;
+        for packet in &capture.packets {
+            let line = line(packet, first);
+            assert_eq!(line.lines().count(), 1, "{line}");
+        }
+    }
+    let capture = capture("rxe_rping.pcap");
+    let lines: Vec<_> = capture
+        .packets
+        .iter()
+        .map(|packet| line(packet, capture.packets[0].time))
+        .collect();
+    assert!(lines[0].contains("IPv4 UDP BTH DETH MAD RDMA-CM  UD SEND Only"));
+    assert!(lines[1].contains("CM REJ (8, invalid service id), ICRC right"));
+    assert!(lines[9].contains("IPv4 UDP BTH RETH  RC RDMA READ Request"));
+}

@@ -1,0 +1,6 @@
+//! Packets made here: every kind of link, streams in any order, and everything that may be wrong.
+
+mod links;
+mod maker;
+mod property;
+mod streams;
