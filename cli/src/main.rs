@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{copy, devices, matrix, perf, plan, tour};
+use commands::{copy, devices, dissect, matrix, perf, plan, tour};
 use output::AlreadyTold;
 
 /// RDMA verbs for InfiniBand, RoCE and iWARP alike, and without any RDMA device.
@@ -34,12 +34,14 @@ Examples:
   polyverbs matrix                                   what each can do
   polyverbs plan --device iw0 read-and-invalidate    what an operation becomes
   polyverbs copy FILE --device ib0 --to COPY         a file over a device, verified
-  polyverbs perf send-latency --device ib0           how fast it is";
+  polyverbs perf send-latency --device ib0           how fast it is
+  polyverbs dissect FILE.pcap                        what is in a capture";
 
 #[derive(Subcommand)]
 enum Command {
     Copy(copy::Arguments),
     Devices(devices::Arguments),
+    Dissect(dissect::Arguments),
     Matrix(matrix::Arguments),
     Perf(perf::Arguments),
     Plan(plan::Arguments),
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         None => tour::run(),
         Some(Command::Copy(arguments)) => copy::run(&arguments),
         Some(Command::Devices(arguments)) => devices::run(&arguments),
+        Some(Command::Dissect(arguments)) => dissect::run(&arguments),
         Some(Command::Matrix(arguments)) => matrix::run(&arguments),
         Some(Command::Perf(arguments)) => perf::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),

@@ -10,7 +10,7 @@ use polyverbs::Device;
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
-const BAD: Style = AnsiColor::Red.on_default().bold();
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 
 /// Prints to standard output. An error, unlike a panic, lets `polyverbs … | head` end quietly.
 macro_rules! say {

@@ -2,6 +2,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod devices;
+pub(crate) mod dissect;
 pub(crate) mod matrix;
 pub(crate) mod perf;
 pub(crate) mod plan;

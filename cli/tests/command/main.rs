@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 mod copy;
+mod dissect;
 mod errors;
 mod shown;
 

@@ -1,0 +1,153 @@
+//! `polyverbs dissect`: a capture, packet by packet, everything checked.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use polyverbs_dissect::form::{Content, Pdu, Time, Unit};
+use polyverbs_dissect::summary::Tally;
+use polyverbs_dissect::{Capture, CaptureFile, Dissector, FileError, Packet, Summary, line};
+
+use crate::output::{AlreadyTold, BAD, BOLD, DIM, GOOD, octets, print_json, say};
+
+/// Take a capture of RoCEv2 and iWARP apart, and check it
+///
+/// One line for each packet, with its headers named. Every ICRC and every CRC-32C that is in use is checked, TCP streams
+/// are put together, and the opcodes that were seen are counted. The status is not zero where a checksum is wrong or a
+/// packet of the two protocols does not parse; a connection whose beginning was not captured is passed over.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  polyverbs dissect FILE.pcap
+  polyverbs dissect FILE.pcap --json | jq .summary
+  polyverbs dissect FILE.pcap --json | jq '.packets[].content.roce.headers.bth | select(. != null)'")]
+pub(crate) struct Arguments {
+    /// A pcap or pcapng file of Ethernet, raw IP or Linux's cooked capture
+    file: PathBuf,
+    /// Print a JSON object with every field and all payload, from which the packets could be built again
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let path = &arguments.file;
+    let summary = if arguments.json {
+        let capture = json(path).with_context(|| unreadable(path))?;
+        print_json(&capture)?;
+        capture.summary
+    } else {
+        text(path)?
+    };
+    if summary.is_clean() {
+        Ok(())
+    } else {
+        Err(AlreadyTold.into())
+    }
+}
+
+fn unreadable(path: &Path) -> String {
+    format!("cannot read {}", path.display())
+}
+
+fn json(path: &Path) -> Result<Capture, FileError> {
+    polyverbs_dissect::dissect(File::open(path).map_err(FileError::Io)?)
+}
+
+fn open(path: &Path) -> Result<CaptureFile<File>, FileError> {
+    CaptureFile::new(File::open(path).map_err(FileError::Io)?)
+}
+
+fn text(path: &Path) -> anyhow::Result<Summary> {
+    let mut file = open(path).with_context(|| unreadable(path))?;
+    let mut dissector = Dissector::new();
+    let mut first = None;
+    while let Some(captured) = file.next_packet().with_context(|| unreadable(path))? {
+        let packet = dissector.packet(&captured);
+        print(&packet, *first.get_or_insert(packet.time))?;
+    }
+    let (unfinished, summary) = dissector.finish();
+    for pdu in &unfinished {
+        print_unfinished(pdu)?;
+    }
+    print_summary(&summary)?;
+    Ok(summary)
+}
+
+fn print(packet: &Packet, first: Time) -> anyhow::Result<()> {
+    let line = line(packet, first);
+    let is_of_neither = matches!(packet.content, Content::Other(_));
+    match &packet.complaints[..] {
+        [] if is_of_neither => say!("{DIM}{line}{DIM:#}")?,
+        [] => say!("{line}")?,
+        complaints => say!("{line}  {BAD}{}{BAD:#}", complaints.join("; "))?,
+    }
+    Ok(())
+}
+
+fn print_unfinished(pdu: &Pdu) -> anyhow::Result<()> {
+    let Unit::Octets { complaint, octets } = &pdu.unit else {
+        return Ok(());
+    };
+    let Pdu {
+        connection, offset, ..
+    } = pdu;
+    let count = octets.0.len();
+    let line =
+        format!("at the end, connection {connection}: {count} octets from octet {offset} on");
+    match complaint {
+        None => say!("{DIM}{line} are not whole{DIM:#}")?,
+        Some(complaint) => say!("{line}  {BAD}{complaint}{BAD:#}")?,
+    }
+    Ok(())
+}
+
+fn print_summary(summary: &Summary) -> anyhow::Result<()> {
+    if !summary.opcodes.is_empty() {
+        say!("\n{}\n", table(summary))?;
+    }
+    let others = summary.packets - summary.roce - summary.iwarp;
+    say!(
+        "{BOLD}{} packets{BOLD:#}: {} RoCEv2, {} iWARP, {others} others",
+        summary.packets,
+        summary.roce,
+        summary.iwarp,
+    )?;
+    for (name, tally) in [("ICRC", summary.icrc), ("CRC-32C", summary.crc32c)] {
+        if tally != Tally::default() {
+            let Tally {
+                right,
+                wrong,
+                unused,
+            } = tally;
+            say!("{name}: {right} right, {wrong} wrong, {unused} not in use")?;
+        }
+    }
+    match summary.complaints {
+        0 => say!("{GOOD}nothing is wrong{GOOD:#}")?,
+        1 => say!("{BAD}1 packet is wrong{BAD:#}")?,
+        more => say!("{BAD}{more} packets are wrong{BAD:#}")?,
+    }
+    Ok(())
+}
+
+fn table(summary: &Summary) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_style(TableComponent::HeaderLines, '─');
+    table.set_style(TableComponent::MiddleHeaderIntersections, '─');
+    table.set_header(["PROTOCOL", "OPCODE", "COUNT", "PAYLOAD"]);
+    for known in &summary.opcodes {
+        table.add_row([
+            known.protocol.name().to_owned(),
+            known.opcode.clone(),
+            known.count.to_string(),
+            octets(known.octets),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

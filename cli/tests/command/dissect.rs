@@ -1,0 +1,97 @@
+//! `polyverbs dissect`: captures of Linux's drivers, and what is wrong with others.
+
+use std::path::{Path, PathBuf};
+
+use super::{Folder, complaint, json, run, text};
+
+fn captures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dissect/tests/captures");
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    files
+}
+
+fn capture(name: &str) -> PathBuf {
+    let found = captures().into_iter().find(|path| path.ends_with(name));
+    found.unwrap()
+}
+
+fn dissect(path: &Path) -> String {
+    text(&["dissect", path.to_str().unwrap()])
+}
+
+#[test]
+fn every_capture_ends_in_a_table_of_its_opcodes() {
+    assert_eq!(captures().len(), 9);
+    for path in captures() {
+        let shown = dissect(&path);
+        assert!(shown.ends_with("nothing is wrong\n"), "{shown}");
+        assert!(shown.contains("OPCODE"), "{shown}");
+        assert!(shown.contains(", 0 wrong, "), "{shown}");
+        assert!(
+            !shown.contains('\u{1b}'),
+            "no colours where there is no terminal"
+        );
+    }
+    let shown = dissect(&capture("siw_crc_rping.pcap"));
+    assert!(shown.contains("Ethernet IPv4 TCP MPA DDP RDMAP  RDMA Read Request  QN 1"));
+    assert!(shown.contains("CRC-32C: 28 right, 0 wrong, 0 not in use"));
+}
+
+#[test]
+fn json_has_every_packet_and_the_summary() {
+    let path = capture("rxe_rping.pcap");
+    let object = json(&["dissect", path.to_str().unwrap(), "--json"]);
+    assert_eq!(object["packets"].as_array().unwrap().len(), 45);
+    assert_eq!(object["summary"]["icrc"]["right"], 45);
+    let write = &object["packets"][15]["content"]["roce"];
+    assert_eq!(write["opcode"], "RC RDMA WRITE Only");
+    assert_eq!(write["headers"]["reth"]["dma_length"], 64);
+    assert_eq!(write["payload"]["data"].as_str().unwrap().len(), 128);
+    let req = &object["packets"][0]["content"]["roce"]["payload"]["mad"]["content"]["cm"]["req"];
+    assert_eq!(req["qpn"], 0x20);
+}
+
+#[test]
+fn what_is_wrong_is_shown_and_fails_the_command() {
+    let folder = Folder::new();
+    let mut octets = std::fs::read(capture("rxe_rping.pcap")).unwrap();
+    let last = octets.len() - 1;
+    octets[last] ^= 1;
+    let damaged = folder.path("damaged.pcap");
+    std::fs::write(&damaged, octets).unwrap();
+    for arguments in [&["dissect"][..], &["dissect", "--json"]] {
+        let output = run(&[arguments, &[damaged.to_str().unwrap()]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.stderr, b"");
+        let shown = String::from_utf8(output.stdout).unwrap();
+        let said = "is right";
+        assert!(shown.contains(said), "{shown}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_capture_gets_one_line() {
+    let folder = Folder::new();
+    let read = |path: &Path| complaint(&["dissect", path.to_str().unwrap()]);
+    let gone = folder.path("gone.pcap");
+    assert!(read(&gone).contains("gone.pcap: "));
+    assert!(read(&gone).contains("No such file"));
+    let text = folder.path("text");
+    std::fs::write(&text, "no capture").unwrap();
+    assert!(read(&text).ends_with("text: it is neither a pcap nor a pcapng file"));
+    let octets = std::fs::read(capture("rxe_rping.pcap")).unwrap();
+    let cut = folder.path("cut.pcap");
+    std::fs::write(&cut, &octets[..octets.len() - 1]).unwrap();
+    let output = run(&["dissect", cut.to_str().unwrap()]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    assert!(
+        said.contains("cut.pcap: it ends within packet 45"),
+        "{said}"
+    );
+    assert!(complaint(&["dissect", "/"]).contains("cannot read /: "));
+}
