@@ -55,6 +55,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("conformance", TEST),
     ("seeded-runs", TEST),
     ("feature-index", &[]),
+    ("fuzz-targets", &["polyverbs-wire", "polyverbs-dissect"]),
     ("layering", &[]),
     ("planted-faults", &[]),
 ];

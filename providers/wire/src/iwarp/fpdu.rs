@@ -346,10 +346,12 @@ pub struct Fpdu<'a> {
 impl Receiver {
     /// Of a direction where full operation begins.
     pub const fn new(framing: Framing) -> Self {
-        Self {
-            framing,
-            position: 0,
-        }
+        Self::at(framing, 0)
+    }
+
+    /// Of a direction where this many octets have been taken since full operation began.
+    pub const fn at(framing: Framing, position: u64) -> Self {
+        Self { framing, position }
     }
 
     /// Octets of the frames that were taken.

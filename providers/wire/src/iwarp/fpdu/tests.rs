@@ -29,10 +29,6 @@ const LATER: [u8; 52] = hex!(
 // Where figure 6 begins in the stream.
 const LATER_AT: u64 = 512 - 20;
 
-fn receiver(framing: Framing, position: u64) -> Receiver {
-    Receiver { framing, position }
-}
-
 fn framed(sender: &mut Sender, ulpdu: &[u8]) -> Vec<u8> {
     let mut out = vec![0xa5; 70_000];
     let (front, back) = ulpdu.split_at(ulpdu.len() / 3);
@@ -47,7 +43,7 @@ fn the_first_frame_of_the_standard() {
     let ulpdu = &FIRST[6..48];
     assert_eq!(framed(&mut Sender::new(MARKERS_AND_CRC), ulpdu), FIRST);
     let mut octets = FIRST;
-    let mut receiver = receiver(MARKERS_AND_CRC, 0);
+    let mut receiver = Receiver::at(MARKERS_AND_CRC, 0);
     let fpdu = receiver.next(&mut octets).unwrap().unwrap();
     assert_eq!((fpdu.ulpdu, fpdu.frame_len), (ulpdu, 52));
     assert_eq!(receiver.position(), 52);
@@ -61,7 +57,7 @@ fn the_same_frame_without_markers() {
     assert_eq!(frame.len(), 48);
     assert_eq!(frame[44..], hex!("b7243ec3"));
     let mut octets = frame.clone();
-    let fpdu = receiver(CRC, 0).next(&mut octets).unwrap().unwrap();
+    let fpdu = Receiver::new(CRC).next(&mut octets).unwrap().unwrap();
     assert_eq!(fpdu.ulpdu, ulpdu);
 }
 
@@ -74,7 +70,7 @@ fn a_marker_within_a_frame() {
         LATER
     );
     let mut octets = LATER;
-    let fpdu = receiver(MARKERS_AND_CRC, LATER_AT).next(&mut octets);
+    let fpdu = Receiver::at(MARKERS_AND_CRC, LATER_AT).next(&mut octets);
     assert_eq!(fpdu.unwrap().unwrap().ulpdu, ulpdu);
 }
 
@@ -120,7 +116,7 @@ fn a_bit_that_is_wrong_is_found() {
         // What a longer frame would take in follows.
         let mut octets = [&LATER[..], &[0; 70_000]].concat();
         octets[bit / 8] ^= 0x80 >> (bit % 8);
-        let reject = receiver(MARKERS_AND_CRC, LATER_AT)
+        let reject = Receiver::at(MARKERS_AND_CRC, LATER_AT)
             .next(&mut octets)
             .unwrap_err();
         let code = reject.code();
@@ -138,7 +134,7 @@ fn what_is_not_looked_at_may_be_anything() {
         crc: false,
     };
     assert!(
-        receiver(framing, LATER_AT)
+        Receiver::at(framing, LATER_AT)
             .next(&mut octets)
             .unwrap()
             .is_some()
@@ -155,7 +151,7 @@ fn what_is_not_looked_at_may_be_anything() {
 fn a_marker_that_is_off_by_one_word_ends_the_stream() {
     let mut octets = LATER;
     octets[23] = 0x18;
-    let mut receiver = receiver(MARKERS_AND_CRC, LATER_AT);
+    let mut receiver = Receiver::at(MARKERS_AND_CRC, LATER_AT);
     assert_eq!(receiver.next(&mut octets), Err(Reject::Marker));
 }
 
@@ -232,7 +228,7 @@ proptest! {
         markers: bool,
         crc: bool,
     ) {
-        let mut receiver = receiver(Framing { markers, crc }, 4 * words);
+        let mut receiver = Receiver::at(Framing { markers, crc }, 4 * words);
         let mut at = 0;
         while let Ok(Some(fpdu)) = receiver.next(&mut octets[at..]) {
             prop_assert!(fpdu.frame_len >= 8);
@@ -259,7 +255,7 @@ proptest! {
             frame.push(back, &mut write);
             frame.finish(&mut write);
         }
-        let mut receiver = receiver(framing, 4 * words);
+        let mut receiver = Receiver::at(framing, 4 * words);
         let mut at = 0;
         for message in &messages {
             let fpdu = receiver.next(&mut octets[at..]).unwrap().unwrap();

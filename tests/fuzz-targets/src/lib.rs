@@ -1,0 +1,151 @@
+//! What is done with octets that a fuzzer makes up: one function for each target.
+//!
+//! `fuzz/` hands them to libFuzzer; `tests/corpus.rs` replays its corpus, so that what was found once stays found. Each
+//! function demands more than that nothing panics: what is taken apart is put together again to the same octets.
+
+#![forbid(unsafe_code)]
+
+use polyverbs_dissect::{Capture, CaptureFile, Dissector, encode, line};
+use polyverbs_wire::iwarp::{Body, Framing, Receiver, SegmentBuffer, Sender, fpdu, rdmap, start};
+use polyverbs_wire::layout::Header;
+use polyverbs_wire::mad::{self, MadHeader, cm};
+use polyverbs_wire::roce::icrc::Recovery;
+use polyverbs_wire::roce::{self, Envelope};
+
+/// A target.
+pub type Target = fn(&[u8]);
+
+/// The targets by their names, which are those of their files and of the folders of their corpora.
+pub const TARGETS: [(&str, Target); 7] = [
+    ("capture", capture),
+    ("fpdu", fpdu),
+    ("json", json),
+    ("mad", mad),
+    ("mpa_start", mpa_start),
+    ("rdmap", rdmap),
+    ("roce", roce),
+];
+
+/// A datagram to the port of RoCEv2.
+pub fn roce(octets: &[u8]) {
+    const ENVELOPE: Envelope = Envelope::V4 {
+        source: [10, 0, 0, 1],
+        destination: [10, 0, 0, 2],
+        source_port: 0xc000,
+        identification: 0,
+    };
+    let Ok(packet) = roce::decode(octets) else {
+        return;
+    };
+    let recovery = Recovery::for_datagrams_of(octets.len());
+    let computed = packet.expected_icrc(&ENVELOPE);
+    if recovery.identification(packet.icrc, computed) == Some(0) {
+        assert!(packet.is_intact(&ENVELOPE));
+    }
+    let headers = packet.headers().encode().expect("headers of the opcode");
+    let again = [
+        headers.as_octets(),
+        packet.payload,
+        packet.pad,
+        &packet.icrc,
+    ];
+    assert_eq!(again.concat(), octets);
+}
+
+/// A management datagram.
+pub fn mad(octets: &[u8]) {
+    let Ok(datagram) = mad::decode(octets) else {
+        return;
+    };
+    let data = match cm::decode(&datagram) {
+        Ok(message) => message.to_data(),
+        Err(_) => *datagram.data,
+    };
+    assert_eq!(mad::encode(&MadHeader::of(datagram.header), &data), octets);
+}
+
+/// What a connection of MPA begins with.
+pub fn mpa_start(octets: &[u8]) {
+    if let Ok(Some((start, len))) = start::decode(octets) {
+        let mut out = [0; start::MAX_START_LEN];
+        assert_eq!(start.encode(&mut out), Some(len));
+        assert_eq!(out[..len], octets[..len]);
+    }
+}
+
+/// A stream of frames. The first octet says with or without markers and checksums, the second where it begins.
+pub fn fpdu(octets: &[u8]) {
+    let [flags, position, stream @ ..] = octets else {
+        return;
+    };
+    let framing = Framing {
+        markers: flags & 1 != 0,
+        crc: flags & 2 != 0,
+    };
+    let position = 4 * u64::from(*position);
+    let mut stream = stream.to_vec();
+    let mut receiver = Receiver::at(framing, position);
+    let mut at = 0;
+    while let Ok(Some(fpdu)) = receiver.next(&mut stream[at..]) {
+        let mut sender = Sender::at(framing, position + at as u64);
+        let mut out = vec![0; fpdu.frame_len];
+        assert_eq!(sender.frame(&[fpdu.ulpdu], &mut out), Some(fpdu.frame_len));
+        // What is sent is what would be received: checksums and markers fit.
+        let layout = fpdu::Layout::of(&out, position + at as u64, framing.markers);
+        let layout = layout.expect("a whole frame");
+        assert!(layout.markers_fit(&out) && (!framing.crc || layout.is_intact(&out)));
+        at += fpdu.frame_len;
+        assert_eq!(receiver.position(), position + at as u64);
+    }
+}
+
+/// A DDP segment.
+pub fn rdmap(octets: &[u8]) {
+    let Ok(segment) = rdmap::decode(octets) else {
+        return;
+    };
+    let buffer = SegmentBuffer::new(&segment.header);
+    let (buffer, rest): (_, &[u8]) = match &segment.body {
+        Body::Data(data) => (buffer, data),
+        Body::AtomicRequest(request) => (buffer.with(request), &[]),
+        Body::AtomicResponse(response) => (buffer.with(response), &[]),
+        Body::Immediate(immediate) => (buffer, &immediate.0),
+        Body::ReadRequest(request) => (buffer.with(request), &[]),
+        Body::Terminate(terminate) => (buffer.with_terminate(terminate), terminate.rest),
+        Body::Extension(header, rest) => (buffer.with(header), rest),
+    };
+    assert_eq!([buffer.as_octets(), rest].concat(), octets);
+}
+
+/// A pcap or pcapng file.
+pub fn capture(octets: &[u8]) {
+    let Ok(mut file) = CaptureFile::new(octets) else {
+        return;
+    };
+    let mut dissector = Dissector::new();
+    let (mut captured, mut packets) = (Vec::new(), Vec::new());
+    while let Ok(Some(packet)) = file.next_packet() {
+        packets.push(dissector.packet(&packet));
+        captured.push(packet.octets);
+    }
+    for packet in &packets {
+        let _ = line(packet, packets[0].time);
+    }
+    let (unfinished, summary) = dissector.finish();
+    let capture = Capture {
+        packets,
+        unfinished,
+        summary,
+    };
+    assert_eq!(encode(&capture), Ok(captured));
+}
+
+/// The JSON form of a capture.
+pub fn json(octets: &[u8]) {
+    if let Ok(capture) = serde_json::from_slice::<Capture>(octets) {
+        let _ = encode(&capture);
+        for packet in &capture.packets {
+            let _ = line(packet, packet.time);
+        }
+    }
+}
