@@ -25,9 +25,6 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fe
 /// Octets up to which a copy is made of single words.
 const SMALL: usize = 64;
 
-/// Octets per block of a large copy; one long string instruction is slower than several of these.
-pub const BLOCK: usize = 256 * 1024;
-
 /// Copies between two places of which at least one is exposed.
 ///
 /// Ascending; the last octet is written last, with release. Eight aligned octets are one store.
@@ -196,11 +193,13 @@ use x86_64::copy_other;
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use core::arch::asm;
+    use core::ops::Range;
 
-    use super::{AtomicU8, AtomicU64, BLOCK, Ordering, fence};
+    use super::{AtomicU8, AtomicU64, Ordering, fence};
 
-    /// Octets from which the string instruction beats a loop of vectors.
-    const STRING: usize = 2048;
+    /// Octets for which the string instruction beats a loop of vectors: neither short, nor more than a second-level cache
+    /// holds of both sides.
+    const STRING: Range<usize> = 2048..512 * 1024;
 
     /// Octets of a cache line.
     const LINE: usize = 64;
@@ -249,7 +248,8 @@ mod x86_64 {
     /// As [`super::copy`].
     #[inline]
     unsafe fn copy_body(mut dst: *mut u8, mut src: *const u8, mut len: usize) {
-        if len >= STRING {
+        let by_strings = STRING.contains(&len) && !is_just_ahead(dst, src);
+        if len >= STRING.start {
             let head = dst.addr().wrapping_neg() % LINE;
             // SAFETY: `head` is less than a line and `len` more than one.
             unsafe {
@@ -258,14 +258,9 @@ mod x86_64 {
             }
             len -= head;
         }
-        while len >= STRING && !is_just_ahead(dst, src) {
-            let block = len.min(BLOCK);
-            // SAFETY: `block <= len`.
-            unsafe {
-                copy_string(dst, src, block);
-                (dst, src) = (dst.add(block), src.add(block));
-            }
-            len -= block;
+        if by_strings {
+            // SAFETY: the caller's promise.
+            return unsafe { copy_string(dst, src, len) };
         }
         let vectors = len & !63;
         // SAFETY: `vectors` and the rest add up to `len`.
@@ -442,16 +437,16 @@ mod tests {
     }
 
     #[test]
-    fn long_lengths_around_the_block_size() {
+    fn long_lengths_around_the_changes_of_method() {
         for len in [
             1023,
             1024,
             1032,
             4096,
-            BLOCK - 1,
-            BLOCK,
-            BLOCK + 9,
-            3 * BLOCK + 77,
+            (512 << 10) - 1,
+            512 << 10,
+            (512 << 10) + 9,
+            (768 << 10) + 77,
         ] {
             for (dst_at, src_at) in [(0, 0), (1, 0), (0, 3), (5, 5)] {
                 check(copy, len, dst_at, src_at);
