@@ -316,7 +316,7 @@ pub(crate) fn fail(
 ) -> Terminate {
     let terminate = Terminate {
         error: breach.code(),
-        about: about.map(Box::new),
+        about: about.filter(|_| !breach.is_own()).map(Box::new),
     };
     half.driver.sent = Some(Box::new(terminate.clone()));
     let (status, event) = (breach.receive_status(), breach.event());

@@ -131,6 +131,11 @@ impl Breach {
         }
     }
 
+    /// Whether the fault is this side's own: then its Terminate shows no header of the peer's (RFC 5040 section 4.8).
+    pub const fn is_own(self) -> bool {
+        matches!(self, Self::Receive(_))
+    }
+
     /// The status of the receive that is being filled. What is not about it flushes it.
     pub const fn receive_status(self) -> WcStatus {
         match self {

@@ -6,3 +6,4 @@ mod direct;
 mod faults;
 mod lab;
 mod stream;
+mod terminates;

@@ -1,0 +1,91 @@
+//! What a Terminate carries, and that there is one.
+
+use emulated_iwarp::header::{Body, Message, Untagged};
+use emulated_iwarp::terminate::Terminate;
+use verbs_api::qp::QpState;
+use verbs_api::{LKey, RKey, Read, ReceiveRequest, RemoteAddress, Send, Sge, Write};
+
+use crate::lab::Lab;
+
+fn said(lab: &Lab) -> Vec<Terminate> {
+    let terminate = |message| match message {
+        Message::Untagged(Untagged {
+            body: Body::Terminate(terminate),
+            ..
+        }) => Some(terminate),
+        _ => None,
+    };
+    lab.wire()
+        .seen()
+        .into_iter()
+        .filter_map(terminate)
+        .collect()
+}
+
+fn nowhere() -> RemoteAddress {
+    RemoteAddress::new(0, RKey::new(0x4242_4242))
+}
+
+// covers 9.42
+#[test]
+fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
+    for max_frame in [None, Some(8)] {
+        let lab = Lab::stream(max_frame);
+        // Two that are refused, of different kinds, before the peer hears anything.
+        lab.a
+            .post(Write::new(&b"nowhere"[..], nowhere()).signaled(1));
+        lab.a
+            .post(Read::new(lab.a.sge(0, 8), nowhere()).signaled(2));
+        lab.b
+            .post(Send::new(&b"from the other side"[..]).signaled(3));
+        lab.settle();
+        let said = said(&lab);
+        assert_eq!(said.len(), 1, "{said:?}");
+        let error = said[0].error;
+        assert_eq!((error.layer, error.etype, error.code), (1, 1, 0));
+        assert_eq!(lab.b.terminates(), (Some((1, 1, 0)), None));
+        assert_eq!(lab.a.terminates(), (None, Some((1, 1, 0))));
+        assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
+        // Behind it the stream has nothing but its end.
+        let seen = lab.wire().seen();
+        let at = seen.iter().position(|message| {
+            matches!(message, Message::Untagged(segment) if matches!(segment.body, Body::Terminate(_)))
+        });
+        let behind = &seen[at.unwrap() + 1..];
+        let ends = |message: &Message| matches!(message, Message::Close | Message::Reset);
+        assert!(behind.iter().all(ends), "{behind:?}");
+    }
+}
+
+// covers 9.43
+#[test]
+fn a_fault_of_ones_own_is_about_nothing_of_the_peers() {
+    let lab = Lab::stream(None);
+    let bad = Sge {
+        lkey: LKey::new(0x7777_7777),
+        ..lab.b.sge(0, 8)
+    };
+    lab.b.qp.post_receive(ReceiveRequest::new(10, bad)).unwrap();
+    lab.a.post(Send::new(&b"octets"[..]).signaled(1));
+    lab.settle();
+    let said = said(&lab);
+    let error = said[0].error;
+    assert_eq!((error.layer, error.etype, error.code), (1, 0, 0));
+    assert_eq!(said[0].about, None);
+}
+
+// A read is looked at as a whole before any of it is served, so what was not served is all of it.
+// covers 9.52
+#[test]
+fn a_refused_read_is_told_with_its_request() {
+    let lab = Lab::stream(None);
+    lab.a
+        .post(Read::new(lab.a.sge(8, 100), nowhere()).signaled(1));
+    lab.settle();
+    let asked = lab.wire().seen().into_iter().find(|message| {
+        matches!(message, Message::Untagged(segment) if matches!(segment.body, Body::ReadRequest(_)))
+    });
+    let said = said(&lab);
+    assert!(asked.is_some());
+    assert_eq!(said[0].about.as_deref(), asked.as_ref());
+}
