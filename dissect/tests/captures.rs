@@ -3,8 +3,12 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use polyverbs_dissect::form::Ip;
 use polyverbs_dissect::summary::Protocol;
 use polyverbs_dissect::{Capture, CaptureFile, Summary, dissect, encode, line};
+use polyverbs_wire::net::Udp;
+use polyverbs_wire::roce::icrc::Recovery;
+use polyverbs_wire::roce::{self, Envelope};
 
 fn captures() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
@@ -60,6 +64,34 @@ fn every_packet_is_built_again_from_json() {
             assert_eq!(built, captured, "{}, packet {}", path.display(), number + 1);
         }
     }
+}
+
+// rxe counts the identification up, and a UDP socket does not show it.
+#[test]
+fn an_identification_that_is_not_seen_is_recovered() {
+    let mut recovered = 0;
+    for path in captures() {
+        let capture = dissect(File::open(path).unwrap()).unwrap();
+        let octets = encode(&capture).unwrap();
+        for (packet, octets) in capture.packets.iter().zip(&octets) {
+            let (Some(roce), Some(Ip::V4 { header, .. })) = (packet.roce(), &packet.ip) else {
+                continue;
+            };
+            let datagram = &octets[octets.len() - usize::from(roce.udp.length) + Udp::LEN..];
+            let unseen = Envelope::V4 {
+                source: header.source.0,
+                destination: header.destination.0,
+                source_port: roce.udp.source_port,
+                identification: 0,
+            };
+            let computed = roce::decode(datagram).unwrap().expected_icrc(&unseen);
+            let found = Recovery::for_datagrams_of(datagram.len());
+            let found = found.identification(roce.icrc.value.0, computed);
+            assert_eq!(found, Some(header.identification));
+            recovered += 1;
+        }
+    }
+    assert_eq!(recovered, 458);
 }
 
 fn counted(summary: &Summary, protocol: Protocol) -> Vec<(&str, u64)> {

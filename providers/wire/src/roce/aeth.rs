@@ -9,7 +9,7 @@ header! {
     Aeth, AethView: 4 octets {
         /// What is said.
         syndrome: Syndrome = 8,
-        /// Messages that the responder has completed: 24 bits.
+        /// Messages that the responder has completed, a read when it was accepted (IBTA C9-148): 24 bits.
         msn: u32 = 24,
     }
 }

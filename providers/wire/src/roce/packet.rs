@@ -15,7 +15,7 @@ use super::extended::{
     Reth, Xrceth,
 };
 use super::icrc::{Envelope, Icrc};
-use super::opcode::Facts;
+use super::opcode::{Facts, Opcode};
 use crate::layout::{Header, view};
 
 /// Octets of the ICRC.
@@ -214,6 +214,19 @@ impl HeaderBuffer {
         let facts = self.octets.bth.opcode().facts();
         facts.is_some_and(|facts| facts.headers == self.has)
     }
+}
+
+/// A congestion notification packet for this queue pair (IBTA annex A17): what a receiver answers packets with that met
+/// congestion on their way. It has no payload.
+pub fn congestion_notification(dest_qp: u32, p_key: u16) -> HeaderBuffer {
+    let bth = Bth {
+        opcode: Opcode::CNP,
+        p_key,
+        becn: true,
+        dest_qp,
+        ..Bth::default()
+    };
+    HeaderBuffer::new(&bth).with(&Cnp::default())
 }
 
 /// What a packet ends with: the pad that a payload of this length needs, and how many octets of it there are.

@@ -1,8 +1,9 @@
+use hex_literal::hex;
 use proptest::prelude::*;
 
 use super::*;
 use crate::layout::Octets;
-use crate::roce::{Beside, Opcode, Position, Service};
+use crate::roce::{Beside, Position, Service};
 
 const ENVELOPE: Envelope = Envelope::V4 {
     source: [10, 77, 0, 1],
@@ -109,6 +110,14 @@ fn headers_that_the_opcode_does_not_ask_for_are_not_encoded() {
     assert!(headers.encode().is_none());
     headers.bth.opcode = Opcode(0x15);
     assert!(headers.encode().is_none());
+}
+
+#[test]
+fn congestion_is_notified_as_a_connectx_does() {
+    let buffer = congestion_notification(0x118, 0xffff);
+    assert!(buffer.is_complete());
+    let octets = hex!("8100ffff4000011800000000" "00000000000000000000000000000000");
+    assert_eq!(buffer.as_octets(), octets);
 }
 
 #[test]
