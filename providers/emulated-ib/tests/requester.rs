@@ -349,7 +349,7 @@ fn an_answer_that_does_not_fit_is_a_bad_response() {
     assert_eq!(rig.a.done(), [(1, WcStatus::BadRespErr)]);
 }
 
-// covers 3.66
+// covers 3.66 9.08
 #[test]
 fn a_read_goes_on_from_the_first_octet_that_is_missing() {
     for dropped in 0..5 {

@@ -31,7 +31,7 @@ fn refused(rig: &Rig, offset: i32, with: Nak) {
     assert_eq!(rig.b.state(), QpState::Err);
 }
 
-// covers 3.40
+// covers 3.40 9.03
 #[test]
 fn a_gap_draws_one_nak_with_the_expected_number() {
     let rig = Rig::rc();

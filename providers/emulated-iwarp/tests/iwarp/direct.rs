@@ -371,7 +371,7 @@ fn a_key_of_another_domain_cannot_be_invalidated_and_is_told_as_a_violation() {
     });
 }
 
-// covers 3.97
+// covers 3.97 9.44
 #[test]
 fn a_send_without_a_receive_ends_the_connection() {
     Lab::everywhere(|lab| {
@@ -392,6 +392,7 @@ fn a_send_without_a_receive_ends_the_connection() {
     });
 }
 
+// covers 9.48
 #[test]
 fn a_send_longer_than_its_receive_fails_both() {
     Lab::everywhere(|lab| {
@@ -434,6 +435,7 @@ fn named(mr: Mr) -> (RemoteAddress, Option<Mr>) {
     (mr.remote(0), Some(mr))
 }
 
+// covers 9.40 9.41
 #[test]
 fn refused_writes_are_told_by_their_codes() {
     let cases: [(Target, u8); 4] = [
@@ -468,6 +470,7 @@ fn refused_writes_are_told_by_their_codes() {
     }
 }
 
+// covers 9.40
 #[test]
 fn refused_reads_fail_with_their_status() {
     let cases: [(Target, u8); 4] = [

@@ -88,7 +88,7 @@ fn how_long_a_read_waits_is_drawn_from_the_seed() {
     assert_ne!(one, outcomes(2));
 }
 
-// covers 3.99
+// covers 3.99 9.51
 #[test]
 fn reads_are_answered_and_completed_in_order() {
     let service = ServiceDelay {
@@ -118,7 +118,7 @@ fn reads_are_answered_and_completed_in_order() {
     );
 }
 
-// covers 1.13 3.99
+// covers 1.13 3.99 9.51
 #[test]
 fn the_requester_keeps_to_its_budget() {
     let service = ServiceDelay {
@@ -172,7 +172,7 @@ fn the_requester_keeps_to_its_budget() {
     );
 }
 
-// covers 1.13
+// covers 1.13 9.45
 #[test]
 fn the_responder_refuses_what_is_beyond_its_budget() {
     let service = ServiceDelay {
@@ -218,7 +218,7 @@ fn a_refused_read_fails_and_what_came_before_it_does_not() {
     );
 }
 
-// 9.26: a flipped bit ends in a Terminate of the layer below.
+// covers 9.26
 #[test]
 fn a_damaged_segment_ends_in_terminate_and_is_not_placed() {
     let lab = Lab::stream(None);
@@ -313,6 +313,7 @@ fn order_and_place_of_untagged_messages_are_checked() {
     assert_eq!(lost.0.b.events(), [EventType::QpReqErr]);
 }
 
+// covers 9.53
 #[test]
 fn immediate_data_has_eight_octets() {
     for length in [7, 9] {
@@ -335,6 +336,7 @@ fn immediate_data_has_eight_octets() {
     }
 }
 
+// covers 9.46 9.47
 #[test]
 fn a_read_response_must_be_what_was_asked_for() {
     let read = |lab: &Lab| {
@@ -371,6 +373,7 @@ fn a_read_response_must_be_what_was_asked_for() {
     assert_eq!(code, Some((1, 1, 1)));
 }
 
+// covers 9.46
 #[test]
 fn a_response_that_nobody_asked_for_ends_the_connection() {
     let lab = Lab::stream(None);
