@@ -239,16 +239,29 @@ impl Sender {
         let layout = Layout::new(len.try_into().ok()?, self.position, self.framing.markers);
         let out = out.get_mut(..layout.frame_len())?;
         let mut at = 0;
-        let mut write = |piece: Piece<'_>| {
-            let octets = piece.as_octets();
+        let mut write = |octets: &[u8]| {
             out[at..at + octets.len()].copy_from_slice(octets);
             at += octets.len();
         };
-        let mut frame = self.begin(layout.ulpdu_len, &mut write);
-        for piece in ulpdu {
-            frame.push(piece, &mut write);
+        if self.framing.markers {
+            let mut write = |piece: Piece<'_>| write(piece.as_octets());
+            let mut frame = self.begin(layout.ulpdu_len, &mut write);
+            for piece in ulpdu {
+                frame.push(piece, &mut write);
+            }
+            frame.finish(&mut write);
+        } else {
+            // All in one stretch, and the checksum in one go.
+            write(&layout.ulpdu_len.to_be_bytes());
+            ulpdu.iter().for_each(|piece| write(piece));
+            write(&[0; 3][..layout.pad_len()]);
+            let (covered, crc) = out.split_at_mut(layout.crc_at());
+            crc.fill(0);
+            if self.framing.crc {
+                crc.copy_from_slice(&checksum(covered));
+            }
+            self.position += layout.frame_len() as u64;
         }
-        frame.finish(&mut write);
         Some(layout.frame_len())
     }
 }
