@@ -1,4 +1,4 @@
-//! DDP's segments (RFC 5041 section 5), with the octet of RDMAP's control that is in each (RFC 5040 section 4.1).
+//! DDP's segments (RFC 5041 section 4), with the octet of RDMAP's control that is in each (RFC 5040 section 4.1).
 //!
 //! ```text
 //! T L res DV | RV res opcode | STag, 4 octets | tagged offset, 8                          tagged
@@ -14,7 +14,7 @@ pub const DDP_VERSION: u8 = 1;
 /// The version of RDMAP.
 pub const RDMAP_VERSION: u8 = 1;
 
-/// Queue numbers (RFC 5040 section 4.3, RFC 7306 section 4).
+/// Queue numbers (RFC 5040 section 4.2, RFC 7306 section 4.2).
 pub mod queue {
     /// Sends and immediate data.
     pub const SEND: u32 = 0;
@@ -27,7 +27,7 @@ pub mod queue {
 }
 
 header! {
-    /// The header of a segment that says where its octets go.
+    /// The header of a segment that says where its octets go (RFC 5041 section 4.2).
     Tagged, TaggedView: 14 octets {
         /// T: set.
         tagged: bool = 1,
@@ -51,7 +51,7 @@ header! {
 }
 
 header! {
-    /// The header of a segment for one of the peer's queues.
+    /// The header of a segment for one of the peer's queues (RFC 5041 section 4.3).
     Untagged, UntaggedView: 18 octets {
         /// T: not set.
         tagged: bool = 1,

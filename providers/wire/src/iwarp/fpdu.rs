@@ -1,4 +1,4 @@
-//! MPA's frames (RFC 5044 sections 4 and 5).
+//! MPA's frames (RFC 5044 section 4).
 //!
 //! ```text
 //! ULPDU_Length, 2 octets | ULPDU | pad to a multiple of four | CRC, 4 octets
@@ -155,7 +155,7 @@ pub fn checksum(covered: &[u8]) -> [u8; CRC_LEN] {
     crc32c::crc32c(covered).to_le_bytes()
 }
 
-/// Most octets of ULPDU that a frame may have to fit into a TCP segment (RFC 5044 section 4.4), in whole words.
+/// Most octets of ULPDU that a frame may have to fit into a TCP segment (RFC 5044 section 4.5).
 ///
 /// `emss` is what a segment carries; at least 128 octets are promised to DDP whatever it is.
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {

@@ -69,7 +69,7 @@ impl Reject {
         Self::Length,
     ];
 
-    /// What the peer is told (RFC 5044 section 8, RFC 5041 section 7.2, RFC 5040 section 4.8).
+    /// What the peer is told (RFC 5044 section 8, RFC 5041 section 7, RFC 5040 section 4.8).
     pub const fn code(self) -> TerminateCode {
         match self {
             Self::Crc => TerminateCode::new(2, 0, 0x02),

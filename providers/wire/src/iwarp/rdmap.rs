@@ -228,7 +228,7 @@ header! {
 }
 
 header! {
-    /// What an Atomic Response answers (RFC 7306 section 5.3). It has 12 octets, as the figure there shows; the text speaks
+    /// What an Atomic Response answers (RFC 7306 section 5.2). It has 12 octets, as the figure there shows; the text speaks
     /// of 32, by mistake.
     AtomicResponse, AtomicResponseView: 12 octets {
         /// From the request.
@@ -285,7 +285,7 @@ pub enum Body<'a> {
 
 /// Takes a segment apart: the ULPDU of a frame.
 ///
-/// What is looked at here, in this order: DDP's version (RFC 5041 section 7.2), whether there is such a queue, RDMAP's
+/// What is looked at here, in this order: DDP's version (RFC 5041 section 7), whether there is such a queue, RDMAP's
 /// version, whether the opcode exists and belongs there (RFC 5040 section 7.2), and the length of a message whose opcode
 /// prescribes one. Such a message is never divided: whoever takes it sees to it that its offset is 0 and that it is
 /// the last segment.

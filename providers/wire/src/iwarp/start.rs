@@ -1,4 +1,4 @@
-//! MPA's request and reply, with which a connection begins (RFC 5044 section 7.1, RFC 6581 section 4).
+//! MPA's request and reply, with which a connection begins (RFC 5044 section 7.1.1, RFC 6581 section 6).
 //!
 //! ```text
 //! key, 16 octets | M C R S res | revision | PD_Length | private data …
@@ -40,7 +40,7 @@ header! {
 }
 
 header! {
-    /// What a program of revision 2 says beyond private data (RFC 6581 section 4).
+    /// What a program of revision 2 says beyond private data (RFC 6581 section 6).
     ///
     /// The depths are the sender's own.
     Enhanced, EnhancedView: 4 octets {
@@ -78,7 +78,7 @@ impl Kind {
     }
 }
 
-/// Why octets are no request or reply. The connection is closed without an answer (RFC 5044 section 7.1.3).
+/// Why octets are no request or reply. The connection is closed without an answer (RFC 5044 section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
     /// They begin with neither key.
