@@ -48,6 +48,7 @@ pub use verbs_api::*;
 use bmme as _;
 use emulated_ib as _;
 use emulated_iwarp as _;
+use masked_atomics as _;
 
 /// The program of the README is compiled and run as a test.
 #[cfg(doctest)]

@@ -1,7 +1,10 @@
 //! Work completions.
 
+use std::fmt;
+
 use bitflags::bitflags;
 
+use crate::extension::ExtensionOperation;
 use crate::ids::{Qpn, RKey};
 use crate::memory::{Buffer, Buffers, Loan};
 
@@ -77,13 +80,23 @@ impl WcStatus {
     }
 }
 
-/// What completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+/// What completed: an operation of the core by its name, one of an extension by [`extension`](Self::extension).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_wc_opcode")]
-#[repr(u8)]
-#[allow(missing_docs)]
-pub enum WcOpcode {
-    #[default]
+pub struct WcOpcode(u8);
+
+macro_rules! wc_opcodes {
+    ($($name:ident = $code:literal,)*) => {
+        #[allow(non_upper_case_globals, missing_docs, reason = "they read as the variants of an enum")]
+        impl WcOpcode {
+            $(pub const $name: Self = Self($code);)*
+
+            const NAMES: &[(u8, &str)] = &[$(($code, stringify!($name)),)*];
+        }
+    };
+}
+
+wc_opcodes! {
     Send = 0,
     RdmaWrite = 1,
     RdmaRead = 2,
@@ -100,27 +113,36 @@ pub enum WcOpcode {
 
 impl WcOpcode {
     /// The opcode of this code.
-    pub const fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            0 => Self::Send,
-            1 => Self::RdmaWrite,
-            2 => Self::RdmaRead,
-            3 => Self::CompSwap,
-            4 => Self::FetchAdd,
-            5 => Self::BindMw,
-            6 => Self::LocalInv,
-            7 => Self::FastRegister,
-            8 => Self::Flush,
-            9 => Self::AtomicWrite,
-            128 => Self::Recv,
-            129 => Self::RecvRdmaWithImm,
-            _ => return None,
-        })
+    pub const fn from_code(code: u8) -> Self {
+        Self(code)
+    }
+
+    /// Its code.
+    #[inline]
+    pub const fn code(self) -> u8 {
+        self.0
     }
 
     /// Whether this is the completion of a receive.
     pub const fn is_receive(self) -> bool {
-        self as u8 >= 128
+        self.0 >= 128
+    }
+
+    /// The operation, where it is one of an extension.
+    pub fn extension(self) -> Option<&'static ExtensionOperation> {
+        crate::extension::of_opcode(self.0)
+    }
+}
+
+impl fmt::Debug for WcOpcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((_, name)) = Self::NAMES.iter().find(|(code, _)| *code == self.0) {
+            return f.write_str(name);
+        }
+        match self.extension() {
+            Some(operation) => fmt::Debug::fmt(operation, f),
+            None => write!(f, "WcOpcode({})", self.0),
+        }
     }
 }
 

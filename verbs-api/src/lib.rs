@@ -47,8 +47,8 @@ pub use cq::{Cq, CqOptions, NextCompletion};
 pub use error::*;
 pub use event::*;
 pub use extension::{
-    Extension, ExtensionDescriptor, Extensions, FeatureInfo, LinkedExtension, Part, Unsupported,
-    WireOpcodes, extension_id,
+    Extension, ExtensionDescriptor, ExtensionOperation, Extensions, FeatureInfo, Held,
+    LinkedExtension, OperationData, Part, Unsupported, WireOpcodes, extension_id,
 };
 pub use ids::*;
 pub use memory::{

@@ -1,7 +1,5 @@
 //! What posting checks before a provider sees a request, and how it refuses.
 
-use std::fmt;
-
 use thiserror::Error;
 
 use crate::capability::{Features, feature_names};
@@ -55,6 +53,14 @@ pub enum PostReason {
     /// The device was removed.
     #[error("the device was removed")]
     DeviceRemoved,
+    /// A rule of the extension that the request belongs to.
+    #[error("{extension}: {reason}")]
+    Extension {
+        /// The extension.
+        extension: &'static str,
+        /// The rule.
+        reason: &'static str,
+    },
     /// The address handle belongs to another protection domain.
     #[error("the address handle belongs to another protection domain")]
     ForeignAh,
@@ -96,7 +102,7 @@ pub enum PostReason {
     #[error("a fast-register needs a page list")]
     NoPages,
     /// The queue pair was not created for this operation.
-    #[error("the queue pair was not created for {}", OperationNames(*missing))]
+    #[error("the queue pair was not created for {}", missing.names().join(", "))]
     OperationNotEnabled {
         /// The operation.
         missing: Operations,
@@ -159,14 +165,6 @@ impl PostReason {
             Self::OperationNotEnabled { .. } | Self::Unsupported { .. } => ErrorKind::Unsupported,
             _ => ErrorKind::InvalidArgument,
         }
-    }
-}
-
-struct OperationNames(Operations);
-
-impl fmt::Display for OperationNames {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        bitflags::parser::to_writer(&self.0, f)
     }
 }
 

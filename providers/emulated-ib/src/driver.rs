@@ -7,10 +7,12 @@ use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
-use polyverbs_engine::request::Request;
+use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
 use verbs_api::qp::{AddressVector, QpState, QpType};
-use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest};
+use verbs_api::{
+    DeviceAttributes, Features, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest,
+};
 
 use crate::header::{Aeth, Body, Header, Position, Syndrome, advance};
 use crate::requester::Requester;
@@ -146,6 +148,10 @@ impl Driver for InfiniBand {
     }
 
     fn check_post(&self, qp: &Qp, request: &Request<'_>) -> Result<(), PostReason> {
+        if let Op::Read(_, Some(_)) = request.op {
+            let missing = Features::READ_WITH_INVALIDATE;
+            return Err(PostReason::Unsupported { missing });
+        }
         if qp.qp_type == QpType::Ud {
             let max = qp.device.network().link().and_then(|link| link.max_frame());
             let max = max.unwrap_or(Mtu::Mtu4096.octets() as usize) as u64;
@@ -206,6 +212,17 @@ pub(crate) fn answer(
         Answer::Nak(nak, psn) => (psn, Body::Acknowledge(Syndrome::Nak(nak))),
         Answer::Rnr(code, psn) => (psn, Body::Acknowledge(Syndrome::Rnr(code))),
         Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original)),
+        Answer::Extension(octets) => {
+            let Body::ExtensionRequest(extension, operation) = request.body else {
+                return;
+            };
+            let body = Body::ExtensionResponse(extension, operation);
+            let payload = match &octets[..] {
+                [] => Payload::Empty,
+                octets => Payload::Octets(octets),
+            };
+            return emit(qp, half, request.psn, body, payload, cx);
+        }
         Answer::Read(spans) => {
             return read_response(qp, half, request.psn, &Payload::of_spans(&spans), cx);
         }

@@ -135,6 +135,10 @@ pub enum Body {
     ReadResponse(Position),
     /// The original value.
     AtomicAcknowledge(u64),
+    /// A request of an extension: its number and the operation's. Its octets are the payload.
+    ExtensionRequest(u32, u16),
+    /// The answer to one.
+    ExtensionResponse(u32, u16),
     /// UD SEND: the sender's Q_Key, what is beside, and the group where it goes to one.
     Datagram(u32, Beside, Option<Gid>),
 }
@@ -152,7 +156,10 @@ impl Body {
     pub const fn is_request(&self) -> bool {
         !matches!(
             self,
-            Self::Acknowledge(_) | Self::ReadResponse(_) | Self::AtomicAcknowledge(_)
+            Self::Acknowledge(_)
+                | Self::ReadResponse(_)
+                | Self::AtomicAcknowledge(_)
+                | Self::ExtensionResponse(..)
         )
     }
 }

@@ -10,6 +10,7 @@ pub mod caps;
 pub mod datagram;
 mod driver;
 pub mod express;
+mod extension;
 pub mod header;
 mod provider;
 pub mod requester;

@@ -12,11 +12,11 @@ use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Op, Request, Source};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
-use verbs_api::{LinkAddress, RemoteAddress, SendFlags, WcStatus};
+use verbs_api::{ExtensionOperation, LinkAddress, RemoteAddress, SendFlags, WcStatus};
 
 use crate::header::{Aeth, Body, Header, Nak, Position, Syndrome, advance, ahead, packets};
 use crate::responder::{Answer, respond};
-use crate::{Cx, Qp, QpRef, Sending};
+use crate::{Cx, Qp, QpRef, Sending, extension};
 
 /// Frames that may be on their way without having been acknowledged.
 const WINDOW: i32 = 256;
@@ -111,7 +111,7 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
 }
 
 /// What became of a request that was handed to the peer directly.
-enum Attempt {
+pub(crate) enum Attempt {
     Done(WcStatus, u32),
     Rnr(u8),
     Lost,
@@ -129,7 +129,10 @@ fn attempt(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) 
     let Some(peer) = half.direct.take().or_else(|| find_peer(qp, half)) else {
         return lost(qp, half, request, cx);
     };
-    let attempt = exchange(qp, half, request, &peer, cx);
+    let attempt = match request.op {
+        Op::Extension(operation) => extension::exchange(qp, half, request, operation, &peer, cx),
+        _ => exchange(qp, half, request, &peer, cx),
+    };
     if !matches!(attempt, Attempt::Lost) {
         half.direct = Some(peer);
     }
@@ -197,25 +200,7 @@ fn exchange(
         Ok(payload) => payload,
         Err(status) => return Attempt::Done(status.local_status(), 0),
     };
-    let header = header_of(half, request, half.driver.next_psn, Position::Only);
-    let answer = {
-        let mut responder = peer.responder();
-        let connected = responder.driver.rest.peer_qpn == qp.qpn
-            && responder.driver.rest.peer_address == Some(qp.device.address())
-            && qp.device.is_port_active()
-            && peer.device.is_port_active();
-        if connected {
-            let answer = respond(peer, &mut responder, &header, &payload, Some(qp), cx);
-            half.driver.peer_epoch = if responder.is_established() {
-                responder.driver.epoch
-            } else {
-                0
-            };
-            answer
-        } else {
-            Answer::None
-        }
-    };
+    let answer = hand_over(qp, half, request, peer, &payload, cx);
     if !reads && qp.qp_type == QpType::Uc {
         half.driver.next_psn = advance(
             half.driver.next_psn,
@@ -229,17 +214,51 @@ fn exchange(
         Answer::Atomic(original) => place_original(*original, &spans),
         Answer::Nak(nak, _) => return Attempt::Done(status_of(*nak), 0),
         Answer::Rnr(code, _) => return Attempt::Rnr(*code),
-        Answer::None | Answer::Later => return Attempt::Lost,
+        Answer::None | Answer::Later | Answer::Extension(_) => return Attempt::Lost,
     };
     let taken = if matches!(request.op, Op::Flush(..)) {
         0
     } else {
         request.length
     };
-    half.driver.next_psn = advance(half.driver.next_psn, packets(taken, half.driver.mtu_shift));
+    take_turn(half, taken);
+    Attempt::Done(WcStatus::Success, octets)
+}
+
+/// Hands a request to a peer that is reached directly, if that is still connected.
+#[inline]
+pub(crate) fn hand_over<'p>(
+    qp: &Qp,
+    half: &mut Sending,
+    request: &Request<'_>,
+    peer: &Qp,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'p>,
+) -> Answer<'p> {
+    let header = header_of(half, request, half.driver.next_psn, Position::Only);
+    let mut responder = peer.responder();
+    let connected = responder.driver.rest.peer_qpn == qp.qpn
+        && responder.driver.rest.peer_address == Some(qp.device.address())
+        && qp.device.is_port_active()
+        && peer.device.is_port_active();
+    if !connected {
+        return Answer::None;
+    }
+    let answer = respond(peer, &mut responder, &header, payload, Some(qp), cx);
+    half.driver.peer_epoch = if responder.is_established() {
+        responder.driver.epoch
+    } else {
+        0
+    };
+    answer
+}
+
+/// A request of so many octets was answered.
+#[inline]
+pub(crate) fn take_turn(half: &mut Sending, octets: u64) {
+    half.driver.next_psn = advance(half.driver.next_psn, packets(octets, half.driver.mtu_shift));
     half.driver.rest.retries_left = half.driver.rest.retry_cnt;
     half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
-    Attempt::Done(WcStatus::Success, octets)
 }
 
 fn sink<'p>(
@@ -276,7 +295,7 @@ fn place_original(original: u64, sink: &Spans<'_>) -> u32 {
 }
 
 /// The status of a request that the peer refused.
-const fn status_of(nak: Nak) -> WcStatus {
+pub(crate) const fn status_of(nak: Nak) -> WcStatus {
     match nak {
         Nak::SequenceError => WcStatus::RetryExcErr,
         Nak::InvalidRequest => WcStatus::RemInvReqErr,
@@ -299,6 +318,9 @@ fn header_of(half: &Sending, request: &Request<'_>, psn: u32, position: Position
         Op::AtomicWrite(remote) => Body::AtomicWrite(remote),
         Op::Flush(remote, length, placement, whole) => {
             Body::Flush(remote, length, placement, whole)
+        }
+        Op::Extension(operation) => {
+            Body::ExtensionRequest(operation.extension_id(), operation.number())
         }
         Op::FastRegister(..) | Op::LocalInvalidate(_) | Op::Bind(..) => {
             Body::Write(position, RemoteAddress::default(), 0, None)
@@ -552,7 +574,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
 
 fn message_length(wqe: &Wqe) -> u64 {
     match wqe.kept.op {
-        Op::Flush(..) | Op::CompareSwap(..) | Op::FetchAdd(..) => 0,
+        Op::Flush(..) | Op::CompareSwap(..) | Op::FetchAdd(..) | Op::Extension(_) => 0,
         _ => wqe.kept.length,
     }
 }
@@ -613,7 +635,12 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     let psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
     half.rare.retransmissions += u64::from(ahead(half.driver.rest.sent, psn) > 0);
     let mut spans = Spans::new();
-    if request.op.is_read_or_atomic() {
+    if let Op::Extension(operation) = request.op {
+        let (message, _) = extension::prepare(qp, &request, operation, cx)?;
+        let header = header_of(half, &request, psn, Position::Only);
+        emit(qp, half, header, Payload::Octets(&message), cx);
+        wqe.phase = Phase::Sent;
+    } else if request.op.is_read_or_atomic() {
         sink(qp, &request, cx, &mut spans).map_err(|fault| fault.local_status())?;
         let mut header = header_of(half, &request, psn, Position::Only);
         if let Body::ReadRequest(remote, length) = &mut header.body {
@@ -717,6 +744,7 @@ pub fn handle_answer(
         Body::Acknowledge(Syndrome::Nak(nak)) => refused(qp, half, header.psn, nak, cx),
         Body::ReadResponse(position) => read_response(qp, half, header.psn, position, payload, cx),
         Body::AtomicAcknowledge(original) => atomic_response(qp, half, header.psn, original, cx),
+        Body::ExtensionResponse(..) => extension_response(qp, half, header, payload, cx),
         _ => {}
     }
     qp.advance(half, cx);
@@ -896,6 +924,41 @@ fn read_response(
         half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
         complete_in_order(qp, half, cx);
     }
+}
+
+fn extension_response(
+    qp: &Qp,
+    half: &mut Sending,
+    header: &Header,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) {
+    let Some(index) = answered(qp, half, header.psn, cx) else {
+        return;
+    };
+    if index != 0 {
+        return ask_again(half);
+    }
+    let request = half.queue[index].kept.request();
+    let (Op::Extension(operation), Body::ExtensionResponse(extension, number)) =
+        (request.op, header.body)
+    else {
+        return fail_front(qp, half, WcStatus::BadRespErr, cx);
+    };
+    let is_its = (operation.extension_id(), operation.number()) == (extension, number);
+    if !is_its || payload.len() > ExtensionOperation::MAX_OCTETS {
+        return fail_front(qp, half, WcStatus::BadRespErr, cx);
+    }
+    let placed = extension::prepare(qp, &request, operation, cx)
+        .and_then(|(_, sink)| extension::place(qp, operation, payload.to_vec().into(), &sink));
+    match placed {
+        Ok(octets) => half.queue[index].received = u64::from(octets),
+        Err(status) => return fail_front(qp, half, status, cx),
+    }
+    half.queue[index].phase = Phase::Done(WcStatus::Success);
+    half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
+    progress_to(half, advance(header.psn, 1));
+    complete_in_order(qp, half, cx);
 }
 
 fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mut Cx<'_>) {

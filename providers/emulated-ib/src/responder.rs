@@ -9,13 +9,14 @@ use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::link::Frame;
+use polyverbs_engine::operation::Octets;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use verbs_api::memory::Span;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{Access, EventType, LinkAddress, RemoteAddress, WcFlags, WcOpcode, WcStatus};
 
 use crate::header::{Beside, Body, Header, Nak, Position, advance, ahead, packets};
-use crate::{Cx, Qp, Receiving};
+use crate::{Cx, Qp, Receiving, extension};
 
 /// Datagrams among which second copies are recognised.
 const RECENT: usize = 64;
@@ -59,6 +60,12 @@ pub struct ResponderRest {
 }
 
 impl Responder {
+    // Whether no message is half arrived.
+    #[inline]
+    pub(crate) fn is_between(&self) -> bool {
+        matches!(self.inbound, Inbound::None)
+    }
+
     /// Whether nothing is under way and `psn` is expected next.
     #[inline]
     pub fn is_between_messages(&self, psn: u32) -> bool {
@@ -112,12 +119,14 @@ impl Recent {
 }
 
 /// A read or atomic that may be asked for again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Served {
     psn: u32,
     packets: u32,
     body: Body,
     original: u64,
+    // Of an extension's operation.
+    answer: Octets,
 }
 
 /// The answer to one request frame.
@@ -135,6 +144,8 @@ pub enum Answer<'p> {
     Read(Spans<'p>),
     /// The original value.
     Atomic(u64),
+    /// What an extension's operation answers.
+    Extension(Octets),
     /// Noted; the answer comes later.
     Later,
 }
@@ -183,6 +194,9 @@ pub fn respond<'p>(
             direct,
             cx,
         ),
+        Body::ExtensionRequest(..) => {
+            extension::respond(qp, half, header, payload, direct.is_some(), cx)
+        }
         _ => read_or_atomic(qp, half, header, payload, direct.is_some(), cx),
     };
     match answered {
@@ -200,13 +214,13 @@ pub fn respond<'p>(
 
 /// Why a request is refused, and how its receive ends if it has one.
 #[derive(Clone, Copy, Debug)]
-struct Refusal {
+pub(crate) struct Refusal {
     nak: Nak,
     receive: WcStatus,
 }
 
 impl Refusal {
-    const INVALID: Self = Self {
+    pub(crate) const INVALID: Self = Self {
         nak: Nak::InvalidRequest,
         receive: WcStatus::RemInvReqErr,
     };
@@ -216,7 +230,11 @@ impl From<Fault> for Refusal {
     /// Permission of the queue pair is an invalid request; everything about a key is an access error (IBTA 9.7.4.1.5).
     fn from(fault: Fault) -> Self {
         match fault {
-            Fault::Misaligned | Fault::Operation | Fault::Length => Self::INVALID,
+            Fault::Misaligned
+            | Fault::Operation
+            | Fault::Length
+            | Fault::NotPermitted
+            | Fault::UnknownOperation => Self::INVALID,
             _ => Self {
                 nak: Nak::RemoteAccess,
                 receive: WcStatus::RemAccessErr,
@@ -288,6 +306,9 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
             Answer::Atomic(served.original)
         }
         (Body::Flush(..), Some(served)) if served.psn == header.psn => Answer::Read(Spans::new()),
+        (Body::ExtensionRequest(..), Some(served)) if served.psn == header.psn => {
+            Answer::Extension(served.answer.clone())
+        }
         _ => Answer::None,
     }
 }
@@ -320,7 +341,12 @@ fn permit(half: &Receiving, needed: Access) -> Result<(), Refusal> {
     }
 }
 
-fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool) -> Answer<'p> {
+pub(crate) fn arrived<'p>(
+    half: &mut Receiving,
+    header: &Header,
+    length: u64,
+    wanted: bool,
+) -> Answer<'p> {
     let count = packets(length, half.driver.mtu_shift);
     let ends = match header.body {
         Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
@@ -726,17 +752,15 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
                     Body::ReadRequest(_, length) => u64::from(length),
                     _ => 0,
                 };
-                let served = &mut half.driver.rest.framed.served;
-                if served.len() >= usize::from(half.driver.rest.max_dest_rd_atomic).max(1) {
-                    served.pop_front();
-                }
                 let packets = packets(length, half.driver.mtu_shift);
-                served.push_back(Served {
+                let served = Served {
                     psn: header.psn,
                     packets,
                     body: header.body,
                     original,
-                });
+                    answer: Octets::new(),
+                };
+                note(half, served);
                 crate::driver::answer(qp, half, &header, answer, cx);
             }
             Err(refusal) => {
@@ -748,6 +772,26 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
         }
     }
     true
+}
+
+fn note(half: &mut Receiving, one: Served) {
+    let served = &mut half.driver.rest.framed.served;
+    if served.len() >= usize::from(half.driver.rest.max_dest_rd_atomic).max(1) {
+        served.pop_front();
+    }
+    served.push_back(one);
+}
+
+/// Notes what an extension's operation answered, for a request that comes again.
+pub(crate) fn note_served(half: &mut Receiving, header: &Header, answer: &Octets) {
+    let served = Served {
+        psn: header.psn,
+        packets: 1,
+        body: header.body,
+        original: 0,
+        answer: answer.clone(),
+    };
+    note(half, served);
 }
 
 // UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except

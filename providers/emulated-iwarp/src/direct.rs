@@ -22,13 +22,13 @@ use crate::header::{
 use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
 use crate::responder::{self, Beside, Part, fail, takes};
 use crate::terminate::{Breach, Terminate};
-use crate::{Cx, Qp, QpRef, Sending};
+use crate::{Cx, Qp, QpRef, Sending, extension};
 
 /// How long a port that is down is left alone before a request that waits for it looks again.
 const PORT_LOOK: Duration = Duration::from_millis(1);
 
 /// Why a request was not carried out.
-enum Failure {
+pub(crate) enum Failure {
     /// By this side's own fault.
     Local(WcStatus),
     /// The peer is not at the other end any more.
@@ -83,6 +83,9 @@ pub(crate) fn execute(
             AtomicOp::fetch_add(add),
             cx,
         ),
+        Op::Extension(operation) => {
+            extension::execute(qp, &far, half.driver.ord, request, operation, cx)
+        }
         _ => Err(Failure::Local(WcStatus::LocQpOpErr)),
     };
     match carried_out {
@@ -121,17 +124,17 @@ pub(crate) fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
 }
 
 /// The other end.
-struct Far<'r> {
-    peer: &'r QpRef,
+pub(crate) struct Far<'r> {
+    pub(crate) peer: &'r QpRef,
     epoch: u32,
 }
 
-type Receiver<'r> = LockGuard<'r, Responder<Iwarp>>;
+pub(crate) type Receiver<'r> = LockGuard<'r, Responder<Iwarp>>;
 
 impl<'r> Far<'r> {
     /// Locks the peer's receiving half, if it is still the one at the other end.
     #[inline]
-    fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'r>, Failure> {
+    pub(crate) fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'r>, Failure> {
         let mut half = self.peer.responder();
         if !takes(self.peer, &half, self.epoch) {
             return Err(Failure::Lost);
@@ -141,7 +144,7 @@ impl<'r> Far<'r> {
     }
 
     #[cold]
-    fn refuse(
+    pub(crate) fn refuse(
         &self,
         mut half: Receiver<'r>,
         breach: Breach,
@@ -271,7 +274,7 @@ fn read(
 }
 
 #[inline]
-fn atomic(
+pub(crate) fn atomic(
     qp: &Qp,
     far: &Far<'_>,
     ord: u8,
@@ -308,7 +311,7 @@ fn atomic(
 
 // One at a time: within any budget but none.
 #[inline]
-fn within_budget(half: &Responder<Iwarp>) -> Result<(), Breach> {
+pub(crate) fn within_budget(half: &Responder<Iwarp>) -> Result<(), Breach> {
     if half.driver.ird == 0 {
         Err(Breach::Budget)
     } else {
@@ -317,7 +320,7 @@ fn within_budget(half: &Responder<Iwarp>) -> Result<(), Breach> {
 }
 
 // The headers that a request would have had on a wire. Messages are not counted on a direct network: the number is 0.
-fn untagged(qn: u32, body: Body) -> Message {
+pub(crate) fn untagged(qn: u32, body: Body) -> Message {
     Message::Untagged(Untagged {
         qn,
         msn: 0,

@@ -3,6 +3,8 @@
 //!
 //! A header is not octets yet: a codec makes them where there is a wire.
 
+pub use polyverbs_engine::operation::AtomicOp;
+use polyverbs_engine::operation::Octets;
 use verbs_api::LinkAddress;
 
 use crate::terminate::Terminate;
@@ -130,6 +132,8 @@ pub enum Body {
     AtomicRequest(AtomicRequest),
     /// Atomic Response.
     AtomicResponse(AtomicResponse),
+    /// Of an extension.
+    Extension(Box<ExtensionMessage>),
     /// Immediate Data: eight octets of payload.
     Immediate {
         /// With solicited event.
@@ -150,12 +154,14 @@ pub enum Body {
 
 impl Body {
     /// The queue that this message belongs to (RFC 5040 section 4.3, RFC 7306 section 4).
-    pub const fn queue(&self) -> u32 {
+    pub fn queue(&self) -> u32 {
         match self {
             Self::Send { .. } | Self::Immediate { .. } => QN_SEND,
             Self::ReadRequest(_) | Self::AtomicRequest(_) => QN_REQUEST,
             Self::Terminate(_) => QN_TERMINATE,
             Self::AtomicResponse(_) => QN_ATOMIC_RESPONSE,
+            Self::Extension(message) if message.is_response => QN_ATOMIC_RESPONSE,
+            Self::Extension(_) => QN_REQUEST,
         }
     }
 }
@@ -188,70 +194,17 @@ pub struct AtomicRequest {
     pub to: u64,
 }
 
-/// An atomic operation with its operands, in the order of this machine (RFC 7306 section 5.1).
-///
-/// The masks are native to the wire: an ordinary compare-and-swap has masks of all ones, an ordinary fetch-and-add an
-/// add mask of 0 (one of all ones would add without any carry).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtomicOp {
-    /// Adds within fields; each bit of the mask is the highest of a field.
-    FetchAdd {
-        /// Added.
-        add: u64,
-        /// The highest bit of each field; none but bit 63, or none at all, is one field.
-        mask: u64,
-    },
-    /// Swaps where the bits that are compared are equal.
-    CompareSwap {
-        /// Compared with.
-        compare: u64,
-        /// The bits that are compared.
-        compare_mask: u64,
-        /// Replaced by.
-        swap: u64,
-        /// The bits that are replaced.
-        swap_mask: u64,
-    },
-}
-
-impl AtomicOp {
-    /// An ordinary fetch-and-add.
-    pub const fn fetch_add(add: u64) -> Self {
-        Self::FetchAdd { add, mask: 0 }
-    }
-
-    /// An ordinary compare-and-swap.
-    pub const fn compare_swap(compare: u64, swap: u64) -> Self {
-        Self::CompareSwap {
-            compare,
-            compare_mask: u64::MAX,
-            swap,
-            swap_mask: u64::MAX,
-        }
-    }
-
-    /// What `current` becomes; `None` where it stays.
-    #[inline]
-    pub const fn apply(self, current: u64) -> Option<u64> {
-        match self {
-            Self::FetchAdd { add, mask } => {
-                // Without the top bit of any field no carry leaves its field.
-                let sum = (current & !mask).wrapping_add(add & !mask);
-                Some(sum ^ ((current ^ add) & mask))
-            }
-            Self::CompareSwap {
-                compare,
-                compare_mask,
-                swap,
-                swap_mask,
-            } => {
-                if (compare ^ current) & compare_mask != 0 {
-                    return None;
-                }
-                Some((current & !swap_mask) | (swap & swap_mask))
-            }
-        }
-    }
+/// A request of an extension without an encoding of its own, or its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtensionMessage {
+    /// The extension's number.
+    pub extension: u32,
+    /// The operation's.
+    pub operation: u16,
+    /// Whether it answers.
+    pub is_response: bool,
+    /// What the extension reads.
+    pub octets: Octets,
 }
 
 /// An Atomic Response (RFC 7306 section 5.3).
@@ -295,43 +248,11 @@ mod tests {
             panic!("another operation");
         };
         assert_eq!((compare_mask, swap_mask), (u64::MAX, u64::MAX));
-        let xor = AtomicOp::FetchAdd {
-            add: 0b1010,
-            mask: u64::MAX,
-        };
-        assert_eq!(xor.apply(0b1100), Some(0b0110));
-    }
-
-    #[test]
-    fn fields_carry_up_to_their_highest_bit() {
-        let add = |current, add, mask| AtomicOp::FetchAdd { add, mask }.apply(current);
-        assert_eq!(add(u64::MAX, 1, 0), Some(0));
-        assert_eq!(add(u64::MAX, 1, 1 << 63), Some(0));
-        assert_eq!(add(0xffff_ffff, 1, 0x8000_0000), Some(0));
-        assert_eq!(add(0xffff_ffff, 1, 0), Some(1 << 32));
-        assert_eq!(
-            add(u64::MAX, 0x0001_0001_0001_0001, 0x8000_8000_8000_8000),
-            Some(0)
-        );
-        assert_eq!(add(0xff, 1, 0x80), Some(0));
-        assert_eq!(add(0xff, 1, 0x100), Some(0x100));
-    }
-
-    #[test]
-    fn masks_say_what_is_compared_and_what_is_replaced() {
-        let swap = AtomicOp::CompareSwap {
-            compare: 0x88,
-            compare_mask: 0xff,
-            swap: 0xff00,
-            swap_mask: 0xff00,
-        };
-        assert_eq!(
-            swap.apply(0x1122_3344_5566_7788),
-            Some(0x1122_3344_5566_ff88)
-        );
-        assert_eq!(swap.apply(0x1122_3344_5566_7789), None);
-        assert_eq!(AtomicOp::compare_swap(5, 9).apply(5), Some(9));
-        assert_eq!(AtomicOp::compare_swap(5, 9).apply(6), None);
+        assert_eq!(AtomicOp::fetch_add(7).ordinary(u64::MAX), Some(Some(6)));
+        assert_eq!(AtomicOp::compare_swap(5, 9).ordinary(5), Some(Some(9)));
+        assert_eq!(AtomicOp::compare_swap(5, 9).ordinary(6), Some(None));
+        let masked = AtomicOp::FetchAdd { add: 1, mask: 0x80 };
+        assert_eq!(masked.ordinary(0), None);
     }
 
     #[test]

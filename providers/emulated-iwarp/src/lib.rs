@@ -20,6 +20,7 @@ mod connection;
 mod direct;
 mod driver;
 mod express;
+mod extension;
 pub mod header;
 mod provider;
 mod requester;

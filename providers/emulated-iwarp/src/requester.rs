@@ -22,12 +22,12 @@ use verbs_api::{Access, EventType, RemoteAddress, SendFlags, Sge, WcStatus};
 use crate::connection::{Peer, emit, is_ready, segments};
 use crate::driver::Terminates;
 use crate::header::{
-    AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode,
-    Untagged,
+    AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
+    Tagged, TaggedOpcode, Untagged,
 };
 use crate::responder::place_tagged;
 use crate::terminate::{Breach, Terminate};
-use crate::{Cx, Qp, Sending, direct};
+use crate::{Cx, Qp, Sending, direct, extension};
 
 /// What a requester keeps; what each request touches comes first.
 #[derive(Debug, Default)]
@@ -170,12 +170,13 @@ fn start(
             AtomicOp::fetch_add(add),
             cx,
         ),
+        Op::Extension(operation) => extension::start(qp, half, peer, request, operation, cx),
         _ => Err(Fault::Operation),
     };
     Some(started.unwrap_or_else(|fault| (Phase::Done(fault.local_status()), 0)))
 }
 
-type Started = Result<(Phase, u32), Fault>;
+pub(crate) type Started = Result<(Phase, u32), Fault>;
 
 const SENT: Phase = Phase::Done(WcStatus::Success);
 
@@ -304,7 +305,7 @@ fn read(
     Ok(ask(qp, half, peer, |_| body, cx))
 }
 
-fn atomic(
+pub(crate) fn atomic(
     qp: &Qp,
     half: &mut Sending,
     peer: &Peer,
@@ -331,7 +332,7 @@ fn atomic(
     ))
 }
 
-fn ask(
+pub(crate) fn ask(
     qp: &Qp,
     half: &mut Sending,
     peer: &Peer,
@@ -485,6 +486,9 @@ pub(crate) fn handle_untagged(qp: &Qp, epoch: u32, segment: &Untagged, cx: &mut 
             let (id, original) = (response.request_id, response.original);
             place_original(qp, half, segment, id, original, cx)
         }
+        Body::Extension(response) if segment.qn == segment.body.queue() => {
+            place_response_of_extension(qp, half, segment, response, cx)
+        }
         _ => Err(Breach::Opcode),
     };
     let at = oldest_outstanding(&half.queue);
@@ -505,19 +509,38 @@ fn place_original(
     original: u64,
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
-    if segment.msn != half.driver.responses.wrapping_add(1) {
-        return Err(Breach::MessageSequence);
-    }
-    half.driver.responses = segment.msn;
-    let at = oldest_outstanding(&half.queue).ok_or(Breach::Opcode)?;
+    let at = next_response(half, segment)?;
     let wqe = &mut half.queue[at];
     let request = wqe.kept.request();
-    if !matches!(request.op, Op::CompareSwap(..) | Op::FetchAdd(..)) || wqe.first != request_id {
+    if !extension::is_atomic(qp, &request) || wqe.first != request_id {
         return Err(Breach::Opcode);
     }
     let spans = result_spans(qp, &request, cx.pin).map_err(Breach::Receive)?;
     scatter_at(&spans, 0, &Payload::Octets(&original.to_ne_bytes()));
     wqe.received = 8;
+    Ok(())
+}
+
+// The request that a message of the queue of atomic responses answers.
+fn next_response(half: &mut Sending, segment: &Untagged) -> Result<usize, Breach> {
+    if segment.msn != half.driver.responses.wrapping_add(1) {
+        return Err(Breach::MessageSequence);
+    }
+    half.driver.responses = segment.msn;
+    oldest_outstanding(&half.queue).ok_or(Breach::Opcode)
+}
+
+fn place_response_of_extension(
+    qp: &Qp,
+    half: &mut Sending,
+    segment: &Untagged,
+    response: &ExtensionMessage,
+    cx: &mut Cx<'_>,
+) -> Result<(), Breach> {
+    let at = next_response(half, segment)?;
+    let wqe = &mut half.queue[at];
+    let octets = extension::place(qp, &wqe.kept.request(), response, cx)?;
+    wqe.received = u64::from(octets);
     Ok(())
 }
 

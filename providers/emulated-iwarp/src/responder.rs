@@ -23,7 +23,7 @@ use crate::header::{
     QN_SEND, ReadRequest, Tagged, TaggedOpcode, Untagged,
 };
 use crate::terminate::{Breach, Terminate};
-use crate::{Cx, Qp, QpRef, Receiving};
+use crate::{Cx, Qp, QpRef, Receiving, extension};
 
 /// What a responder keeps.
 #[derive(Debug, Default)]
@@ -40,6 +40,15 @@ pub struct Responder {
     pub(crate) sent: Option<Box<Terminate>>,
     // What only a link needs.
     inbound: Option<Box<Inbound>>,
+}
+
+impl Responder {
+    /// The sequence number of the next message of the queue of atomic responses.
+    pub(crate) fn next_response(&mut self) -> u32 {
+        let inbound = self.inbound.get_or_insert_default();
+        inbound.responses = inbound.responses.wrapping_add(1);
+        inbound.responses
+    }
 }
 
 /// How far the peer's messages have come.
@@ -299,9 +308,16 @@ pub(crate) fn operate(
         .keys()
         .check_remote(pin, stag, to, 8, user)
         .map_err(Breach::Atomic)?;
+    let masked = match extension::is_masked(op) {
+        true => Some(qp.device.masked_atomics().ok_or(Breach::Opcode)?),
+        false => None,
+    };
     region
         .first(8)
-        .update_u64(|current| op.apply(current))
+        .update_u64(|current| match masked {
+            None => op.ordinary(current).flatten(),
+            Some(masked) => masked.apply(op, current),
+        })
         .ok_or(Breach::Atomic(Fault::Misaligned))
 }
 
@@ -426,7 +442,9 @@ fn untagged_segment(
             let written = half.driver.inbound.get_or_insert_default().written;
             take_immediate(qp, half, [a, b, c, d], written, *solicited, cx)?;
         }
-        Body::ReadRequest(_) | Body::AtomicRequest(_) => enqueue(qp, half, segment, cx)?,
+        Body::ReadRequest(_) | Body::AtomicRequest(_) | Body::Extension(_) => {
+            enqueue(qp, half, segment, cx)?;
+        }
         Body::AtomicResponse(_) | Body::Terminate(_) => return Err(Breach::Opcode),
     }
     note_segment(half, segment, payload.len());
@@ -560,6 +578,7 @@ fn answer(
     match &request.body {
         Body::ReadRequest(read) => answer_read(qp, half, &peer, read, cx),
         Body::AtomicRequest(atomic) => answer_atomic(qp, half, &peer, atomic, cx),
+        Body::Extension(request) => extension::answer(qp, half, &peer, request, cx),
         _ => Err(Breach::Opcode),
     }
 }
@@ -607,8 +626,7 @@ fn answer_atomic(
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
     let original = operate(qp, half, atomic.op, atomic.stag, atomic.to, cx.pin)?;
-    let inbound = half.driver.inbound.get_or_insert_default();
-    inbound.responses = inbound.responses.wrapping_add(1);
+    let msn = half.driver.next_response();
     let response = AtomicResponse {
         request_id: atomic.request_id,
         original,
@@ -616,7 +634,7 @@ fn answer_atomic(
     let body = Body::AtomicResponse(response);
     let segment = Untagged {
         qn: QN_ATOMIC_RESPONSE,
-        msn: inbound.responses,
+        msn,
         mo: 0,
         last: true,
         body,

@@ -9,7 +9,9 @@ use verbs_api::provider::{
     QpInit, QpOps, Reply, SrqInit, SrqOps, own,
 };
 use verbs_api::qp::AddressVector;
-use verbs_api::{Access, Features, LKey, Operations, Port, PortAttributes, RKey, VerbError};
+use verbs_api::{
+    Access, Features, LKey, Operations, Port, PortAttributes, RKey, Unsupported, VerbError,
+};
 
 use crate::cq::Cq;
 use crate::device::Device;
@@ -138,6 +140,14 @@ impl<D: Driver> Pd<D> {
             needed |= Features::WINDOW_2B;
         }
         device.check_claimed(needed)?;
+        for operation in init.operations.of_extensions() {
+            if device.operation(operation).is_none() {
+                return Err(VerbError::Extension(Unsupported {
+                    extension: operation.extension(),
+                    missing: vec![operation.feature().name],
+                }));
+            }
+        }
         let send_cq: Arc<Cq> = own(&init.send_cq, "send_cq")?;
         let recv_cq: Arc<Cq> = own(&init.recv_cq, "recv_cq")?;
         let srq: Option<Arc<Srq>> = init.srq.as_ref().map(|srq| own(srq, "srq")).transpose()?;

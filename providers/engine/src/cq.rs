@@ -49,7 +49,7 @@ impl Done {
                 self.wr_id,
                 u64::from(self.byte_len) | u64::from(u32::from_be_bytes(self.imm)) << 32,
                 u64::from(self.qpn & 0xff_ffff)
-                    | (self.opcode as u64) << 24
+                    | u64::from(self.opcode.code()) << 24
                     | u64::from(self.loan.to_bits()) << 32,
             ],
             tail: self.status as u32
@@ -63,7 +63,7 @@ impl Done {
         let [wr_id, length_imm, qp_loan] = entry.words;
         into.wr_id = wr_id;
         into.status = WcStatus::from_code(entry.tail as u8);
-        into.opcode = WcOpcode::from_code((qp_loan >> 24) as u8).unwrap_or_default();
+        into.opcode = WcOpcode::from_code((qp_loan >> 24) as u8);
         into.wc_flags = WcFlags::from_bits_retain((entry.tail >> 8) as u8);
         into.byte_len = length_imm as u32;
         into.imm_data = ((length_imm >> 32) as u32).to_be_bytes();
@@ -83,7 +83,7 @@ impl Plain {
     #[inline]
     pub fn new(qpn: u32, opcode: WcOpcode, solicited: bool) -> Self {
         let tail = if solicited { Entry::SOLICITED } else { 0 };
-        Self(u64::from(qpn) | (opcode as u64) << 24 | u64::from(tail) << 32)
+        Self(u64::from(qpn) | u64::from(opcode.code()) << 24 | u64::from(tail) << 32)
     }
 }
 

@@ -9,8 +9,9 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
-    BaselineGaps, DeviceAttributes, EventSubject, EventType, Extensions, Features, Gid, Grant,
-    Limits, LinkAddress, Mtu, PortAttributes, PortState, Transport, VerbError,
+    BaselineGaps, DeviceAttributes, EventSubject, EventType, ExtensionOperation, Extensions,
+    Features, Gid, Grant, Limits, LinkAddress, Mtu, PortAttributes, PortState, Transport,
+    VerbError,
 };
 
 use crate::commands::Commands;
@@ -21,6 +22,7 @@ use crate::emulation::{Emulations, MemoryManagement};
 use crate::key_table::KeyTable;
 use crate::link::Frame;
 use crate::network::Network;
+use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::pin::{Pin, pin};
 use crate::pool::Pool;
 use crate::qp::{Qp, QpRef};
@@ -170,6 +172,28 @@ impl<D: Driver> Device<D> {
     #[inline]
     pub fn memory_management(&self) -> Option<&'static dyn MemoryManagement> {
         self.emulations.memory_management
+    }
+
+    /// What carries out an operation of an extension.
+    pub fn operation(
+        &self,
+        operation: &'static ExtensionOperation,
+    ) -> Option<&'static dyn OperationEmulation> {
+        self.emulations.operations.find(operation)
+    }
+
+    /// The same by its numbers on the wire.
+    pub fn operation_numbered(
+        &self,
+        extension: u32,
+        operation: u16,
+    ) -> Option<&'static dyn OperationEmulation> {
+        self.emulations.operations.find_number(extension, operation)
+    }
+
+    /// What makes atomics with masks work.
+    pub fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
+        self.emulations.masked_atomics
     }
 
     /// The features claimed.

@@ -11,6 +11,7 @@ use verbs_api::{
 
 use crate::fault::Fault;
 use crate::key_table::{Binding, KeyTable};
+use crate::operation::{MaskedAtomics, OperationEmulation, OperationTable};
 
 /// The family of parts that are emulations on software devices.
 pub const FAMILY: &str = "polyverbs-engine";
@@ -30,6 +31,16 @@ pub trait Emulation: Send + Sync + 'static {
 
     /// Registering, invalidating and binding by work requests, where the extension does them.
     fn memory_management(&self) -> Option<&'static dyn MemoryManagement> {
+        None
+    }
+
+    /// Its operations: one for each that the extension describes.
+    fn operations(&self) -> &'static [&'static dyn OperationEmulation] {
+        &[]
+    }
+
+    /// Atomics with masks, for transports that carry them as their own.
+    fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
         None
     }
 }
@@ -72,8 +83,22 @@ impl Part for EmulationPart {
         FAMILY
     }
 
-    fn check(&self, _extension: &ExtensionDescriptor) -> Result<(), String> {
-        Ok(())
+    fn check(&self, extension: &ExtensionDescriptor) -> Result<(), String> {
+        let emulated = self.0.operations().iter().map(|one| one.operation());
+        let described = extension.all_operations().iter().copied();
+        if let Some(missing) = described
+            .clone()
+            .find(|operation| !emulated.clone().any(|emulated| emulated == *operation))
+        {
+            return Err(format!("an emulation of {}", missing.name()));
+        }
+        match emulated
+            .into_iter()
+            .find(|operation| !described.clone().any(|described| described == *operation))
+        {
+            Some(unknown) => Err(format!("a description of {}", unknown.name())),
+            None => Ok(()),
+        }
     }
 }
 
@@ -121,6 +146,8 @@ pub trait MemoryManagement: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Emulations {
     pub(crate) memory_management: Option<&'static dyn MemoryManagement>,
+    pub(crate) operations: OperationTable,
+    pub(crate) masked_atomics: Option<&'static dyn MaskedAtomics>,
 }
 
 impl Emulations {
@@ -148,6 +175,10 @@ impl Emulations {
 
     fn add(&mut self, emulation: &'static dyn Emulation) {
         self.memory_management = self.memory_management.or(emulation.memory_management());
+        self.masked_atomics = self.masked_atomics.or(emulation.masked_atomics());
+        for operation in emulation.operations() {
+            self.operations.add(*operation);
+        }
     }
 }
 

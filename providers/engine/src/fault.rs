@@ -27,13 +27,21 @@ pub enum Fault {
     Bind,
     /// The message is longer than what was posted for it.
     Length,
+    /// The queue pair does not permit it, whatever the key says.
+    NotPermitted,
+    /// There is no such operation, or it cannot be understood.
+    UnknownOperation,
 }
 
 impl Fault {
     /// The status of a request whose own, local memory or operation was refused.
     pub const fn local_status(self) -> WcStatus {
         match self {
-            Self::Operation | Self::CannotInvalidate | Self::Misaligned => WcStatus::LocQpOpErr,
+            Self::Operation
+            | Self::CannotInvalidate
+            | Self::Misaligned
+            | Self::NotPermitted
+            | Self::UnknownOperation => WcStatus::LocQpOpErr,
             Self::Bind => WcStatus::MwBindErr,
             Self::Length => WcStatus::LocLenErr,
             _ => WcStatus::LocProtErr,

@@ -21,6 +21,7 @@ pub mod link;
 mod loans;
 pub mod lock;
 pub mod network;
+pub mod operation;
 pub mod payload;
 pub mod pin;
 pub mod pool;

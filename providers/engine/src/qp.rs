@@ -14,8 +14,8 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{PostOps, QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify};
 use verbs_api::{
-    Access, BindWindow, EventSubject, EventType, Features, Gid, Operation, PostReason, Qpn, RKey,
-    ReceiveRequest, SendFlags, VerbError, WcOpcode, WcStatus, WorkRequest,
+    Access, BindWindow, EventSubject, EventType, ExtensionOperation, Features, Gid, Operation,
+    PostReason, Qpn, RKey, ReceiveRequest, SendFlags, VerbError, WcOpcode, WcStatus, WorkRequest,
 };
 
 use crate::cq::{Cq, Done, Plain};
@@ -26,6 +26,7 @@ use crate::fault::Fault;
 use crate::key_table::{Binding, FlatUse, LocalUse};
 use crate::loans;
 use crate::lock::{Lock, LockClass, LockGuard};
+use crate::operation::{self, Aligned, Octets, TargetMemory};
 use crate::payload::{Spans, gather_raw};
 use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
@@ -84,6 +85,7 @@ pub struct Rare {
     pub fast_registers: u64,
     pub local_invalidates: u64,
     pub binds: u64,
+    pub extensions: u64,
     pub retransmissions: u64,
     pub rnr_naks: u64,
     pub naks: u64,
@@ -694,8 +696,10 @@ impl<D: Driver> Qp<D> {
         request: &Request<'_>,
         cx: &Cx<'_, D>,
     ) -> WcStatus {
-        let result = self.manage_memory(requester, request);
-        let _ = cx;
+        let result = match request.op {
+            Op::Extension(operation) => self.extension_operation(request, operation, cx),
+            _ => self.manage_memory(requester, request),
+        };
         let status = match result {
             Ok(()) => WcStatus::Success,
             Err(_) if matches!(request.op, Op::Bind(..)) => WcStatus::MwBindErr,
@@ -748,6 +752,27 @@ impl<D: Driver> Qp<D> {
             }
             _ => Err(Fault::Operation),
         }
+    }
+
+    // An operation that is carried out where it was posted: on this device's own memory, which it may use as it likes.
+    fn extension_operation(
+        &self,
+        request: &Request<'_>,
+        operation: &'static ExtensionOperation,
+        cx: &Cx<'_, D>,
+    ) -> Result<(), Fault> {
+        let emulation = self.device.operation(operation);
+        let emulation = emulation.ok_or(Fault::UnknownOperation)?;
+        let (keys, pin) = (self.device.keys(), cx.pin);
+        let message = operation::message(keys, pin, self.pd, request, operation)?;
+        let sink = operation::sink(keys, pin, self.pd, request, operation)?;
+        let users = (self.pd, self.qpn);
+        let memory = TargetMemory::new(keys, pin, users, Access::REMOTE, Aligned::Memory);
+        let mut answer = Octets::new();
+        let held = request.body.and_then(|body| body.held);
+        operation::respond(emulation, &message, held, &memory, &mut answer)?;
+        operation::place(emulation, answer, &sink);
+        Ok(())
     }
 
     // A program cannot use what it was not granted; a device does not do what it does not claim, whoever asks.
@@ -1207,6 +1232,7 @@ impl<D: Driver> Qp<D> {
             counters.fast_registers = rare.fast_registers;
             counters.local_invalidates = rare.local_invalidates;
             counters.binds = rare.binds;
+            counters.extensions = rare.extensions;
             counters.retransmissions = rare.retransmissions;
             counters.rnr_naks = rare.rnr_naks;
             counters.naks = rare.naks;
@@ -1279,6 +1305,7 @@ impl<D: Driver> Requester<D> {
             Op::FastRegister(..) => &mut self.rare.fast_registers,
             Op::LocalInvalidate(_) => &mut self.rare.local_invalidates,
             Op::Bind(..) => &mut self.rare.binds,
+            Op::Extension(_) => &mut self.rare.extensions,
         };
         *counter += 1;
     }

@@ -2,8 +2,8 @@
 
 use verbs_api::memory::Loan;
 use verbs_api::{
-    Access, Data, Operation, PageList, RemoteAddress, SendFlags, Sge, UdDestination, WcOpcode,
-    WorkRequest,
+    Access, Data, ExtensionOperation, Held, Operation, PageList, RemoteAddress, SendFlags, Sge,
+    UdDestination, WcOpcode, WorkRequest,
 };
 
 use std::sync::Arc;
@@ -32,6 +32,8 @@ pub enum Op {
     LocalInvalidate(u32),
     /// Bind: window, region, address, octets, rights.
     Bind(u32, u32, u64, u64, Access),
+    /// An operation of an extension.
+    Extension(&'static ExtensionOperation),
 }
 
 /// What a message carries beside its octets.
@@ -49,22 +51,24 @@ pub enum Beside {
 impl Op {
     /// Whether it is carried out without a frame.
     pub const fn is_local(&self) -> bool {
-        matches!(
-            self,
-            Self::FastRegister(..) | Self::LocalInvalidate(_) | Self::Bind(..)
-        )
+        match self {
+            Self::FastRegister(..) | Self::LocalInvalidate(_) | Self::Bind(..) => true,
+            Self::Extension(operation) => operation.is_local(),
+            _ => false,
+        }
     }
 
     /// Whether it reads remote memory or changes it atomically: what a fence waits for.
     pub const fn is_read_or_atomic(&self) -> bool {
-        matches!(
-            self,
-            Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..)
-        )
+        match self {
+            Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..) => true,
+            Self::Extension(operation) => !operation.is_local(),
+            _ => false,
+        }
     }
 
     /// The opcode of its completion.
-    pub const fn wc_opcode(&self) -> WcOpcode {
+    pub fn wc_opcode(&self) -> WcOpcode {
         match self {
             Self::Send(_) => WcOpcode::Send,
             Self::Write(..) => WcOpcode::RdmaWrite,
@@ -76,6 +80,7 @@ impl Op {
             Self::FastRegister(..) => WcOpcode::FastRegister,
             Self::LocalInvalidate(_) => WcOpcode::LocalInv,
             Self::Bind(..) => WcOpcode::BindMw,
+            Self::Extension(operation) => operation.wc_opcode(),
         }
     }
 }
@@ -121,6 +126,17 @@ pub struct Request<'r> {
     pub pages: Option<&'r PageList>,
     /// Where a datagram goes.
     pub destination: Option<DestinationRef<'r>>,
+    /// What a request of an extension has beside its octets.
+    pub body: Option<BodyRef<'r>>,
+}
+
+/// The body of an extension's request, and what the request keeps alive.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyRef<'r> {
+    /// The body.
+    pub octets: &'r [u8],
+    /// What is kept alive.
+    pub held: Option<&'r Held>,
 }
 
 /// A datagram's destination, borrowed.
@@ -166,7 +182,7 @@ impl<'r> Request<'r> {
     /// The engine's view of a posted request.
     #[inline]
     pub fn of(request: &'r WorkRequest<'_>) -> Self {
-        let (mut pages, mut destination) = (None, None);
+        let (mut pages, mut destination, mut body) = (None, None, None);
         let op = match request {
             WorkRequest::Send(send) => {
                 destination = send.destination.map(DestinationRef::Posted);
@@ -219,6 +235,13 @@ impl<'r> Request<'r> {
                 bind.length,
                 bind.access,
             ),
+            WorkRequest::Extension(extension) => {
+                body = Some(BodyRef {
+                    octets: extension.body(),
+                    held: extension.held(),
+                });
+                Op::Extension(extension.extension_operation())
+            }
         };
         let common = request.common();
         let data = request.data();
@@ -240,6 +263,7 @@ impl<'r> Request<'r> {
             length,
             pages,
             destination,
+            body,
         }
     }
 }
@@ -267,6 +291,14 @@ pub struct QueuedRequest {
     pub length: u64,
     pages: Option<PageList>,
     destination: Option<Box<Destination>>,
+    body: Option<Box<KeptBody>>,
+}
+
+/// The body of an extension's request that waits, and what it keeps alive.
+#[derive(Clone)]
+struct KeptBody {
+    octets: Box<[u8]>,
+    held: Option<Held>,
 }
 
 impl QueuedRequest {
@@ -287,6 +319,12 @@ impl QueuedRequest {
             length: request.length,
             pages: request.pages.cloned(),
             destination: request.destination.map(|to| Box::new(to.to_owned())),
+            body: request.body.map(|body| {
+                Box::new(KeptBody {
+                    octets: body.octets.into(),
+                    held: body.held.cloned(),
+                })
+            }),
         }
     }
 
@@ -311,6 +349,10 @@ impl QueuedRequest {
             length: self.length,
             pages: self.pages.as_ref(),
             destination: self.destination.as_deref().map(DestinationRef::Queued),
+            body: self.body.as_deref().map(|body| BodyRef {
+                octets: &body.octets,
+                held: body.held.as_ref(),
+            }),
         }
     }
 }

@@ -39,7 +39,7 @@ impl TracedOperation {
     }
 }
 
-const fn operation(op: &Op) -> Operations {
+fn operation(op: &Op) -> Operations {
     match op {
         Op::Send(Beside::Nothing) => Operations::SEND,
         Op::Send(Beside::Immediate(_)) => Operations::SEND_WITH_IMM,
@@ -55,5 +55,6 @@ const fn operation(op: &Op) -> Operations {
         Op::FastRegister(..) => Operations::FAST_REGISTER,
         Op::LocalInvalidate(_) => Operations::LOCAL_INV,
         Op::Bind(..) => Operations::BIND_MW,
+        Op::Extension(operation) => operation.bit(),
     }
 }

@@ -9,6 +9,7 @@ use bmme as _;
 use emulated_ib::InfiniBand;
 use emulated_iwarp::Iwarp;
 use emulated_iwarp::header::{reset_header, stream_key};
+use masked_atomics as _;
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;

@@ -25,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("emulated-iwarp", DRIVER),
     // Extensions know the contract and the engine's hooks, and no driver.
     ("bmme", EXTENSION),
+    ("masked-atomics", EXTENSION),
     // The facade names the default providers and extensions.
     (
         "polyverbs",
@@ -35,6 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "emulated-ib",
             "emulated-iwarp",
             "bmme",
+            "masked-atomics",
         ],
     ),
     // Programs on the facade.
@@ -74,6 +76,7 @@ const TEST: &[&str] = &[
     "polyverbs-engine",
     "polyverbs-links",
     "bmme",
+    "masked-atomics",
     "emulated-ib",
     "emulated-iwarp",
     "polyverbs",

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{DeviceAttributes, FeatureSet, Features, Limit, ShortLimit, Transport, feature_names};
-use crate::extension::FeatureInfo;
+use crate::extension::{FeatureInfo, Unsupported};
 
 /// The bits of one feature set, with the set's type erased.
 #[derive(Clone, Debug)]
@@ -229,6 +229,26 @@ impl Grant {
             merge(&mut self.sets, more.clone());
         }
         self
+    }
+
+    /// Whether a feature was granted.
+    ///
+    /// # Errors
+    /// It was not: `extension` lacks it.
+    pub fn require(
+        &self,
+        extension: &'static str,
+        feature: &FeatureInfo,
+    ) -> Result<(), Unsupported> {
+        let granted = self.sets.iter().filter(|set| set.set == feature.set);
+        let bits = granted.fold(0, |bits, set| bits | set.bits);
+        if bits & feature.bits == feature.bits {
+            return Ok(());
+        }
+        Err(Unsupported {
+            extension,
+            missing: vec![feature.name],
+        })
     }
 
     /// Every granted set.

@@ -82,7 +82,7 @@ pub(crate) struct ContextInner {
     pub(super) ops: Arc<dyn ContextOps>,
     pub(super) device: Arc<dyn DeviceOps>,
     pub(super) attributes: DeviceAttributes,
-    pub(super) grant: Grant,
+    pub(crate) grant: Grant,
     pub(super) features: Features,
     pub(super) closed: AtomicBool,
     deferred: Mutex<Vec<Box<dyn Deferred>>>,

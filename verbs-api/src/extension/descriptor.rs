@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
+use super::ExtensionOperation;
 use crate::capability::{ExtensionLimit, Transport};
 use crate::probe::Probe;
 use crate::provider::CONTRACT_VERSION;
@@ -97,6 +98,7 @@ pub struct ExtensionDescriptor {
     contract_version: u32,
     features: &'static [FeatureInfo],
     limits: &'static [ExtensionLimit],
+    operations: &'static [&'static ExtensionOperation],
     wire_opcodes: &'static [WireOpcodes],
     probes: &'static [Probe],
     parts: &'static [&'static dyn Part],
@@ -131,6 +133,7 @@ impl ExtensionDescriptor {
             contract_version: CONTRACT_VERSION,
             features: &[],
             limits: &[],
+            operations: &[],
             wire_opcodes: &[],
             probes: &[],
             parts: &[],
@@ -149,6 +152,8 @@ impl ExtensionDescriptor {
         features, all_features: FeatureInfo;
         /// Its numbers.
         limits, all_limits: ExtensionLimit;
+        /// Its operations.
+        operations, all_operations: &'static ExtensionOperation;
         /// Opcodes on the wire that a standard gives it.
         wire_opcodes, all_wire_opcodes: WireOpcodes;
         /// What proves each of its features: at least one probe for each.

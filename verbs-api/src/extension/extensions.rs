@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 
 use super::descriptor::CORE;
-use super::{ExtensionDescriptor, Part};
+use super::{ExtensionDescriptor, ExtensionOperation, Part};
 use crate::provider::CONTRACT_VERSION;
 use crate::registry::RegistryError;
 
@@ -158,9 +158,47 @@ fn check_complete(extension: &'static ExtensionDescriptor) -> Result<(), Registr
             )));
         }
     }
+    check_operations(extension).map_err(incomplete)?;
     for part in extension.all_parts() {
         part.check(extension)
             .map_err(|missing| incomplete(format!("{missing} (of {})", part.family())))?;
+    }
+    Ok(())
+}
+
+fn check_operations(extension: &'static ExtensionDescriptor) -> Result<(), String> {
+    let all = extension.all_operations();
+    for (at, operation) in all.iter().enumerate() {
+        let name = operation.name();
+        if operation.extension() != extension.name() {
+            return Err(format!(
+                "operation {name}: it says that it is of {}",
+                operation.extension()
+            ));
+        }
+        let told = extension.all_features().iter();
+        let feature = operation.feature();
+        if !told
+            .clone()
+            .any(|told| (told.set, told.bits) == (feature.set, feature.bits))
+        {
+            return Err(format!("the feature {} that {name} takes", feature.name));
+        }
+        let same = |other: &&&ExtensionOperation| {
+            other.number() == operation.number() || other.name() == name
+        };
+        if let Some(other) = all[..at].iter().find(same) {
+            let number = operation.number();
+            return Err(format!(
+                "a name and a number for each operation: {} and {name} ({number})",
+                other.name()
+            ));
+        }
+        if operation.place().is_none() {
+            return Err(format!(
+                "a place for {name}: this process has no more operations"
+            ));
+        }
     }
     Ok(())
 }

@@ -207,6 +207,7 @@ pub struct QpCounters {
     pub fast_registers: u64,
     pub local_invalidates: u64,
     pub binds: u64,
+    pub extensions: u64,
     pub receives: u64,
     pub retransmissions: u64,
     pub rnr_naks: u64,

@@ -1,7 +1,7 @@
 //! What a queue pair is created with, and what of it is refused.
 
 use super::{QpCap, QpType};
-use crate::capability::{BaselineGaps, DeviceAttributes, Features, Limit, Limits};
+use crate::capability::{BaselineGaps, DeviceAttributes, Features, Grant, Limit, Limits};
 use crate::cq::Cq;
 use crate::error::VerbError;
 use crate::objects::ObjectId;
@@ -161,8 +161,9 @@ impl QpOptions {
     pub(super) fn granted_operations(
         &self,
         device: &DeviceAttributes,
-        features: Features,
+        grant: &Grant,
     ) -> Result<Operations, VerbError> {
+        let features = grant.features();
         let service = match self.qp_type {
             QpType::Ud => BaselineGaps::NO_UD,
             QpType::Uc => BaselineGaps::NO_UC,
@@ -175,10 +176,18 @@ impl QpOptions {
         if self.reserved > 0 {
             wanted |= crate::portable::operations(features) & self.qp_type.operations();
         }
-        let foreign = wanted - self.qp_type.operations();
+        let reliable = self.qp_type == QpType::Rc;
+        for operation in wanted.of_extensions().filter(|_| reliable) {
+            grant.require(operation.extension(), operation.feature())?;
+        }
+        let extensions = wanted - Operations::CORE;
+        let mut foreign = wanted - self.qp_type.operations();
+        if reliable {
+            foreign -= extensions;
+        }
         if !foreign.is_empty() {
-            let names: Vec<_> = foreign.iter_names().map(|(name, _)| name).collect();
-            let reason = format!("{:?} has no {}", self.qp_type, names.join(", "));
+            let names = foreign.names().join(", ");
+            let reason = format!("{:?} has no {names}", self.qp_type);
             return Err(VerbError::argument("operations", reason));
         }
         let mut missing = wanted.required_features() - features;

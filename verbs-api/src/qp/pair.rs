@@ -110,7 +110,7 @@ impl Qp {
     fn start(pd: &Pd, options: QpOptions) -> Result<Started<Self>, VerbError> {
         let context = pd.context();
         let (attributes, features) = (context.attributes(), context.features());
-        let operations = options.granted_operations(attributes, features)?;
+        let operations = options.granted_operations(attributes, &context.grant)?;
         let cap = options.checked_cap(&attributes.limits)?;
         let QpOptions {
             qp_type,

@@ -2,11 +2,13 @@
 
 use bitflags::bitflags;
 use enum_dispatch::enum_dispatch;
+use zerocopy::{Immutable, IntoBytes};
 
 use super::{Data, RemoteAddress, Sge, UdDestination};
 use crate::access::Access;
 use crate::capability::Features;
 use crate::completion::WcOpcode;
+use crate::extension::{ExtensionOperation, Held, OperationData};
 use crate::ids::{LKey, RKey};
 use crate::memory::PageList;
 use crate::post::{PostReason, QpRules};
@@ -15,7 +17,7 @@ bitflags! {
     /// Operations of a send queue. A queue pair is created for a set of them and refuses all others.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_qp_create_send_ops_flags")]
-    pub struct Operations: u32 {
+    pub struct Operations: u64 {
         /// [`Write`].
         const WRITE = 1;
         /// [`WriteWithImmediate`].
@@ -219,11 +221,17 @@ macro_rules! requests {
 
         impl<'a> WorkRequest<'a> {
             pub(crate) fn data_mut(&mut self) -> &mut Data<'a> {
-                match self { $( Self::$name(request) => &mut request.data, )* }
+                match self {
+                    $( Self::$name(request) => &mut request.data, )*
+                    Self::Extension(request) => &mut request.data,
+                }
             }
 
             pub(crate) fn common_mut(&mut self) -> &mut Common {
-                match self { $( Self::$name(request) => &mut request.common, )* }
+                match self {
+                    $( Self::$name(request) => &mut request.common, )*
+                    Self::Extension(request) => &mut request.common,
+                }
             }
 
             /// Gives the request, whatever it is, this identity and exactly these flags; those of portable operations
@@ -378,6 +386,111 @@ pub enum WorkRequest<'a> {
     FastRegister(FastRegister<'a>),
     LocalInvalidate(LocalInvalidate<'a>),
     BindWindow(BindWindow<'a>),
+    Extension(ExtensionRequest<'a>),
+}
+
+/// A request of an extension's [operation](ExtensionOperation): what its crate makes its own types into.
+///
+/// The body is fixed octets, which travel as they are: numbers in network order. `holds` are objects that stay alive
+/// until the request has retired.
+#[derive(Debug)]
+pub struct ExtensionRequest<'a> {
+    common: Common,
+    data: Data<'a>,
+    operation: &'static ExtensionOperation,
+    body: &'a [u8],
+    holds: Option<&'a Held>,
+}
+
+impl<'a> ExtensionRequest<'a> {
+    /// A request with this body, and what its scatter/gather list is.
+    #[inline]
+    pub fn new<B: IntoBytes + Immutable>(
+        operation: &'static ExtensionOperation,
+        body: &'a B,
+        data: impl Into<Data<'a>>,
+    ) -> Self {
+        let data = data.into();
+        Self {
+            common: common_for(&data),
+            data,
+            operation,
+            body: body.as_bytes(),
+            holds: None,
+        }
+    }
+
+    /// Keeps these alive until it has retired.
+    #[must_use]
+    pub fn holding(mut self, objects: &'a Held) -> Self {
+        self.holds = Some(objects);
+        self
+    }
+
+    /// Comes back in the completion, if there is one.
+    #[must_use]
+    pub fn wr_id(mut self, wr_id: u64) -> Self {
+        self.common.wr_id = wr_id;
+        self
+    }
+
+    /// Completes with a completion that carries `wr_id`.
+    #[must_use]
+    pub fn signaled(mut self, wr_id: u64) -> Self {
+        self.common.flags |= SendFlags::SIGNALED;
+        self.wr_id(wr_id)
+    }
+
+    /// Starts only after all earlier reads and atomics of this queue have completed.
+    #[must_use]
+    pub fn fence(mut self) -> Self {
+        self.common.flags |= SendFlags::FENCE;
+        self
+    }
+
+    /// The operation.
+    #[inline]
+    pub fn extension_operation(&self) -> &'static ExtensionOperation {
+        self.operation
+    }
+
+    /// The body.
+    #[inline]
+    pub fn body(&self) -> &'a [u8] {
+        self.body
+    }
+
+    /// What it keeps alive.
+    #[inline]
+    pub fn held(&self) -> Option<&'a Held> {
+        self.holds
+    }
+}
+
+impl Operation for ExtensionRequest<'_> {
+    fn operation(&self) -> Operations {
+        self.operation.bit()
+    }
+
+    fn wc_opcode(&self) -> WcOpcode {
+        self.operation.wc_opcode()
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn data(&self) -> &Data<'_> {
+        &self.data
+    }
+
+    fn is_read_or_atomic(&self) -> bool {
+        !self.operation.is_local()
+    }
+
+    fn validate(&self, rules: &QpRules) -> Result<(), PostReason> {
+        checks::extension(self, rules)
+    }
 }
 
 #[inline]
@@ -847,6 +960,37 @@ mod checks {
             return Err(PostReason::Unsupported { missing });
         }
         Ok(())
+    }
+
+    pub(super) fn extension(
+        request: &ExtensionRequest<'_>,
+        rules: &QpRules,
+    ) -> Result<(), PostReason> {
+        let operation = request.operation;
+        let refused = |reason| {
+            let extension = operation.extension();
+            Err(PostReason::Extension { extension, reason })
+        };
+        if request.body.len() != operation.body_len() {
+            return refused("the body is not of the operation's length");
+        }
+        let length = request.data.len();
+        match operation.data_use() {
+            OperationData::None if length > 0 || request.data.num_sge() > 0 => {
+                refused("the operation has no scatter/gather list")
+            }
+            OperationData::Sink { least } if length < u64::from(least) => {
+                refused("the answer does not fit the scatter/gather list")
+            }
+            OperationData::Source { most } if length > u64::from(most) => {
+                let (max, given) = (u64::from(most), length);
+                Err(PostReason::MessageTooLong { max, given })
+            }
+            used => {
+                let source = matches!(used, OperationData::Source { .. });
+                data(&request.data, rules, rules.max_send_sge, source)
+            }
+        }
     }
 
     pub(super) fn bind(request: &BindWindow<'_>, rules: &QpRules) -> Result<(), PostReason> {

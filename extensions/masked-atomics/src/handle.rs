@@ -1,0 +1,25 @@
+//! The typed handle.
+
+use verbs_api::{Context, Extension, Operations, Unsupported};
+
+use crate::{COMPARE_SWAP, FETCH_ADD, MaskedFeatures};
+
+/// Masked atomics: who has this was granted them. Queue pairs are made with it.
+#[derive(Clone, Copy, Debug)]
+pub struct MaskedAtomics(());
+
+impl Extension for MaskedAtomics {
+    type Features = MaskedFeatures;
+
+    const NAME: &'static str = "masked-atomics";
+    const NEEDS: MaskedFeatures = MaskedFeatures::MASKED_64;
+
+    fn load(context: &Context) -> Result<Self, Unsupported> {
+        Self::require(context)?;
+        Ok(Self(()))
+    }
+
+    fn operations(&self) -> Operations {
+        COMPARE_SWAP.bit() | FETCH_ADD.bit()
+    }
+}

@@ -1,0 +1,141 @@
+//! The work requests: operands in network order, as they travel.
+
+use polyverbs_engine::operation::AtomicOp;
+use verbs_api::{Data, ExtensionOperation, ExtensionRequest, OperationData, RKey, RemoteAddress};
+use zerocopy::byteorder::network_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::MASKED_64;
+
+const RESULT: OperationData = OperationData::Sink { least: 8 };
+
+/// The operation of [`MaskedCompareSwap`], whose completions have its opcode.
+pub static COMPARE_SWAP: ExtensionOperation =
+    ExtensionOperation::new("masked-atomics", "MASKED_ATOMIC_CMP_AND_SWP", 1, &MASKED_64)
+        .body(size_of::<MaskedCompareSwap>() as u16)
+        .data(RESULT);
+
+/// The operation of [`MaskedFetchAdd`], whose completions have its opcode.
+pub static FETCH_ADD: ExtensionOperation = ExtensionOperation::new(
+    "masked-atomics",
+    "MASKED_ATOMIC_FETCH_AND_ADD",
+    2,
+    &MASKED_64,
+)
+.body(size_of::<MaskedFetchAdd>() as u16)
+.data(RESULT);
+
+/// The eight octets, as a peer is named.
+#[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Target {
+    addr: U64,
+    rkey: U32,
+}
+
+impl Target {
+    fn new(remote: RemoteAddress) -> Self {
+        Self {
+            addr: U64::new(remote.addr),
+            rkey: U32::new(remote.rkey.value()),
+        }
+    }
+
+    fn remote(self) -> RemoteAddress {
+        RemoteAddress::new(self.addr.get(), RKey::new(self.rkey.get()))
+    }
+}
+
+/// Compares some bits of eight remote octets, and replaces some where they are equal; the original comes back whole.
+#[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MaskedCompareSwap {
+    target: Target,
+    compare: U64,
+    compare_mask: U64,
+    swap: U64,
+    swap_mask: U64,
+}
+
+impl MaskedCompareSwap {
+    /// Compares all bits with `compare` and replaces all with `swap`, unless masks say otherwise.
+    pub fn new(remote: RemoteAddress, compare: u64, swap: u64) -> Self {
+        Self {
+            target: Target::new(remote),
+            compare: U64::new(compare),
+            compare_mask: U64::new(u64::MAX),
+            swap: U64::new(swap),
+            swap_mask: U64::new(u64::MAX),
+        }
+    }
+
+    /// Compares only these bits; none always swaps.
+    #[must_use]
+    pub fn compare_mask(mut self, bits: u64) -> Self {
+        self.compare_mask = U64::new(bits);
+        self
+    }
+
+    /// Replaces only these bits; none changes nothing.
+    #[must_use]
+    pub fn swap_mask(mut self, bits: u64) -> Self {
+        self.swap_mask = U64::new(bits);
+        self
+    }
+
+    /// The request, with the eight octets that the original goes to.
+    pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> ExtensionRequest<'a> {
+        ExtensionRequest::new(&COMPARE_SWAP, self, result)
+    }
+
+    pub(crate) fn parts(&self) -> (RemoteAddress, AtomicOp) {
+        let op = AtomicOp::CompareSwap {
+            compare: self.compare.get(),
+            compare_mask: self.compare_mask.get(),
+            swap: self.swap.get(),
+            swap_mask: self.swap_mask.get(),
+        };
+        (self.target.remote(), op)
+    }
+}
+
+/// Adds to eight remote octets field by field; the original comes back whole.
+#[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MaskedFetchAdd {
+    target: Target,
+    add: U64,
+    mask: U64,
+}
+
+impl MaskedFetchAdd {
+    /// Adds `add` to one field of 64 bits, unless [`fields`](Self::fields) says otherwise.
+    pub fn new(remote: RemoteAddress, add: u64) -> Self {
+        Self {
+            target: Target::new(remote),
+            add: U64::new(add),
+            mask: U64::new(0),
+        }
+    }
+
+    /// Each bit of `highest` is the highest bit of a field, which no carry leaves. Bits above the highest one are a
+    /// field of their own.
+    #[must_use]
+    pub fn fields(mut self, highest: u64) -> Self {
+        self.mask = U64::new(highest);
+        self
+    }
+
+    /// The request, with the eight octets that the original goes to.
+    pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> ExtensionRequest<'a> {
+        ExtensionRequest::new(&FETCH_ADD, self, result)
+    }
+
+    pub(crate) fn parts(&self) -> (RemoteAddress, AtomicOp) {
+        let op = AtomicOp::FetchAdd {
+            add: self.add.get(),
+            mask: self.mask.get(),
+        };
+        (self.target.remote(), op)
+    }
+}
