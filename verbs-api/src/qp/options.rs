@@ -176,18 +176,19 @@ impl QpOptions {
         if self.reserved > 0 {
             wanted |= crate::portable::operations(features) & self.qp_type.operations();
         }
-        let reliable = self.qp_type == QpType::Rc;
-        for operation in wanted.of_extensions().filter(|_| reliable) {
-            grant.require(operation.extension(), operation.feature())?;
-        }
-        let extensions = wanted - Operations::CORE;
         let mut foreign = wanted - self.qp_type.operations();
-        if reliable {
-            foreign -= extensions;
+        if self.qp_type == QpType::Rc {
+            for operation in wanted.of_extensions() {
+                grant.require(operation.extension(), operation.feature())?;
+                foreign -= operation.bit();
+            }
         }
         if !foreign.is_empty() {
-            let names = foreign.names().join(", ");
-            let reason = format!("{:?} has no {names}", self.qp_type);
+            let names = foreign.names();
+            let reason = match names.is_empty() {
+                true => format!("{:#x} are no operations", foreign.bits()),
+                false => format!("{:?} has no {}", self.qp_type, names.join(", ")),
+            };
             return Err(VerbError::argument("operations", reason));
         }
         let mut missing = wanted.required_features() - features;

@@ -1,0 +1,302 @@
+//! How masked atomics travel, and what becomes of them where nobody emulates them.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use emulated_ib::InfiniBand;
+use emulated_ib::header::Body as Ib;
+use emulated_iwarp::Iwarp;
+use emulated_iwarp::header::{AtomicOp, Body as Rdmap, Message, reset_header, stream_key};
+use masked_atomics::{
+    EXTENSION, FETCH_ADD, MaskedAtomics, MaskedCompareSwap, MaskedFeatures, MaskedFetchAdd,
+};
+use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+use polyverbs_engine::driver::Driver;
+use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::time::Time;
+use polyverbs_links::{
+    Bound, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
+};
+use verbs_api::{
+    Access, AtomicScope, Completion, ConnectOptions, Context, Device, Extensions, FetchAdd,
+    LinkAddress, Memory, Mtu, PostReason, Qp, QpOptions, RemoteAddress, Requirements, Sge,
+    WcStatus, extension_id,
+};
+
+/// A link on which frames are noted, and some of the first device's answers are lost.
+struct Watched<H> {
+    inner: SharedLink<H>,
+    log: Mutex<Vec<OwnedFrame<H>>>,
+    losing: AtomicUsize,
+    is_answer: fn(&H) -> bool,
+}
+
+impl<H: Clone + Send + Sync + 'static> Link<H> for Watched<H> {
+    fn max_frame(&self) -> Option<usize> {
+        self.inner.max_frame()
+    }
+
+    fn send(&self, frame: Frame<'_, H>, now: Time) {
+        self.log.lock().unwrap().push(frame.to_owned());
+        let lose = |left: usize| left.checked_sub(1);
+        let loses = (self.is_answer)(&frame.header)
+            && self
+                .losing
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose)
+                .is_ok();
+        if !loses {
+            self.inner.send(frame, now);
+        }
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
+        self.inner.progress(now, network)
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        self.inner.next_due()
+    }
+}
+
+struct Lab<H> {
+    simulation: Simulation,
+    link: Arc<Watched<H>>,
+    near: Context,
+    far: Context,
+}
+
+impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
+    fn new<D: Driver<Header = H>>(
+        inner: SharedLink<H>,
+        is_answer: fn(&H) -> bool,
+        driver: impl Fn(LinkAddress) -> D,
+        far_has_it: bool,
+    ) -> Self {
+        let mut simulation = Simulation::new();
+        let link = Arc::new(Watched {
+            inner,
+            log: Mutex::default(),
+            losing: AtomicUsize::new(0),
+            is_answer,
+        });
+        let network = simulation.network::<D>(Some(Arc::clone(&link) as SharedLink<H>));
+        let open = |at, has_it| {
+            let mut extensions = Extensions::new();
+            if has_it {
+                extensions.add(&EXTENSION).unwrap();
+            }
+            let options = DeviceOptions {
+                extensions: Some(extensions),
+                ..DeviceOptions::default()
+            };
+            let engine =
+                Engine::new(driver(LinkAddress::InProcess(at)), &network, options).unwrap();
+            let wanted = Requirements::new().prefers(MaskedFeatures::MASKED_64);
+            Device::of(engine).open(&wanted).unwrap()
+        };
+        let (near, far) = (open(1, true), open(2, far_has_it));
+        Self {
+            simulation,
+            link,
+            near,
+            far,
+        }
+    }
+
+    // Posts the request of `make` against eight far octets of value 0xff, and answers how it ended, what came back and
+    // what the octets are then.
+    fn run(
+        &self,
+        make: impl FnOnce(&Qp, Sge, RemoteAddress) -> Result<(), PostReason>,
+    ) -> (WcStatus, u64, u64) {
+        let side = |context: &Context| {
+            let pd = context.alloc_pd().wait().unwrap();
+            let cq = context.create_cq(16).wait().unwrap();
+            let mut options = QpOptions::rc(&cq);
+            if let Ok(masked) = context.extension::<MaskedAtomics>() {
+                options = options.operations(&masked);
+            }
+            let qp = pd.create_qp(options).wait().unwrap();
+            let memory = Memory::zeroed(16).unwrap();
+            let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
+            let mr = pd.register(&memory, access).wait().unwrap();
+            (qp, cq, memory, mr)
+        };
+        let (qp, cq, result, sink) = side(&self.near);
+        let (peer, _far_cq, target, mr) = side(&self.far);
+        target.store_u64(0, 0xff).unwrap();
+        let options = ConnectOptions::new();
+        let first = qp.connect(&peer.endpoint().unwrap(), options);
+        let second = peer.connect(&qp.endpoint().unwrap(), options);
+        self.settle();
+        first.wait().unwrap();
+        second.wait().unwrap();
+        make(&qp, sink.sge(0, 8).unwrap(), mr.remote(0)).unwrap();
+        self.settle();
+        let mut slot = [Completion::default()];
+        let done = cq.poll(&mut slot).unwrap().first().unwrap().status;
+        (
+            done,
+            result.load_u64(0).unwrap(),
+            target.load_u64(0).unwrap(),
+        )
+    }
+
+    fn settle(&self) {
+        self.simulation
+            .run_until(Bound::default(), || false)
+            .unwrap();
+    }
+
+    fn headers(&self) -> Vec<OwnedFrame<H>> {
+        self.link.log.lock().unwrap().clone()
+    }
+}
+
+fn infiniband(far_has_it: bool) -> Lab<emulated_ib::header::Header> {
+    let link = Arc::new(DatagramLink::new(DatagramOptions {
+        max_frame: Some(Mtu::Mtu256),
+        ..DatagramOptions::default()
+    }));
+    let is_answer = |header: &emulated_ib::header::Header| !header.body.is_request();
+    let driver = |address| InfiniBand {
+        name: format!("{address:?}"),
+        address,
+        windows_2a: false,
+    };
+    Lab::new(link, is_answer, driver, far_has_it)
+}
+
+fn iwarp(far_has_it: bool) -> Lab<emulated_iwarp::header::Header> {
+    let options = StreamOptions {
+        max_frame: NonZeroUsize::new(100),
+        ..StreamOptions::default()
+    };
+    let link = Arc::new(StreamLink::new(options, stream_key, Some(reset_header)));
+    let driver = |address| Iwarp::new(format!("{address:?}"), address);
+    Lab::new(link, |_| false, driver, far_has_it)
+}
+
+fn add(qp: &Qp, sink: Sge, remote: RemoteAddress) -> Result<(), PostReason> {
+    let add = MaskedFetchAdd::new(remote, 1).fields(0x80);
+    let request = add.request(sink).signaled(1);
+    qp.post_one(request).map_err(|refused| refused.reason)
+}
+
+// covers 4.26
+#[test]
+fn infiniband_carries_it_as_an_extension() {
+    let lab = infiniband(true);
+    assert_eq!(lab.run(add), (WcStatus::Success, 0xff, 0));
+    let numbers = (extension_id("masked-atomics"), FETCH_ADD.number());
+    let mut frames = lab.headers().into_iter();
+    let request = frames.next().unwrap();
+    assert_eq!(
+        request.header.body,
+        Ib::ExtensionRequest(numbers.0, numbers.1)
+    );
+    // The operands travel in network order, the address and the key first.
+    assert_eq!(request.payload.len(), 28);
+    assert_eq!(
+        request.payload[12..],
+        [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x80]
+    );
+    let answer = frames.next().unwrap();
+    assert_eq!(
+        answer.header.body,
+        Ib::ExtensionResponse(numbers.0, numbers.1)
+    );
+    assert_eq!(answer.payload, [0, 0, 0, 0, 0, 0, 0, 0xff]);
+}
+
+// covers 3.43
+#[test]
+fn a_request_that_comes_again_is_answered_from_what_was_noted() {
+    let lab = infiniband(true);
+    lab.link.losing.store(2, Ordering::SeqCst);
+    let adds = |qp: &Qp, sink: Sge, remote| {
+        let add = MaskedFetchAdd::new(remote, 1);
+        let request = add.request(sink).signaled(1);
+        qp.post_one(request).map_err(|refused| refused.reason)
+    };
+    assert_eq!(lab.run(adds), (WcStatus::Success, 0xff, 0x100));
+    let requests = lab.headers();
+    let requests = requests
+        .iter()
+        .filter(|frame| frame.header.body.is_request());
+    assert_eq!(requests.count(), 3, "two answers were lost");
+}
+
+// covers 4.27
+#[test]
+fn iwarp_carries_it_as_its_own() {
+    let lab = iwarp(true);
+    assert_eq!(lab.run(add), (WcStatus::Success, 0xff, 0));
+    let swap = |qp: &Qp, sink: Sge, remote| {
+        let swap = MaskedCompareSwap::new(remote, 0xff, 0x1100).swap_mask(0xff00);
+        let request = swap.request(sink).signaled(1);
+        qp.post_one(request).map_err(|refused| refused.reason)
+    };
+    assert_eq!(lab.run(swap), (WcStatus::Success, 0xff, 0x11ff));
+    let ordinary = |qp: &Qp, sink: Sge, remote| {
+        let request = FetchAdd::new(sink, remote, 1).signaled(1);
+        qp.post_one(request).map_err(|refused| refused.reason)
+    };
+    assert_eq!(lab.run(ordinary), (WcStatus::Success, 0xff, 0x100));
+    let frames = lab.headers();
+    let atomics = frames
+        .iter()
+        .filter_map(|frame| match &frame.header.message {
+            Message::Untagged(segment) => match &segment.body {
+                Rdmap::AtomicRequest(request) => Some(request.op),
+                _ => None,
+            },
+            _ => None,
+        });
+    let swap = AtomicOp::CompareSwap {
+        compare: 0xff,
+        compare_mask: u64::MAX,
+        swap: 0x1100,
+        swap_mask: 0xff00,
+    };
+    let add = AtomicOp::FetchAdd { add: 1, mask: 0x80 };
+    let plain = AtomicOp::FetchAdd { add: 1, mask: 0 };
+    assert_eq!(atomics.collect::<Vec<_>>(), [add, swap, plain]);
+}
+
+// covers 1.07 1.17
+#[test]
+fn a_device_without_it_answers_as_to_an_unknown_opcode() {
+    let refused = (WcStatus::RemInvReqErr, 0, 0xff);
+    assert_eq!(infiniband(false).run(add), refused);
+    let lab = iwarp(false);
+    assert_eq!(lab.run(add), refused);
+    let frames = lab.headers();
+    let codes = frames
+        .iter()
+        .filter_map(|frame| match &frame.header.message {
+            Message::Untagged(segment) => match &segment.body {
+                Rdmap::Terminate(terminate) => Some(terminate.error),
+                _ => None,
+            },
+            _ => None,
+        });
+    let unexpected = emulated_iwarp::terminate::TerminateCode::new(0, 2, 0x06);
+    assert_eq!(codes.collect::<Vec<_>>(), [unexpected]);
+}
+
+// covers 4.28 1.06
+#[test]
+fn the_scope_of_masked_atomics_is_one_of_its_own() {
+    let lab = infiniband(false);
+    let (with, without) = (lab.near.attributes(), lab.far.attributes());
+    assert_eq!(with.masked_atomic_cap, with.atomic_cap);
+    assert_eq!(without.masked_atomic_cap, AtomicScope::None);
+    assert_eq!(without.atomic_cap, with.atomic_cap);
+    let ordinary = |qp: &Qp, sink: Sge, remote| {
+        let request = FetchAdd::new(sink, remote, 1).signaled(1);
+        qp.post_one(request).map_err(|refused| refused.reason)
+    };
+    assert_eq!(lab.run(ordinary), (WcStatus::Success, 0xff, 0x100));
+}
