@@ -251,3 +251,10 @@ fn the_number_on_the_wire_is_made_of_the_name() {
     assert_eq!(extension_id("a"), 0xe40c_292c);
     assert_eq!(extension_id("foobar"), 0xbf9c_f968);
 }
+
+/// A request is moved where it is built: an extension's is no larger than the largest of the core.
+#[test]
+fn requests_of_extensions_make_no_request_larger() {
+    assert!(size_of::<ExtensionRequest<'_>>() <= size_of::<FastRegister<'_>>());
+    assert!(size_of::<WorkRequest<'_>>() <= 88);
+}
