@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
+use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
@@ -17,7 +18,7 @@ use verbs_api::{
 use crate::header::{Aeth, Body, Header, Position, Syndrome, advance};
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
-use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, express, requester};
+use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, requester};
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
@@ -57,6 +58,9 @@ impl Driver for InfiniBand {
         requests: &[WorkRequest<'_>],
         cx: &mut Cx<'_>,
     ) -> usize {
+        if qp.qp_type != QpType::Rc {
+            return 0;
+        }
         express::run(qp, half, requests, cx)
     }
 

@@ -9,7 +9,7 @@
 pub mod caps;
 pub mod datagram;
 mod driver;
-pub mod express;
+mod express;
 mod extension;
 pub mod header;
 mod provider;

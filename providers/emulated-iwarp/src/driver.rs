@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
+use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::time::Time;
@@ -16,7 +17,7 @@ use verbs_api::{
 use crate::connection::Ends;
 use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
 use crate::terminate::Terminate;
-use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, express, requester, responder};
+use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, requester, responder};
 
 /// iWARP.
 #[derive(Debug)]

@@ -15,6 +15,7 @@ pub mod device;
 pub mod driver;
 pub mod effects;
 pub mod emulation;
+pub mod express;
 pub mod fault;
 pub mod key_table;
 pub mod link;

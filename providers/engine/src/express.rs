@@ -1,0 +1,241 @@
+//! The short way for what nearly every request is: directly connected, nothing waiting, one flat stretch of memory on
+//! either side, and nothing wrong.
+//!
+//! Each step looks before it touches anything; where something is out of the ordinary it leaves the request to the
+//! driver, which says what. So this decides nothing that a driver does not decide the same way. Requests of one
+//! doorbell share one look at the peer and one turn of its lock.
+
+use verbs_api::memory::Span;
+use verbs_api::{Access, Data, Operation, RemoteAddress, Send, SendFlags, Sge, WorkRequest};
+
+use crate::device::Cx;
+use crate::driver::Driver;
+use crate::key_table::FlatUse;
+use crate::qp::{Qp, Rare, Requester, Responder, SendCounters};
+
+/// What a transport says of requests that go the short way.
+pub trait Express: Driver {
+    /// What the sink of a read must permit.
+    const READ_SINK: Access;
+
+    /// Whether the peer, locked, takes the next request of this queue pair at once. Both are ready to send.
+    fn is_ready(qp: &Qp<Self>, sending: &Self::Requester, responder: &Responder<Self>) -> bool;
+
+    /// What the peer permits through its queue pair.
+    fn permits(receiving: &Self::Responder) -> Access;
+
+    /// Whether reads and atomics have a budget; by default they have.
+    #[inline]
+    fn has_read_budget(_sending: &Self::Requester, _receiving: &Self::Responder) -> bool {
+        true
+    }
+
+    /// A request of so many octets was carried out; by default nothing is counted.
+    #[inline]
+    fn step(_sending: &mut Self::Requester, _receiving: &mut Self::Responder, _length: u32) {}
+}
+
+/// Carries out as many of `requests` as go the short way; answers how many, from the front.
+#[inline]
+pub fn run<D: Express>(
+    qp: &Qp<D>,
+    half: &mut Requester<D>,
+    requests: &[WorkRequest<'_>],
+    cx: &mut Cx<'_, D>,
+) -> usize {
+    if !half.is_plain() {
+        return 0;
+    }
+    // Taken apart, so that the route stays where it is: no count is touched, and nothing is copied.
+    let Requester {
+        direct: Some(peer),
+        driver,
+        counters,
+        rare,
+        ..
+    } = half
+    else {
+        return 0;
+    };
+    let mut responder = peer.responder();
+    if !(peer.is_rts_for_peer() && D::is_ready(qp, driver, &responder)) {
+        return 0;
+    }
+    let mut lane = Lane {
+        qp,
+        driver,
+        counters,
+        rare,
+        peer,
+        responder: &mut responder,
+        cx,
+    };
+    requests
+        .iter()
+        .take_while(|request| lane.carry(request))
+        .count()
+}
+
+struct Lane<'l, 'p, D: Driver> {
+    qp: &'l Qp<D>,
+    driver: &'l mut D::Requester,
+    counters: &'l mut SendCounters,
+    rare: &'l mut Rare,
+    peer: &'l Qp<D>,
+    responder: &'l mut Responder<D>,
+    cx: &'l mut Cx<'p, D>,
+}
+
+impl<'p, D: Express> Lane<'_, 'p, D> {
+    #[inline]
+    fn carry(&mut self, request: &WorkRequest<'_>) -> bool {
+        let carried = match request {
+            WorkRequest::Write(write) => self
+                .write(write.data(), &write.remote)
+                .map(|octets| self.finish(write, octets)),
+            WorkRequest::Send(send) => self.send(send).map(|octets| self.finish(send, octets)),
+            WorkRequest::Read(read) => self
+                .read(read.data(), &read.remote)
+                .map(|octets| self.finish(read, octets)),
+            WorkRequest::CompareSwap(swap) => {
+                let change = |now| (now == swap.compare).then_some(swap.swap);
+                self.atomic(swap.data(), &swap.remote, change)
+                    .map(|octets| self.finish(swap, octets))
+            }
+            WorkRequest::FetchAdd(add) => {
+                let change = |now: u64| Some(now.wrapping_add(add.add));
+                self.atomic(add.data(), &add.remote, change)
+                    .map(|octets| self.finish(add, octets))
+            }
+            _ => None,
+        };
+        carried.is_some()
+    }
+
+    #[inline]
+    fn write(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
+        let target = |length| self.remote(remote, length, Access::REMOTE_WRITE);
+        let length = match data {
+            Data::Sge(sge) => {
+                let source = self.local(sge, Access::empty())?;
+                target(sge.length)?.copy_from(source);
+                sge.length
+            }
+            Data::Inline(octets) => {
+                target(octets.len() as u32)?.write(octets);
+                octets.len() as u32
+            }
+            _ => return None,
+        };
+        self.step(length);
+        self.counters.writes += 1;
+        Some(0)
+    }
+
+    #[inline]
+    fn read(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
+        let Data::Sge(sge) = data else { return None };
+        let sink = self.read_sink(sge, D::READ_SINK)?;
+        sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
+        self.step(sge.length);
+        self.rare.reads += 1;
+        Some(sge.length)
+    }
+
+    #[inline]
+    fn atomic(
+        &mut self,
+        data: &Data<'_>,
+        remote: &RemoteAddress,
+        change: impl Fn(u64) -> Option<u64>,
+    ) -> Option<u32> {
+        let Data::Sge(sge) = data else { return None };
+        let sink = self.read_sink(sge, Access::LOCAL_WRITE)?;
+        if sge.length != 8 || !sink.address().is_multiple_of(8) || !remote.addr.is_multiple_of(8) {
+            return None;
+        }
+        let original = self
+            .remote(remote, 8, Access::REMOTE_ATOMIC)?
+            .update_u64(change)?;
+        sink.store_u64(original);
+        self.step(8);
+        self.rare.atomics += 1;
+        Some(8)
+    }
+
+    #[inline]
+    fn send(&mut self, request: &Send<'_>) -> Option<u32> {
+        let length = match request.data() {
+            Data::Sge(sge) => sge.length,
+            Data::Inline(octets) => octets.len() as u32,
+            _ => return None,
+        };
+        let room = self.peer.express_receive(self.responder, length, self.cx)?;
+        match request.data() {
+            Data::Sge(sge) => room.copy_from(self.local(sge, Access::empty())?),
+            Data::Inline(octets) => room.write(octets),
+            _ => return None,
+        }
+        self.step(length);
+        self.counters.sends += 1;
+        self.responder.counters.receives += 1;
+        let solicited = request.common().flags.contains(SendFlags::SOLICITED);
+        self.peer
+            .take_express_receive(self.responder, length, solicited, self.cx);
+        Some(0)
+    }
+
+    #[inline]
+    fn read_sink(&self, sge: &Sge, access: Access) -> Option<Span<'p>> {
+        if D::has_read_budget(self.driver, &self.responder.driver) {
+            self.local(sge, access)
+        } else {
+            None
+        }
+    }
+
+    #[inline]
+    fn local(&self, sge: &Sge, access: Access) -> Option<Span<'p>> {
+        let user = FlatUse {
+            pd: self.qp.pd,
+            access,
+        };
+        self.qp
+            .device
+            .keys()
+            .flat(self.cx.pin, sge.lkey.value(), sge.addr, sge.length, user)
+    }
+
+    // What the queue pair permits, then what the key opens.
+    #[inline]
+    fn remote(&self, remote: &RemoteAddress, length: u32, access: Access) -> Option<Span<'p>> {
+        if !D::permits(&self.responder.driver).contains(access) {
+            return None;
+        }
+        let user = FlatUse {
+            pd: self.responder.pd,
+            access,
+        };
+        self.responder.device.keys().flat(
+            self.cx.pin,
+            remote.rkey.value(),
+            remote.addr,
+            length,
+            user,
+        )
+    }
+
+    #[inline]
+    fn step(&mut self, length: u32) {
+        D::step(self.driver, &mut self.responder.driver, length);
+    }
+
+    #[inline]
+    fn finish(&mut self, request: &impl Operation, byte_len: u32) {
+        let common = request.common();
+        if self.qp.is_signaled(common.flags) {
+            self.qp
+                .push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);
+        }
+    }
+}
