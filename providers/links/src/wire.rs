@@ -3,13 +3,19 @@
 //! How, and why so, is told in `docs/wire-links.md` in the root. A link is generic over a [`codec`] that a driver hands
 //! it; the sockets are those of `polyverbs-sockets`.
 //!
-//! Read first: [`codec`], then [`udp`].
+//! Read first: [`codec`], then [`udp`] and [`tcp`].
 
 pub mod codec;
 pub mod octets;
+mod tampering;
+pub mod tcp;
 mod train;
 pub mod udp;
 
-pub use codec::{Arrival, Common, DatagramCodec, Envelope, Laid, Manner, Opened};
+pub use codec::{
+    Arrival, Common, DatagramCodec, Envelope, Found, Laid, Leaving, Manner, News, Opened,
+    StreamCodec,
+};
 pub use octets::{OctetCapture, OctetTap};
+pub use tcp::{TcpCounts, TcpLink, TcpLinkOptions};
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};

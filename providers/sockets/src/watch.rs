@@ -70,6 +70,8 @@ pub struct Ready {
     pub readable: bool,
     /// Something can be written, or the connection has been made or has failed.
     pub writable: bool,
+    /// The peer sends no more, or the connection has failed: behind what can be read there is an end.
+    pub ended: bool,
 }
 
 /// The sockets of a device, and who reads them.
@@ -198,6 +200,7 @@ impl Watch {
                 token: event.data.u64(),
                 readable: flags.intersects(EventFlags::IN | ended),
                 writable: flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR),
+                ended: flags.intersects(ended),
             }
         });
         Ok(ready.collect())

@@ -3,7 +3,8 @@
 use std::fmt::Debug;
 use std::net::SocketAddr;
 
-use polyverbs_sockets::QpnRange;
+use polyverbs_engine::payload::Payload;
+use polyverbs_sockets::{QpnRange, StreamError};
 
 /// What the socket puts before a datagram, as far as a checksum may cover it.
 ///
@@ -101,4 +102,84 @@ pub trait DatagramCodec: Send + Sync + 'static {
         let _ = datagram;
         Common::Anybody
     }
+}
+
+/// What a header means for the stream that it is sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// A frame.
+    Frame,
+    /// Nothing more comes: an end follows what was sent.
+    End,
+    /// The connection is given up at once.
+    Reset,
+}
+
+/// What became of a stream, besides frames.
+#[derive(Debug)]
+pub enum News {
+    /// The peer sends no more, and everything that it sent has been delivered.
+    End,
+    /// The connection is gone.
+    Lost(StreamError),
+    /// A stream that had no room has some again.
+    Room,
+}
+
+/// The first frame of what has come.
+#[derive(Debug)]
+pub enum Found<'o, H> {
+    /// It is not whole yet.
+    Partial,
+    /// A frame.
+    Frame {
+        /// Its header.
+        header: H,
+        /// Its payload.
+        payload: &'o [u8],
+        /// Octets of the stream that it takes.
+        taken: usize,
+    },
+    /// The stream cannot be read on: a checksum, a length, a marker is wrong. The header goes to the driver with a frame
+    /// that is marked as damaged.
+    Broken(H),
+}
+
+/// The wire format of a transport over streams.
+pub trait StreamCodec: Send + Sync + 'static {
+    /// A frame's header, as a value.
+    type Header: Clone + Debug + Send + Sync + 'static;
+    /// Where the sending half of a connection stands, and what was agreed on.
+    type Sender: Send + 'static;
+    /// The same of the receiving half.
+    type Receiver: Send + 'static;
+
+    /// Octets of the stream that the longest frame takes.
+    const LONGEST: usize;
+
+    /// Which connection a frame is sent on: a number of this end's choice, below 2^63.
+    fn key(&self, header: &Self::Header) -> u64;
+
+    /// What a header means for its stream.
+    fn leaving(&self, header: &Self::Header) -> Leaving;
+
+    /// Appends a frame to what leaves.
+    fn encode(
+        &self,
+        sender: &mut Self::Sender,
+        header: &Self::Header,
+        payload: &Payload<'_>,
+        into: &mut Vec<u8>,
+    );
+
+    /// Finds the frame that `octets` begin with. They may be changed: what does not belong to the payload is in its way.
+    fn open<'o>(
+        &self,
+        receiver: &mut Self::Receiver,
+        key: u64,
+        octets: &'o mut [u8],
+    ) -> Found<'o, Self::Header>;
+
+    /// What tells the driver; `None` where it does not want to know.
+    fn news(&self, key: u64, news: &News) -> Option<Self::Header>;
 }

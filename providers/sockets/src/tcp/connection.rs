@@ -1,6 +1,7 @@
 //! A connection that loses no octet between a frame and its socket.
 
 use std::mem;
+use std::sync::Arc;
 
 use super::{Received, StreamError, TcpSocket};
 use crate::piece::{Piece, total};
@@ -8,7 +9,7 @@ use crate::piece::{Piece, total};
 /// A connected socket, and what it has not taken yet.
 #[derive(Debug)]
 pub struct Connection {
-    socket: TcpSocket,
+    socket: Arc<TcpSocket>,
     backlog: Vec<u8>,
     /// Octets of the backlog that have left.
     left: usize,
@@ -19,15 +20,15 @@ impl Connection {
     /// Of a socket that is connected.
     pub fn new(socket: TcpSocket) -> Self {
         Self {
-            socket,
+            socket: Arc::new(socket),
             backlog: Vec::new(),
             left: 0,
             finishes: false,
         }
     }
 
-    /// The socket.
-    pub fn socket(&self) -> &TcpSocket {
+    /// The socket, which another thread may receive from.
+    pub fn socket(&self) -> &Arc<TcpSocket> {
         &self.socket
     }
 
@@ -84,6 +85,12 @@ impl Connection {
         Ok(true)
     }
 
+    /// The socket, and what it has not taken yet.
+    pub fn into_parts(mut self) -> (Arc<TcpSocket>, Vec<u8>) {
+        self.backlog.drain(..self.left);
+        (self.socket, self.backlog)
+    }
+
     /// Octets that wait.
     pub fn waiting(&self) -> usize {
         self.backlog.len() - self.left
@@ -93,7 +100,7 @@ impl Connection {
     ///
     /// # Errors
     /// The connection has ended.
-    pub fn receive(&mut self, into: &mut [u8]) -> Result<Received, StreamError> {
+    pub fn receive(&self, into: &mut [u8]) -> Result<Received, StreamError> {
         self.socket.receive(into)
     }
 
@@ -107,7 +114,9 @@ impl Connection {
     }
 
     /// Ends the connection at once, with a reset.
-    pub fn abort(self) {
+    pub fn abort(&mut self) {
+        self.backlog = Vec::new();
+        self.left = 0;
         self.socket.abort();
     }
 }

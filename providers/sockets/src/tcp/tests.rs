@@ -129,6 +129,7 @@ fn an_abortive_end_is_a_reset_at_once() {
     assert!(one.send(&[b"lost"[..].into()]).unwrap());
     receive_exactly(&mut other, 4);
     one.abort();
+    assert!(one.send(&[b"more"[..].into()]).is_err());
     assert!(matches!(outcome(&mut other), Err(StreamError::Reset)));
     let sent = until(|| other.send(&[b"x"[..].into()]).err());
     assert!(matches!(sent, StreamError::Reset), "{sent}");
@@ -212,8 +213,8 @@ fn what_a_socket_was_made_with_holds_for_accepted_ones_too() {
     let (one, other) = pair();
     for socket in [one.socket(), other.socket()] {
         assert_eq!(sockopt::tcp_user_timeout(socket), Ok(30_000));
-        assert_eq!(sockopt::tcp_keepidle(socket), Ok(Duration::from_secs(15)));
-        assert_eq!(sockopt::tcp_keepcnt(socket), Ok(5));
+        assert_eq!(sockopt::tcp_keepidle(socket), Ok(Duration::from_secs(60)));
+        assert_eq!(sockopt::tcp_keepcnt(socket), Ok(3));
         assert_eq!(sockopt::socket_keepalive(socket), Ok(true));
         assert_eq!(sockopt::tcp_nodelay(socket), Ok(true));
     }

@@ -1,0 +1,798 @@
+//! The TCP link: frames on streams, one connection for each pair of queue pairs.
+//!
+//! A connection comes here when it has been made and what its ends have to agree on has been agreed on. A frame is encoded
+//! where it is sent, to the end of what leaves on its stream. What arrives is taken apart in the buffer of whoever
+//! reads; a stream keeps only what of a frame has not come whole, so that an idle one has no buffer at all.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+
+use polyverbs_engine::link::{Deliver, Frame, Link};
+use polyverbs_engine::network::Progress;
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use polyverbs_sockets::{Connection, Duty, Ready, Received, Source, StreamError, TcpSocket, Watch};
+use verbs_api::LinkAddress;
+
+use super::codec::{Found, Leaving, News, StreamCodec};
+use super::tampering::Tampering;
+use crate::fault::StreamFaults;
+
+/// What a [`TcpLink`] is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TcpLinkOptions {
+    /// The largest payload of a frame that drivers are told to send.
+    pub max_frame: usize,
+    /// Octets that may wait on a stream before it says that it has no room.
+    pub backlog: usize,
+    /// What happens to octets that leave: `chunk` to those that arrive as well. `reset_after` counts the frames of this end.
+    pub faults: StreamFaults,
+    /// What chance starts from.
+    pub seed: u64,
+}
+
+impl Default for TcpLinkOptions {
+    /// Frames that fit segments of Ethernet, 256 KiB of backlog, no faults.
+    fn default() -> Self {
+        Self {
+            max_frame: 1408,
+            backlog: 256 << 10,
+            faults: StreamFaults::default(),
+            seed: 0,
+        }
+    }
+}
+
+/// Where a connection leads, and where its halves stand.
+pub struct Attachment<C: StreamCodec> {
+    /// What frames are sent on it by.
+    pub key: u64,
+    /// The connection. What it has not sent yet leaves first.
+    pub connection: Connection,
+    /// This end's address, as frames have it.
+    pub local: LinkAddress,
+    /// The peer's.
+    pub peer: LinkAddress,
+    /// Where sending stands.
+    pub sender: C::Sender,
+    /// Where receiving stands.
+    pub receiver: C::Receiver,
+    /// What has been received already, and is frames.
+    pub received: Vec<u8>,
+}
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What became of the streams of a [`TcpLink`].
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct TcpCounts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        #[derive(Default)]
+        struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            fn read(&self) -> TcpCounts {
+                TcpCounts {
+                    $($name: self.$name.load(Ordering::Relaxed),)*
+                }
+            }
+        }
+    };
+}
+
+counts! {
+    /// Frames that were taken.
+    sent,
+    /// Frames that were delivered.
+    delivered,
+    /// Streams that could not be read on.
+    broken,
+    /// Connections that were lost.
+    lost,
+    /// Frames for a connection that is not there.
+    homeless,
+    /// Frames of which a bit was flipped.
+    flipped,
+}
+
+/// A link over TCP; see the [module](self).
+pub struct TcpLink<C: StreamCodec> {
+    codec: C,
+    options: TcpLinkOptions,
+    streams: RwLock<HashMap<u64, Arc<Stream<C>>>>,
+    /// Streams with something to write.
+    dirty: Mutex<Vec<Arc<Stream<C>>>>,
+    /// Streams that stand still, by chance.
+    held: Mutex<Vec<Arc<Stream<C>>>>,
+    news: Mutex<VecDeque<(Arc<Stream<C>>, News)>>,
+    inbound: Mutex<Inbound<C>>,
+    /// Buffers for whoever needs one for a while.
+    spare: Mutex<Vec<Vec<u8>>>,
+    watch: Arc<Watch>,
+    made: AtomicUsize,
+    counters: Counters,
+}
+
+struct Stream<C: StreamCodec> {
+    key: u64,
+    local: LinkAddress,
+    peer: LinkAddress,
+    socket: Arc<TcpSocket>,
+    /// It is none of the link's any more.
+    is_gone: AtomicBool,
+    outgoing: Mutex<Outgoing<C>>,
+    /// Taken before the other where both are.
+    incoming: Mutex<Incoming<C>>,
+}
+
+struct Outgoing<C: StreamCodec> {
+    sender: C::Sender,
+    octets: Vec<u8>,
+    /// Octets that have left.
+    left: usize,
+    ends: bool,
+    is_over: bool,
+    is_dirty: bool,
+    /// The driver was told that there is no room.
+    wants_room: bool,
+    held_until: Time,
+    tampering: Tampering,
+}
+
+struct Incoming<C: StreamCodec> {
+    receiver: C::Receiver,
+    /// What of a frame has come.
+    begun: Vec<u8>,
+    is_over: bool,
+    tampering: Tampering,
+}
+
+/// What whoever reads has.
+struct Inbound<C: StreamCodec> {
+    buffer: Box<[u8]>,
+    /// Streams that had something lately, and how often they have had nothing since: looked at without asking.
+    lately: VecDeque<(Arc<Stream<C>>, u32)>,
+    /// Streams that have more than was read in their turn, of which epoll tells nothing.
+    unfinished: Vec<Arc<Stream<C>>>,
+    looks: u32,
+}
+
+impl<C: StreamCodec> TcpLink<C> {
+    /// A link without connections. It carries nothing by itself: [`start`](Self::start) it.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn new(codec: C, options: TcpLinkOptions) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            codec,
+            options,
+            streams: RwLock::default(),
+            dirty: Mutex::default(),
+            held: Mutex::default(),
+            news: Mutex::default(),
+            inbound: Mutex::new(Inbound {
+                buffer: vec![0; C::LONGEST + READ].into(),
+                lately: VecDeque::with_capacity(LATELY),
+                unfinished: Vec::new(),
+                looks: 0,
+            }),
+            spare: Mutex::default(),
+            watch: Arc::new(Watch::new()?),
+            made: AtomicUsize::new(0),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with what this answers.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(self: &Arc<Self>, network: Weak<dyn Progress>) -> io::Result<Arc<dyn Duty>> {
+        let duty: Arc<dyn Duty> = Arc::new(Watched {
+            watch: Arc::clone(&self.watch),
+            network,
+        });
+        self.watch.start(Arc::downgrade(&duty))?;
+        Ok(duty)
+    }
+
+    /// Who reads the sockets.
+    pub fn watch(&self) -> &Arc<Watch> {
+        &self.watch
+    }
+
+    /// What became of the streams so far.
+    pub fn counts(&self) -> TcpCounts {
+        self.counters.read()
+    }
+
+    /// How many connections there are.
+    pub fn connections(&self) -> usize {
+        self.streams
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
+    }
+
+    /// Carries frames over a connection from now on.
+    ///
+    /// # Errors
+    /// The key is in use, more was received than a turn of reading takes, or the system refuses.
+    pub fn attach(&self, attachment: Attachment<C>) -> io::Result<()> {
+        let Attachment {
+            key,
+            connection,
+            local,
+            peer,
+            sender,
+            receiver,
+            received,
+        } = attachment;
+        if received.len() > C::LONGEST + READ {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let (socket, waiting) = connection.into_parts();
+        let number = self.made.fetch_add(2, Ordering::Relaxed);
+        let tampering =
+            |direction| Tampering::new(self.options.faults, self.options.seed, direction);
+        let outgoing = Outgoing {
+            sender,
+            octets: waiting,
+            left: 0,
+            ends: false,
+            is_over: false,
+            is_dirty: false,
+            wants_room: false,
+            held_until: Time::default(),
+            tampering: tampering(number),
+        };
+        let incoming = Incoming {
+            receiver,
+            begun: received,
+            is_over: false,
+            tampering: tampering(number + 1),
+        };
+        let stream = Arc::new(Stream {
+            key,
+            local,
+            peer,
+            socket,
+            is_gone: AtomicBool::new(false),
+            outgoing: Mutex::new(outgoing),
+            incoming: Mutex::new(incoming),
+        });
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        if streams.contains_key(&key) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let has_more = !lock(&stream.incoming).begun.is_empty();
+        // Tells also what is there already, and room to write in any case.
+        self.watch.add(&*stream.socket, key, Source::Stream)?;
+        streams.insert(key, Arc::clone(&stream));
+        drop(streams);
+        self.mark(&stream, &mut lock(&stream.outgoing));
+        if has_more {
+            lock(&self.inbound).unfinished.push(stream);
+        }
+        Ok(())
+    }
+
+    /// Forgets a connection, which is reset unless both its ends have ended. Nothing is delivered for it any more; what
+    /// is not there any more is no mistake.
+    pub fn detach(&self, key: u64) {
+        if let Some(stream) = self.take(key) {
+            lock(&stream.outgoing).is_over = true;
+            stream.socket.abort();
+        }
+    }
+
+    /// Octets that a stream takes before too much waits on it; 0 where there is none. Who was told of too few is told by
+    /// [`News::Room`] when there are some again.
+    pub fn room(&self, key: u64) -> usize {
+        let Some(stream) = self.stream(key) else {
+            return 0;
+        };
+        let mut outgoing = lock(&stream.outgoing);
+        let room = self.options.backlog.saturating_sub(outgoing.waiting());
+        outgoing.wants_room |= room < self.options.max_frame;
+        room
+    }
+
+    /// The largest segment that the path of a connection carries, in octets.
+    ///
+    /// # Errors
+    /// There is no such connection.
+    pub fn segment_size(&self, key: u64) -> io::Result<usize> {
+        let stream = self.stream(key).ok_or(io::ErrorKind::NotFound)?;
+        stream.socket.segment_size()
+    }
+
+    fn stream(&self, key: u64) -> Option<Arc<Stream<C>>> {
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        streams.get(&key).cloned()
+    }
+
+    fn take(&self, key: u64) -> Option<Arc<Stream<C>>> {
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        let stream = streams.remove(&key)?;
+        stream.is_gone.store(true, Ordering::Relaxed);
+        Some(stream)
+    }
+
+    fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64) {
+        counter(&self.counters).fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn buffer(&self) -> Vec<u8> {
+        lock(&self.spare).pop().unwrap_or_default()
+    }
+
+    fn give_back(&self, mut buffer: Vec<u8>) {
+        let mut spare = lock(&self.spare);
+        if buffer.capacity() > 0 && spare.len() < SPARE {
+            buffer.clear();
+            spare.push(buffer);
+        }
+    }
+
+    // ---- out
+
+    // With the outgoing half locked.
+    fn mark(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
+        if !std::mem::replace(&mut outgoing.is_dirty, true) {
+            lock(&self.dirty).push(Arc::clone(stream));
+        }
+    }
+
+    fn append(&self, stream: &Arc<Stream<C>>, frame: &Frame<'_, C::Header>, now: Time) {
+        let mut guard = lock(&stream.outgoing);
+        let outgoing = &mut *guard;
+        if outgoing.is_over || outgoing.ends {
+            return;
+        }
+        if outgoing.tampering.is_spent() {
+            drop(guard);
+            return self.lose(stream, StreamError::Reset);
+        }
+        if outgoing.octets.capacity() == 0 {
+            outgoing.octets = self.buffer();
+        }
+        if let Some(until) = outgoing.tampering.hold(now) {
+            outgoing.held_until = outgoing.held_until.max(until);
+        }
+        let begin = outgoing.octets.len();
+        self.codec.encode(
+            &mut outgoing.sender,
+            &frame.header,
+            &frame.payload,
+            &mut outgoing.octets,
+        );
+        if outgoing.tampering.flip(&mut outgoing.octets[begin..]) {
+            self.count(|counters| &counters.flipped);
+        }
+        self.count(|counters| &counters.sent);
+        self.mark(stream, outgoing);
+    }
+
+    fn flush_at(&self, now: Option<Time>) {
+        while let Some(stream) = pop(&self.dirty) {
+            let mut outgoing = lock(&stream.outgoing);
+            outgoing.is_dirty = false;
+            let held = outgoing.held_until != Time::default()
+                && now.is_none_or(|now| now < outgoing.held_until);
+            if held {
+                lock(&self.held).push(Arc::clone(&stream));
+                continue;
+            }
+            outgoing.held_until = Time::default();
+            let written = self.write(&stream, &mut outgoing);
+            let is_over = outgoing.is_over;
+            drop(outgoing);
+            match written {
+                Err(error) => self.lose(&stream, error),
+                Ok(()) if is_over => self.forget_if_over(&stream),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    // As much as the socket takes.
+    fn write(
+        &self,
+        stream: &Arc<Stream<C>>,
+        outgoing: &mut Outgoing<C>,
+    ) -> Result<(), StreamError> {
+        if outgoing.is_over {
+            return Ok(());
+        }
+        while outgoing.waiting() > 0 {
+            let piece = outgoing.tampering.piece(outgoing.waiting());
+            let octets = &outgoing.octets[outgoing.left..outgoing.left + piece];
+            match stream.socket.send(&[octets.into()])? {
+                // The watch tells when there is room.
+                0 => break,
+                sent => outgoing.left += sent,
+            }
+        }
+        if outgoing.waiting() == 0 {
+            self.give_back(std::mem::take(&mut outgoing.octets));
+            outgoing.left = 0;
+            if outgoing.ends {
+                outgoing.is_over = true;
+                stream.socket.finish()?;
+            }
+        } else if outgoing.left >= self.options.backlog {
+            outgoing.octets.drain(..outgoing.left);
+            outgoing.left = 0;
+        }
+        let has_room = outgoing.waiting() < self.options.backlog / 2;
+        if has_room && std::mem::take(&mut outgoing.wants_room) {
+            self.tell(stream, News::Room);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, stream: &Arc<Stream<C>>, news: News) {
+        lock(&self.news).push_back((Arc::clone(stream), news));
+    }
+
+    // The connection is gone, or is given up by chance. Called with no half locked.
+    fn lose(&self, stream: &Arc<Stream<C>>, error: StreamError) {
+        let mut outgoing = lock(&stream.outgoing);
+        outgoing.is_over = true;
+        self.give_back(std::mem::take(&mut outgoing.octets));
+        outgoing.left = 0;
+        drop(outgoing);
+        stream.socket.abort();
+        // Told once: by whoever takes it out.
+        if self.take(stream.key).is_some() {
+            self.count(|counters| &counters.lost);
+            self.tell(stream, News::Lost(error));
+        }
+    }
+
+    // ---- in
+
+    // Reads a stream; whether anything came of it. `ended`: an end waits behind what there is.
+    fn read(
+        &self,
+        stream: &Arc<Stream<C>>,
+        inbound: &mut Inbound<C>,
+        ended: bool,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) -> bool {
+        let incoming = &mut *lock(&stream.incoming);
+        if incoming.is_over || stream.is_gone.load(Ordering::Relaxed) {
+            return false;
+        }
+        let buffer = &mut inbound.buffer;
+        let begun = std::mem::take(&mut incoming.begun);
+        let mut filled = begun.len();
+        buffer[..filled].copy_from_slice(&begun);
+        self.give_back(begun);
+        let mut any = false;
+        let mut step = Step::More;
+        for _ in 0..ROUNDS {
+            let taken = self.take_apart(stream, incoming, &mut buffer[..filled], now, network);
+            buffer.copy_within(taken..filled, 0);
+            filled -= taken;
+            any |= taken > 0;
+            if step != Step::More || incoming.is_over {
+                break;
+            }
+            // What is left is less than a frame, and so there is room.
+            let most = incoming.tampering.piece(buffer.len() - filled);
+            step = match stream.socket.receive(&mut buffer[filled..filled + most]) {
+                Ok(Received::Octets(octets)) => {
+                    filled += octets;
+                    // A read that is not filled has emptied the socket.
+                    if octets < most && !ended {
+                        Step::Empty
+                    } else {
+                        Step::More
+                    }
+                }
+                Ok(Received::Nothing) => Step::Empty,
+                Ok(Received::End) => Step::End,
+                Err(error) => {
+                    self.lose(stream, error);
+                    Step::Lost
+                }
+            };
+        }
+        let left = &buffer[..filled];
+        incoming.is_over |= matches!(step, Step::End | Step::Lost);
+        if !incoming.is_over && !left.is_empty() {
+            incoming.begun = self.buffer();
+            incoming.begun.extend_from_slice(left);
+        }
+        match step {
+            Step::End => self.tell(stream, News::End),
+            Step::More if !incoming.is_over => inbound.unfinished.push(Arc::clone(stream)),
+            _ => {}
+        }
+        any || matches!(step, Step::End | Step::Lost | Step::More)
+    }
+
+    // Delivers the frames that octets begin with; how many octets they take.
+    fn take_apart(
+        &self,
+        stream: &Arc<Stream<C>>,
+        incoming: &mut Incoming<C>,
+        octets: &mut [u8],
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) -> usize {
+        let mut at = 0;
+        while at < octets.len() {
+            let rest = &mut octets[at..];
+            let length = rest.len();
+            match self.codec.open(&mut incoming.receiver, stream.key, rest) {
+                Found::Partial if length < C::LONGEST => break,
+                Found::Frame {
+                    header,
+                    payload,
+                    taken,
+                } if taken > 0 => {
+                    self.count(|counters| &counters.delivered);
+                    network.deliver(stream.frame(header, payload, false), now);
+                    at += taken.min(length);
+                }
+                Found::Broken(header) => {
+                    incoming.is_over = true;
+                    self.count(|counters| &counters.broken);
+                    network.deliver(stream.frame(header, &[], true), now);
+                    return octets.len();
+                }
+                // Longer than any frame is: a codec that did not see it.
+                Found::Partial | Found::Frame { .. } => {
+                    incoming.is_over = true;
+                    self.count(|counters| &counters.broken);
+                    self.lose(stream, StreamError::Reset);
+                    return octets.len();
+                }
+            }
+        }
+        at
+    }
+
+    fn deliver_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        let mut delivered = false;
+        while let Some((stream, news)) = { lock(&self.news).pop_front() } {
+            if let Some(header) = self.codec.news(stream.key, &news) {
+                network.deliver(stream.frame(header, &[], false), now);
+                delivered = true;
+            }
+            if let News::End = news {
+                self.forget_if_over(&stream);
+            }
+        }
+        delivered
+    }
+
+    // Where both directions have ended. Called with no half locked.
+    fn forget_if_over(&self, stream: &Arc<Stream<C>>) {
+        let receives = !lock(&stream.incoming).is_over;
+        let sends = !lock(&stream.outgoing).is_over;
+        if !receives && !sends {
+            // The socket is closed by whoever has it last.
+            self.take(stream.key);
+        }
+    }
+
+    // What has something, as epoll knows it.
+    fn look(&self, inbound: &mut Inbound<C>, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        let mut delivered = false;
+        // A watch that fails gives nothing; what is wrong with a connection is told when something is sent on it.
+        let ready = self.watch.ready().unwrap_or_default();
+        for Ready {
+            token,
+            readable,
+            writable,
+            ended,
+        } in ready
+        {
+            let Some(stream) = self.stream(token) else {
+                continue;
+            };
+            if writable {
+                let mut outgoing = lock(&stream.outgoing);
+                if outgoing.waiting() > 0 || outgoing.wants_room {
+                    self.mark(&stream, &mut outgoing);
+                }
+            }
+            if readable {
+                let any = self.read(&stream, inbound, ended, now, network);
+                inbound.remember(&stream, any);
+                delivered |= any;
+            }
+            delivered |= writable;
+        }
+        delivered
+    }
+}
+
+/// How a read went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// There may be more.
+    More,
+    /// There is no more for now.
+    Empty,
+    /// The peer sends no more.
+    End,
+    /// The connection is gone.
+    Lost,
+}
+
+impl<C: StreamCodec> Stream<C> {
+    fn frame<'p>(
+        &self,
+        header: C::Header,
+        payload: &'p [u8],
+        damaged: bool,
+    ) -> Frame<'p, C::Header> {
+        Frame {
+            from: self.peer,
+            to: self.local,
+            header,
+            payload: if payload.is_empty() {
+                Payload::Empty
+            } else {
+                Payload::Octets(payload)
+            },
+            damaged,
+        }
+    }
+}
+
+impl<C: StreamCodec> Outgoing<C> {
+    fn waiting(&self) -> usize {
+        self.octets.len() - self.left
+    }
+}
+
+impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
+    fn max_frame(&self) -> Option<usize> {
+        Some(self.options.max_frame)
+    }
+
+    fn send(&self, frame: Frame<'_, C::Header>, now: Time) {
+        let Some(stream) = self.stream(self.codec.key(&frame.header)) else {
+            return self.count(|counters| &counters.homeless);
+        };
+        match self.codec.leaving(&frame.header) {
+            Leaving::Frame => self.append(&stream, &frame, now),
+            Leaving::End => {
+                let mut outgoing = lock(&stream.outgoing);
+                outgoing.ends = true;
+                self.mark(&stream, &mut outgoing);
+            }
+            Leaving::Reset => self.detach(stream.key),
+        }
+    }
+
+    fn flush(&self) {
+        self.flush_at(None);
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        let held = std::mem::take(&mut *lock(&self.held));
+        for stream in held {
+            let mut outgoing = lock(&stream.outgoing);
+            self.mark(&stream, &mut outgoing);
+        }
+        self.flush_at(Some(now));
+        let mut delivered = self.deliver_news(now, network);
+        let inbound = &mut *lock(&self.inbound);
+        for stream in std::mem::take(&mut inbound.unfinished) {
+            delivered |= self.read(&stream, inbound, false, now, network);
+        }
+        for _ in 0..inbound.lately.len() {
+            let Some((stream, nothings)) = inbound.lately.pop_front() else {
+                break;
+            };
+            let any = self.read(&stream, inbound, false, now, network);
+            delivered |= any;
+            let nothings = if any { 0 } else { nothings + 1 };
+            if nothings < FORGOTTEN && !stream.is_gone.load(Ordering::Relaxed) {
+                inbound.lately.push_back((stream, nothings));
+            }
+        }
+        inbound.looks = inbound.looks.wrapping_add(1);
+        if inbound.lately.is_empty() || inbound.looks.is_multiple_of(LOOKS) {
+            delivered |= self.look(inbound, now, network);
+        }
+        delivered |= self.deliver_news(now, network);
+        self.flush_at(Some(now));
+        delivered
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        let held = lock(&self.held).clone();
+        let until = |stream: &Arc<Stream<C>>| lock(&stream.outgoing).held_until;
+        held.iter().map(until).min()
+    }
+}
+
+impl<C: StreamCodec> Drop for TcpLink<C> {
+    fn drop(&mut self) {
+        self.watch.stop();
+    }
+}
+
+impl<C: StreamCodec> fmt::Debug for TcpLink<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpLink")
+            .field("connections", &self.connections())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the watch calls.
+struct Watched {
+    watch: Arc<Watch>,
+    network: Weak<dyn Progress>,
+}
+
+impl Duty for Watched {
+    fn progress(&self) {
+        if let Some(network) = self.network.upgrade() {
+            network.progress();
+        }
+    }
+
+    fn attend(&self, _token: u64) {}
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.watch.stop();
+    }
+}
+
+impl<C: StreamCodec> Inbound<C> {
+    fn remember(&mut self, stream: &Arc<Stream<C>>, had_something: bool) {
+        let is_known = self
+            .lately
+            .iter()
+            .any(|(known, _)| Arc::ptr_eq(known, stream));
+        if had_something && !is_known && !stream.is_gone.load(Ordering::Relaxed) {
+            self.lately.truncate(LATELY - 1);
+            self.lately.push_front((Arc::clone(stream), 0));
+        }
+    }
+}
+
+fn pop<T>(list: &Mutex<Vec<T>>) -> Option<T> {
+    lock(list).pop()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Octets that one read asks for, behind the longest frame that has begun.
+const READ: usize = 256 << 10;
+/// Reads of a stream in its turn, so that others have theirs.
+const ROUNDS: usize = 4;
+/// Streams that are looked at without asking, and how often epoll is asked besides.
+const LATELY: usize = 4;
+const LOOKS: u32 = 4;
+/// How often one of them has nothing before it is asked for like the others.
+const FORGOTTEN: u32 = 256;
+/// Buffers that are kept for the next one who needs one.
+const SPARE: usize = 64;
+
+#[cfg(test)]
+mod tests;
