@@ -88,6 +88,11 @@ impl ReceiveBatch {
             .filter_map(|((room, octets), filled)| room.message(octets, *filled, self.local))
     }
 
+    /// Whether there was room for no more messages, so that there may be more.
+    pub fn is_full(&self) -> bool {
+        self.received == self.rooms.len()
+    }
+
     /// How many of the last messages did not fit.
     pub fn truncated(&self) -> usize {
         let filled = self.filled[..self.received].iter();
@@ -98,14 +103,15 @@ impl ReceiveBatch {
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, local: Option<IpAddr>) -> io::Result<usize> {
         self.local = local;
         self.received = 0;
-        let received = self.receive(fd)?;
-        self.received = received;
-        self.wanted = if received == self.wanted {
-            (received * 2).min(self.rooms.len())
+        let received = self.receive(fd);
+        let count = *received.as_ref().unwrap_or(&0);
+        self.received = count;
+        self.wanted = if count == self.wanted {
+            (count * 2).min(self.rooms.len())
         } else {
-            received.max(1)
+            count.max(1)
         };
-        Ok(received)
+        received
     }
 
     fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
