@@ -22,6 +22,9 @@ pub const MARKER_INTERVAL: usize = 512;
 /// Octets of the checksum, which is there even where it is not used.
 pub const CRC_LEN: usize = 4;
 
+/// Octets of the longest frame, with as many markers as may stand in it.
+pub const MAX_FRAME_LEN: usize = Layout::new(u16::MAX, 0, true).frame_len();
+
 const LENGTH_LEN: usize = 2;
 const BETWEEN_MARKERS: usize = MARKER_INTERVAL - MARKER_LEN;
 

@@ -176,6 +176,12 @@ fn a_marker_belongs_to_the_frame_that_it_stands_in() {
 }
 
 #[test]
+fn no_frame_is_longer_than_the_longest() {
+    let longest = (0..512).map(|at| Layout::new(u16::MAX, at, true).frame_len());
+    assert_eq!(longest.max(), Some(MAX_FRAME_LEN));
+}
+
+#[test]
 fn a_frame_fits_into_a_segment() {
     assert_eq!(mulpdu(1460, false), 1454);
     assert_eq!(mulpdu(1460, true), 1442);
