@@ -21,29 +21,3 @@ pub mod layout;
 pub mod mad;
 pub mod net;
 pub mod roce;
-
-/// What an extension is called on the wire: 32 bits of its name (FNV-1a).
-///
-/// It stands in [`roce::ExtensionEth`] and [`iwarp::ExtensionHeader`]. Two names may meet on one number, which whoever
-/// registers extensions has to look out for.
-pub const fn extension_id(name: &str) -> u32 {
-    let name = name.as_bytes();
-    let (mut id, mut at) = (0x811c_9dc5_u32, 0);
-    while at < name.len() {
-        id = (id ^ name[at] as u32).wrapping_mul(0x0100_0193);
-        at += 1;
-    }
-    id
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_extension_is_a_number_of_its_name() {
-        // The test values of FNV-1a.
-        assert_eq!(extension_id(""), 0x811c_9dc5);
-        assert_eq!(extension_id("foobar"), 0xbf9c_f968);
-    }
-}

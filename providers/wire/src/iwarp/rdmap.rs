@@ -242,7 +242,7 @@ header! {
     /// What all extensions without a standard encoding share: which extension, which of its operations. What follows is the
     /// extension's.
     ExtensionHeader, ExtensionHeaderView: 8 octets {
-        /// The extension: [`extension_id`](crate::extension_id) of its name.
+        /// The extension: a number made of its name.
         extension: u32 = 32,
         /// Whether this answers a request; then it is on the queue of atomic responses.
         is_response: bool = 1,

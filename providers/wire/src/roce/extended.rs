@@ -209,8 +209,8 @@ header! {
     /// What all extensions without a standard encoding share: which extension, which of its operations.
     ///
     /// What follows is the extension's. An answer says what an acknowledge would; in a request that part is zero.
-    ExtensionEth, ExtensionEthView: 12 octets {
-        /// The extension: [`extension_id`](crate::extension_id) of its name.
+    ExtensionEth, ExtensionEthView: 16 octets {
+        /// The extension: a number made of its name.
         extension: u32 = 32,
         /// Whether this is the answer to a request.
         is_response: bool = 1,
@@ -222,6 +222,10 @@ header! {
         syndrome: Syndrome = 8,
         /// As in [`Aeth`].
         msn: u32 = 24,
+        /// Zero.
+        reserved8: Reserved = 8,
+        /// As in [`Xrceth`], of a request through XRC; otherwise zero.
+        srq: u32 = 24,
     }
 }
 
@@ -318,9 +322,10 @@ mod tests {
             operation: 9,
             syndrome: Syndrome(0x1f),
             msn: 4,
+            srq: 5,
             ..ExtensionEth::default()
         };
-        round_trip(&hex!("12345678 80000009 1f000004"), extension);
+        round_trip(&hex!("12345678 80000009 1f000004 00000005"), extension);
     }
 
     #[test]

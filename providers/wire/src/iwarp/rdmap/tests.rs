@@ -110,7 +110,7 @@ fn requests_are_those_of_the_standard() {
 #[test]
 fn an_extension_names_itself() {
     let extension = ExtensionHeader {
-        extension: crate::extension_id("x"),
+        extension: 0x1234_5678,
         operation: 3,
         ..ExtensionHeader::default()
     };
