@@ -23,6 +23,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Drivers do not know each other.
     ("emulated-ib", DRIVER),
     ("emulated-iwarp", DRIVER),
+    // Connections know the formats of both transports, and no device.
+    (
+        "polyverbs-connection",
+        &["verbs-api", "polyverbs-engine", "polyverbs-wire"],
+    ),
     // Extensions know the contract and the engine's hooks, and no driver.
     ("bmme", EXTENSION),
     ("masked-atomics", EXTENSION),

@@ -1,0 +1,203 @@
+//! One connection: its state, what was agreed, and what is repeated until it is answered.
+
+use std::time::Duration;
+
+use polyverbs_engine::time::Time;
+use polyverbs_wire::mad::cm::Message;
+use verbs_api::qp::{AddressVector, QpAttributes, QpState};
+use verbs_api::{Access, Psn, Qpn};
+
+use super::types::{ListenerId, Path, Transport};
+
+/// The state of a connection (IBTA 12.9.5). One that is idle does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// REQ has left.
+    ReqSent,
+    /// REQ has come.
+    ReqRcvd,
+    /// REQ has come, and an MRA has left.
+    MraReqSent,
+    /// REQ has left, and an MRA has come.
+    MraReqRcvd,
+    /// REP has left.
+    RepSent,
+    /// REP has come.
+    RepRcvd,
+    /// REP has come, and an MRA has left.
+    MraRepSent,
+    /// REP has left, and an MRA has come.
+    MraRepRcvd,
+    /// Connected.
+    Established,
+    /// DREQ has left.
+    DreqSent,
+    /// DREQ has come.
+    DreqRcvd,
+    /// Over; its numbers are kept until no packet can be under way.
+    TimeWait,
+    /// SIDR_REQ has left.
+    SidrReqSent,
+    /// SIDR_REQ has come.
+    SidrReqRcvd,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [Self; 14] = [
+        Self::ReqSent,
+        Self::ReqRcvd,
+        Self::MraReqSent,
+        Self::MraReqRcvd,
+        Self::RepSent,
+        Self::RepRcvd,
+        Self::MraRepSent,
+        Self::MraRepRcvd,
+        Self::Established,
+        Self::DreqSent,
+        Self::DreqRcvd,
+        Self::TimeWait,
+        Self::SidrReqSent,
+        Self::SidrReqRcvd,
+    ];
+
+    const fn knows_peer(self) -> bool {
+        matches!(
+            self,
+            Self::ReqRcvd
+                | Self::MraReqSent
+                | Self::RepSent
+                | Self::MraRepRcvd
+                | Self::RepRcvd
+                | Self::MraRepSent
+                | Self::Established
+        )
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Connection {
+    pub(super) state: State,
+    pub(super) path: Path,
+    pub(super) service_id: u64,
+    pub(super) transport: Transport,
+    pub(super) transaction_id: u64,
+    /// 0 where not known yet.
+    pub(super) remote_comm_id: u32,
+    pub(super) remote_guid: u64,
+    pub(super) listener: Option<ListenerId>,
+    pub(super) local_qpn: Qpn,
+    pub(super) remote_qpn: Qpn,
+    pub(super) sq_psn: Psn,
+    pub(super) rq_psn: Psn,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry_count: u8,
+    pub(super) ack_timeout: u8,
+    /// How long an answer may take.
+    pub(super) response: Duration,
+    pub(super) max_cm_retries: u8,
+    pub(super) retries_left: u8,
+    /// Repeated until it is answered.
+    pub(super) repeated: Option<Box<Message>>,
+    /// Repeated when the peer repeats itself.
+    pub(super) answer: Option<Box<Message>>,
+    pub(super) due: Option<Time>,
+}
+
+impl Connection {
+    pub(super) fn new(state: State, path: Path, service_id: u64) -> Self {
+        Self {
+            state,
+            path,
+            service_id,
+            transport: Transport::Rc,
+            transaction_id: 0,
+            remote_comm_id: 0,
+            remote_guid: 0,
+            listener: None,
+            local_qpn: Qpn::default(),
+            remote_qpn: Qpn::default(),
+            sq_psn: Psn::default(),
+            rq_psn: Psn::default(),
+            responder_resources: 0,
+            initiator_depth: 0,
+            retry_count: 0,
+            rnr_retry_count: 0,
+            ack_timeout: super::time::ack_timeout(0, path.packet_life_time),
+            response: Duration::ZERO,
+            max_cm_retries: 0,
+            retries_left: 0,
+            repeated: None,
+            answer: None,
+            due: None,
+        }
+    }
+
+    /// An XRC target outlives its connection, and other connections may use it.
+    pub(super) fn is_xrc_target(&self) -> bool {
+        self.transport == Transport::Xrc && self.listener.is_some()
+    }
+
+    /// Attributes for the queue pair to go to `to`; `None` while the handshake has not come that far.
+    pub(super) fn qp_attributes(&self, to: QpState) -> Option<QpAttributes> {
+        let attributes = QpAttributes::new().qp_state(to);
+        match to {
+            QpState::Init => Some(
+                attributes
+                    .pkey_index(self.path.pkey_index)
+                    .port_num(self.path.port_num)
+                    .qp_access_flags(self.access()),
+            ),
+            QpState::Rtr if self.state.knows_peer() => Some(self.ready_to_receive(attributes)),
+            QpState::Rts if self.state.knows_peer() => Some(self.ready_to_send(attributes)),
+            _ => None,
+        }
+    }
+
+    fn access(&self) -> Access {
+        let write = Access::REMOTE_WRITE;
+        if self.transport == Transport::Uc {
+            write
+        } else {
+            write | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+        }
+    }
+
+    fn ready_to_receive(&self, attributes: QpAttributes) -> QpAttributes {
+        let path = &self.path;
+        let vector = AddressVector {
+            sgid_index: path.sgid_index,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            sl: path.sl,
+            static_rate: path.static_rate,
+            ..AddressVector::new(path.address, path.remote_gid, path.port_num)
+        };
+        let attributes = attributes
+            .ah_attr(vector)
+            .path_mtu(path.mtu)
+            .dest_qp_num(self.remote_qpn)
+            .rq_psn(self.rq_psn);
+        if self.transport == Transport::Uc {
+            return attributes;
+        }
+        // 0 is the longest delay, 655.36 ms: what the RDMA connection manager sets.
+        attributes
+            .max_dest_rd_atomic(self.responder_resources)
+            .min_rnr_timer(0)
+    }
+
+    fn ready_to_send(&self, attributes: QpAttributes) -> QpAttributes {
+        let attributes = attributes.sq_psn(self.sq_psn);
+        if self.transport == Transport::Uc {
+            return attributes;
+        }
+        attributes
+            .timeout(self.ack_timeout)
+            .retry_cnt(self.retry_count)
+            .rnr_retry(self.rnr_retry_count)
+            .max_rd_atomic(self.initiator_depth)
+    }
+}

@@ -1,0 +1,394 @@
+//! The connections of one address, and what they have in common: numbers, listeners, timers, queues.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use polyverbs_engine::time::Time;
+use polyverbs_wire::layout::Octets;
+use polyverbs_wire::mad::cm::{Message, Rej, reason};
+use verbs_api::LinkAddress;
+use verbs_api::qp::{QpAttributes, QpState};
+
+use super::connection::{Connection, State};
+use super::limits::{Counts, ManagerOptions};
+use super::time;
+use super::types::{CmError, CommId, Event, ListenerId, Outgoing};
+
+/// Service ids that are assigned where a program names none begin here (IBTA annex A3).
+const LOCAL_SERVICES: u64 = 0x0200_0000_0000_0000;
+
+/// Every connection of one address, as a state machine.
+///
+/// *In*: [`handle_message`](Self::handle_message) and [`handle_timeout`](Self::handle_timeout), and what a program
+/// calls. *Out*: [`poll_message`](Self::poll_message), [`poll_event`](Self::poll_event), and
+/// [`next_due`](Self::next_due), to be asked in this order after everything that went in. A call that does not fit the
+/// state of its connection changes nothing and sends nothing.
+///
+/// An event that ends a connection ([`Event::Rejected`], the ones for what timed out, [`Event::Lingered`]) may be the
+/// last that is heard of its number.
+#[derive(Debug)]
+pub struct Manager {
+    pub(super) options: ManagerOptions,
+    pub(super) listeners: BTreeMap<ListenerId, Listening>,
+    pub(super) connections: BTreeMap<u32, Connection>,
+    /// By the peer's adapter and its number of the connection.
+    pub(super) by_request: BTreeMap<(u64, u32), u32>,
+    /// By the peer's adapter and its queue pair: those that are connected, or linger.
+    pub(super) by_qpn: BTreeMap<(u64, u32), u32>,
+    pub(super) questions: BTreeMap<(OrderedAddress, u32), u32>,
+    /// Requests and questions that no program has answered.
+    pub(super) open: BTreeSet<(ListenerId, u32)>,
+    pub(super) counts: Counts,
+    timers: BTreeSet<(Time, u32)>,
+    outgoing: VecDeque<Outgoing>,
+    events: VecDeque<Event>,
+    next_id: u32,
+    next_listener: u32,
+    next_service: u64,
+    next_transaction: u32,
+}
+
+/// An address that can be the key of an ordered map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum OrderedAddress {
+    InProcess(u64),
+    Ip(std::net::IpAddr),
+    Lid(u16),
+    Mac([u8; 6]),
+    Other,
+}
+
+impl From<LinkAddress> for OrderedAddress {
+    fn from(address: LinkAddress) -> Self {
+        match address {
+            LinkAddress::InProcess(port) => Self::InProcess(port),
+            LinkAddress::Ip(address) => Self::Ip(address),
+            LinkAddress::Lid(lid) => Self::Lid(lid),
+            LinkAddress::Mac(mac) => Self::Mac(mac),
+            _ => Self::Other,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Listening {
+    pub(super) service_id: u64,
+    pub(super) mask: u64,
+}
+
+impl Manager {
+    /// A manager without connections.
+    pub fn new(options: ManagerOptions) -> Self {
+        let seed = options.seed ^ options.seed >> 32;
+        Self {
+            options,
+            listeners: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            by_request: BTreeMap::new(),
+            by_qpn: BTreeMap::new(),
+            questions: BTreeMap::new(),
+            open: BTreeSet::new(),
+            counts: Counts::default(),
+            timers: BTreeSet::new(),
+            outgoing: VecDeque::new(),
+            events: VecDeque::new(),
+            next_id: seed as u32,
+            next_listener: 0,
+            next_service: LOCAL_SERVICES,
+            next_transaction: 0,
+        }
+    }
+
+    /// Takes requests for services whose bits under `mask` are those of `service_id`. Service 0 has one assigned.
+    ///
+    /// # Errors
+    /// Another listener takes some of them.
+    pub fn listen(&mut self, service_id: u64, mask: u64) -> Result<(ListenerId, u64), CmError> {
+        let (service_id, mask) = match service_id {
+            0 => {
+                self.next_service += 1;
+                (self.next_service - 1, u64::MAX)
+            }
+            named => (named & mask, mask),
+        };
+        let overlaps = |other: &Listening| (other.service_id ^ service_id) & other.mask & mask == 0;
+        if self.listeners.values().any(overlaps) {
+            return Err(CmError::InUse);
+        }
+        let id = ListenerId(self.next_listener);
+        self.next_listener += 1;
+        self.listeners.insert(id, Listening { service_id, mask });
+        Ok((id, service_id))
+    }
+
+    /// Takes no more requests. Those that nobody has answered are refused.
+    ///
+    /// # Errors
+    /// There is no such listener.
+    pub fn unlisten(&mut self, now: Time, listener: ListenerId) -> Result<(), CmError> {
+        self.listeners.remove(&listener).ok_or(CmError::Unknown)?;
+        for id in self.unanswered(listener).collect::<Vec<_>>() {
+            self.destroy(now, CommId(id))?;
+        }
+        Ok(())
+    }
+
+    /// The requests of this listener that no program has answered.
+    pub(super) fn unanswered(&self, listener: ListenerId) -> impl Iterator<Item = u32> {
+        let all = (listener, 0)..=(listener, u32::MAX);
+        self.open.range(all).map(|(_, id)| *id)
+    }
+
+    pub(super) fn has_backlog(&self, listener: ListenerId) -> bool {
+        self.unanswered(listener).count() >= self.options.backlog
+    }
+
+    /// The request has been answered, or is gone.
+    pub(super) fn close(&mut self, id: u32) {
+        let listener = self.connections.get(&id).and_then(|of| of.listener);
+        if let Some(listener) = listener {
+            self.open.remove(&(listener, id));
+        }
+    }
+
+    /// The state of a connection; `None` where there is none.
+    pub fn state(&self, id: CommId) -> Option<State> {
+        self.connections
+            .get(&id.0)
+            .map(|connection| connection.state)
+    }
+
+    /// Connections in any state.
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// What was counted.
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Attributes for the queue pair of a connection to go to `to`.
+    ///
+    /// # Errors
+    /// The handshake has not come that far, or the connection is over.
+    pub fn qp_attributes(&self, id: CommId, to: QpState) -> Result<QpAttributes, CmError> {
+        let connection = self.connections.get(&id.0).ok_or(CmError::Unknown)?;
+        let attributes = connection.qp_attributes(to);
+        attributes.ok_or(CmError::State(connection.state))
+    }
+
+    /// The next message that is to leave.
+    pub fn poll_message(&mut self) -> Option<Outgoing> {
+        self.outgoing.pop_front()
+    }
+
+    /// The next thing that has happened.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub fn next_due(&self) -> Option<Time> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some(&(due, id)) = self.timers.first() {
+            if due > now {
+                return;
+            }
+            self.timers.remove(&(due, id));
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.due = None;
+                self.on_due(now, id);
+            }
+        }
+    }
+
+    fn on_due(&mut self, now: Time, id: u32) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if connection.state == State::TimeWait {
+            self.forget(id);
+            return self.tell(Event::Lingered { id: CommId(id) });
+        }
+        if connection.retries_left == 0 {
+            return self.give_up(now, id);
+        }
+        connection.retries_left -= 1;
+        let (message, response) = (connection.repeated.clone(), connection.response);
+        if let Some(message) = message {
+            self.counts.retries += 1;
+            self.send(id, *message);
+        }
+        self.wake(id, now.after(response));
+    }
+
+    fn give_up(&mut self, now: Time, id: u32) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let comm_id = CommId(id);
+        let event = match connection.state {
+            State::ReqSent | State::MraReqRcvd => Event::RequestTimedOut { id: comm_id },
+            State::RepSent | State::MraRepRcvd => Event::ReplyTimedOut { id: comm_id },
+            State::DreqSent => {
+                self.linger(now, id);
+                return self.tell(Event::DisconnectTimedOut { id: comm_id });
+            }
+            _ => Event::ResolutionTimedOut { id: comm_id },
+        };
+        if connection.state != State::SidrReqSent {
+            self.send_timeout(id);
+        }
+        self.forget(id);
+        self.tell(event);
+    }
+
+    /// Tells a peer that may still come that it is too late; the adapter's GUID says who.
+    pub(super) fn send_timeout(&mut self, id: u32) {
+        let guid = self.options.ca_guid.to_be_bytes();
+        self.send_rejection(id, reason::TIMEOUT, &guid, &[]);
+    }
+
+    pub(super) fn send_rejection(&mut self, id: u32, reason: u16, info: &[u8], private: &[u8]) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let (local, message) = match connection.state {
+            State::ReqRcvd => (0, 0),
+            State::MraReqSent => (id, 0),
+            State::RepRcvd | State::MraRepSent => (id, 1),
+            _ => (id, 2),
+        };
+        let rejection = Rej {
+            local_comm_id: local,
+            remote_comm_id: connection.remote_comm_id,
+            message,
+            info_length: info.len() as u8,
+            reason,
+            info: Octets::padded(info).unwrap_or_default(),
+            private_data: Octets::padded(private).unwrap_or_default(),
+            ..Rej::default()
+        };
+        self.send(id, rejection.into());
+    }
+
+    pub(super) fn send(&mut self, id: u32, message: Message) {
+        if let Some(connection) = self.connections.get(&id) {
+            let (to, transaction_id) = (connection.path.address, connection.transaction_id);
+            self.send_to(to, transaction_id, message);
+        }
+    }
+
+    pub(super) fn send_to(&mut self, to: LinkAddress, transaction_id: u64, message: Message) {
+        if self.outgoing.len() >= self.options.max_outgoing {
+            self.counts.unsent += 1;
+            return;
+        }
+        self.outgoing.push_back(Outgoing {
+            to,
+            transaction_id,
+            message,
+        });
+    }
+
+    /// Sends a message until it is answered.
+    pub(super) fn send_until_answered(&mut self, now: Time, id: u32, message: Message) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.retries_left = connection.max_cm_retries;
+        connection.repeated = Some(Box::new(message));
+        let due = now.after(connection.response);
+        self.send(id, message);
+        self.wake(id, due);
+    }
+
+    pub(super) fn tell(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    pub(super) fn wake(&mut self, id: u32, due: Time) {
+        self.cancel(id);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.due = Some(due);
+            self.timers.insert((due, id));
+        }
+    }
+
+    /// What was repeated has been answered.
+    pub(super) fn cancel(&mut self, id: u32) {
+        if let Some(connection) = self.connections.get_mut(&id)
+            && let Some(due) = connection.due.take()
+        {
+            self.timers.remove(&(due, id));
+        }
+    }
+
+    /// 4.096 µs x 2^code, and what the way there and back takes; never longer than a peer may have anybody wait.
+    pub(super) fn response_time(&self, code: u8, packet_life_time: u8) -> Duration {
+        let time = time::decoded(code) + time::decoded(packet_life_time) * 2;
+        time.min(self.options.patience)
+    }
+
+    /// The connection is over. Its numbers stay its own until no packet of it can be under way.
+    pub(super) fn linger(&mut self, now: Time, id: u32) {
+        self.cancel(id);
+        self.close(id);
+        let patience = self.options.patience;
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.state = State::TimeWait;
+        connection.repeated = None;
+        let time = time::lingering(connection.ack_timeout).min(patience);
+        self.wake(id, now.after(time));
+    }
+
+    pub(super) fn forget(&mut self, id: u32) {
+        self.cancel(id);
+        self.close(id);
+        let Some(connection) = self.connections.remove(&id) else {
+            return;
+        };
+        let guid = connection.remote_guid;
+        remove_own(&mut self.by_request, (guid, connection.remote_comm_id), id);
+        remove_own(&mut self.by_qpn, (guid, connection.remote_qpn.value()), id);
+        let asker = (connection.path.address.into(), connection.remote_comm_id);
+        remove_own(&mut self.questions, asker, id);
+    }
+
+    pub(super) fn add(&mut self, connection: Connection) -> Result<u32, CmError> {
+        if self.connections.len() >= self.options.max_connections {
+            return Err(CmError::TooMany);
+        }
+        let bits = self.options.comm_id_bits.clamp(1, 32);
+        let mask = u32::MAX >> (32 - bits);
+        // One turn through all numbers; 0 is nobody's.
+        for _ in 0..=self.connections.len() + 1 {
+            self.next_id = self.next_id.wrapping_add(1);
+            let id = self.options.comm_id_base & !mask | self.next_id & mask;
+            if id != 0 && !self.connections.contains_key(&id) {
+                self.connections.insert(id, connection);
+                return Ok(id);
+            }
+        }
+        Err(CmError::TooMany)
+    }
+
+    /// A transaction of one's own: the connection's number, and one for the exchange.
+    pub(super) fn transaction(&mut self, id: u32) -> u64 {
+        self.next_transaction = self.next_transaction.wrapping_add(1);
+        u64::from(id) << 32 | u64::from(self.next_transaction)
+    }
+}
+
+fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: K, id: u32) {
+    if map.get(&key) == Some(&id) {
+        map.remove(&key);
+    }
+}

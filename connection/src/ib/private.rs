@@ -1,0 +1,108 @@
+//! Private data: how much each message has, and how much of it is the program's.
+//!
+//! With the RDMA connection manager a REQ and a SIDR_REQ begin with its header of 36 octets (IBTA annex A11).
+
+use std::net::SocketAddr;
+
+use polyverbs_wire::layout::Header;
+use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_of};
+
+use super::types::CmError;
+
+/// Octets of a REQ.
+pub const REQ: usize = 92;
+/// Octets of an MRA.
+pub const MRA: usize = 222;
+/// Octets of a REJ.
+pub const REJ: usize = 148;
+/// Octets of a REP.
+pub const REP: usize = 196;
+/// Octets of an RTU.
+pub const RTU: usize = 224;
+/// Octets of a DREQ.
+pub const DREQ: usize = 220;
+/// Octets of a DREP.
+pub const DREP: usize = 224;
+/// Octets of a SIDR_REQ.
+pub const SIDR_REQ: usize = 216;
+/// Octets of a SIDR_REP.
+pub const SIDR_REP: usize = 136;
+/// Octets that the RDMA connection manager takes of a REQ and a SIDR_REQ.
+pub const RDMA_CM: usize = RdmaCm::LEN;
+
+/// Between whom a connection of the RDMA connection manager is, and what the program says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addressed<'a> {
+    /// Who asks.
+    pub source: SocketAddr,
+    /// Whom.
+    pub destination: SocketAddr,
+    /// The program's, padded with zeros.
+    pub private_data: &'a [u8],
+}
+
+/// Private data of a message of `room` octets, with the header in front.
+///
+/// # Errors
+/// More private data than fits, or addresses of two families.
+pub fn with_addresses(
+    room: usize,
+    source: SocketAddr,
+    destination: SocketAddr,
+    private_data: &[u8],
+) -> Result<Vec<u8>, CmError> {
+    let header = RdmaCm::new(source.ip(), source.port(), destination.ip())
+        .ok_or(CmError::Argument("addresses of two families"))?;
+    super::limits::fits(private_data, room.saturating_sub(RDMA_CM))?;
+    let mut octets = header.to_view().0.to_vec();
+    octets.extend_from_slice(private_data);
+    Ok(octets)
+}
+
+/// Takes the header off; `None` where there is none that is understood, or the service is not a port.
+pub fn addresses(service_id: u64, private_data: &[u8]) -> Option<Addressed<'_>> {
+    let (header, private_data) = RdmaCm::split(private_data)?;
+    let (source, destination) = header.addresses()?;
+    let (_, port) = port_of(service_id)?;
+    Some(Addressed {
+        source: SocketAddr::new(source, header.source_port),
+        destination: SocketAddr::new(destination, port),
+        private_data,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
+
+    use super::*;
+
+    // covers 7.52 7.53
+    #[test]
+    fn a_program_has_what_the_header_leaves() {
+        let (source, destination) = (
+            "10.0.0.1:5000".parse().unwrap(),
+            "10.0.0.2:4420".parse().unwrap(),
+        );
+        let service = service_id(port_space::TCP, 4420);
+        assert_eq!(
+            with_addresses(REQ, source, destination, &[1; 57]),
+            Err(CmError::PrivateData { len: 57, max: 56 })
+        );
+        assert!(with_addresses(SIDR_REQ, source, destination, &[1; 180]).is_ok());
+        assert!(with_addresses(SIDR_REQ, source, destination, &[1; 181]).is_err());
+        let octets = with_addresses(REQ, source, destination, &[1; 56]).unwrap();
+        assert_eq!(octets.len(), REQ);
+        let found = addresses(service, &octets).unwrap();
+        assert_eq!((found.source, found.destination), (source, destination));
+        assert_eq!(found.private_data, [1; 56]);
+
+        let mut other = octets.clone();
+        other[0] = 1;
+        assert_eq!(addresses(service, &other), None);
+        assert_eq!(addresses(7, &octets), None);
+        assert_eq!(addresses(service, &octets[..35]), None);
+        let six = "[::1]:1".parse().unwrap();
+        assert!(with_addresses(REQ, source, six, &[]).is_err());
+    }
+}

@@ -1,0 +1,555 @@
+//! What a message that has come does to its connection (IBTA 12.9.7, 12.9.8).
+
+use polyverbs_engine::time::Time;
+use polyverbs_wire::layout::Octets;
+use polyverbs_wire::mad::cm::{
+    Apr, Drep, Dreq, Lap, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq, reason,
+};
+use verbs_api::{Gid, LinkAddress, Mtu, Psn, Qpn};
+
+use super::connection::{Connection, State};
+use super::manager::{Listening, Manager};
+use super::time;
+use super::types::{CommId, Event, ListenerId, Path, Replied, Requested, Transport};
+
+/// APR's status where alternate paths are not supported (IBTA 12.8.2).
+const ALTERNATE_PATHS_UNSUPPORTED: u8 = 2;
+
+/// Who sent a message, and in which exchange.
+#[derive(Clone, Copy)]
+struct Sender {
+    address: LinkAddress,
+    transaction_id: u64,
+}
+
+impl Manager {
+    /// A message has come from `from`.
+    pub fn handle_message(
+        &mut self,
+        now: Time,
+        from: LinkAddress,
+        transaction_id: u64,
+        message: &Message,
+    ) {
+        let from = Sender {
+            address: from,
+            transaction_id,
+        };
+        match message {
+            Message::Req(req) => self.on_req(now, from, req),
+            Message::Mra(mra) => self.on_mra(now, from, mra),
+            Message::Rej(rej) => self.on_rej(now, from, rej),
+            Message::Rep(rep) => self.on_rep(now, from, rep),
+            Message::Rtu(rtu) => self.on_rtu(from, rtu),
+            Message::Dreq(dreq) => self.on_dreq(from, dreq),
+            Message::Drep(drep) => self.on_drep(now, from, drep),
+            Message::SidrReq(question) => self.on_sidr_req(from, question),
+            Message::SidrRep(answer) => self.on_sidr_rep(from, answer),
+            Message::Lap(lap) => self.on_lap(from, lap),
+            Message::Apr(_) => self.counts.stray += 1,
+        }
+    }
+
+    fn on_req(&mut self, now: Time, from: Sender, req: &Req) {
+        if let Some(&id) = self.by_request.get(&(req.ca_guid, req.local_comm_id)) {
+            return self.on_duplicate_req(from, id, req);
+        }
+        if let Some(&old) = self.by_qpn.get(&(req.ca_guid, req.qpn)) {
+            self.refuse(from, req, reason::STALE_CONNECTION);
+            return self.end_stale(now, old);
+        }
+        match self.admit(from, req) {
+            Ok((listener, connection)) => self.accept_req(listener, connection, req),
+            Err(reason) => self.refuse(from, req, reason),
+        }
+    }
+
+    fn on_duplicate_req(&mut self, from: Sender, id: u32, req: &Req) {
+        self.counts.duplicates += 1;
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        if connection.path.address != from.address {
+            self.counts.misdirected += 1;
+            return;
+        }
+        match connection.state {
+            State::MraReqSent => self.answer_again(id),
+            State::TimeWait => self.refuse(from, req, reason::STALE_CONNECTION),
+            _ => {}
+        }
+    }
+
+    /// The peer has made its queue pair anew and does not know of the connection any more.
+    fn end_stale(&mut self, now: Time, old: u32) {
+        if self.state(CommId(old)) == Some(State::Established) {
+            // In this state it is allowed, and nothing is too long.
+            let _ = self.disconnect(now, CommId(old), &[]);
+        }
+    }
+
+    fn admit(&mut self, from: Sender, req: &Req) -> Result<(ListenerId, Connection), u16> {
+        let transport = match (req.transport_type, req.extended_transport_type) {
+            (0, _) => Transport::Rc,
+            (1, _) => Transport::Uc,
+            (3, 1) => Transport::Xrc,
+            _ => return Err(reason::INVALID_TRANSPORT_TYPE),
+        };
+        let mtu = Mtu::from_code(req.path_mtu).ok_or(reason::INVALID_MTU)?;
+        let listener = self
+            .listener_of(req.service_id)
+            .ok_or(reason::INVALID_SERVICE_ID)?;
+        if self.has_backlog(listener) {
+            self.counts.refused += 1;
+            return Err(reason::NO_RESOURCES);
+        }
+        let path = self.path_back(from.address, mtu, req);
+        let response = self.response_time(req.local_response_timeout, path.packet_life_time);
+        let connection = Connection {
+            transport,
+            transaction_id: from.transaction_id,
+            remote_comm_id: req.local_comm_id,
+            remote_guid: req.ca_guid,
+            listener: Some(listener),
+            remote_qpn: Qpn::new(req.qpn),
+            rq_psn: Psn::new(req.starting_psn),
+            // What the peer starts, this side serves, and the other way round (IBTA 12.7.29).
+            responder_resources: req.initiator_depth,
+            initiator_depth: req.responder_resources,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            ack_timeout: req.primary_ack_timeout,
+            response,
+            max_cm_retries: req.max_cm_retries,
+            ..Connection::new(State::ReqRcvd, path, req.service_id)
+        };
+        Ok((listener, connection))
+    }
+
+    fn listener_of(&self, service_id: u64) -> Option<ListenerId> {
+        let takes = |listening: &Listening| service_id & listening.mask == listening.service_id;
+        let found = self
+            .listeners
+            .iter()
+            .find(|(_, listening)| takes(listening));
+        found.map(|(id, _)| *id)
+    }
+
+    fn path_back(&self, address: LinkAddress, mtu: Mtu, req: &Req) -> Path {
+        Path {
+            port_num: self.options.port_num,
+            pkey_index: self.options.pkey_index,
+            p_key: req.p_key,
+            sgid_index: self.options.sgid_index,
+            mtu,
+            flow_label: req.primary_flow_label,
+            traffic_class: req.primary_traffic_class,
+            hop_limit: req.primary_hop_limit.max(1),
+            sl: req.primary_service_level,
+            static_rate: req.primary_packet_rate.min(31),
+            packet_life_time: req.primary_ack_timeout.saturating_sub(1),
+            ..Path::new(
+                address,
+                Gid(req.primary_remote_gid.0),
+                Gid(req.primary_local_gid.0),
+            )
+        }
+    }
+
+    fn accept_req(&mut self, listener: ListenerId, connection: Connection, req: &Req) {
+        let request = Box::new(Requested {
+            service_id: req.service_id,
+            transport: connection.transport,
+            path: connection.path,
+            remote_qpn: connection.remote_qpn,
+            remote_guid: req.ca_guid,
+            responder_resources: connection.responder_resources,
+            initiator_depth: connection.initiator_depth,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            srq: req.srq,
+            private_data: req.private_data.0.to_vec(),
+        });
+        let from = Sender {
+            address: connection.path.address,
+            transaction_id: connection.transaction_id,
+        };
+        match self.add(connection) {
+            Ok(id) => {
+                self.by_request.insert((req.ca_guid, req.local_comm_id), id);
+                self.by_qpn.insert((req.ca_guid, req.qpn), id);
+                self.open.insert((listener, id));
+                let id = CommId(id);
+                self.tell(Event::Requested {
+                    listener,
+                    id,
+                    request,
+                });
+            }
+            Err(_) => {
+                self.counts.refused += 1;
+                self.refuse(from, req, reason::NO_RESOURCES);
+            }
+        }
+    }
+
+    /// Refuses a request that has no connection.
+    fn refuse(&mut self, from: Sender, req: &Req, reason: u16) {
+        let rej = Rej {
+            remote_comm_id: req.local_comm_id,
+            reason,
+            ..Rej::default()
+        };
+        self.send_to(from.address, from.transaction_id, rej.into());
+    }
+
+    /// The connection that a message is of: both numbers and the address must be right.
+    fn find(&mut self, from: Sender, own: u32, remote: u32) -> Option<&mut Connection> {
+        let Some(connection) = self.connections.get_mut(&own) else {
+            self.counts.stray += 1;
+            return None;
+        };
+        if connection.remote_comm_id != remote {
+            self.counts.stray += 1;
+            return None;
+        }
+        if connection.path.address != from.address {
+            self.counts.misdirected += 1;
+            return None;
+        }
+        Some(connection)
+    }
+
+    /// The same before the peer's number is known, while the request is under way.
+    fn find_asking(&mut self, from: Sender, own: u32, remote: u32) -> Option<&mut Connection> {
+        let is_asking = |connection: &Connection| {
+            matches!(connection.state, State::ReqSent | State::MraReqRcvd)
+        };
+        let known = match self.connections.get(&own) {
+            Some(connection) if is_asking(connection) => connection.remote_comm_id,
+            _ => remote,
+        };
+        self.find(from, own, known)
+    }
+
+    fn answer_again(&mut self, id: u32) {
+        let answer = self.connections.get(&id).and_then(|of| of.answer.clone());
+        if let Some(answer) = answer {
+            self.send(id, *answer);
+        }
+    }
+
+    fn on_rep(&mut self, now: Time, from: Sender, rep: &Rep) {
+        let id = rep.remote_comm_id;
+        let Some(connection) = self.find_asking(from, id, rep.local_comm_id) else {
+            return;
+        };
+        match connection.state {
+            State::ReqSent | State::MraReqRcvd => {}
+            State::Established | State::MraRepSent => {
+                self.counts.duplicates += 1;
+                return self.answer_again(id);
+            }
+            _ => {
+                self.counts.stray += 1;
+                return;
+            }
+        }
+        let is_xrc = connection.transport == Transport::Xrc;
+        let qpn = if is_xrc { rep.ee_context } else { rep.qpn };
+        if let Some(&old) = self.by_qpn.get(&(rep.ca_guid, qpn))
+            && !is_xrc
+        {
+            return self.refuse_stale_rep(now, id, rep, old);
+        }
+        self.accept_rep(id, qpn, from, rep);
+    }
+
+    fn refuse_stale_rep(&mut self, now: Time, id: u32, rep: &Rep, old: u32) {
+        let rej = Rej {
+            local_comm_id: id,
+            remote_comm_id: rep.local_comm_id,
+            message: 1,
+            reason: reason::STALE_CONNECTION,
+            ..Rej::default()
+        };
+        self.send(id, rej.into());
+        self.end_stale(now, old);
+    }
+
+    fn accept_rep(&mut self, id: u32, qpn: u32, from: Sender, rep: &Rep) {
+        self.cancel(id);
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.state = State::RepRcvd;
+        connection.repeated = None;
+        connection.transaction_id = from.transaction_id;
+        connection.remote_comm_id = rep.local_comm_id;
+        connection.remote_guid = rep.ca_guid;
+        connection.remote_qpn = Qpn::new(qpn);
+        connection.rq_psn = Psn::new(rep.starting_psn);
+        connection.responder_resources = rep.initiator_depth;
+        connection.initiator_depth = rep.responder_resources;
+        connection.rnr_retry_count = rep.rnr_retry_count;
+        connection.ack_timeout =
+            time::ack_timeout(rep.target_ack_delay, connection.path.packet_life_time);
+        let reply = Box::new(Replied {
+            remote_qpn: connection.remote_qpn,
+            responder_resources: connection.responder_resources,
+            initiator_depth: connection.initiator_depth,
+            srq: rep.srq,
+            private_data: rep.private_data.0.to_vec(),
+        });
+        self.by_request.insert((rep.ca_guid, rep.local_comm_id), id);
+        self.by_qpn.insert((rep.ca_guid, qpn), id);
+        let id = CommId(id);
+        self.tell(Event::Replied { id, reply });
+    }
+
+    fn on_rtu(&mut self, from: Sender, rtu: &Rtu) {
+        let id = rtu.remote_comm_id;
+        let Some(connection) = self.find(from, id, rtu.local_comm_id) else {
+            return;
+        };
+        if !matches!(connection.state, State::RepSent | State::MraRepRcvd) {
+            self.counts.duplicates += 1;
+            return;
+        }
+        connection.state = State::Established;
+        connection.repeated = None;
+        self.cancel(id);
+        self.tell(Event::Established {
+            id: CommId(id),
+            private_data: rtu.private_data.0.to_vec(),
+        });
+    }
+
+    fn on_mra(&mut self, now: Time, from: Sender, mra: &Mra) {
+        let id = mra.remote_comm_id;
+        let Some(connection) = self.find_asking(from, id, mra.local_comm_id) else {
+            return;
+        };
+        let next = match (connection.state, mra.message) {
+            (State::ReqSent | State::MraReqRcvd, 0) => State::MraReqRcvd,
+            (State::RepSent | State::MraRepRcvd, 1) => State::MraRepRcvd,
+            _ => {
+                self.counts.stray += 1;
+                return;
+            }
+        };
+        connection.state = next;
+        let packet_life_time = connection.path.packet_life_time;
+        // The peer's timer is put off; no retry is used up (IBTA 12.9.8.5).
+        let wait = self.response_time(mra.service_timeout, packet_life_time);
+        self.wake(id, now.after(wait));
+        self.tell(Event::Delayed {
+            id: CommId(id),
+            service_timeout: mra.service_timeout,
+            private_data: mra.private_data.0.to_vec(),
+        });
+    }
+
+    fn on_rej(&mut self, now: Time, from: Sender, rej: &Rej) {
+        let Some(id) = self.rejected(from, rej) else {
+            return;
+        };
+        let state = self.connections.get(&id).map(|connection| connection.state);
+        match state {
+            Some(State::ReqSent | State::MraReqRcvd | State::ReqRcvd | State::MraReqSent)
+                if rej.reason != reason::STALE_CONNECTION =>
+            {
+                self.forget(id);
+            }
+            None | Some(State::TimeWait | State::SidrReqSent | State::SidrReqRcvd) => {
+                self.counts.stray += 1;
+                return;
+            }
+            Some(_) => self.linger(now, id),
+        }
+        let info_len = usize::from(rej.info_length).min(rej.info.0.len());
+        self.tell(Event::Rejected {
+            id: CommId(id),
+            reason: rej.reason,
+            info: rej.info.0[..info_len].to_vec(),
+            private_data: rej.private_data.0.to_vec(),
+        });
+    }
+
+    /// The connection that a REJ is of. A peer that gave up while it knew no number of ours names its adapter.
+    fn rejected(&mut self, from: Sender, rej: &Rej) -> Option<u32> {
+        if rej.reason == reason::TIMEOUT && rej.remote_comm_id == 0 {
+            let [a, b, c, d, e, f, g, h, ..] = rej.info.0;
+            let guid = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+            let found = self.by_request.get(&(guid, rej.local_comm_id)).copied();
+            let Some(id) = found else {
+                self.counts.stray += 1;
+                return None;
+            };
+            return self.find(from, id, rej.local_comm_id).map(|_| id);
+        }
+        let id = rej.remote_comm_id;
+        self.find_asking(from, id, rej.local_comm_id).map(|_| id)
+    }
+
+    fn on_dreq(&mut self, from: Sender, dreq: &Dreq) {
+        let id = dreq.remote_comm_id;
+        let is_known = self
+            .connections
+            .get(&id)
+            .is_some_and(|connection| connection.remote_comm_id == dreq.local_comm_id);
+        if !is_known {
+            // Whoever asks may stop asking.
+            let drep = Drep {
+                local_comm_id: dreq.remote_comm_id,
+                remote_comm_id: dreq.local_comm_id,
+                private_data: Octets::default(),
+            };
+            self.counts.stray += 1;
+            return self.send_to(from.address, from.transaction_id, drep.into());
+        }
+        let Some(connection) = self.find(from, id, dreq.local_comm_id) else {
+            return;
+        };
+        if dreq.remote_qpn != connection.local_qpn.value() {
+            self.counts.stray += 1;
+            return;
+        }
+        self.on_own_dreq(from, id, dreq);
+    }
+
+    fn on_own_dreq(&mut self, from: Sender, id: u32, dreq: &Dreq) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        match connection.state {
+            State::Established | State::RepSent | State::MraRepRcvd | State::DreqSent => {
+                connection.state = State::DreqRcvd;
+                connection.transaction_id = from.transaction_id;
+                connection.repeated = None;
+                self.cancel(id);
+                self.tell(Event::DisconnectRequested {
+                    id: CommId(id),
+                    private_data: dreq.private_data.0.to_vec(),
+                });
+            }
+            State::TimeWait => {
+                self.counts.duplicates += 1;
+                self.confirm_again(from, id);
+            }
+            _ => self.counts.duplicates += 1,
+        }
+    }
+
+    /// The DREP was lost, or the other side ended the connection too.
+    fn confirm_again(&mut self, from: Sender, id: u32) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let said = match connection.answer.as_deref() {
+            Some(Message::Drep(drep)) => drep.private_data,
+            _ => Octets::default(),
+        };
+        let drep = Drep {
+            local_comm_id: id,
+            remote_comm_id: connection.remote_comm_id,
+            private_data: said,
+        };
+        self.send_to(from.address, from.transaction_id, drep.into());
+    }
+
+    fn on_drep(&mut self, now: Time, from: Sender, drep: &Drep) {
+        let id = drep.remote_comm_id;
+        let Some(connection) = self.find(from, id, drep.local_comm_id) else {
+            return;
+        };
+        if connection.state != State::DreqSent {
+            self.counts.stray += 1;
+            return;
+        }
+        self.linger(now, id);
+        self.tell(Event::Disconnected {
+            id: CommId(id),
+            private_data: drep.private_data.0.to_vec(),
+        });
+    }
+
+    fn on_lap(&mut self, from: Sender, lap: &Lap) {
+        let id = lap.remote_comm_id;
+        let Some(connection) = self.find(from, id, lap.local_comm_id) else {
+            return;
+        };
+        if connection.state != State::Established {
+            self.counts.stray += 1;
+            return;
+        }
+        let apr = Apr {
+            local_comm_id: id,
+            remote_comm_id: lap.local_comm_id,
+            status: ALTERNATE_PATHS_UNSUPPORTED,
+            ..Apr::default()
+        };
+        self.send_to(from.address, from.transaction_id, apr.into());
+    }
+
+    fn on_sidr_req(&mut self, from: Sender, question: &SidrReq) {
+        let asker = (from.address.into(), question.request_id);
+        if self.questions.contains_key(&asker) {
+            self.counts.duplicates += 1;
+            return;
+        }
+        let refuse = |status| SidrRep {
+            request_id: question.request_id,
+            service_id: question.service_id,
+            status,
+            ..SidrRep::default()
+        };
+        let Some(listener) = self.listener_of(question.service_id) else {
+            return self.send_to(from.address, from.transaction_id, refuse(1).into());
+        };
+        let path = Path::new(from.address, Gid::default(), Gid::default());
+        let connection = Connection {
+            transaction_id: from.transaction_id,
+            remote_comm_id: question.request_id,
+            listener: Some(listener),
+            ..Connection::new(State::SidrReqRcvd, path, question.service_id)
+        };
+        let is_full = self.has_backlog(listener);
+        let id = match self.add(connection) {
+            Ok(id) if !is_full => id,
+            added => {
+                self.counts.refused += 1;
+                added.into_iter().for_each(|id| self.forget(id));
+                return self.send_to(from.address, from.transaction_id, refuse(2).into());
+            }
+        };
+        self.questions.insert(asker, id);
+        self.open.insert((listener, id));
+        self.tell(Event::ResolutionRequested {
+            listener,
+            id: CommId(id),
+            from: from.address,
+            service_id: question.service_id,
+            private_data: question.private_data.0.to_vec(),
+        });
+    }
+
+    fn on_sidr_rep(&mut self, from: Sender, answer: &SidrRep) {
+        let id = answer.request_id;
+        let Some(connection) = self.find(from, id, 0) else {
+            return;
+        };
+        if connection.state != State::SidrReqSent || connection.service_id != answer.service_id {
+            self.counts.stray += 1;
+            return;
+        }
+        self.forget(id);
+        self.tell(Event::Resolved {
+            id: CommId(id),
+            status: answer.status,
+            qpn: Qpn::new(answer.qpn),
+            q_key: answer.q_key,
+            private_data: answer.private_data.0.to_vec(),
+        });
+    }
+}

@@ -1,0 +1,144 @@
+//! What a program may do in which state.
+
+use super::*;
+
+const CALLS: [(&str, &[State]); 6] = [
+    ("reply", &[State::ReqRcvd, State::MraReqSent]),
+    ("ready", &[State::RepRcvd, State::MraRepSent]),
+    ("established", &[State::RepSent, State::MraRepRcvd]),
+    ("delay", &[State::ReqRcvd, State::RepRcvd]),
+    ("disconnect", &[State::Established]),
+    ("confirm_disconnect", &[State::DreqRcvd]),
+];
+
+fn call(manager: &mut Manager, name: &str, id: CommId) -> Result<(), CmError> {
+    let now = Time(0);
+    let reply = Reply {
+        qpn: Qpn::new(5),
+        starting_psn: Psn::new(5),
+        responder_resources: 1,
+        initiator_depth: 1,
+        rnr_retry_count: 7,
+        srq: false,
+        private_data: b"",
+    };
+    match name {
+        "reply" => manager.reply(now, id, &reply),
+        "ready" => manager.ready(id, b""),
+        "established" => manager.established(id),
+        "delay" => manager.delay(id, 18, b""),
+        "disconnect" => manager.disconnect(now, id, b""),
+        _ => manager.confirm_disconnect(now, id, b""),
+    }
+}
+
+// covers 7.03 7.07
+#[test]
+fn a_call_that_does_not_fit_the_state_sends_and_changes_nothing() {
+    for state in State::ALL {
+        for (name, allowed) in CALLS {
+            let mut pair = Pair::new();
+            let (end, id, _) = pair.in_state(state);
+            assert_eq!(pair.state(end, id), Some(state), "{name}");
+            let called = call(&mut pair.ends[end], name, id);
+            if allowed.contains(&state) {
+                assert_eq!(called, Ok(()), "{name} in {state:?}");
+                assert_ne!(pair.state(end, id), Some(state), "{name}");
+                continue;
+            }
+            let expected = match (name, state) {
+                ("established", State::Established) => CmError::Connected,
+                _ => CmError::State(state),
+            };
+            assert_eq!(called, Err(expected), "{name}");
+            assert_eq!(pair.state(end, id), Some(state), "{name}");
+            assert_eq!(pair.ends[end].poll_message(), None, "{name} in {state:?}");
+        }
+    }
+    let mut pair = Pair::new();
+    for (name, _) in CALLS {
+        let called = call(&mut pair.ends[NEAR], name, CommId(77));
+        assert_eq!(called, Err(CmError::Unknown));
+    }
+}
+
+// covers 7.16
+#[test]
+fn what_is_given_up_ends_as_its_state_demands() {
+    let expected = [
+        (State::ReqSent, Some("REJ"), None),
+        (State::MraReqRcvd, Some("REJ"), None),
+        (State::ReqRcvd, Some("REJ"), None),
+        (State::MraReqSent, Some("REJ"), None),
+        (State::RepRcvd, Some("REJ"), None),
+        (State::MraRepSent, Some("REJ"), None),
+        (State::RepSent, Some("REJ"), Some(State::TimeWait)),
+        (State::MraRepRcvd, Some("REJ"), Some(State::TimeWait)),
+        (State::Established, Some("DREQ"), Some(State::DreqSent)),
+        (State::DreqRcvd, Some("DREP"), Some(State::TimeWait)),
+        (State::DreqSent, None, Some(State::DreqSent)),
+        (State::TimeWait, None, Some(State::TimeWait)),
+        (State::SidrReqSent, None, None),
+        (State::SidrReqRcvd, Some("SIDR_REP"), None),
+    ];
+    for (state, message, after) in expected {
+        let mut pair = Pair::new();
+        let (end, id, _) = pair.in_state(state);
+        pair.ends[end].destroy(pair.now, id).unwrap();
+        let sent = pair.ends[end].poll_message().map(|sent| sent.message);
+        assert_eq!(sent.as_ref().map(Message::name), message, "{state:?}");
+        if let Some(Message::Rej(rej)) = sent {
+            let timeout = matches!(state, State::ReqSent | State::MraReqRcvd);
+            let expected = if timeout {
+                reason::TIMEOUT
+            } else {
+                reason::CONSUMER
+            };
+            assert_eq!(rej.reason, expected, "{state:?}");
+        }
+        assert_eq!(pair.state(end, id), after, "{state:?}");
+        pair.drain();
+        assert_eq!(pair.state(end, id), None, "{state:?}");
+    }
+}
+
+// covers 7.16 7.17
+#[test]
+fn a_listener_that_goes_refuses_what_waits() {
+    let mut pair = Pair::new();
+    let (near, _, _) = pair.asked(0x11);
+    let listener = pair.listener;
+    pair.ends[FAR].unlisten(pair.now, listener).unwrap();
+    pair.settle();
+    assert!(matches!(
+        &pair.events(NEAR)[..],
+        [Event::Rejected { id, reason: reason::CONSUMER, .. }] if *id == near
+    ));
+    pair.ask(0x12);
+    assert!(matches!(
+        pair.events(NEAR)[..],
+        [Event::Rejected {
+            reason: reason::INVALID_SERVICE_ID,
+            ..
+        }]
+    ));
+    let gone = pair.ends[FAR].unlisten(pair.now, listener);
+    assert_eq!(gone, Err(CmError::Unknown));
+}
+
+// covers 7.17
+#[test]
+fn listeners_do_not_overlap_and_services_can_be_assigned() {
+    let mut manager = Manager::new(ManagerOptions::default());
+    let all_ports = !0xffff;
+    manager.listen(0x0106_0000, all_ports).unwrap();
+    let overlap = manager.listen(SERVICE, u64::MAX);
+    assert_eq!(overlap, Err(CmError::InUse));
+    manager.listen(0x0111_1144, u64::MAX).unwrap();
+    assert_eq!(manager.listen(0x0111_0000, all_ports), Err(CmError::InUse));
+    let (first, service) = manager.listen(0, 0).unwrap();
+    assert_eq!(service, 0x0200_0000_0000_0000);
+    let (second, service) = manager.listen(0, 0).unwrap();
+    assert_eq!(service, 0x0200_0000_0000_0001);
+    assert_ne!(first, second);
+}
