@@ -1,0 +1,12 @@
+//! MPA's start of a stream: request and reply, before the first FPDU (RFC 5044 section 7, RFC 6581).
+//!
+//! [`Negotiation`] is fed octets and time and says what to send; it knows no socket.
+
+mod depth;
+mod negotiation;
+
+pub use depth::{Depth, Depths};
+pub use negotiation::{Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
+
+#[cfg(test)]
+mod tests;
