@@ -145,7 +145,9 @@ macro_rules! requests {
         $bit:ident => $wc:ident, read_or_atomic: $reads:literal, check: $check:path;)*) => {
         $(
             $(#[$doc])*
+            // In order: what all requests have lies at one place in all of them, and is found without asking which it is.
             #[derive(Debug, Default)]
+            #[repr(C)]
             pub struct $name<'a> {
                 pub(crate) common: Common,
                 pub(crate) data: Data<'a>,
@@ -394,6 +396,7 @@ pub enum WorkRequest<'a> {
 /// The body is fixed octets, which travel as they are: numbers in network order. `holds` are objects that stay alive
 /// until the request has retired.
 #[derive(Debug)]
+#[repr(C)]
 pub struct ExtensionRequest<'a> {
     common: Common,
     data: Data<'a>,
