@@ -1,0 +1,123 @@
+//! What a transport does for the connector.
+//!
+//! A backend carries five messages between two ends and knows no queue pair. It calls a [`Sink`] with no lock held, and
+//! never from within a call that could not stand it: the sink may call back.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use verbs_api::QpEndpoint;
+
+use crate::error::ConnectError;
+
+/// One end of a connection, as a backend names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(pub u64);
+
+/// How much private data each message takes, in octets of the program's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrivateDataLimits {
+    /// With `connect`.
+    pub connect: usize,
+    /// With `accept`.
+    pub accept: usize,
+    /// With `reject`.
+    pub reject: usize,
+}
+
+impl PrivateDataLimits {
+    /// InfiniBand's messages, with the header of the RDMA connection manager.
+    pub const INFINIBAND: Self = Self {
+        connect: crate::ib::private::REQ - crate::ib::private::RDMA_CM,
+        accept: crate::ib::private::REP,
+        reject: crate::ib::private::REJ,
+    };
+
+    /// MPA of revision 2.
+    pub const IWARP: Self = Self {
+        connect: 508,
+        accept: 508,
+        reject: 508,
+    };
+}
+
+/// What an end tells the other about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The queue pair.
+    pub endpoint: QpEndpoint,
+    /// Reads that it serves at one time.
+    pub inbound_reads: u8,
+    /// Reads that it has outstanding at one time.
+    pub outbound_reads: u8,
+    /// The program's.
+    pub private_data: Vec<u8>,
+}
+
+/// What an end is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Told {
+    /// The other accepts.
+    Accepted(Offer),
+    /// The other has completed the connection.
+    Completed,
+    /// The other does not want it.
+    Rejected(Vec<u8>),
+    /// The other gave up, or is gone.
+    Aborted,
+    /// Nobody answered in time.
+    TimedOut,
+    /// The other ended the connection.
+    Disconnected,
+    /// The other knows that the connection has ended.
+    DisconnectConfirmed,
+}
+
+/// Takes what an end is told.
+pub trait Sink: Send + Sync + 'static {
+    /// It happened. Called with no lock held.
+    fn told(&self, what: Told);
+}
+
+/// Takes requests that come to a listener.
+pub trait ListenSink: Send + Sync + 'static {
+    /// Somebody asks. Called with no lock held.
+    fn asked(&self, token: Token, offer: Offer);
+}
+
+/// A transport's part of connections.
+pub trait Backend: Send + Sync + 'static {
+    /// How much private data each message takes.
+    fn private_data(&self) -> PrivateDataLimits;
+
+    /// Takes requests for an address; port 0 has one assigned. Answers the address.
+    ///
+    /// # Errors
+    /// It is in use.
+    fn listen(&self, at: SocketAddr, sink: Arc<dyn ListenSink>)
+    -> Result<SocketAddr, ConnectError>;
+
+    /// Takes no more.
+    fn unlisten(&self, at: SocketAddr);
+
+    /// Asks for a connection. That nobody listens is told to the sink.
+    fn connect(&self, to: SocketAddr, offer: Offer, sink: Arc<dyn Sink>) -> Token;
+
+    /// Agrees to one.
+    ///
+    /// # Errors
+    /// Who asked has given up.
+    fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError>;
+
+    /// The active end's queue pair is ready.
+    fn complete(&self, token: Token);
+
+    /// Either end does not want it.
+    fn reject(&self, token: Token, private_data: Vec<u8>);
+
+    /// Ends a connection, told as [`Told::DisconnectConfirmed`] when the other knows.
+    fn disconnect(&self, token: Token);
+
+    /// Nobody wants to hear of it any more: the other is told that it was aborted, or that it has ended.
+    fn forget(&self, token: Token);
+}

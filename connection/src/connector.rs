@@ -1,0 +1,793 @@
+//! Requests about connections and their queue pairs: one request, several phases.
+//!
+//! A connection keeps no queue pair and a queue pair no connection. A request takes the identity of a queue pair, and
+//! each phase looks it up again. No thread waits: a phase begins in the handler of the one before.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use verbs_api::objects::{ObjectId, ObjectKind};
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::{
+    Completer, ConnectOptions, Context, Outcome, Qp, QpEndpoint, Started, Transport, VerbError,
+};
+
+use crate::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
+use crate::error::ConnectError;
+
+/// Reads that an end serves and has outstanding, from its own point of view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadLimits {
+    /// Served at one time.
+    pub inbound: u8,
+    /// Outstanding at one time.
+    pub outbound: u8,
+}
+
+/// What an end wants of a connection.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ConnectionOptions {
+    qp: ConnectOptions,
+    reads: ReadLimits,
+    private_data: Vec<u8>,
+}
+
+impl Default for ConnectionOptions {
+    fn default() -> Self {
+        let reads = ReadLimits {
+            inbound: 16,
+            outbound: 16,
+        };
+        Self {
+            qp: ConnectOptions::new(),
+            reads,
+            private_data: Vec::new(),
+        }
+    }
+}
+
+impl ConnectionOptions {
+    /// 16 reads each way, no private data.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Attributes of the queue pair.
+    pub fn qp(mut self, qp: ConnectOptions) -> Self {
+        self.qp = qp;
+        self
+    }
+
+    /// Reads each way: more than the device has, or the peer offers, is no error and is not had.
+    pub fn reads(mut self, inbound: u8, outbound: u8) -> Self {
+        self.reads = ReadLimits { inbound, outbound };
+        self
+    }
+
+    /// What the peer is told.
+    pub fn private_data(mut self, private_data: &[u8]) -> Self {
+        self.private_data = private_data.to_vec();
+        self
+    }
+}
+
+/// Makes connections over one transport.
+#[derive(Clone)]
+pub struct Connector {
+    backend: Arc<dyn Backend>,
+}
+
+impl Connector {
+    /// Over this transport.
+    pub fn new(backend: Arc<dyn Backend>) -> Self {
+        Self { backend }
+    }
+
+    /// Takes requests for an address; port 0 has one assigned. With `backlog` requests waiting, others are refused;
+    /// 0 for no limit.
+    ///
+    /// # Errors
+    /// The address is in use.
+    pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<Listener, ConnectError> {
+        let queue = Arc::new(IncomingQueue {
+            backend: Arc::clone(&self.backend),
+            backlog: if backlog == 0 { usize::MAX } else { backlog },
+            state: Mutex::default(),
+        });
+        let at = self
+            .backend
+            .listen(at, Arc::clone(&queue) as Arc<dyn ListenSink>)?;
+        Ok(Listener { queue, at })
+    }
+
+    /// Asks for a connection. Ends when the peer has accepted; the queue pair is not touched before
+    /// [`Accepted::complete`], so that one that was refused can be used again.
+    pub fn connect(
+        &self,
+        context: &Context,
+        qp: &Qp,
+        to: SocketAddr,
+        options: ConnectionOptions,
+    ) -> Started<Accepted, ConnectError> {
+        let offer = match self.offer(context, qp, &options, self.backend.private_data().connect) {
+            Ok(offer) => offer,
+            Err(error) => return Started::ready(Err(error)),
+        };
+        let (started, request) = begin(context);
+        let reads = limits_of(&offer);
+        let target = Target::new(context, qp);
+        let side = Side::new(&self.backend);
+        let of = Arc::clone(&side);
+        side.wait_for(Box::new(move |told| {
+            let Some(told) = request.unless(told) else {
+                return;
+            };
+            let outcome = match told {
+                Told::Accepted(peer) => Ok(Accepted::new(of, target, options.qp, reads, peer)),
+                told => Err(refusal(told)),
+            };
+            request.end(outcome);
+        }));
+        let token = self.backend.connect(to, offer, Arc::clone(&side) as _);
+        side.set_token(token);
+        started
+    }
+
+    fn offer(
+        &self,
+        context: &Context,
+        qp: &Qp,
+        options: &ConnectionOptions,
+        max: usize,
+    ) -> Result<Offer, ConnectError> {
+        offer(context, qp, options, max)
+    }
+}
+
+fn offer(
+    context: &Context,
+    qp: &Qp,
+    options: &ConnectionOptions,
+    max: usize,
+) -> Result<Offer, ConnectError> {
+    fits(&options.private_data, max)?;
+    // Receives may have been posted already, which INIT takes.
+    if !matches!(qp.query()?.state, QpState::Reset | QpState::Init) {
+        return Err(ConnectError::Connected);
+    }
+    let limits = context.limits();
+    let clamp = |wanted: u8, limit: u32| u32::from(wanted).min(limit) as u8;
+    Ok(Offer {
+        endpoint: qp.endpoint()?,
+        inbound_reads: clamp(options.reads.inbound, limits.max_qp_rd_atom),
+        outbound_reads: clamp(options.reads.outbound, limits.max_qp_init_rd_atom),
+        private_data: options.private_data.clone(),
+    })
+}
+
+fn fits(private_data: &[u8], max: usize) -> Result<(), ConnectError> {
+    let len = private_data.len();
+    if len > max {
+        return Err(ConnectError::PrivateData { len, max });
+    }
+    Ok(())
+}
+
+fn limits_of(offer: &Offer) -> ReadLimits {
+    ReadLimits {
+        inbound: offer.inbound_reads,
+        outbound: offer.outbound_reads,
+    }
+}
+
+/// What is agreed on: nobody starts more than the other serves.
+fn agreed(own: ReadLimits, peer: &Offer) -> ReadLimits {
+    ReadLimits {
+        inbound: own.inbound.min(peer.outbound_reads),
+        outbound: own.outbound.min(peer.inbound_reads),
+    }
+}
+
+fn refusal(told: Told) -> ConnectError {
+    match told {
+        Told::Rejected(private_data) => ConnectError::Refused { private_data },
+        Told::TimedOut => ConnectError::TimedOut,
+        _ => ConnectError::Aborted,
+    }
+}
+
+/// A queue pair by its identity.
+#[derive(Clone)]
+struct Target {
+    context: Context,
+    id: ObjectId,
+}
+
+impl Target {
+    fn new(context: &Context, qp: &Qp) -> Self {
+        Self {
+            context: context.clone(),
+            id: qp.id(),
+        }
+    }
+
+    /// The queue pair, as of now.
+    fn find(&self) -> Result<Qp, ConnectError> {
+        let gone = || VerbError::InvalidHandle(ObjectKind::Qp);
+        let found = self.context.find_qp(self.id).ok_or_else(gone);
+        found.map_err(ConnectError::in_queue_pair)
+    }
+
+    fn bring_up(
+        &self,
+        peer: &QpEndpoint,
+        options: ConnectOptions,
+    ) -> Result<Started<()>, ConnectError> {
+        Ok(self.find()?.connect(peer, options))
+    }
+
+    fn flush(&self) -> Result<Started<()>, ConnectError> {
+        let err = QpAttributes::new().qp_state(QpState::Err);
+        Ok(self.find()?.modify(err))
+    }
+}
+
+/// A request under way. Its first outcome counts; the removal of the device is one.
+struct Request<T> {
+    completer: Completer<T, ConnectError>,
+    guard: Mutex<Option<Outcome<()>>>,
+}
+
+fn begin<T: Send + 'static>(context: &Context) -> (Started<T, ConnectError>, Arc<Request<T>>) {
+    let (started, completer) = Started::pending();
+    let (guarded, guard) = context.begin::<()>();
+    let removed = completer.clone();
+    guarded.on_done(move |outcome| {
+        if let Err(error) = outcome {
+            removed.complete(Err(error.into()));
+        }
+    });
+    let request = Request {
+        completer,
+        guard: Mutex::new(Some(guard)),
+    };
+    (started, Arc::new(request))
+}
+
+impl<T: Send + 'static> Request<T> {
+    fn end(&self, outcome: Result<T, ConnectError>) {
+        self.completer.complete(outcome);
+        let guard = self
+            .guard
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(guard) = guard {
+            guard.complete(Ok(()));
+        }
+    }
+
+    /// What was told, unless the other has given up: then the request ends.
+    fn unless(&self, told: Option<Told>) -> Option<Told> {
+        if told.is_none() {
+            self.end(Err(VerbError::Canceled.into()));
+        }
+        told
+    }
+}
+
+type Waiter = Box<dyn FnOnce(Option<Told>) + Send>;
+
+/// One end of a connection.
+struct Side {
+    backend: Arc<dyn Backend>,
+    state: Mutex<SideState>,
+}
+
+#[derive(Default)]
+struct SideState {
+    token: Option<Token>,
+    waiter: Option<Waiter>,
+    watchers: Vec<Completer<(), ConnectError>>,
+    is_over: bool,
+}
+
+impl Side {
+    fn new(backend: &Arc<dyn Backend>) -> Arc<Self> {
+        Arc::new(Self {
+            backend: Arc::clone(backend),
+            state: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SideState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_token(&self, token: Token) {
+        self.lock().token = Some(token);
+    }
+
+    fn token(&self) -> Result<Token, ConnectError> {
+        self.lock().token.ok_or(ConnectError::NotConnected)
+    }
+
+    fn wait_for(&self, waiter: Waiter) {
+        self.lock().waiter = Some(waiter);
+    }
+
+    fn forget(&self) {
+        let token = self.lock().token.take();
+        if let Some(token) = token {
+            self.backend.forget(token);
+        }
+    }
+}
+
+impl Sink for Side {
+    fn told(&self, what: Told) {
+        let mut state = self.lock();
+        let is_end = matches!(
+            what,
+            Told::Disconnected | Told::DisconnectConfirmed | Told::Aborted
+        );
+        state.is_over |= is_end;
+        let watchers = if is_end {
+            std::mem::take(&mut state.watchers)
+        } else {
+            Vec::new()
+        };
+        let waiter = state.waiter.take();
+        drop(state);
+        for watcher in watchers {
+            watcher.complete(Ok(()));
+        }
+        if let Some(waiter) = waiter {
+            waiter(Some(what));
+        }
+    }
+}
+
+/// The peer has accepted; the active side has not completed yet. Dropped, the connection is given up.
+pub struct Accepted {
+    side: Option<Arc<Side>>,
+    target: Target,
+    options: ConnectOptions,
+    reads: ReadLimits,
+    peer: Offer,
+}
+
+impl Accepted {
+    fn new(
+        side: Arc<Side>,
+        target: Target,
+        options: ConnectOptions,
+        own: ReadLimits,
+        peer: Offer,
+    ) -> Self {
+        let reads = agreed(own, &peer);
+        Self {
+            side: Some(side),
+            target,
+            options: with_reads(options, reads),
+            reads,
+            peer,
+        }
+    }
+
+    /// What the peer said when it accepted.
+    pub fn private_data(&self) -> &[u8] {
+        &self.peer.private_data
+    }
+
+    /// Reads each way, from this side's point of view.
+    pub const fn reads(&self) -> ReadLimits {
+        self.reads
+    }
+
+    /// Brings the queue pair up, then tells the peer.
+    pub fn complete(mut self) -> Started<Connection, ConnectError> {
+        let Some(side) = self.side.take() else {
+            return Started::ready(Err(ConnectError::NotConnected));
+        };
+        let (started, request) = begin(&self.target.context);
+        match self.target.bring_up(&self.peer.endpoint, self.options) {
+            Ok(up) => up.on_done(move |up| {
+                let done = up.map_err(ConnectError::in_queue_pair);
+                let told = done.and_then(|()| Ok(side.backend.complete(side.token()?)));
+                request.end(settle(side, told));
+            }),
+            Err(error) => {
+                side.forget();
+                request.end(Err(error));
+            }
+        }
+        started
+    }
+
+    /// Does not want it after all: the peer's accept ends with this.
+    ///
+    /// # Errors
+    /// Too much private data: then the connection is given up without it.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
+        let Some(side) = self.side.take() else {
+            return Err(ConnectError::NotConnected);
+        };
+        reject(&side, private_data)
+    }
+}
+
+fn reject(side: &Side, private_data: &[u8]) -> Result<(), ConnectError> {
+    if let Err(error) = fits(private_data, side.backend.private_data().reject) {
+        side.forget();
+        return Err(error);
+    }
+    let token = side.lock().token.take().ok_or(ConnectError::NotConnected)?;
+    side.backend.reject(token, private_data.to_vec());
+    Ok(())
+}
+
+fn with_reads(options: ConnectOptions, reads: ReadLimits) -> ConnectOptions {
+    options
+        .max_rd_atomic(reads.outbound)
+        .max_dest_rd_atomic(reads.inbound)
+}
+
+/// A connection, where all went well; else the peer is told that there is none.
+fn settle(side: Arc<Side>, outcome: Result<(), ConnectError>) -> Result<Connection, ConnectError> {
+    match outcome {
+        Ok(()) => Ok(Connection { side }),
+        Err(error) => {
+            side.forget();
+            Err(error)
+        }
+    }
+}
+
+impl Drop for Accepted {
+    fn drop(&mut self) {
+        if let Some(side) = self.side.take() {
+            side.forget();
+        }
+    }
+}
+
+/// Takes requests. Dropped, it takes no more, and those that wait are refused.
+pub struct Listener {
+    queue: Arc<IncomingQueue>,
+    at: SocketAddr,
+}
+
+struct IncomingQueue {
+    backend: Arc<dyn Backend>,
+    backlog: usize,
+    state: Mutex<IncomingState>,
+}
+
+#[derive(Default)]
+struct IncomingState {
+    waiting: VecDeque<Incoming>,
+    takers: VecDeque<Completer<Incoming, ConnectError>>,
+    is_closed: bool,
+}
+
+impl Listener {
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// The next request.
+    pub fn next(&self) -> Started<Incoming, ConnectError> {
+        let mut state = self.queue.lock();
+        if let Some(incoming) = state.waiting.pop_front() {
+            return Started::ready(Ok(incoming));
+        }
+        let (started, completer) = Started::pending();
+        state.takers.push_back(completer);
+        started
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.queue.backend.unlisten(self.at);
+        let mut state = self.queue.lock();
+        state.is_closed = true;
+        let waiting = std::mem::take(&mut state.waiting);
+        let takers = std::mem::take(&mut state.takers);
+        drop(state);
+        drop(waiting);
+        for taker in takers {
+            taker.complete(Err(VerbError::Canceled.into()));
+        }
+    }
+}
+
+impl IncomingQueue {
+    fn lock(&self) -> MutexGuard<'_, IncomingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ListenSink for IncomingQueue {
+    fn asked(&self, token: Token, offer: Offer) {
+        let side = Side::new(&self.backend);
+        side.set_token(token);
+        let incoming = Incoming {
+            side: Some(side),
+            peer: offer,
+        };
+        let mut state = self.lock();
+        if let Some(taker) = state.takers.pop_front() {
+            drop(state);
+            taker.complete(Ok(incoming));
+        } else if !state.is_closed && state.waiting.len() < self.backlog {
+            state.waiting.push_back(incoming);
+        } else {
+            // Dropped with no lock held, which refuses it.
+            drop(state);
+        }
+    }
+}
+
+/// A request that has come. Dropped, it is refused.
+pub struct Incoming {
+    side: Option<Arc<Side>>,
+    peer: Offer,
+}
+
+impl Incoming {
+    /// What who asks said.
+    pub fn private_data(&self) -> &[u8] {
+        &self.peer.private_data
+    }
+
+    /// Reads that the peer offers, from this side's point of view: what it serves, this side may start.
+    pub const fn offered_reads(&self) -> ReadLimits {
+        ReadLimits {
+            inbound: self.peer.outbound_reads,
+            outbound: self.peer.inbound_reads,
+        }
+    }
+
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Too much private data: then it is refused without.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
+        let Some(side) = self.side.take() else {
+            return Err(ConnectError::NotConnected);
+        };
+        if let Err(error) = fits(private_data, side.backend.private_data().reject) {
+            let _ = reject(&side, b"");
+            return Err(error);
+        }
+        reject(&side, private_data)
+    }
+
+    /// Brings the queue pair up and accepts. Ends when the other side has completed.
+    ///
+    /// A queue pair whose accept failed has to be reset before it is used again.
+    pub fn accept(
+        mut self,
+        context: &Context,
+        qp: &Qp,
+        options: ConnectionOptions,
+    ) -> Started<Connection, ConnectError> {
+        let Some(side) = self.side.take() else {
+            return Started::ready(Err(ConnectError::NotConnected));
+        };
+        let own = match offer(context, qp, &options, side.backend.private_data().accept) {
+            Ok(own) => own,
+            Err(error) => {
+                let _ = reject(&side, b"");
+                return Started::ready(Err(error));
+            }
+        };
+        let reads = agreed(limits_of(&own), &self.peer);
+        let own = Offer {
+            inbound_reads: reads.inbound,
+            outbound_reads: reads.outbound,
+            ..own
+        };
+        let (started, request) = begin(context);
+        let target = Target::new(context, qp);
+        let accept = Accept {
+            side,
+            target,
+            request,
+            both: Arc::new(Mutex::new(Both::default())),
+        };
+        // A stream needs both ends: the queue pair comes up while the other one does.
+        let is_stream = context.attributes().transport == Transport::Iwarp;
+        accept.begin(
+            &self.peer.endpoint,
+            with_reads(options.qp, reads),
+            own,
+            is_stream,
+        );
+        started
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if let Some(side) = self.side.take() {
+            let _ = reject(&side, b"");
+        }
+    }
+}
+
+/// What an accept waits for: its queue pair, and the other side.
+#[derive(Default)]
+struct Both {
+    queue_pair: bool,
+    peer: bool,
+}
+
+#[derive(Clone)]
+struct Accept {
+    side: Arc<Side>,
+    target: Target,
+    request: Arc<Request<Connection>>,
+    both: Arc<Mutex<Both>>,
+}
+
+impl Accept {
+    fn begin(self, peer: &QpEndpoint, options: ConnectOptions, own: Offer, is_stream: bool) {
+        let up = match self.target.bring_up(peer, options) {
+            Ok(up) => up,
+            Err(error) => return self.fail(error),
+        };
+        if is_stream {
+            let this = self.clone();
+            self.send(own);
+            up.on_done(move |up| match up {
+                Ok(()) => this.reached(|both| both.queue_pair = true),
+                Err(error) => this.fail(ConnectError::in_queue_pair(error)),
+            });
+            return;
+        }
+        up.on_done(move |up| match up {
+            Ok(()) => {
+                self.reached(|both| both.queue_pair = true);
+                self.send(own);
+            }
+            Err(error) => self.fail(ConnectError::in_queue_pair(error)),
+        });
+    }
+
+    fn send(&self, own: Offer) {
+        let this = self.clone();
+        self.side.wait_for(Box::new(move |told| {
+            let Some(told) = this.request.unless(told) else {
+                return;
+            };
+            match told {
+                Told::Completed => this.reached(|both| both.peer = true),
+                told => this.end_queue_pair(refusal(told)),
+            }
+        }));
+        let token = self.side.token();
+        let sink = Arc::clone(&self.side) as Arc<dyn Sink>;
+        if let Err(error) = token.and_then(|token| self.side.backend.accept(token, own, sink)) {
+            let waiter = self.side.lock().waiter.take();
+            drop(waiter);
+            self.end_queue_pair(error);
+        }
+    }
+
+    fn reached(&self, what: impl FnOnce(&mut Both)) {
+        let mut both = self.both.lock().unwrap_or_else(PoisonError::into_inner);
+        what(&mut both);
+        let is_done = both.queue_pair && both.peer;
+        drop(both);
+        if is_done {
+            let side = Arc::clone(&self.side);
+            self.request.end(Ok(Connection { side }));
+        }
+    }
+
+    fn fail(&self, error: ConnectError) {
+        let _ = reject(&self.side, b"");
+        self.request.end(Err(error));
+    }
+
+    /// There will be no connection, and the queue pair is up already.
+    fn end_queue_pair(&self, error: ConnectError) {
+        if let Ok(flushed) = self.target.flush() {
+            flushed.on_done(|_| {});
+        }
+        self.request.end(Err(error));
+    }
+}
+
+/// A connection. Dropped, the peer is told that it has ended; the queue pair is not touched.
+pub struct Connection {
+    side: Arc<Side>,
+}
+
+impl Connection {
+    /// Ends when the connection has, from either side. The queue pair is not touched: what is outstanding stays so until
+    /// [`disconnect`](Self::disconnect) or [`flush`].
+    pub fn disconnected(&self) -> Started<(), ConnectError> {
+        let mut state = self.side.lock();
+        if state.is_over {
+            return Started::ready(Ok(()));
+        }
+        let (started, completer) = Started::pending();
+        state.watchers.push(completer);
+        started
+    }
+
+    /// Tells the peer, and when it knows flushes the queue pair.
+    ///
+    /// # Errors
+    /// [`ConnectError::Phase`] where the queue pair was gone by then: the connection has ended all the same.
+    pub fn disconnect(&self, context: &Context, qp: &Qp) -> Started<(), ConnectError> {
+        let (started, request) = begin(context);
+        let target = Target::new(context, qp);
+        let after: Waiter = Box::new(move |told| {
+            if request.unless(told).is_some() {
+                flush_phase(&target, request);
+            }
+        });
+        let mut state = self.side.lock();
+        let token = state.token;
+        if state.is_over || token.is_none() {
+            drop(state);
+            after(Some(Told::DisconnectConfirmed));
+            return started;
+        }
+        let replaced = state.waiter.replace(after);
+        drop(state);
+        if let Some(replaced) = replaced {
+            replaced(None);
+        }
+        if let Some(token) = token {
+            self.side.backend.disconnect(token);
+        }
+        started
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // A disconnect under way goes on by itself.
+        if self.side.lock().waiter.is_none() {
+            self.side.forget();
+        }
+    }
+}
+
+fn flush_phase(target: &Target, request: Arc<Request<()>>) {
+    match target.flush() {
+        Ok(flushed) => flushed.on_done(move |flushed| {
+            request.end(flushed.map_err(ConnectError::in_queue_pair));
+        }),
+        Err(error) => request.end(Err(error)),
+    }
+}
+
+/// Flushes a queue pair: everything outstanding ends, in order. The connection is not touched.
+pub fn flush(context: &Context, qp: &Qp) -> Started<(), ConnectError> {
+    let (started, request) = begin(context);
+    flush_phase(&Target::new(context, qp), request);
+    started
+}
+
+macro_rules! opaque {
+    ($($name:ident),*) => {$(
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+opaque!(Accepted, Connection, Connector, Incoming, Listener);

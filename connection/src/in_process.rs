@@ -1,0 +1,237 @@
+//! Both ends in one process: messages are handed over by whoever sends them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
+use crate::error::ConnectError;
+
+/// First port that is assigned where a program names none.
+const FIRST_PORT: u16 = 49152;
+
+/// A network of its own, of whoever shares it.
+///
+/// Paused, it keeps messages until [`deliver`](Self::deliver): for programs that test what happens in between.
+#[derive(Default)]
+pub struct InProcess {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    listeners: BTreeMap<SocketAddr, Arc<dyn ListenSink>>,
+    ends: BTreeMap<Token, End>,
+    queue: VecDeque<Message>,
+    next: u64,
+    is_paused: bool,
+    is_delivering: bool,
+}
+
+struct End {
+    peer: Token,
+    sink: Option<Arc<dyn Sink>>,
+    is_open: bool,
+}
+
+enum Message {
+    Ask(SocketAddr, Token, Offer),
+    Tell(Token, Told),
+}
+
+enum Delivery {
+    Ask(Arc<dyn ListenSink>, Token, Offer),
+    Tell(Arc<dyn Sink>, Told),
+    Nothing,
+}
+
+impl InProcess {
+    /// An empty network.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    /// Keeps messages from now on.
+    pub fn pause(&self) {
+        self.lock().is_paused = true;
+    }
+
+    /// Delivers what was kept, and keeps nothing any more.
+    pub fn deliver(&self) {
+        self.lock().is_paused = false;
+        self.run();
+    }
+
+    /// Whoever waits is told that nobody answered in time, and what is under way is lost.
+    pub fn expire(&self) {
+        let mut state = self.lock();
+        state.queue.clear();
+        let waiting: Vec<_> = state.ends.iter().filter(|(_, end)| !end.is_open).collect();
+        let told: Vec<_> = waiting
+            .into_iter()
+            .map(|(token, _)| Message::Tell(*token, Told::TimedOut))
+            .collect();
+        state.queue.extend(told);
+        drop(state);
+        self.run();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn post(&self, message: Message) {
+        self.lock().queue.push_back(message);
+        self.run();
+    }
+
+    fn tell_peer(&self, token: Token, told: Told) {
+        let peer = self.lock().ends.get(&token).map(|end| end.peer);
+        if let Some(peer) = peer {
+            self.post(Message::Tell(peer, told));
+        }
+    }
+
+    /// One thread delivers, in order; what sinks send meanwhile is delivered by it too.
+    fn run(&self) {
+        let mut state = self.lock();
+        if state.is_delivering {
+            return;
+        }
+        state.is_delivering = true;
+        while !state.is_paused
+            && let Some(message) = state.queue.pop_front()
+        {
+            let delivery = state.delivery(message);
+            drop(state);
+            match delivery {
+                Delivery::Ask(sink, token, offer) => sink.asked(token, offer),
+                Delivery::Tell(sink, told) => sink.told(told),
+                Delivery::Nothing => {}
+            }
+            state = self.lock();
+        }
+        state.is_delivering = false;
+    }
+}
+
+impl State {
+    fn delivery(&mut self, message: Message) -> Delivery {
+        match message {
+            Message::Ask(to, token, offer) => match self.listeners.get(&to) {
+                Some(sink) => Delivery::Ask(Arc::clone(sink), token, offer),
+                None => {
+                    let asker = self.ends.get(&token).map(|end| end.peer);
+                    let refusal = |asker| Message::Tell(asker, Told::Rejected(Vec::new()));
+                    self.queue.extend(asker.map(refusal));
+                    Delivery::Nothing
+                }
+            },
+            Message::Tell(token, told) => self.telling(token, told),
+        }
+    }
+
+    fn telling(&mut self, token: Token, told: Told) -> Delivery {
+        let Some(end) = self.ends.get_mut(&token) else {
+            return Delivery::Nothing;
+        };
+        match told {
+            Told::Accepted(_) | Told::Completed => end.is_open |= told == Told::Completed,
+            Told::Disconnected => {
+                let peer = end.peer;
+                self.queue
+                    .push_back(Message::Tell(peer, Told::DisconnectConfirmed));
+            }
+            _ => {}
+        }
+        let is_over = !matches!(told, Told::Accepted(_) | Told::Completed);
+        let sink = self.ends.get(&token).and_then(|end| end.sink.clone());
+        if is_over {
+            self.ends.remove(&token);
+        }
+        sink.map_or(Delivery::Nothing, |sink| Delivery::Tell(sink, told))
+    }
+}
+
+impl Backend for InProcess {
+    fn private_data(&self) -> PrivateDataLimits {
+        PrivateDataLimits::INFINIBAND
+    }
+
+    fn listen(
+        &self,
+        mut at: SocketAddr,
+        sink: Arc<dyn ListenSink>,
+    ) -> Result<SocketAddr, ConnectError> {
+        let mut state = self.lock();
+        if at.port() == 0 {
+            let ports = (FIRST_PORT..=u16::MAX).map(|port| SocketAddr::new(at.ip(), port));
+            let free = { ports }.find(|at| !state.listeners.contains_key(at));
+            at = free.ok_or(ConnectError::AddressInUse(at))?;
+        }
+        if state.listeners.contains_key(&at) {
+            return Err(ConnectError::AddressInUse(at));
+        }
+        state.listeners.insert(at, sink);
+        Ok(at)
+    }
+
+    fn unlisten(&self, at: SocketAddr) {
+        let sink = self.lock().listeners.remove(&at);
+        drop(sink);
+    }
+
+    fn connect(&self, to: SocketAddr, offer: Offer, sink: Arc<dyn Sink>) -> Token {
+        let mut state = self.lock();
+        let (near, far) = (Token(state.next), Token(state.next + 1));
+        state.next += 2;
+        let end = |peer, sink| End {
+            peer,
+            sink,
+            is_open: false,
+        };
+        state.ends.insert(near, end(far, Some(sink)));
+        state.ends.insert(far, end(near, None));
+        drop(state);
+        self.post(Message::Ask(to, far, offer));
+        near
+    }
+
+    fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError> {
+        let mut state = self.lock();
+        let end = state.ends.get_mut(&token).ok_or(ConnectError::Aborted)?;
+        end.sink = Some(sink);
+        drop(state);
+        self.tell_peer(token, Told::Accepted(offer));
+        Ok(())
+    }
+
+    fn complete(&self, token: Token) {
+        if let Some(end) = self.lock().ends.get_mut(&token) {
+            end.is_open = true;
+        }
+        self.tell_peer(token, Told::Completed);
+    }
+
+    fn reject(&self, token: Token, private_data: Vec<u8>) {
+        self.tell_peer(token, Told::Rejected(private_data));
+        let end = self.lock().ends.remove(&token);
+        drop(end);
+    }
+
+    fn disconnect(&self, token: Token) {
+        self.tell_peer(token, Told::Disconnected);
+    }
+
+    fn forget(&self, token: Token) {
+        let end = self.lock().ends.remove(&token);
+        if let Some(end) = end {
+            let told = if end.is_open {
+                Told::Disconnected
+            } else {
+                Told::Aborted
+            };
+            self.post(Message::Tell(end.peer, told));
+        }
+    }
+}

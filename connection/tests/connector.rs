@@ -1,0 +1,463 @@
+//! The connector on emulated devices of both transports, over the in-process backend.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use polyverbs::emulated::{EmulatedOptions, device};
+use polyverbs::qp::{QpAttributes, QpState};
+use polyverbs::{
+    Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, ReceiveRequest, Requirements,
+    Send, Started, VerbError, WcStatus,
+};
+use polyverbs_connection::backend::{Backend, PrivateDataLimits};
+use polyverbs_connection::{
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming,
+    Listener, Phase, ReadLimits, flush,
+};
+
+const KINDS: [&str; 2] = ["ib0", "iw0"];
+
+struct Rig {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    memory: Memory,
+    mr: Mr,
+    network: Arc<InProcess>,
+    connector: Connector,
+    listener: Listener,
+    at: SocketAddr,
+}
+
+impl Rig {
+    fn new(kind: &str) -> Self {
+        Self::slow(kind, Duration::ZERO)
+    }
+
+    fn slow(kind: &str, command_latency: Duration) -> Self {
+        let options = EmulatedOptions {
+            command_latency,
+            ..EmulatedOptions::default()
+        };
+        let context = device(kind, &options)
+            .unwrap()
+            .open(&Requirements::new())
+            .unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(4096).wait().unwrap();
+        let memory = Memory::zeroed(4096).unwrap();
+        let mr = pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
+        let network = InProcess::new();
+        let connector = Connector::new(Arc::clone(&network) as Arc<dyn Backend>);
+        let listener = connector.listen("10.0.0.1:0".parse().unwrap(), 0).unwrap();
+        let at = listener.address();
+        Self {
+            context,
+            pd,
+            cq,
+            memory,
+            mr,
+            network,
+            connector,
+            listener,
+            at,
+        }
+    }
+
+    fn qp(&self) -> Qp {
+        self.pd.create_qp(QpOptions::rc(&self.cq)).wait().unwrap()
+    }
+
+    fn connect(&self, qp: &Qp, options: ConnectionOptions) -> Started<Accepted, ConnectError> {
+        self.connector.connect(&self.context, qp, self.at, options)
+    }
+
+    fn ask(&self, qp: &Qp) -> (Started<Accepted, ConnectError>, Incoming) {
+        let asked = self.connect(qp, ConnectionOptions::new());
+        (asked, self.listener.next().wait().unwrap())
+    }
+
+    fn accept(&self, incoming: Incoming, qp: &Qp) -> Started<Connection, ConnectError> {
+        incoming.accept(&self.context, qp, ConnectionOptions::new())
+    }
+
+    /// Both ends of a connection.
+    fn connected(&self, near: &Qp, far: &Qp) -> (Connection, Connection) {
+        let (asked, incoming) = self.ask(near);
+        let accepted = self.accept(incoming, far);
+        let at_near = asked.wait().unwrap().complete().wait().unwrap();
+        (at_near, accepted.wait().unwrap())
+    }
+
+    fn post_receive(&self, qp: &Qp, wr_id: u64) {
+        let sge = self.mr.sge(0, 64).unwrap();
+        qp.post_receive(ReceiveRequest::new(wr_id, sge)).unwrap();
+    }
+
+    fn completions(&self, count: usize) -> Vec<Completion> {
+        (0..count).map(|_| self.cq.next().wait().unwrap()).collect()
+    }
+
+    fn nothing_completed(&self) -> bool {
+        let mut slots = [Completion::default(); 1];
+        self.cq.poll(&mut slots).unwrap().is_empty()
+    }
+}
+
+fn state(qp: &Qp) -> QpState {
+    qp.query().unwrap().state
+}
+
+fn error<T>(started: Started<T, ConnectError>) -> ConnectError {
+    match started.wait() {
+        Ok(_) => panic!("it succeeded"),
+        Err(error) => error,
+    }
+}
+
+// covers 7.54 7.70
+#[test]
+fn an_accept_ends_when_the_other_side_has_completed() {
+    for kind in KINDS {
+        let rig = Rig::new(kind);
+        let (near, far) = (rig.qp(), rig.qp());
+        // Receives may be posted before the connection is there.
+        let init = QpAttributes::new()
+            .qp_state(QpState::Init)
+            .pkey_index(0)
+            .port_num(1)
+            .qp_access_flags(Access::empty());
+        far.modify(init).wait().unwrap();
+        rig.post_receive(&far, 7);
+        let asked = rig.connect(&near, ConnectionOptions::new().private_data(b"may I"));
+        let incoming = rig.listener.next().wait().unwrap();
+        assert_eq!(incoming.private_data(), b"may I");
+        assert!(!asked.is_done());
+        let options = ConnectionOptions::new().private_data(b"you may");
+        let accepted = incoming.accept(&rig.context, &far, options);
+        let pending = asked.wait().unwrap();
+        assert_eq!(pending.private_data(), b"you may");
+        assert_eq!(state(&near), QpState::Reset);
+        assert!(!accepted.is_done(), "{kind}");
+        let connection = pending.complete().wait().unwrap();
+        let peer = accepted.wait().unwrap();
+        assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
+
+        rig.memory.write(100, b"hello").unwrap();
+        near.post_one(Send::new(rig.mr.sge(100, 5).unwrap()).signaled(1))
+            .unwrap();
+        let done = rig.completions(2);
+        assert!(done.iter().all(|done| done.status == WcStatus::Success));
+        assert_eq!(rig.memory.to_vec(0, 5).unwrap(), b"hello");
+        drop((connection, peer));
+    }
+}
+
+// covers 7.72 7.73
+#[test]
+fn a_refusal_brings_private_data_and_leaves_the_queue_pair_as_it_was() {
+    for kind in KINDS {
+        let rig = Rig::new(kind);
+        let (near, far) = (rig.qp(), rig.qp());
+        let (asked, incoming) = rig.ask(&near);
+        incoming.reject(b"full").unwrap();
+        let refused = ConnectError::Refused {
+            private_data: b"full".to_vec(),
+        };
+        assert_eq!(error(asked), refused);
+        assert_eq!(state(&near), QpState::Reset);
+
+        // Nobody listens there.
+        let elsewhere = "10.0.0.9:1".parse().unwrap();
+        let asked = rig
+            .connector
+            .connect(&rig.context, &near, elsewhere, ConnectionOptions::new());
+        assert!(matches!(error(asked), ConnectError::Refused { .. }));
+
+        // The same queue pair may ask again, and not once it is connected.
+        let _connection = rig.connected(&near, &far);
+        let asked = rig.connect(&near, ConnectionOptions::new());
+        assert_eq!(error(asked), ConnectError::Connected);
+    }
+}
+
+// covers 7.71 7.72
+#[test]
+fn an_accept_ends_with_what_the_other_side_did_instead() {
+    let rig = Rig::new("ib0");
+    for case in 0..3 {
+        let (near, far) = (rig.qp(), rig.qp());
+        let (asked, incoming) = rig.ask(&near);
+        let accepted = rig.accept(incoming, &far);
+        let pending = asked.wait().unwrap();
+        let expected = match case {
+            0 => {
+                pending.reject(b"no").unwrap();
+                ConnectError::Refused {
+                    private_data: b"no".to_vec(),
+                }
+            }
+            1 => {
+                drop(pending);
+                ConnectError::Aborted
+            }
+            _ => {
+                rig.network.expire();
+                ConnectError::TimedOut
+            }
+        };
+        assert_eq!(error(accepted), expected);
+        assert_eq!((state(&near), state(&far)), (QpState::Reset, QpState::Err));
+    }
+    // Somebody who gives up before the answer.
+    let (near, far) = (rig.qp(), rig.qp());
+    let (asked, incoming) = rig.ask(&near);
+    rig.network.expire();
+    assert_eq!(error(asked), ConnectError::TimedOut);
+    assert_eq!(error(rig.accept(incoming, &far)), ConnectError::Aborted);
+}
+
+// covers 7.75 7.56
+#[test]
+fn read_limits_are_clamped_to_the_device_and_the_peer() {
+    let rig = Rig::new("ib0");
+    let (near, far) = (rig.qp(), rig.qp());
+    let asked = rig.connect(&near, ConnectionOptions::new().reads(255, 255));
+    let incoming = rig.listener.next().wait().unwrap();
+    let limits = rig.context.limits();
+    let most = |limit: u32| limit.min(255) as u8;
+    let offered = incoming.offered_reads();
+    assert_eq!(offered.outbound, most(limits.max_qp_rd_atom));
+    let accepted = incoming.accept(&rig.context, &far, ConnectionOptions::new().reads(4, 2));
+    let pending = asked.wait().unwrap();
+    assert_eq!(
+        pending.reads(),
+        ReadLimits {
+            inbound: 2,
+            outbound: 4
+        }
+    );
+    let _connection = pending.complete().wait().unwrap();
+    accepted.wait().unwrap();
+    let depths = |qp: &Qp| {
+        let attributes = qp.query().unwrap().attributes;
+        (attributes.max_dest_rd_atomic, attributes.max_rd_atomic)
+    };
+    assert_eq!(depths(&near), (Some(2), Some(4)));
+    assert_eq!(depths(&far), (Some(4), Some(2)));
+}
+
+// covers 7.52
+#[test]
+fn more_private_data_than_fits_is_an_error_and_nothing_is_sent() {
+    let rig = Rig::new("ib0");
+    let PrivateDataLimits {
+        connect, reject, ..
+    } = rig.network.private_data();
+    assert_eq!((connect, reject), (56, 148));
+    let near = rig.qp();
+    let asked = rig.connect(&near, ConnectionOptions::new().private_data(&[1; 57]));
+    assert_eq!(error(asked), ConnectError::PrivateData { len: 57, max: 56 });
+    let asked = rig.connect(&near, ConnectionOptions::new().private_data(&[1; 56]));
+    let incoming = rig.listener.next().wait().unwrap();
+    assert_eq!(incoming.private_data(), [1; 56]);
+    let rejected = incoming.reject(&[1; 149]);
+    assert_eq!(
+        rejected,
+        Err(ConnectError::PrivateData { len: 149, max: 148 })
+    );
+    assert!(matches!(error(asked), ConnectError::Refused { .. }));
+}
+
+// covers 7.77 7.78
+#[test]
+fn a_peer_that_disconnects_does_not_flush_and_disconnecting_does() {
+    for kind in KINDS {
+        let rig = Rig::new(kind);
+        let (near, far) = (rig.qp(), rig.qp());
+        let (at_near, at_far) = rig.connected(&near, &far);
+        rig.post_receive(&far, 1);
+        rig.post_receive(&far, 2);
+        let (first, second) = (at_far.disconnected(), at_far.disconnected());
+        assert!(!first.is_done());
+        rig.network.pause();
+        let disconnected = at_near.disconnect(&rig.context, &near);
+        rig.network.deliver();
+        first.wait().unwrap();
+        second.wait().unwrap();
+        if kind == "ib0" {
+            // On iWARP the end of the stream itself flushes the other end.
+            assert!(rig.nothing_completed());
+            assert_eq!(state(&far), QpState::Rts);
+        }
+        disconnected.wait().unwrap();
+        assert_eq!(state(&near), QpState::Err);
+        at_far.disconnect(&rig.context, &far).wait().unwrap();
+        let done = rig.completions(2);
+        assert_eq!(
+            done.iter().map(|done| done.wr_id).collect::<Vec<_>>(),
+            [1, 2]
+        );
+        assert!(done.iter().all(|done| done.status == WcStatus::WrFlushErr));
+        assert!(rig.nothing_completed());
+        at_far.disconnected().wait().unwrap();
+    }
+}
+
+// covers 7.79
+#[test]
+fn a_flush_ends_what_is_outstanding_on_its_queue_pair_only() {
+    let rig = Rig::new("ib0");
+    let qps = [rig.qp(), rig.qp(), rig.qp(), rig.qp()];
+    let _first = rig.connected(&qps[0], &qps[1]);
+    let _second = rig.connected(&qps[2], &qps[3]);
+    rig.post_receive(&qps[0], 1);
+    rig.post_receive(&qps[0], 2);
+    rig.post_receive(&qps[2], 3);
+    flush(&rig.context, &qps[1]).wait().unwrap();
+    assert!(rig.nothing_completed());
+    flush(&rig.context, &qps[0]).wait().unwrap();
+    let ids: Vec<_> = rig.completions(2).iter().map(|done| done.wr_id).collect();
+    assert_eq!(ids, [1, 2]);
+    assert!(rig.nothing_completed());
+    assert_eq!(state(&qps[2]), QpState::Rts);
+}
+
+// covers 5.13
+#[test]
+fn a_queue_pair_that_is_gone_between_phases_fails_the_second_and_the_first_stands() {
+    let rig = Rig::new("ib0");
+    let (near, far) = (rig.qp(), rig.qp());
+    let (at_near, at_far) = rig.connected(&near, &far);
+    rig.network.pause();
+    let disconnected = at_near.disconnect(&rig.context, &near);
+    near.destroy().wait().unwrap();
+    rig.network.deliver();
+    assert!(matches!(
+        error(disconnected),
+        ConnectError::Phase {
+            phase: Phase::QueuePair,
+            error: VerbError::InvalidHandle(_)
+        }
+    ));
+    at_far.disconnected().wait().unwrap();
+
+    // The same while an active side has not completed.
+    let (near, far) = (rig.qp(), rig.qp());
+    let (asked, incoming) = rig.ask(&near);
+    let accepted = rig.accept(incoming, &far);
+    let pending = asked.wait().unwrap();
+    near.destroy().wait().unwrap();
+    let failed = error(pending.complete());
+    assert!(matches!(
+        failed,
+        ConnectError::Phase {
+            phase: Phase::QueuePair,
+            ..
+        }
+    ));
+    assert_eq!(error(accepted), ConnectError::Aborted);
+}
+
+// covers 5.16
+#[test]
+fn a_request_that_failed_stays_failed() {
+    let rig = Rig::new("ib0");
+    let (near, far) = (rig.qp(), rig.qp());
+    let (asked, incoming) = rig.ask(&near);
+    let accepted = rig.accept(incoming, &far);
+    let pending = asked.wait().unwrap();
+    rig.network.expire();
+    // The other side completes too late.
+    drop(pending.complete());
+    assert_eq!(error(accepted), ConnectError::TimedOut);
+}
+
+// covers 5.28
+#[test]
+fn slow_queue_pairs_do_not_hold_one_another_up() {
+    let rig = Rig::slow("ib0", Duration::from_millis(10));
+    let pairs: Vec<_> = (0..50)
+        .map(|_| {
+            let (near, far) = (
+                rig.pd.create_qp(QpOptions::rc(&rig.cq)),
+                rig.pd.create_qp(QpOptions::rc(&rig.cq)),
+            );
+            (near, far)
+        })
+        .collect();
+    let pairs: Vec<_> = pairs
+        .into_iter()
+        .map(|(near, far)| (near.wait().unwrap(), far.wait().unwrap()))
+        .collect();
+    let begun = Instant::now();
+    let asked: Vec<_> = pairs.iter().map(|(near, _)| rig.ask(near)).collect();
+    let (asked, incoming): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
+    let accepted: Vec<_> = incoming
+        .into_iter()
+        .zip(&pairs)
+        .map(|(incoming, (_, far))| rig.accept(incoming, far))
+        .collect();
+    let pending: Vec<_> = asked
+        .into_iter()
+        .map(|asked| asked.wait().unwrap())
+        .collect();
+    let completed: Vec<_> = pending.into_iter().map(Accepted::complete).collect();
+    let _near: Vec<_> = completed
+        .into_iter()
+        .map(|done| done.wait().unwrap())
+        .collect();
+    let _far: Vec<_> = accepted
+        .into_iter()
+        .map(|done| done.wait().unwrap())
+        .collect();
+    // Six modifies of 10 ms one after the other for one connection; 3 s if they stood in line.
+    assert!(
+        begun.elapsed() < Duration::from_millis(1500),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+// covers 7.47 7.63 7.84
+#[test]
+fn a_listener_has_its_address_alone_and_refuses_when_it_goes() {
+    let rig = Rig::new("ib0");
+    let again = rig.connector.listen(rig.at, 0);
+    assert!(matches!(again, Err(ConnectError::AddressInUse(at)) if at == rig.at));
+    assert!(rig.at.port() >= 49152);
+
+    let small = rig
+        .connector
+        .listen("10.0.0.2:5".parse().unwrap(), 1)
+        .unwrap();
+    let (first, second) = (rig.qp(), rig.qp());
+    let ask = |qp| {
+        let at = small.address();
+        rig.connector
+            .connect(&rig.context, qp, at, ConnectionOptions::new())
+    };
+    let (waits, refused) = (ask(&first), ask(&second));
+    assert!(matches!(error(refused), ConnectError::Refused { .. }));
+    assert!(!waits.is_done());
+    drop(small);
+    assert!(matches!(error(waits), ConnectError::Refused { .. }));
+}
+
+// concerns 7.78
+#[test]
+fn a_queue_pair_that_was_reset_may_connect_again() {
+    let rig = Rig::new("ib0");
+    let (near, far) = (rig.qp(), rig.qp());
+    for _ in 0..3 {
+        let (at_near, at_far) = rig.connected(&near, &far);
+        at_near.disconnect(&rig.context, &near).wait().unwrap();
+        at_far.disconnect(&rig.context, &far).wait().unwrap();
+        for qp in [&near, &far] {
+            qp.modify(QpAttributes::new().qp_state(QpState::Reset))
+                .wait()
+                .unwrap();
+        }
+    }
+}
