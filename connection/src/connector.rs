@@ -112,7 +112,7 @@ impl Connector {
         to: SocketAddr,
         options: ConnectionOptions,
     ) -> Started<Accepted, ConnectError> {
-        let offer = match self.offer(context, qp, &options, self.backend.private_data().connect) {
+        let offer = match offer(context, qp, &options, self.backend.private_data().connect) {
             Ok(offer) => offer,
             Err(error) => return Started::ready(Err(error)),
         };
@@ -134,16 +134,6 @@ impl Connector {
         let token = self.backend.connect(to, offer, Arc::clone(&side) as _);
         side.set_token(token);
         started
-    }
-
-    fn offer(
-        &self,
-        context: &Context,
-        qp: &Qp,
-        options: &ConnectionOptions,
-        max: usize,
-    ) -> Result<Offer, ConnectError> {
-        offer(context, qp, options, max)
     }
 }
 
@@ -397,7 +387,10 @@ impl Accepted {
         match self.target.bring_up(&self.peer.endpoint, self.options) {
             Ok(up) => up.on_done(move |up| {
                 let done = up.map_err(ConnectError::in_queue_pair);
-                let told = done.and_then(|()| Ok(side.backend.complete(side.token()?)));
+                let told = done.and_then(|()| {
+                    side.backend.complete(side.token()?);
+                    Ok(())
+                });
                 request.end(settle(side, told));
             }),
             Err(error) => {

@@ -116,7 +116,7 @@ fn error<T>(started: Started<T, ConnectError>) -> ConnectError {
     }
 }
 
-// covers 7.54 7.70
+// covers 7.70
 #[test]
 fn an_accept_ends_when_the_other_side_has_completed() {
     for kind in KINDS {

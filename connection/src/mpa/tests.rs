@@ -331,7 +331,8 @@ fn the_initiator_picks_a_form_that_both_have() {
     }
 }
 
-// covers 7.35 7.37
+// covers 7.37
+// concerns 7.35
 #[test]
 fn without_the_peer_to_peer_model_there_is_no_indication() {
     let near = StartOptions {
