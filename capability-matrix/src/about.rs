@@ -3,20 +3,7 @@
 /// What a service, an operation, a feature, a gap or a limit is; empty where nothing is known.
 pub(crate) fn about(name: &str) -> &'static str {
     let found = ABOUT.iter().find(|(known, _)| *known == name);
-    found.map_or_else(|| about_extension(name), |(_, about)| about)
-}
-
-// What the extension that is linked says about `set::NAME`.
-fn about_extension(name: &str) -> &'static str {
-    let (Some((set, bit)), Ok(registry)) = (name.split_once("::"), polyverbs::registry()) else {
-        return "";
-    };
-    let mut features = registry
-        .extensions()
-        .iter()
-        .flat_map(|extension| extension.all_features());
-    let found = features.find(|feature| (feature.set, feature.name) == (set, bit));
-    found.map_or("", |feature| feature.about)
+    found.map_or("", |(_, about)| about)
 }
 
 const ABOUT: &[(&str, &str)] = &[

@@ -1,44 +1,122 @@
-//! The matrix as JSON.
+//! The matrix as JSON: the schema is in `docs/capability-matrix.md`.
 
+use polyverbs::probe::{Finding, Verified};
 use serde_json::{Map, Value, json};
 
-use crate::matrix::{Cell, Claim, Matrix, Proof, Row};
+use crate::matrix::{Cell, Claim, Matrix, Row, Section};
+
+/// The number of the schema: it changes when what is there changes its meaning or goes away, not when something is added.
+const SCHEMA: u32 = 1;
 
 impl Matrix {
-    /// An object with `devices`, as `polyverbs devices --json` has them, and `rows`, each with a cell for each device.
+    /// An object with the names of the devices, a row for each feature, the other claims, and what each device tells
+    /// about itself.
     pub fn to_json(&self) -> Value {
-        let devices: Vec<_> = self
-            .columns
-            .iter()
+        let devices: Vec<_> = (self.columns.iter())
+            .map(|column| &column.device.name)
+            .collect();
+        let reports: Vec<_> = (self.columns.iter())
             .map(|column| json!(column.device))
             .collect();
-        let rows: Vec<_> = self.rows.iter().map(|row| self.row(row)).collect();
-        json!({ "devices": devices, "rows": rows })
+        let (features, others): (Vec<_>, Vec<_>) = self
+            .rows
+            .iter()
+            .partition(|row| row.section == Section::Features);
+        let tally = self.tally();
+        json!({
+            "schema": SCHEMA,
+            "verified": self.is_verified(),
+            "devices": devices,
+            "rows": features.iter().map(|row| self.feature(row)).collect::<Vec<_>>(),
+            "claims": others.iter().map(|row| self.other(row)).collect::<Vec<_>>(),
+            "reports": reports,
+            "tally": {
+                "verified": tally.verified,
+                "refused": tally.refused,
+                "mismatch": tally.mismatch,
+                "not-verifiable": tally.not_verifiable,
+            },
+        })
     }
 
-    fn row(&self, row: &Row) -> Value {
-        let cells = self.columns.iter().zip(&row.cells);
-        let cells: Map<_, _> = cells
-            .map(|(column, each)| (column.device.name.clone(), cell(each)))
-            .collect();
+    fn feature(&self, row: &Row) -> Value {
+        json!({
+            "feature": row.name,
+            "extension": row.extension,
+            "about": row.about,
+            "cells": self.cells(row, feature_cell),
+        })
+    }
+
+    fn other(&self, row: &Row) -> Value {
         json!({
             "section": row.section.title().to_lowercase(),
             "name": row.name,
             "about": row.about,
-            "cells": cells,
+            "cells": self.cells(row, |cell| claim(&cell.claim)),
         })
+    }
+
+    fn cells(&self, row: &Row, value: impl Fn(&Cell) -> Value) -> Map<String, Value> {
+        let cells = self.columns.iter().zip(&row.cells);
+        cells
+            .map(|(column, cell)| (column.device.name.clone(), value(cell)))
+            .collect()
     }
 }
 
-fn cell(cell: &Cell) -> Value {
-    let claim = match &cell.claim {
+fn claim(claim: &Claim) -> Value {
+    match claim {
         Claim::Yes => json!(true),
         Claim::No => json!(false),
         Claim::Number(number) | Claim::Bits(number) => json!(number),
         Claim::Words(words) => json!(words),
+    }
+}
+
+fn feature_cell(cell: &Cell) -> Value {
+    let Some(found) = cell.proof.probed() else {
+        return json!({ "claimed": !cell.claim.is_absent(), "verdict": "untested" });
     };
-    let proof = match cell.proof {
-        Proof::Untested => "untested",
-    };
-    json!({ "claim": claim, "proof": proof })
+    let (failed, refused) = counts(found);
+    json!({
+        "claimed": found.claimed,
+        "verdict": found.verdict.name(),
+        "probes_passed": found.passed(),
+        "probes_failed": failed,
+        "probes_refused": refused,
+        "because": found.because,
+        "probes": found.findings.iter().map(|each| probe(each, found)).collect::<Vec<_>>(),
+    })
+}
+
+// What fails of a feature that is not claimed is refused as it should be, unless the verdict says otherwise.
+pub(crate) fn counts(found: &Verified) -> (usize, usize) {
+    if found.claimed {
+        (found.failed(), 0)
+    } else {
+        (0, found.failed())
+    }
+}
+
+/// `"passed"`, `"failed"`, `"refused"` or `"not-run"`.
+pub(crate) fn result(each: &Finding, found: &Verified) -> &'static str {
+    match (each.passed(), each.was_run(), found.claimed) {
+        (true, ..) => "passed",
+        (false, false, _) => "not-run",
+        (false, true, true) => "failed",
+        (false, true, false) => "refused",
+    }
+}
+
+fn probe(each: &Finding, found: &Verified) -> Value {
+    let evidence = each.evidence.as_ref();
+    json!({
+        "id": each.probe.id(),
+        "rule": each.probe.rule(),
+        "about": each.probe.about(),
+        "result": result(each, found),
+        "evidence": evidence.map(|evidence| evidence.found()),
+        "at": evidence.map(|evidence| evidence.at()),
+    })
 }

@@ -1,24 +1,28 @@
 //! What each device can do, side by side: gathered once, shown as text, Markdown, JSON or one HTML page.
 //!
-//! A [`Matrix`] has a column for each device and a row for each service, operation, feature, gap and limit. A cell is
-//! what the device *claims*, and later also what a probe found: see [`Proof`]. Read first: [`Matrix`], then one of
-//! the renderers.
+//! A [`Matrix`] has a column for each device and a row for each feature, operation, gap and limit. [`Matrix::of`] gathers
+//! what devices *claim*; [`Matrix::verified`] also runs the conformance probes of each feature on each device, and a cell
+//! then says what is true of the claim. Read first: [`Matrix`], then one of the renderers.
 //!
 //! ```
 //! let devices = polyverbs::devices()?;
-//! let matrix = capability_matrix::Matrix::of(&devices);
-//! println!("{}", matrix.to_text());
+//! let matrix = capability_matrix::Matrix::verified(&devices, &mut |_| ())?;
+//! println!("{}", matrix.to_text(false));
+//! assert!(matrix.mismatches().next().is_none());
 //! # Ok::<(), polyverbs::RegistryError>(())
 //! ```
 #![forbid(unsafe_code)]
 
 mod about;
+mod described;
 mod device;
 mod html;
 mod json;
 mod markdown;
 mod matrix;
 mod text;
+mod verify;
 
 pub use device::{DeviceReport, PortReport};
-pub use matrix::{Cell, Claim, Column, Matrix, Proof, Row, Section};
+pub use matrix::{Cell, Claim, Column, Matrix, Proof, Row, Section, Tally};
+pub use verify::Step;

@@ -2,18 +2,34 @@
 
 use std::fmt::Write as _;
 
-use crate::matrix::{Claim, Matrix, Row, Section};
+use polyverbs::probe::Verdict;
+
+use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
 impl Matrix {
     /// A heading and a table for each section that has rows.
     pub fn to_markdown(&self) -> String {
-        let mut page = String::from("# What each device claims\n");
+        let mut page = match self.is_verified() {
+            true => format!("# What each device can do\n\n{}\n", self.summary()),
+            false => String::from("# What each device claims\n"),
+        };
         for section in Section::ALL {
             if self.section(section).next().is_some() {
                 // Writing to a string does not fail.
                 let _ = write!(page, "\n## {}\n\n{}\n\n", section.title(), section.about());
                 page.push_str(&self.section_to_markdown(section));
             }
+        }
+        for (index, (row, column, found)) in self.mismatches().enumerate() {
+            if index == 0 {
+                page.push_str("\n## Mismatches\n\n");
+            }
+            let because = inert(&found.because);
+            let _ = writeln!(
+                page,
+                "* `{}` of `{}`: {because}",
+                row.name, column.device.name
+            );
         }
         page
     }
@@ -31,18 +47,36 @@ impl Matrix {
             ":-:|".repeat(names.len())
         );
         for row in self.section(section) {
-            let _ = writeln!(table, "| `{}` | {} | {} |", row.name, cells(row), row.about);
+            let about = inert(row.about);
+            let _ = writeln!(table, "| `{}` | {} | {about} |", row.name, cells(row));
         }
         table
     }
 }
 
 fn cells(row: &Row) -> String {
-    let cells = row.cells.iter().map(|cell| match &cell.claim {
+    let cells = row.cells.iter().map(cell);
+    cells.collect::<Vec<_>>().join(" | ")
+}
+
+fn cell(cell: &Cell) -> String {
+    if let Some(found) = cell.proof.probed() {
+        return match found.verdict {
+            Verdict::Verified => format!("✓ {}", found.passed()),
+            Verdict::Refused => "–".to_owned(),
+            Verdict::Mismatch => "**mismatch**".to_owned(),
+            Verdict::NotVerifiable => "?".to_owned(),
+        };
+    }
+    match &cell.claim {
         Claim::Yes => "yes".to_owned(),
         claim if claim.is_absent() => "–".to_owned(),
         Claim::Words(words) => words.join(" "),
         claim => format!("`{claim}`"),
-    });
-    cells.collect::<Vec<_>>().join(" | ")
+    }
+}
+
+// What would end a cell of a table or begin a tag.
+fn inert(text: &str) -> String {
+    text.replace('|', "\\|").replace('<', "&lt;")
 }

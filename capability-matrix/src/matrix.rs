@@ -1,9 +1,14 @@
 //! The matrix: a column for each device, a row for each thing that a device may be able to do.
 
+use polyverbs::probe::{Verdict, Verified};
 use polyverbs::qp::QpType;
-use polyverbs::{BaselineGaps, Device, DeviceAttributes, Features, Limit, Operations};
+use polyverbs::{
+    BaselineGaps, Device, DeviceAttributes, Extensions, FeatureInfo, Features, Limit, Operations,
+    RegistryError,
+};
 
 use crate::about::about;
+use crate::described::{Described, described};
 use crate::device::{DeviceReport, scope};
 
 /// What devices can do, side by side.
@@ -27,12 +32,10 @@ pub struct Column {
 /// What rows are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Section {
-    /// Kinds of queue pairs.
-    Services,
+    /// What can be needed when a device is opened, and be verified.
+    Features,
     /// Work requests, and the services that take them.
     Operations,
-    /// Opt-in abilities.
-    Features,
     /// What the baseline promises and a device lacks.
     Gaps,
     /// Numbers.
@@ -41,20 +44,13 @@ pub enum Section {
 
 impl Section {
     /// Every section, in the order in which they are shown.
-    pub const ALL: [Self; 5] = [
-        Self::Services,
-        Self::Operations,
-        Self::Features,
-        Self::Gaps,
-        Self::Limits,
-    ];
+    pub const ALL: [Self; 4] = [Self::Features, Self::Operations, Self::Gaps, Self::Limits];
 
     /// Its heading.
     pub const fn title(self) -> &'static str {
         match self {
-            Self::Services => "Services",
-            Self::Operations => "Operations",
             Self::Features => "Features",
+            Self::Operations => "Operations",
             Self::Gaps => "Gaps",
             Self::Limits => "Limits",
         }
@@ -63,11 +59,10 @@ impl Section {
     /// What it lists.
     pub const fn about(self) -> &'static str {
         match self {
-            Self::Services => "Kinds of queue pairs.",
-            Self::Operations => "Work requests, and the services whose queue pairs take them.",
             Self::Features => {
-                "Opt-in abilities: a program that needs one says so when it opens a device."
+                "What a device is or is not able to do: a program that needs it says so when it opens one."
             }
+            Self::Operations => "Work requests, and the services whose queue pairs take them.",
             Self::Gaps => "What every device is expected to have and this one lacks.",
             Self::Limits => "Upper bounds, not guarantees.",
         }
@@ -80,6 +75,8 @@ impl Section {
 pub struct Row {
     /// What it belongs to.
     pub section: Section,
+    /// Of a feature: the extension that it is of, or `"core"`. Empty elsewhere.
+    pub extension: &'static str,
     /// Its name, as the API has it.
     pub name: String,
     /// One line for those who do not know the name.
@@ -89,7 +86,7 @@ pub struct Row {
 }
 
 /// What one device says about one row, and what was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cell {
     /// What it says.
@@ -124,31 +121,73 @@ impl Claim {
     }
 }
 
-/// What a probe of the device found out about a claim.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+/// What probes of the device found out about a claim.
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Proof {
     /// Nothing was tried.
     #[default]
     Untested,
+    /// The probes of the feature were run on the device.
+    Probed(Box<Verified>),
+}
+
+impl Proof {
+    /// What the probes found, where they were run.
+    pub fn probed(&self) -> Option<&Verified> {
+        match self {
+            Self::Untested => None,
+            Self::Probed(verified) => Some(verified),
+        }
+    }
+
+    /// What is true of the claim, where it was tried.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.probed().map(|verified| verified.verdict)
+    }
+}
+
+/// Cells by verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Claimed, and every probe passed.
+    pub verified: usize,
+    /// Not claimed, and refused.
+    pub refused: usize,
+    /// Claimed and failing, or not claimed and working.
+    pub mismatch: usize,
+    /// No probe could be run.
+    pub not_verifiable: usize,
+    /// Probes that found their rule kept.
+    pub probes_passed: usize,
 }
 
 impl Matrix {
-    /// The claims of these devices. Nothing is opened, and nothing tried.
-    pub fn of(devices: &[Device]) -> Self {
+    /// The claims of these devices, with a row for each feature of every linked extension. Nothing is opened, and
+    /// nothing tried.
+    ///
+    /// # Errors
+    /// The linked extensions do not fit together.
+    pub fn of(devices: &[Device]) -> Result<Self, RegistryError> {
+        Ok(Self::with_extensions(devices, &Extensions::linked()?))
+    }
+
+    /// The same with a row for each feature of `extensions`.
+    pub fn with_extensions(devices: &[Device], extensions: &Extensions) -> Self {
         let devices: Vec<_> = devices.iter().map(Device::attributes).collect();
-        Self::of_attributes(&devices)
+        Self::of_attributes(&devices, extensions)
     }
 
     /// The claims of devices with these attributes.
-    pub fn of_attributes(devices: &[DeviceAttributes]) -> Self {
+    pub fn of_attributes(devices: &[DeviceAttributes], extensions: &Extensions) -> Self {
         let mut gathering = Gathering {
             devices,
             rows: Vec::new(),
         };
-        gathering.services();
+        for feature in described(devices, extensions) {
+            gathering.feature(&feature);
+        }
         gathering.operations();
-        gathering.features();
         gathering.gaps();
         gathering.limits();
         let columns = devices.iter().map(|device| Column {
@@ -164,6 +203,55 @@ impl Matrix {
     pub fn section(&self, section: Section) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(move |row| row.section == section)
     }
+
+    /// The extensions of the features, each with its rows, in the order of the rows.
+    pub fn groups(&self) -> Vec<(&'static str, Vec<&Row>)> {
+        let mut groups: Vec<(&'static str, Vec<&Row>)> = Vec::new();
+        for row in self.section(Section::Features) {
+            match groups.last_mut() {
+                Some((extension, rows)) if *extension == row.extension => rows.push(row),
+                _ => groups.push((row.extension, vec![row])),
+            }
+        }
+        groups
+    }
+
+    /// Whether probes were run.
+    pub fn is_verified(&self) -> bool {
+        let mut cells = self.rows.iter().flat_map(|row| &row.cells);
+        cells.any(|cell| cell.proof.probed().is_some())
+    }
+
+    /// Each cell that is a mismatch: the row, the device and what was found.
+    pub fn mismatches(&self) -> impl Iterator<Item = (&Row, &Column, &Verified)> {
+        self.probed()
+            .filter(|(.., verified)| verified.verdict == Verdict::Mismatch)
+    }
+
+    /// Each cell that was probed.
+    pub fn probed(&self) -> impl Iterator<Item = (&Row, &Column, &Verified)> {
+        self.rows.iter().flat_map(|row| {
+            let cells = self.columns.iter().zip(&row.cells);
+            cells.filter_map(move |(column, cell)| Some((row, column, cell.proof.probed()?)))
+        })
+    }
+
+    /// How many cells have each verdict.
+    pub fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        for (.., verified) in self.probed() {
+            *match verified.verdict {
+                Verdict::Verified => &mut tally.verified,
+                Verdict::Refused => &mut tally.refused,
+                Verdict::Mismatch => &mut tally.mismatch,
+                Verdict::NotVerifiable => &mut tally.not_verifiable,
+            } += 1;
+            if verified.claimed {
+                tally.probes_passed += verified.passed();
+            }
+        }
+        tally
+    }
 }
 
 struct Gathering<'d> {
@@ -173,25 +261,34 @@ struct Gathering<'d> {
 
 impl Gathering<'_> {
     fn row(&mut self, section: Section, name: &str, claim: impl Fn(&DeviceAttributes) -> Claim) {
-        let cell = |device| Cell {
-            claim: claim(device),
-            proof: Proof::Untested,
-        };
-        let cells = self.devices.iter().map(cell).collect();
+        let cells = self.cells(claim);
         self.rows.push(Row {
             section,
+            extension: "",
             name: name.to_owned(),
             about: about(name),
             cells,
         });
     }
 
-    fn services(&mut self) {
-        for (service, name) in SERVICES {
-            self.row(Section::Services, name, |device| {
-                yes(has_service(device, service))
-            });
-        }
+    fn cells(&self, claim: impl Fn(&DeviceAttributes) -> Claim) -> Vec<Cell> {
+        let cell = |device| Cell {
+            claim: claim(device),
+            proof: Proof::Untested,
+        };
+        self.devices.iter().map(cell).collect()
+    }
+
+    fn feature(&mut self, described: &Described) {
+        let info: &FeatureInfo = &described.info;
+        let cells = self.cells(|device| yes(device.claims(info)));
+        self.rows.push(Row {
+            section: Section::Features,
+            extension: described.extension,
+            name: described.name(),
+            about: info.about,
+            cells,
+        });
     }
 
     fn operations(&mut self) {
@@ -211,34 +308,6 @@ impl Gathering<'_> {
         }
     }
 
-    fn features(&mut self) {
-        for (name, feature) in Features::all().iter_names() {
-            self.row(Section::Features, name, |device| {
-                yes(device.features.contains(feature))
-            });
-        }
-        let mut extensions: Vec<_> = (self.devices.iter())
-            .flat_map(|device| &device.extensions)
-            .flat_map(|set| set.names.iter().map(|&name| (set.set, name)))
-            .collect();
-        extensions.sort_unstable();
-        extensions.dedup();
-        for (set, name) in extensions {
-            self.row(Section::Features, &format!("{set}::{name}"), |device| {
-                yes(device
-                    .extensions
-                    .iter()
-                    .any(|other| other.set == set && other.names.contains(&name)))
-            });
-        }
-        self.row(Section::Features, "atomic_cap", |device| {
-            words(scope(device.atomic_cap))
-        });
-        self.row(Section::Features, "masked_atomic_cap", |device| {
-            words(scope(device.masked_atomic_cap))
-        });
-    }
-
     fn gaps(&mut self) {
         for (name, gap) in BaselineGaps::all().iter_names() {
             // Most gaps are nobody's; a page of them would tell nothing.
@@ -249,6 +318,12 @@ impl Gathering<'_> {
     }
 
     fn limits(&mut self) {
+        self.row(Section::Limits, "atomic_cap", |device| {
+            words(scope(device.atomic_cap))
+        });
+        self.row(Section::Limits, "masked_atomic_cap", |device| {
+            words(scope(device.masked_atomic_cap))
+        });
         for &limit in Limit::ALL {
             self.row(Section::Limits, limit.name(), |device| {
                 let value = device.limits.value(limit);
@@ -256,6 +331,20 @@ impl Gathering<'_> {
                     Limit::PageSizeCap => Claim::Bits(value),
                     _ => Claim::Number(value),
                 }
+            });
+        }
+        let mut own: Vec<_> = (self.devices.iter())
+            .flat_map(|device| &device.extensions)
+            .flat_map(|set| set.limits.iter().map(|&(name, _)| (set.set, name)))
+            .collect();
+        own.sort_unstable();
+        own.dedup();
+        for (set, name) in own {
+            self.row(Section::Limits, &format!("{set}::{name}"), |device| {
+                let of_set = device.extensions.iter().find(|known| known.set == set);
+                let mut numbers = of_set.into_iter().flat_map(|known| &known.limits);
+                let found = numbers.find(|(known, _)| *known == name);
+                found.map_or(Claim::No, |&(_, value)| Claim::Number(value))
             });
         }
     }

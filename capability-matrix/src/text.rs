@@ -2,31 +2,51 @@
 
 use std::fmt::{self, Write as _};
 
+use anstyle::{AnsiColor, Style};
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, Table, TableComponent, Width, presets,
 };
+use polyverbs::probe::{Verdict, Verified};
 
-use crate::matrix::{Claim, Matrix, Section};
+use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
 /// Columns that the text fits.
 const WIDTH: u16 = 100;
 
+const GOOD: Style = AnsiColor::Green.on_default();
+const BAD: Style = AnsiColor::Red.on_default().bold();
+const DOUBT: Style = AnsiColor::Yellow.on_default();
+const DIM: Style = Style::new().dimmed();
+const BOLD: Style = Style::new().bold();
+
 impl Matrix {
-    /// A table for each section that has rows, at most 100 columns wide.
-    pub fn to_text(&self) -> String {
+    /// A table for each section that has rows, at most 100 columns wide, then each mismatch with its evidence. With
+    /// `colours`, escape sequences of a terminal.
+    pub fn to_text(&self, colours: bool) -> String {
         let mut text = String::new();
         for section in Section::ALL {
             if self.section(section).next().is_some() {
                 let gap = if text.is_empty() { "" } else { "\n" };
                 // Writing to a string does not fail.
-                let _ = writeln!(text, "{gap}{}", self.section_to_text(section));
+                let _ = writeln!(text, "{gap}{}", self.section_to_text(section, colours));
             }
+        }
+        if self.is_verified() {
+            text.push('\n');
+            self.findings(&mut text, colours);
         }
         text
     }
 
     /// The table of one section, at most 100 columns wide.
-    pub fn section_to_text(&self, section: Section) -> String {
+    pub fn section_to_text(&self, section: Section, colours: bool) -> String {
+        let rows: Vec<_> = self.section(section).collect();
+        let table = self.text_table(section, rows);
+        let plain = table.trim_fmt();
+        if colours { coloured(&plain) } else { plain }
+    }
+
+    fn text_table(&self, section: Section, rows: Vec<&Row>) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
         table.set_style(TableComponent::HeaderLines, '─');
@@ -41,8 +61,8 @@ impl Matrix {
                 .chain(devices)
                 .chain([String::new()]),
         );
-        for row in self.section(section) {
-            let cells = row.cells.iter().map(|cell| cell.claim.to_string());
+        for row in rows {
+            let cells = row.cells.iter().map(shown);
             table.add_row(
                 [row.name.clone()]
                     .into_iter()
@@ -63,8 +83,147 @@ impl Matrix {
                 column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(10)));
             }
         }
-        table.trim_fmt()
+        table
     }
+
+    fn findings(&self, text: &mut String, colours: bool) {
+        for verdict in [Verdict::Mismatch, Verdict::NotVerifiable] {
+            for (row, column, found) in self.probed() {
+                if found.verdict == verdict {
+                    let line = format!(
+                        "{} {} {}: {}",
+                        sign(verdict),
+                        column.device.name,
+                        row.name,
+                        reason(found)
+                    );
+                    let style = style_of(verdict);
+                    for part in wrapped(&line) {
+                        let _ = match colours {
+                            true => writeln!(text, "{style}{part}{style:#}"),
+                            false => writeln!(text, "{part}"),
+                        };
+                    }
+                }
+            }
+        }
+        let _ = match colours {
+            true => writeln!(text, "{BOLD}{}{BOLD:#}", self.summary()),
+            false => writeln!(text, "{}", self.summary()),
+        };
+    }
+
+    /// How many cells have each verdict, in one line.
+    pub fn summary(&self) -> String {
+        let tally = self.tally();
+        let mut parts = vec![
+            format!(
+                "{} verified by {} probes",
+                tally.verified, tally.probes_passed
+            ),
+            format!("{} refused", tally.refused),
+            match tally.mismatch {
+                0 => "no mismatch".to_owned(),
+                count => format!("{count} mismatch{}", if count == 1 { "" } else { "es" }),
+            },
+        ];
+        if tally.not_verifiable > 0 {
+            parts.push(format!("{} not verifiable here", tally.not_verifiable));
+        }
+        format!("{}.", parts.join(", "))
+    }
+}
+
+fn sign(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Verified => "✓",
+        Verdict::Refused => "–",
+        Verdict::Mismatch => "✗",
+        Verdict::NotVerifiable => "?",
+    }
+}
+
+fn style_of(verdict: Verdict) -> Style {
+    match verdict {
+        Verdict::Verified => GOOD,
+        Verdict::Refused => DIM,
+        Verdict::Mismatch => BAD,
+        Verdict::NotVerifiable => DOUBT,
+    }
+}
+
+/// What a cell shows: the sign of the verdict and how many probes stand behind it, or the claim.
+fn shown(cell: &Cell) -> String {
+    let Some(found) = cell.proof.probed() else {
+        return cell.claim.to_string();
+    };
+    let ran = found.findings.iter().filter(|each| each.was_run()).count();
+    match found.verdict {
+        Verdict::Verified => format!("✓ {}/{ran}", found.passed()),
+        Verdict::Mismatch => format!("✗ {}/{ran}", found.passed()),
+        verdict => sign(verdict).to_owned(),
+    }
+}
+
+fn reason(found: &Verified) -> String {
+    let claim = match (found.verdict, found.claimed) {
+        (Verdict::Mismatch, true) => "claimed; ",
+        _ => "",
+    };
+    format!("{claim}{}", found.because)
+}
+
+// A sign and what belongs to it: the table has laid out the text without knowing of colours.
+fn coloured(plain: &str) -> String {
+    let mut text = String::new();
+    for (index, line) in plain.lines().enumerate() {
+        if index > 0 {
+            text.push('\n');
+        }
+        if index < 2 {
+            // Writing to a string does not fail.
+            let _ = write!(text, "{BOLD}{line}{BOLD:#}");
+            continue;
+        }
+        let signs = [('✓', GOOD), ('✗', BAD)];
+        let mut rest = line;
+        while let Some((at, style)) = signs
+            .iter()
+            .filter_map(|(sign, style)| Some((rest.find(*sign)?, style)))
+            .min_by_key(|(at, _)| *at)
+        {
+            let (before, marked) = rest.split_at(at);
+            let counted = |letter: char| letter.is_ascii_digit() || " /✓✗".contains(letter);
+            let length = marked
+                .find(|letter| !counted(letter))
+                .unwrap_or(marked.len());
+            let (marked, behind) = marked.split_at(length);
+            let spaces = marked.len() - marked.trim_end().len();
+            let (marked, gap) = marked.split_at(marked.len() - spaces);
+            let _ = write!(text, "{before}{style}{marked}{style:#}{gap}");
+            rest = behind;
+        }
+        text.push_str(rest);
+    }
+    text
+}
+
+// Lines of at most a terminal's width, the later ones indented.
+fn wrapped(line: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in line.split(' ') {
+        let last = lines.len() - 1;
+        let length = lines[last].chars().count() + 1 + word.chars().count();
+        if lines[last].is_empty() {
+            lines[last].push_str(word);
+        } else if length <= usize::from(WIDTH) {
+            lines[last].push(' ');
+            lines[last].push_str(word);
+        } else {
+            lines.push(format!("    {word}"));
+        }
+    }
+    lines
 }
 
 impl fmt::Display for Claim {

@@ -1,7 +1,7 @@
 //! The matrix of made-up devices: whatever they claim and are called, every page stays whole.
 
 use capability_matrix::{Claim, Matrix, Section};
-use polyverbs::{BaselineGaps, DeviceAttributes, ExtensionFeatures, Features};
+use polyverbs::{BaselineGaps, DeviceAttributes, ExtensionFeatures, Extensions, Features};
 
 fn devices() -> Vec<DeviceAttributes> {
     let mut devices: Vec<_> = (polyverbs::devices().unwrap().iter())
@@ -19,6 +19,10 @@ fn devices() -> Vec<DeviceAttributes> {
     devices
 }
 
+fn matrix(devices: &[DeviceAttributes]) -> Matrix {
+    Matrix::of_attributes(devices, &Extensions::linked().unwrap())
+}
+
 fn claim<'m>(matrix: &'m Matrix, section: Section, name: &str) -> &'m Claim {
     let row = matrix.section(section).find(|row| row.name == name);
     &row.unwrap_or_else(|| panic!("there is no row {name}"))
@@ -28,7 +32,7 @@ fn claim<'m>(matrix: &'m Matrix, section: Section, name: &str) -> &'m Claim {
 
 #[test]
 fn operations_follow_from_features_and_gaps() {
-    let matrix = Matrix::of_attributes(&devices());
+    let matrix = matrix(&devices());
     assert!(claim(&matrix, Section::Operations, "FAST_REGISTER").is_absent());
     assert!(claim(&matrix, Section::Operations, "ATOMIC_FETCH_AND_ADD").is_absent());
     assert_eq!(
@@ -40,7 +44,7 @@ fn operations_follow_from_features_and_gaps() {
 
 #[test]
 fn bits_of_extensions_have_rows() {
-    let matrix = Matrix::of_attributes(&devices());
+    let matrix = matrix(&devices());
     assert_eq!(
         *claim(&matrix, Section::Features, "acme::TELEPORT"),
         Claim::Yes
@@ -55,7 +59,7 @@ fn bits_of_extensions_have_rows() {
 
 #[test]
 fn no_name_breaks_the_page() {
-    let page = Matrix::of_attributes(&devices()).to_html();
+    let page = matrix(&devices()).to_html();
     assert!(!page.contains("<b>"));
     assert!(page.contains("&lt;b&gt;&amp;&quot;one&quot;|&#39;"));
     for tag in ["table", "section", "tr", "article", "code", "dl"] {
@@ -69,7 +73,7 @@ fn no_name_breaks_the_page() {
 fn a_table_of_markdown_has_as_many_cells_in_each_row() {
     let mut devices = devices();
     devices[0].name = "one".into();
-    let page = Matrix::of_attributes(&devices).to_markdown();
+    let page = matrix(&devices).to_markdown();
     for line in page.lines().filter(|line| line.starts_with('|')) {
         assert_eq!(line.matches('|').count(), devices.len() + 3, "{line}");
     }
@@ -77,16 +81,16 @@ fn a_table_of_markdown_has_as_many_cells_in_each_row() {
 
 #[test]
 fn without_devices_there_are_still_pages() {
-    let matrix = Matrix::of_attributes(&[]);
+    let matrix = matrix(&[]);
     assert!(matrix.to_html().contains("</html>"));
-    assert!(!matrix.to_text().is_empty() && !matrix.to_markdown().is_empty());
+    assert!(!matrix.to_text(false).is_empty() && !matrix.to_markdown().is_empty());
     assert_eq!(matrix.to_json()["devices"], serde_json::json!([]));
 }
 
 #[test]
 fn many_devices_still_fit_the_terminal() {
     let devices: Vec<_> = devices().into_iter().cycle().take(4).collect();
-    let text = Matrix::of_attributes(&devices).to_text();
+    let text = matrix(&devices).to_text(false);
     assert!(
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"

@@ -6,22 +6,31 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use capability_matrix::Matrix;
 use clap::ValueEnum;
+use polyverbs::Device;
+
+use crate::output::{AlreadyTold, progress};
 
 /// Show what each device can do, side by side
 ///
-/// What is shown is what the devices claim.
+/// What is shown is what the devices claim; with --verify, also what they do: the conformance probes of each feature are
+/// run on each device. A claim that does not hold, or a feature that works and is not claimed, is a mismatch, and the
+/// command fails.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   polyverbs matrix
   polyverbs matrix --device ib0
+  polyverbs matrix --verify
+  polyverbs matrix --verify --format html --output matrix.html
   polyverbs matrix --format markdown
-  polyverbs matrix --format html --output matrix.html
-  polyverbs matrix --format json | jq '.rows[] | select(.section == \"features\") | .name'")]
+  polyverbs matrix --verify --format json | jq '.rows[] | select(.cells.iw0.claimed) | .feature'")]
 pub(crate) struct Arguments {
     /// Only this device; may be given several times
     #[arg(long, value_name = "NAME")]
     device: Vec<String>,
+    /// Run the conformance probes on each device: about a second for each
+    #[arg(long)]
+    verify: bool,
     /// How it is shown
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -52,9 +61,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .map(|name| crate::output::device(name));
         named.collect::<anyhow::Result<_>>()?
     };
-    let matrix = Matrix::of(&devices);
+    let matrix = match arguments.verify {
+        true => verified(&devices)?,
+        false => Matrix::of(&devices)?,
+    };
+    let colours = arguments.output.is_none() && use_colours();
     let text = match arguments.format {
-        Format::Text => matrix.to_text(),
+        Format::Text => matrix.to_text(colours),
         Format::Markdown => matrix.to_markdown(),
         Format::Json => serde_json::to_string_pretty(&matrix.to_json())? + "\n",
         Format::Html => matrix.to_html(),
@@ -64,5 +77,23 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(path) => std::fs::write(path, text)
             .with_context(|| format!("cannot write {}", path.display()))?,
     }
-    Ok(())
+    match matrix.mismatches().next() {
+        None => Ok(()),
+        Some(_) => Err(AlreadyTold.into()),
+    }
+}
+
+fn use_colours() -> bool {
+    anstream::AutoStream::choice(&std::io::stdout()) != anstream::ColorChoice::Never
+}
+
+fn verified(devices: &[Device]) -> anyhow::Result<Matrix> {
+    let bar = progress(0, "{bar:32.cyan/dim} {pos}/{len} {msg}");
+    let matrix = Matrix::verified(devices, &mut |step| {
+        bar.set_length(step.total as u64);
+        bar.set_position(step.done as u64);
+        bar.set_message(format!("{} {}", step.device, step.probe.id()));
+    });
+    bar.finish_and_clear();
+    Ok(matrix?)
 }

@@ -19,15 +19,10 @@ pub(crate) fn run() -> anyhow::Result<()> {
     devices::print(&devices::reports()?)?;
 
     say!("\n{BOLD}What each can do{BOLD:#}  {DIM}polyverbs matrix{DIM:#}\n")?;
-    let matrix = Matrix::of(&all);
-    for section in [
-        Section::Services,
-        Section::Operations,
-        Section::Features,
-        Section::Gaps,
-    ] {
+    let matrix = Matrix::of(&all)?;
+    for section in [Section::Operations, Section::Features, Section::Gaps] {
         if matrix.section(section).next().is_some() {
-            say!("{}\n", matrix.section_to_text(section))?;
+            say!("{}\n", matrix.section_to_text(section, false))?;
         }
     }
 

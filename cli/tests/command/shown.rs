@@ -47,6 +47,7 @@ fn tables_fit_a_hundred_columns() {
         &["devices"][..],
         &["matrix"],
         &["matrix", "--device", "iw0"],
+        &["matrix", "--verify"],
     ] {
         let text = text(arguments);
         let widest = text
@@ -62,13 +63,13 @@ fn tables_fit_a_hundred_columns() {
 fn a_matrix_has_every_format() {
     let folder = Folder::new();
     let matrix = json(&["matrix", "--format", "json"]);
-    let rows = matrix["rows"].as_array().unwrap();
-    let row = rows
+    let claims = matrix["claims"].as_array().unwrap();
+    let row = claims
         .iter()
         .find(|row| row["name"] == "READ_WITH_INV")
         .unwrap();
-    assert_eq!(row["cells"]["iw0"]["claim"], serde_json::json!(["RC"]));
-    assert_eq!(row["cells"]["ib0"]["claim"], serde_json::json!([]));
+    assert_eq!(row["cells"]["iw0"], serde_json::json!(["RC"]));
+    assert_eq!(row["cells"]["ib0"], serde_json::json!([]));
     assert!(text(&["matrix", "--format", "markdown"]).contains("| `BMME` | yes | yes |"));
     let page = folder.path("matrix.html");
     let written = text(&[
@@ -82,6 +83,35 @@ fn a_matrix_has_every_format() {
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     assert!(!page.contains("<script") && !page.contains("src=") && !page.contains("http"));
+}
+
+#[test]
+fn a_matrix_is_verified_on_the_devices() {
+    let matrix = json(&["matrix", "--verify", "--format", "json"]);
+    assert_eq!(names(&matrix["devices"]), DEVICES);
+    assert_eq!(
+        (&matrix["schema"], &matrix["verified"]),
+        (&1.into(), &true.into())
+    );
+    assert_eq!(matrix["tally"]["mismatch"], 0);
+    let rows = matrix["rows"].as_array().unwrap();
+    for row in rows {
+        for device in DEVICES {
+            let cell = &row["cells"][device];
+            let expected = match cell["claimed"].as_bool().unwrap() {
+                true => "verified",
+                false => "refused",
+            };
+            assert_eq!(cell["verdict"], expected, "{row:#}");
+            assert_eq!(cell["probes_failed"], 0, "{row:#}");
+            let passed = cell["probes_passed"].as_u64().unwrap();
+            assert!(passed > 0 || expected == "refused", "{row:#}");
+        }
+    }
+    let of = |feature: &str| rows.iter().find(|row| row["feature"] == feature).unwrap();
+    assert_eq!(of("BMME")["extension"], "bmme");
+    assert_eq!(of("UD")["extension"], "core");
+    assert_eq!(of("UD")["cells"]["iw0"]["verdict"], "refused");
 }
 
 #[test]

@@ -10,7 +10,8 @@ use verbs_api::provider::{
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, Features, LKey, Operations, Port, PortAttributes, RKey, Unsupported, VerbError,
+    Access, Baseline, Features, LKey, Operations, Port, PortAttributes, RKey, Unsupported,
+    VerbError,
 };
 
 use crate::cq::Cq;
@@ -140,6 +141,7 @@ impl<D: Driver> Pd<D> {
             needed |= Features::WINDOW_2B;
         }
         device.check_claimed(needed)?;
+        device.check_baseline(Baseline::taken_by(init.qp_type, init.operations))?;
         for operation in init.operations.of_extensions() {
             if device.operation(operation).is_none() {
                 return Err(VerbError::Extension(Unsupported {

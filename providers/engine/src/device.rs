@@ -9,9 +9,9 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
-    BaselineGaps, DeviceAttributes, EventSubject, EventType, ExtensionOperation, Extensions,
-    Features, Gid, Grant, Limits, LinkAddress, Mtu, PortAttributes, PortState, Transport,
-    VerbError,
+    Baseline, BaselineGaps, DeviceAttributes, EventSubject, EventType, ExtensionOperation,
+    Extensions, Features, Gid, Grant, Limits, LinkAddress, Mtu, PortAttributes, PortState,
+    Transport, VerbError,
 };
 
 use crate::commands::Commands;
@@ -208,6 +208,21 @@ impl<D: Driver> Device<D> {
             Ok(())
         } else {
             Err(VerbError::Unsupported { missing })
+        }
+    }
+
+    /// Whether the device lists no gap in what is taken of the baseline: what it does, is refused to whoever asks,
+    /// granted or not.
+    pub(crate) fn check_baseline(&self, taken: Baseline) -> Result<(), VerbError> {
+        let attributes = self
+            .attributes
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let gaps = attributes.gaps & taken.gaps();
+        if gaps.is_empty() {
+            Ok(())
+        } else {
+            Err(VerbError::BaselineGap(gaps))
         }
     }
 

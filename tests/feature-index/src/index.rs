@@ -15,8 +15,8 @@ const HEAD: &str = "\
 
 Generated from `tests/feature-index/rows.toml` and from the `// covers` lines of the tests; do not
 edit. `cargo test -p feature-index` fails while this page is out of date and
-`cargo run -p feature-index` writes it anew. A test under `tests/conformance/` and a probe of an
-extension are run once for each device.
+`cargo run -p feature-index` writes it anew. A test under `tests/conformance/` and a probe are run
+once for each device.
 ";
 
 /// Which test covers which row.

@@ -3,7 +3,7 @@
 //! A line `// covers 2.24 2.25` stands above a test's `#[test]`. Comments and attributes may lie
 //! between, and several such lines add up. A file under `tests/conformance/` holds test bodies that
 //! are made into one test for each device by a macro; there the function alone will do, and so it will
-//! for the probes of an extension, which the conformance suite runs on each device.
+//! for the probes of the core and of extensions, which the conformance suite runs on each device.
 
 use std::{
     fs, io,
@@ -18,6 +18,9 @@ const CONFORMANCE: &str = "tests/conformance/";
 
 /// The folder of an extension whose functions are probes.
 const PROBES: &str = "/src/probes/";
+
+/// The folder of the core's probes.
+const CORE_PROBES: &str = "verbs-api/src/probe/core/";
 
 /// One `// covers` line.
 #[derive(Debug, PartialEq, Eq)]
@@ -67,7 +70,9 @@ pub fn scan_text(file: &str, text: &str) -> Vec<Claim> {
 }
 
 fn holds_bodies(file: &str) -> bool {
-    file.starts_with(CONFORMANCE) || (file.starts_with("extensions/") && file.contains(PROBES))
+    let is_probe =
+        file.starts_with(CORE_PROBES) || (file.starts_with("extensions/") && file.contains(PROBES));
+    file.starts_with(CONFORMANCE) || is_probe
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {

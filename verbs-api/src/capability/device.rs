@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use super::{BaselineGaps, FeatureSet, Features, Limit, Limits, feature_names};
+use super::{Baseline, BaselineGaps, FeatureSet, Features, Limit, Limits, feature_names};
 use crate::extension::FeatureInfo;
 use crate::ids::{Gid, LinkAddress, Port};
 
@@ -211,6 +211,9 @@ impl DeviceAttributes {
     pub(crate) fn bits_of(&self, set: &str) -> u64 {
         if set == Features::SET {
             return self.features.bits();
+        }
+        if set == Baseline::SET {
+            return Baseline::of(self).bits();
         }
         let known = self.extensions.iter().find(|known| known.set == set);
         known.map_or(0, |known| known.bits)

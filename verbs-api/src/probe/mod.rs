@@ -4,6 +4,7 @@
 //! or on two, in real or in virtual time. It makes what it needs, does what the rule is about, and answers `Ok`, or the
 //! [`Evidence`] of what went otherwise. [`verify()`] runs the probes of a feature and draws the conclusion.
 
+mod core;
 mod evidence;
 mod pair;
 mod rig;
@@ -11,6 +12,7 @@ mod verify;
 
 use std::fmt;
 
+pub use core::{CORE_FEATURES, CORE_PROBES};
 pub use evidence::{Evidence, EvidenceKind};
 pub use pair::{Pair, Side};
 pub use rig::{Clock, End, Fast, Pace, Region, Rig};

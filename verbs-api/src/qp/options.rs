@@ -1,7 +1,7 @@
 //! What a queue pair is created with, and what of it is refused.
 
 use super::{QpCap, QpType};
-use crate::capability::{BaselineGaps, DeviceAttributes, Features, Grant, Limit, Limits};
+use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Features, Grant, Limit, Limits};
 use crate::cq::Cq;
 use crate::error::VerbError;
 use crate::objects::ObjectId;
@@ -164,11 +164,9 @@ impl QpOptions {
         grant: &Grant,
     ) -> Result<Operations, VerbError> {
         let features = grant.features();
-        let service = match self.qp_type {
-            QpType::Ud => BaselineGaps::NO_UD,
-            QpType::Uc => BaselineGaps::NO_UC,
-            QpType::Rc => BaselineGaps::empty(),
-        } & device.gaps;
+        // Who was granted what the device says that it lacks is refused by the device, not here.
+        let device_gaps = device.gaps - grant.set::<Baseline>().gaps();
+        let service = Baseline::taken_by(self.qp_type, Operations::empty()).gaps() & device_gaps;
         if !service.is_empty() {
             return Err(VerbError::BaselineGap(service));
         }
@@ -198,7 +196,7 @@ impl QpOptions {
         if !missing.is_empty() {
             return Err(VerbError::Unsupported { missing });
         }
-        let (closed, gaps) = gaps_of(wanted, device.gaps);
+        let (closed, gaps) = gaps_of(wanted, device_gaps);
         if !closed.is_empty() {
             return Err(VerbError::BaselineGap(gaps));
         }
@@ -206,7 +204,7 @@ impl QpOptions {
             return Ok(wanted);
         }
         let baseline = Operations::BASELINE & self.qp_type.operations();
-        Ok(wanted | (baseline - gaps_of(baseline, device.gaps).0))
+        Ok(wanted | (baseline - gaps_of(baseline, device_gaps).0))
     }
 
     pub(super) fn checked_cap(&self, limits: &Limits) -> Result<QpCap, VerbError> {

@@ -1,19 +1,21 @@
-//! The probes of every extension on every kind of device: what is claimed is proven, what is not is refused.
+//! The probes of the core and of every extension on every kind of device: what is claimed is proven, what is not is refused.
 
 use conformance::{Flavour, examined};
 use verbs_api::Extensions;
-use verbs_api::probe::{Verdict, Verified};
+use verbs_api::probe::{CORE_FEATURES, CORE_PROBES, Verdict, Verified};
 
 fn cells(flavour: Flavour) -> Vec<(String, Verified)> {
     let extensions = Extensions::linked().expect("extensions that fit together");
-    let features = extensions.iter().flat_map(|extension| {
+    let of_extensions = extensions.iter().flat_map(|extension| {
         let features = extension.all_features().iter();
-        features.map(move |feature| (extension, feature))
+        features.map(move |feature| (extension.all_probes(), feature))
     });
-    features
-        .map(|(extension, feature)| {
+    let of_core = CORE_FEATURES.iter().map(|feature| (CORE_PROBES, feature));
+    of_core
+        .chain(of_extensions)
+        .map(|(probes, feature)| {
             let name = format!("{}::{}", feature.set, feature.name);
-            (name, examined(flavour, feature, extension.all_probes()))
+            (name, examined(flavour, feature, probes))
         })
         .collect()
 }

@@ -1,0 +1,98 @@
+//! Which features there are: the core's, those of the extensions, and what devices claim that nobody describes.
+
+use polyverbs::probe::{CORE_FEATURES, CORE_PROBES, Probe};
+use polyverbs::{
+    DeviceAttributes, ExtensionDescriptor, Extensions, FeatureInfo, FeatureSet, Features,
+};
+
+use crate::about::about;
+
+/// The extension of what belongs to none.
+pub(crate) const CORE: &str = "core";
+
+/// A feature, whose it is, and what proves it.
+pub(crate) struct Described {
+    pub(crate) extension: &'static str,
+    pub(crate) info: FeatureInfo,
+    pub(crate) probes: Vec<Probe>,
+}
+
+impl Described {
+    /// Its name in the matrix: that of the bit, behind that of its set where several extensions could have one like it.
+    pub(crate) fn name(&self) -> String {
+        let FeatureInfo { set, name, .. } = self.info;
+        if CORE_FEATURES.iter().any(|known| known.set == set) || set == Features::SET {
+            name.to_owned()
+        } else {
+            format!("{set}::{name}")
+        }
+    }
+
+    fn of_extension(extension: &ExtensionDescriptor, info: &FeatureInfo) -> Self {
+        Self::of(extension.name(), info, extension.all_probes())
+    }
+
+    fn of(extension: &'static str, info: &FeatureInfo, probes: &[Probe]) -> Self {
+        let mine = probes.iter().filter(|probe| probe.proves(info));
+        Self {
+            extension,
+            info: *info,
+            probes: mine.copied().collect(),
+        }
+    }
+}
+
+/// Every feature: the core's, then those of each extension, sorted by name.
+pub(crate) fn described(devices: &[DeviceAttributes], extensions: &Extensions) -> Vec<Described> {
+    let mut of_extensions = Vec::new();
+    for extension in extensions.iter() {
+        for info in extension.all_features() {
+            of_extensions.push(Described::of_extension(extension, info));
+        }
+    }
+    let core = CORE_FEATURES.iter().copied();
+    let mut all: Vec<_> = core
+        .map(|info| Described::of(CORE, &info, CORE_PROBES))
+        .collect();
+    let undescribed = |info: &FeatureInfo| {
+        let known = all.iter().chain(&of_extensions);
+        !known
+            .map(|known| &known.info)
+            .any(|known| known.set == info.set && known.bits & info.bits != 0)
+    };
+    let named = Features::all()
+        .iter_names()
+        .map(|(name, feature)| FeatureInfo {
+            set: Features::SET,
+            name,
+            bits: feature.bits(),
+            about: about(name),
+        });
+    let strangers: Vec<_> = named
+        .chain(devices.iter().flat_map(claimed_bits))
+        .filter(undescribed)
+        .collect();
+    for info in strangers {
+        if !all.iter().any(|known| known.info == info) {
+            all.push(Described::of(CORE, &info, &[]));
+        }
+    }
+    all.append(&mut of_extensions);
+    all
+}
+
+// The names that a device gives to the bits of a set: one for each, from the lowest bit up.
+fn claimed_bits(device: &DeviceAttributes) -> Vec<FeatureInfo> {
+    let sets = device.extensions.iter();
+    sets.flat_map(|set| {
+        let bits = (0..u64::BITS).map(|bit| 1 << bit);
+        let bits = bits.filter(|bit| set.bits & bit != 0);
+        bits.zip(&set.names).map(|(bits, &name)| FeatureInfo {
+            set: set.set,
+            name,
+            bits,
+            about: "",
+        })
+    })
+    .collect()
+}

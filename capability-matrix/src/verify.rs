@@ -1,0 +1,78 @@
+//! The probes of each feature, run on each device.
+
+use polyverbs::probe::{Probe, Rig, verify};
+use polyverbs::{Device, Extensions, RegistryError};
+
+use crate::described::described;
+use crate::matrix::{Matrix, Proof, Section};
+
+/// A probe that is about to be run.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Step<'a> {
+    /// How many of all probes lie behind, those that cannot be run on their device included.
+    pub done: usize,
+    /// How many there are: each probe once for each device.
+    pub total: usize,
+    /// The device.
+    pub device: &'a str,
+    /// The probe.
+    pub probe: &'a Probe,
+}
+
+impl Matrix {
+    /// The claims of these devices, and what the probes of every linked extension and of the core find about each.
+    ///
+    /// Each probe opens its device twice and takes a moment of real time. `told` hears of each before it is run.
+    ///
+    /// # Errors
+    /// The linked extensions do not fit together.
+    pub fn verified(
+        devices: &[Device],
+        told: &mut dyn FnMut(Step<'_>),
+    ) -> Result<Self, RegistryError> {
+        let extensions = Extensions::linked()?;
+        Ok(Self::verified_with(devices, &extensions, told))
+    }
+
+    /// The same with the probes of `extensions`.
+    pub fn verified_with(
+        devices: &[Device],
+        extensions: &Extensions,
+        told: &mut dyn FnMut(Step<'_>),
+    ) -> Self {
+        let attributes: Vec<_> = devices.iter().map(Device::attributes).collect();
+        let features = described(&attributes, extensions);
+        let mut matrix = Self::of_attributes(&attributes, extensions);
+        let of_each: usize = features.iter().map(|feature| feature.probes.len()).sum();
+        let total = of_each * devices.len();
+        for (index, (device, attributes)) in devices.iter().zip(&attributes).enumerate() {
+            let mut done = index * of_each;
+            let rows = matrix.rows.iter_mut();
+            // The rows of this section are made of the features, in their order.
+            let rows = rows.filter(|row| row.section == Section::Features);
+            for (feature, row) in features.iter().zip(rows) {
+                let rig = |beyond: &[_]| Rig::of_device(device, beyond);
+                let mut at = done;
+                let found = verify(
+                    attributes,
+                    &feature.info,
+                    &feature.probes,
+                    &rig,
+                    &mut |probe| {
+                        told(Step {
+                            done: at,
+                            total,
+                            device: device.name(),
+                            probe,
+                        });
+                        at += 1;
+                    },
+                );
+                done += feature.probes.len();
+                row.cells[index].proof = Proof::Probed(Box::new(found));
+            }
+        }
+        matrix
+    }
+}
