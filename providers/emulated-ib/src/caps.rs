@@ -66,8 +66,11 @@ pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceA
     }
 }
 
-// A link-local identifier made of the address on the link.
+// That of an IP address, or a link-local one made of the address on another link.
 fn gid(address: LinkAddress) -> Gid {
+    if let LinkAddress::Ip(ip) = address {
+        return crate::codec::gid_of(ip);
+    }
     let mut octets = [0; 16];
     octets[..2].copy_from_slice(&[0xfe, 0x80]);
     if let LinkAddress::InProcess(number) = address {

@@ -1,14 +1,16 @@
 //! Unreliable datagrams: one frame each, to a queue pair or to a group.
 
+use std::net::IpAddr;
+
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
 use polyverbs_engine::request::{Beside, Op, Request};
-use verbs_api::qp::{AddressVector, QpState};
+use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{LinkAddress, SendFlags, WcFlags, WcOpcode, WcStatus};
 
-use crate::header::{Aeth, Body, Header, advance};
+use crate::header::{Aeth, Body, Carriage, Header, advance};
 use crate::{Cx, Qp, QpRef, Sending};
 
 /// Octets in front of every received datagram, whether a routing header travelled or not.
@@ -50,12 +52,18 @@ pub fn send(
     };
     let group = (dest_qp == MULTICAST_QP && path.dgid.is_multicast()).then_some(path.dgid);
     let header = Header {
+        service: QpType::Ud,
         dest_qp,
         src_qp: qp.qpn,
         psn: half.driver.next_psn,
         ack_req: false,
         solicited: request.flags.contains(SendFlags::SOLICITED),
         aeth: Aeth::default(),
+        carriage: Carriage {
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+        },
+        doubtful: false,
         body: Body::Datagram(qkey, beside, group),
     };
     half.driver.next_psn = advance(half.driver.next_psn, 1);
@@ -69,7 +77,8 @@ fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, c
     let network = qp.device.network();
     let from = qp.device.address();
     let targets: Vec<LinkAddress> = match header.body {
-        Body::Datagram(_, _, Some(_)) => network
+        // On an IP network the group has an address.
+        Body::Datagram(_, _, Some(_)) if !matches!(from, LinkAddress::Ip(_)) => network
             .devices()
             .iter()
             .map(|device| device.address())
@@ -125,7 +134,7 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         qp.state(),
         QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
     );
-    if qp.qp_type != verbs_api::qp::QpType::Ud || !ready {
+    if qp.qp_type != QpType::Ud || !ready {
         half.counters.dropped += 1;
         return;
     }
@@ -186,10 +195,26 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     qp.complete_receive(&receive, done, cx);
 }
 
-// The 40 octets in front: an IPv4 header in the last 20 as RoCEv2 has it, with addresses made of the link's.
+// The 40 octets in front: an IPv6 header, or one of IPv4 in the last 20 as RoCEv2 has it, with addresses made of the
+// link's. What a socket does not show is as a sender of this transport has it.
 fn routing_header(frame: &Frame<'_, Header>) -> [u8; GRH_OCTETS] {
     let mut octets = [0; GRH_OCTETS];
-    let length = (20 + 8 + 12 + 8 + frame.payload.len() + 4) as u16;
+    let behind_ip = 8 + 12 + 8 + frame.payload.len() + 4;
+    let class = frame.header.carriage.traffic_class;
+    if let (LinkAddress::Ip(IpAddr::V6(from)), LinkAddress::Ip(IpAddr::V6(to))) =
+        (frame.from, frame.to)
+    {
+        octets[0] = 0x60 | class >> 4;
+        octets[1] = class << 4;
+        octets[4..6].copy_from_slice(&(behind_ip as u16).to_be_bytes());
+        octets[6] = 17;
+        octets[7] = 64;
+        octets[8..24].copy_from_slice(&from.octets());
+        octets[24..40].copy_from_slice(&to.octets());
+        return octets;
+    }
+    let length = (20 + behind_ip) as u16;
+    octets[21] = class;
     octets[20] = 0x45;
     octets[22..24].copy_from_slice(&length.to_be_bytes());
     octets[28] = 64;
@@ -201,7 +226,7 @@ fn routing_header(frame: &Frame<'_, Header>) -> [u8; GRH_OCTETS] {
 
 fn ipv4(address: LinkAddress) -> [u8; 4] {
     match address {
-        LinkAddress::Ip(std::net::IpAddr::V4(ip)) => ip.octets(),
+        LinkAddress::Ip(IpAddr::V4(ip)) => ip.octets(),
         LinkAddress::InProcess(number) => (0x7f00_0000 | number as u32 & 0xff_ffff).to_be_bytes(),
         _ => [0; 4],
     }

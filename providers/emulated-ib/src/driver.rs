@@ -15,10 +15,13 @@ use verbs_api::{
     DeviceAttributes, Features, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest,
 };
 
-use crate::header::{Aeth, Body, Header, Position, Syndrome, advance};
+use crate::header::{Aeth, Body, Carriage, Header, Position, Syndrome, advance, ahead};
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, requester};
+
+/// So far from the expected number a frame may be whose checksum alone does not prove it.
+const NEAR: i32 = 1024;
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
@@ -81,14 +84,18 @@ impl Driver for InfiniBand {
         if matches!(header.body, Body::Datagram(..)) {
             return datagram::receive(&datagram::receivers(device, &header), &frame, cx);
         }
-        let Some(qp) = device.qp(header.dest_qp) else {
+        // A frame of another service is none for this queue pair (IBTA 9.6.1.2).
+        let fits = |qp: &QpRef| qp.qp_type == header.service || header.body == Body::Congestion;
+        let Some(qp) = device.qp(header.dest_qp).filter(fits) else {
             return;
         };
         if header.body.is_request() {
             let mut half = qp.responder();
             let expected = half.driver.rest.peer_address == Some(frame.from)
-                && half.driver.rest.peer_qpn == header.src_qp;
-            if !expected || qp.qp_type == QpType::Ud {
+                && header.may_come_from(half.driver.rest.peer_qpn);
+            let believed =
+                !header.doubtful || ahead(header.psn, half.driver.expected).abs() <= NEAR;
+            if !expected || !believed {
                 half.counters.dropped += 1;
                 return;
             }
@@ -97,7 +104,7 @@ impl Driver for InfiniBand {
         } else {
             let mut half = qp.requester();
             if half.driver.rest.peer_address == Some(frame.from)
-                && half.driver.rest.peer_qpn == header.src_qp
+                && header.may_come_from(half.driver.rest.peer_qpn)
             {
                 requester::handle_answer(&qp, &mut half, &header, &frame.payload, cx);
             }
@@ -137,6 +144,11 @@ impl Driver for InfiniBand {
         }
         if let Some(path) = given.ah_attr {
             (tx.rest.peer_address, rx.rest.peer_address) = (Some(path.address), Some(path.address));
+            let carriage = Carriage {
+                traffic_class: path.traffic_class,
+                hop_limit: path.hop_limit,
+            };
+            (tx.rest.carriage, rx.rest.carriage) = (carriage, carriage);
             sending.direct = None;
         }
         if let Some(psn) = given.rq_psn {
@@ -170,14 +182,19 @@ impl Driver for InfiniBand {
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
-        match path.address {
-            LinkAddress::InProcess(_) => Ok(()),
-            other => {
-                let reason =
-                    format!("{other:?}: the in-process network has addresses of its own kind only");
-                Err(VerbError::argument("ah_attr.address", reason))
-            }
+        let reaches = match (self.address, path.address) {
+            (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
+            (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
+            _ => false,
+        };
+        if reaches {
+            return Ok(());
         }
+        let reason = format!(
+            "{:?} is not on the network of {:?}",
+            path.address, self.address
+        );
+        Err(VerbError::argument("ah_attr.address", reason))
     }
 
     // Whoever waits for an answer of this queue pair need not wait for its timer.
@@ -270,12 +287,15 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
     };
     let (dest_qp, src_qp) = (half.driver.rest.peer_qpn, qp.qpn);
     let header = Header {
+        service: qp.qp_type,
         dest_qp,
         src_qp,
         psn,
         ack_req: false,
         solicited: false,
         aeth,
+        carriage: half.driver.rest.carriage,
+        doubtful: false,
         body,
     };
     let now = cx.now();

@@ -1,5 +1,6 @@
 //! Headers of InfiniBand's transport, as values.
 
+use verbs_api::qp::QpType;
 use verbs_api::{Access, Gid, RemoteAddress};
 
 pub use polyverbs_engine::request::Beside;
@@ -141,6 +142,8 @@ pub enum Body {
     ExtensionResponse(u32, u16),
     /// UD SEND: the sender's Q_Key, what is beside, and the group where it goes to one.
     Datagram(u32, Beside, Option<Gid>),
+    /// Congestion notification: what the receiver of this sends has met congestion on its way.
+    Congestion,
 }
 
 impl Body {
@@ -152,6 +155,15 @@ impl Body {
         )
     }
 
+    /// Whether it tells what the responder has received: every answer but those in the middle of a read's.
+    pub const fn has_aeth(&self) -> bool {
+        !self.is_request()
+            && !matches!(
+                self,
+                Self::ReadResponse(Position::Middle) | Self::Congestion
+            )
+    }
+
     /// Whether a requester sends it to a responder.
     pub const fn is_request(&self) -> bool {
         !matches!(
@@ -160,16 +172,39 @@ impl Body {
                 | Self::ReadResponse(_)
                 | Self::AtomicAcknowledge(_)
                 | Self::ExtensionResponse(..)
+                | Self::Congestion
         )
+    }
+}
+
+/// How a frame is carried, where the network has such things: traffic class and hop limit of the path.
+///
+/// Of a frame that arrived the traffic class is as the network left it: its lower two bits are those of explicit
+/// congestion notification.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carriage {
+    /// TOS or traffic class.
+    pub traffic_class: u8,
+    /// Time to live or hop limit; 0 for what the system sets.
+    pub hop_limit: u8,
+}
+
+impl Carriage {
+    /// Whether a frame has met congestion on its way (RFC 3168).
+    pub const fn met_congestion(self) -> bool {
+        self.traffic_class & 0b11 == 0b11
     }
 }
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
+    /// The service that it belongs to: that of the queue pair.
+    pub service: QpType,
     /// The queue pair that it goes to.
     pub dest_qp: u32,
-    /// The queue pair that it comes from: carried by DETH in datagrams, known from the connection otherwise.
+    /// The queue pair that it comes from; [`UNTOLD`](Self::UNTOLD) where the frame does not tell, because its receiver
+    /// knows that from the connection.
     pub src_qp: u32,
     /// Packet sequence number.
     pub psn: u32,
@@ -179,8 +214,23 @@ pub struct Header {
     pub solicited: bool,
     /// Of an answer: count and credits.
     pub aeth: Aeth,
+    /// How it is carried.
+    pub carriage: Carriage,
+    /// Its checksum is right under an assumption about the IP header: a receiver wants it to fit what it expects.
+    pub doubtful: bool,
     /// What is specific to the opcode.
     pub body: Body,
+}
+
+impl Header {
+    /// The queue pair of a frame that does not tell where it comes from: on the wire only datagrams do.
+    pub const UNTOLD: u32 = u32::MAX;
+
+    /// Whether it may come from this queue pair.
+    #[inline]
+    pub const fn may_come_from(&self, qpn: u32) -> bool {
+        self.src_qp == qpn || self.src_qp == Self::UNTOLD
+    }
 }
 
 /// How far `psn` lies ahead of `other`, modulo 2^24: negative when it lies behind.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod caps;
+pub mod codec;
 pub mod datagram;
 mod driver;
 mod express;
@@ -15,9 +16,12 @@ pub mod header;
 mod provider;
 pub mod requester;
 pub mod responder;
+pub mod wire;
 
+pub use codec::RoceV2;
 pub use driver::InfiniBand;
 pub use provider::{EmulatedIb, PROVIDER, WITH_2A};
+pub use wire::{OnWire, WireOptions};
 
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<InfiniBand>;

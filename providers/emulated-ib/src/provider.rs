@@ -13,6 +13,7 @@ use verbs_api::{Mtu, inventory};
 
 use crate::InfiniBand;
 use crate::header::Header;
+use crate::wire::{OnWire, WireOptions};
 
 /// An emulated InfiniBand device: with windows of type 2B, or of type 2A instead.
 pub struct EmulatedIb {
@@ -47,25 +48,36 @@ impl EmulatedKind for EmulatedIb {
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
         let faults = options.faults.datagram()?;
-        let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
-            Arc::new(DatagramLink::new(DatagramOptions {
-                max_frame: Some(Mtu::Mtu4096),
-                ..faults
-            }))
-        });
         let name = options.name.clone().unwrap_or_else(|| self.name.to_owned());
-        let driver = InfiniBand {
-            name,
-            address: FIRST_ADDRESS,
-            windows_2a: self.windows_2a,
-        };
-        let network = RealHost::network(link);
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
             extensions: options.extensions.clone(),
             ..DeviceOptions::default()
         };
-        Ok(Device::new(driver, &network, engine_options)?)
+        let driver = |address| InfiniBand {
+            name,
+            address,
+            windows_2a: self.windows_2a,
+        };
+        if let Some(at) = options.at {
+            let wire = WireOptions {
+                faults: (!options.faults.is_none()).then_some(faults),
+                ..WireOptions::new(at)
+            };
+            return Ok(OnWire::new(driver, wire, engine_options)?.device);
+        }
+        let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
+            Arc::new(DatagramLink::new(DatagramOptions {
+                max_frame: Some(Mtu::Mtu4096),
+                ..faults
+            }))
+        });
+        let network = RealHost::network(link);
+        Ok(Device::new(
+            driver(FIRST_ADDRESS),
+            &network,
+            engine_options,
+        )?)
     }
 }

@@ -14,7 +14,9 @@ use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{ExtensionOperation, LinkAddress, RemoteAddress, SendFlags, WcStatus};
 
-use crate::header::{Aeth, Body, Header, Nak, Position, Syndrome, advance, ahead, packets};
+use crate::header::{
+    Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead, packets,
+};
 use crate::responder::{Answer, respond};
 use crate::{Cx, Qp, QpRef, Sending, extension};
 
@@ -46,6 +48,8 @@ pub struct RequesterRest {
     pub peer_qpn: u32,
     /// Its port.
     pub peer_address: Option<LinkAddress>,
+    /// How frames are carried to it.
+    pub carriage: Carriage,
     /// Reads and atomics outstanding.
     pub max_rd_atomic: u8,
     /// Code of the acknowledge timeout.
@@ -327,12 +331,15 @@ fn header_of(half: &Sending, request: &Request<'_>, psn: u32, position: Position
         }
     };
     Header {
+        service: QpType::Rc,
         dest_qp: half.driver.rest.peer_qpn,
         src_qp: 0,
         psn,
         ack_req: position.ends(),
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
         aeth: Aeth::default(),
+        carriage: half.driver.rest.carriage,
+        doubtful: false,
         body,
     }
 }
@@ -692,7 +699,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
 }
 
 fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    header.src_qp = qp.qpn;
+    (header.service, header.src_qp) = (qp.qp_type, qp.qpn);
     let now = cx.now();
     if let (Some(link), Some(to), true) = (
         qp.device.network().link(),
@@ -732,10 +739,11 @@ pub fn handle_answer(
         return;
     }
     // On the wire a NAK's code stands where the credits do.
-    if !matches!(
+    let refuses = matches!(
         header.body,
         Body::Acknowledge(Syndrome::Rnr(_) | Syndrome::Nak(_))
-    ) {
+    );
+    if header.body.has_aeth() && !refuses {
         note_credits(half, header.aeth);
     }
     match header.body {

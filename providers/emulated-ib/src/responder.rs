@@ -15,7 +15,7 @@ use verbs_api::memory::Span;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{Access, EventType, LinkAddress, RemoteAddress, WcFlags, WcOpcode, WcStatus};
 
-use crate::header::{Beside, Body, Header, Nak, Position, advance, ahead, packets};
+use crate::header::{Beside, Body, Carriage, Header, Nak, Position, advance, ahead, packets};
 use crate::{Cx, Qp, Receiving, extension};
 
 /// Datagrams among which second copies are recognised.
@@ -46,6 +46,8 @@ pub struct ResponderRest {
     pub peer_qpn: u32,
     /// Its port.
     pub peer_address: Option<LinkAddress>,
+    /// How frames are carried to it.
+    pub carriage: Carriage,
     /// Timer code of RNR NAKs.
     pub min_rnr_timer: u8,
     /// Reads and atomics that may wait to be served.

@@ -39,6 +39,10 @@ impl EmulatedKind for EmulatedIwarp {
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
         let faults = options.faults.stream()?;
+        if options.at.is_some() {
+            let reason = "an iWARP device on an IP network is not there yet";
+            return Err(EmulatedError::Wire(reason.to_owned()));
+        }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
             let options = StreamOptions {
                 max_frame: Some(MAX_SEGMENT),

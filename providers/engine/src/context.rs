@@ -18,6 +18,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::key_table::KeyKind;
+use crate::network::Progress;
 use crate::pin;
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -116,7 +117,10 @@ impl<D: Driver> ContextOps for Context<D> {
                 ));
             }
             let commands = Arc::clone(device.commands());
-            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands);
+            let network = device.network();
+            let polled = network.link().is_some_and(|link| link.is_polled());
+            let network = polled.then(|| Arc::clone(network) as Arc<dyn Progress>);
+            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, network);
             Ok(cq)
         });
     }

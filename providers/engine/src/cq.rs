@@ -15,6 +15,7 @@ use crate::completion_ring::{Armed, CompletionRing, Entry, Producer};
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::LockGuard;
+use crate::network::Progress;
 
 /// A completion on its way into a queue.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,6 +97,8 @@ pub struct Cq {
     sink: Arc<dyn CompletionSink>,
     events: Arc<dyn EventSink>,
     commands: Arc<Commands>,
+    // Brings what has arrived, where a thread has to look for it.
+    network: Option<Arc<dyn Progress>>,
     users: Mutex<Vec<Weak<dyn QpActions>>>,
 }
 
@@ -104,6 +107,7 @@ impl Cq {
         init: CqInit,
         events: Arc<dyn EventSink>,
         commands: Arc<Commands>,
+        network: Option<Arc<dyn Progress>>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -113,8 +117,23 @@ impl Cq {
             sink: init.sink,
             events,
             commands,
+            network,
             users: Mutex::default(),
         })
+    }
+
+    #[inline]
+    fn take(&self, completions: &mut [Completion]) -> usize {
+        let max = completions.len();
+        let mut slots = completions.iter_mut();
+        self.ring.poll(
+            &mut |entry, ext| {
+                if let Some(slot) = slots.next() {
+                    Done::read(&entry, ext, slot);
+                }
+            },
+            max,
+        )
     }
 
     pub(crate) fn attach(&self, qp: Weak<dyn QpActions>) {
@@ -222,16 +241,11 @@ impl CqOps for Cq {
 
     #[inline]
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
-        let max = completions.len();
-        let mut slots = completions.iter_mut();
-        let polled = self.ring.poll(
-            &mut |entry, ext| {
-                if let Some(slot) = slots.next() {
-                    Done::read(&entry, ext, slot);
-                }
-            },
-            max,
-        );
+        let mut polled = self.take(completions);
+        if let (0, Some(network)) = (polled, &self.network) {
+            network.poll();
+            polled = self.take(completions);
+        }
         if polled == 0 && self.failed.load(Ordering::Relaxed) {
             return Err(VerbError::CqOverrun);
         }
@@ -239,10 +253,14 @@ impl CqOps for Cq {
     }
 
     fn arm(&self, notify: Notify) -> bool {
-        self.ring.arm(match notify {
+        let armed = self.ring.arm(match notify {
             Notify::Next => Armed::Next,
             Notify::Solicited => Armed::Solicited,
-        })
+        });
+        if let Some(network) = &self.network {
+            network.hand_back();
+        }
+        armed
     }
 
     fn resize(&self, cqe: u32, reply: Reply<u32>) {

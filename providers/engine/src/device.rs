@@ -344,6 +344,9 @@ impl<D: Driver> Device<D> {
         if !groups.contains_key(&group) && groups.len() >= self.limits.max_mcast_grp as usize {
             return Err(VerbError::Resources("multicast groups (max_mcast_grp)"));
         }
+        if let (false, Some(link)) = (groups.contains_key(&group), self.network.link()) {
+            link.join(group)?;
+        }
         let members = groups.entry(group).or_default();
         if members.iter().any(|member| member.qpn == qp.qpn) {
             return Err(VerbError::argument(
@@ -380,6 +383,9 @@ impl<D: Driver> Device<D> {
             Some(empty) => {
                 if empty {
                     groups.remove(&group);
+                    if let Some(link) = self.network.link() {
+                        link.leave(group);
+                    }
                 }
                 Ok(())
             }

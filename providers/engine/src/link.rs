@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use verbs_api::LinkAddress;
+use verbs_api::{Gid, LinkAddress, VerbError};
 
 use crate::payload::Payload;
 use crate::time::Time;
@@ -94,6 +94,34 @@ pub trait Link<H>: Send + Sync + 'static {
 
     /// When something is due next.
     fn next_due(&self) -> Option<Time>;
+
+    /// Whether something may arrive that nobody here has sent: then threads that find nothing look for it.
+    fn is_polled(&self) -> bool {
+        false
+    }
+
+    /// A thread that found nothing: does `work`, which is [`progress`](Self::progress) and more, unless another thread
+    /// is at it.
+    fn poll(&self, work: &mut dyn FnMut()) {
+        let _ = work;
+    }
+
+    /// A thread that polled is about to sleep.
+    fn hand_back(&self) {}
+
+    /// What is sent to this group is wanted from now on. By default everything is.
+    ///
+    /// # Errors
+    /// The group has no address on this link, or the system refuses.
+    fn join(&self, group: Gid) -> Result<(), VerbError> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// What is sent to this group is not wanted any more.
+    fn leave(&self, group: Gid) {
+        let _ = group;
+    }
 }
 
 /// A link shared by those who send on it and those who watch it.

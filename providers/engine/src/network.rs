@@ -35,6 +35,12 @@ pub trait Progress: Send + Sync {
 
     /// Something may have arrived: delivers it. Call with no lock held. By default nothing ever arrives unasked.
     fn progress(&self) {}
+
+    /// The same for a thread that found nothing and will look again: no two do it at a time.
+    fn poll(&self) {}
+
+    /// A thread that polled is about to sleep.
+    fn hand_back(&self) {}
 }
 
 impl<D: Driver> Network<D> {
@@ -157,6 +163,18 @@ impl<D: Driver> Progress for Network<D> {
 
     fn progress(&self) {
         Self::progress(self);
+    }
+
+    fn poll(&self) {
+        if let Some(link) = &self.link {
+            link.poll(&mut || Self::progress(self));
+        }
+    }
+
+    fn hand_back(&self) {
+        if let Some(link) = &self.link {
+            link.hand_back();
+        }
     }
 
     fn handle_timeout(&self, now: Time) {

@@ -20,7 +20,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
-use verbs_api::LinkAddress;
+use verbs_api::{Gid, LinkAddress, VerbError};
 
 /// How much a [`Capture`] keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,6 +260,26 @@ impl<H: Clone + fmt::Debug + Send + Sync + 'static> Link<H> for Capture<H> {
 
     fn next_due(&self) -> Option<Time> {
         self.link.next_due()
+    }
+
+    fn is_polled(&self) -> bool {
+        self.link.is_polled()
+    }
+
+    fn poll(&self, work: &mut dyn FnMut()) {
+        self.link.poll(work);
+    }
+
+    fn hand_back(&self) {
+        self.link.hand_back();
+    }
+
+    fn join(&self, group: Gid) -> Result<(), VerbError> {
+        self.link.join(group)
+    }
+
+    fn leave(&self, group: Gid) {
+        self.link.leave(group);
     }
 }
 

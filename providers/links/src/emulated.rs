@@ -1,5 +1,6 @@
 //! How a program or a command makes an emulated device: the same way for every transport.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub struct EmulatedOptions {
     pub faults: FaultSpec,
     /// Frames even without faults: messages are cut to the path MTU.
     pub framed: bool,
+    /// Address and port of this machine where it is found on an IP network; `None` for a network of its own.
+    pub at: Option<SocketAddr>,
     /// Features that it does not claim although it could.
     pub without: Features,
     /// The extensions that it has; `None` for those that are linked.
@@ -33,6 +36,9 @@ pub enum EmulatedError {
     /// The faults do not fit the transport's link.
     #[error(transparent)]
     Fault(#[from] FaultSpecError),
+    /// It cannot be where it is to be on an IP network.
+    #[error("{0}")]
+    Wire(String),
     /// The engine refused.
     #[error(transparent)]
     Verb(#[from] VerbError),
@@ -84,8 +90,8 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
         match self.0.make(&options) {
             Ok(device) => Ok(vec![device]),
             Err(EmulatedError::Verb(error)) => Err(error),
-            Err(EmulatedError::Fault(_)) => {
-                Err(VerbError::Internal("no faults do not fit the link"))
+            Err(EmulatedError::Fault(_) | EmulatedError::Wire(_)) => {
+                Err(VerbError::Internal("no faults and no wire do not fit"))
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
+use verbs_api::{Gid, VerbError};
 
 use crate::datagram::{DatagramLink, DatagramOptions};
 
@@ -66,6 +67,26 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for FaultyLink<H> {
     fn next_due(&self) -> Option<Time> {
         let due = [self.faults.next_due(), self.link.next_due()];
         due.into_iter().flatten().min()
+    }
+
+    fn is_polled(&self) -> bool {
+        self.link.is_polled()
+    }
+
+    fn poll(&self, work: &mut dyn FnMut()) {
+        self.link.poll(work);
+    }
+
+    fn hand_back(&self) {
+        self.link.hand_back();
+    }
+
+    fn join(&self, group: Gid) -> Result<(), VerbError> {
+        self.link.join(group)
+    }
+
+    fn leave(&self, group: Gid) {
+        self.link.leave(group);
     }
 }
 

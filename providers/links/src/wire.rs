@@ -9,6 +9,7 @@ pub mod codec;
 pub mod octets;
 mod tampering;
 pub mod tcp;
+mod through;
 mod train;
 pub mod udp;
 
@@ -18,4 +19,5 @@ pub use codec::{
 };
 pub use octets::{OctetCapture, OctetTap};
 pub use tcp::{TcpCounts, TcpLink, TcpLinkOptions};
+pub use through::ThroughOctets;
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};

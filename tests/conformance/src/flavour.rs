@@ -1,12 +1,16 @@
 //! The kinds of devices that the suite runs on.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 // Linked: what devices have with everything that there is.
+use crate::time::Time;
 use bmme as _;
-use emulated_ib::InfiniBand;
+use emulated_ib::header::Header;
+use emulated_ib::{InfiniBand, OnWire, RoceV2, WireOptions};
 use emulated_iwarp::Iwarp;
 use emulated_iwarp::header::{reset_header, stream_key};
 use masked_atomics as _;
@@ -14,6 +18,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::trace::Trace;
+use polyverbs_links::wire::ThroughOctets;
 use polyverbs_links::{
     Between, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
 };
@@ -38,6 +43,10 @@ pub enum Flavour {
     IbBmme,
     /// InfiniBand over a datagram link: messages are cut, and frames take time.
     IbFramed,
+    /// The same, and what arrives has been octets of RoCEv2 on its way.
+    IbWire,
+    /// InfiniBand over UDP, through real sockets and in real time.
+    IbUdp,
     /// iWARP; messages are handed over whole, at once.
     Iwarp,
     /// The same without base memory management and what comes with it: gaps of the transport.
@@ -88,7 +97,7 @@ impl<D: Driver> Steer for Engine<D> {
 
 /// Two devices on a network, and their time.
 pub(crate) struct Fabric {
-    pub(crate) simulation: Simulation,
+    pub(crate) time: Time,
     pub(crate) near: Arc<dyn Steer>,
     pub(crate) far: Arc<dyn Steer>,
 }
@@ -116,14 +125,12 @@ impl Flavour {
                     DeviceOptions { without, ..options },
                 )
             }
-            Self::IbFramed => {
-                let link = DatagramLink::new(DatagramOptions {
-                    max_frame: Some(Mtu::Mtu1024),
-                    delay: under_way(),
-                    ..DatagramOptions::default()
-                });
+            Self::IbFramed => fabric(|at| infiniband(at, false), Some(datagrams()), options),
+            Self::IbWire => {
+                let link = ThroughOctets::new(datagrams(), RoceV2::new(), 4791, None);
                 fabric(|at| infiniband(at, false), Some(Arc::new(link)), options)
             }
+            Self::IbUdp => on_sockets(&options),
             Self::Iwarp => fabric(iwarp, None, options),
             Self::IwarpPlain => fabric(
                 iwarp,
@@ -145,6 +152,36 @@ impl Flavour {
         }
     }
 }
+
+fn datagrams() -> SharedLink<Header> {
+    Arc::new(DatagramLink::new(DatagramOptions {
+        max_frame: Some(Mtu::Mtu1024),
+        delay: under_way(),
+        ..DatagramOptions::default()
+    }))
+}
+
+// Each rig has addresses of its own, and each process others as far as there are enough.
+fn on_sockets(options: &DeviceOptions) -> Fabric {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let rig = NEXT.fetch_add(1, Ordering::Relaxed) as u16;
+    let device = |host: u8| -> Arc<dyn Steer> {
+        let [c, d] = (rig << 1 | u16::from(host)).to_be_bytes();
+        let network = 32 + (std::process::id() % 128) as u8;
+        let address = SocketAddr::from(([127, network, c, d], PORT));
+        let wire = WireOptions::new(address);
+        let on_wire = OnWire::new(|at| infiniband(at, false), wire, options.clone());
+        on_wire.expect("an address of this machine").device
+    };
+    Fabric {
+        time: Time::Real,
+        near: device(0),
+        far: device(1),
+    }
+}
+
+/// Not that of RoCEv2, which a driver of the kernel may hold.
+const PORT: u16 = 14791;
 
 fn iwarp(address: LinkAddress) -> Iwarp {
     Iwarp::new(format!("{address:?}"), address)
@@ -171,7 +208,7 @@ fn fabric<D: Driver>(
     };
     let (near, far) = (device(1), device(2));
     Fabric {
-        simulation,
+        time: Time::Virtual(simulation),
         near,
         far,
     }

@@ -17,6 +17,7 @@ mod pair;
 mod probing;
 pub mod refusal;
 mod rig;
+mod time;
 
 pub use fast::Fast;
 pub use flavour::{Flavour, Steer};
@@ -55,6 +56,8 @@ macro_rules! cases {
         $crate::cases_of!(ib_plain IbPlain: $($list)*);
         $crate::cases_of!(ib_bmme IbBmme: $($list)*);
         $crate::cases_of!(ib_framed IbFramed: $($list)*);
+        $crate::cases_of!(ib_wire IbWire: $($list)*);
+        $crate::cases_of!(#[ignore = "takes its time on real sockets: --ignored"] ib_udp IbUdp: $($list)*);
         $crate::cases_of!(iwarp Iwarp: $($list)*);
         $crate::cases_of!(iwarp_plain IwarpPlain: $($list)*);
         $crate::cases_of!(iwarp_framed IwarpFramed: $($list)*);
@@ -64,16 +67,26 @@ macro_rules! cases {
 /// The part of [`cases!`] that is one flavour's.
 #[macro_export]
 macro_rules! cases_of {
-    ($module:ident $flavour:ident: $($name:ident: $needs:expr;)*) => {
+    ($(#[$ignored:meta])? $module:ident $flavour:ident: $($name:ident: $needs:expr;)*) => {
+        $crate::cases_of!(@ [$(#[$ignored])?] $module $flavour: $($name: $needs;)*);
+    };
+    (@ $ignored:tt $module:ident $flavour:ident: $($name:ident: $needs:expr;)*) => {
         mod $module {
             use super::*;
 
-            $(
-                #[test]
-                fn $name() {
-                    $crate::run($crate::Flavour::$flavour, $needs, super::$name);
-                }
-            )*
+            $($crate::case!($ignored $flavour $name $needs);)*
+        }
+    };
+}
+
+/// One test of [`cases!`].
+#[macro_export]
+macro_rules! case {
+    ([$(#[$ignored:meta])?] $flavour:ident $name:ident $needs:expr) => {
+        #[test]
+        $(#[$ignored])?
+        fn $name() {
+            $crate::run($crate::Flavour::$flavour, $needs, super::$name);
         }
     };
 }

@@ -1,8 +1,7 @@
-//! The probes of extensions, in virtual time.
+//! The probes of extensions, in the time of a rig.
 
 use std::time::Duration;
 
-use polyverbs_links::{Bound, Simulation};
 use verbs_api::probe::{Evidence, Pace, Probe, Rig, Verified, verify};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{Device, FeatureBits, FeatureInfo, OpenError, Requirements};
@@ -10,21 +9,20 @@ use verbs_api::{Device, FeatureBits, FeatureInfo, OpenError, Requirements};
 use std::sync::Arc;
 
 use crate::Flavour;
+use crate::time::Time;
 
-/// Virtual time: it passes when a probe waits.
-struct Virtual(Simulation);
+/// The time of a fabric: virtual time passes when a probe waits.
+struct Paced(Time);
 
-impl Pace for Virtual {
+impl Pace for Paced {
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
-        let ran = self.0.run_until(Bound::default(), &mut *done);
+        let ran = self.0.run_until(&mut *done);
         // Nobody is asked after the last step of all.
         ran.is_ok() && done()
     }
 
     fn settle(&self) {
-        self.0
-            .run_for(Duration::from_millis(20))
-            .expect("a network that has itself woken");
+        self.0.run_for(Duration::from_millis(20));
     }
 }
 
@@ -42,7 +40,7 @@ pub fn probe_rig(flavour: Flavour, beyond: &[FeatureBits]) -> Result<Rig, Eviden
             .map_err(|error: OpenError| Evidence::not_here(error.to_string()))
     };
     let (near, far) = (open(fabric.near)?, open(fabric.far)?);
-    Rig::new(near, far, Virtual(fabric.simulation))
+    Rig::new(near, far, Paced(fabric.time))
 }
 
 /// What the probes say about a feature of devices of this flavour.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use polyverbs_links::{Bound, Simulation};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{
     Access, AsyncEvent, BaselineGaps, Completion, Context, Cq, DestroyError, Device,
@@ -12,6 +11,7 @@ use verbs_api::{
     Requirements, Sge, Started, Transport, VerbError, read_sink_access,
 };
 
+use crate::time::Time;
 use crate::{Fast, Flavour, Steer};
 
 /// How long a test lets time pass to see that nothing happens.
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Two devices of one flavour on one network: requests go from the near one to the far one.
 pub struct Rig {
     flavour: Flavour,
-    simulation: Simulation,
+    time: Time,
     /// The end that asks.
     pub near: End,
     /// The end that is asked.
@@ -71,7 +71,7 @@ impl Rig {
         let scratch = near.region(1 << 16, sink);
         Self {
             flavour,
-            simulation: fabric.simulation,
+            time: fabric.time,
             near,
             far,
             scratch,
@@ -80,7 +80,15 @@ impl Rig {
 
     /// Whether messages are cut into frames that take time.
     pub fn is_framed(&self) -> bool {
-        matches!(self.flavour, Flavour::IbFramed | Flavour::IwarpFramed)
+        matches!(
+            self.flavour,
+            Flavour::IbFramed | Flavour::IbWire | Flavour::IbUdp | Flavour::IwarpFramed
+        )
+    }
+
+    /// Whether frames go over sockets: they are brought by threads of the devices, in real time.
+    pub fn is_on_sockets(&self) -> bool {
+        self.flavour == Flavour::IbUdp
     }
 
     /// What both devices tell about themselves.
@@ -100,17 +108,12 @@ impl Rig {
 
     /// Lets one moment pass at which something is due; `false` where nothing is.
     pub fn step(&self) -> bool {
-        self.simulation
-            .step()
-            .expect("a network that has itself woken")
-            .is_some()
+        self.time.step()
     }
 
     /// Lets time pass.
     pub fn run_for(&self, duration: Duration) {
-        self.simulation
-            .run_for(duration)
-            .expect("a network that has itself woken");
+        self.time.run_for(duration);
     }
 
     /// Lets time pass until what is under way has arrived, or is waiting for something.
@@ -133,9 +136,7 @@ impl Rig {
             outcome = receiver.try_recv().ok();
             outcome.is_some()
         };
-        self.simulation
-            .run_until(Bound::default(), ended)
-            .expect("a network that goes on");
+        self.time.run_until(ended).expect("a network that goes on");
         // Memory that other threads look at right now is given back when they have looked.
         let later = || receiver.recv_timeout(PATIENCE).ok();
         outcome.or_else(later).expect("a verb that ends")
@@ -169,7 +170,7 @@ impl Rig {
             taken.extend(poll_all(cq));
             taken.len() >= count
         };
-        let ran = self.simulation.run_until(Bound::default(), enough);
+        let ran = self.time.run_until(enough);
         // Nobody is asked after the last step of all.
         taken.extend(poll_all(cq));
         assert_eq!(taken.len(), count, "{ran:?}, completions: {taken:#?}");

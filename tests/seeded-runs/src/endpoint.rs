@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use emulated_ib::InfiniBand;
 use emulated_ib::header::Header;
+use emulated_ib::{InfiniBand, RoceV2};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
+use polyverbs_links::wire::ThroughOctets;
 use polyverbs_links::{Between, DatagramFaults, DatagramLink, DatagramOptions, Rate, Simulation};
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -118,7 +119,7 @@ impl Chosen {
 }
 
 impl Pair {
-    /// Made, connected and idle.
+    /// Made, connected and idle. Every second seed has its frames as octets on their way.
     pub fn new(chosen: Chosen, seed: u64, rng: &mut SmallRng) -> Self {
         let delay = Duration::from_micros(rng.random_range(0..150));
         let link = Arc::new(DatagramLink::new(DatagramOptions {
@@ -129,7 +130,10 @@ impl Pair {
             ..DatagramOptions::default()
         }));
         let mut simulation = Simulation::new();
-        let framed = Arc::clone(&link) as SharedLink<Header>;
+        let mut framed = Arc::clone(&link) as SharedLink<Header>;
+        if seed.is_multiple_of(2) {
+            framed = Arc::new(ThroughOctets::new(framed, RoceV2::new(), 4791, None));
+        }
         let network = simulation.network::<InfiniBand>((!chosen.direct).then_some(framed));
         let ends = [1, 2].map(|number| Endpoint::new(&network, number, &chosen));
         ends[0].connect(&ends[1], &chosen, 0);

@@ -1,10 +1,11 @@
 //! What a driver tells a link about its wire format.
 
 use std::fmt::Debug;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use polyverbs_engine::payload::Payload;
 use polyverbs_sockets::{QpnRange, StreamError};
+use verbs_api::Gid;
 
 /// What the socket puts before a datagram, as far as a checksum may cover it.
 ///
@@ -96,6 +97,18 @@ pub trait DatagramCodec: Send + Sync + 'static {
 
     /// Takes a datagram apart. `None`, and counted, where it is none of this format.
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Self::Header>>;
+
+    /// The group that a frame goes to, where it goes to one; in place of the frame's destination.
+    fn group(&self, header: &Self::Header) -> Option<IpAddr> {
+        let _ = header;
+        None
+    }
+
+    /// The address that members of a group join; `None` where the transport has no groups.
+    fn address_of_group(&self, group: Gid) -> Option<IpAddr> {
+        let _ = group;
+        None
+    }
 
     /// Whom a datagram to the common queue pair is for.
     fn common(&self, datagram: &[u8]) -> Common {

@@ -20,7 +20,7 @@ use polyverbs_sockets::{
     Duty, FlowSockets, HandError, Handed, Lease, Membership, QpnRange, ReceiveBatch, Service,
     Source, UdpOptions, UdpSocket, Watch, path_mtu,
 };
-use verbs_api::{LinkAddress, Mtu};
+use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 
 use super::codec::{Arrival, Common, DatagramCodec, Envelope};
 use super::octets::OctetTap;
@@ -558,7 +558,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let manner = self.codec.manner(&frame.header);
         let flow = manner.flow as usize % self.lanes.len();
         let from = self.flows.of(flow as u32).map(UdpSocket::local);
-        let (Some(to), Ok(from)) = (self.socket_address(frame.to), from) else {
+        let group = self.codec.group(&frame.header).map(LinkAddress::Ip);
+        let to = self.socket_address(group.unwrap_or(frame.to));
+        let (Some(to), Ok(from)) = (to, from) else {
             return self.count(|counters| &counters.formless, 1);
         };
         let route = Route {
@@ -621,6 +623,33 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn next_due(&self) -> Option<Time> {
         None
+    }
+
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn poll(&self, work: &mut dyn FnMut()) {
+        self.watch.poll(work);
+    }
+
+    fn hand_back(&self) {
+        self.watch.hand_back();
+    }
+
+    fn join(&self, group: Gid) -> Result<(), VerbError> {
+        let no_address = || VerbError::argument("gid", format!("{group} has no address here"));
+        let ip = self.codec.address_of_group(group).ok_or_else(no_address)?;
+        if ip.is_ipv4() != self.lease.address().is_ipv4() {
+            return Err(no_address());
+        }
+        Self::join(self, ip).map_err(|error| VerbError::argument("gid", error.to_string()))
+    }
+
+    fn leave(&self, group: Gid) {
+        if let Some(ip) = self.codec.address_of_group(group) {
+            Self::leave(self, ip);
+        }
     }
 }
 

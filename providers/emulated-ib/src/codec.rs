@@ -1,0 +1,618 @@
+//! Header values as packets of RoCEv2, and back.
+//!
+//! What a queue pair's state decides is not looked at here: a packet that parses, is of the default partition and has a
+//! right ICRC is a frame.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use polyverbs_links::wire::{Arrival, Common, DatagramCodec, Envelope, Laid, Manner, Opened};
+use polyverbs_sockets::QpnRange;
+use polyverbs_wire::layout::{Octets, view};
+use polyverbs_wire::mad::{self, cm};
+use polyverbs_wire::roce::bth::{DEFAULT_P_KEY, MULTICAST_QP};
+use polyverbs_wire::roce::icrc::{self, Icrc, Recovery, step_is_plausible};
+use polyverbs_wire::roce::packet::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
+use polyverbs_wire::roce::{
+    self, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt, Opcode, Operation,
+    Packet, Reth, Service, SyndromeKind,
+};
+use verbs_api::qp::QpType;
+use verbs_api::{Access, Gid, RKey, RemoteAddress};
+
+use crate::header::{Aeth, Beside, Body, Carriage, Header, Nak, Position, Syndrome};
+
+/// The wire format of RoCEv2.
+#[derive(Debug, Default)]
+pub struct RoceV2 {
+    recoveries: Recoveries,
+    counting: Mutex<HashMap<IpAddr, (u16, Instant)>>,
+}
+
+impl RoceV2 {
+    /// The format, knowing no peer yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl DatagramCodec for RoceV2 {
+    type Header = Header;
+
+    const OVERHEAD: usize = MAX_HEADER_LEN + MAX_TRAILER_LEN;
+
+    fn manner(&self, header: &Header) -> Manner {
+        Manner {
+            // Requests and answers of a connection are two flows; each keeps its order.
+            flow: header.src_qp ^ header.dest_qp.rotate_left(7),
+            traffic_class: header.carriage.traffic_class,
+            hop_limit: header.carriage.hop_limit,
+        }
+    }
+
+    fn encode(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<Laid> {
+        let headers = headers_of(header, payload)?.encode()?;
+        let octets = headers.as_octets();
+        into.get_mut(..octets.len())?.copy_from_slice(octets);
+        let pad = usize::from(roce::pad_count(payload));
+        Some(Laid {
+            payload: octets.len(),
+            length: octets.len() + payload + pad + roce::packet::ICRC_LEN,
+        })
+    }
+
+    fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]) {
+        let length = datagram.len();
+        let Some((bth, _)) = view::<Bth>(datagram) else {
+            return;
+        };
+        let Some(around) = around(envelope) else {
+            return;
+        };
+        let pad = bth.pad_count();
+        let mut icrc = Icrc::new(&around, length, bth);
+        icrc.update(datagram.get(Bth::LEN..payload_end).unwrap_or_default());
+        let (trailer, count) = roce::trailer(icrc, pad);
+        if let Some(room) = datagram.get_mut(payload_end..payload_end + count) {
+            room.copy_from_slice(&trailer[..count]);
+        }
+    }
+
+    fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Header>> {
+        let packet = roce::decode(datagram).ok()?;
+        // Partitions match where the numbers do and one of the two is a full member, as this one is (IBTA 10.9.3).
+        if packet.bth.p_key() | FULL_MEMBER != DEFAULT_P_KEY {
+            return None;
+        }
+        let body = body_of(&packet, arrival.to.ip())?;
+        let checked = self.check(&packet, arrival, datagram.len())?;
+        let carriage = Carriage {
+            traffic_class: arrival.traffic_class,
+            hop_limit: 0,
+        };
+        let header = Header {
+            service: qp_type(packet.facts.service)?,
+            dest_qp: packet.bth.dest_qp(),
+            src_qp: packet
+                .get::<Deth>()
+                .map_or(Header::UNTOLD, |deth| deth.src_qp()),
+            psn: packet.bth.psn(),
+            ack_req: packet.bth.ack_req(),
+            solicited: packet.bth.solicited(),
+            aeth: aeth_of(&packet)?,
+            carriage,
+            doubtful: checked == Check::Doubtful,
+            body,
+        };
+        Some(Opened {
+            header,
+            payload: packet.payload,
+            damaged: checked == Check::Wrong,
+        })
+    }
+
+    fn group(&self, header: &Header) -> Option<IpAddr> {
+        match header.body {
+            Body::Datagram(_, _, group) => group.map(address_of),
+            _ => None,
+        }
+    }
+
+    fn address_of_group(&self, group: Gid) -> Option<IpAddr> {
+        Some(address_of(group))
+    }
+
+    fn common(&self, datagram: &[u8]) -> Common {
+        let message = roce::decode(datagram).ok().and_then(|packet| {
+            mad::decode(packet.payload)
+                .ok()
+                .and_then(|mad| cm::decode(&mad).ok())
+        });
+        message.map_or(Common::Anybody, |message| meant_for(&message))
+    }
+}
+
+// ---- out
+
+fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
+    let mut headers = Headers::default();
+    let service = service(header.service)?;
+    let opcode = match header.body {
+        Body::Send(position, beside) => {
+            if position.ends() {
+                put_beside(&mut headers, beside);
+            }
+            Opcode::send(service, wire_position(position), wire_beside(beside))
+        }
+        Body::Datagram(q_key, beside, _) => {
+            put_beside(&mut headers, beside);
+            headers.deth = Some(Deth {
+                q_key,
+                src_qp: header.src_qp,
+                ..Deth::default()
+            });
+            Opcode::send(service, roce::Position::Only, wire_beside(beside))
+        }
+        Body::Write(position, remote, length, immediate) => {
+            if position.begins() {
+                headers.reth = Some(reth(remote, length));
+            }
+            if position.ends() {
+                headers.imm_dt = immediate.map(imm_dt);
+            }
+            Opcode::write(service, wire_position(position), immediate.is_some())
+        }
+        Body::ReadRequest(remote, length) => {
+            headers.reth = Some(reth(remote, length));
+            Opcode::single(service, Operation::ReadRequest)?
+        }
+        Body::AtomicWrite(remote) => {
+            headers.reth = Some(reth(remote, payload as u32));
+            Opcode::single(service, Operation::AtomicWrite)?
+        }
+        Body::Flush(remote, length, placement, whole) => {
+            headers.reth = Some(reth(remote, length));
+            headers.feth = Some(feth(placement, whole));
+            Opcode::single(service, Operation::Flush)?
+        }
+        Body::CompareSwap(remote, compare, swap) => {
+            headers.atomic_eth = Some(atomic_eth(remote, compare, swap));
+            Opcode::single(service, Operation::CompareSwap)?
+        }
+        Body::FetchAdd(remote, add) => {
+            headers.atomic_eth = Some(atomic_eth(remote, 0, add));
+            Opcode::single(service, Operation::FetchAdd)?
+        }
+        Body::Acknowledge(_) => Opcode::single(service, Operation::Acknowledge)?,
+        Body::ReadResponse(position) => Opcode::read_response(service, wire_position(position)),
+        Body::AtomicAcknowledge(original) => {
+            headers.atomic_ack_eth = Some(AtomicAckEth { original });
+            Opcode::single(service, Operation::AtomicAcknowledge)?
+        }
+        Body::ExtensionRequest(extension, operation) => {
+            headers.extension_eth = Some(ExtensionEth {
+                extension,
+                operation,
+                ..ExtensionEth::default()
+            });
+            extension_opcode(service)?
+        }
+        Body::ExtensionResponse(extension, operation) => {
+            let aeth = wire_aeth(header);
+            headers.extension_eth = Some(ExtensionEth {
+                extension,
+                is_response: true,
+                operation,
+                syndrome: aeth.syndrome,
+                msn: aeth.msn,
+                ..ExtensionEth::default()
+            });
+            extension_opcode(service)?
+        }
+        Body::Congestion => {
+            headers.cnp = Some(roce::Cnp::default());
+            Opcode::CNP
+        }
+    };
+    // What an extension answers has that in its own header.
+    if header.body.has_aeth() && headers.extension_eth.is_none() {
+        headers.aeth = Some(wire_aeth(header));
+    }
+    headers.bth = Bth {
+        opcode,
+        solicited: header.solicited,
+        mig_req: header.body != Body::Congestion,
+        pad_count: roce::pad_count(payload),
+        p_key: DEFAULT_P_KEY,
+        becn: header.body == Body::Congestion,
+        dest_qp: header.dest_qp,
+        ack_req: header.ack_req,
+        psn: header.psn,
+        ..Bth::default()
+    };
+    Some(headers)
+}
+
+const fn extension_opcode(service: Service) -> Option<Opcode> {
+    match service {
+        Service::Rc => Some(Opcode::EXTENSION),
+        _ => None,
+    }
+}
+
+fn put_beside(headers: &mut Headers, beside: Beside) {
+    match beside {
+        Beside::Nothing => {}
+        Beside::Immediate(octets) => headers.imm_dt = Some(imm_dt(octets)),
+        Beside::Invalidate(rkey) => headers.ieth = Some(Ieth { rkey }),
+    }
+}
+
+const fn imm_dt(octets: [u8; 4]) -> ImmDt {
+    ImmDt {
+        immediate: Octets(octets),
+    }
+}
+
+const fn reth(remote: RemoteAddress, dma_length: u32) -> Reth {
+    Reth {
+        va: remote.addr,
+        rkey: remote.rkey.value(),
+        dma_length,
+    }
+}
+
+const fn atomic_eth(remote: RemoteAddress, compare: u64, swap_or_add: u64) -> AtomicEth {
+    AtomicEth {
+        va: remote.addr,
+        rkey: remote.rkey.value(),
+        swap_or_add,
+        compare,
+    }
+}
+
+fn feth(placement: Access, whole: bool) -> Feth {
+    let bit = |access, bit| if placement.contains(access) { bit } else { 0 };
+    Feth {
+        selectivity: u8::from(whole),
+        placement: bit(Access::FLUSH_GLOBAL, GLOBAL_VISIBILITY)
+            | bit(Access::FLUSH_PERSISTENT, PERSISTENCE),
+        ..Feth::default()
+    }
+}
+
+fn wire_aeth(header: &Header) -> roce::Aeth {
+    let syndrome = match header.body {
+        Body::Acknowledge(Syndrome::Rnr(timer)) => roce::Syndrome::rnr_nak(timer),
+        Body::Acknowledge(Syndrome::Nak(nak)) => wire_nak(nak),
+        _ => roce::Syndrome::ack(header.aeth.credit),
+    };
+    roce::Aeth {
+        syndrome,
+        msn: header.aeth.msn,
+    }
+}
+
+const fn wire_nak(nak: Nak) -> roce::Syndrome {
+    match nak {
+        Nak::SequenceError => roce::Syndrome::NAK_SEQUENCE_ERROR,
+        Nak::InvalidRequest => roce::Syndrome::NAK_INVALID_REQUEST,
+        Nak::RemoteAccess => roce::Syndrome::NAK_REMOTE_ACCESS,
+        Nak::RemoteOperation => roce::Syndrome::NAK_REMOTE_OPERATION,
+        Nak::InvalidRdRequest => roce::Syndrome::NAK_INVALID_RD_REQUEST,
+        Nak::Reserved(code) => roce::Syndrome(0x60 | code & 0x1f),
+    }
+}
+
+const fn wire_position(position: Position) -> roce::Position {
+    match position {
+        Position::First => roce::Position::First,
+        Position::Middle => roce::Position::Middle,
+        Position::Last => roce::Position::Last,
+        Position::Only => roce::Position::Only,
+    }
+}
+
+const fn wire_beside(beside: Beside) -> roce::Beside {
+    match beside {
+        Beside::Nothing => roce::Beside::Nothing,
+        Beside::Immediate(_) => roce::Beside::Immediate,
+        Beside::Invalidate(_) => roce::Beside::Invalidate,
+    }
+}
+
+const fn service(qp_type: QpType) -> Option<Service> {
+    match qp_type {
+        QpType::Rc => Some(Service::Rc),
+        QpType::Uc => Some(Service::Uc),
+        QpType::Ud => Some(Service::Ud),
+        _ => None,
+    }
+}
+
+/// The IP packet that a datagram travels in, as far as the ICRC covers it; `None` between addresses of two families.
+fn around(envelope: &Envelope) -> Option<icrc::Envelope> {
+    let source_port = envelope.from.port();
+    match (envelope.from.ip(), envelope.to.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => Some(icrc::Envelope::V4 {
+            source: source.octets(),
+            destination: destination.octets(),
+            source_port,
+            identification: envelope.identification,
+        }),
+        (IpAddr::V6(source), IpAddr::V6(destination)) => Some(icrc::Envelope::V6 {
+            source: source.octets(),
+            destination: destination.octets(),
+            source_port,
+        }),
+        _ => None,
+    }
+}
+
+// ---- in
+
+fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
+    let position = position_of(packet.facts.position);
+    let immediate = packet.get::<ImmDt>().map(|header| header.immediate().0);
+    let remote =
+        |reth: &roce::extended::RethView| RemoteAddress::new(reth.va(), RKey::new(reth.rkey()));
+    let reth = packet.get::<Reth>();
+    let atomic = packet.get::<AtomicEth>();
+    let target =
+        |eth: &roce::extended::AtomicEthView| RemoteAddress::new(eth.va(), RKey::new(eth.rkey()));
+    let beside = match (immediate, packet.get::<Ieth>()) {
+        (Some(octets), _) => Beside::Immediate(octets),
+        (None, Some(ieth)) => Beside::Invalidate(ieth.rkey()),
+        (None, None) => Beside::Nothing,
+    };
+    Some(match packet.facts.operation {
+        Operation::Send if packet.facts.service == Service::Ud => {
+            let q_key = packet.get::<Deth>()?.q_key();
+            let group = (packet.bth.dest_qp() == MULTICAST_QP).then(|| group_of(to));
+            Body::Datagram(q_key, beside, group)
+        }
+        Operation::Send => Body::Send(position, beside),
+        Operation::Write => {
+            let (remote, length) =
+                reth.map_or_else(Default::default, |reth| (remote(reth), reth.dma_length()));
+            Body::Write(position, remote, length, immediate)
+        }
+        Operation::ReadRequest => Body::ReadRequest(remote(reth?), reth?.dma_length()),
+        Operation::AtomicWrite => Body::AtomicWrite(remote(reth?)),
+        Operation::Flush => {
+            let feth = packet.get::<Feth>()?;
+            let whole = match feth.selectivity() {
+                0 => false,
+                1 => true,
+                _ => return None,
+            };
+            let placement = placement_of(feth.placement())?;
+            Body::Flush(remote(reth?), reth?.dma_length(), placement, whole)
+        }
+        Operation::CompareSwap => {
+            let eth = atomic?;
+            Body::CompareSwap(target(eth), eth.compare(), eth.swap_or_add())
+        }
+        Operation::FetchAdd => Body::FetchAdd(target(atomic?), atomic?.swap_or_add()),
+        Operation::Acknowledge => Body::Acknowledge(syndrome_of(packet)?),
+        Operation::ReadResponse => Body::ReadResponse(position),
+        Operation::AtomicAcknowledge => {
+            Body::AtomicAcknowledge(packet.get::<AtomicAckEth>()?.original())
+        }
+        Operation::CongestionNotification => Body::Congestion,
+        Operation::Extension => {
+            let eth = packet.get::<ExtensionEth>()?;
+            let (extension, operation) = (eth.extension(), eth.operation());
+            if eth.is_response() {
+                Body::ExtensionResponse(extension, operation)
+            } else {
+                Body::ExtensionRequest(extension, operation)
+            }
+        }
+    })
+}
+
+fn syndrome_of(packet: &Packet<'_>) -> Option<Syndrome> {
+    Some(match packet.get::<roce::Aeth>()?.syndrome().kind() {
+        SyndromeKind::Ack(_) => Syndrome::Ack,
+        SyndromeKind::RnrNak(timer) => Syndrome::Rnr(timer),
+        SyndromeKind::Nak(code) => Syndrome::Nak(match code {
+            0 => Nak::SequenceError,
+            1 => Nak::InvalidRequest,
+            2 => Nak::RemoteAccess,
+            3 => Nak::RemoteOperation,
+            4 => Nak::InvalidRdRequest,
+            code => Nak::Reserved(code),
+        }),
+        SyndromeKind::Reserved => return None,
+    })
+}
+
+// Only what acknowledges counts credits: a NAK's code stands where they would. `None`: an answer with data that refuses.
+fn aeth_of(packet: &Packet<'_>) -> Option<Aeth> {
+    let (syndrome, msn) = match (packet.get::<roce::Aeth>(), packet.get::<ExtensionEth>()) {
+        (Some(aeth), _) => (aeth.syndrome(), aeth.msn()),
+        (None, Some(eth)) if eth.is_response() => (eth.syndrome(), eth.msn()),
+        _ => return Some(Aeth::default()),
+    };
+    let credit = match syndrome.kind() {
+        SyndromeKind::Ack(credit) => credit,
+        _ if packet.facts.operation == Operation::Acknowledge => Aeth::NO_LIMIT,
+        _ => return None,
+    };
+    Some(Aeth { msn, credit })
+}
+
+fn placement_of(bits: u8) -> Option<Access> {
+    if bits == 0 || bits & !(GLOBAL_VISIBILITY | PERSISTENCE) != 0 {
+        return None;
+    }
+    let mut placement = Access::empty();
+    placement.set(Access::FLUSH_GLOBAL, bits & GLOBAL_VISIBILITY != 0);
+    placement.set(Access::FLUSH_PERSISTENT, bits & PERSISTENCE != 0);
+    Some(placement)
+}
+
+const fn position_of(position: roce::Position) -> Position {
+    match position {
+        roce::Position::First => Position::First,
+        roce::Position::Middle => Position::Middle,
+        roce::Position::Last => Position::Last,
+        roce::Position::Only => Position::Only,
+    }
+}
+
+const fn qp_type(service: Service) -> Option<QpType> {
+    match service {
+        // A notification does not say of which kind its connection is; extensions have reliable ones.
+        Service::Rc | Service::Cnp | Service::Manufacturer => Some(QpType::Rc),
+        Service::Uc => Some(QpType::Uc),
+        Service::Ud => Some(QpType::Ud),
+        Service::Xrc => None,
+    }
+}
+
+/// The identifier of an address: of IPv4 as IPv6 maps it.
+pub fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(ip) => Gid(ip.to_ipv6_mapped().octets()),
+        IpAddr::V6(ip) => Gid(ip.octets()),
+    }
+}
+
+// The group of an address that datagrams to groups came to. Groups of IPv4 are written as the RDMA connection manager
+// does of those that are no RoCEv2 addresses: ff0e::ffff:a.b.c.d.
+fn group_of(address: IpAddr) -> Gid {
+    let Gid(mut octets) = gid_of(address);
+    if address.is_ipv4() {
+        octets[..2].copy_from_slice(&[0xff, 0x0e]);
+    }
+    Gid(octets)
+}
+
+// The address of a group.
+fn address_of(group: Gid) -> IpAddr {
+    match group.0 {
+        [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] if a & 0xf0 == 0xe0 => {
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        }
+        octets => IpAddr::V6(Ipv6Addr::from(octets)),
+    }
+}
+
+fn meant_for(message: &cm::Message) -> Common {
+    use cm::Message as M;
+    let id = match message {
+        M::Req(message) => return Common::Service(message.service_id),
+        M::SidrReq(message) => return Common::Service(message.service_id),
+        M::Mra(message) => message.remote_comm_id,
+        M::Rej(message) => message.remote_comm_id,
+        M::Rep(message) => message.remote_comm_id,
+        M::Rtu(message) => message.remote_comm_id,
+        M::Dreq(message) => message.remote_comm_id,
+        M::Drep(message) => message.remote_comm_id,
+        M::Lap(message) => message.remote_comm_id,
+        M::Apr(message) => message.remote_comm_id,
+        M::SidrRep(message) => message.request_id,
+    };
+    match QpnRange::of_communication(id) {
+        // Nobody makes such numbers: a message about none, a REJ of a request that could not be read for instance.
+        QpnRange::COMMON => Common::Anybody,
+        range => Common::Range(range),
+    }
+}
+
+// ---- the ICRC
+
+/// What an ICRC says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Check {
+    Right,
+    /// Right for an identification that nothing else speaks for.
+    Doubtful,
+    Wrong,
+}
+
+impl RoceV2 {
+    fn check(&self, packet: &Packet<'_>, arrival: &Arrival, length: usize) -> Option<Check> {
+        let envelope = Envelope {
+            from: arrival.from,
+            to: arrival.to,
+            identification: arrival.segment,
+        };
+        let computed = packet.expected_icrc(&around(&envelope)?);
+        if computed == packet.icrc {
+            return Some(Check::Right);
+        }
+        if arrival.from.is_ipv6() {
+            return Some(Check::Wrong);
+        }
+        let recovered = self
+            .recoveries
+            .of(length)
+            .identification(packet.icrc, computed);
+        Some(match recovered {
+            None => Check::Wrong,
+            Some(difference) => self.judge(arrival.from.ip(), difference ^ arrival.segment),
+        })
+    }
+
+    // The sender counts its packets: whether it may have come to this number.
+    fn judge(&self, peer: IpAddr, identification: u16) -> Check {
+        if identification == 0 {
+            return Check::Right;
+        }
+        let now = Instant::now();
+        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+        if counting.len() >= PEERS && !counting.contains_key(&peer) {
+            counting.clear();
+        }
+        match counting.insert(peer, (identification, now)) {
+            Some((last, then)) if step_is_plausible(last, identification, now - then) => {
+                Check::Right
+            }
+            _ => Check::Doubtful,
+        }
+    }
+}
+
+/// A recovery for each length of a datagram, made when it is first met.
+struct Recoveries(Box<[OnceLock<Recovery>]>);
+
+impl Default for Recoveries {
+    fn default() -> Self {
+        Self((0..LENGTHS).map(|_| OnceLock::new()).collect())
+    }
+}
+
+impl std::fmt::Debug for Recoveries {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recoveries").finish_non_exhaustive()
+    }
+}
+
+impl Recoveries {
+    // A packet is a multiple of four octets long.
+    fn of(&self, length: usize) -> Recovery {
+        let make = || Recovery::for_datagrams_of(length);
+        match self.0.get(length / 4) {
+            Some(place) if length % 4 == 0 => *place.get_or_init(make),
+            _ => make(),
+        }
+    }
+}
+
+/// The bit of a partition key that says full member.
+const FULL_MEMBER: u16 = 0x8000;
+/// Bits of FETH's placement type.
+const GLOBAL_VISIBILITY: u8 = 1;
+const PERSISTENCE: u8 = 2;
+/// Lengths of packets, in words, up to that of the largest path MTU.
+const LENGTHS: usize = (4096 + MAX_HEADER_LEN + MAX_TRAILER_LEN) / 4 + 1;
+/// Peers whose identifications are remembered at a time.
+const PEERS: usize = 1024;
+
+#[cfg(test)]
+mod tests;

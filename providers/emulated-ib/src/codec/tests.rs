@@ -1,0 +1,313 @@
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const CODEC_PORT: u16 = 4791;
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn envelope(v6: bool, identification: u16) -> Envelope {
+    let (from, to) = if v6 {
+        ("[fd00::1]:49153", "[fd00::2]:4791")
+    } else {
+        ("10.0.0.1:49153", "10.0.0.2:4791")
+    };
+    Envelope {
+        from: address(from),
+        to: address(to),
+        identification,
+    }
+}
+
+fn arrival(envelope: &Envelope, segment: u16) -> Arrival {
+    Arrival {
+        from: envelope.from,
+        to: envelope.to,
+        traffic_class: 0,
+        segment,
+    }
+}
+
+fn header(service: QpType, body: Body) -> Header {
+    let src_qp = match body {
+        Body::Datagram(..) => 0x51,
+        _ => Header::UNTOLD,
+    };
+    Header {
+        service,
+        dest_qp: 0x40_0011,
+        src_qp,
+        psn: 0xff_fffe,
+        ack_req: false,
+        solicited: false,
+        aeth: Aeth::default(),
+        carriage: Carriage::default(),
+        doubtful: false,
+        body,
+    }
+}
+
+fn packet(codec: &RoceV2, header: &Header, payload: &[u8], envelope: &Envelope) -> Vec<u8> {
+    let mut octets = vec![0xa5; payload.len() + RoceV2::OVERHEAD];
+    let laid = codec.encode(header, payload.len(), &mut octets).unwrap();
+    let end = laid.payload + payload.len();
+    octets[laid.payload..end].copy_from_slice(payload);
+    octets.truncate(laid.length);
+    codec.seal(envelope, end, &mut octets);
+    octets
+}
+
+fn comes_back(header: Header, payload: &[u8]) {
+    let codec = RoceV2::new();
+    for v6 in [false, true] {
+        let envelope = envelope(v6, 0);
+        let octets = packet(&codec, &header, payload, &envelope);
+        assert_eq!(octets.len() % 4, 0);
+        let opened = codec.open(&arrival(&envelope, 0), &octets).unwrap();
+        assert_eq!(opened.header, header);
+        assert_eq!((opened.payload, opened.damaged), (payload, false));
+    }
+}
+
+fn remote() -> RemoteAddress {
+    RemoteAddress::new(0x1234_5678_9abc_def0, RKey::new(0x55aa))
+}
+
+// covers 9.01 9.07
+#[test]
+fn every_request_comes_back_from_the_wire_as_it_was() {
+    use Position::{First, Last, Middle, Only};
+    let besides = [
+        Beside::Nothing,
+        Beside::Immediate([1, 2, 3, 4]),
+        Beside::Invalidate(0x77),
+    ];
+    for length in 0..9 {
+        let payload = &[0x5a; 8][..length];
+        for beside in besides {
+            let whole = Body::Send(Only, beside);
+            let last = Body::Send(Last, beside);
+            comes_back(header(QpType::Rc, whole), payload);
+            comes_back(header(QpType::Rc, last), payload);
+        }
+        comes_back(header(QpType::Uc, Body::Send(Only, besides[1])), payload);
+        let datagram = Body::Datagram(0x1111_1111, besides[length % 2], None);
+        comes_back(header(QpType::Ud, datagram), payload);
+        for immediate in [None, Some([4, 3, 2, 1])] {
+            let only = Body::Write(Only, remote(), length as u32, immediate);
+            comes_back(header(QpType::Rc, only), payload);
+            // What only the first packet says, the others do not.
+            let last = Body::Write(Last, RemoteAddress::default(), 0, immediate);
+            comes_back(header(QpType::Uc, last), payload);
+        }
+    }
+    let full = [7; 256];
+    for service in [QpType::Rc, QpType::Uc] {
+        for position in [First, Middle] {
+            let send = Body::Send(position, Beside::Nothing);
+            comes_back(header(service, send), &full);
+        }
+        let first = Body::Write(First, remote(), 300, None);
+        comes_back(header(service, first), &full);
+        let middle = Body::Write(Middle, RemoteAddress::default(), 0, None);
+        comes_back(header(service, middle), &full);
+    }
+    for body in [
+        Body::ReadRequest(remote(), 4097),
+        Body::CompareSwap(remote(), 1, u64::MAX),
+        Body::FetchAdd(remote(), 3),
+        Body::Flush(remote(), 64, Access::FLUSH_GLOBAL, false),
+        Body::Flush(remote(), 0, Access::FLUSH_PERSISTENT, true),
+    ] {
+        let asks = Header {
+            ack_req: true,
+            solicited: true,
+            ..header(QpType::Rc, body)
+        };
+        comes_back(asks, &[]);
+    }
+    comes_back(header(QpType::Rc, Body::AtomicWrite(remote())), &[9; 8]);
+    let extension = Body::ExtensionRequest(0x1234_5678, 9);
+    comes_back(header(QpType::Rc, extension), &[1; 13]);
+    let mut answer = header(QpType::Rc, Body::ExtensionResponse(0x1234_5678, 9));
+    answer.aeth = Aeth { msn: 7, credit: 3 };
+    comes_back(answer, &[2; 6]);
+}
+
+#[test]
+fn every_answer_comes_back_from_the_wire_as_it_was() {
+    let naks = [
+        Nak::SequenceError,
+        Nak::InvalidRequest,
+        Nak::RemoteAccess,
+        Nak::RemoteOperation,
+        Nak::InvalidRdRequest,
+        Nak::Reserved(9),
+    ];
+    let refusals = (0..32)
+        .map(Syndrome::Rnr)
+        .chain(naks.map(Syndrome::Nak))
+        .map(Body::Acknowledge);
+    for body in refusals {
+        let mut header = header(QpType::Rc, body);
+        header.aeth.msn = 0xab_cdef;
+        comes_back(header, &[]);
+    }
+    for credit in 0..32 {
+        let mut ack = header(QpType::Rc, Body::Acknowledge(Syndrome::Ack));
+        ack.aeth = Aeth { msn: 5, credit };
+        comes_back(ack, &[]);
+        ack.body = Body::AtomicAcknowledge(u64::MAX - 1);
+        comes_back(ack, &[]);
+        for position in [Position::First, Position::Last, Position::Only] {
+            ack.body = Body::ReadResponse(position);
+            comes_back(ack, &[3; 256]);
+        }
+    }
+    let middle = header(QpType::Rc, Body::ReadResponse(Position::Middle));
+    comes_back(middle, &[3; 256]);
+    let mut congestion = header(QpType::Rc, Body::Congestion);
+    congestion.psn = 0;
+    comes_back(congestion, &[]);
+}
+
+#[test]
+fn an_operation_that_the_service_has_not_has_no_form() {
+    let codec = RoceV2::new();
+    for body in [
+        Body::ReadRequest(remote(), 1),
+        Body::Send(Position::Only, Beside::Invalidate(1)),
+        Body::Acknowledge(Syndrome::Ack),
+    ] {
+        let laid = codec.encode(&header(QpType::Uc, body), 0, &mut [0; 256]);
+        assert_eq!(laid, None, "{body:?}");
+    }
+}
+
+// covers 3.58
+#[test]
+fn every_bit_counts() {
+    let codec = RoceV2::new();
+    for v6 in [false, true] {
+        let envelope = envelope(v6, 0);
+        let body = Body::Write(Position::Only, remote(), 5, Some([9; 4]));
+        let whole = packet(&codec, &header(QpType::Rc, body), b"hello", &envelope);
+        for bit in 0..whole.len() * 8 {
+            // FECN, BECN and what is reserved beside them may change on the way.
+            if bit / 8 == 4 {
+                continue;
+            }
+            let mut octets = whole.clone();
+            octets[bit / 8] ^= 1 << (bit % 8);
+            let opened = codec.open(&arrival(&envelope, 0), &octets);
+            assert!(opened.is_none_or(|opened| opened.damaged), "bit {bit}");
+        }
+    }
+}
+
+// covers 3.56 3.59
+#[test]
+fn what_is_of_another_partition_or_version_is_no_frame() {
+    let codec = RoceV2::new();
+    let envelope = envelope(true, 0);
+    let send = header(QpType::Rc, Body::Send(Position::Only, Beside::Nothing));
+    let whole = packet(&codec, &send, b"", &envelope);
+    let opens = |change: fn(&mut Vec<u8>)| {
+        let mut octets = whole.clone();
+        change(&mut octets);
+        codec.open(&arrival(&envelope, 0), &octets).is_some()
+    };
+    assert!(opens(|_| {}));
+    // A limited member of the partition: the ICRC covers that, so it is a frame, and a damaged one.
+    assert!(opens(|octets| octets[2] = 0x7f));
+    assert!(!opens(|octets| octets[3] = 0xfe));
+    assert!(!opens(|octets| octets[1] |= 1));
+    assert!(!opens(|octets| octets[1] |= 0x30));
+    assert!(!opens(|octets| octets[0] = 0x1f));
+    assert!(!opens(|octets| octets.truncate(15)));
+}
+
+#[test]
+fn a_sender_that_counts_is_believed_as_far_as_its_count_goes() {
+    let codec = RoceV2::new();
+    let send = header(QpType::Rc, Body::Send(Position::Only, Beside::Nothing));
+    let check = |identification, segment| {
+        let sent = envelope(false, identification);
+        let octets = packet(&codec, &send, b"counted", &sent);
+        let opened = codec.open(&arrival(&sent, segment), &octets).unwrap();
+        (opened.damaged, opened.header.doubtful)
+    };
+    assert_eq!(check(0, 0), (false, false));
+    // With segmentation offload the number counts within one call.
+    assert_eq!(check(3, 3), (false, false));
+    assert_eq!(check(0, 3), (false, false));
+    // The first of a counter proves nothing, what follows does, and a leap is doubtful again.
+    assert_eq!(check(0x7000, 0), (false, true));
+    assert_eq!(check(0x7001, 0), (false, false));
+    assert_eq!(check(0x7009, 7), (false, false));
+    assert_eq!(check(0x6000, 0), (false, true));
+    assert_eq!(check(0x6002, 0), (false, false));
+}
+
+#[test]
+fn groups_have_addresses_in_both_families() {
+    for text in ["239.1.2.3", "ff12::7", "224.0.0.9", "ff0e::1"] {
+        let ip: IpAddr = text.parse().unwrap();
+        let group = group_of(ip);
+        assert!(group.is_multicast());
+        assert_eq!(address_of(group), ip);
+    }
+    let codec = RoceV2::new();
+    let to = SocketAddr::new("239.1.2.3".parse().unwrap(), CODEC_PORT);
+    let envelope = Envelope {
+        to,
+        ..envelope(false, 0)
+    };
+    let group = Some(group_of(to.ip()));
+    let body = Body::Datagram(1, Beside::Nothing, group);
+    let sent = Header {
+        dest_qp: MULTICAST_QP,
+        ..header(QpType::Ud, body)
+    };
+    assert_eq!(codec.group(&sent), Some(to.ip()));
+    let octets = packet(&codec, &sent, b"all", &envelope);
+    let opened = codec.open(&arrival(&envelope, 0), &octets).unwrap();
+    assert_eq!(opened.header, sent);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_octets_are_taken_apart_without_a_panic(
+        octets in prop::collection::vec(any::<u8>(), 0..200), segment in any::<u16>(),
+    ) {
+        let codec = RoceV2::new();
+        let envelope = envelope(false, 0);
+        let _ = codec.open(&arrival(&envelope, segment), &octets);
+        let _ = codec.common(&octets);
+    }
+
+    #[test]
+    fn what_opens_is_encoded_to_the_same_octets(
+        opcode in any::<u8>(), octets in prop::collection::vec(any::<u8>(), 40..120),
+    ) {
+        let codec = RoceV2::new();
+        let envelope = envelope(true, 0);
+        let mut octets = octets;
+        octets.truncate(octets.len() / 4 * 4);
+        octets[..4].copy_from_slice(&[opcode, 0x40, 0xff, 0xff]);
+        octets[4] = 0;
+        let end = octets.len() - 4;
+        codec.seal(&envelope, end, &mut octets);
+        if let Some(opened) = codec.open(&arrival(&envelope, 0), &octets) {
+            prop_assert!(!opened.damaged);
+            let (header, payload) = (opened.header, opened.payload.to_vec());
+            let built = packet(&codec, &header, &payload, &envelope);
+            let again = codec.open(&arrival(&envelope, 0), &built).unwrap();
+            prop_assert_eq!((again.header, again.payload), (header, &payload[..]));
+        }
+    }
+}

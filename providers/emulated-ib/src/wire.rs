@@ -1,0 +1,140 @@
+//! A device on an IP network: RoCEv2 over UDP.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
+use polyverbs_engine::network::Progress;
+use polyverbs_engine::time::Time;
+use polyverbs_links::emulated::EmulatedError;
+use polyverbs_links::wire::{UdpLink, UdpLinkOptions};
+use polyverbs_links::{DatagramOptions, FaultyLink, RealHost};
+use polyverbs_sockets::{Duty, GroupOptions, Lease};
+use verbs_api::{Gid, LinkAddress, VerbError};
+
+use crate::InfiniBand;
+use crate::codec::RoceV2;
+use crate::header::Header;
+
+/// What a device on an IP network is made with.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct WireOptions {
+    /// The port that it shares with other processes, and who is let in.
+    pub group: GroupOptions,
+    /// Of the sockets, and the largest path MTU.
+    pub link: UdpLinkOptions,
+    /// What happens to frames before they are sent; none without any.
+    pub faults: Option<DatagramOptions>,
+}
+
+impl WireOptions {
+    /// At this address and port, with nothing special. RoCEv2's port is [`GroupOptions::PORT`].
+    pub fn new(address: SocketAddr) -> Self {
+        Self {
+            group: GroupOptions::new(address),
+            link: UdpLinkOptions::default(),
+            faults: None,
+        }
+    }
+}
+
+/// A device on an IP network, and what carries its frames.
+#[derive(Clone)]
+pub struct OnWire {
+    /// The device.
+    pub device: Arc<Device<InfiniBand>>,
+    /// Its link: counts, the services that it answers for, its range of queue pair numbers.
+    pub link: Arc<UdpLink<RoceV2>>,
+}
+
+impl OnWire {
+    /// A device at an address of this machine. Its queue pair numbers are those of the range that the process leases
+    /// from the port.
+    ///
+    /// # Errors
+    /// The port is taken or full, the interface carries no frame, or the engine refuses.
+    pub fn new(
+        driver: impl FnOnce(LinkAddress) -> InfiniBand,
+        wire: WireOptions,
+        options: DeviceOptions,
+    ) -> Result<Self, EmulatedError> {
+        let failed = |error: &dyn std::fmt::Display| EmulatedError::Wire(error.to_string());
+        let lease = Lease::join(wire.group).map_err(|error| failed(&error))?;
+        let (address, range) = (lease.address(), lease.range());
+        let link = UdpLink::new(lease, RoceV2::new(), wire.link).map_err(|error| failed(&error))?;
+        let started = Arc::new(StartedLink {
+            link: Arc::clone(&link),
+            duty: OnceLock::new(),
+        });
+        let carries = match wire.faults {
+            None => Arc::clone(&started) as SharedLink<Header>,
+            Some(faults) => Arc::new(FaultyLink::new(
+                Arc::clone(&started) as SharedLink<Header>,
+                faults,
+            )),
+        };
+        let network = RealHost::network::<InfiniBand>(Some(carries));
+        let options = DeviceOptions {
+            qp_numbers: (range.first(), range.end()),
+            ..options
+        };
+        let device = Device::new(driver(LinkAddress::Ip(address.ip())), &network, options)?;
+        let progress: Arc<dyn Progress> = network;
+        let duty = link
+            .start(Arc::downgrade(&progress))
+            .map_err(|error| failed(&error))?;
+        // Nobody else has set it.
+        let _ = started.duty.set(duty);
+        Ok(Self { device, link })
+    }
+}
+
+/// The link, with the thread that reads it while nobody polls: that ends with the network.
+struct StartedLink {
+    link: Arc<UdpLink<RoceV2>>,
+    duty: OnceLock<Arc<dyn Duty>>,
+}
+
+impl Link<Header> for StartedLink {
+    fn max_frame(&self) -> Option<usize> {
+        self.link.max_frame()
+    }
+
+    fn send(&self, frame: Frame<'_, Header>, now: Time) {
+        self.link.send(frame, now);
+    }
+
+    fn flush(&self) {
+        self.link.flush();
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
+        self.link.progress(now, network)
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        self.link.next_due()
+    }
+
+    fn is_polled(&self) -> bool {
+        self.link.is_polled()
+    }
+
+    fn poll(&self, work: &mut dyn FnMut()) {
+        self.link.poll(work);
+    }
+
+    fn hand_back(&self) {
+        self.link.hand_back();
+    }
+
+    fn join(&self, group: Gid) -> Result<(), VerbError> {
+        Link::join(&*self.link, group)
+    }
+
+    fn leave(&self, group: Gid) {
+        Link::leave(&*self.link, group);
+    }
+}

@@ -1,0 +1,220 @@
+//! Devices on an IP network: over real sockets, in real time.
+
+// Linked: devices have what base memory management needs.
+use bmme as _;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use emulated_ib::{InfiniBand, OnWire, WireOptions};
+use polyverbs_engine::device::DeviceOptions;
+use polyverbs_links::wire::UdpCounts;
+use polyverbs_links::{DatagramFaults, DatagramOptions, Rate};
+use verbs_api::provider::DeviceOps;
+use verbs_api::{
+    Access, CompareSwap, Completion, ConnectOptions, Context, Cq, Device, FetchAdd, Memory, Mr,
+    Mtu, Operations, Pd, Qp, QpOptions, Read, ReceiveRequest, Requirements, Send,
+    SendWithImmediate, WcFlags, WcStatus, WorkRequest, Write,
+};
+
+const LONG: Duration = Duration::from_secs(30);
+const SIZE: usize = 4 << 20;
+
+struct End {
+    wire: OnWire,
+    _context: Context,
+    _pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    memory: Memory,
+    mr: Mr,
+}
+
+impl End {
+    fn new(address: &str, change: impl FnOnce(&mut WireOptions)) -> Self {
+        let address: SocketAddr = address.parse().unwrap();
+        let mut options = WireOptions::new(address);
+        change(&mut options);
+        let driver = |at| InfiniBand {
+            name: format!("ib at {address}"),
+            address: at,
+            windows_2a: false,
+        };
+        let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
+        let device = Device::of(wire.device.clone() as std::sync::Arc<dyn DeviceOps>);
+        let context = device
+            .open(&Requirements::everything_of(&device.attributes()))
+            .unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(1024).wait().unwrap();
+        let options = QpOptions::rc(&cq)
+            .operations(Operations::SEND_WITH_INV)
+            .max_send_wr(256)
+            .max_recv_wr(256);
+        let qp = pd.create_qp(options).wait().unwrap();
+        let memory = Memory::zeroed(SIZE).unwrap();
+        let rights = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
+        let mr = pd.register(&memory, rights).wait().unwrap();
+        Self {
+            wire,
+            _context: context,
+            _pd: pd,
+            cq,
+            qp,
+            memory,
+            mr,
+        }
+    }
+
+    fn take(&self, count: usize) -> Vec<Completion> {
+        let (began, mut taken) = (Instant::now(), Vec::new());
+        while taken.len() < count {
+            assert!(began.elapsed() < LONG, "{taken:#?} {:?}", self.counts());
+            let mut slot = [Completion::default()];
+            if !self.cq.poll(&mut slot).unwrap().is_empty() {
+                taken.extend(slot);
+            }
+        }
+        taken
+    }
+
+    fn run<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Completion {
+        self.qp.post_one(request.into()).unwrap();
+        self.take(1).remove(0)
+    }
+
+    fn succeeds<'a>(&self, request: impl Into<WorkRequest<'a>>) {
+        assert_eq!(self.run(request).status, WcStatus::Success);
+    }
+
+    fn counts(&self) -> UdpCounts {
+        self.wire.link.counts()
+    }
+}
+
+fn connect(near: &End, far: &End, options: ConnectOptions) {
+    let (a, b) = (near.qp.endpoint().unwrap(), far.qp.endpoint().unwrap());
+    near.qp.connect(&b, options).wait().unwrap();
+    far.qp.connect(&a, options).wait().unwrap();
+}
+
+fn octets(length: usize, seed: usize) -> Vec<u8> {
+    (0..length)
+        .map(|at| ((at + seed) * 7 + at / 251) as u8)
+        .collect()
+}
+
+fn everything(near: &End, far: &End) {
+    let half = SIZE / 2;
+    for length in [0, 1, 255, 256, 257, 4096, 4097, 65_536, 1_000_003] {
+        let data = octets(length, length);
+        near.memory.write(0, &data).unwrap();
+        let local = near.mr.sge(0, length as u32).unwrap();
+        let remote = far.mr.remote(half as u64);
+        near.succeeds(Write::new(local, remote).signaled(1));
+        assert_eq!(far.memory.to_vec(half, length).unwrap(), data);
+        let sink = near.mr.sge(half, length as u32).unwrap();
+        near.succeeds(Read::new(sink, remote).signaled(2));
+        assert_eq!(near.memory.to_vec(half, length).unwrap(), data);
+        let room = far.mr.sge(0, half as u32).unwrap();
+        far.qp.post_receive(ReceiveRequest::new(3, room)).unwrap();
+        near.succeeds(SendWithImmediate::new(local, *b"imm!").signaled(4));
+        let received = far.take(1).remove(0);
+        assert_eq!((received.wr_id, received.byte_len), (3, length as u32));
+        assert!(received.wc_flags.contains(WcFlags::WITH_IMM));
+        assert_eq!(received.imm_data, *b"imm!");
+        assert_eq!(far.memory.to_vec(0, length).unwrap(), data);
+    }
+    far.memory.write(0, &7_u64.to_ne_bytes()).unwrap();
+    let result = near.mr.sge(0, 8).unwrap();
+    near.succeeds(FetchAdd::new(result, far.mr.remote(0), 5).signaled(5));
+    assert_eq!(near.memory.to_vec(0, 8).unwrap(), 7_u64.to_ne_bytes());
+    near.succeeds(CompareSwap::new(result, far.mr.remote(0), 12, 99).signaled(6));
+    assert_eq!(near.memory.to_vec(0, 8).unwrap(), 12_u64.to_ne_bytes());
+    assert_eq!(far.memory.to_vec(0, 8).unwrap(), 99_u64.to_ne_bytes());
+}
+
+#[test]
+fn two_devices_exchange_everything_over_sockets() {
+    let near = End::new("127.0.10.1:14791", |_| {});
+    let far = End::new("127.0.10.2:14791", |_| {});
+    connect(&near, &far, ConnectOptions::new());
+    everything(&near, &far);
+    everything(&far, &near);
+    assert_eq!(near.counts().malformed + near.counts().damaged, 0);
+}
+
+#[test]
+fn every_path_mtu_carries_messages_of_every_length() {
+    for code in 1..=5 {
+        let near = End::new("127.0.11.1:14791", |_| {});
+        let far = End::new("127.0.11.2:14791", |_| {});
+        let mtu = Mtu::from_code(code).unwrap();
+        connect(&near, &far, ConnectOptions::new().path_mtu(mtu));
+        everything(&near, &far);
+    }
+}
+
+#[test]
+fn devices_of_ipv6_are_found_as_well() {
+    let near = End::new("[::1]:14791", |_| {});
+    let far = End::new("[::1]:14791", |_| {});
+    connect(&near, &far, ConnectOptions::new());
+    everything(&near, &far);
+}
+
+#[test]
+fn what_is_lost_doubled_reordered_or_damaged_is_made_good() {
+    let faulty = |seed| {
+        move |options: &mut WireOptions| {
+            options.faults = Some(DatagramOptions {
+                faults: DatagramFaults {
+                    drop: Rate::percent(1),
+                    duplicate: Rate::percent(1),
+                    reorder: Rate::percent(1),
+                    corrupt: Rate::percent(1),
+                    partition: None,
+                },
+                seed,
+                ..DatagramOptions::default()
+            });
+        }
+    };
+    let near = End::new("127.0.12.1:14791", faulty(1));
+    let far = End::new("127.0.12.2:14791", faulty(2));
+    connect(&near, &far, ConnectOptions::new().timeout(14));
+    everything(&near, &far);
+    assert!(near.counts().damaged + far.counts().damaged > 0);
+}
+
+#[test]
+fn a_peer_that_is_gone_ends_in_a_completion() {
+    let near = End::new("127.0.13.1:14791", |_| {});
+    let far = End::new("127.0.13.2:14791", |_| {});
+    connect(&near, &far, ConnectOptions::new().timeout(8).retry_cnt(2));
+    drop(far);
+    let data = near.mr.sge(0, 8).unwrap();
+    let done = near.run(Send::new(data).signaled(1));
+    assert_eq!(done.status, WcStatus::RetryExcErr);
+}
+
+#[test]
+fn a_program_that_sleeps_is_woken() {
+    let near = End::new("127.0.14.1:14791", |_| {});
+    let far = End::new("127.0.14.2:14791", |_| {});
+    connect(&near, &far, ConnectOptions::new());
+    far.qp
+        .post_receive(ReceiveRequest::new(9, far.mr.sge(0, 64).unwrap()))
+        .unwrap();
+    let data = near.mr.sge(0, 8).unwrap();
+    near.qp.post_one(Send::new(data)).unwrap();
+    let began = Instant::now();
+    // Nobody polls: the thread of the device brings it, and the receive is there at the first look.
+    std::thread::sleep(Duration::from_millis(50));
+    let received = far.take(1).remove(0);
+    assert_eq!(received.wr_id, 9);
+    assert!(began.elapsed() < LONG);
+}

@@ -1,0 +1,169 @@
+//! A wire format without a wire: what goes over any datagram link becomes octets, and header values again.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use verbs_api::{Gid, LinkAddress, VerbError};
+
+use super::codec::{Arrival, DatagramCodec, Envelope};
+use super::octets::OctetTap;
+use crate::capture::Stage;
+
+/// A link around another whose frames arrive as a codec makes them of octets: in virtual time too, and with every fault.
+///
+/// A frame that the link has damaged gets a wrong checksum, and whether its receiver finds that out is the codec's
+/// matter. A header without a form on the wire is lost.
+pub struct ThroughOctets<C: DatagramCodec> {
+    codec: C,
+    link: SharedLink<C::Header>,
+    port: u16,
+    tap: Option<Arc<dyn OctetTap>>,
+}
+
+impl<C: DatagramCodec> ThroughOctets<C> {
+    /// Sends what goes over `link` through `codec`, as if to this port. `tap` is told of every datagram that arrives.
+    pub fn new(
+        link: SharedLink<C::Header>,
+        codec: C,
+        port: u16,
+        tap: Option<Arc<dyn OctetTap>>,
+    ) -> Self {
+        Self {
+            codec,
+            link,
+            port,
+            tap,
+        }
+    }
+
+    fn envelope(&self, frame: &Frame<'_, C::Header>) -> Envelope {
+        let to = self.codec.group(&frame.header);
+        let flow = self.codec.manner(&frame.header).flow;
+        Envelope {
+            from: SocketAddr::new(as_ip(frame.from), 0xc000 | flow as u16 & 0x3fff),
+            to: SocketAddr::new(to.unwrap_or_else(|| as_ip(frame.to)), self.port),
+            identification: 0,
+        }
+    }
+
+    fn octets(&self, frame: &Frame<'_, C::Header>, envelope: &Envelope) -> Option<Vec<u8>> {
+        let length = frame.payload.len();
+        // What was left there before is not to matter.
+        let mut octets = vec![0xa5; length + C::OVERHEAD];
+        let laid = self.codec.encode(&frame.header, length, &mut octets)?;
+        let end = laid.payload + length;
+        frame.payload.read(octets.get_mut(laid.payload..end)?);
+        octets.truncate(laid.length);
+        self.codec.seal(envelope, end, &mut octets);
+        if let (true, Some(last)) = (frame.damaged, octets.last_mut()) {
+            *last ^= 1;
+        }
+        Some(octets)
+    }
+}
+
+/// Where frames go on, once they were octets.
+struct Onward<'l, C: DatagramCodec> {
+    through: &'l ThroughOctets<C>,
+    network: &'l dyn Deliver<C::Header>,
+}
+
+impl<C: DatagramCodec> Deliver<C::Header> for Onward<'_, C> {
+    fn deliver(&self, frame: Frame<'_, C::Header>, now: Time) {
+        let through = self.through;
+        let envelope = through.envelope(&frame);
+        let Some(octets) = through.octets(&frame, &envelope) else {
+            return;
+        };
+        let traffic_class = through.codec.manner(&frame.header).traffic_class;
+        if let Some(tap) = &through.tap {
+            tap.datagram(Stage::Arrived, &envelope, traffic_class, &octets);
+        }
+        let arrival = Arrival {
+            from: envelope.from,
+            to: envelope.to,
+            traffic_class,
+            segment: 0,
+        };
+        let Some(opened) = through.codec.open(&arrival, &octets) else {
+            return;
+        };
+        let payload = if opened.payload.is_empty() {
+            Payload::Empty
+        } else {
+            Payload::Octets(opened.payload)
+        };
+        let (from, to, header, damaged) = (frame.from, frame.to, opened.header, opened.damaged);
+        self.network.deliver(
+            Frame {
+                from,
+                to,
+                header,
+                payload,
+                damaged,
+            },
+            now,
+        );
+    }
+}
+
+impl<C: DatagramCodec> Link<C::Header> for ThroughOctets<C> {
+    fn max_frame(&self) -> Option<usize> {
+        self.link.max_frame()
+    }
+
+    fn send(&self, frame: Frame<'_, C::Header>, now: Time) {
+        self.link.send(frame, now);
+    }
+
+    fn flush(&self) {
+        self.link.flush();
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        let onward = Onward {
+            through: self,
+            network,
+        };
+        self.link.progress(now, &onward)
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        self.link.next_due()
+    }
+
+    fn is_polled(&self) -> bool {
+        self.link.is_polled()
+    }
+
+    fn poll(&self, work: &mut dyn FnMut()) {
+        self.link.poll(work);
+    }
+
+    fn hand_back(&self) {
+        self.link.hand_back();
+    }
+
+    fn join(&self, group: Gid) -> Result<(), VerbError> {
+        self.link.join(group)
+    }
+
+    fn leave(&self, group: Gid) {
+        self.link.leave(group);
+    }
+}
+
+// An address of a port of a network in process: of the range that documentation has (RFC 3849).
+fn as_ip(address: LinkAddress) -> IpAddr {
+    match address {
+        LinkAddress::Ip(ip) => ip,
+        LinkAddress::InProcess(number) => {
+            let prefix = u128::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0));
+            Ipv6Addr::from(prefix | u128::from(number)).into()
+        }
+        _ => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
