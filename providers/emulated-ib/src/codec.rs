@@ -16,8 +16,8 @@ use polyverbs_wire::roce::bth::{DEFAULT_P_KEY, MULTICAST_QP};
 use polyverbs_wire::roce::icrc::{self, Icrc, Recovery, step_is_plausible};
 use polyverbs_wire::roce::packet::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
 use polyverbs_wire::roce::{
-    self, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt, Opcode, Operation,
-    Packet, Reth, Service, SyndromeKind,
+    self, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt, Opcode,
+    Operation, Packet, Reth, Service, SyndromeKind,
 };
 use verbs_api::qp::QpType;
 use verbs_api::{Access, Gid, RKey, RemoteAddress};
@@ -598,7 +598,7 @@ impl Recoveries {
     fn of(&self, length: usize) -> Recovery {
         let make = || Recovery::for_datagrams_of(length);
         match self.0.get(length / 4) {
-            Some(place) if length % 4 == 0 => *place.get_or_init(make),
+            Some(place) if length.is_multiple_of(4) => *place.get_or_init(make),
             _ => make(),
         }
     }
