@@ -109,7 +109,7 @@ fn octets(length: usize, seed: usize) -> Vec<u8> {
 
 fn everything(near: &End, far: &End) {
     let half = SIZE / 2;
-    for length in [0, 1, 255, 256, 257, 4096, 4097, 65_536, 1_000_003] {
+    for length in [0, 1, 255, 256, 257, 4096, 4097, 65_536] {
         let data = octets(length, length);
         near.memory.write(0, &data).unwrap();
         let local = near.mr.sge(0, length as u32).unwrap();
