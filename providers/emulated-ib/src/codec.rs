@@ -8,8 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use polyverbs_links::wire::{Arrival, Common, DatagramCodec, Envelope, Laid, Manner, Opened};
-use polyverbs_sockets::QpnRange;
+use polyverbs_links::wire::{
+    Arrival, Common, DatagramCodec, Envelope, Laid, Manner, Opened, QpnRange,
+};
 use polyverbs_wire::layout::{Octets, view};
 use polyverbs_wire::mad::{self, cm};
 use polyverbs_wire::roce::bth::{DEFAULT_P_KEY, MULTICAST_QP};

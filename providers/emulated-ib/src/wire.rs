@@ -8,9 +8,8 @@ use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::time::Time;
 use polyverbs_links::emulated::EmulatedError;
-use polyverbs_links::wire::{UdpLink, UdpLinkOptions};
+use polyverbs_links::wire::{Duty, GroupOptions, Lease, UdpLink, UdpLinkOptions};
 use polyverbs_links::{DatagramOptions, FaultyLink, RealHost};
-use polyverbs_sockets::{Duty, GroupOptions, Lease};
 use verbs_api::{Gid, LinkAddress, VerbError};
 
 use crate::InfiniBand;

@@ -18,6 +18,8 @@ pub use codec::{
     StreamCodec,
 };
 pub use octets::{OctetCapture, OctetTap};
+// What the interfaces of this crate are made of: drivers need no sockets of their own.
+pub use polyverbs_sockets::{Duty, GroupOptions, Lease, QpnRange};
 pub use tcp::{TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::ThroughOctets;
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
