@@ -330,12 +330,12 @@ fn verbs_under_way_end_with_the_device(rig: &Rig) {
     let note = |name: &'static str| {
         let (outcomes, count) = (Arc::clone(&outcomes), Arc::clone(&count));
         move |error: Option<VerbError>| {
-            count.fetch_add(1, Ordering::SeqCst);
             let before = outcomes
                 .lock()
                 .expect("no test fails here")
                 .insert(name, error);
             assert!(before.is_none(), "{name} ended twice");
+            count.fetch_add(1, Ordering::SeqCst);
         }
     };
     macro_rules! start {
