@@ -1,0 +1,32 @@
+//! The typed handle.
+
+use verbs_api::{Context, Extension, Operations, RemoteAddress, Unsupported};
+
+use crate::{CHECKSUM, Checksums, Range};
+
+/// Checksums of remote memory: who has this was granted them. Queue pairs are made with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Checksum(());
+
+impl Checksum {
+    /// A range of `length` octets at `remote`, which takes the right to read there.
+    pub fn range(&self, remote: RemoteAddress, length: u32) -> Range {
+        Range::new(remote, length)
+    }
+}
+
+impl Extension for Checksum {
+    type Features = Checksums;
+
+    const NAME: &'static str = "acme-checksum";
+    const NEEDS: Checksums = Checksums::RANGE;
+
+    fn load(context: &Context) -> Result<Self, Unsupported> {
+        Self::require(context)?;
+        Ok(Self(()))
+    }
+
+    fn operations(&self) -> Operations {
+        CHECKSUM.bit()
+    }
+}

@@ -1,0 +1,45 @@
+//! The work request: its body in network order, as it travels.
+
+use verbs_api::{Data, ExtensionOperation, ExtensionRequest, OperationData, RKey, RemoteAddress};
+use zerocopy::byteorder::network_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::RANGE;
+
+/// The operation of [`Range`], whose completions have its opcode.
+pub static CHECKSUM: ExtensionOperation =
+    ExtensionOperation::new("acme-checksum", "CHECKSUM", 1, &RANGE)
+        .body(size_of::<Range>() as u16)
+        .data(OperationData::Sink { least: 4 });
+
+/// A range of remote memory whose checksum is wanted.
+#[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Range {
+    addr: U64,
+    rkey: U32,
+    length: U32,
+}
+
+impl Range {
+    pub(crate) fn new(remote: RemoteAddress, length: u32) -> Self {
+        Self {
+            addr: U64::new(remote.addr),
+            rkey: U32::new(remote.rkey.value()),
+            length: U32::new(length),
+        }
+    }
+
+    /// The request. The checksum goes to the first four octets of `sink`, an integer of this machine.
+    pub fn request<'a>(&'a self, sink: impl Into<Data<'a>>) -> ExtensionRequest<'a> {
+        ExtensionRequest::new(&CHECKSUM, self, sink)
+    }
+
+    pub(crate) fn remote(&self) -> RemoteAddress {
+        RemoteAddress::new(self.addr.get(), RKey::new(self.rkey.get()))
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        self.length.get().into()
+    }
+}
