@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use verbs_api::QpEndpoint;
+use verbs_api::{Mtu, QpEndpoint};
 
 use crate::error::ConnectError;
 
@@ -50,6 +50,8 @@ pub struct Offer {
     pub inbound_reads: u8,
     /// Reads that it has outstanding at one time.
     pub outbound_reads: u8,
+    /// Payload octets of one packet, both ways; `None` where the transport has no such thing.
+    pub path_mtu: Option<Mtu>,
     /// The program's.
     pub private_data: Vec<u8>,
 }
@@ -101,7 +103,15 @@ pub trait Backend: Send + Sync + 'static {
     fn unlisten(&self, at: SocketAddr);
 
     /// Asks for a connection. That nobody listens is told to the sink.
-    fn connect(&self, to: SocketAddr, offer: Offer, sink: Arc<dyn Sink>) -> Token;
+    ///
+    /// # Errors
+    /// There is no way to this address, or no room for another connection.
+    fn connect(
+        &self,
+        to: SocketAddr,
+        offer: Offer,
+        sink: Arc<dyn Sink>,
+    ) -> Result<Token, ConnectError>;
 
     /// Agrees to one.
     ///

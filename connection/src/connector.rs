@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbs_api::objects::{ObjectId, ObjectKind};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Completer, ConnectOptions, Context, Outcome, Qp, QpEndpoint, Started, Transport, VerbError,
+    Completer, ConnectOptions, Context, Mtu, Outcome, Qp, QpEndpoint, Started, Transport, VerbError,
 };
 
 use crate::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
@@ -117,7 +117,9 @@ impl Connector {
             Err(error) => return Started::ready(Err(error)),
         };
         let (started, request) = begin(context);
+        let failed = Arc::clone(&request);
         let reads = limits_of(&offer);
+        let qp_options = with_path_mtu(options.qp, &offer);
         let target = Target::new(context, qp);
         let side = Side::new(&self.backend);
         let of = Arc::clone(&side);
@@ -126,13 +128,19 @@ impl Connector {
                 return;
             };
             let outcome = match told {
-                Told::Accepted(peer) => Ok(Accepted::new(of, target, options.qp, reads, peer)),
+                Told::Accepted(peer) => Ok(Accepted::new(of, target, qp_options, reads, peer)),
                 told => Err(refusal(told)),
             };
             request.end(outcome);
         }));
-        let token = self.backend.connect(to, offer, Arc::clone(&side) as _);
-        side.set_token(token);
+        match self.backend.connect(to, offer, Arc::clone(&side) as _) {
+            Ok(token) => side.set_token(token),
+            Err(error) => {
+                let waiter = side.lock().waiter.take();
+                drop(waiter);
+                failed.end(Err(error));
+            }
+        }
         started
     }
 }
@@ -154,8 +162,23 @@ fn offer(
         endpoint: qp.endpoint()?,
         inbound_reads: clamp(options.reads.inbound, limits.max_qp_rd_atom),
         outbound_reads: clamp(options.reads.outbound, limits.max_qp_init_rd_atom),
+        path_mtu: path_mtu(context, &options.qp)?,
         private_data: options.private_data.clone(),
     })
+}
+
+// What packets there are: none on a stream.
+fn path_mtu(context: &Context, options: &ConnectOptions) -> Result<Option<Mtu>, ConnectError> {
+    if context.attributes().transport == Transport::Iwarp {
+        return Ok(None);
+    }
+    let active = context.query_port(options.chosen_port())?.active_mtu;
+    let chosen = options.chosen_path_mtu();
+    Ok(Some(chosen.map_or(active, |mtu| mtu.min(active))))
+}
+
+fn with_path_mtu(options: ConnectOptions, offer: &Offer) -> ConnectOptions {
+    offer.path_mtu.map_or(options, |mtu| options.path_mtu(mtu))
 }
 
 fn fits(private_data: &[u8], max: usize) -> Result<(), ConnectError> {
@@ -581,6 +604,14 @@ impl Incoming {
                 return Started::ready(Err(error));
             }
         };
+        if let (Some(own), Some(peer)) = (own.path_mtu, self.peer.path_mtu)
+            && own < peer
+        {
+            let _ = reject(&side, b"");
+            let reason = format!("the peer sends packets of {} octets", peer.octets());
+            let error = VerbError::argument("path_mtu", reason);
+            return Started::ready(Err(error.into()));
+        }
         let reads = agreed(limits_of(&own), &self.peer);
         let own = Offer {
             inbound_reads: reads.inbound,
@@ -599,7 +630,7 @@ impl Incoming {
         let is_stream = context.attributes().transport == Transport::Iwarp;
         accept.begin(
             &self.peer.endpoint,
-            with_reads(options.qp, reads),
+            with_path_mtu(with_reads(options.qp, reads), &self.peer),
             own,
             is_stream,
         );

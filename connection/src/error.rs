@@ -55,6 +55,9 @@ pub enum ConnectError {
     /// Nobody answered in time.
     #[error("nobody answered in time")]
     TimedOut,
+    /// There is no way to this address from the device.
+    #[error("{0} cannot be reached from this device")]
+    Unreachable(SocketAddr),
     /// A verb failed before anything was done.
     #[error(transparent)]
     Verb(#[from] VerbError),

@@ -181,7 +181,12 @@ impl Backend for InProcess {
         drop(sink);
     }
 
-    fn connect(&self, to: SocketAddr, offer: Offer, sink: Arc<dyn Sink>) -> Token {
+    fn connect(
+        &self,
+        to: SocketAddr,
+        offer: Offer,
+        sink: Arc<dyn Sink>,
+    ) -> Result<Token, ConnectError> {
         let mut state = self.lock();
         let (near, far) = (Token(state.next), Token(state.next + 1));
         state.next += 2;
@@ -194,7 +199,7 @@ impl Backend for InProcess {
         state.ends.insert(far, end(near, None));
         drop(state);
         self.post(Message::Ask(to, far, offer));
-        near
+        Ok(near)
     }
 
     fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError> {

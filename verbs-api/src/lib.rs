@@ -9,6 +9,7 @@ mod access;
 mod ah;
 
 mod capability;
+pub mod carrier;
 mod channel;
 mod completion;
 mod context;

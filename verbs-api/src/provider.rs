@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::access::Access;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
+use crate::carrier::Carrier;
 use crate::completion::{Completion, Notify};
 use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
@@ -112,6 +113,11 @@ pub trait DeviceOps: AsAny {
     /// Names and values of the device's own counters.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
+
+    /// What connections with other devices are made over; `None` where there are no other devices.
+    fn carrier(&self) -> Option<Carrier> {
+        None
     }
 }
 

@@ -1,5 +1,6 @@
 //! The driver: this transport's part of the engine's contract.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use polyverbs_engine::device::Device;
@@ -10,12 +11,15 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
+use polyverbs_wire::mad::GSI_QP;
+use verbs_api::carrier::{Carrier, ManagementPort};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
     DeviceAttributes, Features, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest,
 };
 
 use crate::header::{Aeth, Body, Carriage, Header, Position, Syndrome, advance, ahead};
+use crate::management::{self, Management};
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, requester};
@@ -34,6 +38,8 @@ pub struct InfiniBand {
     pub address: LinkAddress,
     /// Windows of type 2A instead of 2B.
     pub windows_2a: bool,
+    /// Queue pair 1, of a device on an IP network.
+    pub management: Option<Arc<Management>>,
 }
 
 impl Driver for InfiniBand {
@@ -81,6 +87,9 @@ impl Driver for InfiniBand {
             return;
         }
         let header = frame.header;
+        if header.dest_qp == GSI_QP {
+            return management::arrived(device, &frame);
+        }
         if matches!(header.body, Body::Datagram(..)) {
             return datagram::receive(&datagram::receivers(device, &header), &frame, cx);
         }
@@ -179,6 +188,12 @@ impl Driver for InfiniBand {
             }
         }
         Ok(())
+    }
+
+    fn carrier(device: &Device<Self>) -> Option<Carrier> {
+        let management = device.driver().management.as_ref()?;
+        let port = Arc::clone(management) as Arc<dyn ManagementPort>;
+        Some(Carrier::Datagrams(port))
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {

@@ -13,6 +13,7 @@ mod driver;
 mod express;
 mod extension;
 pub mod header;
+pub mod management;
 mod provider;
 pub mod requester;
 pub mod responder;

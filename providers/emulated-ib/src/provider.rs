@@ -59,6 +59,7 @@ impl EmulatedKind for EmulatedIb {
             name,
             address,
             windows_2a: self.windows_2a,
+            management: None,
         };
         if let Some(at) = options.at {
             let wire = WireOptions {

@@ -15,6 +15,7 @@ use verbs_api::{Gid, LinkAddress, VerbError};
 use crate::InfiniBand;
 use crate::codec::RoceV2;
 use crate::header::Header;
+use crate::management::Management;
 
 /// What a device on an IP network is made with.
 #[derive(Clone)]
@@ -79,7 +80,13 @@ impl OnWire {
             qp_numbers: (range.first(), range.end()),
             ..options
         };
-        let device = Device::new(driver(LinkAddress::Ip(address.ip())), &network, options)?;
+        let management = Management::new(Arc::clone(&link));
+        let driver = InfiniBand {
+            management: Some(Arc::clone(&management)),
+            ..driver(LinkAddress::Ip(address.ip()))
+        };
+        let device = Device::new(driver, &network, options)?;
+        management.bind(&device);
         let progress: Arc<dyn Progress> = network;
         let duty = link
             .start(Arc::downgrade(&progress))

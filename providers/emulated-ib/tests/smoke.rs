@@ -25,6 +25,7 @@ fn messages_writes_reads_and_atomics_arrive() {
         name: "ib0".into(),
         address,
         windows_2a: false,
+        management: None,
     };
     let engine = Engine::new(driver, &network, DeviceOptions::default()).unwrap();
     let device = Device::of(engine);

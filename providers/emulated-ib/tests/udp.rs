@@ -39,6 +39,7 @@ impl End {
             name: format!("ib at {address}"),
             address: at,
             windows_2a: false,
+            management: None,
         };
         let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
         let device = Device::of(wire.device.clone() as std::sync::Arc<dyn DeviceOps>);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
+use verbs_api::carrier::Carrier;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
@@ -605,6 +606,10 @@ impl<D: Driver> DeviceOps for Device<D> {
             all.add(&qp.counters());
         }
         all.named()
+    }
+
+    fn carrier(&self) -> Option<Carrier> {
+        D::carrier(self)
     }
 }
 

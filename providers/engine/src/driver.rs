@@ -9,6 +9,7 @@
 
 use std::fmt::Debug;
 
+use verbs_api::carrier::Carrier;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest};
 
@@ -121,6 +122,11 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// The path MTU of a queue pair: by default the smaller of what was asked for and what the port carries.
     fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
         wanted.min(active)
+    }
+
+    /// What connections with other devices are made over; by default there are none.
+    fn carrier(_device: &Device<Self>) -> Option<Carrier> {
+        None
     }
 
     /// A last word before a request is taken: refusing it consumes no slot. Not asked for what

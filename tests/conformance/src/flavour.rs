@@ -192,6 +192,7 @@ fn infiniband(address: LinkAddress, windows_2a: bool) -> InfiniBand {
         name: format!("{address:?}"),
         address,
         windows_2a,
+        management: None,
     }
 }
 

@@ -161,6 +161,7 @@ impl Endpoint {
             name: format!("ib{number}"),
             address,
             windows_2a: false,
+            management: None,
         };
         let engine = Engine::new(driver, network, DeviceOptions::default()).expect("a device");
         let device = Device::of(Arc::clone(&engine) as Arc<dyn verbs_api::provider::DeviceOps>);

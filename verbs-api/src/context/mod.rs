@@ -13,6 +13,7 @@ pub use inner::Outcome;
 pub(crate) use inner::{ContextInner, ContextShared};
 
 use crate::capability::{DeviceAttributes, Features, Grant, Limits, PortAttributes};
+use crate::carrier::Carrier;
 use crate::channel::CompletionChannel;
 use crate::control::Started;
 use crate::cq::{Cq, CqOptions};
@@ -80,6 +81,16 @@ impl Context {
     /// Names and values of the device's own counters, over all contexts.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.inner.device.counters()
+    }
+
+    /// What connections with other devices are made over; `None` where queue pairs reach those of this device only.
+    pub fn carrier(&self) -> Option<Carrier> {
+        self.inner.device.carrier()
+    }
+
+    /// Whether both are the same device, opened once or twice.
+    pub fn is_same_device(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner.device, &other.inner.device)
     }
 
     /// The typed handle of an extension: the proof that its features were granted.

@@ -115,6 +115,18 @@ impl ConnectOptions {
     }
 }
 
+impl ConnectOptions {
+    /// The path MTU, where one was set.
+    pub const fn chosen_path_mtu(&self) -> Option<Mtu> {
+        self.path_mtu
+    }
+
+    /// The own port.
+    pub const fn chosen_port(&self) -> Port {
+        self.port_num
+    }
+}
+
 impl Qp {
     /// What a peer needs to know to connect to this queue pair through port 1.
     ///

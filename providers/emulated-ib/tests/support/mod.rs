@@ -371,6 +371,7 @@ impl Side {
             name: format!("ib{number}"),
             address,
             windows_2a: setup.windows_2a,
+            management: None,
         };
         let engine = Engine::new(driver, network, DeviceOptions::default()).unwrap();
         let device = Device::of(Arc::clone(&engine) as Arc<dyn verbs_api::provider::DeviceOps>);

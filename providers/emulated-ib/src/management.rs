@@ -1,0 +1,182 @@
+//! Queue pair 1: management datagrams of a device on an IP network (IBTA 13.5.1).
+//!
+//! They are datagrams like others, to and from a queue pair that no program has. Which protocols they belong to is known
+//! to whoever [attaches](ManagementPort::attach).
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use polyverbs_engine::device::Device;
+use polyverbs_engine::link::Frame;
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use polyverbs_links::wire::UdpLink;
+use polyverbs_wire::mad::{GSI_Q_KEY, GSI_QP, MAD_LEN};
+use verbs_api::LinkAddress;
+use verbs_api::carrier::{ManagementPort, ManagementSink};
+use verbs_api::qp::QpType;
+
+use crate::InfiniBand;
+use crate::codec::RoceV2;
+use crate::header::{Aeth, Beside, Body, Carriage, Header};
+
+/// Queue pair 1 of a device.
+pub struct Management {
+    link: Arc<UdpLink<RoceV2>>,
+    device: OnceLock<Weak<Device<InfiniBand>>>,
+    sink: OnceLock<Arc<dyn ManagementSink>>,
+    arrived: Mutex<VecDeque<(IpAddr, [u8; MAD_LEN])>>,
+    next_psn: AtomicU32,
+}
+
+impl Management {
+    /// Over this link; of no device yet.
+    pub fn new(link: Arc<UdpLink<RoceV2>>) -> Arc<Self> {
+        Arc::new(Self {
+            link,
+            device: OnceLock::new(),
+            sink: OnceLock::new(),
+            arrived: Mutex::default(),
+            next_psn: AtomicU32::new(0),
+        })
+    }
+
+    /// Whose queue pair it is. The first one counts.
+    pub fn bind(&self, device: &Arc<Device<InfiniBand>>) {
+        let _ = self.device.set(Arc::downgrade(device));
+    }
+
+    fn device(&self) -> Option<Arc<Device<InfiniBand>>> {
+        let device = self.device.get()?.upgrade()?;
+        (!device.is_removed()).then_some(device)
+    }
+
+    fn deliver(&self) {
+        let Some(sink) = self.sink.get() else { return };
+        loop {
+            let next = self
+                .arrived
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pop_front();
+            let Some((from, datagram)) = next else { return };
+            sink.datagram(from, &datagram);
+        }
+    }
+}
+
+/// A frame has come to queue pair 1. Another Q_Key or length than management datagrams have: dropped and counted.
+pub(crate) fn arrived(device: &Device<InfiniBand>, frame: &Frame<'_, Header>) {
+    let (Some(management), Body::Datagram(q_key, ..)) =
+        (&device.driver().management, frame.header.body)
+    else {
+        return;
+    };
+    if q_key != GSI_Q_KEY {
+        return device.note_qkey_violation();
+    }
+    let mut datagram = [0; MAD_LEN];
+    let (LinkAddress::Ip(from), MAD_LEN) = (frame.from, frame.payload.len()) else {
+        return;
+    };
+    frame.payload.read(&mut datagram);
+    let mut waiting = management
+        .arrived
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if management.sink.get().is_none() || waiting.len() >= WAITING {
+        return;
+    }
+    waiting.push_back((from, datagram));
+    drop(waiting);
+    let management = Arc::clone(management);
+    // Whoever is told may do anything: with no pin and no lock held.
+    let deliver = move |_| management.deliver();
+    device.network().serve_later(Box::new(deliver));
+}
+
+impl ManagementPort for Management {
+    fn address(&self) -> IpAddr {
+        self.link.lease().address().ip()
+    }
+
+    fn communication_ids(&self) -> (u32, u32) {
+        (self.link.lease().range().communication(0), 26)
+    }
+
+    fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink> {
+        Arc::clone(self.sink.get_or_init(make))
+    }
+
+    fn send(&self, to: IpAddr, datagram: &[u8]) {
+        let Some(device) = self.device() else { return };
+        let header = Header {
+            service: QpType::Ud,
+            dest_qp: GSI_QP,
+            src_qp: GSI_QP,
+            psn: self.next_psn.fetch_add(1, Ordering::Relaxed) & 0xff_ffff,
+            ack_req: false,
+            solicited: false,
+            aeth: Aeth::default(),
+            carriage: Carriage {
+                traffic_class: 0,
+                hop_limit: 64,
+            },
+            doubtful: false,
+            body: Body::Datagram(GSI_Q_KEY, Beside::Nothing, None),
+        };
+        let frame = Frame {
+            from: device.address(),
+            to: LinkAddress::Ip(to),
+            header,
+            payload: Payload::Octets(datagram),
+            damaged: false,
+        };
+        let network = device.network();
+        if let (Some(link), true) = (network.link(), device.is_port_active()) {
+            link.send(frame, network.timers().now());
+        }
+        network.progress();
+    }
+
+    fn serve(&self, service: u64) -> io::Result<()> {
+        self.link.serve(service)
+    }
+
+    fn withdraw(&self, service: u64) {
+        self.link.withdraw(service);
+    }
+
+    fn now(&self) -> Duration {
+        let now = self.device().map(|device| device.network().timers().now());
+        Duration::from_nanos(now.unwrap_or_default().0)
+    }
+
+    fn wake_at(&self, at: Duration) {
+        let (Some(device), Some(sink)) = (self.device(), self.sink.get()) else {
+            return;
+        };
+        let sink = Arc::downgrade(sink);
+        let job = move |_| {
+            if let Some(sink) = sink.upgrade() {
+                sink.due();
+            }
+        };
+        let at = Time::default().after(at);
+        device.network().timers().add(at, Box::new(job));
+    }
+}
+
+impl fmt::Debug for Management {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Management").finish_non_exhaustive()
+    }
+}
+
+/// Datagrams that wait to be delivered at most.
+const WAITING: usize = 1024;
