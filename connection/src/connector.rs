@@ -8,6 +8,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use verbs_api::carrier::Carrier;
 use verbs_api::objects::{ObjectId, ObjectKind};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
@@ -16,6 +17,8 @@ use verbs_api::{
 
 use crate::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
 use crate::error::ConnectError;
+use crate::ib;
+use crate::in_process::InProcess;
 
 /// Reads that an end serves and has outstanding, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +84,19 @@ pub struct Connector {
 }
 
 impl Connector {
+    /// For a device, whichever transport it has: InfiniBand's connection manager over an IP network, and where queue
+    /// pairs reach those of this device only, a network of that device's own on which any address may be listened at.
+    ///
+    /// # Errors
+    /// The device was removed, or its connections are made in a way that is not known here.
+    pub fn of(context: &Context) -> Result<Self, ConnectError> {
+        match context.carrier() {
+            None => Ok(Self::new(InProcess::of(context.device_id()))),
+            Some(Carrier::Datagrams(port)) => Ok(Self::new(ib::Agent::of(&port)?)),
+            Some(_) => Err(VerbError::UnsupportedVerb("connect").into()),
+        }
+    }
+
     /// Over this transport.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         Self { backend }

@@ -2,13 +2,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use verbs_api::DeviceId;
 
 use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
 use crate::error::ConnectError;
 
 /// First port that is assigned where a program names none.
 const FIRST_PORT: u16 = 49152;
+
+static NETWORKS: Mutex<Vec<(DeviceId, Weak<InProcess>)>> = Mutex::new(Vec::new());
 
 /// A network of its own, of whoever shares it.
 ///
@@ -49,6 +53,19 @@ impl InProcess {
     /// An empty network.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::default())
+    }
+
+    /// The network of a device that reaches itself only: one for whoever has opened it.
+    pub(crate) fn of(device: DeviceId) -> Arc<Self> {
+        let mut known = NETWORKS.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(device, network)| !device.is_gone() && network.strong_count() > 0);
+        let found = known.iter().find(|(of, _)| *of == device);
+        if let Some(network) = found.and_then(|(_, network)| network.upgrade()) {
+            return network;
+        }
+        let network = Self::new();
+        known.push((device, Arc::downgrade(&network)));
+        network
     }
 
     /// Keeps messages from now on.

@@ -42,7 +42,7 @@ pub use ah::Ah;
 pub use capability::*;
 pub use channel::{CompletionChannel, CqEvent, NextCqEvent};
 pub use completion::*;
-pub use context::{AsyncEvent, Context, NextEvent, Outcome};
+pub use context::{AsyncEvent, Context, DeviceId, NextEvent, Outcome};
 pub use control::{Completer, Started, handler_scope, in_handler, run_handler};
 pub use cq::{Cq, CqOptions, NextCompletion};
 pub use error::*;

@@ -3,6 +3,7 @@
 //! Read [`types`], then [`Manager`]. What it is for is an address of one device; who carries its messages as management
 //! datagrams to queue pair 1 is another's business.
 
+mod agent;
 mod calls;
 mod connection;
 mod limits;
@@ -12,6 +13,7 @@ mod receive;
 pub mod time;
 pub mod types;
 
+pub use agent::Agent;
 pub use connection::State;
 pub use limits::{Counts, ManagerOptions};
 pub use manager::Manager;

@@ -162,6 +162,7 @@ impl Manager {
             transport: connection.transport,
             path: connection.path,
             remote_qpn: connection.remote_qpn,
+            starting_psn: connection.rq_psn,
             remote_guid: req.ca_guid,
             responder_resources: connection.responder_resources,
             initiator_depth: connection.initiator_depth,
@@ -295,7 +296,9 @@ impl Manager {
         connection.ack_timeout =
             time::ack_timeout(rep.target_ack_delay, connection.path.packet_life_time);
         let reply = Box::new(Replied {
+            path: connection.path,
             remote_qpn: connection.remote_qpn,
+            starting_psn: connection.rq_psn,
             responder_resources: connection.responder_resources,
             initiator_depth: connection.initiator_depth,
             srq: rep.srq,

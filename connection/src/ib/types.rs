@@ -205,6 +205,8 @@ pub struct Requested {
     pub path: Path,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
+    /// The number of its first packet.
+    pub starting_psn: Psn,
     /// The peer's adapter.
     pub remote_guid: u64,
     /// Reads and atomics to serve at one time: the peer's `initiator_depth`.
@@ -224,8 +226,12 @@ pub struct Requested {
 /// A reply that has come. Depths are from the own point of view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replied {
+    /// The way to who was asked.
+    pub path: Path,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
+    /// The number of its first packet.
+    pub starting_psn: Psn,
     /// Reads and atomics to serve at one time.
     pub responder_resources: u8,
     /// Reads and atomics to have outstanding at one time.

@@ -5,8 +5,8 @@ mod inner;
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 pub use events::{AsyncEvent, NextEvent};
 pub use inner::Outcome;
@@ -26,6 +26,31 @@ use crate::pd::Pd;
 use crate::provider::{DeviceOps, Reply};
 use crate::qp::Qp;
 use crate::srq::Srq;
+
+/// Tells devices apart, and keeps none alive.
+#[derive(Clone)]
+pub struct DeviceId(Weak<dyn DeviceOps>);
+
+impl DeviceId {
+    /// Whether nobody has the device any more.
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl PartialEq for DeviceId {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+impl Eq for DeviceId {}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DeviceId").field(&self.0.as_ptr()).finish()
+    }
+}
 
 /// An open device: what a program makes everything else from. Cloning shares it.
 ///
@@ -88,9 +113,9 @@ impl Context {
         self.inner.device.carrier()
     }
 
-    /// Whether both are the same device, opened once or twice.
-    pub fn is_same_device(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner.device, &other.inner.device)
+    /// Which device this is: the same for whoever has opened it.
+    pub fn device_id(&self) -> DeviceId {
+        DeviceId(Arc::downgrade(&self.inner.device))
     }
 
     /// The typed handle of an extension: the proof that its features were granted.

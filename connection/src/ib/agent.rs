@@ -1,0 +1,539 @@
+//! The connection manager of one device: a [`Manager`] between a program's connectors and queue pair 1.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use polyverbs_engine::time::Time;
+use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
+use polyverbs_wire::mad::{self, cm};
+use verbs_api::carrier::{ManagementPort, ManagementSink};
+use verbs_api::{Gid, LinkAddress, QpEndpoint, VerbError};
+
+use super::private;
+use super::types::{
+    CmError, CommId, Event, ListenerId, Path, Rejection, Reply, Request, Requested,
+};
+use super::{Manager, ManagerOptions};
+use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
+use crate::error::ConnectError;
+
+/// Connections of one device on an IP network, by the messages of InfiniBand's connection manager.
+///
+/// There is one for a device, however many connectors a program makes: [`of`](Self::of) finds it. It belongs to the
+/// device, and what it is asked once the device has gone fails.
+pub struct Agent {
+    port: Weak<dyn ManagementPort>,
+    state: Mutex<State>,
+}
+
+struct State {
+    manager: Manager,
+    ends: BTreeMap<CommId, Option<Arc<dyn Sink>>>,
+    listeners: BTreeMap<ListenerId, Listening>,
+    /// When the port was asked to call.
+    wakes_at: Option<Duration>,
+    next_port: u16,
+    is_settling: bool,
+}
+
+struct Listening {
+    at: SocketAddr,
+    service_id: u64,
+    sink: Arc<dyn ListenSink>,
+}
+
+/// What is to be told, with no lock held.
+enum Telling {
+    Asked(Arc<dyn ListenSink>, Token, Offer),
+    Told(Arc<dyn Sink>, Told),
+    Nothing,
+}
+
+/// What has come of the manager.
+#[derive(Default)]
+struct Settled {
+    messages: Vec<super::Outgoing>,
+    tellings: VecDeque<Telling>,
+}
+
+impl Agent {
+    /// The one that manages connections through this port.
+    pub fn of(port: &Arc<dyn ManagementPort>) -> Result<Arc<Self>, ConnectError> {
+        let sink = port.attach(&mut || Self::new(port));
+        let foreign = |_| VerbError::argument("device", "its connections are managed otherwise");
+        sink.as_any()
+            .downcast()
+            .map_err(|sink| foreign(sink).into())
+    }
+
+    fn new(port: &Arc<dyn ManagementPort>) -> Arc<Self> {
+        let (comm_id_base, comm_id_bits) = port.communication_ids();
+        let random = |what: u8| {
+            let mut hasher = RandomState::new().build_hasher();
+            hasher.write_u8(what);
+            hasher.finish()
+        };
+        // A process that is started anew is another adapter: its queue pairs are none of those that were there before.
+        let manager = Manager::new(ManagerOptions {
+            ca_guid: random(0) | LOCALLY_ADMINISTERED,
+            comm_id_base,
+            comm_id_bits,
+            seed: random(1),
+            ..ManagerOptions::default()
+        });
+        Arc::new(Self {
+            port: Arc::downgrade(port),
+            state: Mutex::new(State {
+                manager,
+                ends: BTreeMap::new(),
+                listeners: BTreeMap::new(),
+                wakes_at: None,
+                next_port: FIRST_PORT.wrapping_add(random(2) as u16 & 0x3fff),
+                is_settling: false,
+            }),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn port(&self) -> Result<Arc<dyn ManagementPort>, ConnectError> {
+        let port = self.port.upgrade();
+        port.ok_or_else(|| VerbError::DeviceRemoved.into())
+    }
+
+    /// Gives the manager something to do, and does what comes of it.
+    fn with<T>(&self, port: &dyn ManagementPort, what: impl FnOnce(&mut State, Time) -> T) -> T {
+        let now = Time::default().after(port.now());
+        let result = what(&mut self.lock(), now);
+        self.settle(port, now);
+        result
+    }
+
+    // One thread sends and tells, in order; what those who are told bring about is settled by it too.
+    fn settle(&self, port: &dyn ManagementPort, now: Time) {
+        let mut state = self.lock();
+        if std::mem::replace(&mut state.is_settling, true) {
+            return;
+        }
+        loop {
+            let settled = state.settled(now);
+            if settled.is_empty() {
+                break;
+            }
+            drop(state);
+            for message in settled.messages {
+                let header = cm::header_of(&message.message, message.transaction_id);
+                let datagram = mad::encode(&header, &message.message.to_data());
+                if let LinkAddress::Ip(to) = message.to {
+                    port.send(to, &datagram);
+                }
+            }
+            for telling in settled.tellings {
+                match telling {
+                    Telling::Asked(sink, token, offer) => {
+                        sink.asked(token, offer);
+                        self.delay(token);
+                    }
+                    Telling::Told(sink, told) => sink.told(told),
+                    Telling::Nothing => {}
+                }
+            }
+            state = self.lock();
+        }
+        state.is_settling = false;
+        let due = state
+            .manager
+            .next_due()
+            .map(|due| Duration::from_nanos(due.0));
+        let is_earlier = |due: &Duration| state.wakes_at.is_none_or(|at| *due < at);
+        if let Some(due) = due.filter(is_earlier) {
+            state.wakes_at = Some(due);
+            drop(state);
+            port.wake_at(due);
+        }
+    }
+
+    // Who asks is told to be patient where the program has not answered yet.
+    fn delay(&self, token: Token) {
+        // In any other state there is nothing to wait for.
+        let _ = self
+            .lock()
+            .manager
+            .delay(comm_id(token), SERVICE_TIMEOUT, &[]);
+    }
+}
+
+impl Settled {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.tellings.is_empty()
+    }
+}
+
+impl State {
+    fn settled(&mut self, now: Time) -> Settled {
+        let mut settled = Settled::default();
+        // An answer to an event is a message, which leaves before anybody is told.
+        while let Some(event) = self.manager.poll_event() {
+            let telling = self.telling(event, now);
+            settled.tellings.push_back(telling);
+        }
+        while let Some(message) = self.manager.poll_message() {
+            settled.messages.push(message);
+        }
+        settled
+    }
+
+    fn telling(&mut self, event: Event, now: Time) -> Telling {
+        match event {
+            Event::Requested {
+                listener,
+                id,
+                request,
+            } => self.asked(listener, id, &request, now),
+            Event::Replied { id, reply } => {
+                let offer = Offer {
+                    endpoint: QpEndpoint {
+                        qp_num: reply.remote_qpn,
+                        sq_psn: reply.starting_psn,
+                        address: reply.path.address,
+                        gid: reply.path.remote_gid,
+                    },
+                    inbound_reads: reply.initiator_depth,
+                    outbound_reads: reply.responder_resources,
+                    path_mtu: Some(reply.path.mtu),
+                    private_data: reply.private_data,
+                };
+                self.told(id, Told::Accepted(offer))
+            }
+            Event::Established { id, .. } | Event::EstablishedByTraffic { id } => {
+                self.told(id, Told::Completed)
+            }
+            Event::Rejected {
+                id,
+                reason,
+                private_data,
+                ..
+            } => {
+                let told = match reason {
+                    cm::reason::CONSUMER => Told::Rejected(private_data),
+                    cm::reason::TIMEOUT => Told::Aborted,
+                    _ => Told::Rejected(Vec::new()),
+                };
+                self.last(id, told)
+            }
+            Event::RequestTimedOut { id } | Event::ReplyTimedOut { id } => {
+                self.last(id, Told::TimedOut)
+            }
+            Event::DisconnectRequested { id, .. } => {
+                // Nothing has to be finished first: the queue pair is the program's.
+                let _ = self.manager.confirm_disconnect(now, id, &[]);
+                self.last(id, Told::Disconnected)
+            }
+            Event::Disconnected { id, .. } | Event::DisconnectTimedOut { id } => {
+                self.last(id, Told::DisconnectConfirmed)
+            }
+            Event::Delayed { .. }
+            | Event::Lingered { .. }
+            | Event::ResolutionRequested { .. }
+            | Event::Resolved { .. }
+            | Event::ResolutionTimedOut { .. } => Telling::Nothing,
+        }
+    }
+
+    fn asked(
+        &mut self,
+        listener: ListenerId,
+        id: CommId,
+        request: &Requested,
+        now: Time,
+    ) -> Telling {
+        let listening = self.listeners.get(&listener);
+        let said = private::addresses(request.service_id, &request.private_data);
+        let (Some(listening), Some(said)) = (listening, said) else {
+            let rejection = Rejection {
+                reason: cm::reason::UNSUPPORTED,
+                info: &[],
+                private_data: &[],
+            };
+            // It has just come, and can be refused.
+            let _ = self.manager.reject(now, id, &rejection);
+            return Telling::Nothing;
+        };
+        let offer = Offer {
+            endpoint: QpEndpoint {
+                qp_num: request.remote_qpn,
+                sq_psn: request.starting_psn,
+                address: request.path.address,
+                gid: request.path.remote_gid,
+            },
+            // The peer's own point of view, which the manager has turned around.
+            inbound_reads: request.initiator_depth,
+            outbound_reads: request.responder_resources,
+            path_mtu: Some(request.path.mtu),
+            private_data: said.private_data.to_vec(),
+        };
+        self.ends.insert(id, None);
+        Telling::Asked(Arc::clone(&listening.sink), token(id), offer)
+    }
+
+    fn told(&mut self, id: CommId, told: Told) -> Telling {
+        match self.ends.get(&id) {
+            Some(Some(sink)) => Telling::Told(Arc::clone(sink), told),
+            _ => Telling::Nothing,
+        }
+    }
+
+    // The end hears of nothing more.
+    fn last(&mut self, id: CommId, told: Told) -> Telling {
+        match self.ends.remove(&id).flatten() {
+            Some(sink) => Telling::Told(sink, told),
+            None => Telling::Nothing,
+        }
+    }
+}
+
+impl Backend for Agent {
+    fn private_data(&self) -> PrivateDataLimits {
+        PrivateDataLimits::INFINIBAND
+    }
+
+    fn listen(
+        &self,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink>,
+    ) -> Result<SocketAddr, ConnectError> {
+        let port = self.port()?;
+        let own = port.address();
+        if at.is_ipv4() != own.is_ipv4() || !(at.ip() == own || at.ip().is_unspecified()) {
+            return Err(ConnectError::Unreachable(at));
+        }
+        let (at, service_id) = self.serve(&*port, SocketAddr::new(own, at.port()))?;
+        let listened = self.with(&*port, |state, _| {
+            let (id, _) = state.manager.listen(service_id, u64::MAX)?;
+            let listening = Listening {
+                at,
+                service_id,
+                sink,
+            };
+            state.listeners.insert(id, listening);
+            Ok(())
+        });
+        listened.map_err(|_: CmError| ConnectError::AddressInUse(at))?;
+        Ok(at)
+    }
+
+    fn unlisten(&self, at: SocketAddr) {
+        let Ok(port) = self.port() else { return };
+        let listening = self.with(&*port, |state, now| {
+            let found = state.listeners.iter().find(|(_, of)| of.at == at);
+            let id = *found?.0;
+            // It is there, as was just seen.
+            let _ = state.manager.unlisten(now, id);
+            state.listeners.remove(&id)
+        });
+        if let Some(listening) = listening {
+            port.withdraw(listening.service_id);
+        }
+    }
+
+    fn connect(
+        &self,
+        to: SocketAddr,
+        offer: Offer,
+        sink: Arc<dyn Sink>,
+    ) -> Result<Token, ConnectError> {
+        let port = self.port()?;
+        let unreachable = |_: CmError| ConnectError::Unreachable(to);
+        self.with(&*port, |state, now| {
+            let source = SocketAddr::new(port.address(), state.ephemeral_port());
+            let data = private::with_addresses(private::REQ, source, to, &offer.private_data);
+            let data = data.map_err(unreachable)?;
+            let path = Path {
+                mtu: offer.path_mtu.unwrap_or(verbs_api::Mtu::Mtu1024),
+                packet_life_time: PACKET_LIFE_TIME,
+                ..Path::new(
+                    LinkAddress::Ip(to.ip()),
+                    offer.endpoint.gid,
+                    gid_of(to.ip()),
+                )
+            };
+            let service_id = service_id(port_space::TCP, to.port());
+            let (qpn, psn) = (offer.endpoint.qp_num, offer.endpoint.sq_psn);
+            let request = Request {
+                responder_resources: offer.inbound_reads,
+                initiator_depth: offer.outbound_reads,
+                remote_response_timeout: RESPONSE_TIMEOUT,
+                local_response_timeout: RESPONSE_TIMEOUT,
+                max_cm_retries: RETRIES,
+                private_data: &data,
+                ..Request::new(service_id, path, qpn, psn)
+            };
+            let asked = state.manager.connect(now, &request);
+            let id = asked.map_err(|_| VerbError::Resources("connections of the device"))?;
+            state.ends.insert(id, Some(sink));
+            Ok(token(id))
+        })
+    }
+
+    fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError> {
+        let port = self.port()?;
+        self.with(&*port, |state, now| {
+            let id = comm_id(token);
+            let end = state.ends.get_mut(&id).ok_or(ConnectError::Aborted)?;
+            *end = Some(sink);
+            let reply = Reply {
+                qpn: offer.endpoint.qp_num,
+                starting_psn: offer.endpoint.sq_psn,
+                responder_resources: offer.inbound_reads,
+                initiator_depth: offer.outbound_reads,
+                rnr_retry_count: 7,
+                srq: false,
+                private_data: &offer.private_data,
+            };
+            let replied = state.manager.reply(now, id, &reply);
+            replied.map_err(|_| ConnectError::Aborted)
+        })
+    }
+
+    fn complete(&self, token: Token) {
+        let Ok(port) = self.port() else { return };
+        // Where the peer has gone meanwhile, its end is told to the sink.
+        let _ = self.with(&*port, |state, _| state.manager.ready(comm_id(token), &[]));
+    }
+
+    fn reject(&self, token: Token, private_data: Vec<u8>) {
+        let Ok(port) = self.port() else { return };
+        let end = self.with(&*port, |state, now| {
+            let id = comm_id(token);
+            let rejection = Rejection {
+                reason: cm::reason::CONSUMER,
+                info: &[],
+                private_data: &private_data,
+            };
+            // Where there is nothing left to refuse, the peer has gone.
+            let _ = state.manager.reject(now, id, &rejection);
+            state.ends.remove(&id)
+        });
+        drop(end);
+    }
+
+    fn disconnect(&self, token: Token) {
+        let Ok(port) = self.port() else { return };
+        let over = self.with(&*port, |state, now| {
+            let id = comm_id(token);
+            match state.manager.disconnect(now, id, &[]) {
+                Ok(()) => None,
+                Err(_) => state.ends.remove(&id).flatten(),
+            }
+        });
+        if let Some(sink) = over {
+            sink.told(Told::DisconnectConfirmed);
+        }
+    }
+
+    fn forget(&self, token: Token) {
+        let Ok(port) = self.port() else { return };
+        let end = self.with(&*port, |state, now| {
+            let id = comm_id(token);
+            // Of a connection that is over nothing is left to end.
+            let _ = state.manager.destroy(now, id);
+            state.ends.remove(&id)
+        });
+        drop(end);
+    }
+}
+
+impl Agent {
+    // Port 0: the next that no process at this address answers for.
+    fn serve(
+        &self,
+        port: &dyn ManagementPort,
+        at: SocketAddr,
+    ) -> Result<(SocketAddr, u64), ConnectError> {
+        for _ in FIRST_PORT..=u16::MAX {
+            let number = match at.port() {
+                0 => self.lock().ephemeral_port(),
+                number => number,
+            };
+            let chosen = SocketAddr::new(at.ip(), number);
+            let service = service_id(port_space::TCP, number);
+            match port.serve(service) {
+                Ok(()) => return Ok((chosen, service)),
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                    return Err(VerbError::Resources("sockets for services").into());
+                }
+                Err(_) if at.port() != 0 => return Err(ConnectError::AddressInUse(chosen)),
+                Err(_) => {}
+            }
+        }
+        Err(ConnectError::AddressInUse(at))
+    }
+}
+
+impl State {
+    fn ephemeral_port(&mut self) -> u16 {
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(FIRST_PORT);
+        port
+    }
+}
+
+impl ManagementSink for Agent {
+    fn datagram(&self, from: IpAddr, datagram: &[u8]) {
+        let Ok(port) = self.port() else { return };
+        let Ok(mad) = mad::decode(datagram) else {
+            return;
+        };
+        let Ok(message) = cm::decode(&mad) else {
+            return;
+        };
+        let transaction_id = mad.header.transaction_id();
+        self.with(&*port, |state, now| {
+            let from = LinkAddress::Ip(from);
+            state
+                .manager
+                .handle_message(now, from, transaction_id, &message);
+        });
+    }
+
+    fn due(&self) {
+        let Ok(port) = self.port() else { return };
+        self.with(&*port, |state, now| {
+            state.wakes_at = None;
+            state.manager.handle_timeout(now);
+        });
+    }
+}
+
+fn token(CommId(id): CommId) -> Token {
+    Token(id.into())
+}
+
+fn comm_id(Token(token): Token) -> CommId {
+    CommId(token as u32)
+}
+
+fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(ip) => Gid(ip.to_ipv6_mapped().octets()),
+        IpAddr::V6(ip) => Gid(ip.octets()),
+    }
+}
+
+/// The bit of an EUI-64 that says that no manufacturer gave it.
+const LOCALLY_ADMINISTERED: u64 = 1 << 57;
+/// First of the ports that are assigned.
+const FIRST_PORT: u16 = 49_152;
+/// How soon an answer comes, 1.07 s, and how often it is asked for again: who is not there is known after nine seconds.
+const RESPONSE_TIMEOUT: u8 = 18;
+const RETRIES: u8 = 7;
+/// How long a packet may be under way: 4 ms.
+const PACKET_LIFE_TIME: u8 = 10;
+/// How long a program may take to answer before who asks looks again: 4.3 s.
+const SERVICE_TIMEOUT: u8 = 20;

@@ -1,0 +1,157 @@
+//! Connections of devices on an IP network: InfiniBand's connection manager over queue pair 1.
+#![forbid(unsafe_code)]
+
+mod rig;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs::qp::QpState;
+use polyverbs::{Send, WcStatus};
+use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
+use rig::{End, error};
+
+#[test]
+fn devices_that_meet_by_an_address_exchange_messages() {
+    for (near, far) in [
+        ("127.0.20.1:4791", "127.0.20.2:4791"),
+        ("127.0.20.3:4791", "127.0.20.3:4791"),
+        ("[::1]:4791", "[::1]:4791"),
+    ] {
+        let (near, far) = (End::new(near), End::new(far));
+        let listener = far.connector.listen(far.at(0), 0).unwrap();
+        let at = listener.address();
+        let asked = near.connect(at, ConnectionOptions::new().private_data(b"may I"));
+        let incoming = listener.next().wait().unwrap();
+        assert!(incoming.private_data().starts_with(b"may I\0"));
+        assert_eq!(incoming.private_data().len(), 56);
+        let options = ConnectionOptions::new()
+            .private_data(b"you may")
+            .reads(3, 2);
+        let accepted = far.accept(incoming, options);
+        let pending = asked.wait().unwrap();
+        assert!(pending.private_data().starts_with(b"you may\0"));
+        assert_eq!(pending.private_data().len(), 196);
+        let expected = ReadLimits {
+            inbound: 2,
+            outbound: 3,
+        };
+        assert_eq!(pending.reads(), expected);
+        assert_eq!(near.state(), QpState::Reset);
+        assert!(!accepted.is_done());
+        let at_near = pending.complete().wait().unwrap();
+        let at_far = accepted.wait().unwrap();
+        assert_eq!((near.state(), far.state()), (QpState::Rts, QpState::Rts));
+
+        far.post_receive(5);
+        near.memory.write(100, b"hello").unwrap();
+        let data = near.mr.sge(100, 5).unwrap();
+        near.qp.post_one(Send::new(data).signaled(1)).unwrap();
+        assert_eq!(near.completion().status, WcStatus::Success);
+        assert_eq!(far.completion().wr_id, 5);
+        assert_eq!(far.memory.to_vec(0, 5).unwrap(), b"hello");
+
+        far.post_receive(6);
+        at_near.disconnect(&near.context, &near.qp).wait().unwrap();
+        at_far.disconnected().wait().unwrap();
+        assert_eq!((near.state(), far.state()), (QpState::Err, QpState::Rts));
+        at_far.disconnect(&far.context, &far.qp).wait().unwrap();
+        assert_eq!(far.completion().status, WcStatus::WrFlushErr);
+    }
+}
+
+#[test]
+fn nobody_listening_is_a_refusal_and_the_queue_pair_may_ask_again() {
+    let (near, far) = (End::new("127.0.21.1:4791"), End::new("127.0.21.2:4791"));
+    let refused = error(near.connect(far.at(7), ConnectionOptions::new()));
+    let nothing = ConnectError::Refused {
+        private_data: Vec::new(),
+    };
+    assert_eq!(refused, nothing);
+    let listener = far.connector.listen(far.at(7), 0).unwrap();
+    let asked = near.connect(far.at(7), ConnectionOptions::new());
+    listener.next().wait().unwrap().reject(b"full").unwrap();
+    let ConnectError::Refused { private_data } = error(asked) else {
+        panic!("it was not refused");
+    };
+    assert_eq!(
+        (&private_data[..5], private_data.len()),
+        (&b"full\0"[..], 148)
+    );
+    let _connected = near.connected(&far, &listener);
+    // Of another family, and of nobody.
+    let six = "[::1]:7".parse().unwrap();
+    let unreachable = error(End::new("127.0.21.3:4791").connect(six, ConnectionOptions::new()));
+    assert_eq!(unreachable, ConnectError::Unreachable(six));
+    let elsewhere = "127.0.21.9:7".parse().unwrap();
+    let listened = far.connector.listen(elsewhere, 0);
+    assert!(matches!(listened, Err(ConnectError::Unreachable(at)) if at == elsewhere));
+}
+
+// covers 7.63
+#[test]
+fn a_port_is_listened_at_once_for_all_devices_of_an_address() {
+    let (one, other) = (End::new("127.0.22.1:4791"), End::new("127.0.22.1:4791"));
+    let listener = one.connector.listen(one.at(9), 0).unwrap();
+    let again = other.connector.listen(other.at(9), 0);
+    assert!(matches!(again, Err(ConnectError::AddressInUse(_))));
+    let assigned = other.connector.listen(other.at(0), 0).unwrap();
+    assert!(assigned.address().port() >= 49_152);
+    drop(listener);
+    other.connector.listen(other.at(9), 0).unwrap();
+}
+
+#[test]
+fn a_request_reaches_who_listens_whichever_device_finds_it() {
+    let ends: Vec<_> = (0..4).map(|_| End::new("127.0.23.1:4791")).collect();
+    let near: Vec<_> = (0..8).map(|_| End::new("127.0.23.2:4791")).collect();
+    let listener = ends[2].connector.listen(ends[2].at(11), 0).unwrap();
+    let mut connections = Vec::new();
+    for near in &near {
+        connections.push(near.connected_to(&ends[2], ends[2].new_qp(), &listener));
+    }
+    assert_eq!(connections.len(), 8);
+}
+
+// covers 7.71
+#[test]
+fn who_does_not_answer_is_given_up() {
+    let (near, far) = (End::new("127.0.24.1:4791"), End::new("127.0.24.2:4791"));
+    let listener = far.connector.listen(far.at(12), 0).unwrap();
+    // The active side gives up before it completes.
+    let asked = near.connect(far.at(12), ConnectionOptions::new());
+    let accepted = far.accept(listener.next().wait().unwrap(), ConnectionOptions::new());
+    drop(asked.wait().unwrap());
+    assert!(matches!(error(accepted), ConnectError::Refused { .. }));
+    // Nobody is there at all.
+    let began = Instant::now();
+    let nowhere = "127.0.24.99:12".parse().unwrap();
+    let unheard = error(near.connect(nowhere, ConnectionOptions::new()));
+    assert_eq!(unheard, ConnectError::TimedOut);
+    assert!(began.elapsed() < Duration::from_secs(15));
+}
+
+#[test]
+fn a_program_that_takes_its_time_is_waited_for() {
+    let (near, far) = (End::new("127.0.25.1:4791"), End::new("127.0.25.2:4791"));
+    let listener = far.connector.listen(far.at(13), 0).unwrap();
+    let asked = near.connect(far.at(13), ConnectionOptions::new());
+    let incoming = listener.next().wait().unwrap();
+    thread::sleep(Duration::from_secs(6));
+    assert!(!asked.is_done());
+    let accepted = far.accept(incoming, ConnectionOptions::new());
+    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    accepted.wait().unwrap();
+}
+
+// covers 7.62
+#[test]
+fn a_device_that_is_removed_ends_what_is_asked_of_it() {
+    let (near, far) = (End::new("127.0.26.1:4791"), End::new("127.0.26.2:4791"));
+    let _listener = far.connector.listen(far.at(14), 0).unwrap();
+    let asked = near.connect(far.at(14), ConnectionOptions::new());
+    near.wire.device.remove();
+    assert!(matches!(error(asked), ConnectError::Verb(_)));
+    let again = near.connect(far.at(14), ConnectionOptions::new());
+    assert!(matches!(error(again), ConnectError::Verb(_)));
+}
