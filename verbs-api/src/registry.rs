@@ -130,7 +130,7 @@ pub enum OpenError {
     #[error(
         "no provider is registered: one that registers itself when linked is lost unless something names its \
          crate, so write `use provider_crate as _;`, depend on the facade crate that does, or call \
-         `Registry::add_provider`"
+         `Registry::add_provider`; a static library must be linked whole"
     )]
     NoProvider,
     /// Providers are registered, and none has a device.

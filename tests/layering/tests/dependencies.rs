@@ -64,6 +64,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("feature-index", &[]),
     ("fuzz-targets", &["polyverbs-wire", "polyverbs-dissect"]),
     ("layering", &[]),
+    ("link-forms", TEST),
+    ("link-forms-c", LINKED),
     ("planted-faults", &[]),
 ];
 
@@ -85,6 +87,14 @@ const TEST: &[&str] = &[
     "emulated-ib",
     "emulated-iwarp",
     "polyverbs",
+];
+
+const LINKED: &[&str] = &[
+    "polyverbs",
+    "bmme",
+    "emulated-ib",
+    "emulated-iwarp",
+    "link-forms",
 ];
 
 /// Crates that make no OS calls, and what they may therefore not depend on.

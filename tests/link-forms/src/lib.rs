@@ -1,0 +1,82 @@
+//! What a program finds registered, for tests that link it in several forms.
+//!
+//! Nothing here names an extension or a provider: what is found is what the program that is built names.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use verbs_api::{
+    Device, FastRegister, Memory, Operations, PageList, QpOptions, RKey, Registry, Requirements,
+    connect_pair, feature_names,
+};
+
+/// What is registered, and what each device makes of it.
+pub struct Report {
+    /// Names of the extensions.
+    pub extensions: Vec<&'static str>,
+    /// Names of the providers.
+    pub providers: Vec<&'static str>,
+    /// Name of each device, the features of the core that it claims, and what became of a fast-register.
+    pub devices: Vec<(String, Vec<&'static str>, String)>,
+}
+
+impl Report {
+    /// Of what is in `registry`.
+    pub fn of(registry: &Registry) -> Self {
+        let extensions = registry.extensions().iter();
+        let devices = registry.devices().map(|device| {
+            let attributes = device.attributes();
+            let names = feature_names(attributes.features);
+            let outcome = fast_register(device).err();
+            let outcome = outcome.map_or("done".into(), |error| error.to_string());
+            (attributes.name, names, outcome)
+        });
+        Self {
+            extensions: extensions.map(|extension| extension.name()).collect(),
+            providers: registry.providers().collect(),
+            devices: devices.collect(),
+        }
+    }
+}
+
+/// Registers memory by a work request, with as much of it granted as the device claims.
+fn fast_register(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
+    let everything = Requirements::everything_of(&device.attributes());
+    let context = device.open(&everything)?;
+    let pd = context.alloc_pd().wait()?;
+    let cq = context.create_cq(8).wait()?;
+    let able = QpOptions::rc(&cq).operations(Operations::FAST_REGISTER);
+    let able = pd.create_qp(able).wait();
+    let refusal = able.as_ref().err().map(ToString::to_string);
+    let plain = || pd.create_qp(QpOptions::rc(&cq)).wait();
+    let (near, far) = (able.or_else(|_| plain())?, plain()?);
+    connect_pair(&near, &far).wait()?;
+    let memory = Memory::zeroed(4096).ok_or("out of memory")?;
+    let pages = PageList::map(&[(&memory).into()], 4096, 1)?.list;
+    let allocated = pd.alloc_key(1).wait();
+    let request = match &allocated {
+        Ok(key) => FastRegister::new(key, &pages),
+        // Refused for what it is, before anybody looks for a key.
+        Err(_) => FastRegister::new(RKey::new(0x100), &pages),
+    };
+    let posted = near.post_one(request.signaled(1));
+    // Two refusals where there is none of it: of a queue pair for it, and of the request on any other.
+    posted.map_err(|refused| format!("{}; {}", refusal.unwrap_or_default(), refused.reason))?;
+    let done = cq.next().wait()?;
+    match done.status.is_success() {
+        true => Ok(()),
+        false => Err(format!("{:?}", done.status).into()),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "extensions: {}", self.extensions.join(" "))?;
+        writeln!(f, "providers: {}", self.providers.join(" "))?;
+        for (name, features, fast_register) in &self.devices {
+            writeln!(f, "{name} claims: {}", features.join(" "))?;
+            writeln!(f, "{name} fast-register: {fast_register}")?;
+        }
+        Ok(())
+    }
+}

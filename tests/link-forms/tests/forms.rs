@@ -1,0 +1,214 @@
+//! Registrations counted in each form in which a program can be linked: what the facade names is what there is.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use link_forms::Report;
+use polyverbs as _;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// What a report says of extensions, providers and devices.
+#[derive(Debug, PartialEq, Eq)]
+struct Said {
+    extensions: BTreeSet<String>,
+    providers: BTreeSet<String>,
+    fast_registers: Vec<String>,
+    text: String,
+}
+
+fn said(text: String) -> Said {
+    let words = |of: &str| -> BTreeSet<String> {
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix(of));
+        let words = lines.next().unwrap_or_else(|| panic!("no {of} in: {text}"));
+        words.split_whitespace().map(str::to_owned).collect()
+    };
+    let outcomes = text.lines().filter_map(|line| {
+        let (_, outcome) = line.split_once(" fast-register: ")?;
+        Some(outcome.to_owned())
+    });
+    Said {
+        extensions: words("extensions:"),
+        providers: words("providers:"),
+        fast_registers: outcomes.collect(),
+        text,
+    }
+}
+
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {text}{errors}");
+    text
+}
+
+fn run(program: impl AsRef<Path>) -> Said {
+    said(output(&mut Command::new(program.as_ref())))
+}
+
+/// The crates that the facade names for what they register, as its source has them: extensions, and providers.
+fn named_by_the_facade() -> (BTreeSet<String>, BTreeSet<String>) {
+    let source = std::fs::read_to_string(format!("{ROOT}/polyverbs/src/lib.rs")).unwrap();
+    let named = source.lines().filter_map(|line| {
+        let name = line.strip_prefix("use ")?.strip_suffix(" as _;")?;
+        Some(name.replace('_', "-"))
+    });
+    named.partition(|name| Path::new(ROOT).join("extensions").join(name).exists())
+}
+
+fn has_the_default_set(said: &Said) {
+    let (extensions, providers) = named_by_the_facade();
+    assert!(extensions.contains("bmme") && providers.contains("emulated-ib"));
+    assert_eq!(said.extensions, extensions);
+    assert_eq!(said.providers, providers);
+    assert_eq!(said.fast_registers, ["done", "done"]);
+}
+
+// covers 1.17
+#[test]
+fn a_binary_has_what_it_names_and_one_line_adds_an_extension() {
+    let source = |name: &str| {
+        let path = format!("{}/src/bin/{name}.rs", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path).unwrap();
+        // The first line says in words what is different.
+        let lines = text.lines().skip(1).map(|line| format!("{line}\n"));
+        lines.collect::<String>()
+    };
+    let line = "use bmme as _;\n";
+    let (with, without) = (source("with-bmme"), source("without-bmme"));
+    assert!(with.contains(line) && with.replacen(line, "", 1) == without);
+
+    let providers = ["emulated-ib", "emulated-iwarp"].map(str::to_owned).into();
+    // It depends on `bmme` and on the facade: what it does not name is not there.
+    let without = run(env!("CARGO_BIN_EXE_without-bmme"));
+    assert_eq!(
+        (without.extensions.len(), &without.providers),
+        (0, &providers)
+    );
+    assert_eq!(without.fast_registers.len(), 2);
+    for refused in &without.fast_registers {
+        let (creation, post) = refused.split_once("; ").unwrap();
+        assert!(creation.contains("BMME"), "{creation}");
+        assert!(post.contains("FAST_REGISTER"), "{post}");
+    }
+    let with = run(env!("CARGO_BIN_EXE_with-bmme"));
+    assert_eq!(with.extensions, ["bmme".to_owned()].into());
+    assert_eq!(with.providers, providers);
+    assert_eq!(with.fast_registers, ["done", "done"]);
+
+    let claims = |said: &Said, feature: &str| {
+        let lines = said.text.lines().filter(|line| line.contains(" claims: "));
+        let claiming = lines.filter(|line| line.split_whitespace().any(|word| word == feature));
+        claiming.count()
+    };
+    let of_bmme = polyverbs::registry()
+        .unwrap()
+        .extensions()
+        .find("bmme")
+        .unwrap();
+    for feature in of_bmme.all_features() {
+        assert_eq!(claims(&without, feature.name), 0, "{}", feature.name);
+    }
+    assert_eq!(claims(&with, "BMME"), 2);
+}
+
+// covers 1.17
+#[test]
+fn an_integration_test_has_what_the_facade_names() {
+    let report = Report::of(polyverbs::registry().unwrap());
+    has_the_default_set(&said(report.to_string()));
+}
+
+/// The library for C, built in both forms.
+struct Built {
+    shared: PathBuf,
+    archive: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Built {
+    fn new() -> Self {
+        let test = std::env::current_exe().unwrap();
+        // target/debug/deps/forms-…
+        let target = test.ancestors().nth(3).unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args([
+            "build",
+            "--package",
+            "link-forms-c",
+            "--message-format",
+            "json",
+        ]);
+        cargo.arg("--target-dir").arg(target).current_dir(ROOT);
+        let messages = output(&mut cargo);
+        let files: Vec<PathBuf> = messages
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .filter(|message| message["target"]["name"] == "link_forms_c")
+            .filter_map(|message| message["filenames"].as_array().cloned())
+            .flatten()
+            .filter_map(|file| file.as_str().map(PathBuf::from))
+            .collect();
+        let find = |ending: &str| {
+            let mut fitting = files
+                .iter()
+                .filter(|file| file.extension().is_some_and(|is| is == ending));
+            fitting
+                .next()
+                .unwrap_or_else(|| panic!("no {ending} among {files:?}"))
+                .clone()
+        };
+        Self {
+            shared: find("so"),
+            archive: find("a"),
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// The C program, linked with these arguments.
+    fn program(&self, name: &str, arguments: &[&str]) -> PathBuf {
+        let program = self.folder.path().join(name);
+        let source = format!("{}/c-library/main.c", env!("CARGO_MANIFEST_DIR"));
+        let mut cc = Command::new("cc");
+        cc.args(["-Wall", "-Werror", "-o"])
+            .arg(&program)
+            .arg(source);
+        cc.args(arguments);
+        output(&mut cc);
+        program
+    }
+}
+
+/// What the standard library needs, where it is in an archive.
+const SYSTEM: [&str; 5] = ["-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"];
+
+#[test]
+fn a_shared_library_called_from_c_has_what_the_facade_names() {
+    let built = Built::new();
+    let folder = built.shared.parent().unwrap().display();
+    let (search, run_path) = (format!("-L{folder}"), format!("-Wl,-rpath,{folder}"));
+    let program = built.program("shared", &[&search, &run_path, "-llink_forms_c"]);
+    has_the_default_set(&run(program));
+}
+
+#[test]
+fn a_static_library_called_from_c_has_it_where_it_is_linked_whole() {
+    let built = Built::new();
+    let archive = built.archive.to_str().unwrap();
+    let whole = ["-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"];
+    let program = built.program("whole", &[&whole[..], &SYSTEM].concat());
+    has_the_default_set(&run(program));
+}
+
+#[test]
+fn a_static_library_called_from_c_always_has_what_is_added_by_hand() {
+    let built = Built::new();
+    let archive = built.archive.to_str().unwrap();
+    let program = built.program("parts", &[&[archive][..], &SYSTEM].concat());
+    let added = said(output(Command::new(&program).arg("added")));
+    assert_eq!(added.extensions, ["bmme".to_owned()].into());
+    assert_eq!(added.providers.len(), 2);
+    assert_eq!(added.fast_registers, ["done", "done"]);
+}
