@@ -20,7 +20,7 @@ use crate::carrier::Carrier;
 use crate::completion::{Completion, Notify};
 use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
-use crate::extension::Extensions;
+use crate::extension::{Extensions, QpExtension};
 use crate::ids::{Gid, LKey, Port, Qpn, RKey};
 use crate::memory::Allocation;
 use crate::objects::ObjectId;
@@ -278,6 +278,8 @@ pub struct QpInit {
     pub sq_sig_all: bool,
     /// Operations that it will do, checked against the grant.
     pub operations: crate::work_request::Operations,
+    /// Flags and modes of extensions, checked against the grant: a provider honours each or refuses.
+    pub extensions: Vec<QpExtension>,
 }
 
 /// What a shared receive queue is made of.

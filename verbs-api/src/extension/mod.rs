@@ -7,9 +7,11 @@ mod descriptor;
 mod extensions;
 mod handle;
 mod operation;
+mod queue_pair;
 
 pub use descriptor::{ExtensionDescriptor, FeatureInfo, Part, WireOpcodes, extension_id};
 pub use extensions::{Extensions, LinkedExtension};
 pub use handle::{Extension, Unsupported};
 pub(crate) use operation::of_opcode;
 pub use operation::{ExtensionOperation, Held, OperationData};
+pub use queue_pair::{QpExtension, QpShape};

@@ -4,6 +4,7 @@ use super::{QpCap, QpType};
 use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Features, Grant, Limit, Limits};
 use crate::cq::Cq;
 use crate::error::VerbError;
+use crate::extension::{QpExtension, QpShape};
 use crate::objects::ObjectId;
 use crate::post::QpRules;
 use crate::srq::Srq;
@@ -50,6 +51,7 @@ pub struct QpOptions {
     pub(super) sq_sig_all: bool,
     wanted: Operations,
     only: bool,
+    pub(super) extensions: Vec<QpExtension>,
 }
 
 impl QpOptions {
@@ -65,6 +67,7 @@ impl QpOptions {
             sq_sig_all: false,
             wanted: Operations::empty(),
             only: false,
+            extensions: Vec::new(),
         }
     }
 
@@ -151,6 +154,12 @@ impl QpOptions {
         self
     }
 
+    /// With a flag or a mode of an extension. Creation honours it or fails.
+    pub fn with(mut self, extension: impl Into<QpExtension>) -> Self {
+        self.extensions.push(extension.into());
+        self
+    }
+
     /// Exactly these operations and no other.
     pub fn only(mut self, operations: impl Into<Operations>) -> Self {
         self.wanted = operations.into();
@@ -205,6 +214,19 @@ impl QpOptions {
         }
         let baseline = Operations::BASELINE & self.qp_type.operations();
         Ok(wanted | (baseline - gaps_of(baseline, device_gaps).0))
+    }
+
+    pub(super) fn check_extensions(&self, grant: &Grant, cap: QpCap) -> Result<(), VerbError> {
+        let shape = QpShape {
+            qp_type: self.qp_type,
+            has_srq: self.srq.is_some(),
+            cap,
+        };
+        for extension in &self.extensions {
+            grant.require(extension.extension(), extension.feature())?;
+            extension.checked(&shape)?;
+        }
+        Ok(())
     }
 
     pub(super) fn checked_cap(&self, limits: &Limits) -> Result<QpCap, VerbError> {

@@ -112,6 +112,7 @@ impl Qp {
         let (attributes, features) = (context.attributes(), context.features());
         let operations = options.granted_operations(attributes, &context.grant)?;
         let cap = options.checked_cap(&attributes.limits)?;
+        options.check_extensions(&context.grant, cap)?;
         let QpOptions {
             qp_type,
             send_cq,
@@ -119,6 +120,7 @@ impl Qp {
             srq,
             sq_sig_all,
             reserved: reserved_wr,
+            extensions,
             ..
         } = options;
         let mut parents: Vec<Arc<dyn AnyObject>> = vec![
@@ -158,6 +160,7 @@ impl Qp {
             reserved_wr,
             sq_sig_all,
             operations,
+            extensions,
         };
         let (started, outcome) = context.begin();
         pd.object.ops.create_qp(
