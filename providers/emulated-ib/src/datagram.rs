@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use polyverbs_engine::cq::Done;
+use polyverbs_engine::emulation::Station;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
@@ -125,9 +126,18 @@ pub fn receive(receivers: &[QpRef], frame: &Frame<'_, Header>, cx: &mut Cx<'_>) 
 
 // Wrong state, wrong Q_Key, no receive, no room: dropped and counted (IBTA 9.8.3.1).
 fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
-    let Body::Datagram(qkey, beside, _) = frame.header.body else {
+    let Body::Datagram(qkey, beside, group) = frame.header.body else {
         return;
     };
+    if let Some(group) = group {
+        let sender = Station {
+            address: frame.from,
+            qpn: frame.header.src_qp,
+        };
+        if !qp.takes_multicast(sender, group) {
+            return;
+        }
+    }
     let mut responder = qp.responder();
     let half = &mut *responder;
     let ready = matches!(

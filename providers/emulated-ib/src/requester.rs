@@ -249,7 +249,7 @@ pub(crate) fn hand_over<'p>(
         return Answer::None;
     }
     let answer = respond(peer, &mut responder, &header, payload, Some(qp), cx);
-    half.driver.peer_epoch = if responder.is_established() {
+    half.driver.peer_epoch = if responder.takes_express() {
         responder.driver.epoch
     } else {
         0

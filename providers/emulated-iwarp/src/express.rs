@@ -16,7 +16,7 @@ impl Express for Iwarp {
     fn is_ready(qp: &Qp, sending: &Requester, responder: &Receiving) -> bool {
         let epoch = sending.peer.as_ref().map(|peer| peer.end.epoch);
         epoch == Some(responder.driver.epoch)
-            && responder.is_established()
+            && responder.takes_express()
             && responder.current.is_none()
             && qp.device.is_port_active()
     }

@@ -20,7 +20,7 @@ use crate::driver::Driver;
 use crate::key_table::KeyKind;
 use crate::network::Progress;
 use crate::pin;
-use crate::qp::Qp;
+use crate::qp::{Qp, QpParts};
 use crate::srq::Srq;
 
 /// An open device.
@@ -154,6 +154,7 @@ impl<D: Driver> Pd<D> {
                 }));
             }
         }
+        let extensions = device.emulations().extend_qp(&init.extensions)?;
         let send_cq: Arc<Cq> = own(&init.send_cq, "send_cq")?;
         let recv_cq: Arc<Cq> = own(&init.recv_cq, "recv_cq")?;
         let srq: Option<Arc<Srq>> = init.srq.as_ref().map(|srq| own(srq, "srq")).transpose()?;
@@ -172,9 +173,13 @@ impl<D: Driver> Pd<D> {
             qpn,
             self.number,
             init,
-            (send_cq, recv_cq),
-            srq,
-            Arc::clone(&self.events),
+            QpParts {
+                send_cq,
+                recv_cq,
+                srq,
+                extensions,
+                events: Arc::clone(&self.events),
+            },
         );
         // `forget_qp` counts it out.
         place.keep();

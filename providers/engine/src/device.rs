@@ -175,6 +175,10 @@ impl<D: Driver> Device<D> {
         self.emulations.memory_management
     }
 
+    pub(crate) fn emulations(&self) -> &Emulations {
+        &self.emulations
+    }
+
     /// What carries out an operation of an extension.
     pub fn operation(
         &self,

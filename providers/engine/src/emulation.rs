@@ -6,7 +6,8 @@
 
 use verbs_api::{
     Access, AtomicScope, DeviceAttributes, ExtensionDescriptor, ExtensionFeatures, Extensions,
-    FeatureSet, Features, PageList, Part, VerbError,
+    FeatureSet, Features, Gid, Held, LinkAddress, PageList, Part, QpExtension, Unsupported,
+    VerbError, WcStatus,
 };
 
 use crate::fault::Fault;
@@ -39,9 +40,91 @@ pub trait Emulation: Send + Sync + 'static {
         &[]
     }
 
+    /// What a flag or a mode of the extension makes of a queue pair that is being created. A pure value: the queue pair may
+    /// still not be made.
+    ///
+    /// # Errors
+    /// The queue pair cannot have it.
+    fn extend_qp(&self, extension: &QpExtension) -> Result<QpHooks, VerbError> {
+        Err(VerbError::Extension(Unsupported {
+            extension: extension.extension(),
+            missing: vec![extension.feature().name],
+        }))
+    }
+
     /// Atomics with masks, for transports that carry them as their own.
     fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
         None
+    }
+}
+
+/// What an extension does for one queue pair.
+#[derive(Default)]
+pub struct QpHooks {
+    /// Says which multicast datagrams the queue pair takes.
+    pub delivery_filter: Option<Box<dyn DeliveryFilter>>,
+    /// Is told of what the queue pair completes.
+    pub completion_observer: Option<Box<dyn CompletionObserver>>,
+}
+
+/// Says which multicast datagrams a queue pair takes.
+pub trait DeliveryFilter: Send + Sync {
+    /// Whether `receiver` takes a datagram for `group` that `sender` sent. Called under a lock of the receiver.
+    fn takes(&self, sender: Station, receiver: Station, group: Gid) -> bool;
+}
+
+/// A queue pair as datagrams name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Station {
+    /// The device's address on the link.
+    pub address: LinkAddress,
+    /// The queue pair.
+    pub qpn: u32,
+}
+
+/// Is told of what a queue pair completes, before the completion is in its queue; of requests that have none, too.
+///
+/// Called under a lock of the queue pair, in the order of the queue: it only notes what it is told.
+pub trait CompletionObserver: Send + Sync {
+    /// A request of the send queue is over.
+    fn sent(&self, status: WcStatus);
+
+    /// A receive is over.
+    fn received(&self, status: WcStatus);
+}
+
+/// The hooks of a queue pair, from all extensions that it was created with.
+#[derive(Default)]
+pub(crate) struct QpExtensions {
+    filters: Vec<Box<dyn DeliveryFilter>>,
+    observers: Vec<Box<dyn CompletionObserver>>,
+    // What the program handed over.
+    _held: Vec<Held>,
+}
+
+impl QpExtensions {
+    pub(crate) fn filters(&self) -> bool {
+        !self.filters.is_empty()
+    }
+
+    pub(crate) fn observes(&self) -> bool {
+        !self.observers.is_empty()
+    }
+
+    pub(crate) fn takes(&self, sender: Station, receiver: Station, group: Gid) -> bool {
+        let mut filters = self.filters.iter();
+        filters.all(|filter| filter.takes(sender, receiver, group))
+    }
+
+    pub(crate) fn sent(&self, status: WcStatus) {
+        self.observers
+            .iter()
+            .for_each(|observer| observer.sent(status));
+    }
+
+    pub(crate) fn received(&self, status: WcStatus) {
+        let all = self.observers.iter();
+        all.for_each(|observer| observer.received(status));
     }
 }
 
@@ -148,6 +231,7 @@ pub(crate) struct Emulations {
     pub(crate) memory_management: Option<&'static dyn MemoryManagement>,
     pub(crate) operations: OperationTable,
     pub(crate) masked_atomics: Option<&'static dyn MaskedAtomics>,
+    all: Vec<(&'static str, &'static dyn Emulation)>,
 }
 
 impl Emulations {
@@ -167,13 +251,34 @@ impl Emulations {
             gains.check(extension)?;
             gains.add_to(attributes, extension);
             if !gains.is_empty() {
-                plugged.add(*emulation);
+                plugged.add(extension.name(), *emulation);
             }
         }
         Ok(plugged)
     }
 
-    fn add(&mut self, emulation: &'static dyn Emulation) {
+    /// What the extensions of a queue pair make of it.
+    pub(crate) fn extend_qp(&self, extensions: &[QpExtension]) -> Result<QpExtensions, VerbError> {
+        let mut all = QpExtensions::default();
+        for extension in extensions {
+            let mut known = self.all.iter();
+            let emulation = known.find(|(name, _)| *name == extension.extension());
+            let (_, emulation) = emulation.ok_or_else(|| {
+                VerbError::Extension(Unsupported {
+                    extension: extension.extension(),
+                    missing: vec![extension.feature().name],
+                })
+            })?;
+            let hooks = emulation.extend_qp(extension)?;
+            all.filters.extend(hooks.delivery_filter);
+            all.observers.extend(hooks.completion_observer);
+            all._held.extend(extension.held().cloned());
+        }
+        Ok(all)
+    }
+
+    fn add(&mut self, name: &'static str, emulation: &'static dyn Emulation) {
+        self.all.push((name, emulation));
         self.memory_management = self.memory_management.or(emulation.memory_management());
         self.masked_atomics = self.masked_atomics.or(emulation.masked_atomics());
         for operation in emulation.operations() {

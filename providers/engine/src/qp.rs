@@ -22,6 +22,7 @@ use crate::cq::{Cq, Done, Plain};
 use crate::device::{Cx, Device};
 use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
+use crate::emulation::{QpExtensions, Station};
 use crate::fault::Fault;
 use crate::key_table::{Binding, FlatUse, LocalUse};
 use crate::loans;
@@ -177,6 +178,8 @@ pub struct Responder<D: Driver> {
     /// Its protection domain.
     pub pd: u32,
     established: bool,
+    // Established, and nobody is told of what the queue pair receives.
+    takes_express: bool,
     last_wqe_told: bool,
     /// The transport's own state.
     pub driver: D::Responder,
@@ -198,6 +201,8 @@ struct ResponderSide<D: Driver> {
 
 /// What control verbs look at, and the data path never.
 struct Cold<D: Driver> {
+    is_traced: bool,
+    extensions: QpExtensions,
     cap: QpCap,
     reserved_wr: u32,
     me: PoolWeak<Qp<D>>,
@@ -223,7 +228,8 @@ pub struct Qp<D: Driver> {
     state: AtomicU8,
     sq_sig_all: bool,
     is_direct: bool,
-    is_traced: bool,
+    // Somebody is told of what it completes: it does without `Driver::express`, on either side.
+    is_watched: bool,
     /// Service.
     pub qp_type: QpType,
     /// Its number.
@@ -245,16 +251,30 @@ pub struct Qp<D: Driver> {
 /// gone. The state itself stays what it is, for what the peer sends.
 const CLOSED: u8 = 0x80;
 
+/// What a queue pair is made with besides its options.
+pub(crate) struct QpParts {
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) srq: Option<Arc<Srq>>,
+    pub(crate) extensions: QpExtensions,
+    pub(crate) events: Arc<dyn verbs_api::provider::EventSink>,
+}
+
 impl<D: Driver> Qp<D> {
     pub(crate) fn new(
         device: &Arc<Device<D>>,
         qpn: u32,
         pd: u32,
         init: &QpInit,
-        cqs: (Arc<Cq>, Arc<Cq>),
-        srq: Option<Arc<Srq>>,
-        events: Arc<dyn verbs_api::provider::EventSink>,
+        parts: QpParts,
     ) -> QpRef<D> {
+        let QpParts {
+            send_cq,
+            recv_cq,
+            srq,
+            extensions,
+            events,
+        } = parts;
         let mut cap = init.cap;
         if srq.is_some() {
             cap.max_recv_wr = 0;
@@ -280,19 +300,21 @@ impl<D: Driver> Qp<D> {
             consumer,
             waiting: None,
             established: false,
+            takes_express: false,
             last_wqe_told: false,
         };
+        let is_traced = device.tracer().is_some();
         let qp = device.queue_pairs().make(|me| Self {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
-            is_traced: device.tracer().is_some(),
+            is_watched: is_traced || extensions.observes(),
             qp_type: init.qp_type,
             qpn,
             pd,
             device: Arc::clone(device),
-            send_cq: cqs.0,
-            recv_cq: cqs.1,
+            send_cq,
+            recv_cq,
             srq,
             requester: Lock::new(LockClass::Requester, requester),
             responder: Line(ResponderSide {
@@ -301,6 +323,8 @@ impl<D: Driver> Qp<D> {
             }),
             receives: Box::new(receives),
             cold: Box::new(Cold {
+                is_traced,
+                extensions,
                 cap,
                 reserved_wr: init.reserved_wr,
                 me,
@@ -421,7 +445,7 @@ impl<D: Driver> Qp<D> {
         let mut index = 0;
         while index < requests.len() {
             if self.is_direct
-                && !self.is_traced
+                && !self.is_watched
                 && requester.queue.is_empty()
                 && self.is_open_and_rts()
             {
@@ -560,8 +584,8 @@ impl<D: Driver> Qp<D> {
         octets: u32,
         cx: &mut Cx<'_, D>,
     ) {
-        if self.is_traced && !request.op.is_local() {
-            self.trace(request, status);
+        if self.is_watched {
+            self.tell_sent(request, status);
         }
         if status.is_success() {
             requester.count(&request.op);
@@ -706,7 +730,7 @@ impl<D: Driver> Qp<D> {
             // A failed memory management operation has no status of its own in verbs: docs/decisions.md, 4.
             Err(_) => WcStatus::LocQpOpErr,
         };
-        if self.is_traced {
+        if self.cold.is_traced {
             self.trace(request, status);
         }
         status
@@ -782,6 +806,27 @@ impl<D: Driver> Qp<D> {
         } else {
             Err(Fault::Operation)
         }
+    }
+
+    #[cold]
+    fn tell_sent(&self, request: &Request<'_>, status: WcStatus) {
+        if self.cold.is_traced && !request.op.is_local() {
+            self.trace(request, status);
+        }
+        self.cold.extensions.sent(status);
+    }
+
+    /// Whether the queue pair takes a multicast datagram of `sender`, as far as extensions have a say.
+    pub fn takes_multicast(&self, sender: Station, group: Gid) -> bool {
+        let extensions = &self.cold.extensions;
+        if !extensions.filters() {
+            return true;
+        }
+        let receiver = Station {
+            address: self.device.address(),
+            qpn: self.qpn,
+        };
+        extensions.takes(sender, receiver, group)
     }
 
     // What was flushed was not executed.
@@ -1011,6 +1056,9 @@ impl<D: Driver> Qp<D> {
             loan,
             ..done
         };
+        if self.is_watched {
+            self.cold.extensions.received(done.status);
+        }
         self.recv_cq.push(&done, &mut cx.effects);
     }
 
@@ -1019,6 +1067,7 @@ impl<D: Driver> Qp<D> {
     pub fn note_arrival(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
         if !responder.established {
             responder.established = true;
+            responder.takes_express = !self.is_watched;
             if self.state() == QpState::Rtr {
                 self.event(EventType::CommEst, &mut cx.effects);
             }
@@ -1193,7 +1242,10 @@ impl<D: Driver> Qp<D> {
                 }
                 self.check_drained(requester, cx);
             }
-            QpState::Rtr => responder.established = false,
+            QpState::Rtr => {
+                responder.established = false;
+                responder.takes_express = false;
+            }
             QpState::Rts => requester.draining = false,
             _ => {}
         }
@@ -1214,6 +1266,7 @@ impl<D: Driver> Qp<D> {
         self.drop_receives(responder);
         responder.driver = D::Responder::default();
         responder.established = false;
+        responder.takes_express = false;
         responder.last_wqe_told = false;
         responder.waiting = None;
     }
@@ -1253,10 +1306,11 @@ impl<D: Driver> Qp<D> {
 }
 
 impl<D: Driver> Responder<D> {
-    /// Whether a valid packet has arrived since the queue pair became ready to receive.
+    /// Whether a valid packet has arrived since the queue pair became ready to receive, and the peer may take the
+    /// [short way](Driver::express).
     #[inline]
-    pub fn is_established(&self) -> bool {
-        self.established
+    pub fn takes_express(&self) -> bool {
+        self.takes_express
     }
 }
 
