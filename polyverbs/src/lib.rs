@@ -45,9 +45,11 @@ pub use verbs_api::*;
 // Providers and extensions register themselves where their crates are linked, and a crate that nothing names is not
 // linked: a dependency alone registers nothing. These lines are what makes the default devices, and what they can do,
 // exist in every program that names this crate.
+use block_loopback as _;
 use bmme as _;
 use emulated_ib as _;
 use emulated_iwarp as _;
+use low_latency_qp as _;
 use masked_atomics as _;
 
 /// The program of the README is compiled and run as a test.

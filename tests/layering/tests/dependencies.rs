@@ -29,7 +29,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["verbs-api", "polyverbs-engine", "polyverbs-wire"],
     ),
     // Extensions know the contract and the engine's hooks, and no driver.
+    ("block-loopback", EXTENSION),
     ("bmme", EXTENSION),
+    ("low-latency-qp", EXTENSION),
     ("masked-atomics", EXTENSION),
     // The facade names the default providers and extensions.
     (
@@ -40,7 +42,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-links",
             "emulated-ib",
             "emulated-iwarp",
+            "block-loopback",
             "bmme",
+            "low-latency-qp",
             "masked-atomics",
         ],
     ),
@@ -82,7 +86,9 @@ const TEST: &[&str] = &[
     "verbs-api",
     "polyverbs-engine",
     "polyverbs-links",
+    "block-loopback",
     "bmme",
+    "low-latency-qp",
     "masked-atomics",
     "emulated-ib",
     "emulated-iwarp",

@@ -1,0 +1,41 @@
+//! Block loopback on software devices.
+
+use polyverbs_engine::emulation::{
+    DeliveryFilter, Emulation, EmulationPart, Gains, QpHooks, Station,
+};
+use verbs_api::{DeviceAttributes, Features, Gid, QpExtension, VerbError};
+
+use crate::LoopbackFeatures;
+
+/// The emulation.
+pub struct InSoftware;
+
+/// The part of the extension that software devices need.
+pub static EMULATION: EmulationPart = EmulationPart(&InSoftware);
+
+impl Emulation for InSoftware {
+    fn gains(&self, device: &DeviceAttributes) -> Gains {
+        if !device.features.contains(Features::MULTICAST) {
+            return Gains::default();
+        }
+        Gains {
+            own: LoopbackFeatures::BLOCK_MULTICAST.bits(),
+            ..Gains::default()
+        }
+    }
+
+    fn extend_qp(&self, _: &QpExtension) -> Result<QpHooks, VerbError> {
+        Ok(QpHooks {
+            delivery_filter: Some(Box::new(NotMyOwn)),
+            ..QpHooks::default()
+        })
+    }
+}
+
+struct NotMyOwn;
+
+impl DeliveryFilter for NotMyOwn {
+    fn takes(&self, sender: Station, receiver: Station, _: Gid) -> bool {
+        sender != receiver
+    }
+}

@@ -1,0 +1,207 @@
+//! What proves the bit.
+
+use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side};
+use verbs_api::qp::{AddressVector, QpType};
+use verbs_api::{
+    Access, BaselineGaps, ConnectOptions, ErrorKind, FeatureInfo, Features, Gid, QpOptions, Qpn,
+    Send, UdDestination, ensure, ensure_eq, feature,
+};
+
+use crate::{BLOCK_MULTICAST, BlockLoopback};
+
+const MULTICAST: FeatureInfo = feature!(Features::MULTICAST, "datagrams to groups");
+const NEEDS: &[FeatureInfo] = &[MULTICAST];
+
+/// The probes of the extension.
+pub static PROBES: &[Probe] = &[
+    Probe::new(
+        &BLOCK_MULTICAST,
+        "block-loopback.own-multicast",
+        "4.40",
+        "a sender with the flag gets what others send, and not what it sends",
+        own_multicast,
+    )
+    .needs(NEEDS)
+    .without(BaselineGaps::NO_UD),
+    Probe::new(
+        &BLOCK_MULTICAST,
+        "block-loopback.own-unicast",
+        "4.40",
+        "what a sender with the flag sends to itself alone arrives",
+        own_unicast,
+    )
+    .needs(NEEDS)
+    .without(BaselineGaps::NO_UD),
+    Probe::new(
+        &BLOCK_MULTICAST,
+        "block-loopback.later-group",
+        "4.41",
+        "the flag holds for groups that are joined, left and joined again",
+        later_group,
+    )
+    .needs(NEEDS)
+    .without(BaselineGaps::NO_UD),
+    Probe::new(
+        &BLOCK_MULTICAST,
+        "block-loopback.datagrams-only",
+        "4.43",
+        "no other queue pair is created with the flag",
+        datagrams_only,
+    ),
+];
+
+const QKEY: u32 = 0x1111;
+const ROOM: u32 = 128;
+
+/// A datagram queue pair, ready and in the group, with receives posted.
+struct Station {
+    side: Side,
+    landing: Region,
+}
+
+fn group(number: u8) -> Gid {
+    let mut octets = [0; 16];
+    (octets[0], octets[1], octets[15]) = (0xff, 0x0e, number);
+    Gid(octets)
+}
+
+impl Station {
+    fn new(rig: &Rig, end: &End, blocks: bool) -> Result<Self, Evidence> {
+        let block = end.context.extension::<BlockLoopback>()?;
+        let side = end.side_with(&end.pd, |cq| match blocks {
+            true => end.options(QpType::Ud, cq).with(&block),
+            false => end.options(QpType::Ud, cq),
+        })?;
+        rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)))?;
+        let landing = end.region(16 * ROOM as usize, Access::LOCAL_WRITE)?;
+        for slot in 0..16 {
+            side.receive(&landing, slot * ROOM as usize, ROOM)?;
+        }
+        Ok(Self { side, landing })
+    }
+
+    fn join(&self, rig: &Rig, group: Gid) -> Outcome {
+        rig.finish(self.side.attach_multicast(group))
+    }
+
+    fn send(&self, rig: &Rig, end: &End, dgid: Gid, remote_qpn: Qpn) -> Outcome {
+        let at = self.side.endpoint()?;
+        let ah = rig.finish(end.pd.create_ah(AddressVector::new(at.address, dgid, 1)))?;
+        let to = UdDestination {
+            ah,
+            remote_qpn,
+            remote_qkey: QKEY,
+        };
+        self.side
+            .post_one(Send::new(b"to all").to(&to).signaled(99))?;
+        Ok(())
+    }
+
+    // How many datagrams have come since the last time, its own sends not counted.
+    fn got(&self, rig: &Rig) -> Result<usize, Evidence> {
+        rig.settle();
+        let mut count = 0;
+        loop {
+            let mut slot = [verbs_api::Completion::default()];
+            if self.side.cq.poll(&mut slot)?.is_empty() {
+                return Ok(count);
+            }
+            let [done] = slot;
+            ensure!(
+                done.status.is_success(),
+                "a completion with {:?}",
+                done.status
+            );
+            if done.opcode.is_receive() {
+                count += 1;
+                let octets = self.landing.bytes(done.wr_id as usize + 40, 6)?;
+                ensure_eq!(octets, b"to all".to_vec(), "the datagram");
+            }
+        }
+    }
+}
+
+// covers 4.40 4.42
+fn own_multicast(rig: &Rig) -> Outcome {
+    let end = &rig.near;
+    let (a, b, c) = (
+        Station::new(rig, end, true)?,
+        Station::new(rig, end, false)?,
+        Station::new(rig, end, false)?,
+    );
+    for station in [&a, &b, &c] {
+        station.join(rig, group(1))?;
+    }
+    a.send(rig, end, group(1), Qpn::MULTICAST)?;
+    let found = [a.got(rig)?, b.got(rig)?, c.got(rig)?];
+    ensure_eq!(
+        found,
+        [0, 1, 1],
+        "what A with the flag, B and C got of A's multicast"
+    );
+    b.send(rig, end, group(1), Qpn::MULTICAST)?;
+    let found = [a.got(rig)?, b.got(rig)?, c.got(rig)?];
+    ensure_eq!(
+        found,
+        [1, 1, 1],
+        "what A with the flag, B and C got of B's multicast"
+    );
+    Ok(())
+}
+
+// covers 4.40
+fn own_unicast(rig: &Rig) -> Outcome {
+    let end = &rig.near;
+    let a = Station::new(rig, end, true)?;
+    a.join(rig, group(1))?;
+    let at = a.side.endpoint()?;
+    a.send(rig, end, at.gid, at.qp_num)?;
+    ensure_eq!(
+        a.got(rig)?,
+        1,
+        "what A with the flag got of its own unicast"
+    );
+    Ok(())
+}
+
+// covers 4.41
+fn later_group(rig: &Rig) -> Outcome {
+    let end = &rig.near;
+    let a = Station::new(rig, end, true)?;
+    for number in [1, 2] {
+        a.join(rig, group(number))?;
+        a.send(rig, end, group(number), Qpn::MULTICAST)?;
+        ensure_eq!(
+            a.got(rig)?,
+            0,
+            "what A with the flag got of its multicast to group {number}"
+        );
+    }
+    rig.finish(a.side.detach_multicast(group(1)))?;
+    a.join(rig, group(1))?;
+    a.send(rig, end, group(1), Qpn::MULTICAST)?;
+    ensure_eq!(a.got(rig)?, 0, "what A got after it joined again");
+    Ok(())
+}
+
+// covers 4.43
+fn datagrams_only(rig: &Rig) -> Outcome {
+    let block = rig.near.context.extension::<BlockLoopback>()?;
+    let cq = rig.near.cq(8)?;
+    for options in [QpOptions::rc(&cq), QpOptions::uc(&cq)] {
+        match rig.outcome(rig.near.pd.create_qp(options.with(&block)))? {
+            Err(error) if error.kind() == ErrorKind::InvalidArgument => {}
+            // A device without the service has nothing that could be created.
+            Err(verbs_api::VerbError::BaselineGap(_)) => {}
+            other => {
+                return Err(Evidence::wrong(format!(
+                    "a connected queue pair with the flag: {other:?}"
+                )));
+            }
+        }
+    }
+    // It is the device that honours the flag: a queue pair for datagrams is created with it.
+    rig.near
+        .side_with(&rig.near.pd, |cq| QpOptions::ud(cq).with(&block))?;
+    Ok(())
+}
