@@ -8,11 +8,13 @@ use std::time::Duration;
 
 // Linked: what devices have with everything that there is.
 use crate::time::Time;
+use block_loopback as _;
 use bmme as _;
 use emulated_ib::header::Header;
 use emulated_ib::{InfiniBand, OnWire, RoceV2, WireOptions};
 use emulated_iwarp::Iwarp;
 use emulated_iwarp::header::{reset_header, stream_key};
+use low_latency_qp as _;
 use masked_atomics as _;
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
@@ -53,6 +55,10 @@ pub enum Flavour {
     IwarpPlain,
     /// iWARP over a stream link: messages are cut, and segments take time.
     IwarpFramed,
+    /// InfiniBand, every queue pair a low-latency one.
+    IbLowLatency,
+    /// iWARP, every queue pair a low-latency one.
+    IwarpLowLatency,
 }
 
 /// What a test does to a device behind the program's back.
@@ -103,11 +109,16 @@ pub(crate) struct Fabric {
 }
 
 impl Flavour {
+    /// Whether every queue pair is a low-latency one.
+    pub(crate) fn is_low_latency(self) -> bool {
+        matches!(self, Self::IbLowLatency | Self::IwarpLowLatency)
+    }
+
     pub(crate) fn build(self, qp_numbers: Option<(u32, u32)>) -> Fabric {
         let mut options = DeviceOptions::default();
         options.qp_numbers = qp_numbers.unwrap_or(options.qp_numbers);
         match self {
-            Self::Ib => fabric(|at| infiniband(at, false), None, options),
+            Self::Ib | Self::IbLowLatency => fabric(|at| infiniband(at, false), None, options),
             Self::Ib2a => fabric(|at| infiniband(at, true), None, options),
             Self::IbPlain => fabric(
                 |at| infiniband(at, false),
@@ -131,7 +142,7 @@ impl Flavour {
                 fabric(|at| infiniband(at, false), Some(Arc::new(link)), options)
             }
             Self::IbUdp => on_sockets(&options),
-            Self::Iwarp => fabric(iwarp, None, options),
+            Self::Iwarp | Self::IwarpLowLatency => fabric(iwarp, None, options),
             Self::IwarpPlain => fabric(
                 iwarp,
                 None,

@@ -61,6 +61,8 @@ macro_rules! cases {
         $crate::cases_of!(iwarp Iwarp: $($list)*);
         $crate::cases_of!(iwarp_plain IwarpPlain: $($list)*);
         $crate::cases_of!(iwarp_framed IwarpFramed: $($list)*);
+        $crate::cases_of!(ib_low_latency IbLowLatency: $($list)*);
+        $crate::cases_of!(iwarp_low_latency IwarpLowLatency: $($list)*);
     };
 }
 

@@ -84,7 +84,15 @@ impl End {
 
     /// A queue pair in RESET that does everything.
     pub fn side(&self, qp_type: QpType) -> Side {
-        self.side_with(&self.pd, |cq| self.options(qp_type, cq))
+        self.side_with(&self.pd, |cq| self.in_its_mode(self.options(qp_type, cq)))
+    }
+
+    // What is asked for without a shared receive queue.
+    fn in_its_mode(&self, options: QpOptions) -> QpOptions {
+        match &self.progress {
+            Some(progress) => options.with(progress),
+            None => options,
+        }
     }
 
     /// A queue pair in RESET, in some domain and with options of the caller's.
@@ -103,9 +111,9 @@ impl Rig {
 
     /// The same, the far one in some domain.
     pub fn rc_in(&self, far: &Pd) -> Pair {
-        let far = self
-            .far
-            .side_with(far, |cq| self.far.options(QpType::Rc, cq));
+        let far = self.far.side_with(far, |cq| {
+            self.far.in_its_mode(self.far.options(QpType::Rc, cq))
+        });
         self.connected(self.near.side(QpType::Rc), far)
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use low_latency_qp::{LowLatency, Progress, Watch};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{
     Access, AsyncEvent, BaselineGaps, Completion, Context, Cq, DestroyError, Device,
@@ -40,6 +41,7 @@ pub struct End {
     pub context: Context,
     /// A domain.
     pub pd: Pd,
+    pub(crate) progress: Option<Progress>,
 }
 
 /// Memory, registered.
@@ -65,8 +67,8 @@ impl Rig {
 
     fn of(flavour: Flavour, qp_numbers: Option<(u32, u32)>) -> Self {
         let fabric = flavour.build(qp_numbers);
-        let near = End::new(fabric.near);
-        let far = End::new(fabric.far);
+        let near = End::new(fabric.near, flavour);
+        let far = End::new(fabric.far, flavour);
         let sink = read_sink_access(&near.context).access;
         let scratch = near.region(1 << 16, sink);
         Self {
@@ -201,15 +203,21 @@ pub(crate) fn poll_all(cq: &Cq) -> Vec<Completion> {
 }
 
 impl End {
-    fn new(device: Arc<dyn Steer>) -> Self {
+    fn new(device: Arc<dyn Steer>, flavour: Flavour) -> Self {
         let opened = Device::of(Arc::clone(&device) as Arc<dyn DeviceOps>);
         let everything = Requirements::everything_of(&opened.attributes());
         let context = opened.open(&everything).expect("a device that opens");
         let pd = context.alloc_pd().wait().expect("a domain");
+        let watch = || {
+            let low_latency: LowLatency = context.extension().expect("it is linked");
+            low_latency.watch(Watch::all()).expect("both are known")
+        };
+        let progress = flavour.is_low_latency().then(watch);
         Self {
             device,
             context,
             pd,
+            progress,
         }
     }
 

@@ -9,6 +9,7 @@ mod fmr_pool;
 mod invalidate;
 mod keys;
 mod leaving;
+mod multicast;
 mod plans;
 mod posting;
 mod probes;

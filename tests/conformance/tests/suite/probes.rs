@@ -20,6 +20,7 @@ fn cells(flavour: Flavour) -> Vec<(String, Verified)> {
         .collect()
 }
 
+// covers 4.42
 fn is_as_claimed(flavour: Flavour) {
     let mut wrong = Vec::new();
     for (name, cell) in cells(flavour) {

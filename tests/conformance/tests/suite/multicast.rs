@@ -1,0 +1,110 @@
+//! Multicast groups: FEATURES 4.44 and 4.45.
+
+use conformance::{Region, Rig, Side, cases, needs};
+use verbs_api::qp::{AddressVector, QpState, QpType};
+use verbs_api::{
+    Access, BaselineGaps, ConnectOptions, DestroyError, Features, Gid, Qpn, ReceiveRequest, Send,
+    UdDestination, WcStatus,
+};
+
+use crate::support::{QKEY, go_to, poll};
+
+cases! {
+    only_datagrams_join_and_only_groups_are_joined:
+        needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
+    a_queue_pair_in_a_group_stays: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
+    each_member_is_looked_at_for_itself: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
+}
+
+const ROOM: u32 = 128;
+
+fn group(first: u8) -> Gid {
+    let mut octets = [0; 16];
+    (octets[0], octets[1], octets[15]) = (first, 0x0e, 7);
+    Gid(octets)
+}
+
+/// A datagram queue pair of the far end that is ready, in the group, and has `receives`.
+fn member(rig: &Rig, qkey: u32, receives: usize) -> (Side, Region) {
+    let side = rig.far.side(QpType::Ud);
+    rig.finish(side.activate(ConnectOptions::new().qkey(qkey)));
+    let landing = rig.far.region(4 * ROOM as usize, Access::LOCAL_WRITE);
+    for slot in 0..receives {
+        side.receive(&landing, slot * ROOM as usize, ROOM);
+    }
+    rig.finish(side.attach_multicast(group(0xff)));
+    (side, landing)
+}
+
+// covers 4.44
+fn only_datagrams_join_and_only_groups_are_joined(rig: &Rig) {
+    let pair = rig.rc();
+    assert!(rig.outcome(pair.far.attach_multicast(group(0xff))).is_err());
+    let side = rig.far.side(QpType::Ud);
+    assert!(rig.outcome(side.attach_multicast(group(0xfe))).is_err());
+    assert!(rig.outcome(side.detach_multicast(group(0xff))).is_err());
+    rig.finish(side.attach_multicast(group(0xff)));
+    assert!(
+        rig.outcome(side.attach_multicast(group(0xff))).is_err(),
+        "in it already"
+    );
+    rig.finish(side.detach_multicast(group(0xff)));
+    assert!(rig.outcome(side.detach_multicast(group(0xff))).is_err());
+}
+
+// covers 4.44
+fn a_queue_pair_in_a_group_stays(rig: &Rig) {
+    let (side, _landing) = member(rig, QKEY, 0);
+    let Err(DestroyError::Busy { object, held_by }) = rig.outcome(side.qp.destroy()) else {
+        panic!("destroyed while it was in a group");
+    };
+    assert_eq!(held_by.len(), 1);
+    rig.finish(object.detach_multicast(group(0xff)));
+    rig.finish_destroy(object.destroy());
+}
+
+// covers 4.45
+fn each_member_is_looked_at_for_itself(rig: &Rig) {
+    let (good, landing) = member(rig, QKEY, 2);
+    let (stranger, _of_stranger) = member(rig, QKEY + 1, 1);
+    let (starved, _of_starved) = member(rig, QKEY, 0);
+    let (stopped, _of_stopped) = member(rig, QKEY, 1);
+    go_to(rig, &stopped, QpState::Err);
+    poll(&stopped.cq);
+    let (short, small) = (
+        rig.far.side(QpType::Ud),
+        rig.far.region(64, Access::LOCAL_WRITE),
+    );
+    rig.finish(short.activate(ConnectOptions::new().qkey(QKEY)));
+    short
+        .post_receive(ReceiveRequest::new(5, small.sge(0, 44)))
+        .expect("a receive");
+    rig.finish(short.attach_multicast(group(0xff)));
+    let (last, _of_last) = member(rig, QKEY, 2);
+
+    let sender = rig.near.side(QpType::Ud);
+    rig.finish(sender.activate(ConnectOptions::new().qkey(QKEY)));
+    let at = good.endpoint().expect("an endpoint");
+    let path = AddressVector::new(at.address, group(0xff), 1);
+    let to = UdDestination {
+        ah: rig.finish(rig.near.pd.create_ah(path)),
+        remote_qpn: Qpn::MULTICAST,
+        remote_qkey: QKEY,
+    };
+    rig.succeeds(&sender, Send::new(b"to everybody").to(&to).signaled(1));
+    rig.settle();
+    for side in [&good, &last] {
+        let done = poll(&side.cq);
+        assert_eq!(done.len(), 1, "one copy");
+        assert_eq!((done[0].status, done[0].byte_len), (WcStatus::Success, 52));
+    }
+    assert_eq!(landing.bytes(40, 12), b"to everybody");
+    for side in [&stranger, &starved, &stopped, &short] {
+        assert!(poll(&side.cq).is_empty());
+        assert_eq!(side.counters().dropped, 1, "dropped only there");
+    }
+    // What was too short for this one is there for the next.
+    rig.succeeds(&sender, Send::new(b"tiny").to(&to).signaled(2));
+    rig.settle();
+    assert_eq!(poll(&short.cq).len(), 1);
+}
