@@ -36,9 +36,26 @@ impl Loopback {
     /// # Errors
     /// The device refused.
     pub fn new(rig: &Rig, length: u32) -> Outcome<Self> {
+        Self::with(rig, length, |_, cq| Ok(QpOptions::rc(cq)))
+    }
+
+    /// The same with queue pairs that do all that extensions add.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn extended(rig: &Rig, length: u32) -> Outcome<Self> {
+        Self::with(rig, length, Rig::extended)
+    }
+
+    fn with(
+        rig: &Rig,
+        length: u32,
+        options: impl FnOnce(&Rig, &Cq) -> Outcome<QpOptions>,
+    ) -> Outcome<Self> {
         let cq = rig.context.create_cq(256).wait()?;
-        let near = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
-        let far = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
+        let options = options(rig, &cq)?;
+        let near = rig.pd.create_qp(options.clone()).wait()?;
+        let far = rig.pd.create_qp(options).wait()?;
         connect_pair(&near, &far).wait()?;
         let size = length as usize;
         let (memory, region) = rig.memory(2 * PLACES * size.next_multiple_of(8), REMOTE)?;

@@ -1,7 +1,9 @@
 //! A device, and what every measurement needs of it.
 
 use polyverbs::emulated::{self, EmulatedOptions};
-use polyverbs::{Access, BaselineGaps, Context, Memory, Mr, Pd, Requirements};
+use polyverbs::{
+    Access, BaselineGaps, Context, Cq, Extensions, Memory, Mr, Pd, QpOptions, Requirements,
+};
 
 use crate::Outcome;
 
@@ -34,7 +36,23 @@ impl Rig {
     /// # Errors
     /// There is no such kind.
     pub fn new(device: &str) -> Outcome<Self> {
-        let device = emulated::device(device, &EmulatedOptions::default())?;
+        Self::with(device, &EmulatedOptions::default())
+    }
+
+    /// The same without any extension, whatever is linked.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn without_extensions(device: &str) -> Outcome<Self> {
+        let options = EmulatedOptions {
+            extensions: Some(Extensions::new()),
+            ..EmulatedOptions::default()
+        };
+        Self::with(device, &options)
+    }
+
+    fn with(device: &str, options: &EmulatedOptions) -> Outcome<Self> {
+        let device = emulated::device(device, options)?;
         let context = device.open(&Requirements::everything_of(&device.attributes()))?;
         let pd = context.alloc_pd().wait()?;
         Ok(Self { context, pd })
@@ -55,6 +73,26 @@ impl Rig {
             .attributes()
             .gaps
             .contains(BaselineGaps::NO_ATOMICS)
+    }
+
+    /// Options of queue pairs that do every operation which an extension adds to reliable connections.
+    ///
+    /// # Errors
+    /// The linked extensions do not fit together.
+    pub fn extended(&self, cq: &Cq) -> Outcome<QpOptions> {
+        let extensions = Extensions::linked()?;
+        let all = extensions
+            .iter()
+            .flat_map(|extension| extension.all_operations());
+        let mut options = QpOptions::rc(cq);
+        for operation in all {
+            // One of another service is refused here.
+            let with = options.clone().operations(operation.bit());
+            if self.pd.create_qp(with.clone()).wait().is_ok() {
+                options = with;
+            }
+        }
+        Ok(options)
     }
 
     /// Memory of this length, page-aligned and touched, and its region.

@@ -30,7 +30,7 @@ usage: bar [--device NAME] [--pairs N] [--rounds N] [--only PART] [--json]
   --device NAME  the device, ib0 unless given here or by POLYVERBS_BENCH_DEVICE
   --pairs N      connected queue pairs in the measurements of many, 100000 unless given
   --rounds N     samples of each figure that count, 51 unless given
-  --only PART    one part of it: send, requests, bandwidth, allocations or pairs
+  --only PART    one part of it: send, requests, extensions, bandwidth, allocations or pairs
   --json         for programs
 
 example: bar --device ib0 --json > bar.json
@@ -46,9 +46,10 @@ struct Options {
 
 type Part = (&'static str, fn(&Options, &Partner) -> Outcome<Vec<Row>>);
 
-const PARTS: [Part; 5] = [
+const PARTS: [Part; 6] = [
     ("send", sends),
     ("requests", requests),
+    ("extensions", extensions),
     ("bandwidth", bandwidths),
     ("allocations", allocations),
     ("pairs", crowd),
@@ -272,6 +273,34 @@ fn requests(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
     let rate = 1e3 / samples.figure();
     let name = format!("write 64 B, {BATCH} per doorbell ({rate:.1} M/s)");
     rows.push(timed(&name, &samples, RMW, Limit::AtMost(8.0)));
+    Ok(rows)
+}
+
+/// Requests that use no extension, on a device and queue pairs that have all of them, held against the same without any.
+fn extensions(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
+    let (full, bare) = (
+        Rig::new(&options.device)?,
+        Rig::without_extensions(&options.device)?,
+    );
+    let mut rows = Vec::new();
+    let kinds: [(&str, u32, u64, fn(&mut Loopback)); 3] = [
+        ("write 8 B", 8, 5_000, Loopback::write),
+        ("read 8 B", 8, 5_000, Loopback::read),
+        ("32 writes of 64 B", 64, 200, Loopback::write_batch),
+    ];
+    for (name, length, turns, work) in kinds {
+        let mut with = Loopback::extended(&full, length)?;
+        let mut without = Loopback::new(&bare, length)?;
+        nanoseconds(2 * turns, || work(&mut with));
+        nanoseconds(2 * turns, || work(&mut without));
+        let samples = Samples::take(
+            options.rounds,
+            || nanoseconds(turns, || work(&mut without)),
+            || nanoseconds(turns, || work(&mut with)),
+        );
+        let name = format!("{name}, with every extension there");
+        rows.push(timed(&name, &samples, "without any", Limit::AtMost(1.03)));
+    }
     Ok(rows)
 }
 
