@@ -179,6 +179,78 @@ fn an_extension_without_a_mandatory_part_is_refused() {
     );
 }
 
+// covers 1.17
+#[test]
+fn two_names_with_one_number_on_the_wire_are_both_named() {
+    // The numbers are made of the names; these two have the same.
+    assert_eq!(extension_id("costarring"), extension_id("liquid"));
+    let mut extensions = Extensions::new();
+    let first = plain("costarring").features(&[TELEPORT]);
+    extensions.add(leak(first)).unwrap();
+    assert_eq!(
+        refused(&mut extensions, plain("liquid").features(&[ELSEWHERE])),
+        "extensions costarring and liquid both claim the number 0x5e4daa9d on the wire"
+    );
+}
+
+// covers 1.17
+#[test]
+fn operations_that_contradict_their_extension_are_refused() {
+    static FIRST: ExtensionOperation = ExtensionOperation::new("acme", "JUMP", 1, &TELEPORT);
+    static SAME_NUMBER: ExtensionOperation = ExtensionOperation::new("acme", "HOP", 1, &TELEPORT);
+    static SAME_NAME: ExtensionOperation = ExtensionOperation::new("acme", "JUMP", 2, &TELEPORT);
+    static UNTOLD: ExtensionOperation = ExtensionOperation::new("acme", "BACK", 3, &RECALL);
+    static OF_ANOTHER: ExtensionOperation = ExtensionOperation::new("other", "LEAP", 4, &TELEPORT);
+    let mut extensions = Extensions::new();
+    let cases: [(&[&'static ExtensionOperation], &str); 4] = [
+        (
+            &[&FIRST, &SAME_NUMBER],
+            "a name and a number for each operation: JUMP and HOP (1)",
+        ),
+        (
+            &[&FIRST, &SAME_NAME],
+            "a name and a number for each operation: JUMP and JUMP (2)",
+        ),
+        (&[&UNTOLD], "the feature RECALL that BACK takes"),
+        (
+            &[&OF_ANOTHER],
+            "operation LEAP: it says that it is of other",
+        ),
+    ];
+    for (operations, lacks) in cases {
+        let operations = operations.to_vec().leak();
+        let claims = plain("acme").features(&[TELEPORT]).operations(operations);
+        assert_eq!(
+            refused(&mut extensions, claims),
+            format!("extension acme lacks {lacks}")
+        );
+    }
+    let operations = vec![&FIRST].leak();
+    let whole = plain("acme").features(&[TELEPORT]).operations(operations);
+    extensions.add(leak(whole)).unwrap();
+    assert_ne!(FIRST.bit(), Operations::empty());
+}
+
+// covers 1.17
+#[test]
+fn of_an_extension_that_is_refused_nothing_reaches_a_device() {
+    let mut registry = Registry::new();
+    registry.add_extension(acme()).unwrap();
+    let rival = leak(plain("rival").features(&[TELEPORT]));
+    registry.add_extension(rival).unwrap_err();
+    let newer = plain("other").features(&[ELSEWHERE]);
+    let newer = leak(newer.built_for(CONTRACT_VERSION + 1));
+    registry.add_extension(newer).unwrap_err();
+    assert_eq!(registry.extensions().len(), 1);
+    for name in ["rival", "other"] {
+        assert!(registry.extensions().find(name).is_none());
+    }
+    // What a provider is handed is what is registered.
+    let provider = mock::provider("mock", vec![mock::attributes("a")]);
+    registry.add_provider(provider).unwrap();
+    assert_eq!(registry.devices().count(), 1);
+}
+
 #[test]
 fn a_part_of_another_build_is_not_overlooked() {
     let mut extensions = Extensions::new();

@@ -10,10 +10,14 @@ use std::thread;
 use bmme as _;
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
+use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
+use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::{Network, Progress};
+use polyverbs_engine::operation::{Arrived, Octets, OperationEmulation, TargetMemory};
 use polyverbs_engine::time::{Host, Time};
 use tiny::*;
+use verbs_api::probe::Probe;
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
@@ -711,4 +715,114 @@ fn entering_error_twice_is_entering_it_once() {
     connect(&other, a).unwrap();
     let _ = other.post_one(Write::new(b.sge(0, 8), outside));
     assert_eq!(a.events(), []);
+}
+
+bitflags::bitflags! {
+    #[derive(Clone, Copy)]
+    struct Halves: u64 {
+        const WHOLE = 1;
+        const HIDDEN = 1 << 1;
+    }
+}
+
+impl FeatureSet for Halves {
+    const SET: &'static str = "halves";
+}
+
+const WHOLE: FeatureInfo = feature!(Halves::WHOLE, "for tests");
+
+static HALVE: ExtensionOperation = ExtensionOperation::new("halves", "HALVE", 1, &WHOLE);
+
+/// Has an operation, or gains a bit, that the descriptor does not tell of.
+struct Untold {
+    operations: &'static [&'static dyn OperationEmulation],
+    own: u64,
+}
+
+impl Emulation for Untold {
+    fn gains(&self, _: &DeviceAttributes) -> Gains {
+        Gains {
+            own: self.own,
+            ..Gains::default()
+        }
+    }
+
+    fn operations(&self) -> &'static [&'static dyn OperationEmulation] {
+        self.operations
+    }
+}
+
+impl OperationEmulation for Untold {
+    fn operation(&self) -> &'static ExtensionOperation {
+        &HALVE
+    }
+
+    fn respond(&self, _: &Arrived<'_>, _: &TargetMemory<'_>, _: &mut Octets) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+static NOTHING: Untold = Untold {
+    operations: &[],
+    own: 1,
+};
+static OPERATES: Untold = Untold {
+    operations: &[&NOTHING],
+    own: 1,
+};
+static HIDES: Untold = Untold {
+    operations: &[],
+    own: 3,
+};
+
+// covers 1.17
+#[test]
+fn an_emulation_and_its_extension_tell_of_the_same() {
+    const PROBES: &[Probe] = &[Probe::new(
+        &WHOLE,
+        "halves.whole",
+        "1",
+        "it is there",
+        |_| Ok(()),
+    )];
+    let halves = |part: &'static dyn Part| {
+        let parts: &'static [&'static dyn Part] = Box::leak(Box::new([part]));
+        let halves = ExtensionDescriptor::new("halves", "for tests");
+        halves.features(&[WHOLE]).probes(PROBES).parts(parts)
+    };
+    let operations = || -> &'static [&'static ExtensionOperation] { vec![&HALVE].leak() };
+    let add = |descriptor| Extensions::new().add(Box::leak(Box::new(descriptor)));
+    let error = |descriptor| add(descriptor).unwrap_err().to_string();
+
+    static WITHOUT: EmulationPart = EmulationPart(&NOTHING);
+    assert_eq!(
+        error(halves(&WITHOUT).operations(operations())),
+        "extension halves lacks an emulation of HALVE (of polyverbs-engine)"
+    );
+    static WITH: EmulationPart = EmulationPart(&OPERATES);
+    assert_eq!(
+        error(halves(&WITH)),
+        "extension halves lacks a description of HALVE (of polyverbs-engine)"
+    );
+    add(halves(&WITH).operations(operations())).unwrap();
+
+    // Bits that nobody described are found when a device is made: only then they are told.
+    static HIDING: EmulationPart = EmulationPart(&HIDES);
+    let mut extensions = Extensions::new();
+    extensions
+        .add(Box::leak(Box::new(halves(&HIDING))))
+        .unwrap();
+    let network = Network::<Plain>::new(Arc::new(Clock::default()), None);
+    let options = DeviceOptions {
+        extensions: Some(extensions),
+        ..DeviceOptions::default()
+    };
+    let driver = Plain::make(LinkAddress::InProcess(1), &Arc::default());
+    let refused = Engine::new(driver, &network, options).err().unwrap();
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("the emulation of halves gains bits 0x2"),
+        "{refused}"
+    );
+    assert!(network.device(LinkAddress::InProcess(1)).is_none());
 }
