@@ -19,7 +19,11 @@ use verbs_api::{
 };
 
 use crate::header::{Aeth, Body, Carriage, Header, Position, Syndrome, advance, ahead};
+<<<<<<< HEAD
 use crate::management::{self, Management};
+=======
+use crate::pacing::NOTIFY_EVERY;
+>>>>>>> b2d3faa (emulated-ib: a paced sender; reads asked for in pieces)
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, requester};
@@ -98,6 +102,9 @@ impl Driver for InfiniBand {
         let Some(qp) = device.qp(header.dest_qp).filter(fits) else {
             return;
         };
+        if header.carriage.met_congestion() {
+            tell_congestion(&qp, &frame, cx);
+        }
         if header.body.is_request() {
             let mut half = qp.responder();
             let expected = half.driver.rest.peer_address == Some(frame.from)
@@ -115,6 +122,9 @@ impl Driver for InfiniBand {
             if half.driver.rest.peer_address == Some(frame.from)
                 && header.may_come_from(half.driver.rest.peer_qpn)
             {
+                if header.body == Body::Congestion || header.carriage.met_congestion() {
+                    requester::slow_down(&mut half);
+                }
                 requester::handle_answer(&qp, &mut half, &header, &frame.payload, cx);
             }
         }
@@ -154,7 +164,11 @@ impl Driver for InfiniBand {
         if let Some(path) = given.ah_attr {
             (tx.rest.peer_address, rx.rest.peer_address) = (Some(path.address), Some(path.address));
             let carriage = Carriage {
-                traffic_class: path.traffic_class,
+                traffic_class: match qp.qp_type {
+                    // Congestion is answered: routers may mark instead of dropping.
+                    QpType::Rc => Carriage::capable(path.traffic_class),
+                    _ => path.traffic_class,
+                },
                 hop_limit: path.hop_limit,
             };
             (tx.rest.carriage, rx.rest.carriage) = (carriage, carriage);
@@ -234,6 +248,21 @@ impl Driver for InfiniBand {
     }
 }
 
+// The peer is told that what it sends meets congestion, and not too often (IBTA annex A17.9.3).
+fn tell_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
+    let mut half = qp.responder();
+    let rest = &half.driver.rest;
+    let is_peer = rest.peer_address == Some(frame.from)
+        && frame.header.may_come_from(rest.peer_qpn)
+        && frame.header.body != Body::Congestion;
+    let now = cx.now();
+    if !is_peer || now < rest.notified_until {
+        return;
+    }
+    half.driver.rest.notified_until = now.after(NOTIFY_EVERY);
+    emit(qp, &half, 0, Body::Congestion, Payload::Empty, cx);
+}
+
 /// Sends the answer to a request frame over the link; on a direct network the requester has it already.
 pub(crate) fn answer(
     qp: &Qp,
@@ -301,6 +330,10 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
         Aeth::new(msn, qp.receives_waiting())
     };
     let (dest_qp, src_qp) = (half.driver.rest.peer_qpn, qp.qpn);
+    let mut carriage = half.driver.rest.carriage;
+    if body == Body::Congestion {
+        carriage.traffic_class &= !Carriage::ECN;
+    }
     let header = Header {
         service: qp.qp_type,
         dest_qp,
@@ -309,7 +342,7 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
         ack_req: false,
         solicited: false,
         aeth,
-        carriage: half.driver.rest.carriage,
+        carriage,
         doubtful: false,
         body,
     };

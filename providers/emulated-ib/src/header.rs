@@ -190,9 +190,21 @@ pub struct Carriage {
 }
 
 impl Carriage {
+    /// The bits of explicit congestion notification in a traffic class.
+    pub const ECN: u8 = 0b11;
+
+    /// A traffic class that lets routers mark what meets congestion, unless it says something of that itself (RFC 3168).
+    pub const fn capable(traffic_class: u8) -> u8 {
+        if traffic_class & Self::ECN == 0 {
+            traffic_class | 0b10
+        } else {
+            traffic_class
+        }
+    }
+
     /// Whether a frame has met congestion on its way (RFC 3168).
     pub const fn met_congestion(self) -> bool {
-        self.traffic_class & 0b11 == 0b11
+        self.traffic_class & Self::ECN == Self::ECN
     }
 }
 

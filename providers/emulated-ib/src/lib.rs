@@ -14,6 +14,7 @@ mod express;
 mod extension;
 pub mod header;
 pub mod management;
+mod pacing;
 mod provider;
 pub mod requester;
 pub mod responder;

@@ -17,13 +17,10 @@ use verbs_api::{ExtensionOperation, LinkAddress, RemoteAddress, SendFlags, WcSta
 use crate::header::{
     Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead, packets,
 };
+use crate::pacing::{PIECE, Pace};
 use crate::responder::{Answer, respond};
 use crate::{Cx, Qp, QpRef, Sending, extension};
 
-/// Frames that may be on their way without having been acknowledged.
-const WINDOW: i32 = 256;
-/// An acknowledge is asked for at least this often.
-const ACK_EVERY: u32 = 32;
 /// This `rnr_retry` never ends.
 const RNR_FOREVER: u8 = 7;
 
@@ -82,6 +79,8 @@ pub struct RequesterRest {
     limit: Option<u32>,
     // The peer once set no limit, and sets none any more.
     unlimited: bool,
+    // How much may be under way, of a link.
+    pace: Pace,
 }
 
 impl Requester {
@@ -89,6 +88,7 @@ impl Requester {
     pub fn begin(&mut self, sq_psn: u32) {
         self.next_psn = sq_psn;
         let rest = &mut *self.rest;
+        rest.pace = Pace::new(self.mtu_shift);
         (rest.unacked, rest.sent) = (sq_psn, sq_psn);
         (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
         (rest.retries_left, rest.rnr_left) = (rest.retry_cnt, rest.rnr_retry);
@@ -416,6 +416,7 @@ fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     half.driver.rest.retries_left -= 1;
     if cx.device.network().link().is_some() {
         half.driver.rest.asked_again = None;
+        half.driver.rest.pace.timed_out();
         go_back(half, half.driver.rest.unacked);
     }
     true
@@ -494,6 +495,7 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
         };
         match wqe.phase {
             Phase::Waiting if !may_start(qp, half, index) => break,
+            Phase::Started if !may_go_on(qp, half, index) => break,
             Phase::Waiting | Phase::Started => {}
             Phase::Done(status) if !status.is_success() => break,
             Phase::Sent | Phase::Done(_) => {
@@ -502,8 +504,8 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
             }
         }
         start(qp.qp_type, half, index);
-        let full = ahead(position_psn(half, index), half.driver.rest.unacked) >= WINDOW;
-        if (full && qp.qp_type == QpType::Rc) || !step(qp, half, index, cx) {
+        let full = qp.qp_type == QpType::Rc && is_full(qp, half, index);
+        if full || !step(qp, half, index, cx) {
             break;
         }
     }
@@ -522,7 +524,7 @@ fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {
         return false;
     }
     let request = half.queue[index].kept.request();
-    let open = outstanding_reads(half);
+    let open = outstanding_reads(qp, half);
     if request.flags.contains(SendFlags::FENCE) && open > 0 {
         return false;
     }
@@ -530,6 +532,46 @@ fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {
         return false;
     }
     !request.op.is_read_or_atomic() || open < usize::from(half.driver.rest.max_rd_atomic.max(1))
+}
+
+// A read is asked for piece by piece: each counts.
+fn may_go_on(qp: &Qp, half: &Sending, index: usize) -> bool {
+    let wqe = &half.queue[index];
+    if !matches!(wqe.kept.op, Op::Read(..)) {
+        return true;
+    }
+    let asked_before = usize::from(!wqe.sent.is_multiple_of(piece(qp, half)));
+    let most = usize::from(half.driver.rest.max_rd_atomic.max(1));
+    outstanding_reads(qp, half) < most + asked_before
+}
+
+// Octets of a read that are asked for together.
+fn piece(qp: &Qp, half: &Sending) -> u64 {
+    match qp.device.network().link().and_then(|link| link.max_frame()) {
+        Some(_) => u64::from(PIECE) << half.driver.mtu_shift,
+        // A message of any length is one frame.
+        None => 1 << 32,
+    }
+}
+
+// Where the piece ends that begins at this octet of a read, or in which it lies.
+fn end_of_piece(qp: &Qp, half: &Sending, from: u64, whole: u64) -> u64 {
+    let piece = piece(qp, half);
+    whole.min((from / piece + 1) * piece)
+}
+
+// Whether what comes next does not fit into the window. Where nothing is under way, everything does.
+fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
+    let wqe = &half.queue[index];
+    let frames = match wqe.kept.op {
+        Op::Read(..) => {
+            let end = end_of_piece(qp, half, wqe.sent, wqe.kept.length);
+            packets(end - wqe.sent, half.driver.mtu_shift)
+        }
+        _ => 1,
+    };
+    let under_way = ahead(position_psn(half, index), half.driver.rest.unacked).max(0) as u32;
+    under_way > 0 && under_way + frames > half.driver.rest.pace.window()
 }
 
 const fn takes_receive(op: &Op) -> bool {
@@ -552,12 +594,24 @@ fn note_credits(half: &mut Sending, aeth: Aeth) {
     };
 }
 
-fn outstanding_reads(half: &Sending) -> usize {
+// Pieces of reads, and atomics.
+fn outstanding_reads(qp: &Qp, half: &Sending) -> usize {
+    let piece = piece(qp, half);
     let begun = half
         .queue
         .iter()
         .filter(|wqe| matches!(wqe.phase, Phase::Started | Phase::Sent));
-    begun.filter(|wqe| wqe.kept.op.is_read_or_atomic()).count()
+    let pieces = |wqe: &Wqe| match (wqe.phase, wqe.kept.op) {
+        (Phase::Started, Op::Read(..)) => {
+            (wqe.sent.div_ceil(piece) - wqe.received / piece) as usize
+        }
+        (_, Op::Read(..)) => {
+            let left = wqe.kept.length - wqe.received / piece * piece;
+            left.div_ceil(piece).max(1) as usize
+        }
+        (_, op) => usize::from(op.is_read_or_atomic()),
+    };
+    begun.map(pieces).sum()
 }
 
 // Gives a request its sequence numbers.
@@ -652,11 +706,20 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         let mut header = header_of(half, &request, psn, Position::Only);
         if let Body::ReadRequest(remote, length) = &mut header.body {
             // What has come back already is not asked for again (IBTA 9.7.5.1.9).
+            let end = end_of_piece(qp, half, wqe.sent, request.length);
             *remote = remote.plus(wqe.sent);
-            *length -= wqe.sent as u32;
+            *length = (end - wqe.sent) as u32;
+            let is_another = wqe.sent > 0 && ahead(psn, half.driver.rest.sent) >= 0;
+            half.driver.rest.messages =
+                advance(half.driver.rest.messages, u32::from(is_another));
+            wqe.sent = end;
+        } else {
+            wqe.sent = request.length;
         }
         emit(qp, half, header, Payload::Empty, cx);
-        wqe.phase = Phase::Sent;
+        if wqe.sent >= request.length {
+            wqe.phase = Phase::Sent;
+        }
     } else {
         let whole = source(
             cx.keys(),
@@ -674,7 +737,8 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         let length = (request.length - wqe.sent).min(mtu);
         let position = Position::of(wqe.sent, length, request.length);
         let mut header = header_of(half, &request, psn, position);
-        header.ack_req |= psn.is_multiple_of(ACK_EVERY);
+        let under_way = ahead(psn, half.driver.rest.unacked).max(0) as u32;
+        header.ack_req |= half.driver.rest.pace.wants_ack(psn, under_way);
         emit(
             qp,
             half,
@@ -690,7 +754,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     let reached = if wqe.phase == Phase::Sent {
         advance(wqe.first, wqe.count)
     } else {
-        advance(psn, 1)
+        advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32)
     };
     if ahead(reached, half.driver.rest.sent) > 0 {
         half.driver.rest.sent = reached;
@@ -720,6 +784,12 @@ fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &
 }
 
 // ---- answers
+
+/// What this half sends, or what it asked for, met congestion on its way.
+pub fn slow_down(half: &mut Sending) {
+    let sent = half.driver.rest.sent;
+    half.driver.rest.pace.lost(sent);
+}
 
 /// An answer arrived from the link.
 pub fn handle_answer(
@@ -761,19 +831,18 @@ pub fn handle_answer(
 // Everything before `psn` has arrived. A read or atomic without its answer is not completed by it: the answer was lost
 // (IBTA 9.7.5.2.4).
 fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
+    let shift = half.driver.mtu_shift;
     let mut lost_answer = None;
     for wqe in half.queue.iter_mut() {
         if !matches!(wqe.phase, Phase::Started | Phase::Sent) || wqe.count == 0 {
             continue;
         }
-        if ahead(advance(wqe.first, wqe.count), psn) > 0 {
-            if wqe.kept.op.is_read_or_atomic() && ahead(psn, wqe.first) > 0 {
-                lost_answer = Some(wqe.first);
-            }
+        if wqe.kept.op.is_read_or_atomic() {
+            let answered = advance(wqe.first, (wqe.received >> shift) as u32);
+            lost_answer = (ahead(psn, answered) > 0).then_some(answered);
             break;
         }
-        if wqe.kept.op.is_read_or_atomic() {
-            lost_answer = Some(wqe.first);
+        if ahead(advance(wqe.first, wqe.count), psn) > 0 {
             break;
         }
         wqe.phase = Phase::Done(WcStatus::Success);
@@ -790,12 +859,17 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
 fn ask_again(half: &mut Sending) {
     let missing = half.driver.rest.unacked;
     if half.driver.rest.asked_again.replace(missing) != Some(missing) {
+        slow_down(half);
         go_back(half, missing);
     }
 }
 
 fn progress_to(half: &mut Sending, psn: u32) {
-    if ahead(psn, half.driver.rest.unacked) > 0 {
+    let frames = ahead(psn, half.driver.rest.unacked);
+    if frames > 0 {
+        let under_way = ahead(half.driver.rest.sent, half.driver.rest.unacked).max(0);
+        let rest = &mut *half.driver.rest;
+        rest.pace.answered(frames as u32, under_way as u32, psn);
         half.driver.rest.unacked = psn;
         half.driver.rest.retries_left = half.driver.rest.retry_cnt;
         half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
@@ -866,6 +940,7 @@ fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
     }
     half.driver.rest.retries_left -= 1;
     half.driver.rest.ack_until = None;
+    slow_down(half);
     go_back(half, half.driver.rest.unacked);
 }
 
@@ -917,7 +992,8 @@ fn read_response(
     let reached = wqe.received + payload.len() as u64;
     // All but the last are full: the numbers count on it.
     let short = !position.ends() && payload.len() != 1 << shift;
-    if short || reached > whole || position.ends() != (reached == whole) {
+    let end = end_of_piece(qp, half, wqe.received, whole);
+    if short || reached > end || position.ends() != (reached == end) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
     let mut spans = Spans::new();
@@ -927,7 +1003,7 @@ fn read_response(
     scatter_at(&spans, wqe.received, payload);
     half.queue[index].received = reached;
     progress_to(half, advance(psn, 1));
-    if position.ends() {
+    if reached == whole {
         half.queue[index].phase = Phase::Done(WcStatus::Success);
         half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
         complete_in_order(qp, half, cx);

@@ -11,6 +11,7 @@ use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::operation::Octets;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
+use polyverbs_engine::time::Time;
 use verbs_api::memory::Span;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{Access, EventType, LinkAddress, RemoteAddress, WcFlags, WcOpcode, WcStatus};
@@ -56,6 +57,8 @@ pub struct ResponderRest {
     pub qkey: u32,
     /// Messages completed.
     pub msn: u32,
+    /// Until then the peer is not told again that what it sends meets congestion.
+    pub notified_until: Time,
     framed: Framed,
     /// Datagrams that came last, of a link.
     pub(crate) recent: Recent,

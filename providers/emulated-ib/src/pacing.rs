@@ -1,0 +1,171 @@
+//! How much may be under way: a window that grows while answers come and shrinks when something is lost.
+//!
+//! A socket's receiver has room for so much and loses the rest, and how much that is nobody tells. So the window begins
+//! small, doubles with each round until something is lost, and from then on grows by a little each round and is halved
+//! at each loss (RFC 5681 does the same for TCP). A receiver that meets congestion marks and says so with a notification
+//! (IBTA annex A17.9.3), which counts as a loss.
+
+use std::time::Duration;
+
+use crate::header::ahead;
+
+/// Frames of a read's answer that are asked for together: larger reads are asked for piece by piece.
+pub(crate) const PIECE: u32 = 32;
+
+/// The window never becomes smaller.
+const LEAST: u32 = 2;
+/// Octets and frames that the window begins with.
+const FIRST: (u32, u32) = (64 << 10, 16);
+/// Octets and frames that it never exceeds: what a receive buffer of ordinary size may hold.
+const MOST: (u32, u32) = (1 << 20, 1024);
+/// An acknowledge is asked for at least this often.
+const ACK_EVERY: u32 = 32;
+/// Whoever met congestion says so no more often.
+pub(crate) const NOTIFY_EVERY: Duration = Duration::from_micros(50);
+
+/// The window of a requester, in frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pace {
+    window: u32,
+    /// Up to here it doubles with each round.
+    threshold: u32,
+    most: u32,
+    /// Frames answered since it last grew by a step.
+    answered: u32,
+    /// Until this number has been answered, what is lost is one loss.
+    recovers_at: Option<u32>,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self::new(10)
+    }
+}
+
+impl Pace {
+    /// Of a path with frames of `1 << mtu_shift` octets.
+    pub(crate) fn new(mtu_shift: u8) -> Self {
+        let frames = |(octets, frames): (u32, u32), least: bool| {
+            let carried = octets >> mtu_shift;
+            if least {
+                carried.max(frames)
+            } else {
+                carried.min(frames)
+            }
+        };
+        let most = frames(MOST, false).max(PIECE);
+        Self {
+            window: frames(FIRST, true).min(most),
+            threshold: most,
+            most,
+            answered: 0,
+            recovers_at: None,
+        }
+    }
+
+    /// Frames that may be under way.
+    pub(crate) const fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Whether the frame of this number, with `under_way` before it, asks for an acknowledge.
+    pub(crate) fn wants_ack(&self, psn: u32, under_way: u32) -> bool {
+        let every = (self.window / 4).clamp(1, ACK_EVERY);
+        psn.is_multiple_of(every.next_power_of_two()) || under_way + 1 >= self.window
+    }
+
+    /// So many frames were answered out of so many under way; everything before `psn` has been.
+    pub(crate) fn answered(&mut self, frames: u32, under_way: u32, psn: u32) {
+        if self.recovers_at.is_some_and(|at| ahead(psn, at) >= 0) {
+            self.recovers_at = None;
+        }
+        // A window that is not used says nothing about what the path carries.
+        if under_way < self.window / 2 || self.recovers_at.is_some() {
+            return;
+        }
+        if self.window < self.threshold {
+            self.window += frames;
+        } else {
+            self.answered += frames;
+            if self.answered >= self.window {
+                self.answered = 0;
+                self.window += (self.most / 64).max(1);
+            }
+        }
+        self.window = self.window.min(self.most);
+    }
+
+    /// Something was lost on the way, or met congestion; everything before `sent` has been sent.
+    pub(crate) fn lost(&mut self, sent: u32) {
+        if self.recovers_at.is_none() {
+            self.threshold = (self.window / 2).max(LEAST);
+            self.window = self.threshold;
+            self.answered = 0;
+            self.recovers_at = Some(sent);
+        }
+    }
+
+    /// No answer came at all: what is under way is as good as gone. From the first answer on the window doubles again.
+    pub(crate) fn timed_out(&mut self) {
+        self.threshold = (self.window / 2).max(LEAST);
+        self.window = LEAST;
+        self.answered = 0;
+        self.recovers_at = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_doubles_until_a_loss_and_grows_slowly_after_it() {
+        let mut pace = Pace::new(12);
+        assert_eq!((pace.window(), pace.most), (16, 256));
+        pace.answered(16, 16, 16);
+        assert_eq!(pace.window(), 32);
+        pace.answered(32, 32, 48);
+        assert_eq!(pace.window(), 64);
+        pace.lost(112);
+        assert_eq!(pace.window(), 32);
+        // What belongs to the same loss.
+        pace.lost(112);
+        pace.answered(16, 32, 64);
+        assert_eq!(pace.window(), 32);
+        pace.answered(48, 32, 112);
+        let slowly = pace.window();
+        assert!((32..40).contains(&slowly));
+        pace.lost(150);
+        assert!(pace.window() < slowly);
+    }
+
+    #[test]
+    fn without_any_answer_it_begins_anew() {
+        let mut pace = Pace::new(8);
+        for round in 1..20 {
+            pace.answered(pace.window(), pace.window(), round * 2000);
+        }
+        assert_eq!(pace.window(), 1024);
+        pace.timed_out();
+        assert_eq!(pace.window(), LEAST);
+        pace.answered(2, 2, 4);
+        assert_eq!(pace.window(), 4);
+        (0..30).for_each(|_| pace.timed_out());
+        assert_eq!(pace.window(), LEAST);
+    }
+
+    #[test]
+    fn it_does_not_grow_where_it_is_not_used() {
+        let mut pace = Pace::new(12);
+        (0..100).for_each(|psn| pace.answered(1, 1, psn));
+        assert_eq!(pace, Pace::new(12));
+    }
+
+    #[test]
+    fn the_frame_that_fills_it_asks_for_an_answer() {
+        let mut pace = Pace::new(10);
+        assert!(pace.wants_ack(63, 63) && !pace.wants_ack(63, 3));
+        (0..30).for_each(|_| pace.timed_out());
+        assert!((1..9).all(|psn| pace.wants_ack(psn, 0)));
+    }
+}
