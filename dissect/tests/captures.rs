@@ -82,6 +82,7 @@ fn an_identification_that_is_not_seen_is_recovered() {
                 source: header.source.0,
                 destination: header.destination.0,
                 source_port: roce.udp.source_port,
+                destination_port: roce.udp.destination_port,
                 identification: 0,
             };
             let computed = roce::decode(datagram).unwrap().expected_icrc(&unseen);

@@ -126,6 +126,7 @@ pub(crate) fn roce_v4(payload: &[u8]) -> Vec<u8> {
         source: V4[0],
         destination: V4[1],
         source_port: SOURCE_PORT,
+        destination_port: ROCE_PORT,
         identification: 0x1234,
     };
     ipv4(protocol::UDP, 0, &udp(&send(&envelope, payload)))
@@ -136,6 +137,7 @@ pub(crate) fn roce_v6(payload: &[u8]) -> Vec<u8> {
         source: [1; 16],
         destination: [2; 16],
         source_port: SOURCE_PORT,
+        destination_port: ROCE_PORT,
     };
     ipv6(protocol::UDP, &udp(&send(&envelope, payload)))
 }

@@ -335,18 +335,20 @@ const fn service(qp_type: QpType) -> Option<Service> {
 
 /// The IP packet that a datagram travels in, as far as the ICRC covers it; `None` between addresses of two families.
 fn around(envelope: &Envelope) -> Option<icrc::Envelope> {
-    let source_port = envelope.from.port();
+    let (source_port, destination_port) = (envelope.from.port(), envelope.to.port());
     match (envelope.from.ip(), envelope.to.ip()) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => Some(icrc::Envelope::V4 {
             source: source.octets(),
             destination: destination.octets(),
             source_port,
+            destination_port,
             identification: envelope.identification,
         }),
         (IpAddr::V6(source), IpAddr::V6(destination)) => Some(icrc::Envelope::V6 {
             source: source.octets(),
             destination: destination.octets(),
             source_port,
+            destination_port,
         }),
         _ => None,
     }

@@ -710,8 +710,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             *remote = remote.plus(wqe.sent);
             *length = (end - wqe.sent) as u32;
             let is_another = wqe.sent > 0 && ahead(psn, half.driver.rest.sent) >= 0;
-            half.driver.rest.messages =
-                advance(half.driver.rest.messages, u32::from(is_another));
+            half.driver.rest.messages = advance(half.driver.rest.messages, u32::from(is_another));
             wqe.sent = end;
         } else {
             wqe.sent = request.length;

@@ -32,6 +32,7 @@ pub fn roce(octets: &[u8]) {
         source: [10, 0, 0, 1],
         destination: [10, 0, 0, 2],
         source_port: 0xc000,
+        destination_port: 4791,
         identification: 0,
     };
     let Ok(packet) = roce::decode(octets) else {

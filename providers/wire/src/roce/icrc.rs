@@ -16,7 +16,7 @@ use core::time::Duration;
 
 use super::bth::{Bth, BthView};
 use crate::layout::{Header, Octets};
-use crate::net::{self, Ipv4, Ipv4View, Ipv6, Ipv6View, Udp, UdpView, protocol};
+use crate::net::{Ipv4, Ipv4View, Ipv6, Ipv6View, Udp, UdpView, protocol};
 
 /// An ICRC in the making.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct Icrc(crc32fast::Hasher);
 
 /// What lies around a packet: the fields of IP and UDP that the ICRC covers and that two packets may differ in.
 ///
-/// The others are as every sender has them: no IP options, no fragments, the destination port of RoCEv2.
+/// The others are as every sender has them: no IP options, no fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Envelope {
     /// IPv4.
@@ -35,6 +35,8 @@ pub enum Envelope {
         destination: [u8; 4],
         /// The sender's UDP port.
         source_port: u16,
+        /// The receiver's: that of RoCEv2, unless both have agreed on another.
+        destination_port: u16,
         /// Identification of the IP packet.
         identification: u16,
     },
@@ -46,6 +48,8 @@ pub enum Envelope {
         destination: [u8; 16],
         /// The sender's UDP port.
         source_port: u16,
+        /// The receiver's.
+        destination_port: u16,
     },
 }
 
@@ -57,10 +61,10 @@ impl Icrc {
     #[inline]
     pub fn new(envelope: &Envelope, datagram_len: usize, bth: &BthView) -> Self {
         let udp_len = Udp::LEN + datagram_len;
-        let udp = |source_port| {
+        let udp = |source_port, destination_port| {
             let udp = Udp {
                 source_port,
-                destination_port: net::ROCE_PORT,
+                destination_port,
                 length: udp_len as u16,
                 checksum: u16::MAX,
             };
@@ -71,6 +75,7 @@ impl Icrc {
                 source,
                 destination,
                 source_port,
+                destination_port,
                 identification,
             } => {
                 let ip = Ipv4 {
@@ -84,12 +89,13 @@ impl Icrc {
                     destination: Octets(destination),
                     ..Ipv4::default()
                 };
-                Self::of_ipv4(&ip.to_view(), &[], &udp(source_port), bth)
+                Self::of_ipv4(&ip.to_view(), &[], &udp(source_port, destination_port), bth)
             }
             Envelope::V6 {
                 source,
                 destination,
                 source_port,
+                destination_port,
             } => {
                 let ip = Ipv6 {
                     version: 6,
@@ -99,7 +105,7 @@ impl Icrc {
                     destination: Octets(destination),
                     ..Ipv6::default()
                 };
-                Self::of_ipv6(&ip.to_view(), &udp(source_port), bth)
+                Self::of_ipv6(&ip.to_view(), &udp(source_port, destination_port), bth)
             }
         }
     }

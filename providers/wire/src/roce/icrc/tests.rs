@@ -98,6 +98,7 @@ const ENVELOPE_V4: Envelope = Envelope::V4 {
     source: [192, 168, 0, 7],
     destination: [192, 168, 0, 7],
     source_port: 0xc000,
+    destination_port: 4791,
     identification: 0x0478,
 };
 
@@ -126,6 +127,7 @@ fn an_envelope_is_what_a_socket_knows() {
         source: address(0x0a),
         destination: address(0x0b),
         source_port: 0xc123,
+        destination_port: 4791,
     };
     assert!(decode(&SEND_V6[48..]).unwrap().is_intact(&envelope));
 }
@@ -135,6 +137,7 @@ fn finished(identification: u16, datagram: &[u8]) -> [u8; 4] {
         source: [10, 77, 0, 1],
         destination: [10, 77, 0, 2],
         source_port: 0xd123,
+        destination_port: 4791,
         identification,
     };
     let (bth, rest) = view::<Bth>(datagram).unwrap();

@@ -9,6 +9,7 @@ const ENVELOPE: Envelope = Envelope::V4 {
     source: [10, 77, 0, 1],
     destination: [10, 77, 0, 2],
     source_port: 0xc0de,
+    destination_port: 4791,
     identification: 3,
 };
 
