@@ -193,6 +193,77 @@ fn what_is_lost_doubled_reordered_or_damaged_is_made_good() {
     assert!(near.counts().damaged + far.counts().damaged > 0);
 }
 
+fn one_of_each(near: &End, far: &End, length: usize) {
+    let half = SIZE / 2;
+    let data = octets(length, length);
+    near.memory.write(0, &data).unwrap();
+    let local = near.mr.sge(0, length as u32).unwrap();
+    near.succeeds(Write::new(local, far.mr.remote(half as u64)).signaled(1));
+    assert!(far.memory.to_vec(half, length).unwrap() == data);
+    let sink = near.mr.sge(half, length as u32).unwrap();
+    near.succeeds(Read::new(sink, far.mr.remote(half as u64)).signaled(2));
+    assert!(near.memory.to_vec(half, length).unwrap() == data);
+    let room = far.mr.sge(0, half as u32).unwrap();
+    far.qp.post_receive(ReceiveRequest::new(3, room)).unwrap();
+    near.succeeds(Send::new(local).signaled(4));
+    far.take(1);
+    assert!(far.memory.to_vec(0, length).unwrap() == data);
+}
+
+#[test]
+fn long_messages_arrive_whole_at_every_path_mtu() {
+    for code in 1..=5 {
+        let near = End::new("127.0.15.1:14791", |_| {});
+        let far = End::new("127.0.15.2:14791", |_| {});
+        let mtu = Mtu::from_code(code).unwrap();
+        connect(&near, &far, ConnectOptions::new().path_mtu(mtu));
+        one_of_each(&near, &far, 1 << 20);
+        one_of_each(&far, &near, (1 << 20) + 77);
+    }
+}
+
+#[test]
+fn a_receiver_with_little_room_is_not_drowned() {
+    let little = |options: &mut WireOptions| options.group.udp.receive_buffer = 16 << 10;
+    for code in [1, 3, 5] {
+        let near = End::new("127.0.16.1:14791", little);
+        let far = End::new("127.0.16.2:14791", little);
+        let mtu = Mtu::from_code(code).unwrap();
+        connect(&near, &far, ConnectOptions::new().path_mtu(mtu).timeout(12));
+        one_of_each(&near, &far, 1 << 20);
+        let counters = near.qp.counters();
+        let frames = 3 * (1 << 20) / u64::from(mtu.octets());
+        assert!(counters.retransmissions < frames / 2, "{counters:?}");
+    }
+}
+
+#[test]
+fn long_messages_survive_faults() {
+    let faulty = |seed| {
+        move |options: &mut WireOptions| {
+            options.faults = Some(DatagramOptions {
+                faults: DatagramFaults {
+                    drop: Rate::percent(1),
+                    duplicate: Rate::percent(1),
+                    reorder: Rate::percent(1),
+                    corrupt: Rate::of_millionths(1000),
+                    partition: None,
+                },
+                seed,
+                ..DatagramOptions::default()
+            });
+        }
+    };
+    for code in [1, 3, 5] {
+        let near = End::new("127.0.17.1:14791", faulty(code.into()));
+        let far = End::new("127.0.17.2:14791", faulty(7));
+        let mtu = Mtu::from_code(code).unwrap();
+        connect(&near, &far, ConnectOptions::new().path_mtu(mtu).timeout(12));
+        one_of_each(&near, &far, 1 << 20);
+        println!("{mtu:?} {:?}", near.qp.counters());
+    }
+}
+
 #[test]
 fn a_peer_that_is_gone_ends_in_a_completion() {
     let near = End::new("127.0.13.1:14791", |_| {});
