@@ -1001,7 +1001,13 @@ fn read_response(
     }
     scatter_at(&spans, wqe.received, payload);
     half.queue[index].received = reached;
-    progress_to(half, advance(psn, 1));
+    let wqe = &half.queue[index];
+    let taken = if reached == whole {
+        wqe.count
+    } else {
+        (reached >> shift) as u32
+    };
+    progress_to(half, advance(wqe.first, taken));
     if reached == whole {
         half.queue[index].phase = Phase::Done(WcStatus::Success);
         half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);

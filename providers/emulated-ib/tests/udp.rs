@@ -219,6 +219,7 @@ fn long_messages_arrive_whole_at_every_path_mtu() {
         connect(&near, &far, ConnectOptions::new().path_mtu(mtu));
         one_of_each(&near, &far, 1 << 20);
         one_of_each(&far, &near, (1 << 20) + 77);
+        println!("{mtu:?} {:?} {:?}", near.qp.counters(), far.qp.counters());
     }
 }
 
