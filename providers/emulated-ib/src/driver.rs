@@ -19,11 +19,8 @@ use verbs_api::{
 };
 
 use crate::header::{Aeth, Body, Carriage, Header, Position, Syndrome, advance, ahead};
-<<<<<<< HEAD
 use crate::management::{self, Management};
-=======
 use crate::pacing::NOTIFY_EVERY;
->>>>>>> b2d3faa (emulated-ib: a paced sender; reads asked for in pieces)
 use crate::requester::Requester;
 use crate::responder::{Answer, Responder, respond, serve_waiting};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, requester};
