@@ -70,6 +70,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("layering", &[]),
     ("link-forms", TEST),
     ("link-forms-c", LINKED),
+    ("peers", TEST),
     ("planted-faults", &[]),
 ];
 

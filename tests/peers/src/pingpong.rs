@@ -1,0 +1,145 @@
+//! `ibv_rc_pingpong`, rdma-core's: what it tells over TCP, and messages to and fro.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use verbs_api::Send;
+use verbs_api::qp::QpType;
+
+use crate::exercises::{IN, OUT, Row};
+use crate::ours::{Host, Ours};
+use crate::theirs::{Card, gid_text, parse_gid};
+
+/// LID, number, sequence number and identifier with colons between, and an octet of zero.
+const TOLD: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
+/// What the one that connected says at last, with an octet of zero.
+const DONE: &[u8] = b"done\0";
+
+/// With one that waits for us.
+pub(crate) fn connect(device: IpAddr, at: SocketAddr, size: usize, count: usize) -> Row {
+    let outcome = (|| {
+        let ours = Host::new(device)?.make(QpType::Rc)?;
+        let mut stream = reach(at)?;
+        stream.write_all(&told(&ours.card()))?;
+        let peer = hear(&mut stream)?;
+        ours.connect(&peer)?;
+        prepare(&ours, size, count)?;
+        stream.write_all(DONE)?;
+        // It prepares itself before it answers; whoever connected begins.
+        exchange(&ours, size, count, true)
+    })();
+    Row::new(
+        "ibv_rc_pingpong",
+        OUT,
+        format!("{count} times {size} B"),
+        outcome,
+    )
+}
+
+/// With one that comes to us.
+pub(crate) fn listen(device: IpAddr, at: SocketAddr, size: usize, count: usize) -> Row {
+    let outcome = (|| {
+        let ours = Host::new(device)?.make(QpType::Rc)?;
+        let (mut stream, _) = TcpListener::bind(at)?.accept()?;
+        let peer = hear(&mut stream)?;
+        ours.connect(&peer)?;
+        prepare(&ours, size, count)?;
+        stream.write_all(&told(&ours.card()))?;
+        let mut done = [0; DONE.len()];
+        stream.read_exact(&mut done)?;
+        ensure!(done == DONE, "{done:?}");
+        exchange(&ours, size, count, false)
+    })();
+    Row::new(
+        "ibv_rc_pingpong",
+        IN,
+        format!("{count} times {size} B"),
+        outcome,
+    )
+}
+
+// It may not listen yet.
+fn reach(at: SocketAddr) -> anyhow::Result<TcpStream> {
+    let began = Instant::now();
+    loop {
+        match TcpStream::connect(at) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if began.elapsed() > Duration::from_secs(10) => {
+                return Err(error).with_context(|| at.to_string());
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn told(card: &Card) -> Vec<u8> {
+    let gid = gid_text(card.gid);
+    format!("0000:{:06x}:{:06x}:{gid}\0", card.qpn, card.psn).into_bytes()
+}
+
+fn hear(stream: &mut TcpStream) -> anyhow::Result<Card> {
+    let mut told = [0; TOLD];
+    stream.read_exact(&mut told)?;
+    let text = std::str::from_utf8(&told)?.trim_end_matches('\0');
+    let fields: Vec<_> = text.split(':').collect();
+    let &[_, qpn, psn, gid] = &fields[..] else {
+        anyhow::bail!("told {text}");
+    };
+    Ok(Card {
+        qpn: u32::from_str_radix(qpn, 16)?,
+        psn: u32::from_str_radix(psn, 16)?,
+        gid: parse_gid(gid)?,
+        address: 0,
+        rkey: 0,
+    })
+}
+
+fn prepare(ours: &Ours, size: usize, count: usize) -> anyhow::Result<()> {
+    (0..count.min(400)).try_for_each(|_| ours.receive(0, size))
+}
+
+// A message each in turn.
+fn exchange(ours: &Ours, size: usize, count: usize, begins: bool) -> anyhow::Result<()> {
+    let data = ours.sge(0, size)?;
+    let (mut sent, mut received, mut completed) = (0, 0, 0);
+    if begins {
+        ours.qp.post_one(Send::new(data).signaled(u64::MAX))?;
+        sent += 1;
+    }
+    while received < count || completed < count {
+        let done = ours.completes()?;
+        if done.wr_id == u64::MAX {
+            completed += 1;
+            continue;
+        }
+        received += 1;
+        ensure!(done.byte_len as usize == size, "{done:?}");
+        if received + 400 <= count {
+            ours.receive(0, size)?;
+        }
+        if sent < count {
+            ours.qp.post_one(Send::new(data).signaled(u64::MAX))?;
+            sent += 1;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_has_the_length_that_is_read() {
+        let card = Card {
+            qpn: 0x11,
+            psn: 0xff_fff0,
+            gid: parse_gid("00000000000000000000ffff0a4e0002").unwrap(),
+            address: 0,
+            rkey: 0,
+        };
+        assert_eq!(told(&card).len(), TOLD);
+    }
+}
