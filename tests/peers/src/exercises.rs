@@ -77,7 +77,7 @@ impl Stage {
         let mut theirs = Peer::connect(at)?;
         let what = match qp_type {
             QpType::Ud => "ud".to_owned(),
-            _ => format!("rc {:x}", MTU.code()),
+            _ => format!("rc {:x}", MTU as u8),
         };
         let card = theirs.make(&what)?;
         let ours = host.make(qp_type)?;

@@ -59,6 +59,7 @@ impl Host {
             name: format!("ib at {address}"),
             address: link,
             windows_2a: false,
+            management: None,
         };
         let wire = OnWire::new(driver, WireOptions::new(at), DeviceOptions::default())?;
         let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
@@ -80,7 +81,7 @@ impl Host {
         };
         let options = options.max_send_wr(128).max_recv_wr(512);
         let qp = self.pd.create_qp(options).wait()?;
-        let memory = Memory::zeroed(MEMORY)?;
+        let memory = Memory::zeroed(MEMORY).context("memory")?;
         let mr = self.pd.register(&memory, RIGHTS).wait()?;
         let init = QpAttributes::new()
             .qp_state(QpState::Init)
@@ -207,7 +208,8 @@ impl Ours {
         &self,
         request: impl Into<WorkRequest<'a>>,
     ) -> anyhow::Result<Completion> {
-        self.qp.post_one(request.into())?;
+        let posted = self.qp.post_one(request.into());
+        posted.map_err(|error| anyhow::anyhow!("{:?}", error.reason))?;
         self.completes()
     }
 }
