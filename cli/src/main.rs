@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{copy, devices, dissect, matrix, perf, plan, tour};
+use commands::{copy, devices, dissect, matrix, perf, plan, put, serve, tour};
 use output::AlreadyTold;
 
 /// RDMA verbs for InfiniBand, RoCE and iWARP alike, and without any RDMA device.
@@ -34,6 +34,8 @@ Examples:
   polyverbs matrix                                   what each can do
   polyverbs plan --device iw0 read-and-invalidate    what an operation becomes
   polyverbs copy FILE --device ib0 --to COPY         a file over a device, verified
+  polyverbs serve --device ib0 --listen 127.0.0.1:7471 --dir IN
+  polyverbs put FILE 127.0.0.1:7471 --device ib0     a file to another process or machine
   polyverbs perf send-latency --device ib0           how fast it is
   polyverbs dissect FILE.pcap                        what is in a capture";
 
@@ -45,6 +47,8 @@ enum Command {
     Matrix(matrix::Arguments),
     Perf(perf::Arguments),
     Plan(plan::Arguments),
+    Put(put::Arguments),
+    Serve(serve::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +64,8 @@ fn main() -> ExitCode {
         Some(Command::Matrix(arguments)) => matrix::run(&arguments),
         Some(Command::Perf(arguments)) => perf::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
+        Some(Command::Put(arguments)) => put::run(&arguments),
+        Some(Command::Serve(arguments)) => serve::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

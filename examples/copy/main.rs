@@ -1,18 +1,29 @@
-//! Copies a file over an RDMA device: `copy FROM TO [DEVICE]`.
+//! Copies a file over an RDMA device.
 //!
-//! The program is in `transfer.rs`; the `polyverbs copy` command runs the same file.
+//! `copy FROM TO [DEVICE]` has both sides in one process. `copy --serve ADDRESS:PORT FOLDER DEVICE` stores what
+//! `copy --put FILE ADDRESS:PORT DEVICE` sends, in another process or on another machine.
+//!
+//! The program is in `transfer.rs`; the `polyverbs` command runs the same file.
 #![forbid(unsafe_code)]
 
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+use polyverbs::connection::Connector;
+use polyverbs::emulated::{self, EmulatedOptions};
 
 mod transfer;
 
+use transfer::network::{self, Store};
 use transfer::{CopyOptions, Digest, Error, requirements};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let result = match &arguments[..] {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments[..] {
+        ["--serve", at, folder, device] => serve(at, folder, device),
+        ["--put", file, to, device] => put(file, to, device),
         [from, to] => run(from, to, None),
         [from, to, device] => run(from, to, Some(device)),
         _ => Err("usage: copy FROM TO [DEVICE]".into()),
@@ -26,7 +37,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(from: &str, to: &str, name: Option<&String>) -> Result<(), Error> {
+fn run(from: &str, to: &str, name: Option<&str>) -> Result<(), Error> {
     let mut wanted = requirements();
     if let Some(name) = name {
         wanted = wanted.device(name);
@@ -41,6 +52,37 @@ fn run(from: &str, to: &str, name: Option<&String>) -> Result<(), Error> {
     let (windows, pieces) = (copied.windows, copied.pieces);
     println!("{name}: {} octets in {:?}", copied.bytes, copied.elapsed);
     println!("{windows} windows were lent, and fetched in {pieces} pieces");
+    println!("client {}", hexadecimal(&copied.client_digest));
+    println!("server {}", hexadecimal(&copied.server_digest));
+    if copied.is_intact() {
+        Ok(())
+    } else {
+        Err("the digests differ".into())
+    }
+}
+
+fn serve(at: &str, folder: &str, device: &str) -> Result<(), Error> {
+    let at: SocketAddr = at.parse()?;
+    let device = emulated::device_at(device, at.ip(), &EmulatedOptions::default())?;
+    let store = Store {
+        device,
+        folder: PathBuf::from(folder),
+        options: CopyOptions::default(),
+    };
+    let context = store.device.open(&requirements())?;
+    let listener = Connector::of(&context)?.listen(at, 0)?;
+    loop {
+        let stored = store.take(listener.next().wait()?, |_| ())?;
+        let (path, copied) = (stored.path.display(), stored.copied);
+        println!("{path}: {} octets", copied.bytes);
+        println!("server {}", hexadecimal(&copied.server_digest));
+    }
+}
+
+fn put(file: &str, to: &str, device: &str) -> Result<(), Error> {
+    let to: SocketAddr = to.parse()?;
+    let device = emulated::device_reaching(device, to, &EmulatedOptions::default())?;
+    let copied = network::put(&device, Path::new(file), to, |_| ())?;
     println!("client {}", hexadecimal(&copied.client_digest));
     println!("server {}", hexadecimal(&copied.server_digest));
     if copied.is_intact() {

@@ -6,6 +6,9 @@
 //! answers with a message that ends the client's key, so that nobody can use it again. Then the buffer is free for the
 //! next stretch.
 //!
+//! Both sides may be in one process ([`copy`]), or each in one of its own, on machines that an IP network joins
+//! ([`network`]): what differs is who brings the queue pairs up.
+//!
 //! Nothing here asks which transport it runs on: [`ReadAndInvalidate`] becomes one work request on iWARP and two on
 //! InfiniBand, and [`read_sink_access`] grants the sink what the transport needs.
 
@@ -14,7 +17,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,9 +25,12 @@ use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
     Access, Batch, Bmme, BufferPool, Completion, ConnectOptions, Context, Cq, Device, FastRegister,
     Features, Limit, Memory, MrKey, PageList, Pd, Qp, QpOptions, RKey, ReadAndInvalidate,
-    RemoteAddress, Requirements, Send, SendWithInvalidate, WorkRequest, read_sink_access,
+    RemoteAddress, Requirements, Send, SendWithInvalidate, WorkRequest, Write, read_sink_access,
 };
 use sha2::{Digest as _, Sha256};
+
+#[path = "network.rs"]
+pub(crate) mod network;
 
 /// Anything that went wrong, in words.
 pub(crate) type Error = Box<dyn std::error::Error + std::marker::Send + Sync>;
@@ -37,6 +43,10 @@ pub(crate) const WINDOW: u32 = 1 << 20;
 /// Buffers of the client: windows that are with the server at one time.
 const WINDOWS: u32 = 8;
 const PAGE: u64 = 4096;
+/// After so long without a completion a side looks whether the other is still there.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Tells the completion of such a look from all others.
+const LOOK: u64 = u64::MAX;
 
 /// How a file is copied.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +129,8 @@ pub(crate) fn copy(
         hang_up(&server.qp);
     };
     let (sent, stored) = thread::scope(|scope| {
-        let sending = scope.spawn(|| send_file(&client, &windows, &source, from).map_err(&fail));
+        let sending =
+            scope.spawn(|| send_file(&client, &windows, &source, from, |_| ()).map_err(&fail));
         let stored = store_file(&server, &sinks, &target, to, progress).map_err(&fail);
         (sending.join(), stored)
     });
@@ -149,26 +160,38 @@ struct Moved {
     bytes: u64,
     requests: u64,
     digest: Digest,
+    // What the other side says that it is.
+    peer_digest: Digest,
+}
+
+fn cannot(verb: &str, path: &Path, error: &dyn std::fmt::Display) -> Error {
+    format!("cannot {verb} {}: {error}", path.display()).into()
+}
+
+fn open_source(from: &Path) -> Result<File> {
+    let source = File::open(from).map_err(|error| cannot("read", from, &error))?;
+    let found = source.metadata();
+    if found
+        .map_err(|error| cannot("read", from, &error))?
+        .is_dir()
+    {
+        return Err(cannot("read", from, &"it is a directory"));
+    }
+    Ok(source)
 }
 
 fn open_files(from: &Path, to: &Path) -> Result<(File, File)> {
-    let at = |verb: &str, path: &Path, error: &dyn std::fmt::Display| {
-        format!("cannot {verb} {}: {error}", path.display())
-    };
-    let source = File::open(from).map_err(|error| at("read", from, &error))?;
+    let source = open_source(from)?;
     let found = source
         .metadata()
-        .map_err(|error| at("read", from, &error))?;
-    if found.is_dir() {
-        return Err(at("read", from, &"it is a directory").into());
-    }
+        .map_err(|error| cannot("read", from, &error))?;
     let is_same = fs::metadata(to).is_ok_and(|there| {
         found.is_file() && (there.dev(), there.ino()) == (found.dev(), found.ino())
     });
     if is_same {
-        return Err(at("write", to, &"it is the file that is to be copied").into());
+        return Err(cannot("write", to, &"it is the file that is to be copied"));
     }
-    let target = File::create(to).map_err(|error| at("write", to, &error))?;
+    let target = File::create(to).map_err(|error| cannot("write", to, &error))?;
     Ok((source, target))
 }
 
@@ -180,6 +203,8 @@ struct Side {
     cq: Cq,
     qp: Qp,
     messages: BufferPool,
+    // Whether the other side ended the connection.
+    ended: Arc<OnceLock<()>>,
 }
 
 impl Side {
@@ -189,15 +214,16 @@ impl Side {
         let bmme = context.extension::<Bmme>()?;
         let pd = context.alloc_pd().wait()?;
         let cq = context
-            .create_cq(send_wr + 2 * portable + WINDOWS + 2)
+            .create_cq(send_wr + 2 * portable + WINDOWS + 3)
             .wait()?;
         let options = QpOptions::rc(&cq)
             .max_send_wr(send_wr)
             .max_recv_wr(WINDOWS + 1)
+            .max_inline_data(Message::MOST as u32)
             .operations(&bmme)
             .reserve_portable(portable);
         let qp = pd.create_qp(options).wait()?;
-        let messages = pd.register_buffers(WINDOWS + 1, Message::LEN).wait()?;
+        let messages = pd.register_buffers(WINDOWS + 1, Message::MOST).wait()?;
         Ok(Self {
             context,
             bmme,
@@ -205,6 +231,7 @@ impl Side {
             cq,
             qp,
             messages,
+            ended: Arc::default(),
         })
     }
 
@@ -218,23 +245,49 @@ impl Side {
         Ok(())
     }
 
-    // At least one completion.
+    // At least one completion. A side that hears nothing for a while looks whether the other is still there.
     fn wait<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion]> {
-        let mut filled = self.cq.poll(slots)?.len();
-        if filled == 0 {
-            slots[0] = self.cq.next().wait()?;
-            filled = 1;
-        }
-        for done in &slots[..filled] {
-            if !done.status.is_success() {
-                return Err(format!(
-                    "the connection broke: {:?} ({:?})",
-                    done.status, done.opcode
-                )
-                .into());
+        let mut is_looking = false;
+        loop {
+            let mut filled = self.cq.poll(slots)?.len();
+            if filled == 0 {
+                match self.cq.next().wait_for(SILENCE)? {
+                    Some(done) => {
+                        slots[0] = done;
+                        filled = 1;
+                    }
+                    None if is_looking => continue,
+                    None => {
+                        // A write of nothing to nowhere is answered by the other device, or by nobody.
+                        let nowhere = RemoteAddress::new(0, RKey::new(0));
+                        self.post(Write::new((), nowhere).signaled(LOOK))?;
+                        is_looking = true;
+                        continue;
+                    }
+                }
             }
+            for done in &slots[..filled] {
+                if !done.status.is_success() {
+                    return Err(self.broken(done));
+                }
+            }
+            if slots[..filled].iter().all(is_look) {
+                is_looking = false;
+                continue;
+            }
+            return Ok(&mut slots[..filled]);
         }
-        Ok(&mut slots[..filled])
+    }
+
+    fn broken(&self, done: &Completion) -> Error {
+        if self.ended.get().is_some() {
+            return "the other side ended the connection".into();
+        }
+        format!(
+            "the connection broke: {:?} ({:?})",
+            done.status, done.opcode
+        )
+        .into()
     }
 
     fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<()> {
@@ -253,6 +306,10 @@ impl Side {
         let key = self.bmme.alloc_key(&self.pd, pages.entries()).wait()?;
         Ok(Lendable { memory, pages, key })
     }
+}
+
+fn is_look(done: &Completion) -> bool {
+    !done.opcode.is_receive() && done.wr_id == LOOK
 }
 
 fn connect(one: &Qp, other: &Qp) -> Result<()> {
@@ -287,10 +344,18 @@ impl Lendable {
 }
 
 // The client: lends the file to the server, window by window.
-fn send_file(side: &Side, windows: &[Lendable], source: &File, from: &Path) -> Result<Moved> {
+fn send_file(
+    side: &Side,
+    windows: &[Lendable],
+    source: &File,
+    from: &Path,
+    progress: impl Fn(u64),
+) -> Result<Moved> {
     let mut free: Vec<usize> = (0..windows.len()).collect();
     // What each window waits for: that its message has gone, and that it was given back.
     let mut awaited = vec![0; windows.len()];
+    let mut lengths = vec![0; windows.len()];
+    let mut fetched = 0;
     let mut octets = vec![0; WINDOW as usize];
     let mut slots: [Completion; 16] = Default::default();
     let mut digest = Sha256::new();
@@ -308,31 +373,38 @@ fn send_file(side: &Side, windows: &[Lendable], source: &File, from: &Path) -> R
             digest.update(&octets[..length]);
             windows[index].memory.write(0, &octets[..length])?;
             lend(side, index, &windows[index], length as u32, moved.bytes)?;
-            awaited[index] = 2;
+            (awaited[index], lengths[index]) = (2, length as u64);
             moved.bytes += length as u64;
             moved.requests += 1;
         }
         if is_read && free.len() == windows.len() {
             break;
         }
-        for done in side.wait(&mut slots)? {
+        for done in side
+            .wait(&mut slots)?
+            .iter_mut()
+            .filter(|done| !is_look(done))
+        {
             let index = match done.invalidated_rkey() {
                 Some(key) => windows
                     .iter()
                     .position(|window| window.key.rkey() == key)
                     .ok_or("the server ended a key that it was not lent")?,
+                None if done.opcode.is_receive() => return Err("a message out of turn".into()),
                 None => done.wr_id as usize,
             };
             done.take_buffers().for_each(drop);
             awaited[index] -= 1;
             if awaited[index] == 0 {
                 free.push(index);
+                fetched += lengths[index];
+                progress(fetched);
             }
         }
         side.post_receives()?;
     }
     moved.digest = digest.finalize().into();
-    agree(side, &moved, &mut slots)?;
+    agree(side, &mut moved, &mut slots)?;
     Ok(moved)
 }
 
@@ -348,18 +420,23 @@ fn lend(side: &Side, index: usize, window: &Lendable, length: u32, offset: u64) 
     .encode();
     let mut batch = Batch::with_capacity(2);
     batch.push(register);
-    batch.push(Send::new(&message).signaled(index as u64));
+    batch.push(Send::new(&*message).signaled(index as u64));
     Ok(side.qp.post(&mut batch)?)
 }
 
 // Tells the server that this was all, and waits until it has that.
-fn agree(side: &Side, moved: &Moved, slots: &mut [Completion]) -> Result<()> {
-    let message = Message::End { bytes: moved.bytes }.encode();
-    side.post(Send::new(&message).signaled(0))?;
+fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()> {
+    let (bytes, digest) = (moved.bytes, moved.digest);
+    side.post(Send::new(&*Message::End { bytes, digest }.encode()).signaled(LOOK))?;
     loop {
         for done in side.wait(slots)? {
             if done.opcode.is_receive() {
-                return Message::decode(done.buffer()).map(drop);
+                let Message::End { digest, .. } = Message::decode(done.buffer())? else {
+                    return Err("a message out of turn".into());
+                };
+                done.take_buffers().for_each(drop);
+                moved.peer_digest = digest;
+                return Ok(());
             }
         }
     }
@@ -395,7 +472,11 @@ fn store_file(
             fetch(side, &sinks[sink], &piece, access)?;
             fetching.push_back(piece);
         }
-        for done in side.wait(&mut slots)? {
+        for done in side
+            .wait(&mut slots)?
+            .iter_mut()
+            .filter(|done| !is_look(done))
+        {
             if done.opcode.is_receive() {
                 match Message::decode(done.buffer())? {
                     Message::Window {
@@ -409,7 +490,11 @@ fn store_file(
                             offset,
                         });
                     }
-                    Message::End { bytes } => total = Some(bytes),
+                    Message::End { bytes, digest } => {
+                        total = Some(bytes);
+                        moved.peer_digest = digest;
+                    }
+                    Message::File { .. } => return Err("a message out of turn".into()),
                 }
                 done.take_buffers().for_each(drop);
                 continue;
@@ -438,9 +523,12 @@ fn store_file(
             }
         }
     }
+    if total != Some(moved.bytes) {
+        return Err(format!("{} octets arrived of {}", moved.bytes, total.unwrap_or(0)).into());
+    }
     moved.digest = digest.finalize().into();
-    let message = Message::End { bytes: moved.bytes }.encode();
-    side.post(Send::new(&message))?;
+    let (bytes, digest) = (moved.bytes, moved.digest);
+    side.post(Send::new(&*Message::End { bytes, digest }.encode()))?;
     Ok(moved)
 }
 
@@ -488,60 +576,88 @@ impl Window {
 
 /// What the two sides tell each other.
 enum Message {
+    /// The client has a file of this name.
+    File { name: String },
     /// The client lends a window.
     Window {
         remote: RemoteAddress,
         length: u32,
         offset: u64,
     },
-    /// That was all; and, from the server, it has arrived.
-    End { bytes: u64 },
+    /// That was all, and its digest; and, from the server, it has arrived, and this is what did.
+    End { bytes: u64, digest: Digest },
 }
 
 impl Message {
-    const LEN: usize = 32;
+    /// Octets of the longest, which has a name.
+    const MOST: usize = 4 + 255;
 
-    fn encode(&self) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        match *self {
+    fn encode(&self) -> Vec<u8> {
+        let mut octets = Vec::with_capacity(64);
+        match self {
             Self::Window {
                 remote,
                 length,
                 offset,
             } => {
-                octets[0..4].copy_from_slice(&1u32.to_be_bytes());
-                octets[4..8].copy_from_slice(&remote.rkey.value().to_be_bytes());
-                octets[8..16].copy_from_slice(&remote.addr.to_be_bytes());
-                octets[16..24].copy_from_slice(&offset.to_be_bytes());
-                octets[24..28].copy_from_slice(&length.to_be_bytes());
+                octets.extend(1u32.to_be_bytes());
+                octets.extend(remote.rkey.value().to_be_bytes());
+                octets.extend(remote.addr.to_be_bytes());
+                octets.extend(offset.to_be_bytes());
+                octets.extend(length.to_be_bytes());
             }
-            Self::End { bytes } => {
-                octets[0..4].copy_from_slice(&2u32.to_be_bytes());
-                octets[16..24].copy_from_slice(&bytes.to_be_bytes());
+            Self::End { bytes, digest } => {
+                octets.extend(2u32.to_be_bytes());
+                octets.extend(bytes.to_be_bytes());
+                octets.extend(digest);
+            }
+            Self::File { name } => {
+                octets.extend(3u32.to_be_bytes());
+                octets.extend(name.as_bytes());
             }
         }
         octets
     }
 
     fn decode(octets: &[u8]) -> Result<Self> {
-        let octets: &[u8; Self::LEN] = octets
-            .try_into()
-            .map_err(|_| "a message of a wrong length")?;
-        let short = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|octet| octets[at + octet]));
-        let long = |at| u64::from(short(at)) << 32 | u64::from(short(at + 4));
-        match (short(0), short(24)) {
-            (1, length @ 1..=WINDOW) => {
-                let remote = RemoteAddress::new(long(8), RKey::new(short(4)));
-                Ok(Self::Window {
+        Self::read(octets).ok_or_else(|| "a message that makes no sense".into())
+    }
+
+    fn read(mut octets: &[u8]) -> Option<Self> {
+        let octets = &mut octets;
+        let message = match short(octets)? {
+            1 => {
+                let rkey = RKey::new(short(octets)?);
+                let remote = RemoteAddress::new(long(octets)?, rkey);
+                let offset = long(octets)?;
+                let length = short(octets).filter(|length| (1..=WINDOW).contains(length))?;
+                Self::Window {
                     remote,
                     length,
-                    offset: long(16),
-                })
+                    offset,
+                }
             }
-            (2, _) => Ok(Self::End { bytes: long(16) }),
-            _ => Err("a message of an unknown kind".into()),
-        }
+            2 => Self::End {
+                bytes: long(octets)?,
+                digest: octets.split_off(..32)?.try_into().ok()?,
+            },
+            3 => {
+                let name = std::str::from_utf8(std::mem::take(octets)).ok()?;
+                let name = name.to_owned();
+                Self::File { name }
+            }
+            _ => return None,
+        };
+        octets.is_empty().then_some(message)
     }
+}
+
+fn short(octets: &mut &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(octets.split_off(..4)?.try_into().ok()?))
+}
+
+fn long(octets: &mut &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(octets.split_off(..8)?.try_into().ok()?))
 }
 
 // As many octets as there are, up to the length of the buffer.

@@ -2,11 +2,21 @@
 //!
 //! The registry has one of each kind. A program that wants another one, slower or with a bad link, makes its own.
 
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use polyverbs_links::wire::{GroupOptions, source_of};
 use thiserror::Error;
 use verbs_api::Device;
 
-pub use polyverbs_links::emulated::{EmulatedError, EmulatedKind, EmulatedOptions, kinds};
+pub use polyverbs_links::emulated::{
+    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, kinds,
+};
 pub use polyverbs_links::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
+
+/// The UDP port of RoCEv2.
+const ROCE: u16 = GroupOptions::PORT;
 
 /// Why there is no such emulated device.
 #[derive(Clone, Debug, Error)]
@@ -27,6 +37,14 @@ pub enum EmulatedDeviceError {
         name: String,
         /// What does not fit.
         error: EmulatedError,
+    },
+    /// There is no way to an address.
+    #[error("there is no way to {to}: {error}")]
+    Unreachable {
+        /// Where.
+        to: SocketAddr,
+        /// Why.
+        error: Arc<io::Error>,
     },
 }
 
@@ -63,4 +81,37 @@ pub fn device(name: &str, options: &EmulatedOptions) -> Result<Device, EmulatedD
             error,
         }),
     }
+}
+
+/// A device of the kind `name` at an address of this machine: devices at other addresses, of this process and of others,
+/// of this machine and of others, are reached over an IP network. Several may be at one address.
+///
+/// # Errors
+/// There is no such kind, the address is not this machine's, or its port is held by something else.
+pub fn device_at(
+    name: &str,
+    address: IpAddr,
+    options: &EmulatedOptions,
+) -> Result<Device, EmulatedDeviceError> {
+    let options = EmulatedOptions {
+        at: Some(SocketAddr::new(address, ROCE)),
+        ..options.clone()
+    };
+    device(name, &options)
+}
+
+/// The same at the address from which `to` is reached.
+///
+/// # Errors
+/// As for [`device_at`]; there is no way to `to`.
+pub fn device_reaching(
+    name: &str,
+    to: SocketAddr,
+    options: &EmulatedOptions,
+) -> Result<Device, EmulatedDeviceError> {
+    let unreachable = |error| EmulatedDeviceError::Unreachable {
+        to,
+        error: Arc::new(error),
+    };
+    device_at(name, source_of(to).map_err(unreachable)?, options)
 }

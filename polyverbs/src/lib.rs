@@ -37,6 +37,7 @@
 //! [`RegisterForRemoteAccess`]) and is shown by [`Context::plan`] before anything is posted.
 #![forbid(unsafe_code)]
 
+pub mod connection;
 pub mod emulated;
 
 pub use bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};

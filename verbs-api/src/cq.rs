@@ -6,12 +6,13 @@ use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use crate::capability::Limit;
 use crate::channel::{ChannelObject, CompletionChannel};
 use crate::completion::{Completion, Notify};
 use crate::context::Context;
-use crate::control::{Started, Waiters, block_on, run_handler};
+use crate::control::{Started, Waiters, block_on, block_on_for, run_handler};
 use crate::error::VerbError;
 use crate::notifier::Notifier;
 use crate::objects::{
@@ -338,6 +339,14 @@ impl NextCompletion<'_> {
     /// As [`Cq::poll`]; `WouldDeadlock` in a handler.
     pub fn wait(self) -> Result<Completion, VerbError> {
         block_on(self)
+    }
+
+    /// The same for `time` at most; `None` where nothing has completed by then.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for(self, time: Duration) -> Result<Option<Completion>, VerbError> {
+        block_on_for(self, time)
     }
 
     fn fetch(&self) -> Result<Option<Completion>, VerbError> {

@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-fn parse_piece(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_piece(text: &str) -> Result<u32, String> {
     match parse_octets(text)? {
         piece @ 1.. if piece <= u64::from(WINDOW) => Ok(piece as u32),
         _ => Err(format!("a piece has 1 to {WINDOW} octets")),
@@ -238,6 +238,6 @@ fn to_json(device: &Device, arguments: &Arguments, run: &Run) -> Value {
     })
 }
 
-fn hexadecimal(digest: &Digest) -> String {
+pub(crate) fn hexadecimal(digest: &Digest) -> String {
     digest.iter().map(|octet| format!("{octet:02x}")).collect()
 }

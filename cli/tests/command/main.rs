@@ -9,6 +9,7 @@ use serde_json::Value;
 mod copy;
 mod dissect;
 mod errors;
+mod network;
 mod shown;
 
 const DEVICES: [&str; 2] = ["ib0", "iw0"];

@@ -1,6 +1,6 @@
 //! How a program or a command makes an emulated device: the same way for every transport.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use thiserror::Error;
 use verbs_api::provider::{DeviceOps, Provider};
 use verbs_api::{Extensions, Features, LinkAddress, VerbError};
 
+use crate::wire::GroupOptions;
 use crate::{FaultSpec, FaultSpecError};
 
 /// What an emulated device is made with.
@@ -85,16 +86,34 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
     fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
         let options = EmulatedOptions {
             extensions: Some(extensions.clone()),
+            at: named_address()?,
             ..EmulatedOptions::default()
         };
         match self.0.make(&options) {
             Ok(device) => Ok(vec![device]),
             Err(EmulatedError::Verb(error)) => Err(error),
-            Err(EmulatedError::Fault(_) | EmulatedError::Wire(_)) => {
-                Err(VerbError::Internal("no faults and no wire do not fit"))
-            }
+            Err(EmulatedError::Wire(error)) => Err(VerbError::argument(ADDRESS_VARIABLE, error)),
+            Err(EmulatedError::Fault(_)) => Err(VerbError::Internal("no faults do not fit")),
         }
     }
+}
+
+/// Names the address of this machine at which the registered devices are. Without it each is on a network of its own.
+pub const ADDRESS_VARIABLE: &str = "POLYVERBS_ADDRESS";
+
+fn named_address() -> Result<Option<SocketAddr>, VerbError> {
+    let Some(text) = std::env::var_os(ADDRESS_VARIABLE).filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let wrong = || {
+        let reason = format!("{} is no IP address", text.display());
+        VerbError::argument(ADDRESS_VARIABLE, reason)
+    };
+    let address: IpAddr = text
+        .to_str()
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(wrong)?;
+    Ok(Some(SocketAddr::new(address, GroupOptions::PORT)))
 }
 
 /// The address of the only device of a network.

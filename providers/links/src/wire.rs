@@ -19,7 +19,7 @@ pub use codec::{
 };
 pub use octets::{OctetCapture, OctetTap};
 // What the interfaces of this crate are made of: drivers need no sockets of their own.
-pub use polyverbs_sockets::{Duty, GroupOptions, Lease, QpnRange};
+pub use polyverbs_sockets::{Duty, GroupOptions, Lease, QpnRange, source_of};
 pub use tcp::{TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::ThroughOctets;
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};

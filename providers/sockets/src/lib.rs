@@ -28,5 +28,5 @@ pub use multicast::Membership;
 pub use piece::Piece;
 pub use receive::{Message, ReceiveBatch};
 pub use tcp::{Connection, Received, StreamError, TcpListener, TcpOptions, TcpSocket};
-pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, path_mtu};
+pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, path_mtu, source_of};
 pub use watch::{Duty, Ready, Source, Watch};

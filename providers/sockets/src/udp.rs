@@ -329,6 +329,17 @@ pub fn path_mtu(local: IpAddr, to: SocketAddr) -> io::Result<u32> {
     })
 }
 
+/// The address of this machine from which another is reached: that of the route which the kernel would take.
+///
+/// # Errors
+/// There is no way there.
+pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
+    let socket = new_socket(to.ip())?;
+    // Nothing is sent.
+    connect(&socket, &to)?;
+    Ok(SocketAddr::try_from(getsockname(&socket)?)?.ip())
+}
+
 fn new_socket(like: IpAddr) -> io::Result<OwnedFd> {
     let family = match like {
         IpAddr::V4(_) => AddressFamily::INET,

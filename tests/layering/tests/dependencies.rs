@@ -43,6 +43,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "emulated-ib",
             "emulated-iwarp",
             "block-loopback",
+            "polyverbs-connection",
             "bmme",
             "low-latency-qp",
             "masked-atomics",

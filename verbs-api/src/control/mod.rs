@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 
 pub use handler::{handler_scope, in_handler, run_handler};
-pub(crate) use wait::{Waiters, block_on};
+pub(crate) use wait::{Waiters, block_on, block_on_for};
 
 use crate::error::VerbError;
 

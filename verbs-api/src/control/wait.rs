@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use super::in_handler;
 use crate::error::VerbError;
@@ -32,6 +33,30 @@ pub(crate) fn block_on<T>(
             return result;
         }
         thread::park();
+    }
+}
+
+/// The same for `time` at most; `None` where it has passed. What is ready at once is taken in any case.
+pub(crate) fn block_on_for<T>(
+    future: impl Future<Output = Result<T, VerbError>>,
+    time: Duration,
+) -> Result<Option<T>, VerbError> {
+    if in_handler() {
+        return Err(VerbError::WouldDeadlock);
+    }
+    let end = Instant::now().checked_add(time);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
+            return result.map(Some);
+        }
+        match end.map(|end| end.saturating_duration_since(Instant::now())) {
+            Some(Duration::ZERO) => return Ok(None),
+            Some(left) => thread::park_timeout(left),
+            None => thread::park(),
+        }
     }
 }
 

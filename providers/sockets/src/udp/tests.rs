@@ -263,3 +263,12 @@ fn the_identification_is_0_and_df_is_set() {
         }
     }
 }
+
+#[test]
+fn the_way_to_an_address_of_this_machine_begins_at_it() {
+    let source = |to: &str| source_of(to.parse().unwrap());
+    assert_eq!(source("127.0.0.1:1").unwrap().to_string(), "127.0.0.1");
+    assert_eq!(source("[::1]:1").unwrap().to_string(), "::1");
+    // An address of the documentation's: where there is a way at all, it does not begin there.
+    assert!(source("192.0.2.1:1").map_or(true, |from| from.to_string() != "192.0.2.1"));
+}

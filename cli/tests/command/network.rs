@@ -1,0 +1,195 @@
+//! `polyverbs serve` and `polyverbs put`, in processes of their own.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use super::{Folder, complaint, json};
+
+/// Devices that reach other processes.
+const DEVICES: [&str; 1] = ["ib0"];
+/// A broken connection is told of within this.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A process that is gone when this is.
+struct Running(Child);
+
+impl Running {
+    fn new(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polyverbs"));
+        command.args(arguments).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    /// What it ended with, and its standard error.
+    fn end(mut self) -> (bool, String) {
+        let began = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < SOON, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let status = self.0.wait().unwrap();
+        let stderr = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
+        (status.success(), stderr)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Server {
+    process: Running,
+    lines: BufReader<ChildStdout>,
+    address: String,
+    folder: Folder,
+}
+
+impl Server {
+    fn new(device: &str, address: &str, more: &[&str]) -> Self {
+        let folder = Folder::new();
+        let stored = folder.path("stored");
+        std::fs::create_dir(&stored).unwrap();
+        let mut arguments = vec!["serve", "--device", device, "--listen", address, "--json"];
+        arguments.extend(["--dir", stored.to_str().unwrap()]);
+        arguments.extend(more);
+        let mut process = Running::new(&arguments);
+        let mut lines = BufReader::new(process.0.stdout.take().unwrap());
+        let first = next(&mut lines);
+        let address = first["listening"].as_str().unwrap().to_owned();
+        Self {
+            process,
+            lines,
+            address,
+            folder,
+        }
+    }
+
+    fn stored(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.folder.path("stored")).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        entries
+            .map(|entry| name(entry).into_string().unwrap())
+            .collect()
+    }
+}
+
+fn next(lines: &mut BufReader<ChildStdout>) -> Value {
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[track_caller]
+fn arrives(server: &mut Server, device: &str, length: usize, more: &[&str]) -> Value {
+    let folder = Folder::new();
+    let file = folder.file(length);
+    let mut arguments = vec!["put", path(&file), &server.address, "--device", device];
+    arguments.push("--json");
+    arguments.extend(more);
+    let report = json(&arguments);
+    let stored = next(&mut server.lines);
+    let octets = std::fs::read(&file).unwrap();
+    let digest: String = Sha256::digest(&octets)
+        .iter()
+        .map(|octet| format!("{octet:02x}"))
+        .collect();
+    for told in [&report, &stored] {
+        assert_eq!(told["bytes"], length as u64);
+        assert_eq!(told["digests"]["client"], digest.as_str());
+        assert_eq!(told["digests"]["server"], digest.as_str());
+    }
+    let there = std::fs::read(server.folder.path("stored").join("file")).unwrap();
+    assert!(there == octets, "{device}: {length} octets were changed");
+    report
+}
+
+#[test]
+fn files_arrive_in_another_process() {
+    for device in DEVICES {
+        for address in ["127.0.30.1:0", "[::1]:0"] {
+            let mut server = Server::new(device, address, &["--files", "5"]);
+            for length in [0, 1, 4097, 1 << 20, (3 << 20) + 12345] {
+                arrives(&mut server, device, length, &[]);
+            }
+            assert_eq!(server.process.end(), (true, String::new()));
+        }
+    }
+}
+
+#[test]
+fn what_the_link_does_to_packets_is_made_good() {
+    let faults = ["--fault", "drop=1%,reorder=1%,corrupt=0.1%,seed=3"];
+    let mut server = Server::new("ib0", "127.0.31.1:0", &faults);
+    let report = arrives(&mut server, "ib0", 8 << 20, &faults);
+    assert_ne!(report["counters"]["retransmissions"], 0, "{report:#}");
+}
+
+#[test]
+fn nobody_there_is_one_clear_error() {
+    for device in DEVICES {
+        let folder = Folder::new();
+        let file = folder.file(10);
+        let put = |to: &str| complaint(&["put", path(&file), to, "--device", device]);
+        let server = Server::new(device, "127.0.32.1:0", &[]);
+        let refused = put("127.0.32.1:9");
+        assert_eq!(
+            refused,
+            "polyverbs: 127.0.32.1:9: the connection was refused"
+        );
+        drop(server);
+        let missing = complaint(&["put", "/no/such/file", "127.0.32.1:9", "--device", device]);
+        assert!(missing.contains("/no/such/file"), "{missing}");
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_ends_in_one_clear_error_in_time() {
+    for device in DEVICES {
+        let folder = Folder::new();
+        let file = folder.file(64 << 20);
+        let server = Server::new(device, "127.0.33.1:0", &[]);
+        let put = Running::new(&["put", path(&file), &server.address, "--device", device]);
+        while server.stored().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(server);
+        let (succeeded, complaint) = put.end();
+        assert!(!succeeded);
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+        assert!(complaint.contains("the connection broke"), "{complaint}");
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_leaves_nothing_and_others_are_served() {
+    for device in DEVICES {
+        let folder = Folder::new();
+        let file = folder.file(64 << 20);
+        let mut server = Server::new(device, "127.0.34.1:0", &["--files", "2"]);
+        let put = Running::new(&["put", path(&file), &server.address, "--device", device]);
+        while server.stored().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(put);
+        arrives(&mut server, device, 5000, &[]);
+        let stored = server.folder.path("stored");
+        let (succeeded, complaint) = server.process.end();
+        assert!(!succeeded);
+        assert!(complaint.contains("a file did not arrive"), "{complaint}");
+        let left: Vec<_> = std::fs::read_dir(stored).unwrap().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
+}

@@ -1,0 +1,34 @@
+//! Connections between queue pairs of two programs, whichever transport they run on.
+//!
+//! [`Connector::of`] makes them for any device. [`devices_for`] finds the devices that serve a destination.
+
+use std::net::{IpAddr, SocketAddr};
+
+use verbs_api::{Device, LinkAddress, Registry};
+
+pub use polyverbs_links::wire::source_of;
+
+pub use polyverbs_connection::{
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, Phase,
+    ReadLimits, flush,
+};
+
+/// The devices of a registry from which an address is reached: those that are where the way there begins. Devices on a
+/// network of their own reach nobody else.
+pub fn devices_for(registry: &Registry, to: SocketAddr) -> Vec<Device> {
+    let Ok(source) = source_of(to) else {
+        return Vec::new();
+    };
+    devices_at(registry, source)
+}
+
+/// The devices of a registry that are at an address of this machine.
+pub fn devices_at(registry: &Registry, address: IpAddr) -> Vec<Device> {
+    let is_there = |device: &&Device| {
+        let ports = device.attributes().ports;
+        ports
+            .iter()
+            .any(|port| port.address == LinkAddress::Ip(address))
+    };
+    registry.devices().filter(is_there).cloned().collect()
+}
