@@ -1,0 +1,117 @@
+//! `rping` between processes: this test runs itself again as the other one.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+// Its `main` is that of the example.
+#[allow(dead_code)]
+#[path = "../../examples/rping.rs"]
+mod rping;
+
+const ARGUMENTS: &str = "RPING_ARGUMENTS";
+/// Devices that reach other processes.
+const DEVICES: [&str; 1] = ["ib0"];
+
+/// Does nothing unless it is the other process.
+#[test]
+fn as_a_process() {
+    if let Ok(arguments) = std::env::var(ARGUMENTS) {
+        let given = arguments.split(' ').map(str::to_owned);
+        rping::run_with(given).unwrap();
+    }
+}
+
+fn start(arguments: &str) -> Running {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "as_a_process", "--nocapture"]);
+    command.env(ARGUMENTS, arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running(command.spawn().unwrap())
+}
+
+struct Running(Child);
+
+impl Running {
+    fn end(mut self) -> (bool, String) {
+        let began = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let status = self.0.wait().unwrap();
+        let text = std::io::read_to_string(self.0.stdout.take().unwrap()).unwrap();
+        let error = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
+        (status.success(), text + &error)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+// A client may come before the server listens: it is refused, and comes again.
+fn ping(arguments: &str) -> String {
+    let began = Instant::now();
+    loop {
+        let (succeeded, text) = start(arguments).end();
+        if succeeded {
+            return text;
+        }
+        assert!(text.contains("Refused"), "{text}");
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+}
+
+// covers 7.50
+#[test]
+fn a_client_and_a_server_ping_each_other() {
+    for device in DEVICES {
+        for (address, size, count) in [
+            ("127.0.40.1", 64, 1000),
+            ("127.0.40.1", 65_536, 20),
+            ("::1", 4097, 100),
+        ] {
+            let common = format!("-a {address} --device {device}");
+            let server = start(&format!("-s {common}"));
+            ping(&format!("-c {common} -C {count} -S {size} -V"));
+            let (succeeded, text) = server.end();
+            assert!(succeeded, "{text}");
+        }
+    }
+}
+
+#[test]
+fn what_is_pinged_is_what_the_program_of_rdma_core_pings() {
+    let common = "-a 127.0.41.1 -v";
+    let server = start(&format!("-s {common}"));
+    let text = ping(&format!("-c {common} -C 2 -S 64 -V"));
+    let letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz";
+    for (number, letters) in [&letters[..50], &letters[1..51]].iter().enumerate() {
+        let line = format!("ping data: rdma-ping-{number}: {letters}\n");
+        assert!(text.contains(&line), "{text}");
+    }
+    assert!(server.end().1.contains("server ping data: rdma-ping-1: B"));
+}
+
+#[test]
+fn a_server_that_is_killed_is_missed() {
+    for device in DEVICES {
+        let common = format!("-a 127.0.42.1 --device {device}");
+        let server = start(&format!("-s {common}"));
+        ping(&format!("-c {common} -C 1"));
+        server.end();
+        let server = start(&format!("-s {common} -v"));
+        std::thread::sleep(Duration::from_millis(500));
+        let client = start(&format!("-c {common}"));
+        std::thread::sleep(Duration::from_millis(500));
+        drop(server);
+        let began = Instant::now();
+        let (succeeded, text) = client.end();
+        assert!(!succeeded, "{text}");
+        assert!(text.contains("the connection broke"), "{text}");
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+}
