@@ -26,6 +26,7 @@
 #include <infiniband/verbs.h>
 #include <inttypes.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,6 +172,8 @@ static void poll_one(struct side *side, FILE *out)
 			fprintf(out, "wc %x %x %x %x\n", wc.status, wc.opcode, wc.byte_len, imm);
 			return;
 		}
+		/* Few processors, and the device needs one as well. */
+		sched_yield();
 	}
 	fprintf(out, "none\n");
 }

@@ -19,6 +19,7 @@ use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 
 use crate::exercises::Row;
+use crate::ours::Host;
 
 #[derive(Parser)]
 #[command(about = "Exchanges data with a device of the kernel")]
@@ -29,6 +30,9 @@ struct Arguments {
     /// The table is appended to this file.
     #[arg(long)]
     table: Option<PathBuf>,
+    /// What our device sends and receives is captured in this file (pcapng).
+    #[arg(long)]
+    capture: Option<PathBuf>,
     #[command(subcommand)]
     with: With,
 }
@@ -60,10 +64,16 @@ enum With {
 struct Size {
     /// Octets of a message.
     #[arg(long, default_value_t = 4096)]
-    size: usize,
+    octets: usize,
     /// Messages in each direction.
     #[arg(long, default_value_t = 1000)]
     count: usize,
+}
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} times {} B", self.count, self.octets)
+    }
 }
 
 fn main() -> ExitCode {
@@ -78,25 +88,13 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let rows = match &arguments.with {
-        With::Peer { at } => exercises::all(arguments.device, *at)?,
-        With::ConnectPingpong { at, size } => {
-            vec![pingpong::connect(
-                arguments.device,
-                *at,
-                size.size,
-                size.count,
-            )]
-        }
-        With::ListenPingpong { at, size } => {
-            vec![pingpong::listen(
-                arguments.device,
-                *at,
-                size.size,
-                size.count,
-            )]
-        }
+    let host = Host::new(arguments.device, arguments.capture.as_deref())?;
+    let rows = match arguments.with {
+        With::Peer { at } => exercises::all(&host, at),
+        With::ConnectPingpong { at, size } => vec![pingpong::connect(&host, at, size)],
+        With::ListenPingpong { at, size } => vec![pingpong::listen(&host, at, size)],
     };
+    host.finish()?;
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
     table.set_header(["operation", "direction", "what", "outcome"]);

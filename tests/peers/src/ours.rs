@@ -1,6 +1,8 @@
 //! Our side: a device on an IP network, a queue pair and memory.
 
+use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +11,7 @@ use anyhow::{Context as _, bail, ensure};
 use bmme as _;
 use emulated_ib::{InfiniBand, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
+use polyverbs_links::wire::{OctetCapture, OctetTap};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
@@ -38,6 +41,7 @@ const RIGHTS: Access = Access::LOCAL_WRITE
 /// A device, and what its context gave.
 pub(crate) struct Host {
     context: Context,
+    capture: Option<Arc<OctetCapture>>,
     pd: Pd,
     _wire: OnWire,
 }
@@ -53,7 +57,8 @@ pub(crate) struct Ours {
 }
 
 impl Host {
-    pub(crate) fn new(address: IpAddr) -> anyhow::Result<Self> {
+    /// At this address; what it sends and receives is captured in a file.
+    pub(crate) fn new(address: IpAddr, capture: Option<&Path>) -> anyhow::Result<Self> {
         let at = SocketAddr::new(address, polyverbs_links::wire::GroupOptions::PORT);
         let driver = |link: LinkAddress| InfiniBand {
             name: format!("ib at {address}"),
@@ -61,15 +66,27 @@ impl Host {
             windows_2a: false,
             management: None,
         };
-        let wire = OnWire::new(driver, WireOptions::new(at), DeviceOptions::default())?;
+        let mut options = WireOptions::new(at);
+        let capture = match capture {
+            Some(path) => Some(Arc::new(OctetCapture::new(File::create(path)?)?)),
+            None => None,
+        };
+        options.link.tap = capture.clone().map(|tap| tap as Arc<dyn OctetTap>);
+        let wire = OnWire::new(driver, options, DeviceOptions::default())?;
         let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
         let context = device.open(&Requirements::everything_of(&device.attributes()))?;
         let pd = context.alloc_pd().wait()?;
         Ok(Self {
             context,
+            capture,
             pd,
             _wire: wire,
         })
+    }
+
+    /// Has everything written that was captured.
+    pub(crate) fn finish(&self) -> anyhow::Result<()> {
+        Ok(self.capture.as_ref().map_or(Ok(()), |tap| tap.flush())?)
     }
 
     /// A queue pair in INIT.
@@ -188,6 +205,8 @@ impl Ours {
                 "no completion within {PATIENCE:?}; {:?}",
                 self.qp.counters()
             );
+            // Few processors, and the kernel's device needs one as well.
+            std::thread::yield_now();
         }
     }
 

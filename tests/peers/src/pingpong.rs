@@ -1,13 +1,14 @@
 //! `ibv_rc_pingpong`, rdma-core's: what it tells over TCP, and messages to and fro.
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use verbs_api::Send;
 use verbs_api::qp::QpType;
 
+use crate::Size;
 use crate::exercises::{IN, OUT, Row};
 use crate::ours::{Host, Ours};
 use crate::theirs::{Card, gid_text, parse_gid};
@@ -16,48 +17,40 @@ use crate::theirs::{Card, gid_text, parse_gid};
 const TOLD: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 /// What the one that connected says at last, with an octet of zero.
 const DONE: &[u8] = b"done\0";
+/// Receives that are posted at a time.
+const DEPTH: usize = 400;
 
 /// With one that waits for us.
-pub(crate) fn connect(device: IpAddr, at: SocketAddr, size: usize, count: usize) -> Row {
+pub(crate) fn connect(host: &Host, at: SocketAddr, size: Size) -> Row {
     let outcome = (|| {
-        let ours = Host::new(device)?.make(QpType::Rc)?;
+        let ours = host.make(QpType::Rc)?;
         let mut stream = reach(at)?;
         stream.write_all(&told(&ours.card()))?;
         let peer = hear(&mut stream)?;
         ours.connect(&peer)?;
-        prepare(&ours, size, count)?;
+        prepare(&ours, size)?;
         stream.write_all(DONE)?;
         // It prepares itself before it answers; whoever connected begins.
-        exchange(&ours, size, count, true)
+        exchange(&ours, size, true)
     })();
-    Row::new(
-        "ibv_rc_pingpong",
-        OUT,
-        format!("{count} times {size} B"),
-        outcome,
-    )
+    Row::new("ibv_rc_pingpong", OUT, size.to_string(), outcome)
 }
 
 /// With one that comes to us.
-pub(crate) fn listen(device: IpAddr, at: SocketAddr, size: usize, count: usize) -> Row {
+pub(crate) fn listen(host: &Host, at: SocketAddr, size: Size) -> Row {
     let outcome = (|| {
-        let ours = Host::new(device)?.make(QpType::Rc)?;
+        let ours = host.make(QpType::Rc)?;
         let (mut stream, _) = TcpListener::bind(at)?.accept()?;
         let peer = hear(&mut stream)?;
         ours.connect(&peer)?;
-        prepare(&ours, size, count)?;
+        prepare(&ours, size)?;
         stream.write_all(&told(&ours.card()))?;
         let mut done = [0; DONE.len()];
         stream.read_exact(&mut done)?;
         ensure!(done == DONE, "{done:?}");
-        exchange(&ours, size, count, false)
+        exchange(&ours, size, false)
     })();
-    Row::new(
-        "ibv_rc_pingpong",
-        IN,
-        format!("{count} times {size} B"),
-        outcome,
-    )
+    Row::new("ibv_rc_pingpong", IN, size.to_string(), outcome)
 }
 
 // It may not listen yet.
@@ -96,13 +89,14 @@ fn hear(stream: &mut TcpStream) -> anyhow::Result<Card> {
     })
 }
 
-fn prepare(ours: &Ours, size: usize, count: usize) -> anyhow::Result<()> {
-    (0..count.min(400)).try_for_each(|_| ours.receive(0, size))
+fn prepare(ours: &Ours, size: Size) -> anyhow::Result<()> {
+    (0..size.count.min(DEPTH)).try_for_each(|_| ours.receive(0, size.octets))
 }
 
 // A message each in turn.
-fn exchange(ours: &Ours, size: usize, count: usize, begins: bool) -> anyhow::Result<()> {
-    let data = ours.sge(0, size)?;
+fn exchange(ours: &Ours, size: Size, begins: bool) -> anyhow::Result<()> {
+    let (octets, count) = (size.octets, size.count);
+    let data = ours.sge(0, octets)?;
     let (mut sent, mut received, mut completed) = (0, 0, 0);
     if begins {
         ours.qp.post_one(Send::new(data).signaled(u64::MAX))?;
@@ -115,9 +109,9 @@ fn exchange(ours: &Ours, size: usize, count: usize, begins: bool) -> anyhow::Res
             continue;
         }
         received += 1;
-        ensure!(done.byte_len as usize == size, "{done:?}");
-        if received + 400 <= count {
-            ours.receive(0, size)?;
+        ensure!(done.byte_len as usize == octets, "{done:?}");
+        if received + DEPTH <= count {
+            ours.receive(0, octets)?;
         }
         if sent < count {
             ours.qp.post_one(Send::new(data).signaled(u64::MAX))?;
