@@ -2,6 +2,8 @@
 //! copied over them, and how fast they are. Each subcommand is a module of [`commands`].
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "breakable-rules")]
+mod broken;
 mod commands;
 mod output;
 
@@ -56,6 +58,11 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
+    #[cfg(feature = "breakable-rules")]
+    if let Err(error) = broken::from_environment() {
+        output::complain(&format!("{error:#}"));
+        return ExitCode::FAILURE;
+    }
     let result = match arguments.command {
         None => tour::run(),
         Some(Command::Copy(arguments)) => copy::run(&arguments),

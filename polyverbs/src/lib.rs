@@ -40,6 +40,10 @@
 pub mod connection;
 pub mod emulated;
 
+#[cfg(feature = "breakable-rules")]
+#[doc(hidden)]
+pub use polyverbs_engine::rules;
+
 pub use bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
 pub use verbs_api::*;
 

@@ -5,6 +5,7 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::operation::{
     Arrived, AtomicOp, MaskedAtomics, Octets, OperationEmulation, StandardOperation, TargetMemory,
 };
+use polyverbs_engine::rules::{self, Rule};
 use verbs_api::{DeviceAttributes, ExtensionOperation, RemoteAddress, Transport};
 use zerocopy::FromBytes;
 
@@ -45,6 +46,11 @@ impl MaskedAtomics for InSoftware {
 pub(crate) fn apply(op: AtomicOp, current: u64) -> Option<u64> {
     match op {
         AtomicOp::FetchAdd { add, mask } => {
+            let mask = if rules::is_broken(Rule::MaskedCarry) {
+                0
+            } else {
+                mask
+            };
             // Without the highest bit of any field no carry leaves its field.
             let sum = (current & !mask).wrapping_add(add & !mask);
             Some(sum ^ ((current ^ add) & mask))
@@ -55,6 +61,11 @@ pub(crate) fn apply(op: AtomicOp, current: u64) -> Option<u64> {
             swap,
             swap_mask,
         } => {
+            let compare_mask = if rules::is_broken(Rule::MaskedCompare) {
+                u64::MAX
+            } else {
+                compare_mask
+            };
             let differs = (compare ^ current) & compare_mask != 0;
             (!differs).then_some((current & !swap_mask) | (swap & swap_mask))
         }

@@ -5,14 +5,16 @@
 //! is sent again: after a sequence error, a timeout, or a hole in read responses (IBTA 9.9.2).
 
 use polyverbs_engine::driver::Executed;
+use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::LocalUse;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
 use polyverbs_engine::qp::{Phase, Wqe};
-use polyverbs_engine::request::{Op, Request, Source};
+use polyverbs_engine::request::{Beside, Op, Request, Source};
+use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
-use verbs_api::{ExtensionOperation, LinkAddress, RemoteAddress, SendFlags, WcStatus};
+use verbs_api::{Access, ExtensionOperation, LinkAddress, RemoteAddress, SendFlags, Sge, WcStatus};
 
 use crate::header::{
     Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead, packets,
@@ -217,6 +219,9 @@ fn exchange(
         Answer::Read(found) => place_read(found, &spans),
         Answer::Atomic(original) => place_original(*original, &spans),
         Answer::Nak(nak, _) => return Attempt::Done(status_of(*nak), 0),
+        Answer::Rnr(..) if is_given_up(&request.op) => {
+            return Attempt::Done(WcStatus::RnrRetryExcErr, 0);
+        }
         Answer::Rnr(code, _) => return Attempt::Rnr(*code),
         Answer::None | Answer::Later | Answer::Extension(_) => return Attempt::Lost,
     };
@@ -227,6 +232,12 @@ fn exchange(
     };
     take_turn(half, taken);
     Attempt::Done(WcStatus::Success, octets)
+}
+
+// Whether a request that finds no receive is not tried again.
+#[inline]
+fn is_given_up(op: &Op) -> bool {
+    rules::is_broken(Rule::RnrRetry) && matches!(op, Op::Send(Beside::Nothing))
 }
 
 /// Hands a request to a peer that is reached directly, if that is still connected.
@@ -270,16 +281,33 @@ fn sink<'p>(
     request: &Request<'_>,
     cx: &Cx<'p>,
     spans: &mut Spans<'p>,
-) -> Result<(), polyverbs_engine::fault::Fault> {
+) -> Result<(), Fault> {
     let Source::Sges(list) = request.source else {
         return Ok(());
     };
+    if rules::is_broken(Rule::LocalReadSink) && matches!(request.op, Op::Read(..)) {
+        check_open(list, cx)?;
+    }
     let user = LocalUse {
         pd: qp.pd,
         private: request.private,
         write: true,
     };
     gather(cx.keys(), cx.pin, list, user, spans)
+}
+
+// Whether peers may write each of these.
+#[cold]
+fn check_open(list: &[Sge], cx: &Cx<'_>) -> Result<(), Fault> {
+    let is_open = |sge: &Sge| {
+        let fields = cx.keys().fields(sge.lkey.value());
+        fields.is_some_and(|fields| fields.access.contains(Access::REMOTE_WRITE))
+    };
+    if list.iter().all(is_open) {
+        Ok(())
+    } else {
+        Err(Fault::Access)
+    }
 }
 
 #[inline]

@@ -11,6 +11,7 @@ use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::operation::Octets;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
+use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::memory::Span;
 use verbs_api::qp::{QpState, QpType};
@@ -403,14 +404,19 @@ fn send<'p>(
     }
     let length = payload.len() as u64;
     let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
-    if received + length > room {
+    if received + length > room && !rules::is_broken(Rule::ReceiveLength) {
         half.current = Some(receive);
         return Err(Refusal {
             nak: Nak::InvalidRequest,
             receive: WcStatus::LocLenErr,
         });
     }
-    scatter_at(&spans, received, payload);
+    if rules::is_broken(Rule::ReceiveLength) {
+        let fitting = payload.part(0, room.saturating_sub(received) as usize);
+        scatter_at(&spans, received, &fitting);
+    } else {
+        scatter_at(&spans, received, payload);
+    }
     let answer = arrived(half, header, length, header.ack_req || direct.is_some());
     if !position.ends() {
         half.current = Some(receive);
@@ -422,6 +428,9 @@ fn send<'p>(
     half.driver.inbound = Inbound::None;
     let (flags, imm) = match beside {
         Beside::Nothing => (WcFlags::empty(), [0; 4]),
+        Beside::Immediate(_) if rules::is_broken(Rule::SendImmediate) => {
+            (WcFlags::WITH_IMM, [0; 4])
+        }
         Beside::Immediate(imm) => (WcFlags::WITH_IMM, imm),
         Beside::Invalidate(key) => {
             if invalidate(qp, key).is_err() {
@@ -480,7 +489,9 @@ fn write<'p>(
         ) => (remote, total, received),
         _ => return Err(Refusal::INVALID),
     };
-    permit(half, Access::REMOTE_WRITE)?;
+    if !rules::is_broken(Rule::QueuePairWrite) {
+        permit(half, Access::REMOTE_WRITE)?;
+    }
     check_length(qp, half, position, payload.len())?;
     let length = payload.len() as u32;
     let reached = received.saturating_add(length);
@@ -531,6 +542,8 @@ fn write<'p>(
         && let Some(receive) = half.current.take()
     {
         half.counters.receives += 1;
+        let is_lost = rules::is_broken(Rule::WriteImmediate);
+        let imm = if is_lost { [0; 4] } else { imm };
         let done = Done {
             opcode: WcOpcode::RecvRdmaWithImm,
             flags: WcFlags::WITH_IMM,
@@ -618,9 +631,16 @@ fn read_or_atomic<'p>(
         if payload.len() != 8 {
             return Err(Refusal::INVALID);
         }
-        word(qp, remote, Access::REMOTE_WRITE, cx)?
-            .store_u64(payload.word())
-            .ok_or(Refusal::INVALID)?;
+        let is_cut = rules::is_broken(Rule::AtomicWriteAligned);
+        let addr = remote.addr & if is_cut { !7 } else { u64::MAX };
+        word(
+            qp,
+            RemoteAddress { addr, ..remote },
+            Access::REMOTE_WRITE,
+            cx,
+        )?
+        .store_u64(payload.word())
+        .ok_or(Refusal::INVALID)?;
         return Ok(arrived(half, header, 8, header.ack_req || direct));
     }
     let (needed, length) = match header.body {
@@ -633,7 +653,9 @@ fn read_or_atomic<'p>(
         Body::Flush(_, _, placement, _) => (placement, 0),
         _ => return Err(Refusal::INVALID),
     };
-    permit(half, needed)?;
+    if needed != Access::REMOTE_READ || !rules::is_broken(Rule::QueuePairRead) {
+        permit(half, needed)?;
+    }
     if !payload.is_empty() {
         return Err(Refusal::INVALID);
     }
@@ -708,6 +730,11 @@ fn flush(
         Some(fields) if whole => (fields.iova, fields.length.min(u64::from(u32::MAX)) as u32),
         _ => (remote.addr, length),
     };
+    let placement = if rules::is_broken(Rule::FlushRight) {
+        Access::empty()
+    } else {
+        placement
+    };
     if length > 0 {
         check(
             qp,
@@ -728,7 +755,10 @@ fn serve<'p>(qp: &Qp, body: Body, cx: &Cx<'p>) -> Result<(Answer<'p>, u64), Refu
             return Ok((Answer::Read(read_region(qp, remote, length, cx)?), 0));
         }
         Body::CompareSwap(remote, compare, swap) => word(qp, remote, Access::REMOTE_ATOMIC, cx)?
-            .update_u64(|now| (now == compare).then_some(swap)),
+            .update_u64(|now| {
+                let swaps = now == compare || rules::is_broken(Rule::CompareSwapCompares);
+                swaps.then_some(swap)
+            }),
         Body::FetchAdd(remote, add) => word(qp, remote, Access::REMOTE_ATOMIC, cx)?
             .update_u64(|now| Some(now.wrapping_add(add))),
         Body::Flush(remote, length, placement, whole) => {
@@ -861,6 +891,9 @@ fn unreliable(
         return qp.fail_responder(half, receive, EventType::QpFatal, cx);
     }
     if !matches!(result, Ok(Answer::None | Answer::Ack(_))) {
+        if rules::is_broken(Rule::UnreliableLoss) {
+            return qp.fail_responder(half, WcStatus::RemOpErr, EventType::QpFatal, cx);
+        }
         half.counters.dropped += 1;
         abandon(qp, half, cx);
         half.driver.inbound = Inbound::Broken;

@@ -16,6 +16,7 @@ use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
+use polyverbs_engine::rules::{self, Rule};
 use verbs_api::qp::QpState;
 use verbs_api::{Access, EventType, RemoteAddress, SendFlags, Sge, WcStatus};
 
@@ -369,6 +370,9 @@ pub(crate) fn sink_spans<'p>(
     request: &Request<'_>,
     pin: &'p Pin,
 ) -> Result<Spans<'p>, Fault> {
+    if rules::is_broken(Rule::OpenReadSink) {
+        return result_spans(qp, request, pin);
+    }
     let mut spans = Spans::new();
     if request.length != 0 {
         let sink = sink(request);
@@ -408,6 +412,9 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
     let Op::Read(_, Some(key)) = *op else {
         return WcStatus::Success;
     };
+    if rules::is_broken(Rule::ReadInvalidates) {
+        return WcStatus::Success;
+    }
     let invalidated = qp
         .device
         .memory_management()

@@ -14,6 +14,7 @@ use polyverbs_engine::key_table::RemoteUse;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::pin::{Pin, pin};
 use polyverbs_engine::receive_ring::Receive;
+use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::{Access, WcFlags, WcOpcode, WcStatus};
 
@@ -114,7 +115,8 @@ pub(crate) fn place_write(
     payload: &Payload<'_>,
     pin: &Pin,
 ) -> Result<(), Breach> {
-    if !half.driver.access.contains(Access::REMOTE_WRITE) {
+    if !half.driver.access.contains(Access::REMOTE_WRITE) && !rules::is_broken(Rule::QueuePairWrite)
+    {
         return Err(Breach::Opcode);
     }
     place_tagged(qp, stag, to, payload, pin)
@@ -208,10 +210,15 @@ fn fill(
     qp.gather_receive(receive, cx, &mut spans)
         .map_err(Breach::Receive)?;
     let room: usize = spans.iter().map(|span| span.len()).sum();
-    if offset as usize + payload.len() > room {
+    if offset as usize + payload.len() > room && !rules::is_broken(Rule::ReceiveLength) {
         return Err(Breach::TooLong);
     }
-    scatter_at(&spans, u64::from(offset), payload);
+    if rules::is_broken(Rule::ReceiveLength) {
+        let fitting = payload.part(0, room.saturating_sub(offset as usize));
+        scatter_at(&spans, u64::from(offset), &fitting);
+    } else {
+        scatter_at(&spans, u64::from(offset), payload);
+    }
     Ok(())
 }
 
@@ -239,6 +246,8 @@ pub(crate) fn take_immediate(
     let receive = qp
         .take_receive(half, None, &mut cx.effects)
         .ok_or(Breach::NoReceive)?;
+    let is_lost = rules::is_broken(Rule::WriteImmediate);
+    let imm = if is_lost { [0; 4] } else { imm };
     let done = Done {
         status: WcStatus::Success,
         opcode: WcOpcode::RecvRdmaWithImm,
@@ -263,7 +272,7 @@ pub(crate) fn read_source<'p>(
     length: u64,
     pin: &'p Pin,
 ) -> Result<Spans<'p>, Breach> {
-    if !half.driver.access.contains(Access::REMOTE_READ) {
+    if !half.driver.access.contains(Access::REMOTE_READ) && !rules::is_broken(Rule::QueuePairRead) {
         return Err(Breach::Opcode);
     }
     let mut spans = Spans::new();
@@ -315,7 +324,14 @@ pub(crate) fn operate(
     region
         .first(8)
         .update_u64(|current| match masked {
-            None => op.ordinary(current).flatten(),
+            None => match op {
+                AtomicOp::CompareSwap { swap, .. }
+                    if rules::is_broken(Rule::CompareSwapCompares) =>
+                {
+                    Some(swap)
+                }
+                _ => op.ordinary(current).flatten(),
+            },
             Some(masked) => masked.apply(op, current),
         })
         .ok_or(Breach::Atomic(Fault::Misaligned))

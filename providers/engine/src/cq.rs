@@ -16,6 +16,7 @@ use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::LockGuard;
 use crate::network::Progress;
+use crate::rules::{self, Rule};
 
 /// A completion on its way into a queue.
 #[derive(Clone, Copy, Debug, Default)]
@@ -269,7 +270,10 @@ impl CqOps for Cq {
             if cq.has_failed() {
                 return Err(VerbError::CqOverrun);
             }
-            let resized = cq.ring.resize(cqe.max(1)).map(|()| cqe.max(1));
+            let resized = match cq.ring.resize(cqe.max(1)) {
+                Err(_) if rules::is_broken(Rule::ResizeFits) => Ok(cqe),
+                resized => resized.map(|()| cqe.max(1)),
+            };
             resized.map_err(|too_small| {
                 VerbError::argument("cqe", format!("{too_small}; they must fit"))
             })

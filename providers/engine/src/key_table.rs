@@ -15,6 +15,7 @@ use verbs_api::{Access, PageList};
 
 use crate::fault::Fault;
 use crate::pin::{self, Pin};
+use crate::rules::{self, Rule};
 use crate::slab::Slab;
 use crate::sync::relax;
 
@@ -283,7 +284,7 @@ impl<'p> Region<'p> {
                 mut length,
             } => {
                 while length > 0 {
-                    let Some((address, here)) = list.locate(offset) else {
+                    let Some((address, here)) = list.locate(place_in(list, offset)) else {
                         return;
                     };
                     let here = here.min(length);
@@ -304,6 +305,13 @@ impl<'p> Region<'p> {
         });
         found.unwrap_or_else(empty).sub(0, length)
     }
+}
+
+// Where in a list octet `offset` is looked for.
+#[inline]
+fn place_in(list: &PageList, offset: u64) -> u64 {
+    let is_off = rules::is_broken(Rule::BlockOffset) && list.is_block_list();
+    offset.saturating_sub(u64::from(is_off))
 }
 
 fn empty<'p>() -> Span<'p> {
@@ -467,7 +475,9 @@ impl KeyTable {
                 };
             }
             fields.pd = pd.unwrap_or(fields.pd);
-            fields.access = access.unwrap_or(fields.access);
+            if !rules::is_broken(Rule::ReregisteredRights) {
+                fields.access = access.unwrap_or(fields.access);
+            }
             fields.key = fields.key.wrapping_add(1);
             Ok(key & !0xff | u32::from(fields.key))
         })?;
@@ -609,15 +619,35 @@ impl KeyTable {
         user: RemoteUse,
     ) -> Result<Region<'p>, Fault> {
         let fields = self.slots.get(rkey >> 8).ok_or(Fault::Key)?.read();
-        if fields.key != rkey as u8 || fields.state != KeyState::Valid || fields.private {
+        if fields.key != rkey as u8 || !Self::answers_peers(&fields) || fields.private {
             return Err(Fault::Key);
         }
         Self::check_association(&fields, user.pd, user.qpn)?;
-        if !fields.access.contains(user.access) {
+        if !(fields.access | Self::unasked(&fields)).contains(user.access) {
             return Err(Fault::Access);
         }
         // SAFETY: pinned, and the fields were valid together.
         Ok(unsafe { region(&fields, fields.offset_of(addr, length)?, length) })
+    }
+
+    // A key that was invalidated keeps its memory until it is registered again.
+    #[inline]
+    fn answers_peers(fields: &KeyFields) -> bool {
+        let was_registered = fields.kind == KeyKind::FastRegion && fields.length > 0;
+        fields.state == KeyState::Valid
+            || (rules::is_broken(Rule::StaleKey)
+                && was_registered
+                && fields.state == KeyState::Free)
+    }
+
+    // Rights that nobody asks for.
+    #[inline]
+    fn unasked(fields: &KeyFields) -> Access {
+        if rules::is_broken(Rule::RegionReadRight) && fields.kind == KeyKind::Region {
+            Access::REMOTE_READ
+        } else {
+            Access::empty()
+        }
     }
 
     // A 2A window is authorised by the queue pair number alone, a 2B window by that and the domain, all else by the
@@ -626,7 +656,8 @@ impl KeyTable {
         if fields.kind != KeyKind::Window2A && fields.pd != pd {
             return Err(Fault::Pd);
         }
-        if fields.kind.is_type_2() && fields.aux != qpn {
+        if fields.kind.is_type_2() && fields.aux != qpn && !rules::is_broken(Rule::Window2QueuePair)
+        {
             return Err(Fault::NotAssociated);
         }
         Ok(())
@@ -698,15 +729,19 @@ impl KeyTable {
     /// # Errors
     /// The key does not exist or cannot be invalidated through this queue pair; it stays as it was.
     pub fn invalidate_local(&self, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
-        self.invalidate(key, |fields| {
-            if fields.pd != pd {
-                return Err(Fault::Operation);
-            }
-            if fields.kind.is_type_2() && fields.state == KeyState::Valid && fields.aux != qpn {
-                return Err(Fault::Operation);
-            }
-            Ok(())
-        })
+        self.invalidate(
+            key,
+            |_| true,
+            |fields| {
+                if fields.pd != pd {
+                    return Err(Fault::Operation);
+                }
+                if fields.kind.is_type_2() && fields.state == KeyState::Valid && fields.aux != qpn {
+                    return Err(Fault::Operation);
+                }
+                Ok(())
+            },
+        )
     }
 
     /// Invalidates on behalf of a peer: the key must also be valid and, if a region, grant remote rights.
@@ -714,7 +749,10 @@ impl KeyTable {
     /// # Errors
     /// The key cannot be invalidated through this queue pair; it stays as it was.
     pub fn invalidate_remote(&self, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
-        self.invalidate(key, |fields| {
+        let frees = |fields: &KeyFields| {
+            !rules::is_broken(Rule::SendInvalidates) || fields.kind.is_window()
+        };
+        self.invalidate(key, frees, |fields| {
             if fields.state != KeyState::Valid {
                 return Err(Fault::Key);
             }
@@ -729,6 +767,7 @@ impl KeyTable {
     fn invalidate(
         &self,
         key: u32,
+        frees: impl FnOnce(&KeyFields) -> bool,
         check: impl FnOnce(&KeyFields) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
@@ -745,7 +784,9 @@ impl KeyTable {
             }
             let parent =
                 (fields.kind.is_type_2() && fields.state == KeyState::Valid).then_some(fields.link);
-            fields.state = KeyState::Free;
+            if frees(fields) {
+                fields.state = KeyState::Free;
+            }
             Ok(parent)
         })?;
         self.unlink(parent);
@@ -799,7 +840,8 @@ impl KeyTable {
             match target {
                 None => fields.state = KeyState::Free,
                 Some((index, region, offset)) => {
-                    let iova = if zero_based { 0 } else { binding.addr };
+                    let (addr, length, offset) = stretch(type_1, binding, &region, offset);
+                    let iova = if zero_based { 0 } else { addr };
                     let (base, start) = if region.paged {
                         (region.base, region.start + offset)
                     } else {
@@ -809,7 +851,7 @@ impl KeyTable {
                         state: KeyState::Valid,
                         access: binding.access,
                         iova,
-                        length: binding.length,
+                        length,
                         aux: binding.qpn,
                         link: index,
                         paged: region.paged,
@@ -897,6 +939,23 @@ impl KeyTable {
     }
 }
 
+// What a window opens: the first octet's address, how many, and where they begin in the region.
+#[inline]
+fn stretch(type_1: bool, binding: &Binding, region: &KeyFields, offset: u64) -> (u64, u64, u64) {
+    let range = if type_1 {
+        Rule::Window1Range
+    } else {
+        Rule::Window2Range
+    };
+    let zero_based = binding.access.contains(Access::ZERO_BASED);
+    if rules::is_broken(range) && !zero_based && !region.paged {
+        return (region.iova, region.length, 0);
+    }
+    let from_region = zero_based && rules::is_broken(Rule::ZeroBasedStart);
+    let offset = if from_region { 0 } else { offset };
+    (binding.addr, binding.length, offset)
+}
+
 /// The octets from `offset` on of what `fields` describe.
 ///
 /// # Safety
@@ -907,9 +966,11 @@ unsafe fn region<'p>(fields: &KeyFields, offset: u64, length: u64) -> Region<'p>
         let list: *const PageList = std::ptr::with_exposed_provenance(fields.base as usize);
         // SAFETY: the slot keeps the list until after the grace period of its replacement.
         let list = unsafe { &*list };
+        let is_off = rules::is_broken(Rule::GapWindowStart) && list.has_gaps();
+        let start = if is_off { 0 } else { fields.start };
         return Region::Paged {
             list,
-            offset: fields.start + offset,
+            offset: start + offset,
             length,
         };
     }

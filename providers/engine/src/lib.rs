@@ -30,6 +30,7 @@ pub mod qp;
 pub mod qpn;
 pub mod receive_ring;
 pub mod request;
+pub mod rules;
 pub mod slab;
 pub mod srq;
 pub mod sync;

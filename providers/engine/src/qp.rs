@@ -33,6 +33,7 @@ use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
 use crate::receive_ring::{RawSge, Receive, ReceiveConsumer, ReceiveRing, SmallSges};
 use crate::request::{Op, QueuedRequest, Request};
+use crate::rules::{self, Rule};
 use crate::srq::{Srq, SrqFailed};
 use crate::sync::{Line, prefetch};
 use crate::time::Time;
@@ -446,6 +447,7 @@ impl<D: Driver> Qp<D> {
         while index < requests.len() {
             if self.is_direct
                 && !self.is_watched
+                && !rules::is_any_broken()
                 && requester.queue.is_empty()
                 && self.is_open_and_rts()
             {
@@ -491,7 +493,17 @@ impl<D: Driver> Qp<D> {
         match self.state() {
             QpState::Rts => {
                 self.device.driver().check_post(self, request)?;
-                if requester.queue.is_empty() {
+                let later;
+                let request = if rules::is_broken(Rule::InlineCopied) {
+                    later = rules::looked_at_later(request);
+                    &later
+                } else {
+                    request
+                };
+                if self.lets_a_read_wait(requester, request, cx) {
+                    return Ok(());
+                }
+                if requester.queue.is_empty() || overtakes(request) {
                     self.check_room(requester, request)?;
                     match D::execute(self, requester, request, cx) {
                         Executed::Done(status, octets) => {
@@ -513,13 +525,29 @@ impl<D: Driver> Qp<D> {
             }
             QpState::Sqe | QpState::Err => {
                 self.flush_requester(requester, cx);
-                self.complete(requester, request, WcStatus::WrFlushErr, 0, cx);
+                self.complete(requester, request, flushed(), 0, cx);
                 Ok(())
             }
             state @ (QpState::Reset | QpState::Init | QpState::Rtr) => {
                 Err(PostReason::InvalidState(state))
             }
         }
+    }
+
+    // Where a fence is not kept, reads take a while: so that there is something to overtake.
+    #[inline]
+    fn lets_a_read_wait(
+        &self,
+        requester: &mut Requester<D>,
+        request: &Request<'_>,
+        cx: &mut Cx<'_, D>,
+    ) -> bool {
+        let waits = rules::is_broken(Rule::InvalidateFence) && matches!(request.op, Op::Read(..));
+        if waits {
+            requester.push(request);
+            self.wake_at(requester, cx.now());
+        }
+        waits
     }
 
     #[inline]
@@ -685,7 +713,7 @@ impl<D: Driver> Qp<D> {
             // What was over before the error keeps its own result.
             let (status, octets) = match wqe.phase {
                 Phase::Done(status) if status.is_success() => (status, wqe.received as u32),
-                _ => (WcStatus::WrFlushErr, 0),
+                _ => (flushed(), 0),
             };
             self.complete(requester, &wqe.kept.request(), status, octets, cx);
         }
@@ -1303,6 +1331,22 @@ impl<D: Driver> Qp<D> {
             effects.flush(me.into_owner());
         }
     }
+}
+
+// How a request ends that stands behind a failed one.
+#[inline]
+fn flushed() -> WcStatus {
+    if rules::is_broken(Rule::FlushBehindError) {
+        WcStatus::Success
+    } else {
+        WcStatus::WrFlushErr
+    }
+}
+
+// Whether a request is carried out before what was posted earlier.
+#[inline]
+fn overtakes(request: &Request<'_>) -> bool {
+    rules::is_broken(Rule::InvalidateFence) && matches!(request.op, Op::LocalInvalidate(_))
 }
 
 impl<D: Driver> Responder<D> {

@@ -12,6 +12,7 @@ use crate::effects::{Effects, QpActions};
 use crate::lock::{Lock, LockClass};
 use crate::qp::receive_of;
 use crate::receive_ring::Receive;
+use crate::rules::{self, Rule};
 
 /// A shared receive queue has failed.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +105,7 @@ impl Srq {
             }
             return Ok(None);
         };
-        if (state.queue.len() as u32) < state.limit {
+        if (state.queue.len() as u32) < state.limit && !rules::is_broken(Rule::SrqLimitEvent) {
             state.limit = 0;
             drop(state);
             effects.event(

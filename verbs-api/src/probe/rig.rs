@@ -17,7 +17,6 @@ use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
 use crate::objects::DestroyError;
 use crate::pd::Pd;
-use crate::portable::read_sink_access;
 use crate::provider::MwType;
 use crate::registry::Device;
 use crate::work_request::{FastRegister, LocalInvalidate, RemoteAddress, Sge};
@@ -122,8 +121,8 @@ impl Rig {
     /// What a device refused that every device has.
     pub fn new(near: Context, far: Context, pace: impl Pace + 'static) -> Result<Self, Evidence> {
         let (near, far) = (End::new(near)?, End::new(far)?);
-        let sink = read_sink_access(&near.context).access;
-        let scratch = near.region(1 << 16, sink)?;
+        // Open to peers, so that a device that wants the sinks of reads so shows that in one place only.
+        let scratch = near.region(1 << 16, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let pace = Box::new(pace);
         Ok(Self {
             near,

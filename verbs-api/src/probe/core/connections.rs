@@ -295,6 +295,23 @@ pub(super) fn read(rig: &Rig) -> Outcome {
     Ok(())
 }
 
+// covers 3.45
+pub(super) fn read_queue_pair(rig: &Rig) -> Outcome {
+    let desk = desk(rig, 64)?;
+    desk.fill(9)?;
+    let write_only = fresh(rig, Access::REMOTE_WRITE)?;
+    let found = rig.verdict(
+        &write_only,
+        Read::new(rig.scratch.sge(0, 8)?, desk.remote(0)),
+    )?;
+    ensure!(
+        found != WcStatus::Success,
+        "a queue pair that lets peers write only was read through"
+    );
+    ensure_eq!(rig.scratch.bytes(0, 8)?, [0; 8], "the sink");
+    Ok(())
+}
+
 // covers 3.72
 pub(super) fn read_sees_writes(rig: &Rig) -> Outcome {
     let (pair, desk) = (rig.rc()?, desk(rig, 64)?);

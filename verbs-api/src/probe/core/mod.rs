@@ -73,6 +73,7 @@ probes! {
     WRITE: "write-queue-pair" "3.45" "a queue pair that takes no writes refuses them" => connections::write_queue_pair;
     WRITE_WITH_IMM: "write-imm" "3.35" "the receive completes when the write has landed" => connections::write_immediate;
     READ: "read" "3.20" "a read of several packets brings its octets and no others" => connections::read;
+    READ: "read-queue-pair" "3.45" "a queue pair that takes no reads refuses them" => connections::read_queue_pair;
     READ: "read-behind-write" "3.72" "a read sees what was written before it" => connections::read_sees_writes;
     LOCAL_READ_SINK: "local-read-sink" "2.60" "a sink with local rights only takes a read" => connections::local_sink;
     ATOMICS: "fetch-add" "3.31" "fetch-and-add brings the original, and adds modulo 2^64" => memory::fetch_add;

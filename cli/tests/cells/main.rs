@@ -1,0 +1,43 @@
+//! The cells that must be verified: the checked-in table of them is what the command finds.
+
+mod table;
+
+#[cfg(feature = "breakable-rules")]
+mod broken;
+
+use std::collections::BTreeSet;
+
+use table::{Table, Verdict, verify};
+
+#[test]
+fn the_devices_are_what_the_table_says() {
+    let table = Table::read();
+    let found = verify(&table, None);
+    assert!(found.success, "no mismatch, and the command failed");
+    let found: BTreeSet<_> = found.cells().collect();
+    let expected: BTreeSet<_> = table
+        .cells
+        .iter()
+        .map(|cell| (cell.device.clone(), cell.feature.clone(), cell.verdict))
+        .collect();
+    let unexpected: Vec<_> = found.difference(&expected).collect();
+    let missing: Vec<_> = expected.difference(&found).collect();
+    assert!(
+        unexpected.is_empty() && missing.is_empty(),
+        "found, and not in the table: {unexpected:#?}\nin the table, and not found: {missing:#?}"
+    );
+}
+
+#[test]
+fn what_must_be_verified_rests_on_a_rule() {
+    let table = Table::read();
+    let bare = table
+        .cells
+        .iter()
+        .filter(|cell| cell.verdict == Verdict::Verified && cell.rules.is_empty());
+    let bare: Vec<_> = bare.map(|cell| (&cell.feature, &cell.device)).collect();
+    assert!(
+        bare.is_empty(),
+        "cells that no broken rule would change: {bare:?}"
+    );
+}

@@ -1,0 +1,164 @@
+//! Rules that software devices keep, each of which a test may have broken.
+//!
+//! Whether a probe notices that a rule is broken shows only on a device that breaks it. With the feature
+//! `breakable-rules` every device of the process breaks the one rule that [`break_rule`] names; without it nothing can be
+//! broken, [`is_broken`] is a constant, and a look-up costs nothing.
+
+use crate::request::{Op, Request, Source};
+
+/// Declares the rules, with the names by which they are broken.
+macro_rules! rules {
+    ($($(#[$about:meta])* $rule:ident = $name:literal,)*) => {
+        /// A rule. What is written about each is what a device does that breaks it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Rule {
+            $($(#[$about])* $rule,)*
+        }
+
+        impl Rule {
+            /// Every rule.
+            pub const ALL: &[Self] = &[$(Self::$rule),*];
+
+            /// Its name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$rule => $name,)*
+                }
+            }
+        }
+    };
+}
+
+rules! {
+    /// What stands behind a failed request is reported as done.
+    FlushBehindError = "flush-behind-error",
+    /// An unreliable connection fails when a message finds no receive.
+    UnreliableLoss = "unreliable-loss",
+    /// Datagrams with any Q_Key are delivered.
+    DatagramQkey = "datagram-qkey",
+    /// A message longer than its receive is cut.
+    ReceiveLength = "receive-length",
+    /// The immediate of a send is lost.
+    SendImmediate = "send-immediate",
+    /// The immediate of a write is lost.
+    WriteImmediate = "write-immediate",
+    /// A queue pair that lets peers write nothing lets them write.
+    QueuePairWrite = "queue-pair-write",
+    /// A queue pair that lets peers read nothing lets them read.
+    QueuePairRead = "queue-pair-read",
+    /// InfiniBand: the sink of a read must be open to peers.
+    LocalReadSink = "local-read-sink",
+    /// iWARP: the sink of a read need not be open to peers.
+    OpenReadSink = "open-read-sink",
+    /// Compare-and-swap swaps what is different as well.
+    CompareSwapCompares = "compare-swap-compares",
+    /// Inline octets of a write are not those of the moment of posting.
+    InlineCopied = "inline-copied",
+    /// A send that finds no receive is not tried again.
+    RnrRetry = "rnr-retry",
+    /// The right to read is not asked of regions.
+    RegionReadRight = "region-read-right",
+    /// A region that is registered anew keeps its rights.
+    ReregisteredRights = "reregistered-rights",
+    /// A completion queue is resized although what waits does not fit.
+    ResizeFits = "resize-fits",
+    /// Nobody is told that a shared receive queue runs low.
+    SrqLimitEvent = "srq-limit-event",
+    /// A datagram to a group reaches the members of all groups.
+    GroupMembersOnly = "group-members-only",
+    /// An atomic write to misaligned octets changes the aligned ones before them.
+    AtomicWriteAligned = "atomic-write-aligned",
+    /// The right to flush is not asked of keys.
+    FlushRight = "flush-right",
+    /// A key that was invalidated still answers peers.
+    StaleKey = "stale-key",
+    /// Send-with-invalidate leaves the key of a region valid.
+    SendInvalidates = "send-invalidates",
+    /// A fenced invalidate overtakes reads.
+    InvalidateFence = "invalidate-fence",
+    /// A type-1 window opens its whole region.
+    Window1Range = "window-1-range",
+    /// A type-2 window opens its whole region.
+    Window2Range = "window-2-range",
+    /// A type-2 window answers every queue pair of its domain.
+    Window2QueuePair = "window-2-queue-pair",
+    /// Read-with-invalidate leaves the key of its sink valid.
+    ReadInvalidates = "read-invalidates",
+    /// A zero-based window counts from the beginning of its region.
+    ZeroBasedStart = "zero-based-start",
+    /// Octets of a list of blocks are looked for in the wrong place.
+    BlockOffset = "block-offset",
+    /// A window on a list with gaps begins where the list does.
+    GapWindowStart = "gap-window-start",
+    /// A carry of a masked fetch-and-add leaves its field.
+    MaskedCarry = "masked-carry",
+    /// Masked compare-and-swap compares all bits.
+    MaskedCompare = "masked-compare",
+}
+
+#[cfg(feature = "breakable-rules")]
+mod broken {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Rule;
+
+    const NONE: u8 = u8::MAX;
+    static BROKEN: AtomicU8 = AtomicU8::new(NONE);
+
+    pub(super) fn is(rule: Rule) -> bool {
+        BROKEN.load(Ordering::Relaxed) == rule as u8
+    }
+
+    pub(super) fn is_any() -> bool {
+        BROKEN.load(Ordering::Relaxed) != NONE
+    }
+
+    /// From now on every software device of this process breaks this rule and no other.
+    pub fn break_rule(rule: Rule) {
+        BROKEN.store(rule as u8, Ordering::Relaxed);
+    }
+}
+
+#[cfg(feature = "breakable-rules")]
+pub use broken::break_rule;
+
+/// Whether this rule is broken here.
+#[cfg(feature = "breakable-rules")]
+#[inline]
+pub fn is_broken(rule: Rule) -> bool {
+    broken::is(rule)
+}
+
+/// Whether this rule is broken here.
+#[cfg(not(feature = "breakable-rules"))]
+#[inline(always)]
+pub const fn is_broken(_: Rule) -> bool {
+    false
+}
+
+/// A write whose inline octets were looked at when the program had other octets there; other requests as they are.
+pub(crate) fn looked_at_later<'r>(request: &Request<'r>) -> Request<'r> {
+    static LATER: [u8; 1024] = [0xff; 1024];
+    match (request.op, request.source) {
+        (Op::Write(..), Source::Inline(octets)) => Request {
+            source: Source::Inline(&LATER[..octets.len().min(LATER.len())]),
+            ..*request
+        },
+        _ => *request,
+    }
+}
+
+/// Whether any rule is broken here: then no request goes a short way, where nobody looks.
+#[cfg(feature = "breakable-rules")]
+#[inline]
+pub fn is_any_broken() -> bool {
+    broken::is_any()
+}
+
+/// Whether any rule is broken here: then no request goes a short way, where nobody looks.
+#[cfg(not(feature = "breakable-rules"))]
+#[inline(always)]
+pub const fn is_any_broken() -> bool {
+    false
+}
