@@ -2,10 +2,9 @@
 
 use std::fmt::Write as _;
 
-use polyverbs::probe::{Finding, Probe, Verdict, Verified};
+use polyverbs::probe::{Finding, Probe, ProbeResult, Verdict, Verified};
 
 use crate::device::DeviceReport;
-use crate::json::result;
 use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
 /// Writing to a string does not fail.
@@ -213,18 +212,18 @@ impl Matrix {
             let mut told = String::new();
             for (column, found) in self.columns.iter().zip(probed) {
                 let device = escape(&column.device.name);
-                let of_probe = found.and_then(|found| Some((found, finding_of(found, probe)?)));
-                let (class, word) = match of_probe.map(|(found, each)| result(each, found)) {
-                    Some("passed") => ("yes", "passed"),
-                    Some("failed") => ("bad", "failed"),
-                    Some("refused") => ("no", "refused"),
-                    _ => ("no", "not run"),
+                let of_probe = found.and_then(|found| finding_of(found, probe));
+                let (class, word) = match of_probe.map(|each| each.result) {
+                    Some(ProbeResult::Passed) => ("yes", "passed"),
+                    Some(ProbeResult::Failed) => ("bad", "failed"),
+                    Some(ProbeResult::Refused) => ("no", "refused"),
+                    Some(ProbeResult::NotRun) | None => ("no", "not run"),
                 };
                 put!(
                     page,
                     "<span class=\"cell\" data-device=\"{device}\"><span class=\"{class}\">{word}</span></span>"
                 );
-                if let Some(evidence) = of_probe.and_then(|(_, each)| each.evidence.as_ref()) {
+                if let Some(evidence) = of_probe.and_then(|each| each.evidence.as_ref()) {
                     put!(
                         told,
                         "<p class=\"found\"><b>{device}</b> {} <small>{}</small></p>",

@@ -1,6 +1,6 @@
 //! The matrix as JSON: the schema is in `docs/capability-matrix.md`.
 
-use polyverbs::probe::{Finding, Verified};
+use polyverbs::probe::Finding;
 use serde_json::{Map, Value, json};
 
 use crate::matrix::{Cell, Claim, Matrix, Row, Section};
@@ -78,44 +78,24 @@ fn feature_cell(cell: &Cell) -> Value {
     let Some(found) = cell.proof.probed() else {
         return json!({ "claimed": !cell.claim.is_absent(), "verdict": "untested" });
     };
-    let (failed, refused) = counts(found);
     json!({
         "claimed": found.claimed,
         "verdict": found.verdict.name(),
         "probes_passed": found.passed(),
-        "probes_failed": failed,
-        "probes_refused": refused,
+        "probes_failed": found.failed(),
+        "probes_refused": found.refused(),
         "because": found.because,
-        "probes": found.findings.iter().map(|each| probe(each, found)).collect::<Vec<_>>(),
+        "probes": found.findings.iter().map(probe).collect::<Vec<_>>(),
     })
 }
 
-// What fails of a feature that is not claimed is refused as it should be, unless the verdict says otherwise.
-pub(crate) fn counts(found: &Verified) -> (usize, usize) {
-    if found.claimed {
-        (found.failed(), 0)
-    } else {
-        (0, found.failed())
-    }
-}
-
-/// `"passed"`, `"failed"`, `"refused"` or `"not-run"`.
-pub(crate) fn result(each: &Finding, found: &Verified) -> &'static str {
-    match (each.passed(), each.was_run(), found.claimed) {
-        (true, ..) => "passed",
-        (false, false, _) => "not-run",
-        (false, true, true) => "failed",
-        (false, true, false) => "refused",
-    }
-}
-
-fn probe(each: &Finding, found: &Verified) -> Value {
+fn probe(each: &Finding) -> Value {
     let evidence = each.evidence.as_ref();
     json!({
         "id": each.probe.id(),
         "rule": each.probe.rule(),
         "about": each.probe.about(),
-        "result": result(each, found),
+        "result": each.result.name(),
         "evidence": evidence.map(|evidence| evidence.found()),
         "at": evidence.map(|evidence| evidence.at()),
     })

@@ -16,7 +16,7 @@ pub use core::{CORE_FEATURES, CORE_PROBES};
 pub use evidence::{Evidence, EvidenceKind};
 pub use pair::{Pair, Side};
 pub use rig::{Clock, End, Fast, Pace, Region, Rig};
-pub use verify::{Finding, Verdict, Verified, refusal_of, verify};
+pub use verify::{Finding, ProbeResult, Verdict, Verified, refusal_of, verify};
 
 use crate::capability::{BaselineGaps, DeviceAttributes, Transport};
 use crate::extension::FeatureInfo;
@@ -55,6 +55,7 @@ pub struct Probe {
     gaps: BaselineGaps,
     transport: Option<Transport>,
     instead: Option<FeatureInfo>,
+    lacking: Option<fn(&Rig) -> Outcome>,
 }
 
 impl Probe {
@@ -77,6 +78,7 @@ impl Probe {
             gaps: BaselineGaps::empty(),
             transport: None,
             instead: None,
+            lacking: None,
         }
     }
 
@@ -101,10 +103,19 @@ impl Probe {
         self
     }
 
-    /// Tells nothing about a device that claims `other` instead of the feature: what it does, `other` does too.
+    /// `other` excludes the feature, and does what the probe tries as well: a device that claims `other` is not tried, and
+    /// one that claims both is wrong.
     #[must_use]
     pub const fn or_else(mut self, other: &FeatureInfo) -> Self {
         self.instead = Some(*other);
+        self
+    }
+
+    /// What is documented of a device without the feature, where no error can say so: what it does instead. A device
+    /// that does not claim the feature, fails the probe and passes this has refused it.
+    #[must_use]
+    pub const fn lacking(mut self, lacking: fn(&Rig) -> Outcome) -> Self {
+        self.lacking = Some(lacking);
         self
     }
 
@@ -133,8 +144,9 @@ impl Probe {
         self.feature.set == feature.set && self.feature.bits & feature.bits != 0
     }
 
-    /// Why it cannot be run on a device with these attributes, if it cannot.
-    pub fn not_here(&self, device: &DeviceAttributes) -> Option<String> {
+    /// Why it cannot be run on a device with these attributes, if it cannot. A device that does not claim the feature
+    /// itself is tried although it lacks what the probe takes as well.
+    pub fn not_here(&self, device: &DeviceAttributes, claimed: bool) -> Option<String> {
         if let Some(transport) = self.transport.filter(|&only| only != device.transport) {
             return Some(format!("a rule of {} devices", transport.name()));
         }
@@ -142,7 +154,8 @@ impl Probe {
         if let Some((name, _)) = gaps.iter_names().next() {
             return Some(format!("the device lists {name}"));
         }
-        let missing = self.needs.iter().find(|need| !device.claims(need))?;
+        let mut needs = self.needs.iter().filter(|_| claimed);
+        let missing = needs.find(|need| !device.claims(need))?;
         Some(format!("takes {} as well", missing.name))
     }
 

@@ -11,9 +11,9 @@ use crate::extension::FeatureInfo;
 pub enum Verdict {
     /// Claimed, and every probe that can be run here passed.
     Verified,
-    /// Not claimed, and it cannot be had.
+    /// Not claimed, and refused in a documented form.
     Refused,
-    /// Claimed and failing, or not claimed and working.
+    /// Claimed and failing; or not claimed, and working or neither working nor refused.
     Mismatch,
     /// No probe can be run here.
     NotVerifiable,
@@ -31,30 +31,95 @@ impl Verdict {
     }
 }
 
+/// What became of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProbeResult {
+    /// The rule holds.
+    Passed,
+    /// It does not; or, of a feature that is not claimed, the device did something else than to refuse.
+    Failed,
+    /// Of a feature that is not claimed: the device refused in a documented form.
+    Refused,
+    /// It could not be looked at.
+    NotRun,
+}
+
+impl ProbeResult {
+    /// `"passed"`, `"failed"`, `"refused"` or `"not-run"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "failed",
+            Self::Refused => "refused",
+            Self::NotRun => "not-run",
+        }
+    }
+}
+
 /// What one probe found.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The probe.
     pub probe: Probe,
+    /// What became of it.
+    pub result: ProbeResult,
     /// `None` where the rule holds; otherwise what was found.
     pub evidence: Option<Evidence>,
 }
 
 impl Finding {
     /// Whether the rule holds.
-    pub const fn passed(&self) -> bool {
-        self.evidence.is_none()
+    pub fn passed(&self) -> bool {
+        self.result == ProbeResult::Passed
     }
 
     /// Whether it could be looked at.
     pub fn was_run(&self) -> bool {
-        !self.is(EvidenceKind::NotHere)
+        self.result != ProbeResult::NotRun
     }
 
-    fn is(&self, kind: EvidenceKind) -> bool {
-        self.evidence
-            .as_ref()
-            .is_some_and(|evidence| evidence.kind() == kind)
+    // Runs a probe of a feature that the device claims: whatever it finds but a reason of the rig's is a failure.
+    fn of_claimed(probe: &Probe, rig: impl Fn() -> Result<Rig, Evidence>) -> Self {
+        let evidence = rig().and_then(|rig| run(probe.run, &rig)).err();
+        let result = match evidence.as_ref().map(Evidence::kind) {
+            None => ProbeResult::Passed,
+            Some(EvidenceKind::NotHere) => ProbeResult::NotRun,
+            Some(EvidenceKind::Unsupported | EvidenceKind::Wrong) => ProbeResult::Failed,
+        };
+        Self::new(probe, result, evidence)
+    }
+
+    // Runs a probe of a feature that it does not claim. What failed is a refusal where the device said so, or did what
+    // is documented of a device without the feature.
+    fn of_unclaimed(probe: &Probe, rig: impl Fn() -> Result<Rig, Evidence>) -> Self {
+        let Self {
+            result, evidence, ..
+        } = Self::of_claimed(probe, &rig);
+        let said = evidence.as_ref().map(Evidence::kind) == Some(EvidenceKind::Unsupported);
+        if result != ProbeResult::Failed || said {
+            let result = if said { ProbeResult::Refused } else { result };
+            return Self::new(probe, result, evidence);
+        }
+        let Some(lacking) = probe.lacking else {
+            return Self::new(probe, result, evidence);
+        };
+        match rig().and_then(|rig| run(lacking, &rig)) {
+            Ok(()) => Self::new(probe, ProbeResult::Refused, evidence),
+            Err(otherwise) => Self::new(probe, ProbeResult::Failed, Some(otherwise)),
+        }
+    }
+
+    fn new(probe: &Probe, result: ProbeResult, evidence: Option<Evidence>) -> Self {
+        Self {
+            probe: *probe,
+            result,
+            evidence,
+        }
+    }
+
+    fn says(&self) -> String {
+        let evidence = self.evidence.as_ref().map(ToString::to_string);
+        format!("{}: {}", self.probe.id(), evidence.unwrap_or_default())
     }
 }
 
@@ -72,24 +137,34 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// How many probes found the rule kept.
-    pub fn passed(&self) -> usize {
-        self.findings.iter().filter(|found| found.passed()).count()
+    /// How many probes have this result.
+    pub fn count(&self, result: ProbeResult) -> usize {
+        let findings = self.findings.iter();
+        findings.filter(|found| found.result == result).count()
     }
 
-    /// How many found it broken. Of a feature that is not claimed these are the refusals.
+    /// How many probes found the rule kept.
+    pub fn passed(&self) -> usize {
+        self.count(ProbeResult::Passed)
+    }
+
+    /// How many found it broken.
     pub fn failed(&self) -> usize {
-        let ran = self.findings.iter().filter(|found| found.was_run());
-        ran.filter(|found| !found.passed()).count()
+        self.count(ProbeResult::Failed)
+    }
+
+    /// How many were refused.
+    pub fn refused(&self) -> usize {
+        self.count(ProbeResult::Refused)
     }
 }
 
 /// Runs the probes that prove `feature` and draws the conclusion.
 ///
 /// `rig` makes a fresh rig for each probe, granted everything that the device claims and, whether it claims them or not,
-/// these bits. Of a feature that is not claimed the same probes are run with its bits granted all the same, so that the
-/// device itself must refuse; one that passes them all has the feature and hides it. `told` hears of each probe before
-/// it is run.
+/// these bits. Of a feature that is not claimed the same probes are run with its bits granted all the same, and those of
+/// what they take as well, so that the device itself must refuse; one that passes them all has the feature and hides it.
+/// `told` hears of each probe before it is run.
 pub fn verify(
     device: &DeviceAttributes,
     feature: &FeatureInfo,
@@ -98,66 +173,33 @@ pub fn verify(
     told: &mut dyn FnMut(&Probe),
 ) -> Verified {
     let claimed = device.claims(feature);
-    let mine = probes.iter().filter(|probe| probe.proves(feature));
-    let beyond = if claimed {
-        vec![]
-    } else {
-        vec![FeatureBits::of_info(feature)]
-    };
     let mut findings = Vec::new();
-    let mut why_not = None;
-    for probe in mine {
-        let substitute = probe.instead.filter(|_| !claimed);
-        let instead = substitute.filter(|other| device.claims(other));
-        if let Some(other) = instead {
-            why_not = Some(format!("the device has {} instead", other.name));
+    let mut why_not = WhyNot::default();
+    for probe in probes.iter().filter(|probe| probe.proves(feature)) {
+        if let Some(other) = probe.instead.filter(|other| device.claims(other)) {
+            why_not.instead = Some(other.name);
             continue;
         }
-        if let Some(why) = probe.not_here(device) {
-            why_not = Some(why);
+        if let Some(why) = probe.not_here(device, claimed) {
+            why_not.otherwise = Some(why);
             continue;
         }
         told(probe);
-        let outcome = rig(&beyond).and_then(|rig| run(probe, &rig));
-        findings.push(Finding {
-            probe: *probe,
-            evidence: outcome.err(),
+        findings.push(if claimed {
+            Finding::of_claimed(probe, || rig(&[]))
+        } else {
+            let taken = probe.needs.iter().chain([feature]);
+            let beyond: Vec<_> = taken.map(FeatureBits::of_info).collect();
+            Finding::of_unclaimed(probe, || rig(&beyond))
         });
     }
-    conclude(device, feature, claimed, findings, why_not)
-}
-
-fn conclude(
-    device: &DeviceAttributes,
-    feature: &FeatureInfo,
-    claimed: bool,
-    findings: Vec<Finding>,
-    why_not: Option<String>,
-) -> Verified {
-    let ran = || findings.iter().filter(|found| found.was_run());
-    let broken = ran().find(|found| !found.passed());
-    let say = |found: &Finding| {
-        let evidence = found.evidence.as_ref().map(ToString::to_string);
-        format!("{}: {}", found.probe.id(), evidence.unwrap_or_default())
-    };
     let (verdict, because) = if claimed {
-        match (broken, ran().next()) {
-            (Some(found), _) => (Verdict::Mismatch, say(found)),
-            (None, Some(_)) => (Verdict::Verified, String::new()),
-            (None, None) => {
-                let skipped = findings.first().map(say).or(why_not);
-                let why = skipped.unwrap_or_else(|| "no probe".into());
-                (Verdict::NotVerifiable, why)
-            }
-        }
-    } else if let Err(evidence) = refusal_of(device, feature) {
-        (Verdict::Mismatch, evidence.to_string())
-    } else if broken.is_none() && ran().next().is_some() {
-        let why = format!("not claimed, and {} probes of it pass", ran().count());
-        (Verdict::Mismatch, why)
+        conclude_claimed(&findings, why_not)
     } else {
-        let why = broken.map(say).or(why_not);
-        (Verdict::Refused, why.unwrap_or_default())
+        match refusal_of(device, feature) {
+            Err(evidence) => (Verdict::Mismatch, evidence.to_string()),
+            Ok(()) => conclude_unclaimed(&findings, why_not),
+        }
     };
     Verified {
         claimed,
@@ -165,6 +207,57 @@ fn conclude(
         findings,
         because,
     }
+}
+
+/// Why probes were not run.
+#[derive(Default)]
+struct WhyNot {
+    /// What the device claims that excludes the feature.
+    instead: Option<&'static str>,
+    otherwise: Option<String>,
+}
+
+fn conclude_claimed(findings: &[Finding], why_not: WhyNot) -> (Verdict, String) {
+    if let Some(other) = why_not.instead {
+        let why = format!("{other} is claimed as well, and one excludes the other");
+        return (Verdict::Mismatch, why);
+    }
+    let first = |result| findings.iter().find(|found| found.result == result);
+    if let Some(found) = first(ProbeResult::Failed) {
+        return (Verdict::Mismatch, found.says());
+    }
+    if first(ProbeResult::Passed).is_some() {
+        return (Verdict::Verified, String::new());
+    }
+    let skipped = findings.first().map(Finding::says).or(why_not.otherwise);
+    let why = skipped.unwrap_or_else(|| "no probe".into());
+    (Verdict::NotVerifiable, why)
+}
+
+// Probes of what is forbidden may pass where there is nothing at all: some other must have been refused.
+fn conclude_unclaimed(findings: &[Finding], why_not: WhyNot) -> (Verdict, String) {
+    let first = |result| findings.iter().find(|found| found.result == result);
+    if let Some(found) = first(ProbeResult::Failed) {
+        let why = format!("neither works nor is refused: {}", found.says());
+        return (Verdict::Mismatch, why);
+    }
+    if let Some(found) = first(ProbeResult::Refused) {
+        return (Verdict::Refused, found.says());
+    }
+    if first(ProbeResult::Passed).is_some() {
+        let passed = findings.iter().filter(|found| found.passed()).count();
+        let why = match passed {
+            1 => "not claimed, and its probe passes".to_owned(),
+            _ => format!("not claimed, and {passed} probes of it pass"),
+        };
+        return (Verdict::Mismatch, why);
+    }
+    if let Some(other) = why_not.instead {
+        return (Verdict::Refused, format!("the device has {other} instead"));
+    }
+    let skipped = findings.first().map(Finding::says).or(why_not.otherwise);
+    let why = skipped.unwrap_or_else(|| "no probe".into());
+    (Verdict::NotVerifiable, why)
 }
 
 /// A feature that is not claimed is refused by name to whoever needs it.
@@ -183,8 +276,8 @@ pub fn refusal_of(device: &DeviceAttributes, feature: &FeatureInfo) -> Outcome {
 }
 
 // A probe that panics has found something, too: the device did what nobody expected.
-fn run(probe: &Probe, rig: &Rig) -> Outcome {
-    let outcome = catch_unwind(AssertUnwindSafe(|| probe.run(rig)));
+fn run(probe: fn(&Rig) -> Outcome, rig: &Rig) -> Outcome {
+    let outcome = catch_unwind(AssertUnwindSafe(|| probe(rig)));
     outcome.unwrap_or_else(|panic| {
         let message = panic
             .downcast_ref::<String>()

@@ -344,6 +344,22 @@ pub(super) fn local_sink(rig: &Rig) -> Outcome {
     Ok(())
 }
 
+// What a device does that lacks the feature: the read fails before anything is asked of the peer.
+// covers 2.60
+pub(super) fn local_sink_refused(rig: &Rig) -> Outcome {
+    let (pair, desk) = (rig.rc()?, desk(rig, 64)?);
+    desk.fill(3)?;
+    let sink = rig.near.region(64, Access::LOCAL_WRITE)?;
+    let read = Read::new(sink.sge(0, 64)?, desk.remote(0));
+    rig.fails(&pair.near, read, &[WcStatus::LocProtErr])?;
+    ensure_eq!(sink.bytes(0, 64)?, [0; 64], "the sink");
+    ensure!(
+        rig.far.events().is_empty(),
+        "the peer was told of a read that failed before it"
+    );
+    Ok(())
+}
+
 // covers 2.12
 pub(super) fn inline(rig: &Rig) -> Outcome {
     let (pair, desk) = (rig.rc()?, desk(rig, 256)?);
@@ -410,4 +426,21 @@ pub(super) fn rnr(rig: &Rig) -> Outcome {
     ensure_eq!(done.status, WcStatus::Success, "the receive it waited for");
     ensure_eq!(desk.bytes(0, 8)?, rig.scratch.bytes(0, 8)?, "the message");
     Ok(())
+}
+
+// What a device does that lacks the feature: the message that finds no receive ends the connection.
+// covers 3.51
+pub(super) fn no_rnr(rig: &Rig) -> Outcome {
+    let pair = rig.rc()?;
+    filled(rig)?;
+    pair.near
+        .post_one(Send::new(rig.scratch.sge(0, 8)?).signaled(1))?;
+    rig.until("the end of the connection", || {
+        matches!(
+            (pair.near.state(), pair.far.state()),
+            (Ok(QpState::Err), Ok(QpState::Err))
+        )
+    })?;
+    rig.take(&pair.near.cq, 1)?;
+    rig.nothing_on(&pair.far.cq)
 }

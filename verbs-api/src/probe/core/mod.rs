@@ -48,10 +48,10 @@ features! {
 }
 
 macro_rules! probes {
-    ($($feature:ident: $id:literal $rule:literal $about:literal => $run:path;)*) => {
+    ($($feature:ident: $id:literal $rule:literal $about:literal => $run:path $(, or $lacking:path)?;)*) => {
         /// What proves them.
         pub static CORE_PROBES: &[Probe] = &[
-            $(Probe::new(&$feature, concat!("core.", $id), $rule, $about, $run)),*
+            $(Probe::new(&$feature, concat!("core.", $id), $rule, $about, $run)$(.lacking($lacking))?),*
         ];
     };
 }
@@ -75,14 +75,14 @@ probes! {
     READ: "read" "3.20" "a read of several packets brings its octets and no others" => connections::read;
     READ: "read-queue-pair" "3.45" "a queue pair that takes no reads refuses them" => connections::read_queue_pair;
     READ: "read-behind-write" "3.72" "a read sees what was written before it" => connections::read_sees_writes;
-    LOCAL_READ_SINK: "local-read-sink" "2.60" "a sink with local rights only takes a read" => connections::local_sink;
+    LOCAL_READ_SINK: "local-read-sink" "2.60" "a sink with local rights only takes a read" => connections::local_sink, or connections::local_sink_refused;
     ATOMICS: "fetch-add" "3.31" "fetch-and-add brings the original, and adds modulo 2^64" => memory::fetch_add;
     ATOMICS: "compare-swap" "3.31" "compare-and-swap swaps what is equal, and nothing else" => memory::compare_swap;
     ATOMICS: "atomic-alignment" "3.31" "eight octets that are not aligned are refused untouched" => memory::atomic_alignment;
     ATOMICS: "atomic-rights" "2.05" "the right to operate atomically is one of its own" => memory::atomic_rights;
     INLINE: "inline" "2.12" "inline octets are those of the moment of posting" => connections::inline;
     INLINE: "inline-too-long" "2.12" "more inline octets than there is room for are refused" => connections::inline_too_long;
-    RNR_RETRY: "rnr" "3.51" "a send waits for its receive" => connections::rnr;
+    RNR_RETRY: "rnr" "3.51" "a send waits for its receive" => connections::rnr, or connections::no_rnr;
     REGIONS: "key-bounds" "2.06" "a key opens its octets and none around them" => memory::bounds;
     REGIONS: "key-rights" "2.05" "every right is asked for" => memory::rights;
     REGIONS: "key-legal-rights" "2.04" "peers that write need local write as well" => memory::legal_rights;

@@ -1,0 +1,89 @@
+//! Whatever a device has and does not claim, the probes find it.
+
+use polyverbs::probe::Verdict;
+use polyverbs::{
+    Baseline, Device, DeviceAttributes, Extensions, FeatureInfo, FeatureSet, Features,
+};
+
+use crate::{examined, telling};
+
+fn hide(told: &mut DeviceAttributes, feature: &FeatureInfo) {
+    match feature.set {
+        Features::SET => told.features -= Features::from_bits_retain(feature.bits),
+        Baseline::SET => told.gaps |= Baseline::from_bits_retain(feature.bits).gaps(),
+        set => {
+            for known in told.extensions.iter_mut().filter(|known| known.set == set) {
+                known.bits &= !feature.bits;
+            }
+        }
+    }
+}
+
+fn claimed(device: &Device) -> Vec<FeatureInfo> {
+    let told = device.attributes();
+    let linked = Extensions::linked().unwrap();
+    let of_extensions = linked
+        .iter()
+        .flat_map(|extension| extension.all_features().iter());
+    polyverbs::probe::CORE_FEATURES
+        .iter()
+        .chain(of_extensions)
+        .filter(|feature| told.claims(feature))
+        .copied()
+        .collect()
+}
+
+#[test]
+fn what_works_and_is_not_claimed_is_a_mismatch() {
+    let mut missed = Vec::new();
+    for device in polyverbs::devices().unwrap() {
+        for feature in claimed(&device) {
+            let hiding = telling(&device, move |told| hide(told, &feature));
+            if hiding.attributes().claims(&feature) {
+                // No gap says so: a device cannot be without it.
+                continue;
+            }
+            let found = examined(&hiding, &feature);
+            if found.verdict != Verdict::Mismatch || found.claimed {
+                missed.push(format!(
+                    "{} {}: {:?}, {}",
+                    device.name(),
+                    feature.name,
+                    found.verdict,
+                    found.because
+                ));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+#[test]
+fn what_is_claimed_and_does_not_work_is_a_mismatch() {
+    let devices = polyverbs::devices().unwrap();
+    for device in &devices {
+        let told = device.attributes();
+        let lacking = polyverbs::probe::CORE_FEATURES
+            .iter()
+            .filter(|feature| !told.claims(feature));
+        for &feature in lacking {
+            let boasting = telling(device, move |told| boast(told, &feature));
+            let found = examined(&boasting, &feature);
+            assert_eq!(
+                (found.claimed, found.verdict),
+                (true, Verdict::Mismatch),
+                "{} {}: {}",
+                device.name(),
+                feature.name,
+                found.because
+            );
+        }
+    }
+}
+
+fn boast(told: &mut DeviceAttributes, feature: &FeatureInfo) {
+    match feature.set {
+        Features::SET => told.features |= Features::from_bits_retain(feature.bits),
+        _ => told.gaps -= Baseline::from_bits_retain(feature.bits).gaps(),
+    }
+}
