@@ -1,6 +1,7 @@
 //! Devices that break one rule: the cells that rest on it become mismatches, and no others do.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 use std::sync::Mutex;
 
 use polyverbs::rules::Rule;
@@ -78,6 +79,27 @@ fn changes(found: &Found, expected: &BTreeSet<(String, String)>) -> Result<(), S
         Some((device, feature, cell)) => {
             Err(format!("{device} {feature} without evidence: {cell}"))
         }
+    }
+}
+
+#[test]
+fn every_format_shows_a_mismatch_and_the_command_fails() {
+    let lines = [
+        ("text", "✗ ib0 UD: claimed; core.ud-qkey: "),
+        ("markdown", "* `UD` of `ib0`: core.ud-qkey: "),
+        ("json", "\"verdict\": \"mismatch\""),
+        ("html", "<details open class=\"wrong\" id=\"features-UD\">"),
+    ];
+    for (format, line) in lines {
+        let command = ["matrix", "--verify", "--device", "ib0", "--format", format];
+        let output = Command::new(env!("CARGO_BIN_EXE_polyverbs"))
+            .args(command)
+            .env("POLYVERBS_BREAKS", "datagram-qkey")
+            .output()
+            .unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{format}: {shown}");
+        assert!(shown.contains(line), "{format}: {shown}");
     }
 }
 

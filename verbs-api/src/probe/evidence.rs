@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
+use crate::completion::WcStatus;
 use crate::error::{ErrorKind, VerbError};
 use crate::extension::Unsupported;
 use crate::memory::OutOfRange;
@@ -35,6 +36,23 @@ impl Evidence {
     #[track_caller]
     pub fn wrong(found: impl Into<String>) -> Self {
         Self::of(EvidenceKind::Wrong, found.into())
+    }
+
+    /// The device said that it does not have what the probe used: how.
+    #[track_caller]
+    pub fn unsupported(said: impl Into<String>) -> Self {
+        Self::of(EvidenceKind::Unsupported, said.into())
+    }
+
+    /// A request that is legal ended so. An operation that a device does not have ends as one that its queue pair cannot
+    /// do, where it was granted nonetheless.
+    #[track_caller]
+    pub fn ended(status: WcStatus) -> Self {
+        let said = format!("a request that is legal failed with {status:?}");
+        match status {
+            WcStatus::LocQpOpErr => Self::unsupported(said),
+            _ => Self::wrong(said),
+        }
     }
 
     /// The rule cannot be looked at here: why.
@@ -93,7 +111,11 @@ macro_rules! from_errors {
 }
 
 from_errors! {
-    VerbError: |error| error.kind();
+    VerbError: |error| match &error {
+        // What comes with a feature is 0 where that is absent.
+        VerbError::Limit(short) if short.offered == 0 => ErrorKind::Unsupported,
+        other => other.kind(),
+    };
     Unsupported: |error| ErrorKind::Unsupported;
     PostReason: |error| error.kind();
     PostError: |error| error.kind();

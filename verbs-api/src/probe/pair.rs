@@ -202,9 +202,7 @@ impl Rig {
     pub fn succeeds<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>) -> Outcome {
         match self.run(side, request)? {
             WcStatus::Success => Ok(()),
-            status => Err(Evidence::wrong(format!(
-                "a request that is legal failed with {status:?}"
-            ))),
+            status => Err(Evidence::ended(status)),
         }
     }
 
