@@ -3,6 +3,7 @@
 use polyverbs_engine::emulation::{
     DeliveryFilter, Emulation, EmulationPart, Gains, QpHooks, Station,
 };
+use polyverbs_engine::rules::{self, Rule};
 use verbs_api::{DeviceAttributes, Features, Gid, QpExtension, VerbError};
 
 use crate::LoopbackFeatures;
@@ -36,6 +37,6 @@ struct NotMyOwn;
 
 impl DeliveryFilter for NotMyOwn {
     fn takes(&self, sender: Station, receiver: Station, _: Gid) -> bool {
-        sender != receiver
+        sender != receiver || rules::is_broken(Rule::LoopbackBlocked)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use polyverbs_engine::emulation::{CompletionObserver, Emulation, EmulationPart, Gains, QpHooks};
+use polyverbs_engine::rules::{self, Rule};
 use verbs_api::{DeviceAttributes, Held, QpExtension, VerbError, WcStatus};
 
 use crate::{Counts, LowLatencyFeatures, Watch};
@@ -56,6 +57,8 @@ impl CompletionObserver for Observer {
     }
 
     fn received(&self, status: WcStatus) {
-        self.note(Watch::RECEIVES, status, &self.counts.receives);
+        if !rules::is_broken(Rule::ReceivesSeen) {
+            self.note(Watch::RECEIVES, status, &self.counts.receives);
+        }
     }
 }

@@ -95,6 +95,10 @@ rules! {
     MaskedCarry = "masked-carry",
     /// Masked compare-and-swap compares all bits.
     MaskedCompare = "masked-compare",
+    /// A queue pair gets its own multicasts although it blocks them.
+    LoopbackBlocked = "loopback-blocked",
+    /// Receives are over before they are seen without their queue.
+    ReceivesSeen = "receives-seen",
 }
 
 #[cfg(feature = "breakable-rules")]
