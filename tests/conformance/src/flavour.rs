@@ -1,5 +1,6 @@
 //! The kinds of devices that the suite runs on.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -59,6 +60,30 @@ pub enum Flavour {
     IbLowLatency,
     /// iWARP, every queue pair a low-latency one.
     IwarpLowLatency,
+    /// A kind that the suite does not know, of a crate that brings a driver of its own.
+    Other(&'static OtherFlavour),
+}
+
+/// A kind of device that the suite does not know.
+pub struct OtherFlavour {
+    /// What it is called where something fails.
+    pub name: &'static str,
+    /// Two devices made with these options.
+    pub build: fn(DeviceOptions) -> Fabric,
+}
+
+impl PartialEq for OtherFlavour {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for OtherFlavour {}
+
+impl fmt::Debug for OtherFlavour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 /// What a test does to a device behind the program's back.
@@ -102,10 +127,17 @@ impl<D: Driver> Steer for Engine<D> {
 }
 
 /// Two devices on a network, and their time.
-pub(crate) struct Fabric {
+pub struct Fabric {
     pub(crate) time: Time,
     pub(crate) near: Arc<dyn Steer>,
     pub(crate) far: Arc<dyn Steer>,
+}
+
+impl Fabric {
+    /// Two devices of this driver, which reach each other directly, in virtual time.
+    pub fn direct<D: Driver>(driver: impl Fn(LinkAddress) -> D, options: DeviceOptions) -> Self {
+        fabric(driver, None, options)
+    }
 }
 
 impl Flavour {
@@ -160,6 +192,7 @@ impl Flavour {
                 let link = StreamLink::new(stream, stream_key, Some(reset_header));
                 fabric(iwarp, Some(Arc::new(link)), options)
             }
+            Self::Other(other) => (other.build)(options),
         }
     }
 }

@@ -20,7 +20,7 @@ mod rig;
 mod time;
 
 pub use fast::Fast;
-pub use flavour::{Flavour, Steer};
+pub use flavour::{Fabric, Flavour, OtherFlavour, Steer};
 pub use needs::{ANY_DEVICE, Needs, needs, one_of};
 pub use pair::{Pair, Side};
 pub use probing::{examined, probe_rig};

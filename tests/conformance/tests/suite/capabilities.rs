@@ -1,6 +1,7 @@
 //! What a device claims and what it does: FEATURES 1.01 to 1.15.
 
-use conformance::{ANY_DEVICE, Rig, cases, needs};
+use crate::cases;
+use conformance::{ANY_DEVICE, Rig, needs};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
     Access, AtomicScope, BaselineGaps, Batch, CompareSwap, ConnectOptions, Device, ErrorKind,

@@ -1,7 +1,8 @@
 //! Completion queues that overrun, change their size, or outlive their queue pairs: FEATURES 3.86,
 //! 3.89, 3.91.
 
-use conformance::{ANY_DEVICE, Needs, Pair, Rig, Side, cases, needs};
+use crate::cases;
+use conformance::{ANY_DEVICE, Needs, Pair, Rig, Side, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, Completion, Cq, EventType, Features, PostReason, Read, ReceiveRequest,

@@ -6,7 +6,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use conformance::{ANY_DEVICE, Pair, Rig, Side, cases};
+use crate::cases;
+use conformance::{ANY_DEVICE, Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, Completion, ConnectOptions, Cq, DestroyError, Device, ErrorKind,

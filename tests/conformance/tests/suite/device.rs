@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use conformance::{ANY_DEVICE, Flavour, Pair, Rig, Side, cases, needs};
+use crate::cases;
+use conformance::{ANY_DEVICE, Flavour, Pair, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, Completion, ConnectOptions, Cq, ErrorKind, EventType, Features, FetchAdd,

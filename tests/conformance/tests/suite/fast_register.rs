@@ -1,6 +1,7 @@
 //! Allocated keys and fast-register: FEATURES 1.14, 1.19, 2.20 to 2.23, 2.29 to 2.33.
 
-use conformance::{ANY_DEVICE, Pair, Rig, cases, needs, one_of};
+use crate::cases;
+use conformance::{ANY_DEVICE, Pair, Rig, needs, one_of};
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, Batch, BindWindow, ErrorKind, FastRegister, Features, Limit, LocalInvalidate, Memory,

@@ -3,8 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::cases;
 use bmme::{FmrError, FmrMapping, FmrPool, FmrPoolOptions};
-use conformance::{Pair, Rig, cases, needs};
+use conformance::{Pair, Rig, needs};
 use verbs_api::{Access, ErrorKind, Features, Memory, PageList, RKey, RemoteAddress, VerbError};
 
 cases! {

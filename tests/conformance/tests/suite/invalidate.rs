@@ -1,6 +1,7 @@
 //! Invalidation, local and from afar: FEATURES 2.24 to 2.28, 2.62 to 2.65.
 
-use conformance::{Fast, Pair, Region, Rig, cases, needs, one_of};
+use crate::cases;
+use conformance::{Fast, Pair, Region, Rig, needs, one_of};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, Batch, BindWindow, Completion, Features, LocalInvalidate, MwType,

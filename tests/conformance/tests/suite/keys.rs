@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use conformance::{ANY_DEVICE, Pair, Rig, cases, needs};
+use crate::cases;
+use conformance::{ANY_DEVICE, Pair, Rig, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, Batch, ConnectOptions, DestroyError, ErrorKind, EventType, Features,

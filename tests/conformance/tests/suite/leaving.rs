@@ -5,8 +5,9 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::cases;
 use bmme::{FmrPool, FmrPoolOptions};
-use conformance::{ANY_DEVICE, Rig, Steer, cases};
+use conformance::{ANY_DEVICE, Rig, Steer};
 use polyverbs_links::emulated::{EmulatedKind, EmulatedOptions};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{

@@ -17,3 +17,6 @@ mod shared_receive;
 mod states;
 mod support;
 mod windows;
+
+// Through the root, so that a crate with a driver of its own can include the modules and say on what they run.
+use conformance::cases;

@@ -1,6 +1,7 @@
 //! Multicast groups: FEATURES 4.44 and 4.45.
 
-use conformance::{Region, Rig, Side, cases, needs};
+use crate::cases;
+use conformance::{Region, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, ConnectOptions, DestroyError, Features, Gid, Qpn, ReceiveRequest, Send,

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use conformance::{ANY_DEVICE, End, Fast, Pair, Rig, cases, needs, one_of};
+use crate::cases;
+use conformance::{ANY_DEVICE, End, Fast, Pair, Rig, needs, one_of};
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, Completion, ConnectOptions, Context, Device, Features, Memory, Operations, Plan,

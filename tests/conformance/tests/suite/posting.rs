@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use conformance::{ANY_DEVICE, Rig, cases, needs};
+use crate::cases;
+use conformance::{ANY_DEVICE, Rig, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, Batch, CompareSwap, Completion, Cq, Features, FetchAdd, Memory, Notify,

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use conformance::{Needs, Pair, Region, Rig, Side, cases, needs};
+use crate::cases;
+use conformance::{Needs, Pair, Region, Rig, Side, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, ConnectOptions, EventType, Features, PostReason, ReceiveRequest, Send,

@@ -1,6 +1,7 @@
 //! What a queue pair takes and does in each state: the table of FEATURES 3.1.
 
-use conformance::{ANY_DEVICE, Pair, Region, Rig, cases};
+use crate::cases;
+use conformance::{ANY_DEVICE, Pair, Region, Rig};
 use verbs_api::qp::{AddressVector, QpAttributes, QpEndpoint, QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, ConnectOptions, EventType, PostReason, Psn, ReceiveRequest, Send,

@@ -1,6 +1,7 @@
 //! Memory windows: FEATURES 2.40 to 2.55.
 
-use conformance::{ANY_DEVICE, Pair, Region, Rig, Side, cases, needs, one_of};
+use crate::cases;
+use conformance::{ANY_DEVICE, Pair, Region, Rig, Side, needs, one_of};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, BaselineGaps, Batch, BindWindow, DestroyError, ErrorKind, Features, LKey,

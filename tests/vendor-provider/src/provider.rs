@@ -1,0 +1,56 @@
+//! The device as a program finds it: registered when this crate is linked and named.
+
+use std::sync::Arc;
+
+use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_links::RealHost;
+use polyverbs_links::emulated::{
+    EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
+};
+use verbs_api::inventory;
+use verbs_api::provider::DeviceOps;
+
+use crate::AcmeFabric;
+
+/// The kind of device, to make more of.
+pub struct Kind;
+
+/// The kind of the registered device.
+pub static KIND: Kind = Kind;
+
+/// The device that is registered.
+pub static PROVIDER: EmulatedProvider<Kind> = EmulatedProvider(Kind);
+
+inventory::submit! { LinkedKind(&PROVIDER.0) }
+verbs_api::link_provider!(PROVIDER);
+
+impl EmulatedKind for Kind {
+    fn name(&self) -> &'static str {
+        "acme0"
+    }
+
+    fn provider(&self) -> &'static str {
+        "acme-fabric"
+    }
+
+    fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
+        if options.framed || !options.faults.is_none() || options.at.is_some() {
+            let reason = "an Acme device has no frames and no wire";
+            return Err(EmulatedError::Wire(reason.to_owned()));
+        }
+        let name = options.name.clone();
+        let name = name.unwrap_or_else(|| self.name().to_owned());
+        let engine_options = DeviceOptions {
+            command_latency: options.command_latency,
+            without: options.without,
+            extensions: options.extensions.clone(),
+            ..DeviceOptions::default()
+        };
+        let driver = AcmeFabric::new(name, FIRST_ADDRESS, engine_options.qp_numbers);
+        Ok(Device::new(
+            driver,
+            &RealHost::network(None),
+            engine_options,
+        )?)
+    }
+}

@@ -1,0 +1,312 @@
+//! The sending half: a request is handed to the peer at once, and waits in the queue where the peer cannot take it.
+
+use polyverbs_engine::driver::Executed;
+use polyverbs_engine::key_table::LocalUse;
+use polyverbs_engine::operation;
+use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
+use polyverbs_engine::qp::{Phase, Wqe};
+use polyverbs_engine::request::{Op, Request, Source};
+use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::{ExtensionOperation, LinkAddress, WcStatus};
+
+use crate::responder::{Answer, Asked, Refusal, extension, respond};
+use crate::{Cx, Qp, QpRef, Requester};
+
+/// This `rnr_retry` never ends.
+const FOREVER: u8 = 7;
+
+/// What a requester keeps.
+#[derive(Debug, Default)]
+pub struct Sending {
+    peer: Option<(LinkAddress, u32)>,
+    timeout: u8,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    retries_left: u8,
+    rnr_left: u8,
+    // The peer had no receive, and is asked again then.
+    rnr_until: Option<Time>,
+    // The peer is not there, and is looked for again then.
+    ack_until: Option<Time>,
+}
+
+impl Sending {
+    pub(crate) fn set(&mut self, given: &QpAttributes, all: &QpAttributes) {
+        let set = |to: &mut u8, from: Option<u8>| *to = from.unwrap_or(*to);
+        set(&mut self.timeout, given.timeout);
+        set(&mut self.retry_cnt, given.retry_cnt);
+        set(&mut self.rnr_retry, given.rnr_retry);
+        if let (Some(path), Some(number)) = (all.ah_attr, all.dest_qp_num) {
+            self.peer = Some((path.address, number.value()));
+        }
+    }
+
+    pub(crate) fn begin(&mut self) {
+        (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
+        self.stop_waiting();
+    }
+
+    pub(crate) fn stop_waiting(&mut self) {
+        (self.rnr_until, self.ack_until) = (None, None);
+    }
+
+    fn take_rnr_retry(&mut self) -> bool {
+        if self.rnr_retry == FOREVER {
+            return true;
+        }
+        let left = self.rnr_left.checked_sub(1);
+        self.rnr_left = left.unwrap_or(0);
+        left.is_some()
+    }
+}
+
+/// Tries a request at once.
+pub(crate) fn execute(
+    qp: &Qp,
+    half: &mut Requester,
+    request: &Request<'_>,
+    cx: &mut Cx<'_>,
+) -> Executed {
+    if request.op.is_local() {
+        return Executed::Done(qp.local_operation(half, request, cx), 0);
+    }
+    match attempt(qp, half, request, cx) {
+        Attempt::Done(octets) => {
+            half.driver.begin();
+            Executed::Done(WcStatus::Success, octets)
+        }
+        Attempt::Failed(status) => Executed::Done(status, 0),
+        Attempt::NoReceive(code) => {
+            half.rare.rnr_naks += 1;
+            if !half.driver.take_rnr_retry() {
+                return Executed::Done(WcStatus::RnrRetryExcErr, 0);
+            }
+            let until = cx.now().after(rnr_delay(code));
+            half.driver.rnr_until = Some(until);
+            qp.wake_at(half, until);
+            Executed::Keep
+        }
+        Attempt::Lost => {
+            wait_for_peer(qp, half, cx);
+            Executed::Keep
+        }
+    }
+}
+
+/// What became of a request.
+enum Attempt {
+    Done(u32),
+    Failed(WcStatus),
+    NoReceive(u8),
+    Lost,
+}
+
+fn wait_for_peer(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
+    if half.driver.ack_until.is_some() {
+        return;
+    }
+    if let Some(timeout) = ack_timeout(half.driver.timeout) {
+        let until = cx.now().after(timeout);
+        half.driver.ack_until = Some(until);
+        qp.wake_at(half, until);
+    }
+}
+
+fn find_peer(qp: &Qp, half: &Requester) -> Option<QpRef> {
+    let (address, number) = half.driver.peer?;
+    let peer = qp.device.network().device(address)?.qp(number)?;
+    Some(peer)
+}
+
+fn attempt(qp: &Qp, half: &mut Requester, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
+    let Some(peer) = half.direct.take().or_else(|| find_peer(qp, half)) else {
+        return Attempt::Lost;
+    };
+    let attempt = match request.op {
+        Op::Extension(operation) => ask(qp, request, operation, &peer, cx),
+        _ => exchange(qp, request, &peer, cx),
+    };
+    if !matches!(attempt, Attempt::Lost) {
+        half.direct = Some(peer);
+    }
+    attempt
+}
+
+fn exchange(qp: &Qp, request: &Request<'_>, peer: &Qp, cx: &mut Cx<'_>) -> Attempt {
+    let mut spans = Spans::new();
+    let prepared = if request.op.is_read_or_atomic() {
+        sink(qp, request, cx, &mut spans).map(|()| Payload::Empty)
+    } else {
+        let (keys, pin) = (cx.keys(), cx.pin);
+        source(
+            keys,
+            pin,
+            request.source,
+            qp.pd,
+            request.private,
+            &mut spans,
+        )
+    };
+    let payload = match prepared {
+        Ok(payload) => payload,
+        Err(fault) => return Attempt::Failed(fault.local_status()),
+    };
+    match respond(qp, peer, &Asked { request, payload }, cx) {
+        Ok(Answer::Taken) => Attempt::Done(0),
+        Ok(Answer::Octets(found)) => {
+            let found = Payload::of_spans(&found);
+            scatter_at(&spans, 0, &found);
+            Attempt::Done(found.len() as u32)
+        }
+        Ok(Answer::Original(original)) => {
+            match spans.first().and_then(|span| span.store_u64(original)) {
+                Some(()) => {}
+                None => scatter_at(&spans, 0, &Payload::Octets(&original.to_ne_bytes())),
+            }
+            Attempt::Done(8)
+        }
+        Err(refusal) => refused(refusal),
+    }
+}
+
+fn refused(refusal: Refusal) -> Attempt {
+    match refusal {
+        Refusal::Absent => Attempt::Lost,
+        Refusal::NoReceive(code) => Attempt::NoReceive(code),
+        Refusal::With { sender, .. } => Attempt::Failed(sender),
+    }
+}
+
+// An operation of an extension: its message there, its answer back.
+fn ask(
+    qp: &Qp,
+    request: &Request<'_>,
+    operation: &'static ExtensionOperation,
+    peer: &Qp,
+    cx: &mut Cx<'_>,
+) -> Attempt {
+    let (keys, pin) = (cx.keys(), cx.pin);
+    let message = operation::message(keys, pin, qp.pd, request, operation);
+    let sink = operation::sink(keys, pin, qp.pd, request, operation);
+    let (message, sink) = match (message, sink) {
+        (Ok(message), Ok(sink)) => (message, sink),
+        (Err(fault), _) | (_, Err(fault)) => return Attempt::Failed(fault.local_status()),
+    };
+    let numbers = (operation.extension_id(), operation.number());
+    match extension(qp, peer, numbers, &message, cx) {
+        Ok(answer) => match qp.device.operation(operation) {
+            Some(emulation) => Attempt::Done(operation::place(emulation, answer, &sink)),
+            None => Attempt::Failed(WcStatus::LocQpOpErr),
+        },
+        Err(refusal) => refused(refusal),
+    }
+}
+
+fn sink<'p>(
+    qp: &Qp,
+    request: &Request<'_>,
+    cx: &Cx<'p>,
+    spans: &mut Spans<'p>,
+) -> Result<(), polyverbs_engine::fault::Fault> {
+    let Source::Sges(list) = request.source else {
+        return Ok(());
+    };
+    let user = LocalUse {
+        pd: qp.pd,
+        private: request.private,
+        write: true,
+    };
+    gather(cx.keys(), cx.pin, list, user, spans)
+}
+
+/// Goes on with the queue, unless what it waits for is not there yet.
+pub(crate) fn pump(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
+    let waits = half.driver.rnr_until.is_some() || half.driver.ack_until.is_some();
+    let worth_trying = half.direct.as_ref().is_none_or(|peer| peer.has_receive());
+    if !waits || worth_trying {
+        drain(qp, half, cx);
+    }
+}
+
+/// A moment passed that was asked for.
+pub(crate) fn handle_timeout(qp: &Qp, half: &mut Requester, now: Time, cx: &mut Cx<'_>) {
+    let due = |until: &mut Option<Time>| until.take_if(|until| *until <= now).is_some();
+    due(&mut half.driver.rnr_until);
+    let waits = half
+        .queue
+        .front()
+        .is_some_and(|wqe| wqe.phase != Phase::Waiting);
+    if half.driver.rnr_until.is_none() && due(&mut half.driver.ack_until) && waits {
+        let Some(left) = half.driver.retries_left.checked_sub(1) else {
+            half.driver.stop_waiting();
+            return qp.complete_front(half, WcStatus::RetryExcErr, 0, cx);
+        };
+        half.driver.retries_left = left;
+    }
+    drain(qp, half, cx);
+    for until in [half.driver.rnr_until, half.driver.ack_until]
+        .into_iter()
+        .flatten()
+    {
+        qp.wake_at(half, until);
+    }
+}
+
+// Request after request, until one has to wait.
+fn drain(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
+    while let Some(front) = half.queue.front_mut() {
+        if qp.state() == QpState::Sqd && front.phase == Phase::Waiting {
+            return;
+        }
+        front.phase = Phase::Started;
+        let Some(wqe) = half.queue.pop_front() else {
+            return;
+        };
+        let Wqe { kept, .. } = &wqe;
+        let request = kept.request();
+        match execute(qp, half, &request, cx) {
+            Executed::Done(status, octets) => {
+                half.driver.stop_waiting();
+                qp.complete(half, &request, status, octets, cx);
+            }
+            Executed::Keep => return half.queue.push_front(wqe),
+        }
+    }
+}
+
+/// What the device has no place for is refused before it is queued.
+#[cfg(feature = "some")]
+pub(crate) fn check_post(request: &Request<'_>) -> Result<(), verbs_api::PostReason> {
+    match request.op {
+        Op::Read(_, Some(_)) => Err(verbs_api::PostReason::Unsupported {
+            missing: verbs_api::Features::READ_WITH_INVALIDATE,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Peers are in this process.
+#[cfg(feature = "all")]
+pub(crate) fn check_path(path: &verbs_api::qp::AddressVector) -> Result<(), verbs_api::VerbError> {
+    match path.address {
+        LinkAddress::InProcess(_) => Ok(()),
+        other => Err(verbs_api::VerbError::argument(
+            "ah_attr.address",
+            format!("{other:?} is not in this process"),
+        )),
+    }
+}
+
+/// Whoever waits for this queue pair need not wait for its timer.
+#[cfg(feature = "all")]
+pub(crate) fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {
+    let named = qp.responder().driver.peer();
+    let peer = named.and_then(|(address, number)| {
+        let device = qp.device.network().device(address)?;
+        device.qp(number)
+    });
+    if let Some(peer) = peer {
+        cx.effects.resume(peer.into_owner());
+    }
+}

@@ -1,0 +1,101 @@
+//! The conformance suite on the devices of this driver: its own modules, run on another kind of device.
+
+use acme_fabric::AcmeFabric;
+use conformance::{Fabric, Flavour, OtherFlavour, examined};
+use polyverbs_engine::device::DeviceOptions;
+use verbs_api::Extensions;
+use verbs_api::probe::{CORE_FEATURES, CORE_PROBES, Verdict};
+
+const ACME: Flavour = Flavour::Other(&OtherFlavour {
+    name: "acme",
+    build,
+});
+
+fn build(options: DeviceOptions) -> Fabric {
+    let numbers = options.qp_numbers;
+    let driver = |address| AcmeFabric::new(format!("{address:?}"), address, numbers);
+    Fabric::direct(driver, options)
+}
+
+/// What the modules of the suite make tests of their bodies with.
+mod made {
+    macro_rules! cases {
+        ($($name:ident: $needs:expr;)*) => {
+            mod acme {
+                use super::*;
+
+                $(
+                    #[test]
+                    fn $name() {
+                        conformance::run(crate::ACME, $needs, super::$name);
+                    }
+                )*
+            }
+        };
+    }
+
+    pub(crate) use cases;
+}
+
+use made::cases;
+
+#[path = "../../conformance/tests/suite/capabilities.rs"]
+mod capabilities;
+#[path = "../../conformance/tests/suite/completions.rs"]
+mod completions;
+#[path = "../../conformance/tests/suite/control.rs"]
+mod control;
+#[path = "../../conformance/tests/suite/device.rs"]
+mod device;
+#[path = "../../conformance/tests/suite/fast_register.rs"]
+mod fast_register;
+#[path = "../../conformance/tests/suite/fmr_pool.rs"]
+mod fmr_pool;
+#[path = "../../conformance/tests/suite/invalidate.rs"]
+mod invalidate;
+#[path = "../../conformance/tests/suite/keys.rs"]
+mod keys;
+#[path = "../../conformance/tests/suite/leaving.rs"]
+mod leaving;
+#[path = "../../conformance/tests/suite/multicast.rs"]
+mod multicast;
+#[path = "../../conformance/tests/suite/plans.rs"]
+mod plans;
+#[path = "../../conformance/tests/suite/posting.rs"]
+mod posting;
+#[path = "../../conformance/tests/suite/shared_receive.rs"]
+mod shared_receive;
+#[path = "../../conformance/tests/suite/states.rs"]
+mod states;
+#[path = "../../conformance/tests/suite/support.rs"]
+mod support;
+#[path = "../../conformance/tests/suite/windows.rs"]
+mod windows;
+
+// covers 6.05
+#[test]
+fn what_the_device_claims_is_verified_and_the_rest_refused() {
+    let mut wrong = Vec::new();
+    let mut check = |probes, feature| {
+        let cell = examined(ACME, feature, probes);
+        let expected = match cell.claimed {
+            true => Verdict::Verified,
+            false => Verdict::Refused,
+        };
+        if cell.verdict != expected {
+            wrong.push(format!(
+                "{}: {:?}, {}",
+                feature.name, cell.verdict, cell.because
+            ));
+        }
+    };
+    for feature in CORE_FEATURES {
+        check(CORE_PROBES, feature);
+    }
+    for extension in Extensions::linked().unwrap().iter() {
+        for feature in extension.all_features() {
+            check(extension.all_probes(), feature);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
