@@ -18,7 +18,8 @@ pub trait Express: Driver {
     /// What the sink of a read must permit.
     const READ_SINK: Access;
 
-    /// Whether the peer, locked, takes the next request of this queue pair at once. Both are ready to send.
+    /// Whether the peer, locked, takes the next request of this queue pair at once. Both are ready to send. It takes none
+    /// where [`Responder::takes_express`] is false: the driver looks at that here, or at something that follows from it.
     fn is_ready(qp: &Qp<Self>, sending: &Self::Requester, responder: &Responder<Self>) -> bool;
 
     /// What the peer permits through its queue pair.

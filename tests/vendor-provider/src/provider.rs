@@ -15,6 +15,9 @@ use crate::AcmeFabric;
 /// The kind of device, to make more of.
 pub struct Kind;
 
+/// Queue pair numbers of a driver that gives them out itself.
+const NUMBERS: (u32, u32) = (0x4000, 0x8000);
+
 /// The kind of the registered device.
 pub static KIND: Kind = Kind;
 
@@ -46,7 +49,7 @@ impl EmulatedKind for Kind {
             extensions: options.extensions.clone(),
             ..DeviceOptions::default()
         };
-        let driver = AcmeFabric::new(name, FIRST_ADDRESS, engine_options.qp_numbers);
+        let driver = AcmeFabric::new(name, FIRST_ADDRESS, NUMBERS);
         Ok(Device::new(
             driver,
             &RealHost::network(None),

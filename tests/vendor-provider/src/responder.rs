@@ -371,7 +371,9 @@ mod express {
         const READ_SINK: Access = Access::LOCAL_WRITE;
 
         fn is_ready(qp: &Qp, _: &Sending, responder: &Responder) -> bool {
-            is_at_other_end(qp, &responder.driver) && responder.device.is_port_active()
+            responder.takes_express()
+                && is_at_other_end(qp, &responder.driver)
+                && responder.device.is_port_active()
         }
 
         fn permits(receiving: &Receiving) -> Access {
