@@ -293,26 +293,50 @@ pub(crate) fn say(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
     });
 }
 
-/// The segments of a message: offset, octets, whether it is the last. A message without octets has one.
-pub(crate) fn segments(
+/// Sends the segments of a message behind those that have left, as many as there is room for: whether that was the last.
+/// `segment` makes their headers of an offset and whether it is the last. A message without octets has one.
+pub(crate) fn offer_segments(
     qp: &Qp,
-    length: usize,
-) -> impl Iterator<Item = (usize, usize, bool)> + use<> {
-    let max = qp
-        .device
-        .network()
-        .link()
-        .and_then(|link| link.max_frame())
-        .unwrap_or(usize::MAX)
-        .max(1);
-    let count = length.div_ceil(max).max(1);
-    (0..count).map(move |index| {
-        (
-            index * max,
-            (length - index * max).min(max),
-            index + 1 == count,
-        )
-    })
+    to: &Peer,
+    payload: &Payload<'_>,
+    sent: &mut usize,
+    segment: impl Fn(usize, bool) -> Message,
+    cx: &mut Cx<'_>,
+) -> bool {
+    let Some(link) = qp.device.network().link() else {
+        return true;
+    };
+    let now = cx.now();
+    let header = |offset, last| Header {
+        stream: stream(qp, to),
+        message: segment(offset, last),
+    };
+    let most = link.max_frame_of(&header(*sent, true));
+    let most = most.unwrap_or(usize::MAX).max(1);
+    loop {
+        let length = (payload.len() - *sent).min(most);
+        let last = *sent + length == payload.len();
+        let frame = Frame {
+            from: qp.device.address(),
+            to: to.address,
+            header: header(*sent, last),
+            payload: payload.part(*sent, length),
+            damaged: false,
+        };
+        if !link.offer(frame, now) {
+            return false;
+        }
+        *sent += length;
+        if last {
+            return true;
+        }
+    }
+}
+
+/// Sends a message of one segment, if there is room.
+pub(crate) fn offer(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) -> bool {
+    let mut sent = 0;
+    offer_segments(qp, to, &payload, &mut sent, |_, _| message.clone(), cx)
 }
 
 /// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.
@@ -337,11 +361,20 @@ impl Ends {
     }
 }
 
-/// The link reset a connection: whichever of its ends this device has.
-pub(crate) fn handle_link_reset(driver: &Iwarp, stream: Stream, cx: &mut Cx<'_>) {
+/// The link tells something of a connection: to whichever of its ends this device has.
+pub(crate) fn handle_news(driver: &Iwarp, stream: Stream, message: &Message, cx: &mut Cx<'_>) {
     for epoch in [stream.source.epoch, stream.destination.epoch] {
-        if let Some(qp) = driver.ends.get(epoch) {
-            handle_end(&qp, epoch, &Message::Reset, cx);
+        let Some(qp) = driver.ends.get(epoch) else {
+            continue;
+        };
+        match message {
+            Message::Room => {
+                cx.effects.resume(qp.owner().clone());
+                let serve = move |now| responder::serve(&qp, now);
+                cx.device.network().serve_later(Box::new(serve));
+            }
+            Message::First => driver.tell(epoch, StreamNews::Begun, cx),
+            end => handle_end(&qp, epoch, end, cx),
         }
     }
 }

@@ -7,7 +7,7 @@ pub use polyverbs_engine::operation::AtomicOp;
 use polyverbs_engine::operation::Octets;
 use verbs_api::LinkAddress;
 
-use crate::terminate::Terminate;
+use crate::terminate::{Terminate, TerminateCode};
 
 /// One end of a stream, as the other knows it.
 ///
@@ -77,6 +77,25 @@ pub enum Message {
     Close,
     /// The stream is gone: an RST.
     Reset,
+    /// What came cannot be read on, and the peer is told so.
+    Broken(TerminateCode),
+    /// The first frame of a stream came.
+    First,
+    /// The indication came with which a stream begins that both ends may send on.
+    Ready(Ready),
+    /// There is room again on a stream that had none.
+    Room,
+}
+
+/// A ready-to-receive indication (RFC 6581 section 9.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// A send of no octets: it takes no receive.
+    Send,
+    /// A write of no octets.
+    Write,
+    /// A read of no octets, which is answered.
+    Read(ReadRequest),
 }
 
 /// The octets of a tagged segment belong to one of these.

@@ -18,10 +18,10 @@ use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::{Access, WcFlags, WcOpcode, WcStatus};
 
-use crate::connection::{self, Peer, emit, is_ready, say, segments};
+use crate::connection::{self, Peer, emit, is_ready, offer_segments, say};
 use crate::header::{
     AtomicOp, AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST,
-    QN_SEND, ReadRequest, Tagged, TaggedOpcode, Untagged,
+    QN_SEND, ReadRequest, Ready, Tagged, TaggedOpcode, Untagged,
 };
 use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, extension};
@@ -73,6 +73,8 @@ struct Inbound {
 struct Pending {
     due: Time,
     request: Untagged,
+    // Octets of the answer to a read that have left.
+    sent: usize,
 }
 
 /// What a send brings besides its octets.
@@ -349,6 +351,7 @@ pub(crate) fn fail(
     let terminate = Terminate {
         error: breach.code(),
         about: about.filter(|_| !breach.is_own()).map(Box::new),
+        payload: 0,
     };
     half.driver.sent = Some(Box::new(terminate.clone()));
     let (status, event) = (breach.receive_status(), breach.event());
@@ -378,18 +381,50 @@ pub(crate) fn handle(
     let handled = match message {
         Message::Tagged(segment) => write_segment(qp, &mut half, *segment, payload, cx),
         Message::Untagged(segment) => untagged_segment(qp, &mut half, segment, payload, cx),
-        Message::Close | Message::Reset => Ok(()),
+        Message::Ready(ready) => {
+            take_ready(qp, &mut half, *ready, cx);
+            Ok(())
+        }
+        _ => Ok(()),
     };
     if let Err(breach) = handled {
-        terminate(qp, &mut half, breach, Some(message.clone()), cx);
+        terminate(
+            qp,
+            &mut half,
+            breach,
+            Some(message.clone()),
+            payload.len(),
+            cx,
+        );
     }
 }
 
-/// A segment arrived whose checksum is wrong.
-pub(crate) fn handle_damaged(qp: &Qp, epoch: u32, cx: &mut Cx<'_>) {
+// The indication is a message that no program sent: it counts as the first of its queue, and takes no receive.
+fn take_ready(qp: &Qp, half: &mut Receiving, ready: Ready, cx: &mut Cx<'_>) {
+    let complete = &mut half.driver.inbound.get_or_insert_default().complete;
+    match ready {
+        Ready::Write => {}
+        Ready::Send => complete[QN_SEND as usize] = 1,
+        Ready::Read(request) => {
+            complete[QN_REQUEST as usize] = 1;
+            if let Some(peer) = half.driver.peer {
+                let segment = Tagged {
+                    opcode: TaggedOpcode::ReadResponse,
+                    stag: request.sink_stag,
+                    to: request.sink_to,
+                    last: true,
+                };
+                emit(qp, &peer, Message::Tagged(segment), Payload::Empty, cx);
+            }
+        }
+    }
+}
+
+/// What arrived is no segment, or has a wrong checksum.
+pub(crate) fn handle_broken(qp: &Qp, epoch: u32, breach: Breach, cx: &mut Cx<'_>) {
     let mut half = qp.responder();
     if takes(qp, &half, epoch) {
-        terminate(qp, &mut half, Breach::Crc, None, cx);
+        terminate(qp, &mut half, breach, None, 0, cx);
     }
 }
 
@@ -399,9 +434,13 @@ fn terminate(
     half: &mut Receiving,
     breach: Breach,
     about: Option<Message>,
+    payload: usize,
     cx: &mut Cx<'_>,
 ) {
-    let terminate = fail(qp, half, breach, about, cx);
+    let terminate = Terminate {
+        payload,
+        ..fail(qp, half, breach, about, cx)
+    };
     if let Some(peer) = half.driver.peer {
         say(qp, &peer, connection::terminate_message(terminate), cx);
     }
@@ -527,6 +566,7 @@ fn enqueue(
     inbound.pending.push_back(Pending {
         due,
         request: request.clone(),
+        sent: 0,
     });
     let serve = {
         let qp = qp.downgrade();
@@ -545,21 +585,25 @@ fn enqueue(
     Ok(())
 }
 
-// Serves the reads and atomics whose turn has come.
-fn serve(qp: &QpRef, now: Time) {
+// Serves the reads and atomics whose turn has come, as far as there is room for their answers.
+pub(crate) fn serve(qp: &QpRef, now: Time) {
     let pin = pin();
     let mut cx = Cx::at(&qp.device, &pin, now);
     {
         let mut half = qp.responder();
-        while let Some(request) = next_due(qp, &mut half, now) {
-            if let Err(breach) = answer(qp, &mut half, &request, &mut cx) {
-                terminate(
-                    qp,
-                    &mut half,
-                    breach,
-                    Some(Message::Untagged(request)),
-                    &mut cx,
-                );
+        while let Some(mut pending) = next_due(qp, &mut half, now) {
+            match answer(qp, &mut half, &mut pending, &mut cx) {
+                Ok(true) => {}
+                Ok(false) => {
+                    if let Some(inbound) = &mut half.driver.inbound {
+                        inbound.pending.push_front(pending);
+                    }
+                    break;
+                }
+                Err(breach) => {
+                    let about = Message::Untagged(unanswered(pending));
+                    terminate(qp, &mut half, breach, Some(about), 0, &mut cx);
+                }
             }
         }
     }
@@ -570,7 +614,7 @@ fn serve(qp: &QpRef, now: Time) {
     }
 }
 
-fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Untagged> {
+fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Pending> {
     let inbound = half
         .driver
         .inbound
@@ -579,24 +623,39 @@ fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Untagged> {
     if inbound.pending.front()?.due > now {
         return None;
     }
-    inbound.pending.pop_front().map(|pending| pending.request)
+    inbound.pending.pop_front()
 }
 
+// What is left of a request: of a read, behind what has been answered (RFC 5040 section 4.8).
+fn unanswered(pending: Pending) -> Untagged {
+    let mut request = pending.request;
+    if let Body::ReadRequest(read) = &mut request.body {
+        read.sink_to = read.sink_to.wrapping_add(pending.sent as u64);
+        read.source_to = read.source_to.wrapping_add(pending.sent as u64);
+        read.length -= pending.sent as u32;
+    }
+    request
+}
+
+// Whether it was answered; else there is no room for all of it.
 fn answer(
     qp: &Qp,
     half: &mut Receiving,
-    request: &Untagged,
+    pending: &mut Pending,
     cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
+) -> Result<bool, Breach> {
     let Some(peer) = half.driver.peer else {
-        return Ok(());
+        return Ok(true);
     };
-    match &request.body {
-        Body::ReadRequest(read) => answer_read(qp, half, &peer, read, cx),
-        Body::AtomicRequest(atomic) => answer_atomic(qp, half, &peer, atomic, cx),
-        Body::Extension(request) => extension::answer(qp, half, &peer, request, cx),
-        _ => Err(Breach::Opcode),
+    match &pending.request.body {
+        Body::ReadRequest(read) => {
+            return answer_read(qp, half, &peer, read, &mut pending.sent, cx);
+        }
+        Body::AtomicRequest(atomic) => answer_atomic(qp, half, &peer, atomic, cx)?,
+        Body::Extension(request) => extension::answer(qp, half, &peer, request, cx)?,
+        _ => return Err(Breach::Opcode),
     }
+    Ok(true)
 }
 
 fn answer_read(
@@ -604,8 +663,9 @@ fn answer_read(
     half: &Receiving,
     peer: &Peer,
     read: &ReadRequest,
+    sent: &mut usize,
     cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
+) -> Result<bool, Breach> {
     let spans = read_source(
         qp,
         half,
@@ -615,23 +675,15 @@ fn answer_read(
         cx.pin,
     )?;
     let whole = Payload::of_spans(&spans);
-    for (offset, length, last) in segments(qp, whole.len()) {
-        let to = read.sink_to.wrapping_add(offset as u64);
-        let segment = Tagged {
+    let segment = |offset: usize, last| {
+        Message::Tagged(Tagged {
             opcode: TaggedOpcode::ReadResponse,
             stag: read.sink_stag,
-            to,
+            to: read.sink_to.wrapping_add(offset as u64),
             last,
-        };
-        emit(
-            qp,
-            peer,
-            Message::Tagged(segment),
-            whole.part(offset, length),
-            cx,
-        );
-    }
-    Ok(())
+        })
+    };
+    Ok(offer_segments(qp, peer, &whole, sent, segment, cx))
 }
 
 fn answer_atomic(

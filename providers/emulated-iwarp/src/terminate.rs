@@ -27,6 +27,8 @@ pub struct Terminate {
     pub error: TerminateCode,
     /// The header of the segment that was at fault; none where no segment was (RFC 5040 section 4.8).
     pub about: Option<Box<Message>>,
+    /// Octets that the segment had behind its header, where that is not its opcode's.
+    pub payload: usize,
 }
 
 /// What a peer's message did wrong, or what kept it from being carried out.
@@ -38,6 +40,8 @@ pub enum Breach {
     Budget,
     /// The checksum is wrong.
     Crc,
+    /// What came is no frame, or no message.
+    Format(TerminateCode),
     /// A key cannot be invalidated.
     Invalidate(Fault),
     /// Immediate data is not of eight octets.
@@ -96,6 +100,7 @@ impl Terminate {
         Self {
             error: TerminateCode::LOCAL_CATASTROPHIC,
             about: None,
+            payload: 0,
         }
     }
 }
@@ -112,6 +117,7 @@ impl Breach {
                 TerminateCode::new(RDMAP, REMOTE_PROTECTION, protection(fault))
             }
             Self::Crc => TerminateCode::new(LLP, 0, 0x02),
+            Self::Format(code) => code,
             Self::Invalidate(Fault::Access | Fault::NotAssociated | Fault::Pd) => {
                 TerminateCode::new(RDMAP, REMOTE_PROTECTION, CANNOT_INVALIDATE)
             }
@@ -153,7 +159,9 @@ impl Breach {
             Self::Atomic(_) | Self::Invalidate(_) | Self::Read(_) | Self::Tagged(_) => {
                 EventType::QpAccessErr
             }
-            Self::Crc | Self::Receive(_) => EventType::QpFatal,
+            Self::Crc | Self::Format(TerminateCode { layer: LLP, .. }) | Self::Receive(_) => {
+                EventType::QpFatal
+            }
             _ => EventType::QpReqErr,
         }
     }

@@ -85,6 +85,19 @@ pub trait Link<H>: Send + Sync + 'static {
     /// Takes a frame at `now`. Called with locks of queue pairs held: it only notes the frame, delivering later.
     fn send(&self, frame: Frame<'_, H>, now: Time);
 
+    /// Payload octets of the largest frame that goes where this one would; by default the same everywhere.
+    fn max_frame_of(&self, header: &H) -> Option<usize> {
+        let _ = header;
+        self.max_frame()
+    }
+
+    /// Takes a frame as [`send`](Self::send) does, unless too much waits where it would go: then the driver is told when
+    /// there is room again. By default there always is.
+    fn offer(&self, frame: Frame<'_, H>, now: Time) -> bool {
+        self.send(frame, now);
+        true
+    }
+
     /// Sends on what [`send`](Self::send) noted and what only waits to be sent together with more. Called with no lock
     /// held, by any thread, after everything that sends.
     fn flush(&self) {}

@@ -7,6 +7,7 @@
 
 pub mod codec;
 pub mod octets;
+pub mod queue;
 mod tampering;
 pub mod tcp;
 mod through;
@@ -18,8 +19,12 @@ pub use codec::{
     StreamCodec,
 };
 pub use octets::{OctetCapture, OctetTap};
+pub use queue::OctetQueue;
 // What the interfaces of this crate are made of: drivers need no sockets of their own.
-pub use polyverbs_sockets::{Duty, GroupOptions, Lease, QpnRange, source_of};
-pub use tcp::{TcpCounts, TcpLink, TcpLinkOptions};
-pub use through::ThroughOctets;
+pub use polyverbs_sockets::{
+    Connection, Duty, GroupOptions, Lease, QpnRange, Received, Source, StreamError, TcpListener,
+    TcpOptions, TcpSocket, Watch, source_of,
+};
+pub use tcp::{Attachment, TcpCounts, TcpLink, TcpLinkOptions};
+pub use through::{StreamThroughOctets, ThroughOctets};
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};

@@ -7,6 +7,8 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_sockets::{QpnRange, StreamError};
 use verbs_api::Gid;
 
+use super::queue::OctetQueue;
+
 /// What the socket puts before a datagram, as far as a checksum may cover it.
 ///
 /// DF is set and there are no options. What else stands in the headers follows from lengths or is masked.
@@ -124,6 +126,8 @@ pub enum Leaving {
     Frame,
     /// Nothing more comes: an end follows what was sent.
     End,
+    /// The last frame: an end follows it, and nobody wants to know what the peer still says.
+    Last,
     /// The connection is given up at once.
     Reset,
 }
@@ -137,6 +141,8 @@ pub enum News {
     Lost(StreamError),
     /// A stream that had no room has some again.
     Room,
+    /// The first frame has come, and was delivered.
+    First,
 }
 
 /// The first frame of what has come.
@@ -176,13 +182,37 @@ pub trait StreamCodec: Send + Sync + 'static {
     /// What a header means for its stream.
     fn leaving(&self, header: &Self::Header) -> Leaving;
 
+    /// Octets of payload that a frame like this may have on a path with segments of this size; `None` for what the link
+    /// says.
+    fn max_payload(
+        &self,
+        sender: &Self::Sender,
+        header: &Self::Header,
+        segment: usize,
+    ) -> Option<usize> {
+        let _ = (sender, header, segment);
+        None
+    }
+
+    /// Whether a frame may go between those that went last and those that belong to them.
+    fn may_follow(&self, sender: &Self::Sender, header: &Self::Header) -> bool {
+        let _ = (sender, header);
+        true
+    }
+
+    /// Whether any frame may go now.
+    fn is_between(&self, sender: &Self::Sender) -> bool {
+        let _ = sender;
+        true
+    }
+
     /// Appends a frame to what leaves.
     fn encode(
         &self,
         sender: &mut Self::Sender,
         header: &Self::Header,
         payload: &Payload<'_>,
-        into: &mut Vec<u8>,
+        into: &mut OctetQueue,
     );
 
     /// Finds the frame that `octets` begin with. They may be changed: what does not belong to the payload is in its way.

@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Duration;
 
 use polyverbs_engine::link::{Deliver, Frame, Link};
 use polyverbs_engine::network::Progress;
@@ -18,6 +19,7 @@ use polyverbs_sockets::{Connection, Duty, Ready, Received, Source, StreamError, 
 use verbs_api::LinkAddress;
 
 use super::codec::{Found, Leaving, News, StreamCodec};
+use super::queue::OctetQueue;
 use super::tampering::Tampering;
 use crate::fault::StreamFaults;
 
@@ -29,6 +31,8 @@ pub struct TcpLinkOptions {
     pub max_frame: usize,
     /// Octets that may wait on a stream before it says that it has no room.
     pub backlog: usize,
+    /// How long the peer may take for its end when this side has ended.
+    pub linger: Duration,
     /// What happens to octets that leave: `chunk` to those that arrive as well. `reset_after` counts the frames of this end.
     pub faults: StreamFaults,
     /// What chance starts from.
@@ -36,11 +40,12 @@ pub struct TcpLinkOptions {
 }
 
 impl Default for TcpLinkOptions {
-    /// Frames that fit segments of Ethernet, 256 KiB of backlog, no faults.
+    /// Frames that fit segments of Ethernet, 256 KiB of backlog, ten seconds for the peer's end, no faults.
     fn default() -> Self {
         Self {
             max_frame: 1408,
             backlog: 256 << 10,
+            linger: Duration::from_secs(10),
             faults: StreamFaults::default(),
             seed: 0,
         }
@@ -63,6 +68,8 @@ pub struct Attachment<C: StreamCodec> {
     pub receiver: C::Receiver,
     /// What has been received already, and is frames.
     pub received: Vec<u8>,
+    /// Whether frames that are offered wait until the peer has sent one.
+    pub is_held: bool,
 }
 
 macro_rules! counts {
@@ -113,10 +120,16 @@ pub struct TcpLink<C: StreamCodec> {
     dirty: Mutex<Vec<Arc<Stream<C>>>>,
     /// Streams that stand still, by chance.
     held: Mutex<Vec<Arc<Stream<C>>>>,
+    /// Streams that this end has ended, and until when the peer may take for its end.
+    ending: Mutex<VecDeque<(Time, Weak<Stream<C>>)>>,
+    /// Streams that came with something to read.
+    fresh: Mutex<Vec<Arc<Stream<C>>>>,
     news: Mutex<VecDeque<(Arc<Stream<C>>, News)>>,
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
+    /// The same for what leaves.
+    spare_queues: Mutex<Vec<OctetQueue>>,
     watch: Arc<Watch>,
     made: AtomicUsize,
     counters: Counters,
@@ -129,6 +142,10 @@ struct Stream<C: StreamCodec> {
     socket: Arc<TcpSocket>,
     /// It is none of the link's any more.
     is_gone: AtomicBool,
+    /// What comes is not delivered any more.
+    is_deaf: AtomicBool,
+    /// What a segment of the path carries.
+    segment: AtomicUsize,
     outgoing: Mutex<Outgoing<C>>,
     /// Taken before the other where both are.
     incoming: Mutex<Incoming<C>>,
@@ -136,14 +153,18 @@ struct Stream<C: StreamCodec> {
 
 struct Outgoing<C: StreamCodec> {
     sender: C::Sender,
-    octets: Vec<u8>,
-    /// Octets that have left.
-    left: usize,
+    octets: OctetQueue,
     ends: bool,
     is_over: bool,
     is_dirty: bool,
     /// The driver was told that there is no room.
     wants_room: bool,
+    /// The driver was told that this frame must not go between others.
+    wants_turn: bool,
+    /// What is offered waits for the peer's first frame.
+    is_held: bool,
+    /// Octets that have left since the segment size was asked for.
+    since: usize,
     held_until: Time,
     tampering: Tampering,
 }
@@ -152,6 +173,7 @@ struct Incoming<C: StreamCodec> {
     receiver: C::Receiver,
     /// What of a frame has come.
     begun: Vec<u8>,
+    has_begun: bool,
     is_over: bool,
     tampering: Tampering,
 }
@@ -178,6 +200,8 @@ impl<C: StreamCodec> TcpLink<C> {
             streams: RwLock::default(),
             dirty: Mutex::default(),
             held: Mutex::default(),
+            ending: Mutex::default(),
+            fresh: Mutex::default(),
             news: Mutex::default(),
             inbound: Mutex::new(Inbound {
                 buffer: vec![0; C::LONGEST + READ].into(),
@@ -186,6 +210,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 looks: 0,
             }),
             spare: Mutex::default(),
+            spare_queues: Mutex::default(),
             watch: Arc::new(Watch::new()?),
             made: AtomicUsize::new(0),
             counters: Counters::default(),
@@ -193,13 +218,19 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with what this answers.
+    /// `attend` is told of what else is watched as [`Source::Rare`].
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(self: &Arc<Self>, network: Weak<dyn Progress>) -> io::Result<Arc<dyn Duty>> {
+    pub fn start(
+        self: &Arc<Self>,
+        network: Weak<dyn Progress>,
+        attend: impl Fn(u64) + Send + Sync + 'static,
+    ) -> io::Result<Arc<dyn Duty>> {
         let duty: Arc<dyn Duty> = Arc::new(Watched {
             watch: Arc::clone(&self.watch),
             network,
+            attend: Box::new(attend),
         });
         self.watch.start(Arc::downgrade(&duty))?;
         Ok(duty)
@@ -236,28 +267,33 @@ impl<C: StreamCodec> TcpLink<C> {
             sender,
             receiver,
             received,
+            is_held,
         } = attachment;
         if received.len() > C::LONGEST + READ {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let (socket, waiting) = connection.into_parts();
+        let segment = socket.segment_size()?;
         let number = self.made.fetch_add(2, Ordering::Relaxed);
         let tampering =
             |direction| Tampering::new(self.options.faults, self.options.seed, direction);
         let outgoing = Outgoing {
             sender,
-            octets: waiting,
-            left: 0,
+            octets: OctetQueue::new(waiting),
             ends: false,
             is_over: false,
             is_dirty: false,
             wants_room: false,
+            wants_turn: false,
+            is_held,
+            since: 0,
             held_until: Time::default(),
             tampering: tampering(number),
         };
         let incoming = Incoming {
             receiver,
             begun: received,
+            has_begun: false,
             is_over: false,
             tampering: tampering(number + 1),
         };
@@ -267,6 +303,8 @@ impl<C: StreamCodec> TcpLink<C> {
             peer,
             socket,
             is_gone: AtomicBool::new(false),
+            is_deaf: AtomicBool::new(false),
+            segment: AtomicUsize::new(segment),
             outgoing: Mutex::new(outgoing),
             incoming: Mutex::new(incoming),
         });
@@ -281,7 +319,8 @@ impl<C: StreamCodec> TcpLink<C> {
         drop(streams);
         self.mark(&stream, &mut lock(&stream.outgoing));
         if has_more {
-            lock(&self.inbound).unfinished.push(stream);
+            // Not at once: whoever delivers may have called.
+            lock(&self.fresh).push(stream);
         }
         Ok(())
     }
@@ -293,18 +332,6 @@ impl<C: StreamCodec> TcpLink<C> {
             lock(&stream.outgoing).is_over = true;
             stream.socket.abort();
         }
-    }
-
-    /// Octets that a stream takes before too much waits on it; 0 where there is none. Who was told of too few is told by
-    /// [`News::Room`] when there are some again.
-    pub fn room(&self, key: u64) -> usize {
-        let Some(stream) = self.stream(key) else {
-            return 0;
-        };
-        let mut outgoing = lock(&stream.outgoing);
-        let room = self.options.backlog.saturating_sub(outgoing.waiting());
-        outgoing.wants_room |= room < self.options.max_frame;
-        room
     }
 
     /// The largest segment that the path of a connection carries, in octets.
@@ -344,6 +371,13 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
+    fn give_back_queue(&self, queue: OctetQueue) {
+        let mut spare = lock(&self.spare_queues);
+        if queue.has_memory() && spare.len() < SPARE {
+            spare.push(queue.emptied());
+        }
+    }
+
     // ---- out
 
     // With the outgoing half locked.
@@ -353,34 +387,86 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    fn append(&self, stream: &Arc<Stream<C>>, frame: &Frame<'_, C::Header>, now: Time) {
+    // Whether it was taken, or is lost with its stream.
+    fn append(
+        &self,
+        stream: &Arc<Stream<C>>,
+        frame: &Frame<'_, C::Header>,
+        now: Time,
+        manner: Manner,
+    ) -> bool {
         let mut guard = lock(&stream.outgoing);
         let outgoing = &mut *guard;
         if outgoing.is_over || outgoing.ends {
-            return;
+            return true;
+        }
+        if manner == Manner::Offered {
+            if outgoing.is_held || outgoing.waiting() >= self.options.backlog {
+                outgoing.wants_room = true;
+                return false;
+            }
+            if !self.codec.may_follow(&outgoing.sender, &frame.header) {
+                outgoing.wants_turn = true;
+                return false;
+            }
         }
         if outgoing.tampering.is_spent() {
             drop(guard);
-            return self.lose(stream, StreamError::Reset);
+            self.lose(stream, StreamError::Reset);
+            return true;
         }
-        if outgoing.octets.capacity() == 0 {
-            outgoing.octets = self.buffer();
+        if !outgoing.octets.has_memory() {
+            outgoing.octets = lock(&self.spare_queues).pop().unwrap_or_default();
         }
         if let Some(until) = outgoing.tampering.hold(now) {
             outgoing.held_until = outgoing.held_until.max(until);
         }
-        let begin = outgoing.octets.len();
+        let before = outgoing.octets.len();
         self.codec.encode(
             &mut outgoing.sender,
             &frame.header,
             &frame.payload,
             &mut outgoing.octets,
         );
-        if outgoing.tampering.flip(&mut outgoing.octets[begin..]) {
+        let frame = outgoing.octets.len() - before;
+        if outgoing.tampering.flip(outgoing.octets.last(frame)) {
             self.count(|counters| &counters.flipped);
         }
         self.count(|counters| &counters.sent);
+        if manner == Manner::Last {
+            self.end(stream, outgoing, now);
+        }
+        if outgoing.wants_turn && self.codec.is_between(&outgoing.sender) {
+            outgoing.wants_turn = false;
+            self.tell(stream, News::Room);
+        }
         self.mark(stream, outgoing);
+        true
+    }
+
+    // With the outgoing half locked: nothing more is taken, and the peer has some time for its end.
+    fn end(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>, now: Time) {
+        if !std::mem::replace(&mut outgoing.ends, true) {
+            let until = now.after(self.options.linger);
+            lock(&self.ending).push_back((until, Arc::downgrade(stream)));
+        }
+        self.mark(stream, outgoing);
+    }
+
+    // Peers that took too long for their end.
+    fn expire(&self, now: Time) {
+        loop {
+            let mut ending = lock(&self.ending);
+            match ending.front() {
+                Some((until, stream)) if *until <= now || stream.strong_count() == 0 => {}
+                _ => return,
+            }
+            let due = ending.pop_front().and_then(|(_, stream)| stream.upgrade());
+            drop(ending);
+            if let Some(stream) = due.filter(|stream| !stream.is_gone.load(Ordering::Relaxed)) {
+                self.lose(&stream, StreamError::TimedOut);
+            }
+        }
     }
 
     fn flush_at(&self, now: Option<Time>) {
@@ -416,25 +502,32 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         while outgoing.waiting() > 0 {
             let piece = outgoing.tampering.piece(outgoing.waiting());
-            let octets = &outgoing.octets[outgoing.left..outgoing.left + piece];
+            let octets = &outgoing.octets.waiting()[..piece];
             match stream.socket.send(&[octets.into()])? {
                 // The watch tells when there is room.
                 0 => break,
-                sent => outgoing.left += sent,
+                sent => {
+                    outgoing.octets.left(sent);
+                    outgoing.since += sent;
+                }
             }
         }
         if outgoing.waiting() == 0 {
-            self.give_back(std::mem::take(&mut outgoing.octets));
-            outgoing.left = 0;
+            self.give_back_queue(std::mem::take(&mut outgoing.octets));
             if outgoing.ends {
                 outgoing.is_over = true;
                 stream.socket.finish()?;
             }
-        } else if outgoing.left >= self.options.backlog {
-            outgoing.octets.drain(..outgoing.left);
-            outgoing.left = 0;
+        } else {
+            outgoing.octets.tidy(self.options.backlog);
         }
-        let has_room = outgoing.waiting() < self.options.backlog / 2;
+        if outgoing.since >= ASK_AGAIN {
+            outgoing.since = 0;
+            if let Ok(segment) = stream.socket.segment_size() {
+                stream.segment.store(segment, Ordering::Relaxed);
+            }
+        }
+        let has_room = !outgoing.is_held && outgoing.waiting() < self.options.backlog / 2;
         if has_room && std::mem::take(&mut outgoing.wants_room) {
             self.tell(stream, News::Room);
         }
@@ -449,8 +542,7 @@ impl<C: StreamCodec> TcpLink<C> {
     fn lose(&self, stream: &Arc<Stream<C>>, error: StreamError) {
         let mut outgoing = lock(&stream.outgoing);
         outgoing.is_over = true;
-        self.give_back(std::mem::take(&mut outgoing.octets));
-        outgoing.left = 0;
+        self.give_back_queue(std::mem::take(&mut outgoing.octets));
         drop(outgoing);
         stream.socket.abort();
         // Told once: by whoever takes it out.
@@ -483,7 +575,11 @@ impl<C: StreamCodec> TcpLink<C> {
         let mut any = false;
         let mut step = Step::More;
         for _ in 0..ROUNDS {
-            let taken = self.take_apart(stream, incoming, &mut buffer[..filled], now, network);
+            let taken = if stream.is_deaf.load(Ordering::Relaxed) {
+                filled
+            } else {
+                self.take_apart(stream, incoming, &mut buffer[..filled], now, network)
+            };
             buffer.copy_within(taken..filled, 0);
             filled -= taken;
             any |= taken > 0;
@@ -547,6 +643,9 @@ impl<C: StreamCodec> TcpLink<C> {
                     self.count(|counters| &counters.delivered);
                     network.deliver(stream.frame(header, payload, false), now);
                     at += taken.min(length);
+                    if !std::mem::replace(&mut incoming.has_begun, true) {
+                        self.let_go(stream);
+                    }
                 }
                 Found::Broken(header) => {
                     incoming.is_over = true;
@@ -564,6 +663,16 @@ impl<C: StreamCodec> TcpLink<C> {
             }
         }
         at
+    }
+
+    // The first frame has come: what was held may leave.
+    fn let_go(&self, stream: &Arc<Stream<C>>) {
+        let mut outgoing = lock(&stream.outgoing);
+        outgoing.is_held = false;
+        self.tell(stream, News::First);
+        if std::mem::take(&mut outgoing.wants_room) {
+            self.tell(stream, News::Room);
+        }
     }
 
     fn deliver_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
@@ -658,8 +767,19 @@ impl<C: StreamCodec> Stream<C> {
 
 impl<C: StreamCodec> Outgoing<C> {
     fn waiting(&self) -> usize {
-        self.octets.len() - self.left
+        self.octets.len()
     }
+}
+
+/// How a frame is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// In any case.
+    Sent,
+    /// If there is room.
+    Offered,
+    /// In any case, and none behind it.
+    Last,
 }
 
 impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
@@ -667,18 +787,43 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         Some(self.options.max_frame)
     }
 
+    fn max_frame_of(&self, header: &C::Header) -> Option<usize> {
+        let stream = self.stream(self.codec.key(header));
+        let most = stream.and_then(|stream| {
+            let segment = stream.segment.load(Ordering::Relaxed);
+            let outgoing = lock(&stream.outgoing);
+            self.codec.max_payload(&outgoing.sender, header, segment)
+        });
+        Some(most.unwrap_or(self.options.max_frame))
+    }
+
+    fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
+        let Some(stream) = self.stream(self.codec.key(&frame.header)) else {
+            self.count(|counters| &counters.homeless);
+            return true;
+        };
+        self.append(&stream, &frame, now, Manner::Offered)
+    }
+
     fn send(&self, frame: Frame<'_, C::Header>, now: Time) {
         let Some(stream) = self.stream(self.codec.key(&frame.header)) else {
             return self.count(|counters| &counters.homeless);
         };
         match self.codec.leaving(&frame.header) {
-            Leaving::Frame => self.append(&stream, &frame, now),
-            Leaving::End => {
-                let mut outgoing = lock(&stream.outgoing);
-                outgoing.ends = true;
-                self.mark(&stream, &mut outgoing);
+            Leaving::Frame => _ = self.append(&stream, &frame, now, Manner::Sent),
+            Leaving::Last => {
+                stream.is_deaf.store(true, Ordering::Relaxed);
+                self.append(&stream, &frame, now, Manner::Last);
             }
-            Leaving::Reset => self.detach(stream.key),
+            Leaving::End => self.end(&stream, &mut lock(&stream.outgoing), now),
+            Leaving::Reset => {
+                // What was said before an end still leaves.
+                let ends = lock(&stream.outgoing).ends;
+                match ends {
+                    true => stream.is_deaf.store(true, Ordering::Relaxed),
+                    false => self.detach(stream.key),
+                }
+            }
         }
     }
 
@@ -693,8 +838,10 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             self.mark(&stream, &mut outgoing);
         }
         self.flush_at(Some(now));
+        self.expire(now);
         let mut delivered = self.deliver_news(now, network);
         let inbound = &mut *lock(&self.inbound);
+        inbound.unfinished.append(&mut lock(&self.fresh));
         for stream in std::mem::take(&mut inbound.unfinished) {
             delivered |= self.read(&stream, inbound, false, now, network);
         }
@@ -715,13 +862,26 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
         delivered |= self.deliver_news(now, network);
         self.flush_at(Some(now));
-        delivered
+        delivered || !lock(&self.news).is_empty() || !lock(&self.fresh).is_empty()
     }
 
     fn next_due(&self) -> Option<Time> {
         let held = lock(&self.held).clone();
         let until = |stream: &Arc<Stream<C>>| lock(&stream.outgoing).held_until;
-        held.iter().map(until).min()
+        let ending = lock(&self.ending).front().map(|(until, _)| *until);
+        held.iter().map(until).chain(ending).min()
+    }
+
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn poll(&self, work: &mut dyn FnMut()) {
+        self.watch.poll(work);
+    }
+
+    fn hand_back(&self) {
+        self.watch.hand_back();
     }
 }
 
@@ -743,6 +903,7 @@ impl<C: StreamCodec> fmt::Debug for TcpLink<C> {
 struct Watched {
     watch: Arc<Watch>,
     network: Weak<dyn Progress>,
+    attend: Box<dyn Fn(u64) + Send + Sync>,
 }
 
 impl Duty for Watched {
@@ -752,7 +913,10 @@ impl Duty for Watched {
         }
     }
 
-    fn attend(&self, _token: u64) {}
+    fn attend(&self, token: u64) {
+        (self.attend)(token);
+        self.progress();
+    }
 }
 
 impl Drop for Watched {
@@ -791,6 +955,8 @@ const LATELY: usize = 4;
 const LOOKS: u32 = 4;
 /// How often one of them has nothing before it is asked for like the others.
 const FORGOTTEN: u32 = 256;
+/// Octets that leave before the segment size is asked for again.
+const ASK_AGAIN: usize = 1 << 20;
 /// Buffers that are kept for the next one who needs one.
 const SPARE: usize = 64;
 

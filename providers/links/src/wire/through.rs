@@ -1,15 +1,17 @@
 //! A wire format without a wire: what goes over any datagram link becomes octets, and header values again.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use verbs_api::{Gid, LinkAddress, VerbError};
 
-use super::codec::{Arrival, DatagramCodec, Envelope};
+use super::codec::{Arrival, DatagramCodec, Envelope, Found, Leaving, StreamCodec};
 use super::octets::OctetTap;
+use super::queue::OctetQueue;
 use crate::capture::Stage;
 
 /// A link around another whose frames arrive as a codec makes them of octets: in virtual time too, and with every fault.
@@ -153,6 +155,128 @@ impl<C: DatagramCodec> Link<C::Header> for ThroughOctets<C> {
 
     fn leave(&self, group: Gid) {
         self.link.leave(group);
+    }
+}
+
+/// Where the halves of a stream stand that a frame is the first of.
+pub type NewStream<C> =
+    fn(&<C as StreamCodec>::Header) -> (<C as StreamCodec>::Sender, <C as StreamCodec>::Receiver);
+
+type Halves<C> = (<C as StreamCodec>::Sender, <C as StreamCodec>::Receiver);
+
+/// The same for streams: each frame becomes octets as the next one of its stream, and a frame again.
+///
+/// A frame that the link has damaged has a bit of its octets flipped.
+pub struct StreamThroughOctets<C: StreamCodec> {
+    codec: C,
+    link: SharedLink<C::Header>,
+    begin: NewStream<C>,
+    streams: Mutex<HashMap<u64, Halves<C>>>,
+}
+
+impl<C: StreamCodec> StreamThroughOctets<C> {
+    /// Sends what goes over `link` through `codec`. `begin` makes the halves of a stream.
+    pub fn new(link: SharedLink<C::Header>, codec: C, begin: NewStream<C>) -> Self {
+        Self {
+            codec,
+            link,
+            begin,
+            streams: Mutex::default(),
+        }
+    }
+}
+
+/// Where frames of streams go on, once they were octets.
+struct OnwardStream<'l, C: StreamCodec> {
+    through: &'l StreamThroughOctets<C>,
+    network: &'l dyn Deliver<C::Header>,
+}
+
+impl<C: StreamCodec> Deliver<C::Header> for OnwardStream<'_, C> {
+    fn deliver(&self, frame: Frame<'_, C::Header>, now: Time) {
+        let codec = &self.through.codec;
+        if !matches!(
+            codec.leaving(&frame.header),
+            Leaving::Frame | Leaving::Last
+        ) {
+            return self.network.deliver(frame, now);
+        }
+        let key = codec.key(&frame.header);
+        let streams = &self.through.streams;
+        let halves = streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&key);
+        let (mut sender, mut receiver) =
+            halves.unwrap_or_else(|| (self.through.begin)(&frame.header));
+        let mut queue = OctetQueue::default();
+        codec.encode(&mut sender, &frame.header, &frame.payload, &mut queue);
+        let length = queue.len();
+        let octets = queue.last(length);
+        if let (true, Some(last)) = (frame.damaged, octets.last_mut()) {
+            *last ^= 1;
+        }
+        let (from, to) = (frame.from, frame.to);
+        let deliver = |header, payload: &[u8], damaged| {
+            let payload = if payload.is_empty() {
+                Payload::Empty
+            } else {
+                Payload::Octets(payload)
+            };
+            let frame = Frame {
+                from,
+                to,
+                header,
+                payload,
+                damaged,
+            };
+            self.network.deliver(frame, now);
+        };
+        match codec.open(&mut receiver, key, octets) {
+            Found::Partial => {}
+            Found::Frame {
+                header, payload, ..
+            } => deliver(header, payload, false),
+            Found::Broken(header) => deliver(header, &[], true),
+        }
+        streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, (sender, receiver));
+    }
+}
+
+impl<C: StreamCodec> Link<C::Header> for StreamThroughOctets<C> {
+    fn max_frame(&self) -> Option<usize> {
+        self.link.max_frame()
+    }
+
+    fn max_frame_of(&self, header: &C::Header) -> Option<usize> {
+        self.link.max_frame_of(header)
+    }
+
+    fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
+        self.link.offer(frame, now)
+    }
+
+    fn send(&self, frame: Frame<'_, C::Header>, now: Time) {
+        self.link.send(frame, now);
+    }
+
+    fn flush(&self) {
+        self.link.flush();
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        let onward = OnwardStream {
+            through: self,
+            network,
+        };
+        self.link.progress(now, &onward)
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        self.link.next_due()
     }
 }
 

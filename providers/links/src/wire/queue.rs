@@ -1,0 +1,102 @@
+//! Octets on their way to a socket.
+
+/// Octets that leave in their order. Its memory is used again without being cleared.
+#[derive(Debug, Default)]
+pub struct OctetQueue {
+    octets: Vec<u8>,
+    begin: usize,
+    end: usize,
+}
+
+impl OctetQueue {
+    /// Of these.
+    pub const fn new(octets: Vec<u8>) -> Self {
+        let end = octets.len();
+        Self {
+            octets,
+            begin: 0,
+            end,
+        }
+    }
+
+    /// How many wait.
+    pub const fn len(&self) -> usize {
+        self.end - self.begin
+    }
+
+    /// Whether none do.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Those that wait.
+    pub fn waiting(&self) -> &[u8] {
+        &self.octets[self.begin..self.end]
+    }
+
+    /// Room for so many more, at the end: they wait from now on. What it holds is left from before.
+    pub fn push(&mut self, octets: usize) -> &mut [u8] {
+        let begin = self.end;
+        self.end += octets;
+        if self.octets.len() < self.end {
+            let room = self.end.next_multiple_of(ROOM);
+            self.octets.resize(room, 0);
+        }
+        &mut self.octets[begin..self.end]
+    }
+
+    /// The last so many of them.
+    pub fn last(&mut self, octets: usize) -> &mut [u8] {
+        let begin = self.end.saturating_sub(octets).max(self.begin);
+        &mut self.octets[begin..self.end]
+    }
+
+    /// So many have left.
+    pub fn left(&mut self, octets: usize) {
+        self.begin = (self.begin + octets).min(self.end);
+        if self.is_empty() {
+            (self.begin, self.end) = (0, 0);
+        }
+    }
+
+    /// Moves what waits to the front, if so many have left since.
+    pub(super) fn tidy(&mut self, least: usize) {
+        if self.begin >= least {
+            self.octets.copy_within(self.begin..self.end, 0);
+            (self.begin, self.end) = (0, self.len());
+        }
+    }
+
+    /// Whether it has memory.
+    pub(super) const fn has_memory(&self) -> bool {
+        self.octets.capacity() > 0
+    }
+
+    /// Its memory, empty.
+    pub(super) fn emptied(mut self) -> Self {
+        (self.begin, self.end) = (0, 0);
+        self
+    }
+}
+
+/// Memory grows by as much.
+const ROOM: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn octets_leave_in_their_order() {
+        let mut queue = OctetQueue::new(b"ab".to_vec());
+        queue.push(3).copy_from_slice(b"cde");
+        assert_eq!(queue.waiting(), b"abcde");
+        queue.left(2);
+        queue.tidy(1);
+        queue.push(1).copy_from_slice(b"f");
+        assert_eq!((queue.waiting(), queue.len()), (&b"cdef"[..], 4));
+        assert_eq!(queue.last(2), b"ef");
+        queue.left(9);
+        assert!(queue.is_empty() && queue.emptied().has_memory());
+    }
+}
