@@ -5,10 +5,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::ids::Qpn;
 use crate::provider::AsAny;
 
 /// How a device carries what connections are made with.
@@ -17,12 +18,15 @@ use crate::provider::AsAny;
 pub enum Carrier {
     /// Management datagrams to and from queue pair 1.
     Datagrams(Arc<dyn ManagementPort>),
+    /// Streams of octets that become those of queue pairs.
+    Streams(Arc<dyn StreamPort>),
 }
 
 impl fmt::Debug for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Datagrams(port) => f.debug_tuple("Datagrams").field(&port.address()).finish(),
+            Self::Streams(port) => f.debug_tuple("Streams").field(&port.address()).finish(),
         }
     }
 }
@@ -64,6 +68,136 @@ pub trait ManagementPort: Send + Sync + 'static {
 pub trait ManagementSink: AsAny {
     /// A management datagram has come.
     fn datagram(&self, from: IpAddr, datagram: &[u8]);
+
+    /// A moment has come that was asked for.
+    fn due(&self);
+}
+
+/// The streams of a device on an IP network, from the first octet until frames travel on them.
+///
+/// A stream has a number like a queue pair's: the queue pair that becomes ready to receive and names that as its peer's
+/// is the one that the stream belongs to. Until it was [agreed on](Self::agree), octets come to the stream's sink.
+pub trait StreamPort: Send + Sync + 'static {
+    /// The device's address.
+    fn address(&self) -> IpAddr;
+
+    /// What the device wants of its streams.
+    fn wishes(&self) -> StreamWishes;
+
+    /// Takes streams at an address of the device; port 0 has one assigned. Answers the address.
+    ///
+    /// # Errors
+    /// The address is in use or none of the device's.
+    fn listen(&self, at: SocketAddr, sink: Arc<dyn StreamListener>) -> io::Result<SocketAddr>;
+
+    /// Takes no more.
+    fn unlisten(&self, at: SocketAddr);
+
+    /// Begins a stream. What becomes of it is told to the sink.
+    ///
+    /// # Errors
+    /// It cannot even begin.
+    fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn>;
+
+    /// Sends octets, before it was agreed on.
+    fn send(&self, stream: Qpn, octets: &[u8]);
+
+    /// From now on frames travel on the stream, behind the `last` octets that are sent before them. `rest` has come
+    /// already, and is frames.
+    fn agree(&self, stream: Qpn, agreed: StreamAgreed, last: &[u8], rest: &[u8]);
+
+    /// Ends a stream. Nothing is told of it any more, unless a queue pair has it.
+    fn close(&self, stream: Qpn, how: StreamClose);
+
+    /// Time that has passed since some moment.
+    fn now(&self) -> Duration;
+
+    /// Has [`StreamSink::due`] called at `at`, or shortly after it, unless the stream has ended.
+    fn wake_at(&self, stream: Qpn, at: Duration);
+}
+
+/// What a device wants of its streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamWishes {
+    /// Checksums, in both directions.
+    pub crc: bool,
+    /// Markers in what it receives.
+    pub markers: bool,
+}
+
+/// How a stream ends from this side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamClose {
+    /// Behind what was sent. With requests of its queue pair outstanding it is abrupt.
+    Graceful,
+    /// At once.
+    Abrupt,
+}
+
+/// What the two ends of a stream have agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamAgreed {
+    /// Checksums, in both directions.
+    pub crc: bool,
+    /// Markers in what this side sends.
+    pub sends_markers: bool,
+    /// Markers in what it receives.
+    pub receives_markers: bool,
+    /// The ready-to-receive indication that this side begins with.
+    pub says: ReadyForms,
+    /// Those that the peer may begin with.
+    pub awaits: ReadyForms,
+    /// This side sends nothing before the peer has.
+    pub is_held: bool,
+}
+
+bitflags::bitflags! {
+    /// Forms of the ready-to-receive indication (RFC 6581 section 9.2).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct ReadyForms: u8 {
+        /// A send of no octets.
+        const SEND = 1;
+        /// An RDMA Write of no octets.
+        const WRITE = 2;
+        /// An RDMA Read of no octets.
+        const READ = 4;
+    }
+}
+
+/// Why a stream is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// It was ended, by the peer or with its queue pair.
+    Closed,
+    /// Nobody listens there.
+    Refused,
+    /// It broke off.
+    Reset,
+    /// The peer does not answer.
+    TimedOut,
+    /// There is no way to the peer.
+    Unreachable,
+}
+
+/// Takes streams that others begin. Called with no lock held, on a thread that must not be kept waiting.
+pub trait StreamListener: Send + Sync + 'static {
+    /// Somebody has begun a stream: who is told what comes; `None` refuses it.
+    fn accepted(&self, stream: Qpn, from: SocketAddr) -> Option<Arc<dyn StreamSink>>;
+}
+
+/// Takes what comes on a stream. Called with no lock held, on a thread that must not be kept waiting.
+pub trait StreamSink: Send + Sync + 'static {
+    /// The stream that was begun is there.
+    fn connected(&self);
+
+    /// Octets have come.
+    fn octets(&self, octets: &[u8]);
+
+    /// The peer's first frame has come.
+    fn begun(&self);
+
+    /// The stream is over. Nothing more is told.
+    fn ended(&self, end: StreamEnd);
 
     /// A moment has come that was asked for.
     fn due(&self);

@@ -6,6 +6,7 @@
 
 use polyverbs_engine::operation::AtomicOp;
 use polyverbs_engine::payload::Payload;
+use verbs_api::carrier::ReadyForms;
 use polyverbs_links::wire::{Found, Leaving, News, OctetQueue, StreamCodec};
 use polyverbs_wire::iwarp::fpdu::{self, CRC_LEN, MAX_FRAME_LEN, mulpdu};
 use polyverbs_wire::iwarp::rdmap::{self, atomic};
@@ -43,19 +44,6 @@ pub struct Receiving {
     stream: Stream,
     /// Forms of the ready-to-receive indication, one of which comes first.
     awaits: ReadyForms,
-}
-
-bitflags::bitflags! {
-    /// Forms of the ready-to-receive indication (RFC 6581 section 9.2).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct ReadyForms: u8 {
-        /// A send of no octets.
-        const SEND = 1;
-        /// An RDMA Write of no octets.
-        const WRITE = 2;
-        /// An RDMA Read of no octets.
-        const READ = 4;
-    }
 }
 
 impl Sending {
@@ -535,6 +523,3 @@ fn of_terminate(terminate: &iwarp::Terminate<'_>) -> Terminate {
         },
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -25,6 +25,8 @@ use verbs_api::LinkAddress;
 use verbs_api::qp::QpState;
 
 use crate::driver::Iwarp;
+use crate::responder;
+use crate::streams::StreamNews;
 use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, QpRef, QpWeak, Receiving, Sending};
@@ -118,6 +120,13 @@ fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
 /// Locks one end at a time. An end that leaves meanwhile could not tell the other, so that is looked for afterwards.
 pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     let Some(named) = awaiting(qp) else { return };
+    if let Some(streams) = &qp.device.driver().streams {
+        // Once for a connection.
+        if !std::mem::replace(&mut qp.requester().driver.has_claimed, true) {
+            streams.claim(qp, &named, cx);
+        }
+        return;
+    }
     let network = qp.device.network();
     let Some(peer) = network
         .device(named.address)
@@ -194,15 +203,27 @@ fn is_present(qp: &Qp, epoch: u32) -> bool {
 
 /// The queue pair has left the connection: tells the peer, once.
 pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
-    let Some(peer) = sending.driver.peer.take().filter(Peer::is_met) else {
+    let Some(peer) = sending.driver.peer.take() else {
         return;
     };
-    qp.device.driver().ends.remove(peer.mine);
+    let driver = qp.device.driver();
+    if !peer.is_met() {
+        if let Some(streams) = &driver.streams {
+            streams.disclaim(&peer, &mut cx.effects);
+        }
+        return;
+    }
+    driver.ends.remove(peer.mine);
+    let terminates = sending.driver.terminates.as_deref();
+    let was_terminated = terminates.is_some_and(|terminates| terminates.received.is_some());
     let message = match sending.driver.farewell.take() {
         Some(terminate) => terminate_message(*terminate),
+        // The peer has said its last word, and waits for an end.
+        None if was_terminated => Message::Close,
         None => Message::Reset,
     };
     say(qp, &peer, message, cx);
+    driver.tell(peer.mine, StreamNews::Ended, cx);
 }
 
 /// A Terminate as it travels: the only message of its queue.
@@ -216,6 +237,22 @@ pub(crate) fn terminate_message(terminate: Terminate) -> Message {
     })
 }
 
+/// Closes a stream in good order, where nothing is outstanding; else it is given up.
+pub(crate) fn close(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
+    let mut half = qp.requester();
+    if half.driver.epoch == epoch && is_ready(qp.state()) {
+        begin_close(qp, &mut half, cx);
+    }
+}
+
+/// Gives a stream up.
+pub(crate) fn give_up(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
+    if is_present(qp, epoch) {
+        qp.enter_error(false);
+        cx.effects.flush(qp.owner().clone());
+    }
+}
+
 /// The peer closed the stream, or it is gone.
 pub(crate) fn handle_end(qp: &QpRef, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
     let mut half = qp.requester();
@@ -227,6 +264,7 @@ pub(crate) fn handle_end(qp: &QpRef, epoch: u32, message: &Message, cx: &mut Cx<
         if *message == Message::Close && qp.state() != QpState::Sqd {
             say(qp, &peer, Message::Close, cx);
         }
+        qp.device.driver().tell(peer.mine, StreamNews::Ended, cx);
     }
     qp.enter_error(false);
     cx.effects.flush(qp.owner().clone());
@@ -333,10 +371,27 @@ pub(crate) fn offer_segments(
     }
 }
 
-/// Sends a message of one segment, if there is room.
-pub(crate) fn offer(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) -> bool {
-    let mut sent = 0;
-    offer_segments(qp, to, &payload, &mut sent, |_, _| message.clone(), cx)
+/// Sends a message that is never cut, if there is room.
+pub(crate) fn offer(
+    qp: &Qp,
+    to: &Peer,
+    message: Message,
+    payload: Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> bool {
+    let now = cx.now();
+    let frame = Frame {
+        from: qp.device.address(),
+        to: to.address,
+        header: Header {
+            stream: stream(qp, to),
+            message,
+        },
+        payload,
+        damaged: false,
+    };
+    let link = qp.device.network().link();
+    link.is_none_or(|link| link.offer(frame, now))
 }
 
 /// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.
@@ -344,7 +399,7 @@ pub(crate) fn offer(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, 
 pub(crate) struct Ends(Mutex<HashMap<u32, QpWeak>>);
 
 impl Ends {
-    fn insert(&self, epoch: u32, qp: &QpRef) {
+    pub(crate) fn insert(&self, epoch: u32, qp: &QpRef) {
         self.map().insert(epoch, qp.downgrade());
     }
 
@@ -352,7 +407,7 @@ impl Ends {
         self.map().remove(&epoch);
     }
 
-    fn get(&self, epoch: u32) -> Option<QpRef> {
+    pub(crate) fn get(&self, epoch: u32) -> Option<QpRef> {
         self.map().get(&epoch)?.upgrade()
     }
 

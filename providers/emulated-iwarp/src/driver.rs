@@ -1,5 +1,6 @@
 //! The driver: this transport's part of the engine's contract.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use polyverbs_engine::device::Device;
@@ -8,6 +9,7 @@ use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::time::Time;
+use verbs_api::carrier::{Carrier, StreamPort};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     DeviceAttributes, Features, LinkAddress, Operations, PostReason, VerbError, WcStatus,
@@ -16,7 +18,8 @@ use verbs_api::{
 
 use crate::connection::Ends;
 use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
-use crate::terminate::Terminate;
+use crate::streams::{StreamNews, Streams};
+use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, requester, responder};
 
 /// iWARP.
@@ -26,6 +29,8 @@ pub struct Iwarp {
     address: LinkAddress,
     pub(crate) service: ServiceDelay,
     pub(crate) ends: Ends,
+    /// The streams of a device on an IP network.
+    pub(crate) streams: Option<Arc<Streams>>,
 }
 
 /// How long a responder lets a read or an atomic wait: a time between none and `max`, drawn from `seed`.
@@ -70,6 +75,14 @@ impl Iwarp {
             address,
             service: ServiceDelay::default(),
             ends: Ends::default(),
+            streams: None,
+        }
+    }
+
+    /// Tells whoever made a connection what became of it.
+    pub(crate) fn tell(&self, epoch: u32, news: StreamNews, cx: &mut Cx<'_>) {
+        if let Some(streams) = &self.streams {
+            streams.note(epoch, news, &mut cx.effects);
         }
     }
 
@@ -101,15 +114,18 @@ impl Iwarp {
         let stream = frame.header.stream;
         let End { qpn, epoch } = stream.destination;
         if qpn == 0 {
-            return connection::handle_link_reset(device.driver(), stream, cx);
+            return connection::handle_news(device.driver(), stream, &frame.header.message, cx);
         }
         let Some(qp) = device.qp(qpn) else { return };
         match &frame.header.message {
             message @ (Message::Close | Message::Reset) => {
                 connection::handle_end(&qp, epoch, message, cx)
             }
+            Message::Broken(code) => {
+                responder::handle_broken(&qp, epoch, Breach::Format(*code), cx);
+            }
             // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
-            _ if frame.damaged => responder::handle_damaged(&qp, epoch, cx),
+            _ if frame.damaged => responder::handle_broken(&qp, epoch, Breach::Crc, cx),
             Message::Tagged(segment) if segment.opcode == TaggedOpcode::ReadResponse => {
                 requester::handle_read_response(&qp, epoch, *segment, &frame.payload, cx);
             }
@@ -199,14 +215,16 @@ impl Driver for Iwarp {
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
-        match path.address {
-            LinkAddress::InProcess(_) => Ok(()),
-            other => {
-                let reason =
-                    format!("{other:?}: the in-process network has addresses of its own kind only");
-                Err(VerbError::argument("ah_attr.address", reason))
-            }
+        let reaches = match (self.address, path.address) {
+            (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
+            (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
+            _ => false,
+        };
+        if reaches {
+            return Ok(());
         }
+        let reason = format!("{:?}: not of the kind that the port's is", path.address);
+        Err(VerbError::argument("ah_attr.address", reason))
     }
 
     fn before_flush(_: &Qp, half: &mut Sending, status: WcStatus, _: &mut Cx<'_>) {
@@ -215,6 +233,11 @@ impl Driver for Iwarp {
 
     fn disconnect(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
         connection::disconnect(qp, half, cx);
+    }
+
+    fn carrier(device: &Device<Self>) -> Option<Carrier> {
+        let streams = device.driver().streams.as_ref()?;
+        Some(Carrier::Streams(Arc::clone(streams) as Arc<dyn StreamPort>))
     }
 
     fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod caps;
+pub mod codec;
 mod connection;
 mod direct;
 mod driver;
@@ -23,14 +24,20 @@ mod express;
 mod extension;
 pub mod header;
 mod provider;
+mod rendezvous;
 mod requester;
 mod responder;
+pub mod streams;
 pub mod terminate;
+pub mod wire;
 
+pub use codec::MpaCodec;
 pub use driver::{Iwarp, ServiceDelay, Terminates};
 pub use provider::{EmulatedIwarp, PROVIDER};
 pub use requester::Requester;
 pub use responder::Responder;
+pub use streams::Streams;
+pub use wire::{OnWire, WireOptions};
 
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<Iwarp>;

@@ -13,7 +13,7 @@ use verbs_api::inventory;
 use verbs_api::provider::DeviceOps;
 
 use crate::header::{Header, reset_header, stream_key};
-use crate::{Iwarp, ServiceDelay};
+use crate::{Iwarp, OnWire, ServiceDelay, WireOptions};
 
 /// An emulated iWARP device.
 pub struct EmulatedIwarp;
@@ -39,17 +39,6 @@ impl EmulatedKind for EmulatedIwarp {
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
         let faults = options.faults.stream()?;
-        if options.at.is_some() {
-            let reason = "an iWARP device on an IP network is not there yet";
-            return Err(EmulatedError::Wire(reason.to_owned()));
-        }
-        let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
-            let options = StreamOptions {
-                max_frame: Some(MAX_SEGMENT),
-                ..faults
-            };
-            Arc::new(StreamLink::new(options, stream_key, Some(reset_header)))
-        });
         let name = options
             .name
             .clone()
@@ -58,15 +47,28 @@ impl EmulatedKind for EmulatedIwarp {
             seed: faults.seed,
             ..ServiceDelay::default()
         };
-        let driver = Iwarp::new(name, FIRST_ADDRESS).service_delay(service);
+        let driver = |address| Iwarp::new(name, address).service_delay(service);
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
             extensions: options.extensions.clone(),
             ..DeviceOptions::default()
         };
+        if let Some(at) = options.at {
+            let mut wire = WireOptions::new(at);
+            wire.link.faults = faults.faults;
+            wire.link.seed = faults.seed;
+            return Ok(OnWire::new(driver, wire, engine_options)?.device);
+        }
+        let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
+            let options = StreamOptions {
+                max_frame: Some(MAX_SEGMENT),
+                ..faults
+            };
+            Arc::new(StreamLink::new(options, stream_key, Some(reset_header)))
+        });
         Ok(Device::new(
-            driver,
+            driver(FIRST_ADDRESS),
             &RealHost::network(link),
             engine_options,
         )?)

@@ -20,7 +20,7 @@ use polyverbs_engine::rules::{self, Rule};
 use verbs_api::qp::QpState;
 use verbs_api::{Access, EventType, RemoteAddress, SendFlags, Sge, WcStatus};
 
-use crate::connection::{Peer, emit, is_ready, segments};
+use crate::connection::{Peer, is_ready, offer, offer_segments};
 use crate::driver::Terminates;
 use crate::header::{
     AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
@@ -44,6 +44,10 @@ pub struct Requester {
     pub(crate) farewell: Option<Box<Terminate>>,
     /// What was said at the end, as far as this half knows.
     pub(crate) terminates: Option<Box<Terminates>>,
+    /// The stream was asked for.
+    pub(crate) has_claimed: bool,
+    /// The answer to the read with which the stream began has not come.
+    pub(crate) awaits_ready: bool,
     // Reads and atomics outstanding, of a link.
     outstanding: u32,
     // Messages sent on the queues of sends and of requests, of a link.
@@ -58,11 +62,38 @@ impl Requester {
         self.terminates.get_or_insert_default()
     }
 
-    // The sequence number of the next message of a queue.
-    fn next_msn(&mut self, qn: u32) -> u32 {
-        let sent = &mut self.sent[qn as usize];
-        *sent = sent.wrapping_add(1);
-        *sent
+    // The sequence number that the next message of a queue has.
+    const fn next_msn(&self, qn: u32) -> u32 {
+        self.sent[qn as usize].wrapping_add(1)
+    }
+
+    /// A message of this queue has begun to leave.
+    pub(crate) const fn count_message(&mut self, qn: u32) {
+        self.sent[qn as usize] = self.next_msn(qn);
+    }
+}
+
+/// How far a request has left.
+#[derive(Clone, Copy, Debug, Default)]
+struct Course {
+    /// Octets of its data.
+    sent: usize,
+    /// Its data has left whole; something else has not.
+    is_second: bool,
+    /// Some of it has left.
+    has_begun: bool,
+    /// Of its message.
+    msn: u32,
+}
+
+impl Course {
+    fn of(wqe: &Wqe) -> Self {
+        Self {
+            sent: wqe.sent as usize,
+            is_second: wqe.count != 0,
+            has_begun: wqe.phase == Phase::Started,
+            msn: wqe.first,
+        }
     }
 }
 
@@ -110,12 +141,19 @@ fn start_waiting(
 ) {
     for wqe in queue {
         match wqe.phase {
-            Phase::Waiting => {}
+            Phase::Waiting | Phase::Started => {}
             // Nothing starts behind a failure, which waits for its turn to complete.
             Phase::Done(status) if !status.is_success() => return,
             _ => continue,
         }
-        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), cx) else {
+        let mut course = Course::of(wqe);
+        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), &mut course, cx) else {
+            if course.has_begun {
+                wqe.phase = Phase::Started;
+                wqe.sent = course.sent as u64;
+                wqe.count = course.is_second.into();
+                wqe.first = course.msn;
+            }
             return;
         };
         (wqe.phase, wqe.first) = (phase, msn);
@@ -125,17 +163,19 @@ fn start_waiting(
     }
 }
 
-// Starts a request: how far it has come then, and the number of its request message. `None` where it has to wait.
+// Starts a request or goes on with it: how far it has come then, and the number of its request message. `None` where it
+// has to wait.
 fn start(
     qp: &Qp,
     half: &mut Sending,
     peer: &Peer,
     request: &Request<'_>,
+    course: &mut Course,
     cx: &mut Cx<'_>,
 ) -> Option<(Phase, u32)> {
     let tx = &half.driver;
     // A fence waits for all earlier reads and atomics; those behind it have not started.
-    if request.flags.contains(SendFlags::FENCE) && tx.outstanding != 0 {
+    if request.flags.contains(SendFlags::FENCE) && tx.outstanding != 0 && !course.has_begun {
         return None;
     }
     if request.op.is_local() {
@@ -150,8 +190,8 @@ fn start(
         }
     }
     let started = match request.op {
-        Op::Send(beside) => send(qp, half, peer, request, beside, cx),
-        Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, cx),
+        Op::Send(beside) => send(qp, half, peer, request, beside, course, cx),
+        Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, course, cx),
         Op::Read(remote, _) => read(qp, half, peer, request, remote, cx),
         Op::CompareSwap(remote, compare, swap) => atomic(
             qp,
@@ -174,10 +214,11 @@ fn start(
         Op::Extension(operation) => extension::start(qp, half, peer, request, operation, cx),
         _ => Err(Fault::Operation),
     };
-    Some(started.unwrap_or_else(|fault| (Phase::Done(fault.local_status()), 0)))
+    started.unwrap_or_else(|fault| Some((Phase::Done(fault.local_status()), 0)))
 }
 
-pub(crate) type Started = Result<(Phase, u32), Fault>;
+/// How far a request has come, and the number of its request message; `None` inside where it has to wait for room.
+pub(crate) type Started = Result<Option<(Phase, u32)>, Fault>;
 
 const SENT: Phase = Phase::Done(WcStatus::Success);
 
@@ -187,6 +228,7 @@ fn send(
     peer: &Peer,
     request: &Request<'_>,
     beside: Beside,
+    course: &mut Course,
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
@@ -198,38 +240,38 @@ fn send(
         request.private,
         &mut spans,
     )?;
-    let (msn, solicited) = (
-        half.driver.next_msn(QN_SEND),
-        request.flags.contains(SendFlags::SOLICITED),
-    );
+    if !course.has_begun {
+        course.msn = half.driver.next_msn(QN_SEND);
+    }
+    let msn = course.msn;
+    let solicited = request.flags.contains(SendFlags::SOLICITED);
     let invalidate = match beside {
         Beside::Invalidate(key) => Some(key),
         _ => None,
     };
-    for (offset, length, last) in segments(qp, payload.len()) {
+    let segment = |offset: usize, last| {
         let body = Body::Send {
             solicited,
             invalidate,
         };
-        let segment = Untagged {
+        Message::Untagged(Untagged {
             qn: QN_SEND,
             msn,
             mo: offset as u32,
             last,
             body,
-        };
-        emit(
-            qp,
-            peer,
-            Message::Untagged(segment),
-            payload.part(offset, length),
-            cx,
-        );
+        })
+    };
+    let whole = offer_segments(qp, peer, &payload, &mut course.sent, segment, cx);
+    if !course.has_begun && (whole || course.sent > 0) {
+        course.has_begun = true;
+        half.driver.count_message(QN_SEND);
     }
-    Ok((SENT, 0))
+    Ok(whole.then_some((SENT, 0)))
 }
 
 // With immediate: the write, then a message of its own (RFC 7306 section 6).
+#[allow(clippy::too_many_arguments, reason = "what a request consists of")]
 fn write(
     qp: &Qp,
     half: &mut Sending,
@@ -237,6 +279,7 @@ fn write(
     request: &Request<'_>,
     remote: RemoteAddress,
     imm: Option<[u8; 4]>,
+    course: &mut Course,
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
@@ -248,42 +291,41 @@ fn write(
         request.private,
         &mut spans,
     )?;
-    for (offset, length, last) in segments(qp, payload.len()) {
-        let to = remote.addr.wrapping_add(offset as u64);
-        let segment = Tagged {
-            opcode: TaggedOpcode::Write,
-            stag: remote.rkey.value(),
-            to,
-            last,
+    if !course.is_second {
+        let segment = |offset: usize, last| {
+            Message::Tagged(Tagged {
+                opcode: TaggedOpcode::Write,
+                stag: remote.rkey.value(),
+                to: remote.addr.wrapping_add(offset as u64),
+                last,
+            })
         };
-        emit(
-            qp,
-            peer,
-            Message::Tagged(segment),
-            payload.part(offset, length),
-            cx,
-        );
+        let whole = offer_segments(qp, peer, &payload, &mut course.sent, segment, cx);
+        course.has_begun |= whole || course.sent > 0;
+        course.is_second = whole;
+        if !whole {
+            return Ok(None);
+        }
     }
-    if let Some([a, b, c, d]) = imm {
-        let body = Body::Immediate {
-            solicited: request.flags.contains(SendFlags::SOLICITED),
-        };
-        let segment = Untagged {
-            qn: QN_SEND,
-            msn: half.driver.next_msn(QN_SEND),
-            mo: 0,
-            last: true,
-            body,
-        };
-        emit(
-            qp,
-            peer,
-            Message::Untagged(segment),
-            Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]),
-            cx,
-        );
+    let Some([a, b, c, d]) = imm else {
+        return Ok(Some((SENT, 0)));
+    };
+    let body = Body::Immediate {
+        solicited: request.flags.contains(SendFlags::SOLICITED),
+    };
+    let segment = Untagged {
+        qn: QN_SEND,
+        msn: half.driver.next_msn(QN_SEND),
+        mo: 0,
+        last: true,
+        body,
+    };
+    let octets = Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]);
+    if !offer(qp, peer, Message::Untagged(segment), octets, cx) {
+        return Ok(None);
     }
-    Ok((SENT, 0))
+    half.driver.count_message(QN_SEND);
+    Ok(Some((SENT, 0)))
 }
 
 fn read(
@@ -339,9 +381,8 @@ pub(crate) fn ask(
     peer: &Peer,
     body: impl FnOnce(u32) -> Body,
     cx: &mut Cx<'_>,
-) -> (Phase, u32) {
+) -> Option<(Phase, u32)> {
     let msn = half.driver.next_msn(QN_REQUEST);
-    half.driver.outstanding += 1;
     let segment = Untagged {
         qn: QN_REQUEST,
         msn,
@@ -349,8 +390,12 @@ pub(crate) fn ask(
         last: true,
         body: body(msn),
     };
-    emit(qp, peer, Message::Untagged(segment), Payload::Empty, cx);
-    (Phase::Sent, msn)
+    if !offer(qp, peer, Message::Untagged(segment), Payload::Empty, cx) {
+        return None;
+    }
+    half.driver.count_message(QN_REQUEST);
+    half.driver.outstanding += 1;
+    Some((Phase::Sent, msn))
 }
 
 /// The sink of a read: the one entry, or none of no octets.
@@ -440,12 +485,16 @@ pub(crate) fn handle_read_response(
     if !takes(qp, half, epoch) {
         return;
     }
+    if segment.last && payload.is_empty() && half.driver.awaits_ready {
+        half.driver.awaits_ready = false;
+        return;
+    }
     let about = Message::Tagged(segment);
     let Some(at) = oldest_outstanding(&half.queue) else {
-        return fail_answer(qp, half, None, Breach::Opcode, about, cx);
+        return fail_answer(qp, half, None, Breach::Opcode, about, payload.len(), cx);
     };
     if let Err(breach) = place_response(qp, &half.queue[at], segment, payload, cx) {
-        return fail_answer(qp, half, Some(at), breach, about, cx);
+        return fail_answer(qp, half, Some(at), breach, about, payload.len(), cx);
     }
     half.queue[at].received += payload.len() as u64;
     if segment.last {
@@ -503,7 +552,8 @@ pub(crate) fn handle_untagged(qp: &Qp, epoch: u32, segment: &Untagged, cx: &mut 
         (Ok(()), Some(at)) => finish(qp, half, at, WcStatus::Success, cx),
         (Ok(()), None) => {}
         (Err(breach), at) => {
-            fail_answer(qp, half, at, breach, Message::Untagged(segment.clone()), cx)
+            let about = Message::Untagged(segment.clone());
+            fail_answer(qp, half, at, breach, about, 0, cx);
         }
     }
 }
@@ -575,11 +625,13 @@ fn fail_answer(
     at: Option<usize>,
     breach: Breach,
     about: Message,
+    payload: usize,
     cx: &mut Cx<'_>,
 ) {
     let terminate = Terminate {
         error: breach.code(),
         about: Some(Box::new(about)),
+        payload,
     };
     half.driver.terminates().sent = Some(terminate.clone());
     half.driver.farewell = Some(Box::new(terminate));

@@ -26,5 +26,5 @@ pub use polyverbs_sockets::{
     TcpOptions, TcpSocket, Watch, source_of,
 };
 pub use tcp::{Attachment, TcpCounts, TcpLink, TcpLinkOptions};
-pub use through::{StreamThroughOctets, ThroughOctets};
+pub use through::{NewStream, StreamThroughOctets, ThroughOctets};
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};

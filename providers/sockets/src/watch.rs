@@ -40,6 +40,8 @@ pub enum Source {
     Stream,
     /// Something rare.
     Rare,
+    /// A connection that is being made, or room to write: rare as well.
+    Connecting,
     /// Something rare that other processes watch as well: the kernel wakes one of them.
     Shared,
 }
@@ -48,6 +50,7 @@ impl Source {
     const fn flags(self) -> EventFlags {
         match self {
             Self::Data | Self::Rare => EventFlags::IN,
+            Self::Connecting => EventFlags::OUT,
             Self::Stream => EventFlags::IN
                 .union(EventFlags::OUT)
                 .union(EventFlags::RDHUP)

@@ -13,18 +13,21 @@ use block_loopback as _;
 use bmme as _;
 use emulated_ib::header::Header;
 use emulated_ib::{InfiniBand, OnWire, RoceV2, WireOptions};
-use emulated_iwarp::Iwarp;
-use emulated_iwarp::header::{reset_header, stream_key};
+use emulated_iwarp::codec::{Receiving, Sending};
+use emulated_iwarp::header::{self as iwarp_header, reset_header, stream_key};
+use emulated_iwarp::{Iwarp, MpaCodec};
 use low_latency_qp as _;
 use masked_atomics as _;
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::trace::Trace;
-use polyverbs_links::wire::ThroughOctets;
+use polyverbs_links::wire::{StreamThroughOctets, ThroughOctets};
 use polyverbs_links::{
     Between, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
 };
+use polyverbs_wire::iwarp::Framing;
+use verbs_api::carrier::ReadyForms;
 use verbs_api::provider::DeviceOps;
 use verbs_api::{Extensions, Features, LinkAddress, Mtu, PortState};
 
@@ -60,6 +63,10 @@ pub enum Flavour {
     IbLowLatency,
     /// iWARP, every queue pair a low-latency one.
     IwarpLowLatency,
+    /// The same, and what arrives has been octets of MPA on its way.
+    IwWire,
+    /// iWARP over TCP, through real sockets and in real time.
+    IwTcp,
     /// A kind that the suite does not know, of a crate that brings a driver of its own.
     Other(&'static OtherFlavour),
 }
@@ -173,7 +180,7 @@ impl Flavour {
                 let link = ThroughOctets::new(datagrams(), RoceV2::new(), 4791, None);
                 fabric(|at| infiniband(at, false), Some(Arc::new(link)), options)
             }
-            Self::IbUdp => on_sockets(&options),
+            Self::IbUdp => over_udp(&options),
             Self::Iwarp | Self::IwarpLowLatency => fabric(iwarp, None, options),
             Self::IwarpPlain => fabric(
                 iwarp,
@@ -183,16 +190,13 @@ impl Flavour {
                     ..options
                 },
             ),
-            Self::IwarpFramed => {
-                let stream = StreamOptions {
-                    max_frame: NonZeroUsize::new(1000),
-                    delay: under_way(),
-                    ..StreamOptions::default()
-                };
-                let link = StreamLink::new(stream, stream_key, Some(reset_header));
+            Self::IwarpFramed => fabric(iwarp, Some(segments()), options),
+            Self::IwWire => {
+                let link = StreamThroughOctets::new(segments(), MpaCodec, begin_stream);
                 fabric(iwarp, Some(Arc::new(link)), options)
             }
             Self::Other(other) => (other.build)(options),
+            Self::IwTcp => over_tcp(&options),
         }
     }
 }
@@ -205,17 +209,50 @@ fn datagrams() -> SharedLink<Header> {
     }))
 }
 
+fn segments() -> SharedLink<iwarp_header::Header> {
+    let stream = StreamOptions {
+        max_frame: NonZeroUsize::new(1000),
+        delay: under_way(),
+        ..StreamOptions::default()
+    };
+    Arc::new(StreamLink::new(stream, stream_key, Some(reset_header)))
+}
+
+// With everything that a stream can have agreed on.
+fn begin_stream(header: &iwarp_header::Header) -> (Sending, Receiving) {
+    let framing = Framing {
+        markers: true,
+        crc: true,
+    };
+    let receiving = Receiving::new(framing, header.stream, ReadyForms::empty());
+    (Sending::new(framing), receiving)
+}
+
+fn over_udp(options: &DeviceOptions) -> Fabric {
+    on_sockets(|address| {
+        let wire = WireOptions::new(address);
+        let on_wire = OnWire::new(|at| infiniband(at, false), wire, options.clone());
+        on_wire.expect("an address of this machine").device
+    })
+}
+
+fn over_tcp(options: &DeviceOptions) -> Fabric {
+    on_sockets(|address| {
+        let mut wire = emulated_iwarp::WireOptions::new(address);
+        wire.markers = true;
+        let on_wire = emulated_iwarp::OnWire::new(iwarp, wire, options.clone());
+        on_wire.expect("an address of this machine").device
+    })
+}
+
 // Each rig has addresses of its own, and each process others as far as there are enough.
-fn on_sockets(options: &DeviceOptions) -> Fabric {
+fn on_sockets(device_at: impl Fn(SocketAddr) -> Arc<dyn Steer>) -> Fabric {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let rig = NEXT.fetch_add(1, Ordering::Relaxed) as u16;
     let device = |host: u8| -> Arc<dyn Steer> {
         let [c, d] = (rig << 1 | u16::from(host)).to_be_bytes();
         let network = 32 + (std::process::id() % 128) as u8;
-        let address = SocketAddr::from(([127, network, c, d], PORT));
-        let wire = WireOptions::new(address);
-        let on_wire = OnWire::new(|at| infiniband(at, false), wire, options.clone());
-        on_wire.expect("an address of this machine").device
+        device_at(SocketAddr::from(([127, network, c, d], PORT)))
     };
     Fabric {
         time: Time::Real,

@@ -63,6 +63,8 @@ macro_rules! cases {
         $crate::cases_of!(iwarp_framed IwarpFramed: $($list)*);
         $crate::cases_of!(ib_low_latency IbLowLatency: $($list)*);
         $crate::cases_of!(iwarp_low_latency IwarpLowLatency: $($list)*);
+        $crate::cases_of!(iw_wire IwWire: $($list)*);
+        $crate::cases_of!(#[ignore = "takes its time on real sockets: --ignored"] iw_tcp IwTcp: $($list)*);
     };
 }
 

@@ -84,13 +84,18 @@ impl Rig {
     pub fn is_framed(&self) -> bool {
         matches!(
             self.flavour,
-            Flavour::IbFramed | Flavour::IbWire | Flavour::IbUdp | Flavour::IwarpFramed
+            Flavour::IbFramed
+                | Flavour::IbWire
+                | Flavour::IbUdp
+                | Flavour::IwarpFramed
+                | Flavour::IwWire
+                | Flavour::IwTcp
         )
     }
 
     /// Whether frames go over sockets: they are brought by threads of the devices, in real time.
     pub fn is_on_sockets(&self) -> bool {
-        self.flavour == Flavour::IbUdp
+        matches!(self.flavour, Flavour::IbUdp | Flavour::IwTcp)
     }
 
     /// What both devices tell about themselves.

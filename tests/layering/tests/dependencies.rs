@@ -89,6 +89,7 @@ const TEST: &[&str] = &[
     "polyverbs-engine",
     "polyverbs-links",
     "block-loopback",
+    "polyverbs-wire",
     "bmme",
     "low-latency-qp",
     "masked-atomics",

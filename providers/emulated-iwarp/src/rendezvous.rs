@@ -1,0 +1,482 @@
+//! How two queue pairs that name each other by number find each other over TCP, with no connection manager.
+//!
+//! Every device listens on its port. Of two queue pairs the one with the lower address, or on one device the lower
+//! number, begins the stream; MPA's request names both in its private data. The other device answers when its queue pair
+//! is ready and names the first, and refuses where it has none of that number. Until then whoever begins tries again,
+//! for as long as programs may need to start.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use polyverbs_wire::iwarp::start::{
+    self, Enhanced, Kind, LEFT_TO_PROGRAM, MAX_START_LEN, Settings, Start, StartHeader,
+};
+use verbs_api::carrier::{
+    ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
+};
+use verbs_api::{LinkAddress, Qpn};
+
+use crate::connection::Peer;
+use crate::streams::{Streams, give_up};
+use crate::{Cx, QpRef, QpWeak};
+
+/// What private data begins with.
+const MAGIC: &[u8; 8] = b"polyqpqp";
+
+/// How long a queue pair waits for the other, and between two attempts.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a peer that has connected may take for its request or reply.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Callers that wait for queue pairs of this device.
+const MAX_CALLERS: usize = 1024;
+
+/// Who meets whom on this device.
+pub(crate) struct Rendezvous {
+    port: u16,
+    state: Mutex<State>,
+}
+
+/// The peer's address and number, and the own number.
+type Both = (IpAddr, u32, u32);
+
+#[derive(Default)]
+struct State {
+    waiting: HashMap<Both, Waiting>,
+    callers: HashMap<Both, Caller>,
+}
+
+/// A queue pair of this device that waits.
+struct Waiting {
+    qp: QpWeak,
+    epoch: u32,
+    stream: Option<Qpn>,
+    until: Duration,
+}
+
+/// A queue pair of another device that has asked.
+struct Caller {
+    stream: Qpn,
+    request: StartHeader,
+}
+
+impl Rendezvous {
+    /// Over this port, which all devices have; 0 for none.
+    pub(crate) fn at(port: u16) -> Self {
+        Self {
+            port,
+            state: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue pair is ready, and names another.
+    pub(crate) fn claim(&self, streams: &Streams, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
+        let LinkAddress::Ip(theirs) = named.address else {
+            return;
+        };
+        if self.port == 0 {
+            qp.enter_error(false);
+            return cx.effects.flush(qp.owner().clone());
+        }
+        let both = (theirs, named.end.qpn, qp.qpn);
+        let mut state = self.lock();
+        if state
+            .waiting
+            .get(&both)
+            .is_some_and(|waiting| waiting.epoch == named.mine)
+        {
+            return;
+        }
+        let waiting = Waiting {
+            qp: qp.downgrade(),
+            epoch: named.mine,
+            stream: None,
+            until: streams.now() + PATIENCE,
+        };
+        state.waiting.insert(both, waiting);
+        drop(state);
+        let begins = (streams.address(), qp.qpn) < (theirs, named.end.qpn);
+        let streams = streams.shared();
+        cx.effects.later(move |_| {
+            let Some(streams) = streams.upgrade() else {
+                return;
+            };
+            match begins {
+                true => call(&streams, both),
+                false => streams.rendezvous.answer(&streams, both),
+            }
+        });
+    }
+
+    /// It does not wait any more.
+    pub(crate) fn disclaim(&self, streams: &Streams, peer: &Peer) {
+        let LinkAddress::Ip(theirs) = peer.address else {
+            return;
+        };
+        let mut state = self.lock();
+        let is_its = |both: &Both, waiting: &Waiting| {
+            (both.0, both.1, waiting.epoch) == (theirs, peer.end.qpn, peer.mine)
+        };
+        let both = state
+            .waiting
+            .iter()
+            .find(|(both, waiting)| is_its(both, waiting))
+            .map(|(both, _)| *both);
+        let stream = both.and_then(|both| state.waiting.remove(&both)?.stream);
+        drop(state);
+        if let Some(stream) = stream {
+            streams.close(stream, StreamClose::Abrupt);
+        }
+    }
+
+    // A caller has been waiting, or will come.
+    fn answer(&self, streams: &Streams, both: Both) {
+        let mut state = self.lock();
+        if !state.waiting.contains_key(&both) {
+            return;
+        }
+        let Some(caller) = state.callers.remove(&both) else {
+            return;
+        };
+        let Some(waiting) = state.waiting.remove(&both) else {
+            return;
+        };
+        drop(state);
+        let wishes = streams.wishes();
+        let mut reply = frame(Kind::Reply, b"");
+        reply.header.markers = wishes.markers;
+        reply.header.crc = wishes.crc || caller.request.crc;
+        let settings = Settings::of(&caller.request, &reply.header);
+        streams.claim_for(caller.stream, waiting.qp, waiting.epoch);
+        let agreed = StreamAgreed {
+            crc: settings.crc,
+            sends_markers: settings.responder_markers,
+            receives_markers: settings.initiator_markers,
+            says: ReadyForms::empty(),
+            awaits: ReadyForms::WRITE,
+            is_held: true,
+        };
+        streams.agree(caller.stream, agreed, &encoded(&reply), b"");
+    }
+
+    fn asked(&self, streams: &Streams, both: Both, caller: Caller) {
+        let stream = caller.stream;
+        let exists = streams
+            .device()
+            .is_some_and(|device| device.qp(both.2).is_some());
+        let mut state = self.lock();
+        if !exists || state.callers.len() >= MAX_CALLERS {
+            drop(state);
+            let mut reply = frame(Kind::Reply, b"");
+            reply.header.reject = true;
+            streams.send(stream, &encoded(&reply));
+            return streams.close(stream, StreamClose::Graceful);
+        }
+        // One that asks again has lost its first stream.
+        let before = state.callers.insert(both, caller);
+        drop(state);
+        if let Some(before) = before {
+            streams.close(before.stream, StreamClose::Abrupt);
+        }
+        self.answer(streams, both);
+    }
+}
+
+// Begins a stream to the other queue pair's device.
+fn call(streams: &Arc<Streams>, both: Both) {
+    let to = SocketAddr::new(both.0, streams.rendezvous.port);
+    let sink = Arc::new(Calling {
+        streams: streams.shared(),
+        both,
+        state: Mutex::default(),
+    });
+    let begun = streams.connect(to, Arc::clone(&sink) as Arc<dyn StreamSink>);
+    let mut state = streams.rendezvous.lock();
+    let waiting = state.waiting.get_mut(&both);
+    match (begun, waiting) {
+        (Ok(stream), Some(waiting)) => {
+            waiting.stream = Some(stream);
+            drop(state);
+            let mut calling = sink.lock();
+            calling.stream = Some(stream);
+            let is_connected = calling.is_connected;
+            drop(calling);
+            streams.wake_at(stream, streams.now() + HANDSHAKE);
+            if is_connected {
+                sink.connected();
+            }
+        }
+        (Ok(stream), None) => {
+            drop(state);
+            streams.close(stream, StreamClose::Abrupt);
+        }
+        (Err(_), _) => {
+            drop(state);
+            again(streams, both);
+        }
+    }
+}
+
+// Nobody was there: tries again in a moment, for a while.
+fn again(streams: &Arc<Streams>, both: Both) {
+    let mut state = streams.rendezvous.lock();
+    let Some(waiting) = state.waiting.get_mut(&both) else {
+        return;
+    };
+    waiting.stream = None;
+    if waiting.until <= streams.now() || waiting.qp.upgrade().is_none() {
+        drop(state);
+        return refused(streams, both);
+    }
+    drop(state);
+    let Some(device) = streams.device() else {
+        return;
+    };
+    let shared = streams.shared();
+    let timers = device.network().timers();
+    let job = move |_| {
+        if let Some(streams) = shared.upgrade() {
+            call(&streams, both);
+        }
+    };
+    timers.add(timers.now().after(PAUSE), Box::new(job));
+}
+
+// There is no such queue pair.
+fn refused(streams: &Streams, both: Both) {
+    let waiting = streams.rendezvous.lock().waiting.remove(&both);
+    if let Some(waiting) = waiting {
+        give_up(&waiting.qp, waiting.epoch);
+    }
+}
+
+/// The side that begins.
+struct Calling {
+    streams: Weak<Streams>,
+    both: Both,
+    state: Mutex<CallingState>,
+}
+
+#[derive(Default)]
+struct CallingState {
+    stream: Option<Qpn>,
+    is_connected: bool,
+    request: StartHeader,
+    arrived: Vec<u8>,
+    is_over: bool,
+}
+
+impl Calling {
+    fn lock(&self) -> MutexGuard<'_, CallingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StreamSink for Calling {
+    fn connected(&self) {
+        let Some(streams) = self.streams.upgrade() else {
+            return;
+        };
+        let mut state = self.lock();
+        state.is_connected = true;
+        let Some(stream) = state.stream.filter(|_| state.request == StartHeader::default()) else {
+            return;
+        };
+        let (_, theirs, mine) = self.both;
+        let names = [&MAGIC[..], &theirs.to_be_bytes(), &mine.to_be_bytes()].concat();
+        let wishes = streams.wishes();
+        let mut request = frame(Kind::Request, &names);
+        request.header.markers = wishes.markers;
+        request.header.crc = wishes.crc;
+        state.request = request.header;
+        drop(state);
+        streams.send(stream, &encoded(&request));
+    }
+
+    fn octets(&self, octets: &[u8]) {
+        let Some(streams) = self.streams.upgrade() else {
+            return;
+        };
+        let mut state = self.lock();
+        let Some(stream) = state.stream.filter(|_| !state.is_over) else {
+            return;
+        };
+        state.arrived.extend_from_slice(octets);
+        let arrived = state.arrived.clone();
+        let (reply, len) = match start::decode(&arrived) {
+            Ok(None) => return,
+            Ok(Some((reply, len))) if reply.kind == Kind::Reply => (reply, len),
+            _ => {
+                state.is_over = true;
+                drop(state);
+                streams.close(stream, StreamClose::Abrupt);
+                return refused(&streams, self.both);
+            }
+        };
+        state.is_over = true;
+        let settings = Settings::of(&state.request, &reply.header);
+        drop(state);
+        if reply.header.reject {
+            streams.close(stream, StreamClose::Abrupt);
+            return refused(&streams, self.both);
+        }
+        let waiting = streams.rendezvous.lock().waiting.remove(&self.both);
+        let Some(waiting) = waiting else {
+            return streams.close(stream, StreamClose::Abrupt);
+        };
+        streams.claim_for(stream, waiting.qp, waiting.epoch);
+        let agreed = StreamAgreed {
+            crc: settings.crc,
+            sends_markers: settings.initiator_markers,
+            receives_markers: settings.responder_markers,
+            says: ReadyForms::WRITE,
+            awaits: ReadyForms::empty(),
+            is_held: false,
+        };
+        streams.agree(stream, agreed, b"", &arrived[len..]);
+    }
+
+    fn begun(&self) {}
+
+    fn ended(&self, _: StreamEnd) {
+        if let Some(streams) = self.streams.upgrade() {
+            again(&streams, self.both);
+        }
+    }
+
+    fn due(&self) {
+        let state = self.lock();
+        // Connected and not answered: the other program may not have got that far.
+        let (stream, waits) = (state.stream, !state.is_over && !state.is_connected);
+        drop(state);
+        if let (Some(stream), true, Some(streams)) = (stream, waits, self.streams.upgrade()) {
+            streams.close(stream, StreamClose::Abrupt);
+            again(&streams, self.both);
+        }
+    }
+}
+
+/// Takes those that begin.
+pub(crate) struct Receptionist(pub(crate) Weak<Streams>);
+
+impl StreamListener for Receptionist {
+    fn accepted(&self, stream: Qpn, from: SocketAddr) -> Option<Arc<dyn StreamSink>> {
+        let streams = self.0.upgrade()?;
+        streams.wake_at(stream, streams.now() + HANDSHAKE);
+        let streams = self.0.clone();
+        Some(Arc::new(Called {
+            streams,
+            stream,
+            from: from.ip(),
+            arrived: Mutex::default(),
+        }))
+    }
+}
+
+/// The side that is asked. What has come is taken with the request.
+struct Called {
+    streams: Weak<Streams>,
+    stream: Qpn,
+    from: IpAddr,
+    arrived: Mutex<Option<Vec<u8>>>,
+}
+
+impl StreamSink for Called {
+    fn connected(&self) {}
+
+    fn octets(&self, octets: &[u8]) {
+        let Some(streams) = self.streams.upgrade() else {
+            return;
+        };
+        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = arrived.get_or_insert_default();
+        all.extend_from_slice(octets);
+        let asked = match start::decode(all) {
+            Ok(None) => return,
+            Ok(Some((request, len))) => both_of(&request, self.from)
+                .filter(|_| request.kind == Kind::Request)
+                .filter(|_| len == all.len())
+                .map(|both| (both, request.header)),
+            Err(_) => None,
+        };
+        drop(arrived);
+        match asked {
+            Some((both, request)) => {
+                let caller = Caller {
+                    stream: self.stream,
+                    request,
+                };
+                streams.rendezvous.asked(&streams, both, caller);
+            }
+            // Whoever goes on without the answer is cut off as well.
+            None => streams.close(self.stream, StreamClose::Abrupt),
+        }
+    }
+
+    fn begun(&self) {}
+
+    fn ended(&self, _: StreamEnd) {
+        if let Some(streams) = self.streams.upgrade() {
+            let mut state = streams.rendezvous.lock();
+            state.callers.retain(|_, caller| caller.stream != self.stream);
+        }
+    }
+
+    fn due(&self) {
+        let Some(streams) = self.streams.upgrade() else {
+            return;
+        };
+        let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_asked = arrived
+            .as_ref()
+            .is_some_and(|arrived| matches!(start::decode(arrived), Ok(Some(_))));
+        drop(arrived);
+        if !has_asked {
+            streams.close(self.stream, StreamClose::Abrupt);
+        }
+    }
+}
+
+fn both_of(request: &Start<'_>, from: IpAddr) -> Option<Both> {
+    let names = request.private_data.strip_prefix(MAGIC)?;
+    let (mine, theirs) = names.split_first_chunk::<4>()?;
+    let theirs: [u8; 4] = theirs.try_into().ok()?;
+    Some((
+        from,
+        u32::from_be_bytes(theirs),
+        u32::from_be_bytes(*mine),
+    ))
+}
+
+// Depths are the programs'; either end may send once the indication has come.
+fn frame(kind: Kind, private_data: &[u8]) -> Start<'_> {
+    let enhanced = Enhanced {
+        peer_to_peer: true,
+        rtr_send: false,
+        ird: LEFT_TO_PROGRAM,
+        rtr_write: true,
+        rtr_read: false,
+        ord: LEFT_TO_PROGRAM,
+    };
+    let blank = || Start {
+        kind,
+        header: StartHeader::default(),
+        enhanced: None,
+        private_data: b"",
+    };
+    Start::new(kind, Some(enhanced), private_data).unwrap_or_else(blank)
+}
+
+fn encoded(start: &Start<'_>) -> Vec<u8> {
+    let mut octets = [0; MAX_START_LEN];
+    let len = start.encode(&mut octets).unwrap_or_default();
+    octets[..len].to_vec()
+}

@@ -1,0 +1,729 @@
+//! The streams of a device on an IP network: TCP connections, from their first octet until a queue pair has them.
+//!
+//! Every stream has a number, of a range that queue pairs do not use. What comes on it is told to its sink, which speaks
+//! MPA: the crate that makes connections, or [`rendezvous`](crate::rendezvous). When both ends have agreed the stream
+//! waits for the queue pair that names its number, or goes to the one that has named it already; from then on its frames
+//! are the link's.
+//!
+//! All this is the watch thread's, and no call waits. A lock is held for looking and never while somebody is told.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use polyverbs_engine::device::Device;
+use polyverbs_engine::effects::Effects;
+use polyverbs_engine::pin::pin;
+use polyverbs_engine::time::Time;
+use polyverbs_links::wire::{
+    Attachment, Connection, Received, Source, StreamError, TcpLink, TcpListener, TcpOptions,
+    TcpSocket,
+};
+use polyverbs_wire::iwarp::Framing;
+use verbs_api::carrier::{
+    ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
+    StreamWishes,
+};
+use verbs_api::{LinkAddress, Qpn};
+
+use crate::codec::{self, MpaCodec};
+use crate::connection::{self, Peer, is_ready};
+use crate::driver::Iwarp;
+use crate::header::{
+    Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream, Tagged, TaggedOpcode, Untagged,
+};
+use crate::rendezvous::Rendezvous;
+use crate::{Cx, QpRef, QpWeak};
+
+/// The first number of a stream; queue pairs have lower ones.
+pub const FIRST_STREAM: u32 = 0x80_0000;
+
+const STREAM_NUMBERS: u32 = 0x7f_fff0;
+
+/// What whoever made a connection is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamNews {
+    /// The peer's first frame has come.
+    Begun,
+    /// The queue pair has left it.
+    Ended,
+}
+
+/// The streams of a device; see the [module](self).
+pub struct Streams {
+    link: Arc<TcpLink<MpaCodec>>,
+    address: IpAddr,
+    tcp: TcpOptions,
+    wishes: StreamWishes,
+    /// Most octets of a frame's ULPDU.
+    max_ulpdu: usize,
+    device: OnceLock<Weak<Device<Iwarp>>>,
+    state: Mutex<State>,
+    pub(crate) rendezvous: Rendezvous,
+    me: Weak<Self>,
+}
+
+#[derive(Default)]
+struct State {
+    made: u32,
+    listeners_made: u64,
+    early: HashMap<u32, Early>,
+    listeners: HashMap<u64, Listening>,
+    /// Streams that queue pairs have, by epoch.
+    running: HashMap<u32, Running>,
+}
+
+struct Listening {
+    listener: Arc<TcpListener>,
+    sink: Arc<dyn StreamListener>,
+}
+
+struct Running {
+    number: u32,
+    qp: QpWeak,
+    sink: Arc<dyn StreamSink>,
+}
+
+/// A stream that no queue pair has yet.
+struct Early {
+    connection: Connection,
+    peer: IpAddr,
+    is_connected: bool,
+    sink: Option<Arc<dyn StreamSink>>,
+    agreed: Option<StreamAgreed>,
+    rest: Vec<u8>,
+    /// The queue pair that waits for it, and its epoch.
+    claim: Option<(QpWeak, u32)>,
+}
+
+impl Streams {
+    pub(crate) fn new(
+        link: Arc<TcpLink<MpaCodec>>,
+        at: SocketAddr,
+        tcp: TcpOptions,
+        wishes: StreamWishes,
+        max_ulpdu: usize,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            link,
+            address: at.ip(),
+            tcp,
+            wishes,
+            max_ulpdu,
+            device: OnceLock::new(),
+            state: Mutex::default(),
+            rendezvous: Rendezvous::at(at.port()),
+            me: me.clone(),
+        })
+    }
+
+    pub(crate) fn bind(&self, device: &Arc<Device<Iwarp>>) {
+        let _ = self.device.set(Arc::downgrade(device));
+    }
+
+    pub(crate) fn device(&self) -> Option<Arc<Device<Iwarp>>> {
+        self.device.get()?.upgrade()
+    }
+
+    pub(crate) fn shared(&self) -> Weak<Self> {
+        self.me.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(&self, early: &Early, number: u32) -> io::Result<()> {
+        let kind = if early.is_connected {
+            Source::Rare
+        } else {
+            Source::Connecting
+        };
+        let socket = early.connection.socket();
+        self.link.watch().add(&**socket, number.into(), kind)
+    }
+
+    fn unwatch(&self, early: &Early) {
+        // Either kind is taken out the same way; what is not watched any more is no mistake.
+        let socket = early.connection.socket();
+        let _ = self.link.watch().remove(&**socket, Source::Rare);
+    }
+
+    /// Something that is watched has something.
+    pub(crate) fn attend(&self, token: u64) {
+        match u32::try_from(token) {
+            Ok(number) => self.attend_stream(number),
+            Err(_) => self.attend_listener(token),
+        }
+    }
+
+    // ---- listeners
+
+    fn attend_listener(&self, token: u64) {
+        let found = self.lock().listeners.get(&token).map(|listening| {
+            (
+                Arc::clone(&listening.listener),
+                Arc::clone(&listening.sink),
+            )
+        });
+        let Some((listener, sink)) = found else {
+            return;
+        };
+        for _ in 0..AT_ONCE {
+            // Where the process has no descriptor left, whoever connects waits.
+            let Ok(Some((socket, from))) = listener.accept() else {
+                return;
+            };
+            let early = Early {
+                connection: Connection::new(socket),
+                peer: from.ip(),
+                is_connected: true,
+                sink: None,
+                agreed: None,
+                rest: Vec::new(),
+                claim: None,
+            };
+            let Ok(number) = self.lock().insert(early) else {
+                continue;
+            };
+            let taken = sink.accepted(Qpn::new(number), from);
+            let mut state = self.lock();
+            let Some(early) = state.early.get_mut(&number) else {
+                continue;
+            };
+            let is_watched = taken.is_some() && self.watch(early, number).is_ok();
+            early.sink = taken;
+            if !is_watched && let Some(mut early) = state.early.remove(&number) {
+                early.connection.abort();
+            }
+        }
+    }
+
+    // ---- early streams
+
+    fn attend_stream(&self, number: u32) {
+        let mut buffer = [0; 4096];
+        let mut state = self.lock();
+        let Some(early) = state.early.get_mut(&number) else {
+            return;
+        };
+        let Some(sink) = early.sink.clone() else {
+            return;
+        };
+        if !early.is_connected {
+            match early.connection.socket().connected() {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.unwatch(early);
+                    early.is_connected = true;
+                    let watched = self.watch(early, number);
+                    drop(state);
+                    sink.connected();
+                    if watched.is_err() {
+                        self.end(number, StreamEnd::Reset);
+                    }
+                }
+                Err(error) => {
+                    drop(state);
+                    self.end(number, end_of(&error));
+                }
+            }
+            return;
+        }
+        match early.connection.receive(&mut buffer) {
+            Ok(Received::Nothing) => {}
+            Ok(Received::Octets(octets)) if early.agreed.is_some() => {
+                early.rest.extend_from_slice(&buffer[..octets]);
+                if early.rest.len() >= MAX_REST {
+                    self.unwatch(early);
+                }
+            }
+            Ok(Received::Octets(octets)) => {
+                drop(state);
+                sink.octets(&buffer[..octets]);
+            }
+            Ok(Received::End) => {
+                drop(state);
+                self.end(number, StreamEnd::Closed);
+            }
+            Err(error) => {
+                drop(state);
+                self.end(number, end_of(&error));
+            }
+        }
+    }
+
+    // An early stream is over: its sink is told, and the queue pair that waits for it.
+    fn end(&self, number: u32, end: StreamEnd) {
+        let Some(mut early) = self.take(number) else {
+            return;
+        };
+        early.connection.abort();
+        if let Some(sink) = early.sink.take() {
+            sink.ended(end);
+        }
+        if let Some((qp, epoch)) = early.claim {
+            give_up(&qp, epoch);
+        }
+    }
+
+    fn take(&self, number: u32) -> Option<Early> {
+        let early = self.lock().early.remove(&number)?;
+        self.unwatch(&early);
+        Some(early)
+    }
+
+    // ---- queue pairs
+
+    /// A queue pair is ready to receive, and names its stream.
+    pub(crate) fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
+        let number = named.end.qpn;
+        if number < FIRST_STREAM {
+            return self.rendezvous.claim(self, qp, named, cx);
+        }
+        let mut state = self.lock();
+        let early = state.early.get_mut(&number);
+        let early = early.filter(|early| {
+            let is_free = early.claim.as_ref().is_none_or(|(_, epoch)| *epoch == named.mine);
+            is_free && LinkAddress::Ip(early.peer) == named.address
+        });
+        match early {
+            Some(early) => {
+                early.claim = Some((qp.downgrade(), named.mine));
+                let is_agreed = early.agreed.is_some();
+                drop(state);
+                if is_agreed {
+                    self.join_later(number, cx);
+                }
+            }
+            // It is over already: as a connection that is refused.
+            None => {
+                drop(state);
+                qp.enter_error(false);
+                cx.effects.flush(qp.owner().clone());
+            }
+        }
+    }
+
+    fn join_later(&self, number: u32, cx: &mut Cx<'_>) {
+        let streams = self.me.clone();
+        cx.effects.later(move |effects| {
+            if let Some(streams) = streams.upgrade() {
+                streams.join(number, effects);
+            }
+        });
+    }
+
+    /// The queue pair does not wait any more.
+    pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
+        let number = peer.end.qpn;
+        if number < FIRST_STREAM {
+            return self.rendezvous.disclaim(self, peer);
+        }
+        let mut state = self.lock();
+        let claims = |early: &&mut Early| {
+            let epoch = early.claim.as_ref().map(|(_, epoch)| *epoch);
+            epoch == Some(peer.mine)
+        };
+        let Some(early) = state.early.get_mut(&number).filter(claims) else {
+            return;
+        };
+        early.claim = None;
+        drop(state);
+        let streams = self.me.clone();
+        effects.later(move |_| {
+            if let Some(streams) = streams.upgrade() {
+                streams.end(number, StreamEnd::Closed);
+            }
+        });
+    }
+
+    // Gives a stream that was agreed on to the queue pair that waits for it. Called with no lock held.
+    fn join(&self, number: u32, effects: &mut Effects) {
+        let is_complete =
+            |early: &Early| early.agreed.is_some() && early.claim.is_some() && early.sink.is_some();
+        if !self.lock().early.get(&number).is_some_and(is_complete) {
+            return;
+        }
+        let Some(early) = self.take(number) else {
+            return;
+        };
+        let (Some(agreed), Some((weak, epoch)), Some(sink)) =
+            (early.agreed, early.claim, early.sink)
+        else {
+            return;
+        };
+        let running = Running {
+            number,
+            qp: weak.clone(),
+            sink: Arc::clone(&sink),
+        };
+        self.lock().running.insert(epoch, running);
+        let joined = weak.upgrade().is_some_and(|qp| {
+            let joined = self.attach(&qp, epoch, number, early.connection, agreed, early.rest);
+            if joined {
+                effects.resume(qp.owner().clone());
+            }
+            joined
+        });
+        if !joined {
+            self.lock().running.remove(&epoch);
+            give_up(&weak, epoch);
+            sink.ended(StreamEnd::Closed);
+        }
+    }
+
+    // Both halves are locked while the link takes the stream: nothing is delivered, and nothing sent, before both know.
+    fn attach(
+        &self,
+        qp: &QpRef,
+        epoch: u32,
+        number: u32,
+        connection: Connection,
+        agreed: StreamAgreed,
+        received: Vec<u8>,
+    ) -> bool {
+        let pin = pin();
+        let mut cx = Cx::new(&qp.device, &pin);
+        let mut sending = qp.requester();
+        let mut receiving = qp.responder();
+        let waits = sending.driver.peer.filter(|peer| !peer.is_met());
+        let Some(mut peer) = waits.filter(|peer| peer.mine == epoch && is_ready(qp.state())) else {
+            return false;
+        };
+        peer.end = End {
+            qpn: number,
+            epoch,
+        };
+        let own = End {
+            qpn: qp.qpn,
+            epoch,
+        };
+        let arriving = Stream {
+            source: peer.end,
+            destination: own,
+        };
+        let framing = |markers| Framing {
+            markers,
+            crc: agreed.crc,
+        };
+        let receives = framing(agreed.receives_markers);
+        let attached = self.link.attach(Attachment {
+            key: epoch.into(),
+            connection,
+            local: qp.device.address(),
+            peer: peer.address,
+            sender: codec::Sending::new(framing(agreed.sends_markers)).at_most(self.max_ulpdu),
+            receiver: codec::Receiving::new(receives, arriving, agreed.awaits),
+            received,
+            is_held: agreed.is_held,
+        });
+        if attached.is_err() {
+            return false;
+        }
+        (sending.driver.peer, receiving.driver.peer) = (Some(peer), Some(peer));
+        qp.device.driver().ends.insert(epoch, qp);
+        say_ready(qp, &mut sending, &peer, agreed.says, &mut cx);
+        true
+    }
+
+    /// Something became of a queue pair's stream.
+    pub(crate) fn note(&self, epoch: u32, news: StreamNews, effects: &mut Effects) {
+        let mut state = self.lock();
+        let sink = match news {
+            StreamNews::Begun => state
+                .running
+                .get(&epoch)
+                .map(|running| Arc::clone(&running.sink)),
+            StreamNews::Ended => state.running.remove(&epoch).map(|running| running.sink),
+        };
+        drop(state);
+        if let Some(sink) = sink {
+            effects.later(move |_| match news {
+                StreamNews::Begun => sink.begun(),
+                StreamNews::Ended => sink.ended(StreamEnd::Closed),
+            });
+        }
+    }
+
+    /// Has a queue pair take a stream of the port's own, when it was agreed on.
+    pub(crate) fn claim_for(&self, stream: Qpn, qp: QpWeak, epoch: u32) {
+        if let Some(early) = self.lock().early.get_mut(&stream.value()) {
+            early.claim = Some((qp, epoch));
+        }
+    }
+}
+
+// The queue pair that waited for a stream which is not to come.
+pub(crate) fn give_up(qp: &QpWeak, epoch: u32) {
+    let Some(qp) = qp.upgrade() else { return };
+    let waits = {
+        let half = qp.requester();
+        let waits = half.driver.peer.is_some_and(|peer| !peer.is_met());
+        half.driver.epoch == epoch && waits && is_ready(qp.state())
+    };
+    if waits {
+        let mut effects = Effects::default();
+        qp.enter_error(false);
+        effects.flush(qp.owner().clone());
+        effects.run();
+    }
+}
+
+// The indication leaves before anything else. It counts as the first message of its queue.
+fn say_ready(
+    qp: &QpRef,
+    half: &mut crate::Sending,
+    peer: &Peer,
+    form: ReadyForms,
+    cx: &mut Cx<'_>,
+) {
+    let untagged = |qn, body| {
+        Message::Untagged(Untagged {
+            qn,
+            msn: 1,
+            mo: 0,
+            last: true,
+            body,
+        })
+    };
+    let message = if form.contains(ReadyForms::WRITE) {
+        Message::Tagged(Tagged {
+            opcode: TaggedOpcode::Write,
+            stag: 0,
+            to: 0,
+            last: true,
+        })
+    } else if form.contains(ReadyForms::READ) {
+        half.driver.count_message(QN_REQUEST);
+        half.driver.awaits_ready = true;
+        untagged(
+            QN_REQUEST,
+            Body::ReadRequest(ReadRequest {
+                sink_stag: 0,
+                sink_to: 0,
+                length: 0,
+                source_stag: 0,
+                source_to: 0,
+            }),
+        )
+    } else if form.contains(ReadyForms::SEND) {
+        half.driver.count_message(QN_SEND);
+        let body = Body::Send {
+            solicited: false,
+            invalidate: None,
+        };
+        untagged(QN_SEND, body)
+    } else {
+        return;
+    };
+    connection::say(qp, peer, message, cx);
+}
+
+impl State {
+    fn insert(&mut self, early: Early) -> io::Result<u32> {
+        if self.early.len() >= MAX_EARLY {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        loop {
+            let number = FIRST_STREAM + self.made % STREAM_NUMBERS;
+            self.made = self.made.wrapping_add(1);
+            if !self.early.contains_key(&number) {
+                self.early.insert(number, early);
+                return Ok(number);
+            }
+        }
+    }
+}
+
+impl StreamPort for Streams {
+    fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    fn wishes(&self) -> StreamWishes {
+        self.wishes
+    }
+
+    fn listen(&self, at: SocketAddr, sink: Arc<dyn StreamListener>) -> io::Result<SocketAddr> {
+        let listener = Arc::new(TcpListener::listen(at, BACKLOG, &self.tcp)?);
+        let local = listener.local();
+        let mut state = self.lock();
+        state.listeners_made += 1;
+        let token = LISTENERS + state.listeners_made;
+        let listening = Listening {
+            listener: Arc::clone(&listener),
+            sink,
+        };
+        state.listeners.insert(token, listening);
+        self.link.watch().add(&*listener, token, Source::Rare)?;
+        Ok(local)
+    }
+
+    fn unlisten(&self, at: SocketAddr) {
+        let mut state = self.lock();
+        let found = state
+            .listeners
+            .iter()
+            .find(|(_, listening)| listening.listener.local() == at)
+            .map(|(token, _)| *token);
+        let listening = found.and_then(|token| state.listeners.remove(&token));
+        drop(state);
+        if let Some(listening) = listening {
+            let _ = self
+                .link
+                .watch()
+                .remove(&*listening.listener, Source::Rare);
+        }
+    }
+
+    fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
+        let local = SocketAddr::new(self.address, 0);
+        let socket = TcpSocket::connect(Some(local), to, &self.tcp).map_err(io::Error::other)?;
+        let early = Early {
+            connection: Connection::new(socket),
+            peer: to.ip(),
+            is_connected: false,
+            sink: Some(sink),
+            agreed: None,
+            rest: Vec::new(),
+            claim: None,
+        };
+        let mut state = self.lock();
+        let number = state.insert(early)?;
+        if let Some(early) = state.early.get(&number)
+            && let Err(error) = self.watch(early, number)
+        {
+            state.early.remove(&number);
+            return Err(error);
+        }
+        Ok(Qpn::new(number))
+    }
+
+    fn send(&self, stream: Qpn, octets: &[u8]) {
+        let mut state = self.lock();
+        if let Some(early) = state.early.get_mut(&stream.value()) {
+            // A request or a reply fits the buffer of a socket; what is lost with the connection is told as its end.
+            let _ = early.connection.send(&[octets.into()]);
+        }
+    }
+
+    fn agree(&self, stream: Qpn, agreed: StreamAgreed, last: &[u8], rest: &[u8]) {
+        let mut state = self.lock();
+        let Some(early) = state.early.get_mut(&stream.value()) else {
+            return;
+        };
+        // Nothing that answers it is taken for anything but frames.
+        let _ = early.connection.send(&[last.into()]);
+        early.agreed = Some(agreed);
+        early.rest = rest.to_vec();
+        drop(state);
+        let mut effects = Effects::default();
+        self.join(stream.value(), &mut effects);
+        effects.run();
+        if let Some(device) = self.device() {
+            device.network().progress();
+        }
+    }
+
+    fn close(&self, stream: Qpn, how: StreamClose) {
+        let number = stream.value();
+        if let Some(mut early) = self.take(number) {
+            match how {
+                StreamClose::Graceful => _ = early.connection.finish(),
+                StreamClose::Abrupt => early.connection.abort(),
+            }
+            if let Some((qp, epoch)) = early.claim {
+                give_up(&qp, epoch);
+            }
+            return;
+        }
+        let state = self.lock();
+        let running = state.running.iter();
+        let mut running = running.filter(|(_, running)| running.number == number);
+        let found = running
+            .next()
+            .map(|(epoch, running)| (*epoch, running.qp.clone()));
+        drop(state);
+        let Some((epoch, qp)) = found.and_then(|(epoch, qp)| Some((epoch, qp.upgrade()?))) else {
+            return;
+        };
+        let pin = pin();
+        let mut cx = Cx::new(&qp.device, &pin);
+        match how {
+            StreamClose::Graceful => connection::close(&qp, epoch, &mut cx),
+            StreamClose::Abrupt => connection::give_up(&qp, epoch, &mut cx),
+        }
+        let effects = cx.into_effects();
+        drop(pin);
+        if let Some(effects) = effects {
+            effects.run();
+        }
+        qp.device.network().progress();
+    }
+
+    fn now(&self) -> Duration {
+        let now = self.device().map(|device| device.network().timers().now());
+        Duration::from_nanos(now.unwrap_or_default().0)
+    }
+
+    fn wake_at(&self, stream: Qpn, at: Duration) {
+        let Some(device) = self.device() else { return };
+        let number = stream.value();
+        let streams = self.me.clone();
+        let job = move |_| {
+            let Some(streams) = streams.upgrade() else {
+                return;
+            };
+            if let Some(sink) = streams.sink_of(number) {
+                sink.due();
+            }
+        };
+        let at = Time::default().after(at);
+        device.network().timers().add(at, Box::new(job));
+    }
+}
+
+impl Streams {
+    fn sink_of(&self, number: u32) -> Option<Arc<dyn StreamSink>> {
+        let state = self.lock();
+        let early = state.early.get(&number).and_then(|early| early.sink.clone());
+        let running = || {
+            let mut running = state.running.values();
+            let running = running.find(|running| running.number == number)?;
+            Some(Arc::clone(&running.sink))
+        };
+        early.or_else(running)
+    }
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streams")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+fn end_of(error: &StreamError) -> StreamEnd {
+    match error {
+        StreamError::Refused => StreamEnd::Refused,
+        StreamError::TimedOut => StreamEnd::TimedOut,
+        StreamError::Unreachable(_) => StreamEnd::Unreachable,
+        _ => StreamEnd::Reset,
+    }
+}
+
+/// Tokens of listeners: above those of streams.
+const LISTENERS: u64 = 1 << 32;
+/// Connections that one look at a listener takes.
+const AT_ONCE: usize = 32;
+/// Connections that wait in the kernel to be taken.
+const BACKLOG: u32 = 1024;
+/// Streams that no queue pair has yet.
+const MAX_EARLY: usize = 4096;
+/// Octets that may wait on a stream that no queue pair has yet.
+const MAX_REST: usize = 1 << 16;

@@ -1,0 +1,182 @@
+//! A device on an IP network: iWARP over TCP.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
+use polyverbs_engine::network::Progress;
+use polyverbs_engine::time::Time;
+use polyverbs_links::RealHost;
+use polyverbs_links::emulated::EmulatedError;
+use polyverbs_links::wire::{Duty, TcpLink, TcpLinkOptions, TcpOptions};
+use verbs_api::LinkAddress;
+use verbs_api::carrier::{StreamPort, StreamWishes};
+
+use crate::codec::MpaCodec;
+use crate::driver::Iwarp;
+use crate::header::Header;
+use crate::rendezvous::Receptionist;
+use crate::streams::{FIRST_STREAM, Streams};
+
+/// What a device on an IP network is made with.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct WireOptions {
+    /// Its address, and the port by which queue pairs find each other that name each other by number; 0 where
+    /// connections are made by a connection manager only.
+    pub address: SocketAddr,
+    /// Of the streams: how much waits, and what happens to octets.
+    pub link: TcpLinkOptions,
+    /// Of the sockets.
+    pub tcp: TcpOptions,
+    /// Checksums in the frames of both directions. A peer that wants them has them in any case.
+    pub crc: bool,
+    /// Markers in what this device receives.
+    pub markers: bool,
+    /// Most octets of a DDP segment, where the path carries more.
+    pub max_segment: usize,
+}
+
+impl WireOptions {
+    /// At this address and port, with checksums and without markers.
+    pub fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            link: TcpLinkOptions::default(),
+            tcp: TcpOptions::default(),
+            crc: true,
+            markers: false,
+            max_segment: u16::MAX.into(),
+        }
+    }
+}
+
+/// The port by which queue pairs find each other, where none is named.
+pub const PORT: u16 = 4791;
+
+/// A device on an IP network, and what carries its frames.
+#[derive(Clone)]
+pub struct OnWire {
+    /// The device.
+    pub device: Arc<Device<Iwarp>>,
+    /// Its link.
+    pub link: Arc<TcpLink<MpaCodec>>,
+    /// Its streams, from their first octet.
+    pub streams: Arc<Streams>,
+}
+
+impl OnWire {
+    /// A device at an address of this machine.
+    ///
+    /// # Errors
+    /// The port is taken, or the engine refuses.
+    pub fn new(
+        driver: impl FnOnce(LinkAddress) -> Iwarp,
+        wire: WireOptions,
+        options: DeviceOptions,
+    ) -> Result<Self, EmulatedError> {
+        let failed = |error: std::io::Error| EmulatedError::Wire(error.to_string());
+        let ip = wire.address.ip();
+        let link = TcpLink::new(MpaCodec, wire.link).map_err(failed)?;
+        let wishes = StreamWishes {
+            crc: wire.crc,
+            markers: wire.markers,
+        };
+        let port = wire.address.port();
+        let streams = Streams::new(
+            Arc::clone(&link),
+            wire.address,
+            wire.tcp,
+            wishes,
+            wire.max_segment,
+        );
+        if port != 0 {
+            let receptionist = Arc::new(Receptionist(Arc::downgrade(&streams)));
+            let taken = |error| EmulatedError::Wire(format!("{}: {error}", wire.address));
+            streams
+                .listen(wire.address, receptionist)
+                .map_err(taken)?;
+        }
+        let started = Arc::new(StartedLink {
+            link: Arc::clone(&link),
+            duty: OnceLock::new(),
+        });
+        let carries = Arc::clone(&started) as SharedLink<Header>;
+        let network = RealHost::network::<Iwarp>(Some(carries));
+        let (first, end) = options.qp_numbers;
+        let options = DeviceOptions {
+            qp_numbers: (first, end.min(FIRST_STREAM)),
+            ..options
+        };
+        let mut driver = driver(LinkAddress::Ip(ip));
+        driver.streams = Some(Arc::clone(&streams));
+        let device = Device::new(driver, &network, options)?;
+        streams.bind(&device);
+        let progress: Arc<dyn Progress> = network;
+        let attended = Arc::downgrade(&streams);
+        let attend = move |token| {
+            if let Some(streams) = attended.upgrade() {
+                streams.attend(token);
+            }
+        };
+        let duty = link
+            .start(Arc::downgrade(&progress), attend)
+            .map_err(failed)?;
+        // Nobody else has set it.
+        let _ = started.duty.set(duty);
+        Ok(Self {
+            device,
+            link,
+            streams,
+        })
+    }
+}
+
+/// The link, with the thread that reads it while nobody polls: that ends with the network.
+struct StartedLink {
+    link: Arc<TcpLink<MpaCodec>>,
+    duty: OnceLock<Arc<dyn Duty>>,
+}
+
+impl Link<Header> for StartedLink {
+    fn max_frame(&self) -> Option<usize> {
+        self.link.max_frame()
+    }
+
+    fn max_frame_of(&self, header: &Header) -> Option<usize> {
+        self.link.max_frame_of(header)
+    }
+
+    fn offer(&self, frame: Frame<'_, Header>, now: Time) -> bool {
+        self.link.offer(frame, now)
+    }
+
+    fn send(&self, frame: Frame<'_, Header>, now: Time) {
+        self.link.send(frame, now);
+    }
+
+    fn flush(&self) {
+        self.link.flush();
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
+        self.link.progress(now, network)
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        self.link.next_due()
+    }
+
+    fn is_polled(&self) -> bool {
+        self.link.is_polled()
+    }
+
+    fn poll(&self, work: &mut dyn FnMut()) {
+        self.link.poll(work);
+    }
+
+    fn hand_back(&self) {
+        self.link.hand_back();
+    }
+}
