@@ -106,6 +106,9 @@ pub trait StreamPort: Send + Sync + 'static {
     /// already, and is frames.
     fn agree(&self, stream: Qpn, agreed: StreamAgreed, last: &[u8], rest: &[u8]);
 
+    /// Whether a queue pair of the device has its stream.
+    fn carries(&self, qp: Qpn) -> bool;
+
     /// Ends a stream. Nothing is told of it any more, unless a queue pair has it.
     fn close(&self, stream: Qpn, how: StreamClose);
 

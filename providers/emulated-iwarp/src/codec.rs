@@ -6,7 +6,6 @@
 
 use polyverbs_engine::operation::AtomicOp;
 use polyverbs_engine::payload::Payload;
-use verbs_api::carrier::ReadyForms;
 use polyverbs_links::wire::{Found, Leaving, News, OctetQueue, StreamCodec};
 use polyverbs_wire::iwarp::fpdu::{self, CRC_LEN, MAX_FRAME_LEN, mulpdu};
 use polyverbs_wire::iwarp::rdmap::{self, atomic};
@@ -14,6 +13,7 @@ use polyverbs_wire::iwarp::{
     self, ExtensionHeader, Framing, Layout, Opcode, Reject, SegmentBuffer, SegmentHeader,
     TerminateCode as WireCode, ddp,
 };
+use verbs_api::carrier::ReadyForms;
 
 use crate::header::{
     AtomicRequest, AtomicResponse, Body, ExtensionMessage, Header, Message, ReadRequest, Ready,
@@ -360,12 +360,12 @@ fn wire_terminate(terminate: &Terminate) -> iwarp::Terminate<'static> {
         Some(Message::Tagged(segment)) => (SegmentHeader::Tagged(wire_tagged(segment)), None),
         Some(Message::Untagged(segment)) => {
             let request = match &segment.body {
-                Body::ReadRequest(request) => {
-                    Some(iwarp::terminate::TerminatedRequest::Read(wire_read(request)))
-                }
-                Body::AtomicRequest(request) => Some(
-                    iwarp::terminate::TerminatedRequest::Atomic(wire_atomic(request)),
-                ),
+                Body::ReadRequest(request) => Some(iwarp::terminate::TerminatedRequest::Read(
+                    wire_read(request),
+                )),
+                Body::AtomicRequest(request) => Some(iwarp::terminate::TerminatedRequest::Atomic(
+                    wire_atomic(request),
+                )),
                 _ => None,
             };
             (SegmentHeader::Untagged(wire_untagged(segment)), request)

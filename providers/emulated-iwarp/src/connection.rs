@@ -25,9 +25,9 @@ use verbs_api::LinkAddress;
 use verbs_api::qp::QpState;
 
 use crate::driver::Iwarp;
+use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
 use crate::responder;
 use crate::streams::StreamNews;
-use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, QpRef, QpWeak, Receiving, Sending};
 

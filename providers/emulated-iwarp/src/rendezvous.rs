@@ -5,7 +5,7 @@
 //! is ready and names the first, and refuses where it has none of that number. Until then whoever begins tries again,
 //! for as long as programs may need to start.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -34,6 +34,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Callers that wait for queue pairs of this device.
 const MAX_CALLERS: usize = 1024;
+/// Queue pairs that have left.
+const MAX_LEFT: usize = 64;
 
 /// Who meets whom on this device.
 pub(crate) struct Rendezvous {
@@ -48,6 +50,8 @@ type Both = (IpAddr, u32, u32);
 struct State {
     waiting: HashMap<Both, Waiting>,
     callers: HashMap<Both, Caller>,
+    /// Those that waited and left before the other asked: whoever asks now is too late.
+    left: VecDeque<Both>,
 }
 
 /// A queue pair of this device that waits.
@@ -131,6 +135,10 @@ impl Rendezvous {
             .find(|(both, waiting)| is_its(both, waiting))
             .map(|(both, _)| *both);
         let stream = both.and_then(|both| state.waiting.remove(&both)?.stream);
+        if let Some(both) = both {
+            state.left.truncate(MAX_LEFT - 1);
+            state.left.push_front(both);
+        }
         drop(state);
         if let Some(stream) = stream {
             streams.close(stream, StreamClose::Abrupt);
@@ -173,7 +181,11 @@ impl Rendezvous {
             .device()
             .is_some_and(|device| device.qp(both.2).is_some());
         let mut state = self.lock();
-        if !exists || state.callers.len() >= MAX_CALLERS {
+        let left = state.left.iter().position(|left| *left == both);
+        let is_late = left
+            .and_then(|at| state.left.remove(at))
+            .is_some_and(|_| !state.waiting.contains_key(&both));
+        if !exists || is_late || state.callers.len() >= MAX_CALLERS {
             drop(state);
             let mut reply = frame(Kind::Reply, b"");
             reply.header.reject = true;
@@ -287,7 +299,10 @@ impl StreamSink for Calling {
         };
         let mut state = self.lock();
         state.is_connected = true;
-        let Some(stream) = state.stream.filter(|_| state.request == StartHeader::default()) else {
+        let Some(stream) = state
+            .stream
+            .filter(|_| state.request == StartHeader::default())
+        else {
             return;
         };
         let (_, theirs, mine) = self.both;
@@ -426,7 +441,9 @@ impl StreamSink for Called {
     fn ended(&self, _: StreamEnd) {
         if let Some(streams) = self.streams.upgrade() {
             let mut state = streams.rendezvous.lock();
-            state.callers.retain(|_, caller| caller.stream != self.stream);
+            state
+                .callers
+                .retain(|_, caller| caller.stream != self.stream);
         }
     }
 
@@ -449,11 +466,7 @@ fn both_of(request: &Start<'_>, from: IpAddr) -> Option<Both> {
     let names = request.private_data.strip_prefix(MAGIC)?;
     let (mine, theirs) = names.split_first_chunk::<4>()?;
     let theirs: [u8; 4] = theirs.try_into().ok()?;
-    Some((
-        from,
-        u32::from_be_bytes(theirs),
-        u32::from_be_bytes(*mine),
-    ))
+    Some((from, u32::from_be_bytes(theirs), u32::from_be_bytes(*mine)))
 }
 
 // Depths are the programs'; either end may send once the indication has come.

@@ -377,7 +377,10 @@ pub(crate) fn handle(
         half.counters.dropped += 1;
         return;
     }
-    qp.note_arrival(&mut half, cx);
+    // The indication is the device's, and tells the program nothing.
+    if !matches!(message, Message::Ready(_)) {
+        qp.note_arrival(&mut half, cx);
+    }
     let handled = match message {
         Message::Tagged(segment) => write_segment(qp, &mut half, *segment, payload, cx),
         Message::Untagged(segment) => untagged_segment(qp, &mut half, segment, payload, cx),

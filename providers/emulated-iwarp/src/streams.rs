@@ -163,12 +163,11 @@ impl Streams {
     // ---- listeners
 
     fn attend_listener(&self, token: u64) {
-        let found = self.lock().listeners.get(&token).map(|listening| {
-            (
-                Arc::clone(&listening.listener),
-                Arc::clone(&listening.sink),
-            )
-        });
+        let found = self
+            .lock()
+            .listeners
+            .get(&token)
+            .map(|listening| (Arc::clone(&listening.listener), Arc::clone(&listening.sink)));
         let Some((listener, sink)) = found else {
             return;
         };
@@ -287,7 +286,10 @@ impl Streams {
         let mut state = self.lock();
         let early = state.early.get_mut(&number);
         let early = early.filter(|early| {
-            let is_free = early.claim.as_ref().is_none_or(|(_, epoch)| *epoch == named.mine);
+            let is_free = early
+                .claim
+                .as_ref()
+                .is_none_or(|(_, epoch)| *epoch == named.mine);
             is_free && LinkAddress::Ip(early.peer) == named.address
         });
         match early {
@@ -394,14 +396,8 @@ impl Streams {
         let Some(mut peer) = waits.filter(|peer| peer.mine == epoch && is_ready(qp.state())) else {
             return false;
         };
-        peer.end = End {
-            qpn: number,
-            epoch,
-        };
-        let own = End {
-            qpn: qp.qpn,
-            epoch,
-        };
+        peer.end = End { qpn: number, epoch };
+        let own = End { qpn: qp.qpn, epoch };
         let arriving = Stream {
             source: peer.end,
             destination: own,
@@ -573,10 +569,7 @@ impl StreamPort for Streams {
         let listening = found.and_then(|token| state.listeners.remove(&token));
         drop(state);
         if let Some(listening) = listening {
-            let _ = self
-                .link
-                .watch()
-                .remove(&*listening.listener, Source::Rare);
+            let _ = self.link.watch().remove(&*listening.listener, Source::Rare);
         }
     }
 
@@ -627,6 +620,11 @@ impl StreamPort for Streams {
         if let Some(device) = self.device() {
             device.network().progress();
         }
+    }
+
+    fn carries(&self, qp: Qpn) -> bool {
+        let found = self.device().and_then(|device| device.qp(qp.value()));
+        found.is_some_and(|qp| qp.requester().driver.peer.is_some_and(|peer| peer.is_met()))
     }
 
     fn close(&self, stream: Qpn, how: StreamClose) {
@@ -690,7 +688,10 @@ impl StreamPort for Streams {
 impl Streams {
     fn sink_of(&self, number: u32) -> Option<Arc<dyn StreamSink>> {
         let state = self.lock();
-        let early = state.early.get(&number).and_then(|early| early.sink.clone());
+        let early = state
+            .early
+            .get(&number)
+            .and_then(|early| early.sink.clone());
         let running = || {
             let mut running = state.running.values();
             let running = running.find(|running| running.number == number)?;

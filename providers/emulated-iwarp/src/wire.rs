@@ -94,9 +94,7 @@ impl OnWire {
         if port != 0 {
             let receptionist = Arc::new(Receptionist(Arc::downgrade(&streams)));
             let taken = |error| EmulatedError::Wire(format!("{}: {error}", wire.address));
-            streams
-                .listen(wire.address, receptionist)
-                .map_err(taken)?;
+            streams.listen(wire.address, receptionist).map_err(taken)?;
         }
         let started = Arc::new(StartedLink {
             link: Arc::clone(&link),

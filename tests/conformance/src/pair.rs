@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 
+use verbs_api::carrier::Carrier;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     ConnectOptions, Context, Cq, EventType, Features, FetchAdd, Operation, Operations, Pd, Qp,
@@ -139,7 +140,17 @@ impl Rig {
         let second = far.connect(&at_near, options);
         self.finish(first);
         self.finish(second);
+        self.wait_for_stream(&self.near, &near);
+        self.wait_for_stream(&self.far, &far);
         Pair { near, far }
+    }
+
+    // Over a network a stream takes its time: what is tested is what comes then.
+    fn wait_for_stream(&self, end: &End, side: &Side) {
+        if let Some(Carrier::Streams(port)) = end.context.carrier() {
+            let is_up = || port.carries(side.qp_num()) || side.state() == QpState::Err;
+            self.wait_until(is_up);
+        }
     }
 
     /// Posts a request and answers how it ended. It is signaled, and its completion is the only one.

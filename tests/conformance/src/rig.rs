@@ -123,9 +123,15 @@ impl Rig {
         self.time.run_for(duration);
     }
 
+    pub(crate) fn wait_until(&self, done: impl FnMut() -> bool) {
+        self.time.run_until(done).expect("a network that goes on");
+    }
+
     /// Lets time pass until what is under way has arrived, or is waiting for something.
     pub fn settle(&self) {
-        self.run_for(A_WHILE);
+        // What a stream brings passes two threads that others may keep waiting.
+        let times = if self.flavour == Flavour::IwTcp { 4 } else { 1 };
+        self.run_for(A_WHILE * times);
     }
 
     /// Lets time pass until a control verb has ended.

@@ -144,6 +144,8 @@ struct Stream<C: StreamCodec> {
     is_gone: AtomicBool,
     /// What comes is not delivered any more.
     is_deaf: AtomicBool,
+    /// Nothing more comes, or it cannot be read: told also to those who do not read.
+    has_ended: AtomicBool,
     /// What a segment of the path carries.
     segment: AtomicUsize,
     outgoing: Mutex<Outgoing<C>>,
@@ -304,6 +306,7 @@ impl<C: StreamCodec> TcpLink<C> {
             socket,
             is_gone: AtomicBool::new(false),
             is_deaf: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             segment: AtomicUsize::new(segment),
             outgoing: Mutex::new(outgoing),
             incoming: Mutex::new(incoming),
@@ -608,6 +611,9 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         let left = &buffer[..filled];
         incoming.is_over |= matches!(step, Step::End | Step::Lost);
+        stream
+            .has_ended
+            .fetch_or(incoming.is_over, Ordering::AcqRel);
         if !incoming.is_over && !left.is_empty() {
             incoming.begun = self.buffer();
             incoming.begun.extend_from_slice(left);
@@ -648,7 +654,9 @@ impl<C: StreamCodec> TcpLink<C> {
                     }
                 }
                 Found::Broken(header) => {
-                    incoming.is_over = true;
+                    // What is left is read and dropped: a socket that is closed with something unread resets its
+                    // connection, and with it what the peer is told.
+                    stream.is_deaf.store(true, Ordering::Relaxed);
                     self.count(|counters| &counters.broken);
                     network.deliver(stream.frame(header, &[], true), now);
                     return octets.len();
@@ -691,7 +699,8 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // Where both directions have ended. Called with no half locked.
     fn forget_if_over(&self, stream: &Arc<Stream<C>>) {
-        let receives = !lock(&stream.incoming).is_over;
+        // Not asked of the receiving half: whoever has that may be delivering what brought this about.
+        let receives = !stream.has_ended.load(Ordering::Acquire);
         let sends = !lock(&stream.outgoing).is_over;
         if !receives && !sends {
             // The socket is closed by whoever has it last.

@@ -195,10 +195,7 @@ struct OnwardStream<'l, C: StreamCodec> {
 impl<C: StreamCodec> Deliver<C::Header> for OnwardStream<'_, C> {
     fn deliver(&self, frame: Frame<'_, C::Header>, now: Time) {
         let codec = &self.through.codec;
-        if !matches!(
-            codec.leaving(&frame.header),
-            Leaving::Frame | Leaving::Last
-        ) {
+        if !matches!(codec.leaving(&frame.header), Leaving::Frame | Leaving::Last) {
             return self.network.deliver(frame, now);
         }
         let key = codec.key(&frame.header);

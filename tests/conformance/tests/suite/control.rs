@@ -78,9 +78,9 @@ fn a_request_is_answered_by_the_thread_that_brings_it(rig: &Rig) {
         if done.opcode == WcOpcode::Recv {
             let question = memory.load_u64(0).expect("within");
             memory.store_u64(1024, question + 1).expect("within");
+            count.fetch_add(1, Ordering::SeqCst);
             qp.post_one(Send::new(answer).signaled(1))
                 .expect("posted from a handler");
-            count.fetch_add(1, Ordering::SeqCst);
         }
     });
     pair.near.receive(&rig.scratch, 512, 8);

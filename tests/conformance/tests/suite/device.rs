@@ -157,6 +157,10 @@ fn outcome_of(rig: &Rig, same: bool, seed: u64) -> [Outcome; 2] {
 
 // covers 6.18
 fn a_peer_on_the_same_device_is_like_any_other(rig: &Rig) {
+    if rig.is_on_sockets() && !rig.acknowledges() {
+        // How much a sender had sent before the peer ended the stream is a matter of time there.
+        return;
+    }
     for seed in 1..=60 {
         let near = outcome_of(rig, true, seed);
         let far = outcome_of(rig, false, seed);
@@ -197,6 +201,7 @@ fn without_a_peer_a_reliable_sender_gives_up(rig: &Rig) {
     let expected: &[_] = match rig.attributes().transport {
         Transport::InfiniBand => &[WcStatus::RetryExcErr],
         // The stream ended, and with it what had not left. A write that left is done.
+        Transport::Iwarp if rig.is_on_sockets() => &[WcStatus::Success, WcStatus::WrFlushErr],
         Transport::Iwarp if rig.is_framed() => &[WcStatus::Success],
         Transport::Iwarp => &[WcStatus::WrFlushErr],
     };
