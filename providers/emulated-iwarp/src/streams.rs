@@ -8,6 +8,7 @@
 //! All this is the watch thread's, and no call waits. A lock is held for looking and never while somebody is told.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -527,8 +528,8 @@ impl State {
         loop {
             let number = FIRST_STREAM + self.made % STREAM_NUMBERS;
             self.made = self.made.wrapping_add(1);
-            if !self.early.contains_key(&number) {
-                self.early.insert(number, early);
+            if let Entry::Vacant(free) = self.early.entry(number) {
+                free.insert(early);
                 return Ok(number);
             }
         }

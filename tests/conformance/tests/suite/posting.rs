@@ -113,6 +113,7 @@ fn a_solicited_invalidation_is_noticed(rig: &Rig) {
         rig.succeeds(&pair.near, send);
         let taken = rig.take(&pair.far.cq, 1);
         assert!(taken[0].wc_flags.contains(WcFlags::WITH_INV));
+        rig.settle();
         assert_eq!(told(&count), u32::from(solicited));
     }
 }
