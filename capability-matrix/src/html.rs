@@ -5,7 +5,10 @@ use std::fmt::Write as _;
 use polyverbs::probe::{Finding, Probe, ProbeResult, Verdict, Verified};
 
 use crate::device::DeviceReport;
-use crate::matrix::{Cell, Claim, Matrix, Row, Section};
+use crate::matrix::{Cell, Claim, Column, Matrix, Row, Section};
+
+/// Columns that fit a wide screen: their heads stay in sight, and nothing has to be scrolled sideways.
+const FEW: usize = 4;
 
 /// Writing to a string does not fail.
 macro_rules! put {
@@ -20,13 +23,18 @@ impl Matrix {
         let mut page = String::from(HEAD);
         put!(
             page,
-            "<body style=\"--n: {}\">\n",
+            "<body class=\"{}\" style=\"--n: {}\">\n",
+            if self.columns.len() <= FEW {
+                "few"
+            } else {
+                "many"
+            },
             self.columns.len().max(1)
         );
         self.header(&mut page);
         page.push_str("<main>\n<section class=\"cards\" aria-label=\"Devices\">\n");
         for column in &self.columns {
-            card(&mut page, &column.device);
+            card(&mut page, &column.device, self.found_of(column));
         }
         page.push_str("</section>\n");
         self.alarm(&mut page);
@@ -42,6 +50,29 @@ impl Matrix {
             "<footer>Made by <code>polyverbs matrix{verify} --format html</code>.</footer>\n</body>\n</html>\n"
         );
         page
+    }
+
+    // How the features of a device were found, in words; empty where nothing was tried.
+    fn found_of(&self, column: &Column) -> String {
+        let of_device = || {
+            let probed = self.probed();
+            probed.filter(|(_, other, _)| std::ptr::eq(*other, column))
+        };
+        let verdicts = [
+            (Verdict::Verified, "verified"),
+            (Verdict::Refused, "refused"),
+            (Verdict::Mismatch, "mismatching"),
+            (Verdict::NotVerifiable, "not verifiable"),
+        ];
+        let counted = verdicts.map(|(verdict, word)| {
+            let count = of_device().filter(|(.., found)| found.verdict == verdict);
+            (count.count(), word)
+        });
+        let told = counted.iter().filter(|(count, _)| *count > 0);
+        let told: Vec<_> = told
+            .map(|(count, word)| format!("{count} {word}"))
+            .collect();
+        told.join(", ")
     }
 
     fn header(&self, page: &mut String) {
@@ -251,11 +282,19 @@ fn verdict_of(found: &Verified) -> String {
             let probes = if count == 1 { "probe" } else { "probes" };
             format!("claims it, and {count} {probes} found it so.")
         }
-        (Verdict::Refused, _) => "does not claim it, and refuses it by name.".into(),
+        (Verdict::Refused, _) if found.refused() == 0 => {
+            format!("does not claim it, and refuses it by name: {because}.")
+        }
+        (Verdict::Refused, _) => {
+            "does not claim it, refuses it by name, and refuses what was tried.".into()
+        }
         (Verdict::Mismatch, true) => format!("claims it, and it fails: {because}"),
         (Verdict::Mismatch, false) => format!("does not claim it, but: {because}"),
-        (Verdict::NotVerifiable, _) => {
+        (Verdict::NotVerifiable, true) => {
             format!("claims it, which cannot be verified here: {because}")
+        }
+        (Verdict::NotVerifiable, false) => {
+            format!("does not claim it, which cannot be verified here: {because}")
         }
     }
 }
@@ -269,7 +308,7 @@ fn anchor(row: &Row) -> String {
     format!("{section}-{}", name.collect::<String>())
 }
 
-fn card(page: &mut String, device: &DeviceReport) {
+fn card(page: &mut String, device: &DeviceReport, found: String) {
     put!(
         page,
         "<article class=\"{}\"><h2>{}</h2><p class=\"kind\">{}</p><dl>",
@@ -280,9 +319,13 @@ fn card(page: &mut String, device: &DeviceReport) {
             _ => "InfiniBand",
         },
     );
+    let features = match found.is_empty() {
+        true => device.features.len().to_string(),
+        false => found,
+    };
     let mut facts = vec![
         ("Provider", device.provider.to_owned()),
-        ("Features", device.features.len().to_string()),
+        ("Features", features),
         ("Gaps", device.gaps.len().to_string()),
         ("Atomics", device.atomic_cap.to_owned()),
     ];
@@ -419,6 +462,9 @@ dd { margin: 0; overflow-wrap: anywhere; }
   align-items: center; padding: .5rem .9rem; border-top: 1px solid var(--line); }
 .limits .row { grid-template-columns: minmax(13rem, 1fr) repeat(var(--n), 11.5rem); }
 .head { border-top: 0; font-size: .85rem; font-weight: 600; color: var(--soft); background: var(--shade); }
+.few .table { overflow: clip; }
+.few .head { position: sticky; top: 0; z-index: 1; border-bottom: 1px solid var(--line); }
+.few .head + * { border-top: 0; }
 .head span + span, .cell { text-align: center; }
 .limits .head span + span, .limits .cell { text-align: right; }
 .features .row { grid-template-columns: minmax(13rem, 1fr) repeat(var(--n), 9.5rem); }
@@ -426,7 +472,7 @@ small { display: block; color: var(--soft); }
 details { border-top: 1px solid var(--line); }
 summary.row { border-top: 0; cursor: pointer; list-style: none; position: relative; padding-left: 2rem; }
 summary.row::-webkit-details-marker { display: none; }
-summary.row::before { content: "›"; position: absolute; left: .9rem; top: .35rem; font-size: 1.2rem; line-height: 1.5rem; color: var(--soft);
+summary.row::before { content: "›"; position: absolute; left: .9rem; top: .45rem; font-size: 1.2rem; line-height: 1.5rem; color: var(--soft);
   transition: transform .15s; }
 details[open] > summary::before { transform: rotate(90deg); }
 summary.row:hover { background: var(--shade); }
@@ -457,8 +503,10 @@ footer { margin-top: 2.5rem; color: var(--soft); font-size: .9rem; }
   .cell, .limits .cell { text-align: left; font-size: .95rem; }
   .cell::before { content: attr(data-device); display: block; color: var(--soft); font-size: .78rem; margin-bottom: .05rem; overflow-wrap: anywhere; }
   .cell .yes, .cell .doubt, .cell .bad { padding: .05rem .5rem; font-size: .82rem; }
-  summary.row, .features .head.row, .evidence .probe.row { padding-left: 1.7rem; }
-  summary.row::before { left: .6rem; }
+  .features summary.row, .features .evidence .probe.row { padding-left: 1.8rem; }
+  summary.row::before { left: .7rem; top: .45rem; }
+  ul.tally { display: grid; grid-template-columns: 1fr 1fr; }
+  ul.tally .count { grid-column: 1 / -1; }
   .evidence > p, .evidence .found { margin-left: 1.7rem; }
 }
 @media print { body { background: #fff; } nav { display: none; } }

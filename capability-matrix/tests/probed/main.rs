@@ -1,5 +1,6 @@
 //! Devices that are not what they say, and what every page shows of them.
 
+mod browser;
 mod hidden;
 mod pages;
 mod schema;
