@@ -1,5 +1,6 @@
 //! Two ends that reach each other, and their time.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use crate::context::Context;
 use crate::control::Started;
 use crate::cq::Cq;
 use crate::event::EventType;
-use crate::ids::{LKey, RKey};
+use crate::ids::{Gid, LKey, RKey};
 use crate::memory::{Memory, PageList};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
@@ -86,6 +87,7 @@ pub struct Rig {
     /// Memory of the near end for what requests carry or fetch.
     pub scratch: Region,
     pace: Box<dyn Pace>,
+    number: u32,
 }
 
 /// An open device, and a domain.
@@ -124,12 +126,24 @@ impl Rig {
         // Open to peers, so that a device that wants the sinks of reads so shows that in one place only.
         let scratch = near.region(1 << 16, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let pace = Box::new(pace);
+        static RIGS: AtomicU32 = AtomicU32::new(0);
+        let number = RIGS.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             near,
             far,
             scratch,
             pace,
+            number,
         })
+    }
+
+    /// A group that no other rig uses, in no process: others may probe the same device meanwhile.
+    pub fn group(&self, number: u8) -> Gid {
+        let mut octets = [0; 16];
+        (octets[0], octets[1], octets[15]) = (0xff, 0x0e, number);
+        octets[6..10].copy_from_slice(&std::process::id().to_be_bytes());
+        octets[10..14].copy_from_slice(&self.number.to_be_bytes());
+        Gid(octets)
     }
 
     /// One device that is both ends, opened for everything that it claims, and for `beyond` whether it claims that or

@@ -59,12 +59,6 @@ struct Station {
     landing: Region,
 }
 
-fn group(number: u8) -> Gid {
-    let mut octets = [0; 16];
-    (octets[0], octets[1], octets[15]) = (0xff, 0x0e, number);
-    Gid(octets)
-}
-
 impl Station {
     fn new(rig: &Rig, end: &End, blocks: bool) -> Result<Self, Evidence> {
         let block = end.context.extension::<BlockLoopback>()?;
@@ -130,16 +124,16 @@ fn own_multicast(rig: &Rig) -> Outcome {
         Station::new(rig, end, false)?,
     );
     for station in [&a, &b, &c] {
-        station.join(rig, group(1))?;
+        station.join(rig, rig.group(1))?;
     }
-    a.send(rig, end, group(1), Qpn::MULTICAST)?;
+    a.send(rig, end, rig.group(1), Qpn::MULTICAST)?;
     let found = [a.got(rig)?, b.got(rig)?, c.got(rig)?];
     ensure_eq!(
         found,
         [0, 1, 1],
         "what A with the flag, B and C got of A's multicast"
     );
-    b.send(rig, end, group(1), Qpn::MULTICAST)?;
+    b.send(rig, end, rig.group(1), Qpn::MULTICAST)?;
     let found = [a.got(rig)?, b.got(rig)?, c.got(rig)?];
     ensure_eq!(
         found,
@@ -153,7 +147,7 @@ fn own_multicast(rig: &Rig) -> Outcome {
 fn own_unicast(rig: &Rig) -> Outcome {
     let end = &rig.near;
     let a = Station::new(rig, end, true)?;
-    a.join(rig, group(1))?;
+    a.join(rig, rig.group(1))?;
     let at = a.side.endpoint()?;
     a.send(rig, end, at.gid, at.qp_num)?;
     ensure_eq!(
@@ -169,17 +163,17 @@ fn later_group(rig: &Rig) -> Outcome {
     let end = &rig.near;
     let a = Station::new(rig, end, true)?;
     for number in [1, 2] {
-        a.join(rig, group(number))?;
-        a.send(rig, end, group(number), Qpn::MULTICAST)?;
+        a.join(rig, rig.group(number))?;
+        a.send(rig, end, rig.group(number), Qpn::MULTICAST)?;
         ensure_eq!(
             a.got(rig)?,
             0,
             "what A with the flag got of its multicast to group {number}"
         );
     }
-    rig.finish(a.side.detach_multicast(group(1)))?;
-    a.join(rig, group(1))?;
-    a.send(rig, end, group(1), Qpn::MULTICAST)?;
+    rig.finish(a.side.detach_multicast(rig.group(1)))?;
+    a.join(rig, rig.group(1))?;
+    a.send(rig, end, rig.group(1), Qpn::MULTICAST)?;
     ensure_eq!(a.got(rig)?, 0, "what A got after it joined again");
     Ok(())
 }

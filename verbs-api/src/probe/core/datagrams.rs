@@ -99,14 +99,6 @@ pub(super) fn no_room(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn group(last: u8) -> Gid {
-    let mut octets = [0; 16];
-    octets[0] = 0xff;
-    octets[1] = 0x0e;
-    octets[15] = last;
-    Gid(octets)
-}
-
 fn towards_group(rig: &Rig, group: Gid) -> Result<UdDestination, Evidence> {
     let at = rig.far.context.attributes().ports[0].address;
     let path = AddressVector::new(at, group, 1);
@@ -125,10 +117,10 @@ pub(super) fn members(rig: &Rig) -> Outcome {
     let (first, second) = (listener(rig, &desk, 0)?, listener(rig, &desk, 512)?);
     let (unready, stranger) = (ready(rig, false)?, listener(rig, &desk, 1024)?);
     for member in [&unready, &first, &second] {
-        rig.finish(member.attach_multicast(group(1)))?;
+        rig.finish(member.attach_multicast(rig.group(1)))?;
     }
-    rig.finish(stranger.attach_multicast(group(2)))?;
-    let to = towards_group(rig, group(1))?;
+    rig.finish(stranger.attach_multicast(rig.group(2)))?;
+    let to = towards_group(rig, rig.group(1))?;
     rig.succeeds(&near, Send::new(rig.scratch.sge(0, 64)?).to(&to))?;
     for (member, offset) in [(&first, 0), (&second, 512)] {
         rig.take(&member.cq, 1)?;
@@ -151,17 +143,17 @@ pub(super) fn attachments(rig: &Rig) -> Outcome {
         "a queue pair was attached to {unicast}, which is no group"
     );
     ensure!(
-        rig.outcome(side.detach_multicast(group(3)))?.is_err(),
+        rig.outcome(side.detach_multicast(rig.group(3)))?.is_err(),
         "a queue pair was detached from a group that it is not in"
     );
-    rig.finish(side.attach_multicast(group(3)))?;
+    rig.finish(side.attach_multicast(rig.group(3)))?;
     let Side { qp, cq } = side;
     let destroyed = rig.outcome(qp.clone().destroy())?;
     ensure!(
         destroyed.is_err(),
         "a queue pair was destroyed that is attached to a group"
     );
-    rig.finish(qp.detach_multicast(group(3)))?;
+    rig.finish(qp.detach_multicast(rig.group(3)))?;
     rig.finish_destroy(qp.destroy())?;
     drop(cq);
     Ok(())
@@ -171,10 +163,11 @@ pub(super) fn attachments(rig: &Rig) -> Outcome {
 pub(super) fn datagrams_only(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     ensure!(
-        rig.outcome(pair.far.attach_multicast(group(4)))?.is_err(),
+        rig.outcome(pair.far.attach_multicast(rig.group(4)))?
+            .is_err(),
         "a connected queue pair was attached to a group"
     );
     let side = ready(rig, false)?;
-    rig.finish(side.attach_multicast(group(4)))?;
-    rig.finish(side.detach_multicast(group(4)))
+    rig.finish(side.attach_multicast(rig.group(4)))?;
+    rig.finish(side.detach_multicast(rig.group(4)))
 }
