@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, ReceiveRequest, Requirements,
-    Send, Started, VerbError, WcStatus,
+    Access, Completion, ConnectOptions, Context, Cq, LKey, Memory, Mr, Pd, Qp, QpOptions, RKey,
+    ReceiveRequest, RemoteAddress, Requirements, Send, Sge, Started, VerbError, WcStatus, Write,
 };
 use polyverbs_connection::backend::{Backend, PrivateDataLimits};
 use polyverbs_connection::{
@@ -460,4 +460,116 @@ fn a_queue_pair_that_was_reset_may_connect_again() {
                 .unwrap();
         }
     }
+}
+
+// covers 7.43
+#[test]
+fn a_connection_is_asked_for_and_answered_once() {
+    for kind in KINDS {
+        let rig = Rig::new(kind);
+        let (near, far, other) = (rig.qp(), rig.qp(), rig.qp());
+        let (at_near, at_far) = rig.connected(&near, &far);
+        // Neither end can be one of another connection.
+        let asked = rig.connect(&near, ConnectionOptions::new());
+        assert_eq!(error(asked), ConnectError::Connected);
+        let (asked, incoming) = rig.ask(&other);
+        assert_eq!(error(rig.accept(incoming, &far)), ConnectError::Connected);
+        assert!(matches!(error(asked), ConnectError::Refused { .. }));
+        assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
+        // It ends once, and ending it again ends nothing else.
+        at_near.disconnect(&rig.context, &near).wait().unwrap();
+        at_far.disconnected().wait().unwrap();
+        at_near.disconnect(&rig.context, &near).wait().unwrap();
+        at_far.disconnect(&rig.context, &far).wait().unwrap();
+        let _again = rig.connected(&other, &rig.qp());
+    }
+}
+
+// covers 7.44
+#[test]
+fn nothing_waits_for_a_connect_or_an_accept_that_is_pending() {
+    for kind in KINDS {
+        let rig = Rig::new(kind);
+        // A queue pair goes, and the connect with it: its listener hears nothing bad.
+        let near = rig.qp();
+        let (asked, incoming) = rig.ask(&near);
+        near.destroy().wait().unwrap();
+        incoming.reject(b"").unwrap();
+        assert!(matches!(error(asked), ConnectError::Refused { .. }));
+        // The same in the middle of an accept.
+        let (near, far) = (rig.qp(), rig.qp());
+        let (asked, incoming) = rig.ask(&near);
+        let accepted = rig.accept(incoming, &far);
+        far.destroy().wait().unwrap();
+        drop(asked.wait().unwrap());
+        assert_eq!(error(accepted), ConnectError::Aborted);
+        near.destroy().wait().unwrap();
+    }
+}
+
+// covers 7.46
+#[test]
+fn an_accept_that_fails_at_once_refuses_the_peer_and_tells_nothing_more() {
+    for kind in KINDS {
+        let rig = Rig::new(kind);
+        let (near, far) = (rig.qp(), rig.qp());
+        let (asked, incoming) = rig.ask(&near);
+        let options = ConnectionOptions::new().private_data(&[0; 1000]);
+        let failed = error(incoming.accept(&rig.context, &far, options));
+        assert!(matches!(
+            failed,
+            ConnectError::PrivateData { len: 1000, .. }
+        ));
+        assert!(matches!(error(asked), ConnectError::Refused { .. }));
+        assert_eq!(
+            (state(&near), state(&far)),
+            (QpState::Reset, QpState::Reset)
+        );
+        let next = rig.listener.next();
+        assert!(!next.is_done());
+        let asked = rig.connect(&near, ConnectionOptions::new());
+        let accepted = rig.accept(next.wait().unwrap(), &far);
+        let _near = asked.wait().unwrap().complete().wait().unwrap();
+        accepted.wait().unwrap();
+    }
+}
+
+// covers 7.83
+#[test]
+fn each_failure_has_its_status() {
+    let far_side = |rig: &Rig, request: &dyn Fn(&Qp), receives: bool| {
+        let (near, far) = (rig.qp(), rig.qp());
+        let qp = ConnectOptions::new().rnr_retry(0);
+        let asked = rig.connect(&near, ConnectionOptions::new().qp(qp));
+        let incoming = rig.listener.next().wait().unwrap();
+        let accepted = rig.accept(incoming, &far);
+        let near_end = asked.wait().unwrap().complete().wait().unwrap();
+        let far_end = accepted.wait().unwrap();
+        if receives {
+            let room = rig.mr.sge(0, 4).unwrap();
+            far.post_receive(ReceiveRequest::new(9, room)).unwrap();
+        }
+        request(&near);
+        let mut done = rig.completions(1 + usize::from(receives));
+        done.sort_by_key(|done| done.wr_id);
+        drop((near_end, far_end));
+        done.iter().map(|done| done.status).collect::<Vec<_>>()
+    };
+    let rig = Rig::new("ib0");
+    let data = rig.mr.sge(0, 64).unwrap();
+    let send = |qp: &Qp| qp.post_one(Send::new(data).signaled(1)).unwrap();
+    let nowhere = RemoteAddress::new(0, RKey::new(0xbad));
+    let write = |qp: &Qp| qp.post_one(Write::new(data, nowhere).signaled(1)).unwrap();
+    let foreign = Sge {
+        lkey: LKey::new(0xbad),
+        ..data
+    };
+    let unread = |qp: &Qp| qp.post_one(Send::new(foreign).signaled(1)).unwrap();
+    assert_eq!(
+        far_side(&rig, &send, true),
+        [WcStatus::RemInvReqErr, WcStatus::LocLenErr]
+    );
+    assert_eq!(far_side(&rig, &send, false), [WcStatus::RnrRetryExcErr]);
+    assert_eq!(far_side(&rig, &write, false), [WcStatus::RemAccessErr]);
+    assert_eq!(far_side(&rig, &unread, false), [WcStatus::LocProtErr]);
 }

@@ -194,7 +194,7 @@ fn a_queue_is_destroyed_when_its_notices_are_acknowledged() {
     channel.destroy().wait().unwrap();
 }
 
-// covers 3.87
+// covers 3.87 7.80
 #[test]
 fn no_wake_up_is_lost_between_arming_and_polling() {
     let (_mock, context) = mock::open();

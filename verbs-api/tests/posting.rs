@@ -98,7 +98,7 @@ fn a_queue_pair_refuses_exactly_the_operations_it_was_not_made_for() {
     assert_eq!(mock.posted.lock().unwrap().len(), per_type);
 }
 
-// covers 3.21
+// covers 3.21 7.82
 #[test]
 fn a_batch_is_posted_up_to_its_first_bad_entry() {
     let (_mock, context) = mock::open();

@@ -3,14 +3,16 @@
 
 mod rig;
 
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::qp::QpState;
-use polyverbs::{Send, WcStatus};
+use polyverbs::{ConnectOptions, LinkAddress, Send, WcStatus};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
 use rig::{End, error};
 
+// covers 7.55 7.58
 #[test]
 fn devices_that_meet_by_an_address_exchange_messages() {
     for (near, far) in [
@@ -60,6 +62,7 @@ fn devices_that_meet_by_an_address_exchange_messages() {
     }
 }
 
+// covers 7.50
 #[test]
 fn nobody_listening_is_a_refusal_and_the_queue_pair_may_ask_again() {
     let (near, far) = (End::new("127.0.21.1:4791"), End::new("127.0.21.2:4791"));
@@ -101,6 +104,7 @@ fn a_port_is_listened_at_once_for_all_devices_of_an_address() {
     other.connector.listen(other.at(9), 0).unwrap();
 }
 
+// covers 7.60
 #[test]
 fn a_request_reaches_who_listens_whichever_device_finds_it() {
     let ends: Vec<_> = (0..4).map(|_| End::new("127.0.23.1:4791")).collect();
@@ -113,7 +117,7 @@ fn a_request_reaches_who_listens_whichever_device_finds_it() {
     assert_eq!(connections.len(), 8);
 }
 
-// covers 7.71
+// covers 7.71 7.50
 #[test]
 fn who_does_not_answer_is_given_up() {
     let (near, far) = (End::new("127.0.24.1:4791"), End::new("127.0.24.2:4791"));
@@ -154,4 +158,88 @@ fn a_device_that_is_removed_ends_what_is_asked_of_it() {
     assert!(matches!(error(asked), ConnectError::Verb(_)));
     let again = near.connect(far.at(14), ConnectionOptions::new());
     assert!(matches!(error(again), ConnectError::Verb(_)));
+}
+
+// covers 7.51
+#[test]
+fn addresses_have_identifiers_and_both_ends_see_each_others() {
+    for (near, far, expected) in [
+        ("127.0.27.1:4791", "127.0.27.2:4791", "::ffff:127.0.27.2"),
+        ("[::1]:4791", "[::1]:4791", "::1"),
+    ] {
+        let (near, far) = (End::new(near), End::new(far));
+        let listener = far.connector.listen(far.at(0), 0).unwrap();
+        let _connected = near.connected(&far, &listener);
+        for (own, other) in [(&near, &far), (&far, &near)] {
+            let path = own.qp.query().unwrap().attributes.ah_attr.unwrap();
+            let port = other.context.query_port(1).unwrap();
+            assert_eq!(path.dgid, port.gids[0]);
+            assert_eq!(path.address, LinkAddress::Ip(other.at(0).ip()));
+        }
+        let expected: std::net::Ipv6Addr = expected.parse().unwrap();
+        assert_eq!(
+            far.context.query_port(1).unwrap().gids[0].0,
+            expected.octets()
+        );
+    }
+}
+
+// covers 7.54
+#[test]
+fn each_step_is_told_once_and_in_its_order() {
+    let (near, far) = (End::new("127.0.28.1:4791"), End::new("127.0.28.2:4791"));
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let note = |what: &'static str| {
+        let told = Arc::clone(&told);
+        move || told.lock().unwrap().push(what)
+    };
+    let listener = far.connector.listen(far.at(0), 0).unwrap();
+    let asked = near.connect(listener.address(), ConnectionOptions::new());
+    let incoming = listener.next().wait().unwrap();
+    note("asked")();
+    let accepted = far.accept(incoming, ConnectionOptions::new());
+    let pending = asked.wait().unwrap();
+    note("accepted")();
+    let (established, at_far) = (note("established"), Arc::new(Mutex::new(None)));
+    let keep = Arc::clone(&at_far);
+    accepted.on_done(move |connection| {
+        established();
+        *keep.lock().unwrap() = Some(connection.unwrap());
+    });
+    let at_near = pending.complete().wait().unwrap();
+    while at_far.lock().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let at_far = at_far.lock().unwrap().take().unwrap();
+    let (first, second) = (note("ended"), note("ended"));
+    at_far.disconnected().on_done(move |_| first());
+    at_near.disconnected().on_done(move |_| second());
+    at_near.disconnect(&near.context, &near.qp).wait().unwrap();
+    at_far.disconnected().wait().unwrap();
+    thread::sleep(Duration::from_millis(20));
+    let expected = ["asked", "accepted", "established", "ended", "ended"];
+    assert_eq!(*told.lock().unwrap(), expected);
+}
+
+// covers 7.57
+#[test]
+fn code_0_has_a_sender_without_a_receive_wait_655_milliseconds() {
+    let (near, far) = (End::new("127.0.29.1:4791"), End::new("127.0.29.2:4791"));
+    let listener = far.connector.listen(far.at(0), 0).unwrap();
+    let asked = near.connect(listener.address(), ConnectionOptions::new());
+    let longest = ConnectOptions::new().min_rnr_timer(0);
+    let incoming = listener.next().wait().unwrap();
+    let accepted = far.accept(incoming, ConnectionOptions::new().qp(longest));
+    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    let _far = accepted.wait().unwrap();
+    let began = Instant::now();
+    near.qp
+        .post_one(Send::new(&b"early"[..]).signaled(1))
+        .unwrap();
+    thread::sleep(Duration::from_millis(100));
+    far.post_receive(1);
+    assert_eq!(near.completion().status, WcStatus::Success);
+    let waited = began.elapsed();
+    assert!(waited >= Duration::from_millis(650), "{waited:?}");
+    assert!(waited < Duration::from_secs(5), "{waited:?}");
 }

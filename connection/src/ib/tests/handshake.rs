@@ -102,7 +102,7 @@ fn private_data_fills_its_message_and_no_more() {
     assert_eq!(pair.state(FAR, far), Some(State::DreqRcvd));
 }
 
-// covers 7.21
+// covers 7.21 7.55 7.57
 #[test]
 fn a_handshake_tells_the_attributes_of_the_queue_pair() {
     let mut pair = Pair::new();

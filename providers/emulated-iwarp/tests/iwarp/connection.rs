@@ -82,7 +82,7 @@ fn a_receive_posted_in_init_is_there_when_the_connection_is() {
     });
 }
 
-// covers 3.98
+// covers 3.98 7.45
 #[test]
 fn sqd_closes_the_connection_in_good_order() {
     both(|lab| {
@@ -108,7 +108,7 @@ fn sqd_closes_the_connection_in_good_order() {
     });
 }
 
-// covers 3.98
+// covers 3.98 7.45
 #[test]
 fn sqd_with_work_outstanding_is_an_error() {
     let lab = Lab::stream(None);

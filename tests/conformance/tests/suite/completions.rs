@@ -203,7 +203,7 @@ fn an_overrun_reaches_every_queue_pair_on_it(rig: &Rig) {
     }
 }
 
-// covers 3.89
+// covers 3.89 7.81
 fn completions_are_kept_when_the_size_changes(rig: &Rig) {
     let desk = rig.far.region(64, OPEN);
     let cq = rig.near.cq(8);

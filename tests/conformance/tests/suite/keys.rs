@@ -469,7 +469,7 @@ fn a_message_beyond_the_limit_is_refused(rig: &Rig) {
     rig.nothing_on(&pair.near.cq);
 }
 
-// covers 2.12
+// covers 2.12 7.87
 fn inline_octets_are_copied_while_posting(rig: &Rig) {
     let pair = rig.rc();
     let target = rig.far.region(64, OPEN);

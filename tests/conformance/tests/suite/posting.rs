@@ -53,7 +53,7 @@ fn told(count: &AtomicU32) -> u32 {
     count.swap(0, Ordering::Relaxed)
 }
 
-// covers 3.24
+// covers 3.24 7.80
 fn a_queue_armed_for_solicited_sleeps_through_the_rest(rig: &Rig) {
     let desk = rig.far.region(4096, OPEN);
     let pair = rig.rc();
@@ -259,7 +259,7 @@ fn the_error_comes_first_then_the_flush(rig: &Rig) {
     }
 }
 
-// covers 3.29
+// covers 3.29 7.82
 fn the_state_changes_before_the_error_is_seen(rig: &Rig) {
     for locally in [false, true] {
         let pair = rig.rc();

@@ -86,7 +86,7 @@ fn send(rig: &Rig, pair: &Pair, ids: std::ops::Range<u64>) {
     assert_eq!(done(rig, &pair.near.cq), ok(ids));
 }
 
-// covers 3.82
+// covers 3.82 7.86
 fn a_shared_queue_keeps_what_is_posted_when_resized(rig: &Rig) {
     let desk = Desk::new(rig, 8);
     let pair = desk.pair(rig);
