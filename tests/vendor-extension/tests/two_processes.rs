@@ -119,7 +119,7 @@ fn as_the_process_that_asks() {
 fn the_memory_of_another_process_is_summed_there() {
     const LENGTH: usize = 100_000;
     let side = Side::new("127.0.51.1");
-    let octets: Vec<_> = (0..LENGTH).map(|at| (at * at >> 3) as u8).collect();
+    let octets: Vec<_> = (0..LENGTH).map(|at| ((at * at) >> 3) as u8).collect();
     let memory = Memory::zeroed(LENGTH).unwrap();
     memory.write(0, &octets).unwrap();
     let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
