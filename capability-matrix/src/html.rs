@@ -32,12 +32,13 @@ impl Matrix {
             self.columns.len().max(1)
         );
         self.header(&mut page);
-        page.push_str("<main>\n<section class=\"cards\" aria-label=\"Devices\">\n");
+        page.push_str("<main>\n");
+        self.alarm(&mut page);
+        page.push_str("<section class=\"cards\" aria-label=\"Devices\">\n");
         for column in &self.columns {
             card(&mut page, &column.device, self.found_of(column));
         }
         page.push_str("</section>\n");
-        self.alarm(&mut page);
         for section in Section::ALL {
             if self.section(section).next().is_some() {
                 self.titled(&mut page, section);

@@ -98,10 +98,10 @@ fn in_json_every_probe_tells_what_it_found() {
 }
 
 #[test]
-fn in_html_it_is_an_alert_before_all_tables() {
+fn in_html_it_is_an_alert_before_all_else() {
     let page = MATRIX.to_html();
     let alert = page.find("role=\"alert\"").expect("an alert");
-    assert!(alert < page.find("id=\"features\"").unwrap());
+    assert!(alert < page.find("<article").unwrap());
     assert!(page.contains(HIDDEN), "{page}");
     // Its row is open, so that the evidence is seen without a click.
     assert!(page.contains("<details open class=\"wrong\" id=\"features-SRQ\">"));
