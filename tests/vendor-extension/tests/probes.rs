@@ -38,5 +38,7 @@ flavours! {
     infiniband_without_extensions IbPlain Refused;
     iwarp Iwarp Verified;
     iwarp_in_segments IwarpFramed Verified;
+    iwarp_in_octets IwWire Verified;
+    iwarp_over_tcp IwTcp Verified;
     iwarp_without_extensions IwarpPlain Refused;
 }

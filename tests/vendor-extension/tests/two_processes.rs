@@ -1,4 +1,4 @@
-//! A checksum of another process's memory, over UDP: this test runs itself again as the other process.
+//! A checksum of another process's memory, over UDP and over TCP: this test runs itself again as the other process.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -11,8 +11,8 @@ use verbs_api::{
     QpOptions, Qpn, RKey, RemoteAddress, Requirements,
 };
 
-/// Set for the process that asks: where it is, and where it is asked to look is what it reads.
-const ADDRESS: &str = "ACME_ADDRESS";
+/// Set for the process that asks: its device, and where that is. Where it is to look is what it reads.
+const DEVICE: &str = "ACME_DEVICE";
 /// Not that of RoCEv2, which a driver of the kernel may hold.
 const PORT: u16 = 14793;
 /// What a line of the other process begins with; its test harness says other things.
@@ -26,12 +26,12 @@ struct Side {
 }
 
 impl Side {
-    fn new(address: &str) -> Self {
+    fn new(device: &str, address: &str) -> Self {
         let options = EmulatedOptions {
             at: Some(SocketAddr::new(address.parse().unwrap(), PORT)),
             ..EmulatedOptions::default()
         };
-        let device = emulated::device("ib0", &options).unwrap();
+        let device = emulated::device(device, &options).unwrap();
         let context = device
             .open(&Requirements::new().needs(Checksums::RANGE))
             .unwrap();
@@ -84,10 +84,11 @@ impl Side {
 /// Does nothing unless it is the other process.
 #[test]
 fn as_the_process_that_asks() {
-    let Ok(address) = std::env::var(ADDRESS) else {
+    let Ok(given) = std::env::var(DEVICE) else {
         return;
     };
-    let side = Side::new(&address);
+    let (device, address) = given.split_once(' ').unwrap();
+    let side = Side::new(device, address);
     println!("\n{MARK}{}", side.tell());
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -116,9 +117,18 @@ fn as_the_process_that_asks() {
 }
 
 #[test]
-fn the_memory_of_another_process_is_summed_there() {
+fn the_memory_of_another_process_is_summed_there_over_udp() {
+    sums_of_another_process("ib0", 1);
+}
+
+#[test]
+fn the_memory_of_another_process_is_summed_there_over_tcp() {
+    sums_of_another_process("iw0", 3);
+}
+
+fn sums_of_another_process(device: &str, host: u8) {
     const LENGTH: usize = 100_000;
-    let side = Side::new("127.0.51.1");
+    let side = Side::new(device, &format!("127.0.51.{host}"));
     let octets: Vec<_> = (0..LENGTH).map(|at| ((at * at) >> 3) as u8).collect();
     let memory = Memory::zeroed(LENGTH).unwrap();
     memory.write(0, &octets).unwrap();
@@ -128,7 +138,7 @@ fn the_memory_of_another_process_is_summed_there() {
 
     let mut asking = Command::new(std::env::current_exe().unwrap());
     asking.args(["--exact", "as_the_process_that_asks", "--nocapture"]);
-    asking.env(ADDRESS, "127.0.51.2");
+    asking.env(DEVICE, format!("{device} 127.0.51.{}", host + 1));
     asking.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut asking = asking.spawn().unwrap();
     let output = BufReader::new(asking.stdout.take().unwrap());
@@ -141,11 +151,12 @@ fn the_memory_of_another_process_is_summed_there() {
         marked.next().expect("a line of the other process")
     };
 
+    // Both are told before either connects: a stream needs both ends.
     let told = next();
-    side.connect(&told.split(' ').collect::<Vec<_>>());
     let (addr, rkey) = (remote.addr, remote.rkey.value());
     let mut input = asking.stdin.take().unwrap();
     writeln!(input, "{} {addr} {rkey} {LENGTH}", side.tell()).unwrap();
+    side.connect(&told.split(' ').collect::<Vec<_>>());
     assert_eq!(next().parse(), Ok(crc32c::crc32c(&octets)));
     assert!(asking.wait().unwrap().success());
 }
