@@ -19,6 +19,7 @@ use crate::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
 use crate::error::ConnectError;
 use crate::ib;
 use crate::in_process::InProcess;
+use crate::mpa;
 
 /// Reads that an end serves and has outstanding, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +85,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// For a device, whichever transport it has: InfiniBand's connection manager over an IP network, and where queue
+    /// For a device, whichever transport it has: InfiniBand's connection manager or MPA over an IP network, and where queue
     /// pairs reach those of this device only, a network of that device's own on which any address may be listened at.
     ///
     /// # Errors
@@ -93,6 +94,7 @@ impl Connector {
         match context.carrier() {
             None => Ok(Self::new(InProcess::of(context.device_id()))),
             Some(Carrier::Datagrams(port)) => Ok(Self::new(ib::Agent::of(&port)?)),
+            Some(Carrier::Streams(port)) => Ok(Self::new(mpa::Agent::new(&port))),
             Some(_) => Err(VerbError::UnsupportedVerb("connect").into()),
         }
     }

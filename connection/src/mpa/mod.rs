@@ -2,9 +2,11 @@
 //!
 //! [`Negotiation`] is fed octets and time and says what to send; it knows no socket.
 
+mod agent;
 mod depth;
 mod negotiation;
 
+pub use agent::Agent;
 pub use depth::{Depth, Depths};
 pub use negotiation::{Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
 

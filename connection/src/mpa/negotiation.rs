@@ -322,6 +322,22 @@ impl Negotiation {
         Ok(Output::Requested { private_data })
     }
 
+    /// What the peer that asks said of itself, IRD and ORD; with revision 2, until it is answered.
+    pub fn asked(&self) -> Option<(Depth, Depth)> {
+        match self.state {
+            State::AwaitsAnswer { enhanced, .. } => {
+                enhanced.map(|asked| (Depth::of(asked.ird), Depth::of(asked.ord)))
+            }
+            _ => None,
+        }
+    }
+
+    /// What this side serves and has outstanding, before it answers.
+    pub const fn set_depths(&mut self, depths: Depths) {
+        self.options.depths = depths;
+        self.options.most_ird = depths.ird;
+    }
+
     /// Answers a request. `None` where it was refused.
     ///
     /// # Errors

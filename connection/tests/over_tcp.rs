@@ -1,0 +1,289 @@
+//! Connections by MPA over TCP, between two devices in real time, and with peers that are no device at all.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use emulated_iwarp::{Iwarp, OnWire, WireOptions};
+use polyverbs::provider::DeviceOps;
+use polyverbs::qp::QpState;
+use polyverbs::{
+    Access, Completion, Context, Cq, Device, Memory, Mr, Qp, QpOptions, ReceiveRequest,
+    Requirements, Send, Started, WcStatus,
+};
+use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Connector, Listener};
+use polyverbs_engine::device::DeviceOptions;
+use polyverbs_wire::iwarp::start::{self, Kind, Start};
+
+struct End {
+    _wire: OnWire,
+    context: Context,
+    connector: Connector,
+    cq: Cq,
+    qp: Qp,
+    mr: Mr,
+    memory: Memory,
+}
+
+impl End {
+    fn new(address: &str) -> Self {
+        Self::with(address, |_| {})
+    }
+
+    fn with(address: &str, change: impl FnOnce(&mut WireOptions)) -> Self {
+        let address = SocketAddr::new(address.parse().unwrap(), 0);
+        let mut options = WireOptions::new(address);
+        change(&mut options);
+        let driver = |at| Iwarp::new(format!("iw at {address}"), at);
+        let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
+        let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
+        let context = device.open(&Requirements::new()).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(64).wait().unwrap();
+        let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+        let memory = Memory::zeroed(4096).unwrap();
+        let mr = pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
+        let connector = Connector::of(&context).unwrap();
+        Self {
+            _wire: wire,
+            context,
+            connector,
+            cq,
+            qp,
+            mr,
+            memory,
+        }
+    }
+
+    fn listen(&self, ip: &str) -> Listener {
+        let at = SocketAddr::new(ip.parse().unwrap(), 0);
+        self.connector.listen(at, 16).unwrap()
+    }
+
+    fn connected(&self, far: &Self, listener: &Listener) -> (Connection, Connection) {
+        let options = || ConnectionOptions::new().reads(4, 4);
+        let asked = self
+            .connector
+            .connect(&self.context, &self.qp, listener.address(), options());
+        let incoming = listener.next().wait().unwrap();
+        let accepted = incoming.accept(&far.context, &far.qp, options());
+        let near = asked.wait().unwrap().complete().wait().unwrap();
+        (near, accepted.wait().unwrap())
+    }
+
+    fn post_receive(&self, wr_id: u64) {
+        let room = self.mr.sge(0, 64).unwrap();
+        let receive = ReceiveRequest::new(wr_id, room);
+        self.qp.post_receive(receive).unwrap();
+    }
+
+    fn completion(&self) -> Completion {
+        self.cq.next().wait().unwrap()
+    }
+
+    fn state(&self) -> QpState {
+        self.qp.query().unwrap().state
+    }
+
+    fn wait_for_state(&self, state: QpState) {
+        let began = Instant::now();
+        while self.state() != state {
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "{:?}",
+                self.state()
+            );
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn error<T>(started: Started<T, ConnectError>) -> ConnectError {
+    match started.wait() {
+        Ok(_) => panic!("it succeeded"),
+        Err(error) => error,
+    }
+}
+
+fn say(from: &End, to: &End, text: &[u8]) {
+    to.post_receive(7);
+    from.memory.write(1024, text).unwrap();
+    let octets = from.mr.sge(1024, text.len() as u32).unwrap();
+    from.qp.post_one(Send::new(octets).signaled(8)).unwrap();
+    let done = to.completion();
+    assert_eq!((done.wr_id, done.status), (7, WcStatus::Success));
+    assert_eq!(done.byte_len as usize, text.len());
+    assert_eq!(to.memory.to_vec(0, text.len()).unwrap(), text);
+    assert_eq!(from.completion().status, WcStatus::Success);
+}
+
+// covers 7.35 7.37 7.40 7.45
+#[test]
+fn two_ends_connect_talk_and_part() {
+    for (crc, markers) in [(true, false), (false, false), (true, true), (false, true)] {
+        let change = |wire: &mut WireOptions| (wire.crc, wire.markers) = (crc, markers);
+        let near = End::with("127.0.4.1", change);
+        let far = End::with("127.0.4.2", change);
+        let listener = far.listen("127.0.4.2");
+        let (one, other) = near.connected(&far, &listener);
+        // Either side may send first: the indication has told that both are ready.
+        say(&far, &near, b"the passive side begins");
+        say(&near, &far, b"and is answered");
+        let gone = other.disconnected();
+        one.disconnect(&near.context, &near.qp).wait().unwrap();
+        gone.wait().unwrap();
+        near.wait_for_state(QpState::Err);
+        far.wait_for_state(QpState::Err);
+    }
+}
+
+// covers 7.48 7.72
+#[test]
+fn private_data_goes_both_ways() {
+    let (near, far) = (End::new("127.0.4.3"), End::new("127.0.4.4"));
+    let listener = far.listen("127.0.4.4");
+    let most = [9; 508];
+    let asked = near.connector.connect(
+        &near.context,
+        &near.qp,
+        listener.address(),
+        ConnectionOptions::new().private_data(&most),
+    );
+    let incoming = listener.next().wait().unwrap();
+    assert_eq!(incoming.private_data(), most);
+    let options = ConnectionOptions::new().private_data(b"welcome");
+    let accepted = incoming.accept(&far.context, &far.qp, options);
+    let mine = asked.wait().unwrap();
+    assert_eq!(mine.private_data(), b"welcome");
+    let _near = mine.complete().wait().unwrap();
+    let _far = accepted.wait().unwrap();
+
+    let options = ConnectionOptions::new().private_data(&[0; 509]);
+    let other = End::new("127.0.4.5");
+    let refused = other
+        .connector
+        .connect(&other.context, &other.qp, listener.address(), options);
+    let too_much = ConnectError::PrivateData { len: 509, max: 508 };
+    assert_eq!(error(refused), too_much);
+}
+
+// covers 7.33 7.73
+#[test]
+fn one_that_was_rejected_can_connect_again() {
+    let (near, far) = (End::new("127.0.4.6"), End::new("127.0.4.7"));
+    let listener = far.listen("127.0.4.7");
+    let ask = || {
+        let to = listener.address();
+        near.connector
+            .connect(&near.context, &near.qp, to, ConnectionOptions::new())
+    };
+    let asked = ask();
+    listener
+        .next()
+        .wait()
+        .unwrap()
+        .reject(b"not today")
+        .unwrap();
+    let private_data = b"not today".to_vec();
+    assert_eq!(error(asked), ConnectError::Refused { private_data });
+    assert_eq!(near.state(), QpState::Reset);
+    let _both = near.connected(&far, &listener);
+    say(&near, &far, b"after all");
+}
+
+#[test]
+fn where_nobody_listens_a_connection_is_refused() {
+    let near = End::new("127.0.4.8");
+    let nobody = "127.0.4.9:9".parse().unwrap();
+    let asked = near
+        .connector
+        .connect(&near.context, &near.qp, nobody, ConnectionOptions::new());
+    let private_data = Vec::new();
+    assert_eq!(error(asked), ConnectError::Refused { private_data });
+}
+
+// covers 7.71
+#[test]
+fn an_accept_ends_when_the_other_gives_up() {
+    let (near, far) = (End::new("127.0.4.10"), End::new("127.0.4.11"));
+    let listener = far.listen("127.0.4.11");
+    let asked = near.connector.connect(
+        &near.context,
+        &near.qp,
+        listener.address(),
+        ConnectionOptions::new(),
+    );
+    let incoming = listener.next().wait().unwrap();
+    let accepted = incoming.accept(&far.context, &far.qp, ConnectionOptions::new());
+    drop(asked.wait().unwrap());
+    assert_eq!(error(accepted), ConnectError::Aborted);
+}
+
+// covers 7.36
+#[test]
+fn a_peer_that_has_revision_1_only_is_asked_again() {
+    let near = End::new("127.0.4.12");
+    let listener = TcpListener::bind("127.0.4.13:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let asked = near
+        .connector
+        .connect(&near.context, &near.qp, to, ConnectionOptions::new());
+    let request = |stream: &mut TcpStream| {
+        let mut octets = vec![0; 24];
+        let mut len = 0;
+        loop {
+            len += stream.read(&mut octets[len..]).unwrap();
+            if let Some((start, _)) = start::decode(&octets[..len]).unwrap() {
+                return start.header.revision;
+            }
+        }
+    };
+    let (mut first, _) = listener.accept().unwrap();
+    assert_eq!(request(&mut first), 2);
+    drop(first);
+    let (mut second, _) = listener.accept().unwrap();
+    assert_eq!(request(&mut second), 1);
+    let mut reply = [0; 32];
+    let start = Start::new(Kind::Reply, None, b"old").unwrap();
+    let len = start.encode(&mut reply).unwrap();
+    // In two pieces.
+    second.write_all(&reply[..9]).unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    second.write_all(&reply[9..len]).unwrap();
+    let accepted = asked.wait().unwrap();
+    assert_eq!(accepted.private_data(), b"old");
+    let connection = accepted.complete().wait().unwrap();
+    drop(second);
+    connection.disconnected().wait().unwrap();
+    near.wait_for_state(QpState::Err);
+}
+
+// covers 7.34 7.41
+#[test]
+fn peers_that_speak_something_else_disturb_nobody() {
+    let (near, far) = (End::new("127.0.4.14"), End::new("127.0.4.15"));
+    let listener = far.listen("127.0.4.15");
+    let mut liars: Vec<TcpStream> = (0..20)
+        .map(|_| TcpStream::connect(listener.address()).unwrap())
+        .collect();
+    for (number, liar) in liars.iter_mut().enumerate() {
+        let said: &[u8] = match number % 4 {
+            0 => b"GET / HTTP/1.1\r\n\r\n",
+            1 => b"MPA ID Rep Frame\0\x02\0\0",
+            2 => b"MPA ID Req Frame\0\x02\xff\xff",
+            // Says a little, and no more.
+            _ => b"MPA ID Req Fra",
+        };
+        liar.write_all(said).unwrap();
+    }
+    let _both = near.connected(&far, &listener);
+    say(&near, &far, b"undisturbed");
+    for (number, liar) in liars.iter_mut().enumerate() {
+        if number % 4 != 3 {
+            // Closed without an answer.
+            let mut octets = [0; 64];
+            assert!(!matches!(liar.read(&mut octets), Ok(1..)));
+        }
+    }
+}
