@@ -230,7 +230,7 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
         .connector
         .connect(&near.context, &near.qp, to, ConnectionOptions::new());
     let request = |stream: &mut TcpStream| {
-        let mut octets = vec![0; 24];
+        let mut octets = [0; 24];
         let mut len = 0;
         loop {
             len += stream.read(&mut octets[len..]).unwrap();
