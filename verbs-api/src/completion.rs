@@ -178,7 +178,7 @@ pub struct Completion {
     pub byte_len: u32,
     /// The queue pair.
     pub qp_num: Qpn,
-    /// The sender's queue pair; datagrams only.
+    /// The sender's queue pair: of datagrams, and of receives that a connection of an extension's variant brings.
     pub src_qp: Qpn,
     /// The device's own code of a failure.
     pub vendor_err: u16,

@@ -124,6 +124,11 @@ pub struct Cq {
 }
 
 impl Cq {
+    /// The provider's part, for extensions.
+    pub fn ops(&self) -> &Arc<dyn CqOps> {
+        &self.ops
+    }
+
     pub(crate) fn of(object: Arc<CqObject>) -> Self {
         Self {
             ops: Arc::clone(&object.ops),

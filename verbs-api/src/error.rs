@@ -93,6 +93,9 @@ pub enum VerbError {
         /// The features.
         missing: Features,
     },
+    /// What the device has, and not in this place.
+    #[error("not supported here: {0}")]
+    UnsupportedHere(String),
     /// The device has no such verb.
     #[error("the device does not support {0}")]
     UnsupportedVerb(&'static str),
@@ -127,6 +130,7 @@ impl VerbError {
             Self::BaselineGap(_)
             | Self::Extension(_)
             | Self::Unsupported { .. }
+            | Self::UnsupportedHere(_)
             | Self::UnsupportedVerb(_) => ErrorKind::Unsupported,
             Self::WouldDeadlock => ErrorKind::WouldDeadlock,
         }

@@ -49,8 +49,8 @@ pub use error::*;
 pub use event::*;
 pub use extension::{
     Extension, ExtensionDescriptor, ExtensionOperation, Extensions, FeatureInfo, Held,
-    LinkedExtension, OperationData, Part, QpExtension, QpShape, Unsupported, WireOpcodes,
-    extension_id,
+    LinkedExtension, OperationData, Part, QpExtension, QpShape, QpVariant, RequestAttribute,
+    RequestAttributeKind, Unsupported, WireOpcodes, extension_id,
 };
 pub use ids::*;
 pub use memory::{

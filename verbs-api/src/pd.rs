@@ -8,6 +8,7 @@ use crate::ah::Ah;
 use crate::capability::{Features, Limit};
 use crate::context::{Context, ContextInner};
 use crate::control::Started;
+use crate::cq::Cq;
 use crate::error::VerbError;
 use crate::memory::{BufferPool, MemoryRange};
 use crate::mr::{Mr, MrKey, MrOptions, RegionKind};
@@ -177,12 +178,32 @@ impl Pd {
     /// The feature is missing, or a number is beyond its limit.
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, options: SrqOptions) -> Started<Srq> {
+        self.make_srq(options, None)
+    }
+
+    /// The same for an extension whose shared receive queues have a completion queue of their own, which is busy as long
+    /// as this lives. What completes there is the extension's to say.
+    ///
+    /// # Errors
+    /// As [`create_srq`](Self::create_srq).
+    pub fn create_srq_on(&self, options: SrqOptions, cq: &Cq) -> Started<Srq> {
+        self.make_srq(options, Some(cq))
+    }
+
+    fn make_srq(&self, options: SrqOptions, cq: Option<&Cq>) -> Started<Srq> {
         let checks = || {
             self.context().require(Features::SRQ)?;
             self.check_limit(Limit::MaxSrqWr, u64::from(options.max_wr))?;
             self.check_limit(Limit::MaxSrqSge, u64::from(options.max_sge))?;
             options.check()?;
-            self.birth(ObjectKind::Srq)
+            let Some(cq) = cq else {
+                return self.birth(ObjectKind::Srq);
+            };
+            if !Arc::ptr_eq(cq.object().node.context(), self.context()) {
+                return Err(VerbError::argument("cq", "belongs to another open device"));
+            }
+            let parents = vec![Arc::clone(&self.object) as _, Arc::clone(cq.object()) as _];
+            Birth::new(self.context(), ObjectKind::Srq, parents)
         };
         self.make(checks, move |pd, birth, outcome| {
             let SrqOptions {

@@ -4,6 +4,7 @@ use thiserror::Error;
 
 use crate::capability::{Features, feature_names};
 use crate::error::ErrorKind;
+use crate::extension::QpVariant;
 use crate::objects::ObjectId;
 use crate::qp::{QpState, QpType};
 use crate::work_request::Operations;
@@ -13,6 +14,10 @@ use crate::work_request::Operations;
 pub struct QpRules {
     /// Service.
     pub qp_type: QpType,
+    /// The variant of the service that an extension made of it.
+    pub variant: Option<&'static QpVariant>,
+    /// Operations of a variant, whose requests take a closer look; `operations` is empty then.
+    pub special_operations: Operations,
     /// Its protection domain.
     pub pd: ObjectId,
     /// Operations that it was created for.
@@ -35,6 +40,18 @@ pub struct QpRules {
     pub max_fast_reg_page_list_len: u32,
     /// Page sizes of a fast-register: bit n stands for 2^n octets.
     pub page_size_cap: u64,
+}
+
+impl QpRules {
+    // Every request of a variant takes a closer look, so that those of others need not.
+    pub(crate) fn of_variant(self, variant: &'static QpVariant) -> Self {
+        Self {
+            variant: Some(variant),
+            special_operations: self.operations,
+            operations: Operations::empty(),
+            ..self
+        }
+    }
 }
 
 /// Why a request was refused. Nothing of it was posted, and the queue pair is as it was.
@@ -98,6 +115,9 @@ pub enum PostReason {
     /// A datagram without destination.
     #[error("a datagram needs a destination")]
     NoDestination,
+    /// The queue pair has no receive queue.
+    #[error("this queue pair has no receive queue")]
+    NoReceives,
     /// A fast-register without pages.
     #[error("a fast-register needs a page list")]
     NoPages,

@@ -110,6 +110,11 @@ impl Srq {
         &self.object
     }
 
+    /// The provider's part, for extensions.
+    pub fn ops(&self) -> &Arc<dyn SrqOps> {
+        &self.ops
+    }
+
     /// Its identity.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()

@@ -3,15 +3,18 @@
 //! A public `static` [`ExtensionDescriptor`] lists everything that an extension adds. [`Extensions`] takes descriptors
 //! in, all of one or nothing; a provider gets them when it is asked for its devices.
 
+mod attribute;
 mod descriptor;
 mod extensions;
 mod handle;
+mod numbers;
 mod operation;
 mod queue_pair;
 
+pub use attribute::{RequestAttribute, RequestAttributeKind};
 pub use descriptor::{ExtensionDescriptor, FeatureInfo, Part, WireOpcodes, extension_id};
 pub use extensions::{Extensions, LinkedExtension};
 pub use handle::{Extension, Unsupported};
 pub(crate) use operation::of_opcode;
 pub use operation::{ExtensionOperation, Held, OperationData};
-pub use queue_pair::{QpExtension, QpShape};
+pub use queue_pair::{QpExtension, QpShape, QpVariant};

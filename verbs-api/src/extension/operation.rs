@@ -2,9 +2,9 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
+use super::numbers::{Number, Numbers};
 use super::{FeatureInfo, extension_id};
 use crate::completion::WcOpcode;
 use crate::work_request::Operations;
@@ -61,8 +61,7 @@ pub struct ExtensionOperation {
     body: u16,
     data: OperationData,
     is_local: bool,
-    // Its place in the registry, counted from 1; 0 before it was asked for.
-    place: AtomicU8,
+    place: Number,
 }
 
 impl ExtensionOperation {
@@ -85,7 +84,7 @@ impl ExtensionOperation {
             body: 0,
             data: OperationData::None,
             is_local: false,
-            place: AtomicU8::new(0),
+            place: Number::new(),
         }
     }
 
@@ -194,34 +193,11 @@ impl ExtensionOperation {
 
     #[inline]
     pub(crate) fn place(&'static self) -> Option<u8> {
-        match self.place.load(Ordering::Acquire) {
-            0 => self.take_place(),
-            place => Some(place - 1),
-        }
-    }
-
-    #[cold]
-    fn take_place(&'static self) -> Option<u8> {
-        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.place.load(Ordering::Acquire);
-        if known != 0 {
-            return Some(known - 1);
-        }
-        let place = *taken;
-        TABLE.get(usize::from(place))?.set(self).ok()?;
-        *taken += 1;
-        self.place.store(place + 1, Ordering::Release);
-        Some(place)
+        TABLE.of(self, &self.place)
     }
 }
 
-static TAKEN: Mutex<u8> = Mutex::new(0);
-static TABLE: [OnceLock<&'static ExtensionOperation>; MOST] = [const { OnceLock::new() }; MOST];
-
-/// The operation of the extension whose bit this is.
-fn at(place: u32) -> Option<&'static ExtensionOperation> {
-    TABLE.get(place as usize)?.get().copied()
-}
+static TABLE: Numbers<ExtensionOperation, MOST> = Numbers::new();
 
 impl Operations {
     /// Those of the core.
@@ -230,9 +206,9 @@ impl Operations {
     /// The operations of extensions among these.
     pub fn of_extensions(self) -> impl Iterator<Item = &'static ExtensionOperation> {
         let places = (self.bits() >> FIRST_BIT) as u32;
-        (0..MOST as u32)
+        (0..MOST)
             .filter(move |place| places >> place & 1 != 0)
-            .filter_map(at)
+            .filter_map(|place| TABLE.at(place))
     }
 
     /// The names of all of them, those of extensions included.
@@ -245,7 +221,7 @@ impl Operations {
 
 /// The operation of the extension whose completions have this opcode.
 pub(crate) fn of_opcode(code: u8) -> Option<&'static ExtensionOperation> {
-    at(u32::from(code.checked_sub(FIRST_OPCODE)?))
+    TABLE.at(usize::from(code.checked_sub(FIRST_OPCODE)?))
 }
 
 impl PartialEq for ExtensionOperation {

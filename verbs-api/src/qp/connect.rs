@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{AddressVector, Qp, QpAttributes, QpState, QpType};
+use super::{AddressVector, Qp, QpAttrMask, QpAttributes, QpState, QpType, transition};
 use crate::access::Access;
 use crate::capability::Mtu;
 use crate::control::Started;
@@ -228,16 +228,31 @@ impl Qp {
         if self.qp_type() == QpType::Rc {
             let served = default_depth(options.max_dest_rd_atomic, limits.max_qp_rd_atom);
             let initiated = default_depth(options.max_rd_atomic, limits.max_qp_init_rd_atom);
-            rtr = rtr
-                .max_dest_rd_atomic(served)
-                .min_rnr_timer(options.min_rnr_timer);
-            rts = rts
-                .timeout(options.timeout)
-                .retry_cnt(options.retry_cnt)
-                .rnr_retry(options.rnr_retry)
-                .max_rd_atomic(initiated);
+            if self.takes(QpState::Init, QpState::Rtr, QpAttrMask::MAX_DEST_RD_ATOMIC) {
+                rtr = rtr
+                    .max_dest_rd_atomic(served)
+                    .min_rnr_timer(options.min_rnr_timer);
+            }
+            rts = rts.timeout(options.timeout);
+            if self.takes(QpState::Rtr, QpState::Rts, QpAttrMask::MAX_QP_RD_ATOMIC) {
+                rts = rts
+                    .retry_cnt(options.retry_cnt)
+                    .rnr_retry(options.rnr_retry)
+                    .max_rd_atomic(initiated);
+            }
         }
         Ok(vec![init, rtr, rts])
+    }
+
+    // Whether a transition demands this attribute, of the service or of the variant of it that this is.
+    fn takes(&self, from: QpState, to: QpState, attribute: QpAttrMask) -> bool {
+        transition(self.qp_type(), from, to).is_some_and(|of_service| {
+            let of_this = match self.variant() {
+                Some(variant) => variant.transition_of(from, to, of_service),
+                None => of_service,
+            };
+            of_this.required.contains(attribute)
+        })
     }
 
     // The steps are one control request.

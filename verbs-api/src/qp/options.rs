@@ -4,7 +4,7 @@ use super::{QpCap, QpType};
 use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Features, Grant, Limit, Limits};
 use crate::cq::Cq;
 use crate::error::VerbError;
-use crate::extension::{QpExtension, QpShape};
+use crate::extension::{QpExtension, QpShape, QpVariant};
 use crate::objects::ObjectId;
 use crate::post::QpRules;
 use crate::srq::Srq;
@@ -173,6 +173,9 @@ impl QpOptions {
         grant: &Grant,
     ) -> Result<Operations, VerbError> {
         let features = grant.features();
+        if self.variant().is_some_and(|variant| !variant.has_sends()) {
+            return Ok(Operations::empty());
+        }
         // Who was granted what the device says that it lacks is refused by the device, not here.
         let device_gaps = device.gaps - grant.set::<Baseline>().gaps();
         let service = Baseline::taken_by(self.qp_type, Operations::empty()).gaps() & device_gaps;
@@ -216,6 +219,31 @@ impl QpOptions {
         Ok(wanted | (baseline - gaps_of(baseline, device_gaps).0))
     }
 
+    pub(super) fn variant(&self) -> Option<&'static QpVariant> {
+        self.extensions.iter().find_map(QpExtension::qp_variant)
+    }
+
+    fn check_variant(&self) -> Result<(), VerbError> {
+        let mut variants = self.extensions.iter().filter_map(QpExtension::qp_variant);
+        let Some(variant) = variants.next() else {
+            return Ok(());
+        };
+        let reason = if let Some(other) = variants.next() {
+            format!("both {} and {}", variant.name(), other.name())
+        } else if variant.base() != self.qp_type {
+            let (name, base) = (variant.name(), variant.base());
+            format!("{name} is a variant of {base:?}, not of {:?}", self.qp_type)
+        } else if self.srq.is_some() {
+            format!(
+                "{} takes no receives from a shared queue of its own",
+                variant.name()
+            )
+        } else {
+            return Ok(());
+        };
+        Err(VerbError::argument("qp_type", reason))
+    }
+
     pub(super) fn check_extensions(&self, grant: &Grant, cap: QpCap) -> Result<(), VerbError> {
         let shape = QpShape {
             qp_type: self.qp_type,
@@ -226,7 +254,7 @@ impl QpOptions {
             grant.require(extension.extension(), extension.feature())?;
             extension.checked(&shape)?;
         }
-        Ok(())
+        self.check_variant()
     }
 
     pub(super) fn checked_cap(&self, limits: &Limits) -> Result<QpCap, VerbError> {
@@ -235,8 +263,11 @@ impl QpOptions {
         cap.max_inline_data = self
             .max_inline_data
             .unwrap_or(cap.max_inline_data.min(limits.max_inline_data));
-        if self.srq.is_some() {
+        if self.srq.is_some() || self.variant().is_some() {
             cap.max_recv_wr = 0;
+        }
+        if self.variant().is_some_and(|variant| !variant.has_sends()) {
+            (cap.max_send_wr, cap.max_inline_data) = (0, 0);
         }
         for (limit, wanted) in [
             (Limit::MaxQpWr, cap.max_send_wr),
@@ -288,6 +319,8 @@ pub(super) fn rules(
 ) -> QpRules {
     QpRules {
         qp_type,
+        variant: None,
+        special_operations: Operations::empty(),
         pd,
         operations,
         features,

@@ -9,6 +9,7 @@ use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpStatus, QpType};
 use crate::capability::Features;
 use crate::control::Started;
 use crate::error::{ErrorKind, VerbError};
+use crate::extension::{ExtensionOperation, QpVariant, RequestAttribute};
 use crate::ids::{Gid, Psn, Qpn, RKey};
 use crate::objects::{
     AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Reserved, Ticket,
@@ -19,7 +20,9 @@ use crate::portable::{Lowered, Portable};
 use crate::post::{PostError, PostReason, QpRules};
 use crate::provider::{QpInit, QpOps, Reply};
 use crate::receive::{RefusedReceive, post_one_receive, post_receives};
-use crate::work_request::{Batch, BindWindow, Operation, Operations, ReceiveRequest, WorkRequest};
+use crate::work_request::{
+    Batch, BindWindow, Common, Operation, Operations, ReceiveRequest, Special, WorkRequest,
+};
 
 pub(crate) struct QpExtra {
     rules: Arc<QpRules>,
@@ -113,6 +116,7 @@ impl Qp {
         let operations = options.granted_operations(attributes, &context.grant)?;
         let cap = options.checked_cap(&attributes.limits)?;
         options.check_extensions(&context.grant, cap)?;
+        let variant = options.variant();
         let QpOptions {
             qp_type,
             send_cq,
@@ -150,6 +154,7 @@ impl Qp {
             &cap,
             srq.is_some(),
         );
+        let rules = variant.map_or(rules, |variant| rules.of_variant(variant));
         let init = QpInit {
             id: birth.id(),
             qp_type,
@@ -204,9 +209,14 @@ impl Qp {
         self.rules.qp_type
     }
 
+    /// The variant of its service that an extension made of it.
+    pub fn variant(&self) -> Option<&'static QpVariant> {
+        self.rules.variant
+    }
+
     /// The operations that it was created for.
     pub fn operations(&self) -> Operations {
-        self.rules.operations
+        self.rules.operations | self.rules.special_operations
     }
 
     /// Its sizes: at least what was asked for.
@@ -233,8 +243,14 @@ impl Qp {
                 });
                 break;
             }
-            if request.common().lends {
-                request.data_mut().lend();
+            if !request.common().special.is_empty()
+                && let Err(reason) = self.prepare(request)
+            {
+                refusal = Some(PostError {
+                    index: valid,
+                    reason,
+                });
+                break;
             }
             valid += 1;
         }
@@ -269,8 +285,8 @@ impl Qp {
 
     fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostReason> {
         self.check(request).map_err(|reason| self.refused(reason))?;
-        if request.common().lends {
-            request.data_mut().lend();
+        if !request.common().special.is_empty() {
+            self.prepare(request)?;
         }
         let posted = self.object.poster().post_send(slice::from_ref(request));
         posted.map_err(|(_, reason)| {
@@ -349,12 +365,9 @@ impl Qp {
         if !missing.is_empty() {
             return Err(PostReason::Unsupported { missing });
         }
-        if !self
-            .rules
-            .qp_type
-            .operations()
-            .contains(Operations::BIND_MW)
-        {
+        let has_sends = self.rules.variant.is_none_or(QpVariant::has_sends);
+        let of_service = self.rules.qp_type.operations();
+        if !has_sends || !of_service.contains(Operations::BIND_MW) {
             return Err(PostReason::OperationNotEnabled {
                 missing: Operations::BIND_MW,
             });
@@ -541,6 +554,8 @@ impl Qp {
     fn check_receive(&self) -> Result<(), PostReason> {
         if self.rules.has_srq {
             Err(self.refused(PostReason::HasSrq))
+        } else if self.rules.variant.is_some() {
+            Err(self.refused(PostReason::NoReceives))
         } else {
             Ok(())
         }
@@ -561,17 +576,69 @@ impl Qp {
     fn check_one(&self, request: &impl Operation) -> Result<(), PostReason> {
         let operation = request.operation();
         if !self.rules.operations.contains(operation) {
-            return Err(PostReason::OperationNotEnabled { missing: operation });
+            return self.check_special(request);
         }
         request.validate(&self.rules)
     }
+
+    // Of a variant, whose requests carry an attribute; or an operation that was not asked for.
+    #[cold]
+    fn check_special(&self, request: &impl Operation) -> Result<(), PostReason> {
+        let operation = request.operation();
+        if !self.rules.special_operations.contains(operation) {
+            return Err(PostReason::OperationNotEnabled { missing: operation });
+        }
+        let needed = self.rules.variant.and_then(QpVariant::request_attribute);
+        let given = request.common().attribute().map(RequestAttribute::kind);
+        if let Some(needed) = needed
+            && !is_local(operation)
+            && given != Some(needed)
+        {
+            return Err(PostReason::Extension {
+                extension: needed.extension(),
+                reason: "a request lacks the attribute that all of this queue pair carry",
+            });
+        }
+        request.validate(&self.rules)
+    }
+
+    #[inline]
+    fn prepare(&self, request: &mut WorkRequest<'_>) -> Result<(), PostReason> {
+        let special = request.common().special;
+        if special.contains(Special::ATTRIBUTE) {
+            self.check_attribute(request.common())?;
+        }
+        if special.contains(Special::LENDS) {
+            request.data_mut().lend();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn check_attribute(&self, common: &Common) -> Result<(), PostReason> {
+        let taken = self.rules.variant.and_then(QpVariant::request_attribute);
+        match common.attribute().map(RequestAttribute::kind) {
+            Some(kind) if taken != Some(kind) => Err(PostReason::Extension {
+                extension: kind.extension(),
+                reason: "a request has an attribute that this queue pair does not take",
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+// Whether it is carried out where it was posted.
+fn is_local(operation: Operations) -> bool {
+    let of_core = Operations::BIND_MW | Operations::LOCAL_INV | Operations::FAST_REGISTER;
+    let mut of_extensions = operation.of_extensions();
+    of_core.contains(operation) || of_extensions.any(ExtensionOperation::is_local)
 }
 
 #[cold]
 fn take_back(requests: &mut [WorkRequest<'_>]) {
     requests
         .iter_mut()
-        .filter(|request| request.common().lends)
+        .filter(|request| request.common().special.contains(Special::LENDS))
         .for_each(|request| request.data_mut().take_back());
 }
 

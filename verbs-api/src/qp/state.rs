@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use super::{QpAttrMask, QpAttributes, QpType};
 use crate::access::Access;
+use crate::extension::QpVariant;
 
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -205,6 +206,22 @@ pub fn check_modify(
     max_dest_rd_atomic: u64,
     ports: u64,
 ) -> Result<QpState, BadModify> {
+    let limits = (max_rd_atomic, max_dest_rd_atomic, ports);
+    check_modify_of(qp_type, None, current, attributes, limits)
+}
+
+/// The same for a queue pair of which an extension made a variant. The limits are those of `max_rd_atomic` and
+/// `max_dest_rd_atomic`, and the number of ports.
+///
+/// # Errors
+/// What is missing, forbidden or out of range; nothing has been changed.
+pub fn check_modify_of(
+    qp_type: QpType,
+    variant: Option<&QpVariant>,
+    current: QpState,
+    attributes: &QpAttributes,
+    (max_rd_atomic, max_dest_rd_atomic, ports): (u64, u64, u64),
+) -> Result<QpState, BadModify> {
     if let Some(claimed) = attributes
         .cur_qp_state
         .filter(|&claimed| claimed != current)
@@ -220,6 +237,9 @@ pub fn check_modify(
         from: current,
         to,
     })?;
+    let allowed = variant.map_or(allowed, |variant| {
+        variant.transition_of(current, to, allowed)
+    });
     let given = attributes.mask() - QpAttrMask::STATE;
     let missing = allowed.required - given;
     let forbidden = given - allowed.required - allowed.optional;

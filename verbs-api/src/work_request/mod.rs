@@ -8,4 +8,5 @@ mod requests;
 pub use batch::Batch;
 pub use data::{Data, RemoteAddress, Sge, Sges, UdDestination};
 pub use receive::{ReceiveBatch, ReceiveRequest};
+pub(crate) use requests::Special;
 pub use requests::*;

@@ -8,7 +8,7 @@ use super::{Data, RemoteAddress, Sge, UdDestination};
 use crate::access::Access;
 use crate::capability::Features;
 use crate::completion::WcOpcode;
-use crate::extension::{ExtensionOperation, Held, OperationData};
+use crate::extension::{ExtensionOperation, Held, OperationData, RequestAttribute};
 use crate::ids::{LKey, RKey};
 use crate::memory::PageList;
 use crate::post::{PostReason, QpRules};
@@ -109,7 +109,41 @@ pub struct Common {
     pub wr_id: u64,
     /// How the request is carried out and reported.
     pub flags: SendFlags,
-    pub(crate) lends: bool,
+    // What takes a closer look while posting.
+    pub(crate) special: Special,
+    // The kind of the attribute, 0 for none, and its value.
+    attribute: u8,
+    value: u32,
+}
+
+bitflags! {
+    /// What of a request takes a closer look while posting.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub(crate) struct Special: u8 {
+        /// Private buffers are handed over.
+        const LENDS = 1;
+        /// It carries an attribute of an extension.
+        const ATTRIBUTE = 1 << 1;
+    }
+}
+
+impl Common {
+    /// The attribute of an extension that the request carries.
+    #[inline]
+    pub fn attribute(&self) -> Option<RequestAttribute> {
+        RequestAttribute::of_parts(self.attribute, self.value)
+    }
+
+    /// The value of that attribute; 0 without one.
+    #[inline]
+    pub const fn attribute_value(&self) -> u32 {
+        self.value
+    }
+
+    fn set_attribute(&mut self, attribute: RequestAttribute) {
+        (self.attribute, self.value) = attribute.parts();
+        self.special |= Special::ATTRIBUTE;
+    }
 }
 
 /// What every operation tells about itself.
@@ -176,6 +210,13 @@ macro_rules! requests {
                 #[inline]
                 pub fn fence(mut self) -> Self {
                     self.common.flags |= SendFlags::FENCE;
+                    self
+                }
+
+                /// Carries this attribute of an extension.
+                #[must_use]
+                pub fn with(mut self, attribute: RequestAttribute) -> Self {
+                    self.common.set_attribute(attribute);
                     self
                 }
 
@@ -423,6 +464,13 @@ impl<'a> ExtensionRequest<'a> {
         }
     }
 
+    /// Carries this attribute of an extension.
+    #[must_use]
+    pub fn with(mut self, attribute: RequestAttribute) -> Self {
+        self.common.set_attribute(attribute);
+        self
+    }
+
     /// Keeps these alive until it has retired.
     #[must_use]
     pub fn holding(mut self, objects: &'a Held) -> Self {
@@ -499,7 +547,10 @@ impl Operation for ExtensionRequest<'_> {
 #[inline]
 fn common_for(data: &Data<'_>) -> Common {
     Common {
-        lends: data.holds_buffers(),
+        special: match data.holds_buffers() {
+            true => Special::LENDS,
+            false => Special::empty(),
+        },
         ..Common::default()
     }
 }

@@ -1,0 +1,56 @@
+//! Numbers that the registry gives to what extensions define: of this process, and never leaving it.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// The number of one `static`; none before it was asked for.
+#[derive(Debug)]
+pub(super) struct Number(AtomicU8);
+
+impl Number {
+    pub(super) const fn new() -> Self {
+        Self(AtomicU8::new(0))
+    }
+}
+
+/// The `static`s of one kind, by number.
+pub(super) struct Numbers<T: 'static, const N: usize> {
+    taken: Mutex<u8>,
+    table: [OnceLock<&'static T>; N],
+}
+
+impl<T: Sync, const N: usize> Numbers<T, N> {
+    pub(super) const fn new() -> Self {
+        Self {
+            taken: Mutex::new(0),
+            table: [const { OnceLock::new() }; N],
+        }
+    }
+
+    pub(super) fn at(&self, number: usize) -> Option<&'static T> {
+        self.table.get(number)?.get().copied()
+    }
+
+    /// The number of `it`, which has its place in `number`; `None` where all are taken.
+    #[inline]
+    pub(super) fn of(&self, it: &'static T, number: &Number) -> Option<u8> {
+        match number.0.load(Ordering::Acquire) {
+            0 => self.take(it, number),
+            known => Some(known - 1),
+        }
+    }
+
+    #[cold]
+    fn take(&self, it: &'static T, number: &Number) -> Option<u8> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = number.0.load(Ordering::Acquire);
+        if known != 0 {
+            return Some(known - 1);
+        }
+        let free = *taken;
+        self.table.get(usize::from(free))?.set(it).ok()?;
+        *taken += 1;
+        number.0.store(free + 1, Ordering::Release);
+        Some(free)
+    }
+}
