@@ -1,7 +1,7 @@
 //! Block loopback on software devices.
 
 use polyverbs_engine::emulation::{
-    DeliveryFilter, Emulation, EmulationPart, Gains, QpHooks, Station,
+    DeliveryFilter, Emulation, EmulationPart, Gains, QpHandle, QpHooks, Station,
 };
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::{DeviceAttributes, Features, Gid, QpExtension, VerbError};
@@ -25,7 +25,7 @@ impl Emulation for InSoftware {
         }
     }
 
-    fn extend_qp(&self, _: &QpExtension) -> Result<QpHooks, VerbError> {
+    fn extend_qp(&self, _: &QpExtension, _: &QpHandle<'_>) -> Result<QpHooks, VerbError> {
         Ok(QpHooks {
             delivery_filter: Some(Box::new(NotMyOwn)),
             ..QpHooks::default()

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use polyverbs_engine::emulation::{CompletionObserver, Emulation, EmulationPart, Gains, QpHooks};
+use polyverbs_engine::emulation::{
+    CompletionObserver, Emulation, EmulationPart, Gains, QpHandle, QpHooks,
+};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::{DeviceAttributes, Held, QpExtension, VerbError, WcStatus};
 
@@ -23,7 +25,7 @@ impl Emulation for InSoftware {
         }
     }
 
-    fn extend_qp(&self, extension: &QpExtension) -> Result<QpHooks, VerbError> {
+    fn extend_qp(&self, extension: &QpExtension, _: &QpHandle<'_>) -> Result<QpHooks, VerbError> {
         let what = Watch::from_bits(extension.value()).filter(|what| !what.is_empty());
         let counts = extension.held().and_then(Held::get::<Arc<Counts>>);
         let (Some(what), Some(counts)) = (what, counts) else {

@@ -17,6 +17,7 @@ use verbs_api::{
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::driver::Driver;
+use crate::emulation::QpHandle;
 use crate::key_table::KeyKind;
 use crate::network::Progress;
 use crate::pin;
@@ -154,7 +155,15 @@ impl<D: Driver> Pd<D> {
                 }));
             }
         }
-        let extensions = device.emulations().extend_qp(&init.extensions)?;
+        let handle = QpHandle {
+            id: init.id,
+            events: &self.events,
+        };
+        let mut extensions = device.emulations().extend_qp(&init.extensions, &handle)?;
+        let mut sharing = extensions.sharing.take();
+        if let Some(existing) = sharing.as_mut().and_then(|shared| shared.existing()) {
+            return Ok(existing);
+        }
         let send_cq: Arc<Cq> = own(&init.send_cq, "send_cq")?;
         let recv_cq: Arc<Cq> = own(&init.recv_cq, "recv_cq")?;
         let srq: Option<Arc<Srq>> = init.srq.as_ref().map(|srq| own(srq, "srq")).transpose()?;
@@ -178,13 +187,20 @@ impl<D: Driver> Pd<D> {
                 recv_cq,
                 srq,
                 extensions,
-                events: Arc::clone(&self.events),
+                events: match &sharing {
+                    Some(shared) => shared.events(),
+                    None => Arc::clone(&self.events),
+                },
             },
         );
         // `forget_qp` counts it out.
         place.keep();
         device.remember_qp(&qp);
-        Ok(Arc::clone(qp.owner()) as _)
+        let made: Arc<dyn QpOps> = Arc::clone(qp.owner()) as _;
+        Ok(match &mut sharing {
+            Some(shared) => shared.first(made),
+            None => made,
+        })
     }
 }
 

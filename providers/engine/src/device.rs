@@ -527,7 +527,7 @@ fn claim(
             &linked
         }
     };
-    let emulations = Emulations::plug(extensions, attributes)?;
+    let emulations = Emulations::plug(extensions, attributes, options.without)?;
     attributes.features -= options.without;
     let features = attributes.features;
     if !features.contains(Features::BMME) {

@@ -4,15 +4,21 @@
 //! set of extensions and claims what their emulations say that it gains; without any of them it claims no such feature
 //! and refuses what belongs to it. What an emulation does is plugged in here and nowhere else.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use verbs_api::objects::ObjectId;
+use verbs_api::provider::{EventSink, QpOps};
 use verbs_api::{
     Access, AtomicScope, DeviceAttributes, ExtensionDescriptor, ExtensionFeatures, Extensions,
-    FeatureSet, Features, Gid, Held, LinkAddress, PageList, Part, QpExtension, Unsupported,
-    VerbError, WcStatus,
+    FeatureSet, Features, Gid, Held, LinkAddress, PageList, Part, QpExtension, QpVariant,
+    Unsupported, VerbError, WcStatus,
 };
 
+use crate::cq::Cq;
 use crate::fault::Fault;
 use crate::key_table::{Binding, KeyTable};
 use crate::operation::{MaskedAtomics, OperationEmulation, OperationTable};
+use crate::srq::Srq;
 
 /// The family of parts that are emulations on software devices.
 pub const FAMILY: &str = "polyverbs-engine";
@@ -45,7 +51,11 @@ pub trait Emulation: Send + Sync + 'static {
     ///
     /// # Errors
     /// The queue pair cannot have it.
-    fn extend_qp(&self, extension: &QpExtension) -> Result<QpHooks, VerbError> {
+    fn extend_qp(
+        &self,
+        extension: &QpExtension,
+        _handle: &QpHandle<'_>,
+    ) -> Result<QpHooks, VerbError> {
         Err(VerbError::Extension(Unsupported {
             extension: extension.extension(),
             missing: vec![extension.feature().name],
@@ -58,6 +68,15 @@ pub trait Emulation: Send + Sync + 'static {
     }
 }
 
+/// The handle that a queue pair is being created for: whom its events concern.
+#[derive(Clone, Copy)]
+pub struct QpHandle<'h> {
+    /// Its identity.
+    pub id: ObjectId,
+    /// Where its events go.
+    pub events: &'h Arc<dyn EventSink>,
+}
+
 /// What an extension does for one queue pair.
 #[derive(Default)]
 pub struct QpHooks {
@@ -65,6 +84,51 @@ pub struct QpHooks {
     pub delivery_filter: Option<Box<dyn DeliveryFilter>>,
     /// Is told of what the queue pair completes.
     pub completion_observer: Option<Box<dyn CompletionObserver>>,
+    /// Whether each request says whose receives and protection domain it is for, and who knows them.
+    pub addressing: Addressing,
+    /// The queue pair has several handles.
+    pub sharing: Option<Box<dyn Sharing>>,
+}
+
+/// Whether the requests between two queue pairs say, each for itself, which shared receive queue they are for. Transports
+/// carry that their own way: InfiniBand under the opcodes of XRC.
+#[derive(Clone, Default)]
+pub enum Addressing {
+    /// They do not.
+    #[default]
+    None,
+    /// The queue pair sends such requests: the attribute that each carries is the number.
+    Sends,
+    /// The queue pair is sent such requests.
+    Receives(Arc<dyn Targets>),
+}
+
+/// Knows the shared receive queues that requests may name.
+pub trait Targets: Send + Sync {
+    /// The one of this number. Called under a lock of the queue pair.
+    fn target(&self, number: u32) -> Option<Arc<Target>>;
+}
+
+/// A shared receive queue that requests name.
+pub struct Target {
+    /// Its number.
+    pub number: u32,
+    /// The queue, in whose domain the requests are carried out.
+    pub srq: Arc<Srq>,
+    /// Where its receives complete.
+    pub cq: Arc<Cq>,
+}
+
+/// Several handles of one queue pair.
+pub trait Sharing: Send + Sync {
+    /// A handle of a queue pair that is there already: nothing is made.
+    fn existing(&mut self) -> Option<Arc<dyn QpOps>>;
+
+    /// Where the events of a new one go instead, to be handed on to all handles.
+    fn events(&self) -> Arc<dyn EventSink>;
+
+    /// The first handle of a new one.
+    fn first(&mut self, made: Arc<dyn QpOps>) -> Arc<dyn QpOps>;
 }
 
 /// Says which multicast datagrams a queue pair takes.
@@ -98,6 +162,11 @@ pub trait CompletionObserver: Send + Sync {
 pub(crate) struct QpExtensions {
     filters: Vec<Box<dyn DeliveryFilter>>,
     observers: Vec<Box<dyn CompletionObserver>>,
+    addressing: Addressing,
+    variant: Option<&'static QpVariant>,
+    // The queue that the request under way names.
+    named: Mutex<Option<Arc<Target>>>,
+    pub(crate) sharing: Option<Box<dyn Sharing>>,
     // What the program handed over.
     _held: Vec<Held>,
 }
@@ -107,8 +176,36 @@ impl QpExtensions {
         !self.filters.is_empty()
     }
 
-    pub(crate) fn observes(&self) -> bool {
-        !self.observers.is_empty()
+    /// Whether the queue pair does without the short way.
+    pub(crate) fn watches(&self) -> bool {
+        !self.observers.is_empty() || self.is_addressed()
+    }
+
+    pub(crate) fn is_addressed(&self) -> bool {
+        !matches!(self.addressing, Addressing::None)
+    }
+
+    pub(crate) fn is_target(&self) -> bool {
+        matches!(self.addressing, Addressing::Receives(_))
+    }
+
+    pub(crate) fn variant(&self) -> Option<&'static QpVariant> {
+        self.variant
+    }
+
+    pub(crate) fn find(&self, number: u32) -> Option<Arc<Target>> {
+        match &self.addressing {
+            Addressing::Receives(targets) => targets.target(number),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn name(&self, target: Option<Arc<Target>>) {
+        *self.named() = target;
+    }
+
+    pub(crate) fn named(&self) -> MutexGuard<'_, Option<Arc<Target>>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn takes(&self, sender: Station, receiver: Station, group: Gid) -> bool {
@@ -239,11 +336,14 @@ impl Emulations {
     pub(crate) fn plug(
         extensions: &Extensions,
         attributes: &mut DeviceAttributes,
+        without: Features,
     ) -> Result<Self, VerbError> {
         let parts = extensions
             .parts::<EmulationPart>(FAMILY)
             .map_err(|error| VerbError::argument("extensions", error.to_string()))?;
-        let driver = attributes.clone();
+        // What builds on a feature that the device is to lack is not gained either.
+        let mut driver = attributes.clone();
+        driver.features -= without;
         attributes.features -= EMULATED;
         let mut plugged = Self::default();
         for (extension, EmulationPart(emulation)) in parts {
@@ -258,7 +358,11 @@ impl Emulations {
     }
 
     /// What the extensions of a queue pair make of it.
-    pub(crate) fn extend_qp(&self, extensions: &[QpExtension]) -> Result<QpExtensions, VerbError> {
+    pub(crate) fn extend_qp(
+        &self,
+        extensions: &[QpExtension],
+        handle: &QpHandle<'_>,
+    ) -> Result<QpExtensions, VerbError> {
         let mut all = QpExtensions::default();
         for extension in extensions {
             let mut known = self.all.iter();
@@ -269,9 +373,14 @@ impl Emulations {
                     missing: vec![extension.feature().name],
                 })
             })?;
-            let hooks = emulation.extend_qp(extension)?;
+            let hooks = emulation.extend_qp(extension, handle)?;
             all.filters.extend(hooks.delivery_filter);
             all.observers.extend(hooks.completion_observer);
+            if !matches!(hooks.addressing, Addressing::None) {
+                all.addressing = hooks.addressing;
+            }
+            all.variant = all.variant.or(extension.qp_variant());
+            all.sharing = hooks.sharing.or(all.sharing);
             all._held.extend(extension.held().cloned());
         }
         Ok(all)

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use verbs_api::memory::{Loan, Span};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{PostOps, QpInit, QpOps, Reply};
-use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify};
+use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify_of};
 use verbs_api::{
     Access, BindWindow, EventSubject, EventType, ExtensionOperation, Features, Gid, Operation,
     PostReason, Qpn, RKey, ReceiveRequest, SendFlags, VerbError, WcOpcode, WcStatus, WorkRequest,
@@ -22,7 +22,7 @@ use crate::cq::{Cq, Done, Plain};
 use crate::device::{Cx, Device};
 use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
-use crate::emulation::{QpExtensions, Station};
+use crate::emulation::{QpExtensions, Station, Target};
 use crate::fault::Fault;
 use crate::key_table::{Binding, FlatUse, LocalUse};
 use crate::loans;
@@ -231,6 +231,8 @@ pub struct Qp<D: Driver> {
     is_direct: bool,
     // Somebody is told of what it completes: it does without `Driver::express`, on either side.
     is_watched: bool,
+    /// Whether its requests say which shared receive queue they are for.
+    pub is_addressed: bool,
     /// Service.
     pub qp_type: QpType,
     /// Its number.
@@ -277,7 +279,7 @@ impl<D: Driver> Qp<D> {
             events,
         } = parts;
         let mut cap = init.cap;
-        if srq.is_some() {
+        if srq.is_some() || extensions.is_addressed() {
             cap.max_recv_wr = 0;
         }
         let (receives, consumer) = ReceiveRing::new(cap.max_recv_wr);
@@ -309,7 +311,8 @@ impl<D: Driver> Qp<D> {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
-            is_watched: is_traced || extensions.observes(),
+            is_watched: is_traced || extensions.watches(),
+            is_addressed: extensions.is_addressed(),
             qp_type: init.qp_type,
             qpn,
             pd,
@@ -957,7 +960,66 @@ impl<D: Driver> Qp<D> {
 
     /// The protection domain that the entries of receives belong to: the shared queue's, where there is one.
     pub fn receive_pd(&self) -> u32 {
+        if self.is_addressed {
+            return self.target_pd();
+        }
         self.srq.as_ref().map_or(self.pd, |srq| srq.pd)
+    }
+
+    // Of the shared receive queue that the request under way names.
+    #[cold]
+    fn target_pd(&self) -> u32 {
+        let named = self.cold.extensions.named();
+        named.as_ref().map_or(self.pd, |target| target.srq.pd)
+    }
+
+    /// The protection domain in which a peer's requests are carried out.
+    #[inline]
+    pub fn remote_pd(&self) -> u32 {
+        if self.is_addressed {
+            return self.target_pd();
+        }
+        self.pd
+    }
+
+    /// Whether it is sent requests that name a shared receive queue.
+    #[cold]
+    pub fn is_target(&self) -> bool {
+        self.cold.extensions.is_target()
+    }
+
+    /// The shared receive queue that requests name by this number, or `None`. Not told apart: one that there is not, and
+    /// one that this queue pair is not to reach.
+    #[cold]
+    pub fn target(&self, number: u32) -> Option<Arc<Target>> {
+        self.cold.extensions.find(number)
+    }
+
+    /// From now on receives are taken from `target`, and complete where it says.
+    #[cold]
+    pub fn take_receives_from(&self, target: Arc<Target>) {
+        self.cold.extensions.name(Some(target));
+    }
+
+    #[cold]
+    fn take_named_receive(&self, waiting: Option<&Self>, effects: &mut Effects) -> Option<Receive> {
+        let target = self.cold.extensions.named().clone()?;
+        self.take_shared(&target.srq, waiting, effects)
+    }
+
+    fn take_shared(
+        &self,
+        srq: &Srq,
+        waiting: Option<&Self>,
+        effects: &mut Effects,
+    ) -> Option<Receive> {
+        let taken = srq.take(waiting.map(Self::actions), effects);
+        taken.unwrap_or_else(|SrqFailed| {
+            self.shared()
+                .into_iter()
+                .for_each(|me| me.into_owner().fatal(effects));
+            None
+        })
     }
 
     /// The shared queue that receives come from.
@@ -965,9 +1027,9 @@ impl<D: Driver> Qp<D> {
         self.srq.as_ref()
     }
 
-    /// Whether receives come from a shared queue.
+    /// Whether receives come from a shared queue, or from several.
     pub fn has_srq(&self) -> bool {
-        self.srq.is_some()
+        self.srq.is_some() || self.is_addressed
     }
 
     /// Receives posted on the queue pair's own queue, as far as can be told without a lock.
@@ -977,6 +1039,10 @@ impl<D: Driver> Qp<D> {
 
     /// Whether a receive is posted, as far as can be told without a lock.
     pub fn has_receive(&self) -> bool {
+        if self.is_addressed {
+            let named = self.cold.extensions.named();
+            return named.as_ref().is_some_and(|target| !target.srq.is_empty());
+        }
         self.srq
             .as_ref()
             .map_or_else(|| !self.receives.is_empty(), |srq| !srq.is_empty())
@@ -991,13 +1057,10 @@ impl<D: Driver> Qp<D> {
         effects: &mut Effects,
     ) -> Option<Receive> {
         if let Some(srq) = &self.srq {
-            let taken = srq.take(waiting.map(Self::actions), effects);
-            return taken.unwrap_or_else(|SrqFailed| {
-                self.shared()
-                    .into_iter()
-                    .for_each(|me| me.into_owner().fatal(effects));
-                None
-            });
+            return self.take_shared(srq, waiting, effects);
+        }
+        if self.is_addressed {
+            return self.take_named_receive(waiting, effects);
         }
         if let Some(receive) = self.receives.take(&mut responder.consumer) {
             return Some(receive);
@@ -1085,9 +1148,17 @@ impl<D: Driver> Qp<D> {
             ..done
         };
         if self.is_watched {
-            self.cold.extensions.received(done.status);
+            return self.complete_watched(&done, cx);
         }
         self.recv_cq.push(&done, &mut cx.effects);
+    }
+
+    #[cold]
+    fn complete_watched(&self, done: &Done, cx: &mut Cx<'_, D>) {
+        self.cold.extensions.received(done.status);
+        let named = self.cold.extensions.named().clone();
+        let cq = named.as_ref().map_or(&self.recv_cq, |target| &target.cq);
+        cq.push(done, &mut cx.effects);
     }
 
     /// A valid packet has arrived: told once per stay in RTR.
@@ -1145,7 +1216,8 @@ impl<D: Driver> Qp<D> {
         while let Some(receive) = self.receives.take(&mut responder.consumer) {
             self.complete_receive(&receive, flushed, cx);
         }
-        if self.srq.is_some() && !std::mem::replace(&mut responder.last_wqe_told, true) {
+        let shares = self.srq.is_some() || self.cold.extensions.is_target();
+        if shares && !std::mem::replace(&mut responder.last_wqe_told, true) {
             self.event(EventType::QpLastWqeReached, &mut cx.effects);
         }
     }
@@ -1200,7 +1272,9 @@ impl<D: Driver> Qp<D> {
             let from = self.state();
             let initiator = u64::from(limits.max_qp_init_rd_atom);
             let target = u64::from(limits.max_qp_rd_atom);
-            let to = check_modify(self.qp_type, from, &given, initiator, target, 1)?;
+            let variant = self.cold.extensions.variant();
+            let limits = (initiator, target, 1);
+            let to = check_modify_of(self.qp_type, variant, from, &given, limits)?;
             if to == QpState::Init && self.has_failed_queue() {
                 return Err(VerbError::CqOverrun);
             }
@@ -1297,6 +1371,7 @@ impl<D: Driver> Qp<D> {
         responder.takes_express = false;
         responder.last_wqe_told = false;
         responder.waiting = None;
+        self.cold.extensions.name(None);
     }
 
     /// What was done through this queue pair.

@@ -118,6 +118,8 @@ pub struct Request<'r> {
     pub loan: Loan,
     /// What it does.
     pub op: Op,
+    /// The value of the attribute of an extension that it carries.
+    pub attribute: u32,
     /// Its octets.
     pub source: Source<'r>,
     /// Octets.
@@ -259,6 +261,7 @@ impl<'r> Request<'r> {
             private,
             loan,
             op,
+            attribute: common.attribute_value(),
             source,
             length,
             pages,
@@ -286,6 +289,7 @@ pub struct QueuedRequest {
     pub loan: Loan,
     /// What it does.
     pub op: Op,
+    attribute: u32,
     source: KeptSource,
     /// Octets.
     pub length: u64,
@@ -315,6 +319,7 @@ impl QueuedRequest {
             private: request.private,
             loan: request.loan,
             op: request.op,
+            attribute: request.attribute,
             source,
             length: request.length,
             pages: request.pages.cloned(),
@@ -341,6 +346,7 @@ impl QueuedRequest {
             private: self.private,
             loan: self.loan,
             op: self.op,
+            attribute: self.attribute,
             source: match &self.source {
                 KeptSource::One(sge) => Source::Sges(std::slice::from_ref(sge)),
                 KeptSource::Many(list) => Source::Sges(list),

@@ -99,6 +99,8 @@ rules! {
     LoopbackBlocked = "loopback-blocked",
     /// Receives are over before they are seen without their queue.
     ReceivesSeen = "receives-seen",
+    /// A request that names a shared receive queue goes to the first one of its domain.
+    NamedQueue = "named-queue",
 }
 
 #[cfg(feature = "breakable-rules")]
