@@ -18,7 +18,7 @@ use polyverbs_wire::roce::icrc::{self, Icrc, Recovery, step_is_plausible};
 use polyverbs_wire::roce::packet::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
 use polyverbs_wire::roce::{
     self, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt, Opcode,
-    Operation, Packet, Reth, Service, SyndromeKind,
+    Operation, Packet, Reth, Service, SyndromeKind, Xrceth,
 };
 use verbs_api::qp::QpType;
 use verbs_api::{Access, Gid, RKey, RemoteAddress};
@@ -94,7 +94,7 @@ impl DatagramCodec for RoceV2 {
             hop_limit: 0,
         };
         let header = Header {
-            service: qp_type(packet.facts.service)?,
+            service: qp_type(packet.facts.service),
             dest_qp: packet.bth.dest_qp(),
             src_qp: packet
                 .get::<Deth>()
@@ -102,6 +102,7 @@ impl DatagramCodec for RoceV2 {
             psn: packet.bth.psn(),
             ack_req: packet.bth.ack_req(),
             solicited: packet.bth.solicited(),
+            xrc: xrc_of(&packet),
             aeth: aeth_of(&packet)?,
             carriage,
             doubtful: checked == Check::Doubtful,
@@ -139,7 +140,7 @@ impl DatagramCodec for RoceV2 {
 
 fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
     let mut headers = Headers::default();
-    let service = service(header.service)?;
+    let service = service(header)?;
     let opcode = match header.body {
         Body::Send(position, beside) => {
             if position.ends() {
@@ -196,6 +197,7 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
             headers.extension_eth = Some(ExtensionEth {
                 extension,
                 operation,
+                srq: header.xrc.unwrap_or(0),
                 ..ExtensionEth::default()
             });
             extension_opcode(service)?
@@ -221,6 +223,12 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
     if header.body.has_aeth() && headers.extension_eth.is_none() {
         headers.aeth = Some(wire_aeth(header));
     }
+    if header.body.is_request() && headers.extension_eth.is_none() {
+        headers.xrceth = header.xrc.map(|srq| Xrceth {
+            srq,
+            ..Xrceth::default()
+        });
+    }
     headers.bth = Bth {
         opcode,
         solicited: header.solicited,
@@ -238,7 +246,7 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
 
 const fn extension_opcode(service: Service) -> Option<Opcode> {
     match service {
-        Service::Rc => Some(Opcode::EXTENSION),
+        Service::Rc | Service::Xrc => Some(Opcode::EXTENSION),
         _ => None,
     }
 }
@@ -324,8 +332,9 @@ const fn wire_beside(beside: Beside) -> roce::Beside {
     }
 }
 
-const fn service(qp_type: QpType) -> Option<Service> {
-    match qp_type {
+const fn service(header: &Header) -> Option<Service> {
+    match header.service {
+        QpType::Rc if header.xrc.is_some() => Some(Service::Xrc),
         QpType::Rc => Some(Service::Rc),
         QpType::Uc => Some(Service::Uc),
         QpType::Ud => Some(Service::Ud),
@@ -467,14 +476,21 @@ const fn position_of(position: roce::Position) -> Position {
     }
 }
 
-const fn qp_type(service: Service) -> Option<QpType> {
+const fn qp_type(service: Service) -> QpType {
     match service {
         // A notification does not say of which kind its connection is; extensions have reliable ones.
-        Service::Rc | Service::Cnp | Service::Manufacturer => Some(QpType::Rc),
-        Service::Uc => Some(QpType::Uc),
-        Service::Ud => Some(QpType::Ud),
-        Service::Xrc => None,
+        Service::Rc | Service::Xrc | Service::Cnp | Service::Manufacturer => QpType::Rc,
+        Service::Uc => QpType::Uc,
+        Service::Ud => QpType::Ud,
     }
+}
+
+fn xrc_of(packet: &Packet<'_>) -> Option<u32> {
+    if let Some(eth) = packet.get::<ExtensionEth>() {
+        return Some(eth.srq()).filter(|&number| number != 0);
+    }
+    let of_request = packet.get::<Xrceth>().map(|eth| eth.srq());
+    of_request.or((packet.facts.service == Service::Xrc).then_some(0))
 }
 
 /// The identifier of an address: of IPv4 as IPv6 maps it.

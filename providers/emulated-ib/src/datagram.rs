@@ -60,6 +60,7 @@ pub fn send(
         psn: half.driver.next_psn,
         ack_req: false,
         solicited: request.flags.contains(SendFlags::SOLICITED),
+        xrc: None,
         aeth: Aeth::default(),
         carriage: Carriage {
             traffic_class: path.traffic_class,

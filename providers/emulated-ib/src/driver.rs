@@ -95,7 +95,11 @@ impl Driver for InfiniBand {
             return datagram::receive(&datagram::receivers(device, &header), &frame, cx);
         }
         // A frame of another service is none for this queue pair (IBTA 9.6.1.2).
-        let fits = |qp: &QpRef| qp.qp_type == header.service || header.body == Body::Congestion;
+        let fits = |qp: &QpRef| {
+            // Of these two the packet does not tell whether they are of XRC.
+            let untold = matches!(header.body, Body::Congestion | Body::ExtensionResponse(..));
+            untold || qp.qp_type == header.service && qp.is_addressed == header.xrc.is_some()
+        };
         let Some(qp) = device.qp(header.dest_qp).filter(fits) else {
             return;
         };
@@ -108,7 +112,9 @@ impl Driver for InfiniBand {
                 && header.may_come_from(half.driver.rest.peer_qpn);
             let believed =
                 !header.doubtful || ahead(header.psn, half.driver.expected).abs() <= NEAR;
-            if !expected || !believed {
+            // A queue pair that only sends such requests is sent none.
+            let takes = !qp.is_addressed || qp.is_target();
+            if !expected || !believed || !takes {
                 half.counters.dropped += 1;
                 return;
             }
@@ -338,6 +344,7 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
         psn,
         ack_req: false,
         solicited: false,
+        xrc: qp.is_addressed.then_some(0),
         aeth,
         carriage,
         doubtful: false,

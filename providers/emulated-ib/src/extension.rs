@@ -92,7 +92,7 @@ pub(crate) fn respond<'p>(
         return Err(Refusal::INVALID);
     }
     let permitted = half.driver.access;
-    let users = (half.pd, qp.qpn);
+    let users = (qp.remote_pd(), qp.qpn);
     let memory = TargetMemory::new(qp.device.keys(), cx.pin, users, permitted, Aligned::Address);
     let mut answer = Octets::new();
     operation::respond(emulation, &payload.to_vec(), None, &memory, &mut answer)?;

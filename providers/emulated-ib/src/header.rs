@@ -224,6 +224,8 @@ pub struct Header {
     pub ack_req: bool,
     /// A solicited event is wanted.
     pub solicited: bool,
+    /// Of a frame of XRC: the shared receive queue that a request is for, and 0 in an answer.
+    pub xrc: Option<u32>,
     /// Of an answer: count and credits.
     pub aeth: Aeth,
     /// How it is carried.

@@ -122,6 +122,7 @@ impl ManagementPort for Management {
             psn: self.next_psn.fetch_add(1, Ordering::Relaxed) & 0xff_ffff,
             ack_req: false,
             solicited: false,
+            xrc: None,
             aeth: Aeth::default(),
             carriage: Carriage {
                 traffic_class: 0,

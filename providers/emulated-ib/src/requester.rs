@@ -177,7 +177,8 @@ fn find_peer(qp: &Qp, half: &Sending) -> Option<QpRef> {
     let device = qp.device.network().device(half.driver.rest.peer_address?)?;
     device
         .qp(half.driver.rest.peer_qpn)
-        .filter(|peer| peer.qp_type == qp.qp_type)
+        .filter(|peer| peer.qp_type == qp.qp_type && peer.is_addressed == qp.is_addressed)
+        .filter(|peer| !qp.is_addressed || peer.is_target())
 }
 
 #[inline]
@@ -250,7 +251,7 @@ pub(crate) fn hand_over<'p>(
     payload: &Payload<'_>,
     cx: &mut Cx<'p>,
 ) -> Answer<'p> {
-    let header = header_of(half, request, half.driver.next_psn, Position::Only);
+    let header = header_of(qp, half, request, half.driver.next_psn, Position::Only);
     let mut responder = peer.responder();
     let connected = responder.driver.rest.peer_qpn == qp.qpn
         && responder.driver.rest.peer_address == Some(qp.device.address())
@@ -339,7 +340,13 @@ pub(crate) const fn status_of(nak: Nak) -> WcStatus {
 }
 
 #[inline]
-fn header_of(half: &Sending, request: &Request<'_>, psn: u32, position: Position) -> Header {
+fn header_of(
+    qp: &Qp,
+    half: &Sending,
+    request: &Request<'_>,
+    psn: u32,
+    position: Position,
+) -> Header {
     let length = request.length as u32;
     let body = match request.op {
         Op::Send(beside) => Body::Send(position, beside),
@@ -365,6 +372,7 @@ fn header_of(half: &Sending, request: &Request<'_>, psn: u32, position: Position
         psn,
         ack_req: position.ends(),
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
+        xrc: qp.is_addressed.then_some(request.attribute),
         aeth: Aeth::default(),
         carriage: half.driver.rest.carriage,
         doubtful: false,
@@ -726,12 +734,12 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     let mut spans = Spans::new();
     if let Op::Extension(operation) = request.op {
         let (message, _) = extension::prepare(qp, &request, operation, cx)?;
-        let header = header_of(half, &request, psn, Position::Only);
+        let header = header_of(qp, half, &request, psn, Position::Only);
         emit(qp, half, header, Payload::Octets(&message), cx);
         wqe.phase = Phase::Sent;
     } else if request.op.is_read_or_atomic() {
         sink(qp, &request, cx, &mut spans).map_err(|fault| fault.local_status())?;
-        let mut header = header_of(half, &request, psn, Position::Only);
+        let mut header = header_of(qp, half, &request, psn, Position::Only);
         if let Body::ReadRequest(remote, length) = &mut header.body {
             // What has come back already is not asked for again (IBTA 9.7.5.1.9).
             let end = end_of_piece(qp, half, wqe.sent, request.length);
@@ -763,7 +771,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         });
         let length = (request.length - wqe.sent).min(mtu);
         let position = Position::of(wqe.sent, length, request.length);
-        let mut header = header_of(half, &request, psn, position);
+        let mut header = header_of(qp, half, &request, psn, position);
         let under_way = ahead(psn, half.driver.rest.unacked).max(0) as u32;
         header.ack_req |= half.driver.rest.pace.wants_ack(psn, under_way);
         emit(

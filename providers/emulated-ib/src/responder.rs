@@ -60,6 +60,8 @@ pub struct ResponderRest {
     pub msn: u32,
     /// Until then the peer is not told again that what it sends meets congestion.
     pub notified_until: Time,
+    // The shared receive queue that the message under way is for, of XRC.
+    srqn: u32,
     framed: Framed,
     /// Datagrams that came last, of a link.
     pub(crate) recent: Recent,
@@ -187,7 +189,12 @@ pub fn respond<'p>(
     if !header.body.is_read_or_atomic() && !serve_waiting(qp, half, cx) {
         return Answer::None;
     }
+    let addressed = match qp.is_addressed {
+        true => address(qp, half, header),
+        false => Ok(()),
+    };
     let answered = match header.body {
+        _ if addressed.is_err() => addressed.map(|()| Answer::None),
         Body::Send(position, beside) => {
             send(qp, half, header, position, beside, payload, direct, cx)
         }
@@ -303,9 +310,13 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
             if remote.rkey != first.rkey || !within {
                 return Answer::None;
             }
-            match read_region(qp, remote, length, cx) {
+            let region = match address(qp, half, header) {
+                Ok(()) => read_region(qp, remote, length, cx).map_err(Refusal::from),
+                Err(refusal) => Err(refusal),
+            };
+            match region {
                 Ok(spans) => Answer::Read(spans),
-                Err(fault) => refuse(qp, half, header, fault.into(), cx),
+                Err(refusal) => refuse(qp, half, header, refusal, cx),
             }
         }
         (Body::CompareSwap(..) | Body::FetchAdd(..), Some(served)) if served.psn == header.psn => {
@@ -317,6 +328,26 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
         }
         _ => Answer::None,
     }
+}
+
+// Of XRC: the request is carried out in the domain of the shared receive queue that it names, and takes its receive
+// there. One that this target is not to reach is no valid request; all frames of a message name the same.
+fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal> {
+    let Some(number) = header.xrc else {
+        return Ok(());
+    };
+    if !half.driver.is_between() && number != half.driver.rest.srqn {
+        return Err(Refusal::INVALID);
+    }
+    let target = qp.target(number).ok_or(Refusal::INVALID)?;
+    half.driver.rest.srqn = number;
+    qp.take_receives_from(target);
+    Ok(())
+}
+
+// A completion of a shared receive queue of XRC tells whose message it was.
+fn sender(qp: &Qp, half: &Receiving) -> Option<u32> {
+    qp.is_addressed.then_some(half.driver.rest.peer_qpn)
 }
 
 // First and middle frames are full, last ones not empty (IBTA 9.7.4.1.6). Where the network does not cut messages,
@@ -451,6 +482,7 @@ fn send<'p>(
         imm,
         byte_len,
         solicited,
+        src_qp: sender(qp, half),
         ..Done::default()
     };
     qp.complete_receive(&receive, done, cx);
@@ -462,7 +494,7 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
         .device
         .memory_management()
         .ok_or(Fault::CannotInvalidate)?;
-    management.invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn)
+    management.invalidate_remote(qp.device.keys(), key, qp.remote_pd(), qp.qpn)
 }
 
 type WriteParts = (Position, RemoteAddress, u32, Option<[u8; 4]>);
@@ -550,6 +582,7 @@ fn write<'p>(
             imm,
             byte_len: total,
             solicited: header.solicited,
+            src_qp: sender(qp, half),
             ..Done::default()
         };
         qp.complete_receive(&receive, done, cx);
@@ -576,7 +609,7 @@ fn check<'p>(
     cx: &Cx<'p>,
 ) -> Result<Region<'p>, Fault> {
     let user = RemoteUse {
-        pd: qp.pd,
+        pd: qp.remote_pd(),
         qpn: qp.qpn,
         access,
     };
@@ -781,7 +814,8 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
         return false;
     }
     while let Some(header) = half.driver.rest.framed.waiting.pop_front() {
-        match serve(qp, header.body, cx) {
+        let addressed = address(qp, half, &header);
+        match addressed.and_then(|()| serve(qp, header.body, cx)) {
             Ok((answer, original)) => {
                 let length = match header.body {
                     Body::ReadRequest(_, length) => u64::from(length),

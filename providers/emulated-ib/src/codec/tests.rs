@@ -44,6 +44,7 @@ fn header(service: QpType, body: Body) -> Header {
         psn: 0xff_fffe,
         ack_req: false,
         solicited: false,
+        xrc: None,
         aeth: Aeth::default(),
         carriage: Carriage::default(),
         doubtful: false,
@@ -136,6 +137,46 @@ fn every_request_comes_back_from_the_wire_as_it_was() {
     let mut answer = header(QpType::Rc, Body::ExtensionResponse(0x1234_5678, 9));
     answer.aeth = Aeth { msn: 7, credit: 3 };
     comes_back(answer, &[2; 6]);
+}
+
+// covers 4.08
+#[test]
+fn a_request_of_xrc_says_whose_receives_it_takes_and_an_answer_does_not() {
+    let of_xrc = |number, body| Header {
+        xrc: Some(number),
+        ..header(QpType::Rc, body)
+    };
+    let send = of_xrc(0xab_cdef, Body::Send(Position::Only, Beside::Nothing));
+    let octets = packet(&RoceV2::new(), &send, &[1; 4], &envelope(false, 0));
+    // BTH, XRCETH, payload, ICRC.
+    assert_eq!((octets[0], octets.len()), (0xa4, 12 + 4 + 4 + 4));
+    assert_eq!(octets[12..16], [0, 0xab, 0xcd, 0xef]);
+    for body in [
+        Body::Send(Position::Only, Beside::Immediate([1; 4])),
+        Body::Send(Position::Only, Beside::Invalidate(7)),
+        Body::Write(Position::Only, remote(), 4, None),
+        Body::ExtensionRequest(1, 2),
+    ] {
+        comes_back(of_xrc(0xab_cdef, body), &[1; 4]);
+    }
+    for body in [
+        Body::ReadRequest(remote(), 4),
+        Body::CompareSwap(remote(), 1, 2),
+        Body::FetchAdd(remote(), 1),
+    ] {
+        comes_back(of_xrc(0xab_cdef, body), &[]);
+    }
+    for body in [
+        Body::Acknowledge(Syndrome::Ack),
+        Body::Acknowledge(Syndrome::Nak(Nak::InvalidRequest)),
+        Body::ReadResponse(Position::Only),
+        Body::AtomicAcknowledge(9),
+    ] {
+        let answer = of_xrc(0, body);
+        let octets = packet(&RoceV2::new(), &answer, &[], &envelope(false, 0));
+        assert_eq!(octets[0] >> 5, 0b101, "the service");
+        comes_back(answer, &[]);
+    }
 }
 
 #[test]

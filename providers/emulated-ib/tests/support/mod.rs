@@ -283,6 +283,7 @@ impl Rig {
                 psn: advance(self.setup.a_psn, offset),
                 ack_req: true,
                 solicited: false,
+                xrc: None,
                 aeth: emulated_ib::header::Aeth::default(),
                 carriage: emulated_ib::header::Carriage::default(),
                 doubtful: false,
