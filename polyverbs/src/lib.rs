@@ -56,6 +56,7 @@ use emulated_ib as _;
 use emulated_iwarp as _;
 use low_latency_qp as _;
 use masked_atomics as _;
+use xrc as _;
 
 /// The program of the README is compiled and run as a test.
 #[cfg(doctest)]

@@ -33,6 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bmme", EXTENSION),
     ("low-latency-qp", EXTENSION),
     ("masked-atomics", EXTENSION),
+    ("xrc", EXTENSION),
     // The facade names the default providers and extensions.
     (
         "polyverbs",
@@ -47,6 +48,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "bmme",
             "low-latency-qp",
             "masked-atomics",
+            "xrc",
         ],
     ),
     // Programs on the facade.
@@ -93,6 +95,7 @@ const TEST: &[&str] = &[
     "bmme",
     "low-latency-qp",
     "masked-atomics",
+    "xrc",
     "emulated-ib",
     "emulated-iwarp",
     "polyverbs",

@@ -1,0 +1,289 @@
+//! Domains, and where they live: one per device and file, in one process.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use polyverbs_engine::emulation::{Target, Targets};
+use polyverbs_engine::rules::{self, Rule};
+use verbs_api::objects::{Holder, ObjectId, ObjectKind};
+use verbs_api::{DeviceId, VerbError};
+
+use crate::emulation::Shared;
+
+/// A file, whatever path leads to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    pub(crate) fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let metadata = File::from(fd.try_clone_to_owned()?).metadata()?;
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        })
+    }
+
+    fn socket(self) -> io::Result<SocketAddr> {
+        let name = format!("polyverbs-xrc-{:x}-{:x}", self.device, self.inode);
+        SocketAddr::from_abstract_name(name)
+    }
+}
+
+/// How a domain of a file is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flags {
+    pub(crate) create: bool,
+    pub(crate) exclusive: bool,
+}
+
+/// A domain of a device: its shared receive queues by number, and its targets.
+pub(crate) struct Domain {
+    contents: Mutex<Contents>,
+    // Held while the domain lives: no other process has one of this file meanwhile.
+    _claim: Option<Arc<Claim>>,
+}
+
+#[derive(Default)]
+struct Contents {
+    opened: usize,
+    srqs: HashMap<u32, (ObjectId, Arc<Target>)>,
+    targets: HashMap<u32, Arc<Shared>>,
+}
+
+struct Known {
+    device: DeviceId,
+    file: FileId,
+    domain: Weak<Domain>,
+}
+
+static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+static CLAIMS: Mutex<Vec<(FileId, Weak<Claim>)>> = Mutex::new(Vec::new());
+static NUMBERS: AtomicU32 = AtomicU32::new(1);
+
+/// Numbers of shared receive queues have 24 bits, and 0 is none.
+const LAST_NUMBER: u32 = 0xff_ffff;
+
+impl Domain {
+    /// A domain that nobody else can open.
+    pub(crate) fn anonymous() -> Arc<Self> {
+        Self::new(None)
+    }
+
+    /// The domain of a file, opened or created as `flags` have it.
+    pub(crate) fn of_file(
+        device: DeviceId,
+        file: FileId,
+        flags: Flags,
+    ) -> Result<Arc<Self>, VerbError> {
+        let mut known = lock(&KNOWN);
+        known.retain(|one| one.domain.strong_count() > 0);
+        let domain = known
+            .iter()
+            .find(|one| one.device == device && one.file == file)
+            .and_then(|one| one.domain.upgrade());
+        // Before the flags: a domain elsewhere is never taken for none.
+        let claim = Claim::of(file)?;
+        match domain {
+            Some(_) if flags.create && flags.exclusive => Err(VerbError::argument(
+                "oflags",
+                "the file has a domain already, and a new one was asked for",
+            )),
+            Some(domain) => {
+                domain.contents().opened += 1;
+                Ok(domain)
+            }
+            None if flags.create => {
+                let domain = Self::new(Some(claim));
+                known.push(Known {
+                    device,
+                    file,
+                    domain: Arc::downgrade(&domain),
+                });
+                Ok(domain)
+            }
+            None => Err(VerbError::argument(
+                "oflags",
+                "the file has no domain, and none was to be created",
+            )),
+        }
+    }
+
+    fn new(claim: Option<Arc<Claim>>) -> Arc<Self> {
+        let contents = Contents {
+            opened: 1,
+            ..Contents::default()
+        };
+        Arc::new(Self {
+            contents: Mutex::new(contents),
+            _claim: claim,
+        })
+    }
+
+    /// Gives one opening back. The last one is Busy while something of the domain lives, and tells what.
+    pub(crate) fn close(&self) -> Result<(), Vec<Holder>> {
+        let mut contents = self.contents();
+        if contents.opened == 1 {
+            let srqs = contents.srqs.values().map(|(id, _)| Holder {
+                kind: ObjectKind::Srq,
+                id: *id,
+            });
+            let targets = contents.targets.values();
+            let qps = targets
+                .flat_map(|shared| shared.handles())
+                .map(|id| Holder {
+                    kind: ObjectKind::Qp,
+                    id,
+                });
+            let holders: Vec<_> = srqs.chain(qps).collect();
+            if !holders.is_empty() {
+                return Err(holders);
+            }
+        }
+        contents.opened -= 1;
+        Ok(())
+    }
+
+    /// Gives one opening back whose handle was dropped. What the domain has goes on.
+    pub(crate) fn forget_opening(&self) {
+        let mut contents = self.contents();
+        contents.opened = contents.opened.saturating_sub(1);
+    }
+
+    /// Takes a shared receive queue in: its number.
+    pub(crate) fn add_srq(
+        &self,
+        id: ObjectId,
+        target: impl Fn(u32) -> Target,
+    ) -> Result<u32, VerbError> {
+        let mut contents = self.contents();
+        let number = (0..LAST_NUMBER)
+            .map(|_| NUMBERS.fetch_add(1, Ordering::Relaxed) % LAST_NUMBER + 1)
+            .find(|number| !contents.srqs.contains_key(number))
+            .ok_or(VerbError::Resources("numbers of shared receive queues"))?;
+        contents.srqs.insert(number, (id, Arc::new(target(number))));
+        Ok(number)
+    }
+
+    pub(crate) fn remove_srq(&self, number: u32) {
+        let removed = self.contents().srqs.remove(&number);
+        drop(removed);
+    }
+
+    pub(crate) fn add_target(&self, qpn: u32, shared: Arc<Shared>) {
+        self.contents().targets.insert(qpn, shared);
+    }
+
+    pub(crate) fn remove_target(&self, qpn: u32) {
+        let removed = self.contents().targets.remove(&qpn);
+        drop(removed);
+    }
+
+    pub(crate) fn find_target(&self, qpn: u32) -> Option<Arc<Shared>> {
+        self.contents().targets.get(&qpn).cloned()
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        lock(&self.contents)
+    }
+}
+
+impl Targets for Domain {
+    fn target(&self, number: u32) -> Option<Arc<Target>> {
+        let contents = self.contents();
+        if rules::is_broken(Rule::NamedQueue) {
+            let all = contents.srqs.values().map(|(_, target)| target);
+            return all.min_by_key(|target| target.number).cloned();
+        }
+        contents
+            .srqs
+            .get(&number)
+            .map(|(_, target)| Arc::clone(target))
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain").finish_non_exhaustive()
+    }
+}
+
+/// This process has the domains of a file: a socket that nobody else can bind says so, and says who. The system takes it
+/// back when the process ends, however it ends.
+struct Claim {
+    process: u32,
+    _listener: UnixListener,
+}
+
+impl Claim {
+    fn of(file: FileId) -> Result<Arc<Self>, VerbError> {
+        let mut claims = lock(&CLAIMS);
+        claims.retain(|(_, claim)| claim.strong_count() > 0);
+        let mut known = claims.iter().filter(|(known, _)| *known == file);
+        if let Some(claim) = known.find_map(|(_, claim)| claim.upgrade()) {
+            // A child of a fork has its parent's claim, and not the domain.
+            return match claim.process == std::process::id() {
+                true => Ok(claim),
+                false => Err(elsewhere(claim.process)),
+            };
+        }
+        let claim = Arc::new(Self::take(file)?);
+        claims.push((file, Arc::downgrade(&claim)));
+        Ok(claim)
+    }
+
+    fn take(file: FileId) -> Result<Self, VerbError> {
+        let unusable = |error: io::Error| VerbError::argument("fd", error.to_string());
+        let address = file.socket().map_err(unusable)?;
+        // Who has it may let go of it between the two looks.
+        for _ in 0..ATTEMPTS {
+            match UnixListener::bind_addr(&address) {
+                Ok(listener) => {
+                    return Ok(Self {
+                        process: std::process::id(),
+                        _listener: listener,
+                    });
+                }
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                    return Err(unusable(error));
+                }
+                Err(_) => {}
+            }
+            let owner = UnixStream::connect_addr(&address)
+                .ok()
+                .and_then(|stream| getsockopt(&stream, PeerCredentials).ok());
+            if let Some(owner) = owner {
+                let process = owner.pid().unsigned_abs();
+                if process != std::process::id() {
+                    return Err(elsewhere(process));
+                }
+            }
+            std::thread::yield_now();
+        }
+        Err(VerbError::Resources("attempts at the domain of a file"))
+    }
+}
+
+const ATTEMPTS: usize = 100;
+
+fn elsewhere(process: u32) -> VerbError {
+    VerbError::UnsupportedHere(format!(
+        "a domain that process {process} has: emulated devices share domains within one process"
+    ))
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

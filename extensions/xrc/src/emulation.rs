@@ -1,0 +1,239 @@
+//! Extended reliable connections on software devices.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use polyverbs_engine::emulation::{
+    Addressing, Emulation, EmulationPart, Gains, QpHandle, QpHooks, Sharing,
+};
+use verbs_api::objects::ObjectId;
+use verbs_api::provider::{EventSink, PostOps, QpOps, Reply};
+use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus};
+use verbs_api::{
+    DeviceAttributes, EventSubject, EventType, Features, Held, Operations, PostReason, QpExtension,
+    Qpn, ReceiveRequest, Transport, VerbError, WorkRequest,
+};
+
+use crate::XrcFeatures;
+use crate::domain::{Domain, lock};
+use crate::qp_types::Role;
+
+/// The emulation.
+pub struct InSoftware;
+
+/// The part of the extension that software devices need.
+pub static EMULATION: EmulationPart = EmulationPart(&InSoftware);
+
+impl Emulation for InSoftware {
+    fn gains(&self, device: &DeviceAttributes) -> Gains {
+        let shares = device.features.contains(Features::SRQ);
+        if device.transport != Transport::InfiniBand || !shares {
+            return Gains::default();
+        }
+        Gains {
+            own: XrcFeatures::XRC.bits(),
+            ..Gains::default()
+        }
+    }
+
+    fn extend_qp(
+        &self,
+        extension: &QpExtension,
+        handle: &QpHandle<'_>,
+    ) -> Result<QpHooks, VerbError> {
+        if extension.value() == Role::Initiator as u64 {
+            return Ok(QpHooks {
+                addressing: Addressing::Sends,
+                ..QpHooks::default()
+            });
+        }
+        let of = extension.held().and_then(Held::get::<TargetOf>);
+        let TargetOf { domain, existing } =
+            of.ok_or_else(|| VerbError::argument("xrcd", "made by Xrcd"))?;
+        let (shared, is_new) = match existing {
+            None => (Shared::new(domain), true),
+            Some(qpn) => {
+                let found = domain.find_target(qpn.value());
+                let missing =
+                    || VerbError::argument("qp_num", format!("the domain has no target {qpn}"));
+                (found.ok_or_else(missing)?, false)
+            }
+        };
+        shared.add_handle(handle);
+        let sharing = OneOf {
+            shared,
+            id: handle.id,
+            is_new,
+        };
+        Ok(QpHooks {
+            addressing: Addressing::Receives(Arc::clone(domain) as _),
+            sharing: Some(Box::new(sharing)),
+            ..QpHooks::default()
+        })
+    }
+}
+
+/// What a target is made with: its domain, and which one of it where it is there already.
+pub(crate) struct TargetOf {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) existing: Option<Qpn>,
+}
+
+/// A target and its handles. It is destroyed with the last of them.
+pub(crate) struct Shared {
+    domain: Arc<Domain>,
+    parts: Mutex<Parts>,
+}
+
+#[derive(Default)]
+struct Parts {
+    // `None` before it is made, and once it is being destroyed.
+    real: Option<Arc<dyn QpOps>>,
+    handles: Vec<(ObjectId, Arc<dyn EventSink>)>,
+}
+
+impl Shared {
+    fn new(domain: &Arc<Domain>) -> Arc<Self> {
+        Arc::new(Self {
+            domain: Arc::clone(domain),
+            parts: Mutex::default(),
+        })
+    }
+
+    fn add_handle(&self, handle: &QpHandle<'_>) {
+        let events = Arc::clone(handle.events);
+        lock(&self.parts).handles.push((handle.id, events));
+    }
+
+    /// Who has a handle.
+    pub(crate) fn handles(&self) -> Vec<ObjectId> {
+        let parts = lock(&self.parts);
+        parts.handles.iter().map(|(id, _)| *id).collect()
+    }
+
+    fn real(&self) -> Option<Arc<dyn QpOps>> {
+        lock(&self.parts).real.clone()
+    }
+
+    // Takes a handle back: the queue pair where it was the last.
+    fn remove_handle(&self, id: ObjectId) -> Option<Arc<dyn QpOps>> {
+        let mut parts = lock(&self.parts);
+        parts.handles.retain(|(known, _)| *known != id);
+        match parts.handles.is_empty() {
+            true => parts.real.take(),
+            false => None,
+        }
+    }
+}
+
+// What happens to the queue pair concerns every handle.
+impl EventSink for Shared {
+    fn event(&self, event: EventType, _: EventSubject) {
+        let handles = {
+            let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+            parts.handles.clone()
+        };
+        for (id, sink) in handles {
+            sink.event(event, EventSubject::Object(id));
+        }
+    }
+}
+
+struct OneOf {
+    shared: Arc<Shared>,
+    id: ObjectId,
+    is_new: bool,
+}
+
+impl OneOf {
+    fn handle(&self) -> Arc<dyn QpOps> {
+        Arc::new(Handle {
+            shared: Arc::clone(&self.shared),
+            id: self.id,
+        })
+    }
+}
+
+impl Sharing for OneOf {
+    fn existing(&mut self) -> Option<Arc<dyn QpOps>> {
+        (!self.is_new).then(|| self.handle())
+    }
+
+    fn events(&self) -> Arc<dyn EventSink> {
+        Arc::clone(&self.shared) as _
+    }
+
+    fn first(&mut self, made: Arc<dyn QpOps>) -> Arc<dyn QpOps> {
+        let qpn = made.qp_num().value();
+        lock(&self.shared.parts).real = Some(made);
+        let shared = Arc::clone(&self.shared);
+        self.shared.domain.add_target(qpn, shared);
+        self.handle()
+    }
+}
+
+/// One handle of a target.
+struct Handle {
+    shared: Arc<Shared>,
+    id: ObjectId,
+}
+
+impl QpOps for Handle {
+    fn poster(&self) -> &(dyn PostOps + 'static) {
+        self
+    }
+
+    // Nothing is posted on a target, and what its peer sends is not this handle's.
+    fn admit(&self, _: bool) {}
+
+    fn qp_num(&self) -> Qpn {
+        self.shared.real().map_or(Qpn::new(0), |real| real.qp_num())
+    }
+
+    fn cap(&self) -> QpCap {
+        self.shared
+            .real()
+            .map_or_else(QpCap::default, |real| real.cap())
+    }
+
+    fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
+        if let Some(real) = self.shared.real() {
+            real.modify(attributes, reply);
+        }
+    }
+
+    fn query(&self) -> QpStatus {
+        let gone = || QpStatus {
+            state: QpState::Err,
+            sq_draining: false,
+            attributes: QpAttributes::new(),
+            cap: QpCap::default(),
+        };
+        self.shared.real().map_or_else(gone, |real| real.query())
+    }
+
+    fn counters(&self) -> QpCounters {
+        let real = self.shared.real();
+        real.map_or_else(QpCounters::default, |real| real.counters())
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        match self.shared.remove_handle(self.id) {
+            Some(real) => {
+                self.shared.domain.remove_target(real.qp_num().value());
+                real.destroy(reply);
+            }
+            None => reply.send(Ok(())),
+        }
+    }
+}
+
+impl PostOps for Handle {
+    fn post_send(&self, _: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let missing = Operations::empty();
+        Err((0, PostReason::OperationNotEnabled { missing }))
+    }
+
+    fn post_recv(&self, _: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        Err((0, PostReason::NoReceives))
+    }
+}

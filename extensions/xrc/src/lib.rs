@@ -1,0 +1,84 @@
+//! Extended reliable connections: one connection between two nodes that reaches every process of the peer.
+//!
+//! A [domain](Xrcd) binds shared receive queues to the *targets* that may deliver to them, and contexts share it by a file.
+//! An *initiator* sends; each of its requests names the queue at the peer that it is for. A target has no queues of its
+//! own and belongs to the domain: whoever opens the domain may open the target.
+//!
+//! ```no_run
+//! use verbs_api::{ConnectOptions, Features, QpOptions, Requirements, Send, SrqOptions, open};
+//! use xrc::{OpenXrcd, Xrc, XrcFeatures, remote_srqn};
+//! let device = open(Requirements::new().needs(Features::SRQ).needs(XrcFeatures::XRC))?;
+//! let xrc = device.extension::<Xrc>()?;
+//! let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(64).wait()?);
+//!
+//! let domain = xrc.open(OpenXrcd::anonymous()).wait()?;
+//! let srq = domain.create_srq(&pd, SrqOptions::new(64), &cq).wait()?;
+//! let target = domain.create_target().wait()?;
+//!
+//! let initiator = pd.create_qp(QpOptions::rc(&cq).with(&xrc)).wait()?;
+//! initiator.connect(&target.endpoint()?, ConnectOptions::new()).wait()?;
+//! target.connect(&initiator.endpoint()?, ConnectOptions::new()).wait()?;
+//! initiator.post_one(Send::new(b"hello").with(remote_srqn(srq.number()))).map_err(|refused| refused.reason)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What the target carries out, it carries out in the protection domain of the shared receive queue that the request
+//! names: reads, writes and atomics, too.
+#![forbid(unsafe_code)]
+
+mod domain;
+mod emulation;
+mod objects;
+mod probes;
+mod qp_types;
+
+use bitflags::bitflags;
+use verbs_api::{
+    ExtensionDescriptor, FeatureInfo, FeatureSet, RequestAttribute, RequestAttributeKind, feature,
+    link_extension,
+};
+
+pub use emulation::{EMULATION, InSoftware};
+pub use objects::{OpenXrcd, Xrc, XrcSrq, Xrcd};
+pub use probes::PROBES;
+pub use qp_types::{INITIATOR, TARGET};
+
+bitflags! {
+    /// What a device can do with extended reliable connections.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct XrcFeatures: u64 {
+        /// Extended reliable connections.
+        ///
+        /// * Guarantees: domains, their shared receive queues, initiators and targets.
+        /// * Limits: those of queue pairs, domains and shared receive queues.
+        /// * Who: ConnectX; emulated InfiniBand devices; never iWARP, whose streams name no receive queue.
+        /// * Source: InfiniBand's annex A14; `ibv_open_xrcd`.
+        const XRC = 1;
+    }
+}
+
+impl FeatureSet for XrcFeatures {
+    const SET: &'static str = "xrc";
+}
+
+pub(crate) const XRC: FeatureInfo = feature!(
+    XrcFeatures::XRC,
+    "one connection that reaches many shared receive queues"
+);
+
+/// The extension.
+pub static EXTENSION: ExtensionDescriptor =
+    ExtensionDescriptor::new("xrc", "extended reliable connections")
+        .features(&[XRC])
+        .probes(PROBES)
+        .parts(&[&EMULATION]);
+
+link_extension!(EXTENSION);
+
+/// What each request of an initiator says: the shared receive queue at the peer that it is for.
+pub static REMOTE_SRQN: RequestAttributeKind = RequestAttributeKind::new("xrc", "remote_srqn");
+
+/// A request with this is for the shared receive queue of this [number](XrcSrq::number) at the peer.
+pub fn remote_srqn(number: u32) -> RequestAttribute {
+    REMOTE_SRQN.with(number)
+}

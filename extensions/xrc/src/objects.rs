@@ -1,0 +1,273 @@
+//! The typed handle, domains and their shared receive queues.
+
+use std::fmt;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use polyverbs_engine::cq::Cq as EngineCq;
+use polyverbs_engine::emulation::Target;
+use polyverbs_engine::srq::Srq as EngineSrq;
+use verbs_api::objects::Holder;
+use verbs_api::provider::own;
+use verbs_api::{
+    Context, Cq, DestroyError, Extension, Held, Pd, Qp, QpExtension, QpOptions, Qpn, Srq,
+    SrqOptions, Started, Unsupported, VerbError,
+};
+
+use crate::domain::{Domain, FileId, Flags};
+use crate::emulation::TargetOf;
+use crate::qp_types::{Role, TARGET};
+use crate::{XRC, XrcFeatures};
+
+/// Extended reliable connections: opens domains, and makes a queue pair an initiator by
+/// [`QpOptions::with`](verbs_api::QpOptions::with).
+#[derive(Clone, Debug)]
+pub struct Xrc {
+    context: Context,
+}
+
+impl Extension for Xrc {
+    type Features = XrcFeatures;
+
+    const NAME: &'static str = "xrc";
+    const NEEDS: XrcFeatures = XrcFeatures::XRC;
+
+    fn load(context: &Context) -> Result<Self, Unsupported> {
+        Self::require(context)?;
+        Ok(Self {
+            context: context.clone(),
+        })
+    }
+}
+
+/// Which domain is opened, and how.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+#[doc(alias = "ibv_xrcd_init_attr")]
+pub struct OpenXrcd<'f> {
+    file: Option<BorrowedFd<'f>>,
+    flags: Flags,
+}
+
+impl<'f> OpenXrcd<'f> {
+    /// A domain of the caller's own, which nobody else can open.
+    pub const fn anonymous() -> Self {
+        Self {
+            file: None,
+            flags: Flags {
+                create: true,
+                exclusive: false,
+            },
+        }
+    }
+
+    /// The domain of this file, which is the same through whatever path it was opened. It must be there.
+    pub const fn of(file: BorrowedFd<'f>) -> Self {
+        Self {
+            file: Some(file),
+            flags: Flags {
+                create: false,
+                exclusive: false,
+            },
+        }
+    }
+
+    /// It is created if it is not there.
+    #[doc(alias = "O_CREAT")]
+    pub const fn create(mut self) -> Self {
+        self.flags.create = true;
+        self
+    }
+
+    /// With [`create`](Self::create): it must not be there.
+    #[doc(alias = "O_EXCL")]
+    pub const fn exclusive(mut self) -> Self {
+        self.flags.exclusive = true;
+        self
+    }
+}
+
+impl Xrc {
+    /// Opens a domain.
+    ///
+    /// # Errors
+    /// The file has no domain and none was to be created, or has one and a new one was wanted; or another process has it,
+    /// which is told: emulated devices share domains between the contexts of one process.
+    #[doc(alias = "ibv_open_xrcd")]
+    pub fn open(&self, how: OpenXrcd<'_>) -> Started<Xrcd> {
+        let domain = match self.domain(how) {
+            Ok(domain) => Opened {
+                domain,
+                given_back: false,
+            },
+            Err(error) => return Started::ready(Err(error)),
+        };
+        let (started, outcome) = self.context.begin();
+        let context = self.context.clone();
+        self.context.alloc_pd().on_done(move |pd| match pd {
+            Err(error) => outcome.complete(Err(error)),
+            Ok(pd) => context.create_cq(1).on_done(move |cq| {
+                outcome.complete(cq.map(|cq| Xrcd { domain, pd, cq }));
+            }),
+        });
+        started
+    }
+
+    fn domain(&self, how: OpenXrcd<'_>) -> Result<Arc<Domain>, VerbError> {
+        let Some(fd) = how.file else {
+            return Ok(Domain::anonymous());
+        };
+        let file = FileId::of(fd).map_err(|error| VerbError::argument("fd", error.to_string()))?;
+        Domain::of_file(self.context.device_id(), file, how.flags)
+    }
+}
+
+// One opening of a domain, given back when dropped.
+#[derive(Debug)]
+struct Opened {
+    domain: Arc<Domain>,
+    given_back: bool,
+}
+
+impl Opened {
+    fn close(&mut self) -> Result<(), Vec<Holder>> {
+        self.domain.close()?;
+        self.given_back = true;
+        Ok(())
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if !self.given_back {
+            self.domain.forget_opening();
+        }
+    }
+}
+
+/// A domain, opened. Dropping it closes it; what was made in it goes on.
+#[derive(Debug)]
+#[doc(alias = "ibv_xrcd")]
+pub struct Xrcd {
+    domain: Opened,
+    // Of the targets, which have neither: nothing is registered in the one or completes in the other.
+    pd: Pd,
+    cq: Cq,
+}
+
+impl Xrcd {
+    /// Makes a shared receive queue of the domain. Its receives complete in `cq`, whichever target brings them, and their
+    /// memory is that of `pd`; so is the memory that requests for it write, read and operate on.
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn create_srq(&self, pd: &Pd, options: SrqOptions, cq: &Cq) -> Started<XrcSrq> {
+        let domain = Arc::clone(&self.domain.domain);
+        let cq = cq.clone();
+        let (started, outcome) = pd.open_device().begin();
+        pd.create_srq_on(options, &cq).on_done(move |made| {
+            outcome.complete(made.and_then(|srq| XrcSrq::add(domain, srq, &cq)));
+        });
+        started
+    }
+
+    /// Makes a target.
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_target(&self) -> Started<Qp> {
+        self.target(None)
+    }
+
+    /// Another handle of a target of the domain, whoever made it. The target is destroyed with the last handle; what
+    /// happens to it is told to all.
+    ///
+    /// # Errors
+    /// The domain has no target of this number.
+    #[doc(alias = "ibv_open_qp")]
+    pub fn open_target(&self, qp_num: Qpn) -> Started<Qp> {
+        self.target(Some(qp_num))
+    }
+
+    fn target(&self, existing: Option<Qpn>) -> Started<Qp> {
+        let of = TargetOf {
+            domain: Arc::clone(&self.domain.domain),
+            existing,
+        };
+        let target = QpExtension::new("xrc", &XRC, Role::Target as u64)
+            .variant(&TARGET)
+            .holding(Held::new(of));
+        self.pd.create_qp(QpOptions::rc(&self.cq).with(target))
+    }
+
+    /// Closes the domain: Busy where this is its last opening and it has shared receive queues or targets.
+    ///
+    /// # Errors
+    /// Busy, with what there is, and the domain back.
+    #[doc(alias = "ibv_close_xrcd")]
+    pub fn close(mut self) -> Result<(), DestroyError<Self>> {
+        match self.domain.close() {
+            Ok(()) => Ok(()),
+            Err(held_by) => Err(DestroyError::Busy {
+                object: self,
+                held_by,
+            }),
+        }
+    }
+}
+
+/// A shared receive queue of a domain. Cloning shares it.
+#[derive(Clone)]
+pub struct XrcSrq {
+    srq: Srq,
+    entry: Arc<Entry>,
+}
+
+// The place in the domain, given back with the last handle.
+struct Entry {
+    domain: Arc<Domain>,
+    number: u32,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.domain.remove_srq(self.number);
+    }
+}
+
+impl XrcSrq {
+    fn add(domain: Arc<Domain>, srq: Srq, cq: &Cq) -> Result<Self, VerbError> {
+        let engine_srq: Arc<EngineSrq> = own(srq.ops(), "srq")?;
+        let engine_cq: Arc<EngineCq> = own(cq.ops(), "cq")?;
+        let number = domain.add_srq(srq.id(), |number| Target {
+            number,
+            srq: Arc::clone(&engine_srq),
+            cq: Arc::clone(&engine_cq),
+        })?;
+        let entry = Arc::new(Entry { domain, number });
+        Ok(Self { srq, entry })
+    }
+
+    /// Its number: what a request of the peer names it by. 24 bits, unlike that of any other queue of the domain.
+    #[doc(alias = "ibv_get_srq_num")]
+    pub fn number(&self) -> u32 {
+        self.entry.number
+    }
+
+    /// Destroys the queue. No request reaches it from now on.
+    pub fn destroy(self) -> Started<(), DestroyError<Srq>> {
+        self.entry.domain.remove_srq(self.entry.number);
+        self.srq.destroy()
+    }
+}
+
+impl Deref for XrcSrq {
+    type Target = Srq;
+
+    fn deref(&self) -> &Srq {
+        &self.srq
+    }
+}
+
+impl fmt::Debug for XrcSrq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} (number {})", self.srq, self.entry.number)
+    }
+}

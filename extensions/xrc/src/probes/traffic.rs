@@ -1,0 +1,296 @@
+//! What travels from an initiator through a target.
+
+use verbs_api::probe::{Outcome, Rig};
+use verbs_api::qp::QpState;
+use verbs_api::{
+    Access, CompareSwap, FetchAdd, MrOptions, Read, ReceiveRequest, Send, SendWithImmediate,
+    SendWithInvalidate, WcOpcode, WcStatus, Write, WriteWithImmediate, ensure, ensure_eq,
+};
+
+use super::{Lane, Mailbox, anonymous, local};
+use crate::remote_srqn;
+
+// covers 4.03 4.04
+pub(super) fn delivery(rig: &Rig) -> Outcome {
+    let lane = Lane::new(rig)?;
+    let (first, second) = (
+        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
+        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
+    );
+    ensure!(
+        first.srq.number() != second.srq.number() && first.srq.number() >> 24 == 0,
+        "two queues have the numbers {:#x} and {:#x}",
+        first.srq.number(),
+        second.srq.number()
+    );
+    first.receives(2)?;
+    second.receives(2)?;
+    for (mailbox, other, octets) in [(&second, &first, b"to two"), (&first, &second, b"to one")] {
+        let message = Send::new(octets).with(remote_srqn(mailbox.srq.number()));
+        rig.succeeds(&lane.initiator, message)?;
+        let done = rig.take(&mailbox.cq, 1)?.remove(0);
+        ensure_eq!(
+            (done.status, done.opcode, done.byte_len),
+            (WcStatus::Success, WcOpcode::Recv, 6),
+            "the receive"
+        );
+        ensure_eq!(
+            (done.qp_num, done.src_qp),
+            (lane.target.qp_num(), lane.initiator.qp_num()),
+            "the target and the initiator that the completion tells"
+        );
+        ensure_eq!(mailbox.octets(&done)?, octets.to_vec(), "the octets");
+        rig.nothing_on(&other.cq)?;
+    }
+    let message = SendWithImmediate::new(b"", *b"imm!").with(remote_srqn(second.srq.number()));
+    rig.succeeds(&lane.initiator, message)?;
+    let done = rig.take(&second.cq, 1)?.remove(0);
+    ensure_eq!(done.immediate(), Some(*b"imm!"), "immediate data");
+    Ok(())
+}
+
+// covers 4.06
+pub(super) fn protection(rig: &Rig) -> Outcome {
+    let open = MrOptions::new(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let other_pd = rig.far.other_pd()?;
+    for foreign in [false, true] {
+        let lane = Lane::new(rig)?;
+        let (mine, others) = (
+            Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
+            Mailbox::new(rig, &lane.domain, &other_pd)?,
+        );
+        let region = rig.far.region_with(&other_pd, 64, open)?;
+        let write = |mailbox: &Mailbox| -> Result<_, verbs_api::probe::Evidence> {
+            let source = rig.scratch.sge(0, 8)?;
+            Ok(Write::new(source, region.remote(0)).with(remote_srqn(mailbox.srq.number())))
+        };
+        lane.ends(rig, write(&others)?, WcStatus::Success)?;
+        if foreign {
+            lane.ends(rig, write(&mine)?, WcStatus::RemAccessErr)?;
+        } else {
+            let sink = rig.scratch.sge(8, 8)?;
+            let read = Read::new(sink, region.remote(0)).with(remote_srqn(mine.srq.number()));
+            lane.ends(rig, read, WcStatus::RemAccessErr)?;
+        }
+        rig.settle();
+        ensure_eq!(
+            lane.target.query()?.state,
+            QpState::Err,
+            "the state of the target behind a refusal"
+        );
+    }
+    Ok(())
+}
+
+// covers 4.06 2.07
+pub(super) fn receive_memory(rig: &Rig) -> Outcome {
+    let lane = Lane::new(rig)?;
+    let other_pd = rig.far.other_pd()?;
+    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    let elsewhere = rig.far.region_with(&other_pd, 64, local())?;
+    let receive = ReceiveRequest::new(5, elsewhere.sge(0, 64)?);
+    mailbox.srq.post_receive(receive)?;
+    let message = Send::new(&[1]).with(remote_srqn(mailbox.srq.number()));
+    lane.ends(rig, message, WcStatus::RemOpErr)?;
+    let done = rig.take(&mailbox.cq, 1)?.remove(0);
+    ensure_eq!(
+        (done.wr_id, done.status),
+        (5, WcStatus::LocProtErr),
+        "a receive into memory of another domain"
+    );
+    Ok(())
+}
+
+// covers 4.09
+pub(super) fn foreign_queue(rig: &Rig) -> Outcome {
+    let other = anonymous(rig, &rig.far)?;
+    let foreign = Mailbox::new(rig, &other, &rig.far.pd)?;
+    foreign.receives(1)?;
+    let gone = Mailbox::new(rig, &other, &rig.far.pd)?.srq.number();
+    for number in [foreign.srq.number(), gone, 0] {
+        let lane = Lane::new(rig)?;
+        let message = Send::new(&[1]).with(remote_srqn(number));
+        lane.ends(rig, message, WcStatus::RemInvReqErr)?;
+        rig.settle();
+        ensure_eq!(
+            lane.target.query()?.state,
+            QpState::Err,
+            "the state of a target that was asked for a queue it does not reach"
+        );
+        rig.nothing_on(&foreign.cq)?;
+    }
+    // Its receive is there for a target of its own.
+    let target = rig.finish(other.create_target())?;
+    let lane = Lane {
+        initiator: super::initiator(&rig.near)?,
+        domain: other,
+        target,
+    };
+    lane.connect(rig)?;
+    let message = Send::new(&[1]).with(remote_srqn(foreign.srq.number()));
+    lane.ends(rig, message, WcStatus::Success)?;
+    rig.take(&foreign.cq, 1)?;
+    Ok(())
+}
+
+// covers 4.10
+pub(super) fn starved(rig: &Rig) -> Outcome {
+    let lane = Lane::new(rig)?;
+    let (empty, full) = (
+        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
+        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
+    );
+    full.receives(2)?;
+    let to = |mailbox: &Mailbox| remote_srqn(mailbox.srq.number());
+    lane.initiator
+        .post_one(Send::new(b"waits").with(to(&empty)).signaled(1))?;
+    lane.initiator
+        .post_one(Send::new(b"behind").with(to(&full)).signaled(2))?;
+    rig.nothing_on(&full.cq)?;
+    rig.nothing_on(&lane.initiator.cq)?;
+    // Other initiators of the domain are not held up.
+    let target = rig.finish(lane.domain.create_target())?;
+    let beside = Lane {
+        initiator: super::initiator(&rig.near)?,
+        domain: lane.domain,
+        target,
+    };
+    beside.connect(rig)?;
+    beside.ends(rig, Send::new(b"beside").with(to(&full)), WcStatus::Success)?;
+    rig.take(&full.cq, 1)?;
+    empty.receives(1)?;
+    let done = rig.take(&lane.initiator.cq, 2)?;
+    let ended: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
+    ensure_eq!(
+        ended,
+        [(1, WcStatus::Success), (2, WcStatus::Success)],
+        "the request that waited and the one behind it"
+    );
+    rig.take(&empty.cq, 1)?;
+    rig.take(&full.cq, 1)?;
+    Ok(())
+}
+
+// covers 4.11
+pub(super) fn order(rig: &Rig) -> Outcome {
+    let lane = Lane::new(rig)?;
+    let mut mailboxes = Vec::new();
+    for _ in 0..4 {
+        let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+        mailbox.receives(16)?;
+        mailboxes.push(mailbox);
+    }
+    // Interleaved, each queue at a pace of its own.
+    let turns = (0..64_u32).map(|turn| (turn * 7 % 16 / 4, turn));
+    let mut sent = vec![Vec::new(); mailboxes.len()];
+    for (mailbox, turn) in turns {
+        let mailbox = mailbox as usize;
+        if sent[mailbox].len() == 16 {
+            continue;
+        }
+        sent[mailbox].push(turn);
+        let number = mailboxes[mailbox].srq.number();
+        let octets = turn.to_ne_bytes();
+        lane.initiator.post_one(
+            Send::new(&octets)
+                .with(remote_srqn(number))
+                .signaled(u64::from(turn)),
+        )?;
+    }
+    let total = sent.iter().map(Vec::len).sum();
+    let done = rig.take(&lane.initiator.cq, total)?;
+    ensure!(
+        done.iter().all(|done| done.status.is_success()),
+        "not all were sent"
+    );
+    for (mailbox, sent) in mailboxes.iter().zip(&sent) {
+        let done = rig.take(&mailbox.cq, sent.len())?;
+        for (done, turn) in done.iter().zip(sent) {
+            ensure_eq!(
+                mailbox.octets(done)?,
+                turn.to_ne_bytes().to_vec(),
+                "the next message of a queue"
+            );
+        }
+    }
+    Ok(())
+}
+
+// covers 4.12
+pub(super) fn operations(rig: &Rig) -> Outcome {
+    let lane = Lane::new(rig)?;
+    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    mailbox.receives(1)?;
+    let number = remote_srqn(mailbox.srq.number());
+    let all =
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    // Longer than a packet.
+    let region = rig.far.region(8192, all)?;
+    rig.scratch.fill(3)?;
+    let (source, sink) = (rig.scratch.sge(0, 8000)?, rig.scratch.sge(16384, 8000)?);
+    lane.initiator
+        .post_one(Write::new(source, region.remote(0)).with(number))?;
+    lane.initiator
+        .post_one(Read::new(sink, region.remote(0)).with(number).signaled(1))?;
+    let word = rig.scratch.sge(32768, 8)?;
+    let add = FetchAdd::new(word, region.remote(8184), 5);
+    lane.initiator
+        .post_one(add.with(number).fence().signaled(2))?;
+    let swap = CompareSwap::new(word, region.remote(8184), 5, 9);
+    lane.initiator
+        .post_one(swap.with(number).fence().signaled(3))?;
+    let last = WriteWithImmediate::new(b"tail", region.remote(8100), *b"last");
+    lane.initiator.post_one(last.with(number).signaled(4))?;
+    let done = rig.take(&lane.initiator.cq, 4)?;
+    let ended: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
+    ensure_eq!(
+        ended,
+        [1, 2, 3, 4].map(|id| (id, WcStatus::Success)),
+        "the requests"
+    );
+    ensure_eq!(
+        rig.scratch.bytes(16384, 8000)?,
+        rig.scratch.bytes(0, 8000)?,
+        "what was written and read"
+    );
+    ensure_eq!(region.word(8184)?, 9, "a word after two atomics");
+    ensure_eq!(rig.scratch.word(32768)?, 5, "what the second one found");
+    let done = rig.take(&mailbox.cq, 1)?.remove(0);
+    ensure_eq!(
+        (done.opcode, done.immediate(), done.byte_len),
+        (WcOpcode::RecvRdmaWithImm, Some(*b"last"), 4),
+        "the receive of a write with immediate data"
+    );
+    Ok(())
+}
+
+// covers 4.12
+pub(super) fn keys(rig: &Rig) -> Outcome {
+    let lane = Lane::new(rig)?;
+    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    mailbox.receives(1)?;
+    let number = remote_srqn(mailbox.srq.number());
+    // Its own key: registered, sent from, invalidated.
+    let own = rig.near.fast(4096)?;
+    own.fill(9)?;
+    rig.succeeds(&lane.initiator, own.register(Access::LOCAL_WRITE))?;
+    // The peer's, which a queue pair of the peer's has registered.
+    let pair = rig.rc()?;
+    let theirs = rig.far.fast(4096)?;
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    rig.succeeds(&pair.far, theirs.register(rights))?;
+    let write = Write::new(own.sge(0, 64), theirs.remote(0)).with(number);
+    lane.ends(rig, write, WcStatus::Success)?;
+    ensure_eq!(theirs.bytes(0, 64)?, own.bytes(0, 64)?, "what was written");
+    rig.succeeds(&lane.initiator, own.invalidate().fence())?;
+    let message = SendWithInvalidate::new(b"done", theirs.rkey()).with(number);
+    lane.ends(rig, message, WcStatus::Success)?;
+    let done = rig.take(&mailbox.cq, 1)?.remove(0);
+    ensure_eq!(
+        done.invalidated_rkey(),
+        Some(theirs.rkey()),
+        "the key that was invalidated"
+    );
+    let write = Write::new(rig.scratch.sge(0, 8)?, theirs.remote(0)).with(number);
+    lane.ends(rig, write, WcStatus::RemAccessErr)
+}

@@ -1,0 +1,52 @@
+//! Initiators and targets: variants of the reliable connection.
+
+use verbs_api::qp::{QpAttrMask, QpState, QpType, Transition};
+use verbs_api::{QpExtension, QpVariant};
+
+use crate::{REMOTE_SRQN, XRC, Xrc};
+
+/// The sending end: protection domain, send queue, and no receives. Each request carries [`REMOTE_SRQN`].
+pub static INITIATOR: QpVariant = QpVariant::new("XRC_INI", QpType::Rc)
+    .sends(&REMOTE_SRQN)
+    .transition(of_initiator);
+
+/// The receiving end: a domain's, with no queues.
+pub static TARGET: QpVariant = QpVariant::new("XRC_TGT", QpType::Rc).transition(of_target);
+
+// What a responder is told, an initiator need not be.
+fn of_initiator(_: QpState, _: QpState, of_service: Transition) -> Transition {
+    without(
+        of_service,
+        QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
+    )
+}
+
+// What a requester is told, a target need not be.
+fn of_target(_: QpState, _: QpState, of_service: Transition) -> Transition {
+    without(
+        of_service,
+        QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC,
+    )
+}
+
+fn without(of_service: Transition, attributes: QpAttrMask) -> Transition {
+    Transition {
+        required: of_service.required - attributes,
+        optional: of_service.optional - attributes,
+    }
+}
+
+/// What of the extension a queue pair is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Role {
+    Initiator = 1,
+    Target = 2,
+}
+
+/// Makes an initiator: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
+impl From<&Xrc> for QpExtension {
+    fn from(_: &Xrc) -> Self {
+        Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR)
+    }
+}

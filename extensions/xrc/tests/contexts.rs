@@ -1,0 +1,302 @@
+//! Domains that several contexts of one process have, and what a second process is told.
+
+use std::fs::{File, hard_link};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+
+use emulated_ib::InfiniBand;
+use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+use polyverbs_links::Simulation;
+use verbs_api::objects::ObjectId;
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::{
+    Access, Completion, ConnectOptions, Context, Cq, Device, ErrorKind, EventSubject, EventType,
+    Features, LinkAddress, Memory, Mr, Qp, QpOptions, ReceiveRequest, Requirements, Send,
+    SrqOptions, VerbError,
+};
+use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
+
+/// Two devices that reach each other.
+struct Lab {
+    _simulation: Simulation,
+    near: Device,
+    far: Device,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let mut simulation = Simulation::new();
+        let network = simulation.network::<InfiniBand>(None);
+        let device = |at| {
+            let driver = InfiniBand {
+                name: format!("ib{at}"),
+                address: LinkAddress::InProcess(at),
+                windows_2a: false,
+                management: None,
+            };
+            Device::of(Engine::new(driver, &network, DeviceOptions::default()).unwrap())
+        };
+        let (near, far) = (device(1), device(2));
+        Self {
+            _simulation: simulation,
+            near,
+            far,
+        }
+    }
+}
+
+fn open(device: &Device) -> Context {
+    let wanted = Requirements::new()
+        .needs(Features::SRQ)
+        .needs(XrcFeatures::XRC);
+    device.open(&wanted).unwrap()
+}
+
+fn domain(context: &Context, file: &File, create: bool) -> Result<Xrcd, VerbError> {
+    let xrc: Xrc = context.extension().unwrap();
+    let how = OpenXrcd::of(file.as_fd());
+    xrc.open(if create { how.create() } else { how }).wait()
+}
+
+/// A program: a context, its opening of the domain, and a queue of its own.
+struct Program {
+    context: Context,
+    domain: Xrcd,
+    srq: XrcSrq,
+    cq: Cq,
+    memory: Memory,
+    mr: Mr,
+}
+
+impl Program {
+    fn new(device: &Device, file: &File) -> Self {
+        let context = open(device);
+        let domain = domain(&context, file, true).unwrap();
+        let (pd, cq) = (
+            context.alloc_pd().wait().unwrap(),
+            context.create_cq(16).wait().unwrap(),
+        );
+        let srq = domain
+            .create_srq(&pd, SrqOptions::new(16), &cq)
+            .wait()
+            .unwrap();
+        let memory = Memory::zeroed(64).unwrap();
+        let mr = pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
+        let program = Self {
+            context,
+            domain,
+            srq,
+            cq,
+            memory,
+            mr,
+        };
+        for id in 0..4 {
+            let sge = program.mr.sge(16 * id, 16).unwrap();
+            let receive = ReceiveRequest::new(id as u64, sge);
+            program.srq.post_receive(receive).unwrap();
+        }
+        program
+    }
+
+    fn received(&self) -> Vec<Completion> {
+        completions(&self.cq)
+    }
+
+    fn events(&self) -> Vec<(EventType, EventSubject)> {
+        let events = std::iter::from_fn(|| self.context.poll_event());
+        events
+            .map(|event| (event.event_type(), event.subject()))
+            .collect()
+    }
+}
+
+fn completions(cq: &Cq) -> Vec<Completion> {
+    let mut slots: [Completion; 8] = std::array::from_fn(|_| Completion::default());
+    let count = cq.poll(&mut slots).unwrap().len();
+    slots.into_iter().take(count).collect()
+}
+
+/// An initiator of the near device, connected to a target.
+fn initiator(lab: &Lab, target: &Qp) -> (Qp, Cq) {
+    let context = open(&lab.near);
+    let xrc: Xrc = context.extension().unwrap();
+    let (pd, cq) = (
+        context.alloc_pd().wait().unwrap(),
+        context.create_cq(16).wait().unwrap(),
+    );
+    let qp = pd.create_qp(QpOptions::rc(&cq).with(&xrc)).wait().unwrap();
+    let (here, there) = (qp.endpoint().unwrap(), target.endpoint().unwrap());
+    target.connect(&here, ConnectOptions::new()).wait().unwrap();
+    qp.connect(&there, ConnectOptions::new()).wait().unwrap();
+    (qp, cq)
+}
+
+fn object(subject: EventSubject) -> Option<ObjectId> {
+    match subject {
+        EventSubject::Object(id) => Some(id),
+        _ => None,
+    }
+}
+
+// covers 4.01 4.03 4.07 4.11
+#[test]
+fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
+    let lab = Lab::new();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, other_path) = (folder.path().join("a"), folder.path().join("b"));
+    let file = File::create(&path).unwrap();
+    hard_link(&path, &other_path).unwrap();
+    let programs = [
+        Program::new(&lab.far, &file),
+        Program::new(&lab.far, &File::open(&other_path).unwrap()),
+        Program::new(&lab.far, &File::open(&path).unwrap()),
+    ];
+    let target = programs[0].domain.create_target().wait().unwrap();
+    let (sender, sends) = initiator(&lab, &target);
+    for round in 0..3_u8 {
+        for (which, program) in programs.iter().enumerate() {
+            let octets = [round, which as u8];
+            let message = Send::new(&octets).with(remote_srqn(program.srq.number()));
+            sender.post_one(message.signaled(1)).unwrap();
+        }
+    }
+    assert!(
+        completions(&sends)
+            .iter()
+            .all(|done| done.status.is_success())
+    );
+    for (which, program) in programs.iter().enumerate() {
+        let done = program.received();
+        assert_eq!(done.len(), 3);
+        for (round, done) in done.iter().enumerate() {
+            assert_eq!(done.qp_num, target.qp_num());
+            let mut octets = [0; 2];
+            let offset = 16 * done.wr_id as usize;
+            program.memory.read(offset, &mut octets).unwrap();
+            assert_eq!(octets, [round as u8, which as u8]);
+        }
+    }
+    // The target outlives the program that made it, as long as another has it.
+    let kept = programs[1]
+        .domain
+        .open_target(target.qp_num())
+        .wait()
+        .unwrap();
+    target.destroy().wait().unwrap();
+    let message = Send::new(&[9]).with(remote_srqn(programs[2].srq.number()));
+    sender.post_one(message.signaled(2)).unwrap();
+    assert_eq!(programs[2].received().len(), 1);
+    kept.destroy().wait().unwrap();
+    let gone = programs[1].domain.open_target(sender.qp_num()).wait();
+    assert_eq!(gone.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+// covers 4.07
+#[test]
+fn each_context_is_told_by_the_name_of_its_own_handle() {
+    let lab = Lab::new();
+    let file = tempfile::tempfile().unwrap();
+    let programs = [Program::new(&lab.far, &file), Program::new(&lab.far, &file)];
+    let made = programs[0].domain.create_target().wait().unwrap();
+    let opened = programs[1]
+        .domain
+        .open_target(made.qp_num())
+        .wait()
+        .unwrap();
+    let error = QpAttributes::new().qp_state(QpState::Init).pkey_index(0);
+    opened
+        .modify(error.port_num(1).qp_access_flags(Access::empty()))
+        .wait()
+        .unwrap();
+    made.modify(QpAttributes::new().qp_state(QpState::Err))
+        .wait()
+        .unwrap();
+    for (program, handle) in programs.iter().zip([&made, &opened]) {
+        let events = program.events();
+        assert_eq!(events.len(), 1);
+        let (event, subject) = events[0];
+        assert_eq!(event, EventType::QpLastWqeReached);
+        let id = object(subject).unwrap();
+        assert_eq!(id, handle.id());
+        assert!(program.context.find_qp(id).is_some());
+    }
+}
+
+// covers 4.01
+#[test]
+fn a_device_has_domains_of_its_own() {
+    let lab = Lab::new();
+    let file = tempfile::tempfile().unwrap();
+    let program = Program::new(&lab.far, &file);
+    assert!(domain(&open(&lab.near), &file, false).is_err());
+    let other = domain(&open(&lab.near), &file, true).unwrap();
+    let target = program.domain.create_target().wait().unwrap();
+    assert!(other.open_target(target.qp_num()).wait().is_err());
+}
+
+// covers 4.03
+#[test]
+fn the_completion_queue_of_a_shared_receive_queue_is_busy() {
+    let lab = Lab::new();
+    let file = tempfile::tempfile().unwrap();
+    let program = Program::new(&lab.far, &file);
+    let refused = program.cq.clone().destroy().wait().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    program.srq.destroy().wait().unwrap();
+    program.cq.destroy().wait().unwrap();
+}
+
+const FILE: &str = "XRC_TEST_FILE";
+
+// What a second process does; alone it does nothing.
+#[test]
+fn second_process() {
+    let Some(path) = std::env::var_os(FILE) else {
+        return;
+    };
+    let lab = Lab::new();
+    let file = File::open(Path::new(&path)).unwrap();
+    for create in [false, true] {
+        match domain(&open(&lab.far), &file, create) {
+            Ok(_) => println!("\nsaid opened with create {create}"),
+            Err(error) => println!("\nsaid {:?}: {error}", error.kind()),
+        }
+    }
+}
+
+fn as_second_process(path: &Path) -> Vec<String> {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "second_process",
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(FILE, path)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let said = text.lines().filter_map(|line| line.strip_prefix("said "));
+    said.map(str::to_owned).collect()
+}
+
+// covers 4.01
+#[test]
+fn a_second_process_is_told_where_the_domain_is() {
+    let lab = Lab::new();
+    let named = tempfile::NamedTempFile::new().unwrap();
+    let first = domain(&open(&lab.far), named.as_file(), true).unwrap();
+    let expected = format!("process {}", std::process::id());
+    let said = as_second_process(named.path());
+    assert_eq!(said.len(), 2, "{said:?}");
+    for line in &said {
+        assert!(line.starts_with("Unsupported: "), "{line}");
+        assert!(line.contains(&expected), "{line}");
+    }
+    // Where it is closed, the other may have it.
+    first.close().unwrap();
+    let said = as_second_process(named.path());
+    assert!(said[0].starts_with("InvalidArgument: "), "{said:?}");
+    assert_eq!(said[1], "opened with create true");
+}
