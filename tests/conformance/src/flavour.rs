@@ -30,6 +30,7 @@ use polyverbs_wire::iwarp::Framing;
 use verbs_api::carrier::ReadyForms;
 use verbs_api::provider::DeviceOps;
 use verbs_api::{Extensions, Features, LinkAddress, Mtu, PortState};
+use xrc as _;
 
 /// How long a frame is under way on a link.
 fn under_way() -> Between<Duration> {

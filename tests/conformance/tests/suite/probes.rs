@@ -1,23 +1,28 @@
 //! The probes of the core and of every extension on every kind of device: what is claimed is proven, what is not is refused.
 
 use conformance::{Flavour, examined};
-use verbs_api::Extensions;
 use verbs_api::probe::{CORE_FEATURES, CORE_PROBES, Verdict, Verified};
+use verbs_api::{ExtensionDescriptor, Extensions};
 
 fn cells(flavour: Flavour) -> Vec<(String, Verified)> {
     let extensions = Extensions::linked().expect("extensions that fit together");
-    let of_extensions = extensions.iter().flat_map(|extension| {
-        let features = extension.all_features().iter();
-        features.map(move |feature| (extension.all_probes(), feature))
+    let of_core = CORE_FEATURES.iter().map(|feature| {
+        let name = format!("{}::{}", feature.set, feature.name);
+        (name, examined(flavour, feature, CORE_PROBES))
     });
-    let of_core = CORE_FEATURES.iter().map(|feature| (CORE_PROBES, feature));
-    of_core
-        .chain(of_extensions)
-        .map(|(probes, feature)| {
+    let all: Vec<_> = extensions.iter().collect();
+    of_core.chain(cells_of(flavour, &all)).collect()
+}
+
+fn cells_of(flavour: Flavour, extensions: &[&ExtensionDescriptor]) -> Vec<(String, Verified)> {
+    let mut cells = Vec::new();
+    for extension in extensions {
+        for feature in extension.all_features() {
             let name = format!("{}::{}", feature.set, feature.name);
-            (name, examined(flavour, feature, probes))
-        })
-        .collect()
+            cells.push((name, examined(flavour, feature, extension.all_probes())));
+        }
+    }
+    cells
 }
 
 // covers 4.42
@@ -52,7 +57,19 @@ flavours! {
     one_without_extensions_is_what_it_claims IbPlain;
     one_that_hides_most_is_what_it_claims IbBmme;
     one_over_a_link_is_what_it_claims IbFramed;
+    one_whose_frames_are_octets_is_what_it_claims IbWire;
     an_iwarp_device_is_what_it_claims Iwarp;
     an_iwarp_device_without_extensions_is_what_it_claims IwarpPlain;
     an_iwarp_device_over_a_stream_is_what_it_claims IwarpFramed;
+}
+
+// covers 4.08
+#[test]
+fn extended_connections_reach_over_udp() {
+    let wrong: Vec<_> = cells_of(Flavour::IbUdp, &[&xrc::EXTENSION])
+        .into_iter()
+        .filter(|(_, cell)| cell.verdict != Verdict::Verified)
+        .map(|(name, cell)| format!("{name}: {:?}, {}", cell.verdict, cell.because))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
