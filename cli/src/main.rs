@@ -16,7 +16,9 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{copy, devices, dissect, matrix, perf, plan, put, serve, tour};
+use commands::{
+    capture, copy, devices, dissect, matrix, network, perf, ping, plan, put, serve, tour,
+};
 use output::AlreadyTold;
 
 /// RDMA verbs for InfiniBand, RoCE and iWARP alike, and without any RDMA device.
@@ -38,16 +40,19 @@ Examples:
   polyverbs copy FILE --device ib0 --to COPY         a file over a device, verified
   polyverbs serve --device ib0 --listen 127.0.0.1:7471 --dir IN
   polyverbs put FILE 127.0.0.1:7471 --device ib0     a file to another process or machine
+  polyverbs ping 127.0.0.1 --device ib0              whether a device answers there
   polyverbs perf send-latency --device ib0           how fast it is
   polyverbs dissect FILE.pcap                        what is in a capture";
 
 #[derive(Subcommand)]
 enum Command {
+    Capture(capture::Arguments),
     Copy(copy::Arguments),
     Devices(devices::Arguments),
     Dissect(dissect::Arguments),
     Matrix(matrix::Arguments),
     Perf(perf::Arguments),
+    Ping(ping::Arguments),
     Plan(plan::Arguments),
     Put(put::Arguments),
     Serve(serve::Arguments),
@@ -63,17 +68,7 @@ fn main() -> ExitCode {
         output::complain(&format!("{error:#}"));
         return ExitCode::FAILURE;
     }
-    let result = match arguments.command {
-        None => tour::run(),
-        Some(Command::Copy(arguments)) => copy::run(&arguments),
-        Some(Command::Devices(arguments)) => devices::run(&arguments),
-        Some(Command::Dissect(arguments)) => dissect::run(&arguments),
-        Some(Command::Matrix(arguments)) => matrix::run(&arguments),
-        Some(Command::Perf(arguments)) => perf::run(&arguments),
-        Some(Command::Plan(arguments)) => plan::run(&arguments),
-        Some(Command::Put(arguments)) => put::run(&arguments),
-        Some(Command::Serve(arguments)) => serve::run(&arguments),
-    };
+    let result = run(arguments);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // `polyverbs … | head` is no failure: whoever read the output has seen enough.
@@ -83,6 +78,28 @@ fn main() -> ExitCode {
             output::complain(&format!("{error:#}"));
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    match arguments.command {
+        None => tour::run(),
+        Some(Command::Capture(arguments)) => {
+            let command = std::iter::once("polyverbs".to_owned()).chain(arguments.command);
+            match Arguments::try_parse_from(command) {
+                Ok(inner) => network::captured(&arguments.file, || run(inner)),
+                Err(error) => Err(anyhow::anyhow!(said(&error))),
+            }
+        }
+        Some(Command::Copy(arguments)) => copy::run(&arguments),
+        Some(Command::Devices(arguments)) => devices::run(&arguments),
+        Some(Command::Dissect(arguments)) => dissect::run(&arguments),
+        Some(Command::Matrix(arguments)) => matrix::run(&arguments),
+        Some(Command::Perf(arguments)) => perf::run(&arguments),
+        Some(Command::Ping(arguments)) => ping::run(&arguments),
+        Some(Command::Plan(arguments)) => plan::run(&arguments),
+        Some(Command::Put(arguments)) => put::run(&arguments),
+        Some(Command::Serve(arguments)) => serve::run(&arguments),
     }
 }
 
@@ -97,6 +114,12 @@ fn refuse(error: &clap::Error) -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         };
     }
+    output::complain(&said(error));
+    ExitCode::from(2)
+}
+
+// What is wrong with a command line, in one line.
+fn said(error: &clap::Error) -> String {
     let text = error.to_string();
     let said: Vec<_> = text
         .lines()
@@ -105,9 +128,5 @@ fn refuse(error: &clap::Error) -> ExitCode {
         .filter(|line| !line.is_empty())
         .collect();
     let said = said.join(" ");
-    output::complain(&format!(
-        "{}; try --help",
-        said.trim_start_matches("error: ")
-    ));
-    ExitCode::from(2)
+    format!("{}; try --help", said.trim_start_matches("error: "))
 }

@@ -11,9 +11,10 @@ use thiserror::Error;
 use verbs_api::Device;
 
 pub use polyverbs_links::emulated::{
-    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, kinds,
+    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, Tap, kinds,
 };
 pub use polyverbs_links::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
+pub use polyverbs_links::wire::OctetCapture;
 
 /// The UDP port of RoCEv2.
 const ROCE: u16 = GroupOptions::PORT;

@@ -1,6 +1,8 @@
 //! `rping` between processes: this test runs itself again as the other one.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 // Its `main` is that of the example.
@@ -39,7 +41,8 @@ impl Running {
             std::thread::sleep(Duration::from_millis(10));
         }
         let status = self.0.wait().unwrap();
-        let text = std::io::read_to_string(self.0.stdout.take().unwrap()).unwrap();
+        let text = self.0.stdout.take().map(std::io::read_to_string);
+        let text = text.transpose().unwrap().unwrap_or_default();
         let error = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
         (status.success(), text + &error)
     }
@@ -113,5 +116,84 @@ fn a_server_that_is_killed_is_missed() {
         assert!(!succeeded, "{text}");
         assert!(text.contains("the connection broke"), "{text}");
         assert!(began.elapsed() < Duration::from_secs(5));
+    }
+}
+
+/// Two processes that ping each other without end, and when each ping was seen.
+struct Couple {
+    server: Running,
+    client: Running,
+    seen: Arc<Mutex<Vec<Instant>>>,
+}
+
+impl Couple {
+    fn new(address: &str, port: u16) -> Self {
+        let common = format!("-a {address} -p {port}");
+        let server = start(&format!("-s {common}"));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        // The server may not listen yet.
+        let client = loop {
+            let mut client = start(&format!("-c {common} -v -S 4096"));
+            let mut lines = BufReader::new(client.0.stdout.take().unwrap()).lines();
+            let is_ping = |line: &std::io::Result<String>| {
+                line.as_ref().is_ok_and(|line| line.contains("ping data"))
+            };
+            if lines.any(|line| is_ping(&line)) {
+                let seen = Arc::clone(&seen);
+                std::thread::spawn(move || {
+                    for _ in lines.map_while(Result::ok) {
+                        seen.lock().unwrap().push(Instant::now());
+                    }
+                });
+                break client;
+            }
+        };
+        Self {
+            server,
+            client,
+            seen,
+        }
+    }
+
+    /// The longest time without a ping since `begin`.
+    fn longest_silence(&self, begin: Instant) -> Duration {
+        let seen = self.seen.lock().unwrap();
+        let mut last = begin;
+        let mut longest = Duration::ZERO;
+        for at in seen
+            .iter()
+            .filter(|at| **at > begin)
+            .chain([&Instant::now()])
+        {
+            longest = longest.max(*at - last);
+            last = *at;
+        }
+        longest
+    }
+}
+
+#[test]
+fn eight_processes_at_one_address_and_one_that_is_killed() {
+    let address = "127.0.43.1";
+    let mut couples: Vec<_> = (1..=4).map(|port| Couple::new(address, port)).collect();
+    // The one that made the sockets, and one that came last.
+    for (victim, of_server) in [(0, true), (2, false)] {
+        let couple = couples.remove(victim);
+        let begin = Instant::now();
+        let (mut killed, survivor) = if of_server {
+            (couple.server, couple.client)
+        } else {
+            (couple.client, couple.server)
+        };
+        killed.0.kill().unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        for couple in &couples {
+            let silence = couple.longest_silence(begin);
+            assert!(silence < Duration::from_secs(1), "{silence:?}");
+        }
+        killed.0.wait().unwrap();
+        assert!(!survivor.end().0);
+        // Others come as before.
+        couples.push(Couple::new(address, 10 + victim as u16));
     }
 }

@@ -1,11 +1,13 @@
 //! One module for each subcommand.
 
+pub(crate) mod capture;
 pub(crate) mod copy;
 pub(crate) mod devices;
 pub(crate) mod dissect;
 pub(crate) mod matrix;
 pub(crate) mod network;
 pub(crate) mod perf;
+pub(crate) mod ping;
 pub(crate) mod plan;
 pub(crate) mod put;
 pub(crate) mod serve;

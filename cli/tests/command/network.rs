@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{Folder, complaint, json};
+use super::{Folder, complaint, json, text};
 
 /// Devices that reach other processes.
 const DEVICES: [&str; 1] = ["ib0"];
@@ -192,4 +192,37 @@ fn a_client_that_is_killed_leaves_nothing_and_others_are_served() {
         let left: Vec<_> = std::fs::read_dir(stored).unwrap().collect();
         assert_eq!(left.len(), 1, "{left:?}");
     }
+}
+
+#[test]
+fn a_device_answers_where_a_process_has_one() {
+    for device in DEVICES {
+        let _server = Server::new(device, "127.0.36.1:0", &[]);
+        let ping = ["ping", "127.0.36.1", "--device", device, "--count", "2"];
+        let told = text(&[&ping[..], &["--interval", "0.01"]].concat());
+        assert_eq!(told.lines().count(), 2, "{told}");
+        assert!(told.starts_with("127.0.36.1 answers in "), "{told}");
+    }
+}
+
+#[test]
+fn a_capture_has_every_packet_and_each_is_right() {
+    let server = Server::new("ib0", "127.0.37.1:0", &[]);
+    let folder = Folder::new();
+    let (file, packets) = (folder.file(300_000), folder.path("packets"));
+    let captured = [
+        "capture",
+        path(&packets),
+        "put",
+        path(&file),
+        &server.address,
+    ];
+    text(&[&captured[..], &["--device", "ib0"]].concat());
+    let table = text(&["dissect", path(&packets)]);
+    for name in ["REQ", "REP", "RTU", "DREQ", "DREP", "READ", "SEND"] {
+        let found = table.to_uppercase().contains(name);
+        assert!(found, "{name} in {table}");
+    }
+    let wrong = complaint(&["capture", path(&packets), "put"]);
+    assert!(wrong.contains("try --help"), "{wrong}");
 }

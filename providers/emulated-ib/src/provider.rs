@@ -62,10 +62,11 @@ impl EmulatedKind for EmulatedIb {
             management: None,
         };
         if let Some(at) = options.at {
-            let wire = WireOptions {
+            let mut wire = WireOptions {
                 faults: (!options.faults.is_none()).then_some(faults),
                 ..WireOptions::new(at)
             };
+            wire.link.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0));
             return Ok(OnWire::new(driver, wire, engine_options)?.device);
         }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {

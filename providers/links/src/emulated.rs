@@ -1,5 +1,6 @@
 //! How a program or a command makes an emulated device: the same way for every transport.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use thiserror::Error;
 use verbs_api::provider::{DeviceOps, Provider};
 use verbs_api::{Extensions, Features, LinkAddress, VerbError};
 
-use crate::wire::GroupOptions;
+use crate::wire::{GroupOptions, OctetTap};
 use crate::{FaultSpec, FaultSpecError};
 
 /// What an emulated device is made with.
@@ -24,10 +25,22 @@ pub struct EmulatedOptions {
     pub framed: bool,
     /// Address and port of this machine where it is found on an IP network; `None` for a network of its own.
     pub at: Option<SocketAddr>,
+    /// Is told of every datagram that it sends and receives where it is on an IP network.
+    pub tap: Option<Tap>,
     /// Features that it does not claim although it could.
     pub without: Features,
     /// The extensions that it has; `None` for those that are linked.
     pub extensions: Option<Extensions>,
+}
+
+/// Whoever is told of datagrams.
+#[derive(Clone)]
+pub struct Tap(pub Arc<dyn OctetTap>);
+
+impl fmt::Debug for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tap")
+    }
 }
 
 /// Why no device was made.

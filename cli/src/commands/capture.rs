@@ -1,0 +1,24 @@
+//! `polyverbs capture`: another command, with its packets in a file.
+
+use std::path::PathBuf;
+
+/// Run another command, and write what its device sends and receives to a file
+///
+/// For devices at an address, over UDP. Any dissector reads the file, and `polyverbs dissect` does.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  polyverbs capture PACKETS put FILE 127.0.0.1:7471 --device ib0
+  polyverbs capture PACKETS ping 127.0.0.1 --device ib0 --count 3")]
+pub(crate) struct Arguments {
+    /// The file; what is there is replaced
+    pub(crate) file: PathBuf,
+    /// The command and its arguments
+    #[arg(
+        value_name = "COMMAND",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) command: Vec<String>,
+}
