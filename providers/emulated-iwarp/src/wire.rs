@@ -69,8 +69,10 @@ pub struct OnWire {
 impl OnWire {
     /// A device at an address of this machine.
     ///
+    /// Several processes may be at one address. The port by which queue pairs find each other is that of the first.
+    ///
     /// # Errors
-    /// The port is taken, or the engine refuses.
+    /// The address is not this machine's, or the engine refuses.
     pub fn new(
         driver: impl FnOnce(LinkAddress) -> Iwarp,
         wire: WireOptions,
@@ -93,8 +95,14 @@ impl OnWire {
         );
         if port != 0 {
             let receptionist = Arc::new(Receptionist(Arc::downgrade(&streams)));
-            let taken = |error| EmulatedError::Wire(format!("{}: {error}", wire.address));
-            streams.listen(wire.address, receptionist).map_err(taken)?;
+            match streams.listen(wire.address, receptionist) {
+                // Another process at this address has it: whoever names a queue pair by number finds those there.
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+                listening => {
+                    let taken = |error| EmulatedError::Wire(format!("{}: {error}", wire.address));
+                    listening.map_err(taken)?;
+                }
+            }
         }
         let started = Arc::new(StartedLink {
             link: Arc::clone(&link),
