@@ -9,8 +9,8 @@ mod provider;
 mod requester;
 mod responder;
 
-pub use driver::AcmeFabric;
-pub use provider::{KIND, PROVIDER};
+pub use driver::{AcmeFabric, carried};
+pub use provider::{Kind, PROVIDER};
 pub use requester::Sending;
 pub use responder::Receiving;
 

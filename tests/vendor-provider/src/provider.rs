@@ -7,19 +7,16 @@ use polyverbs_links::RealHost;
 use polyverbs_links::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use verbs_api::inventory;
 use verbs_api::provider::DeviceOps;
+use verbs_api::{VerbError, inventory};
 
-use crate::AcmeFabric;
+use crate::{AcmeFabric, carried};
 
 /// The kind of device, to make more of.
 pub struct Kind;
 
 /// Queue pair numbers of a driver that gives them out itself.
 const NUMBERS: (u32, u32) = (0x4000, 0x8000);
-
-/// The kind of the registered device.
-pub static KIND: Kind = Kind;
 
 /// The device that is registered.
 pub static PROVIDER: EmulatedProvider<Kind> = EmulatedProvider(Kind);
@@ -43,10 +40,12 @@ impl EmulatedKind for Kind {
         }
         let name = options.name.clone();
         let name = name.unwrap_or_else(|| self.name().to_owned());
+        let extensions = carried(options.extensions.clone())
+            .map_err(|error| VerbError::argument("extensions", error.to_string()))?;
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
-            extensions: options.extensions.clone(),
+            extensions: Some(extensions),
             ..DeviceOptions::default()
         };
         let driver = AcmeFabric::new(name, FIRST_ADDRESS, NUMBERS);

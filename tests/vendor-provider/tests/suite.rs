@@ -1,6 +1,6 @@
 //! The conformance suite on the devices of this driver: its own modules, run on another kind of device.
 
-use acme_fabric::AcmeFabric;
+use acme_fabric::{AcmeFabric, carried};
 use conformance::{Fabric, Flavour, OtherFlavour, examined};
 use polyverbs_engine::device::DeviceOptions;
 use verbs_api::Extensions;
@@ -11,7 +11,8 @@ const ACME: Flavour = Flavour::Other(&OtherFlavour {
     build,
 });
 
-fn build(options: DeviceOptions) -> Fabric {
+fn build(mut options: DeviceOptions) -> Fabric {
+    options.extensions = Some(carried(options.extensions).expect("extensions that fit together"));
     let numbers = options.qp_numbers;
     let driver = |address| AcmeFabric::new(format!("{address:?}"), address, numbers);
     Fabric::direct(driver, options)
@@ -98,4 +99,19 @@ fn what_the_device_claims_is_verified_and_the_rest_refused() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn all_of_the_suite_is_run() {
+    let modules = |source: &'static str| {
+        let modules = source.lines().filter_map(|line| line.strip_prefix("mod "));
+        modules.filter_map(|name| name.strip_suffix(';'))
+    };
+    let run: Vec<_> = modules(include_str!("suite.rs")).collect();
+    let suite = modules(include_str!("../../conformance/tests/suite/main.rs"));
+    // The probes are run above.
+    let missing: Vec<_> = suite
+        .filter(|name| *name != "probes" && !run.contains(name))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
