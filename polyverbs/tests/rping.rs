@@ -12,7 +12,7 @@ mod rping;
 
 const ARGUMENTS: &str = "RPING_ARGUMENTS";
 /// Devices that reach other processes.
-const DEVICES: [&str; 1] = ["ib0"];
+const DEVICES: [&str; 2] = ["ib0", "iw0"];
 
 /// Does nothing unless it is the other process.
 #[test]
