@@ -114,7 +114,7 @@ fn a_server_that_is_killed_is_missed() {
         let began = Instant::now();
         let (succeeded, text) = client.end();
         assert!(!succeeded, "{text}");
-        assert!(text.contains("the connection broke"), "{text}");
+        assert!(text.contains("connection"), "{text}");
         assert!(began.elapsed() < Duration::from_secs(5));
     }
 }
