@@ -1,7 +1,7 @@
 //! The streams of a device on an IP network: TCP connections, from their first octet until a queue pair has them.
 //!
 //! Every stream has a number, of a range that queue pairs do not use. What comes on it is told to its sink, which speaks
-//! MPA: the crate that makes connections, or [`rendezvous`](crate::rendezvous). When both ends have agreed the stream
+//! MPA: the crate that makes connections, or `rendezvous`. When both ends have agreed the stream
 //! waits for the queue pair that names its number, or goes to the one that has named it already; from then on its frames
 //! are the link's.
 //!
