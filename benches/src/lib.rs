@@ -15,6 +15,7 @@ pub mod ping_pong;
 pub mod raw;
 pub mod report;
 pub mod rig;
+pub mod roce;
 pub mod sample;
 pub mod yardstick;
 

@@ -76,8 +76,13 @@ impl OnWire {
             )),
         };
         let network = RealHost::network::<InfiniBand>(Some(carries));
+        // Those of the range, and no more of them than were asked for.
+        let (first, behind) = options.qp_numbers;
+        let end = range
+            .end()
+            .min(range.first() + behind.saturating_sub(first));
         let options = DeviceOptions {
-            qp_numbers: (range.first(), range.end()),
+            qp_numbers: (range.first(), end),
             ..options
         };
         let management = Management::new(Arc::clone(&link));

@@ -22,8 +22,8 @@ pub use octets::{OctetCapture, OctetTap};
 pub use queue::OctetQueue;
 // What the interfaces of this crate are made of: drivers need no sockets of their own.
 pub use polyverbs_sockets::{
-    Connection, Duty, GroupOptions, Lease, QpnRange, Received, Source, StreamError, TcpListener,
-    TcpOptions, TcpSocket, Watch, source_of,
+    Connection, Duty, GroupOptions, Lease, Offload, QpnRange, Received, Source, StreamError,
+    TcpListener, TcpOptions, TcpSocket, Watch, source_of,
 };
 pub use tcp::{Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{NewStream, StreamThroughOctets, ThroughOctets};

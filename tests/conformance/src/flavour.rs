@@ -110,6 +110,9 @@ pub trait Steer: DeviceOps {
 
     /// Tells of every operation that queue pairs made from now on execute.
     fn trace(&self, trace: Trace);
+
+    /// Delivers what has arrived.
+    fn progress(&self);
 }
 
 impl<D: Driver> Steer for Engine<D> {
@@ -132,6 +135,10 @@ impl<D: Driver> Steer for Engine<D> {
     fn trace(&self, trace: Trace) {
         Self::trace(self, trace);
     }
+
+    fn progress(&self) {
+        self.network().progress();
+    }
 }
 
 /// Two devices on a network, and their time.
@@ -139,7 +146,12 @@ pub struct Fabric {
     pub(crate) time: Time,
     pub(crate) near: Arc<dyn Steer>,
     pub(crate) far: Arc<dyn Steer>,
+    /// Where there are sockets: what both links have carried so far.
+    pub(crate) carried: Option<Carried>,
 }
+
+/// Tells what a link has carried so far.
+pub(crate) type Carried = Box<dyn Fn() -> u64 + Send + Sync>;
 
 impl Fabric {
     /// Two devices of this driver, which reach each other directly, in virtual time.
@@ -233,7 +245,12 @@ fn over_udp(options: &DeviceOptions) -> Fabric {
     on_sockets(|address| {
         let wire = WireOptions::new(address);
         let on_wire = OnWire::new(|at| infiniband(at, false), wire, options.clone());
-        on_wire.expect("an address of this machine").device
+        let OnWire { device, link, .. } = on_wire.expect("an address of this machine");
+        let carried = move || {
+            let counts = link.counts();
+            counts.sent + counts.delivered
+        };
+        (device, Some(Box::new(carried)))
     })
 }
 
@@ -242,23 +259,28 @@ fn over_tcp(options: &DeviceOptions) -> Fabric {
         let mut wire = emulated_iwarp::WireOptions::new(address);
         wire.markers = true;
         let on_wire = emulated_iwarp::OnWire::new(iwarp, wire, options.clone());
-        on_wire.expect("an address of this machine").device
+        (on_wire.expect("an address of this machine").device, None)
     })
 }
 
 // Each rig has addresses of its own, and each process others as far as there are enough.
-fn on_sockets(device_at: impl Fn(SocketAddr) -> Arc<dyn Steer>) -> Fabric {
+fn on_sockets(device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Option<Carried>)) -> Fabric {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let rig = NEXT.fetch_add(1, Ordering::Relaxed) as u16;
-    let device = |host: u8| -> Arc<dyn Steer> {
+    let device = |host: u8| {
         let [c, d] = (rig << 1 | u16::from(host)).to_be_bytes();
         let network = 32 + (std::process::id() % 128) as u8;
         device_at(SocketAddr::from(([127, network, c, d], PORT)))
     };
+    let ((near, by_near), (far, by_far)) = (device(0), device(1));
+    let carried = by_near
+        .zip(by_far)
+        .map(|(near, far)| -> Carried { Box::new(move || near() + far()) });
     Fabric {
         time: Time::Real,
-        near: device(0),
-        far: device(1),
+        near,
+        far,
+        carried,
     }
 }
 
@@ -294,5 +316,6 @@ fn fabric<D: Driver>(
         time: Time::Virtual(simulation),
         near,
         far,
+        carried: None,
     }
 }

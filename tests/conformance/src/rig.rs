@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use low_latency_qp::{LowLatency, Progress, Watch};
 use verbs_api::provider::DeviceOps;
@@ -12,6 +13,7 @@ use verbs_api::{
     Requirements, Sge, Started, Transport, VerbError, read_sink_access,
 };
 
+use crate::flavour::Carried;
 use crate::time::Time;
 use crate::{Fast, Flavour, Steer};
 
@@ -25,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Rig {
     flavour: Flavour,
     time: Time,
+    carried: Option<Carried>,
     /// The end that asks.
     pub near: End,
     /// The end that is asked.
@@ -74,6 +77,7 @@ impl Rig {
         Self {
             flavour,
             time: fabric.time,
+            carried: fabric.carried,
             near,
             far,
             scratch,
@@ -129,9 +133,23 @@ impl Rig {
 
     /// Lets time pass until what is under way has arrived, or is waiting for something.
     pub fn settle(&self) {
-        // What a stream brings passes two threads that others may keep waiting.
-        let times = if self.flavour == Flavour::IwTcp { 4 } else { 1 };
-        self.run_for(A_WHILE * times);
+        let Some(carried) = &self.carried else {
+            // What a stream brings passes two threads that others may keep waiting.
+            let times = if self.flavour == Flavour::IwTcp { 4 } else { 1 };
+            return self.run_for(A_WHILE * times);
+        };
+        // However busy the machine is: until nothing has moved for a while, though it was looked for.
+        let began = Instant::now();
+        let (mut seen, mut since) = (carried(), began);
+        while since.elapsed() < A_WHILE && began.elapsed() < PATIENCE {
+            self.near.device.progress();
+            self.far.device.progress();
+            let now = carried();
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Lets time pass until a control verb has ended.

@@ -697,10 +697,6 @@ fn a_window_dies_with_its_queue_pair(rig: &Rig) {
 
 // covers 2.54
 fn a_window_is_not_inherited_with_the_number(rig: &Rig) {
-    if rig.is_on_sockets() {
-        // The numbers are those that the process leases.
-        return;
-    }
     // One number on each device: every queue pair has it in turn.
     let rig = &rig.with_qp_numbers(0x40, 0x41);
     let host = host(rig);

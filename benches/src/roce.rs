@@ -1,0 +1,228 @@
+//! Two devices that speak RoCEv2 over UDP, on loopback: what is put beside [bare sockets](crate::raw).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use emulated_ib::{InfiniBand, OnWire, WireOptions};
+use polyverbs::provider::DeviceOps;
+use polyverbs::{
+    Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Pd, Qp, QpOptions, ReceiveRequest,
+    Requirements, Send, WcStatus, Write,
+};
+use polyverbs_engine::device::DeviceOptions;
+use polyverbs_links::wire::Offload;
+
+use crate::Outcome;
+use crate::partner::Partner;
+use crate::rig::REMOTE;
+
+/// Octets of a message of a ping-pong.
+const MESSAGE: u32 = 64;
+/// Octets of a write.
+pub const WRITE: u32 = 64 << 10;
+/// Writes under way.
+const DEPTH: u64 = 16;
+/// Octets of each side's memory.
+const MEMORY: usize = 2 << 20;
+/// Receives posted.
+const RECEIVES: u32 = 256;
+const TOO_LONG: Duration = Duration::from_secs(10);
+/// Not that of RoCEv2, which a driver of the kernel may hold.
+const PORT: u16 = 14_791;
+
+struct Side {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+    _memory: Memory,
+    _pd: Pd,
+    _context: Context,
+    _wire: OnWire,
+}
+
+/// Two connected queue pairs of two devices.
+pub struct RocePair {
+    near: Side,
+    far: Arc<Side>,
+}
+
+impl RocePair {
+    /// Two devices at two addresses of loopback.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn new(offload: Offload) -> Outcome<Self> {
+        let (near, far) = (Side::new(1, offload)?, Side::new(2, offload)?);
+        let (a, b) = (near.qp.endpoint()?, far.qp.endpoint()?);
+        near.qp.connect(&b, ConnectOptions::new()).wait()?;
+        far.qp.connect(&a, ConnectOptions::new()).wait()?;
+        for side in [&near, &far] {
+            (0..RECEIVES).try_for_each(|_| side.receive())?;
+        }
+        let far = Arc::new(far);
+        Ok(Self { near, far })
+    }
+
+    /// Half of a round trip of a send, in nanoseconds: both threads poll.
+    ///
+    /// # Errors
+    /// A request failed, or a message was lost.
+    pub fn half_round_trip(&self, partner: &Partner, turns: u64) -> Outcome<f64> {
+        let far = Arc::clone(&self.far);
+        let echo = move || {
+            for _ in 0..turns {
+                if far.hear().is_err() || far.say().is_err() {
+                    return;
+                }
+            }
+        };
+        let took = partner.with(echo, || {
+            let began = Instant::now();
+            for _ in 0..turns {
+                self.near.say()?;
+                self.near.hear()?;
+            }
+            Ok::<_, Box<dyn std::error::Error>>(began.elapsed())
+        });
+        Ok(took?.as_nanos() as f64 / (2 * turns) as f64)
+    }
+
+    /// Octets per nanosecond that were written and acknowledged, the other side polling.
+    ///
+    /// # Errors
+    /// A write failed.
+    pub fn write_stream(&self, partner: &Partner, octets: u64) -> Outcome<f64> {
+        let (far, over) = (Arc::clone(&self.far), Arc::new(AtomicBool::new(false)));
+        let is_over = Arc::clone(&over);
+        let look = move || {
+            let mut slot = [Completion::default()];
+            while !is_over.load(Ordering::Relaxed) {
+                let _ = far.cq.poll(&mut slot);
+            }
+        };
+        partner.with(look, || {
+            let result = self.write(octets / u64::from(WRITE));
+            over.store(true, Ordering::Relaxed);
+            result
+        })
+    }
+
+    fn write(&self, count: u64) -> Outcome<f64> {
+        let near = &self.near;
+        let source = near.mr.sge(0, WRITE)?;
+        let target = self.far.mr.remote(1 << 20);
+        let (mut posted, mut done) = (0, 0);
+        let mut slots: [Completion; DEPTH as usize] = Default::default();
+        let began = Instant::now();
+        while done < count {
+            while posted < count && posted - done < DEPTH {
+                let write = Write::new(source, target).signaled(posted);
+                near.qp
+                    .post_one(write)
+                    .map_err(|error| format!("{error:?}"))?;
+                posted += 1;
+            }
+            for completion in near.cq.poll(&mut slots)? {
+                if completion.status != WcStatus::Success {
+                    return Err(format!("a write ended in {:?}", completion.status).into());
+                }
+                done += 1;
+            }
+            if began.elapsed() > TOO_LONG {
+                return Err("writes take too long".into());
+            }
+        }
+        Ok((count * u64::from(WRITE)) as f64 / began.elapsed().as_nanos() as f64)
+    }
+
+    /// Requests that were sent again, by either side.
+    pub fn retransmissions(&self) -> u64 {
+        let of = |side: &Side| side.qp.counters().retransmissions;
+        of(&self.near) + of(&self.far)
+    }
+}
+
+impl Side {
+    fn new(host: u8, offload: Offload) -> Outcome<Self> {
+        let address = SocketAddr::from(([127, 0, 91, host], PORT));
+        let mut options = WireOptions::new(address);
+        options.link.udp.offload = offload;
+        options.group.udp.offload = offload;
+        let driver = |at| InfiniBand {
+            name: format!("ib at {address}"),
+            address: at,
+            windows_2a: false,
+            management: None,
+        };
+        let wire = OnWire::new(driver, options, DeviceOptions::default())?;
+        let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
+        let context = device.open(&Requirements::everything_of(&device.attributes()))?;
+        let pd = context.alloc_pd().wait()?;
+        let cq = context.create_cq(1024).wait()?;
+        let options = QpOptions::rc(&cq)
+            .max_send_wr(128)
+            .max_recv_wr(2 * RECEIVES);
+        let qp = pd.create_qp(options).wait()?;
+        let memory = Memory::zeroed(MEMORY).ok_or("out of memory")?;
+        let mr = pd.register(&memory, REMOTE).wait()?;
+        Ok(Self {
+            qp,
+            cq,
+            mr,
+            _memory: memory,
+            _pd: pd,
+            _context: context,
+            _wire: wire,
+        })
+    }
+
+    fn receive(&self) -> Outcome<()> {
+        let room = self.mr.sge(4096, MESSAGE)?;
+        let posted = self.qp.post_receive(ReceiveRequest::new(RECEIVED, room));
+        Ok(posted.map_err(|error| format!("{error:?}"))?)
+    }
+
+    fn say(&self) -> Outcome<()> {
+        let data = self.mr.sge(0, MESSAGE)?;
+        let posted = self.qp.post_one(Send::new(data).signaled(0));
+        Ok(posted.map_err(|error| format!("{error:?}"))?)
+    }
+
+    fn hear(&self) -> Outcome<()> {
+        let (mut slot, mut looks) = ([Completion::default()], 0_u32);
+        loop {
+            for done in self.cq.poll(&mut slot)? {
+                if done.status != WcStatus::Success {
+                    return Err(format!("a send ended in {:?}", done.status).into());
+                }
+                if done.wr_id == RECEIVED {
+                    return self.receive();
+                }
+            }
+            looks += 1;
+            if looks > PATIENCE {
+                return Err("a message was lost".into());
+            }
+        }
+    }
+}
+
+/// The identity of receives.
+const RECEIVED: u64 = 1;
+/// Looks before a message counts as lost: seconds.
+const PATIENCE: u32 = 20_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_and_writes_arrive() {
+        let partner = Partner::start();
+        let pair = RocePair::new(Offload::default()).unwrap();
+        assert!(pair.half_round_trip(&partner, 20).unwrap() > 0.0);
+        assert!(pair.write_stream(&partner, 4 << 20).unwrap() > 0.0);
+    }
+}
