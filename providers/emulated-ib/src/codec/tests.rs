@@ -229,6 +229,7 @@ fn an_operation_that_the_service_has_not_has_no_form() {
     }
 }
 
+// covers 3.58
 #[test]
 fn every_bit_counts() {
     let codec = RoceV2::new();
@@ -249,6 +250,7 @@ fn every_bit_counts() {
     }
 }
 
+// covers 3.56 3.59
 #[test]
 fn what_is_of_another_partition_or_version_is_no_frame() {
     let codec = RoceV2::new();

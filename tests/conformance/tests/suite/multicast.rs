@@ -21,7 +21,9 @@ const ROOM: u32 = 128;
 
 fn group(first: u8) -> Gid {
     let mut octets = [0; 16];
-    (octets[0], octets[1], octets[15]) = (first, 0x0e, 7);
+    // As a network of IPv4 has them: 239.0.0.7.
+    (octets[0], octets[1], octets[12], octets[15]) = (first, 0x0e, 0xef, 7);
+    (octets[10], octets[11]) = (0xff, 0xff);
     Gid(octets)
 }
 
