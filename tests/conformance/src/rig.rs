@@ -20,6 +20,9 @@ use crate::{Fast, Flavour, Steer};
 /// How long a test lets time pass to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(20);
 
+/// How long nothing moves on sockets where everything has arrived.
+const QUIET: Duration = Duration::from_millis(40);
+
 /// How long a verb may need for what other threads do.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -141,7 +144,7 @@ impl Rig {
         // However busy the machine is: until nothing has moved for a while, though it was looked for.
         let began = Instant::now();
         let (mut seen, mut since) = (carried(), began);
-        while since.elapsed() < A_WHILE && began.elapsed() < PATIENCE {
+        while since.elapsed() < QUIET && began.elapsed() < PATIENCE {
             self.near.device.progress();
             self.far.device.progress();
             let now = carried();
