@@ -55,7 +55,8 @@ fn beside(
     mut limit: impl FnMut() -> Outcome<f64>,
     mut ours: impl FnMut() -> Outcome<f64>,
 ) -> Outcome<(f64, f64)> {
-    (limit()?, ours()?);
+    limit()?;
+    ours()?;
     let mut taken = Vec::with_capacity(rounds);
     for _ in 0..rounds {
         taken.push((limit()?, ours()?));
@@ -145,15 +146,21 @@ fn others() -> Vec<(&'static str, String)> {
 
 /// What a program prints that talks to another run of itself; `None` where there is no such program.
 fn with_server(program: &str, server: &[&str], client: &[&str], at: &str) -> Option<String> {
-    let mut command = Command::new(program);
-    let mut server = command
+    // A message that is lost would keep them waiting for good.
+    let bounded = || {
+        let mut command = Command::new("timeout");
+        command.args(["10", program]);
+        command
+    };
+    Command::new(program).arg("-v").output().ok()?;
+    let mut server = bounded()
         .args(server)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
     sleep(Duration::from_millis(500));
-    let output = Command::new(program).args(client).arg(at).output().ok();
+    let output = bounded().args(client).arg(at).output().ok();
     end(&mut server);
     Some(String::from_utf8_lossy(&output?.stdout).into_owned())
 }
