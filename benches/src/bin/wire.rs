@@ -66,6 +66,9 @@ fn beside(
 }
 
 fn measure(rounds: usize) -> Outcome<Table> {
+    // Before this thread is pinned: those of the devices are not.
+    let roce = RocePair::new(Offload::default())?;
+    let plain = RocePair::new(Offload::NONE)?;
     let partner = Partner::start();
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
@@ -76,7 +79,6 @@ fn measure(rounds: usize) -> Outcome<Table> {
         let ratio = format!("{:.2}", ours / limit);
         table.add_row([figure, &limit_cell, &ours_cell, &ratio, bar]);
     };
-    let roce = RocePair::new(Offload::default())?;
     let udp = UdpPair::new(Peer::Named)?;
     let figures = beside(
         rounds,
@@ -92,7 +94,6 @@ fn measure(rounds: usize) -> Outcome<Table> {
     )?;
     row("64 KiB writes, GSO and GRO", "GB/s", figures, "4 GB/s");
     drop(roce);
-    let plain = RocePair::new(Offload::NONE)?;
     let figures = beside(
         rounds,
         || udp.stream(&partner, SEGMENT, OCTETS / 8),
@@ -152,7 +153,8 @@ fn with_server(program: &str, server: &[&str], client: &[&str], at: &str) -> Opt
         command.args(["10", program]);
         command
     };
-    Command::new(program).arg("-v").output().ok()?;
+    // Is it there at all?
+    Command::new(program).arg("-h").output().ok()?;
     let mut server = bounded()
         .args(server)
         .stdout(Stdio::null())
