@@ -1,16 +1,15 @@
 //! A device on an IP network: RoCEv2 over UDP.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use polyverbs_engine::device::{Device, DeviceOptions};
-use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
+use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
-use polyverbs_engine::time::Time;
 use polyverbs_links::emulated::EmulatedError;
-use polyverbs_links::wire::{Duty, GroupOptions, Lease, UdpLink, UdpLinkOptions};
+use polyverbs_links::wire::{GroupOptions, Lease, UdpLink, UdpLinkOptions, WatchedLink};
 use polyverbs_links::{DatagramOptions, FaultyLink, RealHost};
-use verbs_api::{Gid, LinkAddress, VerbError};
+use verbs_api::LinkAddress;
 
 use crate::InfiniBand;
 use crate::codec::RoceV2;
@@ -64,14 +63,11 @@ impl OnWire {
         let lease = Lease::join(wire.group).map_err(|error| failed(&error))?;
         let (address, range) = (lease.address(), lease.range());
         let link = UdpLink::new(lease, RoceV2::new(), wire.link).map_err(|error| failed(&error))?;
-        let started = Arc::new(StartedLink {
-            link: Arc::clone(&link),
-            duty: OnceLock::new(),
-        });
+        let watched = Arc::new(WatchedLink::new(Arc::clone(&link)));
         let carries = match wire.faults {
-            None => Arc::clone(&started) as SharedLink<Header>,
+            None => Arc::clone(&watched) as SharedLink<Header>,
             Some(faults) => Arc::new(FaultyLink::new(
-                Arc::clone(&started) as SharedLink<Header>,
+                Arc::clone(&watched) as SharedLink<Header>,
                 faults,
             )),
         };
@@ -96,56 +92,7 @@ impl OnWire {
         let duty = link
             .start(Arc::downgrade(&progress))
             .map_err(|error| failed(&error))?;
-        // Nobody else has set it.
-        let _ = started.duty.set(duty);
+        watched.keep(duty);
         Ok(Self { device, link })
-    }
-}
-
-/// The link, with the thread that reads it while nobody polls: that ends with the network.
-struct StartedLink {
-    link: Arc<UdpLink<RoceV2>>,
-    duty: OnceLock<Arc<dyn Duty>>,
-}
-
-impl Link<Header> for StartedLink {
-    fn max_frame(&self) -> Option<usize> {
-        self.link.max_frame()
-    }
-
-    fn send(&self, frame: Frame<'_, Header>, now: Time) {
-        self.link.send(frame, now);
-    }
-
-    fn flush(&self) {
-        self.link.flush();
-    }
-
-    fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
-        self.link.progress(now, network)
-    }
-
-    fn next_due(&self) -> Option<Time> {
-        self.link.next_due()
-    }
-
-    fn is_polled(&self) -> bool {
-        self.link.is_polled()
-    }
-
-    fn poll(&self, work: &mut dyn FnMut()) {
-        self.link.poll(work);
-    }
-
-    fn hand_back(&self) {
-        self.link.hand_back();
-    }
-
-    fn join(&self, group: Gid) -> Result<(), VerbError> {
-        Link::join(&*self.link, group)
-    }
-
-    fn leave(&self, group: Gid) {
-        Link::leave(&*self.link, group);
     }
 }

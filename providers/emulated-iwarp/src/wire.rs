@@ -1,15 +1,14 @@
 //! A device on an IP network: iWARP over TCP.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use polyverbs_engine::device::{Device, DeviceOptions};
-use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
+use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
-use polyverbs_engine::time::Time;
 use polyverbs_links::RealHost;
 use polyverbs_links::emulated::EmulatedError;
-use polyverbs_links::wire::{Duty, TcpLink, TcpLinkOptions, TcpOptions};
+use polyverbs_links::wire::{TcpLink, TcpLinkOptions, TcpOptions, WatchedLink};
 use verbs_api::LinkAddress;
 use verbs_api::carrier::{StreamPort, StreamWishes};
 
@@ -104,11 +103,8 @@ impl OnWire {
                 }
             }
         }
-        let started = Arc::new(StartedLink {
-            link: Arc::clone(&link),
-            duty: OnceLock::new(),
-        });
-        let carries = Arc::clone(&started) as SharedLink<Header>;
+        let watched = Arc::new(WatchedLink::new(Arc::clone(&link)));
+        let carries = Arc::clone(&watched) as SharedLink<Header>;
         let network = RealHost::network::<Iwarp>(Some(carries));
         let (first, end) = options.qp_numbers;
         let options = DeviceOptions {
@@ -129,60 +125,11 @@ impl OnWire {
         let duty = link
             .start(Arc::downgrade(&progress), attend)
             .map_err(failed)?;
-        // Nobody else has set it.
-        let _ = started.duty.set(duty);
+        watched.keep(duty);
         Ok(Self {
             device,
             link,
             streams,
         })
-    }
-}
-
-/// The link, with the thread that reads it while nobody polls: that ends with the network.
-struct StartedLink {
-    link: Arc<TcpLink<MpaCodec>>,
-    duty: OnceLock<Arc<dyn Duty>>,
-}
-
-impl Link<Header> for StartedLink {
-    fn max_frame(&self) -> Option<usize> {
-        self.link.max_frame()
-    }
-
-    fn max_frame_of(&self, header: &Header) -> Option<usize> {
-        self.link.max_frame_of(header)
-    }
-
-    fn offer(&self, frame: Frame<'_, Header>, now: Time) -> bool {
-        self.link.offer(frame, now)
-    }
-
-    fn send(&self, frame: Frame<'_, Header>, now: Time) {
-        self.link.send(frame, now);
-    }
-
-    fn flush(&self) {
-        self.link.flush();
-    }
-
-    fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
-        self.link.progress(now, network)
-    }
-
-    fn next_due(&self) -> Option<Time> {
-        self.link.next_due()
-    }
-
-    fn is_polled(&self) -> bool {
-        self.link.is_polled()
-    }
-
-    fn poll(&self, work: &mut dyn FnMut()) {
-        self.link.poll(work);
-    }
-
-    fn hand_back(&self) {
-        self.link.hand_back();
     }
 }

@@ -78,17 +78,22 @@ pub trait Deliver<H>: Send + Sync {
 ///
 /// *Datagram* links (InfiniBand's transport) may lose, reorder, double and damage frames. *Stream* links (iWARP) keep
 /// the order of each pair of queue pairs; they may delay, cut into pieces, stall, reset and damage.
-pub trait Link<H>: Send + Sync + 'static {
+pub trait Link<H: 'static>: Send + Sync + 'static {
     /// Payload octets of the largest frame; `None` where a message of any length is one frame.
     fn max_frame(&self) -> Option<usize>;
 
     /// Takes a frame at `now`. Called with locks of queue pairs held: it only notes the frame, delivering later.
     fn send(&self, frame: Frame<'_, H>, now: Time);
 
+    /// The link that this one is around. What is not told otherwise here is that one's matter.
+    fn inner(&self) -> Option<&dyn Link<H>> {
+        None
+    }
+
     /// Payload octets of the largest frame that goes where this one would; by default the same everywhere.
     fn max_frame_of(&self, header: &H) -> Option<usize> {
-        let _ = header;
-        self.max_frame()
+        self.inner()
+            .map_or_else(|| self.max_frame(), |link| link.max_frame_of(header))
     }
 
     /// Takes a frame as [`send`](Self::send) does, unless too much waits where it would go: then the driver is told when
@@ -100,7 +105,11 @@ pub trait Link<H>: Send + Sync + 'static {
 
     /// Sends on what [`send`](Self::send) noted and what only waits to be sent together with more. Called with no lock
     /// held, by any thread, after everything that sends.
-    fn flush(&self) {}
+    fn flush(&self) {
+        if let Some(link) = self.inner() {
+            link.flush();
+        }
+    }
 
     /// Delivers what is due at `now`. Answers whether anything was delivered.
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool;
@@ -110,30 +119,37 @@ pub trait Link<H>: Send + Sync + 'static {
 
     /// Whether something may arrive that nobody here has sent: then threads that find nothing look for it.
     fn is_polled(&self) -> bool {
-        false
+        self.inner().is_some_and(Link::is_polled)
     }
 
     /// A thread that found nothing: does `work`, which is [`progress`](Self::progress) and more, unless another thread
     /// is at it.
     fn poll(&self, work: &mut dyn FnMut()) {
-        let _ = work;
+        if let Some(link) = self.inner() {
+            link.poll(work);
+        }
     }
 
     /// A thread that polled is about to sleep.
-    fn hand_back(&self) {}
+    fn hand_back(&self) {
+        if let Some(link) = self.inner() {
+            link.hand_back();
+        }
+    }
 
     /// What is sent to this group is wanted from now on. By default everything is.
     ///
     /// # Errors
     /// The group has no address on this link, or the system refuses.
     fn join(&self, group: Gid) -> Result<(), VerbError> {
-        let _ = group;
-        Ok(())
+        self.inner().map_or(Ok(()), |link| link.join(group))
     }
 
     /// What is sent to this group is not wanted any more.
     fn leave(&self, group: Gid) {
-        let _ = group;
+        if let Some(link) = self.inner() {
+            link.leave(group);
+        }
     }
 }
 

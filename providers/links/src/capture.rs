@@ -20,7 +20,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
-use verbs_api::{Gid, LinkAddress, VerbError};
+use verbs_api::LinkAddress;
 
 /// How much a [`Capture`] keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,6 +233,10 @@ impl<H: Clone + fmt::Debug> Capture<H> {
 }
 
 impl<H: Clone + fmt::Debug + Send + Sync + 'static> Link<H> for Capture<H> {
+    fn inner(&self) -> Option<&dyn Link<H>> {
+        Some(&*self.link)
+    }
+
     fn max_frame(&self) -> Option<usize> {
         self.link.max_frame()
     }
@@ -240,10 +244,6 @@ impl<H: Clone + fmt::Debug + Send + Sync + 'static> Link<H> for Capture<H> {
     fn send(&self, frame: Frame<'_, H>, now: Time) {
         self.note(Stage::Sent, &frame, now);
         self.link.send(frame, now);
-    }
-
-    fn flush(&self) {
-        self.link.flush();
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
@@ -260,26 +260,6 @@ impl<H: Clone + fmt::Debug + Send + Sync + 'static> Link<H> for Capture<H> {
 
     fn next_due(&self) -> Option<Time> {
         self.link.next_due()
-    }
-
-    fn is_polled(&self) -> bool {
-        self.link.is_polled()
-    }
-
-    fn poll(&self, work: &mut dyn FnMut()) {
-        self.link.poll(work);
-    }
-
-    fn hand_back(&self) {
-        self.link.hand_back();
-    }
-
-    fn join(&self, group: Gid) -> Result<(), VerbError> {
-        self.link.join(group)
-    }
-
-    fn leave(&self, group: Gid) {
-        self.link.leave(group);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
-use verbs_api::{Gid, VerbError};
 
 use crate::datagram::{DatagramLink, DatagramOptions};
 
@@ -46,6 +45,10 @@ impl<H: Clone + Send + Sync + 'static> FaultyLink<H> {
 }
 
 impl<H: Clone + Send + Sync + 'static> Link<H> for FaultyLink<H> {
+    fn inner(&self) -> Option<&dyn Link<H>> {
+        Some(&*self.link)
+    }
+
     fn max_frame(&self) -> Option<usize> {
         self.link.max_frame()
     }
@@ -53,10 +56,6 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for FaultyLink<H> {
     fn send(&self, frame: Frame<'_, H>, now: Time) {
         self.faults.send(frame, now);
         self.send_on(now);
-    }
-
-    fn flush(&self) {
-        self.link.flush();
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
@@ -67,26 +66,6 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for FaultyLink<H> {
     fn next_due(&self) -> Option<Time> {
         let due = [self.faults.next_due(), self.link.next_due()];
         due.into_iter().flatten().min()
-    }
-
-    fn is_polled(&self) -> bool {
-        self.link.is_polled()
-    }
-
-    fn poll(&self, work: &mut dyn FnMut()) {
-        self.link.poll(work);
-    }
-
-    fn hand_back(&self) {
-        self.link.hand_back();
-    }
-
-    fn join(&self, group: Gid) -> Result<(), VerbError> {
-        self.link.join(group)
-    }
-
-    fn leave(&self, group: Gid) {
-        self.link.leave(group);
     }
 }
 

@@ -13,6 +13,7 @@ pub mod tcp;
 mod through;
 mod train;
 pub mod udp;
+mod watched;
 
 pub use codec::{
     Arrival, Common, DatagramCodec, Envelope, Found, Laid, Leaving, Manner, News, Opened,
@@ -28,3 +29,4 @@ pub use polyverbs_sockets::{
 pub use tcp::{Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{NewStream, StreamThroughOctets, ThroughOctets};
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
+pub use watched::WatchedLink;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
-use verbs_api::{Gid, LinkAddress, VerbError};
+use verbs_api::LinkAddress;
 
 use super::codec::{Arrival, DatagramCodec, Envelope, Found, Leaving, StreamCodec};
 use super::octets::OctetTap;
@@ -113,16 +113,16 @@ impl<C: DatagramCodec> Deliver<C::Header> for Onward<'_, C> {
 }
 
 impl<C: DatagramCodec> Link<C::Header> for ThroughOctets<C> {
+    fn inner(&self) -> Option<&dyn Link<C::Header>> {
+        Some(&*self.link)
+    }
+
     fn max_frame(&self) -> Option<usize> {
         self.link.max_frame()
     }
 
     fn send(&self, frame: Frame<'_, C::Header>, now: Time) {
         self.link.send(frame, now);
-    }
-
-    fn flush(&self) {
-        self.link.flush();
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
@@ -135,26 +135,6 @@ impl<C: DatagramCodec> Link<C::Header> for ThroughOctets<C> {
 
     fn next_due(&self) -> Option<Time> {
         self.link.next_due()
-    }
-
-    fn is_polled(&self) -> bool {
-        self.link.is_polled()
-    }
-
-    fn poll(&self, work: &mut dyn FnMut()) {
-        self.link.poll(work);
-    }
-
-    fn hand_back(&self) {
-        self.link.hand_back();
-    }
-
-    fn join(&self, group: Gid) -> Result<(), VerbError> {
-        self.link.join(group)
-    }
-
-    fn leave(&self, group: Gid) {
-        self.link.leave(group);
     }
 }
 
@@ -244,12 +224,12 @@ impl<C: StreamCodec> Deliver<C::Header> for OnwardStream<'_, C> {
 }
 
 impl<C: StreamCodec> Link<C::Header> for StreamThroughOctets<C> {
-    fn max_frame(&self) -> Option<usize> {
-        self.link.max_frame()
+    fn inner(&self) -> Option<&dyn Link<C::Header>> {
+        Some(&*self.link)
     }
 
-    fn max_frame_of(&self, header: &C::Header) -> Option<usize> {
-        self.link.max_frame_of(header)
+    fn max_frame(&self) -> Option<usize> {
+        self.link.max_frame()
     }
 
     fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
@@ -258,10 +238,6 @@ impl<C: StreamCodec> Link<C::Header> for StreamThroughOctets<C> {
 
     fn send(&self, frame: Frame<'_, C::Header>, now: Time) {
         self.link.send(frame, now);
-    }
-
-    fn flush(&self) {
-        self.link.flush();
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
