@@ -125,17 +125,7 @@ fn a_browser_shows_what_was_verified() {
         assert_eq!(text(&page["heading"]), "What each device can do");
         assert_eq!(page["scripts"], 0, "it needs no script");
         assert_eq!(page["loaded"], 0, "it needs no other file");
-        assert_eq!(page["overflow"], 0, "{screen}: the page scrolls sideways");
-        assert_eq!(
-            page["clipped"],
-            serde_json::json!([]),
-            "{screen}: text is cut"
-        );
-        assert_eq!(
-            page["faint"],
-            serde_json::json!([]),
-            "{screen}: hard to read"
-        );
+        is_readable(page, screen);
         let cards: Vec<_> = list(&page["cards"]).iter().map(text).collect();
         assert_eq!(cards, ["ib0", "iw0"], "a card for each device");
         let sections: Vec<_> = list(&page["sections"]).iter().map(text).collect();
@@ -170,6 +160,20 @@ fn a_browser_shows_what_was_verified() {
     assert_eq!(text(&seen["wide"]["label"]), "none");
 }
 
+fn is_readable(page: &Value, screen: &str) {
+    assert_eq!(page["overflow"], 0, "{screen}: the page scrolls sideways");
+    assert_eq!(
+        page["clipped"],
+        serde_json::json!([]),
+        "{screen}: text is cut"
+    );
+    assert_eq!(
+        page["faint"],
+        serde_json::json!([]),
+        "{screen}: hard to read"
+    );
+}
+
 #[test]
 fn a_browser_shows_a_mismatch_first_and_opened() {
     let Some(browser) = browser() else {
@@ -179,17 +183,7 @@ fn a_browser_shows_a_mismatch_first_and_opened() {
     let seen = seen(&browser, &verified(&liars()).to_html());
     for screen in ["wide", "narrow"] {
         let page = &seen[screen];
-        assert_eq!(page["overflow"], 0, "{screen}: the page scrolls sideways");
-        assert_eq!(
-            page["clipped"],
-            serde_json::json!([]),
-            "{screen}: text is cut"
-        );
-        assert_eq!(
-            page["faint"],
-            serde_json::json!([]),
-            "{screen}: hard to read"
-        );
+        is_readable(page, screen);
         let alerts: Vec<_> = list(&page["alerts"]).iter().map(text).collect();
         let told = |start: &str| alerts.iter().any(|alert| alert.starts_with(start));
         assert!(
