@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use verbs_api::qp::Half;
 use verbs_api::{Mtu, QpEndpoint};
 
 use crate::error::ConnectError;
@@ -46,6 +47,8 @@ impl PrivateDataLimits {
 pub struct Offer {
     /// The queue pair.
     pub endpoint: QpEndpoint,
+    /// Which end of the connection it is.
+    pub half: Half,
     /// Reads that it serves at one time.
     pub inbound_reads: u8,
     /// Reads that it has outstanding at one time.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use verbs_api::carrier::Carrier;
 use verbs_api::objects::{ObjectId, ObjectKind};
-use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::qp::{Half, QpAttributes, QpState};
 use verbs_api::{
     Completer, ConnectOptions, Context, Mtu, Outcome, Qp, QpEndpoint, Started, Transport, VerbError,
 };
@@ -130,7 +130,8 @@ impl Connector {
         to: SocketAddr,
         options: ConnectionOptions,
     ) -> Started<Accepted, ConnectError> {
-        let offer = match offer(context, qp, &options, self.backend.private_data().connect) {
+        let room = self.backend.private_data().connect;
+        let offer = match offer(context, qp, &options, room).and_then(asking) {
             Ok(offer) => offer,
             Err(error) => return Started::ready(Err(error)),
         };
@@ -175,14 +176,40 @@ fn offer(
         return Err(ConnectError::Connected);
     }
     let limits = context.limits();
-    let clamp = |wanted: u8, limit: u32| u32::from(wanted).min(limit) as u8;
+    let half = qp.half();
+    let clamp = |wanted: u8, limit: u32, other: Half| match half == other {
+        true => 0,
+        false => u32::from(wanted).min(limit) as u8,
+    };
+    let ReadLimits { inbound, outbound } = options.reads;
     Ok(Offer {
         endpoint: qp.endpoint()?,
-        inbound_reads: clamp(options.reads.inbound, limits.max_qp_rd_atom),
-        outbound_reads: clamp(options.reads.outbound, limits.max_qp_init_rd_atom),
+        half,
+        inbound_reads: clamp(inbound, limits.max_qp_rd_atom, Half::Requester),
+        outbound_reads: clamp(outbound, limits.max_qp_init_rd_atom, Half::Responder),
         path_mtu: path_mtu(context, &options.qp)?,
         private_data: options.private_data.clone(),
     })
+}
+
+// A queue pair that only answers is asked for.
+fn asking(offer: Offer) -> Result<Offer, ConnectError> {
+    match offer.half {
+        Half::Responder => {
+            Err(VerbError::argument("qp", "it only answers, and does not connect").into())
+        }
+        Half::Both | Half::Requester => Ok(offer),
+    }
+}
+
+// What only asks is answered by what only answers.
+fn meets(own: &Offer, peer: &Offer) -> Result<(), ConnectError> {
+    let why = match (peer.half, own.half) {
+        (Half::Requester, Half::Responder) | (Half::Both, Half::Both) => return Ok(()),
+        (Half::Requester, _) => "the peer asks for one that only answers",
+        _ => "the peer asks for one that sends as well",
+    };
+    Err(VerbError::argument("qp", why).into())
 }
 
 // What packets there are: none on a stream.
@@ -615,7 +642,12 @@ impl Incoming {
         let Some(side) = self.side.take() else {
             return Started::ready(Err(ConnectError::NotConnected));
         };
-        let own = match offer(context, qp, &options, side.backend.private_data().accept) {
+        let room = side.backend.private_data().accept;
+        let own = offer(context, qp, &options, room).and_then(|own| {
+            meets(&own, &self.peer)?;
+            Ok(own)
+        });
+        let own = match own {
             Ok(own) => own,
             Err(error) => {
                 let _ = reject(&side, b"");

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::DeviceId;
+use verbs_api::qp::Half;
 
 use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
 use crate::error::ConnectError;
@@ -36,6 +37,8 @@ struct End {
     peer: Token,
     sink: Option<Arc<dyn Sink>>,
     is_open: bool,
+    /// What it is made of outlives it, and others may use that.
+    is_shared: bool,
 }
 
 enum Message {
@@ -211,6 +214,7 @@ impl Backend for InProcess {
             peer,
             sink,
             is_open: false,
+            is_shared: false,
         };
         state.ends.insert(near, end(far, Some(sink)));
         state.ends.insert(far, end(near, None));
@@ -223,6 +227,7 @@ impl Backend for InProcess {
         let mut state = self.lock();
         let end = state.ends.get_mut(&token).ok_or(ConnectError::Aborted)?;
         end.sink = Some(sink);
+        end.is_shared = offer.half == Half::Responder;
         drop(state);
         self.tell_peer(token, Told::Accepted(offer));
         Ok(())
@@ -242,16 +247,24 @@ impl Backend for InProcess {
     }
 
     fn disconnect(&self, token: Token) {
-        self.tell_peer(token, Told::Disconnected);
+        let state = self.lock();
+        let peer = state.ends.get(&token).map(|end| end.peer);
+        let is_known = peer.is_some_and(|peer| state.ends.contains_key(&peer));
+        drop(state);
+        match is_known {
+            true => self.tell_peer(token, Told::Disconnected),
+            // Nobody is left who would confirm it.
+            false => self.post(Message::Tell(token, Told::DisconnectConfirmed)),
+        }
     }
 
     fn forget(&self, token: Token) {
         let end = self.lock().ends.remove(&token);
         if let Some(end) = end {
-            let told = if end.is_open {
-                Told::Disconnected
-            } else {
-                Told::Aborted
+            let told = match end.is_open {
+                true if end.is_shared => return,
+                true => Told::Disconnected,
+                false => Told::Aborted,
             };
             self.post(Message::Tell(end.peer, told));
         }

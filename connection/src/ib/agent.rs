@@ -11,11 +11,12 @@ use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
 use polyverbs_wire::mad::{self, cm};
 use verbs_api::carrier::{ManagementPort, ManagementSink};
+use verbs_api::qp::Half;
 use verbs_api::{Gid, LinkAddress, QpEndpoint, VerbError};
 
 use super::private;
 use super::types::{
-    CmError, CommId, Event, ListenerId, Path, Rejection, Reply, Request, Requested,
+    CmError, CommId, Event, ListenerId, Path, Rejection, Reply, Request, Requested, Transport,
 };
 use super::{Manager, ManagerOptions};
 use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
@@ -204,6 +205,10 @@ impl State {
                         address: reply.path.address,
                         gid: reply.path.remote_gid,
                     },
+                    half: match self.manager.transport(id) {
+                        Some(Transport::Xrc) => Half::Responder,
+                        _ => Half::Both,
+                    },
                     inbound_reads: reply.initiator_depth,
                     outbound_reads: reply.responder_resources,
                     path_mtu: Some(reply.path.mtu),
@@ -271,6 +276,10 @@ impl State {
                 sq_psn: request.starting_psn,
                 address: request.path.address,
                 gid: request.path.remote_gid,
+            },
+            half: match request.transport {
+                Transport::Xrc => Half::Requester,
+                Transport::Rc | Transport::Uc => Half::Both,
             },
             // The peer's own point of view, which the manager has turned around.
             inbound_reads: request.initiator_depth,
@@ -366,6 +375,10 @@ impl Backend for Agent {
             let service_id = service_id(port_space::TCP, to.port());
             let (qpn, psn) = (offer.endpoint.qp_num, offer.endpoint.sq_psn);
             let request = Request {
+                transport: match offer.half {
+                    Half::Both => Transport::Rc,
+                    Half::Requester | Half::Responder => Transport::Xrc,
+                },
                 responder_resources: offer.inbound_reads,
                 initiator_depth: offer.outbound_reads,
                 remote_response_timeout: RESPONSE_TIMEOUT,

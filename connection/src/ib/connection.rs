@@ -140,6 +140,10 @@ impl Connection {
         self.transport == Transport::Xrc && self.listener.is_some()
     }
 
+    fn is_xrc_initiator(&self) -> bool {
+        self.transport == Transport::Xrc && self.listener.is_none()
+    }
+
     /// Attributes for the queue pair to go to `to`; `None` while the handshake has not come that far.
     pub(super) fn qp_attributes(&self, to: QpState) -> Option<QpAttributes> {
         let attributes = QpAttributes::new().qp_state(to);
@@ -180,7 +184,7 @@ impl Connection {
             .path_mtu(path.mtu)
             .dest_qp_num(self.remote_qpn)
             .rq_psn(self.rq_psn);
-        if self.transport == Transport::Uc {
+        if self.transport == Transport::Uc || self.is_xrc_initiator() {
             return attributes;
         }
         // 0 is the longest delay, 655.36 ms: what the RDMA connection manager sets.
@@ -194,8 +198,11 @@ impl Connection {
         if self.transport == Transport::Uc {
             return attributes;
         }
+        let attributes = attributes.timeout(self.ack_timeout);
+        if self.is_xrc_target() {
+            return attributes;
+        }
         attributes
-            .timeout(self.ack_timeout)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count)
             .max_rd_atomic(self.initiator_depth)

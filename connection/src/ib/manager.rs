@@ -12,7 +12,7 @@ use verbs_api::qp::{QpAttributes, QpState};
 use super::connection::{Connection, State};
 use super::limits::{Counts, ManagerOptions};
 use super::time;
-use super::types::{CmError, CommId, Event, ListenerId, Outgoing};
+use super::types::{CmError, CommId, Event, ListenerId, Outgoing, Transport};
 
 /// Service ids that are assigned where a program names none begin here (IBTA annex A3).
 const LOCAL_SERVICES: u64 = 0x0200_0000_0000_0000;
@@ -156,6 +156,12 @@ impl Manager {
         self.connections
             .get(&id.0)
             .map(|connection| connection.state)
+    }
+
+    /// The service of a connection's queue pairs; `None` where there is none.
+    pub fn transport(&self, id: CommId) -> Option<Transport> {
+        let connection = self.connections.get(&id.0)?;
+        Some(connection.transport)
     }
 
     /// Connections in any state.

@@ -14,6 +14,7 @@ use polyverbs_wire::iwarp::{
 use verbs_api::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
 };
+use verbs_api::qp::Half;
 use verbs_api::{Gid, LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
 
 use super::{Depth, Depths, Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
@@ -170,6 +171,7 @@ impl End {
                 qp_num: stream,
                 sq_psn: Psn::default(),
             },
+            half: Half::Both,
             inbound_reads: reads(ird),
             outbound_reads: reads(ord),
             path_mtu: None,
@@ -505,6 +507,10 @@ impl Backend for Agent {
         offer: Offer,
         sink: Arc<dyn Sink>,
     ) -> Result<Token, ConnectError> {
+        if offer.half != Half::Both {
+            let what = "a connection that goes one way, over a stream";
+            return Err(VerbError::UnsupportedHere(what.to_owned()).into());
+        }
         let port = self.port()?;
         let options = options_of(&*port, depths_of(&offer));
         let now = as_time(port.now());

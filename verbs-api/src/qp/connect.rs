@@ -23,6 +23,18 @@ pub struct QpEndpoint {
     pub gid: Gid,
 }
 
+/// Which end of its connection a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Half {
+    /// It asks and answers, as queue pairs do of which no extension makes something else.
+    #[default]
+    Both,
+    /// It asks: at the other end is a [`Responder`](Self::Responder).
+    Requester,
+    /// It answers, and has no queues of its own that end with its connection.
+    Responder,
+}
+
 /// How a queue pair is brought up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
@@ -155,6 +167,20 @@ impl Qp {
         })
     }
 
+    /// Which end of its connection it is: a variant that is not told what a responder needs only asks, and one that is not
+    /// told what a requester needs only answers.
+    pub fn half(&self) -> Half {
+        if self.variant().is_none() || self.qp_type() != QpType::Rc {
+            return Half::Both;
+        }
+        let (answers, asks) = (self.answers(), self.asks());
+        match (asks, answers) {
+            (true, false) => Half::Requester,
+            (false, true) => Half::Responder,
+            _ => Half::Both,
+        }
+    }
+
     /// Connects to a peer that connects to this queue pair in turn: from RESET to ready to send.
     ///
     /// One source for every transport; a device that has no use for an attribute ignores it.
@@ -228,13 +254,13 @@ impl Qp {
         if self.qp_type() == QpType::Rc {
             let served = default_depth(options.max_dest_rd_atomic, limits.max_qp_rd_atom);
             let initiated = default_depth(options.max_rd_atomic, limits.max_qp_init_rd_atom);
-            if self.takes(QpState::Init, QpState::Rtr, QpAttrMask::MAX_DEST_RD_ATOMIC) {
+            if self.answers() {
                 rtr = rtr
                     .max_dest_rd_atomic(served)
                     .min_rnr_timer(options.min_rnr_timer);
             }
             rts = rts.timeout(options.timeout);
-            if self.takes(QpState::Rtr, QpState::Rts, QpAttrMask::MAX_QP_RD_ATOMIC) {
+            if self.asks() {
                 rts = rts
                     .retry_cnt(options.retry_cnt)
                     .rnr_retry(options.rnr_retry)
@@ -242,6 +268,14 @@ impl Qp {
             }
         }
         Ok(vec![init, rtr, rts])
+    }
+
+    fn answers(&self) -> bool {
+        self.takes(QpState::Init, QpState::Rtr, QpAttrMask::MAX_DEST_RD_ATOMIC)
+    }
+
+    fn asks(&self) -> bool {
+        self.takes(QpState::Rtr, QpState::Rts, QpAttrMask::MAX_QP_RD_ATOMIC)
     }
 
     // Whether a transition demands this attribute, of the service or of the variant of it that this is.

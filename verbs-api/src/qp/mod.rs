@@ -8,7 +8,7 @@ mod poster;
 mod state;
 
 pub use attributes::*;
-pub use connect::{ConnectOptions, QpEndpoint, connect_pair};
+pub use connect::{ConnectOptions, Half, QpEndpoint, connect_pair};
 pub use options::QpOptions;
 pub use pair::{Qp, Rejected};
 pub use state::*;

@@ -283,7 +283,7 @@ fn a_question_is_answered_with_a_queue_pair_for_datagrams() {
     assert_eq!(pair.events(NEAR), [Event::ResolutionTimedOut { id: lost }]);
 }
 
-// concerns 4.13 4.14
+// covers 4.13 4.14
 #[test]
 fn an_xrc_target_is_told_what_it_needs_and_outlives_the_connection() {
     let mut pair = Pair::new();
@@ -301,6 +301,12 @@ fn an_xrc_target_is_told_what_it_needs_and_outlives_the_connection() {
     assert_eq!((req.responder_resources, req.retry_count), (0, 0));
     assert_eq!((req.rnr_retry_count, req.srq), (0, false));
     assert_eq!(req.initiator_depth, 2);
+    // Where annex A14 has them: the queue pair's number, depths, transport and its extension.
+    let octets = message.message.to_data();
+    assert_eq!(octets[32..36], [0, 0, 0x11, 0]);
+    assert_eq!((octets[36..39].to_vec(), octets[39]), (vec![0; 3], 2));
+    assert_eq!((octets[43] >> 1 & 3, octets[47] & 7), (3, 0));
+    assert_eq!((octets[50] & 7, octets[51]), (0, 3 << 4 | 1));
     pair.deliver(FAR, &message);
     pair.collect();
     let Some(Event::Requested {
@@ -317,6 +323,10 @@ fn an_xrc_target_is_told_what_it_needs_and_outlives_the_connection() {
         panic!()
     };
     assert_eq!((rep.qpn, rep.ee_context, rep.srq), (0, 0x99, true));
+    let octets = message.message.to_data();
+    assert_eq!(octets[12..15], [0; 3]);
+    assert_eq!(octets[16..19], [0, 0, 0x99]);
+    assert_eq!((octets[25], octets[27] & 0x10), (0, 0x10));
     pair.deliver(NEAR, &message);
     pair.ends[NEAR].ready(near, b"").unwrap();
     pair.settle();
@@ -327,6 +337,31 @@ fn an_xrc_target_is_told_what_it_needs_and_outlives_the_connection() {
     assert_eq!(pair.state(NEAR, near), Some(State::Established));
     let attributes = pair.ends[NEAR].qp_attributes(near, QpState::Rtr).unwrap();
     assert_eq!(attributes.dest_qp_num, Some(Qpn::new(0x99)));
+    // Each half is told what it needs, and no more.
+    let of_a_responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    assert!(!attributes.mask().intersects(of_a_responder));
+}
+
+// concerns 4.13 4.16
+#[test]
+fn an_xrc_target_is_told_nothing_of_a_requester() {
+    let mut pair = Pair::new();
+    let asked = Request {
+        transport: Transport::Xrc,
+        ..request(0x11)
+    };
+    pair.ends[NEAR].connect(Time(0), &asked).unwrap();
+    pair.settle();
+    let Some(Event::Requested { id, .. }) = pair.events(FAR).pop() else {
+        panic!()
+    };
+    let of_a_requester =
+        QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
+    let of_a_responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    let attributes = |to| pair.ends[FAR].qp_attributes(id, to).unwrap().mask();
+    assert!(attributes(QpState::Rtr).contains(of_a_responder));
+    assert!(attributes(QpState::Rts).contains(QpAttrMask::TIMEOUT));
+    assert!(!attributes(QpState::Rts).intersects(of_a_requester));
 }
 
 // covers 7.20
