@@ -15,8 +15,8 @@ pub mod ping_pong;
 pub mod raw;
 pub mod report;
 pub mod rig;
-pub mod roce;
 pub mod sample;
+pub mod wired;
 pub mod yardstick;
 
 /// What setting up gives, or why it failed.

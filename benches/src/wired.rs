@@ -1,15 +1,17 @@
-//! Two devices that speak RoCEv2 over UDP, on loopback: what is put beside [bare sockets](crate::raw).
+//! Two devices that speak RoCEv2 over UDP or iWARP over TCP, on loopback: what is put beside [bare sockets](crate::raw).
 
+use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use emulated_ib::{InfiniBand, OnWire, WireOptions};
+use emulated_ib::InfiniBand;
+use emulated_iwarp::Iwarp;
 use polyverbs::provider::DeviceOps;
 use polyverbs::{
-    Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Pd, Qp, QpOptions, ReceiveRequest,
-    Requirements, Send, WcStatus, Write,
+    Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Pd, Qp, QpOptions, Read,
+    ReceiveRequest, Requirements, Send, WcStatus, Write,
 };
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_links::wire::Offload;
@@ -32,6 +34,9 @@ const TOO_LONG: Duration = Duration::from_secs(10);
 /// Not that of RoCEv2, which a driver of the kernel may hold.
 const PORT: u16 = 14_791;
 
+/// A device on a wire, and what keeps it there.
+type OnWire = (Arc<dyn DeviceOps>, Box<dyn Any + Sync + std::marker::Send>);
+
 struct Side {
     qp: Qp,
     cq: Cq,
@@ -39,22 +44,57 @@ struct Side {
     _memory: Memory,
     _pd: Pd,
     _context: Context,
-    _wire: OnWire,
+    _wire: Box<dyn Any + Sync + std::marker::Send>,
 }
 
 /// Two connected queue pairs of two devices.
-pub struct RocePair {
+pub struct WiredPair {
     near: Side,
     far: Arc<Side>,
 }
 
-impl RocePair {
-    /// Two devices at two addresses of loopback.
+impl WiredPair {
+    /// Over UDP, the devices at two addresses of loopback.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn new(offload: Offload) -> Outcome<Self> {
-        let (near, far) = (Side::new(1, offload)?, Side::new(2, offload)?);
+    pub fn roce(offload: Offload) -> Outcome<Self> {
+        Self::of(|host| {
+            let address = SocketAddr::from(([127, 0, 91, host], PORT));
+            let mut options = emulated_ib::WireOptions::new(address);
+            options.link.udp.offload = offload;
+            options.group.udp.offload = offload;
+            let driver = |at| InfiniBand {
+                name: format!("ib at {address}"),
+                address: at,
+                windows_2a: false,
+                management: None,
+            };
+            let wire = emulated_ib::OnWire::new(driver, options, DeviceOptions::default())?;
+            let device = Arc::clone(&wire.device) as Arc<dyn DeviceOps>;
+            Ok((device, Box::new(wire) as Box<_>))
+        })
+    }
+
+    /// Over TCP, with or without checksums in the frames.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn iwarp(crc: bool) -> Outcome<Self> {
+        let net = if crc { 93 } else { 92 };
+        Self::of(|host| {
+            let address = SocketAddr::from(([127, 0, net, host], PORT));
+            let mut options = emulated_iwarp::WireOptions::new(address);
+            options.crc = crc;
+            let driver = |at| Iwarp::new(format!("iw at {address}"), at);
+            let wire = emulated_iwarp::OnWire::new(driver, options, DeviceOptions::default())?;
+            let device = Arc::clone(&wire.device) as Arc<dyn DeviceOps>;
+            Ok((device, Box::new(wire) as Box<_>))
+        })
+    }
+
+    fn of(device: impl Fn(u8) -> Outcome<OnWire>) -> Outcome<Self> {
+        let (near, far) = (Side::new(device(1)?)?, Side::new(device(2)?)?);
         let (a, b) = (near.qp.endpoint()?, far.qp.endpoint()?);
         near.qp.connect(&b, ConnectOptions::new()).wait()?;
         far.qp.connect(&a, ConnectOptions::new()).wait()?;
@@ -89,7 +129,7 @@ impl RocePair {
         Ok(took?.as_nanos() as f64 / (2 * turns) as f64)
     }
 
-    /// Octets per nanosecond that were written and acknowledged, the other side polling.
+    /// Octets per nanosecond that were written, and placed by the other side, which polls.
     ///
     /// # Errors
     /// A write failed.
@@ -109,6 +149,7 @@ impl RocePair {
         })
     }
 
+    // A read behind the writes comes back when they have been placed: on iWARP their own completions do not say that.
     fn write(&self, count: u64) -> Outcome<f64> {
         let near = &self.near;
         let source = near.mr.sge(0, WRITE)?;
@@ -116,12 +157,16 @@ impl RocePair {
         let (mut posted, mut done) = (0, 0);
         let mut slots: [Completion; DEPTH as usize] = Default::default();
         let began = Instant::now();
-        while done < count {
-            while posted < count && posted - done < DEPTH {
-                let write = Write::new(source, target).signaled(posted);
-                near.qp
-                    .post_one(write)
-                    .map_err(|error| format!("{error:?}"))?;
+        while done <= count {
+            while posted <= count && posted - done < DEPTH {
+                let result = if posted < count {
+                    near.qp
+                        .post_one(Write::new(source, target).signaled(posted))
+                } else {
+                    let read = Read::new(near.mr.sge(128 << 10, 8)?, self.far.mr.remote(0));
+                    near.qp.post_one(read.signaled(posted))
+                };
+                result.map_err(|error| format!("{error:?}"))?;
                 posted += 1;
             }
             for completion in near.cq.poll(&mut slots)? {
@@ -145,19 +190,8 @@ impl RocePair {
 }
 
 impl Side {
-    fn new(host: u8, offload: Offload) -> Outcome<Self> {
-        let address = SocketAddr::from(([127, 0, 91, host], PORT));
-        let mut options = WireOptions::new(address);
-        options.link.udp.offload = offload;
-        options.group.udp.offload = offload;
-        let driver = |at| InfiniBand {
-            name: format!("ib at {address}"),
-            address: at,
-            windows_2a: false,
-            management: None,
-        };
-        let wire = OnWire::new(driver, options, DeviceOptions::default())?;
-        let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
+    fn new((device, wire): OnWire) -> Outcome<Self> {
+        let device = Device::of(device);
         let context = device.open(&Requirements::everything_of(&device.attributes()))?;
         let pd = context.alloc_pd().wait()?;
         let cq = context.create_cq(1024).wait()?;
@@ -221,8 +255,15 @@ mod tests {
     #[test]
     fn messages_and_writes_arrive() {
         let partner = Partner::start();
-        let pair = RocePair::new(Offload::default()).unwrap();
-        assert!(pair.half_round_trip(&partner, 20).unwrap() > 0.0);
-        assert!(pair.write_stream(&partner, 4 << 20).unwrap() > 0.0);
+        let pairs = [
+            WiredPair::roce(Offload::default()),
+            WiredPair::iwarp(false),
+            WiredPair::iwarp(true),
+        ];
+        for pair in pairs {
+            let pair = pair.unwrap();
+            assert!(pair.half_round_trip(&partner, 20).unwrap() > 0.0);
+            assert!(pair.write_stream(&partner, 4 << 20).unwrap() > 0.0);
+        }
     }
 }
