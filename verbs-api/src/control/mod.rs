@@ -16,6 +16,7 @@ pub(crate) use wait::{Waiters, block_on, block_on_for};
 use crate::error::VerbError;
 
 type Handler<T, E> = Box<dyn FnOnce(Result<T, E>) + Send>;
+type Unclaimed<T, E> = Box<dyn Fn(Result<T, E>) + Send + Sync>;
 
 /// A control verb that has been started.
 ///
@@ -41,6 +42,7 @@ enum Inner<T, E> {
 struct Shared<T, E> {
     state: Mutex<State<T, E>>,
     done: Condvar,
+    unclaimed: Option<Unclaimed<T, E>>,
 }
 
 enum State<T, E> {
@@ -65,6 +67,18 @@ impl<T, E> Started<T, E> {
 
     /// A verb that ends when the [`Completer`] says so.
     pub fn pending() -> (Self, Completer<T, E>) {
+        Self::pending_with(None)
+    }
+
+    /// The same; a result that nobody takes is not lost: `unclaimed` gets it, on the thread that ends the verb or drops
+    /// this value, with no lock of this module held.
+    pub fn pending_or(
+        unclaimed: impl Fn(Result<T, E>) + Send + Sync + 'static,
+    ) -> (Self, Completer<T, E>) {
+        Self::pending_with(Some(Box::new(unclaimed)))
+    }
+
+    fn pending_with(unclaimed: Option<Unclaimed<T, E>>) -> (Self, Completer<T, E>) {
         let state = Mutex::new(State::Pending {
             waker: None,
             handler: None,
@@ -72,6 +86,7 @@ impl<T, E> Started<T, E> {
         let shared = Arc::new(Shared {
             state,
             done: Condvar::new(),
+            unclaimed,
         });
         (
             Self {
@@ -145,6 +160,12 @@ impl<T, E> Shared<T, E> {
     fn lock(&self) -> MutexGuard<'_, State<T, E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn unclaimed(&self, result: Result<T, E>) {
+        if let Some(unclaimed) = &self.unclaimed {
+            unclaimed(result);
+        }
+    }
 }
 
 impl<T, E> State<T, E> {
@@ -198,7 +219,9 @@ impl<T, E> Drop for Started<T, E> {
             _ => return,
         };
         drop(state);
-        drop(unwanted);
+        if let State::Done(result) = unwanted {
+            shared.unclaimed(result);
+        }
     }
 }
 
@@ -216,6 +239,11 @@ pub struct Completer<T, E = VerbError> {
 }
 
 impl<T, E> Completer<T, E> {
+    /// Whether the outcome has not been reported yet and somebody still waits for it.
+    pub fn is_wanted(&self) -> bool {
+        matches!(*self.shared.lock(), State::Pending { .. })
+    }
+
     /// Reports the outcome, and runs the handler if there is one. Call it with no lock held.
     ///
     /// Answers whether this was the first outcome.
@@ -248,7 +276,7 @@ impl<T, E> Completer<T, E> {
             }
             State::Abandoned => {
                 drop(state);
-                drop(result);
+                self.shared.unclaimed(result);
                 true
             }
             other => {

@@ -105,3 +105,30 @@ fn a_handler_runs_once_whenever_it_is_given() {
     Started::ready(Ok(100)).on_done(count(&calls));
     assert_eq!(calls.load(Ordering::SeqCst), 111);
 }
+
+// covers 5.22
+#[test]
+fn a_result_that_nobody_takes_can_be_handed_back() {
+    let back = Arc::new(AtomicU32::new(0));
+    let begin = || {
+        let back = Arc::clone(&back);
+        Started::<u32>::pending_or(move |result| {
+            back.fetch_add(result.unwrap(), Ordering::SeqCst);
+        })
+    };
+    let (dropped_first, completer) = begin();
+    assert!(completer.is_wanted());
+    drop(dropped_first);
+    assert!(!completer.is_wanted());
+    completer.complete(Ok(1));
+    let (dropped_last, completer) = begin();
+    completer.complete(Ok(10));
+    drop(dropped_last);
+    let (taken, completer) = begin();
+    completer.complete(Ok(100));
+    assert_eq!(taken.wait(), Ok(100));
+    let (handled, completer) = begin();
+    handled.on_done(|_| {});
+    completer.complete(Ok(1000));
+    assert_eq!(back.load(Ordering::SeqCst), 11);
+}
