@@ -75,6 +75,8 @@ struct State {
     listeners: HashMap<u64, Listening>,
     /// Streams that queue pairs have, by epoch.
     running: HashMap<u32, Running>,
+    /// Epochs of those, by the stream's number.
+    epochs: HashMap<u32, u32>,
 }
 
 struct Listening {
@@ -364,7 +366,7 @@ impl Streams {
             qp: weak.clone(),
             sink: Arc::clone(&sink),
         };
-        self.lock().running.insert(epoch, running);
+        self.lock().run(epoch, running);
         let joined = weak.upgrade().is_some_and(|qp| {
             let joined = self.attach(&qp, epoch, number, early.connection, agreed, early.rest);
             if joined {
@@ -373,7 +375,7 @@ impl Streams {
             joined
         });
         if !joined {
-            self.lock().running.remove(&epoch);
+            self.lock().leave(epoch);
             give_up(&weak, epoch);
             sink.ended(StreamEnd::Closed);
         }
@@ -435,7 +437,7 @@ impl Streams {
                 .running
                 .get(&epoch)
                 .map(|running| Arc::clone(&running.sink)),
-            StreamNews::Ended => state.running.remove(&epoch).map(|running| running.sink),
+            StreamNews::Ended => state.leave(epoch).map(|running| running.sink),
         };
         drop(state);
         if let Some(sink) = sink {
@@ -521,6 +523,22 @@ fn say_ready(
 }
 
 impl State {
+    fn run(&mut self, epoch: u32, running: Running) {
+        self.epochs.insert(running.number, epoch);
+        self.running.insert(epoch, running);
+    }
+
+    fn leave(&mut self, epoch: u32) -> Option<Running> {
+        let running = self.running.remove(&epoch)?;
+        self.epochs.remove(&running.number);
+        Some(running)
+    }
+
+    fn running_as(&self, number: u32) -> Option<(u32, &Running)> {
+        let epoch = *self.epochs.get(&number)?;
+        Some((epoch, self.running.get(&epoch)?))
+    }
+
     fn insert(&mut self, early: Early) -> io::Result<u32> {
         if self.early.len() >= MAX_EARLY {
             return Err(io::ErrorKind::ConnectionRefused.into());
@@ -641,11 +659,9 @@ impl StreamPort for Streams {
             return;
         }
         let state = self.lock();
-        let running = state.running.iter();
-        let mut running = running.filter(|(_, running)| running.number == number);
-        let found = running
-            .next()
-            .map(|(epoch, running)| (*epoch, running.qp.clone()));
+        let found = state
+            .running_as(number)
+            .map(|(epoch, running)| (epoch, running.qp.clone()));
         drop(state);
         let Some((epoch, qp)) = found.and_then(|(epoch, qp)| Some((epoch, qp.upgrade()?))) else {
             return;
@@ -694,8 +710,7 @@ impl Streams {
             .get(&number)
             .and_then(|early| early.sink.clone());
         let running = || {
-            let mut running = state.running.values();
-            let running = running.find(|running| running.number == number)?;
+            let (_, running) = state.running_as(number)?;
             Some(Arc::clone(&running.sink))
         };
         early.or_else(running)
