@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use verbs_api::qp::Half;
-use verbs_api::{Mtu, QpEndpoint};
+use verbs_api::{Gid, LinkAddress, Mtu, QpEndpoint, Qpn, VerbError};
 
 use crate::error::ConnectError;
 
@@ -24,6 +24,10 @@ pub struct PrivateDataLimits {
     pub accept: usize,
     /// With `reject`.
     pub reject: usize,
+    /// With `resolve`.
+    pub resolve: usize,
+    /// With `answer`.
+    pub answer: usize,
 }
 
 impl PrivateDataLimits {
@@ -32,6 +36,8 @@ impl PrivateDataLimits {
         connect: crate::ib::private::REQ - crate::ib::private::RDMA_CM,
         accept: crate::ib::private::REP,
         reject: crate::ib::private::REJ,
+        resolve: crate::ib::private::SIDR_REQ - crate::ib::private::RDMA_CM,
+        answer: crate::ib::private::SIDR_REP,
     };
 
     /// MPA of revision 2.
@@ -39,6 +45,8 @@ impl PrivateDataLimits {
         connect: 508,
         accept: 508,
         reject: 508,
+        resolve: 0,
+        answer: 0,
     };
 }
 
@@ -84,10 +92,43 @@ pub trait Sink: Send + Sync + 'static {
     fn told(&self, what: Told);
 }
 
-/// Takes requests that come to a listener.
-pub trait ListenSink: Send + Sync + 'static {
+/// Which queue pair serves datagrams: somebody asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The device that asks, where the network tells.
+    pub from: Option<LinkAddress>,
+    /// The program's.
+    pub private_data: Vec<u8>,
+}
+
+/// A queue pair that serves datagrams.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its device.
+    pub address: LinkAddress,
+    /// Its identifier.
+    pub gid: Gid,
+    /// The queue pair.
+    pub qp_num: Qpn,
+    /// Its queue key.
+    pub qkey: u32,
+    /// The program's.
+    pub private_data: Vec<u8>,
+}
+
+/// Takes requests for connections, or questions, that come to a listener.
+pub trait ListenSink<T>: Send + Sync + 'static {
     /// Somebody asks. Called with no lock held.
-    fn asked(&self, token: Token, offer: Offer);
+    fn asked(&self, token: Token, what: T);
+
+    /// Who asked has given up, and nobody has answered. Called with no lock held.
+    fn withdrawn(&self, token: Token);
+}
+
+/// Takes the answer to a question.
+pub trait AnswerSink: Send + Sync + 'static {
+    /// It has come. Called once, with no lock held.
+    fn answered(&self, answer: Result<Answer, ConnectError>);
 }
 
 /// A transport's part of connections.
@@ -99,8 +140,11 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// It is in use.
-    fn listen(&self, at: SocketAddr, sink: Arc<dyn ListenSink>)
-    -> Result<SocketAddr, ConnectError>;
+    fn listen(
+        &self,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink<Offer>>,
+    ) -> Result<SocketAddr, ConnectError>;
 
     /// Takes no more.
     fn unlisten(&self, at: SocketAddr);
@@ -133,4 +177,42 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Nobody wants to hear of it any more: the other is told that it was aborted, or that it has ended.
     fn forget(&self, token: Token);
+
+    /// Takes questions which queue pair serves datagrams of an address, whose ports are none of those of
+    /// [`listen`](Self::listen); port 0 has one assigned. Answers the address.
+    ///
+    /// # Errors
+    /// It is in use; by default, that this transport has no datagrams.
+    fn listen_datagrams(
+        &self,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink<Question>>,
+    ) -> Result<SocketAddr, ConnectError> {
+        let _ = (at, sink);
+        Err(VerbError::UnsupportedVerb("listen_datagrams").into())
+    }
+
+    /// Takes no more.
+    fn unlisten_datagrams(&self, at: SocketAddr) {
+        let _ = at;
+    }
+
+    /// Asks which queue pair serves datagrams of an address.
+    ///
+    /// # Errors
+    /// There is no way to this address; by default, that this transport has no datagrams.
+    fn resolve(
+        &self,
+        to: SocketAddr,
+        private_data: Vec<u8>,
+        sink: Arc<dyn AnswerSink>,
+    ) -> Result<(), ConnectError> {
+        let _ = (to, private_data, sink);
+        Err(VerbError::UnsupportedVerb("resolve").into())
+    }
+
+    /// Answers a question; `None` where no queue pair does.
+    fn answer(&self, token: Token, answer: Option<Answer>) {
+        let _ = (token, answer);
+    }
 }

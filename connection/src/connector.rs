@@ -3,8 +3,6 @@
 //! A connection keeps no queue pair and a queue pair no connection. A request takes the identity of a queue pair, and
 //! each phase looks it up again. No thread waits: a phase begins in the handler of the one before.
 
-use std::collections::VecDeque;
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,6 +18,7 @@ use crate::error::ConnectError;
 use crate::ib;
 use crate::in_process::InProcess;
 use crate::mpa;
+use crate::waiting::{Asked, Waiting};
 
 /// Reads that an end serves and has outstanding, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +103,10 @@ impl Connector {
         Self { backend }
     }
 
+    pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
     /// Takes requests for an address; port 0 has one assigned. With `backlog` requests waiting, others are refused;
     /// 0 for no limit.
     ///
@@ -112,12 +115,11 @@ impl Connector {
     pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<Listener, ConnectError> {
         let queue = Arc::new(IncomingQueue {
             backend: Arc::clone(&self.backend),
-            backlog: if backlog == 0 { usize::MAX } else { backlog },
-            state: Mutex::default(),
+            waiting: Waiting::new(backlog),
         });
         let at = self
             .backend
-            .listen(at, Arc::clone(&queue) as Arc<dyn ListenSink>)?;
+            .listen(at, Arc::clone(&queue) as Arc<dyn ListenSink<Offer>>)?;
         Ok(Listener { queue, at })
     }
 
@@ -226,12 +228,19 @@ fn with_path_mtu(options: ConnectOptions, offer: &Offer) -> ConnectOptions {
     offer.path_mtu.map_or(options, |mtu| options.path_mtu(mtu))
 }
 
-fn fits(private_data: &[u8], max: usize) -> Result<(), ConnectError> {
+pub(crate) fn fits(private_data: &[u8], max: usize) -> Result<(), ConnectError> {
     let len = private_data.len();
     if len > max {
         return Err(ConnectError::PrivateData { len, max });
     }
     Ok(())
+}
+
+fn copied(private_data: &[u8], into: &mut [u8]) -> Result<usize, ConnectError> {
+    let len = private_data.len().min(into.len());
+    into[..len].copy_from_slice(&private_data[..len]);
+    fits(private_data, into.len())?;
+    Ok(len)
 }
 
 fn limits_of(offer: &Offer) -> ReadLimits {
@@ -287,19 +296,39 @@ impl Target {
         Ok(self.find()?.connect(peer, options))
     }
 
+    /// Flushes it, where it is there still; nobody waits for it.
+    fn flush_unasked(&self) {
+        if let Ok(flushed) = self.flush() {
+            flushed.on_done(|_| {});
+        }
+    }
+
     fn flush(&self) -> Result<Started<()>, ConnectError> {
-        let err = QpAttributes::new().qp_state(QpState::Err);
-        Ok(self.find()?.modify(err))
+        let qp = self.find()?;
+        let state = qp.query().map_err(ConnectError::in_queue_pair)?.state;
+        if state == QpState::Reset {
+            // Nothing is outstanding there.
+            return Ok(Started::ready(Ok(())));
+        }
+        Ok(qp.modify(QpAttributes::new().qp_state(QpState::Err)))
     }
 }
 
 /// A request under way. Its first outcome counts; the removal of the device is one.
-struct Request<T> {
+pub(crate) struct Request<T> {
     completer: Completer<T, ConnectError>,
-    guard: Mutex<Option<Outcome<()>>>,
+    pending: Mutex<Option<Pending>>,
 }
 
-fn begin<T: Send + 'static>(context: &Context) -> (Started<T, ConnectError>, Arc<Request<T>>) {
+/// What a request holds as long as it is under way.
+struct Pending {
+    guard: Outcome<()>,
+    context: Context,
+}
+
+pub(crate) fn begin<T: Send + 'static>(
+    context: &Context,
+) -> (Started<T, ConnectError>, Arc<Request<T>>) {
     let (started, completer) = Started::pending();
     let (guarded, guard) = context.begin::<()>();
     let removed = completer.clone();
@@ -308,23 +337,34 @@ fn begin<T: Send + 'static>(context: &Context) -> (Started<T, ConnectError>, Arc
             removed.complete(Err(error.into()));
         }
     });
+    let pending = Pending {
+        guard,
+        context: context.clone(),
+    };
     let request = Request {
         completer,
-        guard: Mutex::new(Some(guard)),
+        pending: Mutex::new(Some(pending)),
     };
     (started, Arc::new(request))
 }
 
 impl<T: Send + 'static> Request<T> {
-    fn end(&self, outcome: Result<T, ConnectError>) {
-        self.completer.complete(outcome);
-        let guard = self
-            .guard
+    pub(crate) fn end(&self, outcome: Result<T, ConnectError>) {
+        let pending = self
+            .pending
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        if let Some(guard) = guard {
-            guard.complete(Ok(()));
+        let outcome = match &pending {
+            // What a device takes with it when it goes may be told before the device is.
+            Some(pending) if outcome.is_err() && is_removed(&pending.context) => {
+                Err(VerbError::DeviceRemoved.into())
+            }
+            _ => outcome,
+        };
+        self.completer.complete(outcome);
+        if let Some(pending) = pending {
+            pending.guard.complete(Ok(()));
         }
     }
 
@@ -335,6 +375,10 @@ impl<T: Send + 'static> Request<T> {
         }
         told
     }
+}
+
+fn is_removed(context: &Context) -> bool {
+    context.query_port(1) == Err(VerbError::DeviceRemoved)
 }
 
 type Waiter = Box<dyn FnOnce(Option<Told>) + Send>;
@@ -377,6 +421,10 @@ impl Side {
         self.lock().waiter = Some(waiter);
     }
 
+    fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
     fn forget(&self) {
         let token = self.lock().token.take();
         if let Some(token) = token {
@@ -388,10 +436,7 @@ impl Side {
 impl Sink for Side {
     fn told(&self, what: Told) {
         let mut state = self.lock();
-        let is_end = matches!(
-            what,
-            Told::Disconnected | Told::DisconnectConfirmed | Told::Aborted
-        );
+        let is_end = !matches!(what, Told::Accepted(_) | Told::Completed);
         state.is_over |= is_end;
         let watchers = if is_end {
             std::mem::take(&mut state.watchers)
@@ -441,21 +486,39 @@ impl Accepted {
         &self.peer.private_data
     }
 
+    /// Copies what the peer said, and answers how long it is.
+    ///
+    /// # Errors
+    /// [`ConnectError::PrivateData`] where the buffer is shorter: it has been filled all the same.
+    pub fn copy_private_data(&self, into: &mut [u8]) -> Result<usize, ConnectError> {
+        copied(&self.peer.private_data, into)
+    }
+
     /// Reads each way, from this side's point of view.
     pub const fn reads(&self) -> ReadLimits {
         self.reads
     }
 
-    /// Brings the queue pair up, then tells the peer.
+    /// Brings the queue pair up, then tells the peer. One that has given up meanwhile ends it as
+    /// [`ConnectError::Aborted`]: before the queue pair is touched, or else with the queue pair flushed.
     pub fn complete(mut self) -> Started<Connection, ConnectError> {
         let Some(side) = self.side.take() else {
             return Started::ready(Err(ConnectError::NotConnected));
         };
+        if side.is_over() {
+            side.forget();
+            return Started::ready(Err(ConnectError::Aborted));
+        }
         let (started, request) = begin(&self.target.context);
+        let target = self.target.clone();
         match self.target.bring_up(&self.peer.endpoint, self.options) {
             Ok(up) => up.on_done(move |up| {
                 let done = up.map_err(ConnectError::in_queue_pair);
                 let told = done.and_then(|()| {
+                    if side.is_over() {
+                        target.flush_unasked();
+                        return Err(ConnectError::Aborted);
+                    }
                     side.backend.complete(side.token()?);
                     Ok(())
                 });
@@ -524,15 +587,7 @@ pub struct Listener {
 
 struct IncomingQueue {
     backend: Arc<dyn Backend>,
-    backlog: usize,
-    state: Mutex<IncomingState>,
-}
-
-#[derive(Default)]
-struct IncomingState {
-    waiting: VecDeque<Incoming>,
-    takers: VecDeque<Completer<Incoming, ConnectError>>,
-    is_closed: bool,
+    waiting: Arc<Waiting<Incoming>>,
 }
 
 impl Listener {
@@ -541,57 +596,37 @@ impl Listener {
         self.at
     }
 
-    /// The next request.
+    /// The next request. Dropped before somebody has it, it is the next one still.
     pub fn next(&self) -> Started<Incoming, ConnectError> {
-        let mut state = self.queue.lock();
-        if let Some(incoming) = state.waiting.pop_front() {
-            return Started::ready(Ok(incoming));
-        }
-        let (started, completer) = Started::pending();
-        state.takers.push_back(completer);
-        started
+        self.queue.waiting.next()
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         self.queue.backend.unlisten(self.at);
-        let mut state = self.queue.lock();
-        state.is_closed = true;
-        let waiting = std::mem::take(&mut state.waiting);
-        let takers = std::mem::take(&mut state.takers);
-        drop(state);
-        drop(waiting);
-        for taker in takers {
-            taker.complete(Err(VerbError::Canceled.into()));
-        }
+        self.queue.waiting.close();
     }
 }
 
-impl IncomingQueue {
-    fn lock(&self) -> MutexGuard<'_, IncomingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl ListenSink for IncomingQueue {
+impl ListenSink<Offer> for IncomingQueue {
     fn asked(&self, token: Token, offer: Offer) {
         let side = Side::new(&self.backend);
         side.set_token(token);
-        let incoming = Incoming {
+        self.waiting.push(Incoming {
             side: Some(side),
             peer: offer,
-        };
-        let mut state = self.lock();
-        if let Some(taker) = state.takers.pop_front() {
-            drop(state);
-            taker.complete(Ok(incoming));
-        } else if !state.is_closed && state.waiting.len() < self.backlog {
-            state.waiting.push_back(incoming);
-        } else {
-            // Dropped with no lock held, which refuses it.
-            drop(state);
-        }
+        });
+    }
+
+    fn withdrawn(&self, token: Token) {
+        self.waiting.withdraw(token);
+    }
+}
+
+impl Asked for Incoming {
+    fn token(&self) -> Option<Token> {
+        self.side.as_ref().and_then(|side| side.token().ok())
     }
 }
 
@@ -605,6 +640,14 @@ impl Incoming {
     /// What who asks said.
     pub fn private_data(&self) -> &[u8] {
         &self.peer.private_data
+    }
+
+    /// Copies what who asks said, and answers how long it is.
+    ///
+    /// # Errors
+    /// [`ConnectError::PrivateData`] where the buffer is shorter: it has been filled all the same.
+    pub fn copy_private_data(&self, into: &mut [u8]) -> Result<usize, ConnectError> {
+        copied(&self.peer.private_data, into)
     }
 
     /// Reads that the peer offers, from this side's point of view: what it serves, this side may start.
@@ -760,10 +803,12 @@ impl Accept {
         what(&mut both);
         let is_done = both.queue_pair && both.peer;
         drop(both);
-        if is_done {
-            let side = Arc::clone(&self.side);
-            self.request.end(Ok(Connection { side }));
+        if !is_done {
+            return;
         }
+        // It may have gone while the other side took its time.
+        let found = self.target.find().map(|_| ());
+        self.request.end(settle(Arc::clone(&self.side), found));
     }
 
     fn fail(&self, error: ConnectError) {
@@ -773,9 +818,7 @@ impl Accept {
 
     /// There will be no connection, and the queue pair is up already.
     fn end_queue_pair(&self, error: ConnectError) {
-        if let Ok(flushed) = self.target.flush() {
-            flushed.on_done(|_| {});
-        }
+        self.target.flush_unasked();
         self.request.end(Err(error));
     }
 }
@@ -852,16 +895,6 @@ pub fn flush(context: &Context, qp: &Qp) -> Started<(), ConnectError> {
     let (started, request) = begin(context);
     flush_phase(&Target::new(context, qp), request);
     started
-}
-
-macro_rules! opaque {
-    ($($name:ident),*) => {$(
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name)).finish_non_exhaustive()
-            }
-        }
-    )*};
 }
 
 opaque!(Accepted, Connection, Connector, Incoming, Listener);

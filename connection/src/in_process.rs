@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use verbs_api::DeviceId;
 use verbs_api::qp::Half;
 
-use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
+use crate::backend::{
+    Answer, AnswerSink, Backend, ListenSink, Offer, PrivateDataLimits, Question, Sink, Token, Told,
+};
 use crate::error::ConnectError;
 
 /// First port that is assigned where a program names none.
@@ -25,7 +27,9 @@ pub struct InProcess {
 
 #[derive(Default)]
 struct State {
-    listeners: BTreeMap<SocketAddr, Arc<dyn ListenSink>>,
+    listeners: BTreeMap<SocketAddr, Arc<dyn ListenSink<Offer>>>,
+    services: BTreeMap<SocketAddr, Arc<dyn ListenSink<Question>>>,
+    questions: BTreeMap<Token, Arc<dyn AnswerSink>>,
     ends: BTreeMap<Token, End>,
     queue: VecDeque<Message>,
     next: u64,
@@ -36,6 +40,8 @@ struct State {
 struct End {
     peer: Token,
     sink: Option<Arc<dyn Sink>>,
+    /// Whom it was asked, until it is answered.
+    listener: Option<Arc<dyn ListenSink<Offer>>>,
     is_open: bool,
     /// What it is made of outlives it, and others may use that.
     is_shared: bool,
@@ -44,11 +50,16 @@ struct End {
 enum Message {
     Ask(SocketAddr, Token, Offer),
     Tell(Token, Told),
+    Question(SocketAddr, Token, Question),
+    Answer(Token, Option<Answer>),
 }
 
 enum Delivery {
-    Ask(Arc<dyn ListenSink>, Token, Offer),
+    Ask(Arc<dyn ListenSink<Offer>>, Token, Offer),
     Tell(Arc<dyn Sink>, Told),
+    Withdraw(Arc<dyn ListenSink<Offer>>, Token),
+    Question(Arc<dyn ListenSink<Question>>, Token, Question),
+    Answer(Arc<dyn AnswerSink>, Result<Answer, ConnectError>),
     Nothing,
 }
 
@@ -92,7 +103,11 @@ impl InProcess {
             .map(|(token, _)| Message::Tell(*token, Told::TimedOut))
             .collect();
         state.queue.extend(told);
+        let questions = std::mem::take(&mut state.questions);
         drop(state);
+        for sink in questions.into_values() {
+            sink.answered(Err(ConnectError::TimedOut));
+        }
         self.run();
     }
 
@@ -127,6 +142,9 @@ impl InProcess {
             match delivery {
                 Delivery::Ask(sink, token, offer) => sink.asked(token, offer),
                 Delivery::Tell(sink, told) => sink.told(told),
+                Delivery::Withdraw(sink, token) => sink.withdrawn(token),
+                Delivery::Question(sink, token, question) => sink.asked(token, question),
+                Delivery::Answer(sink, answer) => sink.answered(answer),
                 Delivery::Nothing => {}
             }
             state = self.lock();
@@ -139,7 +157,13 @@ impl State {
     fn delivery(&mut self, message: Message) -> Delivery {
         match message {
             Message::Ask(to, token, offer) => match self.listeners.get(&to) {
-                Some(sink) => Delivery::Ask(Arc::clone(sink), token, offer),
+                Some(sink) => {
+                    let sink = Arc::clone(sink);
+                    if let Some(end) = self.ends.get_mut(&token) {
+                        end.listener = Some(Arc::clone(&sink));
+                    }
+                    Delivery::Ask(sink, token, offer)
+                }
                 None => {
                     let asker = self.ends.get(&token).map(|end| end.peer);
                     let refusal = |asker| Message::Tell(asker, Told::Rejected(Vec::new()));
@@ -148,6 +172,21 @@ impl State {
                 }
             },
             Message::Tell(token, told) => self.telling(token, told),
+            Message::Question(to, token, question) => match self.services.get(&to) {
+                Some(sink) => Delivery::Question(Arc::clone(sink), token, question),
+                None => self.answering(token, None),
+            },
+            Message::Answer(token, answer) => self.answering(token, answer),
+        }
+    }
+
+    fn answering(&mut self, token: Token, answer: Option<Answer>) -> Delivery {
+        let refused = ConnectError::Refused {
+            private_data: Vec::new(),
+        };
+        match self.questions.remove(&token) {
+            Some(sink) => Delivery::Answer(sink, answer.ok_or(refused)),
+            None => Delivery::Nothing,
         }
     }
 
@@ -166,10 +205,12 @@ impl State {
         }
         let is_over = !matches!(told, Told::Accepted(_) | Told::Completed);
         let sink = self.ends.get(&token).and_then(|end| end.sink.clone());
-        if is_over {
-            self.ends.remove(&token);
+        let gone = is_over.then(|| self.ends.remove(&token)).flatten();
+        match (sink, gone.and_then(|end| end.listener)) {
+            (Some(sink), _) => Delivery::Tell(sink, told),
+            (None, Some(listener)) => Delivery::Withdraw(listener, token),
+            (None, None) => Delivery::Nothing,
         }
-        sink.map_or(Delivery::Nothing, |sink| Delivery::Tell(sink, told))
     }
 }
 
@@ -180,20 +221,10 @@ impl Backend for InProcess {
 
     fn listen(
         &self,
-        mut at: SocketAddr,
-        sink: Arc<dyn ListenSink>,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
-        let mut state = self.lock();
-        if at.port() == 0 {
-            let ports = (FIRST_PORT..=u16::MAX).map(|port| SocketAddr::new(at.ip(), port));
-            let free = { ports }.find(|at| !state.listeners.contains_key(at));
-            at = free.ok_or(ConnectError::AddressInUse(at))?;
-        }
-        if state.listeners.contains_key(&at) {
-            return Err(ConnectError::AddressInUse(at));
-        }
-        state.listeners.insert(at, sink);
-        Ok(at)
+        listen_in(&mut self.lock().listeners, at, sink)
     }
 
     fn unlisten(&self, at: SocketAddr) {
@@ -213,6 +244,7 @@ impl Backend for InProcess {
         let end = |peer, sink| End {
             peer,
             sink,
+            listener: None,
             is_open: false,
             is_shared: false,
         };
@@ -228,7 +260,9 @@ impl Backend for InProcess {
         let end = state.ends.get_mut(&token).ok_or(ConnectError::Aborted)?;
         end.sink = Some(sink);
         end.is_shared = offer.half == Half::Responder;
+        let listener = end.listener.take();
         drop(state);
+        drop(listener);
         self.tell_peer(token, Told::Accepted(offer));
         Ok(())
     }
@@ -269,4 +303,58 @@ impl Backend for InProcess {
             self.post(Message::Tell(end.peer, told));
         }
     }
+
+    fn listen_datagrams(
+        &self,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink<Question>>,
+    ) -> Result<SocketAddr, ConnectError> {
+        listen_in(&mut self.lock().services, at, sink)
+    }
+
+    fn unlisten_datagrams(&self, at: SocketAddr) {
+        let sink = self.lock().services.remove(&at);
+        drop(sink);
+    }
+
+    fn resolve(
+        &self,
+        to: SocketAddr,
+        private_data: Vec<u8>,
+        sink: Arc<dyn AnswerSink>,
+    ) -> Result<(), ConnectError> {
+        let mut state = self.lock();
+        let token = Token(state.next);
+        state.next += 1;
+        state.questions.insert(token, sink);
+        drop(state);
+        let question = Question {
+            from: None,
+            private_data,
+        };
+        self.post(Message::Question(to, token, question));
+        Ok(())
+    }
+
+    fn answer(&self, token: Token, answer: Option<Answer>) {
+        self.post(Message::Answer(token, answer));
+    }
+}
+
+/// Port 0: the first that nobody has.
+fn listen_in<T: ?Sized>(
+    listeners: &mut BTreeMap<SocketAddr, Arc<T>>,
+    mut at: SocketAddr,
+    sink: Arc<T>,
+) -> Result<SocketAddr, ConnectError> {
+    if at.port() == 0 {
+        let ports = (FIRST_PORT..=u16::MAX).map(|port| SocketAddr::new(at.ip(), port));
+        let free = { ports }.find(|at| !listeners.contains_key(at));
+        at = free.ok_or(ConnectError::AddressInUse(at))?;
+    }
+    if listeners.contains_key(&at) {
+        return Err(ConnectError::AddressInUse(at));
+    }
+    listeners.insert(at, sink);
+    Ok(at)
 }

@@ -6,14 +6,23 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+#[macro_use]
+mod opaque;
+
+mod channel;
 mod connector;
+mod datagrams;
 mod error;
 pub mod ib;
 mod in_process;
 pub mod mpa;
+pub mod network_direct;
+mod waiting;
 
+pub use channel::{ChannelEvent, EventChannel, Happened, Identifier};
 pub use connector::{
     Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, flush,
 };
+pub use datagrams::{DatagramListener, DatagramQuestion, DatagramService};
 pub use error::{ConnectError, Phase};
 pub use in_process::InProcess;

@@ -9,8 +9,9 @@ use verbs_api::{Device, LinkAddress, Registry};
 pub use polyverbs_links::wire::source_of;
 
 pub use polyverbs_connection::{
-    Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, Phase,
-    ReadLimits, flush,
+    Accepted, ChannelEvent, ConnectError, Connection, ConnectionOptions, Connector,
+    DatagramListener, DatagramQuestion, DatagramService, EventChannel, Happened, Identifier,
+    Incoming, Listener, Phase, ReadLimits, flush,
 };
 
 /// The devices of a registry from which an address is reached: those that are where the way there begins. Devices on a

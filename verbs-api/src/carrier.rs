@@ -69,6 +69,9 @@ pub trait ManagementSink: AsAny {
     /// A management datagram has come.
     fn datagram(&self, from: IpAddr, datagram: &[u8]);
 
+    /// The first packet since it became ready to receive has come to a queue pair that has a peer.
+    fn traffic(&self, qp: Qpn);
+
     /// A moment has come that was asked for.
     fn due(&self);
 }

@@ -12,14 +12,17 @@ use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
 use polyverbs_wire::mad::{self, cm};
 use verbs_api::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::Half;
-use verbs_api::{Gid, LinkAddress, QpEndpoint, VerbError};
+use verbs_api::{Gid, LinkAddress, QpEndpoint, Qpn, VerbError};
 
 use super::private;
 use super::types::{
-    CmError, CommId, Event, ListenerId, Path, Rejection, Reply, Request, Requested, Transport,
+    CmError, CommId, Event, ListenerId, Path, Rejection, Reply, Request, Requested, Resolution,
+    Transport,
 };
 use super::{Manager, ManagerOptions};
-use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
+use crate::backend::{
+    Answer, AnswerSink, Backend, ListenSink, Offer, PrivateDataLimits, Question, Sink, Token, Told,
+};
 use crate::error::ConnectError;
 
 /// Connections of one device on an IP network, by the messages of InfiniBand's connection manager.
@@ -33,7 +36,7 @@ pub struct Agent {
 
 struct State {
     manager: Manager,
-    ends: BTreeMap<CommId, Option<Arc<dyn Sink>>>,
+    ends: BTreeMap<CommId, End>,
     listeners: BTreeMap<ListenerId, Listening>,
     /// When the port was asked to call.
     wakes_at: Option<Duration>,
@@ -41,16 +44,35 @@ struct State {
     is_settling: bool,
 }
 
+/// Who hears of a connection, or a question.
+enum End {
+    /// Nobody has answered it yet.
+    Asked(Arc<dyn ListenSink<Offer>>),
+    Joined(Arc<dyn Sink>),
+    Questioned(Arc<dyn ListenSink<Question>>),
+    Asking(IpAddr, Arc<dyn AnswerSink>),
+}
+
 struct Listening {
     at: SocketAddr,
     service_id: u64,
-    sink: Arc<dyn ListenSink>,
+    sink: Ear,
+}
+
+#[derive(Clone)]
+enum Ear {
+    Connections(Arc<dyn ListenSink<Offer>>),
+    Datagrams(Arc<dyn ListenSink<Question>>),
 }
 
 /// What is to be told, with no lock held.
 enum Telling {
-    Asked(Arc<dyn ListenSink>, Token, Offer),
+    Asked(Arc<dyn ListenSink<Offer>>, Token, Offer),
     Told(Arc<dyn Sink>, Told),
+    Withdrawn(Arc<dyn ListenSink<Offer>>, Token),
+    Questioned(Arc<dyn ListenSink<Question>>, Token, Question),
+    QuestionWithdrawn(Arc<dyn ListenSink<Question>>, Token),
+    Answered(Arc<dyn AnswerSink>, Result<Answer, ConnectError>),
     Nothing,
 }
 
@@ -142,6 +164,10 @@ impl Agent {
                         self.delay(token);
                     }
                     Telling::Told(sink, told) => sink.told(told),
+                    Telling::Withdrawn(sink, token) => sink.withdrawn(token),
+                    Telling::Questioned(sink, token, question) => sink.asked(token, question),
+                    Telling::QuestionWithdrawn(sink, token) => sink.withdrawn(token),
+                    Telling::Answered(sink, answer) => sink.answered(answer),
                     Telling::Nothing => {}
                 }
             }
@@ -243,11 +269,72 @@ impl State {
             Event::Disconnected { id, .. } | Event::DisconnectTimedOut { id } => {
                 self.last(id, Told::DisconnectConfirmed)
             }
-            Event::Delayed { .. }
-            | Event::Lingered { .. }
-            | Event::ResolutionRequested { .. }
-            | Event::Resolved { .. }
-            | Event::ResolutionTimedOut { .. } => Telling::Nothing,
+            Event::Withdrawn { id } => self.last(id, Told::Aborted),
+            Event::ResolutionRequested {
+                listener,
+                id,
+                from,
+                service_id,
+                private_data,
+            } => self.questioned(listener, id, from, service_id, &private_data),
+            Event::Resolved {
+                id,
+                status,
+                qpn,
+                q_key,
+                private_data,
+            } => self.answered(id, |to| match status {
+                0 => Ok(Answer {
+                    address: LinkAddress::Ip(to),
+                    gid: gid_of(to),
+                    qp_num: qpn,
+                    qkey: q_key,
+                    private_data,
+                }),
+                _ => Err(ConnectError::Refused { private_data }),
+            }),
+            Event::ResolutionTimedOut { id } => self.answered(id, |_| Err(ConnectError::TimedOut)),
+            Event::Delayed { .. } | Event::Lingered { .. } => Telling::Nothing,
+        }
+    }
+
+    fn questioned(
+        &mut self,
+        listener: ListenerId,
+        id: CommId,
+        from: LinkAddress,
+        service_id: u64,
+        private_data: &[u8],
+    ) -> Telling {
+        let sink = self
+            .listeners
+            .get(&listener)
+            .map(|listening| &listening.sink);
+        let said = private::addresses(service_id, private_data);
+        let (Some(Ear::Datagrams(sink)), Some(said)) = (sink, said) else {
+            // It has just come, and can be answered.
+            let _ = self
+                .manager
+                .resolve_reply(id, &refusal(sidr_status::UNSUPPORTED));
+            return Telling::Nothing;
+        };
+        let question = Question {
+            from: Some(from),
+            private_data: said.private_data.to_vec(),
+        };
+        let sink = Arc::clone(sink);
+        self.ends.insert(id, End::Questioned(Arc::clone(&sink)));
+        Telling::Questioned(sink, token(id), question)
+    }
+
+    fn answered(
+        &mut self,
+        id: CommId,
+        answer: impl FnOnce(IpAddr) -> Result<Answer, ConnectError>,
+    ) -> Telling {
+        match self.ends.remove(&id) {
+            Some(End::Asking(to, sink)) => Telling::Answered(sink, answer(to)),
+            _ => Telling::Nothing,
         }
     }
 
@@ -260,7 +347,8 @@ impl State {
     ) -> Telling {
         let listening = self.listeners.get(&listener);
         let said = private::addresses(request.service_id, &request.private_data);
-        let (Some(listening), Some(said)) = (listening, said) else {
+        let ear = listening.map(|listening| listening.sink.clone());
+        let (Some(Ear::Connections(sink)), Some(said)) = (ear, said) else {
             let rejection = Rejection {
                 reason: cm::reason::UNSUPPORTED,
                 info: &[],
@@ -287,22 +375,24 @@ impl State {
             path_mtu: Some(request.path.mtu),
             private_data: said.private_data.to_vec(),
         };
-        self.ends.insert(id, None);
-        Telling::Asked(Arc::clone(&listening.sink), token(id), offer)
+        self.ends.insert(id, End::Asked(Arc::clone(&sink)));
+        Telling::Asked(sink, token(id), offer)
     }
 
     fn told(&mut self, id: CommId, told: Told) -> Telling {
         match self.ends.get(&id) {
-            Some(Some(sink)) => Telling::Told(Arc::clone(sink), told),
+            Some(End::Joined(sink)) => Telling::Told(Arc::clone(sink), told),
             _ => Telling::Nothing,
         }
     }
 
     // The end hears of nothing more.
     fn last(&mut self, id: CommId, told: Told) -> Telling {
-        match self.ends.remove(&id).flatten() {
-            Some(sink) => Telling::Told(sink, told),
-            None => Telling::Nothing,
+        match self.ends.remove(&id) {
+            Some(End::Joined(sink)) => Telling::Told(sink, told),
+            Some(End::Asked(sink)) => Telling::Withdrawn(sink, token(id)),
+            Some(End::Questioned(sink)) => Telling::QuestionWithdrawn(sink, token(id)),
+            Some(End::Asking(..)) | None => Telling::Nothing,
         }
     }
 }
@@ -315,40 +405,72 @@ impl Backend for Agent {
     fn listen(
         &self,
         at: SocketAddr,
-        sink: Arc<dyn ListenSink>,
+        sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
-        let port = self.port()?;
-        let own = port.address();
-        if at.is_ipv4() != own.is_ipv4() || !(at.ip() == own || at.ip().is_unspecified()) {
-            return Err(ConnectError::Unreachable(at));
-        }
-        let (at, service_id) = self.serve(&*port, SocketAddr::new(own, at.port()))?;
-        let listened = self.with(&*port, |state, _| {
-            let (id, _) = state.manager.listen(service_id, u64::MAX)?;
-            let listening = Listening {
-                at,
-                service_id,
-                sink,
-            };
-            state.listeners.insert(id, listening);
-            Ok(())
-        });
-        listened.map_err(|_: CmError| ConnectError::AddressInUse(at))?;
-        Ok(at)
+        self.listen_in(port_space::TCP, at, Ear::Connections(sink))
     }
 
     fn unlisten(&self, at: SocketAddr) {
+        self.unlisten_in(port_space::TCP, at);
+    }
+
+    fn listen_datagrams(
+        &self,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink<Question>>,
+    ) -> Result<SocketAddr, ConnectError> {
+        self.listen_in(port_space::UDP, at, Ear::Datagrams(sink))
+    }
+
+    fn unlisten_datagrams(&self, at: SocketAddr) {
+        self.unlisten_in(port_space::UDP, at);
+    }
+
+    fn resolve(
+        &self,
+        to: SocketAddr,
+        private_data: Vec<u8>,
+        sink: Arc<dyn AnswerSink>,
+    ) -> Result<(), ConnectError> {
+        let port = self.port()?;
+        let own = port.address();
+        self.with(&*port, |state, now| {
+            let source = SocketAddr::new(own, state.ephemeral_port());
+            let data = private::with_addresses(private::SIDR_REQ, source, to, &private_data);
+            let data = data.map_err(|_| ConnectError::Unreachable(to))?;
+            let path = Path {
+                packet_life_time: PACKET_LIFE_TIME,
+                ..Path::new(LinkAddress::Ip(to.ip()), gid_of(own), gid_of(to.ip()))
+            };
+            let service_id = service_id(port_space::UDP, to.port());
+            let asked =
+                state
+                    .manager
+                    .resolve(now, service_id, path, RESPONSE_TIMEOUT, RETRIES, &data);
+            let id = asked.map_err(|_| VerbError::Resources("connections of the device"))?;
+            state.ends.insert(id, End::Asking(to.ip(), sink));
+            Ok(())
+        })
+    }
+
+    fn answer(&self, token: Token, answer: Option<Answer>) {
         let Ok(port) = self.port() else { return };
-        let listening = self.with(&*port, |state, now| {
-            let found = state.listeners.iter().find(|(_, of)| of.at == at);
-            let id = *found?.0;
-            // It is there, as was just seen.
-            let _ = state.manager.unlisten(now, id);
-            state.listeners.remove(&id)
+        let end = self.with(&*port, |state, _| {
+            let resolution = match &answer {
+                Some(answer) => Resolution {
+                    status: sidr_status::VALID,
+                    qpn: answer.qp_num,
+                    q_key: answer.qkey,
+                    private_data: &answer.private_data,
+                },
+                None => refusal(sidr_status::REJECTED),
+            };
+            let id = comm_id(token);
+            // Where there is nothing left to answer, who asked has gone.
+            let _ = state.manager.resolve_reply(id, &resolution);
+            state.ends.remove(&id)
         });
-        if let Some(listening) = listening {
-            port.withdraw(listening.service_id);
-        }
+        drop(end);
     }
 
     fn connect(
@@ -389,7 +511,7 @@ impl Backend for Agent {
             };
             let asked = state.manager.connect(now, &request);
             let id = asked.map_err(|_| VerbError::Resources("connections of the device"))?;
-            state.ends.insert(id, Some(sink));
+            state.ends.insert(id, End::Joined(sink));
             Ok(token(id))
         })
     }
@@ -399,7 +521,7 @@ impl Backend for Agent {
         self.with(&*port, |state, now| {
             let id = comm_id(token);
             let end = state.ends.get_mut(&id).ok_or(ConnectError::Aborted)?;
-            *end = Some(sink);
+            *end = End::Joined(sink);
             let reply = Reply {
                 qpn: offer.endpoint.qp_num,
                 starting_psn: offer.endpoint.sq_psn,
@@ -442,10 +564,10 @@ impl Backend for Agent {
             let id = comm_id(token);
             match state.manager.disconnect(now, id, &[]) {
                 Ok(()) => None,
-                Err(_) => state.ends.remove(&id).flatten(),
+                Err(_) => state.ends.remove(&id),
             }
         });
-        if let Some(sink) = over {
+        if let Some(End::Joined(sink)) = over {
             sink.told(Told::DisconnectConfirmed);
         }
     }
@@ -463,10 +585,50 @@ impl Backend for Agent {
 }
 
 impl Agent {
+    fn listen_in(&self, space: u16, at: SocketAddr, sink: Ear) -> Result<SocketAddr, ConnectError> {
+        let port = self.port()?;
+        let own = port.address();
+        if at.is_ipv4() != own.is_ipv4() || !(at.ip() == own || at.ip().is_unspecified()) {
+            return Err(ConnectError::Unreachable(at));
+        }
+        let (at, service_id) = self.serve(&*port, space, SocketAddr::new(own, at.port()))?;
+        let listened = self.with(&*port, |state, _| {
+            let (id, _) = state.manager.listen(service_id, u64::MAX)?;
+            let listening = Listening {
+                at,
+                service_id,
+                sink,
+            };
+            state.listeners.insert(id, listening);
+            Ok(())
+        });
+        listened.map_err(|_: CmError| ConnectError::AddressInUse(at))?;
+        Ok(at)
+    }
+
+    fn unlisten_in(&self, space: u16, at: SocketAddr) {
+        let Ok(port) = self.port() else { return };
+        let service = service_id(space, at.port());
+        let listening = self.with(&*port, |state, now| {
+            let found = state
+                .listeners
+                .iter()
+                .find(|(_, of)| of.at == at && of.service_id == service);
+            let id = *found?.0;
+            // It is there, as was just seen.
+            let _ = state.manager.unlisten(now, id);
+            state.listeners.remove(&id)
+        });
+        if let Some(listening) = listening {
+            port.withdraw(listening.service_id);
+        }
+    }
+
     // Port 0: the next that no process at this address answers for.
     fn serve(
         &self,
         port: &dyn ManagementPort,
+        space: u16,
         at: SocketAddr,
     ) -> Result<(SocketAddr, u64), ConnectError> {
         for _ in FIRST_PORT..=u16::MAX {
@@ -475,7 +637,7 @@ impl Agent {
                 number => number,
             };
             let chosen = SocketAddr::new(at.ip(), number);
-            let service = service_id(port_space::TCP, number);
+            let service = service_id(space, number);
             match port.serve(service) {
                 Ok(()) => return Ok((chosen, service)),
                 Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
@@ -515,6 +677,11 @@ impl ManagementSink for Agent {
         });
     }
 
+    fn traffic(&self, qp: Qpn) {
+        let Ok(port) = self.port() else { return };
+        self.with(&*port, |state, _| state.manager.handle_traffic(qp));
+    }
+
     fn due(&self) {
         let Ok(port) = self.port() else { return };
         self.with(&*port, |state, now| {
@@ -530,6 +697,22 @@ fn token(CommId(id): CommId) -> Token {
 
 fn comm_id(Token(token): Token) -> CommId {
     CommId(token as u32)
+}
+
+const fn refusal<'a>(status: u8) -> Resolution<'a> {
+    Resolution {
+        status,
+        qpn: Qpn::new(0),
+        q_key: 0,
+        private_data: &[],
+    }
+}
+
+/// Statuses of a SIDR_REP (IBTA 12.11.2).
+mod sidr_status {
+    pub(super) const VALID: u8 = 0;
+    pub(super) const UNSUPPORTED: u8 = 1;
+    pub(super) const REJECTED: u8 = 2;
 }
 
 fn gid_of(address: IpAddr) -> Gid {

@@ -3,10 +3,11 @@
 use polyverbs_engine::time::Time;
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Drep, Dreq, Message, Mra, Rep, Req, Rtu, SidrRep, SidrReq, reason};
+use verbs_api::Qpn;
 
 use super::connection::{Connection, State};
 use super::limits::fits;
-use super::manager::Manager;
+use super::manager::{Manager, remove_own};
 use super::private;
 use super::time;
 use super::types::{
@@ -106,6 +107,10 @@ impl Manager {
         connection.responder_resources = reply.responder_resources;
         connection.initiator_depth = reply.initiator_depth;
         connection.answer = None;
+        self.unready.insert(reply.qpn.value(), id.0);
+        let Some(connection) = self.connections.get(&id.0) else {
+            return Err(CmError::Unknown);
+        };
         let is_xrc = connection.transport == Transport::Xrc;
         let qpn = reply.qpn.value();
         let message = Rep {
@@ -157,9 +162,19 @@ impl Manager {
         let connection = self.in_state(id, &[State::RepSent, State::MraRepRcvd])?;
         connection.state = State::Established;
         connection.repeated = None;
+        let qpn = connection.local_qpn.value();
+        remove_own(&mut self.unready, qpn, id.0);
         self.cancel(id.0);
         self.tell(Event::EstablishedByTraffic { id });
         Ok(())
+    }
+
+    /// Traffic has come on a queue pair: where its RTU has not, the connection is there.
+    pub fn handle_traffic(&mut self, qp: Qpn) {
+        if let Some(&id) = self.unready.get(&qp.value()) {
+            // Of any other state it tells nothing new.
+            let _ = self.established(CommId(id));
+        }
     }
 
     /// Refuses a request or a reply, or takes a request of one's own back: REJ.
@@ -320,7 +335,7 @@ impl Manager {
         }
     }
 
-    /// Asks which queue pair serves datagrams of a service: SIDR_REQ.
+    /// Asks which queue pair serves datagrams of a service: SIDR_REQ. An answer may take 4.096 µs x 2^`response_timeout`.
     ///
     /// # Errors
     /// Too much private data, or no room for another question.
@@ -329,12 +344,13 @@ impl Manager {
         now: Time,
         service_id: u64,
         path: Path,
+        response_timeout: u8,
         max_cm_retries: u8,
         private_data: &[u8],
     ) -> Result<CommId, CmError> {
         fits(private_data, private::SIDR_REQ)?;
         let connection = Connection {
-            response: self.response_time(20, path.packet_life_time),
+            response: self.response_time(response_timeout, path.packet_life_time),
             max_cm_retries: max_cm_retries.min(15),
             ..Connection::new(State::SidrReqSent, path, service_id)
         };

@@ -7,6 +7,7 @@ use polyverbs_wire::mad::cm::Message;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{Access, Psn, Qpn};
 
+use super::manager::PeerKey;
 use super::types::{ListenerId, Path, Transport};
 
 /// The state of a connection (IBTA 12.9.5). One that is idle does not exist.
@@ -104,6 +105,8 @@ pub(super) struct Connection {
     /// Repeated when the peer repeats itself.
     pub(super) answer: Option<Box<Message>>,
     pub(super) due: Option<Time>,
+    /// When no answer is waited for any more, whatever the peer says.
+    pub(super) patient_until: Time,
 }
 
 impl Connection {
@@ -132,7 +135,13 @@ impl Connection {
             repeated: None,
             answer: None,
             due: None,
+            patient_until: Time::default(),
         }
+    }
+
+    /// How the peer's adapter names something: by this number of its own.
+    pub(super) fn peer_key(&self, number: u32) -> PeerKey {
+        (self.path.address.into(), self.remote_guid, number)
     }
 
     /// An XRC target outlives its connection, and other connections may use it.

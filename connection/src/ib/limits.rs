@@ -24,7 +24,8 @@ pub struct ManagerOptions {
     pub backlog: usize,
     /// Answers that have not left yet.
     pub max_outgoing: usize,
-    /// Longest time that a peer can have anything wait for, whatever it encodes.
+    /// Longest time that a peer can have anything wait for, whatever it encodes and however often it asks for more; and
+    /// how long the program may take to answer a request that is not repeated.
     pub patience: Duration,
     /// The own port that connections which come in are of.
     pub port_num: u8,

@@ -31,10 +31,12 @@ pub struct Manager {
     pub(super) options: ManagerOptions,
     pub(super) listeners: BTreeMap<ListenerId, Listening>,
     pub(super) connections: BTreeMap<u32, Connection>,
-    /// By the peer's adapter and its number of the connection.
-    pub(super) by_request: BTreeMap<(u64, u32), u32>,
-    /// By the peer's adapter and its queue pair: those that are connected, or linger.
-    pub(super) by_qpn: BTreeMap<(u64, u32), u32>,
+    /// By the peer and its number of the connection.
+    pub(super) by_request: BTreeMap<PeerKey, u32>,
+    /// By the peer and its queue pair: those that are connected, or linger.
+    pub(super) by_qpn: BTreeMap<PeerKey, u32>,
+    /// By the own queue pair: those whose RTU has not come.
+    pub(super) unready: BTreeMap<u32, u32>,
     pub(super) questions: BTreeMap<(OrderedAddress, u32), u32>,
     /// Requests and questions that no program has answered.
     pub(super) open: BTreeSet<(ListenerId, u32)>,
@@ -47,6 +49,10 @@ pub struct Manager {
     next_service: u64,
     next_transaction: u32,
 }
+
+/// A peer's address, its adapter, and a number that the adapter gave out. An adapter that names itself as another one
+/// does, at an address of its own, is none the less another.
+pub(super) type PeerKey = (OrderedAddress, u64, u32);
 
 /// An address that can be the key of an ordered map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,6 +92,7 @@ impl Manager {
             connections: BTreeMap::new(),
             by_request: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
+            unready: BTreeMap::new(),
             questions: BTreeMap::new(),
             open: BTreeSet::new(),
             counts: Counts::default(),
@@ -221,7 +228,7 @@ impl Manager {
             self.forget(id);
             return self.tell(Event::Lingered { id: CommId(id) });
         }
-        if connection.retries_left == 0 {
+        if connection.retries_left == 0 || connection.patient_until <= now {
             return self.give_up(now, id);
         }
         connection.retries_left -= 1;
@@ -241,6 +248,10 @@ impl Manager {
         let event = match connection.state {
             State::ReqSent | State::MraReqRcvd => Event::RequestTimedOut { id: comm_id },
             State::RepSent | State::MraRepRcvd => Event::ReplyTimedOut { id: comm_id },
+            State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd => {
+                self.forget(id);
+                return self.tell(Event::Withdrawn { id: comm_id });
+            }
             State::DreqSent => {
                 self.linger(now, id);
                 return self.tell(Event::DisconnectTimedOut { id: comm_id });
@@ -304,14 +315,25 @@ impl Manager {
 
     /// Sends a message until it is answered.
     pub(super) fn send_until_answered(&mut self, now: Time, id: u32, message: Message) {
+        let until = now.after(self.options.patience);
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         connection.retries_left = connection.max_cm_retries;
         connection.repeated = Some(Box::new(message));
+        connection.patient_until = until;
         let due = now.after(connection.response);
         self.send(id, message);
         self.wake(id, due);
+    }
+
+    /// The program has so long to answer a request before the peer is taken to have gone.
+    pub(super) fn wait_for_answer(&mut self, now: Time, id: u32) {
+        let until = now.after(self.options.patience);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.patient_until = until;
+            self.wake(id, until);
+        }
     }
 
     pub(super) fn tell(&mut self, event: Event) {
@@ -321,6 +343,10 @@ impl Manager {
     pub(super) fn wake(&mut self, id: u32, due: Time) {
         self.cancel(id);
         if let Some(connection) = self.connections.get_mut(&id) {
+            let due = match connection.state {
+                State::TimeWait => due,
+                _ => due.min(connection.patient_until),
+            };
             connection.due = Some(due);
             self.timers.insert((due, id));
         }
@@ -352,6 +378,8 @@ impl Manager {
         connection.state = State::TimeWait;
         connection.repeated = None;
         let time = time::lingering(connection.ack_timeout).min(patience);
+        let qpn = connection.local_qpn.value();
+        remove_own(&mut self.unready, qpn, id);
         self.wake(id, now.after(time));
     }
 
@@ -361,9 +389,11 @@ impl Manager {
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
-        let guid = connection.remote_guid;
-        remove_own(&mut self.by_request, (guid, connection.remote_comm_id), id);
-        remove_own(&mut self.by_qpn, (guid, connection.remote_qpn.value()), id);
+        let request = connection.peer_key(connection.remote_comm_id);
+        remove_own(&mut self.by_request, request, id);
+        let peer = connection.peer_key(connection.remote_qpn.value());
+        remove_own(&mut self.by_qpn, peer, id);
+        remove_own(&mut self.unready, connection.local_qpn.value(), id);
         let asker = (connection.path.address.into(), connection.remote_comm_id);
         remove_own(&mut self.questions, asker, id);
     }
@@ -393,7 +423,7 @@ impl Manager {
     }
 }
 
-fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: K, id: u32) {
+pub(super) fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: K, id: u32) {
     if map.get(&key) == Some(&id) {
         map.remove(&key);
     }

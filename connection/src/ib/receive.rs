@@ -8,7 +8,7 @@ use polyverbs_wire::mad::cm::{
 use verbs_api::{Gid, LinkAddress, Mtu, Psn, Qpn};
 
 use super::connection::{Connection, State};
-use super::manager::{Listening, Manager};
+use super::manager::{Listening, Manager, remove_own};
 use super::time;
 use super::types::{CommId, Event, ListenerId, Path, Replied, Requested, Transport};
 
@@ -43,7 +43,7 @@ impl Manager {
             Message::Rtu(rtu) => self.on_rtu(from, rtu),
             Message::Dreq(dreq) => self.on_dreq(from, dreq),
             Message::Drep(drep) => self.on_drep(now, from, drep),
-            Message::SidrReq(question) => self.on_sidr_req(from, question),
+            Message::SidrReq(question) => self.on_sidr_req(now, from, question),
             Message::SidrRep(answer) => self.on_sidr_rep(from, answer),
             Message::Lap(lap) => self.on_lap(from, lap),
             Message::Apr(_) => self.counts.stray += 1,
@@ -51,30 +51,31 @@ impl Manager {
     }
 
     fn on_req(&mut self, now: Time, from: Sender, req: &Req) {
-        if let Some(&id) = self.by_request.get(&(req.ca_guid, req.local_comm_id)) {
-            return self.on_duplicate_req(from, id, req);
+        let key = |number| (from.address.into(), req.ca_guid, number);
+        if let Some(&id) = self.by_request.get(&key(req.local_comm_id)) {
+            return self.on_duplicate_req(now, from, id, req);
         }
-        if let Some(&old) = self.by_qpn.get(&(req.ca_guid, req.qpn)) {
+        if let Some(&old) = self.by_qpn.get(&key(req.qpn)) {
             self.refuse(from, req, reason::STALE_CONNECTION);
             return self.end_stale(now, old);
         }
         match self.admit(from, req) {
-            Ok((listener, connection)) => self.accept_req(listener, connection, req),
+            Ok((listener, connection)) => self.accept_req(now, listener, connection, req),
             Err(reason) => self.refuse(from, req, reason),
         }
     }
 
-    fn on_duplicate_req(&mut self, from: Sender, id: u32, req: &Req) {
+    fn on_duplicate_req(&mut self, now: Time, from: Sender, id: u32, req: &Req) {
         self.counts.duplicates += 1;
         let Some(connection) = self.connections.get(&id) else {
             return;
         };
-        if connection.path.address != from.address {
-            self.counts.misdirected += 1;
-            return;
-        }
         match connection.state {
-            State::MraReqSent => self.answer_again(id),
+            State::ReqRcvd => self.wait_for_answer(now, id),
+            State::MraReqSent => {
+                self.wait_for_answer(now, id);
+                self.answer_again(id);
+            }
             State::TimeWait => self.refuse(from, req, reason::STALE_CONNECTION),
             _ => {}
         }
@@ -156,7 +157,7 @@ impl Manager {
         }
     }
 
-    fn accept_req(&mut self, listener: ListenerId, connection: Connection, req: &Req) {
+    fn accept_req(&mut self, now: Time, listener: ListenerId, connection: Connection, req: &Req) {
         let request = Box::new(Requested {
             service_id: req.service_id,
             transport: connection.transport,
@@ -175,11 +176,14 @@ impl Manager {
             address: connection.path.address,
             transaction_id: connection.transaction_id,
         };
+        let named = connection.peer_key(req.local_comm_id);
+        let peer = connection.peer_key(req.qpn);
         match self.add(connection) {
             Ok(id) => {
-                self.by_request.insert((req.ca_guid, req.local_comm_id), id);
-                self.by_qpn.insert((req.ca_guid, req.qpn), id);
+                self.by_request.insert(named, id);
+                self.by_qpn.insert(peer, id);
                 self.open.insert((listener, id));
+                self.wait_for_answer(now, id);
                 let id = CommId(id);
                 self.tell(Event::Requested {
                     listener,
@@ -258,7 +262,8 @@ impl Manager {
         }
         let is_xrc = connection.transport == Transport::Xrc;
         let qpn = if is_xrc { rep.ee_context } else { rep.qpn };
-        if let Some(&old) = self.by_qpn.get(&(rep.ca_guid, qpn))
+        let key = (from.address.into(), rep.ca_guid, qpn);
+        if let Some(&old) = self.by_qpn.get(&key)
             && !is_xrc
         {
             return self.refuse_stale_rep(now, id, rep, old);
@@ -304,8 +309,10 @@ impl Manager {
             srq: rep.srq,
             private_data: rep.private_data.0.to_vec(),
         });
-        self.by_request.insert((rep.ca_guid, rep.local_comm_id), id);
-        self.by_qpn.insert((rep.ca_guid, qpn), id);
+        let request = connection.peer_key(rep.local_comm_id);
+        let peer = connection.peer_key(qpn);
+        self.by_request.insert(request, id);
+        self.by_qpn.insert(peer, id);
         let id = CommId(id);
         self.tell(Event::Replied { id, reply });
     }
@@ -321,6 +328,8 @@ impl Manager {
         }
         connection.state = State::Established;
         connection.repeated = None;
+        let qpn = connection.local_qpn.value();
+        remove_own(&mut self.unready, qpn, id);
         self.cancel(id);
         self.tell(Event::Established {
             id: CommId(id),
@@ -343,7 +352,8 @@ impl Manager {
         };
         connection.state = next;
         let packet_life_time = connection.path.packet_life_time;
-        // The peer's timer is put off; no retry is used up (IBTA 12.9.8.5).
+        // The peer's timer is put off; no retry is used up (IBTA 12.9.8.5). However often it asks for more time, there
+        // is an end.
         let wait = self.response_time(mra.service_timeout, packet_life_time);
         self.wake(id, now.after(wait));
         self.tell(Event::Delayed {
@@ -363,6 +373,13 @@ impl Manager {
                 if rej.reason != reason::STALE_CONNECTION =>
             {
                 self.forget(id);
+            }
+            Some(State::ReqRcvd | State::MraReqSent) => {
+                // No queue pair of this side was ever in it: no packet of one is under way.
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.ack_timeout = 0;
+                }
+                self.linger(now, id);
             }
             None | Some(State::TimeWait | State::SidrReqSent | State::SidrReqRcvd) => {
                 self.counts.stray += 1;
@@ -384,7 +401,8 @@ impl Manager {
         if rej.reason == reason::TIMEOUT && rej.remote_comm_id == 0 {
             let [a, b, c, d, e, f, g, h, ..] = rej.info.0;
             let guid = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
-            let found = self.by_request.get(&(guid, rej.local_comm_id)).copied();
+            let key = (from.address.into(), guid, rej.local_comm_id);
+            let found = self.by_request.get(&key).copied();
             let Some(id) = found else {
                 self.counts.stray += 1;
                 return None;
@@ -495,11 +513,11 @@ impl Manager {
         self.send_to(from.address, from.transaction_id, apr.into());
     }
 
-    fn on_sidr_req(&mut self, from: Sender, question: &SidrReq) {
+    fn on_sidr_req(&mut self, now: Time, from: Sender, question: &SidrReq) {
         let asker = (from.address.into(), question.request_id);
-        if self.questions.contains_key(&asker) {
+        if let Some(&id) = self.questions.get(&asker) {
             self.counts.duplicates += 1;
-            return;
+            return self.wait_for_answer(now, id);
         }
         let refuse = |status| SidrRep {
             request_id: question.request_id,
@@ -528,6 +546,7 @@ impl Manager {
         };
         self.questions.insert(asker, id);
         self.open.insert((listener, id));
+        self.wait_for_answer(now, id);
         self.tell(Event::ResolutionRequested {
             listener,
             id: CommId(id),

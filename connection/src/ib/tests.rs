@@ -227,7 +227,7 @@ impl Pair {
     fn asking(&mut self, state: State) -> (usize, CommId, CommId) {
         let path = path_from(NEAR);
         let near = self.ends[NEAR]
-            .resolve(self.now, SERVICE, path, 3, b"")
+            .resolve(self.now, SERVICE, path, 20, 3, b"")
             .unwrap();
         self.settle();
         let Some(Event::ResolutionRequested { id, .. }) = self.events(FAR).pop() else {

@@ -327,6 +327,11 @@ pub enum Event {
         /// The connection.
         id: CommId,
     },
+    /// Who asked is taken to have gone, since the program has not answered for so long: nothing is left to answer.
+    Withdrawn {
+        /// The connection, or the question.
+        id: CommId,
+    },
     /// SIDR_REQ: answer with [`resolve_reply`](super::Manager::resolve_reply).
     ResolutionRequested {
         /// Who listened for it.

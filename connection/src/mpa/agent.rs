@@ -92,7 +92,7 @@ struct Course {
     stream: Option<Qpn>,
     is_connected: bool,
     sink: Option<Arc<dyn Sink>>,
-    listener: Option<Arc<dyn ListenSink>>,
+    listener: Option<Arc<dyn ListenSink<Offer>>>,
     /// What to begin anew with, where the peer has only revision 1.
     again: Option<(SocketAddr, Offer)>,
     /// When the peer must have completed.
@@ -117,7 +117,8 @@ enum Phase {
 enum Step {
     Nothing,
     Tell(Arc<dyn Sink>, Told),
-    Ask(Arc<dyn ListenSink>, Offer),
+    Ask(Arc<dyn ListenSink<Offer>>, Offer),
+    Withdraw(Arc<dyn ListenSink<Offer>>),
 }
 
 fn options_of(port: &dyn StreamPort, depths: Depths) -> StartOptions {
@@ -184,6 +185,7 @@ impl End {
             Step::Nothing => {}
             Step::Tell(sink, told) => sink.told(told),
             Step::Ask(listener, offer) => listener.asked(self.token, offer),
+            Step::Withdraw(listener) => listener.withdrawn(self.token),
         }
     }
 
@@ -193,9 +195,11 @@ impl End {
             return Step::Nothing;
         }
         course.phase = Phase::Over;
-        course.listener = None;
-        let sink = course.sink.take();
-        sink.map_or(Step::Nothing, |sink| Step::Tell(sink, told))
+        match (course.sink.take(), course.listener.take()) {
+            (Some(sink), _) => Step::Tell(sink, told),
+            (None, Some(listener)) => Step::Withdraw(listener),
+            (None, None) => Step::Nothing,
+        }
     }
 
     fn leave(&self) {
@@ -444,7 +448,7 @@ impl StreamSink for Sunk {
 /// Takes streams for a listener.
 struct Ear {
     agent: Weak<Agent>,
-    sink: Arc<dyn ListenSink>,
+    sink: Arc<dyn ListenSink<Offer>>,
 }
 
 impl StreamListener for Ear {
@@ -482,7 +486,7 @@ impl Backend for Agent {
     fn listen(
         &self,
         at: SocketAddr,
-        sink: Arc<dyn ListenSink>,
+        sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
         let ear = Ear {
             agent: self.me.clone(),

@@ -252,7 +252,11 @@ impl Negotiation {
     /// # Errors
     /// There will be no stream.
     pub fn handle_octets(&mut self, octets: &[u8]) -> Result<Output, Failure> {
-        if self.arrived.len() + octets.len() > MAX_KEPT {
+        let most = match self.state {
+            State::AwaitsReply { .. } => MAX_KEPT,
+            _ => MAX_START_LEN,
+        };
+        if self.arrived.len() + octets.len() > most {
             self.end();
             return Err(start::Reject::PrivateDataLength.into());
         }

@@ -15,7 +15,7 @@ use polyverbs_wire::mad::GSI_QP;
 use verbs_api::carrier::{Carrier, ManagementPort};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
-    DeviceAttributes, Features, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest,
+    DeviceAttributes, Features, LinkAddress, Mtu, PostReason, Qpn, VerbError, WcStatus, WorkRequest,
 };
 
 use crate::header::{Aeth, Body, Carriage, Header, Position, Syndrome, advance, ahead};
@@ -227,6 +227,16 @@ impl Driver for InfiniBand {
             path.address, self.address
         );
         Err(VerbError::argument("ah_attr.address", reason))
+    }
+
+    // As good as an RTU, which may have been lost or overtaken (IBTA 12.9.7).
+    fn first_arrival(qp: &Qp, _: &mut Cx<'_>) {
+        let Some(management) = &qp.device.driver().management else {
+            return;
+        };
+        if qp.qp_type != QpType::Ud {
+            management.note_traffic(&qp.device, Qpn::new(qp.qpn));
+        }
     }
 
     // Whoever waits for an answer of this queue pair need not wait for its timer.

@@ -17,9 +17,9 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_links::wire::UdpLink;
 use polyverbs_wire::mad::{GSI_Q_KEY, GSI_QP, MAD_LEN};
-use verbs_api::LinkAddress;
 use verbs_api::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::QpType;
+use verbs_api::{LinkAddress, Qpn};
 
 use crate::InfiniBand;
 use crate::codec::RoceV2;
@@ -54,6 +54,21 @@ impl Management {
     fn device(&self) -> Option<Arc<Device<InfiniBand>>> {
         let device = self.device.get()?.upgrade()?;
         (!device.is_removed()).then_some(device)
+    }
+
+    /// The first packet has come to a queue pair that has a peer.
+    pub(crate) fn note_traffic(self: &Arc<Self>, device: &Device<InfiniBand>, qp: Qpn) {
+        if self.sink.get().is_none() {
+            return;
+        }
+        let management = Arc::clone(self);
+        // Whoever is told may do anything: with no pin and no lock held.
+        let tell = move |_| {
+            if let Some(sink) = management.sink.get() {
+                sink.traffic(qp);
+            }
+        };
+        device.network().serve_later(Box::new(tell));
     }
 
     fn deliver(&self) {

@@ -155,6 +155,10 @@ pub trait Driver: Sized + Send + Sync + 'static {
     ) {
     }
 
+    /// The first valid packet has come since the queue pair became ready to receive. Told with the responder locked; by
+    /// default nothing.
+    fn first_arrival(_qp: &Qp<Self>, _cx: &mut Cx<'_, Self>) {}
+
     /// The queue pair leaves its connection: it is in the error state, or is being reset or destroyed. Told before
     /// `requester.direct` is dropped, perhaps with the responder locked, perhaps more than once; by default nothing.
     fn disconnect(_qp: &Qp<Self>, _requester: &mut Requester<Self>, _cx: &mut Cx<'_, Self>) {}

@@ -1165,12 +1165,18 @@ impl<D: Driver> Qp<D> {
     #[inline]
     pub fn note_arrival(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
         if !responder.established {
-            responder.established = true;
-            responder.takes_express = !self.is_watched;
-            if self.state() == QpState::Rtr {
-                self.event(EventType::CommEst, &mut cx.effects);
-            }
+            self.note_first_arrival(responder, cx);
         }
+    }
+
+    #[cold]
+    fn note_first_arrival(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
+        responder.established = true;
+        responder.takes_express = !self.is_watched;
+        if self.state() == QpState::Rtr {
+            self.event(EventType::CommEst, &mut cx.effects);
+        }
+        D::first_arrival(self, cx);
     }
 
     /// The peer broke a rule: error state; `status` goes to the receive that is being filled, and where there is none

@@ -267,7 +267,7 @@ fn a_question_is_answered_with_a_queue_pair_for_datagrams() {
     );
 
     let nobody = pair.ends[NEAR]
-        .resolve(pair.now, 5, path_from(NEAR), 3, b"")
+        .resolve(pair.now, 5, path_from(NEAR), 20, 3, b"")
         .unwrap();
     pair.settle();
     assert!(
@@ -275,7 +275,7 @@ fn a_question_is_answered_with_a_queue_pair_for_datagrams() {
     );
     pair.loses = Box::new(|_, _| true);
     let lost = pair.ends[NEAR]
-        .resolve(pair.now, 5, path_from(NEAR), 3, b"")
+        .resolve(pair.now, 5, path_from(NEAR), 20, 3, b"")
         .unwrap();
     pair.sent();
     pair.drain();

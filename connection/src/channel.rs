@@ -1,0 +1,518 @@
+//! Identifiers and their events, in the manner of the RDMA connection manager: for programs that look at one queue for
+//! everything that happens to many connections.
+//!
+//! What an identifier is asked for begins at once and ends as an event of its channel. An event is acknowledged by
+//! dropping it; an identifier is destroyed, or has moved to another channel, when those of its events that were handed
+//! out are.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use verbs_api::{Completer, Context, Outcome, Qp, Started, VerbError};
+
+use crate::connector::{Connection, ConnectionOptions, Connector, Incoming, Listener};
+use crate::error::ConnectError;
+
+/// What has happened to an identifier.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Happened {
+    /// Somebody asks: [`ChannelEvent::take_request`] has the identifier to answer with.
+    ConnectRequest {
+        /// What who asks said.
+        private_data: Vec<u8>,
+    },
+    /// There is a connection.
+    Established {
+        /// What the peer said when it accepted; nothing where this side did.
+        private_data: Vec<u8>,
+    },
+    /// The peer does not want it.
+    Rejected {
+        /// What it said.
+        private_data: Vec<u8>,
+    },
+    /// Nobody answered, or there is no way there.
+    Unreachable,
+    /// There is no connection for another reason.
+    ConnectError(ConnectError),
+    /// The connection has ended, from either side.
+    Disconnected,
+    /// The device was removed: the identifier is of no use any more, and must be destroyed.
+    DeviceRemoval,
+}
+
+/// Events of identifiers, in the order in which they happen.
+#[derive(Clone, Default)]
+pub struct EventChannel {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+}
+
+type Taker = Completer<ChannelEvent, ConnectError>;
+type Delivery = (Taker, ChannelEvent);
+
+#[derive(Default)]
+struct Queue {
+    events: VecDeque<Queued>,
+    takers: VecDeque<Taker>,
+}
+
+struct Queued {
+    of: Arc<Inner>,
+    happened: Happened,
+    request: Option<Identifier>,
+}
+
+/// Something that has happened. Dropping it acknowledges it.
+pub struct ChannelEvent {
+    of: Arc<Inner>,
+    happened: Happened,
+    request: Option<Identifier>,
+}
+
+impl EventChannel {
+    /// Without events.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next event, if one waits.
+    pub fn poll(&self) -> Option<ChannelEvent> {
+        self.shared.lock().events.pop_front().map(Queued::hand_out)
+    }
+
+    /// The next event. Dropped before somebody has it, it is the next one still.
+    pub fn next(&self) -> Started<ChannelEvent, ConnectError> {
+        let (started, completer) = Started::pending_or(|unclaimed: Result<ChannelEvent, _>| {
+            if let Ok(event) = unclaimed {
+                let queued = event.back();
+                Arc::clone(&queued.of).queue(queued, true);
+            }
+        });
+        let mut queue = self.shared.lock();
+        let first = queue.events.pop_front().map(Queued::hand_out);
+        if first.is_none() {
+            queue.takers.retain(Completer::is_wanted);
+            queue.takers.push_back(completer.clone());
+        }
+        drop(queue);
+        if let Some(first) = first {
+            completer.complete(Ok(first));
+        }
+        started
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues an event; answers who is to get it at once, with no lock held.
+    fn push(&self, queued: Queued, is_first: bool) -> Option<Delivery> {
+        let mut queue = self.lock();
+        match queue.takers.pop_front() {
+            Some(taker) => return Some((taker, queued.hand_out())),
+            None if is_first => queue.events.push_front(queued),
+            None => queue.events.push_back(queued),
+        }
+        None
+    }
+
+    /// Takes out what waits of this identifier.
+    fn withdraw(&self, of: &Arc<Inner>) -> Vec<Queued> {
+        let mut queue = self.lock();
+        let (own, others) = std::mem::take(&mut queue.events)
+            .into_iter()
+            .partition(|queued: &Queued| Arc::ptr_eq(&queued.of, of));
+        queue.events = others;
+        own.into()
+    }
+}
+
+impl Queued {
+    // With the queue locked: who destroys or moves the identifier finds the event either here or counted.
+    fn hand_out(self) -> ChannelEvent {
+        self.of.unacknowledged.fetch_add(1, Ordering::AcqRel);
+        ChannelEvent {
+            of: self.of,
+            happened: self.happened,
+            request: self.request,
+        }
+    }
+}
+
+impl ChannelEvent {
+    /// What has happened.
+    pub const fn happened(&self) -> &Happened {
+        &self.happened
+    }
+
+    /// Whether it has happened to this identifier.
+    pub fn is_of(&self, identifier: &Identifier) -> bool {
+        Arc::ptr_eq(&self.of, &identifier.inner)
+    }
+
+    /// The identifier of a request, once. Where nobody takes it the request is refused.
+    pub fn take_request(&mut self) -> Option<Identifier> {
+        self.request.take()
+    }
+
+    fn back(mut self) -> Queued {
+        let happened = std::mem::replace(&mut self.happened, Happened::Disconnected);
+        Queued {
+            of: Arc::clone(&self.of),
+            happened,
+            request: self.request.take(),
+        }
+    }
+}
+
+impl Drop for ChannelEvent {
+    fn drop(&mut self) {
+        if self.of.unacknowledged.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.of.acknowledged();
+        }
+    }
+}
+
+/// One listener, or one end of a connection, with a channel for what happens to it. Dropped, it is destroyed.
+pub struct Identifier {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    connector: Connector,
+    context: Context,
+    /// Events that were handed out.
+    unacknowledged: AtomicUsize,
+    state: Mutex<State>,
+}
+
+struct State {
+    channel: Arc<Shared>,
+    part: Part,
+    /// Where it moves to, and what has happened meanwhile.
+    moves: Option<(Arc<Shared>, Vec<Queued>)>,
+    is_destroyed: bool,
+    /// Whoever waits for events to be acknowledged.
+    waiters: Vec<Completer<(), ConnectError>>,
+    /// Tells of the removal of the device, and ends when it need not any more.
+    removal: Option<Outcome<()>>,
+}
+
+/// What it is.
+enum Part {
+    Nothing,
+    Listener(Arc<Listener>),
+    Asked(Incoming),
+    Connection(Arc<Connection>),
+}
+
+impl Identifier {
+    /// Of nothing yet.
+    pub fn new(channel: &EventChannel, connector: &Connector, context: &Context) -> Self {
+        Self::of(&channel.shared, connector, context, Part::Nothing)
+    }
+
+    fn of(channel: &Arc<Shared>, connector: &Connector, context: &Context, part: Part) -> Self {
+        let (removed, removal) = context.begin::<()>();
+        let inner = Arc::new(Inner {
+            connector: connector.clone(),
+            context: context.clone(),
+            unacknowledged: AtomicUsize::new(0),
+            state: Mutex::new(State {
+                channel: Arc::clone(channel),
+                part,
+                moves: None,
+                is_destroyed: false,
+                waiters: Vec::new(),
+                removal: Some(removal),
+            }),
+        });
+        let weak = Arc::downgrade(&inner);
+        removed.on_done(move |outcome| {
+            if let (Err(VerbError::DeviceRemoved), Some(inner)) = (outcome, weak.upgrade()) {
+                inner.post(Happened::DeviceRemoval, None);
+            }
+        });
+        Self { inner }
+    }
+
+    /// Takes requests for an address, each as an event with an identifier of its own; port 0 has one assigned.
+    ///
+    /// # Errors
+    /// The address is in use; the identifier is something already.
+    pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<SocketAddr, ConnectError> {
+        let listener = Arc::new(self.inner.connector.listen(at, backlog)?);
+        let at = listener.address();
+        self.inner
+            .become_part(Part::Listener(Arc::clone(&listener)))?;
+        hear(Arc::downgrade(&self.inner), &listener);
+        Ok(at)
+    }
+
+    /// Where it listens, if it does.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match &self.inner.lock().part {
+            Part::Listener(listener) => Some(listener.address()),
+            _ => None,
+        }
+    }
+
+    /// Asks for a connection, and completes it when the peer accepts.
+    pub fn connect(&self, qp: &Qp, to: SocketAddr, options: ConnectionOptions) {
+        let inner = &self.inner;
+        let asked = inner.connector.connect(&inner.context, qp, to, options);
+        let weak = Arc::downgrade(inner);
+        asked.on_done(move |asked| match asked {
+            Ok(accepted) => {
+                let private_data = accepted.private_data().to_vec();
+                let completed = accepted.complete();
+                completed.on_done(move |done| established(&weak, done, private_data));
+            }
+            Err(error) => established(&weak, Err(error), Vec::new()),
+        });
+    }
+
+    /// Agrees to the connection that was asked for.
+    ///
+    /// # Errors
+    /// None was, or it has been answered.
+    pub fn accept(&self, qp: &Qp, options: ConnectionOptions) -> Result<(), ConnectError> {
+        let accepted = self
+            .inner
+            .take_asked()?
+            .accept(&self.inner.context, qp, options);
+        let weak = Arc::downgrade(&self.inner);
+        accepted.on_done(move |done| established(&weak, done, Vec::new()));
+        Ok(())
+    }
+
+    /// Refuses it.
+    ///
+    /// # Errors
+    /// None was asked for, or it has been answered; too much private data.
+    pub fn reject(&self, private_data: &[u8]) -> Result<(), ConnectError> {
+        self.inner.take_asked()?.reject(private_data)
+    }
+
+    /// Ends the connection, and flushes the queue pair.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn disconnect(&self, qp: &Qp) -> Result<(), ConnectError> {
+        let connection = match &self.inner.lock().part {
+            Part::Connection(connection) => Arc::clone(connection),
+            _ => return Err(ConnectError::NotConnected),
+        };
+        // What becomes of it is told as an event of the connection.
+        connection
+            .disconnect(&self.inner.context, qp)
+            .on_done(|_| {});
+        Ok(())
+    }
+
+    /// Moves to another channel, with what waits: when the events that were handed out are acknowledged.
+    pub fn migrate(&self, channel: &EventChannel) -> Started<(), ConnectError> {
+        let mut state = self.inner.lock();
+        let waiting = state.channel.withdraw(&self.inner);
+        let waiting = match state.moves.take() {
+            Some((_, mut earlier)) => {
+                earlier.extend(waiting);
+                earlier
+            }
+            None => waiting,
+        };
+        state.moves = Some((Arc::clone(&channel.shared), waiting));
+        self.inner.when_acknowledged(state)
+    }
+
+    /// Gives everything up: the listener, the request, the connection. Ends when the events that were handed out are
+    /// acknowledged; those that wait are discarded.
+    pub fn destroy(self) -> Started<(), ConnectError> {
+        self.inner.give_up();
+        self.inner.when_acknowledged(self.inner.lock())
+    }
+}
+
+impl Drop for Identifier {
+    fn drop(&mut self) {
+        self.inner.give_up();
+    }
+}
+
+// The next request, and so on.
+fn hear(inner: Weak<Inner>, listener: &Arc<Listener>) {
+    let weak = Arc::downgrade(listener);
+    listener.next().on_done(move |incoming| {
+        let (Ok(incoming), Some(this), Some(listener)) =
+            (incoming, inner.upgrade(), weak.upgrade())
+        else {
+            return;
+        };
+        let private_data = incoming.private_data().to_vec();
+        let channel = Arc::clone(&this.lock().channel);
+        let part = Part::Asked(incoming);
+        let request = Identifier::of(&channel, &this.connector, &this.context, part);
+        this.post(Happened::ConnectRequest { private_data }, Some(request));
+        hear(inner, &listener);
+    });
+}
+
+fn established(inner: &Weak<Inner>, done: Result<Connection, ConnectError>, private_data: Vec<u8>) {
+    let Some(this) = inner.upgrade() else { return };
+    let connection = match done {
+        Ok(connection) => Arc::new(connection),
+        Err(error) => return this.failed(error),
+    };
+    let ended = connection.disconnected();
+    if this.become_part(Part::Connection(connection)).is_err() {
+        return;
+    }
+    this.post(Happened::Established { private_data }, None);
+    let weak = Weak::clone(inner);
+    ended.on_done(move |_| {
+        if let Some(this) = weak.upgrade() {
+            this.post(Happened::Disconnected, None);
+        }
+    });
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn become_part(&self, part: Part) -> Result<(), ConnectError> {
+        let mut state = self.lock();
+        if state.is_destroyed || !matches!(state.part, Part::Nothing) {
+            drop(state);
+            drop(part);
+            return Err(ConnectError::Connected);
+        }
+        state.part = part;
+        Ok(())
+    }
+
+    fn take_asked(&self) -> Result<Incoming, ConnectError> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut state.part, Part::Nothing) {
+            Part::Asked(incoming) => Ok(incoming),
+            other => {
+                state.part = other;
+                Err(ConnectError::NotConnected)
+            }
+        }
+    }
+
+    fn failed(self: &Arc<Self>, error: ConnectError) {
+        let happened = match error {
+            ConnectError::Refused { private_data } => Happened::Rejected { private_data },
+            ConnectError::TimedOut | ConnectError::Unreachable(_) => Happened::Unreachable,
+            // That is an event of its own.
+            ConnectError::Verb(VerbError::DeviceRemoved) => return,
+            error => Happened::ConnectError(error),
+        };
+        self.post(happened, None);
+    }
+
+    fn post(self: &Arc<Self>, happened: Happened, request: Option<Identifier>) {
+        let queued = Queued {
+            of: Arc::clone(self),
+            happened,
+            request,
+        };
+        self.queue(queued, false);
+    }
+
+    fn queue(&self, queued: Queued, is_first: bool) {
+        let mut state = self.lock();
+        let State {
+            channel,
+            moves,
+            is_destroyed,
+            ..
+        } = &mut *state;
+        if *is_destroyed {
+            // Dropped with no lock held.
+            drop(state);
+            return drop(queued);
+        }
+        let delivery = match moves {
+            Some((_, waiting)) => {
+                let place = if is_first { 0 } else { waiting.len() };
+                waiting.insert(place, queued);
+                None
+            }
+            None => channel.push(queued, is_first),
+        };
+        drop(state);
+        if let Some((taker, event)) = delivery {
+            taker.complete(Ok(event));
+        }
+    }
+
+    /// Ends when no event is with the program.
+    fn when_acknowledged(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+    ) -> Started<(), ConnectError> {
+        let (started, completer) = Started::pending();
+        state.waiters.push(completer);
+        drop(state);
+        self.acknowledged();
+        started
+    }
+
+    /// Where no event is with the program, whoever waits for that goes on.
+    fn acknowledged(&self) {
+        let mut state = self.lock();
+        if self.unacknowledged.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        let waiters = std::mem::take(&mut state.waiters);
+        let moves = state.moves.take();
+        if let Some((channel, _)) = &moves {
+            state.channel = Arc::clone(channel);
+        }
+        let deliveries: Vec<_> = moves
+            .into_iter()
+            .flat_map(|(channel, waiting)| {
+                let push = move |queued| channel.push(queued, false);
+                waiting.into_iter().filter_map(push)
+            })
+            .collect();
+        drop(state);
+        for (taker, event) in deliveries {
+            taker.complete(Ok(event));
+        }
+        for waiter in waiters {
+            waiter.complete(Ok(()));
+        }
+    }
+
+    fn give_up(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.is_destroyed = true;
+        let part = std::mem::replace(&mut state.part, Part::Nothing);
+        let moves = state.moves.take();
+        let removal = state.removal.take();
+        let channel = Arc::clone(&state.channel);
+        drop(state);
+        let waiting = channel.withdraw(self);
+        drop((part, moves, waiting));
+        if let Some(removal) = removal {
+            removal.complete(Ok(()));
+        }
+    }
+}
+
+opaque!(ChannelEvent, EventChannel, Identifier);

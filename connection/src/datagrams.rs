@@ -1,0 +1,196 @@
+//! Which queue pair serves datagrams of an address: asked and answered, without a connection.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use verbs_api::qp::{AddressVector, QpType};
+use verbs_api::{Context, Gid, LinkAddress, Port, Qp, Qpn, Started, VerbError};
+
+use crate::backend::{Answer, AnswerSink, Backend, ListenSink, Question, Token};
+use crate::connector::{Connector, Request, begin, fits};
+use crate::error::ConnectError;
+use crate::waiting::{Asked, Waiting};
+
+/// A queue pair for datagrams, and how to reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatagramService {
+    /// Its device.
+    pub address: LinkAddress,
+    /// Its identifier.
+    pub gid: Gid,
+    /// The queue pair.
+    pub qp_num: Qpn,
+    /// Its queue key.
+    pub qkey: u32,
+    /// What who answered said.
+    pub private_data: Vec<u8>,
+}
+
+impl DatagramService {
+    /// The path there, for an address handle.
+    pub const fn path(&self, port_num: Port) -> AddressVector {
+        AddressVector::new(self.address, self.gid, port_num)
+    }
+}
+
+impl Connector {
+    /// Answers who asks which queue pair serves datagrams of an address; port 0 has one assigned. Ports of datagrams
+    /// and of connections are different ones. With `backlog` questions waiting, others are refused; 0 for no limit.
+    ///
+    /// # Errors
+    /// The address is in use; the device has no datagrams.
+    pub fn listen_datagrams(
+        &self,
+        at: SocketAddr,
+        backlog: usize,
+    ) -> Result<DatagramListener, ConnectError> {
+        let queue = Arc::new(Questions {
+            backend: Arc::clone(self.backend()),
+            waiting: Waiting::new(backlog),
+        });
+        let sink = Arc::clone(&queue) as Arc<dyn ListenSink<Question>>;
+        let at = self.backend().listen_datagrams(at, sink)?;
+        Ok(DatagramListener { queue, at })
+    }
+
+    /// Asks which queue pair serves datagrams of an address.
+    pub fn resolve(
+        &self,
+        context: &Context,
+        to: SocketAddr,
+        private_data: &[u8],
+    ) -> Started<DatagramService, ConnectError> {
+        if let Err(error) = fits(private_data, self.backend().private_data().resolve) {
+            return Started::ready(Err(error));
+        }
+        let (started, request) = begin(context);
+        let sink = Arc::new(Asking(Arc::clone(&request)));
+        if let Err(error) = self.backend().resolve(to, private_data.to_vec(), sink) {
+            request.end(Err(error));
+        }
+        started
+    }
+}
+
+struct Asking(Arc<Request<DatagramService>>);
+
+impl AnswerSink for Asking {
+    fn answered(&self, answer: Result<Answer, ConnectError>) {
+        self.0.end(answer.map(|answer| DatagramService {
+            address: answer.address,
+            gid: answer.gid,
+            qp_num: answer.qp_num,
+            qkey: answer.qkey,
+            private_data: answer.private_data,
+        }));
+    }
+}
+
+/// Takes questions. Dropped, it takes no more, and those that wait are refused.
+pub struct DatagramListener {
+    queue: Arc<Questions>,
+    at: SocketAddr,
+}
+
+struct Questions {
+    backend: Arc<dyn Backend>,
+    waiting: Arc<Waiting<DatagramQuestion>>,
+}
+
+impl DatagramListener {
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// The next question. Dropped before somebody has it, it is the next one still.
+    pub fn next(&self) -> Started<DatagramQuestion, ConnectError> {
+        self.queue.waiting.next()
+    }
+}
+
+impl Drop for DatagramListener {
+    fn drop(&mut self) {
+        self.queue.backend.unlisten_datagrams(self.at);
+        self.queue.waiting.close();
+    }
+}
+
+impl ListenSink<Question> for Questions {
+    fn asked(&self, token: Token, question: Question) {
+        self.waiting.push(DatagramQuestion {
+            backend: Arc::clone(&self.backend),
+            token: Some(token),
+            question,
+        });
+    }
+
+    fn withdrawn(&self, token: Token) {
+        self.waiting.withdraw(token);
+    }
+}
+
+/// Somebody asks which queue pair serves datagrams. Dropped, the answer is that there is none.
+pub struct DatagramQuestion {
+    backend: Arc<dyn Backend>,
+    token: Option<Token>,
+    question: Question,
+}
+
+impl DatagramQuestion {
+    /// The device that asks, where the network tells.
+    pub const fn from(&self) -> Option<LinkAddress> {
+        self.question.from
+    }
+
+    /// What who asks said.
+    pub fn private_data(&self) -> &[u8] {
+        &self.question.private_data
+    }
+
+    /// This queue pair does.
+    ///
+    /// # Errors
+    /// It takes no datagrams, or has no queue key yet; too much private data. Then it is refused.
+    pub fn answer(mut self, qp: &Qp, private_data: &[u8]) -> Result<(), ConnectError> {
+        fits(private_data, self.backend.private_data().answer)?;
+        if qp.qp_type() != QpType::Ud {
+            return Err(VerbError::argument("qp", "it takes no datagrams").into());
+        }
+        let no_key = || VerbError::argument("qp", "it has no queue key yet");
+        let qkey = qp.query()?.attributes.qkey.ok_or_else(no_key)?;
+        let endpoint = qp.endpoint()?;
+        let answer = Answer {
+            address: endpoint.address,
+            gid: endpoint.gid,
+            qp_num: endpoint.qp_num,
+            qkey,
+            private_data: private_data.to_vec(),
+        };
+        if let Some(token) = self.token.take() {
+            self.backend.answer(token, Some(answer));
+        }
+        Ok(())
+    }
+
+    /// None does, for whoever asks this.
+    pub fn refuse(self) {
+        drop(self);
+    }
+}
+
+impl Asked for DatagramQuestion {
+    fn token(&self) -> Option<Token> {
+        self.token
+    }
+}
+
+impl Drop for DatagramQuestion {
+    fn drop(&mut self) {
+        if let Some(token) = self.token.take() {
+            self.backend.answer(token, None);
+        }
+    }
+}
+
+opaque!(DatagramListener, DatagramQuestion);

@@ -1,0 +1,163 @@
+//! What has come to a listener and nobody has taken yet.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use verbs_api::{Completer, Started, VerbError};
+
+use crate::backend::Token;
+use crate::error::ConnectError;
+
+/// Something that somebody asked.
+pub(crate) trait Asked: Send + 'static {
+    /// How the backend names who asks.
+    fn token(&self) -> Option<Token>;
+}
+
+/// Requests in the order in which they came, and whoever waits for one.
+pub(crate) struct Waiting<T> {
+    most: usize,
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    waiting: VecDeque<T>,
+    takers: VecDeque<Completer<T, ConnectError>>,
+    is_closed: bool,
+}
+
+impl<T: Asked> Waiting<T> {
+    /// At most so many wait; 0 for no limit.
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        let state = State {
+            waiting: VecDeque::new(),
+            takers: VecDeque::new(),
+            is_closed: false,
+        };
+        Arc::new(Self {
+            most: if most == 0 { usize::MAX } else { most },
+            state: Mutex::new(state),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One has come. Where there is no room it is dropped, which refuses it.
+    pub(crate) fn push(&self, one: T) {
+        self.put(one, false);
+    }
+
+    /// Who asked has given up: nobody needs to look at it any more.
+    pub(crate) fn withdraw(&self, token: Token) {
+        let mut state = self.lock();
+        let is_it = |one: &T| one.token() == Some(token);
+        let place = state.waiting.iter().position(is_it);
+        let one = place.and_then(|place| state.waiting.remove(place));
+        drop(state);
+        drop(one);
+    }
+
+    /// The next one. Dropped before somebody has it, it is the next one still.
+    pub(crate) fn next(self: &Arc<Self>) -> Started<T, ConnectError> {
+        let queue = Arc::downgrade(self);
+        let (started, completer) = Started::pending_or(move |unclaimed| {
+            if let (Ok(one), Some(queue)) = (unclaimed, queue.upgrade()) {
+                queue.put(one, true);
+            }
+        });
+        let mut state = self.lock();
+        let first = state.waiting.pop_front();
+        if first.is_none() {
+            state.takers.retain(Completer::is_wanted);
+            state.takers.push_back(completer.clone());
+        }
+        drop(state);
+        if let Some(first) = first {
+            completer.complete(Ok(first));
+        }
+        started
+    }
+
+    /// No more are taken, and those that wait are dropped.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        let waiting = std::mem::take(&mut state.waiting);
+        let takers = std::mem::take(&mut state.takers);
+        drop(state);
+        drop(waiting);
+        for taker in takers {
+            taker.complete(Err(VerbError::Canceled.into()));
+        }
+    }
+
+    fn put(&self, one: T, is_first: bool) {
+        let mut state = self.lock();
+        if let Some(taker) = state.takers.pop_front() {
+            drop(state);
+            // One that has gone meanwhile hands it back.
+            taker.complete(Ok(one));
+        } else if state.is_closed {
+            // Dropped with no lock held.
+            drop(state);
+        } else if is_first {
+            state.waiting.push_front(one);
+        } else if state.waiting.len() < self.most {
+            state.waiting.push_back(one);
+        } else {
+            drop(state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Asked for u64 {
+        fn token(&self) -> Option<Token> {
+            Some(Token(*self))
+        }
+    }
+
+    fn taken(started: Started<u64, ConnectError>) -> u64 {
+        started.wait().unwrap()
+    }
+
+    // covers 5.22
+    #[test]
+    fn what_a_dropped_future_was_given_or_would_be_is_the_next_one_still() {
+        let queue = Waiting::<u64>::new(0);
+        // Dropped while nothing was there, with it there, and with the result in it.
+        drop(queue.next());
+        queue.push(1);
+        queue.push(2);
+        drop(queue.next());
+        let early = queue.next();
+        let late = queue.next();
+        assert!(early.is_done() && late.is_done());
+        drop(early);
+        assert_eq!((taken(late), taken(queue.next())), (2, 1));
+        let abandoned: Vec<_> = (0..1000).map(|_| queue.next()).collect();
+        drop(abandoned);
+        let waits = queue.next();
+        assert_eq!(queue.lock().takers.len(), 1);
+        queue.push(3);
+        assert_eq!(taken(waits), 3);
+    }
+
+    #[test]
+    fn what_is_withdrawn_is_not_handed_out_and_leaves_room() {
+        let queue = Waiting::<u64>::new(1);
+        queue.push(1);
+        queue.push(2);
+        queue.withdraw(Token(1));
+        queue.push(3);
+        assert_eq!(taken(queue.next()), 3);
+        let waits = queue.next();
+        queue.close();
+        assert_eq!(waits.wait(), Err(VerbError::Canceled.into()));
+    }
+}
