@@ -1,0 +1,485 @@
+//! The connection manager of a device, and management datagrams from anywhere.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use polyverbs::qp::Half;
+use polyverbs::{LinkAddress, Mtu, Psn, QpEndpoint, Qpn};
+use polyverbs_connection::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
+use polyverbs_connection::{ConnectError, Connector, ib};
+use polyverbs_wire::layout::{Header, Octets};
+use polyverbs_wire::mad;
+use polyverbs_wire::mad::cm::{
+    Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrReq, decode, header_of, reason,
+};
+use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use verbs_api::Gid;
+use verbs_api::carrier::{ManagementPort, ManagementSink};
+
+const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const PORT: u16 = 4420;
+const GUID: u64 = 0xfeed;
+/// Requests that wait at one listener at most.
+const BACKLOG: usize = 1024;
+/// Nobody is waited for longer than this.
+const PATIENCE: Duration = Duration::from_secs(125);
+
+/// Queue pair 1 without a device.
+#[derive(Default)]
+struct Bare {
+    now: Mutex<Duration>,
+    sink: OnceLock<Arc<dyn ManagementSink>>,
+    sent: Mutex<Vec<(IpAddr, Message)>>,
+}
+
+impl ManagementPort for Bare {
+    fn address(&self) -> IpAddr {
+        OWN
+    }
+
+    fn communication_ids(&self) -> (u32, u32) {
+        (0, 32)
+    }
+
+    fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink> {
+        Arc::clone(self.sink.get_or_init(make))
+    }
+
+    fn send(&self, to: IpAddr, datagram: &[u8]) {
+        let mad = mad::decode(datagram).expect("what is sent is well formed");
+        let message = decode(&mad).expect("what is sent is a message");
+        self.sent.lock().unwrap().push((to, message));
+    }
+
+    fn serve(&self, _: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn withdraw(&self, _: u64) {}
+
+    fn now(&self) -> Duration {
+        *self.now.lock().unwrap()
+    }
+
+    fn wake_at(&self, _: Duration) {}
+}
+
+fn peer(number: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, number).into()
+}
+
+/// A manager, what it was told, and its attackers.
+struct Lab {
+    port: Arc<Bare>,
+    agent: Arc<ib::Agent>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let port = Arc::new(Bare::default());
+        let agent = ib::Agent::of(&(Arc::clone(&port) as Arc<dyn ManagementPort>)).unwrap();
+        Self { port, agent }
+    }
+
+    fn hear(&self, from: IpAddr, message: impl Into<Message>) {
+        let message = message.into();
+        let datagram = mad::encode(&header_of(&message, 7), &message.to_data());
+        self.port.sink.get().unwrap().datagram(from, &datagram);
+    }
+
+    fn sent(&self) -> Vec<(IpAddr, Message)> {
+        std::mem::take(&mut *self.port.sent.lock().unwrap())
+    }
+
+    fn pass(&self, time: Duration) {
+        *self.port.now.lock().unwrap() += time;
+        self.port.sink.get().unwrap().due();
+    }
+
+    fn listen(&self) -> Arc<Heard> {
+        let heard = Arc::new(Heard::default());
+        let sink = Arc::clone(&heard) as Arc<dyn ListenSink<Offer>>;
+        self.agent.listen(SocketAddr::new(OWN, PORT), sink).unwrap();
+        heard
+    }
+
+    fn connect(&self, to: IpAddr) -> (Arc<Ear>, u32) {
+        let ear = Arc::new(Ear::default());
+        let sink = Arc::clone(&ear) as Arc<dyn Sink>;
+        self.agent
+            .connect(SocketAddr::new(to, PORT), offer(), sink)
+            .unwrap();
+        let [(_, Message::Req(req))] = self.sent()[..] else {
+            panic!("no request left");
+        };
+        (ear, req.local_comm_id)
+    }
+
+    /// A connection with a peer that asked for it: the own number.
+    fn connected(&self, heard: &Heard, from: IpAddr, number: u32) -> (Arc<Ear>, u32) {
+        self.hear(from, req(number));
+        let token = heard.asked.lock().unwrap().pop().unwrap();
+        let ear = Arc::new(Ear::default());
+        let sink = Arc::clone(&ear) as Arc<dyn Sink>;
+        self.agent.accept(token, offer(), sink).unwrap();
+        let own = token.0 as u32;
+        self.hear(
+            from,
+            Rtu {
+                local_comm_id: number,
+                remote_comm_id: own,
+                ..Rtu::default()
+            },
+        );
+        assert_eq!(ear.told(), [Told::Completed]);
+        self.sent();
+        (ear, own)
+    }
+}
+
+#[derive(Default)]
+struct Heard {
+    asked: Mutex<Vec<Token>>,
+    withdrawn: Mutex<usize>,
+}
+
+impl ListenSink<Offer> for Heard {
+    fn asked(&self, token: Token, _: Offer) {
+        self.asked.lock().unwrap().push(token);
+    }
+
+    fn withdrawn(&self, _: Token) {
+        *self.withdrawn.lock().unwrap() += 1;
+    }
+}
+
+#[derive(Default)]
+struct Ear(Mutex<Vec<Told>>);
+
+impl Ear {
+    fn told(&self) -> Vec<Told> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl Sink for Ear {
+    fn told(&self, what: Told) {
+        self.0.lock().unwrap().push(what);
+    }
+}
+
+fn offer() -> Offer {
+    Offer {
+        endpoint: QpEndpoint {
+            qp_num: Qpn::new(0x77),
+            sq_psn: Psn::new(1),
+            address: LinkAddress::Ip(OWN),
+            gid: Gid::default(),
+        },
+        half: Half::Both,
+        inbound_reads: 1,
+        outbound_reads: 1,
+        path_mtu: Some(Mtu::Mtu1024),
+        private_data: Vec::new(),
+    }
+}
+
+/// What the RDMA connection manager puts in front.
+fn named() -> Vec<u8> {
+    let header = RdmaCm::new(peer(2), 9, OWN).unwrap();
+    header.to_view().0.to_vec()
+}
+
+fn req(number: u32) -> Req {
+    let service = service_id(port_space::TCP, PORT);
+    Req {
+        local_comm_id: number,
+        service_id: service,
+        ca_guid: GUID,
+        qpn: number & 0xff_ffff,
+        path_mtu: Mtu::Mtu1024 as u8,
+        local_response_timeout: 31,
+        remote_response_timeout: 31,
+        max_cm_retries: 15,
+        primary_ack_timeout: 31,
+        private_data: Octets::padded(&named()).unwrap(),
+        ..Req::default()
+    }
+}
+
+fn rej(own: u32, remote: u32, reason: u16) -> Rej {
+    Rej {
+        local_comm_id: remote,
+        remote_comm_id: own,
+        reason,
+        ..Rej::default()
+    }
+}
+
+fn withdrawal(number: u32) -> Rej {
+    Rej {
+        local_comm_id: number,
+        reason: reason::TIMEOUT,
+        info_length: 8,
+        info: Octets::padded(&GUID.to_be_bytes()).unwrap(),
+        ..Rej::default()
+    }
+}
+
+// covers 7.04 7.47
+#[test]
+fn a_flood_of_requests_is_bounded_and_is_over_when_nobody_repeats_them() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    for number in 1..=10_000 {
+        lab.hear(peer((number % 200) as u8 + 2), req(number));
+    }
+    assert_eq!(heard.asked.lock().unwrap().len(), BACKLOG);
+    let refused = |(_, message): &(IpAddr, Message)| matches!(message, Message::Rej(rej) if rej.reason == reason::NO_RESOURCES);
+    assert_eq!(
+        lab.sent().iter().filter(|sent| refused(sent)).count(),
+        10_000 - BACKLOG
+    );
+    lab.hear(peer(250), req(77_777));
+    assert_eq!(heard.asked.lock().unwrap().len(), BACKLOG);
+    lab.pass(PATIENCE);
+    assert_eq!(*heard.withdrawn.lock().unwrap(), BACKLOG);
+    lab.hear(peer(250), req(77_778));
+    assert_eq!(heard.asked.lock().unwrap().len(), BACKLOG + 1);
+}
+
+// covers 7.10 7.47
+#[test]
+fn who_asks_and_gives_up_leaves_nothing_to_look_at() {
+    let lab = Lab::new();
+    let connector = Connector::new(Arc::clone(&lab.agent) as Arc<dyn Backend>);
+    let listener = connector.listen(SocketAddr::new(OWN, PORT), 0).unwrap();
+    for number in 1..=5000 {
+        lab.hear(peer(2), req(number));
+        lab.hear(peer(2), withdrawal(number));
+    }
+    let next = listener.next();
+    assert!(!next.is_done());
+    lab.hear(peer(3), req(1));
+    next.wait().unwrap();
+}
+
+// covers 7.11 7.14
+#[test]
+fn rejected_requests_do_not_fill_the_manager() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    for number in 1..=70_000 {
+        lab.hear(peer(2), req(number));
+        let token = heard.asked.lock().unwrap().pop();
+        if let Some(Token(own)) = token {
+            lab.hear(peer(2), rej(own as u32, number, reason::STALE_CONNECTION));
+        }
+        lab.port.sent.lock().unwrap().clear();
+        if number % 1000 == 0 {
+            lab.pass(Duration::from_millis(2));
+        }
+    }
+    lab.hear(peer(3), req(1));
+    assert_eq!(heard.asked.lock().unwrap().len(), 1);
+}
+
+// covers 7.18
+#[test]
+fn questions_to_a_listener_for_connections_are_answered_and_take_no_place() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    for number in 1..=5000 {
+        let service = service_id(port_space::TCP, PORT);
+        lab.hear(
+            peer(2),
+            SidrReq {
+                request_id: number,
+                service_id: service,
+                private_data: Octets::padded(&named()).unwrap(),
+                ..SidrReq::default()
+            },
+        );
+        let [(_, Message::SidrRep(answer))] = lab.sent()[..] else {
+            panic!("a question without an answer");
+        };
+        assert_eq!((answer.request_id, answer.status), (number, 1));
+    }
+    lab.hear(peer(3), req(1));
+    assert_eq!(heard.asked.lock().unwrap().len(), 1);
+}
+
+// covers 7.05
+#[test]
+fn who_claims_to_be_another_adapter_ends_none_of_its_connections() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    let (ear, _) = lab.connected(&heard, peer(2), 0x11);
+    // The same adapter and queue pair, and the same number, from elsewhere.
+    let forged = Req {
+        qpn: 0x11,
+        ..req(0x99)
+    };
+    lab.hear(peer(3), forged);
+    lab.hear(peer(3), req(0x11));
+    assert!(ear.told().is_empty());
+    let dreqs = lab.sent();
+    assert!(
+        !dreqs
+            .iter()
+            .any(|(_, message)| matches!(message, Message::Dreq(_)))
+    );
+    // From where it is, it is true.
+    lab.hear(peer(2), forged);
+    let sent = lab.sent();
+    assert!(
+        sent.iter()
+            .any(|(to, message)| *to == peer(2) && matches!(message, Message::Dreq(_)))
+    );
+}
+
+// covers 7.12
+#[test]
+fn whoever_asks_for_more_time_for_ever_does_not_get_it() {
+    let lab = Lab::new();
+    let (ear, own) = lab.connect(peer(2));
+    let mra = Mra {
+        local_comm_id: 5,
+        remote_comm_id: own,
+        service_timeout: 31,
+        ..Mra::default()
+    };
+    let mut waited = Duration::ZERO;
+    while ear.0.lock().unwrap().is_empty() {
+        lab.hear(peer(2), mra);
+        lab.pass(Duration::from_secs(1));
+        waited += Duration::from_secs(1);
+        assert!(waited < PATIENCE, "it waits still");
+    }
+    assert_eq!(ear.told(), [Told::TimedOut]);
+}
+
+// covers 7.13
+#[test]
+fn times_that_a_peer_names_do_not_keep_an_answer_waiting_for_hours() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    lab.hear(peer(2), req(5));
+    let token = heard.asked.lock().unwrap().pop().unwrap();
+    let ear = Arc::new(Ear::default());
+    let sink = Arc::clone(&ear) as Arc<dyn Sink>;
+    lab.agent.accept(token, offer(), sink).unwrap();
+    lab.pass(PATIENCE);
+    assert_eq!(ear.told(), [Told::TimedOut]);
+}
+
+// covers 7.08 7.10
+#[test]
+fn messages_of_strangers_and_out_of_order_change_nothing() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    let (established, own) = lab.connected(&heard, peer(2), 0x11);
+    let (asking, asked) = lab.connect(peer(4));
+    for (from, remote) in [(peer(3), 0x11), (peer(2), 0x12)] {
+        lab.hear(from, rej(own, remote, reason::CONSUMER));
+        lab.hear(
+            from,
+            Dreq {
+                local_comm_id: remote,
+                remote_comm_id: own,
+                remote_qpn: 0x77,
+                ..Dreq::default()
+            },
+        );
+        lab.hear(
+            from,
+            Rtu {
+                local_comm_id: remote,
+                remote_comm_id: own,
+                ..Rtu::default()
+            },
+        );
+    }
+    // Of the wrong queue pair.
+    lab.hear(
+        peer(2),
+        Dreq {
+            local_comm_id: 0x11,
+            remote_comm_id: own,
+            remote_qpn: 0x78,
+            ..Dreq::default()
+        },
+    );
+    let rep = Rep {
+        local_comm_id: 9,
+        remote_comm_id: asked,
+        qpn: 0x99,
+        ca_guid: GUID,
+        ..Rep::default()
+    };
+    lab.hear(peer(3), rep);
+    lab.hear(peer(3), rej(asked, 9, reason::CONSUMER));
+    lab.hear(
+        peer(4),
+        Rtu {
+            local_comm_id: 9,
+            remote_comm_id: asked,
+            ..Rtu::default()
+        },
+    );
+    lab.hear(
+        peer(4),
+        Dreq {
+            local_comm_id: 9,
+            remote_comm_id: asked,
+            remote_qpn: 0x77,
+            ..Dreq::default()
+        },
+    );
+    assert!(established.told().is_empty() && asking.told().is_empty());
+    // Whom it was asked of is heard.
+    lab.hear(peer(4), rep);
+    assert!(matches!(asking.told()[..], [Told::Accepted(_)]));
+    // A rejection of what is established ends it, and that is told.
+    lab.hear(peer(2), rej(own, 0x11, reason::CONSUMER));
+    assert!(matches!(established.told()[..], [Told::Rejected(_)]));
+}
+
+#[test]
+fn any_octets_leave_a_manager_that_works() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    let (_, own) = lab.connected(&heard, peer(2), 0x11);
+    let mut random = SmallRng::seed_from_u64(11);
+    for _ in 0..20_000 {
+        let mut datagram: [u8; 256] = std::array::from_fn(|_| random.random());
+        datagram[..4].copy_from_slice(&[1, 7, 2, 3]);
+        datagram[16..18].copy_from_slice(&random.random_range(0x10_u16..0x1c).to_be_bytes());
+        if random.random() {
+            datagram[24..28].copy_from_slice(&0x11_u32.to_be_bytes());
+            datagram[28..32].copy_from_slice(&own.to_be_bytes());
+        }
+        let from = peer(random.random_range(2..5));
+        lab.port.sink.get().unwrap().datagram(from, &datagram);
+        lab.port.sent.lock().unwrap().clear();
+    }
+    lab.pass(PATIENCE);
+    lab.pass(PATIENCE);
+    heard.asked.lock().unwrap().clear();
+    lab.hear(peer(200), req(1));
+    assert_eq!(heard.asked.lock().unwrap().len(), 1);
+}
+
+// concerns 7.62
+#[test]
+fn a_manager_whose_device_has_gone_says_so() {
+    let lab = Lab::new();
+    let Lab { port, agent } = lab;
+    drop(port);
+    let ear = Arc::new(Ear::default());
+    let asked = agent.connect(SocketAddr::new(peer(2), PORT), offer(), ear);
+    assert!(matches!(asked, Err(ConnectError::Verb(_))));
+}

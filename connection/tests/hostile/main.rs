@@ -1,0 +1,6 @@
+//! Peers that mean harm: to InfiniBand's connection manager, and to MPA over TCP.
+#![forbid(unsafe_code)]
+
+mod cm;
+mod mpa;
+mod segments;

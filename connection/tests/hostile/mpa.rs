@@ -1,0 +1,239 @@
+//! MPA over TCP, and streams of whoever connects.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use emulated_iwarp::{Iwarp, OnWire, WireOptions};
+use nix::libc::linger;
+use nix::sys::socket::{setsockopt, sockopt};
+use polyverbs::provider::DeviceOps;
+use polyverbs::qp::QpState;
+use polyverbs::{Context, Cq, Device, Pd, Qp, QpOptions, Requirements};
+use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, Listener};
+use polyverbs_engine::device::DeviceOptions;
+use polyverbs_wire::iwarp::start::{Kind, Start};
+
+pub(crate) struct Target {
+    _wire: OnWire,
+    pub(crate) context: Context,
+    connector: Connector,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) listener: Listener,
+}
+
+impl Target {
+    pub(crate) fn new(address: &str) -> Self {
+        let address = SocketAddr::new(address.parse().unwrap(), 0);
+        let driver = |at| Iwarp::new(format!("iw at {address}"), at);
+        let options = WireOptions::new(address);
+        let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
+        let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
+        let context = device.open(&Requirements::new()).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(64).wait().unwrap();
+        let connector = Connector::of(&context).unwrap();
+        let listener = connector.listen(address, 0).unwrap();
+        Self {
+            _wire: wire,
+            context,
+            connector,
+            pd,
+            cq,
+            listener,
+        }
+    }
+
+    pub(crate) fn qp(&self) -> Qp {
+        self.pd.create_qp(QpOptions::rc(&self.cq)).wait().unwrap()
+    }
+
+    pub(crate) fn stream(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.listener.address()).unwrap();
+        let longest = Some(Duration::from_secs(25));
+        stream.set_read_timeout(longest).unwrap();
+        stream
+    }
+
+    /// Somebody who means well is served, in time.
+    pub(crate) fn serves(&self) {
+        let began = Instant::now();
+        let (near, far) = (self.qp(), self.qp());
+        let options = ConnectionOptions::new().private_data(b"in good faith");
+        let to = self.listener.address();
+        let asked = self.connector.connect(&self.context, &near, to, options);
+        let incoming = self.listener.next().wait().unwrap();
+        assert_eq!(incoming.private_data(), b"in good faith");
+        let accepted = incoming.accept(&self.context, &far, ConnectionOptions::new());
+        let near = asked.wait().unwrap().complete().wait().unwrap();
+        accepted.wait().unwrap();
+        drop(near);
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+}
+
+/// A request of revision 1, which nothing has to be agreed on for.
+fn request() -> Vec<u8> {
+    let mut octets = [0; 64];
+    let start = Start::new(Kind::Request, None, b"bad").unwrap();
+    let len = start.encode(&mut octets).unwrap();
+    octets[..len].to_vec()
+}
+
+fn reset(stream: TcpStream) {
+    let at_once = linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    setsockopt(&stream.as_fd(), sockopt::Linger, &at_once).unwrap();
+}
+
+fn is_cut_off(stream: &mut TcpStream) -> bool {
+    let mut octets = [0; 64];
+    loop {
+        match stream.read(&mut octets) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => {
+                return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            }
+        }
+    }
+}
+
+// covers 7.41
+#[test]
+fn whoever_connects_and_says_nothing_or_too_little_is_cut_off() {
+    let target = Target::new("127.0.6.1");
+    let began = Instant::now();
+    let mut silent: Vec<_> = (0..200).map(|_| target.stream()).collect();
+    for stream in silent.iter_mut().skip(100) {
+        stream.write_all(&request()[..19]).unwrap();
+    }
+    target.serves();
+    for stream in &mut silent {
+        assert!(is_cut_off(stream));
+    }
+    let took = began.elapsed();
+    assert!(
+        took > Duration::from_secs(5) && took < Duration::from_secs(20),
+        "{took:?}"
+    );
+    target.serves();
+}
+
+// covers 7.41
+#[test]
+fn an_octet_now_and_then_buys_no_time() {
+    let target = Target::new("127.0.6.2");
+    let mut stream = target.stream();
+    let began = Instant::now();
+    for octet in request() {
+        thread::sleep(Duration::from_secs(1));
+        if stream.write_all(&[octet]).is_err() || began.elapsed() > Duration::from_secs(14) {
+            break;
+        }
+    }
+    assert!(is_cut_off(&mut stream));
+    assert!(began.elapsed() < Duration::from_secs(18));
+    target.serves();
+}
+
+// covers 7.34
+#[test]
+fn octets_without_end_are_not_read_for_ever() {
+    let target = Target::new("127.0.6.3");
+    // Behind a request that nobody has answered, and as private data of a request that says so.
+    let mut endless = request();
+    endless[18..20].copy_from_slice(&u16::MAX.to_be_bytes());
+    for start in [request(), endless] {
+        let mut stream = target.stream();
+        stream.write_all(&start).unwrap();
+        let chunk = [0x5a; 4096];
+        let mut sent = 0;
+        while sent < 64 << 20 && stream.write_all(&chunk).is_ok() {
+            sent += chunk.len();
+        }
+        assert!(sent < 64 << 20, "all of it was taken");
+    }
+    // The request of the first has come, and is withdrawn.
+    target.serves();
+}
+
+// covers 7.44 7.47
+#[test]
+fn resets_at_each_step_disturb_nobody() {
+    let target = Target::new("127.0.6.4");
+    for _ in 0..20 {
+        // Before anything, in the middle of the request, and behind it.
+        for length in [0, 9, request().len()] {
+            let mut stream = target.stream();
+            stream.write_all(&request()[..length]).unwrap();
+            thread::sleep(Duration::from_millis(2));
+            reset(stream);
+        }
+    }
+    // Nobody finds what was withdrawn.
+    thread::sleep(Duration::from_millis(200));
+    target.serves();
+
+    // While the program looks at it.
+    let mut stream = target.stream();
+    stream.write_all(&request()).unwrap();
+    let incoming = target.listener.next().wait().unwrap();
+    reset(stream);
+    thread::sleep(Duration::from_millis(100));
+    let qp = target.qp();
+    let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+    assert!(accepted.wait().is_err());
+
+    // When it is connected.
+    let mut stream = target.stream();
+    stream.write_all(&request()).unwrap();
+    let incoming = target.listener.next().wait().unwrap();
+    let qp = target.qp();
+    let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+    let connection = accepted.wait().unwrap();
+    let mut reply = [0; 20];
+    stream.read_exact(&mut reply).unwrap();
+    reset(stream);
+    connection.disconnected().wait().unwrap();
+    let began = Instant::now();
+    while qp.query().unwrap().state != QpState::Err {
+        assert!(began.elapsed() < Duration::from_secs(10));
+        thread::yield_now();
+    }
+    target.serves();
+}
+
+// covers 7.34
+#[test]
+fn replies_that_lie_end_a_connect() {
+    let target = Target::new("127.0.6.5");
+    let listener = std::net::TcpListener::bind("127.0.6.6:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut too_long = request();
+    too_long[..16].copy_from_slice(b"MPA ID Rep Frame");
+    too_long[18..20].copy_from_slice(&513_u16.to_be_bytes());
+    let mut of_a_later_revision = too_long.clone();
+    of_a_later_revision[17] = 9;
+    of_a_later_revision[18..20].copy_from_slice(&3_u16.to_be_bytes());
+    for lie in [too_long, request(), of_a_later_revision] {
+        let qp = target.qp();
+        let options = ConnectionOptions::new();
+        let asked = target.connector.connect(&target.context, &qp, to, options);
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&lie).unwrap();
+        let error = match asked.wait() {
+            Ok(_) => panic!("it was believed"),
+            Err(error) => error,
+        };
+        assert_eq!(error, ConnectError::Aborted);
+        assert_eq!(qp.query().unwrap().state, QpState::Reset);
+    }
+    target.serves();
+}
