@@ -1,0 +1,158 @@
+//! Identifiers and channels of events.
+
+use polyverbs::Qp;
+use polyverbs_connection::{
+    ChannelEvent, ConnectError, ConnectionOptions, EventChannel, Happened, Identifier,
+};
+
+use crate::ends::{Ends, address_of, on_each};
+
+fn options() -> ConnectionOptions {
+    ConnectionOptions::new()
+}
+
+fn next(ends: &Ends, channel: &EventChannel) -> ChannelEvent {
+    ends.end(channel.next())
+}
+
+/// A listener, and who asks it: the request has come.
+fn asked(ends: &Ends, channel: &EventChannel, qp: &Qp) -> (Identifier, Identifier, ChannelEvent) {
+    let far = &ends.rig.far;
+    let listener = Identifier::new(channel, &ends.far.connector, &far.context);
+    let at = listener.listen(address_of(far), 0).unwrap();
+    let asking = Identifier::new(channel, &ends.near.connector, &ends.rig.near.context);
+    asking.connect(qp, at, options().private_data(b"may I"));
+    let event = next(ends, channel);
+    assert!(event.is_of(&listener));
+    (listener, asking, event)
+}
+
+// covers 7.54 7.60
+#[test]
+fn what_happens_to_many_identifiers_comes_in_its_order_on_one_channel() {
+    on_each(|ends| {
+        let channel = EventChannel::new();
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (listener, asking, mut event) = asked(ends, &channel, &near);
+        let Happened::ConnectRequest { private_data } = event.happened() else {
+            panic!("{:?}", event.happened());
+        };
+        assert!(private_data.starts_with(b"may I"));
+        let asked = event.take_request().unwrap();
+        assert!(event.take_request().is_none());
+        drop(event);
+        asked.accept(&far, options().private_data(b"yes")).unwrap();
+        assert_eq!(asked.reject(b""), Err(ConnectError::NotConnected));
+        for _ in 0..2 {
+            let event = next(ends, &channel);
+            let Happened::Established { private_data } = event.happened() else {
+                panic!("{:?}", event.happened());
+            };
+            assert_eq!(event.is_of(&asking), private_data.starts_with(b"yes"));
+        }
+        ends.talk(&near, &far);
+        assert_eq!(listener.disconnect(&far), Err(ConnectError::NotConnected));
+        asking.disconnect(&near).unwrap();
+        let gone = [next(ends, &channel), next(ends, &channel)];
+        assert!(
+            gone.iter()
+                .all(|event| matches!(event.happened(), Happened::Disconnected))
+        );
+        assert!(gone.iter().any(|event| event.is_of(&asked)));
+        drop(gone);
+        assert!(channel.poll().is_none());
+        for identifier in [listener, asking, asked] {
+            ends.end(identifier.destroy());
+        }
+    });
+}
+
+// covers 7.61
+#[test]
+fn an_identifier_is_destroyed_when_its_events_are_acknowledged() {
+    on_each(|ends| {
+        let channel = EventChannel::new();
+        let near = ends.near_qp();
+        let (listener, asking, event) = asked(ends, &channel, &near);
+        let destroyed = listener.destroy();
+        ends.rig.settle();
+        assert!(!destroyed.is_done());
+        // The request that nobody took goes with it.
+        drop(event);
+        ends.end(destroyed);
+        let refused = next(ends, &channel);
+        assert!(matches!(refused.happened(), Happened::Rejected { .. }));
+        // Of one that is not handed out nothing waits.
+        let destroyed = asking.destroy();
+        assert!(!destroyed.is_done());
+        drop(refused);
+        ends.end(destroyed);
+        assert!(channel.poll().is_none());
+    });
+}
+
+// covers 7.64
+#[test]
+fn an_identifier_moves_with_what_waits_when_its_events_are_acknowledged() {
+    on_each(|ends| {
+        let (old, new) = (EventChannel::new(), EventChannel::new());
+        let near = ends.near_qp();
+        let (listener, asking, event) = asked(ends, &old, &near);
+        let moved = listener.migrate(&new);
+        // What happens meanwhile is told on neither.
+        let other = Identifier::new(&old, &ends.near.connector, &ends.rig.near.context);
+        let second = ends.near_qp();
+        let at = listener.address().unwrap();
+        other.connect(&second, at, options());
+        ends.rig.settle();
+        assert!(!moved.is_done());
+        assert!(old.poll().is_none() && new.poll().is_none());
+        drop(event);
+        ends.end(moved);
+        // Whoever was refused is told on the channel where it is.
+        let refused = next(ends, &old);
+        assert!(refused.is_of(&asking));
+        let mut request = next(ends, &new);
+        assert!(request.is_of(&listener));
+        request.take_request().unwrap().reject(b"").unwrap();
+        assert!(next(ends, &old).is_of(&other));
+        // Nothing is with the program: at once.
+        drop(refused);
+        ends.end(asking.migrate(&new));
+        assert!(old.poll().is_none());
+    });
+}
+
+// covers 7.62
+#[test]
+fn every_identifier_of_a_device_that_goes_is_told() {
+    on_each(|ends| {
+        let channel = EventChannel::new();
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (listener, asking, mut event) = asked(ends, &channel, &near);
+        let asked = event.take_request().unwrap();
+        asked.accept(&far, options()).unwrap();
+        drop(event);
+        drop((next(ends, &channel), next(ends, &channel)));
+        ends.rig.far.device.remove();
+        ends.rig.settle();
+        let of = |identifier: &Identifier, events: &[ChannelEvent]| {
+            let removal = |event: &&ChannelEvent| {
+                event.is_of(identifier) && matches!(event.happened(), Happened::DeviceRemoval)
+            };
+            events.iter().filter(removal).count()
+        };
+        let events: Vec<_> = std::iter::from_fn(|| channel.poll()).collect();
+        assert_eq!((of(&listener, &events), of(&asked, &events)), (1, 1));
+        assert_eq!(of(&asking, &events), 0);
+        drop(events);
+        ends.end(listener.destroy());
+        ends.end(asked.destroy());
+        // A future that is dropped takes no event with it.
+        drop(channel.next());
+        let waits = channel.next();
+        ends.rig.near.device.remove();
+        let told = ends.end(waits);
+        assert!(told.is_of(&asking));
+    });
+}
