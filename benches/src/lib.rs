@@ -8,6 +8,7 @@
 pub mod allocations;
 pub mod cpu;
 pub mod crowd;
+pub mod idle;
 pub mod loopback;
 pub mod memory;
 pub mod partner;

@@ -1,8 +1,9 @@
-//! The memory that the process occupies, and plain copies within it.
+//! The memory and the time that the process takes, and plain copies within memory.
 // The yardstick of bandwidth is a plain copy of the very octets that a request moves.
 #![allow(unsafe_code)]
 
 use std::fs;
+use std::time::Duration;
 
 use polyverbs::{Memory, OutOfRange};
 
@@ -14,6 +15,15 @@ pub fn resident() -> Option<u64> {
         .find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
     Some(kibibytes * 1024)
+}
+
+/// Time on processors that the process has used so far, all threads together.
+pub fn used() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(
+        used.tv_sec.unsigned_abs(),
+        used.tv_nsec.unsigned_abs() as u32,
+    )
 }
 
 /// Copies `length` octets within memory, from one place of it to another, as `memcpy` does.

@@ -1,0 +1,185 @@
+//! Connections that are open and carry nothing: what they occupy, and what time they take.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread::sleep;
+use std::time::Duration;
+
+use polyverbs::connection::{Connection, ConnectionOptions, Connector, Listener};
+use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::{
+    Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, ReceiveRequest, Requirements,
+    Send, WcStatus,
+};
+
+use crate::Outcome;
+use crate::crowd::SLOTS;
+use crate::memory::{resident, used};
+
+/// How long what was begun by connecting may take to come to rest: longer than any timer of a handshake.
+const REST: Duration = Duration::from_secs(12);
+/// Connections that are being made at one time.
+const AT_ONCE: usize = 64;
+/// Of so many connections one is used afterwards.
+const SAMPLE: usize = 100;
+
+struct Side {
+    connector: Connector,
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    mr: Mr,
+    _memory: Memory,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    /// Connections.
+    pub connections: usize,
+    /// Octets of this process for each connection, its two ends together; kernel memory of sockets is not in it.
+    pub octets: Option<f64>,
+    /// The share of one processor that both devices took with no connection.
+    pub empty: f64,
+    /// The same with all connections open.
+    pub open: f64,
+}
+
+/// Connects so many pairs between two devices of this process at two addresses of loopback, lets them be for `seconds`,
+/// and sends a message on some of them, to see that they are there.
+///
+/// # Errors
+/// The system or the devices refuse, or a connection does not work.
+pub fn measure(device: &str, connections: usize, seconds: u64) -> Outcome<Idle> {
+    let time = Duration::from_secs(seconds);
+    let (near, far) = (Side::new(device, 1)?, Side::new(device, 2)?);
+    let listener = far.connector.listen(far_address(), 0)?;
+    // What is made on first use is there already.
+    let mut crowd = Crowd::default();
+    crowd.connect(&near, &far, &listener, 1)?;
+    sleep(REST);
+    let empty = load(time);
+    let before = resident();
+    let mut left = connections;
+    while left > 0 {
+        let now = AT_ONCE.min(left);
+        crowd.connect(&near, &far, &listener, now)?;
+        left -= now;
+    }
+    sleep(REST);
+    let after = resident();
+    let open = load(time);
+    crowd.use_some(&near, &far)?;
+    let grown = after
+        .zip(before)
+        .map(|(after, before)| after.saturating_sub(before));
+    Ok(Idle {
+        connections,
+        octets: grown.map(|octets| octets as f64 / connections as f64),
+        empty,
+        open,
+    })
+}
+
+fn load(time: Duration) -> f64 {
+    let before = used();
+    sleep(time);
+    (used() - before).as_secs_f64() / time.as_secs_f64()
+}
+
+fn address(number: u8) -> IpAddr {
+    Ipv4Addr::new(127, 0, 31, number).into()
+}
+
+fn far_address() -> SocketAddr {
+    SocketAddr::new(address(2), 0)
+}
+
+impl Side {
+    fn new(device: &str, number: u8) -> Outcome<Self> {
+        let options = EmulatedOptions::default();
+        let device = emulated::device_at(device, address(number), &options)?;
+        let context = device.open(&Requirements::new())?;
+        let pd = context.alloc_pd().wait()?;
+        let cq = context.create_cq(256).wait()?;
+        let memory = Memory::zeroed(4096).ok_or("no memory")?;
+        let mr = pd.register(&memory, Access::LOCAL_WRITE).wait()?;
+        Ok(Self {
+            connector: Connector::of(&context)?,
+            context,
+            pd,
+            cq,
+            mr,
+            _memory: memory,
+        })
+    }
+
+    fn qp(&self) -> Outcome<Qp> {
+        let options = QpOptions::rc(&self.cq)
+            .max_send_wr(SLOTS)
+            .max_recv_wr(SLOTS);
+        Ok(self.pd.create_qp(options).wait()?)
+    }
+
+    fn done(&self) -> Outcome<()> {
+        let done: Completion = self.cq.next().wait()?;
+        match done.status {
+            WcStatus::Success => Ok(()),
+            status => Err(format!("a message ended as {status:?}").into()),
+        }
+    }
+}
+
+/// Connections, the ends of each side in the order in which they were made.
+#[derive(Default)]
+struct Crowd {
+    near: Vec<Qp>,
+    far: Vec<Qp>,
+    connections: Vec<Connection>,
+}
+
+impl Crowd {
+    /// Connects so many more, all at one time.
+    fn connect(
+        &mut self,
+        near: &Side,
+        far: &Side,
+        listener: &Listener,
+        count: usize,
+    ) -> Outcome<()> {
+        let mut asked = Vec::with_capacity(count);
+        for _ in 0..count {
+            let qp = near.qp()?;
+            let (to, options) = (listener.address(), ConnectionOptions::new());
+            asked.push(near.connector.connect(&near.context, &qp, to, options));
+            self.near.push(qp);
+        }
+        let mut accepted = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (incoming, qp) = (listener.next().wait()?, far.qp()?);
+            accepted.push(incoming.accept(&far.context, &qp, ConnectionOptions::new()));
+            self.far.push(qp);
+        }
+        for asked in asked {
+            self.connections.push(asked.wait()?.complete().wait()?);
+        }
+        for accepted in accepted {
+            self.connections.push(accepted.wait()?);
+        }
+        Ok(())
+    }
+
+    /// Sends a message on some of them.
+    fn use_some(&self, near: &Side, far: &Side) -> Outcome<()> {
+        for qp in &self.far {
+            let room = far.mr.sge(0, 64)?;
+            qp.post_receive(ReceiveRequest::new(1, room))
+                .map_err(|refused| refused.reason)?;
+        }
+        for qp in self.near.iter().step_by(SAMPLE) {
+            qp.post_one(Send::new(near.mr.sge(0, 64)?).signaled(2))?;
+            far.done()?;
+            near.done()?;
+        }
+        Ok(())
+    }
+}
