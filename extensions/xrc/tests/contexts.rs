@@ -71,11 +71,16 @@ struct Program {
 
 impl Program {
     fn new(device: &Device, file: &File) -> Self {
+        Self::with_entries(device, file, 16)
+    }
+
+    /// Its completion queue has so many entries.
+    fn with_entries(device: &Device, file: &File, cqe: u32) -> Self {
         let context = open(device);
         let domain = domain(&context, file, true).unwrap();
         let (pd, cq) = (
             context.alloc_pd().wait().unwrap(),
-            context.create_cq(16).wait().unwrap(),
+            context.create_cq(cqe).wait().unwrap(),
         );
         let srq = domain
             .create_srq(&pd, SrqOptions::new(16), &cq)
@@ -245,6 +250,41 @@ fn the_completion_queue_of_a_shared_receive_queue_is_busy() {
     assert_eq!(refused.kind(), ErrorKind::Busy);
     program.srq.destroy().wait().unwrap();
     program.cq.destroy().wait().unwrap();
+}
+
+// covers 3.86 4.03
+#[test]
+fn a_queue_that_overran_ends_the_targets_that_need_it_and_no_others() {
+    let lab = Lab::new();
+    let file = tempfile::tempfile().unwrap();
+    let full = Program::with_entries(&lab.far, &file, 2);
+    let other = Program::new(&lab.far, &file);
+    let target = full.domain.create_target().wait().unwrap();
+    let apart = other.domain.create_target().wait().unwrap();
+    let (sender, sends) = initiator(&lab, &target);
+    let (beside, beside_sends) = initiator(&lab, &apart);
+    let to = |program: &Program| remote_srqn(program.srq.number());
+    for id in 0..3 {
+        let message = Send::new(&[1]).with(to(&full));
+        sender.post_one(message.signaled(id)).unwrap();
+    }
+    // Whether the message came that could not be told, its sender is not left to guess: the target is gone.
+    drop(completions(&sends));
+    let told: Vec<_> = full.events().into_iter().map(|(event, _)| event).collect();
+    assert!(told.contains(&EventType::CqErr), "{told:?}");
+    assert!(told.contains(&EventType::QpFatal), "{told:?}");
+    assert_eq!(target.query().unwrap().state, QpState::Err);
+    // A target that does not need the queue goes on, until it does.
+    let message = Send::new(&[2]).with(to(&other));
+    beside.post_one(message.signaled(7)).unwrap();
+    assert!(completions(&beside_sends)[0].status.is_success());
+    assert_eq!(other.received().len(), 1);
+    assert_eq!(apart.query().unwrap().state, QpState::Rts);
+    let message = Send::new(&[3]).with(to(&full));
+    beside.post_one(message.signaled(8)).unwrap();
+    assert_eq!(apart.query().unwrap().state, QpState::Err);
+    let told: Vec<_> = other.events().into_iter().map(|(event, _)| event).collect();
+    assert!(told.contains(&EventType::QpFatal), "{told:?}");
 }
 
 const FILE: &str = "XRC_TEST_FILE";

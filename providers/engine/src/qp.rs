@@ -1159,6 +1159,15 @@ impl<D: Driver> Qp<D> {
         let named = self.cold.extensions.named().clone();
         let cq = named.as_ref().map_or(&self.recv_cq, |target| &target.cq);
         cq.push(done, &mut cx.effects);
+        // The queue knows no targets: each finds out when it needs it, and is over as are the queue pairs on it.
+        if named.is_some() && cq.has_failed() {
+            let me = self.actions();
+            cx.effects.later(move |effects| {
+                if let Some(me) = me.upgrade() {
+                    me.fatal(effects);
+                }
+            });
+        }
     }
 
     /// A valid packet has arrived: told once per stay in RTR.
