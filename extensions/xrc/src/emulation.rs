@@ -31,6 +31,7 @@ impl Emulation for InSoftware {
         }
         Gains {
             own: XrcFeatures::XRC.bits(),
+            addresses_receives: true,
             ..Gains::default()
         }
     }

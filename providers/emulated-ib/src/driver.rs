@@ -56,6 +56,10 @@ impl Driver for InfiniBand {
         self.address
     }
 
+    fn addresses_receives(&self) -> bool {
+        true
+    }
+
     #[inline]
     fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
         requester::execute(qp, half, request, cx)

@@ -107,7 +107,8 @@ impl<D: Driver> Device<D> {
     ) -> Result<Arc<Self>, VerbError> {
         let mut attributes = driver.attributes();
         check_description(&attributes)?;
-        let emulations = claim(&mut attributes, &options)?;
+        let addresses_receives = driver.addresses_receives();
+        let emulations = claim(&mut attributes, &options, addresses_receives)?;
         let most = network.link().and_then(|link| link.max_frame());
         for port in &mut attributes.ports {
             port.active_mtu = carried(port.active_mtu, most);
@@ -517,6 +518,7 @@ fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
 fn claim(
     attributes: &mut DeviceAttributes,
     options: &DeviceOptions,
+    addresses_receives: bool,
 ) -> Result<Emulations, VerbError> {
     let linked;
     let extensions = match &options.extensions {
@@ -527,7 +529,7 @@ fn claim(
             &linked
         }
     };
-    let emulations = Emulations::plug(extensions, attributes, options.without)?;
+    let emulations = Emulations::plug(extensions, attributes, options.without, addresses_receives)?;
     attributes.features -= options.without;
     let features = attributes.features;
     if !features.contains(Features::BMME) {

@@ -124,6 +124,12 @@ pub trait Driver: Sized + Send + Sync + 'static {
         wanted.min(active)
     }
 
+    /// Whether what it sends says of a request which shared receive queue of the peer it is for, as
+    /// [`Addressing`](crate::emulation::Addressing) has it. A device that does not gains nothing that takes it.
+    fn addresses_receives(&self) -> bool {
+        false
+    }
+
     /// What connections with other devices are made over; by default there are none.
     fn carrier(_device: &Device<Self>) -> Option<Carrier> {
         None

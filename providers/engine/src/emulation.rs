@@ -236,6 +236,9 @@ pub struct Gains {
     pub limits: Vec<(&'static str, u64)>,
     /// With respect to whom masked atomics are atomic.
     pub masked_atomic_cap: AtomicScope,
+    /// All of it takes a driver whose requests name shared receive queues of the peer ([`Addressing`]). A device of another
+    /// driver gains nothing.
+    pub addresses_receives: bool,
 }
 
 /// An emulation as a part of an extension:
@@ -328,6 +331,7 @@ pub(crate) struct Emulations {
     pub(crate) memory_management: Option<&'static dyn MemoryManagement>,
     pub(crate) operations: OperationTable,
     pub(crate) masked_atomics: Option<&'static dyn MaskedAtomics>,
+    addresses_receives: bool,
     all: Vec<(&'static str, &'static dyn Emulation)>,
 }
 
@@ -337,6 +341,7 @@ impl Emulations {
         extensions: &Extensions,
         attributes: &mut DeviceAttributes,
         without: Features,
+        addresses_receives: bool,
     ) -> Result<Self, VerbError> {
         let parts = extensions
             .parts::<EmulationPart>(FAMILY)
@@ -345,9 +350,15 @@ impl Emulations {
         let mut driver = attributes.clone();
         driver.features -= without;
         attributes.features -= EMULATED;
-        let mut plugged = Self::default();
+        let mut plugged = Self {
+            addresses_receives,
+            ..Self::default()
+        };
         for (extension, EmulationPart(emulation)) in parts {
             let gains = emulation.gains(&driver);
+            if gains.addresses_receives && !addresses_receives {
+                continue;
+            }
             gains.check(extension)?;
             gains.add_to(attributes, extension);
             if !gains.is_empty() {
@@ -377,6 +388,10 @@ impl Emulations {
             all.filters.extend(hooks.delivery_filter);
             all.observers.extend(hooks.completion_observer);
             if !matches!(hooks.addressing, Addressing::None) {
+                if !self.addresses_receives {
+                    let what = "requests that name shared receive queues of the peer";
+                    return Err(VerbError::UnsupportedHere(what.to_owned()));
+                }
                 all.addressing = hooks.addressing;
             }
             all.variant = all.variant.or(extension.qp_variant());

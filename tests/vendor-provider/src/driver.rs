@@ -7,8 +7,8 @@ use polyverbs_engine::request::Request;
 use polyverbs_engine::time::Time;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    AtomicScope, BaselineGaps, DeviceAttributes, Extensions, Features, Gid, Limits, LinkAddress,
-    Mtu, PortAttributes, PortCaps, PortState, RegistryError, Transport,
+    AtomicScope, BaselineGaps, DeviceAttributes, Features, Gid, Limits, LinkAddress, Mtu,
+    PortAttributes, PortCaps, PortState, Transport,
 };
 
 use crate::{Cx, Qp, Receiving, Requester, Responder, Sending, requester};
@@ -37,16 +37,6 @@ impl AcmeFabric {
             numbers: overrides::Numbers::new(qp_numbers),
         }
     }
-}
-
-/// Of these extensions, or of those that are linked, the ones that the driver has a place for: it addresses queue pairs, and
-/// no shared receive queues of a peer.
-///
-/// # Errors
-/// The linked ones do not fit together.
-pub fn carried(extensions: Option<Extensions>) -> Result<Extensions, RegistryError> {
-    let all = extensions.map_or_else(Extensions::linked, Ok)?;
-    Ok(all.without("xrc"))
 }
 
 impl Driver for AcmeFabric {

@@ -9,7 +9,7 @@ mod provider;
 mod requester;
 mod responder;
 
-pub use driver::{AcmeFabric, carried};
+pub use driver::AcmeFabric;
 pub use provider::{Kind, PROVIDER};
 pub use requester::Sending;
 pub use responder::Receiving;

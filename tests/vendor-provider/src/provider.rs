@@ -8,9 +8,9 @@ use polyverbs_links::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
 use verbs_api::provider::DeviceOps;
-use verbs_api::{VerbError, inventory};
+use verbs_api::inventory;
 
-use crate::{AcmeFabric, carried};
+use crate::AcmeFabric;
 
 /// The kind of device, to make more of.
 pub struct Kind;
@@ -40,12 +40,10 @@ impl EmulatedKind for Kind {
         }
         let name = options.name.clone();
         let name = name.unwrap_or_else(|| self.name().to_owned());
-        let extensions = carried(options.extensions.clone())
-            .map_err(|error| VerbError::argument("extensions", error.to_string()))?;
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
-            extensions: Some(extensions),
+            extensions: options.extensions.clone(),
             ..DeviceOptions::default()
         };
         let driver = AcmeFabric::new(name, FIRST_ADDRESS, NUMBERS);

@@ -1,6 +1,6 @@
 //! The conformance suite on the devices of this driver: its own modules, run on another kind of device.
 
-use acme_fabric::{AcmeFabric, carried};
+use acme_fabric::AcmeFabric;
 use conformance::{Fabric, Flavour, OtherFlavour, examined};
 use polyverbs_engine::device::DeviceOptions;
 use verbs_api::Extensions;
@@ -11,8 +11,7 @@ const ACME: Flavour = Flavour::Other(&OtherFlavour {
     build,
 });
 
-fn build(mut options: DeviceOptions) -> Fabric {
-    options.extensions = Some(carried(options.extensions).expect("extensions that fit together"));
+fn build(options: DeviceOptions) -> Fabric {
     let numbers = options.qp_numbers;
     let driver = |address| AcmeFabric::new(format!("{address:?}"), address, numbers);
     Fabric::direct(driver, options)
