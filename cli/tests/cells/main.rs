@@ -5,7 +5,7 @@ mod table;
 #[cfg(feature = "breakable-rules")]
 mod broken;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use table::{Table, Verdict, verify};
 
@@ -40,4 +40,17 @@ fn what_must_be_verified_rests_on_a_rule() {
         bare.is_empty(),
         "cells that no broken rule would change: {bare:?}"
     );
+}
+
+#[test]
+fn a_rule_is_of_one_feature() {
+    let table = Table::read();
+    let mut of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for cell in &table.cells {
+        for rule in &cell.rules {
+            of.entry(rule).or_default().insert(&cell.feature);
+        }
+    }
+    of.retain(|_, features| features.len() > 1);
+    assert!(of.is_empty(), "rules of several features: {of:#?}");
 }

@@ -40,7 +40,7 @@ use verbs_api::{
 
 pub use emulation::{EMULATION, InSoftware};
 pub use objects::{OpenXrcd, Xrc, XrcSrq, Xrcd};
-pub use probes::PROBES;
+pub use probes::{CARRIED, PROBES};
 pub use qp_types::{INITIATOR, TARGET};
 
 bitflags! {

@@ -1,5 +1,6 @@
 //! What proves the bit.
 
+mod carried;
 mod objects;
 mod traffic;
 
@@ -22,15 +23,17 @@ const SHARES: &[FeatureInfo] = &[SRQ];
 const REGISTERS: &[FeatureInfo] = &[SRQ, BMME];
 
 macro_rules! probes {
-    ($($id:literal $rule:literal $about:literal => $needs:ident $run:path;)*) => {
-        /// The probes of the extension.
-        pub static PROBES: &[Probe] = &[
+    ($(#[$doc:meta])* $list:ident $($id:literal $rule:literal $about:literal => $needs:ident $run:path;)*) => {
+        $(#[$doc])*
+        pub static $list: &[Probe] = &[
             $(Probe::new(&XRC, concat!("xrc.", $id), $rule, $about, $run).needs($needs),)*
         ];
     };
 }
 
 probes! {
+    /// The probes of the extension.
+    PROBES
     "domain-of-a-file" "4.01" "a file has one domain, which is opened or created as is asked" => ALONE objects::files;
     "busy" "4.02" "the last opening of a domain is busy while the domain has anything" => SHARES objects::busy;
     "delivery" "4.03" "a message completes where the queue that it names completes" => SHARES traffic::delivery;
@@ -41,11 +44,20 @@ probes! {
     "handles" "4.07" "a target lives as long as one of its handles" => SHARES objects::handles;
     "events" "4.07" "what happens to a target is told to all its handles" => ALONE objects::events;
     "foreign-queue" "4.09" "a queue of another domain is not reached" => SHARES traffic::foreign_queue;
-    "starved" "4.10" "a queue without receives holds up its initiator until it has one" => SHARES traffic::starved;
+    "starved" "4.10" "a queue without receives holds up its initiator and no other" => SHARES traffic::starved;
     "order" "4.11" "each of several queues gets its messages in order" => SHARES traffic::order;
     "operations" "4.12" "an initiator writes, reads and operates as any other" => SHARES traffic::operations;
     "keys" "4.12" "an initiator registers and invalidates, here and at the peer" => REGISTERS traffic::keys;
     "transitions" "4.16" "each end is told what its half needs, and no more" => SHARES objects::transitions;
+}
+
+probes! {
+    /// What other features promise, through an initiator. A device that breaks one of those promises breaks it for whoever
+    /// asks, and has extended reliable connections all the same: so these are no proof of them. Tests run them.
+    CARRIED
+    "waiting" "4.10" "a message waits for a receive, and what is behind it does, too" => SHARES carried::waiting;
+    "immediates" "4.12" "immediate data arrives, of sends and of writes" => SHARES carried::immediates;
+    "invalidated" "4.12" "a key that a message invalidated opens nothing" => REGISTERS carried::invalidated;
 }
 
 const QUEUE_LENGTH: u32 = 64;
@@ -97,22 +109,30 @@ struct Lane {
 
 impl Lane {
     fn new(rig: &Rig) -> Result<Self, Evidence> {
-        let domain = anonymous(rig, &rig.far)?;
-        let target = rig.finish(domain.create_target())?;
-        let initiator = initiator(&rig.near)?;
-        let lane = Self {
-            initiator,
-            domain,
-            target,
-        };
+        let lane = Self::made(rig, anonymous(rig, &rig.far)?)?;
         lane.connect(rig)?;
         Ok(lane)
     }
 
+    // Its ends are not connected yet.
+    fn made(rig: &Rig, domain: Xrcd) -> Result<Self, Evidence> {
+        let target = rig.finish(domain.create_target())?;
+        let initiator = initiator(&rig.near)?;
+        Ok(Self {
+            initiator,
+            domain,
+            target,
+        })
+    }
+
     fn connect(&self, rig: &Rig) -> Outcome {
+        self.connect_with(rig, ConnectOptions::new())
+    }
+
+    fn connect_with(&self, rig: &Rig, options: ConnectOptions) -> Outcome {
         let (here, there) = (self.initiator.endpoint()?, self.target.endpoint()?);
-        rig.finish(self.target.connect(&here, ConnectOptions::new()))?;
-        rig.finish(self.initiator.connect(&there, ConnectOptions::new()))
+        rig.finish(self.target.connect(&here, options))?;
+        rig.finish(self.initiator.connect(&there, options))
     }
 
     // Posts a request that ends with `expected`.

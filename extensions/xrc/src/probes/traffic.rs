@@ -3,7 +3,7 @@
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, CompareSwap, FetchAdd, MrOptions, Read, ReceiveRequest, Send, SendWithImmediate,
+    Access, CompareSwap, ConnectOptions, FetchAdd, MrOptions, Read, ReceiveRequest, Send,
     SendWithInvalidate, WcOpcode, WcStatus, Write, WriteWithImmediate, ensure, ensure_eq,
 };
 
@@ -42,10 +42,6 @@ pub(super) fn delivery(rig: &Rig) -> Outcome {
         ensure_eq!(mailbox.octets(&done)?, octets.to_vec(), "the octets");
         rig.nothing_on(&other.cq)?;
     }
-    let message = SendWithImmediate::new(b"", *b"imm!").with(remote_srqn(second.srq.number()));
-    rig.succeeds(&lane.initiator, message)?;
-    let done = rig.take(&second.cq, 1)?.remove(0);
-    ensure_eq!(done.immediate(), Some(*b"imm!"), "immediate data");
     Ok(())
 }
 
@@ -120,12 +116,7 @@ pub(super) fn foreign_queue(rig: &Rig) -> Outcome {
         rig.nothing_on(&foreign.cq)?;
     }
     // Its receive is there for a target of its own.
-    let target = rig.finish(other.create_target())?;
-    let lane = Lane {
-        initiator: super::initiator(&rig.near)?,
-        domain: other,
-        target,
-    };
+    let lane = Lane::made(rig, other)?;
     lane.connect(rig)?;
     let message = Send::new(&[1]).with(remote_srqn(foreign.srq.number()));
     lane.ends(rig, message, WcStatus::Success)?;
@@ -133,40 +124,37 @@ pub(super) fn foreign_queue(rig: &Rig) -> Outcome {
     Ok(())
 }
 
+// What stands behind the message of a queue without receives may be for one that has some: it does not overtake.
 // covers 4.10
 pub(super) fn starved(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
+    let domain = anonymous(rig, &rig.far)?;
     let (empty, full) = (
-        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
-        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
+        Mailbox::new(rig, &domain, &rig.far.pd)?,
+        Mailbox::new(rig, &domain, &rig.far.pd)?,
     );
     full.receives(2)?;
     let to = |mailbox: &Mailbox| remote_srqn(mailbox.srq.number());
+    // It gives up at once, so that whether it would go on waiting does not count here.
+    let lane = Lane::made(rig, domain)?;
+    lane.connect_with(rig, ConnectOptions::new().rnr_retry(0))?;
     lane.initiator
-        .post_one(Send::new(b"waits").with(to(&empty)).signaled(1))?;
+        .post_one(Send::new(b"refused").with(to(&empty)).signaled(1))?;
+    // The queue pair may be in ERR by now, and refuses no request for that.
     lane.initiator
         .post_one(Send::new(b"behind").with(to(&full)).signaled(2))?;
+    // What becomes of requests behind one that failed is another rule.
+    let done = rig.take(&lane.initiator.cq, 2)?;
+    ensure_eq!(
+        (done[0].wr_id, done[0].status),
+        (1, WcStatus::RnrRetryExcErr),
+        "the request for a queue without receives"
+    );
     rig.nothing_on(&full.cq)?;
-    rig.nothing_on(&lane.initiator.cq)?;
+    rig.nothing_on(&empty.cq)?;
     // Other initiators of the domain are not held up.
-    let target = rig.finish(lane.domain.create_target())?;
-    let beside = Lane {
-        initiator: super::initiator(&rig.near)?,
-        domain: lane.domain,
-        target,
-    };
+    let beside = Lane::made(rig, lane.domain)?;
     beside.connect(rig)?;
     beside.ends(rig, Send::new(b"beside").with(to(&full)), WcStatus::Success)?;
-    rig.take(&full.cq, 1)?;
-    empty.receives(1)?;
-    let done = rig.take(&lane.initiator.cq, 2)?;
-    let ended: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
-    ensure_eq!(
-        ended,
-        [(1, WcStatus::Success), (2, WcStatus::Success)],
-        "the request that waited and the one behind it"
-    );
-    rig.take(&empty.cq, 1)?;
     rig.take(&full.cq, 1)?;
     Ok(())
 }
@@ -257,8 +245,8 @@ pub(super) fn operations(rig: &Rig) -> Outcome {
     ensure_eq!(rig.scratch.word(32768)?, 5, "what the second one found");
     let done = rig.take(&mailbox.cq, 1)?.remove(0);
     ensure_eq!(
-        (done.opcode, done.immediate(), done.byte_len),
-        (WcOpcode::RecvRdmaWithImm, Some(*b"last"), 4),
+        (done.opcode, done.byte_len),
+        (WcOpcode::RecvRdmaWithImm, 4),
         "the receive of a write with immediate data"
     );
     Ok(())
@@ -291,6 +279,5 @@ pub(super) fn keys(rig: &Rig) -> Outcome {
         Some(theirs.rkey()),
         "the key that was invalidated"
     );
-    let write = Write::new(rig.scratch.sge(0, 8)?, theirs.remote(0)).with(number);
-    lane.ends(rig, write, WcStatus::RemAccessErr)
+    Ok(())
 }

@@ -73,3 +73,16 @@ fn extended_connections_reach_over_udp() {
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+// Through extended reliable connections what others promise is kept as well.
+// covers 4.10 4.12
+#[test]
+fn extended_connections_carry_what_others_promise() {
+    for flavour in [Flavour::Ib, Flavour::IbFramed, Flavour::IbWire] {
+        let [feature] = xrc::EXTENSION.all_features() else {
+            panic!("one feature")
+        };
+        let found = examined(flavour, feature, xrc::CARRIED);
+        assert_eq!(found.passed(), xrc::CARRIED.len(), "{}", found.because);
+    }
+}
