@@ -75,6 +75,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("link-forms-c", LINKED),
     ("peers", TEST),
     ("planted-faults", &[]),
+    (
+        "two-processes",
+        &[
+            "verbs-api",
+            "polyverbs-engine",
+            "emulated-ib",
+            "emulated-iwarp",
+        ],
+    ),
 ];
 
 const DRIVER: &[&str] = &[

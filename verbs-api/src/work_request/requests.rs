@@ -449,7 +449,7 @@ pub struct ExtensionRequest<'a> {
 impl<'a> ExtensionRequest<'a> {
     /// A request with this body, and what its scatter/gather list is.
     #[inline]
-    pub fn new<B: IntoBytes + Immutable>(
+    pub fn new<B: IntoBytes + Immutable + ?Sized>(
         operation: &'static ExtensionOperation,
         body: &'a B,
         data: impl Into<Data<'a>>,

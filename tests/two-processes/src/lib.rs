@@ -1,0 +1,131 @@
+//! Conformance probes whose two ends are two processes, over UDP or TCP.
+//!
+//! A probe does not know that: its far end is a device of its own process, and its near end, the one that asks, a stand-in
+//! that passes what the contract of providers has on to a device of another process. `docs/two-processes.md` tells how.
+//!
+//! The other process is the test itself, run again: [`other_process!`] makes the test that it runs.
+#![deny(unsafe_code)]
+
+mod memory;
+mod peer;
+mod said;
+mod stand_in;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use emulated_ib::InfiniBand;
+use emulated_iwarp::Iwarp;
+use polyverbs_engine::device::DeviceOptions;
+use stand_in::StandIn;
+use verbs_api::probe::{Clock, Evidence, Probe, Rig, Verified, verify};
+use verbs_api::provider::DeviceOps;
+use verbs_api::{Device, FeatureInfo, QpVariant, Requirements, Transport};
+
+/// Set for the other process: what kind of device it has, and where.
+const OTHER: &str = "POLYVERBS_OTHER_PROCESS";
+/// Not that of RoCEv2, which a driver of the kernel may hold.
+const PORT: u16 = 14795;
+
+/// Makes the test that the other process runs: in a test of its own it does nothing. It is told which variants of queue
+/// pairs the probes make.
+#[macro_export]
+macro_rules! other_process {
+    ($($variant:expr),* $(,)?) => {
+        #[test]
+        fn as_the_other_process() {
+            static VARIANTS: &[&::verbs_api::QpVariant] = &[$(&$variant),*];
+            $crate::serve(VARIANTS);
+        }
+    };
+}
+
+/// Is the other process, if it is asked to.
+pub fn serve(variants: &'static [&'static QpVariant]) {
+    let Ok(asked) = std::env::var(OTHER) else {
+        return;
+    };
+    let (transport, at) = asked.split_once(' ').expect("a transport and an address");
+    let transport = match transport {
+        "Iwarp" => Transport::Iwarp,
+        _ => Transport::InfiniBand,
+    };
+    let device = device(transport, at.parse().expect("an address"));
+    let stdin = std::io::stdin();
+    let stream = stdin.as_fd().try_clone_to_owned().expect("a descriptor");
+    peer::serve(UnixStream::from(stream), &device, variants);
+}
+
+/// What the probes say about a feature of devices of this transport, in two processes.
+pub fn examined(transport: Transport, feature: &FeatureInfo, probes: &[Probe]) -> Verified {
+    let attributes = device(transport, address(0)).attributes();
+    verify(
+        &attributes,
+        feature,
+        probes,
+        &|_| rig(transport),
+        &mut |_| (),
+    )
+}
+
+fn rig(transport: Transport) -> Result<Rig, Evidence> {
+    static RIGS: AtomicU16 = AtomicU16::new(1);
+    let rig = RIGS.fetch_add(2, Ordering::Relaxed);
+    let far = Device::of(device(transport, address(rig)));
+    let wanted = Requirements::everything_of(&far.attributes());
+    let not_here = |error: verbs_api::OpenError| Evidence::not_here(error.to_string());
+    let far_context = far.open(&wanted).map_err(not_here)?;
+    let port = far_context.query_port(1)?;
+    let (stream, other_end) = UnixStream::pair().expect("two descriptors");
+    let test = std::env::current_exe().expect("the test that runs");
+    let process = Command::new(test)
+        .args(["--exact", "as_the_other_process", "--nocapture"])
+        .env(OTHER, format!("{transport:?} {}", address(rig + 1)))
+        .stdin(OwnedFd::from(other_end))
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the test, once more");
+    let near = StandIn::new(process, stream, far.attributes(), port);
+    let near = Device::of(Arc::new(near));
+    let near_context = near.open(&wanted).map_err(not_here)?;
+    let clock = Clock {
+        patience: Duration::from_secs(30),
+        moment: Duration::from_millis(20),
+    };
+    Rig::new(near_context, far_context, clock)
+}
+
+// Each rig has addresses of its own, and each process others as far as there are enough.
+fn address(number: u16) -> SocketAddr {
+    let network = 160 + (std::process::id() % 90) as u8;
+    let [c, d] = number.to_be_bytes();
+    SocketAddr::from(([127, network, c, d], PORT))
+}
+
+fn device(transport: Transport, at: SocketAddr) -> Arc<dyn DeviceOps> {
+    let options = DeviceOptions::default();
+    match transport {
+        Transport::InfiniBand => {
+            let driver = |address| InfiniBand {
+                name: format!("ib at {at}"),
+                address,
+                windows_2a: false,
+                management: None,
+            };
+            let wire = emulated_ib::WireOptions::new(at);
+            let made = emulated_ib::OnWire::new(driver, wire, options);
+            made.expect("an address of this machine").device
+        }
+        Transport::Iwarp => {
+            let driver = |address| Iwarp::new(format!("iw at {at}"), address);
+            let wire = emulated_iwarp::WireOptions::new(at);
+            let made = emulated_iwarp::OnWire::new(driver, wire, options);
+            made.expect("an address of this machine").device
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! What stands for the device of the other process: a provider that passes everything on.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write as _};
+use std::net::{IpAddr, Shutdown};
+use std::os::unix::net::UnixStream;
+use std::process::Child;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+use verbs_api::objects::ObjectId;
+use verbs_api::provider::{
+    ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrInit, MrOps, PdOps, PostOps, QpInit, QpOps,
+    Reply, own,
+};
+use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus};
+use verbs_api::{
+    Completion, DeviceAttributes, Gid, Grant, LKey, LinkAddress, Notify, Port, PortAttributes,
+    PostReason, Qpn, RKey, ReceiveRequest, VerbError, WorkRequest,
+};
+
+use crate::memory::{Change, Mirror};
+use crate::peer::lock;
+use crate::said::{
+    Answer, Ask, Line, QpMade, Receive, Request, Say, event_of, state_of, subject_of,
+};
+
+type Answered = Result<Answer, VerbError>;
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Who waits for an answer.
+enum Waiting {
+    /// A thread does.
+    Now(mpsc::Sender<Answered>),
+    /// It is told when it comes.
+    Later(Box<dyn FnOnce(Answered) + Send>),
+}
+
+/// The way to the other process. Dropped, the other process ends.
+struct Way {
+    process: Mutex<Child>,
+    stream: Mutex<UnixStream>,
+    heard: Arc<Heard>,
+    last: AtomicU64,
+    mirrors: Mutex<BTreeMap<u32, Mirror>>,
+}
+
+/// What the thread that listens shares with those that ask.
+#[derive(Default)]
+struct Heard {
+    waiting: Mutex<BTreeMap<u64, Waiting>>,
+    events: Mutex<Option<Arc<dyn EventSink>>>,
+}
+
+impl Way {
+    fn new(process: Child, stream: UnixStream) -> Arc<Self> {
+        let heard = Arc::new(Heard::default());
+        let (jobs, to_do) = mpsc::channel::<Job>();
+        // Whoever is told something may ask for something: so the thread that listens tells nobody.
+        thread::spawn(move || to_do.into_iter().for_each(|job| job()));
+        let (ear, listening) = (stream.try_clone(), Arc::clone(&heard));
+        thread::spawn(move || listening.listen(ear.expect("a descriptor"), &jobs));
+        Arc::new(Self {
+            process: Mutex::new(process),
+            stream: Mutex::new(stream),
+            heard,
+            last: AtomicU64::new(0),
+            mirrors: Mutex::default(),
+        })
+    }
+
+    fn say(&self, id: Option<ObjectId>, ask: Ask, waiting: Waiting) {
+        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        lock(&self.heard.waiting).insert(number, waiting);
+        let id = id.map(|id| (id.index, id.generation));
+        let mut line = serde_json::to_vec(&Line { number, id, ask }).expect("plain data");
+        line.push(b'\n');
+        let sent = lock(&self.stream).write_all(&line);
+        sent.expect("another process that listens");
+    }
+
+    /// Asks, and waits for the answer.
+    fn ask(&self, ask: Ask) -> Answered {
+        let (sender, answer) = mpsc::channel();
+        self.say(None, ask, Waiting::Now(sender));
+        answer.recv().expect("another process that answers")
+    }
+
+    /// Asks for something to be made or done; `answer` makes something of what comes.
+    fn begin<T: 'static>(
+        &self,
+        id: Option<ObjectId>,
+        ask: Ask,
+        reply: Reply<T>,
+        answer: impl FnOnce(Answer) -> Option<T> + Send + 'static,
+    ) {
+        let told = move |answered: Answered| {
+            let made = answered.and_then(|said| answer(said).ok_or_else(unexpected));
+            reply.send(made);
+        };
+        self.say(id, ask, Waiting::Later(Box::new(told)));
+    }
+
+    fn changes(&self) -> Vec<Change> {
+        let mut mirrors = lock(&self.mirrors);
+        let changes = mirrors.values_mut().flat_map(Mirror::changes);
+        changes.collect()
+    }
+
+    fn take(&self, changed: &[Change]) {
+        let mut mirrors = lock(&self.mirrors);
+        for change in changed {
+            if let Some(mirror) = mirrors.get_mut(&change.region) {
+                mirror.take(change);
+            }
+        }
+    }
+}
+
+fn unexpected() -> VerbError {
+    VerbError::Internal("another answer than was asked for")
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        let _ = lock(&self.stream).shutdown(Shutdown::Both);
+        let _ = lock(&self.process).wait();
+    }
+}
+
+impl Heard {
+    fn listen(&self, stream: UnixStream, jobs: &mpsc::Sender<Job>) {
+        for line in BufReader::new(stream).lines() {
+            let Ok(line) = line else { break };
+            let job = self.hear(serde_json::from_str(&line).expect("a line of this program"));
+            // The thread that does them ends with this one.
+            job.into_iter().for_each(|job| drop(jobs.send(job)));
+        }
+        // Nobody answers any more.
+        lock(&self.waiting).clear();
+    }
+
+    fn hear(&self, said: Say) -> Option<Job> {
+        match said {
+            Say::Answer { to, answer } => {
+                let answer = answer.map_err(Into::into);
+                match lock(&self.waiting).remove(&to)? {
+                    Waiting::Now(sender) => {
+                        // Whoever asked waits.
+                        let _ = sender.send(answer);
+                        None
+                    }
+                    Waiting::Later(told) => Some(Box::new(move || told(answer))),
+                }
+            }
+            Say::Event { event, object } => {
+                let sink = lock(&self.events).clone()?;
+                let told = move || sink.event(event_of(&event), subject_of(object));
+                Some(Box::new(told))
+            }
+        }
+    }
+}
+
+/// The device of the other process.
+pub(crate) struct StandIn {
+    way: Arc<Way>,
+    attributes: DeviceAttributes,
+    port: PortAttributes,
+}
+
+impl StandIn {
+    /// `attributes` and `port` are those of a device of the same kind.
+    pub(crate) fn new(
+        process: Child,
+        stream: UnixStream,
+        attributes: DeviceAttributes,
+        port: PortAttributes,
+    ) -> Self {
+        let way = Way::new(process, stream);
+        Self {
+            way,
+            attributes: DeviceAttributes {
+                name: format!("{} of another process", attributes.name),
+                ..attributes
+            },
+            port,
+        }
+    }
+}
+
+impl DeviceOps for StandIn {
+    fn attributes(&self) -> DeviceAttributes {
+        self.attributes.clone()
+    }
+
+    // The other process has opened it for everything that it claims.
+    fn open(
+        &self,
+        _: &Grant,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Arc<dyn ContextOps>, VerbError> {
+        *lock(&self.way.heard.events) = Some(events);
+        Ok(Arc::new(Context {
+            way: Arc::clone(&self.way),
+            port: self.port.clone(),
+        }))
+    }
+}
+
+struct Context {
+    way: Arc<Way>,
+    port: PortAttributes,
+}
+
+impl ContextOps for Context {
+    fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
+        let Answer::Port { address, gid } = self.way.ask(Ask::QueryPort { port })? else {
+            return Err(unexpected());
+        };
+        let ip: IpAddr = address.parse().map_err(|_| unexpected())?;
+        Ok(PortAttributes {
+            address: LinkAddress::Ip(ip),
+            gids: vec![Gid(gid)],
+            ..self.port.clone()
+        })
+    }
+
+    fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
+        let way = Arc::clone(&self.way);
+        self.way.begin(None, Ask::AllocPd, reply, |answer| {
+            let Answer::Made { object } = answer else {
+                return None;
+            };
+            Some(Arc::new(Pd(Object { way, object })) as _)
+        });
+    }
+
+    fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
+        let (way, cqe) = (Arc::clone(&self.way), init.cqe);
+        let ask = Ask::CreateCq { cqe };
+        self.way.begin(Some(init.id), ask, reply, |answer| {
+            let Answer::Cq { object, cqe } = answer else {
+                return None;
+            };
+            let object = Object { way, object };
+            Some(Arc::new(Cq { object, cqe }) as _)
+        });
+    }
+}
+
+/// An object of the other process.
+struct Object {
+    way: Arc<Way>,
+    object: u32,
+}
+
+impl Object {
+    fn destroy(&self, reply: Reply<()>) {
+        let Self { way, object } = self;
+        let ask = Ask::Destroy { object: *object };
+        way.begin(None, ask, reply, done);
+    }
+}
+
+fn done(answer: Answer) -> Option<()> {
+    matches!(answer, Answer::Done).then_some(())
+}
+
+struct Cq {
+    object: Object,
+    cqe: u32,
+}
+
+impl CqOps for Cq {
+    fn cqe(&self) -> u32 {
+        self.cqe
+    }
+
+    fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
+        let Object { way, object } = &self.object;
+        let most = completions.len();
+        let Answer::Completions { done, changed } = way.ask(Ask::Poll { cq: *object, most })?
+        else {
+            return Err(unexpected());
+        };
+        way.take(&changed);
+        let found = done.len();
+        for (slot, done) in completions.iter_mut().zip(done) {
+            *slot = done.into();
+        }
+        Ok(found)
+    }
+
+    // Probes poll.
+    fn arm(&self, _: Notify) -> bool {
+        false
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        self.object.destroy(reply);
+    }
+}
+
+struct Pd(Object);
+
+impl PdOps for Pd {
+    fn reg_mr(&self, init: MrInit, reply: Reply<Arc<dyn MrOps>>) {
+        if init.private {
+            return reply.unsupported("reg_mr of private memory");
+        }
+        let way = Arc::clone(&self.0.way);
+        let ask = Ask::RegisterMr {
+            pd: self.0.object,
+            iova: init.iova,
+            access: init.access.bits(),
+            octets: init.memory.len(),
+        };
+        self.0.way.begin(Some(init.id), ask, reply, move |answer| {
+            let mr = Mr::of(Arc::clone(&way), &answer)?;
+            let object = mr.object.object;
+            let mirror = Mirror::new(object, init.memory);
+            lock(&way.mirrors).insert(object, mirror);
+            Some(Arc::new(mr) as _)
+        });
+    }
+
+    fn alloc_mr(&self, id: ObjectId, entries: u32, reply: Reply<Arc<dyn MrOps>>) {
+        let way = Arc::clone(&self.0.way);
+        let pd = self.0.object;
+        let ask = Ask::AllocMr { pd, entries };
+        self.0.way.begin(Some(id), ask, reply, |answer| {
+            Some(Arc::new(Mr::of(way, &answer)?) as _)
+        });
+    }
+
+    fn create_qp(&self, init: QpInit, reply: Reply<Arc<dyn QpOps>>) {
+        let way = Arc::clone(&self.0.way);
+        let number = |cq: &Arc<dyn CqOps>| Ok(own::<Cq, _>(cq, "cq")?.object.object);
+        let cqs = number(&init.send_cq).and_then(|send| Ok((send, number(&init.recv_cq)?)));
+        let ask = match cqs.and_then(|cqs| QpMade::of(&init, cqs)) {
+            Ok(_) if init.srq.is_some() => return reply.unsupported("create_qp with an SRQ"),
+            Ok(made) => Ask::CreateQp {
+                pd: self.0.object,
+                qp: Box::new(made),
+            },
+            Err(error) => return reply.send(Err(error)),
+        };
+        self.0.way.begin(Some(init.id), ask, reply, |answer| {
+            let Answer::Qp {
+                object,
+                number,
+                cap,
+            } = answer
+            else {
+                return None;
+            };
+            Some(Arc::new(Qp {
+                object: Object { way, object },
+                number: Qpn::new(number),
+                cap: cap.into(),
+            }) as _)
+        });
+    }
+
+    fn dealloc(&self, reply: Reply<()>) {
+        self.0.destroy(reply);
+    }
+}
+
+struct Mr {
+    object: Object,
+    lkey: LKey,
+    rkey: RKey,
+}
+
+impl Mr {
+    fn of(way: Arc<Way>, answer: &Answer) -> Option<Self> {
+        let &Answer::Mr { object, lkey, rkey } = answer else {
+            return None;
+        };
+        Some(Self {
+            object: Object { way, object },
+            lkey: LKey::new(lkey),
+            rkey: RKey::new(rkey),
+        })
+    }
+}
+
+impl MrOps for Mr {
+    fn lkey(&self) -> LKey {
+        self.lkey
+    }
+
+    fn rkey(&self) -> RKey {
+        self.rkey
+    }
+
+    fn dereg(&self, reply: Reply<()>) {
+        let Object { way, object } = &self.object;
+        lock(&way.mirrors).remove(object);
+        self.object.destroy(reply);
+    }
+}
+
+struct Qp {
+    object: Object,
+    number: Qpn,
+    cap: QpCap,
+}
+
+impl Qp {
+    fn posted(answered: Answered) -> Result<(), (usize, PostReason)> {
+        match answered {
+            Ok(Answer::Done) => Ok(()),
+            Ok(Answer::Refused { posted, reason }) => Err((posted, reason.into())),
+            _ => Err((0, PostReason::InvalidHandle)),
+        }
+    }
+}
+
+impl PostOps for Qp {
+    fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let Object { way, object } = &self.object;
+        let mut said = Vec::with_capacity(requests.len());
+        for (at, request) in requests.iter().enumerate() {
+            said.push(Request::of(request).map_err(|reason| (at, reason))?);
+        }
+        Self::posted(way.ask(Ask::Post {
+            qp: *object,
+            changed: way.changes(),
+            requests: said,
+        }))
+    }
+
+    fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let Object { way, object } = &self.object;
+        let requests = requests.iter().map(Receive::of).collect();
+        let qp = *object;
+        Self::posted(way.ask(Ask::PostReceives { qp, requests }))
+    }
+}
+
+impl QpOps for Qp {
+    fn poster(&self) -> &(dyn PostOps + 'static) {
+        self
+    }
+
+    // The thread of the probe posts and destroys, one after the other.
+    fn admit(&self, _: bool) {}
+
+    fn qp_num(&self) -> Qpn {
+        self.number
+    }
+
+    fn cap(&self) -> QpCap {
+        self.cap
+    }
+
+    fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
+        let Object { way, object } = &self.object;
+        let attributes = Box::new((&attributes).into());
+        let qp = *object;
+        way.begin(None, Ask::Modify { qp, attributes }, reply, done);
+    }
+
+    fn query(&self) -> QpStatus {
+        let Object { way, object } = &self.object;
+        match way.ask(Ask::Query { qp: *object }) {
+            Ok(Answer::Status {
+                state,
+                draining,
+                attributes,
+                cap,
+            }) => QpStatus {
+                state: state_of(state),
+                sq_draining: draining,
+                attributes: (&*attributes).into(),
+                cap: cap.into(),
+            },
+            _ => QpStatus {
+                state: QpState::Err,
+                sq_draining: false,
+                attributes: QpAttributes::new(),
+                cap: self.cap,
+            },
+        }
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        self.object.destroy(reply);
+    }
+}
