@@ -7,8 +7,8 @@ use polyverbs_links::RealHost;
 use polyverbs_links::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use verbs_api::provider::DeviceOps;
 use verbs_api::inventory;
+use verbs_api::provider::DeviceOps;
 
 use crate::AcmeFabric;
 
