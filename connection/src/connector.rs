@@ -18,7 +18,7 @@ use crate::error::ConnectError;
 use crate::ib;
 use crate::in_process::InProcess;
 use crate::mpa;
-use crate::waiting::{Asked, Waiting};
+use crate::waiting::{Asked, RemovalWatch, Waiting};
 
 /// Reads that an end serves and has outstanding, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,8 @@ impl ConnectionOptions {
 #[derive(Clone)]
 pub struct Connector {
     backend: Arc<dyn Backend>,
+    /// The device's, where the connector is made for one.
+    context: Option<Context>,
 }
 
 impl Connector {
@@ -90,17 +92,28 @@ impl Connector {
     /// # Errors
     /// The device was removed, or its connections are made in a way that is not known here.
     pub fn of(context: &Context) -> Result<Self, ConnectError> {
-        match context.carrier() {
-            None => Ok(Self::new(InProcess::of(context.device_id()))),
-            Some(Carrier::Datagrams(port)) => Ok(Self::new(ib::Agent::of(&port)?)),
-            Some(Carrier::Streams(port)) => Ok(Self::new(mpa::Agent::new(&port))),
-            Some(_) => Err(VerbError::UnsupportedVerb("connect").into()),
-        }
+        let backend: Arc<dyn Backend> = match context.carrier() {
+            None => InProcess::of(context.device_id()),
+            Some(Carrier::Datagrams(port)) => ib::Agent::of(&port)?,
+            Some(Carrier::Streams(port)) => mpa::Agent::new(&port),
+            Some(_) => return Err(VerbError::UnsupportedVerb("connect").into()),
+        };
+        Ok(Self {
+            backend,
+            context: Some(context.clone()),
+        })
     }
 
     /// Over this transport.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend }
+        Self {
+            backend,
+            context: None,
+        }
+    }
+
+    pub(crate) fn watch<T: Asked>(&self, waiting: &Arc<Waiting<T>>) -> RemovalWatch {
+        RemovalWatch::new(self.context.as_ref(), waiting)
     }
 
     pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
@@ -120,7 +133,12 @@ impl Connector {
         let at = self
             .backend
             .listen(at, Arc::clone(&queue) as Arc<dyn ListenSink<Offer>>)?;
-        Ok(Listener { queue, at })
+        let _removal = self.watch(&queue.waiting);
+        Ok(Listener {
+            queue,
+            at,
+            _removal,
+        })
     }
 
     /// Asks for a connection. Ends when the peer has accepted; the queue pair is not touched before
@@ -583,6 +601,7 @@ impl Drop for Accepted {
 pub struct Listener {
     queue: Arc<IncomingQueue>,
     at: SocketAddr,
+    _removal: RemovalWatch,
 }
 
 struct IncomingQueue {
@@ -596,7 +615,8 @@ impl Listener {
         self.at
     }
 
-    /// The next request. Dropped before somebody has it, it is the next one still.
+    /// The next request. Dropped before somebody has it, it is the next one still. Ends with
+    /// [`VerbError::DeviceRemoved`] where the device has gone that the connector was made for.
     pub fn next(&self) -> Started<Incoming, ConnectError> {
         self.queue.waiting.next()
     }

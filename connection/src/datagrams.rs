@@ -9,7 +9,7 @@ use verbs_api::{Context, Gid, LinkAddress, Port, Qp, Qpn, Started, VerbError};
 use crate::backend::{Answer, AnswerSink, Backend, ListenSink, Question, Token};
 use crate::connector::{Connector, Request, begin, fits};
 use crate::error::ConnectError;
-use crate::waiting::{Asked, Waiting};
+use crate::waiting::{Asked, RemovalWatch, Waiting};
 
 /// A queue pair for datagrams, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,12 @@ impl Connector {
         });
         let sink = Arc::clone(&queue) as Arc<dyn ListenSink<Question>>;
         let at = self.backend().listen_datagrams(at, sink)?;
-        Ok(DatagramListener { queue, at })
+        let _removal = self.watch(&queue.waiting);
+        Ok(DatagramListener {
+            queue,
+            at,
+            _removal,
+        })
     }
 
     /// Asks which queue pair serves datagrams of an address.
@@ -90,6 +95,7 @@ impl AnswerSink for Asking {
 pub struct DatagramListener {
     queue: Arc<Questions>,
     at: SocketAddr,
+    _removal: RemovalWatch,
 }
 
 struct Questions {
@@ -103,7 +109,8 @@ impl DatagramListener {
         self.at
     }
 
-    /// The next question. Dropped before somebody has it, it is the next one still.
+    /// The next question. Dropped before somebody has it, it is the next one still. Ends with
+    /// [`VerbError::DeviceRemoved`] where the device has gone that the connector was made for.
     pub fn next(&self) -> Started<DatagramQuestion, ConnectError> {
         self.queue.waiting.next()
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use verbs_api::{Completer, Started, VerbError};
+use verbs_api::{Completer, Context, Outcome, Started, VerbError};
 
 use crate::backend::Token;
 use crate::error::ConnectError;
@@ -23,7 +23,8 @@ pub(crate) struct Waiting<T> {
 struct State<T> {
     waiting: VecDeque<T>,
     takers: VecDeque<Completer<T, ConnectError>>,
-    is_closed: bool,
+    /// Why no more come.
+    over: Option<VerbError>,
 }
 
 impl<T: Asked> Waiting<T> {
@@ -32,7 +33,7 @@ impl<T: Asked> Waiting<T> {
         let state = State {
             waiting: VecDeque::new(),
             takers: VecDeque::new(),
-            is_closed: false,
+            over: None,
         };
         Arc::new(Self {
             most: if most == 0 { usize::MAX } else { most },
@@ -68,28 +69,36 @@ impl<T: Asked> Waiting<T> {
             }
         });
         let mut state = self.lock();
-        let first = state.waiting.pop_front();
+        let first = match (state.waiting.pop_front(), &state.over) {
+            (Some(first), _) => Some(Ok(first)),
+            (None, Some(over)) => Some(Err(over.clone().into())),
+            (None, None) => None,
+        };
         if first.is_none() {
             state.takers.retain(Completer::is_wanted);
             state.takers.push_back(completer.clone());
         }
         drop(state);
         if let Some(first) = first {
-            completer.complete(Ok(first));
+            completer.complete(first);
         }
         started
     }
 
     /// No more are taken, and those that wait are dropped.
     pub(crate) fn close(&self) {
+        self.end(VerbError::Canceled);
+    }
+
+    fn end(&self, over: VerbError) {
         let mut state = self.lock();
-        state.is_closed = true;
+        state.over.get_or_insert_with(|| over.clone());
         let waiting = std::mem::take(&mut state.waiting);
         let takers = std::mem::take(&mut state.takers);
         drop(state);
         drop(waiting);
         for taker in takers {
-            taker.complete(Err(VerbError::Canceled.into()));
+            taker.complete(Err(over.clone().into()));
         }
     }
 
@@ -99,7 +108,7 @@ impl<T: Asked> Waiting<T> {
             drop(state);
             // One that has gone meanwhile hands it back.
             taker.complete(Ok(one));
-        } else if state.is_closed {
+        } else if state.over.is_some() {
             // Dropped with no lock held.
             drop(state);
         } else if is_first {
@@ -108,6 +117,34 @@ impl<T: Asked> Waiting<T> {
             state.waiting.push_back(one);
         } else {
             drop(state);
+        }
+    }
+}
+
+/// Sees to it that nobody waits for requests of a device that has gone.
+pub(crate) struct RemovalWatch(Option<Outcome<()>>);
+
+impl RemovalWatch {
+    /// Without a context there is no device that could go.
+    pub(crate) fn new<T: Asked>(context: Option<&Context>, waiting: &Arc<Waiting<T>>) -> Self {
+        let Some(context) = context else {
+            return Self(None);
+        };
+        let (removed, guard) = context.begin::<()>();
+        let waiting = Arc::downgrade(waiting);
+        removed.on_done(move |outcome| {
+            if let (Err(error), Some(waiting)) = (outcome, waiting.upgrade()) {
+                waiting.end(error);
+            }
+        });
+        Self(Some(guard))
+    }
+}
+
+impl Drop for RemovalWatch {
+    fn drop(&mut self) {
+        if let Some(guard) = self.0.take() {
+            guard.complete(Ok(()));
         }
     }
 }

@@ -6,4 +6,5 @@ mod channel;
 mod connector;
 mod datagrams;
 mod ends;
+mod flood;
 mod phases;

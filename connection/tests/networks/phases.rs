@@ -8,7 +8,7 @@ use polyverbs::qp::QpState;
 use polyverbs::{DestroyError, Qp, VerbError};
 use polyverbs_connection::{Accepted, ConnectError, Connection, Phase};
 
-use crate::ends::{Ends, on_each, on_sockets, state};
+use crate::ends::{Ends, address_of, on_each, on_sockets, state};
 
 /// So long a control verb takes where something is to happen in between.
 const SLOW: Duration = Duration::from_millis(60);
@@ -245,6 +245,24 @@ fn a_device_that_goes_ends_each_phase_of_each_request() {
     for begin in [connect, complete, accept, accepted, disconnect, flush] {
         on_each(|ends| begin(ends)(ends));
     }
+}
+
+// covers 5.15 7.62
+#[test]
+fn nobody_waits_for_requests_to_a_device_that_has_gone() {
+    on_sockets(|ends| {
+        let waits = ends.listener.next();
+        let at = address_of(&ends.rig.far);
+        let questions = ends.far.connector.listen_datagrams(at, 0);
+        let asked = questions.as_ref().ok().map(|services| services.next());
+        ends.rig.far.device.remove();
+        assert!(is_removal(&ends.error(waits)));
+        assert!(is_removal(&ends.error(ends.listener.next())));
+        assert_eq!(asked.is_some(), !ends.is_stream());
+        if let Some(asked) = asked {
+            assert!(is_removal(&ends.error(asked)));
+        }
+    });
 }
 
 // covers 5.14
