@@ -5,6 +5,11 @@
 
 #![forbid(unsafe_code)]
 
+mod ib_peer;
+mod iwarp_peer;
+mod program;
+mod script;
+
 use polyverbs_dissect::{Capture, CaptureFile, Dissector, encode, line};
 use polyverbs_wire::iwarp::{Body, Framing, Receiver, SegmentBuffer, Sender, fpdu, rdmap, start};
 use polyverbs_wire::layout::Header;
@@ -12,13 +17,18 @@ use polyverbs_wire::mad::{self, MadHeader, cm};
 use polyverbs_wire::roce::icrc::Recovery;
 use polyverbs_wire::roce::{self, Envelope};
 
+pub use ib_peer::run as ib_peer;
+pub use iwarp_peer::run as iwarp_peer;
+
 /// A target.
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("capture", capture),
     ("fpdu", fpdu),
+    ("ib_peer", ib_peer::run),
+    ("iwarp_peer", iwarp_peer::run),
     ("json", json),
     ("mad", mad),
     ("mpa_start", mpa_start),

@@ -69,7 +69,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("conformance", TEST),
     ("seeded-runs", TEST),
     ("feature-index", &[]),
-    ("fuzz-targets", &["polyverbs-wire", "polyverbs-dissect"]),
+    ("fuzz-targets", FUZZED),
     ("layering", &[]),
     ("link-forms", TEST),
     ("link-forms-c", LINKED),
@@ -108,6 +108,18 @@ const TEST: &[&str] = &[
     "emulated-ib",
     "emulated-iwarp",
     "polyverbs",
+];
+
+const FUZZED: &[&str] = &[
+    "verbs-api",
+    "polyverbs-engine",
+    "polyverbs-links",
+    "polyverbs-wire",
+    "bmme",
+    "masked-atomics",
+    "emulated-ib",
+    "emulated-iwarp",
+    "polyverbs-dissect",
 ];
 
 const LINKED: &[&str] = &[

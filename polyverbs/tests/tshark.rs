@@ -1,0 +1,316 @@
+//! Captures of our own, judged by tshark: nothing malformed, and no opcode that it knows left out.
+//!
+//! Wireshark 4.0 knows the opcodes of [`KNOWN`]. It reads the ICRC without checking it, and knows neither XRC, FLUSH, ATOMIC
+//! WRITE nor manufacturers' opcodes: those are judged by `polyverbs-dissect`, which checks every ICRC.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use polyverbs::connection::{ConnectionOptions, Connector};
+use polyverbs::emulated::{EmulatedOptions, OctetCapture, Tap, device_at};
+use polyverbs::qp::{AddressVector, QpType};
+use polyverbs::*;
+
+/// Opcodes that Wireshark 4.0 names: those of RC without FLUSH and ATOMIC WRITE, of UC and of UD. The numbers are those of
+/// the first octet of BTH.
+const KNOWN: &[u8] = &[
+    0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f,
+    0x10, 0x11, 0x12, 0x13, 0x14, 0x16, 0x17, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28,
+    0x29, 0x2a, 0x2b, 0x64, 0x65,
+];
+/// What it would take payloads for.
+const GUESSES: &[&str] = &[
+    "smc",
+    "smb_direct",
+    "rpcordma",
+    "nvme-rdma",
+    "lnet",
+    "iser",
+    "infiniband.eoib",
+    "infiniband_sdp",
+    "fcoib",
+];
+const LONG: Duration = Duration::from_secs(30);
+const SIZE: usize = 1 << 16;
+const HALF: usize = SIZE / 2;
+/// Lengths of messages of one, two and three packets.
+const LENGTHS: [usize; 3] = [100, 300, 700];
+const MTU: Mtu = Mtu::Mtu256;
+const RIGHTS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::FLUSH_GLOBAL);
+const Q_KEY: u32 = 0x1234;
+
+struct End {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    _memory: Memory,
+    mr: Mr,
+}
+
+impl End {
+    fn new(address: &str, capture: &Arc<OctetCapture>) -> Self {
+        let options = EmulatedOptions {
+            tap: Some(Tap(Arc::clone(capture) as _)),
+            ..EmulatedOptions::default()
+        };
+        let device = device_at("ib0", address.parse().unwrap(), &options).unwrap();
+        let everything = Requirements::everything_of(&device.attributes());
+        let context = device.open(&everything).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(256).wait().unwrap();
+        let memory = Memory::zeroed(SIZE).unwrap();
+        let mr = pd.register(&memory, RIGHTS | Access::LOCAL_WRITE);
+        let mr = mr.wait().unwrap();
+        Self {
+            context,
+            pd,
+            cq,
+            _memory: memory,
+            mr,
+        }
+    }
+
+    fn qp(&self, options: QpOptions) -> Qp {
+        self.pd.create_qp(options).wait().unwrap()
+    }
+
+    fn rc(&self) -> Qp {
+        let operations = Operations::SEND_WITH_INV
+            | Operations::FAST_REGISTER
+            | Operations::ATOMIC_WRITE
+            | Operations::FLUSH;
+        self.qp(QpOptions::rc(&self.cq).operations(operations))
+    }
+
+    fn sge(&self, length: usize) -> Sge {
+        self.mr.sge(0, length as u32).unwrap()
+    }
+
+    fn receive(&self, qp: &Qp) {
+        let room = self.mr.sge(HALF, HALF as u32).unwrap();
+        qp.post_receive(ReceiveRequest::new(9, room)).unwrap();
+    }
+
+    fn take(&self) -> Completion {
+        let began = Instant::now();
+        loop {
+            assert!(began.elapsed() < LONG, "no completion");
+            let mut slot = [Completion::default()];
+            if !self.cq.poll(&mut slot).unwrap().is_empty() {
+                let [done] = slot;
+                return done;
+            }
+        }
+    }
+
+    #[track_caller]
+    fn done(&self) {
+        assert_eq!(self.take().status, WcStatus::Success);
+    }
+
+    fn path(&self) -> AddressVector {
+        let port = self.context.query_port(1).unwrap();
+        AddressVector::new(port.address, port.gids[0], 1)
+    }
+}
+
+fn connect(near: &Qp, far: &Qp) {
+    let rights = match near.qp_type() {
+        QpType::Rc => RIGHTS,
+        _ => Access::REMOTE_WRITE,
+    };
+    let options = || ConnectOptions::new().path_mtu(MTU).access(rights);
+    let (a, b) = (near.endpoint().unwrap(), far.endpoint().unwrap());
+    near.connect(&b, options()).wait().unwrap();
+    far.connect(&a, options()).wait().unwrap();
+}
+
+fn reliable(near: &End, far: &End) {
+    let (qp, there) = (near.rc(), far.rc());
+    connect(&qp, &there);
+    for length in LENGTHS {
+        let (local, remote) = (near.sge(length), far.mr.remote(HALF as u64));
+        far.receive(&there);
+        qp.post_one(Send::new(local).signaled(1)).unwrap();
+        far.receive(&there);
+        qp.post_one(SendWithImmediate::new(local, *b"imm!").signaled(2))
+            .unwrap();
+        far.receive(&there);
+        qp.post_one(WriteWithImmediate::new(local, remote, *b"imm!").signaled(3))
+            .unwrap();
+        qp.post_one(Write::new(local, remote).signaled(4)).unwrap();
+        qp.post_one(Read::new(local, remote).signaled(5)).unwrap();
+        (0..5).for_each(|_| near.done());
+        (0..3).for_each(|_| far.done());
+    }
+    let (word, remote) = (near.sge(8), far.mr.remote(0));
+    qp.post_one(FetchAdd::new(word, remote, 5).signaled(1))
+        .unwrap();
+    qp.post_one(CompareSwap::new(word, remote, 5, 6).signaled(2))
+        .unwrap();
+    qp.post_one(AtomicWrite::new(word, remote).signaled(3))
+        .unwrap();
+    qp.post_one(Flush::new(remote, 8, Access::FLUSH_GLOBAL).signaled(4))
+        .unwrap();
+    (0..4).for_each(|_| near.done());
+    // Of a receive that comes late, and of a key that there is not.
+    qp.post_one(Send::new(word).signaled(5)).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    far.receive(&there);
+    near.done();
+    far.done();
+    let nowhere = RemoteAddress::new(0, RKey::new(0x1234_5678));
+    qp.post_one(Write::new(word, nowhere).signaled(6)).unwrap();
+    assert_eq!(near.take().status, WcStatus::RemAccessErr);
+}
+
+fn invalidating(near: &End, far: &End) {
+    let (qp, there) = (near.rc(), far.rc());
+    connect(&qp, &there);
+    let memory = Memory::zeroed(4096).unwrap();
+    let range = memory.range(0, 4096).unwrap();
+    let pages = PageList::map(&[range], 4096, 1).unwrap().list;
+    for length in [100, 300] {
+        let key = far.pd.alloc_key(1).wait().unwrap();
+        let rkey = key.advance();
+        let register = FastRegister::new(rkey, &pages).access(Access::REMOTE_READ);
+        there.post_one(register.signaled(1)).unwrap();
+        far.done();
+        far.receive(&there);
+        let send = SendWithInvalidate::new(near.sge(length), rkey);
+        qp.post_one(send.signaled(2)).unwrap();
+        near.done();
+        far.done();
+    }
+}
+
+fn unreliable(near: &End, far: &End) {
+    let make = |end: &End| end.qp(QpOptions::uc(&end.cq));
+    let (qp, there) = (make(near), make(far));
+    connect(&qp, &there);
+    for length in LENGTHS {
+        let (local, remote) = (near.sge(length), far.mr.remote(HALF as u64));
+        (0..3).for_each(|_| far.receive(&there));
+        qp.post_one(Send::new(local).signaled(1)).unwrap();
+        qp.post_one(SendWithImmediate::new(local, *b"imm!").signaled(2))
+            .unwrap();
+        qp.post_one(Write::new(local, remote).signaled(3)).unwrap();
+        qp.post_one(WriteWithImmediate::new(local, remote, *b"imm!").signaled(4))
+            .unwrap();
+        (0..4).for_each(|_| near.done());
+        (0..3).for_each(|_| far.done());
+    }
+}
+
+fn datagrams(near: &End, far: &End) {
+    let make = |end: &End| {
+        let qp = end.qp(QpOptions::ud(&end.cq));
+        let options = ConnectOptions::new().qkey(Q_KEY);
+        qp.activate(options).wait().unwrap();
+        qp
+    };
+    let (qp, there) = (make(near), make(far));
+    let ah = near.pd.create_ah(far.path()).wait().unwrap();
+    let to = UdDestination {
+        ah,
+        remote_qpn: there.qp_num(),
+        remote_qkey: Q_KEY,
+    };
+    (0..2).for_each(|_| far.receive(&there));
+    qp.post_one(Send::new(near.sge(100)).to(&to).signaled(1))
+        .unwrap();
+    let send = SendWithImmediate::new(near.sge(101), *b"imm!").to(&to);
+    qp.post_one(send.signaled(2)).unwrap();
+    (0..2).for_each(|_| near.done());
+    (0..2).for_each(|_| far.done());
+}
+
+// By the connection manager: its messages are in the capture too.
+fn managed(near: &End, far: &End) {
+    let (qp, there) = (near.rc(), far.rc());
+    let far_connector = Connector::of(&far.context).unwrap();
+    let listener = far_connector
+        .listen("127.0.41.2:0".parse().unwrap(), 1)
+        .unwrap();
+    let options = || ConnectionOptions::new().private_data(b"hello");
+    let connector = Connector::of(&near.context).unwrap();
+    let asked = connector.connect(&near.context, &qp, listener.address(), options());
+    let incoming = listener.next().wait().unwrap();
+    let accepted = incoming.accept(&far.context, &there, options());
+    let connection = asked.wait().unwrap().complete().wait().unwrap();
+    let _theirs = accepted.wait().unwrap();
+    connection.disconnect(&near.context, &qp).wait().unwrap();
+}
+
+/// What tshark says of each packet: these fields, and those that occur more than once separated by commas.
+fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(file).args(["-T", "fields"]);
+    // What programs send is nobody's business here.
+    GUESSES.iter().for_each(|guess| {
+        command.args(["--disable-protocol", guess]);
+    });
+    fields.iter().for_each(|field| {
+        command.args(["-e", field]);
+    });
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("tshark is needed: {error}"));
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = |line: &str| line.split('\t').map(str::to_owned).collect();
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn captures_of_rocev2_are_what_tshark_takes_them_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("packets");
+    let capture = Arc::new(OctetCapture::new(File::create(&path).unwrap()).unwrap());
+    {
+        let near = End::new("127.0.41.1", &capture);
+        let far = End::new("127.0.41.2", &capture);
+        reliable(&near, &far);
+        invalidating(&near, &far);
+        unreliable(&near, &far);
+        datagrams(&near, &far);
+        managed(&near, &far);
+    }
+    capture.flush().unwrap();
+    drop(capture);
+
+    let own = polyverbs_dissect::dissect(File::open(&path).unwrap()).unwrap();
+    assert!(own.summary.is_clean(), "{:#?}", own.summary);
+    let fields = [
+        "infiniband.bth.opcode",
+        "infiniband.invariant.crc",
+        "_ws.malformed",
+        "_ws.expert.message",
+    ];
+    let theirs = tshark(&path, &fields);
+    assert_eq!(theirs.len(), own.packets.len());
+    let mut seen = BTreeSet::new();
+    for (number, packet) in theirs.iter().enumerate() {
+        let [opcode, icrc, malformed, expert] = &packet[..] else {
+            panic!("packet {}: {packet:?}", number + 1);
+        };
+        let opcode: u8 = opcode.parse().expect("an opcode");
+        if KNOWN.contains(&opcode) {
+            let complaints = [malformed.as_str(), expert.as_str()];
+            assert_eq!(complaints, ["", ""], "packet {}", number + 1);
+            let roce = own.packets[number].roce().expect("a packet of RoCEv2");
+            let read = u32::from_str_radix(icrc.trim_start_matches("0x"), 16).unwrap();
+            assert_eq!(read.to_be_bytes(), roce.icrc.value.0);
+            seen.insert(opcode);
+        }
+    }
+    let missing: Vec<_> = KNOWN.iter().filter(|known| !seen.contains(known)).collect();
+    assert!(missing.is_empty(), "not captured: {missing:x?}");
+}

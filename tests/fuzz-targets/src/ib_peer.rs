@@ -1,0 +1,323 @@
+//! An InfiniBand peer that says what a fuzzer makes up, with right checksums, to a queue pair that is at work.
+//!
+//! A device has a queue pair for it and another one for an honest neighbour. Whatever comes, nothing panics, memory that the
+//! peer has no key of stays as it is, every request completes once, and the neighbour is served.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bmme as _;
+use masked_atomics as _;
+
+use emulated_ib::header::Header;
+use emulated_ib::{InfiniBand, RoceV2};
+use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::network::Network;
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use polyverbs_links::Simulation;
+use polyverbs_links::wire::{Arrival, DatagramCodec, Envelope, ThroughOctets};
+use verbs_api::provider::DeviceOps;
+use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
+use verbs_api::*;
+
+use crate::program::{Program, RIGHTS};
+use crate::script::Script;
+
+/// What a fuzzer has the peer do, and the program that it is connected to.
+pub fn run(octets: &[u8]) {
+    let mut script = Script::new(octets);
+    let qp_type = match script.octet() {
+        octet if octet & 3 == 3 => QpType::Uc,
+        _ => QpType::Rc,
+    };
+    let mut rig = Rig::new(qp_type);
+    for _ in 0..STEPS {
+        if script.is_over() {
+            break;
+        }
+        rig.step(&mut script);
+    }
+    rig.finish();
+}
+
+struct Rig {
+    simulation: Simulation,
+    network: Arc<Network<InfiniBand>>,
+    codec: RoceV2,
+    /// The queue pair whose peer the fuzzer speaks for.
+    qp: Qp,
+    /// Where the way to the neighbour leads.
+    path: AddressVector,
+    victim: Program,
+    honest: Program,
+    /// The queue pairs of the victim's and of the neighbour's.
+    neighbours: [Qp; 2],
+}
+
+impl Rig {
+    fn new(qp_type: QpType) -> Self {
+        let mut simulation = Simulation::new();
+        let wire = Arc::new(Wire::default()) as SharedLink<Header>;
+        let through = ThroughOctets::new(wire, RoceV2::new(), PORT, None);
+        let network = simulation.network::<InfiniBand>(Some(Arc::new(through)));
+        let program = |number| {
+            let driver = InfiniBand {
+                name: format!("ib{number}"),
+                address: LinkAddress::InProcess(number),
+                windows_2a: false,
+                management: None,
+            };
+            let engine = Engine::new(driver, &network, DeviceOptions::default());
+            Program::new(engine.expect("a device") as Arc<dyn DeviceOps>)
+        };
+        let (victim, honest) = (program(1), program(2));
+        let neighbours = [&victim, &honest].map(|program| make_qp(program, QpType::Rc));
+        let path = path_to(&honest);
+        let [one, other] = &neighbours;
+        connect(one, path, other.qp_num());
+        connect(other, path_to(&victim), one.qp_num());
+        let rig = Self {
+            qp: make_qp(&victim, qp_type),
+            simulation,
+            network,
+            codec: RoceV2::new(),
+            path,
+            victim,
+            honest,
+            neighbours,
+        };
+        rig.connect();
+        rig
+    }
+
+    fn connect(&self) {
+        let path = AddressVector {
+            address: PEER,
+            ..self.path
+        };
+        connect(&self.qp, path, Qpn::new(PEER_QPN));
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.octet() & 15 {
+            0..=7 => self.packet(script),
+            8..=11 => self.victim.post(&self.qp, script),
+            12 | 13 => self.victim.receive(&self.qp, script),
+            14 => {
+                let nanoseconds = 1 << (script.octet() % 28);
+                self.run_for(Duration::from_nanos(nanoseconds));
+            }
+            _ => self.begin_again(),
+        }
+        self.network.progress();
+        self.victim.take();
+    }
+
+    fn run_for(&self, time: Duration) {
+        self.simulation
+            .run_for(time)
+            .expect("a network that is woken");
+    }
+
+    // A packet of the peer's: headers from the script, what has to fit made to fit where the script says so.
+    fn packet(&mut self, script: &mut Script<'_>) {
+        let how = script.octet();
+        let opcode = script.octet();
+        let psn = FIRST_PSN.wrapping_add(i32::from(script.octet() as i8) as u32) & 0xff_ffff;
+        let ack_req = script.octet() & 0x80;
+        let mut headers = script.octets(usize::from(how & 31)).to_vec();
+        if how & 32 != 0 && headers.len() >= 12 {
+            let place = u64::from(script.octet()) << 4;
+            let base = self.victim.mr.remote(0);
+            headers[..8].copy_from_slice(&(base.addr + place).to_be_bytes());
+            headers[8..12].copy_from_slice(&base.rkey.value().to_be_bytes());
+            // A length that the packets can reach.
+            if let Some(length) = headers.get_mut(12..14) {
+                length.fill(0);
+            }
+        }
+        let filled = match (how & 64 != 0, script.octet()) {
+            (true, _) => MTU,
+            (false, octet) => usize::from(octet),
+        };
+        let pad = (4 - (headers.len() + filled) % 4) % 4;
+        let mut datagram = vec![0; 12];
+        datagram[0] = opcode;
+        datagram[1] = 0x40 | (pad as u8) << 4 | (ack_req >> 7) << 7;
+        datagram[2..4].fill(0xff);
+        let qpn = if how & 128 != 0 && script.octet() & 1 != 0 {
+            self.neighbours[0].qp_num()
+        } else {
+            self.qp.qp_num()
+        };
+        datagram[4..8].copy_from_slice(&qpn.value().to_be_bytes());
+        datagram[8..12].copy_from_slice(&psn.to_be_bytes());
+        datagram[8] = ack_req;
+        datagram.extend(headers);
+        datagram.resize(datagram.len() + filled, FROM_PEER);
+        let end = datagram.len();
+        datagram.resize(end + pad + 4, 0);
+        self.deliver(end, &mut datagram);
+    }
+
+    fn deliver(&self, end: usize, datagram: &mut [u8]) {
+        let at = |host| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, host)), PORT);
+        let (from, to) = (at(3), at(1));
+        let envelope = Envelope {
+            from,
+            to,
+            identification: 0,
+        };
+        self.codec.seal(&envelope, end, datagram);
+        let arrival = Arrival {
+            from,
+            to,
+            traffic_class: 3,
+            segment: 0,
+        };
+        let Some(opened) = self.codec.open(&arrival, datagram) else {
+            return;
+        };
+        assert!(!opened.damaged);
+        let payload = match opened.payload {
+            [] => Payload::Empty,
+            octets => Payload::Octets(octets),
+        };
+        let frame = Frame {
+            from: PEER,
+            to: VICTIM,
+            header: opened.header,
+            payload,
+            damaged: false,
+        };
+        self.network.deliver(frame, self.simulation.now());
+    }
+
+    // The program ends the connection, and begins a new one with the same queue pair.
+    fn begin_again(&mut self) {
+        let to = |state| QpAttributes::new().qp_state(state);
+        let qp = &self.qp;
+        qp.modify(to(QpState::Err)).wait().expect("any state");
+        self.network.progress();
+        self.victim.take();
+        self.victim.has_all();
+        qp.modify(to(QpState::Reset)).wait().expect("any state");
+        self.connect();
+    }
+
+    fn finish(mut self) {
+        // All that waits for the peer has given up by then.
+        self.run_for(Duration::from_secs(20));
+        self.victim.take();
+        self.begin_again();
+        self.victim.is_unharmed();
+        let [one, other] = &self.neighbours;
+        let run = || self.run_for(Duration::from_millis(100));
+        self.victim.serves(one, &self.honest, other, run);
+    }
+}
+
+fn path_to(program: &Program) -> AddressVector {
+    let port = program.context.query_port(1).expect("port 1");
+    AddressVector::new(port.address, port.gids[0], 1)
+}
+
+fn make_qp(program: &Program, qp_type: QpType) -> Qp {
+    program.qp(match qp_type {
+        QpType::Uc => QpOptions::uc(&program.cq),
+        _ => QpOptions::rc(&program.cq)
+            .operations(Operations::SEND_WITH_INV | Operations::ATOMIC_WRITE | Operations::FLUSH),
+    })
+}
+
+fn connect(qp: &Qp, path: AddressVector, peer: Qpn) {
+    let is_reliable = qp.qp_type() == QpType::Rc;
+    let init = QpAttributes::new()
+        .qp_state(QpState::Init)
+        .pkey_index(0)
+        .port_num(1)
+        .qp_access_flags(if is_reliable {
+            RIGHTS
+        } else {
+            Access::REMOTE_WRITE
+        });
+    let mut rtr = QpAttributes::new()
+        .qp_state(QpState::Rtr)
+        .ah_attr(path)
+        .path_mtu(Mtu::Mtu256)
+        .dest_qp_num(peer)
+        .rq_psn(Psn::new(FIRST_PSN));
+    let mut rts = QpAttributes::new()
+        .qp_state(QpState::Rts)
+        .sq_psn(Psn::new(FIRST_PSN));
+    if is_reliable {
+        rtr = rtr.max_dest_rd_atomic(4).min_rnr_timer(1);
+        rts = rts.timeout(8).retry_cnt(3).rnr_retry(3).max_rd_atomic(4);
+    }
+    for step in [init, rtr, rts] {
+        qp.modify(step).wait().expect("a legal step");
+    }
+}
+
+/// A link without delay; what goes to the peer is lost.
+#[derive(Default)]
+struct Wire {
+    under_way: Mutex<VecDeque<OwnedFrame<Header>>>,
+}
+
+impl Wire {
+    fn next(&self) -> Option<OwnedFrame<Header>> {
+        let mut under_way = self
+            .under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        under_way.pop_front()
+    }
+}
+
+impl Link<Header> for Wire {
+    fn max_frame(&self) -> Option<usize> {
+        Some(4096)
+    }
+
+    fn send(&self, frame: Frame<'_, Header>, _: Time) {
+        if frame.to != PEER {
+            let mut under_way = self
+                .under_way
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            under_way.push_back(frame.to_owned());
+        }
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
+        let mut any = false;
+        while let Some(frame) = self.next() {
+            network.deliver(frame.as_frame(), now);
+            any = true;
+        }
+        any
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        let under_way = self
+            .under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        (!under_way.is_empty()).then_some(Time(0))
+    }
+}
+
+/// Things that happen at most.
+const STEPS: usize = 256;
+const PORT: u16 = 4791;
+const VICTIM: LinkAddress = LinkAddress::InProcess(1);
+const PEER: LinkAddress = LinkAddress::InProcess(3);
+const PEER_QPN: u32 = 0x77;
+const FIRST_PSN: u32 = 0xff_fff0;
+const MTU: usize = 256;
+const FROM_PEER: u8 = 0xc3;

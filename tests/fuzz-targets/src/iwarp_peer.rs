@@ -1,0 +1,295 @@
+//! An iWARP peer that says what a fuzzer makes up, in right frames, to a queue pair that is at work.
+//!
+//! A device has a connection with it and another one with an honest neighbour. Whatever comes, nothing panics, memory that
+//! the peer has no key of stays as it is, every request completes once, and the neighbour is served.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bmme as _;
+use masked_atomics as _;
+
+use emulated_iwarp::header::{Header, Message, Stream};
+use emulated_iwarp::{Iwarp, MpaCodec, codec};
+use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::network::Network;
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use polyverbs_links::Simulation;
+use polyverbs_links::wire::{Found, StreamCodec};
+use polyverbs_wire::iwarp::{Framing, Sender};
+use verbs_api::carrier::ReadyForms;
+use verbs_api::provider::DeviceOps;
+use verbs_api::qp::{QpAttributes, QpState, connect_pair};
+use verbs_api::{LinkAddress, Operations, Qp, QpOptions, Write};
+
+use crate::program::Program;
+use crate::script::Script;
+
+/// What a fuzzer has the peer do, and the program that it is connected to.
+pub fn run(octets: &[u8]) {
+    let mut script = Script::new(octets);
+    let mut rig = Rig::new();
+    for _ in 0..STEPS {
+        if script.is_over() {
+            break;
+        }
+        rig.step(&mut script);
+    }
+    rig.finish();
+}
+
+struct Rig {
+    simulation: Simulation,
+    wire: Arc<Wire>,
+    network: Arc<Network<Iwarp>>,
+    /// The queue pair whose peer the fuzzer speaks for, and that peer's.
+    qp: Qp,
+    peer_qp: Qp,
+    /// Frames of the peer's have this.
+    stream: Stream,
+    /// Messages that the peer has sent to each queue.
+    sent: [u32; 4],
+    victim: Program,
+    _peer: Program,
+    honest: Program,
+    /// The queue pairs of the victim's and of the neighbour's.
+    neighbours: [Qp; 2],
+}
+
+impl Rig {
+    fn new() -> Self {
+        let mut simulation = Simulation::new();
+        let wire = Arc::new(Wire::default());
+        let link = Arc::clone(&wire) as SharedLink<Header>;
+        let network = simulation.network::<Iwarp>(Some(link));
+        let program = |number| {
+            let driver = Iwarp::new(format!("iw{number}"), LinkAddress::InProcess(number));
+            let engine = Engine::new(driver, &network, DeviceOptions::default());
+            Program::new(engine.expect("a device") as Arc<dyn DeviceOps>)
+        };
+        let (victim, honest, peer) = (program(1), program(2), program(3));
+        let qp = |program: &Program| {
+            let operations = Operations::SEND_WITH_INV | Operations::READ_WITH_INV;
+            program.qp(QpOptions::rc(&program.cq).operations(operations))
+        };
+        let neighbours = [qp(&victim), qp(&honest)];
+        let (at_victim, at_peer) = (qp(&victim), qp(&peer));
+        let [one, other] = &neighbours;
+        connect_pair(one, other).wait().expect("a connection");
+        let mut rig = Self {
+            simulation,
+            wire,
+            qp: at_victim,
+            peer_qp: at_peer,
+            stream: Stream::of_key(0),
+            sent: [0; 4],
+            network,
+            victim,
+            _peer: peer,
+            honest,
+            neighbours,
+        };
+        rig.connect();
+        rig
+    }
+
+    // The peer's device connects and says something once: from then on the fuzzer speaks for it.
+    fn connect(&mut self) {
+        self.wire.state().is_open = true;
+        let connected = connect_pair(&self.qp, &self.peer_qp);
+        connected.wait().expect("a connection");
+        let nothing = Write::new((), verbs_api::RemoteAddress::default());
+        self.peer_qp.post_one(nothing).expect("it is ready");
+        self.network.progress();
+        let mut wire = self.wire.state();
+        wire.is_open = false;
+        self.stream = wire.stream.take().expect("a frame of the peer's");
+        self.sent = [0; 4];
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.octet() & 15 {
+            0..=7 => self.segment(script),
+            8..=11 => self.victim.post(&self.qp, script),
+            12 | 13 => self.victim.receive(&self.qp, script),
+            14 => {
+                let nanoseconds = 1 << (script.octet() % 28);
+                self.run_for(Duration::from_nanos(nanoseconds));
+            }
+            _ => self.begin_again(),
+        }
+        self.network.progress();
+        self.victim.take();
+    }
+
+    fn run_for(&self, time: Duration) {
+        let ran = self.simulation.run_for(time);
+        ran.expect("a network that is woken");
+    }
+
+    // A segment of the peer's: from the script, what has to fit made to fit where the script says so.
+    fn segment(&mut self, script: &mut Script<'_>) {
+        let how = script.octet();
+        let control = [script.octet(), script.octet()];
+        let mut octets = script.octets(usize::from(how & 63)).to_vec();
+        octets.resize(octets.len() + usize::from(script.octet()), FROM_PEER);
+        let is_tagged = control[0] & 0x80 != 0;
+        if how & 64 != 0 {
+            self.fit(is_tagged, &mut octets, script);
+        }
+        if how & 128 != 0 && !is_tagged && octets.len() >= 16 {
+            // Behind DDP's header of an untagged message: that of a read or an atomic.
+            let at = if control[1] & 0xf == READ_REQUEST {
+                32
+            } else {
+                24
+            };
+            self.name(octets.get_mut(at..at + 12), script);
+        }
+        let ulpdu = [&control[..], &octets].concat();
+        let mut frame = vec![0; ulpdu.len() + 16];
+        let mut sender = Sender::new(FRAMING);
+        let Some(length) = sender.frame(&[&ulpdu], &mut frame) else {
+            return;
+        };
+        frame.truncate(length);
+        self.deliver(&mut frame);
+    }
+
+    // A buffer that there is, or the queue's next message.
+    fn fit(&mut self, is_tagged: bool, octets: &mut [u8], script: &mut Script<'_>) {
+        if is_tagged {
+            return self.name(octets.get_mut(..12), script);
+        }
+        let queue = script.octet() & 3;
+        if let Some(header) = octets.get_mut(4..16) {
+            let sent = &mut self.sent[usize::from(queue)];
+            *sent += 1;
+            header[..4].copy_from_slice(&u32::from(queue).to_be_bytes());
+            header[4..8].copy_from_slice(&sent.to_be_bytes());
+            header[8..].copy_from_slice(&0_u32.to_be_bytes());
+        }
+    }
+
+    // STag and tagged offset.
+    fn name(&self, octets: Option<&mut [u8]>, script: &mut Script<'_>) {
+        if let Some(octets) = octets {
+            let open = self.victim.mr.remote(0);
+            let to = open.addr + (u64::from(script.octet()) << 5);
+            octets[..4].copy_from_slice(&open.rkey.value().to_be_bytes());
+            octets[4..].copy_from_slice(&to.to_be_bytes());
+        }
+    }
+
+    fn deliver(&self, frame: &mut [u8]) {
+        let mut receiving = codec::Receiving::new(FRAMING, self.stream, ReadyForms::empty());
+        let (header, payload, damaged) = match MpaCodec.open(&mut receiving, 0, frame) {
+            Found::Partial => return,
+            Found::Frame {
+                header, payload, ..
+            } => (header, payload, false),
+            Found::Broken(header) => (header, &[][..], true),
+        };
+        let payload = match payload {
+            [] => Payload::Empty,
+            octets => Payload::Octets(octets),
+        };
+        let frame = Frame {
+            from: PEER,
+            to: VICTIM,
+            header,
+            payload,
+            damaged,
+        };
+        self.network.deliver(frame, self.simulation.now());
+    }
+
+    // The program ends the connection, and begins a new one with the same queue pair.
+    fn begin_again(&mut self) {
+        let to = |state| QpAttributes::new().qp_state(state);
+        for qp in [&self.qp, &self.peer_qp] {
+            qp.modify(to(QpState::Err)).wait().expect("any state");
+        }
+        self.network.progress();
+        self.victim.take();
+        self.victim.has_all();
+        for qp in [&self.qp, &self.peer_qp] {
+            qp.modify(to(QpState::Reset)).wait().expect("any state");
+        }
+        self.connect();
+    }
+
+    fn finish(mut self) {
+        self.run_for(Duration::from_secs(1));
+        self.victim.take();
+        self.begin_again();
+        self.victim.is_unharmed();
+        let [one, other] = &self.neighbours;
+        let run = || self.run_for(Duration::from_millis(100));
+        self.victim.serves(one, &self.honest, other, run);
+    }
+}
+
+/// A stream link without delay; what the peer's device says is lost, unless it is to connect.
+#[derive(Default)]
+struct Wire(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    under_way: VecDeque<OwnedFrame<Header>>,
+    is_open: bool,
+    /// Of the peer's frames.
+    stream: Option<Stream>,
+}
+
+impl Wire {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link<Header> for Wire {
+    fn max_frame(&self) -> Option<usize> {
+        Some(256)
+    }
+
+    fn send(&self, frame: Frame<'_, Header>, _: Time) {
+        let mut state = self.state();
+        if frame.from == PEER && matches!(frame.header.message, Message::Tagged(_)) {
+            state.stream = Some(frame.header.stream);
+        }
+        if state.is_open || ![frame.from, frame.to].contains(&PEER) {
+            state.under_way.push_back(frame.to_owned());
+        }
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
+        let mut any = false;
+        loop {
+            let Some(frame) = self.state().under_way.pop_front() else {
+                return any;
+            };
+            network.deliver(frame.as_frame(), now);
+            any = true;
+        }
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        (!self.state().under_way.is_empty()).then_some(Time(0))
+    }
+}
+
+/// Things that happen at most.
+const STEPS: usize = 256;
+const VICTIM: LinkAddress = LinkAddress::InProcess(1);
+const PEER: LinkAddress = LinkAddress::InProcess(3);
+const FROM_PEER: u8 = 0xc3;
+const FRAMING: Framing = Framing {
+    markers: false,
+    crc: true,
+};
+/// RDMAP's opcode of a read request.
+const READ_REQUEST: u8 = 1;

@@ -1,0 +1,163 @@
+//! A program on a device, which a peer may disturb as it likes: what must hold whatever comes.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use verbs_api::provider::DeviceOps;
+use verbs_api::*;
+
+use crate::script::Script;
+
+/// Octets of its memory, and the part of them that peers may reach.
+const MEMORY: usize = 16_384;
+const OPEN: usize = 4096;
+const OPEN_LENGTH: usize = 8192;
+/// Where its requests and receives work, within that part.
+const LOCAL: usize = 4096;
+/// What it has in its memory.
+const GUARD: u8 = 0x5a;
+/// The id of what it does with its neighbour.
+const NEIGHBOURS: u64 = u64::MAX;
+/// What peers may do there.
+pub(crate) const RIGHTS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
+/// The program.
+pub(crate) struct Program {
+    pub(crate) context: Context,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) memory: Memory,
+    pub(crate) mr: Mr,
+    /// Requests and receives that have not completed yet.
+    outstanding: HashSet<u64>,
+    posted: u64,
+}
+
+impl Program {
+    pub(crate) fn new(ops: Arc<dyn DeviceOps>) -> Self {
+        let device = Device::of(ops);
+        let everything = Requirements::everything_of(&device.attributes());
+        let context = device.open(&everything).expect("all that it has");
+        let pd = context.alloc_pd().wait().expect("a domain");
+        let cq = context.create_cq(1024).wait().expect("a queue");
+        let memory = Memory::zeroed(MEMORY).expect("memory");
+        memory.write(0, &[GUARD; MEMORY]).expect("within");
+        let open = memory.range(OPEN, OPEN_LENGTH).expect("within");
+        let mr = pd.register(open, RIGHTS | Access::LOCAL_WRITE);
+        let mr = mr.wait().expect("a region");
+        Self {
+            context,
+            pd,
+            cq,
+            memory,
+            mr,
+            outstanding: HashSet::new(),
+            posted: 0,
+        }
+    }
+
+    pub(crate) fn qp(&self, options: QpOptions) -> Qp {
+        let options = options.max_send_wr(64).max_recv_wr(64);
+        self.pd.create_qp(options).wait().expect("a queue pair")
+    }
+
+    /// A request to a peer.
+    pub(crate) fn post(&mut self, qp: &Qp, script: &mut Script<'_>) {
+        let (which, length) = (script.octet(), u32::from(script.octet()) * 4);
+        let id = self.note();
+        let local = self.mr.sge(LOCAL, length).expect("within");
+        let word = self.mr.sge(LOCAL, 8).expect("within");
+        let remote = RemoteAddress::new(0x1000, RKey::new(0x77));
+        let posted = match which % 8 {
+            0 => qp.post_one(Send::new(local).signaled(id)),
+            1 => qp.post_one(Write::new(local, remote).signaled(id)),
+            2 => qp.post_one(WriteWithImmediate::new(local, remote, *b"imm!").signaled(id)),
+            3 | 4 => qp.post_one(Read::new(local, remote).signaled(id)),
+            5 => qp.post_one(FetchAdd::new(word, remote, 1).signaled(id)),
+            6 => qp.post_one(CompareSwap::new(word, remote, 1, 2).signaled(id)),
+            _ => qp.post_one(Send::new(local).fence().signaled(id)),
+        };
+        if posted.is_err() {
+            self.outstanding.remove(&id);
+        }
+    }
+
+    pub(crate) fn receive(&mut self, qp: &Qp, script: &mut Script<'_>) {
+        let length = u32::from(script.octet()) * 4;
+        let id = self.note();
+        let room = self.mr.sge(LOCAL, length).expect("within");
+        if qp.post_receive(ReceiveRequest::new(id, room)).is_err() {
+            self.outstanding.remove(&id);
+        }
+    }
+
+    fn note(&mut self) -> u64 {
+        self.posted += 1;
+        self.outstanding.insert(self.posted);
+        self.posted
+    }
+
+    /// Each request and receive completes once.
+    pub(crate) fn take(&mut self) {
+        for done in completions(&self.cq) {
+            let known = self.outstanding.remove(&done.wr_id);
+            assert!(known, "nobody posted {done:?}");
+        }
+        while self.context.poll_event().is_some() {}
+    }
+
+    /// Nothing has been left out.
+    pub(crate) fn has_all(&self) {
+        assert!(self.outstanding.is_empty(), "{:?}", self.outstanding);
+    }
+
+    /// What no peer has a key of is as it was.
+    pub(crate) fn is_unharmed(&self) {
+        let octets = self.memory.to_vec(0, MEMORY).expect("within");
+        for outside in [&octets[..OPEN], &octets[OPEN + OPEN_LENGTH..]] {
+            assert!(*outside == [GUARD; OPEN], "octets that nobody has a key of");
+        }
+    }
+
+    /// Exchanges something with a neighbour: here by `qp`, there by `theirs`. `run` lets that happen.
+    pub(crate) fn serves(&self, qp: &Qp, there: &Self, theirs: &Qp, run: impl FnOnce()) {
+        let told: Vec<u8> = (0..1000_u32).map(|at| at as u8).collect();
+        there.memory.write(OPEN, &told).expect("within");
+        let room = self.mr.sge(0, 1000).expect("within");
+        let receive = ReceiveRequest::new(NEIGHBOURS, room);
+        qp.post_receive(receive).expect("it is ready");
+        let local = there.mr.sge(0, 1000).expect("within");
+        let sink = there.mr.sge(1024, 1000).expect("within");
+        let remote = self.mr.remote(1024);
+        let posted = theirs
+            .post_one(Send::new(local).signaled(1))
+            .and_then(|()| theirs.post_one(Write::new(local, remote).signaled(2)))
+            .and_then(|()| theirs.post_one(Read::new(sink, remote).fence().signaled(3)));
+        posted.expect("it is ready");
+        run();
+        let done = completions(&there.cq);
+        let done: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
+        let all = [1, 2, 3].map(|id| (id, WcStatus::Success));
+        assert_eq!(done, all, "the neighbour");
+        let received = completions(&self.cq);
+        let received: Vec<_> = received.iter().map(|done| done.wr_id).collect();
+        assert_eq!(received, [NEIGHBOURS]);
+        assert_eq!(self.memory.to_vec(OPEN, 1000).expect("within"), told);
+        let found = there.memory.to_vec(OPEN + 1024, 1000).expect("within");
+        assert_eq!(found, told);
+    }
+}
+
+fn completions(cq: &Cq) -> Vec<Completion> {
+    let mut all = Vec::new();
+    loop {
+        let mut slots: [Completion; 16] = Default::default();
+        let count = cq.poll(&mut slots).expect("no overrun").len();
+        all.extend(slots.into_iter().take(count));
+        if count == 0 {
+            return all;
+        }
+    }
+}
