@@ -131,11 +131,14 @@ impl Program {
         let local = there.mr.sge(0, 1000).expect("within");
         let sink = there.mr.sge(1024, 1000).expect("within");
         let remote = self.mr.remote(1024);
-        let posted = theirs
-            .post_one(Send::new(local).signaled(1))
-            .and_then(|()| theirs.post_one(Write::new(local, remote).signaled(2)))
-            .and_then(|()| theirs.post_one(Read::new(sink, remote).fence().signaled(3)));
-        posted.expect("it is ready");
+        let requests: [WorkRequest<'_>; 3] = [
+            Send::new(local).signaled(1).into(),
+            Write::new(local, remote).signaled(2).into(),
+            Read::new(sink, remote).fence().signaled(3).into(),
+        ];
+        for request in requests {
+            theirs.post_one(request).expect("it is ready");
+        }
         run();
         let done = completions(&there.cq);
         let done: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
