@@ -1037,6 +1037,8 @@ fn read_response(
     }
     scatter_at(&spans, wqe.received, payload);
     half.queue[index].received = reached;
+    // What comes while it waits to be asked for again is not asked for any more.
+    half.queue[index].sent = half.queue[index].sent.max(reached);
     let wqe = &half.queue[index];
     let taken = if reached == whole {
         wqe.count

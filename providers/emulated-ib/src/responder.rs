@@ -20,6 +20,8 @@ use verbs_api::{Access, EventType, LinkAddress, RemoteAddress, WcFlags, WcOpcode
 use crate::header::{Beside, Body, Carriage, Header, Nak, Position, advance, ahead, packets};
 use crate::{Cx, Qp, Receiving, extension};
 
+/// Octets of the longest message.
+const LONGEST: u32 = 1 << 31;
 /// Datagrams among which second copies are recognised.
 const RECENT: usize = 64;
 
@@ -370,6 +372,15 @@ fn check_length(
     if fits { Ok(()) } else { Err(Refusal::INVALID) }
 }
 
+// No message is longer (IBTA 9.7.4.1.6); one that were could take more numbers than there are.
+fn check_total(length: u32) -> Result<(), Refusal> {
+    if length <= LONGEST {
+        Ok(())
+    } else {
+        Err(Refusal::INVALID)
+    }
+}
+
 fn permit(half: &Receiving, needed: Access) -> Result<(), Refusal> {
     if half.driver.access.contains(needed) {
         Ok(())
@@ -525,6 +536,7 @@ fn write<'p>(
         permit(half, Access::REMOTE_WRITE)?;
     }
     check_length(qp, half, position, payload.len())?;
+    check_total(total)?;
     let length = payload.len() as u32;
     let reached = received.saturating_add(length);
     if reached > total || (position.ends() && reached != total) {
@@ -689,6 +701,7 @@ fn read_or_atomic<'p>(
     if needed != Access::REMOTE_READ || !rules::is_broken(Rule::QueuePairRead) {
         permit(half, needed)?;
     }
+    check_total(length)?;
     if !payload.is_empty() {
         return Err(Refusal::INVALID);
     }

@@ -681,3 +681,28 @@ fn completions_keep_the_order_of_posting() {
     rig.run();
     assert_eq!(a.done(), ok([1, 2]));
 }
+
+// A peer that says it has no receive for what comes before a read, and answers the read all the same.
+#[test]
+fn an_answer_that_comes_before_its_question_was_repeated_is_taken() {
+    const PIECE: usize = 32 * 256;
+    let rig = Rig::new(Setup {
+        mtu: Some(Mtu::Mtu256),
+        ..Setup::default()
+    });
+    rig.wire.rule(|_| Fate::Drop);
+    let (a, b) = (&rig.a, &rig.b);
+    a.post(Send::new(a.sge(0, 8)).signaled(1));
+    a.post(Read::new(a.sge(0, 3 * PIECE), b.remote(0)).signaled(2));
+    rig.inject([rig.answer(0, Body::Acknowledge(Syndrome::Rnr(1)), &[])]);
+    let octets = pattern(PIECE, 3);
+    for (number, packet) in (0..).zip(octets.chunks(256)) {
+        let position = Position::of(number * 256, 256, PIECE as u64);
+        let body = Body::ReadResponse(position);
+        rig.inject([rig.answer(1 + number as u32, body, packet)]);
+    }
+    rig.run();
+    let gave_up = (2, WcStatus::RetryExcErr);
+    assert_eq!(a.done(), [(1, WcStatus::Success), gave_up]);
+    assert_eq!(a.read(0, PIECE), octets);
+}

@@ -730,3 +730,18 @@ fn an_empty_shared_queue_makes_rc_wait_and_others_drop() {
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([1]), vec![]));
 }
+
+#[test]
+fn a_message_longer_than_any_is_refused_before_its_memory_is_looked_at() {
+    let rig = Rig::rc();
+    let longest = 1 << 31;
+    rig.inject([rig.request(0, Body::ReadRequest(rig.b.remote(0), longest + 1), b"")]);
+    refused(&rig, 0, Nak::InvalidRequest);
+    let rig = Rig::rc();
+    let write = write(&rig, First, 0, longest as usize + 1);
+    rig.inject([rig.request(0, write, &pattern(MTU, 1))]);
+    refused(&rig, 0, Nak::InvalidRequest);
+    let rig = Rig::rc();
+    rig.inject([rig.request(0, Body::ReadRequest(rig.b.remote(0), longest), b"")]);
+    refused(&rig, 0, Nak::RemoteAccess);
+}
