@@ -5,12 +5,11 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::operation::{
     self, Aligned, Octets, OperationEmulation, StandardOperation, TargetMemory,
 };
-use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::request::{Op, Request};
 use verbs_api::{ExtensionOperation, Transport, WcStatus};
 
-use crate::connection::{Peer, emit};
+use crate::connection::Peer;
 use crate::direct::{Failure, Far, untagged, within_budget};
 use crate::header::{AtomicOp, Body, ExtensionMessage, Message, QN_ATOMIC_RESPONSE, QN_REQUEST};
 use crate::requester::{Started, ask};
@@ -136,14 +135,13 @@ pub(crate) fn respond(
     Ok(answer)
 }
 
-/// Sends the answer to a request.
+/// The answer to a request.
 pub(crate) fn answer(
     qp: &Qp,
     half: &mut Receiving,
-    peer: &Peer,
     request: &ExtensionMessage,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
+    cx: &Cx<'_>,
+) -> Result<Message, Breach> {
     let numbers = (request.extension, request.operation);
     let octets = respond(qp, half, numbers, &request.octets, cx.pin)?;
     let response = Body::Extension(Box::new(ExtensionMessage {
@@ -156,8 +154,7 @@ pub(crate) fn answer(
     if let Message::Untagged(segment) = &mut segment {
         segment.msn = msn;
     }
-    emit(qp, peer, segment, Payload::Empty, cx);
-    Ok(())
+    Ok(segment)
 }
 
 /// Places the answer to the oldest request: how many octets.

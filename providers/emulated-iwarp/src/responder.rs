@@ -18,7 +18,7 @@ use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::{Access, WcFlags, WcOpcode, WcStatus};
 
-use crate::connection::{self, Peer, emit, is_ready, offer_segments, say};
+use crate::connection::{self, Peer, emit, is_ready, offer, offer_segments, say};
 use crate::header::{
     AtomicOp, AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST,
     QN_SEND, ReadRequest, Ready, Tagged, TaggedOpcode, Untagged,
@@ -75,6 +75,8 @@ struct Pending {
     request: Untagged,
     // Octets of the answer to a read that have left.
     sent: usize,
+    // The answer to anything else, which waits for room: a peer that asks and does not read is not to fill memory.
+    answer: Option<Message>,
 }
 
 /// What a send brings besides its octets.
@@ -211,12 +213,17 @@ fn fill(
     let mut spans = Spans::new();
     qp.gather_receive(receive, cx, &mut spans)
         .map_err(Breach::Receive)?;
-    let room: usize = spans.iter().map(|span| span.len()).sum();
-    if offset as usize + payload.len() > room && !rules::is_broken(Rule::ReceiveLength) {
+    let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
+    let end = u64::from(offset) + payload.len() as u64;
+    // Offsets have 32 bits, whatever room there is.
+    if end > u64::from(u32::MAX) {
+        return Err(Breach::TooLong);
+    }
+    if end > room && !rules::is_broken(Rule::ReceiveLength) {
         return Err(Breach::TooLong);
     }
     if rules::is_broken(Rule::ReceiveLength) {
-        let fitting = payload.part(0, room.saturating_sub(offset as usize));
+        let fitting = payload.part(0, room.saturating_sub(u64::from(offset)) as usize);
         scatter_at(&spans, u64::from(offset), &fitting);
     } else {
         scatter_at(&spans, u64::from(offset), payload);
@@ -570,6 +577,7 @@ fn enqueue(
         due,
         request: request.clone(),
         sent: 0,
+        answer: None,
     });
     let serve = {
         let qp = qp.downgrade();
@@ -650,15 +658,18 @@ fn answer(
     let Some(peer) = half.driver.peer else {
         return Ok(true);
     };
-    match &pending.request.body {
-        Body::ReadRequest(read) => {
+    let answer = match (pending.answer.take(), &pending.request.body) {
+        (Some(answer), _) => answer,
+        (None, Body::ReadRequest(read)) => {
             return answer_read(qp, half, &peer, read, &mut pending.sent, cx);
         }
-        Body::AtomicRequest(atomic) => answer_atomic(qp, half, &peer, atomic, cx)?,
-        Body::Extension(request) => extension::answer(qp, half, &peer, request, cx)?,
+        (None, Body::AtomicRequest(atomic)) => answer_atomic(qp, half, atomic, cx)?,
+        (None, Body::Extension(request)) => extension::answer(qp, half, request, cx)?,
         _ => return Err(Breach::Opcode),
-    }
-    Ok(true)
+    };
+    let is_sent = offer(qp, &peer, answer.clone(), Payload::Empty, cx);
+    pending.answer = (!is_sent).then_some(answer);
+    Ok(is_sent)
 }
 
 fn answer_read(
@@ -692,10 +703,9 @@ fn answer_read(
 fn answer_atomic(
     qp: &Qp,
     half: &mut Receiving,
-    peer: &Peer,
     atomic: &AtomicRequest,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
+    cx: &Cx<'_>,
+) -> Result<Message, Breach> {
     let original = operate(qp, half, atomic.op, atomic.stag, atomic.to, cx.pin)?;
     let msn = half.driver.next_response();
     let response = AtomicResponse {
@@ -710,6 +720,5 @@ fn answer_atomic(
         last: true,
         body,
     };
-    emit(qp, peer, Message::Untagged(segment), Payload::Empty, cx);
-    Ok(())
+    Ok(Message::Untagged(segment))
 }

@@ -58,6 +58,7 @@ pub(crate) struct Wire {
     queue: Mutex<VecDeque<OwnedFrame<Header>>>,
     seen: Mutex<Vec<Message>>,
     tamper: Mutex<Option<Tamper>>,
+    full: Mutex<Option<LinkAddress>>,
 }
 
 impl Wire {
@@ -67,6 +68,11 @@ impl Wire {
         tamper: impl FnMut(&mut OwnedFrame<Header>) -> bool + Send + 'static,
     ) {
         *self.tamper.lock().unwrap() = Some(Box::new(tamper));
+    }
+
+    /// What this end offers finds no room from now on; `None`: everybody's does.
+    pub(crate) fn fill(&self, from: Option<LinkAddress>) {
+        *self.full.lock().unwrap() = from;
     }
 
     /// Puts a frame onto the stream.
@@ -88,6 +94,14 @@ impl Link<Header> for Wire {
     fn send(&self, frame: Frame<'_, Header>, _: Time) {
         self.seen.lock().unwrap().push(frame.header.message.clone());
         self.queue.lock().unwrap().push_back(frame.to_owned());
+    }
+
+    fn offer(&self, frame: Frame<'_, Header>, now: Time) -> bool {
+        let is_full = *self.full.lock().unwrap() == Some(frame.from);
+        if !is_full {
+            self.send(frame, now);
+        }
+        !is_full
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {

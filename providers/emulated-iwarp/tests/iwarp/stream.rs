@@ -526,3 +526,28 @@ fn frames_of_an_earlier_connection_are_not_taken() {
         (vec![0; 4], QpState::Rts)
     );
 }
+
+#[test]
+fn answers_to_atomics_wait_for_room_and_are_carried_out_once() {
+    let lab = Lab::stream(None);
+    lab.wire().fill(Some(LinkAddress::InProcess(2)));
+    let remote = lab.b.remote(0);
+    for id in 1..=3 {
+        let add = FetchAdd::new(lab.a.sge(8 * id as usize, 8), remote, 1);
+        lab.a.post(add.signaled(id));
+    }
+    lab.run();
+    let is_answer = |message: &Message| match message {
+        Message::Untagged(segment) => matches!(segment.body, Body::AtomicResponse(_)),
+        _ => false,
+    };
+    assert!(!lab.wire().seen().iter().any(is_answer));
+    assert_eq!(lab.a.statuses(), []);
+    lab.wire().fill(None);
+    // What comes next has them served.
+    lab.a.post(Read::new(lab.a.sge(64, 8), remote).signaled(4));
+    lab.run();
+    assert_eq!(lab.a.statuses(), [1, 2, 3, 4].map(|id| (id, Success)));
+    let words = [1, 2, 3, 8].map(|word| lab.a.octets(8 * word, 8));
+    assert_eq!(words, [0, 1, 2, 3].map(|word: u64| word.to_ne_bytes()));
+}
