@@ -175,9 +175,10 @@ impl Streams {
             return;
         };
         for _ in 0..AT_ONCE {
-            // Where the process has no descriptor left, whoever connects waits.
-            let Ok(Some((socket, from))) = listener.accept() else {
-                return;
+            let (socket, from) = match listener.accept() {
+                Ok(Some(accepted)) => accepted,
+                Ok(None) => return,
+                Err(_) => return self.pause(token, &listener),
             };
             let early = Early {
                 connection: Connection::new(socket),
@@ -188,9 +189,13 @@ impl Streams {
                 rest: Vec::new(),
                 claim: None,
             };
-            let Ok(number) = self.lock().insert(early) else {
+            let mut state = self.lock();
+            // Whoever connects without saying anything is not to keep this end from connecting.
+            if state.early.len() >= MAX_EARLY {
                 continue;
-            };
+            }
+            let number = state.insert(early);
+            drop(state);
             let taken = sink.accepted(Qpn::new(number), from);
             let mut state = self.lock();
             let Some(early) = state.early.get_mut(&number) else {
@@ -202,6 +207,25 @@ impl Streams {
                 early.connection.abort();
             }
         }
+    }
+
+    // The process has no descriptor left, most likely: whoever connects waits, and the listener is not asked again and
+    // again meanwhile.
+    fn pause(&self, token: u64, listener: &Arc<TcpListener>) {
+        let watch = Arc::clone(self.link.watch());
+        let (Some(device), Ok(())) = (self.device(), watch.remove(&**listener, Source::Rare))
+        else {
+            return;
+        };
+        let weak = Arc::downgrade(listener);
+        let resume = move |_| {
+            if let Some(listener) = weak.upgrade() {
+                // Where it cannot be watched, nobody is let in any more.
+                let _ = watch.add(&*listener, token, Source::Rare);
+            }
+        };
+        let timers = device.network().timers();
+        timers.add(timers.now().after(ACCEPT_AGAIN), Box::new(resume));
     }
 
     // ---- early streams
@@ -539,16 +563,13 @@ impl State {
         Some((epoch, self.running.get(&epoch)?))
     }
 
-    fn insert(&mut self, early: Early) -> io::Result<u32> {
-        if self.early.len() >= MAX_EARLY {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
+    fn insert(&mut self, early: Early) -> u32 {
         loop {
             let number = FIRST_STREAM + self.made % STREAM_NUMBERS;
             self.made = self.made.wrapping_add(1);
             if let Entry::Vacant(free) = self.early.entry(number) {
                 free.insert(early);
-                return Ok(number);
+                return number;
             }
         }
     }
@@ -605,7 +626,7 @@ impl StreamPort for Streams {
             claim: None,
         };
         let mut state = self.lock();
-        let number = state.insert(early)?;
+        let number = state.insert(early);
         if let Some(early) = state.early.get(&number)
             && let Err(error) = self.watch(early, number)
         {
@@ -740,7 +761,9 @@ const LISTENERS: u64 = 1 << 32;
 const AT_ONCE: usize = 32;
 /// Connections that wait in the kernel to be taken.
 const BACKLOG: u32 = 1024;
-/// Streams that no queue pair has yet.
+/// After how long a listener is asked again that had nothing to give.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Streams that no queue pair has yet, beyond which nobody is let in.
 const MAX_EARLY: usize = 4096;
 /// Octets that may wait on a stream that no queue pair has yet.
 const MAX_REST: usize = 1 << 16;
