@@ -199,14 +199,18 @@ impl Lease {
         &self.group.sockets[0]
     }
 
-    /// Reads the inbox: lets in who asks, and gives what others handed over to `take`. Call when it can be read.
+    /// Reads the inbox: lets in who asks, and gives what others handed over to `take`. Call when it can be read, again
+    /// as long as it can.
     ///
     /// # Errors
     /// The inbox is of no use any more.
     pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
         let mut octets = vec![0; LETTER];
         let admission = &self.group.options.admission;
-        while let Some(letter) = self.inbox.receive(admission, &mut octets)? {
+        for _ in 0..LETTERS {
+            let Some(letter) = self.inbox.receive(admission, &mut octets)? else {
+                break;
+            };
             match octets[..letter.length] {
                 [VERSION, JOIN] => self.let_in(&letter),
                 [VERSION, HANDED, ref rest @ ..] => {
@@ -284,7 +288,10 @@ impl Service {
     /// The inbox is of no use any more.
     pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
         let mut octets = vec![0; LETTER];
-        while let Some(letter) = self.inbox.receive(&self.admission, &mut octets)? {
+        for _ in 0..LETTERS {
+            let Some(letter) = self.inbox.receive(&self.admission, &mut octets)? else {
+                break;
+            };
             if let [VERSION, HANDED, rest @ ..] = &octets[..letter.length] {
                 Handed::read(rest).into_iter().for_each(&mut *take);
             }
@@ -412,6 +419,8 @@ const HANDED: u8 = 3;
 
 /// Octets of the longest message: a datagram and what goes before it.
 const LETTER: usize = 66_000;
+/// Messages that are taken from an inbox before other things get their turn.
+const LETTERS: usize = 64;
 /// Messages that may lie in the socket of a range that was given up.
 const STALE: usize = 100_000;
 /// Between two attempts to join.
