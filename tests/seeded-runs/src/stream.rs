@@ -6,15 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use emulated_iwarp::header::{Header, reset_header, stream_key};
-use emulated_iwarp::{Iwarp, ServiceDelay};
+use emulated_iwarp::{Iwarp, MpaCodec, ServiceDelay, codec};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
+use polyverbs_links::wire::StreamThroughOctets;
 use polyverbs_links::{
     Between, Bound, Rate, Simulation, Stall, StreamFaults, StreamLink, StreamOptions,
 };
+use polyverbs_wire::iwarp::Framing;
 use rand::Rng;
 use rand::rngs::SmallRng;
+use verbs_api::carrier::ReadyForms;
 use verbs_api::qp::QpState;
 use verbs_api::*;
 
@@ -102,6 +105,20 @@ pub fn run(end: End, seed: u64, rng: &mut SmallRng) {
     run.check(end, &shared);
 }
 
+fn with_markers(header: &Header) -> (codec::Sending, codec::Receiving) {
+    halves(header, true)
+}
+
+fn without_markers(header: &Header) -> (codec::Sending, codec::Receiving) {
+    halves(header, false)
+}
+
+fn halves(header: &Header, markers: bool) -> (codec::Sending, codec::Receiving) {
+    let framing = Framing { markers, crc: true };
+    let receiving = codec::Receiving::new(framing, header.stream, ReadyForms::empty());
+    (codec::Sending::new(framing), receiving)
+}
+
 impl Run {
     fn new(end: End, seed: u64, rng: &mut SmallRng) -> Self {
         let some = |rng: &mut SmallRng| rng.random_bool(0.5);
@@ -133,7 +150,17 @@ impl Run {
         };
         let link = Arc::new(StreamLink::new(options, stream_key, Some(reset_header)));
         let mut simulation = Simulation::new();
-        let network = simulation.network(Some(Arc::clone(&link) as SharedLink<Header>));
+        let mut framed = Arc::clone(&link) as SharedLink<Header>;
+        // Every second seed has its frames as octets on their way, and every fourth one with markers among them.
+        if seed.is_multiple_of(2) {
+            let begin = if seed.is_multiple_of(4) {
+                with_markers
+            } else {
+                without_markers
+            };
+            framed = Arc::new(StreamThroughOctets::new(framed, MpaCodec, begin));
+        }
+        let network = simulation.network(Some(framed));
         let most = Duration::from_micros(rng.random_range(0..60));
         let sides =
             [1, 2].map(|number| Side::new(&network, number, ServiceDelay { max: most, seed }));
