@@ -40,6 +40,11 @@ impl<'a> Piece<'a> {
         self.len() == 0
     }
 
+    /// As the kernel takes it.
+    pub(crate) const fn raw(&self) -> (*const libc::c_void, usize) {
+        (self.vector.iov_base.cast_const(), self.vector.iov_len)
+    }
+
     /// What is left behind the first `octets`.
     #[must_use]
     pub fn after(&self, octets: usize) -> Self {

@@ -51,6 +51,14 @@ pub(crate) fn send(fd: BorrowedFd<'_>, message: &Outgoing<'_>) -> io::Result<usi
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
+/// Sends one piece to the peer of a socket without waiting; answers how many octets were taken.
+pub(crate) fn send_piece(fd: BorrowedFd<'_>, piece: Piece<'_>) -> io::Result<usize> {
+    let (start, length) = piece.raw();
+    // SAFETY: the piece is memory that stays mapped as long as it lives, and the kernel only reads it.
+    let sent = unsafe { libc::send(fd.as_raw_fd(), start, length, SEND_FLAGS) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
 /// Sends as many of `messages` as can be without waiting, [`AT_ONCE`] at most; an error is that of the first.
 pub(crate) fn send_many(fd: BorrowedFd<'_>, messages: &[Outgoing<'_>]) -> io::Result<usize> {
     if let [message] = messages {

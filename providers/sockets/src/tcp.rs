@@ -235,12 +235,18 @@ impl TcpSocket {
     /// # Errors
     /// The connection has ended.
     pub fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
-        let message = Outgoing {
-            name: &[],
-            pieces: &pieces[..pieces.len().min(PIECES)],
-            control: &[],
+        let sent = match pieces {
+            [piece] => sys::send_piece(self.as_fd(), *piece),
+            _ => sys::send(
+                self.as_fd(),
+                &Outgoing {
+                    name: &[],
+                    pieces: &pieces[..pieces.len().min(PIECES)],
+                    control: &[],
+                },
+            ),
         };
-        match sys::send(self.as_fd(), &message) {
+        match sent {
             Err(error) if is_passing(&error) => Ok(0),
             result => Ok(result?),
         }

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -117,14 +118,14 @@ pub struct TcpLink<C: StreamCodec> {
     options: TcpLinkOptions,
     streams: RwLock<HashMap<u64, Arc<Stream<C>>>>,
     /// Streams with something to write.
-    dirty: Mutex<Vec<Arc<Stream<C>>>>,
+    dirty: Chore<Vec<Arc<Stream<C>>>>,
     /// Streams that stand still, by chance.
-    held: Mutex<Vec<Arc<Stream<C>>>>,
+    held: Chore<Vec<Arc<Stream<C>>>>,
     /// Streams that this end has ended, and until when the peer may take for its end.
-    ending: Mutex<VecDeque<(Time, Weak<Stream<C>>)>>,
+    ending: Chore<VecDeque<(Time, Weak<Stream<C>>)>>,
     /// Streams that came with something to read.
-    fresh: Mutex<Vec<Arc<Stream<C>>>>,
-    news: Mutex<VecDeque<(Arc<Stream<C>>, News)>>,
+    fresh: Chore<Vec<Arc<Stream<C>>>>,
+    news: Chore<VecDeque<(Arc<Stream<C>>, News)>>,
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
@@ -165,6 +166,8 @@ struct Outgoing<C: StreamCodec> {
     wants_turn: bool,
     /// What is offered waits for the peer's first frame.
     is_held: bool,
+    /// The socket takes nothing until the watch says so.
+    is_full: bool,
     /// Octets that have left since the segment size was asked for.
     since: usize,
     held_until: Time,
@@ -183,6 +186,8 @@ struct Incoming<C: StreamCodec> {
 /// What whoever reads has.
 struct Inbound<C: StreamCodec> {
     buffer: Box<[u8]>,
+    /// Whose unfinished frame is still in the buffer, and where: what it goes on with is read behind it.
+    resident: Option<(Arc<Stream<C>>, Range<usize>)>,
     /// Streams that had something lately, and how often they have had nothing since: looked at without asking.
     lately: VecDeque<(Arc<Stream<C>>, u32)>,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
@@ -200,13 +205,14 @@ impl<C: StreamCodec> TcpLink<C> {
             codec,
             options,
             streams: RwLock::default(),
-            dirty: Mutex::default(),
-            held: Mutex::default(),
-            ending: Mutex::default(),
-            fresh: Mutex::default(),
-            news: Mutex::default(),
+            dirty: Chore::default(),
+            held: Chore::default(),
+            ending: Chore::default(),
+            fresh: Chore::default(),
+            news: Chore::default(),
             inbound: Mutex::new(Inbound {
                 buffer: vec![0; C::LONGEST + READ].into(),
+                resident: None,
                 lately: VecDeque::with_capacity(LATELY),
                 unfinished: Vec::new(),
                 looks: 0,
@@ -288,6 +294,7 @@ impl<C: StreamCodec> TcpLink<C> {
             wants_room: false,
             wants_turn: false,
             is_held,
+            is_full: false,
             since: 0,
             held_until: Time::default(),
             tampering: tampering(number),
@@ -323,7 +330,7 @@ impl<C: StreamCodec> TcpLink<C> {
         self.mark(&stream, &mut lock(&stream.outgoing));
         if has_more {
             // Not at once: whoever delivers may have called.
-            lock(&self.fresh).push(stream);
+            self.fresh.with(|fresh| fresh.push(stream));
         }
         Ok(())
     }
@@ -386,7 +393,7 @@ impl<C: StreamCodec> TcpLink<C> {
     // With the outgoing half locked.
     fn mark(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
         if !std::mem::replace(&mut outgoing.is_dirty, true) {
-            lock(&self.dirty).push(Arc::clone(stream));
+            self.dirty.with(|dirty| dirty.push(Arc::clone(stream)));
         }
     }
 
@@ -451,35 +458,35 @@ impl<C: StreamCodec> TcpLink<C> {
     fn end(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>, now: Time) {
         if !std::mem::replace(&mut outgoing.ends, true) {
             let until = now.after(self.options.linger);
-            lock(&self.ending).push_back((until, Arc::downgrade(stream)));
+            let entry = (until, Arc::downgrade(stream));
+            self.ending.with(|ending| ending.push_back(entry));
         }
         self.mark(stream, outgoing);
     }
 
     // Peers that took too long for their end.
     fn expire(&self, now: Time) {
-        loop {
-            let mut ending = lock(&self.ending);
-            match ending.front() {
-                Some((until, stream)) if *until <= now || stream.strong_count() == 0 => {}
-                _ => return,
-            }
-            let due = ending.pop_front().and_then(|(_, stream)| stream.upgrade());
-            drop(ending);
-            if let Some(stream) = due.filter(|stream| !stream.is_gone.load(Ordering::Relaxed)) {
+        let due = |ending: &mut VecDeque<(Time, Weak<Stream<C>>)>| {
+            let (until, stream) = ending.front()?;
+            let is_due = *until <= now || stream.strong_count() == 0;
+            is_due.then(|| ending.pop_front()).flatten()
+        };
+        while let Some((_, stream)) = self.ending.take(due) {
+            let stream = stream.upgrade();
+            if let Some(stream) = stream.filter(|stream| !stream.is_gone()) {
                 self.lose(&stream, StreamError::TimedOut);
             }
         }
     }
 
     fn flush_at(&self, now: Option<Time>) {
-        while let Some(stream) = pop(&self.dirty) {
+        while let Some(stream) = self.dirty.take(Vec::pop) {
             let mut outgoing = lock(&stream.outgoing);
             outgoing.is_dirty = false;
             let held = outgoing.held_until != Time::default()
                 && now.is_none_or(|now| now < outgoing.held_until);
             if held {
-                lock(&self.held).push(Arc::clone(&stream));
+                self.held.with(|held| held.push(Arc::clone(&stream)));
                 continue;
             }
             outgoing.held_until = Time::default();
@@ -503,12 +510,12 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.is_over {
             return Ok(());
         }
-        while outgoing.waiting() > 0 {
+        while outgoing.waiting() > 0 && !outgoing.is_full {
             let piece = outgoing.tampering.piece(outgoing.waiting());
             let octets = &outgoing.octets.waiting()[..piece];
             match stream.socket.send(&[octets.into()])? {
                 // The watch tells when there is room.
-                0 => break,
+                0 => outgoing.is_full = true,
                 sent => {
                     outgoing.octets.left(sent);
                     outgoing.since += sent;
@@ -538,7 +545,8 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     fn tell(&self, stream: &Arc<Stream<C>>, news: News) {
-        lock(&self.news).push_back((Arc::clone(stream), news));
+        self.news
+            .with(|all| all.push_back((Arc::clone(stream), news)));
     }
 
     // The connection is gone, or is given up by chance. Called with no half locked.
@@ -567,33 +575,33 @@ impl<C: StreamCodec> TcpLink<C> {
         network: &dyn Deliver<C::Header>,
     ) -> bool {
         let incoming = &mut *lock(&stream.incoming);
-        if incoming.is_over || stream.is_gone.load(Ordering::Relaxed) {
+        if incoming.is_over || stream.is_gone() {
             return false;
         }
+        let Range { mut start, mut end } = inbound.unfold(stream, incoming, self);
         let buffer = &mut inbound.buffer;
-        let begun = std::mem::take(&mut incoming.begun);
-        let mut filled = begun.len();
-        buffer[..filled].copy_from_slice(&begun);
-        self.give_back(begun);
         let mut any = false;
         let mut step = Step::More;
         for _ in 0..ROUNDS {
             let taken = if stream.is_deaf.load(Ordering::Relaxed) {
-                filled
+                end - start
             } else {
-                self.take_apart(stream, incoming, &mut buffer[..filled], now, network)
+                self.take_apart(stream, incoming, &mut buffer[start..end], now, network)
             };
-            buffer.copy_within(taken..filled, 0);
-            filled -= taken;
+            start += taken;
             any |= taken > 0;
             if step != Step::More || incoming.is_over {
                 break;
             }
-            // What is left is less than a frame, and so there is room.
-            let most = incoming.tampering.piece(buffer.len() - filled);
-            step = match stream.socket.receive(&mut buffer[filled..filled + most]) {
+            // What is left is less than a frame: at the front there is room for all of a read behind it.
+            if start == end || buffer.len() - end < READ / 2 {
+                buffer.copy_within(start..end, 0);
+                (start, end) = (0, end - start);
+            }
+            let most = incoming.tampering.piece((buffer.len() - end).min(READ));
+            step = match stream.socket.receive(&mut buffer[end..end + most]) {
                 Ok(Received::Octets(octets)) => {
-                    filled += octets;
+                    end += octets;
                     // A read that is not filled has emptied the socket.
                     if octets < most && !ended {
                         Step::Empty
@@ -609,14 +617,12 @@ impl<C: StreamCodec> TcpLink<C> {
                 }
             };
         }
-        let left = &buffer[..filled];
         incoming.is_over |= matches!(step, Step::End | Step::Lost);
         stream
             .has_ended
             .fetch_or(incoming.is_over, Ordering::AcqRel);
-        if !incoming.is_over && !left.is_empty() {
-            incoming.begun = self.buffer();
-            incoming.begun.extend_from_slice(left);
+        if !incoming.is_over && start < end {
+            inbound.resident = Some((Arc::clone(stream), start..end));
         }
         match step {
             Step::End => self.tell(stream, News::End),
@@ -685,7 +691,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     fn deliver_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = false;
-        while let Some((stream, news)) = { lock(&self.news).pop_front() } {
+        while let Some((stream, news)) = self.news.take(VecDeque::pop_front) {
             if let Some(header) = self.codec.news(stream.key, &news) {
                 network.deliver(stream.frame(header, &[], false), now);
                 delivered = true;
@@ -725,6 +731,7 @@ impl<C: StreamCodec> TcpLink<C> {
             };
             if writable {
                 let mut outgoing = lock(&stream.outgoing);
+                outgoing.is_full = false;
                 if outgoing.waiting() > 0 || outgoing.wants_room {
                     self.mark(&stream, &mut outgoing);
                 }
@@ -754,6 +761,10 @@ enum Step {
 }
 
 impl<C: StreamCodec> Stream<C> {
+    fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
     fn frame<'p>(
         &self,
         header: C::Header,
@@ -841,8 +852,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        let held = std::mem::take(&mut *lock(&self.held));
-        for stream in held {
+        while let Some(stream) = self.held.take(Vec::pop) {
             let mut outgoing = lock(&stream.outgoing);
             self.mark(&stream, &mut outgoing);
         }
@@ -850,7 +860,11 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         self.expire(now);
         let mut delivered = self.deliver_news(now, network);
         let inbound = &mut *lock(&self.inbound);
-        inbound.unfinished.append(&mut lock(&self.fresh));
+        while let Some(stream) = self.fresh.take(Vec::pop) {
+            inbound.unfinished.push(stream);
+        }
+        let gone = inbound.resident.take_if(|(stream, _)| stream.is_gone());
+        drop(gone);
         for stream in std::mem::take(&mut inbound.unfinished) {
             delivered |= self.read(&stream, inbound, false, now, network);
         }
@@ -861,7 +875,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             let any = self.read(&stream, inbound, false, now, network);
             delivered |= any;
             let nothings = if any { 0 } else { nothings + 1 };
-            if nothings < FORGOTTEN && !stream.is_gone.load(Ordering::Relaxed) {
+            if nothings < FORGOTTEN && !stream.is_gone() {
                 inbound.lately.push_back((stream, nothings));
             }
         }
@@ -871,13 +885,18 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
         delivered |= self.deliver_news(now, network);
         self.flush_at(Some(now));
-        delivered || !lock(&self.news).is_empty() || !lock(&self.fresh).is_empty()
+        delivered || self.news.is_any() || self.fresh.is_any()
     }
 
     fn next_due(&self) -> Option<Time> {
-        let held = lock(&self.held).clone();
+        if !self.held.is_any() && !self.ending.is_any() {
+            return None;
+        }
+        let held = self.held.with(|held| held.clone());
         let until = |stream: &Arc<Stream<C>>| lock(&stream.outgoing).held_until;
-        let ending = lock(&self.ending).front().map(|(until, _)| *until);
+        let ending = self
+            .ending
+            .with(|ending| ending.front().map(|(until, _)| *until));
         held.iter().map(until).chain(ending).min()
     }
 
@@ -935,33 +954,106 @@ impl Drop for Watched {
 }
 
 impl<C: StreamCodec> Inbound<C> {
+    // Puts what of a frame has come into the buffer, where it is not there still: where it lies. What is another's makes
+    // way for it.
+    fn unfold(
+        &mut self,
+        stream: &Arc<Stream<C>>,
+        incoming: &mut Incoming<C>,
+        link: &TcpLink<C>,
+    ) -> Range<usize> {
+        match self.resident.take() {
+            Some((resident, range)) if Arc::ptr_eq(&resident, stream) => return range,
+            Some((resident, range)) if !resident.is_gone() => {
+                // No two receiving halves are locked by anyone else: whoever reads has this.
+                let mut other = lock(&resident.incoming);
+                other.begun = link.buffer();
+                other.begun.extend_from_slice(&self.buffer[range]);
+            }
+            _ => {}
+        }
+        let begun = std::mem::take(&mut incoming.begun);
+        let length = begun.len();
+        self.buffer[..length].copy_from_slice(&begun);
+        link.give_back(begun);
+        0..length
+    }
+
     fn remember(&mut self, stream: &Arc<Stream<C>>, had_something: bool) {
         let is_known = self
             .lately
             .iter()
             .any(|(known, _)| Arc::ptr_eq(known, stream));
-        if had_something && !is_known && !stream.is_gone.load(Ordering::Relaxed) {
+        if had_something && !is_known && !stream.is_gone() {
             self.lately.truncate(LATELY - 1);
             self.lately.push_front((Arc::clone(stream), 0));
         }
     }
 }
 
-fn pop<T>(list: &Mutex<Vec<T>>) -> Option<T> {
-    lock(list).pop()
+/// A list of what is to be done, of which a look need not lock to see that there is nothing.
+struct Chore<L> {
+    any: AtomicBool,
+    list: Mutex<L>,
+}
+
+/// What a [`Chore`] is a list of.
+trait List: Default {
+    fn is_empty(&self) -> bool;
+}
+
+impl<T> List for Vec<T> {
+    fn is_empty(&self) -> bool {
+        self.as_slice().is_empty()
+    }
+}
+
+impl<T> List for VecDeque<T> {
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<L: List> Chore<L> {
+    /// Whether there is any: what another thread adds at this moment, it sees to itself.
+    #[inline]
+    fn is_any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&mut L) -> R) -> R {
+        let mut list = lock(&self.list);
+        let result = work(&mut list);
+        self.any.store(!list.is_empty(), Ordering::Release);
+        result
+    }
+
+    #[inline]
+    fn take<T>(&self, work: impl FnOnce(&mut L) -> Option<T>) -> Option<T> {
+        self.is_any().then(|| self.with(work)).flatten()
+    }
+}
+
+impl<L: List> Default for Chore<L> {
+    fn default() -> Self {
+        Self {
+            any: AtomicBool::new(false),
+            list: Mutex::default(),
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Octets that one read asks for, behind the longest frame that has begun.
-const READ: usize = 256 << 10;
+/// Octets that one read asks for, behind the longest frame that has begun: with that, what a processor has near.
+const READ: usize = 128 << 10;
 /// Reads of a stream in its turn, so that others have theirs.
 const ROUNDS: usize = 4;
 /// Streams that are looked at without asking, and how often epoll is asked besides.
 const LATELY: usize = 4;
-const LOOKS: u32 = 4;
+const LOOKS: u32 = 16;
 /// How often one of them has nothing before it is asked for like the others.
 const FORGOTTEN: u32 = 256;
 /// Octets that leave before the segment size is asked for again.
