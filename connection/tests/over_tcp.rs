@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs::provider::DeviceOps;
@@ -85,18 +85,6 @@ impl End {
     fn state(&self) -> QpState {
         self.qp.query().unwrap().state
     }
-
-    fn wait_for_state(&self, state: QpState) {
-        let began = Instant::now();
-        while self.state() != state {
-            assert!(
-                began.elapsed() < Duration::from_secs(20),
-                "{:?}",
-                self.state()
-            );
-            std::thread::yield_now();
-        }
-    }
 }
 
 fn error<T>(started: Started<T, ConnectError>) -> ConnectError {
@@ -118,6 +106,61 @@ fn say(from: &End, to: &End, text: &[u8]) {
     assert_eq!(from.completion().status, WcStatus::Success);
 }
 
+impl End {
+    fn flushed(&self, count: usize) -> Vec<u64> {
+        let done: Vec<_> = (0..count).map(|_| self.completion()).collect();
+        assert!(done.iter().all(|done| done.status == WcStatus::WrFlushErr));
+        done.iter().map(|done| done.wr_id).collect()
+    }
+
+    fn nothing_completed(&self) -> bool {
+        self.cq
+            .poll(&mut [Completion::default()])
+            .unwrap()
+            .is_empty()
+    }
+}
+
+// covers 7.77 7.78
+#[test]
+fn a_peer_that_disconnects_does_not_flush_and_disconnecting_does() {
+    let (near, far) = (End::new("127.0.4.16"), End::new("127.0.4.17"));
+    let listener = far.listen("127.0.4.17");
+    let (one, other) = near.connected(&far, &listener);
+    far.post_receive(1);
+    far.post_receive(2);
+    let (first, second) = (other.disconnected(), other.disconnected());
+    assert!(!first.is_done());
+    one.disconnect(&near.context, &near.qp).wait().unwrap();
+    assert_eq!(near.state(), QpState::Err);
+    first.wait().unwrap();
+    second.wait().unwrap();
+    assert!(far.nothing_completed());
+    assert_eq!(far.state(), QpState::Rts);
+    other.disconnect(&far.context, &far.qp).wait().unwrap();
+    assert_eq!(far.flushed(2), [1, 2]);
+    assert_eq!(far.state(), QpState::Err);
+    assert!(far.nothing_completed());
+    other.disconnected().wait().unwrap();
+}
+
+// covers 7.77
+#[test]
+fn what_is_posted_after_the_peer_has_disconnected_fails() {
+    let (near, far) = (End::new("127.0.4.18"), End::new("127.0.4.19"));
+    let listener = far.listen("127.0.4.19");
+    let (one, other) = near.connected(&far, &listener);
+    far.post_receive(1);
+    one.disconnect(&near.context, &near.qp).wait().unwrap();
+    other.disconnected().wait().unwrap();
+    let octets = far.mr.sge(1024, 8).unwrap();
+    far.qp.post_one(Send::new(octets).signaled(2)).unwrap();
+    let mut ids = far.flushed(2);
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 2]);
+    assert_eq!(far.state(), QpState::Err);
+}
+
 // covers 7.35 7.37 7.40 7.45
 #[test]
 fn two_ends_connect_talk_and_part() {
@@ -133,8 +176,9 @@ fn two_ends_connect_talk_and_part() {
         let gone = other.disconnected();
         one.disconnect(&near.context, &near.qp).wait().unwrap();
         gone.wait().unwrap();
-        near.wait_for_state(QpState::Err);
-        far.wait_for_state(QpState::Err);
+        assert_eq!((near.state(), far.state()), (QpState::Err, QpState::Rts));
+        other.disconnect(&far.context, &far.qp).wait().unwrap();
+        assert_eq!(far.state(), QpState::Err);
     }
 }
 
@@ -256,7 +300,11 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
     let connection = accepted.complete().wait().unwrap();
     drop(second);
     connection.disconnected().wait().unwrap();
-    near.wait_for_state(QpState::Err);
+    connection
+        .disconnect(&near.context, &near.qp)
+        .wait()
+        .unwrap();
+    assert_eq!(near.state(), QpState::Err);
 }
 
 // covers 7.34 7.41

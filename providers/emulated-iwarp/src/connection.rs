@@ -8,7 +8,9 @@
 //! # The end
 //! * *Graceful*: RTS to SQD, with an idle send queue. The peer gets a Close behind all data, answers with its own, and
 //!   both queue pairs go to the error state, where what is left of their queues is flushed. That is what siw and iw_cm do
-//!   with a stream that was closed; nothing is told but the flushed completions.
+//!   with a stream that was closed; nothing is told but the flushed completions. Where a connection manager made the
+//!   stream, it tells the program, and a peer whose send queue is idle keeps what it has posted to receive until the
+//!   program disconnects or flushes, or posts something that cannot leave any more.
 //! * *Abrupt*: everything else that leaves the connection: SQD with work outstanding, RESET, ERR, destruction, loss of the
 //!   device. The peer gets a Reset and goes to the error state.
 //! * *With a Terminate* ([`crate::terminate`]), which is the last that is said.
@@ -27,7 +29,7 @@ use verbs_api::qp::QpState;
 use crate::driver::Iwarp;
 use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
 use crate::responder;
-use crate::streams::StreamNews;
+use crate::streams::{FIRST_STREAM, StreamNews};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, QpRef, QpWeak, Receiving, Sending};
 
@@ -94,6 +96,7 @@ pub(crate) fn modify(
                 }
             });
             (tx.peer, tx.epoch, rx.peer, rx.epoch) = (peer, epoch, peer, epoch);
+            tx.has_parted = false;
         }
         (QpState::Rts, QpState::Sqd) => begin_close(qp, sending, cx),
         _ => {}
@@ -121,8 +124,12 @@ fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
 pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     let Some(named) = awaiting(qp) else { return };
     if let Some(streams) = &qp.device.driver().streams {
+        let mut half = qp.requester();
+        let has_claimed = std::mem::replace(&mut half.driver.has_claimed, true);
+        half.driver.is_managed = named.end.qpn >= FIRST_STREAM;
+        drop(half);
         // Once for a connection.
-        if !std::mem::replace(&mut qp.requester().driver.has_claimed, true) {
+        if !has_claimed {
             streams.claim(qp, &named, cx);
         }
         return;
@@ -259,12 +266,17 @@ pub(crate) fn handle_end(qp: &QpRef, epoch: u32, message: &Message, cx: &mut Cx<
     if half.driver.epoch != epoch || !is_ready(qp.state()) {
         return;
     }
+    let is_asked = *message == Message::Close && qp.state() != QpState::Sqd;
     if let Some(peer) = half.driver.peer.take().filter(Peer::is_met) {
         qp.device.driver().ends.remove(peer.mine);
-        if *message == Message::Close && qp.state() != QpState::Sqd {
+        if is_asked {
             say(qp, &peer, Message::Close, cx);
         }
         qp.device.driver().tell(peer.mine, StreamNews::Ended, cx);
+    }
+    if is_asked && half.driver.is_managed && half.queue.is_empty() {
+        half.driver.has_parted = true;
+        return;
     }
     qp.enter_error(false);
     cx.effects.flush(qp.owner().clone());

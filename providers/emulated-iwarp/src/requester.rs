@@ -46,6 +46,10 @@ pub struct Requester {
     pub(crate) terminates: Option<Box<Terminates>>,
     /// The stream was asked for.
     pub(crate) has_claimed: bool,
+    /// A connection manager made the connection, and is told of its end.
+    pub(crate) is_managed: bool,
+    /// The peer has closed the connection, and the program has not ended it yet.
+    pub(crate) has_parted: bool,
     /// The answer to the read with which the stream began has not come.
     pub(crate) awaits_ready: bool,
     // Reads and atomics outstanding, of a link.
@@ -123,6 +127,10 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
         return direct::pump(qp, half, cx);
     }
     let Some(peer) = half.driver.peer.filter(Peer::is_met) else {
+        if half.driver.has_parted && !half.queue.is_empty() {
+            qp.enter_error(false);
+            flush_later(qp, cx);
+        }
         return;
     };
     // Out of the half for a while: starting a request needs the rest of it.
