@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// Run another command, and write what its device sends and receives to a file
 ///
-/// For devices at an address, over UDP. Any dissector reads the file, and `polyverbs dissect` does.
+/// For devices at an address. Any dissector reads the file, and `polyverbs dissect` does.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

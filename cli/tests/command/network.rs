@@ -210,21 +210,27 @@ fn a_device_answers_where_a_process_has_one() {
 
 #[test]
 fn a_capture_has_every_packet_and_each_is_right() {
-    let server = Server::new("ib0", "127.0.37.1:0", &[]);
     let folder = Folder::new();
     let (file, packets) = (folder.file(300_000), folder.path("packets"));
-    let captured = [
-        "capture",
-        path(&packets),
-        "put",
-        path(&file),
-        &server.address,
+    let named: [(_, &[_]); 2] = [
+        ("ib0", &["REQ", "REP", "RTU", "DREQ", "DREP", "READ", "SEND"]),
+        ("iw0", &["MPA REQUEST", "MPA REPLY", "READ RESPONSE", "SEND"]),
     ];
-    text(&[&captured[..], &["--device", "ib0"]].concat());
-    let table = text(&["dissect", path(&packets)]);
-    for name in ["REQ", "REP", "RTU", "DREQ", "DREP", "READ", "SEND"] {
-        let found = table.to_uppercase().contains(name);
-        assert!(found, "{name} in {table}");
+    for (device, names) in named {
+        let server = Server::new(device, "127.0.37.1:0", &[]);
+        let captured = [
+            "capture",
+            path(&packets),
+            "put",
+            path(&file),
+            &server.address,
+        ];
+        text(&[&captured[..], &["--device", device]].concat());
+        let table = text(&["dissect", path(&packets)]);
+        for name in names {
+            let found = table.to_uppercase().contains(name);
+            assert!(found, "{name} in {table}");
+        }
     }
     let wrong = complaint(&["capture", path(&packets), "put"]);
     assert!(wrong.contains("try --help"), "{wrong}");

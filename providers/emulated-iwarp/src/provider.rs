@@ -58,6 +58,7 @@ impl EmulatedKind for EmulatedIwarp {
             let mut wire = WireOptions::new(at);
             wire.link.faults = faults.faults;
             wire.link.seed = faults.seed;
+            wire.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);
             return Ok(OnWire::new(driver, wire, engine_options)?.device);
         }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {

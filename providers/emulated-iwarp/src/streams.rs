@@ -21,7 +21,7 @@ use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use polyverbs_links::wire::{
     Attachment, Connection, Received, Source, StreamError, TcpLink, TcpListener, TcpOptions,
-    TcpSocket,
+    TcpSocket, TcpTap, Way,
 };
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::carrier::{
@@ -61,6 +61,7 @@ pub struct Streams {
     wishes: StreamWishes,
     /// Most octets of a frame's ULPDU.
     max_ulpdu: usize,
+    tap: Option<Arc<dyn TcpTap>>,
     device: OnceLock<Weak<Device<Iwarp>>>,
     state: Mutex<State>,
     pub(crate) rendezvous: Rendezvous,
@@ -109,6 +110,7 @@ impl Streams {
         tcp: TcpOptions,
         wishes: StreamWishes,
         max_ulpdu: usize,
+        tap: Option<Arc<dyn TcpTap>>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             link,
@@ -116,6 +118,7 @@ impl Streams {
             tcp,
             wishes,
             max_ulpdu,
+            tap,
             device: OnceLock::new(),
             state: Mutex::default(),
             rendezvous: Rendezvous::at(at.port()),
@@ -147,6 +150,13 @@ impl Streams {
         };
         let socket = early.connection.socket();
         self.link.watch().add(&**socket, number.into(), kind)
+    }
+
+    fn connection(&self, socket: TcpSocket, way: Way, peer: SocketAddr) -> Connection {
+        Connection::new(match &self.tap {
+            Some(tap) => socket.tapped(Arc::clone(tap), way, peer),
+            None => socket,
+        })
     }
 
     fn unwatch(&self, early: &Early) {
@@ -181,7 +191,7 @@ impl Streams {
                 Err(_) => return self.pause(token, &listener),
             };
             let early = Early {
-                connection: Connection::new(socket),
+                connection: self.connection(socket, Way::In, from),
                 peer: from.ip(),
                 is_connected: true,
                 sink: None,
@@ -617,7 +627,7 @@ impl StreamPort for Streams {
         let local = SocketAddr::new(self.address, 0);
         let socket = TcpSocket::connect(Some(local), to, &self.tcp).map_err(io::Error::other)?;
         let early = Early {
-            connection: Connection::new(socket),
+            connection: self.connection(socket, Way::Out, to),
             peer: to.ip(),
             is_connected: false,
             sink: Some(sink),

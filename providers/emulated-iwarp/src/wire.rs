@@ -8,7 +8,7 @@ use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
 use polyverbs_links::RealHost;
 use polyverbs_links::emulated::EmulatedError;
-use polyverbs_links::wire::{TcpLink, TcpLinkOptions, TcpOptions, WatchedLink};
+use polyverbs_links::wire::{TcpLink, TcpLinkOptions, TcpOptions, TcpTap, WatchedLink};
 use verbs_api::LinkAddress;
 use verbs_api::carrier::{StreamPort, StreamWishes};
 
@@ -35,6 +35,8 @@ pub struct WireOptions {
     pub markers: bool,
     /// Most octets of a DDP segment, where the path carries more.
     pub max_segment: usize,
+    /// Is told of what passes through the sockets.
+    pub tap: Option<Arc<dyn TcpTap>>,
 }
 
 impl WireOptions {
@@ -47,6 +49,7 @@ impl WireOptions {
             crc: true,
             markers: false,
             max_segment: u16::MAX.into(),
+            tap: None,
         }
     }
 }
@@ -91,6 +94,7 @@ impl OnWire {
             wire.tcp,
             wishes,
             wire.max_segment,
+            wire.tap,
         );
         if port != 0 {
             let receptionist = Arc::new(Receptionist(Arc::downgrade(&streams)));

@@ -9,7 +9,7 @@ use thiserror::Error;
 use verbs_api::provider::{DeviceOps, Provider};
 use verbs_api::{Extensions, Features, LinkAddress, VerbError};
 
-use crate::wire::{GroupOptions, OctetTap};
+use crate::wire::{GroupOptions, WireTap};
 use crate::{FaultSpec, FaultSpecError};
 
 /// What an emulated device is made with.
@@ -25,7 +25,7 @@ pub struct EmulatedOptions {
     pub framed: bool,
     /// Address and port of this machine where it is found on an IP network; `None` for a network of its own.
     pub at: Option<SocketAddr>,
-    /// Is told of every datagram that it sends and receives where it is on an IP network.
+    /// Is told of all that it sends and receives where it is on an IP network.
     pub tap: Option<Tap>,
     /// Features that it does not claim although it could.
     pub without: Features,
@@ -33,9 +33,9 @@ pub struct EmulatedOptions {
     pub extensions: Option<Extensions>,
 }
 
-/// Whoever is told of datagrams.
+/// Whoever is told of what is on the wire.
 #[derive(Clone)]
-pub struct Tap(pub Arc<dyn OctetTap>);
+pub struct Tap(pub Arc<dyn WireTap>);
 
 impl fmt::Debug for Tap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -19,12 +19,12 @@ pub use codec::{
     Arrival, Common, DatagramCodec, Envelope, Found, Laid, Leaving, Manner, News, Opened,
     StreamCodec,
 };
-pub use octets::{OctetCapture, OctetTap};
+pub use octets::{OctetCapture, OctetTap, WireTap};
 pub use queue::OctetQueue;
 // What the interfaces of this crate are made of: drivers need no sockets of their own.
 pub use polyverbs_sockets::{
     Connection, Duty, GroupOptions, Lease, Offload, QpnRange, Received, Source, StreamError,
-    TcpListener, TcpOptions, TcpSocket, Watch, source_of,
+    TcpListener, TcpOptions, TcpSocket, TcpTap, Watch, Way, source_of,
 };
 pub use tcp::{Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{NewStream, StreamThroughOctets, ThroughOctets};

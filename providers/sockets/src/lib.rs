@@ -27,6 +27,9 @@ pub use local::Admission;
 pub use multicast::Membership;
 pub use piece::Piece;
 pub use receive::{Message, ReceiveBatch};
-pub use tcp::{Connection, Received, StreamError, TcpListener, TcpOptions, TcpSocket};
+pub use tcp::{
+    Connection, Ends, Passed, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap,
+    Way,
+};
 pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, path_mtu, source_of};
 pub use watch::{Duty, Ready, Source, Watch};

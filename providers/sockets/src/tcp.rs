@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -23,8 +24,11 @@ use crate::sys::{self, Outgoing};
 use crate::udp::is_passing;
 
 mod connection;
+mod tap;
 
 pub use connection::Connection;
+use tap::Tapped;
+pub use tap::{Ends, Passed, TcpTap, Way};
 
 /// What a socket is made with. Every one sends at once what it is given (`TCP_NODELAY`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +139,7 @@ pub enum Received {
 /// A TCP socket.
 pub struct TcpSocket {
     descriptor: OwnedFd,
+    tap: Option<Tapped>,
 }
 
 impl TcpSocket {
@@ -168,9 +173,28 @@ impl TcpSocket {
         if like.is_ipv6() {
             sockopt::set_ipv6_v6only(&descriptor, true)?;
         }
-        let socket = Self { descriptor };
+        let socket = Self {
+            descriptor,
+            tap: None,
+        };
         socket.set(options)?;
         Ok(socket)
+    }
+
+    /// Has `tap` told of what passes from now on, beginning with the request for the connection with `peer`, which went
+    /// this `way`. Where the socket is of no use any more, nothing passes.
+    #[must_use]
+    pub fn tapped(mut self, tap: Arc<dyn TcpTap>, way: Way, peer: SocketAddr) -> Self {
+        self.tap = Tapped::of(tap, &self, peer);
+        self.note(way, Passed::Request);
+        self
+    }
+
+    #[inline]
+    fn note(&self, way: Way, passed: Passed<'_>) {
+        if let Some(tap) = &self.tap {
+            tap.passed(way, passed);
+        }
     }
 
     fn set(&self, options: &TcpOptions) -> io::Result<()> {
@@ -246,9 +270,13 @@ impl TcpSocket {
                 },
             ),
         };
-        match sent {
-            Err(error) if is_passing(&error) => Ok(0),
-            result => Ok(result?),
+        match (sent, &self.tap) {
+            (Err(error), _) if is_passing(&error) => Ok(0),
+            (Ok(sent), Some(tap)) => {
+                tap.sent(pieces, sent);
+                Ok(sent)
+            }
+            (result, _) => Ok(result?),
         }
     }
 
@@ -257,9 +285,15 @@ impl TcpSocket {
     /// # Errors
     /// The connection has ended without an end of what the peer sent.
     pub fn receive(&self, into: &mut [u8]) -> Result<Received, StreamError> {
-        match recv(&self.descriptor, into, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => Ok(Received::End),
-            Ok((_, octets)) => Ok(Received::Octets(octets)),
+        match recv(&self.descriptor, &mut *into, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => {
+                self.note(Way::In, Passed::End);
+                Ok(Received::End)
+            }
+            Ok((_, octets)) => {
+                self.note(Way::In, Passed::Octets(&into[..octets]));
+                Ok(Received::Octets(octets))
+            }
             Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
             Err(errno) => Err(errno.into()),
         }
@@ -270,7 +304,9 @@ impl TcpSocket {
     /// # Errors
     /// The connection has ended.
     pub fn finish(&self) -> Result<(), StreamError> {
-        Ok(shutdown(&self.descriptor, Shutdown::Write)?)
+        shutdown(&self.descriptor, Shutdown::Write)?;
+        self.note(Way::Out, Passed::End);
+        Ok(())
     }
 
     /// Ends the connection at once, whoever else has the socket: the peer is told by a reset, and what was under way is
@@ -279,7 +315,9 @@ impl TcpSocket {
         // A linger of no time is how TCP is asked for a reset, when the socket is closed or loses its peer. Where that
         // fails there is nobody to tell.
         let _ = sockopt::set_socket_linger(&self.descriptor, Some(Duration::ZERO));
-        let _ = connect_unspec(&self.descriptor);
+        if connect_unspec(&self.descriptor).is_ok() {
+            self.note(Way::Out, Passed::Reset);
+        }
     }
 }
 
@@ -353,7 +391,10 @@ impl TcpListener {
                 // Who connected is gone again, or what became of his packets is told here.
                 Err(_) => continue,
             };
-            let socket = TcpSocket { descriptor };
+            let socket = TcpSocket {
+                descriptor,
+                tap: None,
+            };
             let peer = socket.set(&self.options).and_then(|()| socket.peer());
             if let Ok(peer) = peer {
                 return Ok(Some((socket, peer)));

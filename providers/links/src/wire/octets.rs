@@ -1,6 +1,7 @@
 //! Capture of what is on the wire, as a file that any dissector reads.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
@@ -12,6 +13,7 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
+use polyverbs_sockets::{Ends, Passed, TcpTap, Way};
 
 use super::codec::Envelope;
 use crate::capture::{NANOSECONDS, Stage, io_error};
@@ -22,8 +24,17 @@ pub trait OctetTap: Send + Sync {
     fn datagram(&self, stage: Stage, envelope: &Envelope, traffic_class: u8, octets: &[u8]);
 }
 
+/// Is told of all that leaves and arrives, datagrams and streams.
+pub trait WireTap: OctetTap + TcpTap {}
+
+impl<T: OctetTap + TcpTap> WireTap for T {}
+
 /// Writes datagrams as pcapng, with the IP and UDP headers that they have on the wire. UDP checksums and hop limits, which
 /// a socket does not show, are 0 and 64.
+///
+/// Of a TCP connection a socket shows the octets: segments are made of what a call has sent or received, sequence numbers
+/// begin with 0, and the three segments with which it began are written where its request is told. Nothing is ever lost or
+/// sent twice.
 ///
 /// There are two interfaces, `sent` and `arrived`, of link type RAW: packets begin with the IP header.
 pub struct OctetCapture(Mutex<File>);
@@ -31,6 +42,8 @@ pub struct OctetCapture(Mutex<File>);
 struct File {
     writer: PcapNgWriter<Box<dyn Write + Send>>,
     error: Option<io::Error>,
+    /// What each connection has sent and received, as sequence numbers.
+    streams: HashMap<Ends, [u32; 2]>,
 }
 
 impl OctetCapture {
@@ -56,6 +69,7 @@ impl OctetCapture {
         Ok(Self(Mutex::new(File {
             writer,
             error: None,
+            streams: HashMap::new(),
         })))
     }
 
@@ -76,15 +90,75 @@ impl OctetTap for OctetCapture {
     fn datagram(&self, stage: Stage, envelope: &Envelope, traffic_class: u8, octets: &[u8]) {
         let mut packet = headers(envelope, traffic_class, octets.len());
         packet.extend_from_slice(octets);
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if file.error.is_none() {
-            file.error = file.write(stage, since.unwrap_or_default(), packet).err();
+        file.packet(stage, packet);
+    }
+}
+
+impl TcpTap for OctetCapture {
+    fn passed(&self, way: Way, ends: &Ends, passed: Passed<'_>) {
+        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match passed {
+            Passed::Request => {
+                file.streams.insert(*ends, [0; 2]);
+                let back = match way {
+                    Way::Out => Way::In,
+                    Way::In => Way::Out,
+                };
+                file.segment(way, ends, SYN, b"");
+                file.segment(back, ends, SYN | ACK, b"");
+                file.segment(way, ends, ACK, b"");
+            }
+            Passed::Octets(octets) => {
+                for octets in octets.chunks(SEGMENT) {
+                    file.segment(way, ends, ACK | PSH, octets);
+                }
+            }
+            Passed::End => file.segment(way, ends, ACK | FIN, b""),
+            Passed::Reset => {
+                file.segment(way, ends, ACK | RST, b"");
+                file.streams.remove(ends);
+            }
         }
     }
 }
 
 impl File {
+    fn packet(&mut self, stage: Stage, packet: Vec<u8>) {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        if self.error.is_none() {
+            self.error = self.write(stage, since.unwrap_or_default(), packet).err();
+        }
+    }
+
+    // A segment of a connection that is known. A SYN and a FIN count as an octet.
+    fn segment(&mut self, way: Way, ends: &Ends, flags: u8, octets: &[u8]) {
+        let Some([sent, received]) = self.streams.get_mut(ends) else {
+            return;
+        };
+        let (stage, from, to, sequence, acknowledged) = match way {
+            Way::Out => (Stage::Sent, ends.local, ends.peer, sent, received),
+            Way::In => (Stage::Arrived, ends.peer, ends.local, received, sent),
+        };
+        let mut tcp = Vec::with_capacity(TCP + octets.len());
+        tcp.extend(from.port().to_be_bytes());
+        tcp.extend(to.port().to_be_bytes());
+        tcp.extend(sequence.to_be_bytes());
+        let acknowledged = if flags & ACK == 0 { 0 } else { *acknowledged };
+        tcp.extend(acknowledged.to_be_bytes());
+        // Five words of header; the widest window; checksum to be filled in; nothing urgent.
+        tcp.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+        tcp.extend_from_slice(octets);
+        let counts = octets.len() as u32 + u32::from(flags & (SYN | FIN) != 0);
+        *sequence = sequence.wrapping_add(counts);
+        let addresses = (from.ip(), to.ip());
+        let sum = tcp_checksum(addresses, &tcp);
+        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+        let mut packet = ip_header(addresses, 0, 0, PROTOCOL_TCP, tcp.len() as u16);
+        packet.extend(tcp);
+        self.packet(stage, packet);
+    }
+
     fn write(&mut self, stage: Stage, timestamp: Duration, packet: Vec<u8>) -> io::Result<()> {
         let block = EnhancedPacketBlock {
             interface_id: stage as u32,
@@ -100,35 +174,12 @@ impl File {
     }
 }
 
-// IP and UDP headers (RFC 791, RFC 8200, RFC 768).
+// IP and UDP headers (RFC 768).
 fn headers(envelope: &Envelope, traffic_class: u8, octets: usize) -> Vec<u8> {
     let udp = (UDP + octets) as u16;
-    let mut packet = match (envelope.from.ip(), envelope.to.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let mut ip = vec![0x45, traffic_class];
-            ip.extend((20 + udp).to_be_bytes());
-            ip.extend(envelope.identification.to_be_bytes());
-            // DF; not a fragment; hops; UDP; checksum to be filled in.
-            ip.extend([0x40, 0, HOPS, PROTOCOL_UDP, 0, 0]);
-            ip.extend(from.octets());
-            ip.extend(to.octets());
-            let sum = checksum(&ip);
-            ip[10..12].copy_from_slice(&sum.to_be_bytes());
-            ip
-        }
-        (from, to) => {
-            let six = |ip: IpAddr| match ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                IpAddr::V6(ip) => ip,
-            };
-            let mut ip = vec![0x60 | traffic_class >> 4, traffic_class << 4, 0, 0];
-            ip.extend(udp.to_be_bytes());
-            ip.extend([PROTOCOL_UDP, HOPS]);
-            ip.extend(six(from).octets());
-            ip.extend(six(to).octets());
-            ip
-        }
-    };
+    let addresses = (envelope.from.ip(), envelope.to.ip());
+    let identification = envelope.identification;
+    let mut packet = ip_header(addresses, traffic_class, identification, PROTOCOL_UDP, udp);
     let port = |address: SocketAddr| address.port().to_be_bytes();
     packet.extend(port(envelope.from));
     packet.extend(port(envelope.to));
@@ -137,18 +188,90 @@ fn headers(envelope: &Envelope, traffic_class: u8, octets: usize) -> Vec<u8> {
     packet
 }
 
+/// Whom a packet is from, and whom to.
+type Addresses = (IpAddr, IpAddr);
+
+// In front of so many octets (RFC 791, RFC 8200).
+fn ip_header(
+    addresses: Addresses,
+    traffic_class: u8,
+    identification: u16,
+    protocol: u8,
+    octets: u16,
+) -> Vec<u8> {
+    match addresses {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let mut ip = vec![0x45, traffic_class];
+            ip.extend((20 + octets).to_be_bytes());
+            ip.extend(identification.to_be_bytes());
+            // DF; not a fragment; hops; protocol; checksum to be filled in.
+            ip.extend([0x40, 0, HOPS, protocol, 0, 0]);
+            ip.extend(from.octets());
+            ip.extend(to.octets());
+            let sum = checksum(&ip);
+            ip[10..12].copy_from_slice(&sum.to_be_bytes());
+            ip
+        }
+        (from, to) => {
+            let mut ip = vec![0x60 | traffic_class >> 4, traffic_class << 4, 0, 0];
+            ip.extend(octets.to_be_bytes());
+            ip.extend([protocol, HOPS]);
+            ip.extend(six(from));
+            ip.extend(six(to));
+            ip
+        }
+    }
+}
+
+fn six(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+// Over the segment and what IP says of it (RFC 9293 section 3.1, RFC 8200 section 8.1).
+fn tcp_checksum(addresses: Addresses, segment: &[u8]) -> u16 {
+    let about = [0, PROTOCOL_TCP];
+    let length = (segment.len() as u16).to_be_bytes();
+    let sums = [sum(segment), sum(&about), sum(&length)];
+    let addresses = match addresses {
+        (IpAddr::V4(from), IpAddr::V4(to)) => sum(&from.octets()) + sum(&to.octets()),
+        (from, to) => sum(&six(from)) + sum(&six(to)),
+    };
+    fold(addresses + sums.iter().sum::<u32>())
+}
+
 fn checksum(header: &[u8]) -> u16 {
-    let words = header
-        .chunks_exact(2)
-        .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-    let sum: u32 = words.sum();
+    fold(sum(header))
+}
+
+fn sum(octets: &[u8]) -> u32 {
+    let word = |word: &[u8]| match *word {
+        [first, second] => u16::from_be_bytes([first, second]).into(),
+        [last] => u32::from(last) << 8,
+        _ => 0,
+    };
+    octets.chunks(2).map(word).sum()
+}
+
+fn fold(sum: u32) -> u16 {
     let folded = (sum & 0xffff) + (sum >> 16);
     !((folded & 0xffff) + (folded >> 16)) as u16
 }
 
 const UDP: usize = 8;
+const TCP: usize = 20;
+/// Octets of a segment: an IP packet has no room for more than twice as many.
+const SEGMENT: usize = 32 << 10;
 const HOPS: u8 = 64;
+const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const PSH: u8 = 8;
+const ACK: u8 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -210,6 +333,58 @@ mod tests {
         assert_eq!(packets[1].0, 1);
         assert_eq!(packets[1].1[..8], [0x66, 0x10, 0, 0, 0, 12, 17, 64]);
         assert_eq!(packets[1].1.len(), 40 + 8 + 4);
+    }
+
+    #[test]
+    fn a_connection_is_written_as_its_segments() {
+        let shared = Shared::default();
+        let capture = OctetCapture::new(shared.clone()).unwrap();
+        let ends = Ends {
+            local: "10.0.0.1:50000".parse().unwrap(),
+            peer: "10.0.0.2:7471".parse().unwrap(),
+        };
+        capture.passed(Way::Out, &ends, Passed::Octets(b"of nobody"));
+        capture.passed(Way::Out, &ends, Passed::Request);
+        capture.passed(Way::Out, &ends, Passed::Octets(&[7; SEGMENT + 3]));
+        capture.passed(Way::In, &ends, Passed::Octets(b"answer"));
+        capture.passed(Way::In, &ends, Passed::End);
+        capture.passed(Way::Out, &ends, Passed::Reset);
+        capture.passed(Way::Out, &ends, Passed::Octets(b"too late"));
+        capture.flush().unwrap();
+        let written = shared.0.lock().unwrap();
+        let mut reader = PcapNgReader::new(&written[..]).unwrap();
+        let mut segments = Vec::new();
+        while let Some(block) = reader.next_block() {
+            let Block::EnhancedPacket(packet) = block.unwrap() else {
+                continue;
+            };
+            let (ip, tcp) = packet.data.split_at(20);
+            assert_eq!(checksum(ip), 0);
+            let from: [u8; 4] = ip[12..16].try_into().unwrap();
+            let to: [u8; 4] = ip[16..].try_into().unwrap();
+            assert_eq!(tcp_checksum((from.into(), to.into()), tcp), 0);
+            let number = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
+            let flags = tcp[13];
+            segments.push((
+                packet.interface_id,
+                number(4),
+                number(8),
+                flags,
+                tcp.len() - 20,
+            ));
+        }
+        let end = SEGMENT as u32 + 4;
+        let expected = [
+            (0, 0, 0, SYN, 0),
+            (1, 0, 1, SYN | ACK, 0),
+            (0, 1, 1, ACK, 0),
+            (0, 1, 1, ACK | PSH, SEGMENT),
+            (0, end - 3, 1, ACK | PSH, 3),
+            (1, 1, end, ACK | PSH, 6),
+            (1, 7, end, ACK | FIN, 0),
+            (0, end, 8, ACK | RST, 0),
+        ];
+        assert_eq!(segments, expected);
     }
 
     #[test]
