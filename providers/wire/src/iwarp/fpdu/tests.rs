@@ -125,6 +125,87 @@ fn a_bit_that_is_wrong_is_found() {
     }
 }
 
+// Frames that arrive before the stream breaks off, and whether it does.
+fn taken(framing: Framing, octets: &mut [u8]) -> (Vec<Vec<u8>>, Option<Reject>) {
+    let (mut receiver, mut at, mut all) = (Receiver::new(framing), 0, Vec::new());
+    loop {
+        match receiver.next(&mut octets[at..]) {
+            Ok(Some(fpdu)) => {
+                at += fpdu.frame_len;
+                all.push(fpdu.ulpdu.to_vec());
+            }
+            Ok(None) => return (all, None),
+            Err(reject) => return (all, Some(reject)),
+        }
+    }
+}
+
+#[test]
+fn a_length_that_lies_is_found_where_its_checksum_is_not() {
+    let frame = framed(&mut Sender::new(CRC), &[0x5a; 1000]);
+    for lie in [0, 1, 3, 996, 999, 1001, 1004, 1 << 15, u16::MAX] {
+        // The next frames, as many as a longer one would take in.
+        let mut octets = [&frame[..], &frame.repeat(80)].concat();
+        octets[..2].copy_from_slice(&lie.to_be_bytes());
+        assert_eq!(
+            taken(CRC, &mut octets),
+            (vec![], Some(Reject::Crc)),
+            "{lie}"
+        );
+    }
+}
+
+#[test]
+fn a_length_that_lies_without_checksums_ends_with_the_stream() {
+    let plain = Framing::default();
+    let mut octets = framed(&mut Sender::new(plain), &[0x5a; 1000]);
+    octets[..2].copy_from_slice(&u16::MAX.to_be_bytes());
+    // It is waited for, and there is never more of it than the longest frame has.
+    assert_eq!(taken(plain, &mut octets), (vec![], None));
+    octets.resize(MAX_FRAME_LEN, 0);
+    assert_eq!(taken(plain, &mut octets).0[0].len(), usize::from(u16::MAX));
+}
+
+#[test]
+fn an_octet_that_is_missing_or_too_many_breaks_the_stream() {
+    for framing in [CRC, MARKERS_AND_CRC] {
+        let mut sender = Sender::new(framing);
+        let frames: Vec<_> = (0..3).map(|at| framed(&mut sender, &[at; 180])).collect();
+        let stream = frames.concat();
+        for at in (0..stream.len()).step_by(5) {
+            let mut begin = 0;
+            let whole = frames.iter().take_while(|frame| {
+                begin += frame.len();
+                begin <= at
+            });
+            let whole = whole.count();
+            let (mut without, mut with) = (stream.clone(), stream.clone());
+            let octet = without.remove(at);
+            with.insert(at, !octet);
+            for octets in [&mut without, &mut with] {
+                octets.extend([0; 70_000]);
+                let (before, reject) = taken(framing, octets);
+                // Where two neighbours are the same it does not matter which of them is missing.
+                assert!((whole..=whole + 1).contains(&before.len()), "octet {at}");
+                let expected = [Some(Reject::Crc), Some(Reject::Marker)];
+                assert!(expected.contains(&reject), "octet {at}: {reject:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_is_cut_short_is_waited_for() {
+    for framing in [CRC, MARKERS_AND_CRC] {
+        let frame = framed(&mut Sender::new(framing), &[1; 1200]);
+        for length in 0..frame.len() {
+            let mut receiver = Receiver::new(framing);
+            assert_eq!(receiver.next(&mut frame[..length].to_vec()), Ok(None));
+            assert_eq!(receiver.position(), 0);
+        }
+    }
+}
+
 #[test]
 fn what_is_not_looked_at_may_be_anything() {
     let mut octets = LATER;
