@@ -259,7 +259,13 @@ fn over_tcp(options: &DeviceOptions) -> Fabric {
         let mut wire = emulated_iwarp::WireOptions::new(address);
         wire.markers = true;
         let on_wire = emulated_iwarp::OnWire::new(iwarp, wire, options.clone());
-        (on_wire.expect("an address of this machine").device, None)
+        let emulated_iwarp::OnWire { device, link, .. } =
+            on_wire.expect("an address of this machine");
+        let carried = move || {
+            let counts = link.counts();
+            counts.sent + counts.delivered + counts.lost
+        };
+        (device, Some(Box::new(carried)))
     })
 }
 

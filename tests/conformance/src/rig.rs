@@ -137,9 +137,7 @@ impl Rig {
     /// Lets time pass until what is under way has arrived, or is waiting for something.
     pub fn settle(&self) {
         let Some(carried) = &self.carried else {
-            // What a stream brings passes two threads that others may keep waiting.
-            let times = if self.flavour == Flavour::IwTcp { 4 } else { 1 };
-            return self.run_for(A_WHILE * times);
+            return self.run_for(A_WHILE);
         };
         // However busy the machine is: until nothing has moved for a while, though it was looked for.
         let began = Instant::now();
