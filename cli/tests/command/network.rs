@@ -213,8 +213,14 @@ fn a_capture_has_every_packet_and_each_is_right() {
     let folder = Folder::new();
     let (file, packets) = (folder.file(300_000), folder.path("packets"));
     let named: [(_, &[_]); 2] = [
-        ("ib0", &["REQ", "REP", "RTU", "DREQ", "DREP", "READ", "SEND"]),
-        ("iw0", &["MPA REQUEST", "MPA REPLY", "READ RESPONSE", "SEND"]),
+        (
+            "ib0",
+            &["REQ", "REP", "RTU", "DREQ", "DREP", "READ", "SEND"],
+        ),
+        (
+            "iw0",
+            &["MPA REQUEST", "MPA REPLY", "READ RESPONSE", "SEND"],
+        ),
     ];
     for (device, names) in named {
         let server = Server::new(device, "127.0.37.1:0", &[]);
