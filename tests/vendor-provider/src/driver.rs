@@ -160,6 +160,10 @@ mod overrides {
                 polyverbs_engine::express::run(qp, half, requests, cx)
             }
 
+            fn addresses_receives(&self) -> bool {
+                false
+            }
+
             fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
                 wanted.min(active)
             }
