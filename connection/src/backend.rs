@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use verbs_api::qp::Half;
-use verbs_api::{Gid, LinkAddress, Mtu, QpEndpoint, Qpn, VerbError};
+use verbs_api::{Gid, LinkAddress, Mtu, Psn, QpEndpoint, Qpn, VerbError};
 
 use crate::error::ConnectError;
 
@@ -57,6 +57,8 @@ pub struct Offer {
     pub endpoint: QpEndpoint,
     /// Which end of the connection it is.
     pub half: Half,
+    /// The first packet sequence number that it takes, where ends say that instead of what they send.
+    pub takes_psn: Option<Psn>,
     /// Reads that it serves at one time.
     pub inbound_reads: u8,
     /// Reads that it has outstanding at one time.

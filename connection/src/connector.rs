@@ -10,7 +10,8 @@ use verbs_api::carrier::Carrier;
 use verbs_api::objects::{ObjectId, ObjectKind};
 use verbs_api::qp::{Half, QpAttributes, QpState};
 use verbs_api::{
-    Completer, ConnectOptions, Context, Mtu, Outcome, Qp, QpEndpoint, Started, Transport, VerbError,
+    Completer, ConnectOptions, Context, Mtu, Outcome, Psn, Qp, QpEndpoint, Started, Transport,
+    VerbError,
 };
 
 use crate::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
@@ -159,6 +160,7 @@ impl Connector {
         let failed = Arc::clone(&request);
         let reads = limits_of(&offer);
         let qp_options = with_path_mtu(options.qp, &offer);
+        let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(context, qp);
         let side = Side::new(&self.backend);
         let of = Arc::clone(&side);
@@ -167,7 +169,11 @@ impl Connector {
                 return;
             };
             let outcome = match told {
-                Told::Accepted(peer) => Ok(Accepted::new(of, target, qp_options, reads, peer)),
+                Told::Accepted(peer) => {
+                    let (endpoint, options) = numbered(qp_options, own_psn, &peer);
+                    let peer = Offer { endpoint, ..peer };
+                    Ok(Accepted::new(of, target, options, reads, peer))
+                }
                 told => Err(refusal(told)),
             };
             request.end(outcome);
@@ -205,6 +211,7 @@ fn offer(
     Ok(Offer {
         endpoint: qp.endpoint()?,
         half,
+        takes_psn: None,
         inbound_reads: clamp(inbound, limits.max_qp_rd_atom, Half::Requester),
         outbound_reads: clamp(outbound, limits.max_qp_init_rd_atom, Half::Responder),
         path_mtu: path_mtu(context, &options.qp)?,
@@ -244,6 +251,18 @@ fn path_mtu(context: &Context, options: &ConnectOptions) -> Result<Option<Mtu>, 
 
 fn with_path_mtu(options: ConnectOptions, offer: &Offer) -> ConnectOptions {
     offer.path_mtu.map_or(options, |mtu| options.path_mtu(mtu))
+}
+
+/// What the queue pair is brought up with. Where the peer has said what it takes, it has been told what this one takes.
+fn numbered(options: ConnectOptions, own_psn: Psn, peer: &Offer) -> (QpEndpoint, ConnectOptions) {
+    let Some(psn) = peer.takes_psn else {
+        return (peer.endpoint, options);
+    };
+    let endpoint = QpEndpoint {
+        sq_psn: own_psn,
+        ..peer.endpoint
+    };
+    (endpoint, options.sq_psn(psn))
 }
 
 pub(crate) fn fits(private_data: &[u8], max: usize) -> Result<(), ConnectError> {
@@ -741,12 +760,9 @@ impl Incoming {
         };
         // A stream needs both ends: the queue pair comes up while the other one does.
         let is_stream = context.attributes().transport == Transport::Iwarp;
-        accept.begin(
-            &self.peer.endpoint,
-            with_path_mtu(with_reads(options.qp, reads), &self.peer),
-            own,
-            is_stream,
-        );
+        let options = with_path_mtu(with_reads(options.qp, reads), &self.peer);
+        let (endpoint, options) = numbered(options, own.endpoint.sq_psn, &self.peer);
+        accept.begin(&endpoint, options, own, is_stream);
         started
     }
 }

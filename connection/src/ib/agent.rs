@@ -12,7 +12,7 @@ use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
 use polyverbs_wire::mad::{self, cm};
 use verbs_api::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::Half;
-use verbs_api::{Gid, LinkAddress, QpEndpoint, Qpn, VerbError};
+use verbs_api::{Gid, LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
 
 use super::private;
 use super::types::{
@@ -227,7 +227,7 @@ impl State {
                 let offer = Offer {
                     endpoint: QpEndpoint {
                         qp_num: reply.remote_qpn,
-                        sq_psn: reply.starting_psn,
+                        sq_psn: Psn::default(),
                         address: reply.path.address,
                         gid: reply.path.remote_gid,
                     },
@@ -235,6 +235,7 @@ impl State {
                         Some(Transport::Xrc) => Half::Responder,
                         _ => Half::Both,
                     },
+                    takes_psn: Some(reply.starting_psn),
                     inbound_reads: reply.initiator_depth,
                     outbound_reads: reply.responder_resources,
                     path_mtu: Some(reply.path.mtu),
@@ -361,7 +362,7 @@ impl State {
         let offer = Offer {
             endpoint: QpEndpoint {
                 qp_num: request.remote_qpn,
-                sq_psn: request.starting_psn,
+                sq_psn: Psn::default(),
                 address: request.path.address,
                 gid: request.path.remote_gid,
             },
@@ -369,6 +370,7 @@ impl State {
                 Transport::Xrc => Half::Requester,
                 Transport::Rc | Transport::Uc => Half::Both,
             },
+            takes_psn: Some(request.starting_psn),
             // The peer's own point of view, which the manager has turned around.
             inbound_reads: request.initiator_depth,
             outbound_reads: request.responder_resources,

@@ -28,7 +28,7 @@ impl Manager {
         let connection = Connection {
             transport: request.transport,
             local_qpn: request.qpn,
-            sq_psn: request.starting_psn,
+            rq_psn: request.starting_psn,
             responder_resources: request.responder_resources,
             initiator_depth: request.initiator_depth,
             retry_count: request.retry_count.min(7),
@@ -103,7 +103,7 @@ impl Manager {
         fits(reply.private_data, private::REP)?;
         connection.state = State::RepSent;
         connection.local_qpn = reply.qpn;
-        connection.sq_psn = reply.starting_psn;
+        connection.rq_psn = reply.starting_psn;
         connection.responder_resources = reply.responder_resources;
         connection.initiator_depth = reply.initiator_depth;
         connection.answer = None;

@@ -113,7 +113,8 @@ impl Manager {
             remote_guid: req.ca_guid,
             listener: Some(listener),
             remote_qpn: Qpn::new(req.qpn),
-            rq_psn: Psn::new(req.starting_psn),
+            // Each tells the other where it begins (IBTA 12.7.31).
+            sq_psn: Psn::new(req.starting_psn),
             // What the peer starts, this side serves, and the other way round (IBTA 12.7.29).
             responder_resources: req.initiator_depth,
             initiator_depth: req.responder_resources,
@@ -163,7 +164,7 @@ impl Manager {
             transport: connection.transport,
             path: connection.path,
             remote_qpn: connection.remote_qpn,
-            starting_psn: connection.rq_psn,
+            starting_psn: connection.sq_psn,
             remote_guid: req.ca_guid,
             responder_resources: connection.responder_resources,
             initiator_depth: connection.initiator_depth,
@@ -294,7 +295,7 @@ impl Manager {
         connection.remote_comm_id = rep.local_comm_id;
         connection.remote_guid = rep.ca_guid;
         connection.remote_qpn = Qpn::new(qpn);
-        connection.rq_psn = Psn::new(rep.starting_psn);
+        connection.sq_psn = Psn::new(rep.starting_psn);
         connection.responder_resources = rep.initiator_depth;
         connection.initiator_depth = rep.responder_resources;
         connection.rnr_retry_count = rep.rnr_retry_count;
@@ -303,7 +304,7 @@ impl Manager {
         let reply = Box::new(Replied {
             path: connection.path,
             remote_qpn: connection.remote_qpn,
-            starting_psn: connection.rq_psn,
+            starting_psn: connection.sq_psn,
             responder_resources: connection.responder_resources,
             initiator_depth: connection.initiator_depth,
             srq: rep.srq,

@@ -92,7 +92,7 @@ pub struct Request<'a> {
     pub path: Path,
     /// The own queue pair.
     pub qpn: Qpn,
-    /// The number of its first packet.
+    /// The number of the first packet that it takes: the peer begins with that.
     pub starting_psn: Psn,
     /// Reads and atomics that it serves at one time.
     pub responder_resources: u8,
@@ -141,7 +141,7 @@ impl Request<'_> {
 pub struct Reply<'a> {
     /// The own queue pair; of XRC the target.
     pub qpn: Qpn,
-    /// The number of its first packet.
+    /// The number of the first packet that it takes: the peer begins with that.
     pub starting_psn: Psn,
     /// Reads and atomics that it serves at one time.
     pub responder_resources: u8,
@@ -205,7 +205,7 @@ pub struct Requested {
     pub path: Path,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The number of its first packet.
+    /// The number of the first packet that this side sends.
     pub starting_psn: Psn,
     /// The peer's adapter.
     pub remote_guid: u64,
@@ -230,7 +230,7 @@ pub struct Replied {
     pub path: Path,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The number of its first packet.
+    /// The number of the first packet that this side sends.
     pub starting_psn: Psn,
     /// Reads and atomics to serve at one time.
     pub responder_resources: u8,

@@ -173,6 +173,7 @@ impl End {
                 sq_psn: Psn::default(),
             },
             half: Half::Both,
+            takes_psn: None,
             inbound_reads: reads(ird),
             outbound_reads: reads(ord),
             path_mtu: None,

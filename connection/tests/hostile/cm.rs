@@ -180,6 +180,7 @@ fn offer() -> Offer {
             gid: Gid::default(),
         },
         half: Half::Both,
+        takes_psn: None,
         inbound_reads: 1,
         outbound_reads: 1,
         path_mtu: Some(Mtu::Mtu1024),

@@ -45,6 +45,7 @@ pub struct ConnectOptions {
     access: Access,
     qkey: u32,
     path_mtu: Option<Mtu>,
+    sq_psn: Option<Psn>,
     timeout: u8,
     retry_cnt: u8,
     rnr_retry: u8,
@@ -64,6 +65,7 @@ impl Default for ConnectOptions {
             access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
             qkey: 0x1111_1111,
             path_mtu: None,
+            sq_psn: None,
             timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
@@ -108,6 +110,8 @@ impl ConnectOptions {
         qkey: u32;
         /// Payload octets of one packet; the port's active MTU unless set.
         path_mtu: Mtu => Some;
+        /// The first packet sequence number that it sends; that of its [`QpEndpoint`] unless set.
+        sq_psn: Psn => Some;
         /// Acknowledge timeout: 4.096 µs x 2^n, n up to 31; 0 never times out. 14 unless set.
         timeout: u8;
         /// Retries after a timeout or a sequence error, 0 to 7. 7 unless set.
@@ -250,7 +254,7 @@ impl Qp {
             .rq_psn(peer.sq_psn);
         let mut rts = QpAttributes::new()
             .qp_state(QpState::Rts)
-            .sq_psn(self.sq_psn());
+            .sq_psn(options.sq_psn.unwrap_or_else(|| self.sq_psn()));
         if self.qp_type() == QpType::Rc {
             let served = default_depth(options.max_dest_rd_atomic, limits.max_qp_rd_atom);
             let initiated = default_depth(options.max_rd_atomic, limits.max_qp_init_rd_atom);
