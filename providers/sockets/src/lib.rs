@@ -31,5 +31,7 @@ pub use tcp::{
     Connection, Ends, Passed, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap,
     Way,
 };
-pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, path_mtu, source_of};
+pub use udp::{
+    Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, path_mtu, source_of,
+};
 pub use watch::{Duty, Ready, Source, Watch};

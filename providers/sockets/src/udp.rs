@@ -5,7 +5,7 @@
 //! be computed beforehand.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,6 +19,7 @@ use thiserror::Error;
 
 use crate::address::{self, Name};
 use crate::control::{self, Control};
+use crate::interface::interface_of;
 use crate::piece::{Piece, total};
 use crate::receive::ReceiveBatch;
 use crate::sys::{self, AT_ONCE, Outgoing};
@@ -27,6 +28,11 @@ use crate::sys::{self, AT_ONCE, Outgoing};
 pub const MAX_SEGMENTS: usize = 64;
 /// Octets of one call, with or without segmentation, IP and UDP headers not counted.
 pub const MAX_OCTETS: usize = 65_507;
+
+/// Groups of a link that everybody is in.
+const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const DISCARD: u16 = 9;
 
 // Three numbers.
 const CONTROL: usize = 3 * control::space(size_of::<libc::c_int>());
@@ -327,6 +333,40 @@ pub fn path_mtu(local: IpAddr, to: SocketAddr) -> io::Result<u32> {
         IpAddr::V4(_) => sockopt::ip_mtu(&socket)?,
         IpAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
     })
+}
+
+/// The largest IP packet that the interface with this address carries, in octets, headers included.
+///
+/// # Errors
+/// No interface has it.
+pub fn interface_mtu(local: SocketAddr) -> io::Result<u32> {
+    // The way to one's own address leads over loopback. What goes to a group of the link leaves by the interface; of IPv6
+    // over loopback nothing does.
+    match group_mtu(local) {
+        Err(_) => path_mtu(local.ip(), local),
+        mtu => mtu,
+    }
+}
+
+fn group_mtu(local: SocketAddr) -> io::Result<u32> {
+    let socket = new_socket(local.ip())?;
+    // Nothing is sent.
+    match local.ip() {
+        IpAddr::V4(ip) => {
+            sockopt::set_ip_multicast_if(&socket, &ip)?;
+            connect(&socket, &SocketAddr::new(ALL_HOSTS.into(), DISCARD))?;
+            Ok(sockopt::ip_mtu(&socket)?)
+        }
+        IpAddr::V6(_) => {
+            let interface = interface_of(local)?;
+            sockopt::set_ipv6_multicast_if(&socket, interface)?;
+            connect(
+                &socket,
+                &SocketAddrV6::new(ALL_NODES, DISCARD, 0, interface),
+            )?;
+            Ok(sockopt::ipv6_mtu(&socket)?)
+        }
+    }
 }
 
 /// The address of this machine from which another is reached: that of the route which the kernel would take.

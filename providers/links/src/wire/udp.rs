@@ -18,7 +18,7 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{
     Duty, FlowSockets, HandError, Handed, Lease, Membership, QpnRange, ReceiveBatch, Service,
-    Source, UdpOptions, UdpSocket, Watch, path_mtu,
+    Source, UdpOptions, UdpSocket, Watch, interface_mtu,
 };
 use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 
@@ -151,7 +151,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     /// The system refuses, or the interface does not even carry the smallest path MTU.
     pub fn new(lease: Lease, codec: C, options: UdpLinkOptions) -> io::Result<Arc<Self>> {
         let local = lease.address();
-        let carried = largest_frame(path_mtu(local.ip(), local)?, local.ip(), C::OVERHEAD);
+        let carried = largest_frame(interface_mtu(local)?, local.ip(), C::OVERHEAD);
         let max_frame = match (carried, options.max_frame) {
             (None, _) => return Err(io::Error::other("the interface carries no frame at all")),
             (Some(carried), wanted) => wanted.unwrap_or(carried).min(carried),

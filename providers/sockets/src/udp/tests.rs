@@ -1,4 +1,5 @@
 use std::io::ErrorKind;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
@@ -228,6 +229,50 @@ fn the_path_of_loopback_is_known() {
         let address: SocketAddr = local.parse().unwrap();
         let to = SocketAddr::new(address.ip(), 9);
         assert!(path_mtu(address.ip(), to).unwrap() >= 16_384);
+        assert!(interface_mtu(address).unwrap() >= 16_384);
+    }
+}
+
+/// An interface with an address of either kind, until it is dropped.
+struct Interface(String);
+
+impl Interface {
+    fn new(mtu: u32, addresses: [&str; 2]) -> Self {
+        let name = format!("pv{}", std::process::id());
+        let this = Self(name.clone());
+        ip(&format!(
+            "link add {name} mtu {mtu} type veth peer name {name}b"
+        ));
+        ip(&format!("addr add {}/24 dev {name}", addresses[0]));
+        ip(&format!("addr add {}/64 dev {name} nodad", addresses[1]));
+        ip(&format!("link set {name}b up"));
+        ip(&format!("link set {name} up"));
+        this
+    }
+}
+
+impl Drop for Interface {
+    fn drop(&mut self) {
+        ip(&format!("link del {}", self.0));
+    }
+}
+
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status();
+    assert!(status.unwrap().success(), "ip {arguments}");
+}
+
+// The way from the machine to itself has loopback's, whichever address it has.
+#[test]
+#[ignore = "needs root"]
+fn what_an_interface_carries_is_not_what_loopback_does() {
+    let addresses = ["198.18.77.1", "fd77::1"];
+    let _interface = Interface::new(1500, addresses);
+    for address in addresses {
+        let local = SocketAddr::new(address.parse().unwrap(), 0);
+        assert_eq!(interface_mtu(local).unwrap(), 1500, "{address}");
+        let to = SocketAddr::new(local.ip(), 9);
+        assert!(path_mtu(local.ip(), to).unwrap() >= 16_384);
     }
 }
 
