@@ -42,6 +42,7 @@ Examples:
   polyverbs put FILE 127.0.0.1:7471 --device ib0     a file to another process or machine
   polyverbs ping 127.0.0.1 --device ib0              whether a device answers there
   polyverbs perf send-latency --device ib0           how fast it is
+  polyverbs perf send-latency 127.0.0.1:7472 --device ib0
   polyverbs dissect FILE.pcap                        what is in a capture";
 
 #[derive(Subcommand)]

@@ -133,6 +133,23 @@ impl Store {
     }
 }
 
+/// What the names of unfinished files end with.
+const PART: &str = ".part";
+
+/// Removes what servers left in a folder that were killed. A file that is being written is locked by whoever writes it.
+pub(crate) fn clean(folder: &Path) -> Result<()> {
+    let entries = fs::read_dir(folder).map_err(|error| cannot("read", folder, &error))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let is_part = name.starts_with('.') && name.ends_with(PART);
+        // What cannot be opened or removed is somebody else's.
+        if is_part && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+    Ok(())
+}
+
 /// A file that is being written: gone if it is not kept.
 struct Part {
     file: File,
@@ -145,9 +162,12 @@ impl Part {
     fn create(whole: &Path) -> Result<Self> {
         let name = whole.file_name().unwrap_or_default().to_string_lossy();
         for attempt in 0..1000 {
-            let path = whole.with_file_name(format!(".{name}.{}.{attempt}", std::process::id()));
+            let id = std::process::id();
+            let path = whole.with_file_name(format!(".{name}.{id}.{attempt}{PART}"));
             match File::create_new(&path) {
                 Ok(file) => {
+                    // As long as this process lives: see `clean`.
+                    file.lock().map_err(|error| cannot("lock", &path, &error))?;
                     return Ok(Self {
                         file,
                         path,

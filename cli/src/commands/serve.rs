@@ -12,12 +12,13 @@ use serde_json::json;
 use super::copy::{hexadecimal, parse_piece};
 use super::network::DeviceOptions;
 use crate::output::{BOLD, GOOD, complain, octets, rate, say, seconds};
-use crate::transfer::network::{Store, Stored};
+use crate::transfer::network::{Store, Stored, clean};
 use crate::transfer::{CopyOptions, requirements};
 
 /// Store the files that `polyverbs put` sends, from other processes and machines
 ///
-/// The first line says where it listens. A file that does not arrive whole is not there afterwards.
+/// The first line says where it listens. A file that does not arrive whole is not there afterwards; what a server that was
+/// killed has left in the folder, the next one removes.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -52,6 +53,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         "{} is no folder",
         arguments.dir.display()
     );
+    clean(&arguments.dir).map_err(anyhow::Error::from_boxed)?;
     let device = arguments.device.at(arguments.listen.ip())?;
     let context = device.open(&requirements())?;
     let listener = Connector::of(&context)?.listen(arguments.listen, 0)?;

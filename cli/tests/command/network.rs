@@ -241,3 +241,87 @@ fn a_capture_has_every_packet_and_each_is_right() {
     let wrong = complaint(&["capture", path(&packets), "put"]);
     assert!(wrong.contains("try --help"), "{wrong}");
 }
+
+#[test]
+fn what_a_killed_server_left_the_next_one_removes() {
+    let folder = Folder::new();
+    let file = folder.file(64 << 20);
+    let mut server = Server::new("ib0", "127.0.38.1:0", &[]);
+    let _put = Running::new(&["put", path(&file), &server.address, "--device", "ib0"]);
+    while server.stored().is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.process.0.kill().unwrap();
+    server.process.0.wait().unwrap();
+    let left = server.stored();
+    assert!(left[0].ends_with(".part"), "{left:?}");
+    let stored = server.folder.path("stored");
+    let arguments = ["serve", "--device", "ib0", "--listen", "127.0.38.2:0"];
+    let next_one = Running::new(&[&arguments[..], &["--dir", path(&stored), "--json"]].concat());
+    let began = Instant::now();
+    while !server.stored().is_empty() {
+        assert!(began.elapsed() < SOON, "{:?}", server.stored());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(next_one);
+}
+
+#[test]
+fn a_stream_that_is_reset_or_damaged_ends_in_one_clear_error() {
+    for fault in ["flip=5%,seed=1", "reset-after=40"] {
+        let folder = Folder::new();
+        let file = folder.file(16 << 20);
+        let server = Server::new("iw0", "127.0.39.1:0", &["--files", "1"]);
+        let put = ["put", path(&file), &server.address, "--device", "iw0"];
+        let told = complaint(&[&put[..], &["--fault", fault]].concat());
+        assert!(told.contains("connection"), "{told}");
+        let stored = server.folder.path("stored");
+        let (succeeded, told) = server.process.end();
+        assert!(
+            !succeeded && told.contains("a file did not arrive"),
+            "{told}"
+        );
+        assert_eq!(std::fs::read_dir(stored).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn every_measurement_is_made_between_processes() {
+    for device in DEVICES {
+        let listen = ["perf", "--listen", "127.0.40.1:0", "--device", device];
+        let mut listening = Running::new(&[&listen[..], &["--json"]].concat());
+        let mut lines = BufReader::new(listening.0.stdout.take().unwrap());
+        let first = next(&mut lines);
+        let to = first["listening"].as_str().unwrap();
+        let measure = |test, more: &[&str]| {
+            let perf = ["perf", test, to, "--device", device, "--json"];
+            let figures = json(&[&perf[..], &["--iters", "200"], more].concat());
+            assert_eq!(
+                (&figures["test"], &figures["to"]),
+                (&test.into(), &to.into())
+            );
+            assert!(figures["nanoseconds"].as_f64().unwrap() > 0.0);
+            figures
+        };
+        for test in [
+            "send-latency",
+            "write-latency",
+            "read-latency",
+            "atomic-latency",
+        ] {
+            let figures = measure(test, &[]);
+            assert!(figures["one_by_one"]["p99_ns"].as_f64().unwrap() > 0.0);
+        }
+        for test in ["bandwidth", "read-bandwidth", "send-bandwidth"] {
+            let figures = measure(test, &["--size", "20k"]);
+            assert!(figures["bytes_per_second"].as_f64().unwrap() > 0.0);
+        }
+        assert!(measure("message-rate", &[])["messages_per_second"].is_number());
+        if device == "ib0" {
+            measure(
+                "read-bandwidth",
+                &["--size", "20k", "--fault", "drop=1%,seed=3"],
+            );
+        }
+    }
+}

@@ -2,12 +2,16 @@
 
 mod figures;
 mod pair;
+mod remote;
 mod report;
 mod tests;
 mod yardstick;
 
+use std::net::{IpAddr, SocketAddr};
+
 use clap::ValueEnum;
 
+use super::network::DeviceOptions;
 use crate::output::{device, parse_octets, print_json};
 use tests::Job;
 
@@ -15,25 +19,43 @@ use tests::Job;
 ///
 /// The yardstick is measured in the same run, before and after, by the same threads on the same kind of memory: an
 /// absolute figure says more about the machine than about the device. Use a release build.
+///
+/// With an address it measures between two processes or machines: there the same command listens.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   polyverbs perf send-latency --device ib0
   polyverbs perf write-latency --device iw0 --size 8 --iters 1000000
   polyverbs perf bandwidth --device ib0 --size 64k
-  polyverbs perf message-rate --device ib0 --json | jq .messages_per_second")]
+  polyverbs perf message-rate --device ib0 --json | jq .messages_per_second
+
+Between two processes:
+  polyverbs perf --listen 127.0.0.1:7472 --device ib0
+  polyverbs perf send-latency 127.0.0.1:7472 --device ib0
+  polyverbs perf read-bandwidth 127.0.0.1:7472 --device ib0 --size 64k --fault drop=1%")]
 pub(crate) struct Arguments {
     /// What is measured
-    #[arg(value_enum)]
-    test: Test,
-    /// The device
-    #[arg(long, value_name = "NAME")]
-    device: String,
+    #[arg(value_enum, required_unless_present = "listen")]
+    test: Option<Test>,
+    /// Where the other process listens; without one, both ends are in this process
+    #[arg(value_name = "ADDRESS:PORT")]
+    to: Option<SocketAddr>,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Take part in the measurements of others, at an address of this machine; port 0 has one assigned
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["test", "size", "iters"])]
+    listen: Option<SocketAddr>,
+    /// End after so many connections
+    #[arg(long, value_name = "N", requires = "listen")]
+    connections: Option<u64>,
+    /// The own address, if not that of the way there
+    #[arg(long, value_name = "ADDRESS", requires = "to")]
+    from: Option<IpAddr>,
     /// Octets of each operation, up to 1G; atomics have 8 [default: 64 for send-latency and message-rate, 8 for the
-    /// other latencies, 1M for bandwidth]
+    /// other latencies, 1M for octets per second]
     #[arg(long, value_name = "OCTETS", value_parser = parse_size)]
     size: Option<u32>,
-    /// How many operations are measured [default: 200000; 2000 for bandwidth]
+    /// How many operations are measured [default: 200000; 2000 for octets per second]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     iters: Option<u64>,
     /// Print a JSON object
@@ -54,24 +76,52 @@ pub(crate) enum Test {
     AtomicLatency,
     /// Octets per second of writes
     Bandwidth,
-    /// Writes per second, in batches of 32 with one doorbell
+    /// Octets per second of reads, from another process
+    ReadBandwidth,
+    /// Octets per second of sends, to another process
+    SendBandwidth,
+    /// Writes per second: in one process in batches of 32 with one doorbell
     MessageRate,
 }
 
 impl Test {
+    /// All, by their numbers.
+    const ALL: [Self; 8] = [
+        Self::SendLatency,
+        Self::WriteLatency,
+        Self::ReadLatency,
+        Self::AtomicLatency,
+        Self::Bandwidth,
+        Self::ReadBandwidth,
+        Self::SendBandwidth,
+        Self::MessageRate,
+    ];
+
+    fn number(self) -> u8 {
+        Self::ALL.iter().position(|test| *test == self).unwrap_or(0) as u8
+    }
+
+    fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    fn counts_octets(self) -> bool {
+        matches!(
+            self,
+            Self::Bandwidth | Self::ReadBandwidth | Self::SendBandwidth
+        )
+    }
+
     fn size(self) -> u32 {
         match self {
             Self::SendLatency | Self::MessageRate => 64,
             Self::WriteLatency | Self::ReadLatency | Self::AtomicLatency => 8,
-            Self::Bandwidth => 1 << 20,
+            Self::Bandwidth | Self::ReadBandwidth | Self::SendBandwidth => 1 << 20,
         }
     }
 
     fn iterations(self) -> u64 {
-        match self {
-            Self::Bandwidth => 2000,
-            _ => 200_000,
-        }
+        if self.counts_octets() { 2000 } else { 200_000 }
     }
 
     fn name(self) -> &'static str {
@@ -81,6 +131,8 @@ impl Test {
             Self::ReadLatency => "read-latency",
             Self::AtomicLatency => "atomic-latency",
             Self::Bandwidth => "bandwidth",
+            Self::ReadBandwidth => "read-bandwidth",
+            Self::SendBandwidth => "send-bandwidth",
             Self::MessageRate => "message-rate",
         }
     }
@@ -88,27 +140,51 @@ impl Test {
 
 fn parse_size(text: &str) -> Result<u32, String> {
     match parse_octets(text)? {
-        size @ 1..=0x4000_0000 => Ok(size as u32),
+        size @ 1..=LARGEST => Ok(size as u32),
         _ => Err("an operation has 1 octet to 1G".into()),
     }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let device = device(&arguments.device)?;
-    let Arguments { test, .. } = *arguments;
+    let options = &arguments.device;
+    if let Some(at) = arguments.listen {
+        let device = options.at(at.ip())?;
+        return remote::listen(&device, at, arguments.connections, arguments.json);
+    }
+    let Some(test) = arguments.test else {
+        anyhow::bail!("nothing says what is measured");
+    };
+    let device = match arguments.to {
+        Some(to) => options.reaching(to, arguments.from)?,
+        None if options.fault.is_some() => {
+            anyhow::bail!("faults are those of the way to another process: name its address")
+        }
+        None => device(&options.device)?,
+    };
     let size = arguments.size.unwrap_or(test.size());
     if test == Test::AtomicLatency && size != 8 {
         anyhow::bail!("an atomic operation has 8 octets, not {size}");
     }
-    let iterations = arguments.iters.unwrap_or(test.iterations());
-    let figures = tests::run(&Job {
+    let job = Job {
         device: &device,
         test,
         size,
-        iterations,
-    })?;
+        iterations: arguments.iters.unwrap_or(test.iterations()),
+    };
+    let figures = match arguments.to {
+        Some(to) => remote::measure(&job, to)?,
+        None => tests::run(&job)?,
+    };
     if arguments.json {
-        return print_json(&report::to_json(&device, test, size, &figures));
+        let mut object = report::to_json(&device, test, size, &figures);
+        if let Some(to) = arguments.to {
+            object["to"] = to.to_string().into();
+            object["fault"] = options.fault.map(|fault| fault.to_string()).into();
+        }
+        return print_json(&object);
     }
-    report::print(&device, test, size, &figures)
+    report::print(&device, test, size, arguments.to, &figures)
 }
+
+/// Octets of the largest operation.
+const LARGEST: u64 = 1 << 30;

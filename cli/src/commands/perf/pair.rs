@@ -2,8 +2,8 @@
 
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, BaselineGaps, Completion, ConnectOptions, Cq, Device, Memory, Mr, Operations, Qp,
-    QpOptions, Requirements, WorkRequest, read_sink_access,
+    Access, BaselineGaps, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations,
+    Qp, QpOptions, Requirements, WorkRequest, read_sink_access,
 };
 
 /// Requests that a queue takes.
@@ -18,7 +18,11 @@ pub(super) struct Side {
 
 impl Side {
     fn open(device: &Device, size: u32) -> anyhow::Result<Self> {
-        let context = device.open(&Requirements::new())?;
+        Self::of(&device.open(&Requirements::new())?, size)
+    }
+
+    /// On an open device.
+    pub(super) fn of(context: &Context, size: u32) -> anyhow::Result<Self> {
         let pd = context.alloc_pd().wait()?;
         let cq = context.create_cq(2 * DEPTH).wait()?;
         let options = QpOptions::rc(&cq).max_send_wr(DEPTH).max_recv_wr(DEPTH);
@@ -26,7 +30,7 @@ impl Side {
         let memory = Memory::zeroed(size.max(8) as usize);
         let memory = memory.ok_or_else(|| anyhow::anyhow!("out of memory"))?;
         let mut rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        rights |= read_sink_access(&context).access;
+        rights |= read_sink_access(context).access;
         let has_atomics = !context.attributes().gaps.contains(BaselineGaps::NO_ATOMICS);
         rights.set(Access::REMOTE_ATOMIC, has_atomics);
         let region = pd.register(&memory, rights).wait()?;

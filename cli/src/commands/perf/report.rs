@@ -1,6 +1,7 @@
 //! How figures are shown.
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 
 use hdrhistogram::Histogram;
 use polyverbs::Device;
@@ -22,6 +23,7 @@ pub(super) fn print(
     device: &Device,
     test: Test,
     size: u32,
+    to: Option<SocketAddr>,
     figures: &Figures,
 ) -> anyhow::Result<()> {
     let Figures {
@@ -31,18 +33,22 @@ pub(super) fn print(
         yardsticks,
     } = figures;
     say!(
-        "{BOLD}{} on {}{BOLD:#}  {DIM}{}, {iterations} operations{DIM:#}",
+        "{BOLD}{} on {}{}{BOLD:#}  {DIM}{}, {iterations} operations{DIM:#}",
         test.name(),
         device.name(),
+        to.map_or_else(String::new, |to| format!(" to {to}")),
         octets(u64::from(size)),
     )?;
     let figure = match test {
-        Test::Bandwidth => rate(f64::from(size) / median * 1e9),
+        _ if test.counts_octets() => rate(f64::from(size) / median * 1e9),
         Test::MessageRate => format!("{:.2} million messages a second", 1e3 / median),
         _ => nanoseconds(*median),
     };
     let meaning = match test {
         Test::SendLatency => "half a round trip",
+        Test::SendBandwidth => "64 sends in flight",
+        Test::ReadBandwidth => "64 reads asked for",
+        Test::Bandwidth | Test::MessageRate if to.is_some() => "64 writes in flight",
         Test::Bandwidth => "16 writes in flight",
         Test::MessageRate => "32 writes for each doorbell",
         _ => "posted and polled by one thread",
@@ -167,7 +173,9 @@ pub(super) fn to_json(device: &Device, test: Test, size: u32, figures: &Figures)
         "release": !cfg!(debug_assertions),
     });
     match test {
-        Test::Bandwidth => object["bytes_per_second"] = json!(f64::from(size) / median * 1e9),
+        _ if test.counts_octets() => {
+            object["bytes_per_second"] = json!(f64::from(size) / median * 1e9)
+        }
         Test::MessageRate => object["messages_per_second"] = json!(1e9 / median),
         _ => {}
     }

@@ -53,6 +53,10 @@ pub(super) fn run(job: &Job<'_>) -> anyhow::Result<Figures> {
         }
         Test::Bandwidth => bandwidth(job, &one, &other, &bar),
         Test::MessageRate => message_rate(job, &one, &other, &bar),
+        Test::ReadBandwidth | Test::SendBandwidth => Err(anyhow::anyhow!(
+            "{} is measured between processes: name an address",
+            job.test.name()
+        )),
     };
     bar.finish_and_clear();
     figures

@@ -1,0 +1,391 @@
+//! The same between two processes: one listens, the other measures.
+//!
+//! The request for a connection says what is measured and how large, its answer where the octets go. What a send finds no
+//! receive for would end a stream: a side that sends keeps to what the other has receives for.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
+use polyverbs::qp::{QpAttributes, QpState};
+use polyverbs::{
+    Access, Completion, ConnectOptions, Context, Device, FetchAdd, Operations, RKey, Read,
+    ReceiveRequest, RemoteAddress, Requirements, Send, Write,
+};
+use serde_json::json;
+
+use super::Test;
+use super::figures::{Figures, in_blocks, one_by_one};
+use super::pair::{DEPTH, Side, check};
+use super::tests::Job;
+use crate::output::{complain, progress, say};
+
+/// Private data of a request begins with it.
+const MAGIC: &[u8; 8] = b"polyperf";
+/// Operations in flight where octets or messages are counted.
+const IN_FLIGHT: u64 = 64;
+/// Messages that whoever counts them lets the sender know of at a time.
+const CREDIT: u64 = 32;
+/// Nothing from the other side for so long is the end.
+const SILENCE: Duration = Duration::from_secs(20);
+/// How long a side that hears nothing goes on looking without a pause, and the pause.
+const BUSY: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_micros(200);
+/// How often a side that hears nothing looks whether the other is there.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOKED: u64 = u64::MAX;
+
+/// One side, and what becomes of its connection.
+struct End {
+    context: Context,
+    side: Side,
+    is_over: Arc<AtomicBool>,
+}
+
+impl End {
+    fn new(device: &Device, size: u32) -> anyhow::Result<Self> {
+        let context = device.open(&Requirements::new())?;
+        let side = Side::of(&context, size)?;
+        // Receives are there before the other side can send.
+        let init = QpAttributes::new()
+            .qp_state(QpState::Init)
+            .pkey_index(0)
+            .port_num(1)
+            .qp_access_flags(Access::empty());
+        side.qp.modify(init).wait()?;
+        let end = Self {
+            context,
+            side,
+            is_over: Arc::default(),
+        };
+        (0..DEPTH).try_for_each(|_| end.receive(size))?;
+        Ok(end)
+    }
+
+    fn receive(&self, size: u32) -> anyhow::Result<()> {
+        let room = self.side.region.sge(0, size)?;
+        Ok(self.side.qp.post_receive(ReceiveRequest::new(0, room))?)
+    }
+
+    fn watch(&self, connection: &Connection) {
+        let is_over = Arc::clone(&self.is_over);
+        connection
+            .disconnected()
+            .on_done(move |_| is_over.store(true, Ordering::Relaxed));
+    }
+
+    /// Polls until something completes; `None` when the connection is over.
+    fn next(&self, slots: &mut [Completion]) -> anyhow::Result<Option<usize>> {
+        let began = Instant::now();
+        loop {
+            let found = self.side.cq.poll(slots)?.len();
+            if found > 0 {
+                return Ok(Some(found));
+            }
+            if self.is_over.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            let silent = began.elapsed();
+            if silent > SILENCE {
+                anyhow::bail!("the other side does not answer");
+            }
+            if silent > BUSY {
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Waits for so many completions; each of them must have succeeded.
+    fn take(&self, slots: &mut [Completion], count: u64) -> anyhow::Result<()> {
+        let mut taken = 0;
+        while taken < count {
+            let Some(found) = self.next(&mut slots[..1])? else {
+                anyhow::bail!("the other side ended the connection");
+            };
+            slots[..found].iter().try_for_each(check)?;
+            taken += found as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Measures against whoever listens at `to`.
+pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> {
+    let end = End::new(job.device, job.size)?;
+    let connector = Connector::of(&end.context)?;
+    let mut request = MAGIC.to_vec();
+    request.push(job.test.number());
+    request.extend(job.size.to_be_bytes());
+    let options = options().private_data(&request);
+    let asked = connector.connect(&end.context, &end.side.qp, to, options);
+    let accepted = asked
+        .wait()
+        .map_err(|error| anyhow::anyhow!("{to}: {error}"))?;
+    let remote = remote_of(accepted.private_data())
+        .ok_or_else(|| anyhow::anyhow!("{to}: who listens there is no `polyverbs perf`"))?;
+    let connection = accepted.complete().wait()?;
+    end.watch(&connection);
+    let timed_twice = !job.test.counts_octets() && job.test != Test::MessageRate;
+    let total = job.iterations * if timed_twice { 2 } else { 1 };
+    let bar = progress(total, "{bar:32.cyan/dim} {percent}%  {eta} left");
+    let figures = run(job, &end, remote, &bar);
+    bar.finish_and_clear();
+    let figures = figures?;
+    // It has been measured, whatever becomes of the connection.
+    drop(connection.disconnect(&end.context, &end.side.qp).wait());
+    Ok(figures)
+}
+
+fn run(
+    job: &Job<'_>,
+    end: &End,
+    remote: RemoteAddress,
+    bar: &ProgressBar,
+) -> anyhow::Result<Figures> {
+    let side = &end.side;
+    let local = side.region.sge(0, job.size)?;
+    let mut slots: [Completion; 1] = Default::default();
+    match job.test {
+        Test::SendLatency => latency(job, 2, bar, || {
+            side.post(Send::new(local).signaled(0))?;
+            // The message is gone, and its answer has come.
+            end.take(&mut slots, 2)?;
+            end.receive(job.size)
+        }),
+        Test::WriteLatency => latency(job, 1, bar, || {
+            side.post(Write::new(local, remote).signaled(0))?;
+            end.take(&mut slots, 1)
+        }),
+        Test::ReadLatency => latency(job, 1, bar, || {
+            side.post(Read::new(local, remote).signaled(0))?;
+            end.take(&mut slots, 1)
+        }),
+        Test::AtomicLatency => {
+            if !side.does(Operations::ATOMIC_FETCH_AND_ADD) {
+                anyhow::bail!("{} has no atomic operations", job.device.name());
+            }
+            latency(job, 1, bar, || {
+                side.post(FetchAdd::new(local, remote, 1).signaled(0))?;
+                end.take(&mut slots, 1)
+            })
+        }
+        Test::Bandwidth | Test::MessageRate => in_flight(job, end, bar, || {
+            side.post(Write::new(local, remote).signaled(0))
+        }),
+        Test::ReadBandwidth => in_flight(job, end, bar, || {
+            side.post(Read::new(local, remote).signaled(0))
+        }),
+        Test::SendBandwidth => sends(job, end, bar),
+    }
+}
+
+// `once` is so many times what is measured.
+fn latency(
+    job: &Job<'_>,
+    parts: u64,
+    bar: &ProgressBar,
+    mut once: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<Figures> {
+    (0..job.iterations / 10).try_for_each(|_| once())?;
+    let median = in_blocks(job.iterations, bar, &mut once)? / parts as f64;
+    Ok(Figures {
+        median,
+        iterations: job.iterations,
+        each: Some(one_by_one(job.iterations, parts, bar, once)?),
+        yardsticks: Vec::new(),
+    })
+}
+
+fn in_flight(
+    job: &Job<'_>,
+    end: &End,
+    bar: &ProgressBar,
+    post: impl Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<Figures> {
+    let mut slots: [Completion; 1] = Default::default();
+    let mut under_way = 0;
+    let median = in_blocks(job.iterations, bar, || {
+        if under_way == IN_FLIGHT {
+            end.take(&mut slots, 1)?;
+            under_way -= 1;
+        }
+        post()?;
+        under_way += 1;
+        Ok(())
+    })?;
+    end.take(&mut slots, under_way)?;
+    Ok(Figures {
+        median,
+        iterations: job.iterations,
+        each: None,
+        yardsticks: Vec::new(),
+    })
+}
+
+// The other side says when it has taken some, so that it always has receives.
+fn sends(job: &Job<'_>, end: &End, bar: &ProgressBar) -> anyhow::Result<Figures> {
+    let local = end.side.region.sge(0, job.size)?;
+    let mut slots: [Completion; 1] = Default::default();
+    let (mut sent, mut gone, mut taken) = (0, 0, 0);
+    let mut settle = |sent: u64, most: u64| {
+        while sent - gone > most || sent - taken > most {
+            if end.next(&mut slots)?.is_none() {
+                anyhow::bail!("the other side ended the connection");
+            }
+            check(&slots[0])?;
+            if slots[0].opcode.is_receive() {
+                taken += CREDIT;
+                end.receive(job.size)?;
+            } else {
+                gone += 1;
+            }
+        }
+        anyhow::Ok(())
+    };
+    let median = in_blocks(job.iterations, bar, || {
+        settle(sent, 2 * CREDIT - 1)?;
+        end.side.post(Send::new(local).signaled(0))?;
+        sent += 1;
+        Ok(())
+    })?;
+    // Of what is less than a credit nobody is told.
+    settle(sent, CREDIT - 1)?;
+    Ok(Figures {
+        median,
+        iterations: job.iterations,
+        each: None,
+        yardsticks: Vec::new(),
+    })
+}
+
+/// Takes part in the measurements of others, after so many connections no more.
+pub(super) fn listen(
+    device: &Device,
+    at: SocketAddr,
+    connections: Option<u64>,
+    is_json: bool,
+) -> anyhow::Result<()> {
+    let context = device.open(&Requirements::new())?;
+    let listener = Connector::of(&context)?.listen(at, 0)?;
+    if is_json {
+        say!("{}", json!({ "listening": listener.address() }))?;
+    } else {
+        say!("{} listens at {}", device.name(), listener.address())?;
+    }
+    std::io::stdout().flush()?;
+    let mut running = Vec::new();
+    for _ in 0..connections.unwrap_or(u64::MAX) {
+        let incoming = listener.next().wait()?;
+        let device = device.clone();
+        running.push(thread::spawn(move || {
+            if let Err(error) = attend(&device, incoming) {
+                complain(&format!("a measurement ended: {error}"));
+            }
+        }));
+        running.retain(|thread| !thread.is_finished());
+    }
+    for thread in running {
+        // What went wrong has been told.
+        drop(thread.join());
+    }
+    Ok(())
+}
+
+fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
+    let Some((test, size)) = asked(incoming.private_data()) else {
+        incoming.reject(b"").ok();
+        anyhow::bail!("who asked did not say what to measure");
+    };
+    let end = End::new(device, size)?;
+    let remote = end.side.region.remote(0);
+    let mut answer = MAGIC.to_vec();
+    answer.extend(remote.addr.to_be_bytes());
+    answer.extend(remote.rkey.value().to_be_bytes());
+    let options = options().private_data(&answer);
+    let connection = incoming
+        .accept(&end.context, &end.side.qp, options)
+        .wait()?;
+    end.watch(&connection);
+    let mut slots: [Completion; 1] = Default::default();
+    let mut looked = Instant::now();
+    let mut counted = 0;
+    loop {
+        let found = end.side.cq.poll(&mut slots)?.len();
+        if end.is_over.load(Ordering::Relaxed) {
+            break;
+        }
+        if found == 0 {
+            let silent = looked.elapsed();
+            if silent > LOOK {
+                // Whoever is gone does not answer this.
+                looked = Instant::now();
+                let look = Write::new((), RemoteAddress::default()).signaled(LOOKED);
+                end.side.post(look)?;
+            } else if silent > BUSY {
+                thread::sleep(PAUSE);
+            }
+            continue;
+        }
+        check(&slots[0])?;
+        if !slots[0].opcode.is_receive() {
+            continue;
+        }
+        looked = Instant::now();
+        end.receive(size)?;
+        counted += 1;
+        let local = end.side.region.sge(0, size)?;
+        match test {
+            Test::SendLatency => end.side.post(Send::new(local).signaled(0))?,
+            Test::SendBandwidth if counted % CREDIT == 0 => {
+                end.side.post(Send::new(()).signaled(0))?;
+            }
+            _ => {}
+        }
+    }
+    end.side.hang_up();
+    Ok(())
+}
+
+// On a busy machine the other side may not get its turn for a while: that is a figure, and no failure.
+fn options() -> ConnectionOptions {
+    ConnectionOptions::new().qp(ConnectOptions::new().timeout(17))
+}
+
+fn asked(private_data: &[u8]) -> Option<(Test, u32)> {
+    let (number, size) = private_data.strip_prefix(MAGIC)?.split_first()?;
+    let size = u32::from_be_bytes(*size.first_chunk()?);
+    let is_allowed = (1..=super::LARGEST).contains(&u64::from(size));
+    Some((Test::of_number(*number)?, size)).filter(|_| is_allowed)
+}
+
+fn remote_of(private_data: &[u8]) -> Option<RemoteAddress> {
+    let (addr, rest) = private_data.strip_prefix(MAGIC)?.split_first_chunk()?;
+    let rkey = u32::from_be_bytes(*rest.first_chunk()?);
+    let addr = u64::from_be_bytes(*addr);
+    Some(RemoteAddress::new(addr, RKey::new(rkey)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_says_what_and_how_large_and_nothing_else_is_one() {
+        let request = |number, size: u32| [&MAGIC[..], &[number], &size.to_be_bytes()].concat();
+        for test in Test::ALL {
+            let asked = asked(&request(test.number(), 64));
+            assert_eq!(asked, Some((test, 64)));
+        }
+        let none: [&[u8]; 4] = [b"", b"polyperf", b"polyperf\0\0\0", b"otherper\0\0\0\0\x40"];
+        assert!(none.iter().all(|request| asked(request).is_none()));
+        assert_eq!(asked(&request(0, 0)), None);
+        assert_eq!(asked(&request(0, u32::MAX)), None);
+        assert_eq!(asked(&request(200, 64)), None);
+        assert_eq!(remote_of(&MAGIC[..]), None);
+    }
+}
