@@ -1,19 +1,17 @@
 //! Every operation in both directions, with `peer`.
 
-use std::net::SocketAddr;
-
-use anyhow::ensure;
-use verbs_api::qp::QpType;
-use verbs_api::{
-    CompareSwap, FetchAdd, Read, Send, SendWithImmediate, WcFlags, WcStatus, Write,
-    WriteWithImmediate,
+use anyhow::{Context as _, ensure};
+use polyverbs::qp::QpType;
+use polyverbs::{
+    CompareSwap, FastRegister, FetchAdd, PageList, RKey, Read, Send, SendWithImmediate,
+    SendWithInvalidate, WcFlags, WcStatus, Write, WriteWithImmediate,
 };
 
-use crate::ours::{Host, MTU, Ours, QKEY, remote};
-use crate::theirs::{Card, Peer, gid_text};
+use crate::ours::{Host, QKEY, remote};
+use crate::report::{Outcome, Row};
+use crate::stage::{Meeting, Place, Stage, up_to};
+use crate::theirs::gid_text;
 
-/// Lengths of messages: around the path MTU, and larger than a window.
-const LENGTHS: [usize; 9] = [1, 8, 1000, 1024, 1025, 4096, 10_000, 65_536, 1 << 20];
 /// Lengths of datagrams.
 const SHORT: [usize; 4] = [1, 64, 1000, 1024];
 /// Where the second half of the memory begins.
@@ -21,125 +19,120 @@ const HALF: usize = 2 << 20;
 /// Routing header before a datagram.
 const GRH: usize = 40;
 
-/// What was exercised, and how it ended.
-pub(crate) struct Row {
-    pub(crate) operation: &'static str,
-    pub(crate) direction: &'static str,
-    pub(crate) what: String,
-    pub(crate) outcome: Result<(), String>,
-}
-
-impl Row {
-    pub(crate) fn new(
-        operation: &'static str,
-        direction: &'static str,
-        what: String,
-        outcome: anyhow::Result<()>,
-    ) -> Self {
-        let outcome = outcome.map_err(|error| format!("{error:#}"));
-        println!("{operation}, {direction}: {outcome:?}");
-        Self {
-            operation,
-            direction,
-            what,
-            outcome,
-        }
-    }
-
-    pub(crate) fn cells(&self) -> [String; 4] {
-        let outcome = match &self.outcome {
-            Ok(()) => "ok",
-            Err(error) => error,
-        };
-        [self.operation, self.direction, &self.what, outcome].map(str::to_owned)
-    }
-
-    pub(crate) fn line(&self) -> String {
-        format!("| {} |\n", self.cells().join(" | "))
-    }
-}
-
 pub(crate) const OUT: &str = "ours to the kernel's";
 pub(crate) const IN: &str = "the kernel's to ours";
 
-type Exercise = fn(&mut Stage) -> anyhow::Result<()>;
+type Run = fn(&mut Stage) -> anyhow::Result<()>;
 
-/// Two queue pairs, connected.
-struct Stage {
-    ours: Ours,
-    own: Card,
-    theirs: Peer,
-    card: Card,
+/// What `peer` is told where iWARP does not define an operation, and refuses.
+type Undefined = Option<&'static str>;
+
+const RC: [(&str, &str, Undefined, Run); 16] = [
+    ("send", OUT, None, send_out),
+    ("send", IN, None, send_in),
+    (
+        "send with immediate",
+        OUT,
+        Some("sendimm 0 8 1"),
+        send_immediate_out,
+    ),
+    (
+        "send with immediate",
+        IN,
+        Some("sendimm 0 8 1"),
+        send_immediate_in,
+    ),
+    ("send with invalidate", OUT, None, send_invalidate_out),
+    ("send with invalidate", IN, None, send_invalidate_in),
+    ("write", OUT, None, write_out),
+    ("write", IN, None, write_in),
+    (
+        "write with immediate",
+        OUT,
+        Some("writeimm 0 8 0 0 1"),
+        write_immediate_out,
+    ),
+    (
+        "write with immediate",
+        IN,
+        Some("writeimm 0 8 0 0 1"),
+        write_immediate_in,
+    ),
+    ("read", OUT, None, read_out),
+    ("read", IN, None, read_in),
+    ("compare and swap", OUT, Some("cas 0 0 0 0 0"), swap_out),
+    ("compare and swap", IN, Some("cas 0 0 0 0 0"), swap_in),
+    ("fetch and add", OUT, Some("fadd 0 0 0 0"), add_out),
+    ("fetch and add", IN, Some("fadd 0 0 0 0"), add_in),
+];
+
+const UD: [(&str, &str, Run); 2] = [
+    ("datagram", OUT, datagram_out),
+    ("datagram", IN, datagram_in),
+];
+
+/// Everything, over connections that either side asked for.
+pub(crate) fn all(host: &Host, place: &mut Place) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for meeting in [Meeting::WeConnect, Meeting::TheyConnect] {
+        for (operation, direction, undefined, run) in RC {
+            let undefined = undefined.filter(|_| !host.is_infiniband());
+            let outcome =
+                Stage::new(host, place, QpType::Rc, meeting).and_then(
+                    |mut stage| match undefined {
+                        Some(command) => refuses(&mut stage, command),
+                        None => run(&mut stage).map(|()| Outcome::Ok),
+                    },
+                );
+            rows.push(Row::new(
+                operation,
+                meeting.name(),
+                direction,
+                how_much(operation, place),
+                outcome,
+            ));
+        }
+    }
+    for (operation, direction, run) in UD {
+        let outcome = if host.is_infiniband() {
+            let stage = Stage::new(host, place, QpType::Ud, Meeting::Told);
+            stage.and_then(|mut stage| run(&mut stage).map(|()| Outcome::Ok))
+        } else {
+            no_datagrams(place)
+        };
+        rows.push(Row::new(
+            operation,
+            "",
+            direction,
+            format!("{SHORT:?} B"),
+            outcome,
+        ));
+    }
+    rows
 }
 
-impl Stage {
-    fn new(host: &Host, at: SocketAddr, qp_type: QpType) -> anyhow::Result<Self> {
-        let mut theirs = Peer::connect(at)?;
-        let what = match qp_type {
-            QpType::Ud => "ud".to_owned(),
-            _ => format!("rc {:x}", MTU as u8),
-        };
-        let card = theirs.make(&what)?;
-        let ours = host.make(qp_type)?;
-        let own = ours.card();
-        let gid = gid_text(own.gid);
-        theirs.tell(&format!("connect {:x} {:x} {gid}", own.qpn, own.psn))?;
-        ours.connect(&card)?;
-        Ok(Self {
-            ours,
-            own,
-            theirs,
-            card,
-        })
-    }
-
-    fn peer_checks(&mut self, at: usize, length: usize, seed: usize) -> anyhow::Result<()> {
-        self.theirs
-            .tell(&format!("check {at:x} {length:x} {seed:x}"))
-    }
-
-    fn peer_fills(&mut self, at: usize, length: usize, seed: usize) -> anyhow::Result<()> {
-        self.theirs
-            .tell(&format!("fill {at:x} {length:x} {seed:x}"))
+fn how_much(operation: &str, place: &Place) -> String {
+    match operation {
+        "compare and swap" | "fetch and add" => "8 B, 100 times".to_owned(),
+        "send with invalidate" => "1000 B, and a write with the key afterwards".to_owned(),
+        _ => format!("{:?} B", up_to(place.largest)),
     }
 }
 
-/// Everything.
-pub(crate) fn all(host: &Host, at: SocketAddr) -> Vec<Row> {
-    let exercises: [(&str, &str, QpType, Exercise); 17] = [
-        ("send", OUT, QpType::Rc, send_out),
-        ("send", IN, QpType::Rc, send_in),
-        ("send with immediate", OUT, QpType::Rc, send_immediate_out),
-        ("send with immediate", IN, QpType::Rc, send_immediate_in),
-        ("write", OUT, QpType::Rc, write_out),
-        ("write", IN, QpType::Rc, write_in),
-        ("write with immediate", OUT, QpType::Rc, write_immediate_out),
-        ("write with immediate", IN, QpType::Rc, write_immediate_in),
-        ("read", OUT, QpType::Rc, read_out),
-        ("read", IN, QpType::Rc, read_in),
-        ("compare and swap", OUT, QpType::Rc, swap_out),
-        ("compare and swap", IN, QpType::Rc, swap_in),
-        ("fetch and add", OUT, QpType::Rc, add_out),
-        ("fetch and add", IN, QpType::Rc, add_in),
-        ("datagram", OUT, QpType::Ud, datagram_out),
-        ("datagram", IN, QpType::Ud, datagram_in),
-        ("write, peer gone", OUT, QpType::Rc, gone),
-    ];
-    let row = |(operation, direction, qp_type, exercise): (_, _, _, Exercise)| {
-        let outcome = Stage::new(host, at, qp_type).and_then(|mut stage| exercise(&mut stage));
-        let lengths = match (operation, qp_type) {
-            ("compare and swap" | "fetch and add", _) => "8 B, 100 times".to_owned(),
-            ("write, peer gone", _) => "ends in an error".to_owned(),
-            (_, QpType::Ud) => format!("{SHORT:?} B"),
-            _ => format!("{LENGTHS:?} B"),
-        };
-        Row::new(operation, direction, lengths, outcome)
-    };
-    exercises.into_iter().map(row).collect()
+fn refuses(stage: &mut Stage, command: &str) -> anyhow::Result<Outcome> {
+    let answer = stage.theirs.ask(command)?;
+    ensure!(answer.starts_with("error"), "{command}: {answer}");
+    Ok(Outcome::NotDefined)
+}
+
+fn no_datagrams(place: &Place) -> anyhow::Result<Outcome> {
+    let answer = place.peer()?.ask("ud")?;
+    ensure!(answer.starts_with("error"), "ud: {answer}");
+    Ok(Outcome::NotDefined)
 }
 
 fn send_out(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.theirs.tell(&format!("recv 0 {HALF:x}"))?;
         stage.ours.fill(0, length, seed as u8)?;
         let data = stage.ours.sge(0, length)?;
@@ -152,7 +145,7 @@ fn send_out(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 fn send_in(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.ours.receive(0, HALF)?;
         stage.peer_fills(0, length, seed)?;
         stage.theirs.tell(&format!("send 0 {length:x}"))?;
@@ -165,7 +158,7 @@ fn send_in(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 fn send_immediate_out(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.theirs.tell(&format!("recv 0 {HALF:x}"))?;
         stage.ours.fill(0, length, seed as u8)?;
         let data = stage.ours.sge(0, length)?;
@@ -180,7 +173,7 @@ fn send_immediate_out(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 fn send_immediate_in(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.ours.receive(0, HALF)?;
         stage.peer_fills(0, length, seed)?;
         stage
@@ -195,32 +188,107 @@ fn send_immediate_in(stage: &mut Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
+// Of a window where there are any: the kernel fast-registers nothing for programs.
+fn send_invalidate_out(stage: &mut Stage) -> anyhow::Result<()> {
+    let key = stage.theirs.told(&format!("key {HALF:x} 1000"), "key")?;
+    let key = RKey::new(u32::from_str_radix(&key, 16)?);
+    let mut to = remote(&stage.card, HALF);
+    to.rkey = key;
+    stage.ours.fill(0, 1000, 1)?;
+    let data = stage.ours.sge(0, 1000)?;
+    stage.ours.succeeds(Write::new(data, to).signaled(1))?;
+    stage.say()?;
+    stage.peer_checks(HALF, 1000, 1)?;
+    stage.theirs.tell("recv 0 1000")?;
+    stage
+        .ours
+        .succeeds(SendWithInvalidate::new(data, key).signaled(1))?;
+    let (received, invalidated) = stage.theirs.completes()?;
+    // Neither driver tells programs which key it was; that it is gone shows.
+    let is_told = [0, key.value()].contains(&invalidated);
+    ensure!(received == 1000 && is_told, "{invalidated:x} for {key:?}");
+    stage.peer_checks(0, 1000, 1)?;
+    stage.ours.qp.post_one(Write::new(data, to).signaled(1))?;
+    let done = stage.ours.next()?;
+    // On a stream the write is gone before the answer comes.
+    let is_gone = done.status == WcStatus::Success && !stage.is_infiniband;
+    let status = if is_gone {
+        stage.ours.ended()?
+    } else {
+        done.status
+    };
+    ensure!(
+        status != WcStatus::Success,
+        "the key is used after its invalidation"
+    );
+    Ok(())
+}
+
+fn send_invalidate_in(stage: &mut Stage) -> anyhow::Result<()> {
+    let ours = &stage.ours;
+    let key = ours
+        .bmme
+        .alloc_key(&ours.pd, 16)
+        .wait()?
+        .next_consumer_key();
+    let range = ours.memory.range(HALF, 1000).context("a range")?;
+    let mapped = PageList::map(&[range], 4096, 16).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let registration = FastRegister::new(&key, &mapped.list).access(Host::KEY_RIGHTS);
+    ours.succeeds(registration.signaled(1))?;
+    let (at, rkey) = (mapped.list.address(), key.rkey());
+    let write = format!("write 0 3e8 {at:x} {:x}", rkey.value());
+    stage.peer_fills(0, 1000, 1)?;
+    stage.theirs.tell(&write)?;
+    stage.theirs.completes()?;
+    stage.ours.receive(0, 1000)?;
+    stage
+        .theirs
+        .tell(&format!("sendinv 0 3e8 {:x}", rkey.value()))?;
+    let done = stage.ours.completes()?;
+    ensure!(
+        done.byte_len == 1000 && done.invalidated_rkey() == Some(rkey),
+        "{done:?}"
+    );
+    stage.theirs.completes()?;
+    stage.ours.check(0, 1000, 1)?;
+    stage.ours.check(HALF, 1000, 1)?;
+    // What comes with the key now is an error, and changes nothing.
+    stage.ours.receive(0, 8)?;
+    stage.peer_fills(0, 1000, 2)?;
+    stage.theirs.tell(&write)?;
+    let flushed = stage.ours.next()?;
+    ensure!(flushed.status == WcStatus::WrFlushErr, "{flushed:?}");
+    stage.ours.check(HALF, 1000, 1)
+}
+
 fn write_out(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.ours.fill(0, length, seed as u8)?;
         let data = stage.ours.sge(0, length)?;
         let to = remote(&stage.card, HALF);
         stage.ours.succeeds(Write::new(data, to).signaled(1))?;
+        stage.say()?;
         stage.peer_checks(HALF, length, seed)?;
     }
     Ok(())
 }
 
 fn write_in(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.peer_fills(0, length, seed)?;
         let (at, rkey) = (stage.own.address + HALF as u64, stage.own.rkey);
         stage
             .theirs
             .tell(&format!("write 0 {length:x} {at:x} {rkey:x}"))?;
         stage.theirs.completes()?;
+        stage.hear()?;
         stage.ours.check(HALF, length, seed as u8)?;
     }
     Ok(())
 }
 
 fn write_immediate_out(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.theirs.tell("recv 0 8")?;
         stage.ours.fill(0, length, seed as u8)?;
         let data = stage.ours.sge(0, length)?;
@@ -235,7 +303,7 @@ fn write_immediate_out(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 fn write_immediate_in(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.ours.receive(0, 8)?;
         stage.peer_fills(0, length, seed)?;
         let (at, rkey) = (stage.own.address + HALF as u64, stage.own.rkey);
@@ -251,7 +319,7 @@ fn write_immediate_in(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 fn read_out(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.peer_fills(HALF, length, seed)?;
         let sink = stage.ours.sge(0, length)?;
         let from = remote(&stage.card, HALF);
@@ -262,7 +330,7 @@ fn read_out(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 fn read_in(stage: &mut Stage) -> anyhow::Result<()> {
-    for (seed, length) in LENGTHS.into_iter().enumerate() {
+    for (seed, length) in stage.lengths() {
         stage.ours.fill(HALF, length, seed as u8)?;
         let (at, rkey) = (stage.own.address + HALF as u64, stage.own.rkey);
         stage
@@ -358,23 +426,4 @@ fn datagram_in(stage: &mut Stage) -> anyhow::Result<()> {
         stage.ours.check(GRH, length, seed as u8)?;
     }
     Ok(())
-}
-
-fn gone(stage: &mut Stage) -> anyhow::Result<()> {
-    let data = stage.ours.sge(0, 65_536)?;
-    let to = remote(&stage.card, HALF);
-    stage.ours.succeeds(Write::new(data, to).signaled(1))?;
-    // It destroys its queue pair when it has nobody to listen to.
-    let Stage { ours, theirs, .. } = stage;
-    theirs.hang_up()?;
-    let began = std::time::Instant::now();
-    while began.elapsed().as_secs() < 15 {
-        ours.qp.post_one(Write::new(data, to).signaled(2))?;
-        let done = ours.next()?;
-        if done.status != WcStatus::Success {
-            ensure!(done.status == WcStatus::RetryExcErr, "{:?}", done.status);
-            return Ok(());
-        }
-    }
-    anyhow::bail!("it goes on writing")
 }

@@ -4,9 +4,12 @@
 //! beside this crate: they run both in a guest.
 #![forbid(unsafe_code)]
 
+mod ends;
 mod exercises;
 mod ours;
 mod pingpong;
+mod report;
+mod stage;
 mod theirs;
 
 use std::net::{IpAddr, SocketAddr};
@@ -15,19 +18,24 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use comfy_table::Table;
-use comfy_table::presets::ASCII_MARKDOWN;
 
-use crate::exercises::Row;
 use crate::ours::Host;
+use crate::report::Row;
+use crate::stage::Place;
 
 #[derive(Parser)]
 #[command(about = "Exchanges data with a device of the kernel")]
 struct Arguments {
-    /// The address of our device.
+    /// Our device: `ib0` or `iw0`.
     #[arg(long)]
-    device: IpAddr,
-    /// The table is appended to this file.
+    device: String,
+    /// Its address.
+    #[arg(long)]
+    at: IpAddr,
+    /// What the kernel's device is called in the table.
+    #[arg(long, default_value = "")]
+    peer: String,
+    /// Lines of the table are appended to this file.
     #[arg(long)]
     table: Option<PathBuf>,
     /// What our device sends and receives is captured in this file (pcapng).
@@ -39,10 +47,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum With {
-    /// `peer`, which does what it is told: every operation in both directions.
+    /// `peer`, which does what it is told: every operation in both directions, and every end of connections.
     Peer {
         /// Where it listens.
-        at: SocketAddr,
+        control: SocketAddr,
+        /// Octets of the largest message.
+        #[arg(long, default_value_t = 1 << 20)]
+        largest: usize,
     },
     /// `ibv_rc_pingpong`, waiting for us.
     ConnectPingpong {
@@ -57,6 +68,12 @@ enum With {
         at: SocketAddr,
         #[command(flatten)]
         size: Size,
+    },
+    /// Connects, and waits to be killed.
+    #[command(hide = true)]
+    Victim {
+        /// Who is there.
+        to: SocketAddr,
     },
 }
 
@@ -88,25 +105,31 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let host = Host::new(arguments.device, arguments.capture.as_deref())?;
+    let host = Host::new(
+        &arguments.device,
+        arguments.at,
+        arguments.capture.as_deref(),
+    )?;
     let rows = match arguments.with {
-        With::Peer { at } => exercises::all(&host, at),
+        With::Peer { control, largest } => {
+            let mut place = Place::new(control, largest);
+            let mut rows = exercises::all(&host, &mut place);
+            rows.extend(ends::all(&host, &mut place));
+            rows
+        }
         With::ConnectPingpong { at, size } => vec![pingpong::connect(&host, at, size)],
         With::ListenPingpong { at, size } => vec![pingpong::listen(&host, at, size)],
+        With::Victim { to } => {
+            ends::victim(&host, to)?;
+            Vec::new()
+        }
     };
     host.finish()?;
-    let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN);
-    table.set_header(["operation", "direction", "what", "outcome"]);
-    for row in &rows {
-        table.add_row(row.cells());
-    }
-    println!("{table}");
     if let Some(path) = &arguments.table {
-        let lines: String = rows.iter().map(Row::line).collect();
+        let lines: String = rows.iter().map(|row| row.line(&arguments.peer)).collect();
         append(path, &lines).with_context(|| path.display().to_string())?;
     }
-    Ok(rows.iter().all(|row| row.outcome.is_ok()))
+    Ok(rows.iter().all(Row::is_fine))
 }
 
 fn append(path: &std::path::Path, lines: &str) -> std::io::Result<()> {

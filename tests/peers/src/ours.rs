@@ -7,17 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-// Linked: what devices have with base memory management.
-use bmme as _;
-use emulated_ib::{InfiniBand, OnWire, WireOptions};
-use polyverbs_engine::device::DeviceOptions;
-use polyverbs_links::wire::{OctetCapture, OctetTap};
-use verbs_api::provider::DeviceOps;
-use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
-use verbs_api::{
-    Access, Completion, Context, Cq, Device, Gid, LinkAddress, Memory, Mr, Mtu, Pd, Psn, Qp,
-    QpOptions, Qpn, ReceiveRequest, RemoteAddress, Requirements, Sge, UdDestination, WcStatus,
-    WorkRequest,
+use polyverbs::connection::{
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener,
+};
+use polyverbs::emulated::{self, EmulatedOptions, OctetCapture, Tap};
+use polyverbs::qp::{AddressVector, ConnectOptions, QpAttributes, QpState, QpType};
+use polyverbs::{
+    Access, Bmme, Completion, Context, Cq, Gid, LinkAddress, Memory, Mr, Mtu, Pd, Psn, Qp,
+    QpOptions, Qpn, RKey, ReceiveRequest, RemoteAddress, Requirements, Sge, Started, Transport,
+    UdDestination, WcStatus, WorkRequest,
 };
 
 use crate::theirs::{Card, pattern};
@@ -31,19 +29,22 @@ const PSN: u32 = 0xff_fff0;
 /// What a link of 1,500 octets carries.
 pub(crate) const MTU: Mtu = Mtu::Mtu1024;
 /// How long a completion may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
-const RIGHTS: Access = Access::LOCAL_WRITE
+/// Acknowledge timeout of connections that are asked for: 4.096 µs x 2^n.
+pub(crate) const TIMEOUT: u8 = 18;
+const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
-    .union(Access::REMOTE_READ)
-    .union(Access::REMOTE_ATOMIC);
+    .union(Access::REMOTE_READ);
 
 /// A device, and what its context gave.
 pub(crate) struct Host {
+    name: String,
+    pub(crate) address: IpAddr,
     context: Context,
     capture: Option<Arc<OctetCapture>>,
     pd: Pd,
-    _wire: OnWire,
+    bmme: Bmme,
 }
 
 /// A queue pair and its memory.
@@ -52,35 +53,35 @@ pub(crate) struct Ours {
     pub(crate) qp: Qp,
     pub(crate) memory: Memory,
     pub(crate) mr: Mr,
-    pd: Pd,
+    pub(crate) bmme: Bmme,
+    context: Context,
+    pub(crate) pd: Pd,
     gid: Gid,
 }
 
 impl Host {
-    /// At this address; what it sends and receives is captured in a file.
-    pub(crate) fn new(address: IpAddr, capture: Option<&Path>) -> anyhow::Result<Self> {
-        let at = SocketAddr::new(address, polyverbs_links::wire::GroupOptions::PORT);
-        let driver = |link: LinkAddress| InfiniBand {
-            name: format!("ib at {address}"),
-            address: link,
-            windows_2a: false,
-            management: None,
-        };
-        let mut options = WireOptions::new(at);
+    /// What a key allows that was registered for the peer.
+    pub(crate) const KEY_RIGHTS: Access = OPEN;
+
+    /// The device of this name, at this address; what it sends and receives is captured in a file.
+    pub(crate) fn new(name: &str, address: IpAddr, capture: Option<&Path>) -> anyhow::Result<Self> {
         let capture = match capture {
             Some(path) => Some(Arc::new(OctetCapture::new(File::create(path)?)?)),
             None => None,
         };
-        options.link.tap = capture.clone().map(|tap| tap as Arc<dyn OctetTap>);
-        let wire = OnWire::new(driver, options, DeviceOptions::default())?;
-        let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
+        let options = EmulatedOptions {
+            tap: capture.clone().map(|tap| Tap(tap)),
+            ..EmulatedOptions::default()
+        };
+        let device = emulated::device_at(name, address, &options)?;
         let context = device.open(&Requirements::everything_of(&device.attributes()))?;
-        let pd = context.alloc_pd().wait()?;
         Ok(Self {
-            context,
+            name: name.to_owned(),
+            address,
             capture,
-            pd,
-            _wire: wire,
+            pd: context.alloc_pd().wait()?,
+            bmme: context.extension::<Bmme>()?,
+            context,
         })
     }
 
@@ -89,24 +90,45 @@ impl Host {
         Ok(self.capture.as_ref().map_or(Ok(()), |tap| tap.flush())?)
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn is_infiniband(&self) -> bool {
+        self.context.attributes().transport != Transport::Iwarp
+    }
+
+    /// Waits for connections.
+    pub(crate) fn listen(&self, port: u16) -> anyhow::Result<Listener> {
+        let at = SocketAddr::new(self.address, port);
+        Ok(Connector::of(&self.context)?.listen(at, 1)?)
+    }
+
+    fn rights(&self) -> Access {
+        match self.is_infiniband() {
+            true => OPEN | Access::REMOTE_ATOMIC,
+            false => OPEN,
+        }
+    }
+
     /// A queue pair in INIT.
     pub(crate) fn make(&self, qp_type: QpType) -> anyhow::Result<Ours> {
         let cq = self.context.create_cq(1024).wait()?;
         let options = match qp_type {
             QpType::Ud => QpOptions::ud(&cq),
-            _ => QpOptions::rc(&cq),
+            _ => QpOptions::rc(&cq).operations(&self.bmme),
         };
         let options = options.max_send_wr(128).max_recv_wr(512);
         let qp = self.pd.create_qp(options).wait()?;
         let memory = Memory::zeroed(MEMORY).context("memory")?;
-        let mr = self.pd.register(&memory, RIGHTS).wait()?;
+        let mr = self.pd.register(&memory, self.rights()).wait()?;
         let init = QpAttributes::new()
             .qp_state(QpState::Init)
             .pkey_index(0)
             .port_num(1);
         let init = match qp_type {
             QpType::Ud => init.qkey(QKEY),
-            _ => init.qp_access_flags(RIGHTS - Access::LOCAL_WRITE),
+            _ => init.qp_access_flags(self.rights() - Access::LOCAL_WRITE),
         };
         qp.modify(init).wait()?;
         let port = self.context.query_port(1)?;
@@ -115,6 +137,8 @@ impl Host {
             qp,
             memory,
             mr,
+            bmme: self.bmme,
+            context: self.context.clone(),
             pd: self.pd.clone(),
             gid: port.gids[0],
         })
@@ -150,11 +174,53 @@ impl Ours {
                 .rq_psn(Psn::new(peer.psn))
                 .max_dest_rd_atomic(16)
                 .min_rnr_timer(12);
-            rts = rts.timeout(16).retry_cnt(7).rnr_retry(7).max_rd_atomic(16);
+            rts = rts
+                .timeout(TIMEOUT)
+                .retry_cnt(7)
+                .rnr_retry(7)
+                .max_rd_atomic(16);
         }
         self.qp.modify(rtr).wait()?;
         self.qp.modify(rts).wait()?;
         Ok(())
+    }
+
+    /// Asks for a connection: what the peer is told begins with where the memory is.
+    pub(crate) fn ask(
+        &self,
+        to: SocketAddr,
+        words: &[u8],
+    ) -> Result<Started<Accepted, ConnectError>, ConnectError> {
+        let connector = Connector::of(&self.context)?;
+        Ok(connector.connect(&self.context, &self.qp, to, self.options(words)))
+    }
+
+    /// What a connection is asked for and accepted with.
+    fn options(&self, words: &[u8]) -> ConnectionOptions {
+        let rights = Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let atomic = match self.context.attributes().transport {
+            Transport::Iwarp => Access::empty(),
+            _ => Access::REMOTE_ATOMIC,
+        };
+        let qp = ConnectOptions::new()
+            .timeout(TIMEOUT)
+            .access(rights | atomic);
+        let told = [&self.card().private(), words].concat();
+        ConnectionOptions::new().qp(qp).private_data(&told)
+    }
+
+    /// Accepts one that somebody asks for.
+    pub(crate) fn accept(
+        &self,
+        incoming: Incoming,
+        words: &[u8],
+    ) -> Started<Connection, ConnectError> {
+        incoming.accept(&self.context, &self.qp, self.options(words))
+    }
+
+    /// Ends a connection.
+    pub(crate) fn disconnect(&self, connection: &Connection) -> anyhow::Result<()> {
+        Ok(connection.disconnect(&self.context, &self.qp).wait()?)
     }
 
     /// The way of datagrams to that one.
@@ -210,6 +276,12 @@ impl Ours {
         }
     }
 
+    /// The next completion that does not succeed.
+    pub(crate) fn ended(&self) -> anyhow::Result<WcStatus> {
+        self.receive(0, 8)?;
+        Ok(self.next()?.status)
+    }
+
     /// The next completion, that succeeds.
     pub(crate) fn completes(&self) -> anyhow::Result<Completion> {
         let done = self.next()?;
@@ -245,5 +317,5 @@ fn path_to(gid: Gid) -> anyhow::Result<AddressVector> {
 
 /// Memory of the peer, from its beginning on.
 pub(crate) fn remote(card: &Card, at: usize) -> RemoteAddress {
-    RemoteAddress::new(card.address + at as u64, verbs_api::RKey::new(card.rkey))
+    RemoteAddress::new(card.address + at as u64, RKey::new(card.rkey))
 }

@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use verbs_api::Send;
-use verbs_api::qp::QpType;
+use polyverbs::Send;
+use polyverbs::qp::QpType;
 
 use crate::Size;
-use crate::exercises::{IN, OUT, Row};
 use crate::ours::{Host, Ours};
+use crate::report::{Outcome, Row};
 use crate::theirs::{Card, gid_text, parse_gid};
 
 /// LID, number, sequence number and identifier with colons between, and an octet of zero.
@@ -33,7 +33,7 @@ pub(crate) fn connect(host: &Host, at: SocketAddr, size: Size) -> Row {
         // It prepares itself before it answers; whoever connected begins.
         exchange(&ours, size, true)
     })();
-    Row::new("ibv_rc_pingpong", OUT, size.to_string(), outcome)
+    row("we connect", size, outcome)
 }
 
 /// With one that comes to us.
@@ -50,7 +50,12 @@ pub(crate) fn listen(host: &Host, at: SocketAddr, size: Size) -> Row {
         ensure!(done == DONE, "{done:?}");
         exchange(&ours, size, false)
     })();
-    Row::new("ibv_rc_pingpong", IN, size.to_string(), outcome)
+    row("they connect", size, outcome)
+}
+
+fn row(who: &'static str, size: Size, outcome: anyhow::Result<()>) -> Row {
+    let outcome = outcome.map(|()| Outcome::Ok);
+    Row::new("ibv_rc_pingpong", who, "both", size.to_string(), outcome)
 }
 
 // It may not listen yet.

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use verbs_api::Gid;
+use polyverbs::Gid;
 
 /// A queue pair, and the memory behind it, as its owner tells of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,60 @@ pub(crate) struct Card {
     pub(crate) rkey: u32,
 }
 
+impl Card {
+    /// Octets of what is told when a connection is asked for or accepted.
+    pub(crate) const PRIVATE: usize = 12;
+
+    /// What is told then: where the memory is, and its key.
+    pub(crate) fn private(&self) -> [u8; Self::PRIVATE] {
+        let mut told = [0; Self::PRIVATE];
+        told[..8].copy_from_slice(&self.address.to_be_bytes());
+        told[8..].copy_from_slice(&self.rkey.to_be_bytes());
+        told
+    }
+
+    /// From what was told; the connection has told the rest.
+    pub(crate) fn told(private: &[u8]) -> anyhow::Result<Self> {
+        let Some(&[a, b, c, d, e, f, g, h, ref rkey @ ..]) = private.get(..Self::PRIVATE) else {
+            bail!("{} octets of private data", private.len());
+        };
+        Ok(Self {
+            qpn: 0,
+            psn: 0,
+            gid: Gid([0; 16]),
+            address: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
+            rkey: rkey
+                .iter()
+                .fold(0, |key, octet| key << 8 | u32::from(*octet)),
+        })
+    }
+}
+
+/// What `peer` says of its connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    /// As librdmacm names it.
+    pub(crate) name: String,
+    /// A reason, or an errno.
+    pub(crate) status: i32,
+    pub(crate) data: Vec<u8>,
+}
+
+impl Event {
+    /// From an answer of `peer`.
+    pub(crate) fn parse(answer: &str) -> anyhow::Result<Self> {
+        let fields: Vec<_> = answer.split(' ').collect();
+        let &["event", name, status, data] = &fields[..] else {
+            bail!("no event: {answer}");
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            status: status.parse()?,
+            data: octets(data)?,
+        })
+    }
+}
+
 /// A connection to `peer`.
 pub(crate) struct Peer {
     stream: BufReader<TcpStream>,
@@ -26,15 +80,25 @@ impl Peer {
     pub(crate) fn connect(at: SocketAddr) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(at).with_context(|| format!("peer at {at}"))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(90)))?;
         Ok(Self {
             stream: BufReader::new(stream),
         })
     }
 
+    /// Sends a command; what is done meanwhile is done before its answer.
+    pub(crate) fn begin(&mut self, command: &str) -> anyhow::Result<()> {
+        Ok(writeln!(self.stream.get_mut(), "{command}")?)
+    }
+
     /// Sends a command and answers its answer.
     pub(crate) fn ask(&mut self, command: &str) -> anyhow::Result<String> {
-        writeln!(self.stream.get_mut(), "{command}")?;
+        self.begin(command)?;
+        self.answer(command)
+    }
+
+    /// The answer of a command that was sent.
+    pub(crate) fn answer(&mut self, command: &str) -> anyhow::Result<String> {
         let mut line = String::new();
         let read = self.stream.read_line(&mut line);
         read.with_context(|| format!("{command}: no answer"))?;
@@ -48,12 +112,31 @@ impl Peer {
         Ok(())
     }
 
+    /// What a command answers behind this word.
+    pub(crate) fn told(&mut self, command: &str, word: &str) -> anyhow::Result<String> {
+        let answer = self.ask(command)?;
+        let behind = answer.strip_prefix(word).map(str::trim_start);
+        Ok(behind
+            .with_context(|| format!("{command}: {answer}"))?
+            .to_owned())
+    }
+
+    /// The octets that it was told.
+    pub(crate) fn heard(&mut self, command: &str, word: &str) -> anyhow::Result<Vec<u8>> {
+        octets(&self.told(command, word)?)
+    }
+
+    /// What happened to its connection.
+    pub(crate) fn event(&mut self, command: &str) -> anyhow::Result<Event> {
+        Event::parse(&self.ask(command)?)
+    }
+
     /// Waits for a completion that succeeds: its length and immediate data.
     pub(crate) fn completes(&mut self) -> anyhow::Result<(u32, u32)> {
         let answer = self.ask("poll")?;
         let numbers = hexadecimals(answer.strip_prefix("wc ").unwrap_or_default());
         match numbers[..] {
-            [0, _, length, imm] => Ok((length as u32, imm as u32)),
+            [0, _, length, data, _] => Ok((length as u32, data as u32)),
             _ => bail!("its completion: {answer}"),
         }
     }
@@ -74,16 +157,33 @@ impl Peer {
         })
     }
 
-    /// Says nothing more: it takes its queue pair down.
-    pub(crate) fn hang_up(&mut self) -> anyhow::Result<()> {
-        Ok(self.stream.get_mut().shutdown(std::net::Shutdown::Both)?)
-    }
-
     /// What lies in its memory.
     pub(crate) fn number(&mut self, at: usize) -> anyhow::Result<u64> {
         let answer = self.ask(&format!("get {at:x}"))?;
         let number = answer.strip_prefix("number ").context("no number")?;
         Ok(u64::from_str_radix(number, 16)?)
+    }
+}
+
+/// Octets in hexadecimal; `-` for none.
+pub(crate) fn octets(text: &str) -> anyhow::Result<Vec<u8>> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    ensure!(
+        digits.len().is_multiple_of(2) && digits.is_ascii(),
+        "no octets: {text}"
+    );
+    let octet = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16);
+    Ok((0..digits.len())
+        .step_by(2)
+        .map(octet)
+        .collect::<Result<_, _>>()?)
+}
+
+/// The same the other way.
+pub(crate) fn hexadecimal(octets: &[u8]) -> String {
+    match octets {
+        [] => "-".to_owned(),
+        _ => octets.iter().map(|octet| format!("{octet:02x}")).collect(),
     }
 }
 
@@ -125,5 +225,26 @@ mod tests {
         let text = "00000000000000000000ffff0a4e0001";
         assert_eq!(gid_text(parse_gid(text).unwrap()), text);
         assert!(parse_gid("nothing").is_err());
+    }
+
+    #[test]
+    fn octets_are_written_as_they_are_read() {
+        for some in [&[][..], &[0], &[0, 1, 0xfe]] {
+            assert_eq!(octets(&hexadecimal(some)).unwrap(), some);
+        }
+        assert!(octets("1").is_err() && octets("0g").is_err());
+    }
+
+    #[test]
+    fn a_card_is_told_as_it_is_heard() {
+        let card = Card {
+            qpn: 0,
+            psn: 0,
+            gid: Gid([0; 16]),
+            address: 0x0102_0304_0506_0708,
+            rkey: 0x090a_0b0c,
+        };
+        assert_eq!(Card::told(&card.private()).unwrap(), card);
+        assert!(Card::told(&[0; 11]).is_err());
     }
 }
