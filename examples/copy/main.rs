@@ -63,6 +63,7 @@ fn run(from: &str, to: &str, name: Option<&str>) -> Result<(), Error> {
 
 fn serve(at: &str, folder: &str, device: &str) -> Result<(), Error> {
     let at: SocketAddr = at.parse()?;
+    network::clean(Path::new(folder))?;
     let device = emulated::device_at(device, at.ip(), &EmulatedOptions::default())?;
     let store = Store {
         device,
