@@ -48,6 +48,7 @@ impl DatagramCodec for RoceV2 {
         Manner {
             // Requests and answers of a connection are two flows; each keeps its order.
             flow: header.src_qp ^ header.dest_qp.rotate_left(7),
+            answers: !header.body.is_request(),
             traffic_class: header.carriage.traffic_class,
             hop_limit: header.carriage.hop_limit,
         }

@@ -249,6 +249,9 @@ impl CqOps for Cq {
         if let (0, Some(network)) = (polled, &self.network) {
             network.poll();
             polled = self.take(completions);
+            if polled == 0 {
+                network.flush();
+            }
         }
         if polled == 0 && self.failed.load(Ordering::Relaxed) {
             return Err(VerbError::CqOverrun);

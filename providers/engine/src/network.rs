@@ -22,6 +22,7 @@ pub struct Network<D: Driver> {
     timers: Arc<Timers>,
     delivering: AtomicBool,
     requests: AtomicU32,
+    polls: AtomicU32,
     to_serve: Mutex<VecDeque<Job>>,
 }
 
@@ -36,8 +37,12 @@ pub trait Progress: Send + Sync {
     /// Something may have arrived: delivers it. Call with no lock held. By default nothing ever arrives unasked.
     fn progress(&self) {}
 
-    /// The same for a thread that found nothing and will look again: no two do it at a time.
+    /// The same for a thread that found nothing and will look again: no two do it at a time. What answers that brings about
+    /// may wait for [`flush`](Self::flush).
     fn poll(&self) {}
+
+    /// What waits to be sent leaves: for a thread that polled and still found nothing.
+    fn flush(&self) {}
 
     /// A thread that polled is about to sleep.
     fn hand_back(&self) {}
@@ -52,6 +57,7 @@ impl<D: Driver> Network<D> {
             timers: Arc::new(Timers::new(host)),
             delivering: AtomicBool::new(false),
             requests: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
             to_serve: Mutex::default(),
         })
     }
@@ -119,6 +125,46 @@ impl<D: Driver> Network<D> {
     pub fn progress(&self) {
         let Some(link) = &self.link else { return };
         link.flush();
+        self.take_turns(|| {
+            while link.progress(self.timers.now(), self) || self.serve() {
+                link.flush();
+            }
+        });
+        if let Some(at) = link.next_due() {
+            self.timers.wake_at(at);
+        }
+    }
+
+    /// What has just been sent leaves. Call with no lock held, after everything that sends.
+    #[inline]
+    pub fn send_off(&self) {
+        match &self.link {
+            Some(link) if link.tells_again() => {
+                link.flush();
+                if let Some(at) = link.next_due() {
+                    self.timers.wake_at(at);
+                }
+            }
+            _ => self.progress(),
+        }
+    }
+
+    // One look, whose answers leave with what the program sends next. It is about to be told what has come: what it sends
+    // then is worth more than an acknowledge ahead of it.
+    fn look(&self, link: &SharedLink<D::Header>) {
+        if !link.tells_again() {
+            return self.progress();
+        }
+        if self.polls.fetch_add(1, Ordering::Relaxed) % POLLS_BEFORE_FLUSH == 0 {
+            link.flush();
+        }
+        self.take_turns(|| {
+            link.progress(self.timers.now(), self);
+            self.serve();
+        });
+    }
+
+    fn take_turns(&self, mut deliver: impl FnMut()) {
         self.requests.fetch_add(1, Ordering::SeqCst);
         loop {
             if self.delivering.swap(true, Ordering::SeqCst) {
@@ -126,17 +172,17 @@ impl<D: Driver> Network<D> {
             }
             let turn = Turn(&self.delivering);
             let seen = self.requests.load(Ordering::SeqCst);
-            while link.progress(self.timers.now(), self) || self.serve() {}
+            deliver();
             drop(turn);
             if self.requests.load(Ordering::SeqCst) == seen {
                 break;
             }
         }
-        if let Some(at) = link.next_due() {
-            self.timers.wake_at(at);
-        }
     }
 }
+
+/// Polls that find something each time, before what waits leaves all the same.
+const POLLS_BEFORE_FLUSH: u32 = 16;
 
 /// The turn to deliver, given back even where a handler panics.
 struct Turn<'n>(&'n AtomicBool);
@@ -167,7 +213,13 @@ impl<D: Driver> Progress for Network<D> {
 
     fn poll(&self) {
         if let Some(link) = &self.link {
-            link.poll(&mut || Self::progress(self));
+            link.poll(&mut || self.look(link));
+        }
+    }
+
+    fn flush(&self) {
+        if let Some(link) = &self.link {
+            link.flush();
         }
     }
 

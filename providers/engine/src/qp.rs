@@ -434,7 +434,7 @@ impl<D: Driver> Qp<D> {
             effects.run();
         }
         if !self.is_direct {
-            self.device.network().progress();
+            self.device.network().send_off();
         }
         result
     }

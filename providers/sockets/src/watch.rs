@@ -11,7 +11,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -179,6 +179,13 @@ impl Watch {
         Some(work())
     }
 
+    /// Whether the thread leaves all to pollers: when they are gone it calls [`Duty::progress`] once, and that comes after
+    /// whatever the caller has done.
+    pub fn stands_back(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.stands_back.load(Ordering::SeqCst)
+    }
+
     /// A poller is about to sleep: the thread takes over at once.
     pub fn hand_back(&self) {
         let epoch = self.epoch.load(Ordering::SeqCst);
@@ -229,6 +236,9 @@ impl Watch {
                     return;
                 };
                 seen = epoch;
+                if let Some(duty) = duty.upgrade() {
+                    self.visit(|| guarded(|| duty.progress()));
+                }
             } else if let (true, Some(duty)) = (round.data, duty.upgrade()) {
                 seen = self.epoch();
                 self.visit(|| guarded(|| duty.progress()));

@@ -105,6 +105,7 @@ pub struct UdpLink<C> {
     codec: C,
     lease: Lease,
     flows: FlowSockets,
+    /// Those of answers come behind all others.
     lanes: Box<[Lane]>,
     max_frame: Mtu,
     tap: Option<Arc<dyn OctetTap>>,
@@ -157,14 +158,15 @@ impl<C: DatagramCodec> UdpLink<C> {
             (Some(carried), wanted) => wanted.unwrap_or(carried).min(carried),
         };
         let segments = options.udp.offload.segmentation;
-        let lanes = (0..options.flows.max(1)).map(|_| Lane::new(segments));
+        let flows = 2 * options.flows.max(1);
+        let lanes = (0..flows).map(|_| Lane::new(segments));
         let watch = Arc::new(Watch::new()?);
         watch.add(lease.socket(), DATA, Source::Data)?;
         watch.add(lease.common(), COMMON, Source::Shared)?;
         watch.add(&lease, INBOX, Source::Rare)?;
         let inbound = receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD);
         Ok(Arc::new(Self {
-            flows: FlowSockets::new(local, options.flows, options.udp),
+            flows: FlowSockets::new(local, flows, options.udp),
             lanes: lanes.collect(),
             max_frame,
             tap: options.tap,
@@ -556,7 +558,8 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn send(&self, frame: Frame<'_, C::Header>, _now: Time) {
         let manner = self.codec.manner(&frame.header);
-        let flow = manner.flow as usize % self.lanes.len();
+        let half = self.lanes.len() / 2;
+        let flow = manner.flow as usize % half + if manner.answers { half } else { 0 };
         let from = self.flows.of(flow as u32).map(UdpSocket::local);
         let group = self.codec.group(&frame.header).map(LinkAddress::Ip);
         let to = self.socket_address(group.unwrap_or(frame.to));
@@ -582,7 +585,6 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        self.flush();
         let mut delivered = false;
         if self.has_aside.load(Ordering::Acquire) {
             self.has_aside.store(false, Ordering::SeqCst);
@@ -629,8 +631,16 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         true
     }
 
+    fn tells_again(&self) -> bool {
+        true
+    }
+
     fn poll(&self, work: &mut dyn FnMut()) {
         self.watch.poll(work);
+        // Otherwise the thread sends what a poller that is gone has left.
+        if !self.watch.stands_back() {
+            self.flush();
+        }
     }
 
     fn hand_back(&self) {

@@ -31,6 +31,7 @@ impl DatagramCodec for Toy {
     fn manner(&self, header: &Header) -> Manner {
         Manner {
             flow: header.qpn,
+            answers: false,
             traffic_class: 2,
             hop_limit: 0,
         }
