@@ -48,7 +48,9 @@ impl DatagramCodec for RoceV2 {
         Manner {
             // Requests and answers of a connection are two flows; each keeps its order.
             flow: header.src_qp ^ header.dest_qp.rotate_left(7),
-            answers: !header.body.is_request(),
+            // An acknowledge speaks for all before it.
+            stands_for: (header.body == Body::Acknowledge(Syndrome::Ack))
+                .then_some(u64::from(header.src_qp) << 24 | u64::from(header.dest_qp)),
             traffic_class: header.carriage.traffic_class,
             hop_limit: header.carriage.hop_limit,
         }

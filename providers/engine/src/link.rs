@@ -111,6 +111,14 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
+    /// The same without what may leave behind the next frame on its way: that one is worth more.
+    fn flush_ahead(&self) {
+        match self.inner() {
+            Some(link) => link.flush_ahead(),
+            None => self.flush(),
+        }
+    }
+
     /// Delivers what is due at `now`. Answers whether anything was delivered.
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool;
 

@@ -22,7 +22,6 @@ pub struct Network<D: Driver> {
     timers: Arc<Timers>,
     delivering: AtomicBool,
     requests: AtomicU32,
-    polls: AtomicU32,
     to_serve: Mutex<VecDeque<Job>>,
 }
 
@@ -57,7 +56,6 @@ impl<D: Driver> Network<D> {
             timers: Arc::new(Timers::new(host)),
             delivering: AtomicBool::new(false),
             requests: AtomicU32::new(0),
-            polls: AtomicU32::new(0),
             to_serve: Mutex::default(),
         })
     }
@@ -149,19 +147,21 @@ impl<D: Driver> Network<D> {
         }
     }
 
-    // One look, whose answers leave with what the program sends next. It is about to be told what has come: what it sends
-    // then is worth more than an acknowledge ahead of it.
+    // One look. The program is about to be told what has come, and mostly sends something then: acknowledges leave behind
+    // that, and ahead of the next look where it sent nothing.
     fn look(&self, link: &SharedLink<D::Header>) {
         if !link.tells_again() {
             return self.progress();
         }
-        if self.polls.fetch_add(1, Ordering::Relaxed) % POLLS_BEFORE_FLUSH == 0 {
-            link.flush();
-        }
+        link.flush();
         self.take_turns(|| {
             link.progress(self.timers.now(), self);
             self.serve();
         });
+        link.flush_ahead();
+        if let Some(at) = link.next_due() {
+            self.timers.wake_at(at);
+        }
     }
 
     fn take_turns(&self, mut deliver: impl FnMut()) {
@@ -180,9 +180,6 @@ impl<D: Driver> Network<D> {
         }
     }
 }
-
-/// Polls that find something each time, before what waits leaves all the same.
-const POLLS_BEFORE_FLUSH: u32 = 16;
 
 /// The turn to deliver, given back even where a handler panics.
 struct Turn<'n>(&'n AtomicBool);

@@ -39,10 +39,11 @@ pub struct Arrival {
 /// How a frame wants to be carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Manner {
-    /// Frames of one flow keep their order, and one source port; those that answer are a flow beside it. Any number.
+    /// Frames of one flow keep their order, and one source port. Any number.
     pub flow: u32,
-    /// It answers something: what asks leaves ahead of it, where both wait.
-    pub answers: bool,
+    /// It may leave behind what is sent next on its flow. Of several with one number, to one address, the last says it
+    /// all: the others need not leave.
+    pub stands_for: Option<u64>,
     /// TOS or traffic class.
     pub traffic_class: u8,
     /// Time to live or hop limit; 0 for what the system sets.

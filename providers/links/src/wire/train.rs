@@ -7,12 +7,24 @@ use arrayvec::ArrayVec;
 use polyverbs_sockets::udp::{MAX_OCTETS, MAX_SEGMENTS};
 use polyverbs_sockets::{Piece, QpnRange, SendError, Transmit, UdpSocket};
 
+use super::codec::Manner;
+
 /// Where a datagram goes and how: what all of one run have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) to: SocketAddr,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
+}
+
+impl Route {
+    pub(super) fn new(to: SocketAddr, manner: Manner) -> Self {
+        Self {
+            to,
+            traffic_class: manner.traffic_class,
+            hop_limit: manner.hop_limit,
+        }
+    }
 }
 
 /// A datagram of a train, while it is being sealed.

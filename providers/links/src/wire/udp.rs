@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
 use polyverbs_engine::link::{Deliver, Frame, Link};
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
@@ -101,12 +102,11 @@ counts! {
 }
 
 /// A link over UDP; see the [module](self).
-pub struct UdpLink<C> {
+pub struct UdpLink<C: DatagramCodec> {
     codec: C,
     lease: Lease,
     flows: FlowSockets,
-    /// Those of answers come behind all others.
-    lanes: Box<[Lane]>,
+    lanes: Box<[Lane<C::Header>]>,
     max_frame: Mtu,
     tap: Option<Arc<dyn OctetTap>>,
     inbound: Mutex<ReceiveBatch>,
@@ -124,8 +124,11 @@ pub struct UdpLink<C> {
 
 /// Frames of some flows on their way out.
 #[derive(Debug)]
-struct Lane {
+struct Lane<H> {
     filling: Mutex<Train>,
+    /// Headers that may leave behind what comes next, each with its destination.
+    behind: Mutex<ArrayVec<(SocketAddr, H), BEHIND>>,
+    has_behind: AtomicBool,
     /// Taken before the other: who swaps the two sends, and nobody overtakes him.
     leaving: Mutex<Train>,
     /// Something is being filled or has not left: looked at before the locks.
@@ -158,15 +161,14 @@ impl<C: DatagramCodec> UdpLink<C> {
             (Some(carried), wanted) => wanted.unwrap_or(carried).min(carried),
         };
         let segments = options.udp.offload.segmentation;
-        let flows = 2 * options.flows.max(1);
-        let lanes = (0..flows).map(|_| Lane::new(segments));
+        let lanes = (0..options.flows.max(1)).map(|_| Lane::new(segments));
         let watch = Arc::new(Watch::new()?);
         watch.add(lease.socket(), DATA, Source::Data)?;
         watch.add(lease.common(), COMMON, Source::Shared)?;
         watch.add(&lease, INBOX, Source::Rare)?;
         let inbound = receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD);
         Ok(Arc::new(Self {
-            flows: FlowSockets::new(local, flows, options.udp),
+            flows: FlowSockets::new(local, options.flows, options.udp),
             lanes: lanes.collect(),
             max_frame,
             tap: options.tap,
@@ -276,7 +278,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     // Whether there was room.
     fn append(
         &self,
-        lane: &Lane,
+        lane: &Lane<C::Header>,
         route: Route,
         from: SocketAddr,
         frame: &Frame<'_, C::Header>,
@@ -328,9 +330,47 @@ impl<C: DatagramCodec> UdpLink<C> {
             .seal(&envelope(from, to, segment), payload_end, octets);
     }
 
-    fn flush_lane(&self, flow: usize) {
+    // Notes that a frame leaves behind what comes next; `false` where there is no room.
+    fn put_behind(&self, lane: &Lane<C::Header>, to: SocketAddr, header: &C::Header) -> bool {
+        let mut behind = lock(&lane.behind);
+        let stands_for = self.codec.manner(header).stands_for;
+        let is_same = |(at, old): &&mut (SocketAddr, C::Header)| {
+            *at == to && self.codec.manner(old).stands_for == stands_for
+        };
+        let placed = match behind.iter_mut().find(is_same) {
+            Some((_, old)) => {
+                *old = header.clone();
+                true
+            }
+            None => behind.try_push((to, header.clone())).is_ok(),
+        };
+        lane.has_behind.store(true, Ordering::Release);
+        placed
+    }
+
+    fn append_behind(&self, lane: &Lane<C::Header>, from: SocketAddr) {
+        if !lane.has_behind.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        for (to, header) in lock(&lane.behind).drain(..) {
+            let (manner, local) = (self.codec.manner(&header), self.lease.address().ip());
+            let frame = Frame {
+                from: LinkAddress::Ip(local),
+                to: LinkAddress::Ip(to.ip()),
+                header,
+                payload: Payload::Empty,
+                damaged: false,
+            };
+            if !self.append(lane, Route::new(to, manner), from, &frame) {
+                self.count(|counters| &counters.overrun, 1);
+            }
+        }
+    }
+
+    fn flush_lane(&self, flow: usize, behind: bool) {
         let lane = &self.lanes[flow];
-        if !lane.waits.load(Ordering::Acquire) {
+        let has_behind = behind && lane.has_behind.load(Ordering::Acquire);
+        if !has_behind && !lane.waits.load(Ordering::Acquire) {
             return;
         }
         let Ok(socket) = self.flows.of(flow as u32) else {
@@ -338,6 +378,9 @@ impl<C: DatagramCodec> UdpLink<C> {
         };
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
+        if has_behind {
+            self.append_behind(lane, from);
+        }
         // Before looking: what comes meanwhile is seen here or says so again.
         lane.waits.store(false, Ordering::SeqCst);
         loop {
@@ -358,7 +401,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
-    fn watch_room(&self, lane: &Lane, socket: &UdpSocket, is_full: bool) {
+    fn watch_room(&self, lane: &Lane<C::Header>, socket: &UdpSocket, is_full: bool) {
         if lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
             // Where it cannot be watched, what waits leaves with what comes next.
             let _ = if is_full {
@@ -539,11 +582,13 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 }
 
-impl Lane {
+impl<H> Lane<H> {
     fn new(segments: bool) -> Self {
         let train = || Mutex::new(Train::new(TRAIN, segments));
         Self {
             filling: train(),
+            behind: Mutex::default(),
+            has_behind: AtomicBool::new(false),
             leaving: train(),
             waits: AtomicBool::new(false),
             is_blocked: AtomicBool::new(false),
@@ -558,22 +603,21 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn send(&self, frame: Frame<'_, C::Header>, _now: Time) {
         let manner = self.codec.manner(&frame.header);
-        let half = self.lanes.len() / 2;
-        let flow = manner.flow as usize % half + if manner.answers { half } else { 0 };
+        let flow = manner.flow as usize % self.lanes.len();
         let from = self.flows.of(flow as u32).map(UdpSocket::local);
         let group = self.codec.group(&frame.header).map(LinkAddress::Ip);
         let to = self.socket_address(group.unwrap_or(frame.to));
         let (Some(to), Ok(from)) = (to, from) else {
             return self.count(|counters| &counters.formless, 1);
         };
-        let route = Route {
-            to,
-            traffic_class: manner.traffic_class,
-            hop_limit: manner.hop_limit,
-        };
         let lane = &self.lanes[flow];
+        let may_wait = manner.stands_for.is_some() && frame.payload.is_empty() && !frame.damaged;
+        if may_wait && self.put_behind(lane, to, &frame.header) {
+            return;
+        }
+        let route = Route::new(to, manner);
         if !self.append(lane, route, from, &frame) {
-            self.flush_lane(flow);
+            self.flush_lane(flow, false);
             if !self.append(lane, route, from, &frame) {
                 self.count(|counters| &counters.overrun, 1);
             }
@@ -581,7 +625,11 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn flush(&self) {
-        (0..self.lanes.len()).for_each(|flow| self.flush_lane(flow));
+        (0..self.lanes.len()).for_each(|flow| self.flush_lane(flow, true));
+    }
+
+    fn flush_ahead(&self) {
+        (0..self.lanes.len()).for_each(|flow| self.flush_lane(flow, false));
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
@@ -663,8 +711,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 }
 
-impl<C> Drop for UdpLink<C> {
+impl<C: DatagramCodec> Drop for UdpLink<C> {
     fn drop(&mut self) {
+        self.flush();
         self.watch.stop();
     }
 }
@@ -745,6 +794,8 @@ const ROOM: u64 = 5;
 
 /// Octets of a train: a megabyte may wait for each lane, once filling and once leaving.
 const TRAIN: usize = 512 << 10;
+/// Frames of a lane that may wait for what comes next.
+const BEHIND: usize = 32;
 /// Calls that one turn of reading makes at most, so that answers leave in between.
 const ROUNDS: usize = 8;
 /// How long a process that does not keep up is waited for, with pauses between.

@@ -31,7 +31,7 @@ impl DatagramCodec for Toy {
     fn manner(&self, header: &Header) -> Manner {
         Manner {
             flow: header.qpn,
-            answers: false,
+            stands_for: None,
             traffic_class: 2,
             hop_limit: 0,
         }
