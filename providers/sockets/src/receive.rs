@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
 
-use crate::sys::{AT_ONCE, Filled, Incoming, receive_many};
+use crate::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
 use crate::{address, control};
 
 /// Room for several messages, used again and again. A message is a datagram, or several that the kernel has joined (GRO).
@@ -20,6 +20,8 @@ pub struct ReceiveBatch {
     received: usize,
     /// How many messages the next call asks for: one that finds nothing more is wasted.
     wanted: usize,
+    /// The last call brought as many.
+    was_full: bool,
     local: Option<IpAddr>,
 }
 
@@ -75,6 +77,7 @@ impl ReceiveBatch {
             filled: vec![Filled::default(); messages].into(),
             received: 0,
             wanted: 1,
+            was_full: false,
             local: None,
         }
     }
@@ -106,15 +109,25 @@ impl ReceiveBatch {
         let received = self.receive(fd);
         let count = *received.as_ref().unwrap_or(&0);
         self.received = count;
-        self.wanted = if count == self.wanted {
-            (count * 2).min(self.rooms.len())
-        } else {
-            count.max(1)
+        // One may be all that comes for now, as in a conversation: more are asked for where the next call is full too.
+        let is_full = count == self.wanted;
+        self.wanted = match (is_full, self.was_full) {
+            (true, true) => (count * 2).min(self.rooms.len()),
+            (true, false) => count,
+            (false, _) => count.max(1),
         };
+        self.was_full = is_full;
         received
     }
 
     fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        // A poller looks again and again, and mostly at nothing: the room for many is not laid out for one.
+        if let (1, Some(room)) = (self.wanted, self.rooms.first_mut()) {
+            let mut message = room.incoming(&mut self.octets[..self.each]);
+            receive_one(fd, &mut message)?;
+            self.filled[0] = message.filled;
+            return Ok(1);
+        }
         let octets = self.octets.chunks_mut(self.each);
         let mut messages: ArrayVec<_, AT_ONCE> = self.rooms[..self.wanted]
             .iter_mut()

@@ -129,7 +129,7 @@ pub(crate) struct Filled {
 /// open: see [`receive_local`].
 pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) -> io::Result<usize> {
     if let [message] = messages {
-        return receive(fd, message).map(|()| 1);
+        return receive_one(fd, message).map(|()| 1);
     }
     let count = messages.len().min(AT_ONCE);
     // SAFETY: headers and pieces of zeros name no memory.
@@ -155,7 +155,8 @@ pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) ->
     Ok(received)
 }
 
-fn receive(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io::Result<()> {
+/// Receives one message without waiting.
+pub(crate) fn receive_one(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io::Result<()> {
     let mut piece = libc::iovec {
         iov_base: null_mut(),
         iov_len: 0,

@@ -163,10 +163,14 @@ impl Watch {
         self.ring();
     }
 
-    /// Does `work` with the turn, as a poller; `None` where another thread has it.
+    /// Does `work` with the turn, as a poller; `None` where another thread has it. That one gets the processor, should it
+    /// wait for it: otherwise a poller that spins would keep it from giving the turn back.
     #[inline]
     pub fn poll<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
-        let _turn = self.turn()?;
+        let Some(_turn) = self.turn() else {
+            thread::yield_now();
+            return None;
+        };
         // Nobody else moves it: whoever does has the turn.
         let epoch = self.epoch.load(Ordering::Relaxed);
         self.epoch.store(epoch.wrapping_add(1), Ordering::SeqCst);

@@ -72,6 +72,23 @@ struct Run {
     is_closed: bool,
 }
 
+impl Run {
+    fn transmit<'p>(&self, pieces: &'p [Piece<'p>]) -> Transmit<'p> {
+        Transmit {
+            to: self.route.to,
+            traffic_class: self.route.traffic_class,
+            hop_limit: self.route.hop_limit,
+            // A datagram has at most 65,507 octets.
+            segment: if self.count > 1 {
+                self.segment as u16
+            } else {
+                0
+            },
+            pieces,
+        }
+    }
+}
+
 /// What became of a train.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Departed {
@@ -202,27 +219,21 @@ impl Train {
 
     fn send(&self, socket: &UdpSocket) -> Result<usize, SendError> {
         let runs = &self.runs[self.left..];
-        let pieces: ArrayVec<_, AT_ONCE> = runs
-            .iter()
-            .take(AT_ONCE)
-            .map(|run| {
-                let start = self.cars[run.first].start as usize;
-                [Piece::from(&self.arena[start..start + run.octets])]
-            })
-            .collect();
-        let transmits: ArrayVec<_, AT_ONCE> = runs
-            .iter()
-            .zip(&pieces)
-            .map(|(run, pieces)| Transmit {
-                to: run.route.to,
-                traffic_class: run.route.traffic_class,
-                hop_limit: run.route.hop_limit,
-                // A datagram has at most 65,507 octets.
-                segment: if run.count > 1 { run.segment as u16 } else { 0 },
-                pieces,
-            })
-            .collect();
+        // Mostly there is one, and room for many need not be laid out.
+        if let [run] = runs {
+            return socket.send(&[run.transmit(&[self.piece(run)])]);
+        }
+        let runs = &runs[..runs.len().min(AT_ONCE)];
+        let pieces: ArrayVec<_, AT_ONCE> = runs.iter().map(|run| [self.piece(run)]).collect();
+        let both = runs.iter().zip(&pieces);
+        let transmits: ArrayVec<_, AT_ONCE> =
+            both.map(|(run, piece)| run.transmit(piece)).collect();
         socket.send(&transmits)
+    }
+
+    fn piece(&self, run: &Run) -> Piece<'_> {
+        let start = self.cars[run.first].start as usize;
+        Piece::from(&self.arena[start..start + run.octets])
     }
 
     // Makes a run of its own of each datagram that has not left, as all will be from now on.
