@@ -9,6 +9,7 @@
 
 mod address;
 mod control;
+pub mod exit;
 pub mod flows;
 pub mod group;
 mod interface;
@@ -21,6 +22,7 @@ pub mod tcp;
 pub mod udp;
 pub mod watch;
 
+pub use exit::{LastWords, at_exit};
 pub use flows::FlowSockets;
 pub use group::{GroupOptions, HandError, Handed, JoinError, Lease, QpnRange, Service};
 pub use local::Admission;
