@@ -18,8 +18,8 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{
-    Duty, FlowSockets, HandError, Handed, Lease, Membership, QpnRange, ReceiveBatch, Service,
-    Source, UdpOptions, UdpSocket, Watch, interface_mtu,
+    Duty, FlowSockets, HandError, Handed, LastWords, Lease, Membership, QpnRange, ReceiveBatch,
+    Service, Source, UdpOptions, UdpSocket, Watch, at_exit, interface_mtu,
 };
 use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 
@@ -199,6 +199,9 @@ impl<C: DatagramCodec> UdpLink<C> {
             network,
         });
         self.watch.start(Arc::downgrade(&duty))?;
+        // What has arrived is acknowledged, though the program ends when it has seen it.
+        let words: Arc<dyn LastWords> = Arc::clone(self) as _;
+        at_exit(Arc::downgrade(&words));
         Ok(duty)
     }
 
@@ -708,6 +711,12 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         if let Some(ip) = self.codec.address_of_group(group) {
             Self::leave(self, ip);
         }
+    }
+}
+
+impl<C: DatagramCodec> LastWords for UdpLink<C> {
+    fn say(&self) {
+        self.flush();
     }
 }
 

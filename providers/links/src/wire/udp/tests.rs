@@ -16,6 +16,8 @@ struct Header {
 }
 
 const UNSPEAKABLE: u32 = u32::MAX;
+/// From this number on a frame stands for all of its kind before it.
+const SUMS_UP: u32 = 1 << 31;
 
 fn sum(envelope: &Envelope, octets: &[u8]) -> [u8; 4] {
     let text = format!("{envelope:?}");
@@ -31,7 +33,7 @@ impl DatagramCodec for Toy {
     fn manner(&self, header: &Header) -> Manner {
         Manner {
             flow: header.qpn,
-            stands_for: None,
+            stands_for: (SUMS_UP..UNSPEAKABLE).contains(&header.number).then_some(1),
             traffic_class: 2,
             hop_limit: 0,
         }
@@ -210,6 +212,37 @@ fn frames_arrive_as_they_were_sent() {
         assert_eq!(numbers, [0, 1, 2, 3]);
         assert_eq!((one.counts().sent, to.counts().delivered), (4, 4));
     }
+}
+
+#[test]
+fn what_sums_up_leaves_behind_what_comes_next_and_only_the_last_of_it() {
+    let (one, other) = (link("127.0.3.160", 47_080), link("127.0.3.161", 47_080));
+    let numbers = |frames: Vec<OwnedFrame<Header>>| -> Vec<_> {
+        assert!(frames.iter().all(|frame| !frame.damaged));
+        frames.iter().map(|frame| frame.header.number).collect()
+    };
+    for number in [SUMS_UP, SUMS_UP + 1, SUMS_UP + 2, 5] {
+        one.send(frame(&one, &other, number, b""), NOW);
+    }
+    one.flush();
+    assert_eq!(numbers(all(&other, 2)), [5, SUMS_UP + 2]);
+    // It waits for a flush of everything, and then for nothing else.
+    one.send(frame(&one, &other, SUMS_UP + 3, b""), NOW);
+    one.flush_ahead();
+    assert_eq!(one.counts().sent, 2);
+    one.flush();
+    assert_eq!(numbers(all(&other, 1)), [SUMS_UP + 3]);
+    // One to somebody else is not summed up with it, and what carries something does not wait.
+    let third = link("127.0.3.162", 47_080);
+    one.send(frame(&one, &other, SUMS_UP + 4, b""), NOW);
+    one.send(frame(&one, &third, SUMS_UP + 5, b""), NOW);
+    one.send(frame(&one, &other, SUMS_UP + 6, b"octets"), NOW);
+    one.flush_ahead();
+    assert_eq!(numbers(all(&other, 1)), [SUMS_UP + 6]);
+    // The last to be sent before the end.
+    drop(one);
+    assert_eq!(numbers(all(&other, 1)), [SUMS_UP + 4]);
+    assert_eq!(numbers(all(&third, 1)), [SUMS_UP + 5]);
 }
 
 #[test]
