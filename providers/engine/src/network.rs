@@ -36,9 +36,11 @@ pub trait Progress: Send + Sync {
     /// Something may have arrived: delivers it. Call with no lock held. By default nothing ever arrives unasked.
     fn progress(&self) {}
 
-    /// The same for a thread that found nothing and will look again: no two do it at a time. What answers that brings about
-    /// may wait for [`flush`](Self::flush).
-    fn poll(&self) {}
+    /// The same for a thread that found nothing and will look again: no two do it at a time. Whether anything arrived. What
+    /// acknowledges that brings about may wait for [`flush`](Self::flush).
+    fn poll(&self) -> bool {
+        false
+    }
 
     /// What waits to be sent leaves: for a thread that polled and still found nothing.
     fn flush(&self) {}
@@ -148,20 +150,22 @@ impl<D: Driver> Network<D> {
     }
 
     // One look. The program is about to be told what has come, and mostly sends something then: acknowledges leave behind
-    // that, and ahead of the next look where it sent nothing.
-    fn look(&self, link: &SharedLink<D::Header>) {
+    // that, or when it polls again.
+    fn look(&self, link: &SharedLink<D::Header>) -> bool {
         if !link.tells_again() {
-            return self.progress();
+            self.progress();
+            return false;
         }
-        link.flush();
+        let mut found = false;
         self.take_turns(|| {
-            link.progress(self.timers.now(), self);
+            found |= link.progress(self.timers.now(), self);
             self.serve();
         });
         link.flush_ahead();
         if let Some(at) = link.next_due() {
             self.timers.wake_at(at);
         }
+        found
     }
 
     fn take_turns(&self, mut deliver: impl FnMut()) {
@@ -208,10 +212,12 @@ impl<D: Driver> Progress for Network<D> {
         Self::progress(self);
     }
 
-    fn poll(&self) {
+    fn poll(&self) -> bool {
+        let mut found = false;
         if let Some(link) = &self.link {
-            link.poll(&mut || self.look(link));
+            link.poll(&mut || found |= self.look(link));
         }
+        found
     }
 
     fn flush(&self) {
