@@ -769,21 +769,28 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         let mtu = max.map_or(u64::MAX, |max| {
             (1u64 << half.driver.mtu_shift).min(max as u64)
         });
-        let length = (request.length - wqe.sent).min(mtu);
-        let position = Position::of(wqe.sent, length, request.length);
-        let mut header = header_of(qp, half, &request, psn, position);
-        let under_way = ahead(psn, half.driver.rest.unacked).max(0) as u32;
-        header.ack_req |= half.driver.rest.pace.wants_ack(psn, under_way);
-        emit(
-            qp,
-            half,
-            header,
-            whole.part(wqe.sent as usize, length as usize),
-            cx,
-        );
-        wqe.sent += length;
-        if position.ends() {
-            wqe.phase = Phase::Sent;
+        // What it names was checked for all of it: as many frames as the window has room for.
+        let mut psn = psn;
+        loop {
+            let length = (request.length - wqe.sent).min(mtu);
+            let position = Position::of(wqe.sent, length, request.length);
+            let mut header = header_of(qp, half, &request, psn, position);
+            let under_way = ahead(psn, half.driver.rest.unacked).max(0) as u32;
+            let pace = &half.driver.rest.pace;
+            header.ack_req |= pace.wants_ack(psn, under_way);
+            let is_full = under_way + 1 >= pace.window();
+            let part = whole.part(wqe.sent as usize, length as usize);
+            emit(qp, half, header, part, cx);
+            wqe.sent += length;
+            if position.ends() {
+                wqe.phase = Phase::Sent;
+                break;
+            }
+            if qp.qp_type == QpType::Rc && is_full {
+                break;
+            }
+            psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
+            half.rare.retransmissions += u64::from(ahead(half.driver.rest.sent, psn) > 0);
         }
     }
     let reached = if wqe.phase == Phase::Sent {
