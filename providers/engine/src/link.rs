@@ -130,8 +130,8 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         self.inner().is_some_and(Link::is_polled)
     }
 
-    /// Whether sending brings nothing about but [`flush`](Self::flush), and what one look leaves unread is told again:
-    /// then nobody who has sent need look, and one look at a time is enough.
+    /// Whether nothing is to be told but what arrives, sending brings nothing about but [`flush`](Self::flush), and what one
+    /// look leaves unread is told again: then nobody who has sent need look, and one look at a time is enough.
     fn tells_again(&self) -> bool {
         self.inner().is_some_and(Link::tells_again)
     }

@@ -141,6 +141,10 @@ impl<D: Driver> Network<D> {
         match &self.link {
             Some(link) if link.tells_again() => {
                 link.flush();
+                // A stream that is full, or gone, is something to tell.
+                if !link.tells_again() {
+                    return self.progress();
+                }
                 if let Some(at) = link.next_due() {
                     self.timers.wake_at(at);
                 }

@@ -190,6 +190,13 @@ impl Watch {
         self.stands_back.load(Ordering::SeqCst)
     }
 
+    /// A poller leaves something for its next look: where it is gone, the thread takes over.
+    pub fn leave(&self) {
+        if !self.stands_back() {
+            self.ring();
+        }
+    }
+
     /// A poller is about to sleep: the thread takes over at once.
     pub fn hand_back(&self) {
         let epoch = self.epoch.load(Ordering::SeqCst);

@@ -126,6 +126,8 @@ pub struct TcpLink<C: StreamCodec> {
     /// Streams that came with something to read.
     fresh: Chore<Vec<Arc<Stream<C>>>>,
     news: Chore<VecDeque<(Arc<Stream<C>>, News)>>,
+    /// Some have more than was read in their turn.
+    leaves_some: AtomicBool,
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
@@ -210,6 +212,7 @@ impl<C: StreamCodec> TcpLink<C> {
             ending: Chore::default(),
             fresh: Chore::default(),
             news: Chore::default(),
+            leaves_some: AtomicBool::new(false),
             inbound: Mutex::new(Inbound {
                 buffer: vec![0; C::LONGEST + READ].into(),
                 resident: None,
@@ -542,6 +545,11 @@ impl<C: StreamCodec> TcpLink<C> {
             self.tell(stream, News::Room);
         }
         Ok(())
+    }
+
+    // News, or streams that came with something.
+    fn has_to_tell(&self) -> bool {
+        self.news.is_any() || self.fresh.is_any()
     }
 
     fn tell(&self, stream: &Arc<Stream<C>>, news: News) {
@@ -885,7 +893,9 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
         delivered |= self.deliver_news(now, network);
         self.flush_at(Some(now));
-        delivered || self.news.is_any() || self.fresh.is_any()
+        let has_more = !inbound.unfinished.is_empty() || self.has_to_tell();
+        self.leaves_some.store(has_more, Ordering::Relaxed);
+        delivered || has_more
     }
 
     fn next_due(&self) -> Option<Time> {
@@ -904,8 +914,15 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         true
     }
 
+    fn tells_again(&self) -> bool {
+        !self.has_to_tell()
+    }
+
     fn poll(&self, work: &mut dyn FnMut()) {
         self.watch.poll(work);
+        if self.leaves_some.load(Ordering::Relaxed) {
+            self.watch.leave();
+        }
     }
 
     fn hand_back(&self) {
