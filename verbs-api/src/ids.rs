@@ -81,6 +81,7 @@ macro_rules! memory_key {
         /// 32 bits: a 24-bit index that the device owns (high bits) and an 8-bit key that the consumer owns (low bits).
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
         #[doc(alias = "ibv_inc_rkey")]
+        #[repr(transparent)]
         pub struct $name(u32);
 
         impl $name {

@@ -11,6 +11,7 @@ use crate::objects::Ah;
 /// Length 0 is 0 octets, and then the key is not looked at. Plain data: the device checks it when the request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[doc(alias = "ibv_sge")]
+#[repr(C)]
 pub struct Sge {
     /// Address of the first octet; for zero-based memory, its offset.
     pub addr: u64,

@@ -1,0 +1,15 @@
+//! How the library is linked: versions, its name, all symbols bound when it is loaded, never unloaded (its threads run
+//! in it).
+
+fn main() {
+    let folder = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    println!("cargo:rerun-if-changed=nodes.map");
+    for argument in [
+        &format!("--version-script={folder}/nodes.map"),
+        "-soname,libibverbs.so.1",
+        "-z,now",
+        "-z,nodelete",
+    ] {
+        println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
+    }
+}

@@ -1,0 +1,666 @@
+//! Open devices: what they answer about themselves, and their asynchronous events.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use verbs_api::objects::ObjectId;
+use verbs_api::{
+    AsyncEvent, AtomicScope, Context, Device, EventSubject, EventType, Features, Gid, LinkAddress,
+    PortAttributes, PortState, Requirements, Transport,
+};
+
+use crate::abi::{
+    IbvAsyncEvent, IbvContext, IbvDevice, IbvDeviceAttr, IbvDeviceAttrEx, IbvGid, IbvGidEntry,
+    IbvPortAttr, OPS_SLOTS, Slot, VERBS_SLOTS, VerbsContext, ops, verbs,
+};
+use crate::device::ListedDevice;
+use crate::errno::{Errno, code, minus_one};
+use crate::{cq, mw, object, post, qp_ex, srq};
+
+/// An open device as it lies in memory.
+#[repr(C)]
+pub struct OpenContext {
+    verbs: VerbsContext,
+    own: State,
+}
+
+/// Ours.
+pub struct State {
+    /// The open device.
+    pub context: Context,
+    listed: &'static ListedDevice,
+    _cmd_fd: OwnedFd,
+    // Where the structures are that events are about.
+    elements: Mutex<HashMap<ObjectId, usize>>,
+    unacknowledged: Mutex<Vec<(IbvAsyncEvent, AsyncEvent)>>,
+}
+
+// SAFETY: the pointers in the events are numbers to us.
+unsafe impl Send for State {}
+// SAFETY: as above.
+unsafe impl Sync for State {}
+
+const CONTEXT: usize = offset_of!(VerbsContext, context);
+
+impl State {
+    /// Remembers where the structure of an object is.
+    pub fn place<C>(&self, id: ObjectId, at: *mut C) {
+        lock(&self.elements).insert(id, at as usize);
+    }
+
+    /// Forgets it.
+    pub fn displace(&self, id: ObjectId) {
+        lock(&self.elements).remove(&id);
+    }
+
+    /// Where it is.
+    pub fn element(&self, id: ObjectId) -> *mut c_void {
+        let at = lock(&self.elements).get(&id).copied().unwrap_or_default();
+        ptr::with_exposed_provenance_mut(at)
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ours, behind a pointer of the program.
+///
+/// # Errors
+/// It is null, or the device was closed.
+///
+/// # Safety
+/// Nobody closes the device while the answer is used.
+pub unsafe fn own<'a>(context: *const IbvContext) -> Result<&'a State, Errno> {
+    object::check(context)?;
+    // SAFETY: live, so it is what `open` made: the public part lies at that place of it.
+    Ok(unsafe { &(*context.byte_sub(CONTEXT).cast::<OpenContext>()).own })
+}
+
+fn slots() -> ([Slot; OPS_SLOTS], [Slot; VERBS_SLOTS]) {
+    let mut short = [ptr::null(); OPS_SLOTS];
+    short[ops::ALLOC_MW] = mw::alloc as Slot;
+    short[ops::BIND_MW] = mw::bind as Slot;
+    short[ops::DEALLOC_MW] = mw::dealloc as Slot;
+    short[ops::POLL_CQ] = cq::poll as Slot;
+    short[ops::REQ_NOTIFY_CQ] = cq::req_notify as Slot;
+    short[ops::POST_SRQ_RECV] = srq::post_recv as Slot;
+    short[ops::POST_SEND] = post::send as Slot;
+    short[ops::POST_RECV] = post::recv as Slot;
+    let mut long = [ptr::null(); VERBS_SLOTS];
+    long[verbs::QUERY_PORT] = query_port_sized as Slot;
+    long[verbs::QUERY_DEVICE_EX] = query_device_ex as Slot;
+    long[verbs::CREATE_CQ_EX] = cq::create_ex as Slot;
+    long[verbs::CREATE_QP_EX] = qp_ex::create as Slot;
+    (short, long)
+}
+
+/// Opens a device.
+///
+/// # Errors
+/// The device, or a file descriptor, cannot be had.
+pub fn open(
+    listed: &'static ListedDevice,
+    public: *mut IbvDevice,
+    device: &Device,
+) -> Result<*mut IbvContext, Errno> {
+    let context = device.open(&Requirements::everything_of(&device.attributes()))?;
+    let async_fd = context.event_fd()?.as_raw_fd();
+    // SAFETY: a new descriptor; the name is a literal.
+    let cmd_fd = unsafe { libc::memfd_create(c"polyverbs".as_ptr(), libc::MFD_CLOEXEC) };
+    if cmd_fd < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: just made, and nobody else's.
+    let owned = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+    let (short, long) = slots();
+    let open = Box::new(OpenContext {
+        verbs: VerbsContext {
+            slots: long,
+            sz: size_of::<VerbsContext>(),
+            context: IbvContext {
+                device: public,
+                ops: short,
+                cmd_fd,
+                async_fd,
+                num_comp_vectors: 1,
+                mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+                abi_compat: ptr::without_provenance_mut(usize::MAX),
+            },
+        },
+        own: State {
+            context,
+            listed,
+            _cmd_fd: owned,
+            elements: Mutex::default(),
+            unacknowledged: Mutex::default(),
+        },
+    });
+    // SAFETY: within what was allocated.
+    let at = unsafe { Box::into_raw(open).byte_add(CONTEXT) };
+    Ok(object::remember(at.cast::<IbvContext>()))
+}
+
+/// `ibv_close_device`.
+///
+/// # Safety
+/// Nobody uses the device any more.
+pub unsafe extern "C" fn close_device(context: *mut IbvContext) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { own(context) }.and_then(|state| {
+        // What a program leaves behind goes with the process, as with a kernel's device.
+        state.context.clone().close().wait()?;
+        object::forget(context);
+        // SAFETY: live until now, so it is what `open` made.
+        drop(unsafe { Box::from_raw(context.byte_sub(CONTEXT).cast::<OpenContext>()) });
+        Ok(())
+    }))
+}
+
+const fn capped(value: u64) -> c_int {
+    if value > i32::MAX as u64 {
+        i32::MAX
+    } else {
+        value as c_int
+    }
+}
+
+fn scope(scope: AtomicScope) -> c_int {
+    match scope {
+        AtomicScope::None => 0,
+        AtomicScope::Hca => 1,
+        AtomicScope::Global => 2,
+    }
+}
+
+fn cap_flags(state: &State) -> u32 {
+    let features = state.context.features();
+    // Bad P_Key and Q_Key counters, current state in modify, port events, RNR NAKs, resizable SRQs.
+    let mut flags = 1 << 1 | 1 << 2 | 1 << 7 | 1 << 10 | 1 << 12 | 1 << 13;
+    for (feature, bit) in [
+        (Features::WINDOW_1, 17),
+        (Features::BMME, 21),
+        (Features::WINDOW_2A, 23),
+        (Features::WINDOW_2B, 24),
+    ] {
+        if features.contains(feature) {
+            flags |= 1 << bit;
+        }
+    }
+    flags
+}
+
+fn device_attr(state: &State) -> IbvDeviceAttr {
+    let attributes = state.context.attributes();
+    let limits = &attributes.limits;
+    let mut fw_ver = [0; 64];
+    for (place, octet) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *place = octet as c_char;
+    }
+    IbvDeviceAttr {
+        fw_ver,
+        node_guid: state.listed.guid(),
+        sys_image_guid: state.listed.guid(),
+        max_mr_size: limits.max_mr_size,
+        page_size_cap: limits.page_size_cap,
+        vendor_id: 0,
+        vendor_part_id: 0,
+        hw_ver: 0,
+        max_qp: capped(limits.max_qp.into()),
+        max_qp_wr: capped(limits.max_qp_wr.into()),
+        device_cap_flags: cap_flags(state),
+        max_sge: capped(limits.max_send_sge.min(limits.max_recv_sge).into()),
+        max_sge_rd: capped(limits.max_sge_rd.into()),
+        max_cq: capped(limits.max_cq.into()),
+        max_cqe: capped(limits.max_cqe.into()),
+        max_mr: capped(limits.max_mr.into()),
+        max_pd: capped(limits.max_pd.into()),
+        max_qp_rd_atom: capped(limits.max_qp_rd_atom.into()),
+        max_ee_rd_atom: 0,
+        max_res_rd_atom: capped(u64::from(limits.max_qp_rd_atom) * u64::from(limits.max_qp)),
+        max_qp_init_rd_atom: capped(limits.max_qp_init_rd_atom.into()),
+        max_ee_init_rd_atom: 0,
+        atomic_cap: scope(attributes.atomic_cap),
+        max_ee: 0,
+        max_rdd: 0,
+        max_mw: capped(limits.max_mw.into()),
+        max_raw_ipv6_qp: 0,
+        max_raw_ethy_qp: 0,
+        max_mcast_grp: capped(limits.max_mcast_grp.into()),
+        max_mcast_qp_attach: capped(limits.max_mcast_qp_attach.into()),
+        max_total_mcast_qp_attach: capped(
+            u64::from(limits.max_mcast_grp) * u64::from(limits.max_mcast_qp_attach),
+        ),
+        max_ah: capped(limits.max_ah.into()),
+        max_fmr: 0,
+        max_map_per_fmr: 0,
+        max_srq: capped(limits.max_srq.into()),
+        max_srq_wr: capped(limits.max_srq_wr.into()),
+        max_srq_sge: capped(limits.max_srq_sge.into()),
+        max_pkeys: 1,
+        local_ca_ack_delay: limits.local_ca_ack_delay,
+        phys_port_cnt: limits.phys_port_cnt,
+    }
+}
+
+/// `ibv_query_device`.
+///
+/// # Safety
+/// `attr` is null or writable.
+pub unsafe extern "C" fn query_device(context: *mut IbvContext, attr: *mut IbvDeviceAttr) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { own(context) }.and_then(|state| {
+        // SAFETY: as the caller promises.
+        let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
+        *attr = device_attr(state);
+        Ok(())
+    }))
+}
+
+/// `ibv_query_device_ex`: as much of the structure as the program knows.
+///
+/// # Safety
+/// `size` octets from `attr` are writable; `input` is null or readable.
+pub unsafe extern "C" fn query_device_ex(
+    context: *mut IbvContext,
+    input: *const u32,
+    attr: *mut IbvDeviceAttrEx,
+    size: usize,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { own(context) }.and_then(|state| {
+        // SAFETY: as the caller promises.
+        let unknown = unsafe { input.as_ref() }.is_some_and(|&comp_mask| comp_mask != 0);
+        if attr.is_null() || unknown || size < offset_of!(IbvDeviceAttrEx, odp_caps) {
+            return Err(Errno::INVAL);
+        }
+        let orig_attr = device_attr(state);
+        // SAFETY: numbers only, for which zero is a value.
+        let mut full: IbvDeviceAttrEx = unsafe { std::mem::zeroed() };
+        full.device_cap_flags_ex = u64::from(orig_attr.device_cap_flags);
+        full.phys_port_cnt_ex = u32::from(orig_attr.phys_port_cnt);
+        full.orig_attr = orig_attr;
+        let length = size.min(size_of::<IbvDeviceAttrEx>());
+        // SAFETY: no more than the program has room for, and no more than there is.
+        unsafe { ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast(), length) };
+        Ok(())
+    }))
+}
+
+fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
+    let active = port.state == PortState::Active;
+    let lid = match port.address {
+        LinkAddress::Lid(lid) => lid,
+        _ => 0,
+    };
+    // What iWARP devices answer: neither InfiniBand nor anything that needs a routing header.
+    let ethernet = 2;
+    IbvPortAttr {
+        state: if active { 4 } else { 1 },
+        max_mtu: port.max_mtu as c_int,
+        active_mtu: port.active_mtu as c_int,
+        gid_tbl_len: port.gids.len() as c_int,
+        // Connection management, and GIDs that are IP addresses.
+        port_cap_flags: 1 << 16 | 1 << 26,
+        max_msg_sz: u32::try_from(state.context.limits().max_msg_sz).unwrap_or(u32::MAX),
+        bad_pkey_cntr: 0,
+        qkey_viol_cntr: port.qkey_viol_cntr,
+        pkey_tbl_len: port.pkeys.len() as u16,
+        lid,
+        sm_lid: 0,
+        lmc: 0,
+        max_vl_num: 1,
+        sm_sl: 0,
+        subnet_timeout: 0,
+        init_type_reply: 0,
+        active_width: 1,
+        active_speed: 1,
+        phys_state: if active { 5 } else { 3 },
+        link_layer: ethernet,
+        flags: 0,
+        port_cap_flags2: 0,
+    }
+}
+
+/// The function behind the macro `ibv_query_port`: as much of the structure as the program knows.
+///
+/// # Safety
+/// `size` octets from `attr` are writable.
+pub unsafe extern "C" fn query_port_sized(
+    context: *mut IbvContext,
+    port: u8,
+    attr: *mut IbvPortAttr,
+    size: usize,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { own(context) }.and_then(|state| {
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let full = port_attr(state, &state.context.query_port(port)?);
+        // SAFETY: the room that the program says it has; nothing of ours beyond the end of `full`.
+        unsafe {
+            ptr::write_bytes(attr.cast::<u8>(), 0, size);
+            let length = size.min(size_of::<IbvPortAttr>());
+            ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast(), length);
+        }
+        Ok(())
+    }))
+}
+
+/// `ibv_query_port` as a symbol: the structure ends before the second capability flags.
+///
+/// # Safety
+/// `attr` is null or 48 octets are writable there.
+pub unsafe extern "C" fn query_port(
+    context: *mut IbvContext,
+    port: u8,
+    attr: *mut IbvPortAttr,
+) -> c_int {
+    const COMPATIBLE: usize = offset_of!(IbvPortAttr, port_cap_flags2);
+    // SAFETY: as the caller promises.
+    unsafe { query_port_sized(context, port, attr, COMPATIBLE) }
+}
+
+// SAFETY of the callers: as for `own`.
+unsafe fn gid_at(context: *mut IbvContext, port: u8, index: c_int) -> Result<Gid, Errno> {
+    // SAFETY: as the caller promises.
+    let state = unsafe { own(context) }?;
+    let port = state.context.query_port(port)?;
+    let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
+    port.gids.get(index).copied().ok_or(Errno::INVAL)
+}
+
+/// `ibv_query_gid`.
+///
+/// # Safety
+/// `gid` is null or writable.
+pub unsafe extern "C" fn query_gid(
+    context: *mut IbvContext,
+    port: u8,
+    index: c_int,
+    gid: *mut IbvGid,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    minus_one(unsafe { gid_at(context, port, index) }.and_then(|found| {
+        // SAFETY: as the caller promises.
+        let gid = unsafe { gid.as_mut() }.ok_or(Errno::INVAL)?;
+        gid.raw = found.0;
+        Ok(0)
+    }))
+}
+
+const ROCE_V2: u32 = 2;
+const IB_OR_IWARP: u32 = 0;
+
+fn gid_type(state: &State) -> u32 {
+    match state.listed.transport() {
+        Transport::InfiniBand => ROCE_V2,
+        Transport::Iwarp => IB_OR_IWARP,
+    }
+}
+
+// The number of the interface that has the address, or 0.
+fn interface(state: &State) -> u32 {
+    crate::interface::index_of(state.listed.address())
+}
+
+fn entries(state: &State) -> Result<Vec<IbvGidEntry>, Errno> {
+    let ports = 1..=state.context.limits().phys_port_cnt;
+    let mut all = Vec::new();
+    for number in ports {
+        let port = state.context.query_port(number)?;
+        all.extend(port.gids.iter().zip(0..).map(|(gid, index)| IbvGidEntry {
+            gid: IbvGid { raw: gid.0 },
+            gid_index: index,
+            port_num: u32::from(number),
+            gid_type: gid_type(state),
+            ndev_ifindex: interface(state),
+        }));
+    }
+    Ok(all)
+}
+
+/// `_ibv_query_gid_ex`.
+///
+/// # Safety
+/// `size` octets from `entry` are writable.
+pub unsafe extern "C" fn query_gid_ex(
+    context: *mut IbvContext,
+    port: u32,
+    index: u32,
+    entry: *mut IbvGidEntry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { own(context) }.and_then(|state| {
+        if flags != 0 || entry.is_null() || size < size_of::<IbvGidEntry>() {
+            return Err(Errno::INVAL);
+        }
+        let known = state
+            .context
+            .query_port(u8::try_from(port).map_err(|_| Errno::INVAL)?)?;
+        if index as usize >= known.gids.len() {
+            return Err(Errno::INVAL);
+        }
+        let found = entries(state)?
+            .into_iter()
+            .find(|entry| (entry.port_num, entry.gid_index) == (port, index))
+            .ok_or(Errno(libc::ENODATA))?;
+        // SAFETY: large enough, as was seen.
+        unsafe { entry.write(found) };
+        Ok(())
+    }))
+}
+
+/// `_ibv_query_gid_table`: how many entries there are, or an error number below zero.
+///
+/// # Safety
+/// `max` entries of `size` octets are writable.
+pub unsafe extern "C" fn query_gid_table(
+    context: *mut IbvContext,
+    table: *mut IbvGidEntry,
+    max: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    // SAFETY: as the caller promises.
+    let filled = unsafe { own(context) }.and_then(|state| {
+        let all = entries(state)?;
+        if flags != 0 || table.is_null() || size < size_of::<IbvGidEntry>() || max < all.len() {
+            return Err(Errno::INVAL);
+        }
+        let count = all.len();
+        for (place, entry) in all.into_iter().enumerate() {
+            // SAFETY: within the table, whose entries may be longer than ours.
+            unsafe { table.byte_add(place * size).write(entry) };
+        }
+        Ok(count as isize)
+    });
+    filled.unwrap_or_else(|errno| -(errno.set() as isize))
+}
+
+/// `ibv_query_gid_type`: of the two that the kernel tells apart, InfiniBand or RoCE v1 together, and RoCE v2.
+///
+/// # Safety
+/// `target` is null or writable.
+pub unsafe extern "C" fn query_gid_type(
+    context: *mut IbvContext,
+    port: u8,
+    index: u32,
+    target: *mut c_int,
+) -> c_int {
+    let index = c_int::try_from(index).unwrap_or(-1);
+    // SAFETY: as the caller promises.
+    let looked = unsafe { gid_at(context, port, index) }.and_then(|_| {
+        // SAFETY: as the caller promises.
+        let (state, target) = unsafe { (own(context)?, target.as_mut()) };
+        *target.ok_or(Errno::INVAL)? = c_int::from(gid_type(state) == ROCE_V2);
+        Ok(0)
+    });
+    minus_one(looked)
+}
+
+/// `ibv_query_pkey`.
+///
+/// # Safety
+/// `pkey` is null or writable.
+pub unsafe extern "C" fn query_pkey(
+    context: *mut IbvContext,
+    port: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    minus_one(unsafe { own(context) }.and_then(|state| {
+        let known = state.context.query_port(port)?;
+        let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
+        let value = known.pkeys.get(index).ok_or(Errno::INVAL)?;
+        // SAFETY: as the caller promises.
+        *unsafe { pkey.as_mut() }.ok_or(Errno::INVAL)? = value.to_be();
+        Ok(0)
+    }))
+}
+
+/// `ibv_get_pkey_index`.
+///
+/// # Safety
+/// Nobody closes the device meanwhile.
+pub unsafe extern "C" fn get_pkey_index(context: *mut IbvContext, port: u8, pkey: u16) -> c_int {
+    // SAFETY: as the caller promises.
+    minus_one(unsafe { own(context) }.and_then(|state| {
+        let known = state.context.query_port(port)?;
+        let place = known
+            .pkeys
+            .iter()
+            .position(|&known| known == u16::from_be(pkey));
+        place.map(|place| place as c_int).ok_or(Errno::INVAL)
+    }))
+}
+
+const fn event_code(event: EventType) -> c_int {
+    match event {
+        EventType::CqErr => 0,
+        EventType::QpFatal => 1,
+        EventType::QpReqErr => 2,
+        EventType::QpAccessErr => 3,
+        EventType::CommEst => 4,
+        EventType::SqDrained => 5,
+        EventType::PathMig => 6,
+        EventType::PathMigErr => 7,
+        EventType::PortActive => 9,
+        EventType::PortErr => 10,
+        EventType::SrqErr => 14,
+        EventType::SrqLimitReached => 15,
+        EventType::QpLastWqeReached => 16,
+        EventType::GidChange => 18,
+        // A removal is told as what a program knows.
+        _ => 8,
+    }
+}
+
+/// Waits until something can be read, unless the program made the descriptor one that does not wait.
+///
+/// # Errors
+/// It is one that does not wait, or a signal came.
+pub fn wait_readable(fd: RawFd) -> Result<(), Errno> {
+    // SAFETY: reads the flags of a descriptor.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(Errno::last());
+    }
+    if flags & libc::O_NONBLOCK != 0 {
+        return Err(Errno(libc::EAGAIN));
+    }
+    let mut wanted = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    if unsafe { libc::poll(&raw mut wanted, 1, -1) } < 0 {
+        return Err(Errno::last());
+    }
+    Ok(())
+}
+
+/// `ibv_get_async_event`.
+///
+/// # Safety
+/// `event` is null or writable, and nobody closes the device meanwhile.
+pub unsafe extern "C" fn get_async_event(
+    context: *mut IbvContext,
+    event: *mut IbvAsyncEvent,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    minus_one(unsafe { own(context) }.and_then(|state| {
+        if event.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let fd = state.context.event_fd()?.as_raw_fd();
+        let found = loop {
+            match state.context.poll_event() {
+                Some(found) => break found,
+                None => wait_readable(fd)?,
+            }
+        };
+        let element = match found.subject() {
+            EventSubject::Object(id) => state.element(id),
+            EventSubject::Port(port) => ptr::without_provenance_mut(usize::from(port)),
+            EventSubject::Device => ptr::null_mut(),
+        };
+        let told = IbvAsyncEvent {
+            element,
+            event_type: event_code(found.event_type()),
+        };
+        // SAFETY: as the caller promises.
+        unsafe { event.write(told) };
+        if matches!(found.subject(), EventSubject::Object(_)) {
+            lock(&state.unacknowledged).push((told, found));
+        }
+        Ok(0)
+    }))
+}
+
+/// `ibv_ack_async_event`. The event does not tell of which open device it is, so all are asked.
+///
+/// # Safety
+/// `event` is null or one that [`get_async_event`] filled.
+pub unsafe extern "C" fn ack_async_event(event: *mut IbvAsyncEvent) {
+    // SAFETY: as the caller promises.
+    let Some(event) = (unsafe { event.as_ref() }) else {
+        return;
+    };
+    // Queue pairs, completion queues and shared receive queues all begin with their context.
+    if !matches!(event.event_type, 0..=7 | 14..=16) || object::check(event.element).is_err() {
+        return;
+    }
+    // SAFETY: live, so the first field is there.
+    let context = unsafe { *event.element.cast::<*mut IbvContext>() };
+    // SAFETY: an object is live, so its device is.
+    if let Ok(state) = unsafe { own(context) } {
+        let mut waiting = lock(&state.unacknowledged);
+        let place = waiting.iter().position(|(known, _)| {
+            (known.element, known.event_type) == (event.element, event.event_type)
+        });
+        let acknowledged = place.map(|place| waiting.swap_remove(place));
+        drop(waiting);
+        drop(acknowledged);
+    }
+}
+
+/// `ibv_fork_init`: memory is not pinned, so forks need no care.
+pub extern "C" fn fork_init() -> c_int {
+    0
+}
+
+/// `ibv_is_fork_initialized`: not needed.
+pub extern "C" fn is_fork_initialized() -> c_int {
+    2
+}

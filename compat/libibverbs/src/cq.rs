@@ -1,0 +1,417 @@
+//! Completion queues and channels.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::Mutex;
+
+use verbs_api::{Completion, CompletionChannel, Cq, CqEvent, CqOptions, Notify, WcFlags};
+
+use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvWc, Slot, cq_ex};
+use crate::context::{self, lock, wait_readable};
+use crate::errno::{Errno, code, minus_one, pointer};
+use crate::object::Object;
+
+/// A channel as it lies in memory.
+type ChannelObject = Object<IbvCompChannel, CompletionChannel>;
+
+/// A queue as it lies in memory. All are as long as an extended one.
+type CqObject = Object<IbvCqEx, State>;
+
+/// Ours.
+pub struct State {
+    /// The queue.
+    pub cq: Cq,
+    unacknowledged: Mutex<Vec<CqEvent>>,
+    // What `ibv_start_poll` found: the program's alone until `ibv_end_poll`.
+    current: UnsafeCell<Completion>,
+}
+
+/// Ours, behind a pointer of the program.
+///
+/// # Errors
+/// It is null, or the queue was destroyed.
+///
+/// # Safety
+/// Nobody destroys the queue while the answer is used.
+pub unsafe fn own<'a>(cq: *const IbvCq) -> Result<&'a State, Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { CqObject::own(cq.cast()) }
+}
+
+/// `ibv_create_comp_channel`.
+///
+/// # Safety
+/// Nobody closes the device meanwhile.
+pub unsafe extern "C" fn create_channel(context: *mut IbvContext) -> *mut IbvCompChannel {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { context::own(context) }.and_then(|state| {
+        let channel = state.context.create_completion_channel()?;
+        let c = IbvCompChannel {
+            context,
+            fd: channel.fd()?.as_raw_fd(),
+            refcnt: 0,
+        };
+        Ok(ChannelObject::create(c, channel))
+    }))
+}
+
+/// `ibv_destroy_comp_channel`.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn destroy_channel(channel: *mut IbvCompChannel) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { ChannelObject::own(channel) }.and_then(|own| {
+        own.clone().destroy().wait()?;
+        // SAFETY: as the caller promises.
+        unsafe { ChannelObject::destroy(channel) };
+        Ok(())
+    }))
+}
+
+unsafe fn make(
+    context: *mut IbvContext,
+    cqe: u32,
+    cq_context: *mut c_void,
+    channel: *mut IbvCompChannel,
+    slots: [Slot; 18],
+) -> Result<*mut IbvCqEx, Errno> {
+    // SAFETY: as the caller promises.
+    let state = unsafe { context::own(context) }?;
+    let mut options = CqOptions::new(cqe);
+    if !channel.is_null() {
+        // SAFETY: as the caller promises.
+        options = options.channel(unsafe { ChannelObject::own(channel) }?);
+    }
+    let cq = state.context.create_cq(options).wait()?;
+    let c = IbvCqEx {
+        cq: IbvCq {
+            context,
+            channel,
+            cq_context,
+            handle: cq.id().index,
+            cqe: cq.cqe() as c_int,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            cond: libc::PTHREAD_COND_INITIALIZER,
+            comp_events_completed: 0,
+            async_events_completed: 0,
+        },
+        comp_mask: 0,
+        status: 0,
+        wr_id: 0,
+        slots,
+    };
+    let id = cq.id();
+    let own = State {
+        cq,
+        unacknowledged: Mutex::default(),
+        current: UnsafeCell::default(),
+    };
+    let at = CqObject::create(c, own);
+    state.place(id, at);
+    Ok(at)
+}
+
+/// `ibv_create_cq`.
+///
+/// # Safety
+/// Nobody closes the device or the channel meanwhile.
+pub unsafe extern "C" fn create(
+    context: *mut IbvContext,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut IbvCompChannel,
+    comp_vector: c_int,
+) -> *mut IbvCq {
+    if cqe <= 0 || comp_vector != 0 {
+        return pointer(Err(Errno::INVAL));
+    }
+    let slots = [ptr::null(); 18];
+    // SAFETY: as the caller promises.
+    pointer(unsafe { make(context, cqe as u32, cq_context, channel, slots) }).cast()
+}
+
+/// `ibv_destroy_cq`. It waits until every event that was fetched is acknowledged.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn destroy(cq: *mut IbvCq) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { own(cq) }.and_then(|state| {
+        // SAFETY: live, as was seen; a queue is live, so its device is.
+        let device = unsafe { context::own((*cq).context) }?;
+        let id = state.cq.id();
+        state.cq.clone().destroy().wait()?;
+        device.displace(id);
+        // SAFETY: as the caller promises.
+        unsafe { CqObject::destroy(cq.cast()) };
+        Ok(())
+    }))
+}
+
+/// `ibv_resize_cq`.
+///
+/// # Safety
+/// Nobody destroys the queue meanwhile.
+pub unsafe extern "C" fn resize(cq: *mut IbvCq, cqe: c_int) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { own(cq) }.and_then(|state| {
+        let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
+        let made = state.cq.resize(cqe).wait()?;
+        // SAFETY: live, as was seen.
+        unsafe { (*cq).cqe = made as c_int };
+        Ok(())
+    }))
+}
+
+fn imm_data(done: &Completion) -> u32 {
+    match done.invalidated_rkey() {
+        Some(rkey) => rkey.value(),
+        None => u32::from_ne_bytes(done.imm_data),
+    }
+}
+
+fn wc(done: &Completion) -> IbvWc {
+    IbvWc {
+        wr_id: done.wr_id,
+        status: done.status as c_int,
+        opcode: c_int::from(done.opcode.code()),
+        vendor_err: u32::from(done.vendor_err),
+        byte_len: done.byte_len,
+        imm_data: imm_data(done),
+        qp_num: done.qp_num.value(),
+        src_qp: done.src_qp.value(),
+        wc_flags: u32::from(done.wc_flags.bits()),
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// The slot `poll_cq`.
+///
+/// # Safety
+/// The queue is live, and `count` entries from `target` are writable.
+pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) -> c_int {
+    const AT_ONCE: usize = 16;
+    // SAFETY: as the caller promises.
+    let state = unsafe { CqObject::own_unchecked(cq.cast()) };
+    let wanted = usize::try_from(count).unwrap_or(0);
+    let mut found = 0;
+    if wanted == 1 {
+        let mut slot = [Completion::default()];
+        return match state.cq.poll(&mut slot) {
+            Ok([done]) => {
+                // SAFETY: room for one.
+                unsafe { target.write(wc(done)) };
+                1
+            }
+            Ok(_) => 0,
+            Err(_) => -1,
+        };
+    }
+    while found < wanted {
+        let mut slots: [Completion; AT_ONCE] = Default::default();
+        let room = AT_ONCE.min(wanted - found);
+        let Ok(filled) = state.cq.poll(&mut slots[..room]) else {
+            return if found == 0 { -1 } else { found as c_int };
+        };
+        for done in filled.iter() {
+            // SAFETY: fewer than the program has room for.
+            unsafe { target.add(found).write(wc(done)) };
+            found += 1;
+        }
+        if filled.len() < room {
+            break;
+        }
+    }
+    found as c_int
+}
+
+/// The slot `req_notify_cq`.
+///
+/// # Safety
+/// The queue is live.
+pub unsafe extern "C" fn req_notify(cq: *mut IbvCq, solicited_only: c_int) -> c_int {
+    // SAFETY: as the caller promises.
+    let state = unsafe { CqObject::own_unchecked(cq.cast()) };
+    let what = match solicited_only {
+        0 => Notify::Next,
+        _ => Notify::Solicited,
+    };
+    code(state.cq.arm(what).map(drop).map_err(Errno::from))
+}
+
+/// `ibv_get_cq_event`.
+///
+/// # Safety
+/// `cq` and `cq_context` are writable, and nobody destroys the channel meanwhile.
+pub unsafe extern "C" fn get_event(
+    channel: *mut IbvCompChannel,
+    cq: *mut *mut IbvCq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    minus_one(unsafe { ChannelObject::own(channel) }.and_then(|own| {
+        let fd = own.fd()?.as_raw_fd();
+        // SAFETY: live, as was seen; a channel is live, so its device is.
+        let device = unsafe { context::own((*channel).context) }?;
+        loop {
+            let Some(event) = own.poll_event() else {
+                wait_readable(fd)?;
+                continue;
+            };
+            let at = device.element(event.cq().id()).cast::<IbvCq>();
+            // SAFETY: the event keeps the queue; null where it is just being destroyed.
+            let Ok(state) = (unsafe { self::own(at) }) else {
+                continue;
+            };
+            // SAFETY: live; and as the caller promises.
+            unsafe {
+                cq.write(at);
+                cq_context.write((*at).cq_context);
+            }
+            lock(&state.unacknowledged).push(event);
+            return Ok(0);
+        }
+    }))
+}
+
+/// `ibv_ack_cq_events`.
+///
+/// # Safety
+/// Nobody destroys the queue without waiting for this.
+pub unsafe extern "C" fn ack_events(cq: *mut IbvCq, count: u32) {
+    // SAFETY: as the caller promises.
+    let Ok(state) = (unsafe { own(cq) }) else {
+        return;
+    };
+    let acknowledged: Vec<CqEvent> = {
+        let mut waiting = lock(&state.unacknowledged);
+        let count = waiting.len().min(count as usize);
+        waiting.drain(..count).collect()
+    };
+    // With the lock released: the last one may end a destruction that waits.
+    drop(acknowledged);
+}
+
+fn extended() -> [Slot; 18] {
+    let mut slots = [ptr::null(); 18];
+    slots[cq_ex::START_POLL] = start_poll as Slot;
+    slots[cq_ex::NEXT_POLL] = next_poll as Slot;
+    slots[cq_ex::END_POLL] = end_poll as Slot;
+    slots[cq_ex::READ_OPCODE] = read_opcode as Slot;
+    slots[cq_ex::READ_VENDOR_ERR] = read_vendor_err as Slot;
+    slots[cq_ex::READ_BYTE_LEN] = read_byte_len as Slot;
+    slots[cq_ex::READ_IMM_DATA] = read_imm_data as Slot;
+    slots[cq_ex::READ_QP_NUM] = read_qp_num as Slot;
+    slots[cq_ex::READ_SRC_QP] = read_src_qp as Slot;
+    slots[cq_ex::READ_WC_FLAGS] = read_wc_flags as Slot;
+    slots[cq_ex::READ_SLID] = read_zero as Slot;
+    slots[cq_ex::READ_SL] = read_zero as Slot;
+    slots[cq_ex::READ_DLID_PATH_BITS] = read_zero as Slot;
+    slots
+}
+
+// Octets, immediate, both queue pairs, LID, service level, path bits.
+const STANDARD_FLAGS: u64 = 0x7f;
+const FLAGS: u32 = 1;
+const PARENT_DOMAIN: u32 = 1 << 1;
+// One thread at a time; overruns are not told.
+const KNOWN_FLAGS: u32 = 3;
+
+/// The slot `create_cq_ex`.
+///
+/// # Safety
+/// `attr` is null or readable, and nobody ends what it names meanwhile.
+pub unsafe extern "C" fn create_ex(
+    context: *mut IbvContext,
+    attr: *mut IbvCqInitAttrEx,
+) -> *mut IbvCqEx {
+    // SAFETY: as the caller promises.
+    let made = unsafe { attr.as_ref() }
+        .ok_or(Errno::INVAL)
+        .and_then(|attr| {
+            let unknown = attr.comp_mask & !(FLAGS | PARENT_DOMAIN) != 0;
+            let flags = attr.comp_mask & FLAGS != 0 && attr.flags & !KNOWN_FLAGS != 0;
+            if unknown || flags || attr.wc_flags & !STANDARD_FLAGS != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            if attr.cqe == 0 || attr.comp_vector != 0 {
+                return Err(Errno::INVAL);
+            }
+            // SAFETY: as the caller promises.
+            unsafe { make(context, attr.cqe, attr.cq_context, attr.channel, extended()) }
+        });
+    pointer(made)
+}
+
+// The next completion becomes the current one.
+unsafe fn advance(cq: *mut IbvCqEx) -> c_int {
+    // SAFETY: as the caller promises.
+    let state = unsafe { CqObject::own_unchecked(cq) };
+    let mut slot = [Completion::default()];
+    match state.cq.poll(&mut slot) {
+        Err(error) => Errno::from(error).0,
+        Ok([]) => libc::ENOENT,
+        Ok(_) => {
+            let [done] = slot;
+            // SAFETY: between start and end of a poll the queue is the caller's alone.
+            unsafe {
+                (*cq).status = done.status as c_int;
+                (*cq).wr_id = done.wr_id;
+                *state.current.get() = done;
+            }
+            0
+        }
+    }
+}
+
+unsafe extern "C" fn start_poll(cq: *mut IbvCqEx, attr: *const u32) -> c_int {
+    // SAFETY: as the manual page has it: null or an attribute.
+    if unsafe { attr.as_ref() }.is_some_and(|&comp_mask| comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { advance(cq) }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut IbvCqEx) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { advance(cq) }
+}
+
+extern "C" fn end_poll(_: *mut IbvCqEx) {}
+
+extern "C" fn read_zero(_: *mut IbvCqEx) -> u32 {
+    0
+}
+
+macro_rules! readers {
+    ($($name:ident: $ty:ty = $read:expr;)*) => {$(
+        unsafe extern "C" fn $name(cq: *mut IbvCqEx) -> $ty {
+            // SAFETY: between start and end of a poll the queue is the caller's alone.
+            let done = unsafe { &*CqObject::own_unchecked(cq).current.get() };
+            let read: fn(&Completion) -> $ty = $read;
+            read(done)
+        }
+    )*};
+}
+
+readers! {
+    read_opcode: c_int = |done| c_int::from(done.opcode.code());
+    read_vendor_err: u32 = |done| u32::from(done.vendor_err);
+    read_byte_len: u32 = |done| done.byte_len;
+    read_imm_data: u32 = imm_data;
+    read_qp_num: u32 = |done| done.qp_num.value();
+    read_src_qp: u32 = |done| done.src_qp.value();
+    read_wc_flags: u32 = |done| u32::from(done.wc_flags.bits());
+}
+
+const _: () = assert!(
+    WcFlags::GRH.bits() == 1 && WcFlags::WITH_IMM.bits() == 2 && WcFlags::WITH_INV.bits() == 8
+);

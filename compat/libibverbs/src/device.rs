@@ -1,0 +1,301 @@
+//! The devices that a program sees, and opening them.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::IpAddr;
+use std::ptr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use polyverbs::emulated::{self, EmulatedOptions};
+use verbs_api::{Device, Transport};
+
+use crate::abi::{IbvContext, IbvDevice, Slot};
+use crate::context;
+use crate::errno::{Errno, pointer};
+
+/// Where devices are, as addresses of this machine with commas between; the loopback address without.
+pub const ADDRESSES: &str = "POLYVERBS_ADDRESSES";
+
+/// A device as programs and the libraries of vendors look at it: vendors compare the pointer behind the public part
+/// with that to their own table.
+#[repr(C)]
+pub struct ListedDevice {
+    public: IbvDevice,
+    ops: *const VendorOps,
+    _refcount: c_int,
+    _entry: [Slot; 2],
+    _sysfs: Slot,
+    _core_support: u64,
+    kind: &'static str,
+    address: IpAddr,
+    transport: Transport,
+    guid: u64,
+    // Made when it is first opened, and again in each child of a fork.
+    made: Mutex<Option<(u32, Device)>>,
+}
+
+// SAFETY: what the pointers name is static, and what changes is behind a lock.
+unsafe impl Send for ListedDevice {}
+// SAFETY: as above.
+unsafe impl Sync for ListedDevice {}
+
+#[repr(C)]
+struct VendorOps {
+    name: *const c_char,
+    _rest: [Slot; 63],
+}
+// SAFETY: the only pointer is to a literal.
+unsafe impl Sync for VendorOps {}
+
+static VENDOR_OPS: VendorOps = VendorOps {
+    name: c"polyverbs".as_ptr(),
+    _rest: [ptr::null(); 63],
+};
+
+fn fill(target: &mut [c_char], text: &str) {
+    let room = target.len() - 1;
+    for (place, octet) in target[..room].iter_mut().zip(text.bytes()) {
+        *place = octet as c_char;
+    }
+}
+
+impl ListedDevice {
+    fn new(kind: &'static str, transport: Transport, address: IpAddr, name: &str) -> Self {
+        let (node_type, transport_type) = match transport {
+            Transport::InfiniBand => (1, 0),
+            Transport::Iwarp => (4, 1),
+        };
+        let mut public = IbvDevice {
+            _dummy: [ptr::null(); 2],
+            node_type,
+            transport_type,
+            name: [0; 64],
+            dev_name: [0; 64],
+            dev_path: [0; 256],
+            ibdev_path: [0; 256],
+        };
+        fill(&mut public.name, name);
+        fill(&mut public.dev_name, name);
+        fill(
+            &mut public.dev_path,
+            &format!("/sys/class/infiniband_verbs/{name}"),
+        );
+        fill(
+            &mut public.ibdev_path,
+            &format!("/sys/class/infiniband/{name}"),
+        );
+        let mut octets = [0x02, 0x70, 0x76, transport_type as u8, 0, 0, 0, 0];
+        match address {
+            IpAddr::V4(ip) => octets[4..].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => octets[4..].copy_from_slice(&ip.octets()[12..]),
+        }
+        Self {
+            public,
+            ops: &raw const VENDOR_OPS,
+            _refcount: 1,
+            _entry: [ptr::null(); 2],
+            _sysfs: ptr::null(),
+            _core_support: 0,
+            kind,
+            address,
+            transport,
+            guid: u64::from_ne_bytes(octets),
+            made: Mutex::new(None),
+        }
+    }
+
+    /// The name that programs see.
+    pub fn name(&self) -> &CStr {
+        // SAFETY: `fill` leaves the last octet zero.
+        unsafe { CStr::from_ptr(self.public.name.as_ptr()) }
+    }
+
+    /// Its GUID, in the order that it travels in.
+    pub fn guid(&self) -> u64 {
+        self.guid
+    }
+
+    /// What it speaks.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    // The engine's device, which belongs to the process that made it.
+    fn device(&self) -> Result<Device, Errno> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        if let Some((_, device)) = made.as_ref().filter(|(maker, _)| *maker == process) {
+            return Ok(device.clone());
+        }
+        let options = EmulatedOptions {
+            name: Some(self.name().to_string_lossy().into_owned()),
+            ..EmulatedOptions::default()
+        };
+        let device = emulated::device_at(self.kind, self.address, &options).map_err(|error| {
+            eprintln!("polyverbs: {error}");
+            Errno(libc::ENODEV)
+        })?;
+        // A parent's device has threads that are not here: it must not be ended here.
+        std::mem::forget(made.replace((process, device.clone())));
+        Ok(device)
+    }
+}
+
+fn addresses() -> Vec<IpAddr> {
+    let text = std::env::var(ADDRESSES).unwrap_or_default();
+    let mut found: Vec<IpAddr> = text
+        .split(',')
+        .filter(|part| !part.trim().is_empty())
+        .filter_map(|part| match part.trim().parse() {
+            Ok(address) => Some(address),
+            Err(_) => {
+                eprintln!("polyverbs: {ADDRESSES}: {part:?} is no IP address");
+                None
+            }
+        })
+        .collect();
+    if found.is_empty() {
+        found.push(IpAddr::from([127, 0, 0, 1]));
+    }
+    found
+}
+
+/// All devices, in the order of the list.
+pub fn devices() -> &'static [ListedDevice] {
+    static DEVICES: OnceLock<Vec<ListedDevice>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let kinds = [
+            ("ib0", "ib", Transport::InfiniBand),
+            ("iw0", "iw", Transport::Iwarp),
+        ];
+        let numbered = addresses().into_iter().enumerate();
+        numbered
+            .flat_map(|(number, address)| {
+                kinds.map(|(kind, prefix, transport)| {
+                    ListedDevice::new(kind, transport, address, &format!("{prefix}{number}"))
+                })
+            })
+            .collect()
+    })
+}
+
+/// The device behind a pointer of the program.
+///
+/// # Errors
+/// It is none of the list.
+pub fn listed(device: *const IbvDevice) -> Result<&'static ListedDevice, Errno> {
+    let mut all = devices().iter();
+    all.find(|known| ptr::eq(&raw const known.public, device))
+        .ok_or(Errno::INVAL)
+}
+
+/// `ibv_get_device_list`: an array that ends with null.
+///
+/// # Safety
+/// `count` is null or writable.
+pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut IbvDevice {
+    let devices = devices();
+    // SAFETY: room for the pointers and the null, zeroed.
+    let list: *mut *mut IbvDevice =
+        unsafe { libc::calloc(devices.len() + 1, size_of::<*mut IbvDevice>()) }.cast();
+    if list.is_null() {
+        Errno::NOMEM.set();
+        return list;
+    }
+    for (place, device) in devices.iter().enumerate() {
+        // SAFETY: within what was allocated. Programs read the structure only.
+        unsafe { *list.add(place) = (&raw const device.public).cast_mut() };
+    }
+    if !count.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { *count = devices.len() as c_int };
+    }
+    list
+}
+
+/// `ibv_free_device_list`.
+///
+/// # Safety
+/// The list is one that [`get_device_list`] answered, or null.
+pub unsafe extern "C" fn free_device_list(list: *mut *mut IbvDevice) {
+    // SAFETY: `calloc` made it.
+    unsafe { libc::free(list.cast()) };
+}
+
+/// `ibv_get_device_name`.
+pub extern "C" fn get_device_name(device: *const IbvDevice) -> *const c_char {
+    listed(device).map_or_else(
+        |errno| {
+            errno.set();
+            ptr::null()
+        },
+        |device| device.name().as_ptr(),
+    )
+}
+
+/// `ibv_get_device_guid`.
+pub extern "C" fn get_device_guid(device: *const IbvDevice) -> u64 {
+    listed(device).map_or(0, ListedDevice::guid)
+}
+
+/// `ibv_get_device_index`.
+pub extern "C" fn get_device_index(device: *const IbvDevice) -> c_int {
+    let place = devices()
+        .iter()
+        .position(|known| ptr::eq(&raw const known.public, device));
+    place.map_or_else(
+        || {
+            Errno::INVAL.set();
+            -1
+        },
+        |place| place as c_int,
+    )
+}
+
+/// `ibv_open_device`.
+pub extern "C" fn open_device(device: *mut IbvDevice) -> *mut IbvContext {
+    pointer(listed(device).and_then(|known| {
+        let opened = known.device()?;
+        context::open(known, device, &opened)
+    }))
+}
+
+/// `ibv_get_sysfs_path`.
+pub extern "C" fn get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// `ibv_read_sysfs_file`: the few attributes that programs read through the library.
+///
+/// # Safety
+/// `dir` and `file` are texts, and `size` octets from `target` are writable.
+pub unsafe extern "C" fn read_sysfs_file(
+    dir: *const c_char,
+    file: *const c_char,
+    target: *mut c_char,
+    size: usize,
+) -> c_int {
+    if dir.is_null() || file.is_null() || target.is_null() || size == 0 {
+        return -1;
+    }
+    // SAFETY: a text, as the caller promises.
+    let file = unsafe { CStr::from_ptr(file) };
+    let Some(text) = (file.to_bytes() == b"board_id").then_some(c"polyverbs".to_bytes()) else {
+        return -1;
+    };
+    let length = text.len().min(size - 1);
+    // SAFETY: `length` and the zero behind it fit.
+    unsafe {
+        ptr::copy_nonoverlapping(text.as_ptr().cast(), target, length);
+        *target.add(length) = 0;
+    }
+    length as c_int
+}
+
+/// `ibv_register_driver` and `verbs_register_driver_34`: libraries of vendors call it when they are loaded.
+pub extern "C" fn register_driver(_: *const c_void) {}

@@ -1,0 +1,104 @@
+//! One table from what went wrong to the error number that the manual pages give for it.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use verbs_api::{DestroyError, ErrorKind, OpenError, PostReason, VerbError};
+
+/// An error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub c_int);
+
+impl Errno {
+    /// An argument is not allowed.
+    pub const INVAL: Self = Self(libc::EINVAL);
+    /// There is no such thing here.
+    pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+    /// No room.
+    pub const NOMEM: Self = Self(libc::ENOMEM);
+    /// In use.
+    pub const BUSY: Self = Self(libc::EBUSY);
+
+    /// What `errno` says.
+    pub fn last() -> Self {
+        Self(
+            std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO),
+        )
+    }
+
+    /// Sets `errno`.
+    pub fn set(self) -> c_int {
+        // SAFETY: the place is the calling thread's own.
+        unsafe { *libc::__errno_location() = self.0 };
+        self.0
+    }
+}
+
+impl From<ErrorKind> for Errno {
+    fn from(kind: ErrorKind) -> Self {
+        Self(match kind {
+            ErrorKind::Busy => libc::EBUSY,
+            ErrorKind::Canceled => libc::ECANCELED,
+            ErrorKind::DeviceRemoved => libc::ENODEV,
+            ErrorKind::InvalidArgument | ErrorKind::InvalidHandle | ErrorKind::Limit => {
+                libc::EINVAL
+            }
+            ErrorKind::NotFound => libc::ENOENT,
+            ErrorKind::Resources => libc::ENOMEM,
+            ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            ErrorKind::WouldDeadlock => libc::EDEADLK,
+            // Internal faults, and kinds that are not known yet.
+            _ => libc::EIO,
+        })
+    }
+}
+
+impl From<VerbError> for Errno {
+    fn from(error: VerbError) -> Self {
+        error.kind().into()
+    }
+}
+
+impl<T> From<DestroyError<T>> for Errno {
+    fn from(error: DestroyError<T>) -> Self {
+        error.kind().into()
+    }
+}
+
+impl From<PostReason> for Errno {
+    fn from(reason: PostReason) -> Self {
+        reason.kind().into()
+    }
+}
+
+impl From<OpenError> for Errno {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Failed { error, .. } => error.into(),
+            _ => Self(libc::ENODEV),
+        }
+    }
+}
+
+/// What a function answers that returns the error number.
+pub fn code(result: Result<(), Errno>) -> c_int {
+    result.map_or_else(Errno::set, |()| 0)
+}
+
+/// What a function answers that returns a pointer.
+pub fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
+    result.unwrap_or_else(|errno| {
+        errno.set();
+        ptr::null_mut()
+    })
+}
+
+/// What a function answers that returns -1 where it failed.
+pub fn minus_one(result: Result<c_int, Errno>) -> c_int {
+    result.unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}

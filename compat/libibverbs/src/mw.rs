@@ -1,0 +1,99 @@
+//! Memory windows.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use verbs_api::provider::MwType;
+use verbs_api::{BindWindow, LKey, Mw, RKey, SendFlags};
+
+use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo, IbvPd, IbvQp, send_flags};
+use crate::errno::{Errno, code, pointer};
+use crate::mr::{MrObject, rights};
+use crate::object::Object;
+use crate::{pd, qp};
+
+/// A window as it lies in memory.
+pub type MwObject = Object<IbvMw, Mw>;
+
+/// The slot `alloc_mw`.
+///
+/// # Safety
+/// Nobody frees the domain meanwhile.
+pub unsafe extern "C" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut IbvMw {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { pd::own(pd) }.and_then(|own| {
+        let kind = match mw_type {
+            1 => MwType::Type1,
+            2 => MwType::Type2,
+            _ => return Err(Errno::INVAL),
+        };
+        let mw = own.alloc_mw(kind).wait()?;
+        let c = IbvMw {
+            // SAFETY: live, as `own` has seen.
+            context: unsafe { (*pd).context },
+            pd,
+            rkey: mw.rkey().value(),
+            handle: mw.id().index,
+            mw_type,
+        };
+        Ok(MwObject::create(c, mw))
+    }))
+}
+
+/// The slot `dealloc_mw`.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn dealloc(mw: *mut IbvMw) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { MwObject::own(mw) }.and_then(|own| {
+        own.clone().destroy().wait()?;
+        // SAFETY: as the caller promises.
+        unsafe { MwObject::destroy(mw) };
+        Ok(())
+    }))
+}
+
+/// A bind request; nothing bound where no region is named.
+///
+/// # Errors
+/// A right that is none, or a region that was deregistered.
+///
+/// # Safety
+/// Nobody deregisters the region meanwhile.
+pub unsafe fn request<'a>(window: RKey, info: &IbvMwBindInfo) -> Result<BindWindow<'a>, Errno> {
+    let region = if info.mr.is_null() {
+        LKey::default()
+    } else {
+        // SAFETY: as the caller promises.
+        unsafe { MrObject::own(info.mr) }?.lkey()
+    };
+    let length = if info.mr.is_null() { 0 } else { info.length };
+    let access = rights(info.mw_access_flags)?;
+    Ok(BindWindow::new(window, region, info.addr, length).access(access))
+}
+
+/// The slot `bind_mw`, for windows of type 1.
+///
+/// # Safety
+/// The structures are the program's, and nobody ends any meanwhile.
+pub unsafe extern "C" fn bind(qp: *mut IbvQp, mw: *mut IbvMw, bind: *const IbvMwBind) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { qp::own(qp) }.and_then(|state| {
+        // SAFETY: as the caller promises.
+        let (own, bind) = unsafe { (MwObject::own(mw)?, bind.as_ref()) };
+        let bind = bind.ok_or(Errno::INVAL)?;
+        if own.mw_type() != MwType::Type1 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as the caller promises.
+        let request = unsafe { request(own.rkey(), &bind.bind_info) }?;
+        let mut flags = SendFlags::from_bits_truncate(bind.send_flags as u8);
+        flags &= SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
+        debug_assert_eq!(send_flags::SIGNALED, u32::from(SendFlags::SIGNALED.bits()));
+        let rkey = state.qp.bind_mw(&request.flags(flags).wr_id(bind.wr_id))?;
+        // SAFETY: live, as was seen.
+        unsafe { (*mw).rkey = rkey.value() };
+        Ok(())
+    }))
+}

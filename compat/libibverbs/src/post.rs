@@ -1,0 +1,262 @@
+//! Posting: from the requests of a C program to ours, without a look at anything that was looked at before.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::slice;
+
+use verbs_api::{
+    AtomicWrite, Batch, CompareSwap, Data, FetchAdd, LKey, LocalInvalidate, PostReason, Qpn, RKey,
+    Read, ReceiveRequest, RemoteAddress, Send, SendFlags, SendWithImmediate, SendWithInvalidate,
+    Sge, UdDestination, WorkRequest, Write, WriteWithImmediate,
+};
+
+use crate::abi::{IbvQp, IbvRecvWr, IbvSendWr, IbvSge, Rdma, qp_type, send_flags, wr_opcode};
+use crate::ah::AhObject;
+use crate::errno::Errno;
+use crate::mw;
+use crate::qp::QpObject;
+
+// An entry of a program's list is one of ours.
+const _: () = assert!(
+    size_of::<Sge>() == size_of::<IbvSge>()
+        && std::mem::offset_of!(Sge, addr) == 0
+        && std::mem::offset_of!(Sge, length) == 8
+        && std::mem::offset_of!(Sge, lkey) == 12
+);
+
+fn list<'a>(first: *const IbvSge, count: c_int) -> Result<&'a [Sge], Errno> {
+    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if first.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: a list of as many entries, as the program says; each is laid out as ours is, and any octets are one.
+    Ok(unsafe { slice::from_raw_parts(first.cast(), count) })
+}
+
+fn data<'a>(list: &'a [Sge]) -> Data<'a> {
+    match list {
+        [] => Data::None,
+        [one] => Data::Sge(*one),
+        many => Data::Sges(many),
+    }
+}
+
+fn octets<'a>(sge: &Sge) -> &'a [u8] {
+    if sge.length == 0 {
+        return &[];
+    }
+    let at = std::ptr::with_exposed_provenance(sge.addr as usize);
+    // SAFETY: inline octets are read while posting, from memory that the program names and nobody writes meanwhile.
+    unsafe { slice::from_raw_parts(at, sge.length as usize) }
+}
+
+fn remote(rdma: Rdma) -> RemoteAddress {
+    RemoteAddress::new(rdma.remote_addr, RKey::new(rdma.rkey))
+}
+
+/// What a request points to that is made for it.
+#[derive(Default)]
+struct Made {
+    inlined: Vec<u8>,
+    destination: Option<UdDestination>,
+}
+
+// Ours for one of the program's. `made` must be empty.
+unsafe fn request<'a>(
+    wr: &IbvSendWr,
+    kind: c_int,
+    made: &'a mut Made,
+) -> Result<WorkRequest<'a>, Errno> {
+    let entries = list(wr.sg_list, wr.num_sge)?;
+    let Made {
+        inlined,
+        destination,
+    } = made;
+    if kind == qp_type::UD {
+        // SAFETY: a datagram has its destination there.
+        let ud = unsafe { wr.wr.ud };
+        if ud.ah.is_null() {
+            return Err(Errno::INVAL);
+        }
+        *destination = Some(UdDestination {
+            // SAFETY: the program destroys no handle that a request being posted names.
+            ah: unsafe { AhObject::own_unchecked(ud.ah) }.clone(),
+            remote_qpn: Qpn::new(ud.remote_qpn),
+            remote_qkey: ud.remote_qkey,
+        });
+    }
+    let data: Data<'a> = if wr.send_flags & send_flags::INLINE == 0 {
+        data(entries)
+    } else if let [one] = entries {
+        Data::Inline(octets(one))
+    } else {
+        entries.iter().for_each(|sge| inlined.extend(octets(sge)));
+        Data::Inline(inlined)
+    };
+    let imm = wr.imm_data.to_ne_bytes();
+    let to = destination.as_ref();
+    // SAFETY: which part of the union there is, the opcode says; all are plain numbers.
+    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    let target = RemoteAddress::new(atomic.remote_addr, RKey::new(atomic.rkey));
+    let mut request: WorkRequest<'a> = match wr.opcode {
+        wr_opcode::RDMA_WRITE => Write::new(data, remote(rdma)).into(),
+        wr_opcode::RDMA_WRITE_WITH_IMM => WriteWithImmediate::new(data, remote(rdma), imm).into(),
+        wr_opcode::SEND => match to {
+            Some(to) => Send::new(data).to(to).into(),
+            None => Send::new(data).into(),
+        },
+        wr_opcode::SEND_WITH_IMM => match to {
+            Some(to) => SendWithImmediate::new(data, imm).to(to).into(),
+            None => SendWithImmediate::new(data, imm).into(),
+        },
+        wr_opcode::RDMA_READ => Read::new(data, remote(rdma)).into(),
+        wr_opcode::ATOMIC_CMP_AND_SWP => {
+            CompareSwap::new(data, target, atomic.compare_add, atomic.swap).into()
+        }
+        wr_opcode::ATOMIC_FETCH_AND_ADD => FetchAdd::new(data, target, atomic.compare_add).into(),
+        wr_opcode::LOCAL_INV => LocalInvalidate::new(RKey::new(wr.imm_data)).into(),
+        wr_opcode::BIND_MW => {
+            let bind = &wr.bind_mw;
+            // SAFETY: the program ends no region that a request being posted names.
+            unsafe { mw::request(RKey::new(bind.rkey), &bind.bind_info) }?.into()
+        }
+        wr_opcode::SEND_WITH_INV => SendWithInvalidate::new(data, RKey::new(wr.imm_data)).into(),
+        wr_opcode::ATOMIC_WRITE => AtomicWrite::new(data, remote(rdma)).into(),
+        _ => return Err(Errno::OPNOTSUPP),
+    };
+    let flags = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
+    let flags = SendFlags::from_bits_truncate(wr.send_flags as u8) & flags;
+    request.set_common(wr.wr_id, flags);
+    Ok(request)
+}
+
+const _: () = assert!(
+    SendFlags::FENCE.bits() as u32 == send_flags::FENCE
+        && SendFlags::SIGNALED.bits() as u32 == send_flags::SIGNALED
+        && SendFlags::SOLICITED.bits() as u32 == send_flags::SOLICITED
+);
+
+/// The slot `post_send`.
+///
+/// # Safety
+/// The queue pair is live, the requests are a list that ends with null, and `bad` is writable.
+pub unsafe extern "C" fn send(
+    qp: *mut IbvQp,
+    first: *mut IbvSendWr,
+    bad: *mut *mut IbvSendWr,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let (state, kind) = unsafe { (QpObject::own_unchecked(qp.cast()), (*qp).qp_type) };
+    // SAFETY: as the caller promises.
+    let Some(only) = (unsafe { first.as_ref() }) else {
+        return 0;
+    };
+    let refused = |errno: Errno, at: *mut IbvSendWr| {
+        if !bad.is_null() {
+            // SAFETY: as the caller promises.
+            unsafe { *bad = at };
+        }
+        errno.set()
+    };
+    if only.next.is_null() {
+        let mut made = Made::default();
+        // SAFETY: as the caller promises.
+        let request = match unsafe { request(only, kind, &mut made) } {
+            Ok(request) => request,
+            Err(errno) => return refused(errno, first),
+        };
+        return match state.qp.post_one(request) {
+            Ok(()) => 0,
+            Err(rejected) => refused(rejected.reason.into(), first),
+        };
+    }
+    // One doorbell for the list. What comes before a request that is none of ours is posted all the same.
+    let mut count = 0;
+    let mut next = first;
+    // SAFETY: as the caller promises.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        count += 1;
+        next = wr.next;
+    }
+    let mut all: Vec<Made> = Vec::new();
+    all.resize_with(count, Made::default);
+    let mut batch = Batch::with_capacity(count);
+    let mut unknown = None;
+    next = first;
+    for made in &mut all {
+        // SAFETY: counted above.
+        let wr = unsafe { &*next };
+        // SAFETY: as the caller promises.
+        match unsafe { request(wr, kind, made) } {
+            Ok(request) => batch.push(request),
+            Err(errno) => {
+                unknown = Some((errno, next));
+                break;
+            }
+        }
+        next = wr.next;
+    }
+    if let Err(error) = state.qp.post(&mut batch) {
+        let mut at = first;
+        for _ in 0..error.index {
+            // SAFETY: as many were taken from the list.
+            at = unsafe { (*at).next };
+        }
+        return refused(error.reason.into(), at);
+    }
+    match unknown {
+        Some((errno, at)) => refused(errno, at),
+        None => 0,
+    }
+}
+
+/// Posts each receive of a list that ends with null.
+///
+/// # Safety
+/// The list is one, and `bad` is null or writable.
+pub unsafe fn each_receive(
+    first: *mut IbvRecvWr,
+    bad: *mut *mut IbvRecvWr,
+    post: impl Fn(ReceiveRequest<'_>) -> Result<(), PostReason>,
+) -> c_int {
+    let mut next = first;
+    // SAFETY: as the caller promises.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        let posted = list(wr.sg_list, wr.num_sge)
+            .and_then(|entries| Ok(post(ReceiveRequest::new(wr.wr_id, data(entries)))?));
+        if let Err(errno) = posted {
+            if !bad.is_null() {
+                // SAFETY: as the caller promises.
+                unsafe { *bad = next };
+            }
+            return errno.set();
+        }
+        next = wr.next;
+    }
+    0
+}
+
+/// The slot `post_recv`.
+///
+/// # Safety
+/// The queue pair is live, the requests are a list that ends with null, and `bad` is writable.
+pub unsafe extern "C" fn recv(
+    qp: *mut IbvQp,
+    first: *mut IbvRecvWr,
+    bad: *mut *mut IbvRecvWr,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let state = unsafe { QpObject::own_unchecked(qp.cast()) };
+    // SAFETY: as the caller promises.
+    unsafe {
+        each_receive(first, bad, |request| {
+            let posted = state.qp.post_receive(request);
+            posted.map_err(|refused| refused.reason)
+        })
+    }
+}
+
+const _: () = assert!(size_of::<LKey>() == 4);

@@ -1,0 +1,349 @@
+//! Extended queue pairs: requests that a program puts together call by call, and posts with one.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use verbs_api::Operations;
+
+use crate::abi::{
+    Atomic, BindMw, IbvAh, IbvContext, IbvDataBuf, IbvMw, IbvMwBindInfo, IbvQp, IbvQpEx,
+    IbvQpInitAttr, IbvQpInitAttrEx, IbvSendWr, IbvSge, Rdma, SendWr, Slot, Ud, qp_ex, send_flags,
+    wr_opcode,
+};
+use crate::errno::{Errno, pointer};
+use crate::post;
+use crate::qp::{Plan, QpObject, make};
+
+const PD: u32 = 1;
+const SEND_OPS_FLAGS: u32 = 1 << 6;
+
+// The flags in the order of ours, which differs.
+fn operations(flags: u64) -> Result<Operations, Errno> {
+    let table = [
+        Operations::WRITE,
+        Operations::WRITE_WITH_IMM,
+        Operations::SEND,
+        Operations::SEND_WITH_IMM,
+        Operations::READ,
+        Operations::ATOMIC_CMP_AND_SWP,
+        Operations::ATOMIC_FETCH_AND_ADD,
+        Operations::LOCAL_INV,
+        Operations::BIND_MW,
+        Operations::SEND_WITH_INV,
+    ];
+    const ATOMIC_WRITE: u64 = 1 << 12;
+    let mut found = Operations::empty();
+    for (bit, operation) in table.into_iter().enumerate() {
+        found.set(operation, flags & 1 << bit != 0);
+    }
+    found.set(Operations::ATOMIC_WRITE, flags & ATOMIC_WRITE != 0);
+    let known = (1 << table.len()) - 1 | ATOMIC_WRITE;
+    if flags & !known != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(found)
+}
+
+/// The slot `create_qp_ex`.
+///
+/// # Safety
+/// `attr` is null or writable, and nobody ends what it names meanwhile.
+pub unsafe extern "C" fn create(
+    _context: *mut IbvContext,
+    attr: *mut IbvQpInitAttrEx,
+) -> *mut IbvQp {
+    // SAFETY: as the caller promises.
+    let made = unsafe { attr.as_mut() }
+        .ok_or(Errno::INVAL)
+        .and_then(|attr| {
+            if attr.comp_mask & !(PD | SEND_OPS_FLAGS) != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            if attr.comp_mask & PD == 0 {
+                return Err(Errno::INVAL);
+            }
+            let operations = (attr.comp_mask & SEND_OPS_FLAGS != 0)
+                .then(|| operations(attr.send_ops_flags))
+                .transpose()?;
+            let mut init = IbvQpInitAttr {
+                qp_context: attr.qp_context,
+                send_cq: attr.send_cq,
+                recv_cq: attr.recv_cq,
+                srq: attr.srq,
+                cap: attr.cap,
+                qp_type: attr.qp_type,
+                sq_sig_all: attr.sq_sig_all,
+            };
+            let plan = Plan {
+                init: &mut init,
+                operations,
+                slots: slots(),
+            };
+            // SAFETY: as the caller promises.
+            let at = unsafe { make(attr.pd, plan) }?;
+            attr.cap = init.cap;
+            Ok(at)
+        });
+    pointer(made).cast()
+}
+
+/// What a program has put together since `ibv_wr_start`.
+#[derive(Default)]
+pub struct Builder {
+    requests: Vec<Pending>,
+}
+
+struct Pending {
+    wr: IbvSendWr,
+    entries: Vec<IbvSge>,
+    inlined: Vec<u8>,
+}
+
+fn slots() -> [Slot; 21] {
+    let mut slots = [ptr::null(); 21];
+    slots[qp_ex::ATOMIC_CMP_SWP] = atomic_cmp_swp as Slot;
+    slots[qp_ex::ATOMIC_FETCH_ADD] = atomic_fetch_add as Slot;
+    slots[qp_ex::BIND_MW] = bind_mw as Slot;
+    slots[qp_ex::LOCAL_INV] = local_inv as Slot;
+    slots[qp_ex::RDMA_READ] = rdma_read as Slot;
+    slots[qp_ex::RDMA_WRITE] = rdma_write as Slot;
+    slots[qp_ex::RDMA_WRITE_IMM] = rdma_write_imm as Slot;
+    slots[qp_ex::SEND] = send as Slot;
+    slots[qp_ex::SEND_IMM] = send_imm as Slot;
+    slots[qp_ex::SEND_INV] = send_inv as Slot;
+    slots[qp_ex::SET_UD_ADDR] = set_ud_addr as Slot;
+    slots[qp_ex::SET_INLINE_DATA] = set_inline_data as Slot;
+    slots[qp_ex::SET_INLINE_DATA_LIST] = set_inline_data_list as Slot;
+    slots[qp_ex::SET_SGE] = set_sge as Slot;
+    slots[qp_ex::SET_SGE_LIST] = set_sge_list as Slot;
+    slots[qp_ex::START] = start as Slot;
+    slots[qp_ex::COMPLETE] = complete as Slot;
+    slots[qp_ex::ABORT] = abort as Slot;
+    slots[qp_ex::ATOMIC_WRITE] = atomic_write as Slot;
+    slots
+}
+
+// SAFETY of all below: between `ibv_wr_start` and `ibv_wr_complete` a queue pair is its caller's alone, and the header
+// calls these with one that was made with them.
+
+unsafe fn builder<'a>(qp: *mut IbvQpEx) -> &'a mut Builder {
+    // SAFETY: see above.
+    unsafe { &mut *QpObject::own_unchecked(qp).builder.get() }
+}
+
+unsafe fn begin<'a>(qp: *mut IbvQpEx, opcode: c_int) -> &'a mut IbvSendWr {
+    // SAFETY: see above; a request is numbers and pointers, for which zero is a value.
+    let mut wr: IbvSendWr = unsafe { std::mem::zeroed() };
+    // SAFETY: see above.
+    unsafe { (wr.wr_id, wr.send_flags) = ((*qp).wr_id, (*qp).wr_flags) };
+    wr.opcode = opcode;
+    // SAFETY: see above.
+    let requests = &mut unsafe { builder(qp) }.requests;
+    requests.push(Pending {
+        wr,
+        entries: Vec::new(),
+        inlined: Vec::new(),
+    });
+    &mut requests.last_mut().expect("just added").wr
+}
+
+unsafe fn last(qp: *mut IbvQpEx, change: impl FnOnce(&mut Pending)) {
+    // SAFETY: see above.
+    if let Some(pending) = unsafe { builder(qp) }.requests.last_mut() {
+        change(pending);
+    }
+}
+
+unsafe extern "C" fn start(qp: *mut IbvQpEx) {
+    // SAFETY: see above.
+    unsafe { builder(qp) }.requests.clear();
+}
+
+unsafe extern "C" fn abort(qp: *mut IbvQpEx) {
+    // SAFETY: see above.
+    unsafe { builder(qp) }.requests.clear();
+}
+
+// All or nothing, as the manual page has it.
+unsafe extern "C" fn complete(qp: *mut IbvQpEx) -> c_int {
+    // SAFETY: see above.
+    let requests = &mut unsafe { builder(qp) }.requests;
+    let mut next = ptr::null_mut();
+    for pending in requests.iter_mut().rev() {
+        if pending.wr.send_flags & send_flags::INLINE != 0 {
+            pending.entries = vec![IbvSge {
+                addr: pending.inlined.as_ptr().expose_provenance() as u64,
+                length: pending.inlined.len() as u32,
+                lkey: 0,
+            }];
+        }
+        pending.wr.sg_list = pending.entries.as_ptr();
+        pending.wr.num_sge = pending.entries.len() as c_int;
+        pending.wr.next = next;
+        next = &raw mut pending.wr;
+    }
+    let mut bad = ptr::null_mut();
+    // SAFETY: a list that ends with null, of requests that live until this returns.
+    let errno = unsafe { post::send(qp.cast(), next, &raw mut bad) };
+    requests.clear();
+    errno
+}
+
+unsafe extern "C" fn send(qp: *mut IbvQpEx) {
+    // SAFETY: see above.
+    unsafe { begin(qp, wr_opcode::SEND) };
+}
+
+unsafe extern "C" fn send_imm(qp: *mut IbvQpEx, imm_data: u32) {
+    // SAFETY: see above.
+    unsafe { begin(qp, wr_opcode::SEND_WITH_IMM) }.imm_data = imm_data;
+}
+
+unsafe extern "C" fn send_inv(qp: *mut IbvQpEx, rkey: u32) {
+    // SAFETY: see above.
+    unsafe { begin(qp, wr_opcode::SEND_WITH_INV) }.imm_data = rkey;
+}
+
+unsafe extern "C" fn local_inv(qp: *mut IbvQpEx, rkey: u32) {
+    // SAFETY: see above.
+    unsafe { begin(qp, wr_opcode::LOCAL_INV) }.imm_data = rkey;
+}
+
+unsafe fn at(qp: *mut IbvQpEx, opcode: c_int, rkey: u32, remote_addr: u64) -> *mut IbvSendWr {
+    // SAFETY: see above.
+    let wr = unsafe { begin(qp, opcode) };
+    wr.wr = SendWr {
+        rdma: Rdma { remote_addr, rkey },
+    };
+    wr
+}
+
+unsafe extern "C" fn rdma_read(qp: *mut IbvQpEx, rkey: u32, remote_addr: u64) {
+    // SAFETY: see above.
+    unsafe { at(qp, wr_opcode::RDMA_READ, rkey, remote_addr) };
+}
+
+unsafe extern "C" fn rdma_write(qp: *mut IbvQpEx, rkey: u32, remote_addr: u64) {
+    // SAFETY: see above.
+    unsafe { at(qp, wr_opcode::RDMA_WRITE, rkey, remote_addr) };
+}
+
+unsafe extern "C" fn rdma_write_imm(qp: *mut IbvQpEx, rkey: u32, remote_addr: u64, imm: u32) {
+    // SAFETY: see above.
+    unsafe { (*at(qp, wr_opcode::RDMA_WRITE_WITH_IMM, rkey, remote_addr)).imm_data = imm };
+}
+
+unsafe extern "C" fn atomic_write(
+    qp: *mut IbvQpEx,
+    rkey: u32,
+    remote_addr: u64,
+    source: *const c_void,
+) {
+    // SAFETY: see above; the header passes eight octets.
+    unsafe {
+        let wr = at(qp, wr_opcode::ATOMIC_WRITE, rkey, remote_addr);
+        (*wr).send_flags |= send_flags::INLINE;
+        last(qp, |pending| {
+            pending.inlined = std::slice::from_raw_parts(source.cast::<u8>(), 8).to_vec();
+        });
+    }
+}
+
+unsafe extern "C" fn atomic_cmp_swp(
+    qp: *mut IbvQpEx,
+    rkey: u32,
+    remote_addr: u64,
+    compare_add: u64,
+    swap: u64,
+) {
+    let atomic = Atomic {
+        remote_addr,
+        compare_add,
+        swap,
+        rkey,
+    };
+    // SAFETY: see above.
+    unsafe { begin(qp, wr_opcode::ATOMIC_CMP_AND_SWP) }.wr = SendWr { atomic };
+}
+
+unsafe extern "C" fn atomic_fetch_add(qp: *mut IbvQpEx, rkey: u32, remote_addr: u64, add: u64) {
+    let atomic = Atomic {
+        remote_addr,
+        compare_add: add,
+        swap: 0,
+        rkey,
+    };
+    // SAFETY: see above.
+    unsafe { begin(qp, wr_opcode::ATOMIC_FETCH_AND_ADD) }.wr = SendWr { atomic };
+}
+
+unsafe extern "C" fn bind_mw(
+    qp: *mut IbvQpEx,
+    mw: *mut IbvMw,
+    rkey: u32,
+    bind_info: *const IbvMwBindInfo,
+) {
+    // SAFETY: see above; the program passes a structure.
+    let bind_info = unsafe { *bind_info };
+    // SAFETY: see above.
+    unsafe { begin(qp, wr_opcode::BIND_MW) }.bind_mw = BindMw {
+        mw,
+        rkey,
+        bind_info,
+    };
+}
+
+unsafe extern "C" fn set_ud_addr(
+    qp: *mut IbvQpEx,
+    ah: *mut IbvAh,
+    remote_qpn: u32,
+    remote_qkey: u32,
+) {
+    let ud = Ud {
+        ah,
+        remote_qpn,
+        remote_qkey,
+    };
+    // SAFETY: see above.
+    unsafe { last(qp, |pending| pending.wr.wr = SendWr { ud }) };
+}
+
+unsafe extern "C" fn set_sge(qp: *mut IbvQpEx, lkey: u32, addr: u64, length: u32) {
+    let entry = IbvSge { addr, length, lkey };
+    // SAFETY: see above.
+    unsafe { last(qp, |pending| pending.entries = vec![entry]) };
+}
+
+unsafe extern "C" fn set_sge_list(qp: *mut IbvQpEx, count: usize, list: *const IbvSge) {
+    // SAFETY: see above; the program passes as many entries.
+    unsafe {
+        last(qp, |pending| {
+            let entries = (0..count).map(|place| *list.add(place));
+            pending.entries = entries.collect();
+        });
+    }
+}
+
+unsafe extern "C" fn set_inline_data(qp: *mut IbvQpEx, addr: *const c_void, length: usize) {
+    let one = IbvDataBuf { addr, length };
+    // SAFETY: see above.
+    unsafe { set_inline_data_list(qp, 1, &raw const one) };
+}
+
+unsafe extern "C" fn set_inline_data_list(qp: *mut IbvQpEx, count: usize, list: *const IbvDataBuf) {
+    // SAFETY: see above; the program passes as many stretches, each as long as it says.
+    unsafe {
+        last(qp, |pending| {
+            pending.wr.send_flags |= send_flags::INLINE;
+            pending.inlined.clear();
+            for place in 0..count {
+                let IbvDataBuf { addr, length } = *list.add(place);
+                if length > 0 {
+                    let octets = std::slice::from_raw_parts(addr.cast::<u8>(), length);
+                    pending.inlined.extend_from_slice(octets);
+                }
+            }
+        });
+    }
+}
