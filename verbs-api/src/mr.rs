@@ -125,7 +125,7 @@ pub struct Mr {
 /// What is changed of a region by [`Mr::rereg`]; what is not named stays.
 #[derive(Clone, Debug, Default)]
 pub struct MrReregister {
-    translation: Option<MemoryRange>,
+    translation: Option<(RegionMemory, Option<MemoryRange>)>,
     iova: Option<u64>,
     pd: Option<Pd>,
     access: Option<Access>,
@@ -140,7 +140,20 @@ impl MrReregister {
     /// Other memory, the first octet at its own address.
     #[must_use]
     pub fn memory(mut self, memory: impl Into<MemoryRange>) -> Self {
-        self.translation = Some(memory.into());
+        let range = memory.into();
+        self.translation = Some((range.to_region(), Some(range)));
+        self
+    }
+
+    /// Other memory, of the program.
+    ///
+    /// # Safety
+    /// As for [`Pd::register_borrowed`].
+    #[allow(unsafe_code)]
+    #[must_use]
+    pub unsafe fn borrowed(mut self, address: *mut u8, length: usize) -> Self {
+        let address = address.expose_provenance();
+        self.translation = Some((RegionMemory::Borrowed { address, length }, None));
         self
     }
 
@@ -302,8 +315,7 @@ impl Mr {
             .as_ref()
             .map(|pd| Hold::new(Arc::clone(&pd.object) as Arc<dyn AnyObject>, holder))
             .transpose()?;
-        let translation = translation.map(|range| {
-            let memory = range.to_region();
+        let translation = translation.map(|(memory, range)| {
             let iova = iova.unwrap_or_else(|| memory.address() as u64);
             let shape = Shape {
                 iova,
@@ -364,14 +376,11 @@ impl Mr {
 }
 
 impl MrExtra {
-    fn changed(&self, shape: Shape, range: MemoryRange) {
+    fn changed(&self, shape: Shape, range: Option<MemoryRange>) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(
             &mut *current,
-            Current {
-                shape,
-                range: Some(range),
-            },
+            Current { shape, range },
         );
         drop(current);
         drop(before);

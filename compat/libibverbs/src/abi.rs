@@ -69,7 +69,13 @@ pub const VERBS_SLOTS: usize = 39;
 /// Places in `verbs_context` that programs call.
 pub mod verbs {
     pub const QUERY_PORT: usize = 0;
-    pub const QUERY_RT_VALUES: usize = 24;
+    pub const ADVISE_MR: usize = 1;
+    pub const REG_DM_MR: usize = 7;
+    pub const ALLOC_DM: usize = 8;
+    pub const FREE_DM: usize = 9;
+    pub const ALLOC_PARENT_DOMAIN: usize = 14;
+    pub const DEALLOC_TD: usize = 15;
+    pub const ALLOC_TD: usize = 16;
     pub const CREATE_CQ_EX: usize = 25;
     pub const QUERY_DEVICE_EX: usize = 27;
     pub const OPEN_QP: usize = 32;
@@ -640,6 +646,72 @@ pub struct IbvEce {
     pub comp_mask: u32,
 }
 layout!(IbvEce, 12);
+
+#[repr(C)]
+pub struct IbvDm {
+    pub context: *mut IbvContext,
+    pub memcpy_to_dm: Slot,
+    pub memcpy_from_dm: Slot,
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+layout!(IbvDm, 32, memcpy_to_dm @ 8, memcpy_from_dm @ 16, comp_mask @ 24, handle @ 28);
+
+#[repr(C)]
+pub struct IbvAllocDmAttr {
+    pub length: usize,
+    pub log_align_req: u32,
+    pub comp_mask: u32,
+}
+layout!(IbvAllocDmAttr, 16, log_align_req @ 8, comp_mask @ 12);
+
+#[repr(C)]
+pub struct IbvTd {
+    pub context: *mut IbvContext,
+}
+layout!(IbvTd, 8);
+
+#[repr(C)]
+pub struct IbvParentDomainInitAttr {
+    pub pd: *mut IbvPd,
+    pub td: *mut IbvTd,
+    pub comp_mask: u32,
+    pub alloc: Slot,
+    pub free: Slot,
+    pub pd_context: *mut c_void,
+}
+layout!(IbvParentDomainInitAttr, 48, td @ 8, comp_mask @ 16, alloc @ 24, free @ 32, pd_context @ 40);
+
+#[repr(C)]
+pub struct IbvXrcdInitAttr {
+    pub comp_mask: u32,
+    pub fd: c_int,
+    pub oflags: c_int,
+}
+layout!(IbvXrcdInitAttr, 12);
+
+#[repr(C)]
+pub struct IbvSrqInitAttrEx {
+    pub srq_context: *mut c_void,
+    pub attr: IbvSrqAttr,
+    pub comp_mask: u32,
+    pub srq_type: c_int,
+    pub pd: *mut IbvPd,
+    pub xrcd: *mut IbvXrcd,
+    pub cq: *mut IbvCq,
+    pub tm_cap: [u32; 2],
+}
+layout!(IbvSrqInitAttrEx, 64, attr @ 8, comp_mask @ 20, srq_type @ 24, pd @ 32, xrcd @ 40, cq @ 48, tm_cap @ 56);
+
+#[repr(C)]
+pub struct IbvQpOpenAttr {
+    pub comp_mask: u32,
+    pub qp_num: u32,
+    pub xrcd: *mut IbvXrcd,
+    pub qp_context: *mut c_void,
+    pub qp_type: c_int,
+}
+layout!(IbvQpOpenAttr, 32, qp_num @ 4, xrcd @ 8, qp_context @ 16, qp_type @ 24);
 
 /// `enum ibv_qp_type`.
 pub mod qp_type {

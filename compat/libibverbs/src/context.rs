@@ -4,23 +4,25 @@
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::objects::ObjectId;
 use verbs_api::{
-    AsyncEvent, AtomicScope, Context, Device, EventSubject, EventType, Features, Gid, LinkAddress,
-    PortAttributes, PortState, Requirements, Transport,
+    AsyncEvent, AtomicScope, Context, DestroyError, Device, EventSubject, EventType, Features, Gid,
+    LinkAddress, Memory, Mr, Pd, PortAttributes, PortState, Requirements, Started, Transport,
 };
 
 use crate::abi::{
     IbvAsyncEvent, IbvContext, IbvDevice, IbvDeviceAttr, IbvDeviceAttrEx, IbvGid, IbvGidEntry,
-    IbvPortAttr, OPS_SLOTS, Slot, VERBS_SLOTS, VerbsContext, ops, verbs,
+    IbvOdpCaps, IbvPortAttr, OPS_SLOTS, Slot, VERBS_SLOTS, VerbsContext, ops, verbs,
 };
 use crate::device::ListedDevice;
-use crate::errno::{Errno, code, minus_one};
-use crate::{cq, mw, object, post, qp_ex, srq};
+use crate::errno::{Errno, code, minus_one, pointer};
+use crate::events::Events;
+use crate::{cq, dm, mr, mw, object, pd, post, qp_ex, srq, xrc};
 
 /// An open device as it lies in memory.
 #[repr(C)]
@@ -33,34 +35,76 @@ pub struct OpenContext {
 pub struct State {
     /// The open device.
     pub context: Context,
-    listed: &'static ListedDevice,
+    /// What it has in common with those that imported it.
+    pub shared: Arc<Shared>,
     _cmd_fd: OwnedFd,
+}
+
+/// What an open device and its imports have in common.
+pub struct Shared {
+    context: Context,
+    listed: &'static ListedDevice,
+    // The file that stands for the device: duplicates of its descriptor name the same.
+    file: u64,
+    events: Arc<Events<AsyncEvent>>,
     // Where the structures are that events are about.
     elements: Mutex<HashMap<ObjectId, usize>>,
     unacknowledged: Mutex<Vec<(IbvAsyncEvent, AsyncEvent)>>,
+    handles: AtomicU32,
+    /// Protection domains by handle.
+    pub pds: Mutex<HashMap<u32, Pd>>,
+    /// Regions by handle.
+    pub mrs: Mutex<HashMap<u32, Mr>>,
+    /// Device memory by handle.
+    pub dms: Mutex<HashMap<u32, Memory>>,
+}
+
+// Every device that is open: what an import looks through.
+static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+impl Shared {
+    /// A number for an object that the device has none for.
+    pub fn next_handle(&self) -> u32 {
+        self.handles.fetch_add(1, Ordering::Relaxed) + 1
+    }
 }
 
 // SAFETY: the pointers in the events are numbers to us.
-unsafe impl Send for State {}
+unsafe impl Send for Shared {}
 // SAFETY: as above.
-unsafe impl Sync for State {}
+unsafe impl Sync for Shared {}
 
 const CONTEXT: usize = offset_of!(VerbsContext, context);
 
 impl State {
     /// Remembers where the structure of an object is.
     pub fn place<C>(&self, id: ObjectId, at: *mut C) {
-        lock(&self.elements).insert(id, at as usize);
+        lock(&self.shared.elements).insert(id, at.expose_provenance());
     }
 
-    /// Forgets it.
-    pub fn displace(&self, id: ObjectId) {
-        lock(&self.elements).remove(&id);
+    /// Destroys an object that events may be about, with those that nobody has fetched. It waits for those that were
+    /// fetched and not acknowledged.
+    ///
+    /// # Errors
+    /// It is in use.
+    pub fn end<T: Send + 'static>(
+        &self,
+        id: ObjectId,
+        destruction: Started<(), DestroyError<T>>,
+    ) -> Result<(), Errno> {
+        let about = |event: &AsyncEvent| event.subject() == EventSubject::Object(id);
+        self.shared.events.remove(about);
+        destruction.wait()?;
+        lock(&self.shared.elements).remove(&id);
+        Ok(())
     }
 
     /// Where it is.
     pub fn element(&self, id: ObjectId) -> *mut c_void {
-        let at = lock(&self.elements).get(&id).copied().unwrap_or_default();
+        let at = lock(&self.shared.elements)
+            .get(&id)
+            .copied()
+            .unwrap_or_default();
         ptr::with_exposed_provenance_mut(at)
     }
 }
@@ -94,6 +138,18 @@ fn slots() -> ([Slot; OPS_SLOTS], [Slot; VERBS_SLOTS]) {
     short[ops::POST_RECV] = post::recv as Slot;
     let mut long = [ptr::null(); VERBS_SLOTS];
     long[verbs::QUERY_PORT] = query_port_sized as Slot;
+    long[verbs::ADVISE_MR] = mr::advise as Slot;
+    long[verbs::REG_DM_MR] = dm::register as Slot;
+    long[verbs::ALLOC_DM] = dm::alloc as Slot;
+    long[verbs::FREE_DM] = dm::free as Slot;
+    long[verbs::ALLOC_PARENT_DOMAIN] = pd::alloc_parent as Slot;
+    long[verbs::ALLOC_TD] = pd::alloc_td as Slot;
+    long[verbs::DEALLOC_TD] = pd::dealloc_td as Slot;
+    long[verbs::OPEN_QP] = xrc::open_qp as Slot;
+    long[verbs::GET_SRQ_NUM] = srq::get_number as Slot;
+    long[verbs::CREATE_SRQ_EX] = srq::create_ex as Slot;
+    long[verbs::OPEN_XRCD] = xrc::open as Slot;
+    long[verbs::CLOSE_XRCD] = xrc::close as Slot;
     long[verbs::QUERY_DEVICE_EX] = query_device_ex as Slot;
     long[verbs::CREATE_CQ_EX] = cq::create_ex as Slot;
     long[verbs::CREATE_QP_EX] = qp_ex::create as Slot;
@@ -110,14 +166,47 @@ pub fn open(
     device: &Device,
 ) -> Result<*mut IbvContext, Errno> {
     let context = device.open(&Requirements::everything_of(&device.attributes()))?;
-    let async_fd = context.event_fd()?.as_raw_fd();
     // SAFETY: a new descriptor; the name is a literal.
     let cmd_fd = unsafe { libc::memfd_create(c"polyverbs".as_ptr(), libc::MFD_CLOEXEC) };
     if cmd_fd < 0 {
         return Err(Errno::last());
     }
     // SAFETY: just made, and nobody else's.
-    let owned = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+    let cmd_fd = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+    let events = Arc::new(Events::new()?);
+    let told = Arc::clone(&events);
+    context.on_event(move |event| told.push(event));
+    let shared = Arc::new(Shared {
+        context,
+        listed,
+        file: file_of(cmd_fd.as_raw_fd())?,
+        events,
+        elements: Mutex::default(),
+        unacknowledged: Mutex::default(),
+        handles: AtomicU32::new(0),
+        pds: Mutex::default(),
+        mrs: Mutex::default(),
+        dms: Mutex::default(),
+    });
+    let mut open = lock(&OPEN);
+    open.retain(|known| known.strong_count() > 0);
+    open.push(Arc::downgrade(&shared));
+    drop(open);
+    Ok(make(public, shared, cmd_fd))
+}
+
+// The number of the file behind a descriptor.
+fn file_of(fd: c_int) -> Result<u64, Errno> {
+    // SAFETY: numbers only, for which zero is a value.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: room for the answer.
+    if unsafe { libc::fstat(fd, &raw mut found) } < 0 {
+        return Err(Errno::last());
+    }
+    Ok(found.st_ino)
+}
+
+fn make(public: *mut IbvDevice, shared: Arc<Shared>, cmd_fd: OwnedFd) -> *mut IbvContext {
     let (short, long) = slots();
     let open = Box::new(OpenContext {
         verbs: VerbsContext {
@@ -126,41 +215,57 @@ pub fn open(
             context: IbvContext {
                 device: public,
                 ops: short,
-                cmd_fd,
-                async_fd,
+                cmd_fd: cmd_fd.as_raw_fd(),
+                async_fd: shared.events.fd(),
                 num_comp_vectors: 1,
                 mutex: libc::PTHREAD_MUTEX_INITIALIZER,
                 abi_compat: ptr::without_provenance_mut(usize::MAX),
             },
         },
         own: State {
-            context,
-            listed,
-            _cmd_fd: owned,
-            elements: Mutex::default(),
-            unacknowledged: Mutex::default(),
+            context: shared.context.clone(),
+            shared,
+            _cmd_fd: cmd_fd,
         },
     });
     // SAFETY: within what was allocated.
     let at = unsafe { Box::into_raw(open).byte_add(CONTEXT) };
-    Ok(object::remember(at.cast::<IbvContext>()))
+    object::remember(at.cast::<IbvContext>())
 }
 
-/// `ibv_close_device`.
+/// `ibv_import_device`: the open device that a descriptor, or a duplicate of it, stands for.
+pub extern "C" fn import_device(cmd_fd: c_int) -> *mut IbvContext {
+    pointer(file_of(cmd_fd).and_then(|file| {
+        let open = lock(&OPEN);
+        let mut shared = open.iter().filter_map(Weak::upgrade);
+        let shared = shared.find(|shared| shared.file == file);
+        drop(open);
+        let shared = shared.ok_or(Errno(libc::EBADF))?;
+        // SAFETY: the program gives the descriptor to the library.
+        let cmd_fd = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+        Ok(make(shared.listed.as_public(), shared, cmd_fd))
+    }))
+}
+
+/// `ibv_close_device`. An engine's device is closed with the last that shares it.
 ///
 /// # Safety
 /// Nobody uses the device any more.
 pub unsafe extern "C" fn close_device(context: *mut IbvContext) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(context) }.and_then(|state| {
-        // What a program leaves behind goes with the process, as with a kernel's device.
-        state.context.clone().close().wait()?;
+        if Arc::strong_count(&state.shared) == 1 {
+            state.context.clone().close().wait()?;
+        }
         object::forget(context);
-        // SAFETY: live until now, so it is what `open` made.
+        // SAFETY: live until now, so it is what `make` made.
         drop(unsafe { Box::from_raw(context.byte_sub(CONTEXT).cast::<OpenContext>()) });
         Ok(())
     }))
 }
+
+// Of nobody's: locally administered.
+const VENDOR_ID: u32 = 0x02_70_76;
 
 const fn capped(value: u64) -> c_int {
     if value > i32::MAX as u64 {
@@ -192,6 +297,9 @@ fn cap_flags(state: &State) -> u32 {
             flags |= 1 << bit;
         }
     }
+    if state.context.extension::<::xrc::Xrc>().is_ok() {
+        flags |= 1 << 20;
+    }
     flags
 }
 
@@ -204,12 +312,12 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
     }
     IbvDeviceAttr {
         fw_ver,
-        node_guid: state.listed.guid(),
-        sys_image_guid: state.listed.guid(),
+        node_guid: state.shared.listed.guid(),
+        sys_image_guid: state.shared.listed.guid(),
         max_mr_size: limits.max_mr_size,
         page_size_cap: limits.page_size_cap,
-        vendor_id: 0,
-        vendor_part_id: 0,
+        vendor_id: VENDOR_ID,
+        vendor_part_id: 1,
         hw_ver: 0,
         max_qp: capped(limits.max_qp.into()),
         max_qp_wr: capped(limits.max_qp_wr.into()),
@@ -262,6 +370,12 @@ pub unsafe extern "C" fn query_device(context: *mut IbvContext, attr: *mut IbvDe
     }))
 }
 
+const ODP_SEND: u32 = 1;
+const ODP_RECV: u32 = 1 << 1;
+const ODP_WRITE: u32 = 1 << 2;
+// Send, receive, write, read, atomics, and receives of shared queues.
+const ODP_RELIABLE: u32 = 0x3f;
+
 /// `ibv_query_device_ex`: as much of the structure as the program knows.
 ///
 /// # Safety
@@ -285,6 +399,15 @@ pub unsafe extern "C" fn query_device_ex(
         full.device_cap_flags_ex = u64::from(orig_attr.device_cap_flags);
         full.phys_port_cnt_ex = u32::from(orig_attr.phys_port_cnt);
         full.orig_attr = orig_attr;
+        full.max_dm_size = dm::MAX_SIZE;
+        // Memory is used where it is: every way of using it on demand is there.
+        full.odp_caps = IbvOdpCaps {
+            general_caps: 3,
+            rc_odp_caps: ODP_RELIABLE,
+            uc_odp_caps: ODP_SEND | ODP_RECV | ODP_WRITE,
+            ud_odp_caps: ODP_SEND | ODP_RECV,
+        };
+        full.xrc_odp_caps = ODP_RELIABLE;
         let length = size.min(size_of::<IbvDeviceAttrEx>());
         // SAFETY: no more than the program has room for, and no more than there is.
         unsafe { ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast(), length) };
@@ -399,7 +522,7 @@ const ROCE_V2: u32 = 2;
 const IB_OR_IWARP: u32 = 0;
 
 fn gid_type(state: &State) -> u32 {
-    match state.listed.transport() {
+    match state.shared.listed.transport() {
         Transport::InfiniBand => ROCE_V2,
         Transport::Iwarp => IB_OR_IWARP,
     }
@@ -407,7 +530,7 @@ fn gid_type(state: &State) -> u32 {
 
 // The number of the interface that has the address, or 0.
 fn interface(state: &State) -> u32 {
-    crate::interface::index_of(state.listed.address())
+    crate::interface::index_of(state.shared.listed.address())
 }
 
 fn entries(state: &State) -> Result<Vec<IbvGidEntry>, Errno> {
@@ -565,31 +688,6 @@ const fn event_code(event: EventType) -> c_int {
     }
 }
 
-/// Waits until something can be read, unless the program made the descriptor one that does not wait.
-///
-/// # Errors
-/// It is one that does not wait, or a signal came.
-pub fn wait_readable(fd: RawFd) -> Result<(), Errno> {
-    // SAFETY: reads the flags of a descriptor.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    if flags < 0 {
-        return Err(Errno::last());
-    }
-    if flags & libc::O_NONBLOCK != 0 {
-        return Err(Errno(libc::EAGAIN));
-    }
-    let mut wanted = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one entry.
-    if unsafe { libc::poll(&raw mut wanted, 1, -1) } < 0 {
-        return Err(Errno::last());
-    }
-    Ok(())
-}
-
 /// `ibv_get_async_event`.
 ///
 /// # Safety
@@ -603,13 +701,7 @@ pub unsafe extern "C" fn get_async_event(
         if event.is_null() {
             return Err(Errno::INVAL);
         }
-        let fd = state.context.event_fd()?.as_raw_fd();
-        let found = loop {
-            match state.context.poll_event() {
-                Some(found) => break found,
-                None => wait_readable(fd)?,
-            }
-        };
+        let found = state.shared.events.next()?;
         let element = match found.subject() {
             EventSubject::Object(id) => state.element(id),
             EventSubject::Port(port) => ptr::without_provenance_mut(usize::from(port)),
@@ -622,7 +714,7 @@ pub unsafe extern "C" fn get_async_event(
         // SAFETY: as the caller promises.
         unsafe { event.write(told) };
         if matches!(found.subject(), EventSubject::Object(_)) {
-            lock(&state.unacknowledged).push((told, found));
+            lock(&state.shared.unacknowledged).push((told, found));
         }
         Ok(0)
     }))
@@ -645,7 +737,7 @@ pub unsafe extern "C" fn ack_async_event(event: *mut IbvAsyncEvent) {
     let context = unsafe { *event.element.cast::<*mut IbvContext>() };
     // SAFETY: an object is live, so its device is.
     if let Ok(state) = unsafe { own(context) } {
-        let mut waiting = lock(&state.unacknowledged);
+        let mut waiting = lock(&state.shared.unacknowledged);
         let place = waiting.iter().position(|(known, _)| {
             (known.element, known.event_type) == (event.element, event.event_type)
         });

@@ -3,19 +3,26 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use verbs_api::{Completion, CompletionChannel, Cq, CqEvent, CqOptions, Notify, WcFlags};
+use verbs_api::{Completion, Cq, Notify, WcFlags};
 
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvWc, Slot, cq_ex};
-use crate::context::{self, lock, wait_readable};
+use crate::context::{self, lock};
 use crate::errno::{Errno, code, minus_one, pointer};
+use crate::events::Events;
 use crate::object::Object;
 
 /// A channel as it lies in memory.
-type ChannelObject = Object<IbvCompChannel, CompletionChannel>;
+type ChannelObject = Object<IbvCompChannel, Arc<Channel>>;
+
+struct Channel {
+    // Where the queues are whose events these are.
+    events: Events<usize>,
+    queues: AtomicU32,
+}
 
 /// A queue as it lies in memory. All are as long as an extended one.
 type CqObject = Object<IbvCqEx, State>;
@@ -24,7 +31,10 @@ type CqObject = Object<IbvCqEx, State>;
 pub struct State {
     /// The queue.
     pub cq: Cq,
-    unacknowledged: Mutex<Vec<CqEvent>>,
+    channel: Option<Arc<Channel>>,
+    // Events that were fetched.
+    unacknowledged: Mutex<u32>,
+    acknowledged: Condvar,
     // What `ibv_start_poll` found: the program's alone until `ibv_end_poll`.
     current: UnsafeCell<Completion>,
 }
@@ -47,11 +57,14 @@ pub unsafe fn own<'a>(cq: *const IbvCq) -> Result<&'a State, Errno> {
 /// Nobody closes the device meanwhile.
 pub unsafe extern "C" fn create_channel(context: *mut IbvContext) -> *mut IbvCompChannel {
     // SAFETY: as the caller promises.
-    pointer(unsafe { context::own(context) }.and_then(|state| {
-        let channel = state.context.create_completion_channel()?;
+    pointer(unsafe { context::own(context) }.and_then(|_| {
+        let channel = Arc::new(Channel {
+            events: Events::new()?,
+            queues: AtomicU32::new(0),
+        });
         let c = IbvCompChannel {
             context,
-            fd: channel.fd()?.as_raw_fd(),
+            fd: channel.events.fd(),
             refcnt: 0,
         };
         Ok(ChannelObject::create(c, channel))
@@ -65,7 +78,9 @@ pub unsafe extern "C" fn create_channel(context: *mut IbvContext) -> *mut IbvCom
 pub unsafe extern "C" fn destroy_channel(channel: *mut IbvCompChannel) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { ChannelObject::own(channel) }.and_then(|own| {
-        own.clone().destroy().wait()?;
+        if own.queues.load(Ordering::Acquire) > 0 {
+            return Err(Errno::BUSY);
+        }
         // SAFETY: as the caller promises.
         unsafe { ChannelObject::destroy(channel) };
         Ok(())
@@ -81,12 +96,12 @@ unsafe fn make(
 ) -> Result<*mut IbvCqEx, Errno> {
     // SAFETY: as the caller promises.
     let state = unsafe { context::own(context) }?;
-    let mut options = CqOptions::new(cqe);
+    let mut told = None;
     if !channel.is_null() {
         // SAFETY: as the caller promises.
-        options = options.channel(unsafe { ChannelObject::own(channel) }?);
+        told = Some(Arc::clone(unsafe { ChannelObject::own(channel) }?));
     }
-    let cq = state.context.create_cq(options).wait()?;
+    let cq = state.context.create_cq(cqe).wait()?;
     let c = IbvCqEx {
         cq: IbvCq {
             context,
@@ -106,12 +121,19 @@ unsafe fn make(
     };
     let id = cq.id();
     let own = State {
-        cq,
+        cq: cq.clone(),
+        channel: told.clone(),
         unacknowledged: Mutex::default(),
+        acknowledged: Condvar::new(),
         current: UnsafeCell::default(),
     };
     let at = CqObject::create(c, own);
     state.place(id, at);
+    if let Some(channel) = told {
+        channel.queues.fetch_add(1, Ordering::AcqRel);
+        let at = at.expose_provenance();
+        cq.on_completion(move |_| channel.events.push(at));
+    }
     Ok(at)
 }
 
@@ -143,9 +165,17 @@ pub unsafe extern "C" fn destroy(cq: *mut IbvCq) -> c_int {
     code(unsafe { own(cq) }.and_then(|state| {
         // SAFETY: live, as was seen; a queue is live, so its device is.
         let device = unsafe { context::own((*cq).context) }?;
-        let id = state.cq.id();
-        state.cq.clone().destroy().wait()?;
-        device.displace(id);
+        device.end(state.cq.id(), state.cq.clone().destroy())?;
+        if let Some(channel) = &state.channel {
+            channel.events.remove(|&at| at == cq.addr());
+            channel.queues.fetch_sub(1, Ordering::AcqRel);
+        }
+        let mut unacknowledged = lock(&state.unacknowledged);
+        while *unacknowledged > 0 {
+            let woken = state.acknowledged.wait(unacknowledged);
+            unacknowledged = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(unacknowledged);
         // SAFETY: as the caller promises.
         unsafe { CqObject::destroy(cq.cast()) };
         Ok(())
@@ -257,26 +287,19 @@ pub unsafe extern "C" fn get_event(
 ) -> c_int {
     // SAFETY: as the caller promises.
     minus_one(unsafe { ChannelObject::own(channel) }.and_then(|own| {
-        let fd = own.fd()?.as_raw_fd();
-        // SAFETY: live, as was seen; a channel is live, so its device is.
-        let device = unsafe { context::own((*channel).context) }?;
         loop {
-            let Some(event) = own.poll_event() else {
-                wait_readable(fd)?;
-                continue;
-            };
-            let at = device.element(event.cq().id()).cast::<IbvCq>();
-            // SAFETY: the event keeps the queue; null where it is just being destroyed.
-            let Ok(state) = (unsafe { self::own(at) }) else {
-                continue;
-            };
-            // SAFETY: live; and as the caller promises.
-            unsafe {
-                cq.write(at);
-                cq_context.write((*at).cq_context);
+            let at = own.events.next()?;
+            let at: *mut IbvCq = ptr::with_exposed_provenance_mut(at);
+            // SAFETY: a queue takes its events back when it is destroyed.
+            if let Ok(state) = unsafe { self::own(at) } {
+                *lock(&state.unacknowledged) += 1;
+                // SAFETY: live; and as the caller promises.
+                unsafe {
+                    cq.write(at);
+                    cq_context.write((*at).cq_context);
+                }
+                return Ok(0);
             }
-            lock(&state.unacknowledged).push(event);
-            return Ok(0);
         }
     }))
 }
@@ -290,13 +313,11 @@ pub unsafe extern "C" fn ack_events(cq: *mut IbvCq, count: u32) {
     let Ok(state) = (unsafe { own(cq) }) else {
         return;
     };
-    let acknowledged: Vec<CqEvent> = {
-        let mut waiting = lock(&state.unacknowledged);
-        let count = waiting.len().min(count as usize);
-        waiting.drain(..count).collect()
-    };
-    // With the lock released: the last one may end a destruction that waits.
-    drop(acknowledged);
+    let mut unacknowledged = lock(&state.unacknowledged);
+    *unacknowledged = unacknowledged.saturating_sub(count);
+    if *unacknowledged == 0 {
+        state.acknowledged.notify_all();
+    }
 }
 
 fn extended() -> [Slot; 18] {

@@ -104,6 +104,11 @@ impl ListedDevice {
         }
     }
 
+    /// The pointer that programs have.
+    pub fn as_public(&self) -> *mut IbvDevice {
+        (&raw const self.public).cast_mut()
+    }
+
     /// The name that programs see.
     pub fn name(&self) -> &CStr {
         // SAFETY: `fill` leaves the last octet zero.
@@ -209,7 +214,7 @@ pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut IbvDevi
     }
     for (place, device) in devices.iter().enumerate() {
         // SAFETY: within what was allocated. Programs read the structure only.
-        unsafe { *list.add(place) = (&raw const device.public).cast_mut() };
+        unsafe { *list.add(place) = device.as_public() };
     }
     if !count.is_null() {
         // SAFETY: as the caller promises.

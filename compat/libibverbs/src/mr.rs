@@ -3,26 +3,43 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use verbs_api::{Access, Mr, MrOptions};
+use verbs_api::{Access, Mr, MrOptions, MrReregister};
 
-use crate::abi::{IbvMr, IbvPd, access};
+use crate::abi::{IbvMr, IbvPd, IbvSge, access};
 use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
-use crate::pd;
+use crate::{context, pd};
 
 /// A region as it lies in memory.
-pub type MrObject = Object<IbvMr, Mr>;
+type MrObject = Object<IbvMr, State>;
+
+struct State {
+    mr: Mr,
+    is_imported: bool,
+}
+
+// What a process may have: the lower half of 48 bits.
+const ADDRESS_SPACE: usize = 1 << 47;
+
+/// Ours, behind a pointer of the program.
+///
+/// # Errors
+/// It is null, or the region was deregistered.
+///
+/// # Safety
+/// Nobody deregisters the region while the answer is used.
+pub unsafe fn own<'a>(mr: *const IbvMr) -> Result<&'a Mr, Errno> {
+    // SAFETY: as the caller promises.
+    Ok(&unsafe { MrObject::own(mr) }?.mr)
+}
 
 /// Rights as the program gave them; what is only a hint is taken away.
 ///
 /// # Errors
 /// A bit is no right.
 pub fn rights(flags: u32) -> Result<Access, Errno> {
-    let flags = flags & !(access::OPTIONAL | access::HUGETLB);
-    if flags & access::ON_DEMAND != 0 {
-        return Err(Errno::OPNOTSUPP);
-    }
-    Access::from_bits(flags).ok_or(Errno::INVAL)
+    let hints = access::OPTIONAL | access::HUGETLB | access::ON_DEMAND;
+    Access::from_bits(flags & !hints).ok_or(Errno::INVAL)
 }
 
 unsafe fn register(
@@ -35,6 +52,12 @@ unsafe fn register(
     // SAFETY: as the caller promises.
     let own = unsafe { pd::own(pd) }?;
     let rights = rights(flags)?;
+    let is_implicit = addr.is_null() && length == usize::MAX;
+    // All of the program's memory, much of which is not there: for requests of its own only.
+    if is_implicit && (flags & access::ON_DEMAND == 0 || rights.exposes()) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let reach = if is_implicit { ADDRESS_SPACE } else { length };
     let options = MrOptions::new(rights);
     let options = if rights.contains(Access::ZERO_BASED) {
         options
@@ -42,10 +65,31 @@ unsafe fn register(
         options.iova(iova)
     };
     // SAFETY: the program keeps the memory until it has deregistered it, and accesses it as C does.
-    let mr = unsafe { own.register_borrowed(addr.cast(), length, options) }.wait()?;
+    let mr = unsafe { own.register_borrowed(addr.cast(), reach, options) }.wait()?;
+    // SAFETY: the domain is live, as was seen.
+    unsafe { made(pd, addr, length, mr) }
+}
+
+/// The structure for a region of a live domain.
+///
+/// # Errors
+/// The device was closed.
+///
+/// # Safety
+/// The domain is live.
+pub unsafe fn made(
+    pd: *mut IbvPd,
+    addr: *mut c_void,
+    length: usize,
+    mr: Mr,
+) -> Result<*mut IbvMr, Errno> {
+    // SAFETY: as the caller promises.
+    let context = unsafe { (*pd).context };
+    // SAFETY: a domain is live, so its device is.
+    let device = unsafe { context::own(context) }?;
+    context::lock(&device.shared.mrs).insert(mr.id().index, mr.clone());
     let c = IbvMr {
-        // SAFETY: live, as `own` has seen.
-        context: unsafe { (*pd).context },
+        context,
         pd,
         addr,
         length,
@@ -53,7 +97,13 @@ unsafe fn register(
         lkey: mr.lkey().value(),
         rkey: mr.rkey().value(),
     };
-    Ok(MrObject::create(c, mr))
+    Ok(MrObject::create(
+        c,
+        State {
+            mr,
+            is_imported: false,
+        },
+    ))
 }
 
 /// `ibv_reg_mr`.
@@ -106,10 +156,145 @@ pub unsafe extern "C" fn reg_iova2(
 /// Nobody uses the structure any more.
 pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
     // SAFETY: as the caller promises.
-    code(unsafe { MrObject::own(mr) }.and_then(|own| {
-        own.clone().deregister().wait()?;
+    code(unsafe { MrObject::own(mr) }.and_then(|state| {
+        if !state.is_imported {
+            state.mr.clone().deregister().wait()?;
+            // SAFETY: live, as was seen; a region is live, so its device is.
+            let device = unsafe { context::own((*mr).context) }?;
+            context::lock(&device.shared.mrs).remove(&state.mr.id().index);
+        }
         // SAFETY: as the caller promises.
         unsafe { MrObject::destroy(mr) };
         Ok(())
+    }))
+}
+
+/// `ibv_import_mr`: the region of a handle; where its memory is, is not told.
+///
+/// # Safety
+/// Nobody frees the domain meanwhile.
+pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { pd::own(pd) }.and_then(|_| {
+        // SAFETY: the domain is live, as was seen.
+        let context = unsafe { (*pd).context };
+        // SAFETY: a domain is live, so its device is.
+        let device = unsafe { context::own(context) }?;
+        let known = context::lock(&device.shared.mrs).get(&handle).cloned();
+        let mr = known.ok_or(Errno(libc::ENOENT))?;
+        let c = IbvMr {
+            context,
+            pd,
+            addr: std::ptr::null_mut(),
+            length: mr.len(),
+            handle,
+            lkey: mr.lkey().value(),
+            rkey: mr.rkey().value(),
+        };
+        let is_imported = true;
+        Ok(MrObject::create(c, State { mr, is_imported }))
+    }))
+}
+
+/// `ibv_unimport_mr`.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn unimport(mr: *mut IbvMr) {
+    // SAFETY: as the caller promises.
+    if unsafe { MrObject::own(mr) }.is_ok_and(|state| state.is_imported) {
+        // SAFETY: as the caller promises.
+        unsafe { MrObject::destroy(mr) };
+    }
+}
+
+const CHANGE_TRANSLATION: c_int = 1;
+const CHANGE_PD: c_int = 1 << 1;
+const CHANGE_ACCESS: c_int = 1 << 2;
+// The answers of a re-registration: an argument is wrong, and the region as it was; or the device has failed.
+const WRONG_ARGUMENT: c_int = -1;
+const FAILED: c_int = -4;
+
+/// `ibv_rereg_mr`.
+///
+/// # Safety
+/// As for [`reg`], and nobody deregisters the region meanwhile.
+pub unsafe extern "C" fn rereg(
+    mr: *mut IbvMr,
+    flags: c_int,
+    pd: *mut IbvPd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let change = || {
+        if flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) != 0 || flags == 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as the caller promises.
+        let own = unsafe { own(mr) }?;
+        let mut change = MrReregister::new();
+        if flags & CHANGE_TRANSLATION != 0 {
+            if addr.is_null() || length == 0 {
+                return Err(Errno::INVAL);
+            }
+            // SAFETY: the program keeps the memory until it has deregistered it.
+            change = unsafe { change.borrowed(addr.cast(), length) }.iova(addr as u64);
+        }
+        if flags & CHANGE_PD != 0 {
+            // SAFETY: as the caller promises.
+            change = change.pd(unsafe { pd::own(pd) }?);
+        }
+        if flags & CHANGE_ACCESS != 0 {
+            change = change.access(rights(access as u32)?);
+        }
+        Ok((own, change))
+    };
+    let (own, change) = match change() {
+        Ok(change) => change,
+        Err(errno) => {
+            errno.set();
+            return WRONG_ARGUMENT;
+        }
+    };
+    if let Err(error) = own.rereg(change).wait() {
+        let errno = Errno::from(error);
+        errno.set();
+        return if errno == Errno::INVAL {
+            WRONG_ARGUMENT
+        } else {
+            FAILED
+        };
+    }
+    // SAFETY: live, as was seen.
+    let public = unsafe { &mut *mr };
+    (public.lkey, public.rkey) = (own.lkey().value(), own.rkey().value());
+    if flags & CHANGE_TRANSLATION != 0 {
+        (public.addr, public.length) = (addr, length);
+    }
+    if flags & CHANGE_PD != 0 {
+        public.pd = pd;
+    }
+    0
+}
+
+/// The slot `advise_mr`: memory is where it is, so that nothing need be fetched ahead.
+///
+/// # Safety
+/// `count` entries from `list` are readable.
+pub unsafe extern "C" fn advise(
+    pd: *mut IbvPd,
+    advice: c_int,
+    flags: u32,
+    _list: *const IbvSge,
+    _count: u32,
+) -> c_int {
+    const PREFETCHES: std::ops::RangeInclusive<c_int> = 0..=2;
+    const FLUSH: u32 = 1;
+    // SAFETY: as the caller promises.
+    code(unsafe { pd::own(pd) }.and_then(|_| match advice {
+        _ if !PREFETCHES.contains(&advice) => Err(Errno::OPNOTSUPP),
+        _ if flags & !FLUSH != 0 => Err(Errno::INVAL),
+        _ => Ok(()),
     }))
 }

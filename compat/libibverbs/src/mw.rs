@@ -4,11 +4,11 @@
 use std::ffi::c_int;
 
 use verbs_api::provider::MwType;
-use verbs_api::{BindWindow, LKey, Mw, RKey, SendFlags};
+use verbs_api::{Access, BindWindow, LKey, Mw, RKey, SendFlags};
 
 use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo, IbvPd, IbvQp, send_flags};
 use crate::errno::{Errno, code, pointer};
-use crate::mr::{MrObject, rights};
+use crate::mr::{self, rights};
 use crate::object::Object;
 use crate::{pd, qp};
 
@@ -66,10 +66,11 @@ pub unsafe fn request<'a>(window: RKey, info: &IbvMwBindInfo) -> Result<BindWind
         LKey::default()
     } else {
         // SAFETY: as the caller promises.
-        unsafe { MrObject::own(info.mr) }?.lkey()
+        unsafe { mr::own(info.mr) }?.lkey()
     };
     let length = if info.mr.is_null() { 0 } else { info.length };
-    let access = rights(info.mw_access_flags)?;
+    // A window gives remote rights only; that to write here goes without saying.
+    let access = rights(info.mw_access_flags)? - Access::LOCAL_WRITE;
     Ok(BindWindow::new(window, region, info.addr, length).access(access))
 }
 

@@ -1,17 +1,32 @@
-//! Protection domains.
+//! Protection domains, and the parent domains and imported ones that are other names of them.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbs_api::Pd;
 
-use crate::abi::{IbvContext, IbvPd};
+use crate::abi::{IbvContext, IbvParentDomainInitAttr, IbvPd, IbvTd};
 use crate::context;
 use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
 
 /// A domain as it lies in memory.
-pub type PdObject = Object<IbvPd, Pd>;
+type PdObject = Object<IbvPd, State>;
+
+/// Ours.
+struct State {
+    pd: Pd,
+    kind: Kind,
+    // Parent domains that were made of it.
+    parents: AtomicU32,
+}
+
+enum Kind {
+    Own,
+    Imported,
+    ParentOf(*mut IbvPd),
+}
 
 /// Ours, behind a pointer of the program.
 ///
@@ -22,7 +37,13 @@ pub type PdObject = Object<IbvPd, Pd>;
 /// Nobody frees the domain while the answer is used.
 pub unsafe fn own<'a>(pd: *const IbvPd) -> Result<&'a Pd, Errno> {
     // SAFETY: as the caller promises.
-    unsafe { PdObject::own(pd) }
+    Ok(&unsafe { PdObject::own(pd) }?.pd)
+}
+
+fn create(context: *mut IbvContext, pd: Pd, kind: Kind) -> *mut IbvPd {
+    let handle = pd.id().index;
+    let parents = AtomicU32::new(0);
+    PdObject::create(IbvPd { context, handle }, State { pd, kind, parents })
 }
 
 /// `ibv_alloc_pd`.
@@ -33,8 +54,8 @@ pub unsafe extern "C" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
         let pd = state.context.alloc_pd().wait()?;
-        let handle = pd.id().index;
-        Ok(PdObject::create(IbvPd { context, handle }, pd))
+        context::lock(&state.shared.pds).insert(pd.id().index, pd.clone());
+        Ok(create(context, pd, Kind::Own))
     }))
 }
 
@@ -44,10 +65,113 @@ pub unsafe extern "C" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
 /// Nobody uses the domain any more.
 pub unsafe extern "C" fn dealloc(pd: *mut IbvPd) -> c_int {
     // SAFETY: as the caller promises.
-    code(unsafe { own(pd) }.and_then(|own| {
-        own.clone().destroy().wait()?;
+    code(unsafe { PdObject::own(pd) }.and_then(|state| {
+        if state.parents.load(Ordering::Acquire) > 0 {
+            return Err(Errno::BUSY);
+        }
+        match state.kind {
+            Kind::Own => {
+                // SAFETY: live, as was seen; a domain is live, so its device is.
+                let device = unsafe { context::own((*pd).context) }?;
+                let known = context::lock(&device.shared.pds).remove(&state.pd.id().index);
+                if let Err(error) = state.pd.clone().destroy().wait() {
+                    if let Some(known) = known {
+                        context::lock(&device.shared.pds).insert(known.id().index, known);
+                    }
+                    return Err(error.into());
+                }
+            }
+            // SAFETY: a domain with parents is not freed.
+            Kind::ParentOf(base) => {
+                if let Ok(base) = unsafe { PdObject::own(base) } {
+                    base.parents.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+            Kind::Imported => {}
+        }
         // SAFETY: as the caller promises.
         unsafe { PdObject::destroy(pd) };
         Ok(())
+    }))
+}
+
+/// `ibv_import_pd`: the domain of a handle, under another name.
+///
+/// # Safety
+/// Nobody closes the device meanwhile.
+pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvPd {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { context::own(context) }.and_then(|state| {
+        let known = context::lock(&state.shared.pds).get(&handle).cloned();
+        Ok(create(
+            context,
+            known.ok_or(Errno(libc::ENOENT))?,
+            Kind::Imported,
+        ))
+    }))
+}
+
+/// `ibv_unimport_pd`.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn unimport(pd: *mut IbvPd) {
+    // SAFETY: as the caller promises.
+    if let Ok(State {
+        kind: Kind::Imported,
+        ..
+    }) = unsafe { PdObject::own(pd) }
+    {
+        // SAFETY: as the caller promises.
+        unsafe { PdObject::destroy(pd) };
+    }
+}
+
+const ALLOCATORS: u32 = 1;
+const PD_CONTEXT: u32 = 1 << 1;
+
+/// The slot `alloc_parent_domain`. Queues lie in memory of the device, so that allocators of the program are not asked.
+///
+/// # Safety
+/// `attr` is null or readable, and nobody frees the domain meanwhile.
+pub unsafe extern "C" fn alloc_parent(
+    context: *mut IbvContext,
+    attr: *const IbvParentDomainInitAttr,
+) -> *mut IbvPd {
+    // SAFETY: as the caller promises.
+    pointer(
+        unsafe { attr.as_ref() }
+            .ok_or(Errno::INVAL)
+            .and_then(|attr| {
+                if attr.comp_mask & !(ALLOCATORS | PD_CONTEXT) != 0 {
+                    return Err(Errno::INVAL);
+                }
+                // SAFETY: as the caller promises.
+                let base = unsafe { PdObject::own(attr.pd) }?;
+                base.parents.fetch_add(1, Ordering::AcqRel);
+                Ok(create(context, base.pd.clone(), Kind::ParentOf(attr.pd)))
+            }),
+    )
+}
+
+/// The slot `alloc_td`: a promise of the program to use what is made with it from one thread, which nothing here needs.
+///
+/// # Safety
+/// Nobody closes the device meanwhile.
+pub unsafe extern "C" fn alloc_td(context: *mut IbvContext, _attr: *const c_void) -> *mut IbvTd {
+    // SAFETY: as the caller promises.
+    let checked = unsafe { context::own(context) };
+    pointer(checked.map(|_| Object::<IbvTd, ()>::create(IbvTd { context }, ())))
+}
+
+/// The slot `dealloc_td`.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn dealloc_td(td: *mut IbvTd) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { Object::<IbvTd, ()>::own(td) }.map(|()| {
+        // SAFETY: as the caller promises.
+        unsafe { Object::<IbvTd, ()>::destroy(td) };
     }))
 }

@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 use std::slice;
 
+use ::xrc::remote_srqn;
 use verbs_api::{
     AtomicWrite, Batch, CompareSwap, Data, FetchAdd, LKey, LocalInvalidate, PostReason, Qpn, RKey,
     Read, ReceiveRequest, RemoteAddress, Send, SendFlags, SendWithImmediate, SendWithInvalidate,
@@ -101,30 +102,44 @@ unsafe fn request<'a>(
     // SAFETY: which part of the union there is, the opcode says; all are plain numbers.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let target = RemoteAddress::new(atomic.remote_addr, RKey::new(atomic.rkey));
+    let queue = (kind == qp_type::XRC_SEND).then(|| remote_srqn(wr.remote_srqn));
+    macro_rules! made {
+        ($request:expr) => {
+            match queue {
+                Some(queue) => $request.with(queue).into(),
+                None => $request.into(),
+            }
+        };
+    }
     let mut request: WorkRequest<'a> = match wr.opcode {
-        wr_opcode::RDMA_WRITE => Write::new(data, remote(rdma)).into(),
-        wr_opcode::RDMA_WRITE_WITH_IMM => WriteWithImmediate::new(data, remote(rdma), imm).into(),
+        wr_opcode::RDMA_WRITE => made!(Write::new(data, remote(rdma))),
+        wr_opcode::RDMA_WRITE_WITH_IMM => made!(WriteWithImmediate::new(data, remote(rdma), imm)),
         wr_opcode::SEND => match to {
             Some(to) => Send::new(data).to(to).into(),
-            None => Send::new(data).into(),
+            None => made!(Send::new(data)),
         },
         wr_opcode::SEND_WITH_IMM => match to {
             Some(to) => SendWithImmediate::new(data, imm).to(to).into(),
-            None => SendWithImmediate::new(data, imm).into(),
+            None => made!(SendWithImmediate::new(data, imm)),
         },
-        wr_opcode::RDMA_READ => Read::new(data, remote(rdma)).into(),
+        wr_opcode::RDMA_READ => made!(Read::new(data, remote(rdma))),
         wr_opcode::ATOMIC_CMP_AND_SWP => {
-            CompareSwap::new(data, target, atomic.compare_add, atomic.swap).into()
+            made!(CompareSwap::new(
+                data,
+                target,
+                atomic.compare_add,
+                atomic.swap
+            ))
         }
-        wr_opcode::ATOMIC_FETCH_AND_ADD => FetchAdd::new(data, target, atomic.compare_add).into(),
+        wr_opcode::ATOMIC_FETCH_AND_ADD => made!(FetchAdd::new(data, target, atomic.compare_add)),
         wr_opcode::LOCAL_INV => LocalInvalidate::new(RKey::new(wr.imm_data)).into(),
         wr_opcode::BIND_MW => {
             let bind = &wr.bind_mw;
             // SAFETY: the program ends no region that a request being posted names.
             unsafe { mw::request(RKey::new(bind.rkey), &bind.bind_info) }?.into()
         }
-        wr_opcode::SEND_WITH_INV => SendWithInvalidate::new(data, RKey::new(wr.imm_data)).into(),
-        wr_opcode::ATOMIC_WRITE => AtomicWrite::new(data, remote(rdma)).into(),
+        wr_opcode::SEND_WITH_INV => made!(SendWithInvalidate::new(data, RKey::new(wr.imm_data))),
+        wr_opcode::ATOMIC_WRITE => made!(AtomicWrite::new(data, remote(rdma))),
         _ => return Err(Errno::OPNOTSUPP),
     };
     let flags = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;

@@ -2,14 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
 use verbs_api::{Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn};
 
 use crate::abi::{
-    IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, Slot, qp_type,
+    IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, Slot,
+    qp_type,
 };
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::object::Object;
@@ -85,7 +86,12 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     let own = unsafe { pd::own(pd) }?;
     let init = plan.init;
     // SAFETY: as the caller promises.
-    let (send_cq, recv_cq) = unsafe { (cq::own(init.send_cq)?, cq::own(init.recv_cq)?) };
+    let send_cq = unsafe { cq::own(init.send_cq) }?;
+    let recv_cq = match init.qp_type {
+        qp_type::XRC_SEND => send_cq,
+        // SAFETY: as the caller promises.
+        _ => unsafe { cq::own(init.recv_cq) }?,
+    };
     // SAFETY: live, as `own` has seen.
     let public = unsafe { (*pd).context };
     // SAFETY: a domain is live, so its device is.
@@ -94,9 +100,21 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         qp_type::RC => (QpType::Rc, QpOptions::rc(&send_cq.cq)),
         qp_type::UC => (QpType::Uc, QpOptions::uc(&send_cq.cq)),
         qp_type::UD => (QpType::Ud, QpOptions::ud(&send_cq.cq)),
+        qp_type::XRC_SEND => {
+            let xrc: ::xrc::Xrc = device.context.extension().map_err(|_| Errno::OPNOTSUPP)?;
+            (QpType::Rc, QpOptions::rc(&send_cq.cq).with(&xrc))
+        }
         _ => return Err(Errno::OPNOTSUPP),
     };
-    options = options.recv_cq(&recv_cq.cq).cap(cap_in(&init.cap));
+    let mut cap = cap_in(&init.cap);
+    // An atomic write carries its octets in the request.
+    if plan
+        .operations
+        .is_some_and(|all| all.contains(Operations::ATOMIC_WRITE))
+    {
+        cap.max_inline_data = cap.max_inline_data.max(size_of::<u64>() as u32);
+    }
+    options = options.recv_cq(&recv_cq.cq).cap(cap);
     if !init.srq.is_null() {
         // SAFETY: as the caller promises.
         options = options.srq(unsafe { srq::own(init.srq) }?);
@@ -112,18 +130,50 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         .unwrap_or_else(|| everything(kind, device.context.features()));
     let qp = own.create_qp(options.operations(operations)).wait()?;
     init.cap = cap_out(qp.cap());
-    let c = IbvQpEx {
+    let mut public = public_part(public, &qp, init.qp_type, init.qp_context);
+    (public.qp.pd, public.qp.srq) = (pd, init.srq);
+    (public.qp.send_cq, public.qp.recv_cq) = (init.send_cq, init.recv_cq);
+    public.slots = plan.slots;
+    Ok(place(device, public, qp, sq_sig_all, is_extended))
+}
+
+/// The structure of a target, which has neither domain nor queues of its own.
+///
+/// # Errors
+/// The device was closed.
+///
+/// # Safety
+/// Nobody closes the device meanwhile.
+pub unsafe fn target(
+    context: *mut IbvContext,
+    qp: Qp,
+    qp_context: *mut c_void,
+) -> Result<*mut IbvQpEx, Errno> {
+    // SAFETY: as the caller promises.
+    let device = unsafe { context::own(context) }?;
+    let mut public = public_part(context, &qp, qp_type::XRC_RECV, qp_context);
+    public.qp.state = qp.query()?.state as c_int;
+    Ok(place(device, public, qp, false, false))
+}
+
+fn public_part(
+    context: *mut IbvContext,
+    qp: &Qp,
+    qp_type: c_int,
+    qp_context: *mut c_void,
+) -> IbvQpEx {
+    IbvQpEx {
         qp: IbvQp {
-            context: public,
-            qp_context: init.qp_context,
-            pd,
-            send_cq: init.send_cq,
-            recv_cq: init.recv_cq,
-            srq: init.srq,
+            context,
+            qp_context,
+            pd: ptr::null_mut(),
+            send_cq: ptr::null_mut(),
+            recv_cq: ptr::null_mut(),
+            srq: ptr::null_mut(),
             handle: qp.id().index,
             qp_num: qp.qp_num().value(),
             state: QpState::Reset as c_int,
-            qp_type: init.qp_type,
+            qp_type,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
             cond: libc::PTHREAD_COND_INITIALIZER,
             events_completed: 0,
@@ -131,8 +181,17 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         comp_mask: 0,
         wr_id: 0,
         wr_flags: 0,
-        slots: plan.slots,
-    };
+        slots: [ptr::null(); 21],
+    }
+}
+
+fn place(
+    device: &context::State,
+    public: IbvQpEx,
+    qp: Qp,
+    sq_sig_all: bool,
+    is_extended: bool,
+) -> *mut IbvQpEx {
     let id = qp.id();
     let state = State {
         qp,
@@ -140,9 +199,9 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         is_extended,
         builder: UnsafeCell::default(),
     };
-    let at = QpObject::create(c, state);
+    let at = QpObject::create(public, state);
     device.place(id, at);
-    Ok(at)
+    at
 }
 
 fn everything(kind: QpType, features: verbs_api::Features) -> Operations {
@@ -185,9 +244,7 @@ pub unsafe extern "C" fn destroy(qp: *mut IbvQp) -> c_int {
     code(unsafe { own(qp) }.and_then(|state| {
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
         let device = unsafe { context::own((*qp).context) }?;
-        let id = state.qp.id();
-        state.qp.clone().destroy().wait()?;
-        device.displace(id);
+        device.end(state.qp.id(), state.qp.clone().destroy())?;
         // SAFETY: as the caller promises.
         unsafe { QpObject::destroy(qp.cast()) };
         Ok(())

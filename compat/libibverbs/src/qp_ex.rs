@@ -4,18 +4,20 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use ::xrc::Xrcd;
 use verbs_api::Operations;
 
 use crate::abi::{
     Atomic, BindMw, IbvAh, IbvContext, IbvDataBuf, IbvMw, IbvMwBindInfo, IbvQp, IbvQpEx,
-    IbvQpInitAttr, IbvQpInitAttrEx, IbvSendWr, IbvSge, Rdma, SendWr, Slot, Ud, qp_ex, send_flags,
-    wr_opcode,
+    IbvQpInitAttr, IbvQpInitAttrEx, IbvSendWr, IbvSge, Rdma, SendWr, Slot, Ud, qp_ex, qp_type,
+    send_flags, wr_opcode,
 };
 use crate::errno::{Errno, pointer};
-use crate::post;
-use crate::qp::{Plan, QpObject, make};
+use crate::qp::{self, Plan, QpObject, make};
+use crate::{post, xrc};
 
 const PD: u32 = 1;
+const XRCD: u32 = 1 << 1;
 const SEND_OPS_FLAGS: u32 = 1 << 6;
 
 // The flags in the order of ours, which differs.
@@ -50,15 +52,25 @@ fn operations(flags: u64) -> Result<Operations, Errno> {
 /// # Safety
 /// `attr` is null or writable, and nobody ends what it names meanwhile.
 pub unsafe extern "C" fn create(
-    _context: *mut IbvContext,
+    context: *mut IbvContext,
     attr: *mut IbvQpInitAttrEx,
 ) -> *mut IbvQp {
     // SAFETY: as the caller promises.
     let made = unsafe { attr.as_mut() }
         .ok_or(Errno::INVAL)
         .and_then(|attr| {
-            if attr.comp_mask & !(PD | SEND_OPS_FLAGS) != 0 {
+            if attr.comp_mask & !(PD | XRCD | SEND_OPS_FLAGS) != 0 {
                 return Err(Errno::OPNOTSUPP);
+            }
+            if attr.qp_type == qp_type::XRC_RECV {
+                if attr.comp_mask & XRCD == 0 {
+                    return Err(Errno::INVAL);
+                }
+                let create = |xrcd: &Xrcd| Ok(xrcd.create_target().wait()?);
+                // SAFETY: as the caller promises.
+                let target = unsafe { xrc::with(attr.xrcd, create) }?;
+                // SAFETY: a domain is live, so its device is.
+                return unsafe { qp::target(context, target, attr.qp_context) };
             }
             if attr.comp_mask & PD == 0 {
                 return Err(Errno::INVAL);
@@ -113,6 +125,7 @@ fn slots() -> [Slot; 21] {
     slots[qp_ex::SEND_IMM] = send_imm as Slot;
     slots[qp_ex::SEND_INV] = send_inv as Slot;
     slots[qp_ex::SET_UD_ADDR] = set_ud_addr as Slot;
+    slots[qp_ex::SET_XRC_SRQN] = set_xrc_srqn as Slot;
     slots[qp_ex::SET_INLINE_DATA] = set_inline_data as Slot;
     slots[qp_ex::SET_INLINE_DATA_LIST] = set_inline_data_list as Slot;
     slots[qp_ex::SET_SGE] = set_sge as Slot;
@@ -307,6 +320,11 @@ unsafe extern "C" fn set_ud_addr(
     };
     // SAFETY: see above.
     unsafe { last(qp, |pending| pending.wr.wr = SendWr { ud }) };
+}
+
+unsafe extern "C" fn set_xrc_srqn(qp: *mut IbvQpEx, remote_srqn: u32) {
+    // SAFETY: see above.
+    unsafe { last(qp, |pending| pending.wr.remote_srqn = remote_srqn) };
 }
 
 unsafe extern "C" fn set_sge(qp: *mut IbvQpEx, lkey: u32, addr: u64, length: u32) {

@@ -1,17 +1,38 @@
 //! Shared receive queues.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::ops::Deref;
 
+use ::xrc::{XrcSrq, Xrcd};
 use verbs_api::{Srq, SrqOptions};
 
-use crate::abi::{IbvPd, IbvRecvWr, IbvSrq, IbvSrqAttr, IbvSrqInitAttr};
+use crate::abi::{
+    IbvContext, IbvCq, IbvPd, IbvRecvWr, IbvSrq, IbvSrqAttr, IbvSrqInitAttr, IbvSrqInitAttrEx,
+    IbvXrcd,
+};
 use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
-use crate::{context, pd, post};
+use crate::{context, cq, pd, post, xrc};
 
 /// A queue as it lies in memory.
-type SrqObject = Object<IbvSrq, Srq>;
+type SrqObject = Object<IbvSrq, Kind>;
+
+enum Kind {
+    Basic(Srq),
+    Xrc(XrcSrq),
+}
+
+impl Deref for Kind {
+    type Target = Srq;
+
+    fn deref(&self) -> &Srq {
+        match self {
+            Self::Basic(srq) => srq,
+            Self::Xrc(srq) => srq,
+        }
+    }
+}
 
 const MAX_WR: c_int = 1;
 const LIMIT: c_int = 1 << 1;
@@ -25,7 +46,48 @@ const LIMIT: c_int = 1 << 1;
 /// Nobody destroys the queue while the answer is used.
 pub unsafe fn own<'a>(srq: *const IbvSrq) -> Result<&'a Srq, Errno> {
     // SAFETY: as the caller promises.
-    unsafe { SrqObject::own(srq) }
+    unsafe { SrqObject::own(srq) }.map(Deref::deref)
+}
+
+unsafe fn make(
+    pd: *mut IbvPd,
+    srq_context: *mut c_void,
+    attr: &mut IbvSrqAttr,
+    of: Option<(*mut IbvXrcd, *mut IbvCq)>,
+) -> Result<*mut IbvSrq, Errno> {
+    // SAFETY: as the caller promises.
+    let own = unsafe { pd::own(pd) }?;
+    // SAFETY: live, as `own` has seen.
+    let public = unsafe { (*pd).context };
+    // SAFETY: a domain is live, so its device is.
+    let device = unsafe { context::own(public) }?;
+    // The limit of a new queue is not armed, whatever the program left there.
+    let options = SrqOptions::new(attr.max_wr).max_sge(attr.max_sge.max(1));
+    let srq = match of {
+        None => Kind::Basic(own.create_srq(options).wait()?),
+        Some((xrcd, cq)) => {
+            // SAFETY: as the caller promises.
+            let cq = unsafe { cq::own(cq) }?;
+            let create = |xrcd: &Xrcd| Ok(xrcd.create_srq(own, options, &cq.cq).wait()?);
+            // SAFETY: as the caller promises.
+            Kind::Xrc(unsafe { xrc::with(xrcd, create) }?)
+        }
+    };
+    let made = srq.query()?;
+    (attr.max_wr, attr.max_sge) = (made.max_wr, made.max_sge);
+    let c = IbvSrq {
+        context: public,
+        srq_context,
+        pd,
+        handle: srq.id().index,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    let id = srq.id();
+    let at = SrqObject::create(c, srq);
+    device.place(id, at);
+    Ok(at)
 }
 
 /// `ibv_create_srq`.
@@ -34,31 +96,64 @@ pub unsafe fn own<'a>(srq: *const IbvSrq) -> Result<&'a Srq, Errno> {
 /// `attr` is null or writable, and nobody frees the domain meanwhile.
 pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *mut IbvSrqInitAttr) -> *mut IbvSrq {
     // SAFETY: as the caller promises.
-    pointer(unsafe { pd::own(pd) }.and_then(|own| {
-        // SAFETY: as the caller promises.
-        let init = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
-        // SAFETY: live, as `own` has seen.
-        let public = unsafe { (*pd).context };
-        // SAFETY: a domain is live, so its device is.
-        let device = unsafe { context::own(public) }?;
-        // The limit of a new queue is not armed, whatever the program left there.
-        let options = SrqOptions::new(init.attr.max_wr).max_sge(init.attr.max_sge.max(1));
-        let srq = own.create_srq(options).wait()?;
-        let made = srq.query()?;
-        (init.attr.max_wr, init.attr.max_sge) = (made.max_wr, made.max_sge);
-        let c = IbvSrq {
-            context: public,
-            srq_context: init.srq_context,
-            pd,
-            handle: srq.id().index,
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            cond: libc::PTHREAD_COND_INITIALIZER,
-            events_completed: 0,
+    let made = unsafe { attr.as_mut() }.ok_or(Errno::INVAL);
+    // SAFETY: as the caller promises.
+    pointer(made.and_then(|init| unsafe { make(pd, init.srq_context, &mut init.attr, None) }))
+}
+
+const TYPE: u32 = 1;
+const PD: u32 = 1 << 1;
+const XRCD: u32 = 1 << 2;
+const CQ: u32 = 1 << 3;
+const TYPE_BASIC: c_int = 0;
+const TYPE_XRC: c_int = 1;
+
+/// The slot `create_srq_ex`.
+///
+/// # Safety
+/// `attr` is null or writable, and nobody ends what it names meanwhile.
+pub unsafe extern "C" fn create_ex(
+    _context: *mut IbvContext,
+    attr: *mut IbvSrqInitAttrEx,
+) -> *mut IbvSrq {
+    // SAFETY: as the caller promises.
+    pointer(
+        unsafe { attr.as_mut() }
+            .ok_or(Errno::INVAL)
+            .and_then(|init| {
+                let mask = init.comp_mask;
+                let kind = if mask & TYPE != 0 {
+                    init.srq_type
+                } else {
+                    TYPE_BASIC
+                };
+                if mask & !(TYPE | PD | XRCD | CQ) != 0 || !matches!(kind, TYPE_BASIC | TYPE_XRC) {
+                    return Err(Errno::OPNOTSUPP);
+                }
+                let needed = if kind == TYPE_XRC { PD | XRCD | CQ } else { PD };
+                if mask & needed != needed {
+                    return Err(Errno::INVAL);
+                }
+                let of = (kind == TYPE_XRC).then_some((init.xrcd, init.cq));
+                // SAFETY: as the caller promises.
+                unsafe { make(init.pd, init.srq_context, &mut init.attr, of) }
+            }),
+    )
+}
+
+/// The slot `get_srq_num`.
+///
+/// # Safety
+/// `number` is null or writable, and nobody destroys the queue meanwhile.
+pub unsafe extern "C" fn get_number(srq: *mut IbvSrq, number: *mut u32) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { SrqObject::own(srq) }.and_then(|kind| {
+        let Kind::Xrc(own) = kind else {
+            return Err(Errno::OPNOTSUPP);
         };
-        let id = srq.id();
-        let at = SrqObject::create(c, srq);
-        device.place(id, at);
-        Ok(at)
+        // SAFETY: as the caller promises.
+        *unsafe { number.as_mut() }.ok_or(Errno::INVAL)? = own.number();
+        Ok(())
     }))
 }
 
@@ -108,12 +203,14 @@ pub unsafe extern "C" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -> c_int
 /// Nobody uses the structure any more.
 pub unsafe extern "C" fn destroy(srq: *mut IbvSrq) -> c_int {
     // SAFETY: as the caller promises.
-    code(unsafe { own(srq) }.and_then(|own| {
+    code(unsafe { SrqObject::own(srq) }.and_then(|kind| {
         // SAFETY: live, as was seen; a queue is live, so its device is.
         let device = unsafe { context::own((*srq).context) }?;
-        let id = own.id();
-        own.clone().destroy().wait()?;
-        device.displace(id);
+        let id = kind.id();
+        match kind {
+            Kind::Basic(own) => device.end(id, own.clone().destroy()),
+            Kind::Xrc(own) => device.end(id, own.clone().destroy()),
+        }?;
         // SAFETY: as the caller promises.
         unsafe { SrqObject::destroy(srq) };
         Ok(())

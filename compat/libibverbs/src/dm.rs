@@ -1,0 +1,178 @@
+//! Device memory: memory that only copies and requests reach, and no pointer of the program.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::slice;
+
+use verbs_api::{Access, Memory, MrOptions};
+
+use crate::abi::{IbvAllocDmAttr, IbvContext, IbvDm, IbvMr, IbvPd, Slot};
+use crate::errno::{Errno, code, pointer};
+use crate::object::Object;
+use crate::{context, mr, pd};
+
+/// Octets of one stretch at most.
+pub const MAX_SIZE: u64 = 1 << 20;
+
+// Copies begin and end at multiples of this.
+const ALIGNMENT: u64 = 4;
+
+/// A stretch as it lies in memory.
+type DmObject = Object<IbvDm, State>;
+
+struct State {
+    memory: Memory,
+    is_imported: bool,
+}
+
+fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bool) -> *mut IbvDm {
+    let c = IbvDm {
+        context,
+        memcpy_to_dm: copy_to as Slot,
+        memcpy_from_dm: copy_from as Slot,
+        comp_mask: 0,
+        handle,
+    };
+    DmObject::create(
+        c,
+        State {
+            memory,
+            is_imported,
+        },
+    )
+}
+
+/// The slot `alloc_dm`.
+///
+/// # Safety
+/// `attr` is null or readable, and nobody closes the device meanwhile.
+pub unsafe extern "C" fn alloc(
+    context: *mut IbvContext,
+    attr: *const IbvAllocDmAttr,
+) -> *mut IbvDm {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { context::own(context) }.and_then(|state| {
+        // SAFETY: as the caller promises.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        if attr.comp_mask != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if attr.length == 0 || attr.length as u64 > MAX_SIZE || attr.log_align_req > 12 {
+            return Err(Errno::INVAL);
+        }
+        let memory = Memory::zeroed(attr.length).ok_or(Errno::NOMEM)?;
+        let handle = state.shared.next_handle();
+        context::lock(&state.shared.dms).insert(handle, memory.clone());
+        Ok(create(context, handle, memory, false))
+    }))
+}
+
+/// The slot `free_dm`. Regions that were made of it keep the memory.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn free(dm: *mut IbvDm) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { DmObject::own(dm) }.and_then(|state| {
+        if !state.is_imported {
+            // SAFETY: live, as was seen; device memory is live, so its device is.
+            let device = unsafe { context::own((*dm).context) }?;
+            // SAFETY: live, as was seen.
+            context::lock(&device.shared.dms).remove(&unsafe { (*dm).handle });
+        }
+        // SAFETY: as the caller promises.
+        unsafe { DmObject::destroy(dm) };
+        Ok(())
+    }))
+}
+
+/// `ibv_import_dm`.
+///
+/// # Safety
+/// Nobody closes the device meanwhile.
+pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvDm {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { context::own(context) }.and_then(|state| {
+        let known = context::lock(&state.shared.dms).get(&handle).cloned();
+        let memory = known.ok_or(Errno(libc::ENOENT))?;
+        Ok(create(context, handle, memory, true))
+    }))
+}
+
+/// `ibv_unimport_dm`.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn unimport(dm: *mut IbvDm) {
+    // SAFETY: as the caller promises.
+    if unsafe { DmObject::own(dm) }.is_ok_and(|state| state.is_imported) {
+        // SAFETY: as the caller promises.
+        unsafe { DmObject::destroy(dm) };
+    }
+}
+
+// A stretch that may be copied.
+fn place(offset: u64, length: usize) -> Result<usize, Errno> {
+    if !offset.is_multiple_of(ALIGNMENT) || !(length as u64).is_multiple_of(ALIGNMENT) {
+        return Err(Errno::INVAL);
+    }
+    usize::try_from(offset).map_err(|_| Errno::INVAL)
+}
+
+unsafe extern "C" fn copy_to(
+    dm: *mut IbvDm,
+    offset: u64,
+    source: *const c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: the program frees it after this.
+    code(unsafe { DmObject::own(dm) }.and_then(|state| {
+        let offset = place(offset, length)?;
+        // SAFETY: as many octets of the program's, which it does not write meanwhile.
+        let source = unsafe { slice::from_raw_parts(source.cast::<u8>(), length) };
+        state.memory.write(offset, source).map_err(|_| Errno::INVAL)
+    }))
+}
+
+unsafe extern "C" fn copy_from(
+    target: *mut c_void,
+    dm: *mut IbvDm,
+    offset: u64,
+    length: usize,
+) -> c_int {
+    // SAFETY: the program frees it after this.
+    code(unsafe { DmObject::own(dm) }.and_then(|state| {
+        let offset = place(offset, length)?;
+        // SAFETY: as many octets of the program's, which it uses after this only.
+        let target = unsafe { slice::from_raw_parts_mut(target.cast::<u8>(), length) };
+        state.memory.read(offset, target).map_err(|_| Errno::INVAL)
+    }))
+}
+
+/// The slot `reg_dm_mr`: addresses of such a region are offsets.
+///
+/// # Safety
+/// Nobody frees the domain or the memory meanwhile.
+pub unsafe extern "C" fn register(
+    pd: *mut IbvPd,
+    dm: *mut IbvDm,
+    offset: u64,
+    length: usize,
+    flags: c_uint,
+) -> *mut IbvMr {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { pd::own(pd) }.and_then(|own| {
+        // SAFETY: as the caller promises.
+        let state = unsafe { DmObject::own(dm) }?;
+        let rights = mr::rights(flags)?;
+        if !rights.contains(Access::ZERO_BASED) {
+            return Err(Errno::INVAL);
+        }
+        let range = state.memory.range(place(offset, length)?, length);
+        let options = MrOptions::new(rights - Access::ZERO_BASED).zero_based();
+        let range = range.map_err(|_| Errno::INVAL)?;
+        let region = own.register_with(range, options).wait()?;
+        // SAFETY: the domain is live, as was seen.
+        unsafe { mr::made(pd, std::ptr::null_mut(), length, region) }
+    }))
+}

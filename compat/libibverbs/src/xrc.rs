@@ -1,0 +1,134 @@
+//! Domains of extended reliable connections.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+
+use ::xrc::{OpenXrcd, Xrc, Xrcd};
+use verbs_api::{DestroyError, Qpn};
+
+use crate::abi::{IbvContext, IbvQp, IbvQpOpenAttr, IbvXrcd, IbvXrcdInitAttr, qp_type};
+use crate::context::{self, lock};
+use crate::errno::{Errno, code, pointer};
+use crate::object::Object;
+use crate::qp;
+
+/// A domain as it lies in memory.
+type XrcdObject = Object<IbvXrcd, Mutex<Option<Xrcd>>>;
+
+const FD: u32 = 1;
+const OFLAGS: u32 = 1 << 1;
+
+/// Does something with the domain behind a pointer of the program.
+///
+/// # Errors
+/// It is null, or the domain was closed; or what is done fails.
+///
+/// # Safety
+/// Nobody closes the domain meanwhile.
+pub unsafe fn with<T>(
+    xrcd: *const IbvXrcd,
+    what: impl FnOnce(&Xrcd) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    // SAFETY: as the caller promises.
+    let own = unsafe { XrcdObject::own(xrcd) }?;
+    lock(own).as_ref().ok_or(Errno::INVAL).and_then(what)
+}
+
+/// The slot `open_xrcd`.
+///
+/// # Safety
+/// `attr` is null or readable, and nobody closes the device meanwhile.
+pub unsafe extern "C" fn open(
+    context: *mut IbvContext,
+    attr: *const IbvXrcdInitAttr,
+) -> *mut IbvXrcd {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { context::own(context) }.and_then(|state| {
+        // SAFETY: as the caller promises.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        if attr.comp_mask != FD | OFLAGS {
+            return Err(Errno::INVAL);
+        }
+        let xrc: Xrc = state.context.extension().map_err(|_| Errno::OPNOTSUPP)?;
+        let mut how = if attr.fd < 0 {
+            OpenXrcd::anonymous()
+        } else {
+            // SAFETY: open for as long as this takes, as the program says.
+            OpenXrcd::of(unsafe { BorrowedFd::borrow_raw(attr.fd) })
+        };
+        if attr.oflags & libc::O_CREAT != 0 {
+            how = how.create();
+        }
+        if attr.oflags & libc::O_EXCL != 0 {
+            how = how.exclusive();
+        }
+        let xrcd = xrc.open(how).wait()?;
+        Ok(XrcdObject::create(
+            IbvXrcd { context },
+            Mutex::new(Some(xrcd)),
+        ))
+    }))
+}
+
+/// The slot `close_xrcd`.
+///
+/// # Safety
+/// Nobody uses the structure any more.
+pub unsafe extern "C" fn close(xrcd: *mut IbvXrcd) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { XrcdObject::own(xrcd) }.and_then(|own| {
+        let mut slot = lock(own);
+        let open = slot.take().ok_or(Errno::INVAL)?;
+        if let Err(error) = open.close() {
+            let kind = error.kind();
+            if let DestroyError::Busy { object, .. } = error {
+                *slot = Some(object);
+            }
+            return Err(kind.into());
+        }
+        drop(slot);
+        // SAFETY: as the caller promises.
+        unsafe { XrcdObject::destroy(xrcd) };
+        Ok(())
+    }))
+}
+
+const NUM: u32 = 1;
+const XRCD: u32 = 1 << 1;
+const CONTEXT: u32 = 1 << 2;
+const TYPE: u32 = 1 << 3;
+
+/// The slot `open_qp`: a target of another process or context, by its number.
+///
+/// # Safety
+/// `attr` is null or readable, and nobody closes the domain meanwhile.
+pub unsafe extern "C" fn open_qp(
+    context: *mut IbvContext,
+    attr: *const IbvQpOpenAttr,
+) -> *mut IbvQp {
+    // SAFETY: as the caller promises.
+    let made = unsafe { attr.as_ref() }
+        .ok_or(Errno::INVAL)
+        .and_then(|attr| {
+            let needed = NUM | XRCD | TYPE;
+            if attr.comp_mask & !(needed | CONTEXT) != 0
+                || attr.comp_mask & needed != needed
+                || attr.qp_type != qp_type::XRC_RECV
+            {
+                return Err(Errno::INVAL);
+            }
+            let number = Qpn::new(attr.qp_num);
+            // SAFETY: as the caller promises.
+            let target = unsafe { with(attr.xrcd, |xrcd| Ok(xrcd.open_target(number).wait()?)) }?;
+            let qp_context = if attr.comp_mask & CONTEXT != 0 {
+                attr.qp_context
+            } else {
+                std::ptr::null_mut()
+            };
+            // SAFETY: a domain is live, so its device is.
+            unsafe { qp::target(context, target, qp_context) }
+        });
+    pointer(made).cast()
+}
