@@ -415,6 +415,9 @@ pub unsafe extern "C" fn query_device_ex(
     }))
 }
 
+// Places for GIDs, most of them empty, as kernels have it.
+const GID_TABLE: usize = 16;
+
 fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
     let active = port.state == PortState::Active;
     let lid = match port.address {
@@ -427,7 +430,7 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
         state: if active { 4 } else { 1 },
         max_mtu: port.max_mtu as c_int,
         active_mtu: port.active_mtu as c_int,
-        gid_tbl_len: port.gids.len() as c_int,
+        gid_tbl_len: GID_TABLE as c_int,
         // Connection management, and GIDs that are IP addresses.
         port_cap_flags: 1 << 16 | 1 << 26,
         max_msg_sz: u32::try_from(state.context.limits().max_msg_sz).unwrap_or(u32::MAX),
@@ -496,7 +499,11 @@ unsafe fn gid_at(context: *mut IbvContext, port: u8, index: c_int) -> Result<Gid
     let state = unsafe { own(context) }?;
     let port = state.context.query_port(port)?;
     let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
-    port.gids.get(index).copied().ok_or(Errno::INVAL)
+    match port.gids.get(index) {
+        Some(&gid) => Ok(gid),
+        None if index < GID_TABLE => Ok(Gid::default()),
+        None => Err(Errno::INVAL),
+    }
 }
 
 /// `ibv_query_gid`.
@@ -569,7 +576,7 @@ pub unsafe extern "C" fn query_gid_ex(
         let known = state
             .context
             .query_port(u8::try_from(port).map_err(|_| Errno::INVAL)?)?;
-        if index as usize >= known.gids.len() {
+        if index as usize >= GID_TABLE.max(known.gids.len()) {
             return Err(Errno::INVAL);
         }
         let found = entries(state)?

@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use verbs_api::{Completion, Cq, Notify, WcFlags};
+use verbs_api::{Completion, Cq, Notify, Qpn, WcFlags};
 
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvWc, Slot, cq_ex};
 use crate::context::{self, lock};
@@ -35,8 +36,38 @@ pub struct State {
     // Events that were fetched.
     unacknowledged: Mutex<u32>,
     acknowledged: Condvar,
+    // Completions that were fetched to find those of a queue pair that was reset.
+    kept: Mutex<VecDeque<Completion>>,
+    has_kept: AtomicBool,
     // What `ibv_start_poll` found: the program's alone until `ibv_end_poll`.
     current: UnsafeCell<Completion>,
+}
+
+impl State {
+    // What was kept comes first.
+    fn fetch<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion], Errno> {
+        if !self.has_kept.load(Ordering::Acquire) {
+            return Ok(self.cq.poll(slots)?);
+        }
+        let mut kept = lock(&self.kept);
+        let count = kept.len().min(slots.len());
+        for (slot, done) in slots.iter_mut().zip(kept.drain(..count)) {
+            *slot = done;
+        }
+        self.has_kept.store(!kept.is_empty(), Ordering::Release);
+        Ok(&mut slots[..count])
+    }
+
+    /// Drops the completions of a queue pair that was reset, as drivers of hardware do.
+    pub fn forget(&self, qp_num: Qpn) {
+        let mut kept = lock(&self.kept);
+        let mut slot = [Completion::default()];
+        while let Ok([done]) = self.cq.poll(&mut slot) {
+            kept.push_back(std::mem::take(done));
+        }
+        kept.retain(|done| done.qp_num != qp_num);
+        self.has_kept.store(!kept.is_empty(), Ordering::Release);
+    }
 }
 
 /// Ours, behind a pointer of the program.
@@ -125,6 +156,8 @@ unsafe fn make(
         channel: told.clone(),
         unacknowledged: Mutex::default(),
         acknowledged: Condvar::new(),
+        kept: Mutex::default(),
+        has_kept: AtomicBool::new(false),
         current: UnsafeCell::default(),
     };
     let at = CqObject::create(c, own);
@@ -234,7 +267,7 @@ pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) 
     let mut found = 0;
     if wanted == 1 {
         let mut slot = [Completion::default()];
-        return match state.cq.poll(&mut slot) {
+        return match state.fetch(&mut slot) {
             Ok([done]) => {
                 // SAFETY: room for one.
                 unsafe { target.write(wc(done)) };
@@ -247,7 +280,7 @@ pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) 
     while found < wanted {
         let mut slots: [Completion; AT_ONCE] = Default::default();
         let room = AT_ONCE.min(wanted - found);
-        let Ok(filled) = state.cq.poll(&mut slots[..room]) else {
+        let Ok(filled) = state.fetch(&mut slots[..room]) else {
             return if found == 0 { -1 } else { found as c_int };
         };
         for done in filled.iter() {
@@ -376,8 +409,8 @@ unsafe fn advance(cq: *mut IbvCqEx) -> c_int {
     // SAFETY: as the caller promises.
     let state = unsafe { CqObject::own_unchecked(cq) };
     let mut slot = [Completion::default()];
-    match state.cq.poll(&mut slot) {
-        Err(error) => Errno::from(error).0,
+    match state.fetch(&mut slot) {
+        Err(errno) => errno.0,
         Ok([]) => libc::ENOENT,
         Ok(_) => {
             let [done] = slot;

@@ -21,6 +21,9 @@ struct State {
 // What a process may have: the lower half of 48 bits.
 const ADDRESS_SPACE: usize = 1 << 47;
 
+// Programs keep the remote key of a region whose rights they change later: it is the local one, whether a peer may use it
+// yet or not.
+
 /// Ours, behind a pointer of the program.
 ///
 /// # Errors
@@ -95,7 +98,7 @@ pub unsafe fn made(
         length,
         handle: mr.id().index,
         lkey: mr.lkey().value(),
-        rkey: mr.rkey().value(),
+        rkey: mr.lkey().value(),
     };
     Ok(MrObject::create(
         c,
@@ -189,7 +192,7 @@ pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
             length: mr.len(),
             handle,
             lkey: mr.lkey().value(),
-            rkey: mr.rkey().value(),
+            rkey: mr.lkey().value(),
         };
         let is_imported = true;
         Ok(MrObject::create(c, State { mr, is_imported }))
@@ -268,7 +271,7 @@ pub unsafe extern "C" fn rereg(
     }
     // SAFETY: live, as was seen.
     let public = unsafe { &mut *mr };
-    (public.lkey, public.rkey) = (own.lkey().value(), own.rkey().value());
+    (public.lkey, public.rkey) = (own.lkey().value(), own.lkey().value());
     if flags & CHANGE_TRANSLATION != 0 {
         (public.addr, public.length) = (addr, length);
     }

@@ -336,6 +336,13 @@ pub unsafe extern "C" fn modify(qp: *mut IbvQp, attr: *mut IbvQpAttr, given: c_i
         let wanted = attributes(&device.context, attr, given as u32)?;
         let new_state = wanted.qp_state;
         state.qp.modify(wanted).wait()?;
+        if new_state == Some(QpState::Reset) {
+            // SAFETY: live, as was seen; queues outlive a queue pair that uses them.
+            let queues = unsafe { [cq::own((*qp).send_cq), cq::own((*qp).recv_cq)] };
+            for queue in queues.into_iter().flatten() {
+                queue.forget(state.qp.qp_num());
+            }
+        }
         if let Some(new_state) = new_state {
             // SAFETY: live, as was seen.
             unsafe { (*qp).state = new_state as c_int };

@@ -19,7 +19,7 @@ pub const LIMITS: Limits = Limits {
     max_cq: 1 << 16,
     max_cqe: 1 << 22,
     max_mr: 1 << 22,
-    max_mr_size: 1 << 46,
+    max_mr_size: 1 << 47,
     max_mw: 1 << 20,
     max_pd: 1 << 16,
     max_ah: 0,

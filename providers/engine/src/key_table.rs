@@ -478,7 +478,10 @@ impl KeyTable {
             if !rules::is_broken(Rule::ReregisteredRights) {
                 fields.access = access.unwrap_or(fields.access);
             }
-            fields.key = fields.key.wrapping_add(1);
+            // Who has the key of other memory must not reach this one; other rights hold for the key that is known.
+            if place.is_some() {
+                fields.key = fields.key.wrapping_add(1);
+            }
             Ok(key & !0xff | u32::from(fields.key))
         })?;
         if let Some((memory, _)) = translation {
