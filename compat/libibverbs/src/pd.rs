@@ -81,8 +81,8 @@ pub unsafe extern "C" fn dealloc(pd: *mut IbvPd) -> c_int {
                     return Err(error.into());
                 }
             }
-            // SAFETY: a domain with parents is not freed.
             Kind::ParentOf(base) => {
+                // SAFETY: a domain with parents is not freed.
                 if let Ok(base) = unsafe { PdObject::own(base) } {
                     base.parents.fetch_sub(1, Ordering::AcqRel);
                 }
@@ -117,11 +117,9 @@ pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut I
 /// Nobody uses the structure any more.
 pub unsafe extern "C" fn unimport(pd: *mut IbvPd) {
     // SAFETY: as the caller promises.
-    if let Ok(State {
-        kind: Kind::Imported,
-        ..
-    }) = unsafe { PdObject::own(pd) }
-    {
+    let is_imported =
+        unsafe { PdObject::own(pd) }.is_ok_and(|own| matches!(own.kind, Kind::Imported));
+    if is_imported {
         // SAFETY: as the caller promises.
         unsafe { PdObject::destroy(pd) };
     }

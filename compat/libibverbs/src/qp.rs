@@ -5,6 +5,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use block_loopback::BlockLoopback;
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
 use verbs_api::{Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn};
 
@@ -70,6 +71,8 @@ pub struct Plan<'a> {
     pub init: &'a mut IbvQpInitAttr,
     /// The operations, where the program named them.
     pub operations: Option<Operations>,
+    /// Whether its multicasts are kept from it.
+    pub blocks_loopback: bool,
     /// The table of an extended one.
     pub slots: [Slot; 21],
 }
@@ -118,6 +121,10 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     if !init.srq.is_null() {
         // SAFETY: as the caller promises.
         options = options.srq(unsafe { srq::own(init.srq) }?);
+    }
+    if plan.blocks_loopback {
+        let block: BlockLoopback = device.context.extension().map_err(|_| Errno::OPNOTSUPP)?;
+        options = options.with(&block);
     }
     let sq_sig_all = init.sq_sig_all != 0;
     if sq_sig_all {
@@ -227,6 +234,7 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr) -> *mu
             let plan = Plan {
                 init,
                 operations: None,
+                blocks_loopback: false,
                 slots: [ptr::null(); 21],
             };
             // SAFETY: as the caller promises.
@@ -465,14 +473,13 @@ pub unsafe extern "C" fn query_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
 /// As for [`query_ece`].
 pub unsafe extern "C" fn set_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
-    code(unsafe { own(qp) }.and_then(|_| {
-        // SAFETY: as the caller promises.
-        match unsafe { ece.as_ref() } {
-            Some(IbvEce { vendor_id: 0, .. }) => Ok(()),
-            Some(_) => Err(Errno::OPNOTSUPP),
-            None => Err(Errno::INVAL),
-        }
-    }))
+    let (known, ece) = unsafe { (own(qp), ece.as_ref()) };
+    code(match (known, ece) {
+        (Err(errno), _) => Err(errno),
+        (Ok(_), Some(IbvEce { vendor_id: 0, .. })) => Ok(()),
+        (Ok(_), Some(_)) => Err(Errno::OPNOTSUPP),
+        (Ok(_), None) => Err(Errno::INVAL),
+    })
 }
 
 /// `ibv_query_qp_data_in_order`: octets are written in ascending order, the last one last, but not promised so.

@@ -18,7 +18,10 @@ use crate::{post, xrc};
 
 const PD: u32 = 1;
 const XRCD: u32 = 1 << 1;
+const CREATE_FLAGS: u32 = 1 << 2;
 const SEND_OPS_FLAGS: u32 = 1 << 6;
+
+const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 
 // The flags in the order of ours, which differs.
 fn operations(flags: u64) -> Result<Operations, Errno> {
@@ -40,7 +43,7 @@ fn operations(flags: u64) -> Result<Operations, Errno> {
         found.set(operation, flags & 1 << bit != 0);
     }
     found.set(Operations::ATOMIC_WRITE, flags & ATOMIC_WRITE != 0);
-    let known = (1 << table.len()) - 1 | ATOMIC_WRITE;
+    let known = ((1 << table.len()) - 1) | ATOMIC_WRITE;
     if flags & !known != 0 {
         return Err(Errno::OPNOTSUPP);
     }
@@ -59,7 +62,7 @@ pub unsafe extern "C" fn create(
     let made = unsafe { attr.as_mut() }
         .ok_or(Errno::INVAL)
         .and_then(|attr| {
-            if attr.comp_mask & !(PD | XRCD | SEND_OPS_FLAGS) != 0 {
+            if attr.comp_mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS_FLAGS) != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
             if attr.qp_type == qp_type::XRC_RECV {
@@ -78,6 +81,13 @@ pub unsafe extern "C" fn create(
             let operations = (attr.comp_mask & SEND_OPS_FLAGS != 0)
                 .then(|| operations(attr.send_ops_flags))
                 .transpose()?;
+            let flags = match attr.comp_mask & CREATE_FLAGS {
+                0 => 0,
+                _ => attr.create_flags,
+            };
+            if flags & !BLOCK_SELF_MCAST_LB != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
             let mut init = IbvQpInitAttr {
                 qp_context: attr.qp_context,
                 send_cq: attr.send_cq,
@@ -90,6 +100,7 @@ pub unsafe extern "C" fn create(
             let plan = Plan {
                 init: &mut init,
                 operations,
+                blocks_loopback: flags & BLOCK_SELF_MCAST_LB != 0,
                 slots: slots(),
             };
             // SAFETY: as the caller promises.
