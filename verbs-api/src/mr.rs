@@ -378,10 +378,7 @@ impl Mr {
 impl MrExtra {
     fn changed(&self, shape: Shape, range: Option<MemoryRange>) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(
-            &mut *current,
-            Current { shape, range },
-        );
+        let before = std::mem::replace(&mut *current, Current { shape, range });
         drop(current);
         drop(before);
     }
