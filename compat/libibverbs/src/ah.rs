@@ -83,6 +83,10 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut 
         let public = unsafe { (*pd).context };
         // SAFETY: a domain is live, so its device is.
         let state = unsafe { context::own(public) }?;
+        // iWARP has no datagrams to address.
+        if state.context.attributes().transport == Transport::Iwarp {
+            return Err(Errno::OPNOTSUPP);
+        }
         let ah = own.create_ah(path(&state.context, attr)?).wait()?;
         let c = IbvAh {
             context: public,
