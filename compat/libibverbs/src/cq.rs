@@ -356,7 +356,7 @@ pub unsafe extern "C" fn ack_events(cq: *mut IbvCq, count: u32) {
 fn extended() -> [Slot; 18] {
     let mut slots = [ptr::null(); 18];
     slots[cq_ex::START_POLL] = start_poll as Slot;
-    slots[cq_ex::NEXT_POLL] = next_poll as Slot;
+    slots[cq_ex::NEXT_POLL] = advance as Slot;
     slots[cq_ex::END_POLL] = end_poll as Slot;
     slots[cq_ex::READ_OPCODE] = read_opcode as Slot;
     slots[cq_ex::READ_VENDOR_ERR] = read_vendor_err as Slot;
@@ -405,7 +405,7 @@ pub unsafe extern "C" fn create_ex(
 }
 
 // The next completion becomes the current one.
-unsafe fn advance(cq: *mut IbvCqEx) -> c_int {
+unsafe extern "C" fn advance(cq: *mut IbvCqEx) -> c_int {
     // SAFETY: as the caller promises.
     let state = unsafe { CqObject::own_unchecked(cq) };
     let mut slot = [Completion::default()];
@@ -430,11 +430,6 @@ unsafe extern "C" fn start_poll(cq: *mut IbvCqEx, attr: *const u32) -> c_int {
     if unsafe { attr.as_ref() }.is_some_and(|&comp_mask| comp_mask != 0) {
         return libc::EINVAL;
     }
-    // SAFETY: as the caller promises.
-    unsafe { advance(cq) }
-}
-
-unsafe extern "C" fn next_poll(cq: *mut IbvCqEx) -> c_int {
     // SAFETY: as the caller promises.
     unsafe { advance(cq) }
 }

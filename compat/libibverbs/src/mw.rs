@@ -4,13 +4,13 @@
 use std::ffi::c_int;
 
 use verbs_api::provider::MwType;
-use verbs_api::{Access, BindWindow, LKey, Mw, RKey, SendFlags};
+use verbs_api::{Access, BindWindow, LKey, Mw, RKey};
 
-use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo, IbvPd, IbvQp, send_flags};
+use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo, IbvPd, IbvQp};
 use crate::errno::{Errno, code, pointer};
 use crate::mr::{self, rights};
 use crate::object::Object;
-use crate::{pd, qp};
+use crate::{pd, post, qp};
 
 /// A window as it lies in memory.
 pub type MwObject = Object<IbvMw, Mw>;
@@ -89,10 +89,11 @@ pub unsafe extern "C" fn bind(qp: *mut IbvQp, mw: *mut IbvMw, bind: *const IbvMw
         }
         // SAFETY: as the caller promises.
         let request = unsafe { request(own.rkey(), &bind.bind_info) }?;
-        let mut flags = SendFlags::from_bits_truncate(bind.send_flags as u8);
-        flags &= SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
-        debug_assert_eq!(send_flags::SIGNALED, u32::from(SendFlags::SIGNALED.bits()));
-        let rkey = state.qp.bind_mw(&request.flags(flags).wr_id(bind.wr_id))?;
+        let rkey = state.qp.bind_mw(
+            &request
+                .flags(post::flags(bind.send_flags))
+                .wr_id(bind.wr_id),
+        )?;
         // SAFETY: live, as was seen.
         unsafe { (*mw).rkey = rkey.value() };
         Ok(())

@@ -6,9 +6,9 @@ use std::slice;
 
 use ::xrc::remote_srqn;
 use verbs_api::{
-    AtomicWrite, Batch, CompareSwap, Data, FetchAdd, LKey, LocalInvalidate, PostReason, Qpn, RKey,
-    Read, ReceiveRequest, RemoteAddress, Send, SendFlags, SendWithImmediate, SendWithInvalidate,
-    Sge, UdDestination, WorkRequest, Write, WriteWithImmediate,
+    AtomicWrite, Batch, CompareSwap, Data, FetchAdd, LocalInvalidate, PostReason, Qpn, RKey, Read,
+    ReceiveRequest, RemoteAddress, Send, SendFlags, SendWithImmediate, SendWithInvalidate, Sge,
+    UdDestination, WorkRequest, Write, WriteWithImmediate,
 };
 
 use crate::abi::{IbvQp, IbvRecvWr, IbvSendWr, IbvSge, Rdma, qp_type, send_flags, wr_opcode};
@@ -142,10 +142,14 @@ unsafe fn request<'a>(
         wr_opcode::ATOMIC_WRITE => made!(AtomicWrite::new(data, remote(rdma))),
         _ => return Err(Errno::OPNOTSUPP),
     };
-    let flags = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
-    let flags = SendFlags::from_bits_truncate(wr.send_flags as u8) & flags;
-    request.set_common(wr.wr_id, flags);
+    request.set_common(wr.wr_id, flags(wr.send_flags));
     Ok(request)
+}
+
+/// The flags of a request, without that for inline octets, which says how its data is given.
+pub(crate) fn flags(given: u32) -> SendFlags {
+    let known = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
+    SendFlags::from_bits_truncate(given as u8) & known
 }
 
 const _: () = assert!(
@@ -273,5 +277,3 @@ pub unsafe extern "C" fn recv(
         })
     }
 }
-
-const _: () = assert!(size_of::<LKey>() == 4);

@@ -141,9 +141,9 @@ fn slots() -> [Slot; 21] {
     slots[qp_ex::SET_INLINE_DATA_LIST] = set_inline_data_list as Slot;
     slots[qp_ex::SET_SGE] = set_sge as Slot;
     slots[qp_ex::SET_SGE_LIST] = set_sge_list as Slot;
-    slots[qp_ex::START] = start as Slot;
+    slots[qp_ex::START] = forget as Slot;
     slots[qp_ex::COMPLETE] = complete as Slot;
-    slots[qp_ex::ABORT] = abort as Slot;
+    slots[qp_ex::ABORT] = forget as Slot;
     slots[qp_ex::ATOMIC_WRITE] = atomic_write as Slot;
     slots
 }
@@ -179,12 +179,8 @@ unsafe fn last(qp: *mut IbvQpEx, change: impl FnOnce(&mut Pending)) {
     }
 }
 
-unsafe extern "C" fn start(qp: *mut IbvQpEx) {
-    // SAFETY: see above.
-    unsafe { builder(qp) }.requests.clear();
-}
-
-unsafe extern "C" fn abort(qp: *mut IbvQpEx) {
+// Both beginning and calling off forget what was put together.
+unsafe extern "C" fn forget(qp: *mut IbvQpEx) {
     // SAFETY: see above.
     unsafe { builder(qp) }.requests.clear();
 }
