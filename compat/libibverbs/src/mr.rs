@@ -61,6 +61,9 @@ unsafe fn register(
         return Err(Errno::OPNOTSUPP);
     }
     let reach = if is_implicit { ADDRESS_SPACE } else { length };
+    if addr.addr().checked_add(reach).is_none() {
+        return Err(Errno::INVAL);
+    }
     let options = MrOptions::new(rights);
     let options = if rights.contains(Access::ZERO_BASED) {
         options
@@ -238,7 +241,7 @@ pub unsafe extern "C" fn rereg(
         let own = unsafe { own(mr) }?;
         let mut change = MrReregister::new();
         if flags & CHANGE_TRANSLATION != 0 {
-            if addr.is_null() || length == 0 {
+            if addr.is_null() || length == 0 || addr.addr().checked_add(length).is_none() {
                 return Err(Errno::INVAL);
             }
             // SAFETY: the program keeps the memory until it has deregistered it.
