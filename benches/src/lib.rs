@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod allocations;
+pub mod command;
 pub mod cpu;
 pub mod crowd;
 pub mod idle;

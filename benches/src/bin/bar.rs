@@ -3,11 +3,14 @@
 //! The exit status is 0 whether the limits are met or not: a time is information, never a test.
 
 use std::cell::RefCell;
+use std::env::Args;
+use std::iter::Skip;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use polyverbs_benches::Outcome;
 use polyverbs_benches::allocations::{Counting, per_request};
+use polyverbs_benches::command;
 use polyverbs_benches::crowd::{Choice, Crowd, SLOTS};
 use polyverbs_benches::loopback::{BATCH, Loopback};
 use polyverbs_benches::partner::Partner;
@@ -56,27 +59,10 @@ const PARTS: [Part; 6] = [
 ];
 
 fn main() -> ExitCode {
-    let options = match options(std::env::args().skip(1)) {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Err(problem) => {
-            eprintln!("bar: {problem}; see --help");
-            return ExitCode::from(2);
-        }
-    };
-    match measure(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            eprintln!("bar: {problem}");
-            ExitCode::FAILURE
-        }
-    }
+    command::run("bar", USAGE, options, measure)
 }
 
-fn options(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
+fn options(mut arguments: Skip<Args>) -> Result<Option<Options>, String> {
     let mut options = Options {
         device: device_of_environment(),
         pairs: 100_000,

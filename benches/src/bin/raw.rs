@@ -1,11 +1,14 @@
 //! Measures what bare sockets give on this machine: the limits beside which a device with a wire is put.
 
+use std::env::Args;
+use std::iter::Skip;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use polyverbs_benches::Outcome;
+use polyverbs_benches::command;
 use polyverbs_benches::partner::Partner;
 use polyverbs_benches::raw::{Peer, SEGMENT, SUPER, TcpPair, UdpPair};
 use polyverbs_benches::sample::{Samples, find_best_pace};
@@ -110,27 +113,10 @@ const TURNS: u64 = 2_000;
 const OCTETS: u64 = 128 << 20;
 
 fn main() -> ExitCode {
-    let options = match options(std::env::args().skip(1)) {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Err(problem) => {
-            eprintln!("raw: {problem}; see --help");
-            return ExitCode::from(2);
-        }
-    };
-    match measure(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            eprintln!("raw: {problem}");
-            ExitCode::FAILURE
-        }
-    }
+    command::run("raw", USAGE, options, measure)
 }
 
-fn options(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
+fn options(mut arguments: Skip<Args>) -> Result<Option<Options>, String> {
     let mut options = Options {
         rounds: 15,
         only: String::new(),

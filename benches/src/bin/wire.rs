@@ -1,6 +1,8 @@
 //! Puts RoCEv2 over UDP and iWARP over TCP beside bare sockets, and beside other programs where they are installed: one
 //! table.
 
+use std::env::Args;
+use std::iter::Skip;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread::{self, sleep};
 use std::time::Duration;
@@ -8,6 +10,7 @@ use std::time::Duration;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use polyverbs_benches::Outcome;
+use polyverbs_benches::command;
 use polyverbs_benches::partner::Partner;
 use polyverbs_benches::raw::{Peer, SEGMENT, SUPER, TcpPair, UdpPair};
 use polyverbs_benches::sample::median;
@@ -167,27 +170,10 @@ fn iwarp_stream(rounds: usize, crc: bool) -> Outcome<Pair> {
 }
 
 fn main() -> ExitCode {
-    let options = match options(std::env::args().skip(1)) {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Err(problem) => {
-            eprintln!("wire: {problem}; see --help");
-            return ExitCode::from(2);
-        }
-    };
-    match measure(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            eprintln!("wire: {problem}");
-            ExitCode::FAILURE
-        }
-    }
+    command::run("wire", USAGE, options, measure)
 }
 
-fn options(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
+fn options(mut arguments: Skip<Args>) -> Result<Option<Options>, String> {
     let mut options = Options {
         rounds: 9,
         only: String::new(),

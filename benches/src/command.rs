@@ -1,0 +1,35 @@
+//! What the programs have in common that take options and print a table.
+
+use std::env::Args;
+use std::iter::Skip;
+use std::process::ExitCode;
+
+use crate::Outcome;
+
+/// Reads the options, measures, and tells what went wrong: status 2 where it was the options. Where they ask for it, that
+/// is `None`, it prints the usage.
+pub fn run<O>(
+    name: &str,
+    usage: &str,
+    options: fn(Skip<Args>) -> Result<Option<O>, String>,
+    measure: fn(&O) -> Outcome<()>,
+) -> ExitCode {
+    let options = match options(std::env::args().skip(1)) {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{usage}");
+            return ExitCode::SUCCESS;
+        }
+        Err(problem) => {
+            eprintln!("{name}: {problem}; see --help");
+            return ExitCode::from(2);
+        }
+    };
+    match measure(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("{name}: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
