@@ -4,12 +4,16 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-// Cargo puts the library beside the folder of this test.
+// A test cannot link a library for C, so cargo does not build it for the test.
 fn library() -> PathBuf {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    path.join("libpolyverbs_compat.so")
+    let test = std::env::current_exe().unwrap();
+    // target/debug/deps/symbols-…
+    let target = test.ancestors().nth(3).unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--package", env!("CARGO_PKG_NAME"), "--target-dir"]);
+    let built = cargo.arg(target).output().unwrap();
+    assert!(built.status.success(), "cargo build: {built:?}");
+    target.join("debug/libpolyverbs_compat.so")
 }
 
 #[test]
