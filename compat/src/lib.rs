@@ -1,7 +1,7 @@
 //! `libibverbs.so.1` and `librdmacm.so.1`, one file: every symbol of rdma-core 44, each with its version.
 //!
-//! A symbol is a jump to the function that does its work, in the crate `polyverbs-libibverbs`. What is not there answers
-//! that it is not supported and, with `POLYVERBS_TRACE` set, tells its name. A test compares the symbols with the stored
+//! A symbol is a jump to the function that does its work, in the crates `polyverbs-libibverbs` and
+//! `polyverbs-librdmacm`. What is not there answers that it is not supported and, with `POLYVERBS_TRACE` set, tells its name. A test compares the symbols with the stored
 //! list.
 // Symbols with versions can only be written in assembly.
 #![allow(unsafe_code)]

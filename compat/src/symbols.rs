@@ -1,6 +1,7 @@
 //! Which symbol is which function, and which are not there: one line for each symbol and version.
 
 use polyverbs_libibverbs as libibverbs;
+use polyverbs_librdmacm as librdmacm;
 
 // libibverbs.so.1
 absent! { "__ioctl_final_num_attrs" "@@" "IBVERBS_PRIVATE_34" => nothing }
@@ -206,7 +207,7 @@ absent! { "rdma_destroy_qp" "@@" "RDMACM_1.0" => minus_one }
 absent! { "rdma_destroy_srq" "@@" "RDMACM_1.0" => minus_one }
 absent! { "rdma_disconnect" "@@" "RDMACM_1.0" => minus_one }
 absent! { "rdma_establish" "@@" "RDMACM_1.2" => minus_one }
-absent! { "rdma_event_str" "@@" "RDMACM_1.0" => null }
+symbol! { "rdma_event_str" "@@" "RDMACM_1.0" => librdmacm::names::event_str }
 absent! { "rdma_free_devices" "@@" "RDMACM_1.0" => nothing }
 absent! { "rdma_freeaddrinfo" "@@" "RDMACM_1.0" => nothing }
 absent! { "rdma_get_cm_event" "@@" "RDMACM_1.0" => minus_one }

@@ -39,7 +39,7 @@ pub(crate) fn forget<C>(at: *mut C) -> bool {
 ///
 /// # Errors
 /// It is null, or nothing of ours is there any more.
-pub(crate) fn check<C>(at: *const C) -> Result<*const C, Errno> {
+pub fn check<C>(at: *const C) -> Result<*const C, Errno> {
     let known = live()
         .as_ref()
         .is_some_and(|known| known.contains(&(at as usize)));

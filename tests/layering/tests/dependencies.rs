@@ -69,7 +69,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs-libibverbs",
         &["verbs-api", "polyverbs", "block-loopback", "xrc"],
     ),
-    ("polyverbs-compat", &["polyverbs-libibverbs"]),
+    (
+        "polyverbs-librdmacm",
+        &[
+            "verbs-api",
+            "polyverbs",
+            "polyverbs-connection",
+            "polyverbs-libibverbs",
+        ],
+    ),
+    (
+        "polyverbs-compat",
+        &["polyverbs-libibverbs", "polyverbs-librdmacm"],
+    ),
     ("polyverbs-benches", TEST),
     // Tests.
     ("conformance", TEST),

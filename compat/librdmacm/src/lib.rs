@@ -1,0 +1,8 @@
+//! The connection manager of rdma-core's C interface over Polyverbs' connections.
+//!
+//! Each function is what the symbol of the same meaning does. What goes over the wire, and when, is the matter of
+//! `polyverbs-connection`; queue pairs and the objects around them are those of `polyverbs-libibverbs`. Which symbol is
+//! which function stands in the crate `polyverbs-compat`.
+
+pub mod abi;
+pub mod names;
