@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use verbs_api::qp::Half;
+use verbs_api::qp::{Half, QpType};
 use verbs_api::{Gid, LinkAddress, Mtu, Psn, QpEndpoint, Qpn, VerbError};
 
 use crate::error::ConnectError;
@@ -55,6 +55,8 @@ impl PrivateDataLimits {
 pub struct Offer {
     /// The queue pair.
     pub endpoint: QpEndpoint,
+    /// Its service.
+    pub qp_type: QpType,
     /// Which end of the connection it is.
     pub half: Half,
     /// The first packet sequence number that it takes, where ends say that instead of what they send.
@@ -65,6 +67,10 @@ pub struct Offer {
     pub outbound_reads: u8,
     /// Payload octets of one packet, both ways; `None` where the transport has no such thing.
     pub path_mtu: Option<Mtu>,
+    /// Retries after a timeout or a sequence error; `None` where that is not said.
+    pub retry_cnt: Option<u8>,
+    /// Retries of who has met no receive; `None` where that is not said.
+    pub rnr_retry: Option<u8>,
     /// The program's.
     pub private_data: Vec<u8>,
 }

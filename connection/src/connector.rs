@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use verbs_api::carrier::Carrier;
 use verbs_api::objects::{ObjectId, ObjectKind};
-use verbs_api::qp::{Half, QpAttributes, QpState};
+use verbs_api::qp::{Half, QpAttributes, QpState, QpType};
 use verbs_api::{
     Completer, ConnectOptions, Context, Mtu, Outcome, Psn, Qp, QpEndpoint, Started, Transport,
     VerbError,
@@ -203,18 +203,24 @@ fn offer(
     }
     let limits = context.limits();
     let half = qp.half();
-    let clamp = |wanted: u8, limit: u32, other: Half| match half == other {
-        true => 0,
-        false => u32::from(wanted).min(limit) as u8,
+    let qp_type = qp.qp_type();
+    // Without acknowledges nothing is sent again, and nothing read.
+    let is_reliable = qp_type == QpType::Rc;
+    let clamp = |wanted: u8, limit: u32, other: Half| match is_reliable && half != other {
+        true => u32::from(wanted).min(limit) as u8,
+        false => 0,
     };
     let ReadLimits { inbound, outbound } = options.reads;
     Ok(Offer {
         endpoint: qp.endpoint()?,
+        qp_type,
         half,
         takes_psn: None,
         inbound_reads: clamp(inbound, limits.max_qp_rd_atom, Half::Requester),
         outbound_reads: clamp(outbound, limits.max_qp_init_rd_atom, Half::Responder),
         path_mtu: path_mtu(context, &options.qp)?,
+        retry_cnt: is_reliable.then(|| options.qp.chosen_retry_cnt()),
+        rnr_retry: is_reliable.then(|| options.qp.chosen_rnr_retry()),
         private_data: options.private_data.clone(),
     })
 }
@@ -229,8 +235,12 @@ fn asking(offer: Offer) -> Result<Offer, ConnectError> {
     }
 }
 
-// What only asks is answered by what only answers.
+// What only asks is answered by what only answers, and each service by its own.
 fn meets(own: &Offer, peer: &Offer) -> Result<(), ConnectError> {
+    if own.qp_type != peer.qp_type {
+        let why = format!("the peer asks for one of the service {:?}", peer.qp_type);
+        return Err(VerbError::argument("qp", why).into());
+    }
     let why = match (peer.half, own.half) {
         (Half::Requester, Half::Responder) | (Half::Both, Half::Both) => return Ok(()),
         (Half::Requester, _) => "the peer asks for one that only answers",
@@ -536,6 +546,11 @@ impl Accepted {
         self.reads
     }
 
+    /// Retries of a packet that meets no receive at the peer, as it asks for; `None` where it says nothing of that.
+    pub const fn offered_rnr_retry(&self) -> Option<u8> {
+        self.peer.rnr_retry
+    }
+
     /// Brings the queue pair up, then tells the peer. One that has given up meanwhile ends it as
     /// [`ConnectError::Aborted`]: before the queue pair is touched, or else with the queue pair flushed.
     pub fn complete(mut self) -> Started<Connection, ConnectError> {
@@ -695,6 +710,16 @@ impl Incoming {
             inbound: self.peer.outbound_reads,
             outbound: self.peer.inbound_reads,
         }
+    }
+
+    /// Retries after a timeout or a sequence error that the peer asks for; `None` where it says nothing of that.
+    pub const fn offered_retry_cnt(&self) -> Option<u8> {
+        self.peer.retry_cnt
+    }
+
+    /// Retries of a packet that meets no receive at the peer, as it asks for; `None` where it says nothing of that.
+    pub const fn offered_rnr_retry(&self) -> Option<u8> {
+        self.peer.rnr_retry
     }
 
     /// Refuses.

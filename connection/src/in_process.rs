@@ -11,6 +11,7 @@ use crate::backend::{
     Answer, AnswerSink, Backend, ListenSink, Offer, PrivateDataLimits, Question, Sink, Token, Told,
 };
 use crate::error::ConnectError;
+use crate::panics::FirstPanic;
 
 /// First port that is assigned where a program names none.
 const FIRST_PORT: u16 = 49152;
@@ -61,6 +62,19 @@ enum Delivery {
     Question(Arc<dyn ListenSink<Question>>, Token, Question),
     Answer(Arc<dyn AnswerSink>, Result<Answer, ConnectError>),
     Nothing,
+}
+
+impl Delivery {
+    fn carry_out(self) {
+        match self {
+            Self::Ask(sink, token, offer) => sink.asked(token, offer),
+            Self::Tell(sink, told) => sink.told(told),
+            Self::Withdraw(sink, token) => sink.withdrawn(token),
+            Self::Question(sink, token, question) => sink.asked(token, question),
+            Self::Answer(sink, answer) => sink.answered(answer),
+            Self::Nothing => {}
+        }
+    }
 }
 
 impl InProcess {
@@ -127,29 +141,26 @@ impl InProcess {
         }
     }
 
-    /// One thread delivers, in order; what sinks send meanwhile is delivered by it too.
+    /// One thread delivers, in order; what sinks send meanwhile is delivered by it too. A panic of one of them goes on when
+    /// all has been delivered.
     fn run(&self) {
         let mut state = self.lock();
         if state.is_delivering {
             return;
         }
         state.is_delivering = true;
+        let mut panicked = FirstPanic::default();
         while !state.is_paused
             && let Some(message) = state.queue.pop_front()
         {
             let delivery = state.delivery(message);
             drop(state);
-            match delivery {
-                Delivery::Ask(sink, token, offer) => sink.asked(token, offer),
-                Delivery::Tell(sink, told) => sink.told(told),
-                Delivery::Withdraw(sink, token) => sink.withdrawn(token),
-                Delivery::Question(sink, token, question) => sink.asked(token, question),
-                Delivery::Answer(sink, answer) => sink.answered(answer),
-                Delivery::Nothing => {}
-            }
+            panicked.unless(|| delivery.carry_out());
             state = self.lock();
         }
         state.is_delivering = false;
+        drop(state);
+        panicked.go_on();
     }
 }
 

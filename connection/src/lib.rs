@@ -8,6 +8,7 @@
 pub mod backend;
 #[macro_use]
 mod opaque;
+mod panics;
 
 mod channel;
 mod connector;

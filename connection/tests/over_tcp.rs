@@ -14,7 +14,7 @@ use polyverbs::{
 };
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Connector, Listener};
 use polyverbs_engine::device::DeviceOptions;
-use polyverbs_wire::iwarp::start::{self, Kind, Start};
+use polyverbs_wire::iwarp::start::{self, Enhanced, Kind, Start};
 
 struct End {
     _wire: OnWire,
@@ -305,6 +305,41 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
         .wait()
         .unwrap();
     assert_eq!(near.state(), QpState::Err);
+}
+
+// covers 7.40
+#[test]
+fn who_misses_that_a_side_is_ready_is_told_again() {
+    let near = End::new("127.0.4.24");
+    let listener = TcpListener::bind("127.0.4.25:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let asked = near
+        .connector
+        .connect(&near.context, &near.qp, to, ConnectionOptions::new());
+    let (mut peer, _) = listener.accept().unwrap();
+    let (mut octets, mut len) = ([0; 1024], 0);
+    let wishes = loop {
+        len += peer.read(&mut octets[len..]).unwrap();
+        if let Some((start, _)) = start::decode(&octets[..len]).unwrap() {
+            break start.enhanced.unwrap();
+        }
+    };
+    let answer = Enhanced {
+        rtr_send: false,
+        rtr_read: false,
+        ..wishes
+    };
+    let reply = Start::new(Kind::Reply, Some(answer), b"").unwrap();
+    let len = reply.encode(&mut octets).unwrap();
+    peer.write_all(&octets[..len]).unwrap();
+    let _connection = asked.wait().unwrap().complete().wait().unwrap();
+    // A write without octets: as often as it comes, it says the same.
+    let mut frames = [[0; 20]; 2];
+    for frame in &mut frames {
+        peer.read_exact(frame).unwrap();
+    }
+    assert_eq!(frames[0], frames[1]);
+    assert_eq!(near.state(), QpState::Rts);
 }
 
 // covers 7.34 7.41

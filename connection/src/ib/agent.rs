@@ -11,7 +11,7 @@ use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
 use polyverbs_wire::mad::{self, cm};
 use verbs_api::carrier::{ManagementPort, ManagementSink};
-use verbs_api::qp::Half;
+use verbs_api::qp::{Half, QpType};
 use verbs_api::{Gid, LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
 
 use super::private;
@@ -24,6 +24,7 @@ use crate::backend::{
     Answer, AnswerSink, Backend, ListenSink, Offer, PrivateDataLimits, Question, Sink, Token, Told,
 };
 use crate::error::ConnectError;
+use crate::panics::FirstPanic;
 
 /// Connections of one device on an IP network, by the messages of InfiniBand's connection manager.
 ///
@@ -138,12 +139,14 @@ impl Agent {
         result
     }
 
-    // One thread sends and tells, in order; what those who are told bring about is settled by it too.
+    // One thread sends and tells, in order; what those who are told bring about is settled by it too. A panic of one of them
+    // goes on when all have been told.
     fn settle(&self, port: &dyn ManagementPort, now: Time) {
         let mut state = self.lock();
         if std::mem::replace(&mut state.is_settling, true) {
             return;
         }
+        let mut panicked = FirstPanic::default();
         loop {
             let settled = state.settled(now);
             if settled.is_empty() {
@@ -158,18 +161,7 @@ impl Agent {
                 }
             }
             for telling in settled.tellings {
-                match telling {
-                    Telling::Asked(sink, token, offer) => {
-                        sink.asked(token, offer);
-                        self.delay(token);
-                    }
-                    Telling::Told(sink, told) => sink.told(told),
-                    Telling::Withdrawn(sink, token) => sink.withdrawn(token),
-                    Telling::Questioned(sink, token, question) => sink.asked(token, question),
-                    Telling::QuestionWithdrawn(sink, token) => sink.withdrawn(token),
-                    Telling::Answered(sink, answer) => sink.answered(answer),
-                    Telling::Nothing => {}
-                }
+                panicked.unless(|| self.tell(telling));
             }
             state = self.lock();
         }
@@ -179,10 +171,27 @@ impl Agent {
             .next_due()
             .map(|due| Duration::from_nanos(due.0));
         let is_earlier = |due: &Duration| state.wakes_at.is_none_or(|at| *due < at);
-        if let Some(due) = due.filter(is_earlier) {
-            state.wakes_at = Some(due);
-            drop(state);
+        let due = due.filter(is_earlier);
+        state.wakes_at = due.or(state.wakes_at);
+        drop(state);
+        if let Some(due) = due {
             port.wake_at(due);
+        }
+        panicked.go_on();
+    }
+
+    fn tell(&self, telling: Telling) {
+        match telling {
+            Telling::Asked(sink, token, offer) => {
+                sink.asked(token, offer);
+                self.delay(token);
+            }
+            Telling::Told(sink, told) => sink.told(told),
+            Telling::Withdrawn(sink, token) => sink.withdrawn(token),
+            Telling::Questioned(sink, token, question) => sink.asked(token, question),
+            Telling::QuestionWithdrawn(sink, token) => sink.withdrawn(token),
+            Telling::Answered(sink, answer) => sink.answered(answer),
+            Telling::Nothing => {}
         }
     }
 
@@ -224,6 +233,7 @@ impl State {
                 request,
             } => self.asked(listener, id, &request, now),
             Event::Replied { id, reply } => {
+                let transport = self.manager.transport(id).unwrap_or_default();
                 let offer = Offer {
                     endpoint: QpEndpoint {
                         qp_num: reply.remote_qpn,
@@ -231,14 +241,17 @@ impl State {
                         address: reply.path.address,
                         gid: reply.path.remote_gid,
                     },
-                    half: match self.manager.transport(id) {
-                        Some(Transport::Xrc) => Half::Responder,
-                        _ => Half::Both,
+                    qp_type: qp_type(transport),
+                    half: match transport {
+                        Transport::Xrc => Half::Responder,
+                        Transport::Rc | Transport::Uc => Half::Both,
                     },
                     takes_psn: Some(reply.starting_psn),
                     inbound_reads: reply.initiator_depth,
                     outbound_reads: reply.responder_resources,
                     path_mtu: Some(reply.path.mtu),
+                    retry_cnt: None,
+                    rnr_retry: reliable(transport, reply.rnr_retry_count),
                     private_data: reply.private_data,
                 };
                 self.told(id, Told::Accepted(offer))
@@ -366,6 +379,7 @@ impl State {
                 address: request.path.address,
                 gid: request.path.remote_gid,
             },
+            qp_type: qp_type(request.transport),
             half: match request.transport {
                 Transport::Xrc => Half::Requester,
                 Transport::Rc | Transport::Uc => Half::Both,
@@ -375,6 +389,8 @@ impl State {
             inbound_reads: request.initiator_depth,
             outbound_reads: request.responder_resources,
             path_mtu: Some(request.path.mtu),
+            retry_cnt: reliable(request.transport, request.retry_count),
+            rnr_retry: reliable(request.transport, request.rnr_retry_count),
             private_data: said.private_data.to_vec(),
         };
         self.ends.insert(id, End::Asked(Arc::clone(&sink)));
@@ -499,10 +515,13 @@ impl Backend for Agent {
             let service_id = service_id(port_space::TCP, to.port());
             let (qpn, psn) = (offer.endpoint.qp_num, offer.endpoint.sq_psn);
             let request = Request {
-                transport: match offer.half {
-                    Half::Both => Transport::Rc,
-                    Half::Requester | Half::Responder => Transport::Xrc,
+                transport: match (offer.half, offer.qp_type) {
+                    (Half::Requester | Half::Responder, _) => Transport::Xrc,
+                    (Half::Both, QpType::Uc) => Transport::Uc,
+                    (Half::Both, _) => Transport::Rc,
                 },
+                retry_count: offer.retry_cnt.unwrap_or_default(),
+                rnr_retry_count: offer.rnr_retry.unwrap_or_default(),
                 responder_resources: offer.inbound_reads,
                 initiator_depth: offer.outbound_reads,
                 remote_response_timeout: RESPONSE_TIMEOUT,
@@ -529,7 +548,7 @@ impl Backend for Agent {
                 starting_psn: offer.endpoint.sq_psn,
                 responder_resources: offer.inbound_reads,
                 initiator_depth: offer.outbound_reads,
-                rnr_retry_count: 7,
+                rnr_retry_count: offer.rnr_retry.unwrap_or_default(),
                 srq: false,
                 private_data: &offer.private_data,
             };
@@ -691,6 +710,18 @@ impl ManagementSink for Agent {
             state.manager.handle_timeout(now);
         });
     }
+}
+
+const fn qp_type(transport: Transport) -> QpType {
+    match transport {
+        Transport::Uc => QpType::Uc,
+        Transport::Rc | Transport::Xrc => QpType::Rc,
+    }
+}
+
+// Of how often a packet is sent again, only messages for reliable connections say something.
+fn reliable(transport: Transport, count: u8) -> Option<u8> {
+    (transport == Transport::Rc).then_some(count)
 }
 
 fn token(CommId(id): CommId) -> Token {

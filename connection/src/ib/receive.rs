@@ -307,6 +307,7 @@ impl Manager {
             starting_psn: connection.sq_psn,
             responder_resources: connection.responder_resources,
             initiator_depth: connection.initiator_depth,
+            rnr_retry_count: rep.rnr_retry_count,
             srq: rep.srq,
             private_data: rep.private_data.0.to_vec(),
         });

@@ -236,6 +236,8 @@ pub struct Replied {
     pub responder_resources: u8,
     /// Reads and atomics to have outstanding at one time.
     pub initiator_depth: u8,
+    /// Retries of a packet that met no receive.
+    pub rnr_retry_count: u8,
     /// The peer's receives come from a shared queue.
     pub srq: bool,
     /// 196 octets.

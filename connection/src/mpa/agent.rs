@@ -14,7 +14,7 @@ use polyverbs_wire::iwarp::{
 use verbs_api::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
 };
-use verbs_api::qp::Half;
+use verbs_api::qp::{Half, QpType};
 use verbs_api::{Gid, LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
 
 use super::{Depth, Depths, Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
@@ -172,11 +172,14 @@ impl End {
                 qp_num: stream,
                 sq_psn: Psn::default(),
             },
+            qp_type: QpType::Rc,
             half: Half::Both,
             takes_psn: None,
             inbound_reads: reads(ird),
             outbound_reads: reads(ord),
             path_mtu: None,
+            retry_cnt: None,
+            rnr_retry: None,
             private_data,
         }
     }

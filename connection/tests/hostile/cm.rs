@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use polyverbs::qp::Half;
+use polyverbs::qp::{Half, QpType};
 use polyverbs::{LinkAddress, Mtu, Psn, QpEndpoint, Qpn};
 use polyverbs_connection::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
 use polyverbs_connection::{ConnectError, Connector, ib};
@@ -179,11 +179,14 @@ fn offer() -> Offer {
             address: LinkAddress::Ip(OWN),
             gid: Gid::default(),
         },
+        qp_type: QpType::Rc,
         half: Half::Both,
         takes_psn: None,
         inbound_reads: 1,
         outbound_reads: 1,
         path_mtu: Some(Mtu::Mtu1024),
+        retry_cnt: Some(7),
+        rnr_retry: Some(7),
         private_data: Vec::new(),
     }
 }

@@ -1,5 +1,8 @@
 //! The manners of a connector, whatever carries its messages.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use conformance::Flavour;
@@ -54,6 +57,32 @@ fn an_accept_ends_as_the_other_side_decides() {
         assert_eq!(ends.error(accepted), ConnectError::TimedOut);
         ends.release();
         drop(pending);
+    });
+}
+
+// covers 5.02
+#[test]
+fn a_handler_that_panics_keeps_no_other_connection_from_coming_about() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let ran = Arc::new(AtomicBool::new(false));
+        let runs = Arc::clone(&ran);
+        asked.on_done(move |_| {
+            runs.store(true, Ordering::SeqCst);
+            panic!("a handler that a test has panic");
+        });
+        // In one process the panic is that of whoever has the handler run.
+        let accepted = catch_unwind(AssertUnwindSafe(|| ends.accept(incoming, &far)));
+        let began = Instant::now();
+        while !ran.load(Ordering::SeqCst) {
+            ends.rig.settle();
+            assert!(began.elapsed() < Duration::from_secs(20));
+        }
+        drop(accepted);
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let _both = ends.connected(&near, &far);
+        ends.talk(&near, &far);
     });
 }
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::qp::QpState;
-use polyverbs::{ConnectOptions, LinkAddress, Send, WcStatus};
+use polyverbs::{ConnectOptions, LinkAddress, ReceiveRequest, Send, WcStatus};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
 use rig::{End, error};
 
@@ -60,6 +60,69 @@ fn devices_that_meet_by_an_address_exchange_messages() {
         at_far.disconnect(&far.context, &far.qp).wait().unwrap();
         assert_eq!(far.completion().status, WcStatus::WrFlushErr);
     }
+}
+
+// covers 7.21
+#[test]
+fn each_end_says_how_often_packets_are_sent_again() {
+    let (near, far) = (End::new("127.0.20.4:4791"), End::new("127.0.20.5:4791"));
+    let listener = far.connector.listen(far.at(0), 0).unwrap();
+    let retries = |count, rnr| ConnectOptions::new().retry_cnt(count).rnr_retry(rnr);
+    let asked = near.connect(
+        listener.address(),
+        ConnectionOptions::new().qp(retries(3, 5)),
+    );
+    let incoming = listener.next().wait().unwrap();
+    assert_eq!(incoming.offered_retry_cnt(), Some(3));
+    assert_eq!(incoming.offered_rnr_retry(), Some(5));
+    let accepted = far.accept(incoming, ConnectionOptions::new().qp(retries(1, 0)));
+    let pending = asked.wait().unwrap();
+    assert_eq!(pending.offered_rnr_retry(), Some(0));
+    let _both = (pending.complete().wait().unwrap(), accepted.wait().unwrap());
+    // Each queue pair does what its own end was told.
+    for (end, expected) in [(&near, (3, 5)), (&far, (1, 0))] {
+        let has = end.qp.query().unwrap().attributes;
+        assert_eq!(
+            (has.retry_cnt, has.rnr_retry),
+            (expected.0.into(), expected.1.into())
+        );
+    }
+}
+
+// covers 7.01 7.10
+#[test]
+fn a_queue_pair_without_acknowledges_is_asked_for_as_one_and_meets_its_own_kind() {
+    let (near, far) = (End::new("127.0.20.6:4791"), End::new("127.0.20.7:4791"));
+    let listener = far.connector.listen(far.at(0), 0).unwrap();
+    let ask = |qp| {
+        let (context, options) = (&near.context, ConnectionOptions::new());
+        near.connector
+            .connect(context, qp, listener.address(), options)
+    };
+    let (one, other) = (near.new_uc_qp(), far.new_uc_qp());
+    let asked = ask(&one);
+    let incoming = listener.next().wait().unwrap();
+    assert_eq!(incoming.offered_retry_cnt(), None);
+    let mismatch = error(far.accept(incoming, ConnectionOptions::new()));
+    assert!(mismatch.to_string().contains("Uc"), "{mismatch}");
+    assert!(matches!(error(asked), ConnectError::Refused { .. }));
+
+    let asked = ask(&one);
+    let incoming = listener.next().wait().unwrap();
+    let accepted = incoming.accept(&far.context, &other, ConnectionOptions::new());
+    let _both = (
+        asked.wait().unwrap().complete().wait().unwrap(),
+        accepted.wait().unwrap(),
+    );
+    let room = far.mr.sge(0, 64).unwrap();
+    other.post_receive(ReceiveRequest::new(9, room)).unwrap();
+    near.memory.write(100, b"hello").unwrap();
+    let data = near.mr.sge(100, 5).unwrap();
+    one.post_one(Send::new(data).signaled(1)).unwrap();
+    assert_eq!(near.completion().status, WcStatus::Success);
+    let done = far.completion();
+    assert_eq!((done.wr_id, done.status), (9, WcStatus::Success));
+    assert_eq!(far.memory.to_vec(0, 5).unwrap(), b"hello");
 }
 
 // covers 7.50

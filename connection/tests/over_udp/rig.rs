@@ -67,6 +67,11 @@ impl End {
         self.pd.create_qp(QpOptions::rc(&self.cq)).wait().unwrap()
     }
 
+    /// One without acknowledges.
+    pub(crate) fn new_uc_qp(&self) -> Qp {
+        self.pd.create_qp(QpOptions::uc(&self.cq)).wait().unwrap()
+    }
+
     pub(crate) fn connect(
         &self,
         to: SocketAddr,

@@ -9,8 +9,16 @@ use std::time::Duration;
 
 use crate::header::ahead;
 
-/// Frames of a read's answer that are asked for together: larger reads are asked for piece by piece.
-pub(crate) const PIECE: u32 = 32;
+/// Frames of a read's answer that are asked for together at most: larger reads are asked for piece by piece.
+const PIECE: u32 = 32;
+
+/// Frames of `1 << mtu_shift` octets of a read's answer that are asked for together: they come at once, and whoever asks
+/// has room for so many octets. A quarter of that is the kernel's own.
+pub(crate) fn piece(room: Option<usize>, mtu_shift: u8) -> u32 {
+    let fits = room.map_or(usize::MAX, |room| (room / 4 * 3) >> mtu_shift);
+    let fits = u32::try_from(fits).unwrap_or(u32::MAX).clamp(1, PIECE);
+    1 << fits.ilog2()
+}
 
 /// The window never becomes smaller.
 const LEAST: u32 = 2;
@@ -137,6 +145,15 @@ mod tests {
         assert!((32..40).contains(&slowly));
         pace.lost(150);
         assert!(pace.window() < slowly);
+    }
+
+    #[test]
+    fn a_piece_fits_where_it_arrives() {
+        assert_eq!(piece(None, 12), 32);
+        assert_eq!(piece(Some(208 << 10), 12), 32);
+        let little = |shift| piece(Some(16 << 10), shift);
+        assert_eq!([8, 10, 12].map(little), [32, 8, 2]);
+        assert_eq!(piece(Some(0), 12), 1);
     }
 
     #[test]

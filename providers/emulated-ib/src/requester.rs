@@ -19,7 +19,7 @@ use verbs_api::{Access, ExtensionOperation, LinkAddress, RemoteAddress, SendFlag
 use crate::header::{
     Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead, packets,
 };
-use crate::pacing::{PIECE, Pace};
+use crate::pacing::{self, Pace};
 use crate::responder::{Answer, respond};
 use crate::{Cx, Qp, QpRef, Sending, extension};
 
@@ -583,10 +583,13 @@ fn may_go_on(qp: &Qp, half: &Sending, index: usize) -> bool {
 
 // Octets of a read that are asked for together.
 fn piece(qp: &Qp, half: &Sending) -> u64 {
-    match qp.device.network().link().and_then(|link| link.max_frame()) {
-        Some(_) => u64::from(PIECE) << half.driver.mtu_shift,
+    let shift = half.driver.mtu_shift;
+    match qp.device.network().link() {
+        Some(link) if link.max_frame().is_some() => {
+            u64::from(pacing::piece(link.room(), shift)) << shift
+        }
         // A message of any length is one frame.
-        None => 1 << 32,
+        _ => 1 << 32,
     }
 }
 

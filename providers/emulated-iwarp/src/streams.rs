@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::effects::Effects;
+use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use polyverbs_links::wire::{
@@ -28,6 +29,7 @@ use verbs_api::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
     StreamWishes,
 };
+use verbs_api::qp::QpState;
 use verbs_api::{LinkAddress, Qpn};
 
 use crate::codec::{self, MpaCodec};
@@ -405,6 +407,9 @@ impl Streams {
             let joined = self.attach(&qp, epoch, number, early.connection, agreed, early.rest);
             if joined {
                 effects.resume(qp.owner().clone());
+                if agreed.says.contains(ReadyForms::WRITE) {
+                    say_ready_again(&qp, epoch);
+                }
             }
             joined
         });
@@ -524,12 +529,7 @@ fn say_ready(
         })
     };
     let message = if form.contains(ReadyForms::WRITE) {
-        Message::Tagged(Tagged {
-            opcode: TaggedOpcode::Write,
-            stag: 0,
-            to: 0,
-            last: true,
-        })
+        EMPTY_WRITE
     } else if form.contains(ReadyForms::READ) {
         half.driver.count_message(QN_REQUEST);
         half.driver.awaits_ready = true;
@@ -554,6 +554,30 @@ fn say_ready(
         return;
     };
     connection::say(qp, peer, message, cx);
+}
+
+// A peer that is told before it looks takes no notice until something else comes: Linux's siw looks for the indication
+// after it has sent the reply. As a write without octets it may be repeated, since it changes nothing.
+fn say_ready_again(qp: &QpRef, epoch: u32) {
+    let weak = qp.downgrade();
+    let timers = qp.device.network().timers();
+    let again = move |_| {
+        let Some(qp) = weak.upgrade() else { return };
+        let pin = pin();
+        let mut cx = Cx::new(&qp.device, &pin);
+        let half = qp.requester();
+        let peer = half.driver.peer.filter(|peer| peer.is_met());
+        if let Some(peer) = peer.filter(|peer| peer.mine == epoch)
+            && qp.state() == QpState::Rts
+        {
+            // Where there is no room, something else is on its way.
+            let _ = connection::offer(&qp, &peer, EMPTY_WRITE, Payload::Empty, &mut cx);
+        }
+        drop(half);
+        drop(pin);
+        qp.device.network().progress();
+    };
+    timers.add(timers.now().after(READY_AGAIN), Box::new(again));
 }
 
 impl State {
@@ -765,6 +789,15 @@ fn end_of(error: &StreamError) -> StreamEnd {
     }
 }
 
+/// The indication that a side is ready, in the form of a write.
+const EMPTY_WRITE: Message = Message::Tagged(Tagged {
+    opcode: TaggedOpcode::Write,
+    stag: 0,
+    to: 0,
+    last: true,
+});
+/// When that is repeated.
+const READY_AGAIN: Duration = Duration::from_millis(50);
 /// Tokens of listeners: above those of streams.
 const LISTENERS: u64 = 1 << 32;
 /// Connections that one look at a listener takes.

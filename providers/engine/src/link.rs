@@ -82,6 +82,11 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     /// Payload octets of the largest frame; `None` where a message of any length is one frame.
     fn max_frame(&self) -> Option<usize>;
 
+    /// Octets that may arrive at once without being lost for want of room; `None` where there always is.
+    fn room(&self) -> Option<usize> {
+        self.inner().and_then(Link::room)
+    }
+
     /// Takes a frame at `now`. Called with locks of queue pairs held: it only notes the frame, delivering later.
     fn send(&self, frame: Frame<'_, H>, now: Time);
 

@@ -232,6 +232,15 @@ impl UdpSocket {
         self.joins
     }
 
+    /// Octets that wait to be read at most, with what the kernel itself needs for them.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn receive_buffer(&self) -> io::Result<usize> {
+        // Linux says twice what it was told (socket(7)).
+        Ok(sockopt::socket_recv_buffer_size(self.as_fd())? / 2)
+    }
+
     /// Sends without waiting; answers how many of `transmits` went out, at least one.
     ///
     /// # Errors

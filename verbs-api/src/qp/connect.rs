@@ -141,6 +141,16 @@ impl ConnectOptions {
     pub const fn chosen_port(&self) -> Port {
         self.port_num
     }
+
+    /// Retries after a timeout or a sequence error.
+    pub const fn chosen_retry_cnt(&self) -> u8 {
+        self.retry_cnt
+    }
+
+    /// Retries after the peer had no receive.
+    pub const fn chosen_rnr_retry(&self) -> u8 {
+        self.rnr_retry
+    }
 }
 
 impl Qp {

@@ -108,6 +108,7 @@ pub struct UdpLink<C: DatagramCodec> {
     flows: FlowSockets,
     lanes: Box<[Lane<C::Header>]>,
     max_frame: Mtu,
+    room: usize,
     tap: Option<Arc<dyn OctetTap>>,
     inbound: Mutex<ReceiveBatch>,
     /// What came in by another way than the own socket, and whether anything did.
@@ -171,6 +172,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             flows: FlowSockets::new(local, options.flows, options.udp),
             lanes: lanes.collect(),
             max_frame,
+            room: lease.socket().receive_buffer()?,
             tap: options.tap,
             inbound: Mutex::new(inbound),
             aside: Mutex::new(Aside {
@@ -493,6 +495,19 @@ impl<C: DatagramCodec> UdpLink<C> {
         network.deliver(frame, now);
     }
 
+    // Whether there was something.
+    fn deliver_aside(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        if !self.has_aside.load(Ordering::Acquire) {
+            return false;
+        }
+        self.has_aside.store(false, Ordering::SeqCst);
+        let aside = std::mem::take(&mut lock(&self.aside).queue);
+        for (arrival, datagram) in &aside {
+            self.deliver(arrival, datagram, now, network);
+        }
+        !aside.is_empty()
+    }
+
     // What a process gets that is meant for another.
     fn hand_on(&self, range: QpnRange, arrival: &Arrival, datagram: &[u8]) {
         let handed = self.lease.hand_to_range(range, &handed(arrival, datagram));
@@ -529,6 +544,14 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // A datagram to the common queue pair, found by this process: keeps it, or hands it to whom it is for.
     fn sort(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
+        let range = QpnRange::of_datagram(datagram);
+        if range != QpnRange::COMMON {
+            // The kernel has joined it to one that was.
+            return match range == self.lease.range() {
+                true => self.keep(arrival, datagram, queue),
+                false => self.hand_on(range, &arrival, datagram),
+            };
+        }
         match self.codec.common(datagram) {
             Common::Range(range) if range != self.lease.range() => {
                 let datagram = handed(&arrival, datagram);
@@ -604,6 +627,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         Some(self.max_frame.octets() as usize)
     }
 
+    fn room(&self) -> Option<usize> {
+        Some(self.room)
+    }
+
     fn send(&self, frame: Frame<'_, C::Header>, _now: Time) {
         let manner = self.codec.manner(&frame.header);
         let flow = manner.flow as usize % self.lanes.len();
@@ -636,15 +663,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        let mut delivered = false;
-        if self.has_aside.load(Ordering::Acquire) {
-            self.has_aside.store(false, Ordering::SeqCst);
-            let aside = std::mem::take(&mut lock(&self.aside).queue);
-            for (arrival, datagram) in aside {
-                self.deliver(&arrival, &datagram, now, network);
-                delivered = true;
-            }
-        }
+        let mut delivered = self.deliver_aside(now, network);
         let mut batch = lock(&self.inbound);
         let own = self.lease.range();
         let mut take = |arrival: Arrival, datagram: &[u8]| {
@@ -652,8 +671,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             if range == own {
                 self.deliver(&arrival, datagram, now, network);
                 delivered = true;
+            } else if range == QpnRange::COMMON {
+                // The kernel has joined it to one that was for this process, as the two below.
+                self.sort(arrival, datagram, &mut lock(&self.aside).queue);
             } else {
-                // It followed another that was for this process.
                 self.hand_on(range, &arrival, datagram);
             }
         };
@@ -671,7 +692,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 self.read(|batch| member.receive(batch), &mut batch, &mut take);
             }
         }
-        delivered
+        // Whoever hears of these may look for more.
+        drop(batch);
+        delivered | self.deliver_aside(now, network)
     }
 
     fn next_due(&self) -> Option<Time> {

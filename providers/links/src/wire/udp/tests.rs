@@ -405,6 +405,66 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
 }
 
 #[test]
+fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
+    let [one, other] = [(); 2].map(|()| link("127.0.3.163", 47_080));
+    let sinks = [&one, &other].map(Sink::of);
+    let networks = sinks
+        .each_ref()
+        .map(|sink| Arc::clone(sink) as Arc<dyn Progress>);
+    let [first, second] = networks.each_ref().map(Arc::downgrade);
+    let _duties = (one.start(first).unwrap(), other.start(second).unwrap());
+    other.serve(5).unwrap();
+    let from = UdpSocket::bind("127.0.3.164:0".parse().unwrap(), &UdpOptions::default()).unwrap();
+    let of = |link: &UdpLink<Toy>| link.lease().range().first() + 7;
+    let datagram = |(segment, (qpn, service)): (usize, (u32, u8))| {
+        let header = Header {
+            qpn,
+            number: qpn,
+            service,
+        };
+        let mut octets = vec![0; 13];
+        Toy.encode(&header, 0, &mut octets).unwrap();
+        let envelope = envelope(from.local(), one.lease().address(), segment as u16);
+        Toy.seal(&envelope, 9, &mut octets);
+        octets
+    };
+    // A message to the common queue pair behind others, and others behind it.
+    let (mine, its) = ((of(&one), 0), (of(&other), 0));
+    for call in [
+        [mine, (1, 5), its],
+        [its, mine, (1, 5)],
+        [(1, 5), mine, its],
+    ] {
+        let octets = call
+            .into_iter()
+            .enumerate()
+            .map(datagram)
+            .collect::<Vec<_>>()
+            .concat();
+        let pieces = [(&octets[..]).into()];
+        let mut transmit = polyverbs_sockets::Transmit::new(one.lease().address(), &pieces);
+        transmit.segment = 13;
+        transmit.traffic_class = 2;
+        from.send(&[transmit]).unwrap();
+    }
+    let expected = [(0, mine.0, 3), (1, its.0, 3), (1, 1, 3), (0, 1, 0)];
+    let began = Instant::now();
+    let count = |sink: usize, number| {
+        let frames = lock(&sinks[sink].frames);
+        let is_it = |frame: &&OwnedFrame<Header>| frame.header.number == number && !frame.damaged;
+        frames.iter().filter(is_it).count()
+    };
+    while expected.map(|(sink, number, _)| (sink, number, count(sink, number))) != expected {
+        assert!(
+            began.elapsed() < LONG,
+            "{:?}",
+            sinks.each_ref().map(|sink| sink.numbers())
+        );
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn a_group_is_joined_and_left() {
     let (one, other) = (link("127.0.3.93", 47_080), link("127.0.3.94", 47_080));
     let group: IpAddr = "239.255.47.95".parse().unwrap();
