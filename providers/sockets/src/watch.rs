@@ -11,7 +11,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -85,8 +85,12 @@ pub struct Watch {
     data: OwnedFd,
     bell: OwnedFd,
     turn: AtomicBool,
-    /// Moves with each turn of a poller.
+    /// Pollers that found the turn taken, since one last got it.
+    refused: AtomicU32,
+    /// Moves with each attempt of a poller.
     epoch: AtomicU64,
+    /// Moves with what is sent between two polls.
+    sendings: AtomicU32,
     /// The epoch of a poller that said that it would sleep.
     handed_back: AtomicU64,
     stands_back: AtomicBool,
@@ -104,7 +108,9 @@ impl Watch {
             data: epoll::create(CreateFlags::CLOEXEC)?,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             turn: AtomicBool::new(false),
+            refused: AtomicU32::new(0),
             epoch: AtomicU64::new(0),
+            sendings: AtomicU32::new(0),
             handed_back: AtomicU64::new(0),
             stands_back: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -167,14 +173,24 @@ impl Watch {
     /// wait for it: otherwise a poller that spins would keep it from giving the turn back.
     #[inline]
     pub fn poll<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        // Also of one that is refused, or the thread would take it for gone and the next turn too.
+        self.epoch.fetch_add(1, Ordering::SeqCst);
         let Some(_turn) = self.turn() else {
-            thread::yield_now();
+            self.give_way();
             return None;
         };
-        // Nobody else moves it: whoever does has the turn.
-        let epoch = self.epoch.load(Ordering::Relaxed);
-        self.epoch.store(epoch.wrapping_add(1), Ordering::SeqCst);
+        self.refused.store(0, Ordering::Relaxed);
         Some(work())
+    }
+
+    // Yielding is not enough where the scheduler prefers who yields: until the next tick, milliseconds, it comes back.
+    #[cold]
+    fn give_way(&self) {
+        if self.refused.fetch_add(1, Ordering::Relaxed) < YIELDS {
+            thread::yield_now();
+        } else {
+            thread::sleep(WAY);
+        }
     }
 
     /// Does `work` with the turn without counting as a poller; `None` where another thread has it.
@@ -195,6 +211,12 @@ impl Watch {
         if !self.stands_back() {
             self.ring();
         }
+    }
+
+    /// Something is sent: whoever polled before is not gone.
+    #[inline]
+    pub fn stay(&self) {
+        self.sendings.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A poller is about to sleep: the thread takes over at once.
@@ -260,19 +282,19 @@ impl Watch {
     // Until the epoch has stood still for a while, or a poller has said that it will sleep: the epoch then.
     fn stand_back(&self, duty: &Weak<dyn Duty>) -> Option<u64> {
         self.stands_back.store(true, Ordering::SeqCst);
-        let mut seen = self.epoch();
+        let mut seen = self.signs();
         let epoch = loop {
-            if self.handed_back.load(Ordering::SeqCst) == seen {
-                break Some(seen);
+            if self.handed_back.load(Ordering::SeqCst) == seen.0 {
+                break Some(seen.0);
             }
             if self.round(duty, false, Some(PATIENCE)).is_none() {
                 break None;
             }
-            let epoch = self.epoch();
-            if epoch == seen {
-                break Some(seen);
+            let now = self.signs();
+            if now == seen {
+                break Some(seen.0);
             }
-            seen = epoch;
+            seen = now;
         };
         self.stands_back.store(false, Ordering::SeqCst);
         epoch
@@ -281,6 +303,11 @@ impl Watch {
     fn has_poller(&self, seen: u64) -> bool {
         let epoch = self.epoch();
         epoch != seen && epoch != self.handed_back.load(Ordering::SeqCst)
+    }
+
+    // Of a poller: the epoch, and what moves while it only sends.
+    fn signs(&self) -> (u64, u32) {
+        (self.epoch(), self.sendings.load(Ordering::Relaxed))
     }
 
     fn epoch(&self) -> u64 {
@@ -355,6 +382,10 @@ pub const AT_ONCE: usize = 64;
 
 /// How long the epoch stands still before a poller counts as gone.
 const PATIENCE: Duration = Duration::from_millis(1);
+
+/// How often a poller yields to whoever has the turn before it sleeps.
+const YIELDS: u32 = 16;
+const WAY: Duration = Duration::from_micros(20);
 
 const BELL_TOKEN: u64 = u64::MAX;
 const DATA_TOKEN: u64 = u64::MAX - 1;

@@ -856,6 +856,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn flush(&self) {
+        self.watch.stay();
         self.flush_at(None);
     }
 

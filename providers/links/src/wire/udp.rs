@@ -655,6 +655,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn flush(&self) {
+        self.watch.stay();
         (0..self.lanes.len()).for_each(|flow| self.flush_lane(flow, true));
     }
 

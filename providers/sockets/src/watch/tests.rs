@@ -123,6 +123,25 @@ fn while_somebody_polls_the_thread_stands_back() {
 }
 
 #[test]
+fn who_only_sends_for_a_while_is_not_replaced() {
+    let (reader, _told) = Reader::new();
+    reader.poll_for(Duration::from_millis(50));
+    let before = reader.by_thread.load(Ordering::SeqCst);
+    for count in 1..=50 {
+        reader.send();
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(3) {
+            reader.watch.stay();
+            std::hint::spin_loop();
+        }
+        reader.poll_for(Duration::from_micros(100));
+        reader.await_arrival(count);
+    }
+    let by_thread = reader.by_thread.load(Ordering::SeqCst) - before;
+    assert!(by_thread < 25, "{by_thread} of 50 by the thread");
+}
+
+#[test]
 fn a_poller_that_vanished_is_replaced() {
     let (reader, _told) = Reader::new();
     for count in 1..=20 {
@@ -174,6 +193,8 @@ fn one_thread_at_a_time_has_the_turn() {
     let watch = Watch::new().unwrap();
     let inner = watch.poll(|| (watch.poll(|| ()), watch.visit(|| ())));
     assert_eq!(inner, Some((None, None)));
+    // Who is refused is there as well.
+    assert_eq!(watch.epoch(), 2);
     assert_eq!(watch.poll(|| ()), Some(()));
 }
 
