@@ -490,7 +490,8 @@ const fn qp_type(service: Service) -> QpType {
 
 fn xrc_of(packet: &Packet<'_>) -> Option<u32> {
     if let Some(eth) = packet.get::<ExtensionEth>() {
-        return Some(eth.srq()).filter(|&number| number != 0);
+        // An answer names no queue.
+        return Some(eth.srq()).filter(|&number| number != 0 && !eth.is_response());
     }
     let of_request = packet.get::<Xrceth>().map(|eth| eth.srq());
     of_request.or((packet.facts.service == Service::Xrc).then_some(0))
