@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use polyverbs::emulated::{self, EmulatedOptions};
-use verbs_api::{Device, Transport};
+use verbs_api::{Context, Device, Requirements, Transport};
 
 use crate::abi::{IbvContext, IbvDevice, Slot};
 use crate::context;
@@ -148,6 +148,15 @@ impl ListedDevice {
         // A parent's device has threads that are not here: it must not be ended here.
         std::mem::forget(made.replace((process, device.clone())));
         Ok(device)
+    }
+
+    /// Opens it for code that is not C.
+    ///
+    /// # Errors
+    /// The device cannot be had.
+    pub fn open(&self) -> Result<Context, Errno> {
+        let device = self.device()?;
+        Ok(device.open(&Requirements::everything_of(&device.attributes()))?)
     }
 }
 

@@ -6,3 +6,4 @@
 
 pub mod abi;
 pub mod names;
+pub mod rsocket;

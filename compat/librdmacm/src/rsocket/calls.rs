@@ -1,0 +1,667 @@
+//! The functions that programs call: pointers and numbers of C, and nothing else.
+//!
+//! All answer -1 and an error number where they fail.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_long, c_void};
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::slice;
+use std::time::Duration;
+
+use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+use polyverbs_libibverbs::errno::{Errno, minus_one};
+
+use super::address;
+use super::poll;
+use super::stream::{Family, How, Stream};
+use super::table::{self, Socket};
+use super::waiting::Deadline;
+
+const FAULT: Errno = Errno(libc::EFAULT);
+
+fn done(result: Result<(), Errno>) -> c_int {
+    minus_one(result.map(|()| 0))
+}
+
+fn count(result: Result<usize, Errno>) -> ssize_t {
+    result.map_or_else(
+        |errno| {
+            errno.set();
+            -1
+        },
+        |count| ssize_t::try_from(count).unwrap_or(ssize_t::MAX),
+    )
+}
+
+/// `rsocket`.
+pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let family = match domain {
+        libc::AF_INET => Ok(Family::V4),
+        libc::AF_INET6 => Ok(Family::V6),
+        _ => Err(Errno(libc::EAFNOSUPPORT)),
+    };
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    minus_one(family.and_then(|family| {
+        let socket = match (kind & !flags, protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Socket::Stream(Stream::new(family)),
+            _ => return Err(Errno(libc::EPROTONOSUPPORT)),
+        };
+        socket.set_nonblocking(kind & libc::SOCK_NONBLOCK != 0);
+        table::insert(socket, kind & libc::SOCK_CLOEXEC != 0)
+    }))
+}
+
+/// `rbind`.
+///
+/// # Safety
+/// `length` octets are readable at `address`.
+pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        // SAFETY: as the caller promises.
+        let at = unsafe { address::read(address, length) }?;
+        socket.stream()?.bind(at)
+    }))
+}
+
+/// `rlisten`.
+pub extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let backlog = usize::try_from(backlog).unwrap_or(0);
+    done(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
+}
+
+/// `raccept`.
+///
+/// # Safety
+/// `length` is null or writable, and as many octets as it says are writable at `address`.
+pub unsafe extern "C" fn accept(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    minus_one(table::get(fd).and_then(|socket| {
+        let (accepted, peer) = socket.stream()?.accept()?;
+        if !address.is_null() {
+            // SAFETY: as the caller promises.
+            unsafe { address::write(peer, address, length) }?;
+        }
+        table::insert(Socket::Stream(accepted), false)
+    }))
+}
+
+/// `rconnect`.
+///
+/// # Safety
+/// `length` octets are readable at `address`.
+pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        // SAFETY: as the caller promises.
+        let to = unsafe { address::read(address, length) }?;
+        socket.stream()?.connect(to)
+    }))
+}
+
+/// `rshutdown`.
+pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        let (reads, writes) = match how {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(Errno::INVAL),
+        };
+        socket.stream()?.shutdown(reads, writes)
+    }))
+}
+
+/// `rclose`.
+pub extern "C" fn close(fd: c_int) -> c_int {
+    done(table::close(fd))
+}
+
+fn receives(flags: c_int) -> Result<How, Errno> {
+    let known = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+    if flags & !known != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(How {
+        no_wait: flags & libc::MSG_DONTWAIT != 0,
+        peek: flags & libc::MSG_PEEK != 0,
+        all: flags & libc::MSG_WAITALL != 0,
+    })
+}
+
+fn sends(flags: c_int) -> Result<How, Errno> {
+    let known = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+    if flags & !known != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(How {
+        no_wait: flags & libc::MSG_DONTWAIT != 0,
+        ..How::default()
+    })
+}
+
+// SAFETY of the callers: the octets are readable while the answer is used.
+unsafe fn source<'a>(at: *const c_void, length: size_t) -> Result<&'a [u8], Errno> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    if at.is_null() || length > isize::MAX as usize {
+        return Err(FAULT);
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { slice::from_raw_parts(at.cast(), length) })
+}
+
+// SAFETY of the callers: the octets are writable while the answer is used.
+unsafe fn sink<'a>(at: *mut c_void, length: size_t) -> Result<&'a mut [u8], Errno> {
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    if at.is_null() || length > isize::MAX as usize {
+        return Err(FAULT);
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { slice::from_raw_parts_mut(at.cast(), length) })
+}
+
+// SAFETY of the callers: the list is one.
+unsafe fn vectors<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec], Errno> {
+    if count > libc::UIO_MAXIOV as usize {
+        return Err(Errno::INVAL);
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() {
+        return Err(FAULT);
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { slice::from_raw_parts(list, count) })
+}
+
+fn vector_count(count: c_int) -> Result<usize, Errno> {
+    usize::try_from(count).map_err(|_| Errno::INVAL)
+}
+
+// SAFETY of the callers: the list is one, whose octets are readable.
+unsafe fn sources<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSlice<'a>>, Errno> {
+    // SAFETY: as the caller promises.
+    let list = unsafe { vectors(list, count) }?;
+    list.iter()
+        .map(|part| {
+            // SAFETY: as the caller promises.
+            let part = unsafe { source(part.iov_base, part.iov_len) }?;
+            Ok(IoSlice::new(part))
+        })
+        .collect()
+}
+
+// SAFETY of the callers: the list is one, whose octets are writable.
+unsafe fn sinks<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSliceMut<'a>>, Errno> {
+    // SAFETY: as the caller promises.
+    let list = unsafe { vectors(list, count) }?;
+    list.iter()
+        .map(|part| {
+            // SAFETY: as the caller promises.
+            let part = unsafe { sink(part.iov_base, part.iov_len) }?;
+            Ok(IoSliceMut::new(part))
+        })
+        .collect()
+}
+
+fn receive_from(
+    fd: c_int,
+    sinks: &mut [IoSliceMut<'_>],
+    flags: c_int,
+) -> Result<(usize, Option<SocketAddr>), Errno> {
+    let socket = table::get(fd)?;
+    let how = receives(flags)?;
+    match &socket {
+        Socket::Stream(stream) => Ok((stream.receive(sinks, how)?, None)),
+    }
+}
+
+fn send_to(
+    fd: c_int,
+    sources: &[IoSlice<'_>],
+    flags: c_int,
+    to: Option<SocketAddr>,
+) -> Result<usize, Errno> {
+    let socket = table::get(fd)?;
+    let how = sends(flags)?;
+    match &socket {
+        Socket::Stream(_) if to.is_some() => Err(Errno(libc::EISCONN)),
+        Socket::Stream(stream) => stream.send(sources, how),
+    }
+}
+
+/// `rrecv`.
+///
+/// # Safety
+/// `length` octets are writable at `target`.
+pub unsafe extern "C" fn recv(
+    fd: c_int,
+    target: *mut c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as the caller promises.
+    let sink = unsafe { sink(target, length) };
+    count(sink.and_then(|sink| {
+        let received = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
+        Ok(received.0)
+    }))
+}
+
+/// `rrecvfrom`.
+///
+/// # Safety
+/// As for [`recv`]; the address as for [`accept`].
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    target: *mut c_void,
+    length: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_length: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: as the caller promises.
+    let sink = unsafe { sink(target, length) };
+    count(sink.and_then(|sink| {
+        let (received, from) = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
+        if let Some(from) = from.filter(|_| !address.is_null()) {
+            // SAFETY: as the caller promises.
+            unsafe { address::write(from, address, address_length) }?;
+        }
+        Ok(received)
+    }))
+}
+
+/// `rrecvmsg`: nothing comes beside the octets.
+///
+/// # Safety
+/// The message, and what it points to, is writable.
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: as the caller promises.
+    let message = unsafe { message.as_mut() }.ok_or(FAULT);
+    count(message.and_then(|message| {
+        // SAFETY: as the caller promises.
+        let mut sinks = unsafe { sinks(message.msg_iov, message.msg_iovlen) }?;
+        let (received, from) = receive_from(fd, &mut sinks, flags)?;
+        message.msg_controllen = 0;
+        message.msg_flags = 0;
+        if let Some(from) = from.filter(|_| !message.msg_name.is_null()) {
+            let name = message.msg_name.cast();
+            // SAFETY: as the caller promises.
+            unsafe { address::write(from, name, &raw mut message.msg_namelen) }?;
+        }
+        Ok(received)
+    }))
+}
+
+/// `rsend`.
+///
+/// # Safety
+/// `length` octets are readable at `from`.
+pub unsafe extern "C" fn send(
+    fd: c_int,
+    from: *const c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as the caller promises.
+    let source = unsafe { source(from, length) };
+    count(source.and_then(|source| send_to(fd, &[IoSlice::new(source)], flags, None)))
+}
+
+/// `rsendto`.
+///
+/// # Safety
+/// As for [`send`]; `address_length` octets are readable at `address`, unless that is null.
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    from: *const c_void,
+    length: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    address_length: socklen_t,
+) -> ssize_t {
+    // SAFETY: as the caller promises.
+    let source = unsafe { source(from, length) };
+    count(source.and_then(|source| {
+        let to = match address.is_null() {
+            true => None,
+            // SAFETY: as the caller promises.
+            false => Some(unsafe { address::read(address, address_length) }?),
+        };
+        send_to(fd, &[IoSlice::new(source)], flags, to)
+    }))
+}
+
+/// `rsendmsg`: nothing goes beside the octets.
+///
+/// # Safety
+/// The message, and what it points to, is readable.
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: as the caller promises.
+    let message = unsafe { message.as_ref() }.ok_or(FAULT);
+    count(message.and_then(|message| {
+        if message.msg_controllen > 0 && !message.msg_control.is_null() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // SAFETY: as the caller promises.
+        let sources = unsafe { sources(message.msg_iov, message.msg_iovlen) }?;
+        let to = match message.msg_name.is_null() {
+            true => None,
+            // SAFETY: as the caller promises.
+            false => Some(unsafe { address::read(message.msg_name.cast(), message.msg_namelen) }?),
+        };
+        send_to(fd, &sources, flags, to)
+    }))
+}
+
+/// `rread`.
+///
+/// # Safety
+/// As for [`recv`].
+pub unsafe extern "C" fn read(fd: c_int, target: *mut c_void, length: size_t) -> ssize_t {
+    // SAFETY: as the caller promises.
+    unsafe { recv(fd, target, length, 0) }
+}
+
+/// `rreadv`.
+///
+/// # Safety
+/// The list is one, whose octets are writable.
+pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, length: c_int) -> ssize_t {
+    count(vector_count(length).and_then(|length| {
+        // SAFETY: as the caller promises.
+        let mut sinks = unsafe { sinks(list, length) }?;
+        Ok(receive_from(fd, &mut sinks, 0)?.0)
+    }))
+}
+
+/// `rwrite`.
+///
+/// # Safety
+/// As for [`send`].
+pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: size_t) -> ssize_t {
+    // SAFETY: as the caller promises.
+    unsafe { send(fd, from, length, 0) }
+}
+
+/// `rwritev`.
+///
+/// # Safety
+/// The list is one, whose octets are readable.
+pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, length: c_int) -> ssize_t {
+    count(vector_count(length).and_then(|length| {
+        // SAFETY: as the caller promises.
+        let sources = unsafe { sources(list, length) }?;
+        send_to(fd, &sources, 0, None)
+    }))
+}
+
+/// `rpoll`.
+///
+/// # Safety
+/// `entries` is a list of `length`.
+pub unsafe extern "C" fn poll(entries: *mut pollfd, length: nfds_t, timeout: c_int) -> c_int {
+    let deadline = match u64::try_from(timeout) {
+        Ok(milliseconds) => Deadline::after(Duration::from_millis(milliseconds)),
+        Err(_) => Deadline::NEVER,
+    };
+    let entries = match length {
+        0 => Ok(&mut [][..]),
+        _ if entries.is_null() => Err(FAULT),
+        // SAFETY: as the caller promises.
+        _ => Ok(unsafe { slice::from_raw_parts_mut(entries, length as usize) }),
+    };
+    let found = entries.and_then(|entries| poll::wait(entries, deadline));
+    minus_one(found.map(|found| found as c_int))
+}
+
+// The sets of a `select`, each with what puts a descriptor in it.
+const SETS: [(i16, i16); 3] = [
+    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+    (libc::POLLPRI, libc::POLLPRI),
+];
+
+/// `rselect`.
+///
+/// # Safety
+/// The sets are null or sets; `timeout` is null or readable.
+pub unsafe extern "C" fn select(
+    length: c_int,
+    reads: *mut fd_set,
+    writes: *mut fd_set,
+    errors: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    minus_one(unsafe { selected(length, [reads, writes, errors], timeout) })
+}
+
+unsafe fn selected(
+    length: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *mut timeval,
+) -> Result<c_int, Errno> {
+    if !(0..=libc::FD_SETSIZE as c_int).contains(&length) {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: as the caller promises.
+    let deadline = match unsafe { timeout.as_ref() } {
+        None => Deadline::NEVER,
+        Some(time) => {
+            let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
+            let micros = u64::try_from(time.tv_usec).map_err(|_| Errno::INVAL)?;
+            Deadline::after(Duration::from_secs(seconds) + Duration::from_micros(micros))
+        }
+    };
+    let mut entries = Vec::new();
+    for fd in 0..length {
+        let mut events = 0;
+        for (set, (wanted, _)) in sets.iter().zip(SETS) {
+            // SAFETY: a set, and a number that it has room for.
+            if !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) } {
+                events |= wanted;
+            }
+        }
+        if events != 0 {
+            entries.push(pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        }
+    }
+    poll::wait(&mut entries, deadline)?;
+    if entries.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+        return Err(Errno(libc::EBADF));
+    }
+    let mut found = 0;
+    for (set, (wanted, filled)) in sets.into_iter().zip(SETS) {
+        if set.is_null() {
+            continue;
+        }
+        // SAFETY: a set.
+        unsafe { libc::FD_ZERO(set) };
+        for entry in &entries {
+            if entry.events & wanted != 0 && entry.revents & filled != 0 {
+                // SAFETY: a set, and a number that it has room for.
+                unsafe { libc::FD_SET(entry.fd, set) };
+                found += 1;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// `rgetpeername`.
+///
+/// # Safety
+/// As for [`accept`].
+pub unsafe extern "C" fn getpeername(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        let peer = socket.stream()?.peer()?;
+        // SAFETY: as the caller promises.
+        unsafe { address::write(peer, address, length) }
+    }))
+}
+
+/// `rgetsockname`.
+///
+/// # Safety
+/// As for [`accept`].
+pub unsafe extern "C" fn getsockname(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        let local = socket.stream()?.local();
+        // SAFETY: as the caller promises.
+        unsafe { address::write(local, address, length) }
+    }))
+}
+
+/// `rsetsockopt`.
+///
+/// # Safety
+/// `length` octets are readable at `value`.
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        // SAFETY: as the caller promises.
+        let value = unsafe { source(value, length as usize) }?;
+        socket
+            .stream()?
+            .with_options(|options, is_made| options.set(level, name, value, is_made))
+    }))
+}
+
+fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
+    let one = |value: c_int| Ok(value.to_ne_bytes().to_vec());
+    let stream = socket.stream()?;
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            one(stream.take_error().map_or(0, |error| error.0))
+        }
+        (libc::SOL_SOCKET, libc::SO_TYPE) => one(libc::SOCK_STREAM),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => one(stream.is_listening().into()),
+        _ => stream.with_options(|options, _| options.get(level, name)),
+    }
+}
+
+/// `rgetsockopt`.
+///
+/// # Safety
+/// `length` is writable, and as many octets as it says are writable at `value`.
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        // SAFETY: as the caller promises.
+        let length = unsafe { length.as_mut() }.ok_or(FAULT)?;
+        // SAFETY: as the caller promises.
+        let room = unsafe { sink(value, *length as usize) }?;
+        let found = option(&socket, level, name)?;
+        let copied = found.len().min(room.len());
+        room[..copied].copy_from_slice(&found[..copied]);
+        *length = copied as socklen_t;
+        Ok(())
+    }))
+}
+
+/// `rfcntl`, with whatever argument: what is not O_NONBLOCK is the descriptor's own matter.
+pub extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    minus_one(table::get(fd).and_then(|socket| match command {
+        libc::F_GETFL => Ok(match socket.is_nonblocking() {
+            true => libc::O_RDWR | libc::O_NONBLOCK,
+            false => libc::O_RDWR,
+        }),
+        libc::F_SETFL => {
+            socket.set_nonblocking(argument & c_long::from(libc::O_NONBLOCK) != 0);
+            Ok(0)
+        }
+        libc::F_GETFD | libc::F_SETFD => {
+            // SAFETY: a descriptor of ours, and a number.
+            let answer = unsafe { libc::fcntl(fd, command, argument) };
+            if answer < 0 { Err(Errno::last()) } else { Ok(answer) }
+        }
+        _ => Err(Errno::OPNOTSUPP),
+    }))
+}
+
+/// `riomap`.
+///
+/// # Safety
+/// `length` octets from `at` stay mapped, readable and writable, until `riounmap` or `rclose`.
+pub unsafe extern "C" fn iomap(
+    fd: c_int,
+    at: *mut c_void,
+    length: size_t,
+    protection: c_int,
+    flags: c_int,
+    offset: off_t,
+) -> off_t {
+    let mapped = table::get(fd).and_then(|socket| {
+        if protection & !libc::PROT_WRITE != libc::PROT_NONE || flags != 0 {
+            return Err(Errno::INVAL);
+        }
+        let is_remote = protection == libc::PROT_WRITE;
+        let wanted = (offset != -1).then_some(offset as u64);
+        // SAFETY: as the caller promises.
+        unsafe { socket.stream()?.map(at.cast(), length, is_remote, wanted) }
+    });
+    mapped.map_or_else(
+        |errno| {
+            errno.set();
+            -1
+        },
+        |offset| offset as off_t,
+    )
+}
+
+/// `riounmap`.
+pub extern "C" fn iounmap(fd: c_int, at: *mut c_void, length: size_t) -> c_int {
+    done(table::get(fd).and_then(|socket| socket.stream()?.unmap(at.addr(), length)))
+}
+
+/// `riowrite`.
+///
+/// # Safety
+/// As for [`send`].
+pub unsafe extern "C" fn iowrite(
+    fd: c_int,
+    from: *const c_void,
+    length: size_t,
+    offset: off_t,
+    flags: c_int,
+) -> size_t {
+    let written = table::get(fd).and_then(|socket| {
+        // SAFETY: as the caller promises.
+        let source = unsafe { source(from, length) }?;
+        socket
+            .stream()?
+            .write_at(source, offset as u64, sends(flags)?)
+    });
+    count(written) as size_t
+}

@@ -1,0 +1,87 @@
+//! The devices that rsockets are made on: opened once in a process, and again in each child of a fork.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use polyverbs::connection::source_of;
+use polyverbs_connection::Connector;
+use polyverbs_libibverbs::device::{ListedDevice, devices};
+use polyverbs_libibverbs::errno::Errno;
+use verbs_api::{Context, Pd, Transport};
+
+/// A device that is open.
+pub(crate) struct Opened {
+    pub(crate) context: Context,
+    pub(crate) pd: Pd,
+    pub(crate) connector: Connector,
+    pub(crate) address: IpAddr,
+    pub(crate) transport: Transport,
+    listed: &'static ListedDevice,
+    process: u32,
+}
+
+static OPENED: Mutex<Vec<Arc<Opened>>> = Mutex::new(Vec::new());
+
+fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
+    let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if let Some(there) = all
+        .iter()
+        .find(|there| std::ptr::eq(there.listed, listed) && there.process == process)
+    {
+        return Ok(Arc::clone(there));
+    }
+    // A parent's devices have threads that are not here: they must not be ended here.
+    let mut parents = Vec::new();
+    all.retain(|there| {
+        let own = there.process == process;
+        if !own {
+            parents.push(Arc::clone(there));
+        }
+        own
+    });
+    std::mem::forget(parents);
+    let context = listed.open()?;
+    let made = Arc::new(Opened {
+        pd: context.alloc_pd().wait()?,
+        connector: Connector::of(&context).map_err(|_| Errno(libc::ENODEV))?,
+        context,
+        address: listed.address(),
+        transport: listed.transport(),
+        listed,
+        process,
+    });
+    all.push(Arc::clone(&made));
+    Ok(made)
+}
+
+/// The devices that are at this address, which may be that of any.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
+    let is_there = |listed: &&ListedDevice| {
+        let own = listed.address();
+        own == address || address.is_unspecified() && own.is_ipv4() == address.is_ipv4()
+    };
+    let found: Vec<_> = devices().iter().filter(is_there).collect();
+    if found.is_empty() {
+        return Err(Errno(libc::ENODEV));
+    }
+    found.into_iter().map(opened).collect()
+}
+
+/// The device from which an address is reached: at `from`, where that says one.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn reaching(to: SocketAddr, from: Option<IpAddr>) -> Result<Arc<Opened>, Errno> {
+    let from = match from.filter(|from| !from.is_unspecified()) {
+        Some(from) => from,
+        None => source_of(to).map_err(|_| Errno(libc::ENETUNREACH))?,
+    };
+    at(from)?
+        .into_iter()
+        .next()
+        .ok_or(Errno(libc::ENODEV))
+}

@@ -1,0 +1,699 @@
+//! One connection's queue pair with its memory: both directions of [`flow`](super::flow) as verbs.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::Instant;
+
+use polyverbs_libibverbs::errno::Errno;
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::{
+    Access, Completion, Cq, Data, Memory, Mr, Notify, OutOfRange, Qp, QpOptions, RKey,
+    ReceiveRequest, RemoteAddress, Send, Sge, Transport, VerbError, WcStatus, WorkRequest, Write,
+    WriteWithImmediate,
+};
+
+use super::device::Opened;
+use super::flow::{CONTROLS, Incoming, Outgoing, Stretch, TARGETS, Taken};
+use super::options::Sizes;
+use super::protocol::{Hello, Map, Message, Order, Target, maps_told};
+
+/// Memory of ours, registered.
+struct Registered {
+    memory: Memory,
+    mr: Mr,
+}
+
+impl Registered {
+    fn new(device: &Opened, length: usize, access: Access) -> Result<Self, Errno> {
+        let memory = Memory::zeroed(length).ok_or(Errno::NOMEM)?;
+        let mr = device.pd.register(&memory, access).wait()?;
+        Ok(Self { memory, mr })
+    }
+
+    fn target(&self, length: u32) -> Target {
+        Target {
+            addr: self.memory.address(),
+            key: self.mr.rkey().value(),
+            length,
+        }
+    }
+
+    fn end(self) {
+        let _ = self.mr.deregister().wait();
+    }
+}
+
+// None of the places is outside: they are counted in rings of that size.
+fn inside<T: Default>(done: Result<T, OutOfRange>) -> T {
+    debug_assert!(done.is_ok());
+    done.unwrap_or_default()
+}
+
+/// Memory of the program that the peer may write.
+struct Mapped {
+    address: usize,
+    map: Map,
+    // Where in the peer's list; none where it was not to be told.
+    index: Option<u32>,
+    told: bool,
+    mr: Mr,
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The peer said so.
+    Closed,
+    /// It did not.
+    Failed(Errno),
+}
+
+/// One end of a connection.
+pub(crate) struct Lane {
+    device: Arc<Opened>,
+    qp: Qp,
+    cq: Cq,
+    send: Registered,
+    ring: Registered,
+    list: Registered,
+    // Where messages come that are sends.
+    notices: Option<Registered>,
+    out: Outgoing,
+    incoming: Incoming,
+    peer: Option<Hello>,
+    maps: u32,
+    inline: u32,
+    mapped: Vec<Mapped>,
+    slots: Vec<Completion>,
+    scratch: Vec<u8>,
+    // The list may hold a target that was not seen.
+    is_list_written: bool,
+    peer_sends: bool,
+    end: Option<End>,
+    last_traffic: Instant,
+}
+
+/// In the identity of a receive; the rest is its place.
+const RECEIVE: u64 = 1 << 62;
+/// Receives for messages that take no credits.
+const SPARE_RECEIVES: u32 = 64;
+const NOTICE: u32 = 4;
+const SLOTS: usize = 32;
+
+fn remote(target: Target) -> RemoteAddress {
+    RemoteAddress::new(target.addr, RKey::new(target.key))
+}
+
+impl Lane {
+    /// A queue pair that can be connected, with its memory.
+    ///
+    /// # Errors
+    /// The device has no room for it.
+    pub(crate) fn new(device: &Arc<Opened>, sizes: &Sizes) -> Result<Self, Errno> {
+        let limits = device.context.limits();
+        let most = limits.max_qp_wr.min(limits.max_cqe / 2);
+        let requests = u32::from(sizes.sends).min(most);
+        let credits = u32::from(sizes.receives).min(most - SPARE_RECEIVES);
+        let receives = credits + SPARE_RECEIVES;
+        let inline = sizes.inline.min(limits.max_inline_data);
+        let separate = device.transport == Transport::Iwarp;
+        let maps = maps_told(sizes.maps);
+        let list = TARGETS * Target::LEN + maps as usize * Map::LEN;
+        let exposed = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let notices = separate.then(|| {
+            let length = (receives * NOTICE) as usize;
+            Registered::new(device, length, Access::LOCAL_WRITE)
+        });
+        let cq = device.context.create_cq(requests + receives).wait()?;
+        let qp = device
+            .pd
+            .create_qp(
+                QpOptions::rc(&cq)
+                    .max_send_wr(requests)
+                    .max_recv_wr(receives)
+                    .max_send_sge(2)
+                    .max_inline_data(inline.max(Map::LEN as u32)),
+            )
+            .wait()?;
+        let init = QpAttributes::new()
+            .qp_state(QpState::Init)
+            .port_num(1)
+            .pkey_index(0)
+            .qp_access_flags(Access::REMOTE_WRITE);
+        qp.modify(init).wait()?;
+        let lane = Self {
+            device: Arc::clone(device),
+            qp,
+            cq,
+            send: Registered::new(device, sizes.send_ring as usize, Access::empty())?,
+            ring: Registered::new(device, sizes.ring as usize, exposed)?,
+            list: Registered::new(device, list, exposed)?,
+            notices: notices.transpose()?,
+            out: Outgoing::new(requests, sizes.send_ring, separate),
+            incoming: Incoming::new(sizes.ring, credits as u16),
+            peer: None,
+            maps,
+            inline,
+            mapped: Vec::new(),
+            slots: std::iter::repeat_with(Completion::default)
+                .take(SLOTS)
+                .collect(),
+            scratch: Vec::new(),
+            is_list_written: false,
+            peer_sends: true,
+            end: None,
+            last_traffic: Instant::now(),
+        };
+        for place in 0..receives {
+            lane.post_receive(place)?;
+        }
+        Ok(lane)
+    }
+
+    pub(crate) fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    pub(crate) fn cq(&self) -> &Cq {
+        &self.cq
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Opened> {
+        &self.device
+    }
+
+    /// What the peer is told.
+    pub(crate) fn hello(&self, sizes: &Sizes) -> Hello {
+        Hello {
+            order: Order::HERE,
+            credits: self.incoming.credits(),
+            maps: Some(self.maps),
+            list: self.list.target(TARGETS as u32),
+            ring: self.ring.target(sizes.ring / 2),
+        }
+    }
+
+    /// What the peer told. From now on there is a connection.
+    pub(crate) fn open(&mut self, peer: Hello) {
+        self.out.open(peer.credits, peer.ring);
+        self.incoming.open(peer.list.length);
+        self.peer = Some(peer);
+        self.last_traffic = Instant::now();
+        self.grant();
+    }
+
+    fn post_receive(&self, place: u32) -> Result<(), VerbError> {
+        let data = match &self.notices {
+            Some(notices) => Data::Sge(inside(
+                notices.mr.sge((place * NOTICE) as usize, NOTICE),
+            )),
+            None => Data::None,
+        };
+        let request = ReceiveRequest::new(RECEIVE | u64::from(place), data);
+        self.qp
+            .post_receive(request)
+            .map_err(|_| VerbError::Resources("receives"))
+    }
+
+    fn fail(&mut self, error: Errno) {
+        self.end.get_or_insert(End::Failed(error));
+    }
+
+    /// The connection has ended, which the peer may have said before.
+    pub(crate) fn hang_up(&mut self) {
+        self.progress();
+        self.fail(Errno(libc::ECONNRESET));
+    }
+
+    /// How it ended.
+    pub(crate) fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// Asks for one notice. Answers whether there is something already.
+    pub(crate) fn arm(&self) -> bool {
+        self.cq.arm(Notify::Next).unwrap_or(true)
+    }
+
+    /// Takes what has completed and come.
+    pub(crate) fn progress(&mut self) {
+        let mut slots = std::mem::take(&mut self.slots);
+        loop {
+            let filled = match self.cq.poll(&mut slots) {
+                Ok(filled) => filled,
+                Err(_) => {
+                    self.fail(Errno(libc::ENETDOWN));
+                    break;
+                }
+            };
+            for done in filled.iter() {
+                self.done(done);
+            }
+            if filled.len() < SLOTS {
+                break;
+            }
+        }
+        self.slots = slots;
+        self.grant();
+    }
+
+    fn done(&mut self, done: &Completion) {
+        let is_receive = done.wr_id & RECEIVE != 0;
+        if !is_receive {
+            self.out.completed(Taken::of_id(done.wr_id));
+        }
+        match done.status {
+            WcStatus::Success if is_receive => self.received(done),
+            WcStatus::Success => {}
+            WcStatus::RetryExcErr => self.fail(Errno(libc::ETIMEDOUT)),
+            _ => self.fail(Errno(libc::ECONNRESET)),
+        }
+    }
+
+    fn received(&mut self, done: &Completion) {
+        self.last_traffic = Instant::now();
+        let place = (done.wr_id & !RECEIVE) as u32;
+        let bits = match &self.notices {
+            Some(_) if done.byte_len != NOTICE => return self.fail(Errno(libc::EPROTO)),
+            Some(notices) => {
+                let mut octets = [0; 4];
+                inside(
+                    notices
+                        .memory
+                        .read((place * NOTICE) as usize, &mut octets),
+                );
+                u32::from_ne_bytes(octets)
+            }
+            None => match done.immediate() {
+                Some(octets) => u32::from_be_bytes(octets),
+                None => return self.fail(Errno(libc::EPROTO)),
+            },
+        };
+        // A queue pair that has failed takes none, and tells by its completions.
+        let _ = self.post_receive(place);
+        match Message::of_bits(bits) {
+            Message::Data(octets) => {
+                if self.incoming.arrived(octets).is_err() {
+                    self.fail(Errno(libc::EPROTO));
+                }
+            }
+            Message::Credits(limit) => {
+                self.out.granted(limit);
+                self.is_list_written = true;
+            }
+            Message::Mapped(_) => self.incoming.noticed(),
+            Message::Disconnect => {
+                self.end.get_or_insert(End::Closed);
+            }
+            Message::Shutdown => self.peer_sends = false,
+            Message::KeepAlive | Message::Unknown(_) => {}
+        }
+    }
+
+    // Grants what is due, where there is a request for it.
+    fn grant(&mut self) {
+        let Some(peer) = self.peer else { return };
+        while self.end.is_none()
+            && let Some(grant) = self.incoming.due()
+        {
+            let separate = self.notices.is_some();
+            let requests = if grant.half.is_some() && separate { 2 } else { 1 };
+            let Some(taken) = self.out.take_control(requests) else {
+                return;
+            };
+            let message = Message::Credits(grant.limit);
+            match grant.half {
+                None => self.post_message(message, taken),
+                Some((offset, entry)) => {
+                    let ring = self.ring.target(self.ring.memory.len() as u32 / 2);
+                    let half = Target {
+                        addr: ring.addr + u64::from(offset),
+                        ..ring
+                    };
+                    let place = Target {
+                        addr: peer
+                            .list
+                            .addr
+                            .wrapping_add(u64::from(entry) * Target::LEN as u64),
+                        ..peer.list
+                    };
+                    let octets = half.emit(peer.order);
+                    self.post_write(Data::Inline(&octets), place, message, taken);
+                }
+            }
+            self.incoming.granted(grant);
+        }
+    }
+
+    fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), Errno> {
+        // What it failed of comes as a completion, where the peer is the reason.
+        self.qp
+            .post_one(request)
+            .map_err(|_| Errno(libc::ECONNRESET))
+    }
+
+    // A message alone.
+    fn post_message(&mut self, message: Message, taken: Taken) {
+        let bits = message.bits();
+        let id = taken.to_id();
+        let posted = match self.notices {
+            Some(_) => {
+                self.post(Send::new(Data::Inline(&bits.to_ne_bytes())).signaled(id))
+            }
+            None => {
+                let nowhere = RemoteAddress::default();
+                let imm = bits.to_be_bytes();
+                self.post(WriteWithImmediate::new(Data::None, nowhere, imm).signaled(id))
+            }
+        };
+        self.posted(posted, taken);
+    }
+
+    // Octets, and a message behind them.
+    fn post_write(&mut self, data: Data<'_>, to: Target, message: Message, taken: Taken) {
+        let bits = message.bits();
+        let id = taken.to_id();
+        let posted = match self.notices {
+            Some(_) => self.post(Write::new(data, remote(to))).and_then(|()| {
+                self.post(Send::new(Data::Inline(&bits.to_ne_bytes())).signaled(id))
+            }),
+            None => {
+                let imm = bits.to_be_bytes();
+                self.post(WriteWithImmediate::new(data, remote(to), imm).signaled(id))
+            }
+        };
+        self.posted(posted, taken);
+    }
+
+    fn posted(&mut self, posted: Result<(), Errno>, taken: Taken) {
+        if let Err(error) = posted {
+            self.out.completed(taken);
+            self.fail(error);
+        }
+    }
+
+    fn look_for_target(&mut self) {
+        let Some(entry) = self.out.wanted_target() else {
+            return;
+        };
+        if !self.is_list_written {
+            return;
+        }
+        let at = entry * Target::LEN;
+        // The peer writes the length last, with the key: seen first, what is before it is there too.
+        let tail = inside(self.list.memory.load_u64(at + 8)).to_ne_bytes();
+        let mut target = Target {
+            addr: 0,
+            key: u32::from_ne_bytes([tail[0], tail[1], tail[2], tail[3]]),
+            length: u32::from_ne_bytes([tail[4], tail[5], tail[6], tail[7]]),
+        };
+        if target.length == 0 {
+            self.is_list_written = false;
+            return;
+        }
+        target.addr = inside(self.list.memory.load_u64(at));
+        // It is written again only when all of it was used.
+        inside(self.list.memory.store_u64(at + 8, 0));
+        self.out.found_target(target);
+    }
+
+    /// Whether anything can be sent.
+    pub(crate) fn can_send(&mut self) -> bool {
+        self.look_for_target();
+        self.out.room(false) >= self.low_water()
+    }
+
+    // Less than this of the ring is not worth waking up for.
+    fn low_water(&self) -> u32 {
+        1
+    }
+
+    // Octets in one piece, where they are sent beside the ring.
+    fn inline<'a>(
+        scratch: &'a mut Vec<u8>,
+        source: &'a [IoSlice<'_>],
+        octets: usize,
+    ) -> Data<'a> {
+        if let Some(whole) = source.first().and_then(|first| first.get(..octets)) {
+            return Data::Inline(whole);
+        }
+        scratch.clear();
+        for part in source {
+            let left = octets - scratch.len();
+            scratch.extend_from_slice(&part[..left.min(part.len())]);
+        }
+        Data::Inline(scratch)
+    }
+
+    fn fill(&self, source: &[IoSlice<'_>], stretch: Stretch) -> [Sge; 2] {
+        let mut at = stretch.offset as usize;
+        let mut left = (stretch.length + stretch.wrapped) as usize;
+        let size = self.send.memory.len();
+        for part in source {
+            let mut part = &part[..left.min(part.len())];
+            left -= part.len();
+            while !part.is_empty() {
+                let (now, rest) = part.split_at(part.len().min(size - at));
+                inside(self.send.memory.write(at, now));
+                at = (at + now.len()) % size;
+                part = rest;
+            }
+        }
+        [
+            inside(self.send.mr.sge(stretch.offset as usize, stretch.length)),
+            inside(self.send.mr.sge(0, stretch.wrapped)),
+        ]
+    }
+
+    /// Sends the first octets of `source`, as many as there is room for. Answers how many.
+    pub(crate) fn send(&mut self, source: &[IoSlice<'_>]) -> u32 {
+        self.tell_maps();
+        self.look_for_target();
+        let length = total(source);
+        let inline = length <= self.inline as usize;
+        let octets = self.out.room(inline).min(PIECE);
+        let octets = octets.min(u32::try_from(length).unwrap_or(u32::MAX));
+        if octets == 0 {
+            return 0;
+        }
+        let (stretch, target, taken) = self.out.take(octets, inline);
+        let message = Message::Data(octets);
+        if inline {
+            let mut scratch = std::mem::take(&mut self.scratch);
+            let data = Self::inline(&mut scratch, source, octets as usize);
+            self.post_write(data, target, message, taken);
+            self.scratch = scratch;
+        } else {
+            let sges = self.fill(source, stretch);
+            self.post_write(Data::Sges(used(&sges)), target, message, taken);
+        }
+        octets
+    }
+
+    /// Writes the first octets of `source` to where the peer has mapped `offset`. Answers how many there was room for.
+    ///
+    /// # Errors
+    /// The peer has mapped nothing there.
+    pub(crate) fn write(&mut self, source: &[IoSlice<'_>], offset: u64) -> Result<u32, Errno> {
+        let target = self.find_map(offset).ok_or(Errno::INVAL)?;
+        let length = total(source);
+        let inline = length <= self.inline as usize;
+        let room = self.out.room_unannounced(inline).min(target.length);
+        let octets = room.min(PIECE).min(u32::try_from(length).unwrap_or(u32::MAX));
+        if octets == 0 {
+            return Ok(0);
+        }
+        let (stretch, taken) = self.out.take_unannounced(octets, inline);
+        let id = taken.to_id();
+        let posted = if inline {
+            let mut scratch = std::mem::take(&mut self.scratch);
+            let data = Self::inline(&mut scratch, source, octets as usize);
+            let posted = self.post(Write::new(data, remote(target)).signaled(id));
+            self.scratch = scratch;
+            posted
+        } else {
+            let sges = self.fill(source, stretch);
+            self.post(Write::new(Data::Sges(used(&sges)), remote(target)).signaled(id))
+        };
+        self.posted(posted, taken);
+        Ok(octets)
+    }
+
+    fn find_map(&self, offset: u64) -> Option<Target> {
+        (0..self.maps as usize).find_map(|index| {
+            let mut octets = [0; Map::LEN];
+            let at = TARGETS * Target::LEN + index * Map::LEN;
+            inside(self.list.memory.read(at, &mut octets));
+            Map::read(&octets).find(offset)
+        })
+    }
+
+    /// Copies octets that have come. Answers how many.
+    pub(crate) fn receive(&mut self, sinks: &mut [IoSliceMut<'_>], peek: bool) -> usize {
+        let mut copied = 0;
+        for sink in sinks {
+            let behind = if peek { copied } else { 0 };
+            let most = u32::try_from(sink.len()).unwrap_or(u32::MAX);
+            let found = self.incoming.peek(behind, most);
+            let (first, rest) = sink.split_at_mut(found.length as usize);
+            inside(self.ring.memory.read(found.offset as usize, first));
+            inside(
+                self.ring
+                    .memory
+                    .read(0, &mut rest[..found.wrapped as usize]),
+            );
+            let octets = found.length + found.wrapped;
+            copied += octets;
+            if !peek {
+                self.incoming.read(octets);
+            }
+        }
+        self.grant();
+        copied as usize
+    }
+
+    /// Octets that can be read.
+    pub(crate) fn unread(&self) -> u32 {
+        self.incoming.unread()
+    }
+
+    /// Whether the peer may send still.
+    pub(crate) fn peer_sends(&self) -> bool {
+        self.peer_sends && self.end.is_none()
+    }
+
+    /// Whether everything that was sent has arrived, as far as the transport tells.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.out.is_idle()
+    }
+
+    /// Sends a control message, where there is a request for it.
+    pub(crate) fn control(&mut self, message: Message) -> bool {
+        let taken = self.out.take_control(1);
+        if let Some(taken) = taken {
+            self.post_message(message, taken);
+        }
+        taken.is_some()
+    }
+
+    /// When something came last.
+    pub(crate) fn last_traffic(&self) -> Instant {
+        self.last_traffic
+    }
+
+    /// Sends what the peer's program does not see, unless something is under way: whoever is not there any more does not
+    /// acknowledge it.
+    pub(crate) fn probe(&mut self) {
+        if self.end.is_some() || self.peer.is_none() || !self.out.is_idle() {
+            return;
+        }
+        if let Some(taken) = self.out.take_control(1) {
+            self.last_traffic = Instant::now();
+            let nothing = Write::new(Data::None, RemoteAddress::default());
+            let posted = self.post(nothing.signaled(taken.to_id()));
+            self.posted(posted, taken);
+        }
+    }
+
+    /// Lets the peer write memory of the program's, which `mr` is.
+    ///
+    /// # Errors
+    /// The peer has no room for another map.
+    pub(crate) fn map(
+        &mut self,
+        mr: Mr,
+        address: usize,
+        length: u32,
+        offset: u64,
+        is_told: bool,
+    ) -> Result<(), Errno> {
+        let index = match is_told {
+            false => None,
+            true => {
+                let room = self.peer.and_then(|peer| peer.maps).unwrap_or(0);
+                let is_free = |index: &u32| {
+                    let mut used = self.mapped.iter().filter_map(|mapped| mapped.index);
+                    used.all(|used| used != *index)
+                };
+                Some((0..room).find(is_free).ok_or(Errno::NOMEM)?)
+            }
+        };
+        self.mapped.push(Mapped {
+            address,
+            map: Map {
+                offset,
+                target: Target {
+                    addr: address as u64,
+                    key: mr.rkey().value(),
+                    length,
+                },
+            },
+            index,
+            told: !is_told,
+            mr,
+        });
+        self.tell_maps();
+        Ok(())
+    }
+
+    /// Ends it. The region is the caller's to end.
+    pub(crate) fn unmap(&mut self, address: usize, length: usize) -> Option<Mr> {
+        let place = self.mapped.iter().position(|mapped| {
+            mapped.address == address && mapped.map.target.length as usize == length
+        })?;
+        Some(self.mapped.swap_remove(place).mr)
+    }
+
+    // Maps that the peer was not told of go before octets that are sent.
+    fn tell_maps(&mut self) {
+        let Some(peer) = self.peer else { return };
+        for place in 0..self.mapped.len() {
+            let Mapped {
+                map,
+                index: Some(index),
+                told: false,
+                ..
+            } = self.mapped[place]
+            else {
+                continue;
+            };
+            let Some(taken) = self.out.take_mapped() else {
+                return;
+            };
+            let to = Target {
+                addr: peer.map_address(index),
+                ..peer.list
+            };
+            let octets = map.emit(peer.order);
+            self.post_write(Data::Inline(&octets), to, Message::Mapped(index), taken);
+            self.mapped[place].told = true;
+        }
+    }
+
+    /// Ends all that it is made of.
+    pub(crate) fn destroy(self) {
+        let _ = self.qp.destroy().wait();
+        let _ = self.cq.destroy().wait();
+        let regions = [Some(self.send), Some(self.ring), Some(self.list), self.notices];
+        regions.into_iter().flatten().for_each(Registered::end);
+        for mapped in self.mapped {
+            let _ = mapped.mr.deregister().wait();
+        }
+    }
+}
+
+/// The most octets of one message: the peer reads the first while the next are copied.
+const PIECE: u32 = 1 << 16;
+
+const _: () = assert!(CONTROLS >= 2);
+
+fn total(source: &[IoSlice<'_>]) -> usize {
+    source.iter().map(|part| part.len()).sum()
+}
+
+fn used(sges: &[Sge; 2]) -> &[Sge] {
+    match sges[1].length {
+        0 => &sges[..1],
+        _ => sges,
+    }
+}

@@ -1,0 +1,23 @@
+//! Rsockets: sockets over RDMA, in the protocol that rdma-core's have.
+//!
+//! ```text
+//!  rsend, rrecv, rpoll …      calls: pointers and numbers of C          table: descriptors
+//!       │
+//!  stream                     binding, connecting, waiting              options
+//!       │
+//!  lane                       queue pair and memory                     device
+//!       │
+//!  flow, protocol             what may be sent; octets on the wire
+//! ```
+
+mod address;
+pub mod calls;
+mod device;
+mod flow;
+mod lane;
+mod options;
+mod poll;
+mod protocol;
+mod stream;
+mod table;
+mod waiting;

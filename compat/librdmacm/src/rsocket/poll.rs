@@ -1,0 +1,138 @@
+//! Waiting for several rsockets and other files at the same time.
+
+use std::ffi::c_short;
+use std::time::{Duration, Instant};
+
+use libc::pollfd;
+use polyverbs_libibverbs::errno::Errno;
+
+use super::stream::{Ready, SLICE, SPIN};
+use super::table::{self, Socket};
+use super::waiting::{Deadline, Waker, poll};
+
+/// The entries of a `poll`, told apart.
+struct Polled<'a> {
+    entries: &'a mut [pollfd],
+    sockets: Vec<(usize, Socket)>,
+    // Those of other files, with their places; the thread's own comes last while it sleeps.
+    files: Vec<pollfd>,
+    places: Vec<usize>,
+}
+
+fn events_of(ready: Ready, wanted: c_short) -> c_short {
+    let mut events = 0;
+    for (is_ready, event) in [
+        (ready.read, libc::POLLIN | libc::POLLRDNORM),
+        (ready.write, libc::POLLOUT | libc::POLLWRNORM),
+    ] {
+        if is_ready {
+            events |= event & wanted;
+        }
+    }
+    for (is_ready, event) in [(ready.error, libc::POLLERR), (ready.hang_up, libc::POLLHUP)] {
+        if is_ready {
+            events |= event;
+        }
+    }
+    events
+}
+
+impl<'a> Polled<'a> {
+    fn new(entries: &'a mut [pollfd]) -> Self {
+        let mut sockets = Vec::new();
+        let mut files = Vec::new();
+        let mut places = Vec::new();
+        for (place, entry) in entries.iter_mut().enumerate() {
+            entry.revents = 0;
+            match table::find(entry.fd) {
+                Some(socket) => sockets.push((place, socket)),
+                None => {
+                    files.push(*entry);
+                    places.push(place);
+                }
+            }
+        }
+        Self {
+            entries,
+            sockets,
+            files,
+            places,
+        }
+    }
+
+    // How many sockets have something.
+    fn look_at_sockets(&mut self, arm: bool) -> usize {
+        let mut count = 0;
+        for (place, socket) in &self.sockets {
+            let entry = &mut self.entries[*place];
+            entry.revents = events_of(socket.ready(arm), entry.events);
+            count += usize::from(entry.revents != 0);
+        }
+        count
+    }
+
+    // The same of other files, after waiting for them as long.
+    fn look_at_files(&mut self, time: Duration) -> Result<usize, Errno> {
+        if self.files.is_empty() {
+            return Ok(0);
+        }
+        poll(&mut self.files, time)?;
+        let mut count = 0;
+        for (place, file) in self.places.iter().zip(&self.files) {
+            self.entries[*place].revents = file.revents;
+            count += usize::from(file.revents != 0);
+        }
+        Ok(count)
+    }
+
+    fn look(&mut self, arm: bool) -> Result<usize, Errno> {
+        Ok(self.look_at_sockets(arm) + self.look_at_files(Duration::ZERO)?)
+    }
+
+    fn sleep(&mut self, waker: &Waker, deadline: Deadline) -> Result<usize, Errno> {
+        loop {
+            waker.clear();
+            let found = self.look(true)?;
+            let Some(left) = deadline.left(SLICE).filter(|_| found == 0) else {
+                return Ok(found);
+            };
+            self.files.push(pollfd {
+                fd: waker.fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            });
+            let slept = self.look_at_files(left);
+            self.files.pop();
+            slept?;
+            self.sockets.iter().for_each(|(_, socket)| socket.probe());
+        }
+    }
+}
+
+/// Waits until something is ready, or the deadline. Answers how many are.
+///
+/// # Errors
+/// A signal came.
+pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, Errno> {
+    let mut polled = Polled::new(entries);
+    let began = Instant::now();
+    loop {
+        let found = polled.look(false)?;
+        let is_over = deadline.left(SLICE).is_none();
+        if found > 0 || is_over {
+            return Ok(found);
+        }
+        if polled.sockets.is_empty() || began.elapsed() >= SPIN {
+            break;
+        }
+        std::hint::spin_loop();
+    }
+    let waker = Waker::own()?;
+    let add = |(_, socket): &(usize, Socket)| socket.waiters().add(&waker);
+    polled.sockets.iter().for_each(add);
+    let found = polled.sleep(&waker, deadline);
+    for (_, socket) in &polled.sockets {
+        socket.waiters().remove(&waker);
+    }
+    found
+}

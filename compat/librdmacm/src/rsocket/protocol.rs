@@ -1,0 +1,382 @@
+//! What goes over the wire between two stream rsockets, as octets.
+//!
+//! A connection is a pair of rings. Each end tells the other, with the request and the reply, where its *list of
+//! targets* lies; into an entry of it the peer writes where the next half of its receive ring is to be had. Octets of the
+//! program go there by RDMA write, and behind each write goes a *message* of 32 bits: as immediate data, or, where the
+//! transport has none, as a send of four octets.
+//!
+//! ```text
+//!  request, reply     version  flags  credits(16)  0(24)  maps(8)   list of targets   first half of the ring
+//!  target             address(64)  key(32)  length(32)
+//!  map                offset(64)   target
+//!  message            kind(3)  value(29)
+//! ```
+//!
+//! What travels with the request and the reply is in network order. Targets and maps are in the order of the end in
+//! whose memory they lie: it reads them there.
+
+/// Where octets may be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The first octet.
+    pub(crate) addr: u64,
+    /// The key.
+    pub(crate) key: u32,
+    /// Octets; entries, of a list of targets.
+    pub(crate) length: u32,
+}
+
+/// How an end that reads memory orders the octets of numbers in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Big,
+    Little,
+}
+
+impl Order {
+    /// This machine's.
+    pub(crate) const HERE: Self = if cfg!(target_endian = "big") {
+        Self::Big
+    } else {
+        Self::Little
+    };
+
+    fn u32(self, value: u32) -> [u8; 4] {
+        match self {
+            Self::Big => value.to_be_bytes(),
+            Self::Little => value.to_le_bytes(),
+        }
+    }
+
+    fn u64(self, value: u64) -> [u8; 8] {
+        match self {
+            Self::Big => value.to_be_bytes(),
+            Self::Little => value.to_le_bytes(),
+        }
+    }
+}
+
+fn u32_at(octets: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*octets.get(at..)?.first_chunk()?))
+}
+
+fn u64_at(octets: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_be_bytes(*octets.get(at..)?.first_chunk()?))
+}
+
+impl Target {
+    /// Octets of one.
+    pub(crate) const LEN: usize = 16;
+
+    pub(crate) fn emit(&self, order: Order) -> [u8; Self::LEN] {
+        let mut octets = [0; Self::LEN];
+        octets[..8].copy_from_slice(&order.u64(self.addr));
+        octets[8..12].copy_from_slice(&order.u32(self.key));
+        octets[12..].copy_from_slice(&order.u32(self.length));
+        octets
+    }
+
+    fn parse(octets: &[u8]) -> Option<Self> {
+        Some(Self {
+            addr: u64_at(octets, 0)?,
+            key: u32_at(octets, 8)?,
+            length: u32_at(octets, 12)?,
+        })
+    }
+}
+
+/// Memory of the peer's program that may be written by offset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Map {
+    /// What the first octet is called.
+    pub(crate) offset: u64,
+    /// Where it is.
+    pub(crate) target: Target,
+}
+
+impl Map {
+    /// Octets of one.
+    pub(crate) const LEN: usize = 8 + Target::LEN;
+
+    pub(crate) fn emit(&self, order: Order) -> [u8; Self::LEN] {
+        let mut octets = [0; Self::LEN];
+        octets[..8].copy_from_slice(&order.u64(self.offset));
+        octets[8..].copy_from_slice(&self.target.emit(order));
+        octets
+    }
+
+    /// One that lies in this machine's memory.
+    pub(crate) fn read(octets: &[u8; Self::LEN]) -> Self {
+        let word = |at: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&octets[at..at + 4]);
+            u32::from_ne_bytes(word)
+        };
+        let long = |at: usize| {
+            let mut long = [0; 8];
+            long.copy_from_slice(&octets[at..at + 8]);
+            u64::from_ne_bytes(long)
+        };
+        Self {
+            offset: long(0),
+            target: Target {
+                addr: long(8),
+                key: word(16),
+                length: word(20),
+            },
+        }
+    }
+
+    /// Where the octet is that is called `offset`, and how many there are from it on.
+    pub(crate) fn find(&self, offset: u64) -> Option<Target> {
+        let into = offset.checked_sub(self.offset)?;
+        let left = u64::from(self.target.length).checked_sub(into)?;
+        (left > 0).then(|| Target {
+            addr: self.target.addr.wrapping_add(into),
+            key: self.target.key,
+            length: left as u32,
+        })
+    }
+}
+
+/// What each end tells the other about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// How its memory is read.
+    pub(crate) order: Order,
+    /// Messages that it takes before it has granted more.
+    pub(crate) credits: u16,
+    /// Maps that it has room for; `None` where it knows of none.
+    pub(crate) maps: Option<u32>,
+    /// Its list of targets; maps lie behind.
+    pub(crate) list: Target,
+    /// The first half of its receive ring.
+    pub(crate) ring: Target,
+}
+
+const VERSION: u8 = 1;
+const BIG_ENDIAN: u8 = 1;
+const HAS_MAPS: u8 = 1 << 1;
+
+impl Hello {
+    /// Octets of one.
+    pub(crate) const LEN: usize = 8 + 2 * Target::LEN;
+
+    pub(crate) fn emit(&self) -> [u8; Self::LEN] {
+        let mut octets = [0; Self::LEN];
+        octets[0] = VERSION;
+        if self.order == Order::Big {
+            octets[1] |= BIG_ENDIAN;
+        }
+        if let Some(maps) = self.maps {
+            octets[1] |= HAS_MAPS;
+            octets[7] = to_scale(maps);
+        }
+        octets[2..4].copy_from_slice(&self.credits.to_be_bytes());
+        octets[8..24].copy_from_slice(&self.list.emit(Order::Big));
+        octets[24..].copy_from_slice(&self.ring.emit(Order::Big));
+        octets
+    }
+
+    /// `None` where it is none, or of another version. What follows is padding.
+    pub(crate) fn parse(octets: &[u8]) -> Option<Self> {
+        let octets = octets.get(..Self::LEN)?;
+        let flags = octets[1];
+        let order = match flags & BIG_ENDIAN {
+            0 => Order::Little,
+            _ => Order::Big,
+        };
+        (octets[0] == VERSION).then_some(Self {
+            order,
+            credits: u16::from_be_bytes([octets[2], octets[3]]),
+            maps: (flags & HAS_MAPS != 0).then(|| from_scale(octets[7])),
+            list: Target::parse(&octets[8..])?,
+            ring: Target::parse(&octets[24..])?,
+        })
+    }
+
+    /// Where its map of this index is written.
+    pub(crate) fn map_address(&self, index: u32) -> u64 {
+        let before = u64::from(self.list.length) * Target::LEN as u64
+            + u64::from(index) * Map::LEN as u64;
+        self.list.addr.wrapping_add(before)
+    }
+}
+
+const SCALED: u8 = 1 << 7;
+
+/// A number in eight bits: up to 128 itself, larger ones in steps of 256.
+fn to_scale(value: u32) -> u8 {
+    match value {
+        0..=128 => value as u8,
+        _ => SCALED | (value >> 8).min(127) as u8,
+    }
+}
+
+fn from_scale(scaled: u8) -> u32 {
+    match scaled {
+        0..=SCALED => u32::from(scaled),
+        _ => u32::from(scaled & !SCALED) << 8,
+    }
+}
+
+/// Maps that an end has room for which was asked for as many: those that it can tell of.
+pub(crate) fn maps_told(wanted: u32) -> u32 {
+    from_scale(to_scale(wanted))
+}
+
+/// A message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// So many octets were written to the ring.
+    Data(u32),
+    /// The number of the message up to which there are credits. A target may have been written.
+    Credits(u16),
+    /// The map of this index was written.
+    Mapped(u32),
+    /// The peer neither sends nor receives any more.
+    Disconnect,
+    /// Asks for nothing: whether this end is there.
+    KeepAlive,
+    /// The peer sends no more.
+    Shutdown,
+    /// Not of this version.
+    Unknown(u32),
+}
+
+const KIND: u32 = 29;
+const VALUE: u32 = (1 << KIND) - 1;
+const DATA: u32 = 0;
+const CREDITS: u32 = 4;
+const MAPPED: u32 = 6;
+const CONTROL: u32 = 7;
+
+impl Message {
+    /// The most octets that one tells of.
+    pub(crate) const MOST: u32 = VALUE;
+
+    pub(crate) fn bits(self) -> u32 {
+        let (kind, value) = match self {
+            Self::Data(octets) => (DATA, octets),
+            Self::Credits(limit) => (CREDITS, u32::from(limit)),
+            Self::Mapped(index) => (MAPPED, index),
+            Self::Disconnect => (CONTROL, 0),
+            Self::KeepAlive => (CONTROL, 1),
+            Self::Shutdown => (CONTROL, 2),
+            Self::Unknown(bits) => return bits,
+        };
+        kind << KIND | value & VALUE
+    }
+
+    pub(crate) fn of_bits(bits: u32) -> Self {
+        let value = bits & VALUE;
+        match (bits >> KIND, value) {
+            (DATA, octets) => Self::Data(octets),
+            // Numbers of messages are counted in 16 bits; who grants may have counted on.
+            (CREDITS, limit) => Self::Credits(limit as u16),
+            (MAPPED, index) => Self::Mapped(index),
+            (CONTROL, 0) => Self::Disconnect,
+            (CONTROL, 1) => Self::KeepAlive,
+            (CONTROL, 2) => Self::Shutdown,
+            _ => Self::Unknown(bits),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELLO: Hello = Hello {
+        order: Order::Little,
+        credits: 384,
+        maps: Some(1),
+        list: Target {
+            addr: 0x0102_0304_0506_0708,
+            key: 0x1112_1314,
+            length: 2,
+        },
+        ring: Target {
+            addr: 0x2122_2324_2526_2728,
+            key: 0x3132_3334,
+            length: 65536,
+        },
+    };
+
+    #[test]
+    fn a_hello_is_forty_octets_in_network_order() {
+        let octets = HELLO.emit();
+        assert_eq!(octets.len(), 40);
+        assert_eq!(octets[..8], [1, 2, 1, 0x80, 0, 0, 0, 1]);
+        assert_eq!(octets[8..16], [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(octets[16..24], [0x11, 0x12, 0x13, 0x14, 0, 0, 0, 2]);
+        assert_eq!(octets[36..], [0, 1, 0, 0]);
+        let mut padded = octets.to_vec();
+        padded.resize(56, 0);
+        assert_eq!(Hello::parse(&padded), Some(HELLO));
+    }
+
+    #[test]
+    fn what_is_short_or_of_another_version_is_no_hello() {
+        let mut octets = HELLO.emit();
+        for short in 0..octets.len() {
+            assert_eq!(Hello::parse(&octets[..short]), None);
+        }
+        octets[0] = 2;
+        assert_eq!(Hello::parse(&octets), None);
+    }
+
+    #[test]
+    fn messages_are_what_they_were() {
+        for (message, bits) in [
+            (Message::Data(1000), 1000),
+            (Message::Credits(0xfffe), 0x8000_fffe),
+            (Message::Mapped(3), 0xc000_0003),
+            (Message::Disconnect, 0xe000_0000),
+            (Message::KeepAlive, 0xe000_0001),
+            (Message::Shutdown, 0xe000_0002),
+            (Message::Unknown(0x2000_0000), 0x2000_0000),
+        ] {
+            assert_eq!(message.bits(), bits);
+            assert_eq!(Message::of_bits(bits), message);
+        }
+        assert_eq!(Message::of_bits(0x8001_0005), Message::Credits(5));
+    }
+
+    #[test]
+    fn a_map_is_read_as_it_was_written_and_found_by_offset() {
+        let map = Map {
+            offset: 1000,
+            target: Target {
+                addr: 0x7000,
+                key: 9,
+                length: 100,
+            },
+        };
+        assert_eq!(Map::read(&map.emit(Order::HERE)), map);
+        let found = map.find(1040).unwrap();
+        assert_eq!((found.addr, found.key, found.length), (0x7028, 9, 60));
+        assert_eq!((map.find(999), map.find(1100)), (None, None));
+        // Behind two targets.
+        assert_eq!(HELLO.map_address(2), HELLO.list.addr + 32 + 48);
+    }
+
+    #[test]
+    fn a_map_in_memory_of_the_other_order_is_written_in_it() {
+        let target = Target {
+            addr: 1,
+            key: 2,
+            length: 3,
+        };
+        let octets = target.emit(Order::Big);
+        assert_eq!(octets, [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3]);
+        let octets = target.emit(Order::Little);
+        assert_eq!(octets, [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
+    }
+
+    #[test]
+    fn numbers_of_maps_are_scaled() {
+        assert_eq!([0, 1, 128].map(maps_told), [0, 1, 128]);
+        assert_eq!([256, 1000, u32::MAX].map(maps_told), [256, 768, 127 << 8]);
+    }
+}

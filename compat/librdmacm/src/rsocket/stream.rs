@@ -1,0 +1,864 @@
+//! Stream rsockets: binding, listening, connecting, and the calls that move octets.
+//!
+//! The state of a socket is behind one lock, which is held while octets are copied and never while anybody waits. What
+//! the connection manager tells comes in handlers, which touch no such lock: they leave it in a mailbox, and whoever
+//! looks at the socket next takes it from there.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use polyverbs_connection::{
+    ConnectError, Connection, ConnectionOptions, Incoming, Listener,
+};
+use polyverbs_libibverbs::errno::Errno;
+use verbs_api::{Access, MrOptions, Qp};
+
+use super::device::{self, Opened};
+use super::lane::{End, Lane};
+use super::options::Options;
+use super::protocol::{Hello, Message};
+use super::waiting::{Deadline, Waiters, Waker, lock};
+
+/// A stream socket.
+pub(crate) struct Stream {
+    state: Mutex<State>,
+    mailbox: Mutex<VecDeque<Letter>>,
+    waiters: Arc<Waiters>,
+    nonblocking: AtomicBool,
+}
+
+// What the connection manager tells.
+enum Letter {
+    Connected(Hello, Connection),
+    Failed(Errno),
+    Over,
+    Asked(usize, Incoming),
+}
+
+struct State {
+    stage: Stage,
+    options: Options,
+    family: Family,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    lane: Option<Lane>,
+    connection: Option<Connection>,
+    // What SO_ERROR tells, once.
+    error: Option<Errno>,
+    reads: bool,
+    writes: bool,
+    asked: VecDeque<(usize, Incoming)>,
+}
+
+enum Stage {
+    New,
+    Listening(Vec<(Arc<Opened>, Arc<Listener>)>),
+    Connecting,
+    Open,
+    Closed,
+}
+
+/// Which addresses a socket has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) fn unspecified(self) -> SocketAddr {
+        let ip = match self {
+            Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Self::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        SocketAddr::new(ip, 0)
+    }
+}
+
+/// What may be done without waiting, as `poll` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ready {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) error: bool,
+    pub(crate) hang_up: bool,
+}
+
+/// How long a call looks again before it sleeps.
+pub(crate) const SPIN: Duration = Duration::from_micros(20);
+/// How long a sleep is at most, and how long nothing may come before a look whether the peer is there.
+pub(crate) const SLICE: Duration = Duration::from_secs(1);
+/// How long closing waits for what was sent, unless SO_LINGER says otherwise.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// How a call moves octets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct How {
+    /// It does not wait.
+    pub(crate) no_wait: bool,
+    /// What is read stays there.
+    pub(crate) peek: bool,
+    /// It waits for all.
+    pub(crate) all: bool,
+}
+
+fn errno_of(error: &ConnectError) -> Errno {
+    Errno(match error {
+        ConnectError::AddressInUse(_) => libc::EADDRINUSE,
+        ConnectError::Refused { .. } => libc::ECONNREFUSED,
+        ConnectError::TimedOut => libc::ETIMEDOUT,
+        ConnectError::Unreachable(_) => libc::EADDRNOTAVAIL,
+        ConnectError::Connected => libc::EISCONN,
+        ConnectError::NotConnected => libc::ENOTCONN,
+        ConnectError::PrivateData { .. } => libc::EINVAL,
+        ConnectError::Verb(error) | ConnectError::Phase { error, .. } => {
+            return error.clone().into();
+        }
+        _ => libc::ECONNRESET,
+    })
+}
+
+const NOT_CONNECTED: Errno = Errno(libc::ENOTCONN);
+const AGAIN: Errno = Errno(libc::EAGAIN);
+
+impl Stream {
+    pub(crate) fn new(family: Family) -> Arc<Self> {
+        Self::with(Stage::New, family, Options::default())
+    }
+
+    fn with(stage: Stage, family: Family, options: Options) -> Arc<Self> {
+        let state = State {
+            stage,
+            options,
+            family,
+            local: None,
+            peer: None,
+            lane: None,
+            connection: None,
+            error: None,
+            reads: true,
+            writes: true,
+            asked: VecDeque::new(),
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            mailbox: Mutex::default(),
+            waiters: Arc::default(),
+            nonblocking: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
+
+    fn tell(&self, letter: Letter) {
+        lock(&self.mailbox).push_back(letter);
+        self.waiters.wake();
+    }
+
+    // The state, with all that has happened in it.
+    fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = lock(&self.state);
+        let letters = std::mem::take(&mut *lock(&self.mailbox));
+        let before = state.end();
+        for letter in letters {
+            state.take_letter(letter);
+        }
+        state.progress();
+        if let (None, Some(End::Failed(error))) = (before, state.end()) {
+            state.error = Some(error);
+        }
+        look(&mut state)
+    }
+
+    /// Tries until there is an outcome, in this thread and then asleep.
+    fn until<T>(
+        &self,
+        no_wait: bool,
+        deadline: Deadline,
+        mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        let began = Instant::now();
+        loop {
+            if let Some(outcome) = self.look(&mut attempt) {
+                return outcome;
+            }
+            if no_wait {
+                return Err(AGAIN);
+            }
+            if began.elapsed() >= SPIN {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let waker = Waker::own()?;
+        self.waiters.add(&waker);
+        let outcome = self.sleep_until(&waker, deadline, attempt);
+        self.waiters.remove(&waker);
+        outcome
+    }
+
+    fn sleep_until<T>(
+        &self,
+        waker: &Waker,
+        deadline: Deadline,
+        mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        loop {
+            waker.clear();
+            let outcome = self.look(|state| {
+                let mut outcome = attempt(state);
+                while outcome.is_none() && state.arm() {
+                    state.progress();
+                    outcome = attempt(state);
+                }
+                outcome
+            });
+            if let Some(outcome) = outcome {
+                return outcome;
+            }
+            let left = deadline.left(SLICE).ok_or(AGAIN)?;
+            waker.sleep(left)?;
+            self.look(State::probe);
+        }
+    }
+
+    /// What may be done now. `arm`: those who wait are woken when that changes.
+    pub(crate) fn ready(&self, arm: bool) -> Ready {
+        self.look(|state| {
+            let mut ready = state.ready();
+            while arm && ready == Ready::default() && state.arm() {
+                state.progress();
+                ready = state.ready();
+            }
+            if arm && ready != Ready::default() {
+                // What is not waited for may be ready, and what is may become so.
+                while state.arm() {
+                    state.progress();
+                }
+                ready = state.ready();
+            }
+            ready
+        })
+    }
+
+    /// Looks whether the peer is there, where nothing came for a while.
+    pub(crate) fn probe(&self) {
+        self.look(State::probe);
+    }
+
+    /// Names the address that it is at.
+    pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
+        self.look(|state| {
+            if !matches!(state.stage, Stage::New) || state.local.is_some() {
+                return Err(Errno::INVAL);
+            }
+            if at.is_ipv4() != (state.family == Family::V4) {
+                return Err(Errno(libc::EAFNOSUPPORT));
+            }
+            if !at.ip().is_unspecified() {
+                device::at(at.ip()).map_err(|_| Errno(libc::EADDRNOTAVAIL))?;
+            }
+            state.local = Some(at);
+            Ok(())
+        })
+    }
+
+    /// Takes connections, on every device at its address.
+    pub(crate) fn listen(self: &Arc<Self>, backlog: usize) -> Result<(), Errno> {
+        let mut state = lock(&self.state);
+        if let Stage::Listening(_) = state.stage {
+            return Ok(());
+        }
+        if !matches!(state.stage, Stage::New) {
+            return Err(Errno::INVAL);
+        }
+        let mut at = state.local.unwrap_or_else(|| state.family.unspecified());
+        let mut listeners = Vec::new();
+        let mut refused = Errno(libc::ENODEV);
+        for device in device::at(at.ip())? {
+            let own = SocketAddr::new(device.address, at.port());
+            match device.connector.listen(own, backlog.max(1)) {
+                Ok(listener) => {
+                    // Devices at one address have one port.
+                    at.set_port(listener.address().port());
+                    listeners.push((device, Arc::new(listener)));
+                }
+                Err(error) => refused = errno_of(&error),
+            }
+        }
+        if listeners.is_empty() {
+            return Err(refused);
+        }
+        state.local = Some(at);
+        let heard: Vec<_> = listeners
+            .iter()
+            .map(|(_, listener)| Arc::clone(listener))
+            .collect();
+        state.stage = Stage::Listening(listeners);
+        drop(state);
+        for (place, listener) in heard.iter().enumerate() {
+            self.hear(place, listener);
+        }
+        Ok(())
+    }
+
+    // The next request of a listener: one at a time, so that its backlog counts.
+    fn hear(self: &Arc<Self>, place: usize, listener: &Listener) {
+        let this = Arc::downgrade(self);
+        listener.next().on_done(move |asked| {
+            if let (Ok(incoming), Some(this)) = (asked, this.upgrade()) {
+                this.tell(Letter::Asked(place, incoming));
+            }
+        });
+    }
+
+    /// The next connection, and who is at its other end.
+    pub(crate) fn accept(self: &Arc<Self>) -> Result<(Arc<Self>, SocketAddr), Errno> {
+        loop {
+            let (place, incoming) =
+                self.until(self.is_nonblocking(), Deadline::NEVER, |state| {
+                    match (&state.stage, state.asked.pop_front()) {
+                        (Stage::Listening(_), asked) => asked.map(Ok),
+                        _ => Some(Err(Errno::INVAL)),
+                    }
+                })?;
+            let (device, listener, family, options, local) = self.look(|state| {
+                let Stage::Listening(listeners) = &state.stage else {
+                    return Err(Errno::INVAL);
+                };
+                let (device, listener) = listeners.get(place).ok_or(Errno::INVAL)?;
+                Ok((
+                    Arc::clone(device),
+                    Arc::clone(listener),
+                    state.family,
+                    state.options,
+                    state.local,
+                ))
+            })?;
+            self.hear(place, &listener);
+            // Who asks for something else is not for us.
+            let Some(hello) = Hello::parse(incoming.private_data()) else {
+                continue;
+            };
+            let made = Self::with(Stage::Connecting, family, options);
+            made.begin_accept(&device, incoming, hello)?;
+            let peer = family.unspecified();
+            let mut state = lock(&made.state);
+            state.local = local.map(|local| SocketAddr::new(device.address, local.port()));
+            state.peer = Some(peer);
+            drop(state);
+            return Ok((made, peer));
+        }
+    }
+
+    fn begin_accept(
+        self: &Arc<Self>,
+        device: &Arc<Opened>,
+        incoming: Incoming,
+        hello: Hello,
+    ) -> Result<(), Errno> {
+        let (qp, options) = self.make_lane(device)?;
+        let this = Arc::downgrade(self);
+        incoming
+            .accept(&device.context, &qp, options)
+            .on_done(move |done| established(&this, done, hello));
+        Ok(())
+    }
+
+    // A queue pair, and what the peer is told of it.
+    fn make_lane(&self, device: &Arc<Opened>) -> Result<(Qp, ConnectionOptions), Errno> {
+        let sizes = lock(&self.state).options.sizes;
+        let lane = Lane::new(device, &sizes)?;
+        let waiters = Arc::downgrade(&self.waiters);
+        lane.cq().on_completion(move |_| wake(&waiters));
+        let hello = lane.hello(&sizes).emit();
+        let qp = lane.qp().clone();
+        lock(&self.state).lane = Some(lane);
+        let access = verbs_api::ConnectOptions::new().access(Access::REMOTE_WRITE);
+        let options = ConnectionOptions::new()
+            .qp(access)
+            .reads(0, 0)
+            .private_data(&hello);
+        Ok((qp, options))
+    }
+
+    /// Connects.
+    pub(crate) fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
+        let from = self.look(|state| match state.stage {
+            Stage::New => {
+                if to.is_ipv4() != (state.family == Family::V4) {
+                    return Err(Errno(libc::EAFNOSUPPORT));
+                }
+                state.stage = Stage::Connecting;
+                Ok(Some(state.local))
+            }
+            Stage::Connecting => Ok(None),
+            Stage::Open => Err(Errno(libc::EISCONN)),
+            Stage::Listening(_) | Stage::Closed => Err(Errno::INVAL),
+        })?;
+        match from {
+            Some(from) => {
+                let begun = self.begin_connect(to, from);
+                if let Err(error) = begun {
+                    self.look(|state| state.stage = Stage::New);
+                    return Err(error);
+                }
+            }
+            None if self.is_nonblocking() => return Err(Errno(libc::EALREADY)),
+            None => {}
+        }
+        if self.is_nonblocking() {
+            return Err(Errno(libc::EINPROGRESS));
+        }
+        self.until(false, Deadline::NEVER, |state| match state.stage {
+            Stage::Connecting => None,
+            Stage::Open => Some(Ok(())),
+            _ => Some(Err(state.error.take().unwrap_or(NOT_CONNECTED))),
+        })
+    }
+
+    fn begin_connect(
+        self: &Arc<Self>,
+        to: SocketAddr,
+        from: Option<SocketAddr>,
+    ) -> Result<(), Errno> {
+        let device = device::reaching(to, from.map(|from| from.ip()))?;
+        let (qp, options) = self.make_lane(&device)?;
+        let mut state = lock(&self.state);
+        state.peer = Some(to);
+        let port = from.map_or(0, |from| from.port());
+        state.local = Some(SocketAddr::new(device.address, port));
+        drop(state);
+        let this = Arc::downgrade(self);
+        let connector = device.connector.clone();
+        connector
+            .connect(&device.context, &qp, to, options)
+            .on_done(move |done| {
+                let accepted = match done {
+                    Ok(accepted) => accepted,
+                    Err(error) => return failed(&this, errno_of(&error)),
+                };
+                let Some(hello) = Hello::parse(accepted.private_data()) else {
+                    return failed(&this, Errno(libc::EPROTO));
+                };
+                accepted
+                    .complete()
+                    .on_done(move |done| established(&this, done, hello));
+            });
+        Ok(())
+    }
+
+    /// Sends octets. Answers how many it took: all, where it waits.
+    pub(crate) fn send(&self, parts: &[IoSlice<'_>], how: How) -> Result<usize, Errno> {
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let mut sent = 0;
+        self.move_out(how, total, &mut sent, |lane, sent| {
+            with_rest(parts, *sent, |rest| {
+                *sent += lane.send(rest) as usize;
+            });
+            Ok(())
+        })
+    }
+
+    /// Writes octets where the peer's program has mapped `offset`.
+    pub(crate) fn write_at(&self, source: &[u8], offset: u64, how: How) -> Result<usize, Errno> {
+        let mut sent = 0;
+        self.move_out(how, source.len(), &mut sent, |lane, sent| {
+            let rest = [IoSlice::new(&source[*sent..])];
+            *sent += lane.write(&rest, offset.wrapping_add(*sent as u64))? as usize;
+            Ok(())
+        })
+    }
+
+    fn move_out(
+        &self,
+        how: How,
+        total: usize,
+        sent: &mut usize,
+        mut step: impl FnMut(&mut Lane, &mut usize) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
+        let no_wait = how.no_wait || self.is_nonblocking();
+        let moved = self.until(no_wait, Deadline::NEVER, |state| {
+            loop {
+                let lane = match state.sending() {
+                    Ok(Some(lane)) => lane,
+                    Ok(None) => return None,
+                    Err(error) => return Some(Err(error)),
+                };
+                if *sent == total {
+                    return Some(Ok(()));
+                }
+                let before = *sent;
+                if let Err(error) = step(lane, sent) {
+                    return Some(Err(error));
+                }
+                if *sent == before {
+                    return None;
+                }
+            }
+        });
+        match moved {
+            Ok(()) => Ok(total),
+            // What went before an error counts; the error comes with the next call.
+            Err(_) if *sent > 0 => Ok(*sent),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes octets that have come: 0 at the end.
+    pub(crate) fn receive(
+        &self,
+        sinks: &mut [IoSliceMut<'_>],
+        how: How,
+    ) -> Result<usize, Errno> {
+        let total: usize = sinks.iter().map(|sink| sink.len()).sum();
+        let no_wait = how.no_wait || self.is_nonblocking();
+        let mut received = 0;
+        let moved = self.until(no_wait, Deadline::NEVER, |state| {
+            let lane = match state.receiving() {
+                Ok(Some(lane)) => lane,
+                Ok(None) => return None,
+                Err(error) => return Some(Err(error)),
+            };
+            with_rest_mut(sinks, received, |rest| {
+                received += lane.receive(rest, how.peek);
+            });
+            let enough = received == total || received > 0 && (!how.all || how.peek);
+            if enough {
+                return Some(Ok(()));
+            }
+            state.end_of_reads()
+        });
+        match moved {
+            Ok(()) => Ok(received),
+            Err(_) if received > 0 => Ok(received),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends one direction, or both.
+    pub(crate) fn shutdown(&self, reads: bool, writes: bool) -> Result<(), Errno> {
+        self.shutdown_within(reads, writes, Deadline::after(LINGER))
+    }
+
+    fn shutdown_within(
+        &self,
+        reads: bool,
+        writes: bool,
+        deadline: Deadline,
+    ) -> Result<(), Errno> {
+        let message = self.look(|state| {
+            if !matches!(state.stage, Stage::Open) {
+                return Err(NOT_CONNECTED);
+            }
+            state.reads &= !reads;
+            let ends = writes && state.writes;
+            state.writes &= !writes;
+            Ok(ends.then_some(match state.reads {
+                true => Message::Shutdown,
+                false => Message::Disconnect,
+            }))
+        })?;
+        self.waiters.wake();
+        let Some(message) = message else {
+            return Ok(());
+        };
+        let mut is_told = false;
+        // A peer that takes nothing any more is no error of who has nothing more to say.
+        let _ = self.until(false, deadline, |state| {
+            let lane = state.lane.as_mut()?;
+            if lane.end().is_some() {
+                return Some(Ok(()));
+            }
+            is_told |= !is_told && lane.control(message);
+            (is_told && lane.is_idle()).then_some(Ok(()))
+        });
+        Ok(())
+    }
+
+    /// Ends the socket: what was sent arrives, as far as that is up to this end.
+    pub(crate) fn close(&self) {
+        let deadline = self.look(|state| {
+            let linger = state.options.linger.unwrap_or(LINGER);
+            Deadline::after(linger)
+        });
+        let _ = self.shutdown_within(true, true, deadline);
+        let mut state = lock(&self.state);
+        let stage = std::mem::replace(&mut state.stage, Stage::Closed);
+        let lane = state.lane.take();
+        let connection = state.connection.take();
+        let asked = std::mem::take(&mut state.asked);
+        drop(state);
+        let letters = std::mem::take(&mut *lock(&self.mailbox));
+        self.waiters.wake();
+        // With no lock held: what ends here calls back.
+        drop((asked, stage));
+        drop((connection, letters));
+        if let Some(lane) = lane {
+            lane.destroy();
+        }
+    }
+
+    /// Has the peer write memory of the program's where it says `offset`; -1 for the address itself. Answers the offset.
+    ///
+    /// # Safety
+    /// `length` octets from `address` stay mapped, readable and writable, until [`unmap`](Self::unmap) or
+    /// [`close`](Self::close).
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn map(
+        &self,
+        address: *mut u8,
+        length: usize,
+        is_remote: bool,
+        offset: Option<u64>,
+    ) -> Result<u64, Errno> {
+        let length32 = u32::try_from(length).map_err(|_| Errno::INVAL)?;
+        if address.is_null() || length == 0 {
+            return Err(Errno::INVAL);
+        }
+        let pd = self.look(|state| match (&state.stage, &state.lane) {
+            (Stage::Open, Some(lane)) => Ok(lane.device().pd.clone()),
+            _ => Err(NOT_CONNECTED),
+        })?;
+        let access = match is_remote {
+            true => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            false => Access::LOCAL_WRITE,
+        };
+        // SAFETY: as the caller promises.
+        let mr = unsafe { pd.register_borrowed(address, length, MrOptions::new(access)) };
+        let mr = mr.wait()?;
+        let address = address.addr();
+        let offset = offset.unwrap_or(address as u64);
+        let unused = mr.clone();
+        let mapped = self.look(|state| match &mut state.lane {
+            Some(lane) => lane.map(mr, address, length32, offset, is_remote),
+            None => Err(NOT_CONNECTED),
+        });
+        if mapped.is_err() {
+            let _ = unused.deregister().wait();
+        }
+        mapped.map(|()| offset)
+    }
+
+    /// Ends a mapping.
+    pub(crate) fn unmap(&self, address: usize, length: usize) -> Result<(), Errno> {
+        let mr = self.look(|state| state.lane.as_mut()?.unmap(address, length));
+        mr.ok_or(Errno::INVAL)?.deregister().wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.look(|state| state.local.unwrap_or_else(|| state.family.unspecified()))
+    }
+
+    pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
+        self.look(|state| match (&state.stage, state.peer) {
+            (Stage::Open, Some(peer)) => Ok(peer),
+            _ => Err(NOT_CONNECTED),
+        })
+    }
+
+    /// What went wrong since the last look.
+    pub(crate) fn take_error(&self) -> Option<Errno> {
+        self.look(|state| state.error.take())
+    }
+
+    pub(crate) fn is_listening(&self) -> bool {
+        self.look(|state| matches!(state.stage, Stage::Listening(_)))
+    }
+
+    pub(crate) fn with_options<T>(&self, look: impl FnOnce(&mut Options, bool) -> T) -> T {
+        self.look(|state| look(&mut state.options, state.lane.is_some()))
+    }
+}
+
+fn wake(waiters: &Weak<Waiters>) {
+    if let Some(waiters) = waiters.upgrade() {
+        waiters.wake();
+    }
+}
+
+fn failed(stream: &Weak<Stream>, error: Errno) {
+    if let Some(stream) = stream.upgrade() {
+        stream.tell(Letter::Failed(error));
+    }
+}
+
+fn established(stream: &Weak<Stream>, done: Result<Connection, ConnectError>, hello: Hello) {
+    let connection = match done {
+        Ok(connection) => connection,
+        Err(error) => return failed(stream, errno_of(&error)),
+    };
+    let Some(this) = stream.upgrade() else {
+        return;
+    };
+    let disconnected = connection.disconnected();
+    this.tell(Letter::Connected(hello, connection));
+    let stream = Weak::clone(stream);
+    disconnected.on_done(move |_| {
+        if let Some(stream) = stream.upgrade() {
+            stream.tell(Letter::Over);
+        }
+    });
+}
+
+// What of the parts comes behind the first `skipped` octets.
+fn with_rest(parts: &[IoSlice<'_>], skipped: usize, then: impl FnOnce(&[IoSlice<'_>])) {
+    if skipped == 0 {
+        return then(parts);
+    }
+    let mut left = skipped;
+    for (place, part) in parts.iter().enumerate() {
+        if left < part.len() {
+            if parts.len() == 1 {
+                return then(&[IoSlice::new(&part[left..])]);
+            }
+            let first = std::iter::once(IoSlice::new(&part[left..]));
+            let rest: Vec<_> = first.chain(parts[place + 1..].iter().copied()).collect();
+            return then(&rest);
+        }
+        left -= part.len();
+    }
+    then(&[]);
+}
+
+fn with_rest_mut(
+    parts: &mut [IoSliceMut<'_>],
+    skipped: usize,
+    then: impl FnOnce(&mut [IoSliceMut<'_>]),
+) {
+    if skipped == 0 {
+        return then(parts);
+    }
+    let mut left = skipped;
+    let mut rest = Vec::with_capacity(parts.len());
+    for part in parts {
+        let skip = left.min(part.len());
+        left -= skip;
+        rest.push(IoSliceMut::new(&mut part[skip..]));
+    }
+    then(&mut rest);
+}
+
+impl State {
+    fn take_letter(&mut self, letter: Letter) {
+        match letter {
+            Letter::Asked(place, incoming) => self.asked.push_back((place, incoming)),
+            Letter::Connected(hello, connection) => {
+                if let (Stage::Connecting, Some(lane)) = (&self.stage, &mut self.lane) {
+                    lane.open(hello);
+                    self.stage = Stage::Open;
+                    self.connection = Some(connection);
+                }
+            }
+            Letter::Failed(error) => {
+                self.error = Some(error);
+                if let Stage::Connecting = self.stage {
+                    self.stage = Stage::Closed;
+                }
+            }
+            Letter::Over => {
+                if let Some(lane) = &mut self.lane {
+                    lane.hang_up();
+                }
+            }
+        }
+    }
+
+    fn end(&self) -> Option<End> {
+        self.lane.as_ref().and_then(Lane::end)
+    }
+
+    fn progress(&mut self) {
+        if let (Stage::Open, Some(lane)) = (&self.stage, &mut self.lane) {
+            lane.progress();
+        }
+    }
+
+    // Answers whether there is something already.
+    fn arm(&self) -> bool {
+        match (&self.stage, &self.lane) {
+            (Stage::Open, Some(lane)) if lane.end().is_none() => lane.arm(),
+            _ => false,
+        }
+    }
+
+    fn probe(&mut self) {
+        if let (Stage::Open, Some(lane)) = (&self.stage, &mut self.lane)
+            && lane.last_traffic().elapsed() >= SLICE
+        {
+            lane.probe();
+        }
+    }
+
+    // What octets are sent on; none where the connection is still being made.
+    fn sending(&mut self) -> Result<Option<&mut Lane>, Errno> {
+        match (&self.stage, &mut self.lane) {
+            (Stage::Connecting, _) => Ok(None),
+            (Stage::Open, Some(_)) if !self.writes => Err(Errno(libc::EPIPE)),
+            (Stage::Open, Some(lane)) => match lane.end() {
+                None => Ok(Some(lane)),
+                Some(End::Closed) => Err(Errno(libc::ECONNRESET)),
+                Some(End::Failed(error)) => Err(error),
+            },
+            _ => Err(self.error.take().unwrap_or(NOT_CONNECTED)),
+        }
+    }
+
+    fn receiving(&mut self) -> Result<Option<&mut Lane>, Errno> {
+        match (&self.stage, &mut self.lane) {
+            (Stage::Connecting, _) => Ok(None),
+            (Stage::Open, Some(lane)) => Ok(Some(lane)),
+            _ => Err(self.error.take().unwrap_or(NOT_CONNECTED)),
+        }
+    }
+
+    // Whether no octet can come any more, and why.
+    fn end_of_reads(&self) -> Option<Result<(), Errno>> {
+        let lane = self.lane.as_ref()?;
+        match lane.end() {
+            Some(End::Failed(error)) => Some(Err(error)),
+            _ if !self.reads || !lane.peer_sends() => Some(Ok(())),
+            _ => None,
+        }
+    }
+
+    fn ready(&mut self) -> Ready {
+        let mut ready = Ready::default();
+        match (&self.stage, &mut self.lane) {
+            (Stage::Listening(_), _) => ready.read = !self.asked.is_empty(),
+            (Stage::Open, Some(lane)) => {
+                let is_over = lane.end().is_some();
+                ready.read = lane.unread() > 0 || is_over || !self.reads || !lane.peer_sends();
+                ready.write = is_over || !self.writes || lane.can_send();
+                ready.hang_up = is_over;
+                ready.error = matches!(lane.end(), Some(End::Failed(_)));
+            }
+            (Stage::Closed, _) => {
+                ready = Ready {
+                    read: true,
+                    write: true,
+                    error: self.error.is_some(),
+                    hang_up: true,
+                }
+            }
+            (Stage::New, _) => ready.hang_up = true,
+            (Stage::Connecting | Stage::Open, _) => {}
+        }
+        ready
+    }
+}

@@ -1,0 +1,117 @@
+//! Which descriptor is which rsocket. The descriptors are real ones, so that no other file gets the number.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use polyverbs_libibverbs::errno::Errno;
+
+use super::stream::{Ready, Stream};
+use super::waiting::{Waiters, event_fd};
+
+/// A socket of either kind.
+#[derive(Clone)]
+pub(crate) enum Socket {
+    Stream(Arc<Stream>),
+}
+
+struct Entry {
+    socket: Socket,
+    _fd: OwnedFd,
+}
+
+static SOCKETS: RwLock<Option<HashMap<c_int, Entry>>> = RwLock::new(None);
+
+/// Gives a socket a descriptor.
+///
+/// # Errors
+/// The process has none left.
+pub(crate) fn insert(socket: Socket, close_on_exec: bool) -> Result<c_int, Errno> {
+    let flags = if close_on_exec { libc::EFD_CLOEXEC } else { 0 };
+    let fd = event_fd(flags)?;
+    let number = fd.as_raw_fd();
+    let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+    // One that was closed without us: its number is free, so nobody can name it any more.
+    let closed = all
+        .get_or_insert_default()
+        .insert(number, Entry { socket, _fd: fd });
+    drop(all);
+    if let Some(Entry { socket, _fd }) = closed {
+        // The number is another's now.
+        std::mem::forget(_fd);
+        drop(socket);
+    }
+    Ok(number)
+}
+
+/// The socket that has this descriptor.
+pub(crate) fn find(fd: c_int) -> Option<Socket> {
+    let all = SOCKETS.read().unwrap_or_else(PoisonError::into_inner);
+    all.as_ref()?.get(&fd).map(|entry| entry.socket.clone())
+}
+
+/// The same.
+///
+/// # Errors
+/// None has.
+pub(crate) fn get(fd: c_int) -> Result<Socket, Errno> {
+    find(fd).ok_or(Errno(libc::EBADF))
+}
+
+/// Ends a socket, and then its descriptor.
+///
+/// # Errors
+/// None has it.
+pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
+    let socket = get(fd)?;
+    socket.close();
+    let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+    let entry = all.as_mut().and_then(|all| all.remove(&fd));
+    drop(all);
+    entry.map(drop).ok_or(Errno(libc::EBADF))
+}
+
+impl Socket {
+    pub(crate) fn stream(&self) -> Result<&Arc<Stream>, Errno> {
+        match self {
+            Self::Stream(stream) => Ok(stream),
+        }
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.is_nonblocking(),
+        }
+    }
+
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        match self {
+            Self::Stream(stream) => stream.set_nonblocking(nonblocking),
+        }
+    }
+
+    pub(crate) fn waiters(&self) -> &Waiters {
+        match self {
+            Self::Stream(stream) => stream.waiters(),
+        }
+    }
+
+    pub(crate) fn ready(&self, arm: bool) -> Ready {
+        match self {
+            Self::Stream(stream) => stream.ready(arm),
+        }
+    }
+
+    pub(crate) fn probe(&self) {
+        match self {
+            Self::Stream(stream) => stream.probe(),
+        }
+    }
+
+    fn close(&self) {
+        match self {
+            Self::Stream(stream) => stream.close(),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Threads that wait for rsockets, each with a descriptor of its own: it can wait for others at the same time, and no wake
+//! is somebody else's.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use polyverbs_libibverbs::errno::Errno;
+
+/// A lock whose holder may have panicked: what it guards is right at any moment.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A new event descriptor.
+///
+/// # Errors
+/// The process has none left.
+pub(crate) fn event_fd(flags: c_int) -> Result<OwnedFd, Errno> {
+    // SAFETY: makes a descriptor.
+    let fd = unsafe { libc::eventfd(0, flags) };
+    if fd < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: just made, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Waits for descriptors.
+///
+/// # Errors
+/// As for `poll`.
+pub(crate) fn poll(fds: &mut [libc::pollfd], time: Duration) -> Result<c_int, Errno> {
+    let time = libc::timespec {
+        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // SAFETY: as many entries as are told.
+    let ready = unsafe {
+        libc::ppoll(
+            fds.as_mut_ptr(),
+            fds.len() as libc::nfds_t,
+            &raw const time,
+            std::ptr::null(),
+        )
+    };
+    if ready < 0 {
+        return Err(Errno::last());
+    }
+    Ok(ready)
+}
+
+/// A thread that waits.
+pub(crate) struct Waker {
+    fd: OwnedFd,
+    process: u32,
+}
+
+thread_local! {
+    static OWN: RefCell<Option<Arc<Waker>>> = const { RefCell::new(None) };
+}
+
+impl Waker {
+    /// The calling thread's. A child of a fork gets its own.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(crate) fn own() -> Result<Arc<Self>, Errno> {
+        OWN.with_borrow_mut(|own| {
+            let process = std::process::id();
+            if let Some(own) = own.as_ref().filter(|own| own.process == process) {
+                return Ok(Arc::clone(own));
+            }
+            let fd = event_fd(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
+            let made = Arc::new(Self { fd, process });
+            *own = Some(Arc::clone(&made));
+            Ok(made)
+        })
+    }
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.fd.as_raw_fd()
+    }
+
+    fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: eight octets. Full means awake already.
+        unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+
+    /// Forgets wakes of before.
+    pub(crate) fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: room for eight octets. Empty is what is wanted.
+        unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+
+    /// Sleeps until it is woken, or for `time`.
+    ///
+    /// # Errors
+    /// A signal came.
+    pub(crate) fn sleep(&self, time: Duration) -> Result<(), Errno> {
+        let mut own = [libc::pollfd {
+            fd: self.fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        poll(&mut own, time).map(drop)
+    }
+}
+
+/// Those who wait for one rsocket.
+#[derive(Default)]
+pub(crate) struct Waiters(Mutex<Vec<Arc<Waker>>>);
+
+impl Waiters {
+    /// Wakes all.
+    pub(crate) fn wake(&self) {
+        lock(&self.0).iter().for_each(|waker| waker.wake());
+    }
+
+    /// Has a thread woken, until it is removed.
+    pub(crate) fn add(&self, waker: &Arc<Waker>) {
+        lock(&self.0).push(Arc::clone(waker));
+    }
+
+    pub(crate) fn remove(&self, waker: &Arc<Waker>) {
+        let mut all = lock(&self.0);
+        if let Some(place) = all.iter().position(|known| Arc::ptr_eq(known, waker)) {
+            all.swap_remove(place);
+        }
+    }
+}
+
+/// When waiting ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(crate) const NEVER: Self = Self(None);
+
+    pub(crate) fn after(time: Duration) -> Self {
+        Self(Instant::now().checked_add(time))
+    }
+
+    /// What is left, `most` at most; `None` where it is over.
+    pub(crate) fn left(self, most: Duration) -> Option<Duration> {
+        match self.0 {
+            None => Some(most),
+            Some(end) => {
+                let left = end.saturating_duration_since(Instant::now());
+                (!left.is_zero()).then(|| left.min(most))
+            }
+        }
+    }
+}
