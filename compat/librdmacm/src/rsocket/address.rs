@@ -52,7 +52,10 @@ impl Raw {
 ///
 /// # Safety
 /// `address` is null, or `length` octets are readable there.
-pub(crate) unsafe fn read(address: *const sockaddr, length: socklen_t) -> Result<SocketAddr, Errno> {
+pub(crate) unsafe fn read(
+    address: *const sockaddr,
+    length: socklen_t,
+) -> Result<SocketAddr, Errno> {
     if address.is_null() {
         return Err(Errno(libc::EFAULT));
     }
@@ -121,10 +124,7 @@ mod tests {
         // SAFETY: as long as it says.
         unsafe {
             assert_eq!(read((&raw const raw).cast(), length), Ok(address));
-            assert_eq!(
-                read((&raw const raw).cast(), length - 1),
-                Err(Errno::INVAL)
-            );
+            assert_eq!(read((&raw const raw).cast(), length - 1), Err(Errno::INVAL));
             write(address, (&raw mut raw).cast(), &raw mut length).unwrap();
             assert_eq!(read((&raw const raw).cast(), length), Ok(address));
         }

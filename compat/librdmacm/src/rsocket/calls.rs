@@ -9,7 +9,9 @@ use std::net::SocketAddr;
 use std::slice;
 use std::time::Duration;
 
-use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+use libc::{
+    fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval,
+};
 use polyverbs_libibverbs::errno::{Errno, minus_one};
 
 use super::address;
@@ -132,8 +134,8 @@ fn receives(flags: c_int) -> Result<How, Errno> {
 }
 
 fn sends(flags: c_int) -> Result<How, Errno> {
-    let known = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
-    if flags & !known != 0 {
+    // Other flags change nothing, as with sockets.
+    if flags & libc::MSG_OOB != 0 {
         return Err(Errno::OPNOTSUPP);
     }
     Ok(How {
@@ -480,7 +482,10 @@ unsafe fn selected(
         }
     }
     poll::wait(&mut entries, deadline)?;
-    if entries.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+    if entries
+        .iter()
+        .any(|entry| entry.revents & libc::POLLNVAL != 0)
+    {
         return Err(Errno(libc::EBADF));
     }
     let mut found = 0;
@@ -557,9 +562,7 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
     let one = |value: c_int| Ok(value.to_ne_bytes().to_vec());
     let stream = socket.stream()?;
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            one(stream.take_error().map_or(0, |error| error.0))
-        }
+        (libc::SOL_SOCKET, libc::SO_ERROR) => one(stream.take_error().map_or(0, |error| error.0)),
         (libc::SOL_SOCKET, libc::SO_TYPE) => one(libc::SOCK_STREAM),
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => one(stream.is_listening().into()),
         _ => stream.with_options(|options, _| options.get(level, name)),
@@ -604,7 +607,11 @@ pub extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
         libc::F_GETFD | libc::F_SETFD => {
             // SAFETY: a descriptor of ours, and a number.
             let answer = unsafe { libc::fcntl(fd, command, argument) };
-            if answer < 0 { Err(Errno::last()) } else { Ok(answer) }
+            if answer < 0 {
+                Err(Errno::last())
+            } else {
+                Ok(answer)
+            }
         }
         _ => Err(Errno::OPNOTSUPP),
     }))

@@ -80,8 +80,5 @@ pub(crate) fn reaching(to: SocketAddr, from: Option<IpAddr>) -> Result<Arc<Opene
         Some(from) => from,
         None => source_of(to).map_err(|_| Errno(libc::ENETUNREACH))?,
     };
-    at(from)?
-        .into_iter()
-        .next()
-        .ok_or(Errno(libc::ENODEV))
+    at(from)?.into_iter().next().ok_or(Errno(libc::ENODEV))
 }

@@ -204,9 +204,7 @@ impl Lane {
 
     fn post_receive(&self, place: u32) -> Result<(), VerbError> {
         let data = match &self.notices {
-            Some(notices) => Data::Sge(inside(
-                notices.mr.sge((place * NOTICE) as usize, NOTICE),
-            )),
+            Some(notices) => Data::Sge(inside(notices.mr.sge((place * NOTICE) as usize, NOTICE))),
             None => Data::None,
         };
         let request = ReceiveRequest::new(RECEIVE | u64::from(place), data);
@@ -277,11 +275,7 @@ impl Lane {
             Some(_) if done.byte_len != NOTICE => return self.fail(Errno(libc::EPROTO)),
             Some(notices) => {
                 let mut octets = [0; 4];
-                inside(
-                    notices
-                        .memory
-                        .read((place * NOTICE) as usize, &mut octets),
-                );
+                inside(notices.memory.read((place * NOTICE) as usize, &mut octets));
                 u32::from_ne_bytes(octets)
             }
             None => match done.immediate() {
@@ -317,7 +311,11 @@ impl Lane {
             && let Some(grant) = self.incoming.due()
         {
             let separate = self.notices.is_some();
-            let requests = if grant.half.is_some() && separate { 2 } else { 1 };
+            let requests = if grant.half.is_some() && separate {
+                2
+            } else {
+                1
+            };
             let Some(taken) = self.out.take_control(requests) else {
                 return;
             };
@@ -357,9 +355,7 @@ impl Lane {
         let bits = message.bits();
         let id = taken.to_id();
         let posted = match self.notices {
-            Some(_) => {
-                self.post(Send::new(Data::Inline(&bits.to_ne_bytes())).signaled(id))
-            }
+            Some(_) => self.post(Send::new(Data::Inline(&bits.to_ne_bytes())).signaled(id)),
             None => {
                 let nowhere = RemoteAddress::default();
                 let imm = bits.to_be_bytes();
@@ -429,11 +425,7 @@ impl Lane {
     }
 
     // Octets in one piece, where they are sent beside the ring.
-    fn inline<'a>(
-        scratch: &'a mut Vec<u8>,
-        source: &'a [IoSlice<'_>],
-        octets: usize,
-    ) -> Data<'a> {
+    fn inline<'a>(scratch: &'a mut Vec<u8>, source: &'a [IoSlice<'_>], octets: usize) -> Data<'a> {
         if let Some(whole) = source.first().and_then(|first| first.get(..octets)) {
             return Data::Inline(whole);
         }
@@ -499,7 +491,9 @@ impl Lane {
         let length = total(source);
         let inline = length <= self.inline as usize;
         let room = self.out.room_unannounced(inline).min(target.length);
-        let octets = room.min(PIECE).min(u32::try_from(length).unwrap_or(u32::MAX));
+        let octets = room
+            .min(PIECE)
+            .min(u32::try_from(length).unwrap_or(u32::MAX));
         if octets == 0 {
             return Ok(0);
         }
@@ -674,7 +668,12 @@ impl Lane {
     pub(crate) fn destroy(self) {
         let _ = self.qp.destroy().wait();
         let _ = self.cq.destroy().wait();
-        let regions = [Some(self.send), Some(self.ring), Some(self.list), self.notices];
+        let regions = [
+            Some(self.send),
+            Some(self.ring),
+            Some(self.list),
+            self.notices,
+        ];
         regions.into_iter().flatten().for_each(Registered::end);
         for mapped in self.mapped {
             let _ = mapped.mr.deregister().wait();

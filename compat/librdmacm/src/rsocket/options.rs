@@ -92,7 +92,11 @@ impl Options {
     ) -> Result<(), Errno> {
         let sizes = &mut self.sizes;
         let mut size = |set: &mut dyn FnMut(&mut Sizes) -> Result<(), Errno>| {
-            if is_made { Err(Errno::INVAL) } else { set(sizes) }
+            if is_made {
+                Err(Errno::INVAL)
+            } else {
+                set(sizes)
+            }
         };
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
@@ -233,7 +237,10 @@ mod tests {
         let mut options = Options::default();
         let before = options.sizes;
         let value = 999_u32.to_ne_bytes();
-        assert_eq!(options.set(RDMA, RDMA_SQSIZE, &value, true), Err(Errno::INVAL));
+        assert_eq!(
+            options.set(RDMA, RDMA_SQSIZE, &value, true),
+            Err(Errno::INVAL)
+        );
         assert_eq!(
             options.set(libc::SOL_SOCKET, libc::SO_RCVBUF, &value, true),
             Ok(())

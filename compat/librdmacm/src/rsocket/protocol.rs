@@ -197,8 +197,8 @@ impl Hello {
 
     /// Where its map of this index is written.
     pub(crate) fn map_address(&self, index: u32) -> u64 {
-        let before = u64::from(self.list.length) * Target::LEN as u64
-            + u64::from(index) * Map::LEN as u64;
+        let before =
+            u64::from(self.list.length) * Target::LEN as u64 + u64::from(index) * Map::LEN as u64;
         self.list.addr.wrapping_add(before)
     }
 }

@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use polyverbs_connection::{
-    ConnectError, Connection, ConnectionOptions, Incoming, Listener,
-};
+use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming, Listener};
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::{Access, MrOptions, Qp};
 
@@ -520,11 +518,7 @@ impl Stream {
     }
 
     /// Takes octets that have come: 0 at the end.
-    pub(crate) fn receive(
-        &self,
-        sinks: &mut [IoSliceMut<'_>],
-        how: How,
-    ) -> Result<usize, Errno> {
+    pub(crate) fn receive(&self, sinks: &mut [IoSliceMut<'_>], how: How) -> Result<usize, Errno> {
         let total: usize = sinks.iter().map(|sink| sink.len()).sum();
         let no_wait = how.no_wait || self.is_nonblocking();
         let mut received = 0;
@@ -555,12 +549,7 @@ impl Stream {
         self.shutdown_within(reads, writes, Deadline::after(LINGER))
     }
 
-    fn shutdown_within(
-        &self,
-        reads: bool,
-        writes: bool,
-        deadline: Deadline,
-    ) -> Result<(), Errno> {
+    fn shutdown_within(&self, reads: bool, writes: bool, deadline: Deadline) -> Result<(), Errno> {
         let message = self.look(|state| {
             if !matches!(state.stage, Stage::Open) {
                 return Err(NOT_CONNECTED);
@@ -630,9 +619,10 @@ impl Stream {
         if address.is_null() || length == 0 {
             return Err(Errno::INVAL);
         }
-        let pd = self.look(|state| match (&state.stage, &state.lane) {
-            (Stage::Open, Some(lane)) => Ok(lane.device().pd.clone()),
-            _ => Err(NOT_CONNECTED),
+        // A connection that was accepted may be half of one still.
+        let pd = self.until(false, Deadline::NEVER, |state| {
+            let found = state.receiving().transpose()?;
+            Some(found.map(|lane| lane.device().pd.clone()))
         })?;
         let access = match is_remote {
             true => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
@@ -845,7 +835,8 @@ impl State {
                 let is_over = lane.end().is_some();
                 ready.read = lane.unread() > 0 || is_over || !self.reads || !lane.peer_sends();
                 ready.write = is_over || !self.writes || lane.can_send();
-                ready.hang_up = is_over;
+                // Programs that see an end look no further: it is told when all has been read.
+                ready.hang_up = is_over && lane.unread() == 0;
                 ready.error = matches!(lane.end(), Some(End::Failed(_)));
             }
             (Stage::Closed, _) => {
