@@ -52,6 +52,7 @@ impl EmulatedKind for EmulatedIb {
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
+            limits: options.limits.clone(),
             extensions: options.extensions.clone(),
             ..DeviceOptions::default()
         };

@@ -51,6 +51,7 @@ impl EmulatedKind for EmulatedIwarp {
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
             without: options.without,
+            limits: options.limits.clone(),
             extensions: options.extensions.clone(),
             ..DeviceOptions::default()
         };

@@ -11,7 +11,7 @@ use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
     Baseline, BaselineGaps, DeviceAttributes, EventSubject, EventType, ExtensionOperation,
-    Extensions, Features, Gid, Grant, Limits, LinkAddress, Mtu, PortAttributes, PortState,
+    Extensions, Features, Gid, Grant, Limit, Limits, LinkAddress, Mtu, PortAttributes, PortState,
     Transport, VerbError,
 };
 
@@ -41,17 +41,20 @@ pub struct DeviceOptions {
     pub extensions: Option<Extensions>,
     /// Features that are not claimed although they could be.
     pub without: Features,
+    /// Numbers that are to be no larger than this, whatever the driver says.
+    pub limits: Vec<(Limit, u64)>,
     /// Queue pair numbers: first, and the one behind the last.
     pub qp_numbers: (u32, u32),
 }
 
 impl Default for DeviceOptions {
-    /// No latency, the linked extensions, every feature, every number.
+    /// No latency, the linked extensions, every feature, every number, the driver's own limits.
     fn default() -> Self {
         Self {
             command_latency: Duration::ZERO,
             extensions: None,
             without: Features::empty(),
+            limits: Vec::new(),
             qp_numbers: (0x11, 0xff_ffff),
         }
     }
@@ -109,6 +112,9 @@ impl<D: Driver> Device<D> {
         check_description(&attributes)?;
         let addresses_receives = driver.addresses_receives();
         let emulations = claim(&mut attributes, &options, addresses_receives)?;
+        for &(limit, most) in &options.limits {
+            attributes.limits.lower(limit, most);
+        }
         let most = network.link().and_then(|link| link.max_frame());
         for port in &mut attributes.ports {
             port.active_mtu = carried(port.active_mtu, most);

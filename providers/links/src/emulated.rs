@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use verbs_api::provider::{DeviceOps, Provider};
-use verbs_api::{Extensions, Features, LinkAddress, VerbError};
+use verbs_api::{Extensions, Features, Limit, LinkAddress, VerbError};
 
 use crate::wire::{GroupOptions, WireTap};
 use crate::{FaultSpec, FaultSpecError};
@@ -29,6 +29,8 @@ pub struct EmulatedOptions {
     pub tap: Option<Tap>,
     /// Features that it does not claim although it could.
     pub without: Features,
+    /// Numbers that are to be no larger than this, whatever it could do.
+    pub limits: Vec<(Limit, u64)>,
     /// The extensions that it has; `None` for those that are linked.
     pub extensions: Option<Extensions>,
 }

@@ -44,6 +44,15 @@ macro_rules! limits {
         }
 
         impl Limits {
+            /// Makes the number that `limit` names no larger than `most`.
+            pub fn lower(&mut self, limit: Limit, most: u64) {
+                match limit {
+                    // What it is compared with fits its type, so that the smaller one does.
+                    $( Limit::$variant => self.$field = (self.$field as u64).min(most) as $ty, )*
+                    Limit::Extension(_) => {}
+                }
+            }
+
             /// The number that `limit` names; 0 for one of an extension, which [`DeviceAttributes`](super::DeviceAttributes)
             /// knows.
             pub const fn value(&self, limit: Limit) -> u64 {
