@@ -41,6 +41,8 @@ pub struct OctetCapture(Mutex<File>);
 
 struct File {
     writer: PcapNgWriter<Box<dyn Write + Send>>,
+    /// Whether each packet is flushed.
+    at_once: bool,
     error: Option<io::Error>,
     /// What each connection has sent and received, as sequence numbers.
     streams: HashMap<Ends, [u32; 2]>,
@@ -68,9 +70,23 @@ impl OctetCapture {
         }
         Ok(Self(Mutex::new(File {
             writer,
+            at_once: false,
             error: None,
             streams: HashMap::new(),
         })))
+    }
+
+    /// The same with the beginning, and then each packet, flushed as a whole: behind a buffer that holds the largest packet,
+    /// several processes can append to one file, and one that is killed has written what it captured.
+    ///
+    /// # Errors
+    /// The writer fails.
+    pub fn at_once(writer: impl Write + Send + 'static) -> io::Result<Self> {
+        let Self(mut file) = Self::new(writer)?;
+        let begun = file.get_mut().unwrap_or_else(PoisonError::into_inner);
+        begun.at_once = true;
+        begun.writer.get_mut().flush()?;
+        Ok(Self(file))
     }
 
     /// Has everything written that was captured.
@@ -167,10 +183,11 @@ impl File {
             data: Cow::Owned(packet),
             options: Vec::new(),
         };
-        self.writer
-            .write_pcapng_block(block)
-            .map(drop)
-            .map_err(io_error)
+        self.writer.write_pcapng_block(block).map_err(io_error)?;
+        if self.at_once {
+            self.writer.get_mut().flush()?;
+        }
+        Ok(())
     }
 }
 
