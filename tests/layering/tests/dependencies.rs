@@ -55,11 +55,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("capability-matrix", &["verbs-api", "polyverbs"]),
     // Looks at captures: it knows formats and no device.
     ("polyverbs-dissect", &["polyverbs-wire"]),
+    // What a program is started with: the command writes it, the libraries read it.
+    ("polyverbs-configuration", &["verbs-api", "polyverbs"]),
     (
         "polyverbs-cli",
         &[
             "verbs-api",
             "polyverbs",
+            "polyverbs-configuration",
             "capability-matrix",
             "polyverbs-dissect",
         ],
@@ -67,7 +70,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // C's verbs on the facade; the library has nothing but names of them.
     (
         "polyverbs-libibverbs",
-        &["verbs-api", "polyverbs", "block-loopback", "xrc"],
+        &[
+            "verbs-api",
+            "polyverbs",
+            "polyverbs-configuration",
+            "block-loopback",
+            "xrc",
+        ],
     ),
     (
         "polyverbs-librdmacm",
@@ -82,6 +91,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs-compat",
         &["polyverbs-libibverbs", "polyverbs-librdmacm"],
     ),
+    // Paths only.
+    ("polyverbs-redirect", &[]),
     ("polyverbs-benches", TEST),
     // Tests.
     ("conformance", TEST),

@@ -1,0 +1,290 @@
+//! A device that a program sees.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::str::FromStr;
+
+use polyverbs::emulated::FaultSpec;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use verbs_api::{Direction, Limit};
+
+use crate::{addresses, text};
+
+/// What a device speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportName {
+    /// RoCEv2.
+    #[default]
+    Roce,
+    /// iWARP.
+    Iwarp,
+}
+
+impl TransportName {
+    const ALL: [Self; 2] = [Self::Roce, Self::Iwarp];
+
+    /// What the names of its devices begin with.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Self::Roce => "ib",
+            Self::Iwarp => "iw",
+        }
+    }
+
+    pub(crate) fn takes(self, fault: &FaultSpec) -> Result<(), String> {
+        let fits = match self {
+            Self::Roce => fault.datagram().map(|_| ()),
+            Self::Iwarp => fault.stream().map(|_| ()),
+        };
+        fits.map_err(|error| error.to_string())
+    }
+}
+
+impl fmt::Display for TransportName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Roce => "roce",
+            Self::Iwarp => "iwarp",
+        })
+    }
+}
+
+impl FromStr for TransportName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|known| known.to_string() == text)
+            .ok_or_else(|| format!("transport is roce or iwarp, not {text}"))
+    }
+}
+
+/// The link layer that a port reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkLayer {
+    /// Addresses are GIDs.
+    #[default]
+    Ethernet,
+    /// Addresses may be LIDs as well.
+    Infiniband,
+}
+
+impl FromStr for LinkLayer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "ethernet" => Ok(Self::Ethernet),
+            "infiniband" => Ok(Self::Infiniband),
+            _ => Err(format!("link-layer is ethernet or infiniband, not {text}")),
+        }
+    }
+}
+
+/// A number that can be made smaller than the device's own, by the name that verbs give it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitName(pub Limit);
+
+fn lowerable() -> impl Iterator<Item = Limit> {
+    let all = Limit::ALL.iter().copied();
+    all.filter(|limit| {
+        limit.direction() == Direction::LargerIsStronger && *limit != Limit::PhysPortCnt
+    })
+}
+
+impl FromStr for LimitName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = lowerable().find(|limit| limit.name() == text);
+        found.map(Self).ok_or_else(|| {
+            let known: Vec<_> = lowerable().map(Limit::name).collect();
+            format!("no limit is called {text}; there are {}", known.join(", "))
+        })
+    }
+}
+
+impl Ord for LimitName {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.name().cmp(other.0.name())
+    }
+}
+
+impl PartialOrd for LimitName {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Serialize for LimitName {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.0.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for LimitName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Device {
+    /// What programs call it.
+    pub name: String,
+    /// What it speaks.
+    pub transport: TransportName,
+    /// The address of this machine at which it is.
+    pub address: IpAddr,
+    /// What its port reports, of RoCE.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_layer: Option<LinkLayer>,
+    /// What its link does to what it sends.
+    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
+    pub fault: Option<FaultSpec>,
+    /// Numbers that are to be smaller than its own.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<LimitName, u64>,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            transport: TransportName::default(),
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            link_layer: None,
+            fault: None,
+            limits: BTreeMap::new(),
+        }
+    }
+}
+
+// A place for its name, and the zero behind it.
+const NAME: usize = 64;
+
+impl Device {
+    /// The link layer that its port reports.
+    pub fn link_layer(&self) -> LinkLayer {
+        self.link_layer.unwrap_or_default()
+    }
+
+    /// Its GUID: locally administered, with the end of its address.
+    pub fn guid(&self) -> [u8; 8] {
+        let mut octets = [0x02, 0x70, 0x76, self.transport as u8, 0, 0, 0, 0];
+        match self.address {
+            IpAddr::V4(ip) => octets[4..].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => octets[4..].copy_from_slice(&ip.octets()[12..]),
+        }
+        octets
+    }
+
+    /// Its LID, where its port reports InfiniBand: the end of its address.
+    pub fn lid(&self) -> Option<u16> {
+        let infiniband = self.link_layer() == LinkLayer::Infiniband;
+        infiniband.then(|| match self.address {
+            IpAddr::V4(ip) => u16::from_be_bytes([ip.octets()[2], ip.octets()[3]]),
+            IpAddr::V6(ip) => ip.segments()[7],
+        })
+    }
+
+    /// The address behind a LID: its own, with another end.
+    pub fn neighbour(&self, lid: u16) -> IpAddr {
+        match self.address {
+            IpAddr::V4(ip) => {
+                let [first, second, ..] = ip.octets();
+                let [third, fourth] = lid.to_be_bytes();
+                IpAddr::from([first, second, third, fourth])
+            }
+            IpAddr::V6(ip) => {
+                let mut segments = ip.segments();
+                segments[7] = lid;
+                IpAddr::from(segments)
+            }
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Self {
+            name, transport, ..
+        } = self;
+        let plain = |octet: u8| octet.is_ascii_alphanumeric() || b"_-.".contains(&octet);
+        if name.is_empty() || name.starts_with('.') || !name.bytes().all(plain) {
+            return Err(format!(
+                "a device's name has letters, digits, _, - and ., not {name:?}"
+            ));
+        }
+        if name.len() >= NAME {
+            return Err(format!("{name}: a name has less than {NAME} letters"));
+        }
+        if self.link_layer.is_some() && *transport != TransportName::Roce {
+            return Err(format!("{name}: a link layer is a RoCE device's"));
+        }
+        match &self.fault {
+            Some(fault) => transport
+                .takes(fault)
+                .map_err(|error| format!("{name}: {error}")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    /// Reads `name=…,transport=…,address=…`, with limits by their names.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut device = Self::default();
+        for clause in text.split(',').map(str::trim) {
+            let (key, value) = clause
+                .split_once('=')
+                .ok_or_else(|| format!("{clause:?} is not of the form key=value"))?;
+            match key.trim() {
+                "name" => value.clone_into(&mut device.name),
+                "transport" => device.transport = value.parse()?,
+                "address" => {
+                    device.address = value
+                        .parse()
+                        .map_err(|_| format!("{value} is no IP address"))?;
+                }
+                "link-layer" => device.link_layer = Some(value.parse()?),
+                "fault" => {
+                    let fault = value.parse::<FaultSpec>();
+                    device.fault = Some(fault.map_err(|error| error.to_string())?);
+                }
+                limit => {
+                    let name = limit.parse::<LimitName>().map_err(|_| {
+                        format!(
+                            "{limit} is none of name, transport, address, link-layer, fault, and no limit"
+                        )
+                    })?;
+                    let number = value.parse();
+                    let number = number.map_err(|_| format!("{limit}: {value} is no number"))?;
+                    device.limits.insert(name, number);
+                }
+            }
+        }
+        Ok(device)
+    }
+}
+
+/// One RoCE and one iWARP device at each of the [addresses].
+pub fn default_devices() -> Vec<Device> {
+    let numbered = addresses().into_iter().enumerate();
+    numbered
+        .flat_map(|(number, address)| {
+            TransportName::ALL.map(|transport| Device {
+                name: format!("{}{number}", transport.prefix()),
+                transport,
+                address,
+                ..Device::default()
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,227 @@
+//! Which devices an unmodified program sees, and what is written down of what it does.
+//!
+//! One text says it, in TOML: a user writes it as a file, `polyverbs run` hands it over in [`VARIABLE`], and the C
+//! libraries read it there. Without any text there are the [default devices](default_devices).
+#![forbid(unsafe_code)]
+
+mod addresses;
+mod device;
+mod text;
+
+pub use addresses::{addresses, interface_of};
+pub use device::{Device, LimitName, LinkLayer, TransportName, default_devices};
+
+use std::path::PathBuf;
+
+use polyverbs::emulated::FaultSpec;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use toml::Spanned;
+
+/// The environment variable that has the text.
+pub const VARIABLE: &str = "POLYVERBS_CONFIG";
+
+/// The environment variable that names the folder with what programs look for below `/sys` and `/dev`.
+pub const ROOT_VARIABLE: &str = "POLYVERBS_ROOT";
+
+/// The trace goes to standard error where it has this name.
+pub const STANDARD_ERROR: &str = "-";
+
+/// All that can be set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Configuration {
+    /// The file that gets a line for each verb; [`STANDARD_ERROR`] for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<PathBuf>,
+    /// The file that gets what the devices send and receive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcap: Option<PathBuf>,
+    /// The devices, in the order in which programs see them.
+    #[serde(rename = "device")]
+    pub devices: Vec<Device>,
+}
+
+/// The text as it is read: places are known, and what is not said is left open.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Text {
+    trace: Option<PathBuf>,
+    pcap: Option<PathBuf>,
+    #[serde(default, with = "text::optional")]
+    fault: Option<FaultSpec>,
+    link_layer: Option<LinkLayer>,
+    device: Option<Vec<Spanned<Device>>>,
+}
+
+/// What is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{}{message}", line.map_or_else(String::new, |line| format!("line {line}: ")))]
+pub struct ConfigurationError {
+    /// The line, counted from 1, where there is one.
+    pub line: Option<usize>,
+    /// What is wrong there.
+    pub message: String,
+}
+
+impl ConfigurationError {
+    fn new(message: impl Into<String>) -> Self {
+        Self {
+            line: None,
+            message: message.into(),
+        }
+    }
+
+    fn at(self, text: &str, place: usize) -> Self {
+        let before = text.get(..place).unwrap_or(text);
+        Self {
+            line: Some(before.matches('\n').count() + 1),
+            ..self
+        }
+    }
+}
+
+impl Configuration {
+    /// What there is where nobody says anything.
+    pub fn standard() -> Self {
+        Self {
+            devices: default_devices(),
+            ..Self::default()
+        }
+    }
+
+    /// What a text says.
+    ///
+    /// # Errors
+    /// It is no TOML, names what there is not, or contradicts itself: the error has the line.
+    pub fn parse(text: &str) -> Result<Self, ConfigurationError> {
+        let read: Text = toml::from_str(text).map_err(|error| {
+            let told = ConfigurationError::new(error.message().replace('\n', ", "));
+            match error.span() {
+                Some(span) => told.at(text, span.start),
+                None => told,
+            }
+        })?;
+        let mut configuration = Self {
+            trace: read.trace,
+            pcap: read.pcap,
+            devices: Vec::new(),
+        };
+        match read.device {
+            None => configuration.devices = default_devices(),
+            Some(devices) => {
+                for device in devices {
+                    let place = device.span().start;
+                    let added = configuration.add(device.into_inner());
+                    added.map_err(|error| error.at(text, place))?;
+                }
+            }
+        }
+        if let Some(link_layer) = read.link_layer {
+            configuration.set_link_layer(link_layer)?;
+        }
+        if let Some(fault) = read.fault {
+            configuration.set_fault(fault)?;
+        }
+        Ok(configuration)
+    }
+
+    /// What the environment says; the [standard](Self::standard) where it says nothing.
+    ///
+    /// # Errors
+    /// As for [`parse`](Self::parse).
+    pub fn from_environment() -> Result<Self, ConfigurationError> {
+        match std::env::var(VARIABLE) {
+            Ok(text) => Self::parse(&text),
+            Err(std::env::VarError::NotPresent) => Ok(Self::standard()),
+            Err(std::env::VarError::NotUnicode(_)) => Err(ConfigurationError::new("not UTF-8")),
+        }
+    }
+
+    /// The text that says this.
+    ///
+    /// # Errors
+    /// A path is not UTF-8.
+    pub fn to_text(&self) -> Result<String, ConfigurationError> {
+        toml::to_string(self).map_err(|error| ConfigurationError::new(error.to_string()))
+    }
+
+    /// One more device. Without a name it gets the next of its kind.
+    ///
+    /// # Errors
+    /// Its name is taken, or what it says does not fit together.
+    pub fn add(&mut self, mut device: Device) -> Result<(), ConfigurationError> {
+        if device.name.is_empty() {
+            let names = (0..).map(|number| format!("{}{number}", device.transport.prefix()));
+            let free = names.into_iter().find(|name| self.device(name).is_none());
+            device.name = free.unwrap_or_default();
+        }
+        device.check().map_err(ConfigurationError::new)?;
+        if self.device(&device.name).is_some() {
+            let message = format!("there is a device named {} already", device.name);
+            return Err(ConfigurationError::new(message));
+        }
+        self.devices.push(device);
+        Ok(())
+    }
+
+    /// The device of that name.
+    pub fn device(&self, name: &str) -> Option<&Device> {
+        self.devices.iter().find(|device| device.name == name)
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    /// There is none; the error names those there are.
+    pub fn named(&self, name: &str) -> Result<&Device, ConfigurationError> {
+        self.device(name).ok_or_else(|| {
+            let known: Vec<_> = self.devices.iter().map(|known| &*known.name).collect();
+            let known = known.join(", ");
+            ConfigurationError::new(format!("no device is named {name}; there are {known}"))
+        })
+    }
+
+    /// The link layer that every RoCE device reports.
+    ///
+    /// # Errors
+    /// There is no RoCE device.
+    pub fn set_link_layer(&mut self, link_layer: LinkLayer) -> Result<(), ConfigurationError> {
+        let mut found = false;
+        for device in &mut self.devices {
+            if device.transport == TransportName::Roce {
+                device.link_layer = Some(link_layer);
+                found = true;
+            }
+        }
+        if found {
+            return Ok(());
+        }
+        let message = "a link layer is a RoCE device's, and there is none";
+        Err(ConfigurationError::new(message))
+    }
+
+    /// What the links of all devices do that have such a link.
+    ///
+    /// # Errors
+    /// No device has.
+    pub fn set_fault(&mut self, fault: FaultSpec) -> Result<(), ConfigurationError> {
+        let mut wrong = None;
+        let mut found = false;
+        for device in &mut self.devices {
+            match device.transport.takes(&fault) {
+                Ok(()) => {
+                    device.fault = Some(fault);
+                    found = true;
+                }
+                Err(error) => wrong = Some(error),
+            }
+        }
+        match wrong {
+            Some(error) if !found => Err(ConfigurationError::new(error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

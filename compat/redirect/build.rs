@@ -1,0 +1,5 @@
+//! How the library is linked: all symbols bound when it is loaded.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,now");
+}

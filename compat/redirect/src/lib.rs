@@ -1,0 +1,253 @@
+//! Stands in front of the C library's functions that take a path, in programs that `polyverbs run` starts: what is looked
+//! for below `/sys/class/infiniband*` and `/dev/infiniband` is found in the folder that `run` has made. Every other path
+//! goes through as it is, for the price of looking at its first letters.
+//!
+//! Nothing here allocates or takes a lock, so that it may be called wherever the functions themselves may be.
+// Functions of C, found by name at run time.
+#![allow(unsafe_code)]
+// Each stands for the C function of its name, and asks for what that does.
+#![allow(clippy::missing_safety_doc)]
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Names the folder. `polyverbs run` sets it.
+const ROOT: &CStr = c"POLYVERBS_ROOT";
+
+const LONGEST: usize = libc::PATH_MAX as usize;
+
+/// Room for a path.
+struct Room(MaybeUninit<[u8; LONGEST]>);
+
+impl Room {
+    fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+
+    // Both, one behind the other, with the zero at the end. None where they are too long.
+    fn join(&mut self, root: &[u8], path: &[u8]) -> Option<*const c_char> {
+        let length = root.len() + path.len();
+        if length >= LONGEST {
+            return None;
+        }
+        let at = self.0.as_mut_ptr().cast::<u8>();
+        // SAFETY: both and the zero fit, as was seen.
+        unsafe {
+            ptr::copy_nonoverlapping(root.as_ptr(), at, root.len());
+            ptr::copy_nonoverlapping(path.as_ptr(), at.add(root.len()), path.len());
+            at.add(length).write(0);
+        }
+        Some(at.cast_const().cast())
+    }
+}
+
+fn is_redirected(path: &[u8]) -> bool {
+    let behind = |prefix: &[u8]| path.strip_prefix(prefix).map(|rest| rest.first().copied());
+    // Classes of verbs, of management datagrams and others have names that go on.
+    matches!(
+        behind(b"/sys/class/infiniband"),
+        Some(None | Some(b'/' | b'_'))
+    ) || matches!(behind(b"/dev/infiniband"), Some(None | Some(b'/')))
+}
+
+// The value of `ROOT`, in the environment as it is now.
+fn root<'a>() -> Option<&'a [u8]> {
+    // SAFETY: a text, or null; whoever changes the environment meanwhile breaks every use of it.
+    let value = unsafe { libc::getenv(ROOT.as_ptr()) };
+    // SAFETY: not null, so it is a text.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
+}
+
+// SAFETY of the callers: null or a text.
+unsafe fn redirect(path: *const c_char, room: &mut Room) -> *const c_char {
+    if path.is_null() {
+        return path;
+    }
+    // SAFETY: as the caller promises.
+    let octets = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if !is_redirected(octets) {
+        return path;
+    }
+    let there = root().and_then(|root| room.join(root, octets));
+    there.unwrap_or(path)
+}
+
+/// The function of this name that would have been called.
+struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            found: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn find(&self) -> *mut c_void {
+        let known = self.found.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is a text.
+        let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if found.is_null() {
+            // What only programs have that were linked long ago.
+            // SAFETY: as above.
+            found = unsafe {
+                libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), c"GLIBC_2.2.5".as_ptr())
+            };
+        }
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// What a function answers that is not there.
+trait Failed {
+    const FAILED: Self;
+}
+
+impl Failed for c_int {
+    const FAILED: Self = -1;
+}
+
+impl Failed for isize {
+    const FAILED: Self = -1;
+}
+
+impl<T> Failed for *mut T {
+    const FAILED: Self = ptr::null_mut();
+}
+
+// Functions with a path among their arguments. Those that C declares with `...` take the mode in the same register.
+macro_rules! functions {
+    ($(fn $name:ident($($before:ident: $first:ty,)* @path $(, $after:ident: $last:ty)*) -> $answer:ty;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $($before: $first,)* path: *const c_char $(, $after: $last)*
+        ) -> $answer {
+            static NEXT: Next = Next::new(
+                // SAFETY: one zero, at the end.
+                unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
+            );
+            let next = NEXT.find();
+            if next.is_null() {
+                // SAFETY: the place is the calling thread's own.
+                unsafe { *libc::__errno_location() = libc::ENOSYS };
+                return <$answer>::FAILED;
+            }
+            let mut room = Room::new();
+            // SAFETY: the C library's function of this name, which has these arguments.
+            unsafe {
+                let next: unsafe extern "C" fn($($first,)* *const c_char $(, $last)*) -> $answer =
+                    std::mem::transmute(next);
+                next($($before,)* redirect(path, &mut room) $(, $after)*)
+            }
+        }
+    )*};
+}
+
+functions! {
+    fn open(@path, flags: c_int, mode: c_uint) -> c_int;
+    fn open64(@path, flags: c_int, mode: c_uint) -> c_int;
+    fn __open_2(@path, flags: c_int) -> c_int;
+    fn __open64_2(@path, flags: c_int) -> c_int;
+    fn openat(folder: c_int, @path, flags: c_int, mode: c_uint) -> c_int;
+    fn openat64(folder: c_int, @path, flags: c_int, mode: c_uint) -> c_int;
+    fn __openat_2(folder: c_int, @path, flags: c_int) -> c_int;
+    fn __openat64_2(folder: c_int, @path, flags: c_int) -> c_int;
+    fn fopen(@path, mode: *const c_char) -> *mut c_void;
+    fn fopen64(@path, mode: *const c_char) -> *mut c_void;
+    fn opendir(@path) -> *mut c_void;
+    fn scandir(@path, list: *mut c_void, choose: *const c_void, order: *const c_void) -> c_int;
+    fn scandir64(@path, list: *mut c_void, choose: *const c_void, order: *const c_void) -> c_int;
+    fn stat(@path, target: *mut c_void) -> c_int;
+    fn stat64(@path, target: *mut c_void) -> c_int;
+    fn lstat(@path, target: *mut c_void) -> c_int;
+    fn lstat64(@path, target: *mut c_void) -> c_int;
+    fn fstatat(folder: c_int, @path, target: *mut c_void, flags: c_int) -> c_int;
+    fn fstatat64(folder: c_int, @path, target: *mut c_void, flags: c_int) -> c_int;
+    fn __xstat(version: c_int, @path, target: *mut c_void) -> c_int;
+    fn __xstat64(version: c_int, @path, target: *mut c_void) -> c_int;
+    fn __lxstat(version: c_int, @path, target: *mut c_void) -> c_int;
+    fn __lxstat64(version: c_int, @path, target: *mut c_void) -> c_int;
+    fn __fxstatat(version: c_int, folder: c_int, @path, target: *mut c_void, flags: c_int) -> c_int;
+    fn __fxstatat64(version: c_int, folder: c_int, @path, target: *mut c_void, flags: c_int) -> c_int;
+    fn statx(folder: c_int, @path, flags: c_int, mask: c_uint, target: *mut c_void) -> c_int;
+    fn access(@path, mode: c_int) -> c_int;
+    fn faccessat(folder: c_int, @path, mode: c_int, flags: c_int) -> c_int;
+    fn readlink(@path, target: *mut c_char, size: usize) -> isize;
+    fn readlinkat(folder: c_int, @path, target: *mut c_char, size: usize) -> isize;
+    fn __readlink_chk(@path, target: *mut c_char, size: usize, room: usize) -> isize;
+    fn realpath(@path, target: *mut c_char) -> *mut c_char;
+    fn __realpath_chk(@path, target: *mut c_char, room: usize) -> *mut c_char;
+    fn canonicalize_file_name(@path) -> *mut c_char;
+}
+
+// Runs when a program ends by itself. The one that `run` became, whose number the folder has, takes the folder with it;
+// one that is killed leaves it to the next `run`.
+extern "C" fn ended() {
+    let Some(root) = root() else {
+        return;
+    };
+    let folder = Path::new(OsStr::from_bytes(root));
+    let own = folder.extension().and_then(OsStr::to_str) == Some(&std::process::id().to_string());
+    let ours = folder
+        .file_name()
+        .is_some_and(|name| name.as_bytes().starts_with(b"polyverbs-run."));
+    if own && ours {
+        // Nobody is left to be told.
+        let _ = std::fs::remove_dir_all(folder);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static ENDED: extern "C" fn() = ended;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_paths_of_rdma_devices_are_redirected() {
+        for path in [
+            "/sys/class/infiniband",
+            "/sys/class/infiniband/ib0/device",
+            "/sys/class/infiniband_verbs/ib0",
+            "/dev/infiniband/rdma_cm",
+            "/dev/infiniband",
+        ] {
+            assert!(is_redirected(path.as_bytes()), "{path}");
+        }
+        for path in [
+            "",
+            "/sys/class",
+            "/sys/class/infinibands",
+            "/dev/infinibandwagon",
+            "sys/class/infiniband",
+        ] {
+            assert!(!is_redirected(path.as_bytes()), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_left_alone() {
+        let mut room = Room::new();
+        assert!(
+            room.join(&[b'/'; LONGEST / 2], &[b'a'; LONGEST / 2])
+                .is_none()
+        );
+        let joined = room.join(b"/run", b"/dev/infiniband").unwrap();
+        // SAFETY: a text in the room.
+        assert_eq!(unsafe { CStr::from_ptr(joined) }, c"/run/dev/infiniband");
+    }
+}
