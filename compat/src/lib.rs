@@ -1,48 +1,55 @@
 //! `libibverbs.so.1` and `librdmacm.so.1`, one file: every symbol of rdma-core 44, each with its version.
 //!
 //! A symbol is a jump to the function that does its work, in the crates `polyverbs-libibverbs` and
-//! `polyverbs-librdmacm`. What is not there answers that it is not supported and, with `POLYVERBS_TRACE` set, tells its name. A test compares the symbols with the stored
-//! list.
+//! `polyverbs-librdmacm`, by way of the trace where there is one. What is not there answers that it is not supported. A
+//! test compares the symbols with the stored list.
 // Symbols with versions can only be written in assembly.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use polyverbs_libibverbs::errno::Errno;
 
+// Jumps to the function; where there is a trace, by way of what writes it, which is told the function and the name.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
-    () => {
-        "jmp {function}"
-    };
-}
-#[cfg(target_arch = "aarch64")]
-macro_rules! jump {
-    () => {
-        "b {function}"
-    };
-}
-
-// The name of a symbol becomes the first argument.
-#[cfg(target_arch = "x86_64")]
-macro_rules! load {
-    ($name:literal, $version:literal) => {
-        concat!("lea rdi, [rip + polyverbs.text.", $name, ".", $version, "]")
-    };
-}
-#[cfg(target_arch = "aarch64")]
-macro_rules! load {
     ($name:literal, $version:literal) => {
         concat!(
-            "adrp x0, polyverbs.text.",
+            "cmp byte ptr [rip + {state}], 0\n",
+            "jne 2f\n",
+            "jmp {function}\n",
+            "2: lea r10, [rip + {function}]\n",
+            "lea r11, [rip + polyverbs.text.",
             $name,
             ".",
             $version,
-            "\nadd x0, x0, :lo12:polyverbs.text.",
+            "]\n",
+            "jmp {round}"
+        )
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump {
+    ($name:literal, $version:literal) => {
+        concat!(
+            "adrp x16, {state}\n",
+            "ldrb w16, [x16, :lo12:{state}]\n",
+            "cbnz w16, 2f\n",
+            "b {function}\n",
+            "2: adrp x16, {function}\n",
+            "add x16, x16, :lo12:{function}\n",
+            "adrp x17, polyverbs.text.",
             $name,
             ".",
-            $version
+            $version,
+            "\n",
+            "add x17, x17, :lo12:polyverbs.text.",
+            $name,
+            ".",
+            $version,
+            "\n",
+            "b {round}"
         )
     };
 }
@@ -52,23 +59,6 @@ macro_rules! load {
 macro_rules! symbol {
     ($name:literal $at:literal $version:literal => $function:path) => {
         core::arch::global_asm!(
-            ".text",
-            ".p2align 4",
-            concat!(".globl polyverbs.", $name, ".", $version),
-            concat!(".type polyverbs.", $name, ".", $version, ",@function"),
-            concat!("polyverbs.", $name, ".", $version, ":"),
-            jump!(),
-            concat!(".size polyverbs.", $name, ".", $version, ", . - polyverbs.", $name, ".", $version),
-            concat!(".symver polyverbs.", $name, ".", $version, ", ", $name, $at, $version, ", remove"),
-            function = sym $function,
-        );
-    };
-}
-
-/// A symbol that is not there: it answers as such functions do that fail.
-macro_rules! absent {
-    ($name:literal $at:literal $version:literal => $answer:ident) => {
-        core::arch::global_asm!(
             ".section .rodata.polyverbs, \"a\"",
             concat!("polyverbs.text.", $name, ".", $version, ": .asciz \"", $name, "\""),
             ".text",
@@ -76,46 +66,44 @@ macro_rules! absent {
             concat!(".globl polyverbs.", $name, ".", $version),
             concat!(".type polyverbs.", $name, ".", $version, ",@function"),
             concat!("polyverbs.", $name, ".", $version, ":"),
-            load!($name, $version),
-            jump!(),
+            jump!($name, $version),
             concat!(".size polyverbs.", $name, ".", $version, ", . - polyverbs.", $name, ".", $version),
             concat!(".symver polyverbs.", $name, ".", $version, ", ", $name, $at, $version, ", remove"),
-            function = sym $crate::$answer,
+            function = sym $function,
+            state = sym polyverbs_libibverbs::trace::STATE,
+            round = sym polyverbs_libibverbs::trace::entry::round,
         );
+    };
+}
+
+/// A symbol that is not there: it answers as such functions do that fail.
+macro_rules! absent {
+    ($name:literal $at:literal $version:literal => $answer:ident) => {
+        symbol! { $name $at $version => $crate::$answer }
     };
 }
 
 mod symbols;
 
-fn tell(name: *const c_char) {
-    if std::env::var_os("POLYVERBS_TRACE").is_some() {
-        // SAFETY: a text beside the code that calls.
-        let name = unsafe { CStr::from_ptr(name) };
-        eprintln!("polyverbs: {} is not supported", name.to_string_lossy());
-    }
-    Errno::OPNOTSUPP.set();
-}
-
 // For functions that answer an error number.
-extern "C" fn number(name: *const c_char) -> c_int {
-    tell(name);
-    libc::EOPNOTSUPP
+extern "C" fn number() -> c_int {
+    Errno::OPNOTSUPP.set()
 }
 
 // For functions that answer -1.
-extern "C" fn minus_one(name: *const c_char) -> c_int {
-    tell(name);
+extern "C" fn minus_one() -> c_int {
+    Errno::OPNOTSUPP.set();
     -1
 }
 
 // For functions that answer a pointer.
-extern "C" fn null(name: *const c_char) -> *mut c_void {
-    tell(name);
+extern "C" fn null() -> *mut c_void {
+    Errno::OPNOTSUPP.set();
     ptr::null_mut()
 }
 
 // For functions that answer nothing, or a number that is 0 where there is none.
-extern "C" fn nothing(name: *const c_char) -> c_int {
-    tell(name);
+extern "C" fn nothing() -> c_int {
+    Errno::OPNOTSUPP.set();
     0
 }

@@ -9,6 +9,7 @@ use verbs_api::{Ah, Context, Gid, LinkAddress, Transport};
 
 use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvGid, IbvGlobalRoute, IbvGrh, IbvPd, IbvWc};
 use crate::context;
+use crate::device::{self, ListedDevice};
 use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
 use crate::pd;
@@ -25,24 +26,36 @@ fn ip_of(gid: Gid) -> IpAddr {
     }
 }
 
-/// A path as our devices take it.
+/// The GID of an address.
+fn gid_of(ip: IpAddr) -> Gid {
+    Gid(match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    })
+}
+
+/// A path as our devices take it: a GID, or a LID where the port reports InfiniBand.
 ///
 /// # Errors
 /// No routing header, as every path on an Ethernet has one, or a GID index that is not there.
 pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno> {
     let port = context.query_port(attr.port_num)?;
-    let infiniband = context.attributes().transport == Transport::InfiniBand;
-    if attr.is_global == 0 && infiniband {
+    let attributes = context.attributes();
+    let local = attr.is_global == 0 && attributes.transport == Transport::InfiniBand;
+    let (gid, sgid_index) = if local {
+        let listed = device::named(&attributes.name).map(ListedDevice::configured);
+        let listed = listed.filter(|listed| listed.lid().is_some());
+        (gid_of(listed.ok_or(Errno::INVAL)?.neighbour(attr.dlid)), 0)
+    } else {
+        (Gid(attr.grh.dgid.raw), attr.grh.sgid_index)
+    };
+    if usize::from(sgid_index) >= port.gids.len() {
         return Err(Errno::INVAL);
     }
-    if usize::from(attr.grh.sgid_index) >= port.gids.len() {
-        return Err(Errno::INVAL);
-    }
-    let gid = Gid(attr.grh.dgid.raw);
     Ok(AddressVector {
         address: LinkAddress::Ip(ip_of(gid)),
         dgid: gid,
-        sgid_index: attr.grh.sgid_index,
+        sgid_index,
         port_num: attr.port_num,
         traffic_class: attr.grh.traffic_class,
         hop_limit: attr.grh.hop_limit,

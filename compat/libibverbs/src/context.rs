@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use verbs_api::objects::ObjectId;
 use verbs_api::{
     AsyncEvent, AtomicScope, Context, DestroyError, Device, EventSubject, EventType, Features, Gid,
-    LinkAddress, Memory, Mr, Pd, PortAttributes, PortState, Requirements, Started, Transport,
+    Memory, Mr, Pd, PortAttributes, PortState, Requirements, Started, Transport,
 };
 
 use crate::abi::{
@@ -22,6 +22,7 @@ use crate::abi::{
 use crate::device::ListedDevice;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
+use crate::trace::entry::slot;
 use crate::{cq, dm, mr, mw, object, pd, post, qp_ex, srq, xrc};
 
 /// An open device as it lies in memory.
@@ -128,31 +129,31 @@ pub unsafe fn own<'a>(context: *const IbvContext) -> Result<&'a State, Errno> {
 
 fn slots() -> ([Slot; OPS_SLOTS], [Slot; VERBS_SLOTS]) {
     let mut short = [ptr::null(); OPS_SLOTS];
-    short[ops::ALLOC_MW] = mw::alloc as Slot;
-    short[ops::BIND_MW] = mw::bind as Slot;
-    short[ops::DEALLOC_MW] = mw::dealloc as Slot;
-    short[ops::POLL_CQ] = cq::poll as Slot;
-    short[ops::REQ_NOTIFY_CQ] = cq::req_notify as Slot;
-    short[ops::POST_SRQ_RECV] = srq::post_recv as Slot;
-    short[ops::POST_SEND] = post::send as Slot;
-    short[ops::POST_RECV] = post::recv as Slot;
+    short[ops::ALLOC_MW] = slot!("ibv_alloc_mw" => mw::alloc);
+    short[ops::BIND_MW] = slot!("ibv_bind_mw" => mw::bind);
+    short[ops::DEALLOC_MW] = slot!("ibv_dealloc_mw" => mw::dealloc);
+    short[ops::POLL_CQ] = slot!("ibv_poll_cq" => cq::poll);
+    short[ops::REQ_NOTIFY_CQ] = slot!("ibv_req_notify_cq" => cq::req_notify);
+    short[ops::POST_SRQ_RECV] = slot!("ibv_post_srq_recv" => srq::post_recv);
+    short[ops::POST_SEND] = slot!("ibv_post_send" => post::send);
+    short[ops::POST_RECV] = slot!("ibv_post_recv" => post::recv);
     let mut long = [ptr::null(); VERBS_SLOTS];
-    long[verbs::QUERY_PORT] = query_port_sized as Slot;
-    long[verbs::ADVISE_MR] = mr::advise as Slot;
-    long[verbs::REG_DM_MR] = dm::register as Slot;
-    long[verbs::ALLOC_DM] = dm::alloc as Slot;
-    long[verbs::FREE_DM] = dm::free as Slot;
-    long[verbs::ALLOC_PARENT_DOMAIN] = pd::alloc_parent as Slot;
-    long[verbs::ALLOC_TD] = pd::alloc_td as Slot;
-    long[verbs::DEALLOC_TD] = pd::dealloc_td as Slot;
-    long[verbs::OPEN_QP] = xrc::open_qp as Slot;
-    long[verbs::GET_SRQ_NUM] = srq::get_number as Slot;
-    long[verbs::CREATE_SRQ_EX] = srq::create_ex as Slot;
-    long[verbs::OPEN_XRCD] = xrc::open as Slot;
-    long[verbs::CLOSE_XRCD] = xrc::close as Slot;
-    long[verbs::QUERY_DEVICE_EX] = query_device_ex as Slot;
-    long[verbs::CREATE_CQ_EX] = cq::create_ex as Slot;
-    long[verbs::CREATE_QP_EX] = qp_ex::create as Slot;
+    long[verbs::QUERY_PORT] = slot!("ibv_query_port" => query_port_sized);
+    long[verbs::ADVISE_MR] = slot!("ibv_advise_mr" => mr::advise);
+    long[verbs::REG_DM_MR] = slot!("ibv_reg_dm_mr" => dm::register);
+    long[verbs::ALLOC_DM] = slot!("ibv_alloc_dm" => dm::alloc);
+    long[verbs::FREE_DM] = slot!("ibv_free_dm" => dm::free);
+    long[verbs::ALLOC_PARENT_DOMAIN] = slot!("ibv_alloc_parent_domain" => pd::alloc_parent);
+    long[verbs::ALLOC_TD] = slot!("ibv_alloc_td" => pd::alloc_td);
+    long[verbs::DEALLOC_TD] = slot!("ibv_dealloc_td" => pd::dealloc_td);
+    long[verbs::OPEN_QP] = slot!("ibv_open_qp" => xrc::open_qp);
+    long[verbs::GET_SRQ_NUM] = slot!("ibv_get_srq_num" => srq::get_number);
+    long[verbs::CREATE_SRQ_EX] = slot!("ibv_create_srq_ex" => srq::create_ex);
+    long[verbs::OPEN_XRCD] = slot!("ibv_open_xrcd" => xrc::open);
+    long[verbs::CLOSE_XRCD] = slot!("ibv_close_xrcd" => xrc::close);
+    long[verbs::QUERY_DEVICE_EX] = slot!("ibv_query_device_ex" => query_device_ex);
+    long[verbs::CREATE_CQ_EX] = slot!("ibv_create_cq_ex" => cq::create_ex);
+    long[verbs::CREATE_QP_EX] = slot!("ibv_create_qp_ex" => qp_ex::create);
     (short, long)
 }
 
@@ -424,12 +425,10 @@ const GID_TABLE: usize = 16;
 
 fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
     let active = port.state == PortState::Active;
-    let lid = match port.address {
-        LinkAddress::Lid(lid) => lid,
-        _ => 0,
-    };
-    // What iWARP devices answer: neither InfiniBand nor anything that needs a routing header.
-    let ethernet = 2;
+    // What iWARP devices answer too: neither InfiniBand nor anything that needs a routing header.
+    const ETHERNET: u8 = 2;
+    const INFINIBAND: u8 = 1;
+    let lid = state.shared.listed.configured().lid();
     IbvPortAttr {
         state: if active { 4 } else { 1 },
         max_mtu: port.max_mtu as c_int,
@@ -441,8 +440,8 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
         bad_pkey_cntr: 0,
         qkey_viol_cntr: port.qkey_viol_cntr,
         pkey_tbl_len: port.pkeys.len() as u16,
-        lid,
-        sm_lid: 0,
+        lid: lid.unwrap_or(0),
+        sm_lid: lid.unwrap_or(0),
         lmc: 0,
         max_vl_num: 1,
         sm_sl: 0,
@@ -451,7 +450,7 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
         active_width: 1,
         active_speed: 1,
         phys_state: if active { 5 } else { 3 },
-        link_layer: ethernet,
+        link_layer: if lid.is_some() { INFINIBAND } else { ETHERNET },
         flags: 0,
         port_cap_flags2: 0,
     }
@@ -534,8 +533,8 @@ const IB_OR_IWARP: u32 = 0;
 
 fn gid_type(state: &State) -> u32 {
     match state.shared.listed.transport() {
-        Transport::InfiniBand => ROCE_V2,
-        Transport::Iwarp => IB_OR_IWARP,
+        Transport::InfiniBand if state.shared.listed.configured().lid().is_none() => ROCE_V2,
+        _ => IB_OR_IWARP,
     }
 }
 

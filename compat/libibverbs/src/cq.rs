@@ -15,6 +15,7 @@ use crate::context::{self, lock};
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
 use crate::object::Object;
+use crate::trace::entry::slot;
 
 /// A channel as it lies in memory.
 type ChannelObject = Object<IbvCompChannel, Arc<Channel>>;
@@ -355,19 +356,19 @@ pub unsafe extern "C" fn ack_events(cq: *mut IbvCq, count: u32) {
 
 fn extended() -> [Slot; 18] {
     let mut slots = [ptr::null(); 18];
-    slots[cq_ex::START_POLL] = start_poll as Slot;
-    slots[cq_ex::NEXT_POLL] = advance as Slot;
-    slots[cq_ex::END_POLL] = end_poll as Slot;
-    slots[cq_ex::READ_OPCODE] = read_opcode as Slot;
-    slots[cq_ex::READ_VENDOR_ERR] = read_vendor_err as Slot;
-    slots[cq_ex::READ_BYTE_LEN] = read_byte_len as Slot;
-    slots[cq_ex::READ_IMM_DATA] = read_imm_data as Slot;
-    slots[cq_ex::READ_QP_NUM] = read_qp_num as Slot;
-    slots[cq_ex::READ_SRC_QP] = read_src_qp as Slot;
-    slots[cq_ex::READ_WC_FLAGS] = read_wc_flags as Slot;
-    slots[cq_ex::READ_SLID] = read_zero as Slot;
-    slots[cq_ex::READ_SL] = read_zero as Slot;
-    slots[cq_ex::READ_DLID_PATH_BITS] = read_zero as Slot;
+    slots[cq_ex::START_POLL] = slot!("ibv_start_poll" => start_poll);
+    slots[cq_ex::NEXT_POLL] = slot!("ibv_next_poll" => advance);
+    slots[cq_ex::END_POLL] = slot!("ibv_end_poll" => end_poll);
+    slots[cq_ex::READ_OPCODE] = slot!("ibv_wc_read_opcode" => read_opcode);
+    slots[cq_ex::READ_VENDOR_ERR] = slot!("ibv_wc_read_vendor_err" => read_vendor_err);
+    slots[cq_ex::READ_BYTE_LEN] = slot!("ibv_wc_read_byte_len" => read_byte_len);
+    slots[cq_ex::READ_IMM_DATA] = slot!("ibv_wc_read_imm_data" => read_imm_data);
+    slots[cq_ex::READ_QP_NUM] = slot!("ibv_wc_read_qp_num" => read_qp_num);
+    slots[cq_ex::READ_SRC_QP] = slot!("ibv_wc_read_src_qp" => read_src_qp);
+    slots[cq_ex::READ_WC_FLAGS] = slot!("ibv_wc_read_wc_flags" => read_wc_flags);
+    slots[cq_ex::READ_SLID] = slot!("ibv_wc_read_slid" => read_zero);
+    slots[cq_ex::READ_SL] = slot!("ibv_wc_read_sl" => read_zero);
+    slots[cq_ex::READ_DLID_PATH_BITS] = slot!("ibv_wc_read_dlid_path_bits" => read_zero);
     slots
 }
 

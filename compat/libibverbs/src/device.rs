@@ -7,14 +7,13 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs_configuration::{Device as Configured, TransportName};
 use verbs_api::{Context, Device, Requirements, Transport};
 
 use crate::abi::{IbvContext, IbvDevice, Slot};
-use crate::context;
 use crate::errno::{Errno, pointer};
-
-/// Where devices are, as addresses of this machine with commas between; the loopback address without.
-pub const ADDRESSES: &str = "POLYVERBS_ADDRESSES";
+use crate::setup::configuration;
+use crate::{context, setup};
 
 /// A device as programs and the libraries of vendors look at it: vendors compare the pointer behind the public part
 /// with that to their own table.
@@ -26,8 +25,7 @@ pub struct ListedDevice {
     _entry: [Slot; 2],
     _sysfs: Slot,
     _core_support: u64,
-    kind: &'static str,
-    address: IpAddr,
+    configured: Configured,
     transport: Transport,
     guid: u64,
     // Made when it is first opened, and again in each child of a fork.
@@ -60,10 +58,11 @@ fn fill(target: &mut [c_char], text: &str) {
 }
 
 impl ListedDevice {
-    fn new(kind: &'static str, transport: Transport, address: IpAddr, name: &str) -> Self {
-        let (node_type, transport_type) = match transport {
-            Transport::InfiniBand => (1, 0),
-            Transport::Iwarp => (4, 1),
+    fn new(configured: Configured) -> Self {
+        let name = &configured.name;
+        let (transport, node_type, transport_type) = match configured.transport {
+            TransportName::Roce => (Transport::InfiniBand, 1, 0),
+            TransportName::Iwarp => (Transport::Iwarp, 4, 1),
         };
         let mut public = IbvDevice {
             _dummy: [ptr::null(); 2],
@@ -84,11 +83,6 @@ impl ListedDevice {
             &mut public.ibdev_path,
             &format!("/sys/class/infiniband/{name}"),
         );
-        let mut octets = [0x02, 0x70, 0x76, transport_type as u8, 0, 0, 0, 0];
-        match address {
-            IpAddr::V4(ip) => octets[4..].copy_from_slice(&ip.octets()),
-            IpAddr::V6(ip) => octets[4..].copy_from_slice(&ip.octets()[12..]),
-        }
         Self {
             public,
             ops: &raw const VENDOR_OPS,
@@ -96,11 +90,10 @@ impl ListedDevice {
             _entry: [ptr::null(); 2],
             _sysfs: ptr::null(),
             _core_support: 0,
-            kind,
-            address,
             transport,
-            guid: u64::from_ne_bytes(octets),
+            guid: u64::from_ne_bytes(configured.guid()),
             made: Mutex::new(None),
+            configured,
         }
     }
 
@@ -127,7 +120,12 @@ impl ListedDevice {
 
     /// Where it is.
     pub fn address(&self) -> IpAddr {
-        self.address
+        self.configured.address
+    }
+
+    /// What is configured of it.
+    pub fn configured(&self) -> &Configured {
+        &self.configured
     }
 
     // The engine's device, which belongs to the process that made it.
@@ -137,11 +135,23 @@ impl ListedDevice {
         if let Some((_, device)) = made.as_ref().filter(|(maker, _)| *maker == process) {
             return Ok(device.clone());
         }
+        let known = &self.configured;
         let options = EmulatedOptions {
-            name: Some(self.name().to_string_lossy().into_owned()),
+            name: Some(known.name.clone()),
+            faults: known.fault.unwrap_or_default(),
+            limits: known
+                .limits
+                .iter()
+                .map(|(name, most)| (name.0, *most))
+                .collect(),
+            tap: setup::tap(),
             ..EmulatedOptions::default()
         };
-        let device = emulated::device_at(self.kind, self.address, &options).map_err(|error| {
+        let kind = match known.transport {
+            TransportName::Roce => "ib0",
+            TransportName::Iwarp => "iw0",
+        };
+        let device = emulated::device_at(kind, known.address, &options).map_err(|error| {
             eprintln!("polyverbs: {error}");
             Errno(libc::ENODEV)
         })?;
@@ -160,42 +170,20 @@ impl ListedDevice {
     }
 }
 
-fn addresses() -> Vec<IpAddr> {
-    let text = std::env::var(ADDRESSES).unwrap_or_default();
-    let mut found: Vec<IpAddr> = text
-        .split(',')
-        .filter(|part| !part.trim().is_empty())
-        .filter_map(|part| match part.trim().parse() {
-            Ok(address) => Some(address),
-            Err(_) => {
-                eprintln!("polyverbs: {ADDRESSES}: {part:?} is no IP address");
-                None
-            }
-        })
-        .collect();
-    if found.is_empty() {
-        found.push(IpAddr::from([127, 0, 0, 1]));
-    }
-    found
-}
-
 /// All devices, in the order of the list.
 pub fn devices() -> &'static [ListedDevice] {
     static DEVICES: OnceLock<Vec<ListedDevice>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let kinds = [
-            ("ib0", "ib", Transport::InfiniBand),
-            ("iw0", "iw", Transport::Iwarp),
-        ];
-        let numbered = addresses().into_iter().enumerate();
-        numbered
-            .flat_map(|(number, address)| {
-                kinds.map(|(kind, prefix, transport)| {
-                    ListedDevice::new(kind, transport, address, &format!("{prefix}{number}"))
-                })
-            })
-            .collect()
+        let known = configuration().devices.iter();
+        known.cloned().map(ListedDevice::new).collect()
     })
+}
+
+/// The device that an open one is.
+pub(crate) fn named(name: &str) -> Option<&'static ListedDevice> {
+    devices()
+        .iter()
+        .find(|device| device.configured.name == name)
 }
 
 /// The device behind a pointer of the program.

@@ -6,9 +6,10 @@ use std::slice;
 
 use verbs_api::{Access, Memory, MrOptions};
 
-use crate::abi::{IbvAllocDmAttr, IbvContext, IbvDm, IbvMr, IbvPd, Slot};
+use crate::abi::{IbvAllocDmAttr, IbvContext, IbvDm, IbvMr, IbvPd};
 use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
+use crate::trace::entry::slot;
 use crate::{context, mr, pd};
 
 /// Octets of one stretch at most.
@@ -28,8 +29,8 @@ struct State {
 fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bool) -> *mut IbvDm {
     let c = IbvDm {
         context,
-        memcpy_to_dm: copy_to as Slot,
-        memcpy_from_dm: copy_from as Slot,
+        memcpy_to_dm: slot!("ibv_memcpy_to_dm" => copy_to),
+        memcpy_from_dm: slot!("ibv_memcpy_from_dm" => copy_from),
         comp_mask: 0,
         handle,
     };

@@ -21,5 +21,7 @@ pub mod pd;
 pub mod post;
 pub mod qp;
 pub mod qp_ex;
+pub mod setup;
 pub mod srq;
+pub mod trace;
 pub mod xrc;

@@ -7,7 +7,7 @@ use std::ptr;
 
 use block_loopback::BlockLoopback;
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
-use verbs_api::{Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn};
+use verbs_api::{BaselineGaps, Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn};
 
 use crate::abi::{
     IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, Slot,
@@ -134,7 +134,7 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     // A program that names no operations may use all that the device has.
     let operations = plan
         .operations
-        .unwrap_or_else(|| everything(kind, device.context.features()));
+        .unwrap_or_else(|| everything(kind, &device.context));
     let qp = own.create_qp(options.operations(operations)).wait()?;
     init.cap = cap_out(qp.cap());
     let mut public = public_part(public, &qp, init.qp_type, init.qp_context);
@@ -211,16 +211,36 @@ fn place(
     at
 }
 
-fn everything(kind: QpType, features: verbs_api::Features) -> Operations {
+fn everything(kind: QpType, context: &verbs_api::Context) -> Operations {
+    let (features, gaps) = (context.features(), context.attributes().gaps);
     let of_service = kind.operations().iter();
     of_service
         .filter(|operation| {
             let windows = verbs_api::Features::WINDOW_2;
             features.contains(operation.required_features())
+                && !CLOSED
+                    .iter()
+                    .any(|(gap, closed)| gaps.contains(*gap) && closed.contains(*operation))
                 && (*operation != Operations::BIND_MW || features.intersects(windows))
         })
         .collect()
 }
+
+// What a device with a gap does not do.
+const CLOSED: [(BaselineGaps, Operations); 3] = [
+    (
+        BaselineGaps::NO_SEND_WITH_IMMEDIATE,
+        Operations::SEND_WITH_IMM,
+    ),
+    (
+        BaselineGaps::NO_WRITE_WITH_IMMEDIATE,
+        Operations::WRITE_WITH_IMM,
+    ),
+    (
+        BaselineGaps::NO_ATOMICS,
+        Operations::ATOMIC_CMP_AND_SWP.union(Operations::ATOMIC_FETCH_AND_ADD),
+    ),
+];
 
 /// `ibv_create_qp`.
 ///

@@ -14,6 +14,7 @@ use crate::abi::{
 };
 use crate::errno::{Errno, pointer};
 use crate::qp::{self, Plan, QpObject, make};
+use crate::trace::entry::slot;
 use crate::{post, xrc};
 
 const PD: u32 = 1;
@@ -125,26 +126,27 @@ struct Pending {
 
 fn slots() -> [Slot; 21] {
     let mut slots = [ptr::null(); 21];
-    slots[qp_ex::ATOMIC_CMP_SWP] = atomic_cmp_swp as Slot;
-    slots[qp_ex::ATOMIC_FETCH_ADD] = atomic_fetch_add as Slot;
-    slots[qp_ex::BIND_MW] = bind_mw as Slot;
-    slots[qp_ex::LOCAL_INV] = local_inv as Slot;
-    slots[qp_ex::RDMA_READ] = rdma_read as Slot;
-    slots[qp_ex::RDMA_WRITE] = rdma_write as Slot;
-    slots[qp_ex::RDMA_WRITE_IMM] = rdma_write_imm as Slot;
-    slots[qp_ex::SEND] = send as Slot;
-    slots[qp_ex::SEND_IMM] = send_imm as Slot;
-    slots[qp_ex::SEND_INV] = send_inv as Slot;
-    slots[qp_ex::SET_UD_ADDR] = set_ud_addr as Slot;
-    slots[qp_ex::SET_XRC_SRQN] = set_xrc_srqn as Slot;
-    slots[qp_ex::SET_INLINE_DATA] = set_inline_data as Slot;
-    slots[qp_ex::SET_INLINE_DATA_LIST] = set_inline_data_list as Slot;
-    slots[qp_ex::SET_SGE] = set_sge as Slot;
-    slots[qp_ex::SET_SGE_LIST] = set_sge_list as Slot;
-    slots[qp_ex::START] = forget as Slot;
-    slots[qp_ex::COMPLETE] = complete as Slot;
-    slots[qp_ex::ABORT] = forget as Slot;
-    slots[qp_ex::ATOMIC_WRITE] = atomic_write as Slot;
+    slots[qp_ex::ATOMIC_CMP_SWP] = slot!("ibv_wr_atomic_cmp_swp" => atomic_cmp_swp);
+    slots[qp_ex::ATOMIC_FETCH_ADD] = slot!("ibv_wr_atomic_fetch_add" => atomic_fetch_add);
+    slots[qp_ex::BIND_MW] = slot!("ibv_wr_bind_mw" => bind_mw);
+    slots[qp_ex::LOCAL_INV] = slot!("ibv_wr_local_inv" => local_inv);
+    slots[qp_ex::RDMA_READ] = slot!("ibv_wr_rdma_read" => rdma_read);
+    slots[qp_ex::RDMA_WRITE] = slot!("ibv_wr_rdma_write" => rdma_write);
+    slots[qp_ex::RDMA_WRITE_IMM] = slot!("ibv_wr_rdma_write_imm" => rdma_write_imm);
+    slots[qp_ex::SEND] = slot!("ibv_wr_send" => send);
+    slots[qp_ex::SEND_IMM] = slot!("ibv_wr_send_imm" => send_imm);
+    slots[qp_ex::SEND_INV] = slot!("ibv_wr_send_inv" => send_inv);
+    slots[qp_ex::SET_UD_ADDR] = slot!("ibv_wr_set_ud_addr" => set_ud_addr);
+    slots[qp_ex::SET_XRC_SRQN] = slot!("ibv_wr_set_xrc_srqn" => set_xrc_srqn);
+    slots[qp_ex::SET_INLINE_DATA] = slot!("ibv_wr_set_inline_data" => set_inline_data);
+    slots[qp_ex::SET_INLINE_DATA_LIST] =
+        slot!("ibv_wr_set_inline_data_list" => set_inline_data_list);
+    slots[qp_ex::SET_SGE] = slot!("ibv_wr_set_sge" => set_sge);
+    slots[qp_ex::SET_SGE_LIST] = slot!("ibv_wr_set_sge_list" => set_sge_list);
+    slots[qp_ex::START] = slot!("ibv_wr_start" => forget);
+    slots[qp_ex::COMPLETE] = slot!("ibv_wr_complete" => complete);
+    slots[qp_ex::ABORT] = slot!("ibv_wr_abort" => forget);
+    slots[qp_ex::ATOMIC_WRITE] = slot!("ibv_wr_atomic_write" => atomic_write);
     slots
 }
 

@@ -1,0 +1,52 @@
+//! What `polyverbs run` hands over, as this process uses it.
+
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use polyverbs::emulated::{OctetCapture, Tap};
+use polyverbs_configuration::{Configuration, VARIABLE};
+
+use crate::context::lock;
+
+/// What is configured. Where that cannot be read there are no devices, and standard error tells why.
+pub fn configuration() -> &'static Configuration {
+    static READ: OnceLock<Configuration> = OnceLock::new();
+    READ.get_or_init(|| {
+        Configuration::from_environment().unwrap_or_else(|error| {
+            eprintln!("polyverbs: {VARIABLE}: {error}");
+            Configuration::default()
+        })
+    })
+}
+
+// Room for a packet of the largest datagram, so that each is written with one call.
+const LARGEST: usize = 128 << 10;
+
+/// What the devices of this process are captured to. A child of a fork begins its own: a lock of the parent's may be held.
+pub(crate) fn tap() -> Option<Tap> {
+    static BEGUN: Mutex<Option<(u32, Arc<OctetCapture>)>> = Mutex::new(None);
+    let file = configuration().pcap.as_deref()?;
+    let mut begun = lock(&BEGUN);
+    let process = std::process::id();
+    if let Some((_, capture)) = begun.as_ref().filter(|(of, _)| *of == process) {
+        return Some(Tap(Arc::clone(capture) as _));
+    }
+    match capture_to(file) {
+        Ok(capture) => {
+            let capture = Arc::new(capture);
+            std::mem::forget(begun.replace((process, Arc::clone(&capture))));
+            Some(Tap(capture))
+        }
+        Err(error) => {
+            eprintln!("polyverbs: cannot write {}: {error}", file.display());
+            None
+        }
+    }
+}
+
+fn capture_to(file: &Path) -> io::Result<OctetCapture> {
+    let file = File::options().create(true).append(true).open(file)?;
+    OctetCapture::at_once(BufWriter::with_capacity(LARGEST, file))
+}

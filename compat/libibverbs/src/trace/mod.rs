@@ -1,0 +1,187 @@
+//! A line for each verb that a program calls, with arguments and result, where that is wanted.
+//!
+//! What programs call by name looks at [`STATE`] and goes on to the function, or round by way of [`entry`]. What they call
+//! through tables goes round only where the trace was on when the table was filled: a data path that is not traced is
+//! what it would be without a trace.
+#![allow(unsafe_code)]
+
+pub mod entry;
+mod show;
+mod signatures;
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use polyverbs_configuration::{STANDARD_ERROR, VARIABLE};
+
+use crate::errno::Errno;
+use crate::setup::configuration;
+use signatures::Answer;
+
+/// Whether there is a trace. Verbs go round as long as it is not [`OFF`].
+pub static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+const OFF: u8 = 0;
+const UNKNOWN: u8 = 1;
+const ON: u8 = 2;
+
+/// A verb's arguments, as far as they are in registers, which is all of every verb.
+type Arguments = [u64; 6];
+
+/// Whether there is a trace. The first call looks it up.
+pub fn is_on() -> bool {
+    match STATE.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let on = std::env::var_os(VARIABLE).is_some() && target().is_some();
+            STATE.store(if on { ON } else { OFF }, Ordering::Relaxed);
+            on
+        }
+        state => state == ON,
+    }
+}
+
+/// Where lines go.
+enum Target {
+    StandardError,
+    File(File),
+}
+
+fn target() -> Option<&'static Target> {
+    static TARGET: OnceLock<Option<Target>> = OnceLock::new();
+    let target = TARGET.get_or_init(|| {
+        let file = configuration().trace.as_deref()?;
+        if file == Path::new(STANDARD_ERROR) {
+            return Some(Target::StandardError);
+        }
+        match File::options().create(true).append(true).open(file) {
+            Ok(file) => Some(Target::File(file)),
+            Err(error) => {
+                eprintln!("polyverbs: cannot write {}: {error}", file.display());
+                None
+            }
+        }
+    });
+    target.as_ref()
+}
+
+// One call, so that lines of several threads and processes stay whole.
+fn write(line: &str) {
+    let fd = match target() {
+        Some(Target::StandardError) => libc::STDERR_FILENO,
+        Some(Target::File(file)) => file.as_raw_fd(),
+        None => return,
+    };
+    // SAFETY: as many octets as the text has. A trace that cannot be written is no reason to fail.
+    unsafe { libc::write(fd, line.as_ptr().cast(), line.len()) };
+}
+
+#[derive(Clone, Copy, PartialEq)]
+struct Call {
+    name: *const c_char,
+    arguments: Arguments,
+}
+
+thread_local! {
+    // The last call, where it found nothing, and how often it was made again.
+    static IDLE: Cell<Option<(Call, u64)>> = const { Cell::new(None) };
+}
+
+fn thread() -> c_int {
+    // SAFETY: asks for a number.
+    unsafe { libc::gettid() }
+}
+
+// Called before a verb.
+extern "C" fn enter() {
+    is_on();
+}
+
+// Called with what a verb has answered.
+unsafe extern "C" fn leave(name: *const c_char, arguments: *const Arguments, result: u64) {
+    if !is_on() {
+        return;
+    }
+    let errno = Errno::last();
+    // SAFETY: the six registers, in the frame of the caller.
+    let arguments = unsafe { *arguments };
+    // SAFETY: a text beside the code that calls.
+    let text = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("?");
+    tell(Call { name, arguments }, text, result, errno);
+    errno.set();
+}
+
+fn tell(call: Call, name: &str, result: u64, errno: Errno) {
+    let signature = signatures::of(name);
+    let idle = signature.is_some_and(|signature| signature.is_idle(result));
+    let before = IDLE.get();
+    if let Some((_, times)) = before.filter(|(last, _)| idle && *last == call) {
+        IDLE.set(Some((call, times + 1)));
+        return;
+    }
+    if let Some((_, times @ 1..)) = before {
+        write(&format!("[{}] … {times} times more\n", thread()));
+    }
+    IDLE.set(idle.then_some((call, 0)));
+    let thread = thread();
+    let line = match signature {
+        None => format!(
+            "[{thread}] {name}(…){}\n",
+            Answer::Number.show(result, errno)
+        ),
+        Some(signature) => {
+            let shown = signature.show(&call.arguments, result);
+            let answer = signature.answer.show(result, errno);
+            format!("[{thread}] {name}({shown}){answer}\n")
+        }
+    };
+    write(&line);
+}
+
+/// The name and the text of an error number: `EINVAL (Invalid argument)`.
+fn error(number: c_int) -> String {
+    let name = match number {
+        libc::EPERM => "EPERM",
+        libc::ENOENT => "ENOENT",
+        libc::EINTR => "EINTR",
+        libc::EIO => "EIO",
+        libc::EBADF => "EBADF",
+        libc::EAGAIN => "EAGAIN",
+        libc::ENOMEM => "ENOMEM",
+        libc::EACCES => "EACCES",
+        libc::EFAULT => "EFAULT",
+        libc::EBUSY => "EBUSY",
+        libc::ENODEV => "ENODEV",
+        libc::EINVAL => "EINVAL",
+        libc::ENOSPC => "ENOSPC",
+        libc::ERANGE => "ERANGE",
+        libc::EDEADLK => "EDEADLK",
+        libc::ENOSYS => "ENOSYS",
+        libc::ENODATA => "ENODATA",
+        libc::ENOPROTOOPT => "ENOPROTOOPT",
+        libc::EOPNOTSUPP => "EOPNOTSUPP",
+        libc::EADDRINUSE => "EADDRINUSE",
+        libc::EADDRNOTAVAIL => "EADDRNOTAVAIL",
+        libc::ENETUNREACH => "ENETUNREACH",
+        libc::ECONNRESET => "ECONNRESET",
+        libc::EISCONN => "EISCONN",
+        libc::ENOTCONN => "ENOTCONN",
+        libc::ETIMEDOUT => "ETIMEDOUT",
+        libc::ECONNREFUSED => "ECONNREFUSED",
+        libc::EINPROGRESS => "EINPROGRESS",
+        libc::ECANCELED => "ECANCELED",
+        _ => "",
+    };
+    let text = io::Error::from_raw_os_error(number).to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    if name.is_empty() {
+        format!("{number} ({text})")
+    } else {
+        format!("{name} ({text})")
+    }
+}

@@ -1,0 +1,609 @@
+//! Arguments as a line of the trace shows them.
+//!
+//! What a program points to is copied by the system, which answers where nothing is: a wrong pointer is shown as such.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt::Write as _;
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ptr;
+
+use crate::abi::{
+    IbvAhAttr, IbvAsyncEvent, IbvDevice, IbvGid, IbvMr, IbvPortAttr, IbvQp, IbvQpAttr,
+    IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvSge, IbvWc, wr_opcode,
+};
+use crate::names;
+
+// Of a list.
+const MOST: usize = 4;
+// Of a text.
+const LONGEST: usize = 64;
+
+/// What an argument is.
+#[derive(Clone, Copy)]
+pub(super) struct Kind(fn(&mut String, Argument));
+
+/// An argument, and what else may say how it is shown.
+#[derive(Clone, Copy)]
+struct Argument {
+    value: u64,
+    next: u64,
+    result: u64,
+    failed: bool,
+}
+
+const KINDS: &[(&str, Kind)] = &[
+    ("p", Kind(|out, it| pointer(out, it.value))),
+    (
+        "i",
+        Kind(|out, it| put(out, format_args!("{}", it.value as u32 as c_int))),
+    ),
+    (
+        "x",
+        Kind(|out, it| put(out, format_args!("{:#x}", it.value as u32))),
+    ),
+    (
+        "w",
+        Kind(|out, it| put(out, format_args!("{:#x}", it.value))),
+    ),
+    ("z", Kind(|out, it| put(out, format_args!("{}", it.value)))),
+    ("s", Kind(|out, it| text(out, it.value))),
+    (
+        "I",
+        Kind(|out, it| filled::<c_int>(out, it, |out, value| put(out, format_args!("[{value}]")))),
+    ),
+    (
+        "V",
+        Kind(|out, it| {
+            filled::<u64>(out, it, |out, value| {
+                out.push('[');
+                pointer(out, *value);
+                out.push(']');
+            });
+        }),
+    ),
+    (
+        "D",
+        Kind(|out, it| {
+            given::<IbvDevice>(out, it, |out, device| {
+                // SAFETY: characters; the last of them is zero.
+                let name = unsafe { CStr::from_ptr(device.name.as_ptr()) };
+                put(out, format_args!("{name:?}"));
+            })
+        }),
+    ),
+    ("P", Kind(|out, it| filled::<IbvPortAttr>(out, it, port))),
+    ("G", Kind(|out, it| filled::<IbvGid>(out, it, gid))),
+    ("g", Kind(|out, it| given::<IbvGid>(out, it, gid))),
+    ("E", Kind(|out, it| filled::<IbvAsyncEvent>(out, it, event))),
+    ("C", Kind(completions)),
+    ("Q", Kind(|out, it| given::<IbvQpInitAttr>(out, it, init))),
+    (
+        "A",
+        Kind(|out, it| {
+            given::<IbvQpAttr>(out, it, |out, attr| attributes(out, attr, it.next as u32))
+        }),
+    ),
+    ("H", Kind(|out, it| given::<IbvAhAttr>(out, it, path))),
+    ("S", Kind(sends)),
+    ("R", Kind(receives)),
+    ("N", Kind(|out, it| address(out, it.value))),
+    ("M", Kind(|out, it| filled::<u64>(out, it, cm_event))),
+];
+
+impl Kind {
+    pub(super) fn of(letter: &str) -> Self {
+        let found = KINDS.iter().find(|(known, _)| *known == letter);
+        found.unwrap_or(&KINDS[0]).1
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_known(letter: &str) -> bool {
+        KINDS.iter().any(|(known, _)| *known == letter)
+    }
+
+    pub(super) fn show(self, out: &mut String, value: u64, next: u64, result: u64, failed: bool) {
+        (self.0)(
+            out,
+            Argument {
+                value,
+                next,
+                result,
+                failed,
+            },
+        );
+    }
+}
+
+fn put(out: &mut String, what: std::fmt::Arguments<'_>) {
+    // A string takes everything.
+    let _ = out.write_fmt(what);
+}
+
+fn pointer(out: &mut String, value: u64) {
+    if value == 0 {
+        out.push_str("NULL");
+    } else {
+        put(out, format_args!("{value:#x}"));
+    }
+}
+
+// SAFETY of the callers: any octets are a value of the type.
+unsafe fn read<T>(at: u64) -> Option<T> {
+    if at == 0 {
+        return None;
+    }
+    let mut value = MaybeUninit::<T>::uninit();
+    copy(at, value.as_mut_ptr().cast(), size_of::<T>()).then(|| {
+        // SAFETY: all of its octets were copied, and any are a value, as the caller promises.
+        unsafe { value.assume_init() }
+    })
+}
+
+fn copy(at: u64, target: *mut u8, length: usize) -> bool {
+    let from = ptr::without_provenance_mut::<c_void>(at as usize);
+    let here = libc::iovec {
+        iov_base: target.cast(),
+        iov_len: length,
+    };
+    let there = libc::iovec {
+        iov_base: from,
+        iov_len: length,
+    };
+    // SAFETY: room for as many octets; the system looks at the other side.
+    let copied = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0)
+    };
+    copied == length as isize
+}
+
+// A structure that the program has filled.
+fn given<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) {
+    // SAFETY: structures of C, which any octets are.
+    match unsafe { read::<T>(it.value) } {
+        Some(value) => show(out, &value),
+        None => pointer(out, it.value),
+    }
+}
+
+// A structure that the verb has filled, if it has.
+fn filled<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) {
+    if it.failed {
+        pointer(out, it.value);
+    } else {
+        given(out, it, show);
+    }
+}
+
+fn text(out: &mut String, at: u64) {
+    let mut octets = Vec::new();
+    // Octet by octet: what lies behind the end need not be there.
+    // SAFETY: any octet is one.
+    while let Some(octet) = unsafe { read::<u8>(at + octets.len() as u64) } {
+        if octet == 0 || octets.len() == LONGEST {
+            let more = if octet == 0 { "" } else { "…" };
+            return put(
+                out,
+                format_args!("{:?}{more}", String::from_utf8_lossy(&octets)),
+            );
+        }
+        octets.push(octet);
+    }
+    pointer(out, at);
+}
+
+fn port(out: &mut String, port: &IbvPortAttr) {
+    let IbvPortAttr {
+        state,
+        active_mtu,
+        lid,
+        link_layer,
+        ..
+    } = port;
+    put(
+        out,
+        format_args!(
+            "{{state={state}, active_mtu={active_mtu}, lid={lid:#x}, link_layer={link_layer}}}"
+        ),
+    );
+}
+
+fn gid(out: &mut String, gid: &IbvGid) {
+    put(out, format_args!("{}", Ipv6Addr::from(gid.raw)));
+}
+
+fn event(out: &mut String, event: &IbvAsyncEvent) {
+    let name = ptr_text(names::event_type_str(event.event_type));
+    put(
+        out,
+        format_args!("{{{name}, element={:#x}}}", event.element.addr()),
+    );
+}
+
+fn ptr_text(at: *const std::ffi::c_char) -> String {
+    // SAFETY: a text of ours.
+    unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
+}
+
+fn service(kind: c_int) -> String {
+    match kind {
+        2 => "RC".to_owned(),
+        3 => "UC".to_owned(),
+        4 => "UD".to_owned(),
+        8 => "RAW_PACKET".to_owned(),
+        9 => "XRC_SEND".to_owned(),
+        10 => "XRC_RECV".to_owned(),
+        _ => kind.to_string(),
+    }
+}
+
+fn init(out: &mut String, init: &IbvQpInitAttr) {
+    let cap = &init.cap;
+    put(
+        out,
+        format_args!(
+            "{{{}, send_cq={:#x}, recv_cq={:#x}, srq={:#x}, cap={{{}, {}, {}, {}, {}}}, sq_sig_all={}}}",
+            service(init.qp_type),
+            init.send_cq.addr(),
+            init.recv_cq.addr(),
+            init.srq.addr(),
+            cap.max_send_wr,
+            cap.max_recv_wr,
+            cap.max_send_sge,
+            cap.max_recv_sge,
+            cap.max_inline_data,
+            init.sq_sig_all,
+        ),
+    );
+}
+
+fn path(out: &mut String, attr: &IbvAhAttr) {
+    let grh = &attr.grh;
+    out.push_str("{dgid=");
+    gid(out, &grh.dgid);
+    put(
+        out,
+        format_args!(
+            ", sgid_index={}, is_global={}, dlid={:#x}, port_num={}}}",
+            grh.sgid_index, attr.is_global, attr.dlid, attr.port_num
+        ),
+    );
+}
+
+const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+
+fn attributes(out: &mut String, attr: &IbvQpAttr, mask: u32) {
+    let state = usize::try_from(attr.qp_state)
+        .ok()
+        .and_then(|state| STATES.get(state));
+    let state = state.map_or_else(|| attr.qp_state.to_string(), |state| (*state).to_owned());
+    let mut before = "{";
+    let mut field = |out: &mut String, bit: u32, name: &str, value: std::fmt::Arguments<'_>| {
+        if mask & 1 << bit != 0 {
+            put(out, format_args!("{before}{name}={value}"));
+            before = ", ";
+        }
+    };
+    field(out, 0, "qp_state", format_args!("{state}"));
+    field(
+        out,
+        3,
+        "qp_access_flags",
+        format_args!("{:#x}", attr.qp_access_flags),
+    );
+    field(out, 4, "pkey_index", format_args!("{}", attr.pkey_index));
+    field(out, 5, "port_num", format_args!("{}", attr.port_num));
+    field(out, 6, "qkey", format_args!("{:#x}", attr.qkey));
+    let mut av = String::new();
+    path(&mut av, &attr.ah_attr);
+    field(out, 7, "ah_attr", format_args!("{av}"));
+    field(out, 8, "path_mtu", format_args!("{}", attr.path_mtu));
+    field(out, 9, "timeout", format_args!("{}", attr.timeout));
+    field(out, 10, "retry_cnt", format_args!("{}", attr.retry_cnt));
+    field(out, 11, "rnr_retry", format_args!("{}", attr.rnr_retry));
+    field(out, 12, "rq_psn", format_args!("{:#x}", attr.rq_psn));
+    field(
+        out,
+        13,
+        "max_rd_atomic",
+        format_args!("{}", attr.max_rd_atomic),
+    );
+    field(
+        out,
+        15,
+        "min_rnr_timer",
+        format_args!("{}", attr.min_rnr_timer),
+    );
+    field(out, 16, "sq_psn", format_args!("{:#x}", attr.sq_psn));
+    field(
+        out,
+        17,
+        "max_dest_rd_atomic",
+        format_args!("{}", attr.max_dest_rd_atomic),
+    );
+    field(
+        out,
+        20,
+        "dest_qp_num",
+        format_args!("{:#x}", attr.dest_qp_num),
+    );
+    out.push_str(if before == "{" { "{}" } else { "}" });
+}
+
+fn opcode(code: c_int) -> String {
+    let name = match code {
+        wr_opcode::RDMA_WRITE => "RDMA_WRITE",
+        wr_opcode::RDMA_WRITE_WITH_IMM => "RDMA_WRITE_WITH_IMM",
+        wr_opcode::SEND => "SEND",
+        wr_opcode::SEND_WITH_IMM => "SEND_WITH_IMM",
+        wr_opcode::RDMA_READ => "RDMA_READ",
+        wr_opcode::ATOMIC_CMP_AND_SWP => "ATOMIC_CMP_AND_SWP",
+        wr_opcode::ATOMIC_FETCH_AND_ADD => "ATOMIC_FETCH_AND_ADD",
+        wr_opcode::LOCAL_INV => "LOCAL_INV",
+        wr_opcode::BIND_MW => "BIND_MW",
+        wr_opcode::SEND_WITH_INV => "SEND_WITH_INV",
+        wr_opcode::ATOMIC_WRITE => "ATOMIC_WRITE",
+        _ => return code.to_string(),
+    };
+    name.to_owned()
+}
+
+const FLAGS: [&str; 4] = ["FENCE", "SIGNALED", "SOLICITED", "INLINE"];
+
+fn flags(bits: u32) -> String {
+    let names = FLAGS.iter().enumerate();
+    let set: Vec<_> = names
+        .filter(|(bit, _)| bits & 1 << bit != 0)
+        .map(|(_, name)| *name)
+        .collect();
+    if set.is_empty() {
+        "0".to_owned()
+    } else {
+        set.join("|")
+    }
+}
+
+fn entries(out: &mut String, list: *const IbvSge, count: c_int) {
+    out.push('[');
+    let count = usize::try_from(count).unwrap_or(0);
+    for place in 0..count.min(MOST) {
+        let at = list.wrapping_add(place).addr() as u64;
+        if place > 0 {
+            out.push_str(", ");
+        }
+        // SAFETY: numbers.
+        match unsafe { read::<IbvSge>(at) } {
+            Some(sge) => put(
+                out,
+                format_args!("{{{:#x}, {}, {:#x}}}", sge.addr, sge.length, sge.lkey),
+            ),
+            None => pointer(out, at),
+        }
+    }
+    out.push_str(if count > MOST { ", …]" } else { "]" });
+}
+
+// A list of structures that name the next.
+fn list<T>(out: &mut String, first: u64, show: impl Fn(&mut String, &T) -> u64) {
+    let mut next = first;
+    let mut before = "[";
+    for _ in 0..MOST {
+        // SAFETY: numbers and pointers, which any octets are.
+        let Some(wr) = (unsafe { read::<T>(next) }) else {
+            break;
+        };
+        out.push_str(before);
+        before = ", ";
+        next = show(out, &wr);
+    }
+    match (before, next) {
+        ("[", _) => pointer(out, first),
+        (_, 0) => out.push(']'),
+        _ => out.push_str(", …]"),
+    }
+}
+
+fn sends(out: &mut String, it: Argument) {
+    list::<IbvSendWr>(out, it.value, |out, wr| {
+        put(
+            out,
+            format_args!(
+                "{{wr_id={:#x}, {}, {}, sg_list=",
+                wr.wr_id,
+                opcode(wr.opcode),
+                flags(wr.send_flags)
+            ),
+        );
+        entries(out, wr.sg_list, wr.num_sge);
+        // SAFETY: numbers, whatever the request is.
+        let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+        match wr.opcode {
+            wr_opcode::RDMA_WRITE
+            | wr_opcode::RDMA_WRITE_WITH_IMM
+            | wr_opcode::RDMA_READ
+            | wr_opcode::ATOMIC_WRITE => {
+                put(
+                    out,
+                    format_args!(", remote={:#x}, rkey={:#x}", rdma.remote_addr, rdma.rkey),
+                );
+            }
+            wr_opcode::ATOMIC_CMP_AND_SWP | wr_opcode::ATOMIC_FETCH_AND_ADD => {
+                put(
+                    out,
+                    format_args!(
+                        ", remote={:#x}, rkey={:#x}",
+                        atomic.remote_addr, atomic.rkey
+                    ),
+                );
+            }
+            _ => {}
+        }
+        out.push('}');
+        wr.next.addr() as u64
+    });
+}
+
+fn receives(out: &mut String, it: Argument) {
+    list::<IbvRecvWr>(out, it.value, |out, wr| {
+        put(out, format_args!("{{wr_id={:#x}, sg_list=", wr.wr_id));
+        entries(out, wr.sg_list, wr.num_sge);
+        out.push('}');
+        wr.next.addr() as u64
+    });
+}
+
+// As many as the verb has answered.
+fn completions(out: &mut String, it: Argument) {
+    let count = usize::try_from(it.result as u32 as c_int).unwrap_or(0);
+    if count == 0 {
+        return pointer(out, it.value);
+    }
+    out.push('[');
+    for place in 0..count.min(MOST) {
+        if place > 0 {
+            out.push_str(", ");
+        }
+        let at = it.value + (place * size_of::<IbvWc>()) as u64;
+        // SAFETY: numbers.
+        let Some(wc) = (unsafe { read::<IbvWc>(at) }) else {
+            pointer(out, at);
+            continue;
+        };
+        let status = ptr_text(names::wc_status_str(wc.status));
+        put(out, format_args!("{{wr_id={:#x}, {status}", wc.wr_id));
+        if wc.status == 0 {
+            put(
+                out,
+                format_args!(", opcode={}, byte_len={}", wc.opcode, wc.byte_len),
+            );
+        }
+        put(out, format_args!(", qp_num={:#x}}}", wc.qp_num));
+    }
+    out.push_str(if count > MOST { ", …]" } else { "]" });
+}
+
+fn address(out: &mut String, at: u64) {
+    // SAFETY: numbers.
+    let family = unsafe { read::<libc::sa_family_t>(at) };
+    match family.map(c_int::from) {
+        Some(libc::AF_INET) => {
+            // SAFETY: numbers.
+            if let Some(v4) = unsafe { read::<libc::sockaddr_in>(at) } {
+                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                return put(out, format_args!("{ip}:{}", u16::from_be(v4.sin_port)));
+            }
+        }
+        Some(libc::AF_INET6) => {
+            // SAFETY: numbers.
+            if let Some(v6) = unsafe { read::<libc::sockaddr_in6>(at) } {
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                return put(out, format_args!("[{ip}]:{}", u16::from_be(v6.sin6_port)));
+            }
+        }
+        _ => {}
+    }
+    pointer(out, at);
+}
+
+const CM_EVENTS: [&str; 16] = [
+    "ADDR_RESOLVED",
+    "ADDR_ERROR",
+    "ROUTE_RESOLVED",
+    "ROUTE_ERROR",
+    "CONNECT_REQUEST",
+    "CONNECT_RESPONSE",
+    "CONNECT_ERROR",
+    "UNREACHABLE",
+    "REJECTED",
+    "ESTABLISHED",
+    "DISCONNECTED",
+    "DEVICE_REMOVAL",
+    "MULTICAST_JOIN",
+    "MULTICAST_ERROR",
+    "ADDR_CHANGE",
+    "TIMEWAIT_EXIT",
+];
+
+// `rdma_cm_event` begins with the identifier and the listening one; the event and its status follow.
+fn cm_event(out: &mut String, at: &u64) {
+    // SAFETY: numbers.
+    let Some((id, _, event, status)) =
+        (unsafe { read::<CmEvent>(*at) }).map(|it| (it.id, it.listen_id, it.event, it.status))
+    else {
+        return pointer(out, *at);
+    };
+    let name = usize::try_from(event)
+        .ok()
+        .and_then(|event| CM_EVENTS.get(event));
+    let name = name.map_or_else(|| event.to_string(), |name| (*name).to_owned());
+    put(out, format_args!("{{{name}, id={id:#x}, status={status}}}"));
+}
+
+#[repr(C)]
+struct CmEvent {
+    id: u64,
+    listen_id: u64,
+    event: c_int,
+    status: c_int,
+}
+
+/// The number of a queue pair that was made.
+pub(super) fn qp(at: u64) -> String {
+    // SAFETY: numbers and pointers, which any octets are.
+    let qp = unsafe { read::<IbvQp>(at) };
+    qp.map_or_else(String::new, |qp| format!("{{qp_num={:#x}}}", qp.qp_num))
+}
+
+/// The keys of a region that was made.
+pub(super) fn mr(at: u64) -> String {
+    // SAFETY: numbers and pointers, which any octets are.
+    let mr = unsafe { read::<IbvMr>(at) };
+    mr.map_or_else(String::new, |mr| {
+        format!("{{lkey={:#x}, rkey={:#x}}}", mr.lkey, mr.rkey)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(kind: &str, value: u64) -> String {
+        let mut out = String::new();
+        Kind::of(kind).show(&mut out, value, 0, 1, false);
+        out
+    }
+
+    // The compiler is not to know that nobody but the system reads there.
+    fn at<T>(value: &T) -> u64 {
+        (std::hint::black_box(value) as *const T).expose_provenance() as u64
+    }
+
+    #[test]
+    fn what_is_pointed_to_is_shown_and_what_is_not_there_is_no_crash() {
+        assert_eq!(shown("s", at(b"a file\0")), "\"a file\"");
+        let sge = IbvSge {
+            addr: 0x1000,
+            length: 64,
+            lkey: 7,
+        };
+        // SAFETY: numbers and pointers, for which zero is a value.
+        let mut wr: IbvSendWr = unsafe { std::mem::zeroed() };
+        (wr.wr_id, wr.opcode, wr.send_flags) = (5, wr_opcode::SEND, 2);
+        (wr.sg_list, wr.num_sge) = (&raw const sge, 1);
+        assert_eq!(
+            shown("S", at(&wr)),
+            "[{wr_id=0x5, SEND, SIGNALED, sg_list=[{0x1000, 64, 0x7}]}]"
+        );
+        wr.sg_list = ptr::without_provenance(8);
+        assert_eq!(
+            shown("S", at(&wr)),
+            "[{wr_id=0x5, SEND, SIGNALED, sg_list=[0x8]}]"
+        );
+        for (kind, _) in KINDS {
+            assert!(!shown(kind, 0).is_empty());
+            assert!(!shown(kind, 16).is_empty());
+        }
+        assert_eq!(shown("A", 16), "0x10");
+        assert_eq!(shown("i", u64::from(u32::MAX)), "-1");
+    }
+}
