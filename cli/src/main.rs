@@ -5,6 +5,7 @@
 #[cfg(feature = "breakable-rules")]
 mod broken;
 mod commands;
+mod libraries;
 mod output;
 
 // The portable program, as a user of the library would write it: the example and this command run one source.
@@ -17,7 +18,8 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use commands::{
-    capture, copy, devices, dissect, matrix, network, perf, ping, plan, put, serve, tour,
+    capture, copy, devices, dissect, install, matrix, network, perf, ping, plan, put, run, serve,
+    tour,
 };
 use output::AlreadyTold;
 
@@ -43,7 +45,8 @@ Examples:
   polyverbs ping 127.0.0.1 --device ib0              whether a device answers there
   polyverbs perf send-latency --device ib0           how fast it is
   polyverbs perf send-latency 127.0.0.1:7472 --device ib0
-  polyverbs dissect FILE.pcap                        what is in a capture";
+  polyverbs dissect FILE.pcap                        what is in a capture
+  polyverbs run -- ibv_devinfo                       an unmodified program on our devices";
 
 #[derive(Subcommand)]
 enum Command {
@@ -51,11 +54,13 @@ enum Command {
     Copy(copy::Arguments),
     Devices(devices::Arguments),
     Dissect(dissect::Arguments),
+    Install(install::Arguments),
     Matrix(matrix::Arguments),
     Perf(perf::Arguments),
     Ping(ping::Arguments),
     Plan(plan::Arguments),
     Put(put::Arguments),
+    Run(run::Arguments),
     Serve(serve::Arguments),
 }
 
@@ -69,9 +74,12 @@ fn main() -> ExitCode {
         output::complain(&format!("{error:#}"));
         return ExitCode::FAILURE;
     }
-    let result = run(arguments);
+    let result = match arguments.command {
+        Some(Command::Run(arguments)) => run::run(&arguments),
+        _ => perform(arguments).map(|()| ExitCode::SUCCESS),
+    };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         // `polyverbs … | head` is no failure: whoever read the output has seen enough.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<AlreadyTold>() => ExitCode::FAILURE,
@@ -82,24 +90,26 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: Arguments) -> anyhow::Result<()> {
+fn perform(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.command {
         None => tour::run(),
         Some(Command::Capture(arguments)) => {
             let command = std::iter::once("polyverbs".to_owned()).chain(arguments.command);
             match Arguments::try_parse_from(command) {
-                Ok(inner) => network::captured(&arguments.file, || run(inner)),
+                Ok(inner) => network::captured(&arguments.file, || perform(inner)),
                 Err(error) => Err(anyhow::anyhow!(said(&error))),
             }
         }
         Some(Command::Copy(arguments)) => copy::run(&arguments),
         Some(Command::Devices(arguments)) => devices::run(&arguments),
         Some(Command::Dissect(arguments)) => dissect::run(&arguments),
+        Some(Command::Install(arguments)) => install::run(&arguments),
         Some(Command::Matrix(arguments)) => matrix::run(&arguments),
         Some(Command::Perf(arguments)) => perf::run(&arguments),
         Some(Command::Ping(arguments)) => ping::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Put(arguments)) => put::run(&arguments),
+        Some(Command::Run(_)) => anyhow::bail!("run has --pcap itself"),
         Some(Command::Serve(arguments)) => serve::run(&arguments),
     }
 }

@@ -10,6 +10,7 @@ mod copy;
 mod dissect;
 mod errors;
 mod network;
+mod run;
 mod shown;
 
 const DEVICES: [&str; 2] = ["ib0", "iw0"];

@@ -1,0 +1,190 @@
+//! `polyverbs run`: an unmodified program on our devices.
+
+mod root;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::Context as _;
+use polyverbs::emulated::FaultSpec;
+use polyverbs_configuration::{
+    Configuration, ConfigurationError, Device, LinkLayer, ROOT_VARIABLE, STANDARD_ERROR, VARIABLE,
+};
+
+use crate::libraries::Libraries;
+use crate::output::complain;
+
+/// Run an unmodified program: our libibverbs.so.1 and librdmacm.so.1 in front of those of the system
+///
+/// It sees a RoCE device (ib0, ib1 …) and an iWARP device (iw0, iw1 …) at the loopback address and at every other
+/// address of this machine; no hardware, no kernel module, no privileges. Other processes and machines are reached at
+/// theirs.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A DEVICE is the name of one that there would be, or a new one: name=…,transport=roce|iwarp,address=…,
+link-layer=ethernet|infiniband,fault=…, and limits by their names (max_qp=16). What is not said is taken as name=ib0, ib1 …,
+transport=roce, address=127.0.0.1. Where there is a --device, the program sees those that are named, in that order.
+
+A FILE of --config is TOML: `polyverbs run --show` prints one to begin with.
+
+Examples:
+  polyverbs run -- ibv_devinfo -v
+  polyverbs run -- ibv_rc_pingpong -d ib0 -g 0              and elsewhere: … -g 0 ADDRESS
+  polyverbs run --device iw0 -- rping -s
+  polyverbs run --device name=mlx5_0,link-layer=infiniband,max_qp=100 -- ibv_devinfo
+  polyverbs run --fault drop=1%,delay=1ms --pcap PACKETS -- ib_write_bw
+  polyverbs run --trace=CALLS -- ibv_devices")]
+pub(crate) struct Arguments {
+    /// A file that says which devices there are
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A device that the program sees; may be given several times
+    #[arg(long, value_name = "DEVICE")]
+    device: Vec<String>,
+    /// What the ports of RoCE devices report: ethernet or infiniband
+    #[arg(long, value_name = "LAYER")]
+    link_layer: Option<LinkLayer>,
+    /// What links do to what is sent: see `polyverbs copy --help`
+    #[arg(long, value_name = "FAULTS")]
+    fault: Option<FaultSpec>,
+    /// Write each verb that is called, with arguments and result; to standard error without a file
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = STANDARD_ERROR)]
+    trace: Option<PathBuf>,
+    /// Write what the devices send and receive
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Print what the program would find, as a file for --config, and run nothing
+    #[arg(long)]
+    show: bool,
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        required_unless_present = "show",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    program: Vec<OsString>,
+}
+
+// As shells and env have it.
+const NOT_FOUND: u8 = 127;
+const NOT_RUN: u8 = 126;
+
+/// Becomes the program. Comes back only where that cannot be done.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let configuration = configuration(arguments)?;
+    if arguments.show {
+        io::stdout().write_all(configuration.to_text()?.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let [program, rest @ ..] = &*arguments.program else {
+        anyhow::bail!("there is no program to run");
+    };
+    let libraries = Libraries::find()?;
+    for file in [&configuration.trace, &configuration.pcap]
+        .into_iter()
+        .flatten()
+    {
+        if file.as_os_str() != STANDARD_ERROR {
+            File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+    }
+    let root = root::make(&configuration)?;
+    let failed = Command::new(program)
+        .args(rest)
+        .env(
+            "LD_LIBRARY_PATH",
+            in_front(&libraries.named(&root)?, "LD_LIBRARY_PATH"),
+        )
+        .env("LD_PRELOAD", in_front(&libraries.redirect, "LD_PRELOAD"))
+        .env(ROOT_VARIABLE, &root)
+        .env(VARIABLE, configuration.to_text()?)
+        .exec();
+    // Nothing was started that would need it.
+    let _ = fs::remove_dir_all(&root);
+    let program = program.display();
+    if failed.kind() == io::ErrorKind::NotFound {
+        complain(&format!(
+            "{program} is not there: is it installed, and in PATH?"
+        ));
+        return Ok(ExitCode::from(NOT_FOUND));
+    }
+    complain(&format!("cannot run {program}: {failed}"));
+    Ok(ExitCode::from(NOT_RUN))
+}
+
+fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
+    let mut configuration = match &arguments.config {
+        Some(file) => read(file)?,
+        None => Configuration::from_environment().with_context(|| VARIABLE)?,
+    };
+    if !arguments.device.is_empty() {
+        choose(&mut configuration, &arguments.device)?;
+    }
+    if let Some(link_layer) = arguments.link_layer {
+        configuration
+            .set_link_layer(link_layer)
+            .context("--link-layer")?;
+    }
+    if let Some(fault) = arguments.fault {
+        configuration.set_fault(fault).context("--fault")?;
+    }
+    if let Some(file) = &arguments.trace {
+        configuration.trace = Some(file.clone());
+    }
+    if let Some(file) = &arguments.pcap {
+        configuration.pcap = Some(file.clone());
+    }
+    // The program may be started, or go, elsewhere.
+    for file in [&mut configuration.trace, &mut configuration.pcap]
+        .into_iter()
+        .flatten()
+    {
+        if file.as_os_str() != STANDARD_ERROR {
+            *file = std::path::absolute(&*file)?;
+        }
+    }
+    Ok(configuration)
+}
+
+fn read(file: &Path) -> anyhow::Result<Configuration> {
+    let cannot = || format!("cannot read {}", file.display());
+    let text = fs::read_to_string(file).with_context(cannot)?;
+    Configuration::parse(&text).map_err(|ConfigurationError { line, message }| match line {
+        Some(line) => anyhow::anyhow!("{}:{line}: {message}", file.display()),
+        None => anyhow::anyhow!("{}: {message}", file.display()),
+    })
+}
+
+// Those that are named, of those that there would be, and new ones.
+fn choose(configuration: &mut Configuration, wanted: &[String]) -> anyhow::Result<()> {
+    let mut chosen = Configuration::default();
+    for text in wanted {
+        let device = if text.contains('=') {
+            text.parse::<Device>().map_err(anyhow::Error::msg)
+        } else {
+            configuration
+                .named(text)
+                .cloned()
+                .map_err(anyhow::Error::new)
+        };
+        let added = device.and_then(|device| Ok(chosen.add(device)?));
+        added.with_context(|| format!("--device {text}"))?;
+    }
+    configuration.devices = chosen.devices;
+    Ok(())
+}
+
+fn in_front(of: &Path, variable: &str) -> OsString {
+    let mut list = of.as_os_str().to_owned();
+    if let Some(rest) = env::var_os(variable).filter(|rest| !rest.is_empty()) {
+        list.push(OsStr::new(":"));
+        list.push(rest);
+    }
+    list
+}

@@ -1,0 +1,159 @@
+//! The folder of one program: what it would look for below `/sys` and `/dev`.
+//!
+//! It has the number of the process, which stays when the process becomes the program. The program takes it away when it
+//! ends; what programs have left that were killed is taken away here.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use polyverbs_configuration::{Configuration, Device, LinkLayer, TransportName, interface_of};
+
+const NAME: &str = "polyverbs-run";
+
+/// Makes the folder.
+pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
+    let within = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(folder) if folder.is_dir() => folder,
+        _ => env::temp_dir(),
+    };
+    let namespace = namespace();
+    sweep(&within, &namespace);
+    let root = within.join(format!("{NAME}.{namespace}.{}", std::process::id()));
+    let made = fill(&root, configuration);
+    made.with_context(|| format!("cannot make {}", root.display()))?;
+    Ok(root)
+}
+
+// Numbers of processes are those of a namespace.
+fn namespace() -> String {
+    let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let digits = link
+        .to_string_lossy()
+        .chars()
+        .filter(char::is_ascii_digit)
+        .collect::<String>();
+    if digits.is_empty() {
+        "0".to_owned()
+    } else {
+        digits
+    }
+}
+
+// Takes away the folders of processes that are no more. What belongs to others stays, as the system sees to.
+fn sweep(within: &Path, namespace: &str) {
+    let begin = format!("{NAME}.{namespace}.");
+    for entry in fs::read_dir(within).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(&begin));
+        let process = process.and_then(|number| number.parse::<u32>().ok());
+        if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
+    match fs::remove_dir_all(root) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => fs::create_dir(root)?,
+    }
+    // A program may go on as somebody else.
+    fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
+    let (verbs, dev) = (
+        root.join("sys/class/infiniband_verbs"),
+        root.join("dev/infiniband"),
+    );
+    fs::create_dir_all(root.join("sys/class/infiniband"))?;
+    fs::create_dir_all(&dev)?;
+    write(&verbs, &[("abi_version", "6".to_owned())])?;
+    // What programs ask of these is to be devices that they may open.
+    symlink("/dev/null", dev.join("rdma_cm"))?;
+    for device in &configuration.devices {
+        symlink("/dev/null", dev.join(&device.name))?;
+        let entries = [
+            ("ibdev", device.name.clone()),
+            ("abi_version", "1".to_owned()),
+        ];
+        write(&verbs.join(&device.name), &entries)?;
+        describe(
+            &root.join("sys/class/infiniband").join(&device.name),
+            device,
+        )?;
+    }
+    Ok(())
+}
+
+fn describe(at: &Path, device: &Device) -> io::Result<()> {
+    let guid = by_fours(&device.guid());
+    let node_type = match device.transport {
+        TransportName::Roce => "1: CA",
+        TransportName::Iwarp => "4: RNIC",
+    };
+    let about = [
+        ("node_type", node_type.to_owned()),
+        ("node_guid", guid.clone()),
+        ("sys_image_guid", guid),
+        ("node_desc", device.name.clone()),
+        ("fw_ver", env!("CARGO_PKG_VERSION").to_owned()),
+        ("board_id", "polyverbs".to_owned()),
+    ];
+    write(at, &about)?;
+    write(&at.join("device"), &[("numa_node", "-1".to_owned())])?;
+    let interface = interface_of(device.address);
+    if let Some(name) = &interface {
+        fs::create_dir_all(at.join("device/net").join(name))?;
+    }
+    let infiniband = device.link_layer() == LinkLayer::Infiniband;
+    let lid = device.lid().unwrap_or(0);
+    let port = at.join("ports/1");
+    let about = [
+        ("state", "4: ACTIVE".to_owned()),
+        ("phys_state", "5: LinkUp".to_owned()),
+        (
+            "link_layer",
+            if infiniband { "InfiniBand" } else { "Ethernet" }.to_owned(),
+        ),
+        ("lid", format!("{lid:#x}")),
+        ("sm_lid", format!("{lid:#x}")),
+        ("lid_mask_count", "0".to_owned()),
+        ("sm_sl", "0".to_owned()),
+        ("rate", "2.5 Gb/sec (1X SDR)".to_owned()),
+    ];
+    write(&port, &about)?;
+    write(&port.join("pkeys"), &[("0", "0xffff".to_owned())])?;
+    let octets = match device.address {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
+    write(&port.join("gids"), &[("0", by_fours(&octets))])?;
+    let gid_type = match device.transport {
+        TransportName::Roce if !infiniband => "RoCE v2",
+        _ => "IB/RoCE v1",
+    };
+    write(&port.join("gid_attrs/types"), &[("0", gid_type.to_owned())])?;
+    write(
+        &port.join("gid_attrs/ndevs"),
+        &[("0", interface.unwrap_or_default())],
+    )
+}
+
+// Hexadecimal, a colon behind each two octets, as the kernel shows GUIDs and GIDs.
+fn by_fours(octets: &[u8]) -> String {
+    let groups: Vec<String> = octets
+        .chunks(2)
+        .map(|pair| pair.iter().map(|octet| format!("{octet:02x}")).collect())
+        .collect();
+    groups.join(":")
+}
+
+fn write(folder: &Path, files: &[(&str, String)]) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    files
+        .iter()
+        .try_for_each(|(name, text)| fs::write(folder.join(name), format!("{text}\n")))
+}

@@ -1,0 +1,274 @@
+//! `polyverbs run` and `polyverbs install`, with libraries that do nothing: what programs do over the real ones is
+//! tests/peers' to show.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use super::{Folder, complaint, run, text};
+
+/// The command as it is installed, in a folder that is gone when this is.
+struct Installed {
+    folder: Folder,
+}
+
+impl Installed {
+    fn new() -> Self {
+        let folder = Folder::new();
+        let (bin, lib) = (folder.path("bin"), folder.path("lib/polyverbs"));
+        fs::create_dir_all(&bin).unwrap();
+        fs::create_dir_all(&lib).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_polyverbs"), bin.join("polyverbs")).unwrap();
+        for name in ["libibverbs.so.1", "libpolyverbs_redirect.so"] {
+            let made = Command::new("cc")
+                .args(["-shared", "-o"])
+                .arg(lib.join(name))
+                .args(["-x", "c", "/dev/null"])
+                .status();
+            assert!(made.unwrap().success());
+        }
+        Self { folder }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.folder.path("bin/polyverbs"));
+        command
+            .env("XDG_RUNTIME_DIR", self.folder.path(""))
+            // What cargo sets for tests.
+            .env_remove("LD_LIBRARY_PATH");
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command().arg("run").args(arguments).output().unwrap()
+    }
+
+    #[track_caller]
+    fn text(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{output:?}");
+        assert!(output.stderr.is_empty(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What programs have left in the folder of running programs.
+    fn left(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.folder.path("")).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths
+            .filter(|path| path.to_string_lossy().contains("polyverbs-run"))
+            .collect()
+    }
+}
+
+#[test]
+fn a_program_finds_the_libraries_first_and_its_own_arguments() {
+    let installed = Installed::new();
+    let told = installed.text(&[
+        "--",
+        "sh",
+        "-c",
+        "echo $LD_LIBRARY_PATH $LD_PRELOAD $1",
+        "sh",
+        "--config",
+    ]);
+    let lib = installed.folder.path("lib/polyverbs");
+    let redirect = lib.join("libpolyverbs_redirect.so");
+    assert_eq!(
+        told,
+        format!("{} {} --config\n", lib.display(), redirect.display())
+    );
+    let before = installed
+        .command()
+        .args(["run", "printenv", "LD_LIBRARY_PATH"])
+        .env("LD_LIBRARY_PATH", "/x:/y")
+        .output();
+    assert_eq!(
+        String::from_utf8(before.unwrap().stdout).unwrap(),
+        format!("{}:/x:/y\n", lib.display())
+    );
+}
+
+#[test]
+fn a_program_ends_as_it_ends_without() {
+    let installed = Installed::new();
+    assert_eq!(
+        installed.run(&["sh", "-c", "exit 7"]).status.code(),
+        Some(7)
+    );
+    assert_eq!(
+        installed
+            .run(&["sh", "-c", "kill -TERM $$"])
+            .status
+            .signal(),
+        Some(15)
+    );
+    assert_eq!(installed.run(&["true"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_program_sees_devices_below_sys_and_dev() {
+    let installed = Installed::new();
+    let script = "cd $POLYVERBS_ROOT && ls dev/infiniband && cat sys/class/infiniband/*/ports/1/gids/0 && cat sys/class/infiniband/*/node_type";
+    let told = installed.text(&[
+        "--device",
+        "iw0",
+        "--device",
+        "name=x,address=::1",
+        "sh",
+        "-c",
+        script,
+    ]);
+    let expected = [
+        "iw0",
+        "rdma_cm",
+        "x",
+        "0000:0000:0000:0000:0000:ffff:7f00:0001",
+        "0000:0000:0000:0000:0000:0000:0000:0001",
+        "4: RNIC",
+        "1: CA",
+    ];
+    assert_eq!(told.lines().collect::<Vec<_>>(), expected);
+    // The library that does nothing takes nothing away: the next run does.
+    assert_eq!(installed.left().len(), 1);
+    installed.text(&["true"]);
+    assert_eq!(installed.left().len(), 1);
+}
+
+#[test]
+fn a_program_that_cannot_be_run_is_named() {
+    let installed = Installed::new();
+    for (program, status, why) in [
+        (
+            "no-such-program",
+            127,
+            "no-such-program is not there: is it installed, and in PATH?",
+        ),
+        (
+            "/etc/passwd",
+            126,
+            "cannot run /etc/passwd: Permission denied",
+        ),
+    ] {
+        let output = installed.run(&[program]);
+        assert_eq!(output.status.code(), Some(status));
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.starts_with(&format!("polyverbs: {why}")), "{told}");
+        assert!(installed.left().is_empty());
+    }
+    assert!(complaint(&["run"]).contains("<PROGRAM>"));
+}
+
+#[test]
+fn libraries_that_are_not_there_are_told_with_what_to_do() {
+    let installed = Installed::new();
+    fs::remove_dir_all(installed.folder.path("lib")).unwrap();
+    let output = installed.run(&["true"]);
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        told.contains("libpolyverbs_compat.so: build the libraries with `cargo build --release`"),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_is_shown_can_be_changed_and_read_again() {
+    let shown = text(&[
+        "run",
+        "--show",
+        "--device",
+        "iw0",
+        "--device",
+        "name=mlx5_0,link-layer=infiniband,max_qp=7",
+    ]);
+    let expected = "[[device]]\nname = \"iw0\"\ntransport = \"iwarp\"\naddress = \"127.0.0.1\"\n\n[[device]]\nname = \"mlx5_0\"\ntransport = \"roce\"\naddress = \"127.0.0.1\"\nlink-layer = \"infiniband\"\n\n[device.limits]\nmax_qp = 7\n";
+    assert_eq!(shown, expected);
+    let folder = Folder::new();
+    let file = folder.path("devices.toml");
+    fs::write(&file, &shown).unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(text(&["run", "--config", file, "--show"]), shown);
+    let faulty = text(&["run", "--config", file, "--fault", "drop=5%", "--show"]);
+    assert_eq!(faulty.matches("fault = \"drop=5%\"").count(), 1, "{faulty}");
+}
+
+#[test]
+fn what_is_wrong_with_devices_is_told_in_one_line() {
+    let folder = Folder::new();
+    let file = folder.path("devices.toml");
+    let path = file.to_str().unwrap();
+    fs::write(&file, "[[device]]\nname = \"ib0\"\n\nadress = \"::1\"\n").unwrap();
+    let line = complaint(&["run", "--config", path, "--", "true"]);
+    assert!(
+        line.contains("devices.toml:4: unknown field `adress`"),
+        "{line}"
+    );
+    assert!(
+        complaint(&["run", "--config", "/gone.toml", "true"]).contains("cannot read /gone.toml")
+    );
+    let device = |text: &str| complaint(&["run", "--device", text, "true"]);
+    assert!(device("ib77").contains("--device ib77: no device is named ib77; there are ib0, iw0"));
+    assert!(device("max_fun=1").contains("max_fun is none of name, transport"));
+    assert!(device("transport=iwarp,fault=drop=1%").contains("drop is a fault of a datagram link"));
+    assert!(
+        complaint(&["run", "--link-layer", "wood", "true"])
+            .contains("link-layer is ethernet or infiniband")
+    );
+    assert!(
+        complaint(&[
+            "run",
+            "--device",
+            "iw0",
+            "--link-layer",
+            "infiniband",
+            "true"
+        ])
+        .contains("there is none")
+    );
+}
+
+#[test]
+fn the_command_installs_itself_with_its_libraries() {
+    let installed = Installed::new();
+    let prefix = installed.folder.path("elsewhere");
+    let mut install = installed.command();
+    install.args(["install", "--prefix"]).arg(&prefix);
+    let dry = installed
+        .command()
+        .args(["install", "--dry-run", "--prefix"])
+        .arg(&prefix)
+        .output()
+        .unwrap();
+    assert!(dry.status.success() && !prefix.exists());
+    let done = install.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    assert_eq!(done.stdout, dry.stdout);
+    let lib = prefix.join("lib/polyverbs");
+    assert_eq!(
+        fs::read_link(lib.join("librdmacm.so.1")).unwrap(),
+        PathBuf::from("libibverbs.so.1")
+    );
+    assert_eq!(
+        fs::metadata(prefix.join("bin/polyverbs"))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o111,
+        0o111
+    );
+    // Again, over what is there; and it runs from there, moved.
+    assert!(install.output().unwrap().status.success());
+    assert_eq!(fs::read_dir(&lib).unwrap().count(), 3);
+    let moved = installed.folder.path("moved");
+    fs::rename(&prefix, &moved).unwrap();
+    let ran = Command::new(moved.join("bin/polyverbs"))
+        .args(["run", "true"])
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    let refused = run(&["install", "--prefix", "/proc/nowhere"]);
+    assert!(!refused.status.success());
+}
