@@ -97,6 +97,8 @@ pub struct Cq {
     me: Weak<Self>,
     ring: CompletionRing,
     failed: AtomicBool,
+    // Somebody waits, or is about to, until this notifies.
+    awaited: AtomicBool,
     id: ObjectId,
     sink: Arc<dyn CompletionSink>,
     events: Arc<dyn EventSink>,
@@ -117,6 +119,7 @@ impl Cq {
             me: me.clone(),
             ring: CompletionRing::new(init.cqe),
             failed: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
             id: init.id,
             sink: init.sink,
             events,
@@ -210,6 +213,7 @@ impl Cq {
     }
 
     pub(crate) fn notify(&self) {
+        self.awaited.store(false, Ordering::Relaxed);
         self.sink.notify();
     }
 
@@ -262,6 +266,10 @@ impl CqOps for Cq {
             if polled == 0 {
                 network.flush();
             }
+            // Who armed the queue takes a last look before sleeping.
+            if self.awaited.load(Ordering::Relaxed) {
+                network.hand_back();
+            }
         }
         if polled == 0 && self.failed.load(Ordering::Relaxed) {
             return Err(VerbError::CqOverrun);
@@ -275,6 +283,7 @@ impl CqOps for Cq {
             Notify::Solicited => Armed::Solicited,
         });
         if let Some(network) = &self.network {
+            self.awaited.store(true, Ordering::Relaxed);
             network.hand_back();
         }
         armed

@@ -2,9 +2,9 @@
 //!
 //! Sockets with data are read by one thread at a time, the one that has the *turn*. A poller takes it, reads, and gives it
 //! back; each time it moves the *epoch*. The watch's own thread sleeps in epoll while nobody polls. As soon as it sees
-//! that the epoch moved it stands back: data wakes it no more, and a millisecond later it looks whether the epoch moved
-//! again. So a poller pays for no thread switch, and one that went away without a word costs a millisecond. One that is
-//! about to sleep says so with [`Watch::hand_back`], and costs none.
+//! that the epoch moved it stands back: data wakes it no more, and up to a millisecond later it looks whether the epoch
+//! moved again. So a poller pays for no thread switch, and one that went away without a word costs a millisecond, or less
+//! where that happens again and again. One that is about to sleep says so with [`Watch::hand_back`], and costs none.
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, read, write};
 
 /// What a watch calls.
@@ -263,31 +263,38 @@ impl Watch {
 
     fn run(&self, duty: &Weak<dyn Duty>) {
         let mut seen = self.epoch();
+        let mut patience = Patience::default();
         while let Some(round) = self.round(duty, true, None) {
-            if self.has_poller(seen) {
-                let Some(epoch) = self.stand_back(duty) else {
-                    return;
-                };
-                seen = epoch;
-                if let Some(duty) = duty.upgrade() {
-                    self.visit(|| guarded(|| duty.progress()));
+            let has_poller = self.has_poller(seen);
+            if !has_poller && !round.data {
+                continue;
+            }
+            seen = if has_poller && patience.suffices() {
+                match self.stand_back(duty, &mut patience) {
+                    Some(epoch) => epoch,
+                    None => return,
                 }
-            } else if let (true, Some(duty)) = (round.data, duty.upgrade()) {
-                seen = self.epoch();
+            } else {
+                self.epoch()
+            };
+            if has_poller {
+                patience.learn(self.has_data());
+            }
+            if let Some(duty) = duty.upgrade() {
                 self.visit(|| guarded(|| duty.progress()));
             }
         }
     }
 
     // Until the epoch has stood still for a while, or a poller has said that it will sleep: the epoch then.
-    fn stand_back(&self, duty: &Weak<dyn Duty>) -> Option<u64> {
+    fn stand_back(&self, duty: &Weak<dyn Duty>, patience: &mut Patience) -> Option<u64> {
         self.stands_back.store(true, Ordering::SeqCst);
         let mut seen = self.signs();
         let epoch = loop {
             if self.handed_back.load(Ordering::SeqCst) == seen.0 {
                 break Some(seen.0);
             }
-            if self.round(duty, false, Some(PATIENCE)).is_none() {
+            if self.round(duty, false, Some(patience.0)).is_none() {
                 break None;
             }
             let now = self.signs();
@@ -295,9 +302,16 @@ impl Watch {
                 break Some(seen.0);
             }
             seen = now;
+            patience.grow();
         };
         self.stands_back.store(false, Ordering::SeqCst);
         epoch
+    }
+
+    // Whether something lies there that no poller has read.
+    fn has_data(&self) -> bool {
+        let mut asked = [PollFd::new(&self.data, PollFlags::IN)];
+        poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     fn has_poller(&self, seen: u64) -> bool {
@@ -354,6 +368,44 @@ struct Round {
     data: bool,
 }
 
+/// How long the epoch stands still before a poller counts as gone.
+///
+/// A program that polls its queues without a pause is best left alone. One that polls now and then, and else looks at
+/// memory that a peer writes, needs somebody who reads meanwhile: each time that something lies there when the epoch has
+/// stood still, the next time is shorter, until nobody stands back any more.
+#[derive(Clone, Copy, Debug)]
+struct Patience(Duration);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(Self::MOST)
+    }
+}
+
+impl Patience {
+    const LEAST: Duration = Duration::from_micros(20);
+    const MOST: Duration = Duration::from_millis(1);
+
+    /// Whether standing back is worth it at all.
+    fn suffices(self) -> bool {
+        self.0 >= Self::LEAST
+    }
+
+    /// A poller is there.
+    fn grow(&mut self) {
+        self.0 = (self.0 + self.0 / 2).min(Self::MOST);
+    }
+
+    /// Something lay there, or not.
+    fn learn(&mut self, has_data: bool) {
+        self.0 = if has_data {
+            self.0 / 4
+        } else {
+            (self.0 * 2).clamp(Self::LEAST, Self::MOST)
+        };
+    }
+}
+
 /// The turn, given back even where a handler panics.
 struct Turn<'w>(&'w AtomicBool);
 
@@ -380,11 +432,8 @@ fn wait(epoll: &OwnedFd, events: &mut [Event], time: Option<Duration>) -> io::Re
 /// How many sources one look tells at most.
 pub const AT_ONCE: usize = 64;
 
-/// How long the epoch stands still before a poller counts as gone.
-const PATIENCE: Duration = Duration::from_millis(1);
-
 /// How often a poller yields to whoever has the turn before it sleeps.
-const YIELDS: u32 = 16;
+const YIELDS: u32 = 100;
 const WAY: Duration = Duration::from_micros(20);
 
 const BELL_TOKEN: u64 = u64::MAX;

@@ -163,6 +163,34 @@ fn who_hands_back_is_replaced_and_may_come_again() {
 }
 
 #[test]
+fn who_leaves_data_lying_is_stood_back_for_ever_shorter_and_who_polls_longer_again() {
+    let mut patience = Patience::default();
+    let cycles = (0..100).take_while(|_| {
+        patience.grow();
+        patience.learn(true);
+        patience.suffices()
+    });
+    assert!((1..10).contains(&cycles.count()));
+    // Data that wakes the thread in vain.
+    patience.learn(false);
+    assert!(patience.suffices());
+    (0..20).for_each(|_| patience.grow());
+    assert_eq!(patience.0, Patience::MOST);
+}
+
+#[test]
+fn what_nobody_has_read_is_there() {
+    let (reader, _told) = Reader::new();
+    let arrives = reader.watch.poll(|| {
+        let before = reader.watch.has_data();
+        reader.send();
+        let after = reader.watch.has_data();
+        (before, after)
+    });
+    assert_eq!(arrives, Some((false, true)));
+}
+
+#[test]
 fn what_is_rare_is_attended_to_even_while_somebody_polls() {
     let (reader, told) = Reader::new();
     let pieces = [Piece::from(&b"rare"[..])];
