@@ -1,7 +1,8 @@
 //! Captures of our own, judged by tshark: nothing malformed, and no opcode that it knows left out.
 //!
-//! Wireshark 4.0 knows the opcodes of [`KNOWN`]. It reads the ICRC without checking it, and knows neither XRC, FLUSH, ATOMIC
-//! WRITE nor manufacturers' opcodes: those are judged by `polyverbs-dissect`, which checks every ICRC.
+//! Wireshark 4.0 knows the opcodes of [`KNOWN`] and [`KNOWN_RDMAP`]. It reads the ICRC without checking it, and knows neither
+//! XRC, FLUSH, ATOMIC WRITE, manufacturers' opcodes, nor the immediate data of RDMAP: those are judged by `polyverbs-dissect`,
+//! which checks every ICRC. The CRC32C of MPA it checks.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,6 +23,8 @@ const KNOWN: &[u8] = &[
     0x10, 0x11, 0x12, 0x13, 0x14, 0x16, 0x17, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28,
     0x29, 0x2a, 0x2b, 0x64, 0x65,
 ];
+/// Opcodes of RDMAP that it names: RFC 5040, and the atomics of RFC 7306.
+const KNOWN_RDMAP: &[u8] = &[0x0, 0x1, 0x2, 0x3, 0x4, 0x5, 0x6, 0x7, 0xa, 0xb];
 /// What it would take payloads for.
 const GUESSES: &[&str] = &[
     "smc",
@@ -56,17 +59,25 @@ struct End {
 
 impl End {
     fn new(address: &str, capture: &Arc<OctetCapture>) -> Self {
+        Self::of("ib0", address, Some(capture))
+    }
+
+    fn of(name: &str, address: &str, capture: Option<&Arc<OctetCapture>>) -> Self {
         let options = EmulatedOptions {
-            tap: Some(Tap(Arc::clone(capture) as _)),
+            tap: capture.map(|capture| Tap(Arc::clone(capture) as _)),
             ..EmulatedOptions::default()
         };
-        let device = device_at("ib0", address.parse().unwrap(), &options).unwrap();
+        let device = device_at(name, address.parse().unwrap(), &options).unwrap();
         let everything = Requirements::everything_of(&device.attributes());
         let context = device.open(&everything).unwrap();
         let pd = context.alloc_pd().wait().unwrap();
         let cq = context.create_cq(256).wait().unwrap();
         let memory = Memory::zeroed(SIZE).unwrap();
-        let mr = pd.register(&memory, RIGHTS | Access::LOCAL_WRITE);
+        let rights = match device.attributes().transport {
+            Transport::Iwarp => RIGHTS & !Access::FLUSH_GLOBAL,
+            _ => RIGHTS,
+        };
+        let mr = pd.register(&memory, rights | Access::LOCAL_WRITE);
         let mr = mr.wait().unwrap();
         Self {
             context,
@@ -249,22 +260,84 @@ fn managed(near: &End, far: &End) {
     connection.disconnect(&near.context, &qp).wait().unwrap();
 }
 
-/// What tshark says of each packet: these fields, and those that occur more than once separated by commas.
-fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
+// Over a stream, from the one that asks for the connection. The last request ends it.
+fn streamed(near: &End, far: &End, at: &str) {
+    let make = |end: &End| {
+        let operations =
+            Operations::SEND_WITH_INV | Operations::READ_WITH_INV | Operations::FAST_REGISTER;
+        end.qp(QpOptions::rc(&end.cq).operations(operations))
+    };
+    let (qp, there) = (make(near), make(far));
+    let far_connector = Connector::of(&far.context).unwrap();
+    let listener = far_connector.listen(at.parse().unwrap(), 1).unwrap();
+    let connector = Connector::of(&near.context).unwrap();
+    let options = || {
+        let options = ConnectOptions::new().access(RIGHTS & !Access::FLUSH_GLOBAL);
+        ConnectionOptions::new().qp(options).private_data(b"hello")
+    };
+    let asked = connector.connect(&near.context, &qp, listener.address(), options());
+    let incoming = listener.next().wait().unwrap();
+    let accepted = incoming.accept(&far.context, &there, options());
+    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    let _far = accepted.wait().unwrap();
+    for length in [100, 5000] {
+        let (local, remote) = (near.sge(length), far.mr.remote(HALF as u64));
+        (0..2).for_each(|_| far.receive(&there));
+        qp.post_one(Send::new(local).signaled(1)).unwrap();
+        qp.post_one(Send::new(local).solicited().signaled(2))
+            .unwrap();
+        qp.post_one(Write::new(local, remote).signaled(3)).unwrap();
+        qp.post_one(Read::new(local, remote).signaled(4)).unwrap();
+        (0..4).for_each(|_| near.done());
+        (0..2).for_each(|_| far.done());
+    }
+    let (word, remote) = (near.sge(8), far.mr.remote(0));
+    qp.post_one(FetchAdd::new(word, remote, 5).signaled(1))
+        .unwrap();
+    qp.post_one(CompareSwap::new(word, remote, 5, 6).signaled(2))
+        .unwrap();
+    (0..2).for_each(|_| near.done());
+    let memory = Memory::zeroed(4096).unwrap();
+    let range = memory.range(0, 4096).unwrap();
+    let pages = PageList::map(&[range], 4096, 1).unwrap().list;
+    for is_solicited in [false, true] {
+        let key = far.pd.alloc_key(1).wait().unwrap();
+        let rkey = key.advance();
+        let register = FastRegister::new(rkey, &pages).access(Access::REMOTE_READ);
+        there.post_one(register.signaled(1)).unwrap();
+        far.done();
+        far.receive(&there);
+        let send = SendWithInvalidate::new(near.sge(100), rkey).signaled(2);
+        let send = if is_solicited { send.solicited() } else { send };
+        qp.post_one(send).unwrap();
+        near.done();
+        far.done();
+    }
+    let nowhere = RemoteAddress::new(0, RKey::new(0x1234_5678));
+    qp.post_one(Read::new(word, nowhere).signaled(6)).unwrap();
+    assert_ne!(near.take().status, WcStatus::Success);
+}
+
+/// What tshark says with these options.
+fn said(file: &Path, options: &[&str]) -> String {
     let mut command = Command::new("tshark");
-    command.arg("-r").arg(file).args(["-T", "fields"]);
+    command.arg("-r").arg(file).args(options);
     // What programs send is nobody's business here.
     GUESSES.iter().for_each(|guess| {
         command.args(["--disable-protocol", guess]);
-    });
-    fields.iter().for_each(|field| {
-        command.args(["-e", field]);
     });
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("tshark is needed: {error}"));
     assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout).unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What tshark says of each packet: these fields, and those that occur more than once separated by commas.
+fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
+    let mut options = vec!["-T", "fields"];
+    options.extend(fields.iter().flat_map(|field| ["-e", field]));
+    let text = said(file, &options);
     let line = |line: &str| line.split('\t').map(str::to_owned).collect();
     text.lines().map(line).collect()
 }
@@ -313,4 +386,55 @@ fn captures_of_rocev2_are_what_tshark_takes_them_for() {
     }
     let missing: Vec<_> = KNOWN.iter().filter(|known| !seen.contains(known)).collect();
     assert!(missing.is_empty(), "not captured: {missing:x?}");
+}
+
+#[test]
+fn captures_of_iwarp_are_what_tshark_takes_them_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("segments");
+    let capture = Arc::new(OctetCapture::new(File::create(&path).unwrap()).unwrap());
+    {
+        // Each segment once: one end is listened to.
+        let near = End::of("iw0", "127.0.41.3", Some(&capture));
+        let far = End::of("iw0", "127.0.41.4", None);
+        streamed(&near, &far, "127.0.41.4:0");
+    }
+    capture.flush().unwrap();
+    drop(capture);
+
+    let own = polyverbs_dissect::dissect(File::open(&path).unwrap()).unwrap();
+    assert!(own.summary.is_clean(), "{:#?}", own.summary);
+    let fields = [
+        "iwarp_rdma.opcode",
+        "iwarp_mpa.fpdu",
+        "iwarp_mpa.bad_length",
+        "_ws.malformed",
+    ];
+    let theirs = tshark(&path, &fields);
+    assert_eq!(theirs.len(), own.packets.len());
+    let values = |list: &str| -> Vec<String> {
+        let values = list.split(',').filter(|value| !value.is_empty());
+        values.map(str::to_owned).collect()
+    };
+    let (mut seen, mut frames) = (BTreeSet::new(), 0);
+    for (number, packet) in theirs.iter().enumerate() {
+        let [opcodes, fpdus, lengths, malformed] = &packet[..] else {
+            panic!("packet {}: {packet:?}", number + 1);
+        };
+        let complaints = [lengths.as_str(), malformed.as_str()];
+        assert_eq!(complaints, ["", ""], "packet {}", number + 1);
+        frames += values(fpdus).len();
+        seen.extend(values(opcodes).iter().map(|value| {
+            let digits = value.trim_start_matches("0x");
+            u8::from_str_radix(digits, 16).expect("an opcode")
+        }));
+    }
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), KNOWN_RDMAP);
+    let checks = said(&path, &["-O", "iwarp_mpa"]);
+    let judged = |verdict: &str| checks.matches(verdict).count();
+    assert_eq!(
+        (judged("Good CRC32"), judged("Bad CRC32")),
+        (frames, 0),
+        "{checks}"
+    );
 }
