@@ -199,6 +199,12 @@ pub trait StreamSink: Send + Sync + 'static {
     /// Octets have come.
     fn octets(&self, octets: &[u8]);
 
+    /// Whether whoever connected has said all that it has to: a stream that waits for the own program is not given up for
+    /// others that come.
+    fn has_asked(&self) -> bool {
+        false
+    }
+
     /// The peer's first frame has come.
     fn begun(&self);
 

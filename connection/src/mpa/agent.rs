@@ -373,6 +373,11 @@ impl StreamSink for Sunk {
         }
     }
 
+    fn has_asked(&self) -> bool {
+        let course = self.0.lock();
+        course.phase != Phase::Starts || course.negotiation.has_request()
+    }
+
     fn begun(&self) {
         let mut course = self.0.lock();
         if course.phase != Phase::Agreed || course.until.is_none() {

@@ -326,6 +326,11 @@ impl Negotiation {
         Ok(Output::Requested { private_data })
     }
 
+    /// Whether the peer's request is there, as a whole.
+    pub const fn has_request(&self) -> bool {
+        matches!(self.state, State::AwaitsAnswer { .. })
+    }
+
     /// What the peer that asks said of itself, IRD and ORD; with revision 2, until it is answered.
     pub fn asked(&self) -> Option<(Depth, Depth)> {
         match self.state {

@@ -28,9 +28,14 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn new(address: &str) -> Self {
+        Self::with(address, |_| {})
+    }
+
+    fn with(address: &str, change: impl FnOnce(&mut WireOptions)) -> Self {
         let address = SocketAddr::new(address.parse().unwrap(), 0);
         let driver = |at| Iwarp::new(format!("iw at {address}"), at);
-        let options = WireOptions::new(address);
+        let mut options = WireOptions::new(address);
+        change(&mut options);
         let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
         let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
         let context = device.open(&Requirements::new()).unwrap();
@@ -124,6 +129,28 @@ fn whoever_connects_and_says_nothing_or_too_little_is_cut_off() {
         "{took:?}"
     );
     target.serves();
+}
+
+// covers 7.41
+#[test]
+fn however_many_connect_and_say_nothing_others_are_let_in() {
+    let target = Target::with("127.0.6.11", |options| options.max_early = 64);
+    // One that has asked, and waits for the program: it is not given up for those.
+    let mut asking = target.stream();
+    asking.write_all(&request()).unwrap();
+    let incoming = target.listener.next().wait().unwrap();
+    let mut silent: Vec<_> = (0..300).map(|_| target.stream()).collect();
+    let began = Instant::now();
+    for _ in 0..5 {
+        target.serves();
+    }
+    // The oldest had to go, long before it would have had to anyway.
+    assert!(is_cut_off(&mut silent[0]));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    incoming.reject(b"seen").unwrap();
+    let mut octets = [0; 16];
+    asking.read_exact(&mut octets).unwrap();
+    assert_eq!(&octets, Kind::Reply.key());
 }
 
 // covers 7.41

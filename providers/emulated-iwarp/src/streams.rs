@@ -63,6 +63,8 @@ pub struct Streams {
     wishes: StreamWishes,
     /// Most octets of a frame's ULPDU.
     max_ulpdu: usize,
+    /// Streams that no queue pair has yet, beyond which one that says nothing goes for each that comes.
+    max_early: usize,
     tap: Option<Arc<dyn TcpTap>>,
     device: OnceLock<Weak<Device<Iwarp>>>,
     state: Mutex<State>,
@@ -73,6 +75,7 @@ pub struct Streams {
 #[derive(Default)]
 struct State {
     made: u32,
+    inserted: u64,
     listeners_made: u64,
     early: HashMap<u32, Early>,
     listeners: HashMap<u64, Listening>,
@@ -97,12 +100,23 @@ struct Running {
 struct Early {
     connection: Connection,
     peer: IpAddr,
+    /// How many were there before it.
+    order: u64,
+    way: Way,
     is_connected: bool,
+    /// The peer has said what it wants.
+    has_asked: bool,
     sink: Option<Arc<dyn StreamSink>>,
     agreed: Option<StreamAgreed>,
     rest: Vec<u8>,
     /// The queue pair that waits for it, and its epoch.
     claim: Option<(QpWeak, u32)>,
+}
+
+impl Early {
+    fn is_silent(&self) -> bool {
+        self.way == Way::In && !self.has_asked && self.agreed.is_none() && self.claim.is_none()
+    }
 }
 
 impl Streams {
@@ -111,7 +125,7 @@ impl Streams {
         at: SocketAddr,
         tcp: TcpOptions,
         wishes: StreamWishes,
-        max_ulpdu: usize,
+        (max_ulpdu, max_early): (usize, usize),
         tap: Option<Arc<dyn TcpTap>>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -120,6 +134,7 @@ impl Streams {
             tcp,
             wishes,
             max_ulpdu,
+            max_early,
             tap,
             device: OnceLock::new(),
             state: Mutex::default(),
@@ -195,16 +210,24 @@ impl Streams {
             let early = Early {
                 connection: self.connection(socket, Way::In, from),
                 peer: from.ip(),
+                order: 0,
+                way: Way::In,
                 is_connected: true,
+                has_asked: false,
                 sink: None,
                 agreed: None,
                 rest: Vec::new(),
                 claim: None,
             };
             let mut state = self.lock();
-            // Whoever connects without saying anything is not to keep this end from connecting.
-            if state.early.len() >= MAX_EARLY {
-                continue;
+            // Whoever connects without saying anything keeps nobody else out.
+            if state.early.len() >= self.max_early {
+                let Some(silent) = state.longest_silent() else {
+                    continue;
+                };
+                drop(state);
+                self.end(silent, StreamEnd::Reset);
+                state = self.lock();
             }
             let number = state.insert(early);
             drop(state);
@@ -282,6 +305,10 @@ impl Streams {
             Ok(Received::Octets(octets)) => {
                 drop(state);
                 sink.octets(&buffer[..octets]);
+                let has_asked = sink.has_asked();
+                if let Some(early) = self.lock().early.get_mut(&number) {
+                    early.has_asked = has_asked;
+                }
             }
             Ok(Received::End) => {
                 drop(state);
@@ -597,7 +624,24 @@ impl State {
         Some((epoch, self.running.get(&epoch)?))
     }
 
-    fn insert(&mut self, early: Early) -> u32 {
+    /// Of the address that most of those come from that have not said what they want, the one that is there for longest.
+    fn longest_silent(&self) -> Option<u32> {
+        let mut of_peers = HashMap::<IpAddr, (usize, u64, u32)>::new();
+        for (&number, early) in self.early.iter().filter(|(_, early)| early.is_silent()) {
+            let first = (0, early.order, number);
+            let (count, order, oldest) = of_peers.entry(early.peer).or_insert(first);
+            *count += 1;
+            if early.order < *order {
+                (*order, *oldest) = (early.order, number);
+            }
+        }
+        let most = of_peers.into_values().max_by_key(|(count, ..)| *count);
+        most.map(|(.., number)| number)
+    }
+
+    fn insert(&mut self, mut early: Early) -> u32 {
+        self.inserted += 1;
+        early.order = self.inserted;
         loop {
             let number = FIRST_STREAM + self.made % STREAM_NUMBERS;
             self.made = self.made.wrapping_add(1);
@@ -653,7 +697,10 @@ impl StreamPort for Streams {
         let early = Early {
             connection: self.connection(socket, Way::Out, to),
             peer: to.ip(),
+            order: 0,
+            way: Way::Out,
             is_connected: false,
+            has_asked: false,
             sink: Some(sink),
             agreed: None,
             rest: Vec::new(),
@@ -806,7 +853,5 @@ const AT_ONCE: usize = 32;
 const BACKLOG: u32 = 1024;
 /// After how long a listener is asked again that had nothing to give.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-/// Streams that no queue pair has yet, beyond which nobody is let in.
-const MAX_EARLY: usize = 4096;
 /// Octets that may wait on a stream that no queue pair has yet.
 const MAX_REST: usize = 1 << 16;

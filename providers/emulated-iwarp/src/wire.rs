@@ -35,6 +35,8 @@ pub struct WireOptions {
     pub markers: bool,
     /// Most octets of a DDP segment, where the path carries more.
     pub max_segment: usize,
+    /// Streams that no queue pair has yet: one more takes the place of one that has said too little for too long.
+    pub max_early: usize,
     /// Is told of what passes through the sockets.
     pub tap: Option<Arc<dyn TcpTap>>,
 }
@@ -49,10 +51,13 @@ impl WireOptions {
             crc: true,
             markers: false,
             max_segment: u16::MAX.into(),
+            max_early: MAX_EARLY,
             tap: None,
         }
     }
 }
+
+const MAX_EARLY: usize = 4096;
 
 /// The port by which queue pairs find each other, where none is named.
 pub const PORT: u16 = 4791;
@@ -93,7 +98,7 @@ impl OnWire {
             wire.address,
             wire.tcp,
             wishes,
-            wire.max_segment,
+            (wire.max_segment, wire.max_early),
             wire.tap,
         );
         if port != 0 {
