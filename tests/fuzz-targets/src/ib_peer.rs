@@ -3,6 +3,7 @@
 //! A device has a queue pair for it and another one for an honest neighbour. Whatever comes, nothing panics, memory that the
 //! peer has no key of stays as it is, every request completes once, and the neighbour is served.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +16,6 @@ use emulated_ib::header::Header;
 use emulated_ib::{InfiniBand, RoceV2};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
-use polyverbs_engine::network::Network;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_links::Simulation;
@@ -24,8 +24,15 @@ use verbs_api::provider::DeviceOps;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
 
+use crate::at_work::{self, AtWork, Peer};
 use crate::program::{Program, RIGHTS};
 use crate::script::Script;
+
+thread_local! {
+    /// Devices take longer to make than to disturb: those that nothing has harmed are used again, in virtual time that goes
+    /// on. One for each service.
+    static KEPT: RefCell<[Option<Rig>; 2]> = const { RefCell::new([None, None]) };
+}
 
 /// What a fuzzer has the peer do, and the program that it is connected to.
 pub fn run(octets: &[u8]) {
@@ -34,28 +41,44 @@ pub fn run(octets: &[u8]) {
         octet if octet & 3 == 3 => QpType::Uc,
         _ => QpType::Rc,
     };
-    let mut rig = Rig::new(qp_type);
-    for _ in 0..STEPS {
-        if script.is_over() {
-            break;
-        }
-        rig.step(&mut script);
-    }
-    rig.finish();
+    let which = usize::from(qp_type == QpType::Uc);
+    let kept = KEPT.with_borrow_mut(|kept| kept[which].take());
+    let mut rig = kept.unwrap_or_else(|| Rig::new(qp_type));
+    at_work::run(&mut rig, &mut script);
+    KEPT.with_borrow_mut(|kept| kept[which] = Some(rig));
 }
 
 struct Rig {
-    simulation: Simulation,
-    network: Arc<Network<InfiniBand>>,
+    at_work: AtWork<InfiniBand>,
     codec: RoceV2,
-    /// The queue pair whose peer the fuzzer speaks for.
-    qp: Qp,
     /// Where the way to the neighbour leads.
     path: AddressVector,
-    victim: Program,
-    honest: Program,
-    /// The queue pairs of the victim's and of the neighbour's.
-    neighbours: [Qp; 2],
+}
+
+impl Peer for Rig {
+    type Driver = InfiniBand;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn at_work(&mut self) -> &mut AtWork<InfiniBand> {
+        &mut self.at_work
+    }
+
+    fn say(&mut self, script: &mut Script<'_>) {
+        self.packet(script);
+    }
+
+    fn own(&self) -> Option<&Qp> {
+        None
+    }
+
+    fn connect(&mut self) {
+        let path = AddressVector {
+            address: PEER,
+            ..self.path
+        };
+        connect(&self.at_work.qp, path, Qpn::new(PEER_QPN));
+    }
 }
 
 impl Rig {
@@ -80,47 +103,20 @@ impl Rig {
         let [one, other] = &neighbours;
         connect(one, path, other.qp_num());
         connect(other, path_to(&victim), one.qp_num());
-        let rig = Self {
-            qp: make_qp(&victim, qp_type),
-            simulation,
-            network,
+        let mut rig = Self {
+            at_work: AtWork {
+                qp: make_qp(&victim, qp_type),
+                simulation,
+                network,
+                victim,
+                honest,
+                neighbours,
+            },
             codec: RoceV2::new(),
             path,
-            victim,
-            honest,
-            neighbours,
         };
         rig.connect();
         rig
-    }
-
-    fn connect(&self) {
-        let path = AddressVector {
-            address: PEER,
-            ..self.path
-        };
-        connect(&self.qp, path, Qpn::new(PEER_QPN));
-    }
-
-    fn step(&mut self, script: &mut Script<'_>) {
-        match script.octet() & 15 {
-            0..=7 => self.packet(script),
-            8..=11 => self.victim.post(&self.qp, script),
-            12 | 13 => self.victim.receive(&self.qp, script),
-            14 => {
-                let nanoseconds = 1 << (script.octet() % 28);
-                self.run_for(Duration::from_nanos(nanoseconds));
-            }
-            _ => self.begin_again(),
-        }
-        self.network.progress();
-        self.victim.take();
-    }
-
-    fn run_for(&self, time: Duration) {
-        self.simulation
-            .run_for(time)
-            .expect("a network that is woken");
     }
 
     // A packet of the peer's: headers from the script, what has to fit made to fit where the script says so.
@@ -132,7 +128,7 @@ impl Rig {
         let mut headers = script.octets(usize::from(how & 31)).to_vec();
         if how & 32 != 0 && headers.len() >= 12 {
             let place = u64::from(script.octet()) << 4;
-            let base = self.victim.mr.remote(0);
+            let base = self.at_work.victim.mr.remote(0);
             headers[..8].copy_from_slice(&(base.addr + place).to_be_bytes());
             headers[8..12].copy_from_slice(&base.rkey.value().to_be_bytes());
             // A length that the packets can reach.
@@ -150,9 +146,9 @@ impl Rig {
         datagram[1] = 0x40 | (pad as u8) << 4 | (ack_req >> 7) << 7;
         datagram[2..4].fill(0xff);
         let qpn = if how & 128 != 0 && script.octet() & 1 != 0 {
-            self.neighbours[0].qp_num()
+            self.at_work.neighbours[0].qp_num()
         } else {
-            self.qp.qp_num()
+            self.at_work.qp.qp_num()
         };
         datagram[4..8].copy_from_slice(&qpn.value().to_be_bytes());
         datagram[8..12].copy_from_slice(&psn.to_be_bytes());
@@ -194,30 +190,8 @@ impl Rig {
             payload,
             damaged: false,
         };
-        self.network.deliver(frame, self.simulation.now());
-    }
-
-    // The program ends the connection, and begins a new one with the same queue pair.
-    fn begin_again(&mut self) {
-        let to = |state| QpAttributes::new().qp_state(state);
-        let qp = &self.qp;
-        qp.modify(to(QpState::Err)).wait().expect("any state");
-        self.network.progress();
-        self.victim.take();
-        self.victim.has_all();
-        qp.modify(to(QpState::Reset)).wait().expect("any state");
-        self.connect();
-    }
-
-    fn finish(mut self) {
-        // All that waits for the peer has given up by then.
-        self.run_for(Duration::from_secs(20));
-        self.victim.take();
-        self.begin_again();
-        self.victim.is_unharmed();
-        let [one, other] = &self.neighbours;
-        let run = || self.run_for(Duration::from_millis(100));
-        self.victim.serves(one, &self.honest, other, run);
+        let now = self.at_work.simulation.now();
+        self.at_work.network.deliver(frame, now);
     }
 }
 
@@ -312,8 +286,6 @@ impl Link<Header> for Wire {
     }
 }
 
-/// Things that happen at most.
-const STEPS: usize = 256;
 const PORT: u16 = 4791;
 const VICTIM: LinkAddress = LinkAddress::InProcess(1);
 const PEER: LinkAddress = LinkAddress::InProcess(3);

@@ -3,6 +3,7 @@
 //! A device has a connection with it and another one with an honest neighbour. Whatever comes, nothing panics, memory that
 //! the peer has no key of stays as it is, every request completes once, and the neighbour is served.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +15,6 @@ use emulated_iwarp::header::{Header, Message, Stream};
 use emulated_iwarp::{Iwarp, MpaCodec, codec};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
-use polyverbs_engine::network::Network;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_links::Simulation;
@@ -22,41 +22,68 @@ use polyverbs_links::wire::{Found, StreamCodec};
 use polyverbs_wire::iwarp::{Framing, Sender};
 use verbs_api::carrier::ReadyForms;
 use verbs_api::provider::DeviceOps;
-use verbs_api::qp::{QpAttributes, QpState, connect_pair};
+use verbs_api::qp::connect_pair;
 use verbs_api::{LinkAddress, Operations, Qp, QpOptions, Write};
 
+use crate::at_work::{self, AtWork, Peer};
 use crate::program::Program;
 use crate::script::Script;
 
+thread_local! {
+    /// Devices take longer to make than to disturb: those that nothing has harmed are used again, in virtual time that goes
+    /// on.
+    static KEPT: RefCell<Option<Rig>> = const { RefCell::new(None) };
+}
+
 /// What a fuzzer has the peer do, and the program that it is connected to.
 pub fn run(octets: &[u8]) {
-    let mut script = Script::new(octets);
-    let mut rig = Rig::new();
-    for _ in 0..STEPS {
-        if script.is_over() {
-            break;
-        }
-        rig.step(&mut script);
-    }
-    rig.finish();
+    let mut rig = KEPT.take().unwrap_or_else(Rig::new);
+    at_work::run(&mut rig, &mut Script::new(octets));
+    KEPT.set(Some(rig));
 }
 
 struct Rig {
-    simulation: Simulation,
+    at_work: AtWork<Iwarp>,
     wire: Arc<Wire>,
-    network: Arc<Network<Iwarp>>,
-    /// The queue pair whose peer the fuzzer speaks for, and that peer's.
-    qp: Qp,
     peer_qp: Qp,
     /// Frames of the peer's have this.
     stream: Stream,
     /// Messages that the peer has sent to each queue.
     sent: [u32; 4],
-    victim: Program,
-    _peer: Program,
-    honest: Program,
-    /// The queue pairs of the victim's and of the neighbour's.
-    neighbours: [Qp; 2],
+    peer: Program,
+}
+
+impl Peer for Rig {
+    type Driver = Iwarp;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    fn at_work(&mut self) -> &mut AtWork<Iwarp> {
+        &mut self.at_work
+    }
+
+    fn say(&mut self, script: &mut Script<'_>) {
+        self.segment(script);
+    }
+
+    fn own(&self) -> Option<&Qp> {
+        Some(&self.peer_qp)
+    }
+
+    // The peer's device connects and says something once: from then on the fuzzer speaks for it.
+    fn connect(&mut self) {
+        self.peer.drain();
+        self.wire.state().is_open = true;
+        let connected = connect_pair(&self.at_work.qp, &self.peer_qp);
+        connected.wait().expect("a connection");
+        let nothing = Write::new((), verbs_api::RemoteAddress::default());
+        self.peer_qp.post_one(nothing).expect("it is ready");
+        self.at_work.network.progress();
+        let mut wire = self.wire.state();
+        wire.is_open = false;
+        self.stream = wire.stream.take().expect("a frame of the peer's");
+        self.sent = [0; 4];
+    }
 }
 
 impl Rig {
@@ -80,54 +107,22 @@ impl Rig {
         let [one, other] = &neighbours;
         connect_pair(one, other).wait().expect("a connection");
         let mut rig = Self {
-            simulation,
+            at_work: AtWork {
+                simulation,
+                network,
+                qp: at_victim,
+                victim,
+                honest,
+                neighbours,
+            },
             wire,
-            qp: at_victim,
             peer_qp: at_peer,
             stream: Stream::of_key(0),
             sent: [0; 4],
-            network,
-            victim,
-            _peer: peer,
-            honest,
-            neighbours,
+            peer,
         };
         rig.connect();
         rig
-    }
-
-    // The peer's device connects and says something once: from then on the fuzzer speaks for it.
-    fn connect(&mut self) {
-        self.wire.state().is_open = true;
-        let connected = connect_pair(&self.qp, &self.peer_qp);
-        connected.wait().expect("a connection");
-        let nothing = Write::new((), verbs_api::RemoteAddress::default());
-        self.peer_qp.post_one(nothing).expect("it is ready");
-        self.network.progress();
-        let mut wire = self.wire.state();
-        wire.is_open = false;
-        self.stream = wire.stream.take().expect("a frame of the peer's");
-        self.sent = [0; 4];
-    }
-
-    fn step(&mut self, script: &mut Script<'_>) {
-        match script.octet() & 15 {
-            0..=7 => self.segment(script),
-            8..=11 => self.victim.post(&self.qp, script),
-            12 | 13 => self.victim.receive(&self.qp, script),
-            14 => {
-                let nanoseconds = 1 << (script.octet() % 28);
-                self.run_for(Duration::from_nanos(nanoseconds));
-            }
-            _ => self.begin_again(),
-        }
-        self.network.progress();
-        self.victim.take();
-    }
-
-    fn run_for(&self, time: Duration) {
-        let ran = self.simulation.run_for(time);
-        ran.expect("a network that is woken");
     }
 
     // A segment of the peer's: from the script, what has to fit made to fit where the script says so.
@@ -177,7 +172,7 @@ impl Rig {
     // STag and tagged offset.
     fn name(&self, octets: Option<&mut [u8]>, script: &mut Script<'_>) {
         if let Some(octets) = octets {
-            let open = self.victim.mr.remote(0);
+            let open = self.at_work.victim.mr.remote(0);
             let to = open.addr + (u64::from(script.octet()) << 5);
             octets[..4].copy_from_slice(&open.rkey.value().to_be_bytes());
             octets[4..].copy_from_slice(&to.to_be_bytes());
@@ -204,32 +199,8 @@ impl Rig {
             payload,
             damaged,
         };
-        self.network.deliver(frame, self.simulation.now());
-    }
-
-    // The program ends the connection, and begins a new one with the same queue pair.
-    fn begin_again(&mut self) {
-        let to = |state| QpAttributes::new().qp_state(state);
-        for qp in [&self.qp, &self.peer_qp] {
-            qp.modify(to(QpState::Err)).wait().expect("any state");
-        }
-        self.network.progress();
-        self.victim.take();
-        self.victim.has_all();
-        for qp in [&self.qp, &self.peer_qp] {
-            qp.modify(to(QpState::Reset)).wait().expect("any state");
-        }
-        self.connect();
-    }
-
-    fn finish(mut self) {
-        self.run_for(Duration::from_secs(1));
-        self.victim.take();
-        self.begin_again();
-        self.victim.is_unharmed();
-        let [one, other] = &self.neighbours;
-        let run = || self.run_for(Duration::from_millis(100));
-        self.victim.serves(one, &self.honest, other, run);
+        let now = self.at_work.simulation.now();
+        self.at_work.network.deliver(frame, now);
     }
 }
 
@@ -282,8 +253,6 @@ impl Link<Header> for Wire {
     }
 }
 
-/// Things that happen at most.
-const STEPS: usize = 256;
 const VICTIM: LinkAddress = LinkAddress::InProcess(1);
 const PEER: LinkAddress = LinkAddress::InProcess(3);
 const FROM_PEER: u8 = 0xc3;

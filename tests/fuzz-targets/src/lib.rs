@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod at_work;
 mod ib_peer;
 mod iwarp_peer;
 mod program;

@@ -43,11 +43,10 @@ impl Program {
         let pd = context.alloc_pd().wait().expect("a domain");
         let cq = context.create_cq(1024).wait().expect("a queue");
         let memory = Memory::zeroed(MEMORY).expect("memory");
-        memory.write(0, &[GUARD; MEMORY]).expect("within");
         let open = memory.range(OPEN, OPEN_LENGTH).expect("within");
         let mr = pd.register(open, RIGHTS | Access::LOCAL_WRITE);
         let mr = mr.wait().expect("a region");
-        Self {
+        let program = Self {
             context,
             pd,
             cq,
@@ -55,7 +54,9 @@ impl Program {
             mr,
             outstanding: HashSet::new(),
             posted: 0,
-        }
+        };
+        program.tidy();
+        program
     }
 
     pub(crate) fn qp(&self, options: QpOptions) -> Qp {
@@ -119,6 +120,16 @@ impl Program {
         for outside in [&octets[..OPEN], &octets[OPEN + OPEN_LENGTH..]] {
             assert!(*outside == [GUARD; OPEN], "octets that nobody has a key of");
         }
+    }
+
+    /// Takes what nobody looks at.
+    pub(crate) fn drain(&self) {
+        drop(completions(&self.cq));
+    }
+
+    /// Its memory is as it was in the beginning.
+    pub(crate) fn tidy(&self) {
+        self.memory.write(0, &[GUARD; MEMORY]).expect("within");
     }
 
     /// Exchanges something with a neighbour: here by `qp`, there by `theirs`. `run` lets that happen.
