@@ -96,122 +96,32 @@ impl Stage {
         qp_type: QpType,
         meeting: Meeting,
     ) -> anyhow::Result<Self> {
-        let (theirs, ours) = (place.peer()?, host.make(qp_type)?);
-        let is_infiniband = host.is_infiniband();
-        let stage = match meeting {
-            Meeting::Told => Self::told(ours, theirs, is_infiniband),
+        let (mut theirs, ours) = (place.peer()?, host.make(qp_type)?);
+        let met = match meeting {
+            Meeting::Told => told(&ours, &mut theirs)?,
             Meeting::WeConnect => {
                 let port = place.port();
-                Self::we_connect(ours, theirs, is_infiniband, place.at(port))
+                we_connect(&ours, &mut theirs, place.at(port))?
             }
             Meeting::TheyConnect => {
                 let listener = host.listen(place.port())?;
-                Self::they_connect(ours, theirs, is_infiniband, &listener)
+                they_connect(&ours, &mut theirs, &listener)?
             }
         };
         Ok(Self {
+            ours,
+            own: met.own,
+            theirs,
+            card: met.card,
+            is_infiniband: host.is_infiniband(),
             largest: place.largest,
-            ..stage?
+            connection: met.connection,
         })
     }
 
     /// Lengths of messages, and a number for each.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         up_to(self.largest).into_iter().enumerate()
-    }
-
-    fn told(ours: Ours, mut theirs: Peer, is_infiniband: bool) -> anyhow::Result<Self> {
-        let what = match ours.qp.qp_type() {
-            QpType::Ud => "ud".to_owned(),
-            _ => format!("rc {:x}", MTU as u8),
-        };
-        let card = theirs.make(&what)?;
-        let own = ours.card();
-        let gid = gid_text(own.gid);
-        theirs.tell(&format!("connect {:x} {:x} {gid}", own.qpn, own.psn))?;
-        ours.connect(&card)?;
-        Ok(Self {
-            ours,
-            own,
-            theirs,
-            card,
-            is_infiniband,
-            largest: 0,
-            connection: None,
-        })
-    }
-
-    fn we_connect(
-        ours: Ours,
-        mut theirs: Peer,
-        is_infiniband: bool,
-        to: SocketAddr,
-    ) -> anyhow::Result<Self> {
-        theirs.tell(&format!("listen {:x}", to.port()))?;
-        let asked = ours.ask(to, OUR_WORDS)?;
-        let heard = theirs.heard("await", "request")?;
-        let own = ours.card();
-        ensure_words(&heard, &[&own.private(), OUR_WORDS].concat())?;
-        let accept = format!("accept {}", hexadecimal(THEIR_WORDS));
-        theirs.begin(&accept)?;
-        let accepted = within(asked)?.context("we ask")?;
-        let card = Card::told(accepted.private_data())?;
-        ensure_words(
-            accepted.private_data(),
-            &[&card.private(), THEIR_WORDS].concat(),
-        )?;
-        let connection = within(accepted.complete())?.context("we complete")?;
-        let answer = theirs.answer(&accept)?;
-        ensure!(answer == "ok", "{accept}: {answer}");
-        theirs.tell("recv 0 8")?;
-        // Whoever asked for a connection of iWARP begins.
-        ours.succeeds(Send::new(ours.sge(0, 1)?).signaled(0))?;
-        theirs.completes()?;
-        Ok(Self {
-            ours,
-            own,
-            theirs,
-            card,
-            is_infiniband,
-            largest: 0,
-            connection: Some(connection),
-        })
-    }
-
-    fn they_connect(
-        ours: Ours,
-        mut theirs: Peer,
-        is_infiniband: bool,
-        listener: &Listener,
-    ) -> anyhow::Result<Self> {
-        ours.receive(0, 8)?;
-        let reach = reach(listener.address(), THEIR_WORDS);
-        theirs.begin(&reach)?;
-        let incoming = within(listener.next())?.context("they ask")?;
-        let card = Card::told(incoming.private_data())?;
-        ensure_words(
-            incoming.private_data(),
-            &[&card.private(), THEIR_WORDS].concat(),
-        )?;
-        let connection = within(ours.accept(incoming, OUR_WORDS))?.context("we accept")?;
-        let answer = theirs.answer(&reach)?;
-        let heard = answer
-            .strip_prefix("established ")
-            .context(answer.clone())?;
-        let own = ours.card();
-        ensure_words(&octets(heard)?, &[&own.private(), OUR_WORDS].concat())?;
-        theirs.tell("send 0 1")?;
-        theirs.completes()?;
-        ours.completes()?;
-        Ok(Self {
-            ours,
-            own,
-            theirs,
-            card,
-            is_infiniband,
-            largest: 0,
-            connection: Some(connection),
-        })
     }
 
     /// A message to the peer: what was written before it has been placed when it comes.
@@ -249,6 +159,85 @@ impl Stage {
         self.theirs
             .tell(&format!("fill {at:x} {length:x} {seed:x}"))
     }
+}
+
+/// What two queue pairs have told each other.
+struct Met {
+    own: Card,
+    card: Card,
+    connection: Option<Connection>,
+}
+
+fn told(ours: &Ours, theirs: &mut Peer) -> anyhow::Result<Met> {
+    let what = match ours.qp.qp_type() {
+        QpType::Ud => "ud".to_owned(),
+        _ => format!("rc {:x}", MTU as u8),
+    };
+    let card = theirs.make(&what)?;
+    let own = ours.card();
+    let gid = gid_text(own.gid);
+    theirs.tell(&format!("connect {:x} {:x} {gid}", own.qpn, own.psn))?;
+    ours.connect(&card)?;
+    Ok(Met {
+        own,
+        card,
+        connection: None,
+    })
+}
+
+fn we_connect(ours: &Ours, theirs: &mut Peer, to: SocketAddr) -> anyhow::Result<Met> {
+    theirs.tell(&format!("listen {:x}", to.port()))?;
+    let asked = ours.ask(to, OUR_WORDS)?;
+    let heard = theirs.heard("await", "request")?;
+    let own = ours.card();
+    ensure_words(&heard, &[&own.private(), OUR_WORDS].concat())?;
+    let accept = format!("accept {}", hexadecimal(THEIR_WORDS));
+    theirs.begin(&accept)?;
+    let accepted = within(asked)?.context("we ask")?;
+    let card = Card::told(accepted.private_data())?;
+    ensure_words(
+        accepted.private_data(),
+        &[&card.private(), THEIR_WORDS].concat(),
+    )?;
+    let connection = within(accepted.complete())?.context("we complete")?;
+    let answer = theirs.answer(&accept)?;
+    ensure!(answer == "ok", "{accept}: {answer}");
+    theirs.tell("recv 0 8")?;
+    // Whoever asked for a connection of iWARP begins.
+    ours.succeeds(Send::new(ours.sge(0, 1)?).signaled(0))?;
+    theirs.completes()?;
+    Ok(Met {
+        own,
+        card,
+        connection: Some(connection),
+    })
+}
+
+fn they_connect(ours: &Ours, theirs: &mut Peer, listener: &Listener) -> anyhow::Result<Met> {
+    ours.receive(0, 8)?;
+    let reach = reach(listener.address(), THEIR_WORDS);
+    theirs.begin(&reach)?;
+    let incoming = within(listener.next())?.context("they ask")?;
+    let card = Card::told(incoming.private_data())?;
+    ensure_words(
+        incoming.private_data(),
+        &[&card.private(), THEIR_WORDS].concat(),
+    )?;
+    let connection = within(ours.accept(incoming, OUR_WORDS))?.context("we accept")?;
+    let answer = theirs.answer(&reach)?;
+    let heard = answer
+        .strip_prefix("established ")
+        .context(answer.clone())?;
+    let own = ours.card();
+    ensure_words(&octets(heard)?, &[&own.private(), OUR_WORDS].concat())?;
+    theirs.tell("send 0 1")?;
+    theirs.completes()?;
+    ours.completes()?;
+    Ok(Met {
+        own,
+        card,
+        connection: Some(connection),
+    })
 }
 
 /// The command that has the kernel's side ask for a connection.
