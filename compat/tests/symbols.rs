@@ -10,7 +10,13 @@ fn library() -> PathBuf {
     // target/debug/deps/symbols-…
     let target = test.ancestors().nth(3).unwrap();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--package", env!("CARGO_PKG_NAME"), "--target-dir"]);
+    cargo.arg("build");
+    // With the features that everything else has been built with, where that is so.
+    match std::env::var_os("POLYVERBS_WHOLE_WORKSPACE") {
+        Some(_) => cargo.args(["--workspace", "--lib"]),
+        None => cargo.args(["--package", env!("CARGO_PKG_NAME")]),
+    };
+    cargo.arg("--target-dir");
     let built = cargo.arg(target).output().unwrap();
     assert!(built.status.success(), "cargo build: {built:?}");
     target.join("debug/libpolyverbs_compat.so")

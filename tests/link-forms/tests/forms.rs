@@ -134,13 +134,12 @@ impl Built {
         // target/debug/deps/forms-…
         let target = test.ancestors().nth(3).unwrap();
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args([
-            "build",
-            "--package",
-            "link-forms-c",
-            "--message-format",
-            "json",
-        ]);
+        cargo.args(["build", "--message-format", "json"]);
+        // With the features that everything else has been built with, where that is so.
+        match std::env::var_os("POLYVERBS_WHOLE_WORKSPACE") {
+            Some(_) => cargo.args(["--workspace", "--lib"]),
+            None => cargo.args(["--package", "link-forms-c"]),
+        };
         cargo.arg("--target-dir").arg(target).current_dir(ROOT);
         let messages = output(&mut cargo);
         let files: Vec<PathBuf> = messages
