@@ -15,6 +15,7 @@ use libc::{
 use polyverbs_libibverbs::errno::{Errno, minus_one};
 
 use super::address;
+use super::datagram::Datagram;
 use super::poll;
 use super::stream::{Family, How, Stream};
 use super::table::{self, Socket};
@@ -47,6 +48,7 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     minus_one(family.and_then(|family| {
         let socket = match (kind & !flags, protocol) {
             (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Socket::Stream(Stream::new(family)),
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Socket::Datagram(Datagram::new(family)),
             _ => return Err(Errno(libc::EPROTONOSUPPORT)),
         };
         socket.set_nonblocking(kind & libc::SOCK_NONBLOCK != 0);
@@ -62,7 +64,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: sockl
     done(table::get(fd).and_then(|socket| {
         // SAFETY: as the caller promises.
         let at = unsafe { address::read(address, length) }?;
-        socket.stream()?.bind(at)
+        socket.bind(at)
     }))
 }
 
@@ -99,7 +101,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: so
     done(table::get(fd).and_then(|socket| {
         // SAFETY: as the caller promises.
         let to = unsafe { address::read(address, length) }?;
-        socket.stream()?.connect(to)
+        socket.connect(to)
     }))
 }
 
@@ -222,6 +224,10 @@ fn receive_from(
     let how = receives(flags)?;
     match &socket {
         Socket::Stream(stream) => Ok((stream.receive(sinks, how)?, None)),
+        Socket::Datagram(datagram) => {
+            let (received, from) = datagram.receive(sinks, how)?;
+            Ok((received, Some(from)))
+        }
     }
 }
 
@@ -236,6 +242,7 @@ fn send_to(
     match &socket {
         Socket::Stream(_) if to.is_some() => Err(Errno(libc::EISCONN)),
         Socket::Stream(stream) => stream.send(sources, how),
+        Socket::Datagram(datagram) => datagram.send(sources, how, to),
     }
 }
 
@@ -516,7 +523,7 @@ pub unsafe extern "C" fn getpeername(
     length: *mut socklen_t,
 ) -> c_int {
     done(table::get(fd).and_then(|socket| {
-        let peer = socket.stream()?.peer()?;
+        let peer = socket.peer()?;
         // SAFETY: as the caller promises.
         unsafe { address::write(peer, address, length) }
     }))
@@ -532,7 +539,7 @@ pub unsafe extern "C" fn getsockname(
     length: *mut socklen_t,
 ) -> c_int {
     done(table::get(fd).and_then(|socket| {
-        let local = socket.stream()?.local();
+        let local = socket.local();
         // SAFETY: as the caller promises.
         unsafe { address::write(local, address, length) }
     }))
@@ -552,20 +559,23 @@ pub unsafe extern "C" fn setsockopt(
     done(table::get(fd).and_then(|socket| {
         // SAFETY: as the caller promises.
         let value = unsafe { source(value, length as usize) }?;
-        socket
-            .stream()?
-            .with_options(|options, is_made| options.set(level, name, value, is_made))
+        socket.with_options(|options, is_made| options.set(level, name, value, is_made))
     }))
 }
 
 fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
     let one = |value: c_int| Ok(value.to_ne_bytes().to_vec());
-    let stream = socket.stream()?;
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) => one(stream.take_error().map_or(0, |error| error.0)),
-        (libc::SOL_SOCKET, libc::SO_TYPE) => one(libc::SOCK_STREAM),
-        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => one(stream.is_listening().into()),
-        _ => stream.with_options(|options, _| options.get(level, name)),
+        (libc::SOL_SOCKET, libc::SO_ERROR) => one(socket.take_error().map_or(0, |error| error.0)),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => one(match socket {
+            Socket::Stream(_) => libc::SOCK_STREAM,
+            Socket::Datagram(_) => libc::SOCK_DGRAM,
+        }),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => one(match socket {
+            Socket::Stream(stream) => stream.is_listening().into(),
+            Socket::Datagram(_) => 0,
+        }),
+        _ => socket.with_options(|options, _| options.get(level, name)),
     }
 }
 

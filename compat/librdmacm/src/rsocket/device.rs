@@ -71,6 +71,14 @@ pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
     found.into_iter().map(opened).collect()
 }
 
+/// The address from which another is reached.
+///
+/// # Errors
+/// There is no way there.
+pub(crate) fn source(to: SocketAddr) -> Result<IpAddr, Errno> {
+    source_of(to).map_err(|_| Errno(libc::ENETUNREACH))
+}
+
 /// The device from which an address is reached: at `from`, where that says one.
 ///
 /// # Errors
@@ -78,7 +86,7 @@ pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
 pub(crate) fn reaching(to: SocketAddr, from: Option<IpAddr>) -> Result<Arc<Opened>, Errno> {
     let from = match from.filter(|from| !from.is_unspecified()) {
         Some(from) => from,
-        None => source_of(to).map_err(|_| Errno(libc::ENETUNREACH))?,
+        None => source(to)?,
     };
     at(from)?.into_iter().next().ok_or(Errno(libc::ENODEV))
 }

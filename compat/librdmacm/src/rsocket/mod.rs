@@ -5,13 +5,14 @@
 //!       │
 //!  stream                     binding, connecting, waiting              options
 //!       │
-//!  lane                       queue pair and memory                     device
+//!  lane                       queue pair and memory                     datagram, device
 //!       │
 //!  flow, protocol             what may be sent; octets on the wire
 //! ```
 
 mod address;
 pub mod calls;
+mod datagram;
 mod device;
 mod flow;
 mod lane;

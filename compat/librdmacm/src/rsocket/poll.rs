@@ -14,7 +14,7 @@ use super::waiting::{Deadline, Waker, poll};
 struct Polled<'a> {
     entries: &'a mut [pollfd],
     sockets: Vec<(usize, Socket)>,
-    // Those of other files, with their places; the thread's own comes last while it sleeps.
+    // Those of other files, with their places.
     files: Vec<pollfd>,
     places: Vec<usize>,
 }
@@ -96,13 +96,17 @@ impl<'a> Polled<'a> {
             let Some(left) = deadline.left(SLICE).filter(|_| found == 0) else {
                 return Ok(found);
             };
-            self.files.push(pollfd {
-                fd: waker.fd(),
+            // Neither the thread's own descriptor nor what belongs to sockets has a place among the program's.
+            let own = self.files.len();
+            let fds = self.sockets.iter().filter_map(|(_, socket)| socket.file());
+            let others = std::iter::once(waker.fd()).chain(fds).map(|fd| pollfd {
+                fd,
                 events: libc::POLLIN,
                 revents: 0,
             });
+            self.files.extend(others);
             let slept = self.look_at_files(left);
-            self.files.pop();
+            self.files.truncate(own);
             slept?;
             self.sockets.iter().for_each(|(_, socket)| socket.probe());
         }

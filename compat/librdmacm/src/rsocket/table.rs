@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use polyverbs_libibverbs::errno::Errno;
 
+use super::datagram::Datagram;
+use super::options::Options;
 use super::stream::{Ready, Stream};
 use super::waiting::{Waiters, event_fd};
 
@@ -14,6 +17,7 @@ use super::waiting::{Waiters, event_fd};
 #[derive(Clone)]
 pub(crate) enum Socket {
     Stream(Arc<Stream>),
+    Datagram(Arc<Datagram>),
 }
 
 struct Entry {
@@ -72,46 +76,84 @@ pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
     entry.map(drop).ok_or(Errno(libc::EBADF))
 }
 
+// What both kinds do.
+macro_rules! either {
+    ($self:ident, $socket:ident => $what:expr) => {
+        match $self {
+            Self::Stream($socket) => $what,
+            Self::Datagram($socket) => $what,
+        }
+    };
+}
+
 impl Socket {
+    /// A stream.
+    ///
+    /// # Errors
+    /// It is none, and a stream's call means nothing to it.
     pub(crate) fn stream(&self) -> Result<&Arc<Stream>, Errno> {
         match self {
             Self::Stream(stream) => Ok(stream),
+            Self::Datagram(_) => Err(Errno::OPNOTSUPP),
         }
+    }
+
+    pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
+        either!(self, socket => socket.bind(at))
+    }
+
+    pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
+        either!(self, socket => socket.connect(to))
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
-        match self {
-            Self::Stream(stream) => stream.is_nonblocking(),
-        }
+        either!(self, socket => socket.is_nonblocking())
     }
 
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
-        match self {
-            Self::Stream(stream) => stream.set_nonblocking(nonblocking),
-        }
+        either!(self, socket => socket.set_nonblocking(nonblocking));
     }
 
     pub(crate) fn waiters(&self) -> &Waiters {
-        match self {
-            Self::Stream(stream) => stream.waiters(),
-        }
+        either!(self, socket => socket.waiters())
     }
 
     pub(crate) fn ready(&self, arm: bool) -> Ready {
+        either!(self, socket => socket.ready(arm))
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        either!(self, socket => socket.local())
+    }
+
+    pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
+        either!(self, socket => socket.peer())
+    }
+
+    pub(crate) fn take_error(&self) -> Option<Errno> {
+        either!(self, socket => socket.take_error())
+    }
+
+    pub(crate) fn with_options<T>(&self, look: impl FnOnce(&mut Options, bool) -> T) -> T {
+        either!(self, socket => socket.with_options(look))
+    }
+
+    /// A file that has to be waited for besides.
+    pub(crate) fn file(&self) -> Option<c_int> {
         match self {
-            Self::Stream(stream) => stream.ready(arm),
+            Self::Stream(_) => None,
+            Self::Datagram(datagram) => datagram.file(),
         }
     }
 
+    /// Looks whether the peer is there, where nothing came for a while.
     pub(crate) fn probe(&self) {
-        match self {
-            Self::Stream(stream) => stream.probe(),
+        if let Self::Stream(stream) = self {
+            stream.probe();
         }
     }
 
     fn close(&self) {
-        match self {
-            Self::Stream(stream) => stream.close(),
-        }
+        either!(self, socket => socket.close());
     }
 }

@@ -1,0 +1,728 @@
+//! Datagram rsockets: a socket of UDP, and a queue pair for datagrams on each device that it takes.
+//!
+//! Who has not been told a peer's queue pair sends over UDP, with a header that tells its own; the peer answers with a
+//! header alone, and from then on datagrams go from queue pair to queue pair, each with who sent it in front.
+//!
+//! ```text
+//!  over UDP                  tag(32)  version  op  length  0  queue pair(32)  address of the sender
+//!  between queue pairs       version  length  port of the sender(16)  its address
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use polyverbs_libibverbs::errno::Errno;
+use verbs_api::qp::AddressVector;
+use verbs_api::{
+    Access, Ah, Completion, ConnectOptions, Cq, Data, Gid, LinkAddress, Memory, Mr, Notify, Qp,
+    QpOptions, Qpn, ReceiveRequest, Send, Transport, UdDestination,
+};
+
+use super::device::{self, Opened};
+use super::options::Options;
+use super::stream::{Family, How, Ready, SLICE, SPIN};
+use super::waiting::{Waiters, Waker, lock, poll};
+
+/// A datagram socket.
+pub(crate) struct Datagram {
+    state: Mutex<State>,
+    waiters: Arc<Waiters>,
+    nonblocking: AtomicBool,
+}
+
+struct State {
+    family: Family,
+    options: Options,
+    udp: Option<UdpSocket>,
+    peer: Option<SocketAddr>,
+    ports: Vec<Port>,
+    routes: HashMap<SocketAddr, Route>,
+    arrived: VecDeque<Arrived>,
+    scratch: Vec<u8>,
+    waiters: Arc<Waiters>,
+    error: Option<Errno>,
+}
+
+// A queue pair for datagrams, on a device.
+struct Port {
+    device: Arc<Opened>,
+    qp: Qp,
+    cq: Cq,
+    most: usize,
+    // Where datagrams come, and where they leave: slots of one length.
+    slot: usize,
+    sink: (Memory, Mr),
+    source: (Memory, Mr),
+    free: Vec<u32>,
+    slots: u32,
+}
+
+// How a peer is reached.
+struct Route {
+    port: usize,
+    to: Option<UdDestination>,
+}
+
+struct Arrived {
+    from: SocketAddr,
+    octets: Octets,
+}
+
+enum Octets {
+    // Of a port, in a slot of it, from a place on.
+    Slot {
+        port: usize,
+        slot: u32,
+        at: usize,
+        length: usize,
+    },
+    Own(Vec<u8>),
+}
+
+/// The queue key of datagrams, as the connection manager of UDP has it.
+const QKEY: u32 = 0x0123_4567;
+/// In the identity of a receive.
+const RECEIVE: u64 = 1 << 62;
+/// Datagrams over UDP that wait to be read; more are lost, as datagrams are.
+const MOST_OVER_UDP: usize = 64;
+const GRH: usize = 40;
+const SLOTS: u32 = 256;
+const TAG: u32 = 0x5555_5555;
+const LONGEST: usize = 1 << 16;
+
+/// What stands before a datagram.
+mod header {
+    use super::{IpAddr, SocketAddr, TAG};
+
+    /// What a datagram over UDP is.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Kind {
+        /// Octets of the program follow.
+        Data,
+        /// It tells the queue pair and nothing else.
+        Control,
+    }
+
+    const DATA: u8 = 0;
+    const CONTROL: u8 = 7;
+
+    fn put(ip: IpAddr, target: &mut Vec<u8>) {
+        match ip {
+            IpAddr::V4(ip) => target.extend(ip.octets()),
+            IpAddr::V6(ip) => target.extend(ip.octets()),
+        }
+    }
+
+    const fn version(ip: IpAddr) -> u8 {
+        if ip.is_ipv4() { 4 } else { 6 }
+    }
+
+    /// Of a datagram over UDP.
+    pub(super) fn put_udp(kind: Kind, qp_num: u32, own: IpAddr, target: &mut Vec<u8>) {
+        let length = if own.is_ipv4() { 16 } else { 28 };
+        let op = match kind {
+            Kind::Data => DATA,
+            Kind::Control => CONTROL,
+        };
+        target.extend(TAG.to_be_bytes());
+        target.extend([version(own), op, length, 0]);
+        target.extend(qp_num.to_be_bytes());
+        put(own, target);
+    }
+
+    /// What it is, whose queue pair it tells, and what follows.
+    pub(super) fn take_udp(octets: &[u8]) -> Option<(Kind, u32, &[u8])> {
+        let (tag, rest) = octets.split_first_chunk()?;
+        let (&[version, op, length, _], rest) = rest.split_first_chunk()?;
+        let (qp_num, _) = rest.split_first_chunk()?;
+        let kind = match op {
+            DATA => Kind::Data,
+            CONTROL => Kind::Control,
+            _ => return None,
+        };
+        let known = matches!((version, length), (4, 16..) | (6, 28..));
+        if u32::from_be_bytes(*tag) != TAG || !known {
+            return None;
+        }
+        let body = octets.get(usize::from(length)..)?;
+        Some((kind, u32::from_be_bytes(*qp_num) & 0xff_ffff, body))
+    }
+
+    /// Of a datagram between queue pairs.
+    pub(super) fn put_direct(own: SocketAddr, target: &mut Vec<u8>) {
+        let length = if own.is_ipv4() { 8 } else { 24 };
+        target.extend([version(own.ip()), length]);
+        target.extend(own.port().to_be_bytes());
+        if let SocketAddr::V6(own) = own {
+            target.extend(own.flowinfo().to_be_bytes());
+        }
+        put(own.ip(), target);
+    }
+
+    /// Who sent it, and how long the header is.
+    pub(super) fn take_direct(octets: &[u8]) -> Option<(SocketAddr, usize)> {
+        let (&[version, length, high, low], rest) = octets.split_first_chunk()?;
+        let ip: IpAddr = match version {
+            4 => IpAddr::from(*rest.first_chunk::<4>()?),
+            6 => IpAddr::from(*rest.get(4..)?.first_chunk::<16>()?),
+            _ => return None,
+        };
+        let length = usize::from(length);
+        let least = if ip.is_ipv4() { 8 } else { 24 };
+        let port = u16::from_be_bytes([high, low]);
+        (length >= least && length <= octets.len()).then(|| (SocketAddr::new(ip, port), length))
+    }
+
+    /// The most octets of a header between queue pairs.
+    pub(super) const MOST: usize = 24;
+}
+
+use header::Kind;
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn gid_of(ip: IpAddr) -> Gid {
+    match ip {
+        IpAddr::V4(ip) => Gid(ip.to_ipv6_mapped().octets()),
+        IpAddr::V6(ip) => Gid(ip.octets()),
+    }
+}
+
+impl Port {
+    fn new(device: &Arc<Opened>, waiters: &Arc<Waiters>) -> Result<Self, Errno> {
+        let mtu = device.context.query_port(1)?.active_mtu.octets() as usize;
+        let slot = GRH + mtu;
+        let area = |access| -> Result<(Memory, Mr), Errno> {
+            let memory = Memory::zeroed(slot * SLOTS as usize).ok_or(Errno::NOMEM)?;
+            let mr = device.pd.register(&memory, access).wait()?;
+            Ok((memory, mr))
+        };
+        let cq = device.context.create_cq(2 * SLOTS).wait()?;
+        let waiters = Arc::downgrade(waiters);
+        cq.on_completion(move |_| {
+            if let Some(waiters) = waiters.upgrade() {
+                waiters.wake();
+            }
+        });
+        let options = QpOptions::ud(&cq)
+            .max_send_wr(SLOTS)
+            .max_recv_wr(SLOTS)
+            .max_inline_data(0);
+        let qp = device.pd.create_qp(options).wait()?;
+        qp.activate(ConnectOptions::new().qkey(QKEY)).wait()?;
+        let port = Self {
+            device: Arc::clone(device),
+            qp,
+            cq,
+            most: mtu,
+            slot,
+            sink: area(Access::LOCAL_WRITE)?,
+            source: area(Access::empty())?,
+            free: (0..SLOTS).collect(),
+            slots: SLOTS,
+        };
+        (0..port.slots).for_each(|slot| port.post_receive(slot));
+        Ok(port)
+    }
+
+    fn post_receive(&self, slot: u32) {
+        let sge = self.sink.1.sge(slot as usize * self.slot, self.slot as u32);
+        if let Ok(sge) = sge {
+            let request = ReceiveRequest::new(RECEIVE | u64::from(slot), Data::Sge(sge));
+            // A device that has gone takes none.
+            let _ = self.qp.post_receive(request);
+        }
+    }
+
+    fn route(&self, ip: IpAddr, qp_num: u32) -> Result<UdDestination, Errno> {
+        let path = AddressVector::new(LinkAddress::Ip(ip), gid_of(ip), 1);
+        let ah: Ah = self.device.pd.create_ah(path).wait()?;
+        Ok(UdDestination {
+            ah,
+            remote_qpn: Qpn::new(qp_num),
+            remote_qkey: QKEY,
+        })
+    }
+
+    // Answers whether there was room.
+    fn send(&mut self, octets: &[u8], to: &UdDestination) -> Result<bool, Errno> {
+        let Some(slot) = self.free.pop() else {
+            return Ok(false);
+        };
+        let at = slot as usize * self.slot;
+        let outside = |_| Errno::INVAL;
+        self.source.0.write(at, octets).map_err(outside)?;
+        let sge = self.source.1.sge(at, octets.len() as u32);
+        let request = Send::new(Data::Sge(sge.map_err(outside)?))
+            .to(to)
+            .signaled(slot.into());
+        self.qp.post_one(request).map_err(|refused| {
+            self.free.push(slot);
+            Errno::from(refused.reason)
+        })?;
+        Ok(true)
+    }
+
+    fn end(self) {
+        let _ = self.qp.destroy().wait();
+        let _ = self.cq.destroy().wait();
+        for (_, mr) in [self.sink, self.source] {
+            let _ = mr.deregister().wait();
+        }
+    }
+}
+
+impl Datagram {
+    pub(crate) fn new(family: Family) -> Arc<Self> {
+        let waiters = Arc::<Waiters>::default();
+        let state = State {
+            family,
+            options: Options::default(),
+            udp: None,
+            peer: None,
+            ports: Vec::new(),
+            routes: HashMap::new(),
+            arrived: VecDeque::new(),
+            scratch: Vec::new(),
+            waiters: Arc::clone(&waiters),
+            error: None,
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            waiters,
+            nonblocking: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
+
+    /// The descriptor of UDP, which has to be waited for besides.
+    pub(crate) fn file(&self) -> Option<i32> {
+        lock(&self.state).udp.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    fn until<T>(
+        &self,
+        no_wait: bool,
+        mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        let began = Instant::now();
+        let mut look = |arm: bool| {
+            let mut state = lock(&self.state);
+            loop {
+                state.progress();
+                if let Some(outcome) = attempt(&mut state) {
+                    return Some(outcome);
+                }
+                if !arm || !state.arm() {
+                    return None;
+                }
+            }
+        };
+        loop {
+            if let Some(outcome) = look(false) {
+                return outcome;
+            }
+            if no_wait || self.is_nonblocking() {
+                return Err(Errno(libc::EAGAIN));
+            }
+            if began.elapsed() >= SPIN {
+                break;
+            }
+        }
+        let waker = Waker::own()?;
+        self.waiters.add(&waker);
+        let outcome = loop {
+            waker.clear();
+            if let Some(outcome) = look(true) {
+                break outcome;
+            }
+            let entry = |fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let mut both = [entry(waker.fd()), entry(self.file().unwrap_or(-1))];
+            if let Err(error) = poll(&mut both, SLICE) {
+                break Err(error);
+            }
+        };
+        self.waiters.remove(&waker);
+        outcome
+    }
+
+    pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
+        let mut state = lock(&self.state);
+        if state.udp.is_some() {
+            return Err(Errno::INVAL);
+        }
+        state.bind(at)
+    }
+
+    pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
+        let mut state = lock(&self.state);
+        if to.is_ipv4() != (state.family == Family::V4) {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        let source = device::source(to)?;
+        if state.udp.is_none() {
+            state.bind(SocketAddr::new(source, 0))?;
+        }
+        state.route(to)?;
+        state.peer = Some(to);
+        Ok(())
+    }
+
+    /// Sends a datagram.
+    pub(crate) fn send(
+        &self,
+        parts: &[IoSlice<'_>],
+        how: How,
+        to: Option<SocketAddr>,
+    ) -> Result<usize, Errno> {
+        self.until(how.no_wait, |state| {
+            let Some(to) = to.or(state.peer) else {
+                return Some(Err(Errno(libc::EDESTADDRREQ)));
+            };
+            state.send(parts, to).transpose()
+        })
+    }
+
+    /// Takes a datagram: what does not fit is lost. Answers how much was taken, and of whom.
+    pub(crate) fn receive(
+        &self,
+        sinks: &mut [IoSliceMut<'_>],
+        how: How,
+    ) -> Result<(usize, SocketAddr), Errno> {
+        self.until(how.no_wait, |state| {
+            if let Some(error) = state.error.take() {
+                return Some(Err(error));
+            }
+            state.receive(sinks, how.peek).map(Ok)
+        })
+    }
+
+    pub(crate) fn ready(&self, arm: bool) -> Ready {
+        let mut state = lock(&self.state);
+        loop {
+            state.progress();
+            if !(arm && state.arm()) {
+                break;
+            }
+        }
+        Ready {
+            read: !state.arrived.is_empty(),
+            write: state.ports.iter().all(|port| !port.free.is_empty()),
+            error: state.error.is_some(),
+            hang_up: false,
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        let mut state = lock(&self.state);
+        let ports = std::mem::take(&mut state.ports);
+        state.routes.clear();
+        state.arrived.clear();
+        state.udp = None;
+        state.error = Some(Errno(libc::EBADF));
+        drop(state);
+        self.waiters.wake();
+        ports.into_iter().for_each(Port::end);
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        let state = lock(&self.state);
+        let bound = state.udp.as_ref().and_then(|udp| udp.local_addr().ok());
+        bound.unwrap_or_else(|| state.family.unspecified())
+    }
+
+    pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
+        lock(&self.state).peer.ok_or(Errno(libc::ENOTCONN))
+    }
+
+    pub(crate) fn take_error(&self) -> Option<Errno> {
+        lock(&self.state).error.take()
+    }
+
+    pub(crate) fn with_options<T>(&self, look: impl FnOnce(&mut Options, bool) -> T) -> T {
+        let mut state = lock(&self.state);
+        let is_made = !state.ports.is_empty();
+        look(&mut state.options, is_made)
+    }
+}
+
+impl State {
+    fn bind(&mut self, at: SocketAddr) -> Result<(), Errno> {
+        if at.is_ipv4() != (self.family == Family::V4) {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        let udp = UdpSocket::bind(at).map_err(|error| errno_of(&error))?;
+        udp.set_nonblocking(true)
+            .map_err(|error| errno_of(&error))?;
+        self.udp = Some(udp);
+        Ok(())
+    }
+
+    // The queue pair at an address, which is made where there is none yet.
+    fn port_at(&mut self, address: IpAddr) -> Result<usize, Errno> {
+        let known = |port: &Port| port.device.address == address;
+        if let Some(place) = self.ports.iter().position(known) {
+            return Ok(place);
+        }
+        let devices = device::at(address)?;
+        let takes = |device: &&Arc<Opened>| device.transport == Transport::InfiniBand;
+        let found = devices.iter().find(takes).ok_or(Errno::OPNOTSUPP)?;
+        self.ports.push(Port::new(found, &self.waiters)?);
+        Ok(self.ports.len() - 1)
+    }
+
+    // How a peer is reached, as far as that is known.
+    fn route(&mut self, to: SocketAddr) -> Result<usize, Errno> {
+        if let Some(route) = self.routes.get(&to) {
+            return Ok(route.port);
+        }
+        let bound = self.udp.as_ref().and_then(|udp| udp.local_addr().ok());
+        let source = match bound.map(|bound| bound.ip()) {
+            Some(ip) if !ip.is_unspecified() => ip,
+            _ => device::source(to)?,
+        };
+        let port = self.port_at(source)?;
+        self.routes.insert(to, Route { port, to: None });
+        Ok(port)
+    }
+
+    fn progress(&mut self) {
+        let mut found = false;
+        for place in 0..self.ports.len() {
+            found |= self.poll_port(place);
+        }
+        if !found {
+            self.take_udp();
+        }
+    }
+
+    fn arm(&self) -> bool {
+        let armed = |port: &Port| port.cq.arm(Notify::Next).unwrap_or(false);
+        self.ports.iter().fold(false, |any, port| any | armed(port))
+    }
+
+    fn poll_port(&mut self, place: usize) -> bool {
+        let mut slots: [Completion; 8] = Default::default();
+        let mut found = false;
+        loop {
+            let port = &mut self.ports[place];
+            let Ok(filled) = port.cq.poll(&mut slots) else {
+                self.error = Some(Errno(libc::ENETDOWN));
+                return found;
+            };
+            if filled.is_empty() {
+                return found;
+            }
+            found = true;
+            for done in filled.iter() {
+                let slot = (done.wr_id & !RECEIVE) as u32;
+                if done.wr_id & RECEIVE == 0 {
+                    port.free.push(slot);
+                    continue;
+                }
+                if !done.status.is_success() {
+                    continue;
+                }
+                let at = slot as usize * port.slot + GRH;
+                let length = (done.byte_len as usize).saturating_sub(GRH);
+                let mut front = [0; header::MOST];
+                let front = &mut front[..length.min(header::MOST)];
+                let read = port.sink.0.read(at, front);
+                match header::take_direct(front).filter(|_| read.is_ok()) {
+                    Some((from, header)) => self.arrived.push_back(Arrived {
+                        from,
+                        octets: Octets::Slot {
+                            port: place,
+                            slot,
+                            at: at + header,
+                            length: length - header,
+                        },
+                    }),
+                    None => port.post_receive(slot),
+                }
+            }
+        }
+    }
+
+    // What came over UDP: who sent it is known from then on, and is told of this end.
+    fn take_udp(&mut self) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.resize(LONGEST, 0);
+        while let Some(udp) = &self.udp {
+            let (length, from) = match udp.recv_from(&mut scratch) {
+                Ok(came) => came,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.error = Some(errno_of(&error));
+                    break;
+                }
+            };
+            if let Some((kind, qp_num, body)) = header::take_udp(&scratch[..length]) {
+                self.came_over_udp(kind, qp_num, from, body);
+            }
+        }
+        self.scratch = scratch;
+    }
+
+    fn came_over_udp(&mut self, kind: Kind, qp_num: u32, from: SocketAddr, body: &[u8]) {
+        if kind == Kind::Data && self.arrived.len() < MOST_OVER_UDP {
+            self.arrived.push_back(Arrived {
+                from,
+                octets: Octets::Own(body.to_vec()),
+            });
+        }
+        let Ok(place) = self.route(from) else {
+            return;
+        };
+        let port = &self.ports[place];
+        let own = port.device.address;
+        let own_number = port.qp.qp_num().value();
+        if let Ok(to) = port.route(from.ip(), qp_num)
+            && let Some(route) = self.routes.get_mut(&from)
+        {
+            route.to = Some(to);
+        }
+        if let (Kind::Data, Some(udp)) = (kind, &self.udp) {
+            let mut answer = Vec::new();
+            header::put_udp(Kind::Control, own_number, own, &mut answer);
+            // One that is lost is sent again for the next datagram.
+            let _ = udp.send_to(&answer, from);
+        }
+    }
+
+    // `None` where there is no room now.
+    fn send(&mut self, parts: &[IoSlice<'_>], to: SocketAddr) -> Result<Option<usize>, Errno> {
+        if self.udp.is_none() {
+            self.bind(self.family.unspecified())?;
+        }
+        let place = self.route(to)?;
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let port = &mut self.ports[place];
+        if total + header::MOST > port.most {
+            return Err(Errno(libc::EMSGSIZE));
+        }
+        let Some(udp) = &self.udp else {
+            return Err(Errno(libc::EBADF));
+        };
+        let own = port.device.address;
+        self.scratch.clear();
+        let known = self.routes.get(&to).and_then(|route| route.to.as_ref());
+        match known {
+            Some(_) => {
+                let number = udp.local_addr().map_or(0, |local| local.port());
+                header::put_direct(SocketAddr::new(own, number), &mut self.scratch);
+            }
+            None => {
+                let number = port.qp.qp_num().value();
+                header::put_udp(Kind::Data, number, own, &mut self.scratch);
+            }
+        }
+        for part in parts {
+            self.scratch.extend_from_slice(part);
+        }
+        let sent = match known {
+            Some(known) => port.send(&self.scratch, known)?,
+            None => match udp.send_to(&self.scratch, to) {
+                Ok(_) => true,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+                Err(error) => return Err(errno_of(&error)),
+            },
+        };
+        Ok(sent.then_some(total))
+    }
+
+    fn receive(&mut self, sinks: &mut [IoSliceMut<'_>], peek: bool) -> Option<(usize, SocketAddr)> {
+        let arrived = self.arrived.pop_front()?;
+        let mut copied = 0;
+        for sink in sinks {
+            match &arrived.octets {
+                Octets::Slot {
+                    port, at, length, ..
+                } => {
+                    let now = sink.len().min(length - copied);
+                    let read = self.ports[*port].sink.0.read(at + copied, &mut sink[..now]);
+                    debug_assert!(read.is_ok());
+                    copied += now;
+                }
+                Octets::Own(octets) => {
+                    let now = sink.len().min(octets.len() - copied);
+                    sink[..now].copy_from_slice(&octets[copied..copied + now]);
+                    copied += now;
+                }
+            }
+        }
+        let from = arrived.from;
+        match arrived.octets {
+            _ if peek => self.arrived.push_front(arrived),
+            Octets::Slot { port, slot, .. } => self.ports[port].post_receive(slot),
+            Octets::Own(_) => {}
+        }
+        Some((copied, from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_over_udp_tells_what_it_is() {
+        let mut octets = Vec::new();
+        header::put_udp(
+            Kind::Data,
+            0x12_3456,
+            "10.0.0.1".parse().unwrap(),
+            &mut octets,
+        );
+        assert_eq!(
+            octets,
+            [
+                0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0, 0, 0x12, 0x34, 0x56, 10, 0, 0, 1
+            ]
+        );
+        octets.extend(b"hello");
+        let taken = header::take_udp(&octets);
+        assert_eq!(taken, Some((Kind::Data, 0x12_3456, &b"hello"[..])));
+        for short in 0..16 {
+            assert_eq!(header::take_udp(&octets[..short]), None);
+        }
+        octets[0] = 0;
+        assert_eq!(header::take_udp(&octets), None);
+    }
+
+    #[test]
+    fn a_header_between_queue_pairs_tells_who_sent() {
+        for (address, length) in [("10.0.0.1:7174", 8), ("[fe80::1]:7174", 24)] {
+            let address: SocketAddr = address.parse().unwrap();
+            let mut octets = Vec::new();
+            header::put_direct(address, &mut octets);
+            assert_eq!(octets.len(), length);
+            assert_eq!(header::take_direct(&octets), Some((address, length)));
+            for short in 0..length {
+                assert_eq!(header::take_direct(&octets[..short]), None);
+            }
+        }
+    }
+}
