@@ -682,3 +682,182 @@ pub unsafe extern "C" fn iowrite(
     });
     count(written) as size_t
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::super::address::Raw;
+    use super::*;
+
+    fn failed(answer: impl TryInto<i64>) -> c_int {
+        assert_eq!(answer.try_into().ok(), Some(-1));
+        Errno::last().0
+    }
+
+    fn stream() -> c_int {
+        let fd = socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        assert!(fd >= 0);
+        fd
+    }
+
+    #[test]
+    fn descriptors_that_are_none_of_ours_are_bad() {
+        let mut octets = [0_u8; 8];
+        let at: *mut c_void = octets.as_mut_ptr().cast();
+        let mut length = 8;
+        for fd in [-1, 0, 9999, c_int::MIN] {
+            // SAFETY: eight octets.
+            unsafe {
+                assert_eq!(failed(send(fd, at, 8, 0)), libc::EBADF);
+                assert_eq!(failed(recv(fd, at, 8, 0)), libc::EBADF);
+                assert_eq!(failed(bind(fd, at.cast(), 8)), libc::EBADF);
+                assert_eq!(failed(connect(fd, at.cast(), 8)), libc::EBADF);
+                assert_eq!(failed(accept(fd, at.cast(), &raw mut length)), libc::EBADF);
+                assert_eq!(failed(setsockopt(fd, 1, 1, at, 8)), libc::EBADF);
+                assert_eq!(
+                    failed(getsockopt(fd, 1, 1, at, &raw mut length)),
+                    libc::EBADF
+                );
+                assert_eq!(failed(iomap(fd, at, 8, 0, 0, 0)), libc::EBADF);
+                assert_eq!(iowrite(fd, at, 8, 0, 0), usize::MAX);
+            }
+            assert_eq!(failed(listen(fd, 1)), libc::EBADF);
+            assert_eq!(failed(shutdown(fd, libc::SHUT_WR)), libc::EBADF);
+            assert_eq!(failed(fcntl(fd, libc::F_GETFL, 0)), libc::EBADF);
+            assert_eq!(failed(iounmap(fd, at, 8)), libc::EBADF);
+            assert_eq!(failed(close(fd)), libc::EBADF);
+        }
+    }
+
+    #[test]
+    fn sockets_of_other_kinds_are_not_made() {
+        let kinds = [
+            (libc::AF_UNIX, libc::SOCK_STREAM, 0, libc::EAFNOSUPPORT),
+            (libc::AF_INET, libc::SOCK_RAW, 0, libc::EPROTONOSUPPORT),
+            (
+                libc::AF_INET,
+                libc::SOCK_STREAM,
+                libc::IPPROTO_UDP,
+                libc::EPROTONOSUPPORT,
+            ),
+        ];
+        for (domain, kind, protocol, why) in kinds {
+            assert_eq!(failed(socket(domain, kind, protocol)), why);
+        }
+    }
+
+    #[test]
+    fn flags_of_a_descriptor_are_real() {
+        let fd = socket(
+            libc::AF_INET,
+            libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        );
+        assert_eq!(fcntl(fd, libc::F_GETFD, 0), libc::FD_CLOEXEC);
+        assert_eq!(fcntl(fd, libc::F_GETFL, 0), libc::O_RDWR | libc::O_NONBLOCK);
+        assert_eq!(fcntl(fd, libc::F_SETFL, 0), 0);
+        assert_eq!(fcntl(fd, libc::F_GETFL, 0), libc::O_RDWR);
+        assert_eq!(failed(fcntl(fd, libc::F_GETOWN, 0)), libc::EOPNOTSUPP);
+        assert_eq!(close(fd), 0);
+        assert_eq!(failed(close(fd)), libc::EBADF);
+    }
+
+    #[test]
+    fn what_is_not_connected_moves_nothing() {
+        let fd = stream();
+        let mut octets = [0_u8; 8];
+        let at: *mut c_void = octets.as_mut_ptr().cast();
+        let mut length = 0;
+        // SAFETY: eight octets, or null, which is told.
+        unsafe {
+            assert_eq!(failed(send(fd, at, 8, 0)), libc::ENOTCONN);
+            assert_eq!(failed(recv(fd, at, 8, 0)), libc::ENOTCONN);
+            assert_eq!(failed(send(fd, ptr::null(), 8, 0)), libc::EFAULT);
+            assert_eq!(failed(recv(fd, ptr::null_mut(), 8, 0)), libc::EFAULT);
+            assert_eq!(failed(send(fd, at, usize::MAX, 0)), libc::EFAULT);
+            assert_eq!(failed(send(fd, at, 8, libc::MSG_OOB)), libc::EOPNOTSUPP);
+            assert_eq!(failed(readv(fd, ptr::null(), -1)), libc::EINVAL);
+            assert_eq!(failed(readv(fd, ptr::null(), 1)), libc::EFAULT);
+            assert_eq!(failed(writev(fd, ptr::null(), 5000)), libc::EINVAL);
+            assert_eq!(failed(recvmsg(fd, ptr::null_mut(), 0)), libc::EFAULT);
+            assert_eq!(failed(sendmsg(fd, ptr::null(), 0)), libc::EFAULT);
+            assert_eq!(
+                failed(getpeername(fd, at.cast(), &raw mut length)),
+                libc::ENOTCONN
+            );
+            assert_eq!(failed(iomap(fd, at, 8, 0, 0, 0)), libc::ENOTCONN);
+            assert_eq!(
+                failed(iomap(fd, at, 8, libc::PROT_READ, 0, 0)),
+                libc::EINVAL
+            );
+            assert_eq!(
+                failed(accept(fd, ptr::null_mut(), ptr::null_mut())),
+                libc::EINVAL
+            );
+            assert_eq!(failed(bind(fd, ptr::null(), 16)), libc::EFAULT);
+            assert_eq!(failed(bind(fd, at.cast(), 1)), libc::EINVAL);
+        }
+        assert_eq!(failed(shutdown(fd, libc::SHUT_WR)), libc::ENOTCONN);
+        assert_eq!(failed(shutdown(fd, 99)), libc::EINVAL);
+        assert_eq!(failed(iounmap(fd, at, 8)), libc::EINVAL);
+        assert_eq!(close(fd), 0);
+    }
+
+    #[test]
+    fn addresses_of_others_cannot_be_bound() {
+        let fd = stream();
+        for (address, why) in [
+            ("198.51.100.1:7000", libc::EADDRNOTAVAIL),
+            ("[::1]:7000", libc::EAFNOSUPPORT),
+        ] {
+            let (raw, length) = Raw::new(address.parse().unwrap());
+            // SAFETY: as long as it says.
+            let answer = unsafe { bind(fd, (&raw const raw).cast(), length) };
+            assert_eq!(failed(answer), why);
+        }
+        assert_eq!(close(fd), 0);
+    }
+
+    #[test]
+    fn other_files_are_polled_beside_sockets() {
+        let fd = stream();
+        let mut pipe = [0; 2];
+        // SAFETY: room for two descriptors, which are closed below.
+        unsafe {
+            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+            assert_eq!(libc::write(pipe[1], b"x".as_ptr().cast(), 1), 1);
+        }
+        let entry = |fd, events| pollfd {
+            fd,
+            events,
+            revents: 9,
+        };
+        let mut entries = [
+            entry(fd, libc::POLLIN),
+            entry(pipe[0], libc::POLLIN),
+            entry(-1, libc::POLLIN),
+        ];
+        // SAFETY: three entries; then a set.
+        unsafe {
+            assert_eq!(poll(entries.as_mut_ptr(), 3, -1), 2);
+            assert_eq!(
+                entries.map(|entry| entry.revents),
+                [libc::POLLHUP, libc::POLLIN, 0]
+            );
+            assert_eq!(failed(poll(ptr::null_mut(), 1, 0)), libc::EFAULT);
+            assert_eq!(poll(ptr::null_mut(), 0, 1), 0);
+            let mut reads: fd_set = std::mem::zeroed();
+            libc::FD_SET(pipe[0], &raw mut reads);
+            let none = ptr::null_mut();
+            let found = select(pipe[0] + 1, &raw mut reads, none, none, ptr::null_mut());
+            assert_eq!(found, 1);
+            assert!(libc::FD_ISSET(pipe[0], &raw const reads));
+            let refused = select(-1, none, none, none, ptr::null_mut());
+            assert_eq!(failed(refused), libc::EINVAL);
+            libc::close(pipe[0]);
+            libc::close(pipe[1]);
+        }
+        assert_eq!(close(fd), 0);
+    }
+}

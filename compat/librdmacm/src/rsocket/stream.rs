@@ -853,3 +853,174 @@ impl State {
         ready
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    // Two ends of a connection in this process.
+    fn pair(prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
+        let listener = Stream::new(Family::V4);
+        prepare(&listener);
+        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        listener.listen(4).unwrap();
+        let to = listener.local();
+        assert_ne!(to.port(), 0);
+        let active = Stream::new(Family::V4);
+        prepare(&active);
+        let accepting = thread::spawn(move || {
+            let accepted = listener.accept().unwrap().0;
+            (listener, accepted)
+        });
+        active.connect(to).unwrap();
+        let (listener, passive) = accepting.join().unwrap();
+        listener.close();
+        (active, passive)
+    }
+
+    fn small(stream: &Stream) {
+        stream.with_options(|options, _| {
+            options.sizes.ring = 8192;
+            options.sizes.send_ring = 8192;
+            options.sizes.receives = 16;
+            options.sizes.sends = 16;
+            options.sizes.maps = 2;
+        });
+    }
+
+    fn send_all(stream: &Stream, octets: &[u8]) {
+        let sent = stream.send(&[IoSlice::new(octets)], How::default());
+        assert_eq!(sent, Ok(octets.len()));
+    }
+
+    fn receive(stream: &Stream, most: usize, how: How) -> Result<Vec<u8>, Errno> {
+        let mut octets = vec![0; most];
+        let length = stream.receive(&mut [IoSliceMut::new(&mut octets)], how)?;
+        octets.truncate(length);
+        Ok(octets)
+    }
+
+    const ALL: How = How {
+        no_wait: false,
+        peek: false,
+        all: true,
+    };
+
+    #[test]
+    fn octets_go_round_small_rings_in_both_directions() {
+        let (active, passive) = pair(small);
+        let octets: Vec<u8> = (0..100_000_u32).map(|n| (n * 7 / 3) as u8).collect();
+        let expected = octets.clone();
+        let echo = thread::spawn(move || {
+            let all = receive(&passive, 100_000, ALL).unwrap();
+            let (first, rest) = all.split_at(33);
+            let parts = [IoSlice::new(first), IoSlice::new(rest)];
+            assert_eq!(passive.send(&parts, How::default()), Ok(100_000));
+            passive.close();
+        });
+        send_all(&active, &octets[..50_001]);
+        for piece in octets[50_001..].chunks(61) {
+            send_all(&active, piece);
+        }
+        assert_eq!(receive(&active, 100_000, ALL), Ok(expected));
+        assert_eq!(receive(&active, 1, ALL), Ok(Vec::new()), "the end");
+        echo.join().unwrap();
+        active.close();
+    }
+
+    #[test]
+    fn what_is_peeked_at_stays_and_what_is_not_there_is_not_waited_for() {
+        let (active, passive) = pair(|_| {});
+        let no_wait = How {
+            no_wait: true,
+            ..How::default()
+        };
+        assert_eq!(receive(&passive, 9, no_wait), Err(AGAIN));
+        send_all(&active, b"hello");
+        let peek = How {
+            peek: true,
+            ..How::default()
+        };
+        assert_eq!(receive(&passive, 4, peek).unwrap(), b"hell");
+        assert_eq!(receive(&passive, 9, How::default()).unwrap(), b"hello");
+        active.set_nonblocking(true);
+        let block = vec![0; 1 << 20];
+        let sent = active
+            .send(&[IoSlice::new(&block)], How::default())
+            .unwrap();
+        assert!((1..block.len()).contains(&sent), "{sent}");
+        active.set_nonblocking(false);
+        let reader = thread::spawn(move || {
+            let all = receive(&passive, 1 << 20, ALL).unwrap().len();
+            passive.close();
+            all
+        });
+        send_all(&active, &block[sent..]);
+        assert_eq!(reader.join().unwrap(), 1 << 20);
+        active.close();
+    }
+
+    #[test]
+    fn one_direction_ends_before_the_other() {
+        let (active, passive) = pair(|_| {});
+        send_all(&active, b"last");
+        active.shutdown(false, true).unwrap();
+        let refused = active.send(&[IoSlice::new(b"x")], How::default());
+        assert_eq!(refused, Err(Errno(libc::EPIPE)));
+        assert_eq!(receive(&passive, 10, ALL).unwrap(), b"last");
+        assert_eq!(receive(&passive, 10, ALL).unwrap(), b"");
+        assert!(passive.ready(false).read && passive.ready(false).write);
+        assert!(!passive.ready(false).hang_up);
+        send_all(&passive, b"still");
+        passive.close();
+        assert_eq!(receive(&active, 10, ALL).unwrap(), b"still");
+        assert!(active.ready(false).hang_up);
+        active.close();
+    }
+
+    #[test]
+    fn who_connects_to_nobody_is_told() {
+        let active = Stream::new(Family::V4);
+        let refused = active.connect("127.0.0.1:1".parse().unwrap());
+        assert_eq!(refused, Err(Errno(libc::ECONNREFUSED)));
+        active.close();
+        let active = Stream::new(Family::V4);
+        active.set_nonblocking(true);
+        let begun = active.connect("127.0.0.1:1".parse().unwrap());
+        assert_eq!(begun, Err(Errno(libc::EINPROGRESS)));
+        let failed = active.until(false, Deadline::after(SLICE * 30), |state| {
+            state.ready().error.then(|| Ok(state.error.take()))
+        });
+        // Nobody has the first look at it on a socket that does not wait.
+        active.set_nonblocking(false);
+        assert_eq!(failed, Ok(Some(Errno(libc::ECONNREFUSED))));
+        active.close();
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn mapped_memory_is_written_before_what_is_sent_behind() {
+        let (active, passive) = pair(small);
+        let mut room = vec![0_u8; 20_000];
+        let address = room.as_mut_ptr();
+        // SAFETY: it lives until it is unmapped below, and is looked at when the peer has written it.
+        let mapped = unsafe { passive.map(address, 20_000, true, Some(7_000)) };
+        assert_eq!(mapped, Ok(7_000));
+        send_all(&passive, b"go");
+        assert_eq!(receive(&active, 2, ALL).unwrap(), b"go");
+        let octets: Vec<u8> = (0..15_000_u32).map(|n| n as u8).collect();
+        assert_eq!(active.write_at(&octets, 8_000, How::default()), Ok(15_000));
+        let outside = active.write_at(&octets, 6_000, How::default());
+        assert_eq!(outside, Err(Errno::INVAL));
+        send_all(&active, b"done");
+        assert_eq!(receive(&passive, 4, ALL).unwrap(), b"done");
+        passive.unmap(address.addr(), 20_000).unwrap();
+        assert_eq!(passive.unmap(address.addr(), 20_000), Err(Errno::INVAL));
+        assert_eq!(&room[1_000..16_000], octets);
+        assert!(room[..1_000].iter().all(|octet| *octet == 0));
+        active.close();
+        passive.close();
+    }
+}
