@@ -142,6 +142,10 @@ pub struct Device {
     pub transport: TransportName,
     /// The address of this machine at which it is.
     pub address: IpAddr,
+    /// Whether it reaches devices of other processes. Without a wire the queue pairs of one process reach one another, and
+    /// nothing is sent.
+    #[serde(skip_serializing_if = "Clone::clone")]
+    pub wire: bool,
     /// What its port reports, of RoCE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_layer: Option<LinkLayer>,
@@ -159,6 +163,7 @@ impl Default for Device {
             name: String::new(),
             transport: TransportName::default(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            wire: true,
             link_layer: None,
             fault: None,
             limits: BTreeMap::new(),
@@ -238,7 +243,7 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Reads `name=…,transport=…,address=…`, with limits by their names.
+    /// Reads `name=…,transport=…,address=…,wire=no`, with limits by their names.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();
         for clause in text.split(',').map(str::trim) {
@@ -253,6 +258,13 @@ impl FromStr for Device {
                         .parse()
                         .map_err(|_| format!("{value} is no IP address"))?;
                 }
+                "wire" => {
+                    device.wire = match value {
+                        "yes" => true,
+                        "no" => false,
+                        _ => return Err(format!("wire is yes or no, not {value}")),
+                    };
+                }
                 "link-layer" => device.link_layer = Some(value.parse()?),
                 "fault" => {
                     let fault = value.parse::<FaultSpec>();
@@ -261,7 +273,7 @@ impl FromStr for Device {
                 limit => {
                     let name = limit.parse::<LimitName>().map_err(|_| {
                         format!(
-                            "{limit} is none of name, transport, address, link-layer, fault, and no limit"
+                            "{limit} is none of name, transport, address, wire, link-layer, fault, and no limit"
                         )
                     })?;
                     let number = value.parse();

@@ -34,6 +34,7 @@ limits = { max_qp = 16, max_cqe = 100 }
 
 [[device]]
 transport = "iwarp"
+wire = false
 "#;
     let read = Configuration::parse(text).unwrap();
     assert_eq!(read.trace, Some("-".into()));
@@ -48,6 +49,7 @@ transport = "iwarp"
         ("iw0", TransportName::Iwarp)
     );
     assert!(second.address.is_loopback());
+    assert!(first.wire && !second.wire);
     let written = read.to_text().unwrap();
     assert_eq!(Configuration::parse(&written), Ok(read), "{written}");
 }
@@ -90,6 +92,7 @@ fn a_device_is_described_in_one_argument() {
         ("name", "not of the form key=value"),
         ("transport=ib", "transport is roce or iwarp, not ib"),
         ("address=here", "here is no IP address"),
+        ("wire=maybe", "wire is yes or no, not maybe"),
         ("max_qp=few", "max_qp: few is no number"),
         ("max_fun=1", "max_fun is none of name"),
         ("link-layer=wood", "link-layer is ethernet or infiniband"),

@@ -26,6 +26,14 @@ fn ip_of(gid: Gid) -> IpAddr {
     }
 }
 
+/// Whom a GID stands for, on the link of a device of this address. Without a wire there is nobody else.
+fn address_of(gid: Gid, own: LinkAddress) -> LinkAddress {
+    match own {
+        LinkAddress::Ip(_) => LinkAddress::Ip(ip_of(gid)),
+        _ => own,
+    }
+}
+
 /// The GID of an address.
 fn gid_of(ip: IpAddr) -> Gid {
     Gid(match ip {
@@ -53,7 +61,7 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
         return Err(Errno::INVAL);
     }
     Ok(AddressVector {
-        address: LinkAddress::Ip(ip_of(gid)),
+        address: address_of(gid, port.address),
         dgid: gid,
         sgid_index,
         port_num: attr.port_num,
@@ -172,7 +180,7 @@ pub unsafe extern "C" fn init_from_wc(
             traffic_class,
             hop_limit,
             sl: wc.sl,
-            ..AddressVector::new(LinkAddress::Ip(ip_of(sender)), sender, port)
+            ..AddressVector::new(address_of(sender, known.address), sender, port)
         });
         Ok(())
     }))

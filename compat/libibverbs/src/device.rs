@@ -151,7 +151,12 @@ impl ListedDevice {
             TransportName::Roce => "ib0",
             TransportName::Iwarp => "iw0",
         };
-        let device = emulated::device_at(kind, known.address, &options).map_err(|error| {
+        let made_now = if known.wire {
+            emulated::device_at(kind, known.address, &options)
+        } else {
+            emulated::device(kind, &options)
+        };
+        let device = made_now.map_err(|error| {
             eprintln!("polyverbs: {error}");
             Errno(libc::ENODEV)
         })?;
