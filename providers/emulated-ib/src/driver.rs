@@ -20,9 +20,9 @@ use verbs_api::{
 
 use crate::header::{Aeth, Body, Carriage, Header, Position, Syndrome, advance, ahead};
 use crate::management::{self, Management};
-use crate::pacing::NOTIFY_EVERY;
+use crate::pacing::{NOTIFY_EVERY, READ_AT_ONCE, READ_EVERY};
 use crate::requester::Requester;
-use crate::responder::{Answer, Responder, respond, serve_waiting};
+use crate::responder::{Answer, Progress, Responder, is_paced, respond, serve_some};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, requester};
 
 /// So far from the expected number a frame may be whose checksum alone does not prove it.
@@ -306,21 +306,31 @@ pub(crate) fn answer(
             return emit(qp, half, request.psn, body, payload, cx);
         }
         Answer::Read(spans) => {
-            return read_response(qp, half, request.psn, &Payload::of_spans(&spans), cx);
+            let whole = Payload::of_spans(&spans);
+            read_response(qp, half, request, &whole, 0, u32::MAX, cx);
+            return;
         }
     };
     emit(qp, half, psn, body, Payload::Empty, cx);
 }
 
-fn read_response(qp: &Qp, half: &Receiving, first: u32, whole: &Payload<'_>, cx: &mut Cx<'_>) {
+/// Sends so many frames of the answer to a read, behind those that have left: how many octets have then.
+pub(crate) fn read_response(
+    qp: &Qp,
+    half: &Receiving,
+    request: &Header,
+    whole: &Payload<'_>,
+    mut offset: usize,
+    frames: u32,
+    cx: &mut Cx<'_>,
+) -> usize {
     let max = qp.device.network().link().and_then(|link| link.max_frame());
     let mtu = max.map_or(usize::MAX, |max| max.min(1 << half.driver.mtu_shift));
     let total = whole.len();
-    let mut offset = 0;
-    loop {
+    for _ in 0..frames {
         let length = (total - offset).min(mtu);
         let position = Position::of(offset as u64, length as u64, total as u64);
-        let psn = advance(first, (offset >> half.driver.mtu_shift) as u32);
+        let psn = advance(request.psn, (offset >> half.driver.mtu_shift) as u32);
         emit(
             qp,
             half,
@@ -331,9 +341,10 @@ fn read_response(qp: &Qp, half: &Receiving, first: u32, whole: &Payload<'_>, cx:
         );
         offset += length;
         if offset >= total {
-            return;
+            break;
         }
     }
+    offset
 }
 
 fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, cx: &mut Cx<'_>) {
@@ -385,12 +396,25 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
 
 /// Serves the reads and atomics of a queue pair that wait.
 pub(crate) fn serve_queue_pair(qp: &QpRef, now: Time) {
+    if !is_paced(&qp.responder()) {
+        serve_next(qp, now);
+    }
+}
+
+fn serve_next(qp: &QpRef, now: Time) {
     let pin = pin();
     let mut cx = Cx::at(&qp.device, &pin, now);
-    let _ = serve_waiting(qp, &mut qp.responder(), &mut cx);
+    let progress = serve_some(qp, &mut qp.responder(), READ_AT_ONCE, &mut cx);
     let effects = cx.into_effects();
     drop(pin);
     if let Some(effects) = effects {
         effects.run();
+    }
+    // Whoever asks for much has room for it or not; nobody else waits while it leaves.
+    if progress == Progress::Some {
+        let me = qp.clone();
+        let go_on = move |now| serve_next(&me, now);
+        let timers = qp.device.network().timers();
+        timers.add(now.after(READ_EVERY), Box::new(go_on));
     }
 }

@@ -20,6 +20,11 @@ pub(crate) fn piece(room: Option<usize>, mtu_shift: u8) -> u32 {
     1 << fits.ilog2()
 }
 
+/// Frames of the answer to a read that leave at once, and after how long the next ones do: a queue pair of this crate asks
+/// for less at one time, others for as much as they like.
+pub(crate) const READ_AT_ONCE: u32 = 64;
+pub(crate) const READ_EVERY: Duration = Duration::from_micros(50);
+
 /// The window never becomes smaller.
 const LEAST: u32 = 2;
 /// Octets and frames that the window begins with.

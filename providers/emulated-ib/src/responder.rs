@@ -104,7 +104,17 @@ enum Inbound {
 #[derive(Debug, Default)]
 struct Framed {
     waiting: VecDeque<Header>,
+    /// Octets of the first one's answer that have left.
+    left: usize,
     served: VecDeque<Served>,
+}
+
+impl Framed {
+    // Nothing that waits is served any more.
+    fn clear(&mut self) {
+        self.waiting.clear();
+        self.left = 0;
+    }
 }
 
 /// Datagrams that came last: a second copy of one of them is not delivered.
@@ -819,41 +829,77 @@ fn serve<'p>(qp: &Qp, body: Body, cx: &Cx<'p>) -> Result<(Answer<'p>, u64), Refu
 
 /// Serves the reads and atomics that wait, in order. `false` where one of them was refused.
 pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
+    serve_some(qp, half, u32::MAX, cx) != Progress::Refused
+}
+
+/// How far the serving of what waits has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    All,
+    /// Of the first one's answer not all has left.
+    Some,
+    Refused,
+}
+
+/// The same; of the answer to a read so many frames leave.
+pub(crate) fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Progress {
     if half.driver.rest.framed.waiting.is_empty() {
-        return true;
+        return Progress::All;
     }
     if matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Err) {
-        half.driver.rest.framed.waiting.clear();
-        return false;
+        half.driver.rest.framed.clear();
+        return Progress::Refused;
     }
-    while let Some(header) = half.driver.rest.framed.waiting.pop_front() {
+    while let Some(&header) = half.driver.rest.framed.waiting.front() {
         let addressed = address(qp, half, &header);
         match addressed.and_then(|()| serve(qp, header.body, cx)) {
             Ok((answer, original)) => {
-                let length = match header.body {
-                    Body::ReadRequest(_, length) => u64::from(length),
-                    _ => 0,
-                };
-                let packets = packets(length, half.driver.mtu_shift);
-                let served = Served {
-                    psn: header.psn,
-                    packets,
-                    body: header.body,
-                    original,
-                    answer: Octets::new(),
-                };
-                note(half, served);
-                crate::driver::answer(qp, half, &header, answer, cx);
+                let begun = std::mem::take(&mut half.driver.rest.framed.left);
+                if begun == 0 {
+                    note_answer(half, &header, original);
+                }
+                if let Answer::Read(spans) = &answer {
+                    let whole = Payload::of_spans(spans);
+                    let left =
+                        crate::driver::read_response(qp, half, &header, &whole, begun, frames, cx);
+                    if left < whole.len() {
+                        half.driver.rest.framed.left = left;
+                        return Progress::Some;
+                    }
+                } else {
+                    crate::driver::answer(qp, half, &header, answer, cx);
+                }
+                half.driver.rest.framed.waiting.pop_front();
             }
             Err(refusal) => {
-                half.driver.rest.framed.waiting.clear();
+                half.driver.rest.framed.clear();
                 let answer = refuse(qp, half, &header, refusal, cx);
                 crate::driver::answer(qp, half, &header, answer, cx);
-                return false;
+                return Progress::Refused;
             }
         }
     }
-    true
+    Progress::All
+}
+
+/// Whether an answer is under way, whose next frames have their time.
+pub(crate) const fn is_paced(half: &Receiving) -> bool {
+    half.driver.rest.framed.left > 0
+}
+
+fn note_answer(half: &mut Receiving, header: &Header, original: u64) {
+    let length = match header.body {
+        Body::ReadRequest(_, length) => u64::from(length),
+        _ => 0,
+    };
+    let served = Served {
+        psn: header.psn,
+        packets: packets(length, half.driver.mtu_shift),
+        body: header.body,
+        original,
+        answer: Octets::new(),
+    };
+    note(half, served);
 }
 
 fn note(half: &mut Receiving, one: Served) {

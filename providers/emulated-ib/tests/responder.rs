@@ -3,6 +3,7 @@
 mod support;
 
 use emulated_ib::header::{Beside, Body, Nak, Position, Syndrome};
+use polyverbs_engine::time::Time;
 use support::*;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::*;
@@ -110,6 +111,55 @@ fn a_read_seen_twice_is_served_within_what_it_asked_for() {
     ]);
     assert_eq!(rig.answers(), []);
     assert_eq!(rig.b.state(), QpState::Rts);
+}
+
+// covers 3.42
+#[test]
+fn the_answer_to_a_long_read_leaves_bit_by_bit_and_holds_up_nothing() {
+    let rig = Rig::rc();
+    let frames = 150;
+    let octets = pattern(frames * MTU, 9);
+    rig.b.write(0, &octets);
+    let read = Body::ReadRequest(rig.b.remote(0), octets.len() as u32);
+    rig.inject([rig.request(0, read, b"")]);
+    // What leaves at once is bounded; the rest has its time.
+    assert_eq!(rig.answers().len(), 64);
+    rig.run();
+    let mut bursts: Vec<(Time, usize)> = Vec::new();
+    for (at, _) in rig.wire.times() {
+        match bursts.last_mut() {
+            Some((last, count)) if *last == at => *count += 1,
+            _ => bursts.push((at, 1)),
+        }
+    }
+    let sizes: Vec<_> = bursts.iter().map(|(_, count)| *count).collect();
+    assert_eq!(sizes, [64, 64, 22]);
+    let answers = rig.answers();
+    assert_eq!(answers[0], (0, Body::ReadResponse(First)));
+    assert_eq!(answers[64], (64, Body::ReadResponse(Middle)));
+    assert_eq!(answers[149], (149, Body::ReadResponse(Last)));
+    let said: Vec<u8> = rig
+        .wire
+        .log()
+        .into_iter()
+        .flat_map(|frame| frame.payload)
+        .collect();
+    assert!(said == octets);
+
+    // What comes behind it is carried out behind it: all of the answer has left by then.
+    rig.wire.forget();
+    let behind = frames as u32;
+    rig.inject([
+        rig.request(behind, read, b""),
+        rig.request(2 * behind, write(&rig, Only, 0, 3), b"new"),
+    ]);
+    let answers = rig.answers();
+    assert_eq!(answers.len(), frames + 1);
+    assert_eq!(answers[frames], (2 * behind as i32, ACK));
+    assert_eq!(rig.wire.log()[0].payload[..3], octets[..3]);
+    assert_eq!(rig.b.read(0, 3), b"new");
+    rig.run();
+    assert_eq!(rig.answers().len(), frames + 1);
 }
 
 // covers 3.43
