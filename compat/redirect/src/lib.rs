@@ -184,6 +184,15 @@ functions! {
     fn statx(folder: c_int, @path, flags: c_int, mask: c_uint, target: *mut c_void) -> c_int;
     fn access(@path, mode: c_int) -> c_int;
     fn faccessat(folder: c_int, @path, mode: c_int, flags: c_int) -> c_int;
+    fn eaccess(@path, mode: c_int) -> c_int;
+    fn euidaccess(@path, mode: c_int) -> c_int;
+    fn chdir(@path) -> c_int;
+    fn statfs(@path, target: *mut c_void) -> c_int;
+    fn statfs64(@path, target: *mut c_void) -> c_int;
+    fn getxattr(@path, name: *const c_char, target: *mut c_void, size: usize) -> isize;
+    fn lgetxattr(@path, name: *const c_char, target: *mut c_void, size: usize) -> isize;
+    fn listxattr(@path, target: *mut c_char, size: usize) -> isize;
+    fn llistxattr(@path, target: *mut c_char, size: usize) -> isize;
     fn readlink(@path, target: *mut c_char, size: usize) -> isize;
     fn readlinkat(folder: c_int, @path, target: *mut c_char, size: usize) -> isize;
     fn __readlink_chk(@path, target: *mut c_char, size: usize, room: usize) -> isize;
