@@ -116,7 +116,7 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
-    /// The same without what may leave behind the next frame on its way: that one is worth more.
+    /// The same without what lets the next frame go first: that one is worth more.
     fn flush_ahead(&self) {
         match self.inner() {
             Some(link) => link.flush_ahead(),

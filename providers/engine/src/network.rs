@@ -135,12 +135,13 @@ impl<D: Driver> Network<D> {
         }
     }
 
-    /// What has just been sent leaves. Call with no lock held, after everything that sends.
+    /// What has just been sent leaves, acknowledges left for the next poll. Call with no lock held, after everything that
+    /// sends.
     #[inline]
     pub fn send_off(&self) {
         match &self.link {
             Some(link) if link.tells_again() => {
-                link.flush();
+                link.flush_ahead();
                 // A stream that is full, or gone, is something to tell.
                 if !link.tells_again() {
                     return self.progress();
@@ -153,8 +154,8 @@ impl<D: Driver> Network<D> {
         }
     }
 
-    // One look. The program is about to be told what has come, and mostly sends something then: acknowledges leave behind
-    // that, or when it polls again.
+    // One look. The program is about to be told what has come, and mostly sends something then: acknowledges leave after
+    // that, when it polls again.
     fn look(&self, link: &SharedLink<D::Header>) -> bool {
         if !link.tells_again() {
             self.progress();

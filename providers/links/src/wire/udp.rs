@@ -381,6 +381,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let Ok(socket) = self.flows.of(flow as u32) else {
             return;
         };
+        self.watch.stay();
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
         if has_behind {
@@ -655,7 +656,6 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn flush(&self) {
-        self.watch.stay();
         (0..self.lanes.len()).for_each(|flow| self.flush_lane(flow, true));
     }
 
