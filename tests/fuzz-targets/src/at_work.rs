@@ -109,5 +109,5 @@ impl<D: Driver> AtWork<D> {
     }
 }
 
-/// Things that happen at most.
-const STEPS: usize = 256;
+/// Things that happen at most: more make a run long and not deeper.
+const STEPS: usize = 64;
