@@ -527,18 +527,21 @@ fn among_many_streams_none_is_forgotten() {
     let payload = vec![3; 40_000];
     let mut sent = [0; 51];
     let mut arrived = 0;
-    let began = Instant::now();
-    while arrived < 50 * 40 {
-        assert!(began.elapsed() < LONG, "{arrived}");
+    let mut last = Instant::now();
+    while arrived < 50 * 20 {
+        // As long as something arrives, nothing is forgotten yet: how long all of it takes depends on the machine.
+        assert!(last.elapsed() < LONG, "{arrived}");
         for key in 1..=50 {
             let number = &mut sent[key as usize];
-            if *number < 40 && one.offer(key, *number, &payload) {
+            if *number < 20 && one.offer(key, *number, &payload) {
                 *number += 1;
             }
         }
         one.progress();
         other.progress();
-        arrived += lock(&other.frames).len();
-        lock(&other.frames).clear();
+        let frames = std::mem::take(&mut *lock(&other.frames)).len();
+        if frames > 0 {
+            (arrived, last) = (arrived + frames, Instant::now());
+        }
     }
 }
