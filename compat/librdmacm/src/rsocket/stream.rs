@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming, Listener};
 use polyverbs_libibverbs::errno::Errno;
-use verbs_api::{Access, MrOptions, Qp};
+use verbs_api::{Access, ConnectOptions, MrOptions, Qp};
 
 use super::device::{self, Opened};
 use super::lane::{End, Lane};
@@ -90,6 +90,8 @@ pub(crate) struct Ready {
 pub(crate) const SPIN: Duration = Duration::from_micros(20);
 /// How long a sleep is at most, and how long nothing may come before a look whether the peer is there.
 pub(crate) const SLICE: Duration = Duration::from_secs(1);
+/// Half a second, seven times: a peer that is busy is not one that is gone.
+const ACK_TIMEOUT: u8 = 17;
 /// How long closing waits for what was sent, unless SO_LINGER says otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
@@ -386,9 +388,11 @@ impl Stream {
         let hello = lane.hello(&sizes).emit();
         let qp = lane.qp().clone();
         lock(&self.state).lane = Some(lane);
-        let access = verbs_api::ConnectOptions::new().access(Access::REMOTE_WRITE);
+        let qp_options = ConnectOptions::new()
+            .access(Access::REMOTE_WRITE)
+            .timeout(ACK_TIMEOUT);
         let options = ConnectionOptions::new()
-            .qp(access)
+            .qp(qp_options)
             .reads(0, 0)
             .private_data(&hello);
         Ok((qp, options))
