@@ -53,6 +53,9 @@ impl PrivateDataLimits {
 /// What an end tells the other about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
+    /// Who asks, in a request that has come, where the network tells. In one that goes out the port counts, where the
+    /// program has chosen one.
+    pub from: Option<SocketAddr>,
     /// The queue pair.
     pub endpoint: QpEndpoint,
     /// Its service.
@@ -105,6 +108,8 @@ pub trait Sink: Send + Sync + 'static {
 pub struct Question {
     /// The device that asks, where the network tells.
     pub from: Option<LinkAddress>,
+    /// The address that who asks says to have.
+    pub source: Option<SocketAddr>,
     /// The program's.
     pub private_data: Vec<u8>,
 }

@@ -3,14 +3,14 @@
 //! A connection keeps no queue pair and a queue pair no connection. A request takes the identity of a queue pair, and
 //! each phase looks it up again. No thread waits: a phase begins in the handler of the one before.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use verbs_api::carrier::Carrier;
 use verbs_api::objects::{ObjectId, ObjectKind};
 use verbs_api::qp::{Half, QpAttributes, QpState, QpType};
 use verbs_api::{
-    Completer, ConnectOptions, Context, Mtu, Outcome, Psn, Qp, QpEndpoint, Started, Transport,
+    Completer, ConnectOptions, Context, Mtu, Outcome, Psn, Qp, QpEndpoint, Qpn, Started, Transport,
     VerbError,
 };
 
@@ -37,6 +37,9 @@ pub struct ConnectionOptions {
     qp: ConnectOptions,
     reads: ReadLimits,
     private_data: Vec<u8>,
+    source_port: u16,
+    /// Where the program brings the queue pair up.
+    takes_psn: Option<Psn>,
 }
 
 impl Default for ConnectionOptions {
@@ -49,6 +52,8 @@ impl Default for ConnectionOptions {
             qp: ConnectOptions::new(),
             reads,
             private_data: Vec::new(),
+            source_port: 0,
+            takes_psn: None,
         }
     }
 }
@@ -74,6 +79,19 @@ impl ConnectionOptions {
     /// What the peer is told.
     pub fn private_data(mut self, private_data: &[u8]) -> Self {
         self.private_data = private_data.to_vec();
+        self
+    }
+
+    /// The port that who connects says to have, where the transport has it said; one is assigned unless set.
+    pub const fn source_port(mut self, port: u16) -> Self {
+        self.source_port = port;
+        self
+    }
+
+    /// The program brings the queue pair up by itself, as [`Accepted::steps`] and [`Incoming::steps`] tell, before it
+    /// completes or accepts; its states are not touched. It takes packets from `psn` on. Not over streams.
+    pub const fn brought_up_by_program(mut self, psn: Psn) -> Self {
+        self.takes_psn = Some(psn);
         self
     }
 }
@@ -160,6 +178,7 @@ impl Connector {
         let failed = Arc::clone(&request);
         let reads = limits_of(&offer);
         let qp_options = with_path_mtu(options.qp, &offer);
+        let brings_up = options.takes_psn.is_none();
         let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(context, qp);
         let side = Side::new(&self.backend);
@@ -172,7 +191,9 @@ impl Connector {
                 Told::Accepted(peer) => {
                     let (endpoint, options) = numbered(qp_options, own_psn, &peer);
                     let peer = Offer { endpoint, ..peer };
-                    Ok(Accepted::new(of, target, options, reads, peer))
+                    let mut accepted = Accepted::new(of, target, options, reads, peer);
+                    accepted.brings_up = brings_up;
+                    Ok(accepted)
                 }
                 told => Err(refusal(told)),
             };
@@ -197,32 +218,51 @@ fn offer(
     max: usize,
 ) -> Result<Offer, ConnectError> {
     fits(&options.private_data, max)?;
-    // Receives may have been posted already, which INIT takes.
-    if !matches!(qp.query()?.state, QpState::Reset | QpState::Init) {
-        return Err(ConnectError::Connected);
+    let mut endpoint = qp.endpoint()?;
+    match options.takes_psn {
+        Some(_) if context.attributes().transport == Transport::Iwarp => {
+            let what = "a queue pair that the program brings up, over a stream";
+            return Err(VerbError::UnsupportedHere(what.to_owned()).into());
+        }
+        Some(psn) => endpoint.sq_psn = psn,
+        // Receives may have been posted already, which INIT takes.
+        None if !matches!(qp.query()?.state, QpState::Reset | QpState::Init) => {
+            return Err(ConnectError::Connected);
+        }
+        None => {}
     }
-    let limits = context.limits();
     let half = qp.half();
     let qp_type = qp.qp_type();
+    let reads = clamped(options.reads, context, qp_type, half);
+    let is_reliable = qp_type == QpType::Rc;
+    Ok(Offer {
+        from: (options.source_port != 0)
+            .then(|| SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), options.source_port)),
+        endpoint,
+        qp_type,
+        half,
+        takes_psn: None,
+        inbound_reads: reads.inbound,
+        outbound_reads: reads.outbound,
+        path_mtu: path_mtu(context, &options.qp)?,
+        retry_cnt: is_reliable.then(|| options.qp.chosen_retry_cnt()),
+        rnr_retry: is_reliable.then(|| options.qp.chosen_rnr_retry()),
+        private_data: options.private_data.clone(),
+    })
+}
+
+fn clamped(reads: ReadLimits, context: &Context, qp_type: QpType, half: Half) -> ReadLimits {
+    let limits = context.limits();
     // Without acknowledges nothing is sent again, and nothing read.
     let is_reliable = qp_type == QpType::Rc;
     let clamp = |wanted: u8, limit: u32, other: Half| match is_reliable && half != other {
         true => u32::from(wanted).min(limit) as u8,
         false => 0,
     };
-    let ReadLimits { inbound, outbound } = options.reads;
-    Ok(Offer {
-        endpoint: qp.endpoint()?,
-        qp_type,
-        half,
-        takes_psn: None,
-        inbound_reads: clamp(inbound, limits.max_qp_rd_atom, Half::Requester),
-        outbound_reads: clamp(outbound, limits.max_qp_init_rd_atom, Half::Responder),
-        path_mtu: path_mtu(context, &options.qp)?,
-        retry_cnt: is_reliable.then(|| options.qp.chosen_retry_cnt()),
-        rnr_retry: is_reliable.then(|| options.qp.chosen_rnr_retry()),
-        private_data: options.private_data.clone(),
-    })
+    ReadLimits {
+        inbound: clamp(reads.inbound, limits.max_qp_rd_atom, Half::Requester),
+        outbound: clamp(reads.outbound, limits.max_qp_init_rd_atom, Half::Responder),
+    }
 }
 
 // A queue pair that only answers is asked for.
@@ -508,6 +548,7 @@ pub struct Accepted {
     options: ConnectOptions,
     reads: ReadLimits,
     peer: Offer,
+    brings_up: bool,
 }
 
 impl Accepted {
@@ -525,7 +566,22 @@ impl Accepted {
             options: with_reads(options, reads),
             reads,
             peer,
+            brings_up: true,
         }
+    }
+
+    /// How a program brings the queue pair up that does it itself: to INIT, to RTR and to RTS.
+    ///
+    /// # Errors
+    /// The device was removed.
+    pub fn steps(&self) -> Result<[QpAttributes; 3], ConnectError> {
+        let context = &self.target.context;
+        Ok(self.options.reliable_steps(context, &self.peer.endpoint)?)
+    }
+
+    /// The peer's queue pair.
+    pub const fn remote_qpn(&self) -> Qpn {
+        self.peer.endpoint.qp_num
     }
 
     /// What the peer said when it accepted.
@@ -560,6 +616,10 @@ impl Accepted {
         if side.is_over() {
             side.forget();
             return Started::ready(Err(ConnectError::Aborted));
+        }
+        if !self.brings_up {
+            let told = side.token().map(|token| side.backend.complete(token));
+            return Started::ready(settle(side, told));
         }
         let (started, request) = begin(&self.target.context);
         let target = self.target.clone();
@@ -704,6 +764,34 @@ impl Incoming {
         copied(&self.peer.private_data, into)
     }
 
+    /// Who asks, where the network tells.
+    pub const fn from(&self) -> Option<SocketAddr> {
+        self.peer.from
+    }
+
+    /// The peer's queue pair.
+    pub const fn remote_qpn(&self) -> Qpn {
+        self.peer.endpoint.qp_num
+    }
+
+    /// How a program brings a queue pair up that does it itself, with the options that it accepts with: to INIT, to RTR
+    /// and to RTS.
+    ///
+    /// # Errors
+    /// The device was removed.
+    pub fn steps(
+        &self,
+        context: &Context,
+        options: &ConnectionOptions,
+    ) -> Result<[QpAttributes; 3], ConnectError> {
+        let own = clamped(options.reads, context, QpType::Rc, Half::Both);
+        let reads = agreed(own, &self.peer);
+        let with_reads = with_path_mtu(with_reads(options.qp, reads), &self.peer);
+        let own_psn = options.takes_psn.unwrap_or_default();
+        let (endpoint, options) = numbered(with_reads, own_psn, &self.peer);
+        Ok(options.reliable_steps(context, &endpoint)?)
+    }
+
     /// Reads that the peer offers, from this side's point of view: what it serves, this side may start.
     pub const fn offered_reads(&self) -> ReadLimits {
         ReadLimits {
@@ -782,6 +870,7 @@ impl Incoming {
             target,
             request,
             both: Arc::new(Mutex::new(Both::default())),
+            brings_up: options.takes_psn.is_none(),
         };
         // A stream needs both ends: the queue pair comes up while the other one does.
         let is_stream = context.attributes().transport == Transport::Iwarp;
@@ -813,10 +902,15 @@ struct Accept {
     target: Target,
     request: Arc<Request<Connection>>,
     both: Arc<Mutex<Both>>,
+    brings_up: bool,
 }
 
 impl Accept {
     fn begin(self, peer: &QpEndpoint, options: ConnectOptions, own: Offer, is_stream: bool) {
+        if !self.brings_up {
+            self.reached(|both| both.queue_pair = true);
+            return self.send(own);
+        }
         let up = match self.target.bring_up(peer, options) {
             Ok(up) => up,
             Err(error) => return self.fail(error),
@@ -879,7 +973,9 @@ impl Accept {
 
     /// There will be no connection, and the queue pair is up already.
     fn end_queue_pair(&self, error: ConnectError) {
-        self.target.flush_unasked();
+        if self.brings_up {
+            self.target.flush_unasked();
+        }
         self.request.end(Err(error));
     }
 }
@@ -907,11 +1003,24 @@ impl Connection {
     /// # Errors
     /// [`ConnectError::Phase`] where the queue pair was gone by then: the connection has ended all the same.
     pub fn disconnect(&self, context: &Context, qp: &Qp) -> Started<(), ConnectError> {
-        let (started, request) = begin(context);
         let target = Target::new(context, qp);
+        self.tell_peer(context, move |request| flush_phase(&target, request))
+    }
+
+    /// Tells the peer, and ends when it knows. The queue pair is not touched.
+    pub fn end(&self, context: &Context) -> Started<(), ConnectError> {
+        self.tell_peer(context, |request| request.end(Ok(())))
+    }
+
+    fn tell_peer(
+        &self,
+        context: &Context,
+        then: impl FnOnce(Arc<Request<()>>) + Send + 'static,
+    ) -> Started<(), ConnectError> {
+        let (started, request) = begin(context);
         let after: Waiter = Box::new(move |told| {
             if request.unless(told).is_some() {
-                flush_phase(&target, request);
+                then(request);
             }
         });
         let mut state = self.side.lock();

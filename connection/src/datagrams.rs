@@ -150,6 +150,11 @@ impl DatagramQuestion {
         self.question.from
     }
 
+    /// The address that who asks says to have, where the network tells.
+    pub const fn source(&self) -> Option<SocketAddr> {
+        self.question.source
+    }
+
     /// What who asks said.
     pub fn private_data(&self) -> &[u8] {
         &self.question.private_data

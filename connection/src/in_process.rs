@@ -341,6 +341,7 @@ impl Backend for InProcess {
         drop(state);
         let question = Question {
             from: None,
+            source: None,
             private_data,
         };
         self.post(Message::Question(to, token, question));

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use verbs_api::objects::ObjectId;
 use verbs_api::{
     AsyncEvent, AtomicScope, Context, DestroyError, Device, EventSubject, EventType, Features, Gid,
-    Memory, Mr, Pd, PortAttributes, PortState, Requirements, Started, Transport,
+    Memory, Mr, Pd, PortAttributes, PortState, Qp, Requirements, Started, Transport,
 };
 
 use crate::abi::{
@@ -58,6 +58,8 @@ pub struct Shared {
     pub mrs: Mutex<HashMap<u32, Mr>>,
     /// Device memory by handle.
     pub dms: Mutex<HashMap<u32, Memory>>,
+    /// Queue pairs by number: a program that connects one may name it so.
+    pub qps: Mutex<HashMap<u32, Qp>>,
 }
 
 // Every device that is open: what an import looks through.
@@ -110,7 +112,8 @@ impl State {
     }
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// The lock, whatever became of who had it.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -188,6 +191,7 @@ pub fn open(
         pds: Mutex::default(),
         mrs: Mutex::default(),
         dms: Mutex::default(),
+        qps: Mutex::default(),
     });
     let mut open = lock(&OPEN);
     open.retain(|known| known.strong_count() > 0);

@@ -67,7 +67,36 @@ impl<T> Events<T> {
     }
 
     /// Takes back what has not been fetched.
-    pub fn remove(&self, mut what: impl FnMut(&T) -> bool) {
-        lock(&self.queue).retain(|event| !what(event));
+    pub fn remove(&self, what: impl FnMut(&T) -> bool) {
+        drop(self.take(what));
+    }
+
+    /// The same, for who wants them.
+    pub fn take(&self, what: impl FnMut(&T) -> bool) -> Vec<T> {
+        let mut queue = lock(&self.queue);
+        let (taken, left) = queue.drain(..).partition(what);
+        *queue = left;
+        let taken: VecDeque<T> = taken;
+        drop(queue);
+        for _ in &taken {
+            self.forget_one();
+        }
+        taken.into()
+    }
+
+    /// How many of them wait.
+    pub fn count(&self, what: impl FnMut(&&T) -> bool) -> usize {
+        lock(&self.queue).iter().filter(what).count()
+    }
+
+    // Whoever polls is not to be told of what was taken back. Whoever reads just now has its count already.
+    fn forget_one(&self) {
+        let mut count = 0_u64;
+        let place = libc::iovec {
+            iov_base: (&raw mut count).cast(),
+            iov_len: size_of::<u64>(),
+        };
+        // SAFETY: room for eight octets. It does not wait.
+        unsafe { libc::preadv2(self.fd(), &raw const place, 1, -1, libc::RWF_NOWAIT) };
     }
 }

@@ -200,6 +200,7 @@ fn place(
     is_extended: bool,
 ) -> *mut IbvQpEx {
     let id = qp.id();
+    context::lock(&device.shared.qps).insert(qp.qp_num().value(), qp.clone());
     let state = State {
         qp,
         sq_sig_all,
@@ -273,6 +274,7 @@ pub unsafe extern "C" fn destroy(qp: *mut IbvQp) -> c_int {
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
         let device = unsafe { context::own((*qp).context) }?;
         device.end(state.qp.id(), state.qp.clone().destroy())?;
+        context::lock(&device.shared.qps).remove(&state.qp.qp_num().value());
         // SAFETY: as the caller promises.
         unsafe { QpObject::destroy(qp.cast()) };
         Ok(())
@@ -348,6 +350,43 @@ fn attributes(
     wanted.max_dest_rd_atomic = has(mask::MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
     wanted.dest_qp_num = has(mask::DEST_QPN).then_some(Qpn::new(attr.dest_qp_num));
     Ok(wanted)
+}
+
+/// Attributes as a program passes them on to `ibv_modify_qp`: those that are set, and the mask of them.
+pub fn attr_of(wanted: &QpAttributes) -> (IbvQpAttr, c_int) {
+    // SAFETY: numbers only, for which zero is a value.
+    let mut attr: IbvQpAttr = unsafe { std::mem::zeroed() };
+    let mut given = 0;
+    macro_rules! copy {
+        ($($field:ident: $bit:ident, $value:ident => $as_c:expr;)*) => {
+            $(if let Some($value) = wanted.$field {
+                attr.$field = $as_c;
+                given |= mask::$bit;
+            })*
+        };
+    }
+    if let Some(state) = wanted.qp_state {
+        attr.qp_state = state as c_int;
+        given |= mask::STATE;
+    }
+    copy! {
+        qp_access_flags: ACCESS_FLAGS, rights => rights.bits();
+        pkey_index: PKEY_INDEX, index => index;
+        port_num: PORT, port => port;
+        qkey: QKEY, key => key;
+        ah_attr: AV, path => ah::attr(&path);
+        path_mtu: PATH_MTU, mtu => mtu as c_int;
+        timeout: TIMEOUT, timeout => timeout;
+        retry_cnt: RETRY_CNT, count => count;
+        rnr_retry: RNR_RETRY, count => count;
+        rq_psn: RQ_PSN, psn => psn.value();
+        max_rd_atomic: MAX_QP_RD_ATOMIC, count => count;
+        min_rnr_timer: MIN_RNR_TIMER, timer => timer;
+        sq_psn: SQ_PSN, psn => psn.value();
+        max_dest_rd_atomic: MAX_DEST_RD_ATOMIC, count => count;
+        dest_qp_num: DEST_QPN, number => number.value();
+    }
+    (attr, given as c_int)
 }
 
 /// `ibv_modify_qp`.

@@ -5,5 +5,16 @@
 //! which function stands in the crate `polyverbs-compat`.
 
 pub mod abi;
+pub mod address;
+pub mod channel;
+pub mod connect;
+pub mod device;
+pub mod endpoint;
+pub mod errno;
+pub mod id;
+pub mod info;
+pub mod multicast;
 pub mod names;
+pub mod options;
+pub mod qp;
 pub mod rsocket;

@@ -235,6 +235,7 @@ impl State {
             Event::Replied { id, reply } => {
                 let transport = self.manager.transport(id).unwrap_or_default();
                 let offer = Offer {
+                    from: None,
                     endpoint: QpEndpoint {
                         qp_num: reply.remote_qpn,
                         sq_psn: Psn::default(),
@@ -334,6 +335,7 @@ impl State {
         };
         let question = Question {
             from: Some(from),
+            source: Some(said.source),
             private_data: said.private_data.to_vec(),
         };
         let sink = Arc::clone(sink);
@@ -373,6 +375,7 @@ impl State {
             return Telling::Nothing;
         };
         let offer = Offer {
+            from: Some(said.source),
             endpoint: QpEndpoint {
                 qp_num: request.remote_qpn,
                 sq_psn: Psn::default(),
@@ -500,7 +503,12 @@ impl Backend for Agent {
         let port = self.port()?;
         let unreachable = |_: CmError| ConnectError::Unreachable(to);
         self.with(&*port, |state, now| {
-            let source = SocketAddr::new(port.address(), state.ephemeral_port());
+            let chosen = offer.from.map_or(0, |from| from.port());
+            let source_port = match chosen {
+                0 => state.ephemeral_port(),
+                chosen => chosen,
+            };
+            let source = SocketAddr::new(port.address(), source_port);
             let data = private::with_addresses(private::REQ, source, to, &offer.private_data);
             let data = data.map_err(unreachable)?;
             let path = Path {

@@ -61,7 +61,7 @@ impl Agent {
         self.lock().ends.remove(&token)
     }
 
-    fn add(&self, peer: IpAddr, course: Course) -> Arc<End> {
+    fn add(&self, peer: SocketAddr, course: Course) -> Arc<End> {
         let mut state = self.lock();
         state.made += 1;
         let token = Token(state.made);
@@ -82,7 +82,7 @@ struct End {
     agent: Weak<Agent>,
     port: Weak<dyn StreamPort>,
     token: Token,
-    peer: IpAddr,
+    peer: SocketAddr,
     state: Mutex<Course>,
 }
 
@@ -163,9 +163,10 @@ impl End {
         };
         let (ird, ord) = depths.unwrap_or((Depth::LeftToProgram, Depth::LeftToProgram));
         Offer {
+            from: Some(self.peer),
             endpoint: QpEndpoint {
-                address: LinkAddress::Ip(self.peer),
-                gid: Gid(match self.peer {
+                address: LinkAddress::Ip(self.peer.ip()),
+                gid: Gid(match self.peer.ip() {
                     IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
                     IpAddr::V6(ip) => ip.octets(),
                 }),
@@ -468,7 +469,7 @@ impl StreamListener for Ear {
         let negotiation = Negotiation::responder(as_time(port.now()), options);
         let due = negotiation.next_due();
         let end = agent.add(
-            from.ip(),
+            from,
             Course {
                 phase: Phase::Starts,
                 negotiation,
@@ -530,7 +531,7 @@ impl Backend for Agent {
         let negotiation = Negotiation::initiator(now, options, &offer.private_data)
             .map_err(|failure| failed_call(&failure))?;
         let end = self.add(
-            to.ip(),
+            to,
             Course {
                 phase: Phase::Starts,
                 negotiation,

@@ -173,6 +173,7 @@ impl Sink for Ear {
 
 fn offer() -> Offer {
     Offer {
+        from: None,
         endpoint: QpEndpoint {
             qp_num: Qpn::new(0x77),
             sq_psn: Psn::new(1),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{AddressVector, Qp, QpAttrMask, QpAttributes, QpState, QpType, transition};
 use crate::access::Access;
 use crate::capability::Mtu;
+use crate::context::{Context, ContextInner};
 use crate::control::Started;
 use crate::error::VerbError;
 use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
@@ -151,6 +152,73 @@ impl ConnectOptions {
     pub const fn chosen_rnr_retry(&self) -> u8 {
         self.rnr_retry
     }
+
+    /// What [`Qp::connect`] does to a reliable queue pair, for a program that does it itself: the way to INIT, to RTR and
+    /// to RTS.
+    ///
+    /// # Errors
+    /// There is no such port, or the device was removed.
+    pub fn reliable_steps(
+        &self,
+        context: &Context,
+        peer: &QpEndpoint,
+    ) -> Result<[QpAttributes; 3], VerbError> {
+        let own_psn = self.sq_psn.unwrap_or_default();
+        self.steps(&context.inner, peer, own_psn, (true, true))
+    }
+
+    /// `asks` and `answers`: what of reads it is told.
+    fn steps(
+        &self,
+        context: &ContextInner,
+        peer: &QpEndpoint,
+        own_psn: Psn,
+        (asks, answers): (bool, bool),
+    ) -> Result<[QpAttributes; 3], VerbError> {
+        let limits = &context.attributes().limits;
+        let port = context.query_port(self.port_num)?;
+        let path = AddressVector {
+            sgid_index: self.sgid_index,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            ..AddressVector::new(peer.address, peer.gid, self.port_num)
+        };
+        let init = QpAttributes::new()
+            .qp_state(QpState::Init)
+            .pkey_index(self.pkey_index)
+            .port_num(self.port_num)
+            .qp_access_flags(self.access);
+        let mut rtr = QpAttributes::new()
+            .qp_state(QpState::Rtr)
+            .ah_attr(path)
+            .path_mtu(self.path_mtu.unwrap_or(port.active_mtu))
+            .dest_qp_num(peer.qp_num)
+            .rq_psn(peer.sq_psn);
+        let mut rts = QpAttributes::new()
+            .qp_state(QpState::Rts)
+            .sq_psn(self.sq_psn.unwrap_or(own_psn));
+        if answers {
+            rtr = rtr
+                .max_dest_rd_atomic(default_depth(
+                    self.max_dest_rd_atomic,
+                    limits.max_qp_rd_atom,
+                ))
+                .min_rnr_timer(self.min_rnr_timer);
+        }
+        if asks {
+            rts = rts
+                .retry_cnt(self.retry_cnt)
+                .rnr_retry(self.rnr_retry)
+                .max_rd_atomic(default_depth(
+                    self.max_rd_atomic,
+                    limits.max_qp_init_rd_atom,
+                ));
+        }
+        if asks || answers {
+            rts = rts.timeout(self.timeout);
+        }
+        Ok([init, rtr, rts])
+    }
 }
 
 impl Qp {
@@ -242,46 +310,12 @@ impl Qp {
         peer: &QpEndpoint,
         options: &ConnectOptions,
     ) -> Result<Vec<QpAttributes>, VerbError> {
+        // Only a reliable one is told of reads.
+        let reliable = self.qp_type() == QpType::Rc;
+        let halves = (reliable && self.asks(), reliable && self.answers());
         let context = self.node().context();
-        let limits = &context.attributes().limits;
-        let port = context.query_port(options.port_num)?;
-        let path = AddressVector {
-            sgid_index: options.sgid_index,
-            traffic_class: options.traffic_class,
-            hop_limit: options.hop_limit,
-            ..AddressVector::new(peer.address, peer.gid, options.port_num)
-        };
-        let init = QpAttributes::new()
-            .qp_state(QpState::Init)
-            .pkey_index(options.pkey_index)
-            .port_num(options.port_num)
-            .qp_access_flags(options.access);
-        let mut rtr = QpAttributes::new()
-            .qp_state(QpState::Rtr)
-            .ah_attr(path)
-            .path_mtu(options.path_mtu.unwrap_or(port.active_mtu))
-            .dest_qp_num(peer.qp_num)
-            .rq_psn(peer.sq_psn);
-        let mut rts = QpAttributes::new()
-            .qp_state(QpState::Rts)
-            .sq_psn(options.sq_psn.unwrap_or_else(|| self.sq_psn()));
-        if self.qp_type() == QpType::Rc {
-            let served = default_depth(options.max_dest_rd_atomic, limits.max_qp_rd_atom);
-            let initiated = default_depth(options.max_rd_atomic, limits.max_qp_init_rd_atom);
-            if self.answers() {
-                rtr = rtr
-                    .max_dest_rd_atomic(served)
-                    .min_rnr_timer(options.min_rnr_timer);
-            }
-            rts = rts.timeout(options.timeout);
-            if self.asks() {
-                rts = rts
-                    .retry_cnt(options.retry_cnt)
-                    .rnr_retry(options.rnr_retry)
-                    .max_rd_atomic(initiated);
-            }
-        }
-        Ok(vec![init, rtr, rts])
+        let steps = options.steps(context, peer, self.sq_psn(), halves)?;
+        Ok(steps.into())
     }
 
     fn answers(&self) -> bool {

@@ -1,0 +1,683 @@
+//! Listening, connecting, accepting and their ends.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use polyverbs_connection::{
+    Accepted, ConnectError, Connection, ConnectionOptions, DatagramListener, DatagramService,
+    Listener, ReadLimits,
+};
+use polyverbs_libibverbs::abi::IbvQpAttr;
+use polyverbs_libibverbs::context::{self, lock};
+use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::{ah, qp};
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::{Access, ConnectOptions, Qp, Transport};
+
+use crate::abi::{RdmaCmId, RdmaConnParam, event};
+use crate::channel::{Data, QKEY};
+use crate::device::{self, CmDevice, Service};
+use crate::errno::{self, done};
+use crate::id::{self, Asker, Ear, Inner, Part, State};
+
+const REJECTED_BY_PROGRAM: c_int = 28;
+const NO_SUCH_SERVICE: c_int = 8;
+
+/// `rdma_listen`.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        if own.inner.lock().local.is_none() {
+            id::bind_to(public, own, SocketAddr::from(([0, 0, 0, 0], 0)))?;
+        }
+        let state = own.inner.lock();
+        let Some(local) = state.local else {
+            return Err(Errno::INVAL);
+        };
+        if !matches!(state.part, Part::Nothing) || state.remote.is_some() {
+            return Err(Errno::INVAL);
+        }
+        drop(state);
+        let service = public.service();
+        let at = (!local.ip().is_unspecified()).then(|| local.ip());
+        let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
+        // One that listens everywhere takes both families, unless it is told otherwise.
+        let takes_both = local.is_ipv6() && !own.inner.lock().options.is_alone_in_family;
+        let devices = device::all(at, service)?;
+        let backlog = usize::try_from(backlog).unwrap_or_default();
+        let mut ears = Vec::new();
+        for device in devices
+            .iter()
+            .filter(|device| takes_both || same_family(device))
+        {
+            let at = SocketAddr::new(device.address(), local.port());
+            let heard = match service {
+                Service::Connections => device
+                    .connector
+                    .listen(at, backlog)
+                    .map(|listener| Ear::Connections(Arc::new(listener))),
+                Service::Datagrams => device
+                    .connector
+                    .listen_datagrams(at, backlog)
+                    .map(|listener| Ear::Datagrams(Arc::new(listener))),
+            };
+            ears.push((
+                Arc::clone(device),
+                heard.map_err(|error| errno::of(&error))?,
+            ));
+        }
+        if ears.is_empty() {
+            return Err(Errno(libc::ENODEV));
+        }
+        own.inner.lock().part = Part::Listening(ears.iter().map(|(_, ear)| ear.clone()).collect());
+        for (device, ear) in ears {
+            let asker = Arc::downgrade(&own.inner);
+            match ear {
+                Ear::Connections(listener) => hear(asker, device, &listener),
+                Ear::Datagrams(listener) => hear_questions(asker, device, &listener),
+            }
+        }
+        Ok(())
+    }))
+}
+
+// The next request, and so on.
+fn hear(asker: Asker, device: Arc<CmDevice>, listener: &Arc<Listener>) {
+    let weak = Arc::downgrade(listener);
+    listener.next().on_done(move |incoming| {
+        let (Ok(incoming), Some(this), Some(listener)) =
+            (incoming, asker.upgrade(), weak.upgrade())
+        else {
+            return;
+        };
+        let request = Data::Request(Arc::clone(&device), incoming);
+        this.post(event::CONNECT_REQUEST, 0, request);
+        hear(asker, device, &listener);
+    });
+}
+
+fn hear_questions(asker: Asker, device: Arc<CmDevice>, listener: &Arc<DatagramListener>) {
+    let weak = Arc::downgrade(listener);
+    listener.next().on_done(move |question| {
+        let (Ok(question), Some(this), Some(listener)) =
+            (question, asker.upgrade(), weak.upgrade())
+        else {
+            return;
+        };
+        let request = Data::Question(Arc::clone(&device), question);
+        this.post(event::CONNECT_REQUEST, 0, request);
+        hear_questions(asker, device, &listener);
+    });
+}
+
+// What a program passes with a connection.
+struct Wanted {
+    private_data: Vec<u8>,
+    reads: ReadLimits,
+    retry_count: u8,
+    rnr_retry_count: u8,
+    qp_num: u32,
+}
+
+impl Wanted {
+    /// # Safety
+    /// `param` is null or readable, as is the private data that it names.
+    unsafe fn read(
+        param: *const RdmaConnParam,
+        public: &RdmaCmId,
+        device: &CmDevice,
+    ) -> Result<Self, Errno> {
+        const AS_MANY_AS_THERE_ARE: u8 = u8::MAX;
+        // SAFETY: as the caller promises.
+        let Some(param) = (unsafe { param.as_ref() }) else {
+            if public.qp.is_null() {
+                return Err(Errno::INVAL);
+            }
+            return Ok(Self {
+                private_data: Vec::new(),
+                reads: ReadLimits {
+                    inbound: AS_MANY_AS_THERE_ARE,
+                    outbound: AS_MANY_AS_THERE_ARE,
+                },
+                retry_count: 7,
+                rnr_retry_count: 7,
+                qp_num: 0,
+            });
+        };
+        let limits = device.context.limits();
+        let is_too_much =
+            |wanted: u8, most: u32| wanted != AS_MANY_AS_THERE_ARE && u32::from(wanted) > most;
+        if public.service() == Service::Connections
+            && (is_too_much(param.responder_resources, limits.max_qp_rd_atom)
+                || is_too_much(param.initiator_depth, limits.max_qp_init_rd_atom))
+        {
+            return Err(Errno::INVAL);
+        }
+        Ok(Self {
+            // SAFETY: as the caller promises.
+            private_data: unsafe { said(param.private_data, param.private_data_len) }?,
+            reads: ReadLimits {
+                inbound: param.responder_resources,
+                outbound: param.initiator_depth,
+            },
+            retry_count: param.retry_count & 7,
+            rnr_retry_count: param.rnr_retry_count & 7,
+            qp_num: param.qp_num,
+        })
+    }
+
+    fn options(&self, state: &State) -> ConnectionOptions {
+        let mut qp = ConnectOptions::new()
+            .retry_cnt(self.retry_count)
+            .rnr_retry(self.rnr_retry_count)
+            .traffic_class(state.options.tos);
+        if let Some(timeout) = state.options.ack_timeout {
+            qp = qp.timeout(timeout);
+        }
+        ConnectionOptions::new()
+            .qp(qp)
+            .reads(self.reads.inbound, self.reads.outbound)
+            .private_data(&self.private_data)
+            .source_port(state.local.map_or(0, |local| local.port()))
+    }
+}
+
+unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno> {
+    if length == 0 {
+        return Ok(Vec::new());
+    }
+    if private_data.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: so many octets are readable, as the caller promises.
+    Ok(unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec())
+}
+
+/// The queue pair of an identifier, or the one that the program names by its number and brings up by itself.
+unsafe fn queue_pair(public: &RdmaCmId, qp_num: u32) -> Result<(Qp, bool), Errno> {
+    if !public.qp.is_null() {
+        // SAFETY: as the caller promises.
+        return Ok((unsafe { qp::own(public.qp) }?.qp.clone(), false));
+    }
+    // SAFETY: the device is never closed.
+    let device = unsafe { context::own(public.verbs) }?;
+    let known = lock(&device.shared.qps).get(&qp_num).cloned();
+    Ok((known.ok_or(Errno::INVAL)?, true))
+}
+
+/// `rdma_connect`.
+///
+/// # Safety
+/// `param` is null or readable, as is the private data that it names, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        let state = own.inner.lock();
+        let (Some(device), Some(to)) = (state.device.clone(), state.remote) else {
+            return Err(Errno::INVAL);
+        };
+        if !state.has_route || !matches!(state.part, Part::Nothing) {
+            return Err(Errno::INVAL);
+        }
+        drop(state);
+        // SAFETY: as the caller promises.
+        let wanted = unsafe { Wanted::read(param, public, &device) }?;
+        if public.service() == Service::Datagrams {
+            own.inner.lock().part = Part::Busy;
+            ask(&own.inner, &device, to, &wanted.private_data)?;
+        } else {
+            // SAFETY: as the caller promises.
+            let (qp, is_programs) = unsafe { queue_pair(public, wanted.qp_num) }?;
+            let mut state = own.inner.lock();
+            let mut options = wanted.options(&state);
+            if is_programs && device.transport() == Transport::InfiniBand {
+                options = options.brought_up_by_program(state.psn);
+            }
+            state.part = Part::Busy;
+            drop(state);
+            begin(&own.inner, &device, &qp, to, options, is_programs)?;
+        }
+        // SAFETY: as the caller promises.
+        unsafe { id::complete(public, own) }
+    }))
+}
+
+// An error of what was asked is one of the call where it is there at once: nothing has left.
+fn refused_at_once(inner: &Arc<Inner>, error: &ConnectError) -> Option<Errno> {
+    let is_argument = matches!(
+        error,
+        ConnectError::PrivateData { .. } | ConnectError::Connected | ConnectError::Verb(_)
+    );
+    is_argument.then(|| {
+        inner.lock().part = Part::Nothing;
+        errno::of(error)
+    })
+}
+
+fn begin(
+    inner: &Arc<Inner>,
+    device: &Arc<CmDevice>,
+    qp: &Qp,
+    to: SocketAddr,
+    options: ConnectionOptions,
+    is_programs: bool,
+) -> Result<(), Errno> {
+    let weak = Arc::downgrade(inner);
+    let asked = device.connector.connect(&device.context, qp, to, options);
+    if asked.is_done() {
+        return match asked.wait() {
+            Ok(accepted) => {
+                answered(inner, accepted, is_programs);
+                Ok(())
+            }
+            Err(error) => match refused_at_once(inner, &error) {
+                Some(errno) => Err(errno),
+                None => {
+                    failed(inner, &error, Transport::InfiniBand);
+                    Ok(())
+                }
+            },
+        };
+    }
+    let transport = device.transport();
+    asked.on_done(move |asked| {
+        let Some(this) = weak.upgrade() else { return };
+        match asked {
+            Ok(accepted) => answered(&this, accepted, is_programs),
+            Err(error) => failed(&this, &error, transport),
+        }
+    });
+    Ok(())
+}
+
+fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool) {
+    let data = Data::Connection {
+        private_data: accepted.private_data().to_vec(),
+        reads: accepted.reads(),
+        qp_num: accepted.remote_qpn().value(),
+    };
+    if is_programs {
+        let mut state = this.lock();
+        state.steps = accepted.steps().ok();
+        state.part = Part::Answered(accepted);
+        drop(state);
+        return this.post(event::CONNECT_RESPONSE, 0, data);
+    }
+    let weak = Arc::downgrade(this);
+    accepted.complete().on_done(move |done| {
+        if let Some(this) = weak.upgrade() {
+            established(&this, done, data, Transport::InfiniBand);
+        }
+    });
+}
+
+fn established(
+    this: &Arc<Inner>,
+    done: Result<Connection, ConnectError>,
+    data: Data,
+    transport: Transport,
+) {
+    match done {
+        Ok(connection) => {
+            joined(this, connection, || {
+                this.post(event::ESTABLISHED, 0, data);
+            });
+        }
+        Err(error) => failed(this, &error, transport),
+    }
+}
+
+// There is a connection. What is told of its beginning comes before what is told of its end.
+fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
+    let ended = connection.disconnected();
+    this.lock().part = Part::Connected(Arc::new(connection));
+    tell();
+    let weak = Arc::downgrade(this);
+    ended.on_done(move |_| {
+        if let Some(this) = weak.upgrade() {
+            this.end();
+        }
+    });
+}
+
+fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
+    let (event, status, private_data) = match error {
+        ConnectError::Refused { private_data } => {
+            let status = match transport {
+                Transport::Iwarp => -libc::ECONNREFUSED,
+                _ if private_data.is_empty() => NO_SUCH_SERVICE,
+                _ => REJECTED_BY_PROGRAM,
+            };
+            (event::REJECTED, status, private_data.clone())
+        }
+        ConnectError::TimedOut | ConnectError::Unreachable(_) => {
+            (event::UNREACHABLE, -errno::of(error).0, Vec::new())
+        }
+        _ => (event::CONNECT_ERROR, -errno::of(error).0, Vec::new()),
+    };
+    let data = Data::Connection {
+        private_data,
+        reads: ReadLimits {
+            inbound: 0,
+            outbound: 0,
+        },
+        qp_num: 0,
+    };
+    this.lock().part = Part::Nothing;
+    this.post(event, status, data);
+}
+
+// Which queue pair takes datagrams there.
+fn ask(
+    inner: &Arc<Inner>,
+    device: &Arc<CmDevice>,
+    to: SocketAddr,
+    private_data: &[u8],
+) -> Result<(), Errno> {
+    let asked = device.connector.resolve(&device.context, to, private_data);
+    if asked.is_done() {
+        match asked.wait() {
+            Ok(service) => told(inner, Ok(service)),
+            Err(error) => match refused_at_once(inner, &error) {
+                Some(errno) => return Err(errno),
+                None => told(inner, Err(error)),
+            },
+        }
+        return Ok(());
+    }
+    let weak = Arc::downgrade(inner);
+    asked.on_done(move |answer| {
+        if let Some(this) = weak.upgrade() {
+            told(&this, answer);
+        }
+    });
+    Ok(())
+}
+
+fn told(this: &Arc<Inner>, answer: Result<DatagramService, ConnectError>) {
+    const NO_QUEUE_PAIR: c_int = 2;
+    match answer {
+        Ok(service) => {
+            this.lock().part = Part::Datagrams;
+            let data = Data::Datagrams {
+                ah_attr: ah::attr(&service.path(1)),
+                qp_num: service.qp_num.value(),
+                qkey: service.qkey,
+                private_data: service.private_data,
+            };
+            this.post(event::ESTABLISHED, 0, data);
+        }
+        Err(error) => {
+            this.lock().part = Part::Nothing;
+            let status = match error {
+                ConnectError::Refused { .. } => NO_QUEUE_PAIR,
+                error => -errno::of(&error).0,
+            };
+            this.post(event::UNREACHABLE, status, Data::None);
+        }
+    }
+}
+
+/// `rdma_establish`: for who connects a queue pair that it brought up by itself.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn establish(id: *mut RdmaCmId) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(_, own)| {
+        let inner = &own.inner;
+        let mut state = inner.lock();
+        let accepted = match std::mem::replace(&mut state.part, Part::Busy) {
+            Part::Answered(accepted) => accepted,
+            other => {
+                state.part = other;
+                return Err(Errno::INVAL);
+            }
+        };
+        drop(state);
+        match accepted.complete().wait() {
+            Ok(connection) => {
+                joined(inner, connection, || {});
+                Ok(())
+            }
+            Err(error) => {
+                inner.lock().part = Part::Nothing;
+                Err(errno::of(&error))
+            }
+        }
+    }))
+}
+
+/// `rdma_accept`.
+///
+/// # Safety
+/// `param` is null or readable, as is the private data that it names, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        let inner = &own.inner;
+        let device = inner.lock().device.clone().ok_or(Errno::INVAL)?;
+        // SAFETY: as the caller promises.
+        let wanted = unsafe { Wanted::read(param, public, &device) }?;
+        if !matches!(inner.lock().part, Part::Asked(_) | Part::Questioned(_)) {
+            return Err(Errno::INVAL);
+        }
+        let room = match public.service() {
+            Service::Datagrams => polyverbs_connection::ib::private::SIDR_REP,
+            Service::Connections => usize::MAX,
+        };
+        if wanted.private_data.len() > room {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as the caller promises.
+        let (qp, is_programs) = unsafe { queue_pair(public, wanted.qp_num) }?;
+        let mut state = inner.lock();
+        match std::mem::replace(&mut state.part, Part::Busy) {
+            Part::Questioned(question) => {
+                state.part = Part::Datagrams;
+                drop(state);
+                let answered = question.answer(&qp, &wanted.private_data);
+                answered.map_err(|error| errno::of(&error))
+            }
+            Part::Asked(incoming) => {
+                let mut options = wanted.options(&state);
+                if is_programs && device.transport() == Transport::InfiniBand {
+                    options = options.brought_up_by_program(state.psn);
+                }
+                drop(state);
+                let data = Data::Connection {
+                    private_data: Vec::new(),
+                    reads: incoming.offered_reads(),
+                    qp_num: incoming.remote_qpn().value(),
+                };
+                let accepted = incoming.accept(&device.context, &qp, options);
+                if accepted.is_done() {
+                    match accepted.wait() {
+                        Err(error) => {
+                            inner.lock().part = Part::Nothing;
+                            return Err(errno::of(&error));
+                        }
+                        done => established(inner, done, data, device.transport()),
+                    }
+                } else {
+                    let weak = Arc::downgrade(inner);
+                    let transport = device.transport();
+                    accepted.on_done(move |done| {
+                        if let Some(this) = weak.upgrade() {
+                            established(&this, done, data, transport);
+                        }
+                    });
+                }
+                // SAFETY: as the caller promises.
+                unsafe { id::complete(public, own) }
+            }
+            other => {
+                state.part = other;
+                Err(Errno::INVAL)
+            }
+        }
+    }))
+}
+
+/// `rdma_reject`.
+///
+/// # Safety
+/// `length` octets of private data are readable, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn reject(
+    id: *mut RdmaCmId,
+    private_data: *const c_void,
+    length: u8,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(_, own)| {
+        // SAFETY: as the caller promises.
+        let private_data = unsafe { said(private_data, length) }?;
+        let mut state = own.inner.lock();
+        let most = polyverbs_connection::ib::private::REJ;
+        let is_streams = state
+            .device
+            .as_ref()
+            .is_some_and(|device| device.transport() == Transport::Iwarp);
+        if private_data.len() > most && !is_streams {
+            return Err(Errno::INVAL);
+        }
+        let part = std::mem::replace(&mut state.part, Part::Nothing);
+        let rejected = match part {
+            Part::Asked(incoming) => {
+                drop(state);
+                incoming.reject(&private_data)
+            }
+            Part::Answered(accepted) => {
+                drop(state);
+                accepted.reject(&private_data)
+            }
+            Part::Questioned(question) => {
+                drop(state);
+                question.refuse();
+                Ok(())
+            }
+            other => {
+                state.part = other;
+                return Err(Errno::INVAL);
+            }
+        };
+        rejected.map_err(|error| errno::of(&error))
+    }))
+}
+
+/// `rdma_disconnect`.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        let inner = &own.inner;
+        let state = inner.lock();
+        let device = state.device.clone().ok_or(Errno::INVAL)?;
+        let Part::Connected(connection) = &state.part else {
+            return Err(Errno::INVAL);
+        };
+        let connection = Arc::clone(connection);
+        // Whoever waits has been told already, or is going to be.
+        let was_told = state.is_over && state.is_sync && state.waiting(inner) == 0;
+        drop(state);
+        // SAFETY: as the caller promises.
+        match unsafe { qp::own(public.qp) } {
+            Ok(qp) if device.transport() == Transport::InfiniBand => {
+                // What is outstanding ends now, whether the peer answers or not.
+                let flushed = QpAttributes::new().qp_state(QpState::Err);
+                qp.qp.modify(flushed).wait()?;
+                connection.end(&device.context).on_done(|_| {});
+                inner.show_state(QpState::Err);
+            }
+            Ok(qp) => {
+                let ended = connection.disconnect(&device.context, &qp.qp);
+                ended.on_done(|_| {});
+                inner.show_state(QpState::Err);
+            }
+            Err(_) => connection.end(&device.context).on_done(|_| {}),
+        }
+        if was_told {
+            return Ok(());
+        }
+        // SAFETY: as the caller promises.
+        unsafe { id::complete(public, own) }
+    }))
+}
+
+/// `rdma_init_qp_attr`: how a program brings the queue pair of a connection up by itself.
+///
+/// # Safety
+/// `attr` and `mask` are null or writable, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn init_qp_attr(
+    id: *mut RdmaCmId,
+    attr: *mut IbvQpAttr,
+    mask: *mut c_int,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        // SAFETY: as the caller promises.
+        let (Some(attr), Some(mask)) = (unsafe { attr.as_mut() }, unsafe { mask.as_mut() }) else {
+            return Err(Errno::INVAL);
+        };
+        let state = own.inner.lock();
+        let device = state.device.clone().ok_or(Errno::INVAL)?;
+        let code = u8::try_from(attr.qp_state).ok();
+        let target = code.and_then(QpState::from_code).ok_or(Errno::INVAL)?;
+        let step = match (target, public.service(), device.transport()) {
+            (QpState::Init, Service::Datagrams, _) => first_step().qkey(QKEY),
+            (QpState::Init, ..) => {
+                let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+                first_step().qp_access_flags(rights)
+            }
+            (QpState::Rtr | QpState::Rts, Service::Datagrams, _) => {
+                let step = QpAttributes::new().qp_state(target);
+                match target {
+                    QpState::Rts => step.sq_psn(state.psn),
+                    _ => step,
+                }
+            }
+            // A stream becomes the queue pair's when it is accepted or established.
+            (QpState::Rtr | QpState::Rts, _, Transport::Iwarp) => QpAttributes::new(),
+            (QpState::Rtr, ..) => steps(&state, &device)?[1].clone(),
+            (QpState::Rts, ..) => steps(&state, &device)?[2].clone(),
+            _ => return Err(Errno::INVAL),
+        };
+        drop(state);
+        let qp_state = attr.qp_state;
+        (*attr, *mask) = qp::attr_of(&step);
+        attr.qp_state = qp_state;
+        Ok(())
+    }))
+}
+
+fn first_step() -> QpAttributes {
+    QpAttributes::new()
+        .qp_state(QpState::Init)
+        .pkey_index(0)
+        .port_num(1)
+}
+
+fn steps(state: &State, device: &CmDevice) -> Result<[QpAttributes; 3], Errno> {
+    if let Some(steps) = &state.steps {
+        return Ok(steps.clone());
+    }
+    let Part::Asked(incoming) = &state.part else {
+        return Err(Errno::INVAL);
+    };
+    let mut qp = ConnectOptions::new().traffic_class(state.options.tos);
+    if let Some(timeout) = state.options.ack_timeout {
+        qp = qp.timeout(timeout);
+    }
+    let options = ConnectionOptions::new()
+        .qp(qp)
+        .brought_up_by_program(state.psn);
+    let steps = incoming.steps(&device.context, &options);
+    steps.map_err(|error| errno::of(&error))
+}

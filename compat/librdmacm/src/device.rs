@@ -1,0 +1,207 @@
+//! The devices that connections are made with: opened once for the process, when the first identifier needs them.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::ptr;
+use std::sync::{Arc, Mutex};
+
+use polyverbs_connection::Connector;
+use polyverbs_libibverbs::abi::{IbvContext, IbvPd};
+use polyverbs_libibverbs::context::{self, lock};
+use polyverbs_libibverbs::device::{self, ListedDevice};
+use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::pd;
+use verbs_api::{Context, Transport};
+
+/// An open device. It stays open until the process ends.
+pub struct CmDevice {
+    listed: &'static ListedDevice,
+    /// What programs see of it.
+    pub public: *mut IbvContext,
+    /// The same, as ours.
+    pub context: Context,
+    /// What makes its connections.
+    pub connector: Connector,
+    // The domain of queue pairs for which a program names none.
+    pd: Mutex<*mut IbvPd>,
+}
+
+// SAFETY: the pointers are to objects that live until the process ends, and are behind locks or never changed.
+unsafe impl Send for CmDevice {}
+// SAFETY: as above.
+unsafe impl Sync for CmDevice {}
+
+impl CmDevice {
+    fn open(listed: &'static ListedDevice) -> Result<Arc<Self>, Errno> {
+        let public = device::open_device(listed.as_public());
+        if public.is_null() {
+            return Err(Errno::last());
+        }
+        // SAFETY: just opened, and never closed.
+        let context = unsafe { context::own(public) }?.context.clone();
+        let connector = Connector::of(&context).map_err(|error| crate::errno::of(&error))?;
+        Ok(Arc::new(Self {
+            listed,
+            public,
+            context,
+            connector,
+            pd: Mutex::new(ptr::null_mut()),
+        }))
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> IpAddr {
+        self.listed.address()
+    }
+
+    /// What it speaks.
+    pub fn transport(&self) -> Transport {
+        self.listed.transport()
+    }
+
+    /// The domain of queue pairs for which a program names none.
+    ///
+    /// # Errors
+    /// The device has no room for another.
+    pub fn pd(&self) -> Result<*mut IbvPd, Errno> {
+        let mut pd = lock(&self.pd);
+        if pd.is_null() {
+            // SAFETY: the device is never closed.
+            *pd = unsafe { pd::alloc(self.public) };
+        }
+        if pd.is_null() {
+            return Err(Errno::last());
+        }
+        Ok(*pd)
+    }
+}
+
+type Opened = (u32, Vec<Arc<CmDevice>>);
+
+// Those of this process: a child that a fork made opens its own.
+static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+
+fn open(listed: &'static ListedDevice) -> Result<Arc<CmDevice>, Errno> {
+    let mut opened = lock(&OPENED);
+    let own = std::process::id();
+    if opened.as_ref().is_none_or(|(process, _)| *process != own) {
+        // A parent's devices have threads that are not here: they must not be ended here.
+        std::mem::forget(opened.replace((own, Vec::new())));
+    }
+    let (_, devices) = opened.get_or_insert_default();
+    let found = devices.iter().find(|device| ptr::eq(device.listed, listed));
+    if let Some(found) = found {
+        return Ok(Arc::clone(found));
+    }
+    let device = CmDevice::open(listed)?;
+    devices.push(Arc::clone(&device));
+    Ok(device)
+}
+
+/// What an identifier is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Connections.
+    Connections,
+    /// Datagrams, which iWARP does not have.
+    Datagrams,
+}
+
+fn fitting(at: Option<IpAddr>, service: Service) -> impl Iterator<Item = &'static ListedDevice> {
+    device::devices().iter().filter(move |listed| {
+        at.is_none_or(|at| at == listed.address())
+            && (service == Service::Connections || listed.transport() == Transport::InfiniBand)
+    })
+}
+
+/// The device at an address: the first where there are several.
+///
+/// # Errors
+/// There is none.
+pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
+    let mut all = fitting(Some(address), service);
+    open(all.next().ok_or(Errno(libc::ENODEV))?)
+}
+
+/// All devices at an address, or everywhere.
+///
+/// # Errors
+/// There is none, or none of them can be opened.
+pub fn all(at: Option<IpAddr>, service: Service) -> Result<Vec<Arc<CmDevice>>, Errno> {
+    let mut refused = Errno(libc::ENODEV);
+    let mut opened = Vec::new();
+    for listed in fitting(at, service) {
+        match open(listed) {
+            Ok(device) => opened.push(device),
+            Err(errno) => refused = errno,
+        }
+    }
+    if opened.is_empty() {
+        return Err(refused);
+    }
+    Ok(opened)
+}
+
+/// The device from which the way to a destination begins.
+///
+/// # Errors
+/// There is no way there, or no device where it begins.
+pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
+    let from = source_towards(to).map_err(|_| Errno(libc::ENETUNREACH));
+    match from.and_then(|from| at(from, service)) {
+        // Where groups are is not a matter of routes.
+        Err(_) if to.ip().is_multicast() => {
+            let same = |listed: &&ListedDevice| listed.address().is_ipv4() == to.is_ipv4();
+            let first = fitting(None, service).find(same);
+            open(first.ok_or(Errno(libc::ENODEV))?)
+        }
+        found => found,
+    }
+}
+
+// Nothing is sent: the system looks up the route.
+fn source_towards(to: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: SocketAddr = match to {
+        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
+    };
+    let socket = UdpSocket::bind(any)?;
+    // Port 0 is no destination.
+    socket.connect(SocketAddr::new(to.ip(), to.port().max(1)))?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// `rdma_get_devices`: open devices, and null behind them.
+///
+/// # Safety
+/// `count` is null or writable.
+pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut IbvContext {
+    let devices = all(None, Service::Connections).unwrap_or_default();
+    // SAFETY: room for the pointers and the null, zeroed.
+    let list: *mut *mut IbvContext =
+        unsafe { libc::calloc(devices.len() + 1, size_of::<*mut IbvContext>()) }.cast();
+    let length = if list.is_null() { 0 } else { devices.len() };
+    if !count.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { *count = length as c_int };
+    }
+    if list.is_null() {
+        Errno::NOMEM.set();
+        return list;
+    }
+    for (place, device) in devices.iter().enumerate() {
+        // SAFETY: within what was allocated.
+        unsafe { *list.add(place) = device.public };
+    }
+    list
+}
+
+/// `rdma_free_devices`.
+///
+/// # Safety
+/// The list is one that [`get_devices`] answered, or null.
+pub unsafe extern "C" fn free_devices(list: *mut *mut IbvContext) {
+    // SAFETY: `calloc` made it.
+    unsafe { libc::free(list.cast()) };
+}

@@ -1,0 +1,707 @@
+//! Identifiers: what a program makes first, and what becomes of it a listener, one end of a connection, or datagrams.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use polyverbs_connection::{
+    Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener,
+};
+use polyverbs_libibverbs::abi::{IbvGid, IbvPd, IbvQpInitAttr, qp_type};
+use polyverbs_libibverbs::context::lock;
+use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::events::Events;
+use polyverbs_libibverbs::object::Object;
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::{Gid, Mtu, Psn, Transport};
+
+use crate::abi::{
+    IbvSaPathRec, RdmaAddr, RdmaCmId, RdmaEventChannel, RdmaIbAddr, RdmaRoute, event, port_space,
+};
+use crate::channel::{self, Data, Queued};
+use crate::device::{self, CmDevice, Service};
+use crate::errno::done;
+use crate::{address, multicast};
+
+/// An identifier as it lies in memory.
+type IdObject = Object<RdmaCmId, Own>;
+
+/// Ours, beside the structure.
+pub struct Own {
+    /// What events refer to.
+    pub inner: Arc<Inner>,
+    // What the route points to.
+    path: Mutex<Box<IbvSaPathRec>>,
+}
+
+/// What requests under way and events refer to.
+pub struct Inner {
+    // Where the structure is.
+    at: AtomicUsize,
+    // Events that wait or were not acknowledged.
+    events: Mutex<usize>,
+    is_acknowledged: Condvar,
+    state: Mutex<State>,
+}
+
+/// What is known of an identifier.
+pub struct State {
+    channel: Arc<Events<Queued>>,
+    /// Whether calls wait for what they bring about: then the channel is its own.
+    pub is_sync: bool,
+    is_destroyed: bool,
+    /// The device, as soon as that is known.
+    pub device: Option<Arc<CmDevice>>,
+    /// The own address.
+    pub local: Option<SocketAddr>,
+    /// The peer's.
+    pub remote: Option<SocketAddr>,
+    /// Whether `rdma_resolve_route` was called.
+    pub has_route: bool,
+    /// What it has become.
+    pub part: Part,
+    /// Whether the end of its connection was told.
+    pub is_over: bool,
+    /// Options that the program has set.
+    pub options: Options,
+    /// The first packet sequence number that a queue pair takes which the program brings up.
+    pub psn: Psn,
+    /// How such a one is brought up, once the peer is known.
+    pub steps: Option<[QpAttributes; 3]>,
+    /// What queue pairs are made with for those who ask a listener.
+    pub template: Option<Template>,
+    /// Groups that were joined, and whether the queue pair is attached.
+    pub groups: HashMap<IpAddr, bool>,
+}
+
+/// What `rdma_set_option` sets.
+#[derive(Clone, Copy, Default)]
+pub struct Options {
+    /// Type of service.
+    pub tos: u8,
+    /// Acknowledge timeout.
+    pub ack_timeout: Option<u8>,
+    /// A listener for one family only.
+    pub is_alone_in_family: bool,
+}
+
+impl State {
+    /// How many events of its identifier nobody has fetched.
+    pub fn waiting(&self, of: &Arc<Inner>) -> usize {
+        self.channel.count(|queued| Arc::ptr_eq(&queued.of, of))
+    }
+}
+
+/// Attributes of queue pairs that are made later.
+pub struct Template(pub IbvQpInitAttr, pub *mut IbvPd);
+// SAFETY: the pointers are the program's.
+unsafe impl Send for Template {}
+
+/// What an identifier has become.
+pub enum Part {
+    /// Nothing yet.
+    Nothing,
+    /// A listener, at one device or several.
+    Listening(Vec<Ear>),
+    /// Somebody asks it for a connection.
+    Asked(Incoming),
+    /// Somebody asks it which queue pair takes datagrams.
+    Questioned(DatagramQuestion),
+    /// Something is under way.
+    Busy,
+    /// The peer has accepted, and the program has to say that it is ready.
+    Answered(Accepted),
+    /// One end of a connection.
+    Connected(Arc<Connection>),
+    /// It knows how to reach a queue pair for datagrams, or is one.
+    Datagrams,
+}
+
+/// One device's part of a listener.
+#[derive(Clone)]
+pub enum Ear {
+    /// For connections.
+    Connections(Arc<Listener>),
+    /// For datagrams.
+    Datagrams(Arc<DatagramListener>),
+}
+
+impl Inner {
+    fn new(channel: Arc<Events<Queued>>, is_sync: bool) -> Arc<Self> {
+        Arc::new(Self {
+            at: AtomicUsize::new(0),
+            events: Mutex::new(0),
+            is_acknowledged: Condvar::new(),
+            state: Mutex::new(State {
+                channel,
+                is_sync,
+                is_destroyed: false,
+                device: None,
+                local: None,
+                remote: None,
+                has_route: false,
+                part: Part::Nothing,
+                is_over: false,
+                options: Options::default(),
+                psn: some_psn(),
+                steps: None,
+                template: None,
+                groups: HashMap::new(),
+            }),
+        })
+    }
+
+    /// What is known of it.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Where the program's structure is.
+    pub fn public(&self) -> *mut RdmaCmId {
+        ptr::with_exposed_provenance_mut(self.at.load(Ordering::Acquire))
+    }
+
+    /// Something has happened.
+    pub fn post(self: &Arc<Self>, event: c_int, status: c_int, data: Data) {
+        let state = self.lock();
+        if state.is_destroyed {
+            // Dropped with no lock held.
+            drop(state);
+            return drop(data);
+        }
+        *lock(&self.events) += 1;
+        state.channel.push(Queued {
+            of: Arc::clone(self),
+            event,
+            status,
+            data,
+        });
+    }
+
+    /// An event was acknowledged, or is not handed out any more.
+    pub fn acknowledged(&self) {
+        *lock(&self.events) -= 1;
+        self.is_acknowledged.notify_all();
+    }
+
+    // Waits until no more events than these are left.
+    fn wait_for_acknowledgement(&self, left: impl Fn() -> usize) {
+        let mut events = lock(&self.events);
+        while *events > left() {
+            let woken = self.is_acknowledged.wait(events);
+            events = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Has the program's queue pair show its state, as after `ibv_modify_qp`.
+    pub fn show_state(&self, state: QpState) {
+        // SAFETY: the identifier is not destroyed before the event is acknowledged for which this is called, or while
+        // the program calls.
+        if let Some(public) = unsafe { self.public().as_ref() }
+            && polyverbs_libibverbs::object::check(public.qp).is_ok()
+        {
+            // SAFETY: live, as was seen.
+            unsafe { (*public.qp).state = state as c_int };
+        }
+    }
+
+    /// A queue pair's connection has ended.
+    pub fn end(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let was_over = std::mem::replace(&mut state.is_over, true);
+        drop(state);
+        if !was_over {
+            self.post(event::DISCONNECTED, 0, Data::None);
+        }
+    }
+}
+
+// Not to be guessed by peers.
+fn some_psn() -> Psn {
+    Psn::new(random() & 0xff_ffff)
+}
+
+fn random() -> u32 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish() as u32
+}
+
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=u16::MAX;
+
+/// A port of those that are assigned.
+pub fn some_port() -> u16 {
+    let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
+    EPHEMERAL.start() + (random() % count) as u16
+}
+
+/// The identifier behind a pointer of the program: the structure and ours.
+///
+/// # Errors
+/// It is null, or the identifier was destroyed.
+///
+/// # Safety
+/// Nobody destroys the identifier while the answer is used.
+pub unsafe fn own<'a>(id: *mut RdmaCmId) -> Result<(&'a mut RdmaCmId, &'a Own), Errno> {
+    // SAFETY: as the caller promises.
+    let own = unsafe { IdObject::own(id) }?;
+    // SAFETY: live, as was just seen.
+    Ok((unsafe { &mut *id }, own))
+}
+
+fn service_of(ps: c_int) -> Service {
+    match ps {
+        port_space::UDP | port_space::IPOIB => Service::Datagrams,
+        _ => Service::Connections,
+    }
+}
+
+impl RdmaCmId {
+    /// Whether it is for datagrams.
+    pub fn service(&self) -> Service {
+        if self.qp_type == qp_type::UD {
+            return Service::Datagrams;
+        }
+        service_of(self.ps)
+    }
+}
+
+fn public_part(
+    channel: *mut RdmaEventChannel,
+    context: *mut c_void,
+    ps: c_int,
+    qp_type: c_int,
+) -> RdmaCmId {
+    RdmaCmId {
+        verbs: ptr::null_mut(),
+        channel,
+        context,
+        qp: ptr::null_mut(),
+        route: RdmaRoute {
+            addr: RdmaAddr {
+                src: address::none(),
+                dst: address::none(),
+                ib: RdmaIbAddr {
+                    sgid: IbvGid { raw: [0; 16] },
+                    dgid: IbvGid { raw: [0; 16] },
+                    pkey: 0,
+                },
+            },
+            path_rec: ptr::null_mut(),
+            num_paths: 0,
+        },
+        ps,
+        port_num: 0,
+        event: ptr::null_mut(),
+        send_cq_channel: ptr::null_mut(),
+        send_cq: ptr::null_mut(),
+        recv_cq_channel: ptr::null_mut(),
+        recv_cq: ptr::null_mut(),
+        srq: ptr::null_mut(),
+        pd: ptr::null_mut(),
+        qp_type,
+    }
+}
+
+/// A new identifier; without a channel it gets one of its own, and its calls wait.
+///
+/// # Errors
+/// The channel was destroyed; the process has no descriptor left.
+///
+/// # Safety
+/// Nobody destroys the channel meanwhile.
+pub unsafe fn make(
+    channel: *mut RdmaEventChannel,
+    context: *mut c_void,
+    ps: c_int,
+    qp_type: c_int,
+) -> Result<*mut RdmaCmId, Errno> {
+    let is_sync = channel.is_null();
+    let channel = if is_sync { channel::make()? } else { channel };
+    // SAFETY: as the caller promises, or just made.
+    let inner = Inner::new(unsafe { channel::events(channel) }?, is_sync);
+    let own = Own {
+        inner: Arc::clone(&inner),
+        path: Mutex::new(Box::new(no_path())),
+    };
+    let at = IdObject::create(public_part(channel, context, ps, qp_type), own);
+    inner.at.store(at.expose_provenance(), Ordering::Release);
+    Ok(at)
+}
+
+/// The identifier for somebody who asks a listener.
+///
+/// # Errors
+/// The listener is gone, or something that it needs is not to be had.
+pub fn child(
+    listener: &Arc<Inner>,
+    device: &Arc<CmDevice>,
+    part: Part,
+) -> Result<*mut RdmaCmId, Errno> {
+    let is_sync = listener.lock().is_sync;
+    // SAFETY: it has an event that is not acknowledged, so it is not destroyed meanwhile.
+    let (of, _) = unsafe { own(listener.public()) }?;
+    let channel = if is_sync { ptr::null_mut() } else { of.channel };
+    // SAFETY: the program fetches from the channel just now.
+    let at = unsafe { make(channel, of.context, of.ps, of.qp_type) }?;
+    // SAFETY: just made.
+    let (public, own) = unsafe { own(at) }?;
+    let remote = match &part {
+        Part::Asked(incoming) => incoming.from(),
+        Part::Questioned(question) => question.source(),
+        _ => None,
+    };
+    let heard = listener.lock();
+    let port = heard.local.map_or(0, |local| local.port());
+    let options = heard.options;
+    drop(heard);
+    bound(public, own, device, SocketAddr::new(device.address(), port))?;
+    let mut state = own.inner.lock();
+    (state.part, state.remote, state.options) = (part, remote, options);
+    drop(state);
+    if let Some(remote) = remote {
+        towards(public, own, device, remote);
+    }
+    Ok(at)
+}
+
+/// `rdma_create_id`.
+///
+/// # Safety
+/// `id` is null or writable, and nobody destroys the channel meanwhile.
+pub unsafe extern "C" fn create(
+    channel: *mut RdmaEventChannel,
+    id: *mut *mut RdmaCmId,
+    context: *mut c_void,
+    ps: c_int,
+) -> c_int {
+    let made = || {
+        let qp_type = match ps {
+            port_space::TCP => qp_type::RC,
+            port_space::UDP => qp_type::UD,
+            // Without InfiniBand's own addresses there is no other way to say who is meant.
+            port_space::IPOIB | port_space::IB => return Err(Errno(libc::EPROTONOSUPPORT)),
+            _ => return Err(Errno::INVAL),
+        };
+        // SAFETY: as the caller promises.
+        let place = unsafe { id.as_mut() }.ok_or(Errno::INVAL)?;
+        // SAFETY: as the caller promises.
+        *place = unsafe { make(channel, context, ps, qp_type) }?;
+        Ok(())
+    };
+    done(made())
+}
+
+/// `rdma_destroy_id`. It waits until every event that was fetched is acknowledged.
+///
+/// # Safety
+/// Nobody uses the identifier any more.
+pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { own(id) }.map(|(public, own)| {
+        if !public.event.is_null() {
+            // SAFETY: the identifier's own, or one that the program has acknowledged, which is seen.
+            unsafe { channel::ack_event(public.event) };
+        }
+        let inner = Arc::clone(&own.inner);
+        multicast::leave_all(public, &inner);
+        let mut state = inner.lock();
+        state.is_destroyed = true;
+        let part = std::mem::replace(&mut state.part, Part::Nothing);
+        let events = Arc::clone(&state.channel);
+        let is_sync = state.is_sync;
+        drop(state);
+        // Whoever is at the other end is told.
+        drop(part);
+        let is_of = |queued: &Queued| Arc::ptr_eq(&queued.of, &inner);
+        for queued in events.take(is_of) {
+            queued.of.acknowledged();
+        }
+        inner.wait_for_acknowledgement(|| 0);
+        if is_sync {
+            // SAFETY: the identifier's own.
+            unsafe { channel::destroy(public.channel) };
+        }
+        // SAFETY: as the caller promises.
+        unsafe { IdObject::destroy(id) };
+    }))
+}
+
+/// `rdma_migrate_id`: to another channel, or to one of its own, with the events that wait.
+///
+/// # Safety
+/// Nobody destroys the identifier or the channel meanwhile.
+pub unsafe extern "C" fn migrate(id: *mut RdmaCmId, channel: *mut RdmaEventChannel) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { own(id) }.and_then(|(public, own)| {
+        let is_sync = channel.is_null();
+        let channel = if is_sync { channel::make()? } else { channel };
+        // SAFETY: as the caller promises, or just made.
+        let new = unsafe { channel::events(channel) }?;
+        if !public.event.is_null() {
+            // SAFETY: the identifier's own.
+            unsafe { channel::ack_event(public.event) };
+            public.event = ptr::null_mut();
+        }
+        let inner = &own.inner;
+        let is_of = |queued: &Queued| Arc::ptr_eq(&queued.of, inner);
+        let mut state = inner.lock();
+        let old = std::mem::replace(&mut state.channel, Arc::clone(&new));
+        for queued in old.take(is_of) {
+            new.push(queued);
+        }
+        let was_sync = std::mem::replace(&mut state.is_sync, is_sync);
+        drop(state);
+        inner.wait_for_acknowledgement(|| new.count(|queued| is_of(queued)));
+        let old = std::mem::replace(&mut public.channel, channel);
+        if was_sync {
+            // SAFETY: the identifier's own until now.
+            unsafe { channel::destroy(old) };
+        }
+        Ok(())
+    }))
+}
+
+/// For an identifier whose calls wait: the next event, which stays the identifier's until the next call.
+///
+/// # Errors
+/// What the event says went wrong.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe fn complete(public: &mut RdmaCmId, own: &Own) -> Result<(), Errno> {
+    if !own.inner.lock().is_sync {
+        return Ok(());
+    }
+    if !public.event.is_null() {
+        // SAFETY: the identifier's own.
+        unsafe { channel::ack_event(public.event) };
+        public.event = ptr::null_mut();
+    }
+    // SAFETY: as the caller promises.
+    public.event = unsafe { channel::fetch(public.channel) }?;
+    // SAFETY: just fetched.
+    let (event, status) = unsafe { ((*public.event).event, (*public.event).status) };
+    match status {
+        0 => Ok(()),
+        _ if event == event::REJECTED => Err(Errno(libc::ECONNREFUSED)),
+        status => Err(Errno(status.abs())),
+    }
+}
+
+// The identifier is at this device now.
+fn bound(
+    public: &mut RdmaCmId,
+    own: &Own,
+    device: &Arc<CmDevice>,
+    local: SocketAddr,
+) -> Result<(), Errno> {
+    public.pd = device.pd()?;
+    public.verbs = device.public;
+    public.port_num = 1;
+    public.route.addr.src = address::write(local);
+    public.route.addr.ib.sgid.raw = address::gid(device.address());
+    public.route.addr.ib.pkey = u16::MAX;
+    let mut state = own.inner.lock();
+    state.device = Some(Arc::clone(device));
+    state.local = Some(local);
+    Ok(())
+}
+
+fn towards(public: &mut RdmaCmId, own: &Own, device: &CmDevice, remote: SocketAddr) {
+    public.route.addr.dst = address::write(remote);
+    let group = multicast::group(remote.ip());
+    public.route.addr.ib.dgid.raw = if remote.ip().is_multicast() {
+        group.0
+    } else {
+        address::gid(remote.ip())
+    };
+    if device.transport() == Transport::InfiniBand {
+        let addr = &public.route.addr.ib;
+        let mut path = lock(&own.path);
+        **path = path_between(device, addr.sgid, addr.dgid);
+        public.route.path_rec = &raw mut **path;
+        public.route.num_paths = 1;
+    }
+}
+
+const fn no_path() -> IbvSaPathRec {
+    // SAFETY: numbers only, for which zero is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
+    const EXACTLY: u8 = 2;
+    let mtu = device.context.query_port(1).map(|port| port.active_mtu);
+    IbvSaPathRec {
+        dgid,
+        sgid,
+        hop_limit: 64,
+        reversible: 1,
+        numb_path: 1,
+        pkey: u16::MAX,
+        mtu_selector: EXACTLY,
+        mtu: mtu.unwrap_or(Mtu::Mtu1024) as u8,
+        rate_selector: EXACTLY,
+        // 10 Gb/s.
+        rate: 3,
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: 10,
+        ..no_path()
+    }
+}
+
+/// Gives the identifier an address, and, where that is one of a device, the device.
+///
+/// # Errors
+/// It has one; no device has the address.
+pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<(), Errno> {
+    let state = own.inner.lock();
+    if state.local.is_some() || !matches!(state.part, Part::Nothing) {
+        return Err(Errno::INVAL);
+    }
+    drop(state);
+    let port = match local.port() {
+        0 => some_port(),
+        port => port,
+    };
+    let mut local = local;
+    local.set_port(port);
+    if local.ip().is_unspecified() {
+        public.route.addr.src = address::write(local);
+        own.inner.lock().local = Some(local);
+        return Ok(());
+    }
+    let device = device::at(local.ip(), public.service())?;
+    bound(public, own, &device, local)
+}
+
+/// `rdma_bind_addr`.
+///
+/// # Safety
+/// `addr` is null or an address, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { own(id) }.and_then(|(public, own)| {
+        // SAFETY: as the caller promises.
+        let local = unsafe { address::read(addr) }?;
+        bind_to(public, own, local)
+    }))
+}
+
+/// `rdma_resolve_addr`.
+///
+/// # Safety
+/// `src` and `dst` are null or addresses, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn resolve_addr(
+    id: *mut RdmaCmId,
+    src: *mut libc::sockaddr,
+    dst: *mut libc::sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { own(id) }.and_then(|(public, own)| {
+        // SAFETY: as the caller promises.
+        let remote = unsafe { address::read(dst) }?;
+        let state = own.inner.lock();
+        if state.remote.is_some() || !matches!(state.part, Part::Nothing) {
+            return Err(Errno::INVAL);
+        }
+        let is_bound = state.local.is_some();
+        drop(state);
+        if !is_bound && !src.is_null() {
+            // SAFETY: as the caller promises.
+            let local = unsafe { address::read(src) }?;
+            if local.is_ipv4() != remote.is_ipv4() {
+                return Err(Errno::INVAL);
+            }
+            bind_to(public, own, local)?;
+        }
+        let (event, status) = match resolve(public, own, remote) {
+            Ok(()) => (event::ADDR_RESOLVED, 0),
+            Err(errno) => (event::ADDR_ERROR, -errno.0),
+        };
+        own.inner.post(event, status, Data::None);
+        // SAFETY: as the caller promises.
+        unsafe { complete(public, own) }
+    }))
+}
+
+fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), Errno> {
+    let state = own.inner.lock();
+    let (device, local) = (state.device.clone(), state.local);
+    drop(state);
+    let device = match device {
+        Some(device) => device,
+        None => {
+            let device = device::towards(remote, public.service())?;
+            let port = local.map_or_else(some_port, |local| local.port());
+            bound(
+                public,
+                own,
+                &device,
+                SocketAddr::new(device.address(), port),
+            )?;
+            device
+        }
+    };
+    if device.address().is_ipv4() != remote.is_ipv4() {
+        return Err(Errno(libc::ENETUNREACH));
+    }
+    towards(public, own, &device, remote);
+    own.inner.lock().remote = Some(remote);
+    Ok(())
+}
+
+/// `rdma_resolve_route`.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn resolve_route(id: *mut RdmaCmId, _timeout_ms: c_int) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { own(id) }.and_then(|(public, own)| {
+        let mut state = own.inner.lock();
+        if state.remote.is_none() || !matches!(state.part, Part::Nothing) {
+            return Err(Errno::INVAL);
+        }
+        state.has_route = true;
+        drop(state);
+        own.inner.post(event::ROUTE_RESOLVED, 0, Data::None);
+        // SAFETY: as the caller promises.
+        unsafe { complete(public, own) }
+    }))
+}
+
+/// `rdma_get_src_port`: in the order of the network.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn get_src_port(id: *mut RdmaCmId) -> u16 {
+    // SAFETY: as the caller promises.
+    port_of(unsafe { own(id) }.map(|(_, own)| own.inner.lock().local))
+}
+
+/// `rdma_get_dst_port`: in the order of the network.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn get_dst_port(id: *mut RdmaCmId) -> u16 {
+    // SAFETY: as the caller promises.
+    port_of(unsafe { own(id) }.map(|(_, own)| own.inner.lock().remote))
+}
+
+fn port_of(address: Result<Option<SocketAddr>, Errno>) -> u16 {
+    let known = address.ok().flatten();
+    known.map_or(0, |address| address.port().to_be())
+}
+
+/// Who is not kept from being destroyed by what it has asked for.
+pub type Asker = Weak<Inner>;
+
+/// A global identifier as programs see it.
+pub const fn as_gid(gid: Gid) -> IbvGid {
+    IbvGid { raw: gid.0 }
+}

@@ -1,0 +1,192 @@
+//! Addresses by name.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int};
+use std::ptr;
+
+use polyverbs_libibverbs::abi::qp_type;
+use polyverbs_libibverbs::errno::Errno;
+
+use crate::abi::{RdmaAddrinfo, port_space};
+use crate::errno::done;
+
+/// The address is one to listen at.
+pub const PASSIVE: c_int = 1;
+const NUMERICHOST: c_int = 1 << 1;
+const NOROUTE: c_int = 1 << 2;
+const FAMILY: c_int = 1 << 3;
+
+const fn nothing() -> RdmaAddrinfo {
+    RdmaAddrinfo {
+        ai_flags: 0,
+        ai_family: 0,
+        ai_qp_type: 0,
+        ai_port_space: 0,
+        ai_src_len: 0,
+        ai_dst_len: 0,
+        ai_src_addr: ptr::null_mut(),
+        ai_dst_addr: ptr::null_mut(),
+        ai_src_canonname: ptr::null_mut(),
+        ai_dst_canonname: ptr::null_mut(),
+        ai_route_len: 0,
+        ai_route: ptr::null_mut(),
+        ai_connect_len: 0,
+        ai_connect: ptr::null_mut(),
+        ai_next: ptr::null_mut(),
+    }
+}
+
+/// `rdma_getaddrinfo`.
+///
+/// # Safety
+/// `node` and `service` are null or texts, `hints` is null or readable, and `result` null or writable.
+pub unsafe extern "C" fn get(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const RdmaAddrinfo,
+    result: *mut *mut RdmaAddrinfo,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    done(
+        unsafe { result.as_mut() }
+            .ok_or(Errno::INVAL)
+            .and_then(|place| {
+                if node.is_null() && service.is_null() && hints.is_null() {
+                    return Err(Errno::INVAL);
+                }
+                let none = nothing();
+                // SAFETY: as the caller promises.
+                let hints = unsafe { hints.as_ref() }.unwrap_or(&none);
+                if hints.ai_flags & !(PASSIVE | NUMERICHOST | NOROUTE | FAMILY) != 0 {
+                    return Err(Errno::INVAL);
+                }
+                let mut found = Box::new(nothing());
+                if node.is_null() && service.is_null() {
+                    found.ai_flags = hints.ai_flags;
+                    found.ai_family = hints.ai_family;
+                    found.ai_qp_type = hints.ai_qp_type;
+                    found.ai_port_space = hints.ai_port_space;
+                    // SAFETY: as the caller promises.
+                    (found.ai_dst_addr, found.ai_dst_len) =
+                        unsafe { copied(hints.ai_dst_addr, hints.ai_dst_len) }?;
+                } else {
+                    // SAFETY: as the caller promises.
+                    unsafe { look_up(node, service, hints, &mut found) }?;
+                }
+                if found.ai_src_len == 0 && hints.ai_src_len > 0 {
+                    // SAFETY: as the caller promises.
+                    let source = unsafe { copied(hints.ai_src_addr, hints.ai_src_len) };
+                    (found.ai_src_addr, found.ai_src_len) = source.inspect_err(|_| {
+                        // SAFETY: made above.
+                        unsafe { release(&mut found) };
+                    })?;
+                }
+                *place = Box::into_raw(found);
+                Ok(())
+            }),
+    )
+}
+
+unsafe fn copied(
+    address: *const libc::sockaddr,
+    length: libc::socklen_t,
+) -> Result<(*mut libc::sockaddr, libc::socklen_t), Errno> {
+    const MOST: usize = size_of::<libc::sockaddr_storage>();
+    if length == 0 {
+        return Ok((ptr::null_mut(), 0));
+    }
+    if address.is_null() || length as usize > MOST {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: room for any address, zeroed.
+    let copy = unsafe { libc::calloc(1, MOST) };
+    if copy.is_null() {
+        return Err(Errno::NOMEM);
+    }
+    // SAFETY: so many octets are readable, as the caller promises, and fit.
+    unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), copy.cast(), length as usize) };
+    Ok((copy.cast(), length))
+}
+
+unsafe fn look_up(
+    node: *const c_char,
+    service: *const c_char,
+    hints: &RdmaAddrinfo,
+    found: &mut RdmaAddrinfo,
+) -> Result<(), Errno> {
+    let is_passive = hints.ai_flags & PASSIVE != 0;
+    // SAFETY: numbers and pointers, for which zero is a value.
+    let mut wanted: libc::addrinfo = unsafe { std::mem::zeroed() };
+    if is_passive {
+        wanted.ai_flags |= libc::AI_PASSIVE;
+    }
+    if hints.ai_flags & NUMERICHOST != 0 {
+        wanted.ai_flags |= libc::AI_NUMERICHOST;
+    }
+    wanted.ai_family = hints.ai_family;
+    wanted.ai_socktype = match (hints.ai_qp_type, hints.ai_port_space) {
+        (qp_type::UD, _) | (0, port_space::UDP) => libc::SOCK_DGRAM,
+        (0, 0) => 0,
+        _ => libc::SOCK_STREAM,
+    };
+    let mut first = ptr::null_mut();
+    // SAFETY: as the caller promises.
+    let answer = unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut first) };
+    // SAFETY: what was answered, or null.
+    let Some(entry) = (unsafe { first.as_ref() }).filter(|_| answer == 0) else {
+        return Err(match answer {
+            libc::EAI_SYSTEM => Errno::last(),
+            libc::EAI_MEMORY => Errno::NOMEM,
+            libc::EAI_AGAIN => Errno(libc::EAGAIN),
+            libc::EAI_FAMILY => Errno(libc::EAFNOSUPPORT),
+            libc::EAI_NONAME | libc::EAI_SERVICE => Errno(libc::ENODATA),
+            _ => Errno::INVAL,
+        });
+    };
+    // SAFETY: the entry's own address.
+    let copy = unsafe { copied(entry.ai_addr, entry.ai_addrlen) };
+    let (family, is_datagrams) = (entry.ai_family, entry.ai_socktype == libc::SOCK_DGRAM);
+    // SAFETY: what `getaddrinfo` made, once.
+    unsafe { libc::freeaddrinfo(first) };
+    let copy = copy?;
+    found.ai_family = family;
+    found.ai_qp_type = match hints.ai_qp_type {
+        0 if is_datagrams => qp_type::UD,
+        0 => qp_type::RC,
+        chosen => chosen,
+    };
+    found.ai_port_space = match hints.ai_port_space {
+        0 if is_datagrams => port_space::UDP,
+        0 => port_space::TCP,
+        chosen => chosen,
+    };
+    if is_passive {
+        found.ai_flags = PASSIVE;
+        (found.ai_src_addr, found.ai_src_len) = copy;
+    } else {
+        (found.ai_dst_addr, found.ai_dst_len) = copy;
+    }
+    Ok(())
+}
+
+unsafe fn release(info: &mut RdmaAddrinfo) {
+    for address in [&mut info.ai_src_addr, &mut info.ai_dst_addr] {
+        // SAFETY: `calloc` made them, as the caller promises.
+        unsafe { libc::free(std::mem::replace(address, ptr::null_mut()).cast()) };
+    }
+}
+
+/// `rdma_freeaddrinfo`.
+///
+/// # Safety
+/// It is null or what [`get`] answered, and nobody uses it any more.
+pub unsafe extern "C" fn free(info: *mut RdmaAddrinfo) {
+    let mut next = info;
+    while !next.is_null() {
+        // SAFETY: as the caller promises.
+        let mut info = unsafe { Box::from_raw(next) };
+        // SAFETY: as above.
+        unsafe { release(&mut info) };
+        next = info.ai_next;
+    }
+}

@@ -1,0 +1,147 @@
+//! Groups.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use polyverbs_libibverbs::ah;
+use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::qp;
+use verbs_api::qp::AddressVector;
+use verbs_api::{Gid, LinkAddress};
+
+use crate::abi::{RdmaCmId, RdmaCmJoinMcAttrEx, event};
+use crate::address;
+use crate::channel::Data;
+use crate::device::Service;
+use crate::errno::done;
+use crate::id::{self, Inner, Own};
+
+/// The global identifier of a group.
+pub fn group(ip: IpAddr) -> Gid {
+    match ip {
+        IpAddr::V4(ip) => {
+            let mut octets = ip.to_ipv6_mapped().octets();
+            octets[..2].copy_from_slice(&[0xff, 0x0e]);
+            Gid(octets)
+        }
+        IpAddr::V6(ip) => Gid(ip.octets()),
+    }
+}
+
+/// `rdma_join_multicast`.
+///
+/// # Safety
+/// `addr` is null or an address, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn join(
+    id: *mut RdmaCmId,
+    addr: *mut libc::sockaddr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        // SAFETY: as the caller promises.
+        unsafe { join_as(public, own, addr, context, true) }
+    }))
+}
+
+/// `rdma_join_multicast_ex`.
+///
+/// # Safety
+/// `attr` is null or readable, its address too, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn join_ex(
+    id: *mut RdmaCmId,
+    attr: *mut RdmaCmJoinMcAttrEx,
+    context: *mut c_void,
+) -> c_int {
+    const ADDRESS: u32 = 1;
+    const FLAGS: u32 = 1 << 1;
+    const FULL: u32 = 0;
+    const SEND_ONLY: u32 = 1;
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        // SAFETY: as the caller promises.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        if attr.comp_mask != ADDRESS | FLAGS || !matches!(attr.join_flags, FULL | SEND_ONLY) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { join_as(public, own, attr.addr, context, attr.join_flags == FULL) }
+    }))
+}
+
+unsafe fn join_as(
+    public: &mut RdmaCmId,
+    own: &Own,
+    addr: *mut libc::sockaddr,
+    context: *mut c_void,
+    is_full: bool,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    let ip = unsafe { address::read(addr) }?.ip();
+    if public.verbs.is_null() || public.service() != Service::Datagrams || !ip.is_multicast() {
+        return Err(Errno::INVAL);
+    }
+    if own.inner.lock().groups.contains_key(&ip) {
+        return Err(Errno(libc::EADDRINUSE));
+    }
+    let is_attached = is_full && !public.qp.is_null();
+    if is_attached {
+        // SAFETY: as the caller promises.
+        let qp = &unsafe { qp::own(public.qp) }?.qp;
+        qp.attach_multicast(group(ip)).wait()?;
+    }
+    own.inner.lock().groups.insert(ip, is_attached);
+    let path = AddressVector::new(LinkAddress::Ip(ip), group(ip), 1);
+    let ah_attr = ah::attr(&path);
+    let data = Data::Group { context, ah_attr };
+    own.inner.post(event::MULTICAST_JOIN, 0, data);
+    // SAFETY: as the caller promises.
+    unsafe { id::complete(public, own) }
+}
+
+/// `rdma_leave_multicast`.
+///
+/// # Safety
+/// `addr` is null or an address, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn leave(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        // SAFETY: as the caller promises.
+        let ip = unsafe { address::read(addr) }?.ip();
+        let known = own.inner.lock().groups.remove(&ip);
+        let is_attached = known.ok_or(Errno(libc::EADDRNOTAVAIL))?;
+        if is_attached {
+            detach(public, ip);
+        }
+        Ok(())
+    }))
+}
+
+// Where the queue pair is gone, so is what it was in.
+fn detach(public: &RdmaCmId, ip: IpAddr) {
+    // SAFETY: the program does not destroy the queue pair while it calls.
+    if let Ok(own) = unsafe { qp::own(public.qp) } {
+        let _ = own.qp.detach_multicast(group(ip)).wait();
+    }
+}
+
+/// The queue pair goes: it is in no group any more.
+pub fn detach_all(public: &RdmaCmId, inner: &Arc<Inner>) {
+    let mut attached = Vec::new();
+    for (ip, is_attached) in &mut inner.lock().groups {
+        if std::mem::replace(is_attached, false) {
+            attached.push(*ip);
+        }
+    }
+    for ip in attached {
+        detach(public, ip);
+    }
+}
+
+/// The identifier goes.
+pub fn leave_all(public: &RdmaCmId, inner: &Arc<Inner>) {
+    detach_all(public, inner);
+    inner.lock().groups.clear();
+}

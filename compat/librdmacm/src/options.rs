@@ -1,0 +1,122 @@
+//! Options, extensions of vendors, and what a program tells the library.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+
+use polyverbs_libibverbs::abi::IbvEce;
+use polyverbs_libibverbs::errno::Errno;
+
+use crate::abi::RdmaCmId;
+use crate::errno::done;
+use crate::id::{self, Part};
+
+const ID: c_int = 0;
+const IB: c_int = 1;
+
+const TOS: c_int = 0;
+const REUSE_ADDRESS: c_int = 1;
+const ALONE_IN_FAMILY: c_int = 2;
+const ACK_TIMEOUT: c_int = 3;
+
+const PATH: c_int = 1;
+
+/// `rdma_set_option`.
+///
+/// # Safety
+/// `length` octets from `value` are readable, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn set(
+    id: *mut RdmaCmId,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(_, own)| {
+        if value.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let number = || {
+            if length != size_of::<c_int>() {
+                return Err(Errno::INVAL);
+            }
+            // SAFETY: so many octets are readable, as the caller promises.
+            Ok(unsafe { value.cast::<c_int>().read_unaligned() })
+        };
+        let octet = || {
+            if length != 1 {
+                return Err(Errno::INVAL);
+            }
+            // SAFETY: as above.
+            Ok(unsafe { value.cast::<u8>().read() })
+        };
+        let mut state = own.inner.lock();
+        match (level, name) {
+            (ID, TOS) => state.options.tos = octet()?,
+            (ID, ALONE_IN_FAMILY) => state.options.is_alone_in_family = number()? != 0,
+            // An address is taken as long as somebody listens at it, and no longer.
+            (ID, REUSE_ADDRESS) => drop(number()?),
+            (ID, ACK_TIMEOUT) => {
+                state.options.ack_timeout = Some(octet().and_then(|code| match code {
+                    0..=31 => Ok(code),
+                    _ => Err(Errno::INVAL),
+                })?);
+            }
+            // The way there is that of the network's routes.
+            (IB, PATH) if state.remote.is_some() => state.has_route = true,
+            (IB, PATH) => return Err(Errno::INVAL),
+            _ => return Err(Errno(libc::ENOSYS)),
+        }
+        Ok(())
+    }))
+}
+
+/// `rdma_notify`: that traffic has come. The device has seen it itself.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int {
+    const COMMUNICATION_ESTABLISHED: c_int = 4;
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(_, own)| {
+        let state = own.inner.lock();
+        match state.part {
+            Part::Connected(_) | Part::Busy if event == COMMUNICATION_ESTABLISHED => Ok(()),
+            _ => Err(Errno::INVAL),
+        }
+    }))
+}
+
+/// `rdma_set_local_ece`: only the absence of any can be offered.
+///
+/// # Safety
+/// `ece` is null or readable, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|_| {
+        // SAFETY: as the caller promises.
+        match unsafe { ece.as_ref() } {
+            Some(ece) if ece.comp_mask != 0 => Err(Errno::INVAL),
+            Some(IbvEce { vendor_id: 0, .. }) => Ok(()),
+            Some(_) => Err(Errno::OPNOTSUPP),
+            None => Err(Errno::INVAL),
+        }
+    }))
+}
+
+/// `rdma_get_remote_ece`: nothing of a vendor's is negotiated.
+///
+/// # Safety
+/// `ece` is null or writable, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn get_remote_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|_| {
+        // SAFETY: as the caller promises.
+        let ece = unsafe { ece.as_mut() }.ok_or(Errno::INVAL)?;
+        if ece.comp_mask != 0 {
+            return Err(Errno::INVAL);
+        }
+        (ece.vendor_id, ece.options) = (0, 0);
+        Ok(())
+    }))
+}
