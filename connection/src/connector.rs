@@ -940,7 +940,8 @@ impl Accept {
                 return;
             };
             match told {
-                Told::Completed => this.reached(|both| both.peer = true),
+                // Who ends a connection has completed it, even if that was not heard.
+                Told::Completed | Told::Disconnected => this.reached(|both| both.peer = true),
                 told => this.end_queue_pair(refusal(told)),
             }
         }));

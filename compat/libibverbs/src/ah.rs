@@ -19,6 +19,10 @@ pub type AhObject = Object<IbvAh, Ah>;
 
 /// The address that a GID of RoCEv2 stands for.
 fn ip_of(gid: Gid) -> IpAddr {
+    // A group of the older Internet.
+    if let [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] = gid.0 {
+        return IpAddr::from([a, b, c, d]);
+    }
     let ip = Ipv6Addr::from(gid.0);
     match ip.to_ipv4_mapped() {
         Some(ip) => IpAddr::V4(ip),
