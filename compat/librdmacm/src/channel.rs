@@ -190,6 +190,12 @@ fn hand_out(queued: Queued) -> Result<*mut RdmaCmEvent, Errno> {
         Data::Request(device, incoming) => {
             private_data = incoming.private_data().to_vec();
             public.param.conn = conn_param(incoming.offered_reads(), incoming.remote_qpn().value());
+            if let Some(count) = incoming.offered_retry_cnt() {
+                public.param.conn.retry_count = count;
+            }
+            if let Some(count) = incoming.offered_rnr_retry() {
+                public.param.conn.rnr_retry_count = count;
+            }
             public.listen_id = public.id;
             let asked = id::Part::Asked(incoming);
             public.id = id::child(&of, &device, asked).inspect_err(|_| of.acknowledged())?;

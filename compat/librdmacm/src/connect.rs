@@ -248,7 +248,8 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
 }
 
 // An error of what was asked is one of the call where it is there at once: nothing has left.
-fn refused_at_once(inner: &Arc<Inner>, error: &ConnectError) -> Option<Errno> {
+fn refused_at_once(inner: &Arc<Inner>, error: Option<&ConnectError>) -> Option<Errno> {
+    let error = error?;
     let is_argument = matches!(
         error,
         ConnectError::PrivateData { .. } | ConnectError::Connected | ConnectError::Verb(_)
@@ -267,35 +268,30 @@ fn begin(
     options: ConnectionOptions,
     is_programs: bool,
 ) -> Result<(), Errno> {
-    let weak = Arc::downgrade(inner);
+    let transport = device.transport();
+    let hear = move |this: &Arc<Inner>, asked| match asked {
+        Ok(accepted) => answered(this, accepted, is_programs, transport),
+        Err(error) => failed(this, &error, transport),
+    };
     let asked = device.connector.connect(&device.context, qp, to, options);
     if asked.is_done() {
-        return match asked.wait() {
-            Ok(accepted) => {
-                answered(inner, accepted, is_programs);
-                Ok(())
-            }
-            Err(error) => match refused_at_once(inner, &error) {
-                Some(errno) => Err(errno),
-                None => {
-                    failed(inner, &error, Transport::InfiniBand);
-                    Ok(())
-                }
-            },
-        };
+        let asked = asked.wait();
+        if let Some(errno) = refused_at_once(inner, asked.as_ref().err()) {
+            return Err(errno);
+        }
+        hear(inner, asked);
+        return Ok(());
     }
-    let transport = device.transport();
+    let weak = Arc::downgrade(inner);
     asked.on_done(move |asked| {
-        let Some(this) = weak.upgrade() else { return };
-        match asked {
-            Ok(accepted) => answered(&this, accepted, is_programs),
-            Err(error) => failed(&this, &error, transport),
+        if let Some(this) = weak.upgrade() {
+            hear(&this, asked);
         }
     });
     Ok(())
 }
 
-fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool) {
+fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool, transport: Transport) {
     let data = Data::Connection {
         private_data: accepted.private_data().to_vec(),
         reads: accepted.reads(),
@@ -311,7 +307,7 @@ fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool) {
     let weak = Arc::downgrade(this);
     accepted.complete().on_done(move |done| {
         if let Some(this) = weak.upgrade() {
-            established(&this, done, data, Transport::InfiniBand);
+            established(&this, done, data, transport);
         }
     });
 }
@@ -381,13 +377,11 @@ fn ask(
 ) -> Result<(), Errno> {
     let asked = device.connector.resolve(&device.context, to, private_data);
     if asked.is_done() {
-        match asked.wait() {
-            Ok(service) => told(inner, Ok(service)),
-            Err(error) => match refused_at_once(inner, &error) {
-                Some(errno) => return Err(errno),
-                None => told(inner, Err(error)),
-            },
+        let answer = asked.wait();
+        if let Some(errno) = refused_at_once(inner, answer.as_ref().err()) {
+            return Err(errno);
         }
+        told(inner, answer);
         return Ok(());
     }
     let weak = Arc::downgrade(inner);
@@ -645,8 +639,8 @@ pub unsafe extern "C" fn init_qp_attr(
             }
             // A stream becomes the queue pair's when it is accepted or established.
             (QpState::Rtr | QpState::Rts, _, Transport::Iwarp) => QpAttributes::new(),
-            (QpState::Rtr, ..) => steps(&state, &device)?[1].clone(),
-            (QpState::Rts, ..) => steps(&state, &device)?[2].clone(),
+            (QpState::Rtr, ..) => steps(&state, &device)?[1],
+            (QpState::Rts, ..) => steps(&state, &device)?[2],
             _ => return Err(Errno::INVAL),
         };
         drop(state);
@@ -665,8 +659,8 @@ fn first_step() -> QpAttributes {
 }
 
 fn steps(state: &State, device: &CmDevice) -> Result<[QpAttributes; 3], Errno> {
-    if let Some(steps) = &state.steps {
-        return Ok(steps.clone());
+    if let Some(steps) = state.steps {
+        return Ok(steps);
     }
     let Part::Asked(incoming) = &state.part else {
         return Err(Errno::INVAL);

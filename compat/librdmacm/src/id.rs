@@ -17,7 +17,7 @@ use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::events::Events;
 use polyverbs_libibverbs::object::Object;
 use verbs_api::qp::{QpAttributes, QpState};
-use verbs_api::{Gid, Mtu, Psn, Transport};
+use verbs_api::{Mtu, Psn, Transport};
 
 use crate::abi::{
     IbvSaPathRec, RdmaAddr, RdmaCmId, RdmaEventChannel, RdmaIbAddr, RdmaRoute, event, port_space,
@@ -700,8 +700,3 @@ fn port_of(address: Result<Option<SocketAddr>, Errno>) -> u16 {
 
 /// Who is not kept from being destroyed by what it has asked for.
 pub type Asker = Weak<Inner>;
-
-/// A global identifier as programs see it.
-pub const fn as_gid(gid: Gid) -> IbvGid {
-    IbvGid { raw: gid.0 }
-}

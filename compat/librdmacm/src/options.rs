@@ -93,15 +93,14 @@ pub unsafe extern "C" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int {
 /// `ece` is null or readable, and nobody destroys the identifier meanwhile.
 pub unsafe extern "C" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
-    done(unsafe { id::own(id) }.and_then(|_| {
-        // SAFETY: as the caller promises.
-        match unsafe { ece.as_ref() } {
-            Some(ece) if ece.comp_mask != 0 => Err(Errno::INVAL),
-            Some(IbvEce { vendor_id: 0, .. }) => Ok(()),
-            Some(_) => Err(Errno::OPNOTSUPP),
-            None => Err(Errno::INVAL),
-        }
-    }))
+    let known = unsafe { (id::own(id), ece.as_ref()) };
+    done(match known {
+        (Err(errno), _) => Err(errno),
+        (Ok(_), Some(ece)) if ece.comp_mask != 0 => Err(Errno::INVAL),
+        (Ok(_), Some(IbvEce { vendor_id: 0, .. })) => Ok(()),
+        (Ok(_), Some(_)) => Err(Errno::OPNOTSUPP),
+        (Ok(_), None) => Err(Errno::INVAL),
+    })
 }
 
 /// `rdma_get_remote_ece`: nothing of a vendor's is negotiated.

@@ -156,6 +156,8 @@ impl ManagementPort for Management {
         let network = device.network();
         if let (Some(link), true) = (network.link(), device.is_port_active()) {
             link.send(frame, network.timers().now());
+            // The process may end right after its last message.
+            link.flush();
         }
         network.progress();
     }
