@@ -48,29 +48,21 @@ pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
         let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
         // One that listens everywhere takes both families, unless it is told otherwise.
         let takes_both = local.is_ipv6() && !own.inner.lock().options.is_alone_in_family;
-        let devices = device::all(at, service)?;
+        let mut devices = device::all(at, service)?;
+        devices.retain(|device| takes_both || same_family(device));
         let backlog = usize::try_from(backlog).unwrap_or_default();
-        let mut ears = Vec::new();
-        for device in devices
-            .iter()
-            .filter(|device| takes_both || same_family(device))
-        {
-            let at = SocketAddr::new(device.address(), local.port());
-            let heard = match service {
-                Service::Connections => device
-                    .connector
-                    .listen(at, backlog)
-                    .map(|listener| Ear::Connections(Arc::new(listener))),
-                Service::Datagrams => device
-                    .connector
-                    .listen_datagrams(at, backlog)
-                    .map(|listener| Ear::Datagrams(Arc::new(listener))),
-            };
-            ears.push((
-                Arc::clone(device),
-                heard.map_err(|error| errno::of(&error))?,
-            ));
+        let mut ears = ears(&devices, service, local.port(), backlog);
+        // An assigned port may be somebody's already.
+        for _ in 0..MORE_PORTS {
+            let in_use = matches!(ears, Err(ConnectError::AddressInUse(_)));
+            if !in_use || !own.inner.lock().has_assigned_port {
+                break;
+            }
+            let other = SocketAddr::new(local.ip(), id::some_port());
+            id::show_local(public, own, other);
+            ears = self::ears(&devices, service, other.port(), backlog);
         }
+        let ears = ears.map_err(|error| errno::of(&error))?;
         if ears.is_empty() {
             return Err(Errno(libc::ENODEV));
         }
@@ -84,6 +76,34 @@ pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
         }
         Ok(())
     }))
+}
+
+// Tries of other ports, where one was assigned that is in use.
+const MORE_PORTS: usize = 8;
+
+fn ears(
+    devices: &[Arc<CmDevice>],
+    service: Service,
+    port: u16,
+    backlog: usize,
+) -> Result<Vec<(Arc<CmDevice>, Ear)>, ConnectError> {
+    let at = |device: &Arc<CmDevice>| SocketAddr::new(device.address(), port);
+    let ear = |device: &Arc<CmDevice>| -> Result<Ear, ConnectError> {
+        match service {
+            Service::Connections => {
+                let listener = device.connector.listen(at(device), backlog)?;
+                Ok(Ear::Connections(Arc::new(listener)))
+            }
+            Service::Datagrams => {
+                let listener = device.connector.listen_datagrams(at(device), backlog)?;
+                Ok(Ear::Datagrams(Arc::new(listener)))
+            }
+        }
+    };
+    devices
+        .iter()
+        .map(|device| Ok((Arc::clone(device), ear(device)?)))
+        .collect()
 }
 
 // The next request, and so on.
@@ -172,19 +192,24 @@ impl Wanted {
     }
 
     fn options(&self, state: &State) -> ConnectionOptions {
-        let mut qp = ConnectOptions::new()
+        let qp = qp_options(state)
             .retry_cnt(self.retry_count)
-            .rnr_retry(self.rnr_retry_count)
-            .traffic_class(state.options.tos);
-        if let Some(timeout) = state.options.ack_timeout {
-            qp = qp.timeout(timeout);
-        }
+            .rnr_retry(self.rnr_retry_count);
         ConnectionOptions::new()
             .qp(qp)
             .reads(self.reads.inbound, self.reads.outbound)
             .private_data(&self.private_data)
             .source_port(state.local.map_or(0, |local| local.port()))
     }
+}
+
+// A busy machine is not a dead one: 0.27 s.
+const ACK_TIMEOUT: u8 = 16;
+
+fn qp_options(state: &State) -> ConnectOptions {
+    ConnectOptions::new()
+        .traffic_class(state.options.tos)
+        .timeout(state.options.ack_timeout.unwrap_or(ACK_TIMEOUT))
 }
 
 unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno> {
@@ -665,12 +690,8 @@ fn steps(state: &State, device: &CmDevice) -> Result<[QpAttributes; 3], Errno> {
     let Part::Asked(incoming) = &state.part else {
         return Err(Errno::INVAL);
     };
-    let mut qp = ConnectOptions::new().traffic_class(state.options.tos);
-    if let Some(timeout) = state.options.ack_timeout {
-        qp = qp.timeout(timeout);
-    }
     let options = ConnectionOptions::new()
-        .qp(qp)
+        .qp(qp_options(state))
         .brought_up_by_program(state.psn);
     let steps = incoming.steps(&device.context, &options);
     steps.map_err(|error| errno::of(&error))

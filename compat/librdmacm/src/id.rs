@@ -58,6 +58,8 @@ pub struct State {
     pub device: Option<Arc<CmDevice>>,
     /// The own address.
     pub local: Option<SocketAddr>,
+    /// Whether the program left the port open.
+    pub has_assigned_port: bool,
     /// The peer's.
     pub remote: Option<SocketAddr>,
     /// Whether `rdma_resolve_route` was called.
@@ -142,6 +144,7 @@ impl Inner {
                 is_destroyed: false,
                 device: None,
                 local: None,
+                has_assigned_port: false,
                 remote: None,
                 has_route: false,
                 part: Part::Nothing,
@@ -568,15 +571,21 @@ pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<()
         0 => some_port(),
         port => port,
     };
+    own.inner.lock().has_assigned_port = local.port() == 0;
     let mut local = local;
     local.set_port(port);
     if local.ip().is_unspecified() {
-        public.route.addr.src = address::write(local);
-        own.inner.lock().local = Some(local);
+        show_local(public, own, local);
         return Ok(());
     }
     let device = device::at(local.ip(), public.service())?;
     bound(public, own, &device, local)
+}
+
+/// The own address is another now.
+pub fn show_local(public: &mut RdmaCmId, own: &Own, local: SocketAddr) {
+    public.route.addr.src = address::write(local);
+    own.inner.lock().local = Some(local);
 }
 
 /// `rdma_bind_addr`.

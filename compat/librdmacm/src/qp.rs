@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use std::ptr;
 
 use polyverbs_libibverbs::abi::{
-    IbvCompChannel, IbvCq, IbvPd, IbvQp, IbvQpCap, IbvQpInitAttr, IbvQpInitAttrEx, IbvSrqInitAttr,
-    IbvSrqInitAttrEx, qp_type,
+    IbvCompChannel, IbvCq, IbvPd, IbvQp, IbvQpCap, IbvQpInitAttr, IbvQpInitAttrEx, IbvSge,
+    IbvSrqInitAttr, IbvSrqInitAttrEx, qp_type,
 };
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::{cq, qp, qp_ex, srq};
@@ -20,6 +20,8 @@ use crate::{id, multicast};
 
 /// Bits of `ibv_qp_init_attr_ex`.
 const PD: u32 = 1;
+/// What every device has room for.
+const INLINE: u32 = 64;
 
 /// `rdma_create_qp`.
 ///
@@ -59,6 +61,12 @@ pub unsafe fn make(
     if init.srq.is_null() {
         init.srq = public.srq;
     }
+    // Programs count on the room that a request's list of memory takes in any queue.
+    let room = init
+        .cap
+        .max_send_sge
+        .saturating_mul(size_of::<IbvSge>() as u32);
+    init.cap.max_inline_data = init.cap.max_inline_data.max(room.min(INLINE));
     // SAFETY: as the caller promises.
     let made = unsafe { qp::create(pd, init) };
     // SAFETY: just made, or null.

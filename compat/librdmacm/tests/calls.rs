@@ -1,0 +1,329 @@
+//! The functions as a program calls them: what it may do wrong, and a connection from one end to the other.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::ptr;
+
+use polyverbs_libibverbs::abi::{IbvQpCap, IbvQpInitAttr, qp_type};
+use polyverbs_librdmacm::abi::{
+    Address, RdmaAddrinfo, RdmaCmEvent, RdmaCmId, RdmaConnParam, RdmaEventChannel, event,
+    port_space,
+};
+use polyverbs_librdmacm::{
+    address, channel, connect, device, endpoint, id, info, multicast, options, qp,
+};
+
+// A call of a function of the library, as C makes it.
+macro_rules! call {
+    ($call:expr) => {{
+        // SAFETY: pointers are null, to what the test has, or to what the library made: it looks them up.
+        unsafe { $call }
+    }};
+}
+
+fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+#[track_caller]
+fn refused(answer: c_int, number: c_int) {
+    assert_eq!((answer, errno()), (-1, number));
+}
+
+fn sockaddr(text: &str) -> Address {
+    address::write(text.parse::<SocketAddr>().unwrap())
+}
+
+fn new_id(channel: *mut RdmaEventChannel, ps: c_int) -> *mut RdmaCmId {
+    let mut made = ptr::null_mut();
+    let context = ptr::null_mut();
+    assert_eq!(call!(id::create(channel, &raw mut made, context, ps)), 0);
+    made
+}
+
+// The next event, acknowledged: what it was, of which identifier, and how it went.
+fn next(channel: *mut RdmaEventChannel) -> (c_int, *mut RdmaCmId, c_int) {
+    let mut fetched: *mut RdmaCmEvent = ptr::null_mut();
+    assert_eq!(call!(channel::get_event(channel, &raw mut fetched)), 0);
+    let told = call!(((*fetched).event, (*fetched).id, (*fetched).status));
+    assert_eq!(call!(channel::ack_event(fetched)), 0);
+    told
+}
+
+fn every_call_with(gone: *mut RdmaCmId) {
+    let nothing = ptr::null_mut::<c_void>();
+    let mut addr = sockaddr("127.0.0.1:7471");
+    let addr = (&raw mut addr).cast();
+    let mut other = ptr::null_mut();
+    refused(call!(id::bind_addr(gone, addr)), libc::EINVAL);
+    refused(
+        call!(id::resolve_addr(gone, ptr::null_mut(), addr, 1)),
+        libc::EINVAL,
+    );
+    refused(call!(id::resolve_route(gone, 1)), libc::EINVAL);
+    refused(call!(id::migrate(gone, ptr::null_mut())), libc::EINVAL);
+    refused(call!(id::destroy(gone)), libc::EINVAL);
+    refused(call!(connect::listen(gone, 1)), libc::EINVAL);
+    refused(call!(connect::connect(gone, ptr::null_mut())), libc::EINVAL);
+    refused(call!(connect::accept(gone, ptr::null_mut())), libc::EINVAL);
+    refused(call!(connect::reject(gone, ptr::null(), 0)), libc::EINVAL);
+    refused(call!(connect::disconnect(gone)), libc::EINVAL);
+    refused(call!(connect::establish(gone)), libc::EINVAL);
+    let no_attr = ptr::null_mut();
+    refused(
+        call!(connect::init_qp_attr(gone, no_attr, ptr::null_mut())),
+        libc::EINVAL,
+    );
+    refused(
+        call!(endpoint::get_request(gone, &raw mut other)),
+        libc::EINVAL,
+    );
+    refused(call!(multicast::join(gone, addr, nothing)), libc::EINVAL);
+    refused(
+        call!(multicast::join_ex(gone, ptr::null_mut(), nothing)),
+        libc::EINVAL,
+    );
+    refused(call!(multicast::leave(gone, addr)), libc::EINVAL);
+    refused(call!(options::set(gone, 0, 0, nothing, 1)), libc::EINVAL);
+    refused(call!(options::notify(gone, 4)), libc::EINVAL);
+    let no_ece = ptr::null_mut();
+    refused(call!(options::set_local_ece(gone, no_ece)), libc::EINVAL);
+    refused(call!(options::get_remote_ece(gone, no_ece)), libc::EINVAL);
+    let no_pd = ptr::null_mut();
+    refused(
+        call!(qp::create(gone, no_pd, ptr::null_mut())),
+        libc::EINVAL,
+    );
+    refused(call!(qp::create_ex(gone, ptr::null_mut())), libc::EINVAL);
+    refused(
+        call!(qp::create_srq(gone, no_pd, ptr::null_mut())),
+        libc::EINVAL,
+    );
+    refused(
+        call!(qp::create_srq_ex(gone, ptr::null_mut())),
+        libc::EINVAL,
+    );
+    assert_eq!(call!(id::get_src_port(gone)), 0);
+    assert_eq!(call!(id::get_dst_port(gone)), 0);
+    call!(qp::destroy(gone));
+    call!(qp::destroy_srq(gone));
+    call!(endpoint::destroy(gone));
+}
+
+#[test]
+fn pointers_to_nothing_and_to_what_is_gone_are_invalid() {
+    every_call_with(ptr::null_mut());
+    let channel = channel::create();
+    let gone = new_id(channel, port_space::TCP);
+    assert_eq!(call!(id::destroy(gone)), 0);
+    every_call_with(gone);
+    call!(channel::destroy(channel));
+    let mut made = ptr::null_mut();
+    let mut fetched = ptr::null_mut();
+    let context = ptr::null_mut();
+    let ps = port_space::TCP;
+    refused(
+        call!(id::create(channel, &raw mut made, context, ps)),
+        libc::EINVAL,
+    );
+    refused(
+        call!(channel::get_event(channel, &raw mut fetched)),
+        libc::EINVAL,
+    );
+    refused(
+        call!(channel::get_event(ptr::null_mut(), &raw mut fetched)),
+        libc::EINVAL,
+    );
+    refused(call!(channel::ack_event(ptr::null_mut())), libc::EINVAL);
+    call!(channel::destroy(channel));
+    call!(channel::destroy(ptr::null_mut()));
+    refused(
+        call!(id::create(ptr::null_mut(), ptr::null_mut(), context, ps)),
+        libc::EINVAL,
+    );
+}
+
+#[test]
+fn what_is_not_there_is_named_by_its_number() {
+    let channel = channel::create();
+    let mut made = ptr::null_mut();
+    let context = ptr::null_mut();
+    refused(
+        call!(id::create(channel, &raw mut made, context, 7)),
+        libc::EINVAL,
+    );
+    refused(
+        call!(id::create(channel, &raw mut made, context, port_space::IB)),
+        libc::EPROTONOSUPPORT,
+    );
+    let id = new_id(channel, port_space::TCP);
+    // An address that no device has, and one of no family of the internet.
+    let mut foreign = sockaddr("192.0.2.77:1");
+    refused(
+        call!(id::bind_addr(id, (&raw mut foreign).cast())),
+        libc::ENODEV,
+    );
+    let mut unix = address::none();
+    unix.any.sa_family = libc::AF_UNIX as libc::sa_family_t;
+    refused(
+        call!(id::bind_addr(id, (&raw mut unix).cast())),
+        libc::EAFNOSUPPORT,
+    );
+    // Steps out of order.
+    refused(call!(id::resolve_route(id, 1)), libc::EINVAL);
+    refused(call!(connect::disconnect(id)), libc::EINVAL);
+    // Options: unknown ones, of the wrong size, out of range.
+    let mut value = 32_u64;
+    let value = (&raw mut value).cast();
+    refused(call!(options::set(id, 0, 9, value, 1)), libc::ENOSYS);
+    refused(call!(options::set(id, 7, 0, value, 1)), libc::ENOSYS);
+    refused(call!(options::set(id, 0, 0, value, 4)), libc::EINVAL);
+    refused(call!(options::set(id, 0, 1, value, 1)), libc::EINVAL);
+    refused(call!(options::set(id, 0, 3, value, 1)), libc::EINVAL);
+    assert_eq!(call!(options::set(id, 0, 0, value, 1)), 0);
+    assert_eq!(call!(id::destroy(id)), 0);
+    call!(channel::destroy(channel));
+
+    let mut found: *mut RdmaAddrinfo = ptr::null_mut();
+    let none = ptr::null();
+    refused(
+        call!(info::get(none, none, ptr::null(), &raw mut found)),
+        libc::EINVAL,
+    );
+    let node = c"256.1.1.1.1".as_ptr();
+    assert_eq!(
+        call!(info::get(node, none, ptr::null(), &raw mut found)),
+        -1
+    );
+    call!(info::free(ptr::null_mut()));
+    let mut count = -1;
+    let list = call!(device::get_devices(&raw mut count));
+    assert!(count >= 2 && !list.is_null());
+    call!(device::free_devices(list));
+}
+
+fn queue_pair() -> IbvQpInitAttr {
+    IbvQpInitAttr {
+        qp_context: ptr::null_mut(),
+        send_cq: ptr::null_mut(),
+        recv_cq: ptr::null_mut(),
+        srq: ptr::null_mut(),
+        cap: IbvQpCap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        },
+        qp_type: qp_type::RC,
+        sq_sig_all: 1,
+    }
+}
+
+fn resolved(channel: *mut RdmaEventChannel, port: u16) -> *mut RdmaCmId {
+    let client = new_id(channel, port_space::TCP);
+    let mut to = sockaddr(&format!("127.0.0.1:{port}"));
+    let source = ptr::null_mut();
+    assert_eq!(
+        call!(id::resolve_addr(client, source, (&raw mut to).cast(), 1000)),
+        0
+    );
+    assert_eq!(next(channel), (event::ADDR_RESOLVED, client, 0));
+    assert_eq!(call!(id::resolve_route(client, 1000)), 0);
+    assert_eq!(next(channel), (event::ROUTE_RESOLVED, client, 0));
+    let no_pd = ptr::null_mut();
+    let mut init = queue_pair();
+    assert_eq!(call!(qp::create(client, no_pd, &raw mut init)), 0);
+    refused(
+        call!(qp::create(client, no_pd, &raw mut init)),
+        libc::EINVAL,
+    );
+    client
+}
+
+#[test]
+fn a_connection_begins_and_ends_with_events_at_both_ends() {
+    let (server_channel, channel) = (channel::create(), channel::create());
+    let listener = new_id(server_channel, port_space::TCP);
+    let mut at = sockaddr("127.0.0.1:0");
+    assert_eq!(call!(id::bind_addr(listener, (&raw mut at).cast())), 0);
+    assert_eq!(call!(connect::listen(listener, 8)), 0);
+    refused(call!(connect::listen(listener, 8)), libc::EINVAL);
+    let port = u16::from_be(call!(id::get_src_port(listener)));
+    assert_ne!(port, 0);
+    // Nothing has happened yet, and nobody waits.
+    let fd = call!((*server_channel).fd);
+    assert_eq!(call!(libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK)), 0);
+    let mut none = ptr::null_mut();
+    refused(
+        call!(channel::get_event(server_channel, &raw mut none)),
+        libc::EAGAIN,
+    );
+    assert_eq!(call!(libc::fcntl(fd, libc::F_SETFL, 0)), 0);
+
+    let client = resolved(channel, port);
+    // SAFETY: numbers and a pointer, for which zero is a value.
+    let mut param: RdmaConnParam = unsafe { std::mem::zeroed() };
+    let long = [7_u8; 255];
+    (param.private_data, param.private_data_len) = (long.as_ptr().cast(), 255);
+    refused(
+        call!(connect::connect(client, &raw mut param)),
+        libc::EINVAL,
+    );
+    (param.private_data_len, param.responder_resources) = (5, 200);
+    refused(
+        call!(connect::connect(client, &raw mut param)),
+        libc::EINVAL,
+    );
+    param.responder_resources = 1;
+    assert_eq!(call!(connect::connect(client, &raw mut param)), 0);
+    refused(
+        call!(connect::connect(client, &raw mut param)),
+        libc::EINVAL,
+    );
+
+    let mut asked: *mut RdmaCmEvent = ptr::null_mut();
+    assert_eq!(call!(channel::get_event(server_channel, &raw mut asked)), 0);
+    // SAFETY: just fetched.
+    let (kind, of, server, said) = unsafe {
+        let conn = (*asked).param.conn;
+        let length = usize::from(conn.private_data_len).min(5);
+        let said = std::slice::from_raw_parts(conn.private_data.cast::<u8>(), length);
+        ((*asked).event, (*asked).listen_id, (*asked).id, said)
+    };
+    assert_eq!((kind, of), (event::CONNECT_REQUEST, listener));
+    assert_eq!(said, [7; 5]);
+    let mut init = queue_pair();
+    let no_pd = ptr::null_mut();
+    assert_eq!(call!(qp::create(server, no_pd, &raw mut init)), 0);
+    let no_param = ptr::null_mut();
+    assert_eq!(call!(connect::accept(server, no_param)), 0);
+    refused(call!(connect::accept(server, no_param)), libc::EINVAL);
+    assert_eq!(call!(channel::ack_event(asked)), 0);
+    refused(call!(channel::ack_event(asked)), libc::EINVAL);
+    assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
+    assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+
+    // An event moves with its identifier.
+    let other = channel::create();
+    assert_eq!(call!(connect::disconnect(client)), 0);
+    assert_eq!(call!(id::migrate(server, other)), 0);
+    assert_eq!(next(other), (event::DISCONNECTED, server, 0));
+    assert_eq!(next(channel), (event::DISCONNECTED, client, 0));
+    assert_eq!(call!(connect::disconnect(server)), 0);
+
+    // Nobody listens any more: the next one is refused.
+    assert_eq!(call!(id::destroy(listener)), 0);
+    let late = resolved(channel, port);
+    assert_eq!(call!(connect::connect(late, ptr::null_mut())), 0);
+    let (kind, of, status) = next(channel);
+    assert_eq!((kind, of), (event::REJECTED, late));
+    assert_ne!(status, 0);
+    for id in [client, server, late] {
+        call!(endpoint::destroy(id));
+    }
+    for channel in [channel, server_channel, other] {
+        call!(channel::destroy(channel));
+    }
+}
