@@ -292,6 +292,7 @@ const ACK: u8 = 16;
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufWriter;
     use std::sync::Arc;
 
     use pcap_file::pcapng::{Block, PcapNgReader};
@@ -317,6 +318,37 @@ mod tests {
             to: to.parse().unwrap(),
             identification,
         }
+    }
+
+    #[test]
+    fn captures_that_append_to_one_file_are_one_capture() {
+        // Each flush is one write, as to a file that is appended to.
+        let shared = Shared::default();
+        let buffered = || BufWriter::with_capacity(1 << 10, shared.clone());
+        let first = OctetCapture::at_once(buffered()).unwrap();
+        let second = OctetCapture::at_once(buffered()).unwrap();
+        let envelope = envelope("192.168.0.7:50000", "192.168.0.8:4791", 3);
+        for octets in [b"a", b"b", b"c"] {
+            first.datagram(Stage::Sent, &envelope, 0, octets);
+            second.datagram(Stage::Arrived, &envelope, 0, octets);
+        }
+        let written = shared.0.lock().unwrap();
+        let mut reader = PcapNgReader::new(&written[..]).unwrap();
+        let mut packets = Vec::new();
+        while let Some(block) = reader.next_block() {
+            if let Block::EnhancedPacket(packet) = block.unwrap() {
+                packets.push((packet.interface_id, packet.data[packet.data.len() - 1]));
+            }
+        }
+        let expected = [
+            (0, b'a'),
+            (1, b'a'),
+            (0, b'b'),
+            (1, b'b'),
+            (0, b'c'),
+            (1, b'c'),
+        ];
+        assert_eq!(packets, expected);
     }
 
     #[test]
