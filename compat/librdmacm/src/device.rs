@@ -118,10 +118,17 @@ fn fitting(at: Option<IpAddr>, service: Service) -> impl Iterator<Item = &'stati
 /// The device at an address: the first where there are several.
 ///
 /// # Errors
-/// There is none.
+/// There is none, or none that has datagrams.
 pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
-    let mut all = fitting(Some(address), service);
-    open(all.next().ok_or(Errno(libc::ENODEV))?)
+    let is_there = fitting(Some(address), Service::Connections)
+        .next()
+        .is_some();
+    let none = if is_there {
+        Errno::OPNOTSUPP
+    } else {
+        Errno(libc::ENODEV)
+    };
+    open(fitting(Some(address), service).next().ok_or(none)?)
 }
 
 /// All devices at an address, or everywhere.
