@@ -118,7 +118,7 @@ unsafe extern "C" fn leave(name: *const c_char, arguments: *const Arguments, res
 
 fn tell(call: Call, name: &str, result: u64, errno: Errno) {
     let signature = signatures::of(name);
-    let idle = signature.is_some_and(|signature| signature.is_idle(result));
+    let idle = signature.is_some_and(|signature| signature.is_idle(result, errno));
     let before = IDLE.get();
     if let Some((_, times)) = before.filter(|(last, _)| idle && *last == call) {
         IDLE.set(Some((call, times + 1)));

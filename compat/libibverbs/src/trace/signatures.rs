@@ -87,12 +87,22 @@ impl Signature {
     }
 
     /// Whether the answer says that there was nothing, and the next is likely to be the same.
-    pub(super) fn is_idle(&self, result: u64) -> bool {
+    pub(super) fn is_idle(&self, result: u64, errno: Errno) -> bool {
         let small = result as u32 as c_int;
-        self.arguments.starts_with(IDLE_POLL) && small == 0
-            || self.arguments.starts_with(IDLE_START) && small == libc::ENOENT
+        match self.answer {
+            Answer::Count => small == 0,
+            Answer::Number => small == libc::ENOENT,
+            Answer::Size => small == -1 && errno.0 == libc::EAGAIN,
+            Answer::MinusOne => {
+                small == -1 && errno.0 == libc::EAGAIN || small == 0 && self.arguments == POLL
+            }
+            _ => false,
+        }
     }
 }
+
+// What waits for sockets, or looks at them: 0 is none.
+const POLL: &str = "fds nfds:z timeout:i";
 
 impl Answer {
     // Whether what the verb would have filled is not filled.
@@ -105,9 +115,6 @@ impl Answer {
         }
     }
 }
-
-const IDLE_POLL: &str = "cq num_entries:i";
-const IDLE_START: &str = "cq attr:";
 
 /// The signature of a verb.
 pub(super) fn of(name: &str) -> Option<&'static Signature> {
@@ -202,7 +209,7 @@ signatures! {
     "ibv_ack_cq_events" ("cq nevents:i") Nothing;
     "ibv_poll_cq" ("cq num_entries:i wc:C") Count;
     "ibv_req_notify_cq" ("cq solicited_only:i") Number;
-    "ibv_start_poll" ("cq attr:p") Number;
+    "ibv_start_poll" ("cq attr") Number;
     "ibv_next_poll" ("cq") Number;
     "ibv_end_poll" ("cq") Nothing;
     "ibv_wc_read_opcode" ("cq") Plain;
@@ -369,6 +376,17 @@ mod tests {
                 assert!(Kind::is_known(kind), "{name}: {argument}");
             }
         }
+    }
+
+    #[test]
+    fn only_what_found_nothing_is_idle() {
+        let idle = |name, result, errno| of(name).unwrap().is_idle(result, Errno(errno));
+        let minus_one = u64::MAX;
+        assert!(idle("ibv_poll_cq", 0, 0) && !idle("ibv_poll_cq", 1, 0));
+        assert!(idle("ibv_start_poll", libc::ENOENT as u64, 0) && !idle("ibv_start_poll", 0, 0));
+        assert!(idle("rpoll", 0, 0) && !idle("rpoll", 1, 0));
+        assert!(idle("rrecv", minus_one, libc::EAGAIN) && !idle("rrecv", minus_one, libc::EBADF));
+        assert!(!idle("rrecv", 0, 0) && !idle("rdma_listen", 0, 0) && !idle("ibv_post_send", 0, 0));
     }
 
     #[test]
