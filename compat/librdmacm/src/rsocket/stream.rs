@@ -355,8 +355,8 @@ impl Stream {
                 continue;
             };
             let made = Self::with(Stage::Connecting, family, options);
+            let peer = incoming.from().unwrap_or_else(|| family.unspecified());
             made.begin_accept(&device, incoming, hello)?;
-            let peer = family.unspecified();
             let mut state = lock(&made.state);
             state.local = local.map(|local| SocketAddr::new(device.address, local.port()));
             state.peer = Some(peer);
