@@ -146,6 +146,9 @@ pub struct Device {
     /// nothing is sent.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub wire: bool,
+    /// Whether it asks for checksums, of iWARP. A peer that wants them has them in any case.
+    #[serde(skip_serializing_if = "Clone::clone")]
+    pub crc: bool,
     /// What its port reports, of RoCE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_layer: Option<LinkLayer>,
@@ -164,6 +167,7 @@ impl Default for Device {
             transport: TransportName::default(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             wire: true,
+            crc: true,
             link_layer: None,
             fault: None,
             limits: BTreeMap::new(),
@@ -231,6 +235,9 @@ impl Device {
         if self.link_layer.is_some() && *transport != TransportName::Roce {
             return Err(format!("{name}: a link layer is a RoCE device's"));
         }
+        if !self.crc && *transport != TransportName::Iwarp {
+            return Err(format!("{name}: only iWARP devices do without checksums"));
+        }
         match &self.fault {
             Some(fault) => transport
                 .takes(fault)
@@ -243,14 +250,15 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Reads `name=…,transport=…,address=…,wire=no`, with limits by their names.
+    /// Reads `name=…,transport=…,address=…,wire=no,crc=no`, with limits by their names.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();
         for clause in text.split(',').map(str::trim) {
             let (key, value) = clause
                 .split_once('=')
                 .ok_or_else(|| format!("{clause:?} is not of the form key=value"))?;
-            match key.trim() {
+            let key = key.trim();
+            match key {
                 "name" => value.clone_into(&mut device.name),
                 "transport" => device.transport = value.parse()?,
                 "address" => {
@@ -258,13 +266,8 @@ impl FromStr for Device {
                         .parse()
                         .map_err(|_| format!("{value} is no IP address"))?;
                 }
-                "wire" => {
-                    device.wire = match value {
-                        "yes" => true,
-                        "no" => false,
-                        _ => return Err(format!("wire is yes or no, not {value}")),
-                    };
-                }
+                "wire" => device.wire = yes_or_no(key, value)?,
+                "crc" => device.crc = yes_or_no(key, value)?,
                 "link-layer" => device.link_layer = Some(value.parse()?),
                 "fault" => {
                     let fault = value.parse::<FaultSpec>();
@@ -273,7 +276,7 @@ impl FromStr for Device {
                 limit => {
                     let name = limit.parse::<LimitName>().map_err(|_| {
                         format!(
-                            "{limit} is none of name, transport, address, wire, link-layer, fault, and no limit"
+                            "{limit} is none of name, transport, address, wire, crc, link-layer, fault, and no limit"
                         )
                     })?;
                     let number = value.parse();
@@ -283,6 +286,14 @@ impl FromStr for Device {
             }
         }
         Ok(device)
+    }
+}
+
+fn yes_or_no(key: &str, value: &str) -> Result<bool, String> {
+    match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("{key} is yes or no, not {value}")),
     }
 }
 

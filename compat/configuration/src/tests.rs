@@ -35,6 +35,7 @@ limits = { max_qp = 16, max_cqe = 100 }
 [[device]]
 transport = "iwarp"
 wire = false
+crc = false
 "#;
     let read = Configuration::parse(text).unwrap();
     assert_eq!(read.trace, Some("-".into()));
@@ -49,7 +50,7 @@ wire = false
         ("iw0", TransportName::Iwarp)
     );
     assert!(second.address.is_loopback());
-    assert!(first.wire && !second.wire);
+    assert!(first.wire && !second.wire && first.crc && !second.crc);
     let written = read.to_text().unwrap();
     assert_eq!(Configuration::parse(&written), Ok(read), "{written}");
 }
@@ -76,6 +77,11 @@ fn what_is_wrong_in_a_text_has_its_line() {
     assert_eq!(taken, "line 4: there is a device named a already");
     let layer = complaint("[[device]]\ntransport = \"iwarp\"\nlink-layer = \"ethernet\"\n");
     assert_eq!(layer, "line 1: iw0: a link layer is a RoCE device's");
+    let checksums = complaint("[[device]]\ncrc = false\n");
+    assert_eq!(
+        checksums,
+        "line 1: ib0: only iWARP devices do without checksums"
+    );
     assert!(complaint("device = 7").starts_with("line 1: "));
     assert!(complaint("[[device]\n").starts_with("line 1: "));
 }
@@ -93,6 +99,7 @@ fn a_device_is_described_in_one_argument() {
         ("transport=ib", "transport is roce or iwarp, not ib"),
         ("address=here", "here is no IP address"),
         ("wire=maybe", "wire is yes or no, not maybe"),
+        ("crc=maybe", "crc is yes or no, not maybe"),
         ("max_qp=few", "max_qp: few is no number"),
         ("max_fun=1", "max_fun is none of name"),
         ("link-layer=wood", "link-layer is ethernet or infiniband"),

@@ -145,6 +145,7 @@ impl ListedDevice {
                 .map(|(name, most)| (name.0, *most))
                 .collect(),
             tap: setup::tap(),
+            without_crc: !known.crc,
             ..EmulatedOptions::default()
         };
         let kind = match known.transport {

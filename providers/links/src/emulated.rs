@@ -27,6 +27,8 @@ pub struct EmulatedOptions {
     pub at: Option<SocketAddr>,
     /// Is told of all that it sends and receives where it is on an IP network.
     pub tap: Option<Tap>,
+    /// No checksums in what it sends over streams, unless its peer wants them. RoCEv2 has them in any case.
+    pub without_crc: bool,
     /// Features that it does not claim although it could.
     pub without: Features,
     /// Numbers that are to be no larger than this, whatever it could do.
