@@ -22,6 +22,7 @@ use crate::abi::{
 use crate::device::ListedDevice;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
+use crate::sinks::Sinks;
 use crate::trace::entry::slot;
 use crate::{cq, dm, mr, mw, object, pd, post, qp_ex, srq, xrc};
 
@@ -56,6 +57,8 @@ pub struct Shared {
     pub pds: Mutex<HashMap<u32, Pd>>,
     /// Regions by handle.
     pub mrs: Mutex<HashMap<u32, Mr>>,
+    /// The keys for reads, where the device needs others.
+    pub sinks: Option<Arc<Sinks>>,
     /// Device memory by handle.
     pub dms: Mutex<HashMap<u32, Memory>>,
     /// Queue pairs by number: a program that connects one may name it so.
@@ -181,6 +184,7 @@ pub fn open(
     let told = Arc::clone(&events);
     context.on_event(move |event| told.push(event));
     let shared = Arc::new(Shared {
+        sinks: Sinks::of(&context),
         context,
         listed,
         file: file_of(cmd_fd.as_raw_fd())?,

@@ -22,6 +22,7 @@ pub mod post;
 pub mod qp;
 pub mod qp_ex;
 pub mod setup;
+pub mod sinks;
 pub mod srq;
 pub mod trace;
 pub mod xrc;

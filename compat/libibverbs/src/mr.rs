@@ -2,12 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Mutex;
 
 use verbs_api::{Access, Mr, MrOptions, MrReregister};
 
 use crate::abi::{IbvMr, IbvPd, IbvSge, access};
 use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
+use crate::sinks::Sinks;
 use crate::{context, pd};
 
 /// A region as it lies in memory.
@@ -16,6 +18,20 @@ type MrObject = Object<IbvMr, State>;
 struct State {
     mr: Mr,
     is_imported: bool,
+    sink: Mutex<Sink>,
+}
+
+/// The same memory for reads, where the device needs that.
+struct Sink {
+    rights: Access,
+    mr: Option<Mr>,
+}
+
+impl Sink {
+    const NONE: Self = Self {
+        rights: Access::empty(),
+        mr: None,
+    };
 }
 
 // What a process may have: the lower half of 48 bits.
@@ -45,6 +61,15 @@ pub fn rights(flags: u32) -> Result<Access, Errno> {
     Access::from_bits(flags & !hints).ok_or(Errno::INVAL)
 }
 
+fn options(rights: Access, iova: u64) -> MrOptions {
+    let options = MrOptions::new(rights);
+    if rights.contains(Access::ZERO_BASED) {
+        options
+    } else {
+        options.iova(iova)
+    }
+}
+
 unsafe fn register(
     pd: *mut IbvPd,
     addr: *mut c_void,
@@ -64,16 +89,47 @@ unsafe fn register(
     if addr.addr().checked_add(reach).is_none() {
         return Err(Errno::INVAL);
     }
-    let options = MrOptions::new(rights);
-    let options = if rights.contains(Access::ZERO_BASED) {
-        options
-    } else {
-        options.iova(iova)
-    };
+    let options = options(rights, iova);
     // SAFETY: the program keeps the memory until it has deregistered it, and accesses it as C does.
     let mr = unsafe { own.register_borrowed(addr.cast(), reach, options) }.wait()?;
     // SAFETY: the domain is live, as was seen.
-    unsafe { made(pd, addr, length, mr) }
+    let made = unsafe { made(pd, addr, length, mr) }?;
+    if !is_implicit {
+        // SAFETY: just made.
+        let added = unsafe { add_sink(made, rights) };
+        added.inspect_err(|_| {
+            // SAFETY: the program does not know it.
+            unsafe { dereg(made) };
+        })?;
+    }
+    Ok(made)
+}
+
+// Gives a live region another key for reads, where the device needs that, in place of one that it had.
+unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    let (public, state) = unsafe { (&*mr, MrObject::own(mr)?) };
+    // SAFETY: a region is live, so its device is.
+    let device = unsafe { context::own(public.context) }?;
+    let Some(sinks) = &device.shared.sinks else {
+        return Ok(());
+    };
+    let mut sink = context::lock(&state.sink);
+    sink.rights = rights;
+    if let Some(before) = sink.mr.take() {
+        before.deregister().wait()?;
+    }
+    if Sinks::serve(rights) {
+        let options = options(rights | Access::REMOTE_WRITE, state.mr.iova());
+        // SAFETY: a region is live, so its domain is.
+        let pd = unsafe { pd::own(public.pd) }?;
+        // SAFETY: as for the region itself.
+        let made = unsafe { pd.register_borrowed(public.addr.cast(), public.length, options) };
+        let made = made.wait()?;
+        sinks.insert(public.lkey, made.lkey());
+        sink.mr = Some(made);
+    }
+    Ok(())
 }
 
 /// The structure for a region of a live domain.
@@ -108,6 +164,7 @@ pub unsafe fn made(
         State {
             mr,
             is_imported: false,
+            sink: Mutex::new(Sink::NONE),
         },
     ))
 }
@@ -168,6 +225,13 @@ pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
             // SAFETY: live, as was seen; a region is live, so its device is.
             let device = unsafe { context::own((*mr).context) }?;
             context::lock(&device.shared.mrs).remove(&state.mr.id().index);
+            if let (Some(sinks), Some(sink)) =
+                (&device.shared.sinks, context::lock(&state.sink).mr.take())
+            {
+                // SAFETY: live, as was seen.
+                sinks.remove(unsafe { (*mr).lkey });
+                sink.deregister().wait()?;
+            }
         }
         // SAFETY: as the caller promises.
         unsafe { MrObject::destroy(mr) };
@@ -198,7 +262,13 @@ pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
             rkey: mr.lkey().value(),
         };
         let is_imported = true;
-        Ok(MrObject::create(c, State { mr, is_imported }))
+        let sink = Mutex::new(Sink::NONE);
+        let state = State {
+            mr,
+            is_imported,
+            sink,
+        };
+        Ok(MrObject::create(c, state))
     }))
 }
 
@@ -274,6 +344,7 @@ pub unsafe extern "C" fn rereg(
     }
     // SAFETY: live, as was seen.
     let public = unsafe { &mut *mr };
+    let before = public.lkey;
     (public.lkey, public.rkey) = (own.lkey().value(), own.lkey().value());
     if flags & CHANGE_TRANSLATION != 0 {
         (public.addr, public.length) = (addr, length);
@@ -281,7 +352,36 @@ pub unsafe extern "C" fn rereg(
     if flags & CHANGE_PD != 0 {
         public.pd = pd;
     }
-    0
+    // SAFETY: as the caller promises.
+    match unsafe { change_sink(mr, before, flags, access) } {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            FAILED
+        }
+    }
+}
+
+// The key for reads follows what was changed of a region that had another key before.
+unsafe fn change_sink(
+    mr: *mut IbvMr,
+    before: u32,
+    flags: c_int,
+    access: c_int,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller promises; a region is live, so its device is.
+    let (state, device) = unsafe { (MrObject::own(mr)?, context::own((*mr).context)?) };
+    if let Some(sinks) = &device.shared.sinks {
+        sinks.remove(before);
+    }
+    let given = context::lock(&state.sink).rights;
+    let rights = if flags & CHANGE_ACCESS != 0 {
+        rights(access as u32)?
+    } else {
+        given
+    };
+    // SAFETY: as the caller promises.
+    unsafe { add_sink(mr, rights) }
 }
 
 /// The slot `advise_mr`: memory is where it is, so that nothing need be fetched ahead.

@@ -16,6 +16,7 @@ use crate::ah::AhObject;
 use crate::errno::Errno;
 use crate::mw;
 use crate::qp::QpObject;
+use crate::sinks::Sinks;
 
 // An entry of a program's list is one of ours.
 const _: () = assert!(
@@ -62,6 +63,7 @@ fn remote(rdma: Rdma) -> RemoteAddress {
 #[derive(Default)]
 struct Made {
     inlined: Vec<u8>,
+    sink: Vec<Sge>,
     destination: Option<UdDestination>,
 }
 
@@ -69,11 +71,13 @@ struct Made {
 unsafe fn request<'a>(
     wr: &IbvSendWr,
     kind: c_int,
+    sinks: Option<&Sinks>,
     made: &'a mut Made,
 ) -> Result<WorkRequest<'a>, Errno> {
     let entries = list(wr.sg_list, wr.num_sge)?;
     let Made {
         inlined,
+        sink,
         destination,
     } = made;
     if kind == qp_type::UD {
@@ -122,7 +126,13 @@ unsafe fn request<'a>(
             Some(to) => SendWithImmediate::new(data, imm).to(to).into(),
             None => made!(SendWithImmediate::new(data, imm)),
         },
-        wr_opcode::RDMA_READ => made!(Read::new(data, remote(rdma))),
+        wr_opcode::RDMA_READ => match sinks {
+            None => made!(Read::new(data, remote(rdma))),
+            Some(sinks) => {
+                sink.extend(entries.iter().map(|entry| sinks.entry(entry)));
+                made!(Read::new(self::data(sink), remote(rdma)))
+            }
+        },
         wr_opcode::ATOMIC_CMP_AND_SWP => {
             made!(CompareSwap::new(
                 data,
@@ -169,6 +179,7 @@ pub unsafe extern "C" fn send(
 ) -> c_int {
     // SAFETY: as the caller promises.
     let (state, kind) = unsafe { (QpObject::own_unchecked(qp.cast()), (*qp).qp_type) };
+    let sinks = state.sinks.as_deref();
     // SAFETY: as the caller promises.
     let Some(only) = (unsafe { first.as_ref() }) else {
         return 0;
@@ -183,7 +194,7 @@ pub unsafe extern "C" fn send(
     if only.next.is_null() {
         let mut made = Made::default();
         // SAFETY: as the caller promises.
-        let request = match unsafe { request(only, kind, &mut made) } {
+        let request = match unsafe { request(only, kind, sinks, &mut made) } {
             Ok(request) => request,
             Err(errno) => return refused(errno, first),
         };
@@ -209,7 +220,7 @@ pub unsafe extern "C" fn send(
         // SAFETY: counted above.
         let wr = unsafe { &*next };
         // SAFETY: as the caller promises.
-        match unsafe { request(wr, kind, made) } {
+        match unsafe { request(wr, kind, sinks, made) } {
             Ok(request) => batch.push(request),
             Err(errno) => {
                 unknown = Some((errno, next));

@@ -4,6 +4,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use block_loopback::BlockLoopback;
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
@@ -16,6 +17,7 @@ use crate::abi::{
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::object::Object;
 use crate::qp_ex::Builder;
+use crate::sinks::Sinks;
 use crate::{ah, context, cq, mr, pd, srq};
 
 /// A queue pair as it lies in memory. All are as long as an extended one.
@@ -29,6 +31,8 @@ pub struct State {
     pub sq_sig_all: bool,
     /// Whether it was made with send operations.
     pub is_extended: bool,
+    /// The keys for reads, where the device needs others.
+    pub sinks: Option<Arc<Sinks>>,
     /// What `ibv_wr_start` began: the program's alone until `ibv_wr_complete`.
     pub builder: UnsafeCell<Builder>,
 }
@@ -205,6 +209,7 @@ fn place(
         qp,
         sq_sig_all,
         is_extended,
+        sinks: device.shared.sinks.clone(),
         builder: UnsafeCell::default(),
     };
     let at = QpObject::create(public, state);
