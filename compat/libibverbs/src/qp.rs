@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use block_loopback::BlockLoopback;
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
-use verbs_api::{BaselineGaps, Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn};
+use verbs_api::{Access, BaselineGaps, Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn, Transport};
 
 use crate::abi::{
     IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, Slot,
@@ -140,6 +140,12 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         .operations
         .unwrap_or_else(|| everything(kind, &device.context));
     let qp = own.create_qp(options.operations(operations)).wait()?;
+    // iWARP knows no state before the one that connections begin in, where receives may be posted: verbs call it INIT.
+    if device.context.attributes().transport == Transport::Iwarp {
+        let idle = QpAttributes::new().qp_state(QpState::Init);
+        let idle = idle.pkey_index(0).port_num(1);
+        qp.modify(idle.qp_access_flags(Access::empty())).wait()?;
+    }
     init.cap = cap_out(qp.cap());
     let mut public = public_part(public, &qp, init.qp_type, init.qp_context);
     (public.qp.pd, public.qp.srq) = (pd, init.srq);
