@@ -24,7 +24,7 @@ use crate::errno::Errno;
 use crate::setup::configuration;
 use signatures::Answer;
 
-/// Whether there is a trace. Verbs go round as long as it is not [`OFF`].
+/// Whether there is a trace. Verbs go round as long as it is not `OFF`.
 pub static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 const OFF: u8 = 0;
