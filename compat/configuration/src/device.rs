@@ -297,7 +297,7 @@ fn yes_or_no(key: &str, value: &str) -> Result<bool, String> {
     }
 }
 
-/// One RoCE and one iWARP device at each of the [addresses].
+/// One RoCE and one iWARP device at each of the [`addresses()`].
 pub fn default_devices() -> Vec<Device> {
     let numbered = addresses().into_iter().enumerate();
     numbered
