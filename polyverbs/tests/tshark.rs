@@ -15,6 +15,8 @@ use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{EmulatedOptions, OctetCapture, Tap, device_at};
 use polyverbs::qp::{AddressVector, QpType};
 use polyverbs::*;
+use polyverbs_dissect::Capture;
+use tempfile::NamedTempFile;
 
 /// Opcodes that Wireshark 4.0 names: those of RC without FLUSH and ATOMIC WRITE, of UC and of UD. The numbers are those of
 /// the first octet of BTH.
@@ -334,46 +336,59 @@ fn said(file: &Path, options: &[&str]) -> String {
 }
 
 /// What tshark says of each packet: these fields, and those that occur more than once separated by commas.
-fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
+fn tshark<const FIELDS: usize>(file: &Path, fields: [&str; FIELDS]) -> Vec<[String; FIELDS]> {
     let mut options = vec!["-T", "fields"];
     options.extend(fields.iter().flat_map(|field| ["-e", field]));
     let text = said(file, &options);
-    let line = |line: &str| line.split('\t').map(str::to_owned).collect();
+    let line = |line: &str| {
+        let values: Vec<_> = line.split('\t').map(str::to_owned).collect();
+        values.try_into().expect("as many fields as were asked for")
+    };
     text.lines().map(line).collect()
+}
+
+/// A capture that ours found nothing wrong with, and what tshark says of the same packets.
+struct Judged<const FIELDS: usize> {
+    file: NamedTempFile,
+    own: Capture,
+    theirs: Vec<[String; FIELDS]>,
+}
+
+impl<const FIELDS: usize> Judged<FIELDS> {
+    /// Of what `work` has devices send.
+    fn new(fields: [&str; FIELDS], work: impl FnOnce(&Arc<OctetCapture>)) -> Self {
+        let file = NamedTempFile::new().unwrap();
+        let capture = Arc::new(OctetCapture::new(file.reopen().unwrap()).unwrap());
+        work(&capture);
+        capture.flush().unwrap();
+        drop(capture);
+        let own = polyverbs_dissect::dissect(File::open(file.path()).unwrap()).unwrap();
+        assert!(own.summary.is_clean(), "{:#?}", own.summary);
+        let theirs = tshark(file.path(), fields);
+        assert_eq!(theirs.len(), own.packets.len());
+        Self { file, own, theirs }
+    }
 }
 
 #[test]
 fn captures_of_rocev2_are_what_tshark_takes_them_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("packets");
-    let capture = Arc::new(OctetCapture::new(File::create(&path).unwrap()).unwrap());
-    {
-        let near = End::new("127.0.41.1", &capture);
-        let far = End::new("127.0.41.2", &capture);
-        reliable(&near, &far);
-        invalidating(&near, &far);
-        unreliable(&near, &far);
-        datagrams(&near, &far);
-        managed(&near, &far);
-    }
-    capture.flush().unwrap();
-    drop(capture);
-
-    let own = polyverbs_dissect::dissect(File::open(&path).unwrap()).unwrap();
-    assert!(own.summary.is_clean(), "{:#?}", own.summary);
     let fields = [
         "infiniband.bth.opcode",
         "infiniband.invariant.crc",
         "_ws.malformed",
         "_ws.expert.message",
     ];
-    let theirs = tshark(&path, &fields);
-    assert_eq!(theirs.len(), own.packets.len());
+    let Judged { own, theirs, .. } = Judged::new(fields, |capture| {
+        let near = End::new("127.0.41.1", capture);
+        let far = End::new("127.0.41.2", capture);
+        reliable(&near, &far);
+        invalidating(&near, &far);
+        unreliable(&near, &far);
+        datagrams(&near, &far);
+        managed(&near, &far);
+    });
     let mut seen = BTreeSet::new();
-    for (number, packet) in theirs.iter().enumerate() {
-        let [opcode, icrc, malformed, expert] = &packet[..] else {
-            panic!("packet {}: {packet:?}", number + 1);
-        };
+    for (number, [opcode, icrc, malformed, expert]) in theirs.iter().enumerate() {
         let opcode: u8 = opcode.parse().expect("an opcode");
         if KNOWN.contains(&opcode) {
             let complaints = [malformed.as_str(), expert.as_str()];
@@ -390,37 +405,24 @@ fn captures_of_rocev2_are_what_tshark_takes_them_for() {
 
 #[test]
 fn captures_of_iwarp_are_what_tshark_takes_them_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("segments");
-    let capture = Arc::new(OctetCapture::new(File::create(&path).unwrap()).unwrap());
-    {
-        // Each segment once: one end is listened to.
-        let near = End::of("iw0", "127.0.41.3", Some(&capture));
-        let far = End::of("iw0", "127.0.41.4", None);
-        streamed(&near, &far, "127.0.41.4:0");
-    }
-    capture.flush().unwrap();
-    drop(capture);
-
-    let own = polyverbs_dissect::dissect(File::open(&path).unwrap()).unwrap();
-    assert!(own.summary.is_clean(), "{:#?}", own.summary);
     let fields = [
         "iwarp_rdma.opcode",
         "iwarp_mpa.fpdu",
         "iwarp_mpa.bad_length",
         "_ws.malformed",
     ];
-    let theirs = tshark(&path, &fields);
-    assert_eq!(theirs.len(), own.packets.len());
+    let Judged { file, theirs, .. } = Judged::new(fields, |capture| {
+        // Each segment once: one end is listened to.
+        let near = End::of("iw0", "127.0.41.3", Some(capture));
+        let far = End::of("iw0", "127.0.41.4", None);
+        streamed(&near, &far, "127.0.41.4:0");
+    });
     let values = |list: &str| -> Vec<String> {
         let values = list.split(',').filter(|value| !value.is_empty());
         values.map(str::to_owned).collect()
     };
     let (mut seen, mut frames) = (BTreeSet::new(), 0);
-    for (number, packet) in theirs.iter().enumerate() {
-        let [opcodes, fpdus, lengths, malformed] = &packet[..] else {
-            panic!("packet {}: {packet:?}", number + 1);
-        };
+    for (number, [opcodes, fpdus, lengths, malformed]) in theirs.iter().enumerate() {
         let complaints = [lengths.as_str(), malformed.as_str()];
         assert_eq!(complaints, ["", ""], "packet {}", number + 1);
         frames += values(fpdus).len();
@@ -430,7 +432,7 @@ fn captures_of_iwarp_are_what_tshark_takes_them_for() {
         }));
     }
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), KNOWN_RDMAP);
-    let checks = said(&path, &["-O", "iwarp_mpa"]);
+    let checks = said(file.path(), &["-O", "iwarp_mpa"]);
     let judged = |verdict: &str| checks.matches(verdict).count();
     assert_eq!(
         (judged("Good CRC32"), judged("Bad CRC32")),
