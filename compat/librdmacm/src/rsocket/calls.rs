@@ -51,7 +51,9 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Socket::Datagram(Datagram::new(family)),
             _ => return Err(Errno(libc::EPROTONOSUPPORT)),
         };
-        socket.set_nonblocking(kind & libc::SOCK_NONBLOCK != 0);
+        socket
+            .waiting()
+            .set_nonblocking(kind & libc::SOCK_NONBLOCK != 0);
         table::insert(socket, kind & libc::SOCK_CLOEXEC != 0)
     }))
 }
@@ -606,12 +608,14 @@ pub unsafe extern "C" fn getsockopt(
 /// `rfcntl`, with whatever argument: what is not O_NONBLOCK is the descriptor's own matter.
 pub extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     minus_one(table::get(fd).and_then(|socket| match command {
-        libc::F_GETFL => Ok(match socket.is_nonblocking() {
+        libc::F_GETFL => Ok(match socket.waiting().is_nonblocking() {
             true => libc::O_RDWR | libc::O_NONBLOCK,
             false => libc::O_RDWR,
         }),
         libc::F_SETFL => {
-            socket.set_nonblocking(argument & c_long::from(libc::O_NONBLOCK) != 0);
+            socket
+                .waiting()
+                .set_nonblocking(argument & c_long::from(libc::O_NONBLOCK) != 0);
             Ok(0)
         }
         libc::F_GETFD | libc::F_SETFD => {

@@ -12,10 +12,9 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
+use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
@@ -25,14 +24,13 @@ use verbs_api::{
 
 use super::device::{self, Opened};
 use super::options::Options;
-use super::stream::{Family, How, Ready, SLICE, SPIN};
-use super::waiting::{Waiters, Waker, lock, poll};
+use super::stream::{Family, How, Ready};
+use super::waiting::{SLICE, Waiters, Waiting, poll};
 
 /// A datagram socket.
 pub(crate) struct Datagram {
     state: Mutex<State>,
-    waiters: Arc<Waiters>,
-    nonblocking: AtomicBool,
+    waiting: Waiting,
 }
 
 struct State {
@@ -281,7 +279,7 @@ impl Port {
 
 impl Datagram {
     pub(crate) fn new(family: Family) -> Arc<Self> {
-        let waiters = Arc::<Waiters>::default();
+        let waiting = Waiting::default();
         let state = State {
             family,
             options: Options::default(),
@@ -291,26 +289,17 @@ impl Datagram {
             routes: HashMap::new(),
             arrived: VecDeque::new(),
             scratch: Vec::new(),
-            waiters: Arc::clone(&waiters),
+            waiters: Arc::clone(&waiting.waiters),
             error: None,
         };
         Arc::new(Self {
             state: Mutex::new(state),
-            waiters,
-            nonblocking: AtomicBool::new(false),
+            waiting,
         })
     }
 
-    pub(crate) fn is_nonblocking(&self) -> bool {
-        self.nonblocking.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
-        self.nonblocking.store(nonblocking, Ordering::Relaxed);
-    }
-
-    pub(crate) fn waiters(&self) -> &Waiters {
-        &self.waiters
+    pub(crate) fn waiting(&self) -> &Waiting {
+        &self.waiting
     }
 
     /// The descriptor of UDP, which has to be waited for besides.
@@ -323,8 +312,7 @@ impl Datagram {
         no_wait: bool,
         mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
-        let began = Instant::now();
-        let mut look = |arm: bool| {
+        let look = |arm: bool| {
             let mut state = lock(&self.state);
             loop {
                 state.progress();
@@ -336,36 +324,16 @@ impl Datagram {
                 }
             }
         };
-        loop {
-            if let Some(outcome) = look(false) {
-                return outcome;
-            }
-            if no_wait || self.is_nonblocking() {
-                return Err(Errno(libc::EAGAIN));
-            }
-            if began.elapsed() >= SPIN {
-                break;
-            }
-        }
-        let waker = Waker::own()?;
-        self.waiters.add(&waker);
-        let outcome = loop {
-            waker.clear();
-            if let Some(outcome) = look(true) {
-                break outcome;
-            }
+        let no_wait = no_wait || self.waiting.is_nonblocking();
+        self.waiting.until(no_wait, look, |waker| {
             let entry = |fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
             };
             let mut both = [entry(waker.fd()), entry(self.file().unwrap_or(-1))];
-            if let Err(error) = poll(&mut both, SLICE) {
-                break Err(error);
-            }
-        };
-        self.waiters.remove(&waker);
-        outcome
+            poll(&mut both, SLICE).map(drop)
+        })
     }
 
     pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
@@ -443,7 +411,7 @@ impl Datagram {
         state.udp = None;
         state.error = Some(Errno(libc::EBADF));
         drop(state);
-        self.waiters.wake();
+        self.waiting.waiters.wake();
         ports.into_iter().for_each(Port::end);
     }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use libc::pollfd;
 use polyverbs_libibverbs::errno::Errno;
 
-use super::stream::{Ready, SLICE, SPIN};
+use super::stream::Ready;
 use super::table::{self, Socket};
-use super::waiting::{Deadline, Waker, poll};
+use super::waiting::{Deadline, SLICE, SPIN, Waker, poll};
 
 /// The entries of a `poll`, told apart.
 struct Polled<'a> {
@@ -132,11 +132,11 @@ pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, 
         std::hint::spin_loop();
     }
     let waker = Waker::own()?;
-    let add = |(_, socket): &(usize, Socket)| socket.waiters().add(&waker);
+    let add = |(_, socket): &(usize, Socket)| socket.waiting().waiters.add(&waker);
     polled.sockets.iter().for_each(add);
     let found = polled.sleep(&waker, deadline);
     for (_, socket) in &polled.sockets {
-        socket.waiters().remove(&waker);
+        socket.waiting().waiters.remove(&waker);
     }
     found
 }

@@ -7,11 +7,11 @@
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming, Listener};
+use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::{Access, ConnectOptions, MrOptions, Qp};
 
@@ -19,14 +19,13 @@ use super::device::{self, Opened};
 use super::lane::{End, Lane};
 use super::options::Options;
 use super::protocol::{Hello, Message};
-use super::waiting::{Deadline, Waiters, Waker, lock};
+use super::waiting::{AGAIN, Deadline, SLICE, Waiters, Waiting};
 
 /// A stream socket.
 pub(crate) struct Stream {
     state: Mutex<State>,
     mailbox: Mutex<VecDeque<Letter>>,
-    waiters: Arc<Waiters>,
-    nonblocking: AtomicBool,
+    waiting: Waiting,
 }
 
 // What the connection manager tells.
@@ -86,10 +85,6 @@ pub(crate) struct Ready {
     pub(crate) hang_up: bool,
 }
 
-/// How long a call looks again before it sleeps.
-pub(crate) const SPIN: Duration = Duration::from_micros(20);
-/// How long a sleep is at most, and how long nothing may come before a look whether the peer is there.
-pub(crate) const SLICE: Duration = Duration::from_secs(1);
 /// Half a second, seven times: a peer that is busy is not one that is gone.
 const ACK_TIMEOUT: u8 = 17;
 /// How long closing waits for what was sent, unless SO_LINGER says otherwise.
@@ -123,7 +118,6 @@ fn errno_of(error: &ConnectError) -> Errno {
 }
 
 const NOT_CONNECTED: Errno = Errno(libc::ENOTCONN);
-const AGAIN: Errno = Errno(libc::EAGAIN);
 
 impl Stream {
     pub(crate) fn new(family: Family) -> Arc<Self> {
@@ -147,26 +141,17 @@ impl Stream {
         Arc::new(Self {
             state: Mutex::new(state),
             mailbox: Mutex::default(),
-            waiters: Arc::default(),
-            nonblocking: AtomicBool::new(false),
+            waiting: Waiting::default(),
         })
     }
 
-    pub(crate) fn is_nonblocking(&self) -> bool {
-        self.nonblocking.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
-        self.nonblocking.store(nonblocking, Ordering::Relaxed);
-    }
-
-    pub(crate) fn waiters(&self) -> &Waiters {
-        &self.waiters
+    pub(crate) fn waiting(&self) -> &Waiting {
+        &self.waiting
     }
 
     fn tell(&self, letter: Letter) {
         lock(&self.mailbox).push_back(letter);
-        self.waiters.wake();
+        self.waiting.waiters.wake();
     }
 
     // The state, with all that has happened in it.
@@ -184,56 +169,28 @@ impl Stream {
         look(&mut state)
     }
 
-    /// Tries until there is an outcome, in this thread and then asleep.
+    // Tries until there is an outcome.
     fn until<T>(
         &self,
         no_wait: bool,
         deadline: Deadline,
         mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
-        let began = Instant::now();
-        loop {
-            if let Some(outcome) = self.look(&mut attempt) {
-                return outcome;
-            }
-            if no_wait {
-                return Err(AGAIN);
-            }
-            if began.elapsed() >= SPIN {
-                break;
-            }
-            std::hint::spin_loop();
-        }
-        let waker = Waker::own()?;
-        self.waiters.add(&waker);
-        let outcome = self.sleep_until(&waker, deadline, attempt);
-        self.waiters.remove(&waker);
-        outcome
-    }
-
-    fn sleep_until<T>(
-        &self,
-        waker: &Waker,
-        deadline: Deadline,
-        mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
-    ) -> Result<T, Errno> {
-        loop {
-            waker.clear();
-            let outcome = self.look(|state| {
+        let attempt = |arm: bool| {
+            self.look(|state| {
                 let mut outcome = attempt(state);
-                while outcome.is_none() && state.arm() {
+                while arm && outcome.is_none() && state.arm() {
                     state.progress();
                     outcome = attempt(state);
                 }
                 outcome
-            });
-            if let Some(outcome) = outcome {
-                return outcome;
-            }
-            let left = deadline.left(SLICE).ok_or(AGAIN)?;
-            waker.sleep(left)?;
+            })
+        };
+        self.waiting.until(no_wait, attempt, |waker| {
+            waker.sleep(deadline.left(SLICE).ok_or(AGAIN)?)?;
             self.look(State::probe);
-        }
+            Ok(())
+        })
     }
 
     /// What may be done now. `arm`: those who wait are woken when that changes.
@@ -329,13 +286,14 @@ impl Stream {
     /// The next connection, and who is at its other end.
     pub(crate) fn accept(self: &Arc<Self>) -> Result<(Arc<Self>, SocketAddr), Errno> {
         loop {
-            let (place, incoming) =
-                self.until(self.is_nonblocking(), Deadline::NEVER, |state| {
-                    match (&state.stage, state.asked.pop_front()) {
-                        (Stage::Listening(_), asked) => asked.map(Ok),
-                        _ => Some(Err(Errno::INVAL)),
-                    }
-                })?;
+            let (place, incoming) = self.until(
+                self.waiting.is_nonblocking(),
+                Deadline::NEVER,
+                |state| match (&state.stage, state.asked.pop_front()) {
+                    (Stage::Listening(_), asked) => asked.map(Ok),
+                    _ => Some(Err(Errno::INVAL)),
+                },
+            )?;
             let (device, listener, family, options, local) = self.look(|state| {
                 let Stage::Listening(listeners) = &state.stage else {
                     return Err(Errno::INVAL);
@@ -383,7 +341,7 @@ impl Stream {
     fn make_lane(&self, device: &Arc<Opened>) -> Result<(Qp, ConnectionOptions), Errno> {
         let sizes = lock(&self.state).options.sizes;
         let lane = Lane::new(device, &sizes)?;
-        let waiters = Arc::downgrade(&self.waiters);
+        let waiters = Arc::downgrade(&self.waiting.waiters);
         lane.cq().on_completion(move |_| wake(&waiters));
         let hello = lane.hello(&sizes).emit();
         let qp = lane.qp().clone();
@@ -420,10 +378,10 @@ impl Stream {
                     return Err(error);
                 }
             }
-            None if self.is_nonblocking() => return Err(Errno(libc::EALREADY)),
+            None if self.waiting.is_nonblocking() => return Err(Errno(libc::EALREADY)),
             None => {}
         }
-        if self.is_nonblocking() {
+        if self.waiting.is_nonblocking() {
             return Err(Errno(libc::EINPROGRESS));
         }
         self.until(false, Deadline::NEVER, |state| match state.stage {
@@ -493,7 +451,7 @@ impl Stream {
         sent: &mut usize,
         mut step: impl FnMut(&mut Lane, &mut usize) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
-        let no_wait = how.no_wait || self.is_nonblocking();
+        let no_wait = how.no_wait || self.waiting.is_nonblocking();
         let moved = self.until(no_wait, Deadline::NEVER, |state| {
             loop {
                 let lane = match state.sending() {
@@ -524,7 +482,7 @@ impl Stream {
     /// Takes octets that have come: 0 at the end.
     pub(crate) fn receive(&self, sinks: &mut [IoSliceMut<'_>], how: How) -> Result<usize, Errno> {
         let total: usize = sinks.iter().map(|sink| sink.len()).sum();
-        let no_wait = how.no_wait || self.is_nonblocking();
+        let no_wait = how.no_wait || self.waiting.is_nonblocking();
         let mut received = 0;
         let moved = self.until(no_wait, Deadline::NEVER, |state| {
             let lane = match state.receiving() {
@@ -566,7 +524,7 @@ impl Stream {
                 false => Message::Disconnect,
             }))
         })?;
-        self.waiters.wake();
+        self.waiting.waiters.wake();
         let Some(message) = message else {
             return Ok(());
         };
@@ -597,7 +555,7 @@ impl Stream {
         let asked = std::mem::take(&mut state.asked);
         drop(state);
         let letters = std::mem::take(&mut *lock(&self.mailbox));
-        self.waiters.wake();
+        self.waiting.waiters.wake();
         // With no lock held: what ends here calls back.
         drop((asked, stage));
         drop((connection, letters));
@@ -949,13 +907,13 @@ mod tests {
         };
         assert_eq!(receive(&passive, 4, peek).unwrap(), b"hell");
         assert_eq!(receive(&passive, 9, How::default()).unwrap(), b"hello");
-        active.set_nonblocking(true);
+        active.waiting.set_nonblocking(true);
         let block = vec![0; 1 << 20];
         let sent = active
             .send(&[IoSlice::new(&block)], How::default())
             .unwrap();
         assert!((1..block.len()).contains(&sent), "{sent}");
-        active.set_nonblocking(false);
+        active.waiting.set_nonblocking(false);
         let reader = thread::spawn(move || {
             let all = receive(&passive, 1 << 20, ALL).unwrap().len();
             passive.close();
@@ -991,14 +949,14 @@ mod tests {
         assert_eq!(refused, Err(Errno(libc::ECONNREFUSED)));
         active.close();
         let active = Stream::new(Family::V4);
-        active.set_nonblocking(true);
+        active.waiting.set_nonblocking(true);
         let begun = active.connect("127.0.0.1:1".parse().unwrap());
         assert_eq!(begun, Err(Errno(libc::EINPROGRESS)));
         let failed = active.until(false, Deadline::after(SLICE * 30), |state| {
             state.ready().error.then(|| Ok(state.error.take()))
         });
         // Nobody has the first look at it on a socket that does not wait.
-        active.set_nonblocking(false);
+        active.waiting.set_nonblocking(false);
         assert_eq!(failed, Ok(Some(Errno(libc::ECONNREFUSED))));
         active.close();
     }

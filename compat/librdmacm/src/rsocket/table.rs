@@ -11,7 +11,7 @@ use polyverbs_libibverbs::errno::Errno;
 use super::datagram::Datagram;
 use super::options::Options;
 use super::stream::{Ready, Stream};
-use super::waiting::{Waiters, event_fd};
+use super::waiting::{Waiting, event_fd};
 
 /// A socket of either kind.
 #[derive(Clone)]
@@ -106,16 +106,8 @@ impl Socket {
         either!(self, socket => socket.connect(to))
     }
 
-    pub(crate) fn is_nonblocking(&self) -> bool {
-        either!(self, socket => socket.is_nonblocking())
-    }
-
-    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
-        either!(self, socket => socket.set_nonblocking(nonblocking));
-    }
-
-    pub(crate) fn waiters(&self) -> &Waiters {
-        either!(self, socket => socket.waiters())
+    pub(crate) fn waiting(&self) -> &Waiting {
+        either!(self, socket => socket.waiting())
     }
 
     pub(crate) fn ready(&self, arm: bool) -> Ready {

@@ -5,15 +5,19 @@
 use std::cell::RefCell;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
 
-/// A lock whose holder may have panicked: what it guards is right at any moment.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// How long a call looks again before it sleeps.
+pub(crate) const SPIN: Duration = Duration::from_micros(20);
+/// How long a sleep is at most, and how long nothing may come before a look whether the peer is there.
+pub(crate) const SLICE: Duration = Duration::from_secs(1);
+/// What a call answers that would have to wait.
+pub(crate) const AGAIN: Errno = Errno(libc::EAGAIN);
 
 /// A new event descriptor.
 ///
@@ -132,6 +136,62 @@ impl Waiters {
         if let Some(place) = all.iter().position(|known| Arc::ptr_eq(known, waker)) {
             all.swap_remove(place);
         }
+    }
+}
+
+/// What sockets of both kinds have for those who wait.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    pub(crate) waiters: Arc<Waiters>,
+    nonblocking: AtomicBool,
+}
+
+impl Waiting {
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    /// Tries until there is an outcome, in this thread and then asleep. `attempt` hears whether the waiters must be woken
+    /// when there is something new.
+    ///
+    /// # Errors
+    /// The outcome's, [`AGAIN`] where there is none and `no_wait`, and those of `sleep`.
+    pub(crate) fn until<T>(
+        &self,
+        no_wait: bool,
+        mut attempt: impl FnMut(bool) -> Option<Result<T, Errno>>,
+        sleep: impl Fn(&Waker) -> Result<(), Errno>,
+    ) -> Result<T, Errno> {
+        let began = Instant::now();
+        loop {
+            if let Some(outcome) = attempt(false) {
+                return outcome;
+            }
+            if no_wait {
+                return Err(AGAIN);
+            }
+            if began.elapsed() >= SPIN {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let waker = Waker::own()?;
+        self.waiters.add(&waker);
+        let outcome = loop {
+            waker.clear();
+            if let Some(outcome) = attempt(true) {
+                break outcome;
+            }
+            if let Err(errno) = sleep(&waker) {
+                break Err(errno);
+            }
+        };
+        self.waiters.remove(&waker);
+        outcome
     }
 }
 
