@@ -33,13 +33,21 @@ pub unsafe extern "C" fn create(
     init: *mut IbvQpInitAttr,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    let known = unsafe { (id::own(id), init.as_mut()) };
-    done(match known {
-        (Err(errno), _) => Err(errno),
-        (Ok(_), None) => Err(Errno::INVAL),
-        // SAFETY: as the caller promises.
-        (Ok((public, _)), Some(init)) => unsafe { make(public, pd, init) },
-    })
+    let known = unsafe { known(id, init) };
+    // SAFETY: as the caller promises.
+    done(known.and_then(|(public, init)| unsafe { make(public, pd, init) }))
+}
+
+// SAFETY of the callers: `init` is null or writable, and the identifier is not destroyed while the answer is used.
+unsafe fn known<'a, T>(
+    id: *mut RdmaCmId,
+    init: *mut T,
+) -> Result<(&'a mut RdmaCmId, &'a mut T), Errno> {
+    // SAFETY: as the caller promises.
+    let (public, _) = unsafe { id::own(id) }?;
+    // SAFETY: as the caller promises.
+    let init = unsafe { init.as_mut() }.ok_or(Errno::INVAL)?;
+    Ok((public, init))
 }
 
 /// Makes an identifier's queue pair.
@@ -78,14 +86,9 @@ pub unsafe fn make(
 /// # Safety
 /// As for [`create`].
 pub unsafe extern "C" fn create_ex(id: *mut RdmaCmId, init: *mut IbvQpInitAttrEx) -> c_int {
-    // SAFETY: as the caller promises.
-    let known = unsafe { (id::own(id), init.as_mut()) };
     let made = || {
-        let (public, init) = match known {
-            (Err(errno), _) => return Err(errno),
-            (Ok(_), None) => return Err(Errno::INVAL),
-            (Ok((public, _)), Some(init)) => (public, init),
-        };
+        // SAFETY: as the caller promises.
+        let (public, init) = unsafe { known(id, init) }?;
         let named = if init.comp_mask & PD != 0 {
             init.pd
         } else {
@@ -306,14 +309,9 @@ pub unsafe extern "C" fn create_srq_ex(id: *mut RdmaCmId, init: *mut IbvSrqInitA
     const PD: u32 = 1 << 1;
     const CQ: u32 = 1 << 3;
     const XRC: c_int = 1;
-    // SAFETY: as the caller promises.
-    let known = unsafe { (id::own(id), init.as_mut()) };
     let made = || {
-        let (public, init) = match known {
-            (Err(errno), _) => return Err(errno),
-            (Ok(_), None) => return Err(Errno::INVAL),
-            (Ok((public, _)), Some(init)) => (public, init),
-        };
+        // SAFETY: as the caller promises.
+        let (public, init) = unsafe { known(id, init) }?;
         if !public.srq.is_null() || public.verbs.is_null() {
             return Err(Errno::INVAL);
         }
