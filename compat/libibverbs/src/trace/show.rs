@@ -277,56 +277,41 @@ fn attributes(out: &mut String, attr: &IbvQpAttr, mask: u32) {
         .ok()
         .and_then(|state| STATES.get(state));
     let state = state.map_or_else(|| attr.qp_state.to_string(), |state| (*state).to_owned());
+    let mut av = String::new();
+    path(&mut av, &attr.ah_attr);
+    let fields = [
+        (0, "qp_state", format_args!("{state}")),
+        (
+            3,
+            "qp_access_flags",
+            format_args!("{:#x}", attr.qp_access_flags),
+        ),
+        (4, "pkey_index", format_args!("{}", attr.pkey_index)),
+        (5, "port_num", format_args!("{}", attr.port_num)),
+        (6, "qkey", format_args!("{:#x}", attr.qkey)),
+        (7, "ah_attr", format_args!("{av}")),
+        (8, "path_mtu", format_args!("{}", attr.path_mtu)),
+        (9, "timeout", format_args!("{}", attr.timeout)),
+        (10, "retry_cnt", format_args!("{}", attr.retry_cnt)),
+        (11, "rnr_retry", format_args!("{}", attr.rnr_retry)),
+        (12, "rq_psn", format_args!("{:#x}", attr.rq_psn)),
+        (13, "max_rd_atomic", format_args!("{}", attr.max_rd_atomic)),
+        (15, "min_rnr_timer", format_args!("{}", attr.min_rnr_timer)),
+        (16, "sq_psn", format_args!("{:#x}", attr.sq_psn)),
+        (
+            17,
+            "max_dest_rd_atomic",
+            format_args!("{}", attr.max_dest_rd_atomic),
+        ),
+        (20, "dest_qp_num", format_args!("{:#x}", attr.dest_qp_num)),
+    ];
     let mut before = "{";
-    let mut field = |out: &mut String, bit: u32, name: &str, value: std::fmt::Arguments<'_>| {
+    for (bit, name, value) in fields {
         if mask & 1 << bit != 0 {
             put(out, format_args!("{before}{name}={value}"));
             before = ", ";
         }
-    };
-    field(out, 0, "qp_state", format_args!("{state}"));
-    field(
-        out,
-        3,
-        "qp_access_flags",
-        format_args!("{:#x}", attr.qp_access_flags),
-    );
-    field(out, 4, "pkey_index", format_args!("{}", attr.pkey_index));
-    field(out, 5, "port_num", format_args!("{}", attr.port_num));
-    field(out, 6, "qkey", format_args!("{:#x}", attr.qkey));
-    let mut av = String::new();
-    path(&mut av, &attr.ah_attr);
-    field(out, 7, "ah_attr", format_args!("{av}"));
-    field(out, 8, "path_mtu", format_args!("{}", attr.path_mtu));
-    field(out, 9, "timeout", format_args!("{}", attr.timeout));
-    field(out, 10, "retry_cnt", format_args!("{}", attr.retry_cnt));
-    field(out, 11, "rnr_retry", format_args!("{}", attr.rnr_retry));
-    field(out, 12, "rq_psn", format_args!("{:#x}", attr.rq_psn));
-    field(
-        out,
-        13,
-        "max_rd_atomic",
-        format_args!("{}", attr.max_rd_atomic),
-    );
-    field(
-        out,
-        15,
-        "min_rnr_timer",
-        format_args!("{}", attr.min_rnr_timer),
-    );
-    field(out, 16, "sq_psn", format_args!("{:#x}", attr.sq_psn));
-    field(
-        out,
-        17,
-        "max_dest_rd_atomic",
-        format_args!("{}", attr.max_dest_rd_atomic),
-    );
-    field(
-        out,
-        20,
-        "dest_qp_num",
-        format_args!("{:#x}", attr.dest_qp_num),
-    );
+    }
     out.push_str(if before == "{" { "{}" } else { "}" });
 }
 
