@@ -5,6 +5,8 @@
 //!
 //! Read first: [`codec`], then [`udp`] and [`tcp`].
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub mod codec;
 pub mod octets;
 pub mod queue;
@@ -30,3 +32,8 @@ pub use tcp::{Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{NewStream, StreamThroughOctets, ThroughOctets};
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
 pub use watched::WatchedLink;
+
+// The lock, whatever became of who had it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -16,6 +16,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use polyverbs_sockets::{Ends, Passed, TcpTap, Way};
 
 use super::codec::Envelope;
+use super::lock;
 use crate::capture::{NANOSECONDS, Stage, io_error};
 
 /// Is told of the octets that a link sends, before anything happens to them, and of those that arrive.
@@ -94,7 +95,7 @@ impl OctetCapture {
     /// # Errors
     /// The writer failed, now or before; nothing has been written since.
     pub fn flush(&self) -> io::Result<()> {
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.0);
         match &file.error {
             Some(error) => Err(io::Error::new(error.kind(), error.to_string())),
             None => file.writer.get_mut().flush(),
@@ -106,14 +107,14 @@ impl OctetTap for OctetCapture {
     fn datagram(&self, stage: Stage, envelope: &Envelope, traffic_class: u8, octets: &[u8]) {
         let mut packet = headers(envelope, traffic_class, octets.len());
         packet.extend_from_slice(octets);
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.0);
         file.packet(stage, packet);
     }
 }
 
 impl TcpTap for OctetCapture {
     fn passed(&self, way: Way, ends: &Ends, passed: Passed<'_>) {
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.0);
         match passed {
             Passed::Request => {
                 file.streams.insert(*ends, [0; 2]);

@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::link::{Deliver, Frame, Link};
@@ -20,6 +20,7 @@ use polyverbs_sockets::{Connection, Duty, Ready, Received, Source, StreamError, 
 use verbs_api::LinkAddress;
 
 use super::codec::{Found, Leaving, News, StreamCodec};
+use super::lock;
 use super::queue::OctetQueue;
 use super::tampering::Tampering;
 use crate::fault::StreamFaults;
@@ -1059,10 +1060,6 @@ impl<L: List> Default for Chore<L> {
             list: Mutex::default(),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Octets that one read asks for, behind the longest frame that has begun: with that, what a processor has near.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use polyverbs_sockets::{
 use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 
 use super::codec::{Arrival, Common, DatagramCodec, Envelope};
+use super::lock;
 use super::octets::OctetTap;
 use super::train::{Car, Departed, Route, Train};
 use crate::capture::Stage;
@@ -813,10 +814,6 @@ fn handed<'d>(arrival: &Arrival, datagram: &'d [u8]) -> Handed<'d> {
         segment: arrival.segment as u8,
         octets: datagram,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const DATA: u64 = 1;

@@ -350,17 +350,34 @@ fn while_nobody_polls_the_watch_delivers() {
     }
 }
 
+/// Two leases of one port, which stand for two processes, each with a thread that reads.
+struct Processes {
+    links: [Arc<UdpLink<Toy>>; 2],
+    sinks: [Arc<Sink>; 2],
+    _duties: [Arc<dyn Duty>; 2],
+}
+
+impl Processes {
+    fn at(address: &str) -> Self {
+        let links = [(); 2].map(|()| link(address, 47_080));
+        let sinks = links.each_ref().map(Sink::of);
+        let start = |place: usize| {
+            let network: Arc<dyn Progress> = Arc::clone(&sinks[place]) as _;
+            links[place].start(Arc::downgrade(&network)).unwrap()
+        };
+        Self {
+            _duties: [start(0), start(1)],
+            links,
+            sinks,
+        }
+    }
+}
+
 #[test]
 fn what_another_process_gets_comes_to_the_one_it_is_for() {
-    // Two leases of one port stand for two processes.
-    let [one, other] = [(); 2].map(|()| link("127.0.3.91", 47_080));
+    let processes = Processes::at("127.0.3.91");
+    let ([one, other], sinks) = (&processes.links, &processes.sinks);
     let from = link("127.0.3.92", 47_080);
-    let sinks = [&one, &other].map(Sink::of);
-    let networks = sinks
-        .each_ref()
-        .map(|sink| Arc::clone(sink) as Arc<dyn Progress>);
-    let [first, second] = networks.each_ref().map(Arc::downgrade);
-    let _duties = (one.start(first).unwrap(), other.start(second).unwrap());
     other.serve(5).unwrap();
     assert!(one.serve(5).is_err());
     let of = |service: u8| {
@@ -371,7 +388,7 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
         };
         Frame {
             header,
-            ..frame(&from, &one, 0, b"request")
+            ..frame(&from, one, 0, b"request")
         }
     };
     // Whichever of the two is woken. On a busy machine some may be lost, as datagrams may.
@@ -406,13 +423,8 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
 
 #[test]
 fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
-    let [one, other] = [(); 2].map(|()| link("127.0.3.163", 47_080));
-    let sinks = [&one, &other].map(Sink::of);
-    let networks = sinks
-        .each_ref()
-        .map(|sink| Arc::clone(sink) as Arc<dyn Progress>);
-    let [first, second] = networks.each_ref().map(Arc::downgrade);
-    let _duties = (one.start(first).unwrap(), other.start(second).unwrap());
+    let processes = Processes::at("127.0.3.163");
+    let ([one, other], sinks) = (&processes.links, &processes.sinks);
     other.serve(5).unwrap();
     let from = UdpSocket::bind("127.0.3.164:0".parse().unwrap(), &UdpOptions::default()).unwrap();
     let of = |link: &UdpLink<Toy>| link.lease().range().first() + 7;
@@ -429,7 +441,7 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
         octets
     };
     // A message to the common queue pair behind others, and others behind it.
-    let (mine, its) = ((of(&one), 0), (of(&other), 0));
+    let (mine, its) = ((of(one), 0), (of(other), 0));
     for call in [
         [mine, (1, 5), its],
         [its, mine, (1, 5)],
