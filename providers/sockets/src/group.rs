@@ -1,7 +1,8 @@
 //! One UDP port of one address for several processes, as RoCEv2 needs it.
 //!
-//! 64 sockets share the port; a program in the kernel chooses one by the upper six bits of the destination QP number.
-//! Every process has the descriptors of all, so that none of them vanishes with another process, and reads the one of the
+//! 64 sockets share the port; a program in the kernel chooses one by the upper six bits of the destination QP number, or,
+//! where that is QP 1, of the communication id that a message of the connection manager is an answer to: so that it
+//! never lies with a process that is about to end. Every process has the descriptors of all, so that none of them vanishes with another process, and reads the one of the
 //! range of numbers that it leased. What else there is to agree on is agreed on by names that only one process can hold:
 //!
 //! | name, behind `polyverbs/udp/ADDRESS:PORT/` | means |
@@ -10,7 +11,7 @@
 //! | `range/1` … `range/63` | the lease of this range, and the inbox of its holder |
 //! | `service/ID` | connection requests for this service go to this inbox |
 //!
-//! Range 0 is everybody's: datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
+//! Range 0 is everybody's: other datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -391,14 +392,57 @@ fn of_service(address: SocketAddr, service: u64) -> String {
     format!("polyverbs/udp/{address}/service/{service:016x}")
 }
 
-/// The upper six bits of the destination QP number, which is in the second word of a datagram. A shorter one is given to
-/// the first socket.
-const STEERING: [libc::sock_filter; 4] = [
-    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 4),
+/// The upper six bits of the destination QP number, which is in the second word of a datagram; of messages to QP 1 those of
+/// the communication id that they answer. Behind BTH and DETH (IBTA 9.2, 9.3.1) comes the management datagram, with its
+/// class in the second octet and what it is in the ninth pair (IBTA 13.4.3), and behind its header the message, which
+/// begins with the sender's id and the receiver's (IBTA 12.6). A datagram that is too short for that is given to the
+/// first socket.
+const STEERING: [libc::sock_filter; 17] = [
+    load(libc::BPF_W, 4),
     instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
+    when(GSI_QP, 2, 0),
     instruction(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, QpnRange::SHIFT),
     instruction(libc::BPF_RET | libc::BPF_A, 0),
+    load(libc::BPF_B, MAD + 1),
+    when(COMMUNICATION_MANAGEMENT, 0, 9),
+    load(libc::BPF_H, MAD + 16),
+    when(REQ, 7, 0),
+    when(SIDR_REQ, 6, 0),
+    when(SIDR_REP, 2, 0),
+    load(libc::BPF_W, MAD + MAD_HEADER + 4),
+    instruction(libc::BPF_JMP | libc::BPF_JA, 1),
+    load(libc::BPF_W, MAD + MAD_HEADER),
+    instruction(
+        libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K,
+        QpnRange::COMMUNICATION_SHIFT,
+    ),
+    instruction(libc::BPF_RET | libc::BPF_A, 0),
+    instruction(libc::BPF_RET | libc::BPF_K, 0),
 ];
+
+/// Octets in front of a management datagram: BTH and DETH.
+const MAD: u32 = 12 + 8;
+/// Octets of its header.
+const MAD_HEADER: u32 = 24;
+/// The queue pair of general services.
+const GSI_QP: u32 = 1;
+/// The class of the connection manager's messages, and those that answer none, or that have but one id.
+const COMMUNICATION_MANAGEMENT: u32 = 0x07;
+const REQ: u32 = 0x10;
+const SIDR_REQ: u32 = 0x17;
+const SIDR_REP: u32 = 0x18;
+
+const fn load(width: u32, at: u32) -> libc::sock_filter {
+    instruction(libc::BPF_LD | width | libc::BPF_ABS, at)
+}
+
+const fn when(value: u32, then: u8, otherwise: u8) -> libc::sock_filter {
+    libc::sock_filter {
+        jt: then,
+        jf: otherwise,
+        ..instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value)
+    }
+}
 
 const fn instruction(code: u32, k: u32) -> libc::sock_filter {
     libc::sock_filter {

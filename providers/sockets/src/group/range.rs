@@ -14,6 +14,9 @@ impl QpnRange {
     /// Bits of a number that do not tell its range.
     pub const SHIFT: u32 = 18;
 
+    /// Bits of a communication id that do not tell its range.
+    pub const COMMUNICATION_SHIFT: u32 = 26;
+
     /// The range that a number falls into.
     pub const fn of_qpn(qpn: u32) -> Self {
         Self((qpn >> Self::SHIFT & 0x3f) as u8)
@@ -27,12 +30,12 @@ impl QpnRange {
 
     /// The range of the process that made a communication id.
     pub const fn of_communication(id: u32) -> Self {
-        Self((id >> 26) as u8)
+        Self((id >> Self::COMMUNICATION_SHIFT) as u8)
     }
 
     /// The communication id of this range with these lower 26 bits.
     pub const fn communication(self, number: u32) -> u32 {
-        (self.0 as u32) << 26 | number & 0x3ff_ffff
+        (self.0 as u32) << Self::COMMUNICATION_SHIFT | number & 0x3ff_ffff
     }
 
     /// Number of the range.

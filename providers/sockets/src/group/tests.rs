@@ -66,6 +66,40 @@ fn what_goes_to_nobody_in_particular_arrives_at_the_common_socket() {
     assert_eq!(arrivals(lease.common()).len(), 4);
 }
 
+/// A message of a class of management datagrams to QP 1, from one communication id to another.
+fn management(class: u8, attribute: u8, from: u32, to: u32) -> Vec<u8> {
+    let mut datagram = [&bth(1)[..], &[0; 8 + 256]].concat();
+    (datagram[21], datagram[37]) = (class, attribute);
+    datagram[44..48].copy_from_slice(&from.to_be_bytes());
+    datagram[48..52].copy_from_slice(&to.to_be_bytes());
+    datagram
+}
+
+#[test]
+fn what_answers_a_process_lies_with_that_process_and_no_other() {
+    let [one, other] = [(); 2].map(|()| Lease::join(options(47_011)).unwrap());
+    let flows = flows(&one);
+    let [mine, its] = [&one, &other].map(|lease| lease.range().communication(7));
+    let answers: Vec<_> = [0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x19, 0x1a]
+        .map(|attribute| management(7, attribute, mine, its))
+        .into_iter()
+        .chain([management(7, 0x18, its, mine)])
+        .collect();
+    // Requests, another class, and an answer to nobody's.
+    let others = [
+        management(7, 0x10, mine, its),
+        management(7, 0x17, its, mine),
+        management(4, 0x15, mine, its),
+        management(7, 0x12, mine, 0),
+    ];
+    for datagram in answers.iter().chain(&others) {
+        send(&flows, one.address(), datagram);
+    }
+    assert_eq!(arrivals(other.socket()), answers);
+    assert_eq!(arrivals(one.common()), others);
+    assert!(arrivals(one.socket()).is_empty());
+}
+
 #[test]
 fn a_range_begins_empty() {
     let first = Lease::join(options(47_003)).unwrap();
