@@ -45,8 +45,12 @@ pub trait ManagementPort: Send + Sync + 'static {
     /// Who is told what comes. The first one made stays; whoever is later gets that one.
     fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink>;
 
-    /// Sends a management datagram of 256 octets. It may be lost. Call with no lock held.
+    /// Sends a management datagram of 256 octets. It may be lost on its way, but not with this process: it has left when
+    /// this returns. Nobody is told anything meanwhile.
     fn send(&self, to: IpAddr, datagram: &[u8]);
+
+    /// Delivers what is due, where that needs somebody. Call after what was sent, with no lock held.
+    fn progress(&self) {}
 
     /// Requests for this service are for this process from now on, whichever of those at the address they reach.
     ///

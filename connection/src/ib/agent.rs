@@ -33,6 +33,8 @@ use crate::panics::FirstPanic;
 pub struct Agent {
     port: Weak<dyn ManagementPort>,
     state: Mutex<State>,
+    /// Whoever sends: messages leave in their order. Taken before the state.
+    sending: Mutex<()>,
 }
 
 struct State {
@@ -42,7 +44,8 @@ struct State {
     /// When the port was asked to call.
     wakes_at: Option<Duration>,
     next_port: u16,
-    is_settling: bool,
+    tellings: VecDeque<Telling>,
+    is_telling: bool,
 }
 
 /// Who hears of a connection, or a question.
@@ -75,13 +78,6 @@ enum Telling {
     QuestionWithdrawn(Arc<dyn ListenSink<Question>>, Token),
     Answered(Arc<dyn AnswerSink>, Result<Answer, ConnectError>),
     Nothing,
-}
-
-/// What has come of the manager.
-#[derive(Default)]
-struct Settled {
-    messages: Vec<super::Outgoing>,
-    tellings: VecDeque<Telling>,
 }
 
 impl Agent {
@@ -117,8 +113,10 @@ impl Agent {
                 listeners: BTreeMap::new(),
                 wakes_at: None,
                 next_port: FIRST_PORT.wrapping_add(random(2) as u16 & 0x3fff),
-                is_settling: false,
+                tellings: VecDeque::new(),
+                is_telling: false,
             }),
+            sending: Mutex::new(()),
         })
     }
 
@@ -139,33 +137,16 @@ impl Agent {
         result
     }
 
-    // One thread sends and tells, in order; what those who are told bring about is settled by it too. A panic of one of them
-    // goes on when all have been told.
+    // What is brought about has left when this returns, whoever else is at it: the process may end right behind. One
+    // thread tells, in order, and what those who are told bring about is told by it too. A panic of one of them goes on
+    // when all have been told.
     fn settle(&self, port: &dyn ManagementPort, now: Time) {
-        let mut state = self.lock();
-        if std::mem::replace(&mut state.is_settling, true) {
-            return;
-        }
+        let mut tells = false;
         let mut panicked = FirstPanic::default();
-        loop {
-            let settled = state.settled(now);
-            if settled.is_empty() {
-                break;
-            }
-            drop(state);
-            for message in settled.messages {
-                let header = cm::header_of(&message.message, message.transaction_id);
-                let datagram = mad::encode(&header, &message.message.to_data());
-                if let LinkAddress::Ip(to) = message.to {
-                    port.send(to, &datagram);
-                }
-            }
-            for telling in settled.tellings {
-                panicked.unless(|| self.tell(telling));
-            }
-            state = self.lock();
+        while let Some(telling) = self.send(port, now, &mut tells) {
+            panicked.unless(|| self.tell(telling));
         }
-        state.is_settling = false;
+        let mut state = self.lock();
         let due = state
             .manager
             .next_due()
@@ -178,6 +159,32 @@ impl Agent {
             port.wake_at(due);
         }
         panicked.go_on();
+    }
+
+    // Sends what there is, and answers what is to be told then: an answer to an event is a message, which leaves before
+    // anybody hears of the event.
+    fn send(&self, port: &dyn ManagementPort, now: Time, tells: &mut bool) -> Option<Telling> {
+        let in_order = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut has_sent = false;
+        let telling = loop {
+            let mut state = self.lock();
+            state.hear(now);
+            let Some(message) = state.manager.poll_message() else {
+                break state.next_telling(tells);
+            };
+            drop(state);
+            let header = cm::header_of(&message.message, message.transaction_id);
+            let datagram = mad::encode(&header, &message.message.to_data());
+            if let LinkAddress::Ip(to) = message.to {
+                port.send(to, &datagram);
+                has_sent = true;
+            }
+        };
+        drop(in_order);
+        if has_sent {
+            port.progress();
+        }
+        telling
     }
 
     fn tell(&self, telling: Telling) {
@@ -205,24 +212,24 @@ impl Agent {
     }
 }
 
-impl Settled {
-    fn is_empty(&self) -> bool {
-        self.messages.is_empty() && self.tellings.is_empty()
-    }
-}
-
 impl State {
-    fn settled(&mut self, now: Time) -> Settled {
-        let mut settled = Settled::default();
-        // An answer to an event is a message, which leaves before anybody is told.
+    // What has come of the manager is to be told.
+    fn hear(&mut self, now: Time) {
         while let Some(event) = self.manager.poll_event() {
             let telling = self.telling(event, now);
-            settled.tellings.push_back(telling);
+            self.tellings.push_back(telling);
         }
-        while let Some(message) = self.manager.poll_message() {
-            settled.messages.push(message);
+    }
+
+    // For the one thread that tells, or for who becomes it.
+    fn next_telling(&mut self, tells: &mut bool) -> Option<Telling> {
+        if self.is_telling && !*tells {
+            return None;
         }
-        settled
+        let next = self.tellings.pop_front();
+        *tells = next.is_some();
+        self.is_telling = *tells;
+        next
     }
 
     fn telling(&mut self, event: Event, now: Time) -> Telling {

@@ -1,7 +1,7 @@
 //! The connection manager of a device, and management datagrams from anywhere.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use polyverbs::qp::{Half, QpType};
@@ -232,6 +232,44 @@ fn withdrawal(number: u32) -> Rej {
         info: Octets::padded(&GUID.to_be_bytes()).unwrap(),
         ..Rej::default()
     }
+}
+
+/// Has another thread refuse who asks, and waits for that thread.
+struct Refuses {
+    lab: Weak<Lab>,
+    sent: Mutex<Vec<(IpAddr, Message)>>,
+}
+
+impl ListenSink<Offer> for Refuses {
+    fn asked(&self, token: Token, _: Offer) {
+        let lab = self.lab.upgrade().unwrap();
+        let refused = move || {
+            lab.agent.reject(token, b"no".to_vec());
+            lab.sent()
+        };
+        *self.sent.lock().unwrap() = std::thread::spawn(refused).join().unwrap();
+    }
+
+    fn withdrawn(&self, _: Token) {}
+}
+
+// The process may end as soon as the call has returned.
+#[test]
+fn what_a_call_says_has_left_when_it_returns_though_another_thread_is_telling() {
+    let lab = Arc::new(Lab::new());
+    let refuses = Arc::new(Refuses {
+        lab: Arc::downgrade(&lab),
+        sent: Mutex::default(),
+    });
+    let sink = Arc::clone(&refuses) as Arc<dyn ListenSink<Offer>>;
+    lab.agent.listen(SocketAddr::new(OWN, PORT), sink).unwrap();
+    lab.hear(peer(2), req(7));
+    let sent = refuses.sent.lock().unwrap();
+    let [(to, Message::Rej(rej))] = sent[..] else {
+        panic!("{sent:?}");
+    };
+    assert_eq!((to, rej.remote_comm_id), (peer(2), 7));
+    assert!(rej.private_data.0.starts_with(b"no"));
 }
 
 // covers 7.04 7.47

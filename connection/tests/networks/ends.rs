@@ -122,6 +122,10 @@ impl ManagementPort for GatedPort {
         self.1.say(move || port.send(to, &datagram));
     }
 
+    fn progress(&self) {
+        self.0.progress();
+    }
+
     fn serve(&self, service: u64) -> std::io::Result<()> {
         self.0.serve(service)
     }

@@ -156,10 +156,15 @@ impl ManagementPort for Management {
         let network = device.network();
         if let (Some(link), true) = (network.link(), device.is_port_active()) {
             link.send(frame, network.timers().now());
-            // The process may end right after its last message.
             link.flush();
+            self.link.wait_for_departure();
         }
-        network.progress();
+    }
+
+    fn progress(&self) {
+        if let Some(device) = self.device() {
+            device.network().progress();
+        }
     }
 
     fn serve(&self, service: u64) -> io::Result<()> {

@@ -407,6 +407,14 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
+    /// Waits until what another thread has begun to send has left. After [`flush`](Link::flush), which leaves that to it,
+    /// nothing of what was sent before is left, unless the socket is full.
+    pub fn wait_for_departure(&self) {
+        for lane in &self.lanes {
+            drop(lock(&lane.leaving));
+        }
+    }
+
     // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
     fn watch_room(&self, lane: &Lane<C::Header>, socket: &UdpSocket, is_full: bool) {
         if lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
