@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use polyverbs::emulated::FaultSpec;
 use serde::{Deserialize, Serialize};
+use text::Parsed;
 use thiserror::Error;
 use toml::Spanned;
 
@@ -47,9 +48,8 @@ pub struct Configuration {
 struct Text {
     trace: Option<PathBuf>,
     pcap: Option<PathBuf>,
-    #[serde(default, with = "text::optional")]
-    fault: Option<FaultSpec>,
-    link_layer: Option<LinkLayer>,
+    fault: Option<Spanned<Parsed<FaultSpec>>>,
+    link_layer: Option<Spanned<LinkLayer>>,
     device: Option<Vec<Spanned<Device>>>,
 }
 
@@ -116,11 +116,22 @@ impl Configuration {
                 }
             }
         }
+        // What a device says of itself stands.
+        let said = configuration.devices.clone();
         if let Some(link_layer) = read.link_layer {
-            configuration.set_link_layer(link_layer)?;
+            let place = link_layer.span().start;
+            let set = configuration.set_link_layer(link_layer.into_inner());
+            set.map_err(|error| error.at(text, place))?;
         }
         if let Some(fault) = read.fault {
-            configuration.set_fault(fault)?;
+            let place = fault.span().start;
+            let Parsed(fault) = fault.into_inner();
+            let set = configuration.set_fault(fault);
+            set.map_err(|error| error.at(text, place))?;
+        }
+        for (device, said) in configuration.devices.iter_mut().zip(said) {
+            device.link_layer = said.link_layer.or(device.link_layer);
+            device.fault = said.fault.or(device.fault);
         }
         Ok(configuration)
     }

@@ -73,6 +73,10 @@ fn what_is_wrong_in_a_text_has_its_line() {
     );
     let fault = complaint("\nfault = \"flood=1%\"\n");
     assert!(fault.starts_with("line 2: no fault is called"), "{fault}");
+    let stream = complaint("\nfault = \"drop=1%\"\n[[device]]\ntransport = \"iwarp\"\n");
+    assert!(stream.starts_with("line 2: "), "{stream}");
+    let nobody = complaint("\nlink-layer = \"infiniband\"\n[[device]]\ntransport = \"iwarp\"\n");
+    assert!(nobody.starts_with("line 2: a link layer"), "{nobody}");
     let taken = complaint("[[device]]\nname = \"a\"\n\n[[device]]\nname = \"a\"\n");
     assert_eq!(taken, "line 4: there is a device named a already");
     let layer = complaint("[[device]]\ntransport = \"iwarp\"\nlink-layer = \"ethernet\"\n");
@@ -119,6 +123,36 @@ fn names_are_what_paths_and_programs_take() {
         };
         assert!(configuration.add(device).is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn what_a_device_says_of_itself_stands() {
+    let text = r#"
+fault = "delay=1ms"
+link-layer = "infiniband"
+
+[[device]]
+fault = "drop=5%"
+
+[[device]]
+link-layer = "ethernet"
+
+[[device]]
+transport = "iwarp"
+"#;
+    let read = Configuration::parse(text).unwrap();
+    let said = read.devices.iter().map(|it| {
+        let fault = it.fault.map(|fault| fault.to_string());
+        (fault.unwrap_or_default(), it.link_layer())
+    });
+    let (infiniband, ethernet) = (LinkLayer::Infiniband, LinkLayer::Ethernet);
+    let expected = [
+        ("drop=5%", infiniband),
+        ("delay=1ms", ethernet),
+        ("delay=1ms", ethernet),
+    ];
+    let expected = expected.map(|(fault, layer)| (fault.to_owned(), layer));
+    assert_eq!(said.collect::<Vec<_>>(), expected);
 }
 
 #[test]

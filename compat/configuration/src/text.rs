@@ -1,11 +1,28 @@
 //! Values that have a text form of their own, as strings of TOML.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, de};
+
+/// A value that is read from a string.
+pub(crate) struct Parsed<T>(pub(crate) T);
+
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Parsed<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map(Self).map_err(de::Error::custom)
+    }
+}
+
 /// A value that may be left out.
 pub(crate) mod optional {
     use std::fmt::Display;
     use std::str::FromStr;
 
-    use serde::{Deserialize as _, Deserializer, Serializer, de};
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use super::Parsed;
 
     pub(crate) fn serialize<T: Display, S: Serializer>(
         value: &Option<T>,
@@ -22,7 +39,6 @@ pub(crate) mod optional {
         T: FromStr<Err: Display>,
         D: Deserializer<'de>,
     {
-        let text = String::deserialize(from)?;
-        text.parse().map(Some).map_err(de::Error::custom)
+        Parsed::deserialize(from).map(|Parsed(value)| Some(value))
     }
 }
