@@ -426,6 +426,7 @@ pub unsafe extern "C" fn poll(entries: *mut pollfd, length: nfds_t, timeout: c_i
     };
     let entries = match length {
         0 => Ok(&mut [][..]),
+        _ if length > MOST_FILES => Err(Errno::INVAL),
         _ if entries.is_null() => Err(FAULT),
         // SAFETY: as the caller promises.
         _ => Ok(unsafe { slice::from_raw_parts_mut(entries, length as usize) }),
@@ -433,6 +434,9 @@ pub unsafe extern "C" fn poll(entries: *mut pollfd, length: nfds_t, timeout: c_i
     let found = entries.and_then(|entries| poll::wait(entries, deadline));
     minus_one(found.map(|found| found as c_int))
 }
+
+// More entries than a process can have files are none.
+const MOST_FILES: nfds_t = c_int::MAX as nfds_t;
 
 // The sets of a `select`, each with what puts a descriptor in it.
 const SETS: [(i16, i16); 3] = [
@@ -850,6 +854,8 @@ mod tests {
                 [libc::POLLHUP, libc::POLLIN, 0]
             );
             assert_eq!(failed(poll(ptr::null_mut(), 1, 0)), libc::EFAULT);
+            let too_many = poll(entries.as_mut_ptr(), nfds_t::MAX, 0);
+            assert_eq!(failed(too_many), libc::EINVAL);
             assert_eq!(poll(ptr::null_mut(), 0, 1), 0);
             let mut reads: fd_set = std::mem::zeroed();
             libc::FD_SET(pipe[0], &raw mut reads);

@@ -44,6 +44,7 @@ struct State {
     scratch: Vec<u8>,
     waiters: Arc<Waiters>,
     error: Option<Errno>,
+    is_closed: bool,
 }
 
 // A queue pair for datagrams, on a device.
@@ -57,7 +58,6 @@ struct Port {
     sink: (Memory, Mr),
     source: (Memory, Mr),
     free: Vec<u32>,
-    slots: u32,
 }
 
 // How a peer is reached.
@@ -89,6 +89,7 @@ const RECEIVE: u64 = 1 << 62;
 /// Datagrams over UDP that wait to be read; more are lost, as datagrams are.
 const MOST_OVER_UDP: usize = 64;
 const GRH: usize = 40;
+/// Slots in each direction, where a device has as many.
 const SLOTS: u32 = 256;
 const TAG: u32 = 0x5555_5555;
 const LONGEST: usize = 1 << 16;
@@ -197,12 +198,14 @@ impl Port {
     fn new(device: &Arc<Opened>, waiters: &Arc<Waiters>) -> Result<Self, Errno> {
         let mtu = device.context.query_port(1)?.active_mtu.octets() as usize;
         let slot = GRH + mtu;
+        let limits = device.context.limits();
+        let slots = SLOTS.min(limits.max_qp_wr).min(limits.max_cqe / 2);
         let area = |access| -> Result<(Memory, Mr), Errno> {
-            let memory = Memory::zeroed(slot * SLOTS as usize).ok_or(Errno::NOMEM)?;
+            let memory = Memory::zeroed(slot * slots as usize).ok_or(Errno::NOMEM)?;
             let mr = device.pd.register(&memory, access).wait()?;
             Ok((memory, mr))
         };
-        let cq = device.context.create_cq(2 * SLOTS).wait()?;
+        let cq = device.context.create_cq(2 * slots).wait()?;
         let waiters = Arc::downgrade(waiters);
         cq.on_completion(move |_| {
             if let Some(waiters) = waiters.upgrade() {
@@ -210,8 +213,8 @@ impl Port {
             }
         });
         let options = QpOptions::ud(&cq)
-            .max_send_wr(SLOTS)
-            .max_recv_wr(SLOTS)
+            .max_send_wr(slots)
+            .max_recv_wr(slots)
             .max_inline_data(0);
         let qp = device.pd.create_qp(options).wait()?;
         qp.activate(ConnectOptions::new().qkey(QKEY)).wait()?;
@@ -223,10 +226,9 @@ impl Port {
             slot,
             sink: area(Access::LOCAL_WRITE)?,
             source: area(Access::empty())?,
-            free: (0..SLOTS).collect(),
-            slots: SLOTS,
+            free: (0..slots).collect(),
         };
-        (0..port.slots).for_each(|slot| port.post_receive(slot));
+        (0..slots).for_each(|slot| port.post_receive(slot));
         Ok(port)
     }
 
@@ -291,6 +293,7 @@ impl Datagram {
             scratch: Vec::new(),
             waiters: Arc::clone(&waiting.waiters),
             error: None,
+            is_closed: false,
         };
         Arc::new(Self {
             state: Mutex::new(state),
@@ -315,6 +318,9 @@ impl Datagram {
         let look = |arm: bool| {
             let mut state = lock(&self.state);
             loop {
+                if state.is_closed {
+                    return Some(Err(Errno(libc::EBADF)));
+                }
                 state.progress();
                 if let Some(outcome) = attempt(&mut state) {
                     return Some(outcome);
@@ -409,7 +415,7 @@ impl Datagram {
         state.routes.clear();
         state.arrived.clear();
         state.udp = None;
-        state.error = Some(Errno(libc::EBADF));
+        state.is_closed = true;
         drop(state);
         self.waiting.waiters.wake();
         ports.into_iter().for_each(Port::end);

@@ -1,13 +1,16 @@
 //! The devices that rsockets are made on: opened once in a process, and again in each child of a fork.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use polyverbs::connection::source_of;
 use polyverbs_connection::Connector;
+use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::device::{ListedDevice, devices};
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::{Context, Pd, Transport};
+
+use crate::errno;
 
 /// A device that is open.
 pub(crate) struct Opened {
@@ -23,7 +26,7 @@ pub(crate) struct Opened {
 static OPENED: Mutex<Vec<Arc<Opened>>> = Mutex::new(Vec::new());
 
 fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
-    let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(&OPENED);
     let process = std::process::id();
     if let Some(there) = all
         .iter()
@@ -44,7 +47,7 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
     let context = listed.open()?;
     let made = Arc::new(Opened {
         pd: context.alloc_pd().wait()?,
-        connector: Connector::of(&context).map_err(|_| Errno(libc::ENODEV))?,
+        connector: Connector::of(&context).map_err(|error| errno::of(&error))?,
         context,
         address: listed.address(),
         transport: listed.transport(),
@@ -55,20 +58,26 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
     Ok(made)
 }
 
-/// The devices that are at this address, which may be that of any.
+/// The devices that are at this address, which may be that of any: those that can be opened.
 ///
 /// # Errors
-/// There is none.
+/// There is none, or none of them can be opened.
 pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
-    let is_there = |listed: &&ListedDevice| {
+    let mut refused = Errno(libc::ENODEV);
+    let mut there = Vec::new();
+    for listed in devices() {
         let own = listed.address();
-        own == address || address.is_unspecified() && own.is_ipv4() == address.is_ipv4()
-    };
-    let found: Vec<_> = devices().iter().filter(is_there).collect();
-    if found.is_empty() {
-        return Err(Errno(libc::ENODEV));
+        if own == address || address.is_unspecified() && own.is_ipv4() == address.is_ipv4() {
+            match opened(listed) {
+                Ok(device) => there.push(device),
+                Err(errno) => refused = errno,
+            }
+        }
     }
-    found.into_iter().map(opened).collect()
+    if there.is_empty() {
+        return Err(refused);
+    }
+    Ok(there)
 }
 
 /// The address from which another is reached.

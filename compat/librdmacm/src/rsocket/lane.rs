@@ -14,7 +14,7 @@ use verbs_api::{
 
 use super::device::Opened;
 use super::flow::{CONTROLS, Incoming, Outgoing, Stretch, TARGETS, Taken};
-use super::options::Sizes;
+use super::options::{FEWEST, Sizes};
 use super::protocol::{Hello, Map, Message, Order, Target, maps_told};
 
 /// Memory of ours, registered.
@@ -112,9 +112,13 @@ impl Lane {
     pub(crate) fn new(device: &Arc<Opened>, sizes: &Sizes) -> Result<Self, Errno> {
         let limits = device.context.limits();
         let most = limits.max_qp_wr.min(limits.max_cqe / 2);
+        if most < FEWEST {
+            return Err(Errno::NOMEM);
+        }
         let requests = u32::from(sizes.sends).min(most);
-        let credits = u32::from(sizes.receives).min(most - SPARE_RECEIVES);
-        let receives = credits + SPARE_RECEIVES;
+        let spare = SPARE_RECEIVES.min(most / 2);
+        let credits = u32::from(sizes.receives).min(most - spare);
+        let receives = credits + spare;
         let inline = sizes.inline.min(limits.max_inline_data);
         let separate = device.transport == Transport::Iwarp;
         let maps = maps_told(sizes.maps);
@@ -416,12 +420,7 @@ impl Lane {
     /// Whether anything can be sent.
     pub(crate) fn can_send(&mut self) -> bool {
         self.look_for_target();
-        self.out.room(false) >= self.low_water()
-    }
-
-    // Less than this of the ring is not worth waking up for.
-    fn low_water(&self) -> u32 {
-        1
+        self.out.room(false) > 0
     }
 
     // Octets in one piece, where they are sent beside the ring.

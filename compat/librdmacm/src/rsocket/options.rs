@@ -58,7 +58,8 @@ const RDMA_RQSIZE: c_int = 1;
 const RDMA_INLINE: c_int = 2;
 const RDMA_IOMAPSIZE: c_int = 3;
 
-const FEWEST: u32 = 16;
+/// Requests that a queue has at least.
+pub(crate) const FEWEST: u32 = 16;
 const MOST: u32 = 0xfffe;
 const LEAST_RING: u32 = 4096;
 const MOST_RING: u32 = 1 << 30;

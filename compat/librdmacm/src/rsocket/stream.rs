@@ -20,6 +20,7 @@ use super::lane::{End, Lane};
 use super::options::Options;
 use super::protocol::{Hello, Message};
 use super::waiting::{AGAIN, Deadline, SLICE, Waiters, Waiting};
+use crate::errno;
 
 /// A stream socket.
 pub(crate) struct Stream {
@@ -101,23 +102,8 @@ pub(crate) struct How {
     pub(crate) all: bool,
 }
 
-fn errno_of(error: &ConnectError) -> Errno {
-    Errno(match error {
-        ConnectError::AddressInUse(_) => libc::EADDRINUSE,
-        ConnectError::Refused { .. } => libc::ECONNREFUSED,
-        ConnectError::TimedOut => libc::ETIMEDOUT,
-        ConnectError::Unreachable(_) => libc::EADDRNOTAVAIL,
-        ConnectError::Connected => libc::EISCONN,
-        ConnectError::NotConnected => libc::ENOTCONN,
-        ConnectError::PrivateData { .. } => libc::EINVAL,
-        ConnectError::Verb(error) | ConnectError::Phase { error, .. } => {
-            return error.clone().into();
-        }
-        _ => libc::ECONNRESET,
-    })
-}
-
 const NOT_CONNECTED: Errno = Errno(libc::ENOTCONN);
+const INTERRUPTED: Errno = Errno(libc::EINTR);
 
 impl Stream {
     pub(crate) fn new(family: Family) -> Arc<Self> {
@@ -254,7 +240,7 @@ impl Stream {
                     at.set_port(listener.address().port());
                     listeners.push((device, Arc::new(listener)));
                 }
-                Err(error) => refused = errno_of(&error),
+                Err(error) => refused = errno::of(&error),
             }
         }
         if listeners.is_empty() {
@@ -410,7 +396,7 @@ impl Stream {
             .on_done(move |done| {
                 let accepted = match done {
                     Ok(accepted) => accepted,
-                    Err(error) => return failed(&this, errno_of(&error)),
+                    Err(error) => return failed(&this, errno::of(&error)),
                 };
                 let Some(hello) = Hello::parse(accepted.private_data()) else {
                     return failed(&this, Errno(libc::EPROTO));
@@ -529,15 +515,15 @@ impl Stream {
             return Ok(());
         };
         let mut is_told = false;
-        // A peer that takes nothing any more is no error of who has nothing more to say.
-        let _ = self.until(false, deadline, |state| {
-            let lane = state.lane.as_mut()?;
-            if lane.end().is_some() {
+        let mut arrived = |state: &mut State| {
+            let Some(lane) = state.lane.as_mut().filter(|lane| lane.end().is_none()) else {
                 return Some(Ok(()));
-            }
+            };
             is_told |= !is_told && lane.control(message);
             (is_told && lane.is_idle()).then_some(Ok(()))
-        });
+        };
+        // A signal leaves nothing undone. A peer that takes nothing any more is no error of who has nothing more to say.
+        while self.until(false, deadline, &mut arrived) == Err(INTERRUPTED) {}
         Ok(())
     }
 
@@ -653,7 +639,7 @@ fn failed(stream: &Weak<Stream>, error: Errno) {
 fn established(stream: &Weak<Stream>, done: Result<Connection, ConnectError>, hello: Hello) {
     let connection = match done {
         Ok(connection) => connection,
-        Err(error) => return failed(stream, errno_of(&error)),
+        Err(error) => return failed(stream, errno::of(&error)),
     };
     let Some(this) = stream.upgrade() else {
         return;

@@ -30,10 +30,10 @@ static SOCKETS: RwLock<Option<HashMap<c_int, Entry>>> = RwLock::new(None);
 /// Gives a socket a descriptor.
 ///
 /// # Errors
-/// The process has none left.
+/// The process has none left: the socket is ended.
 pub(crate) fn insert(socket: Socket, close_on_exec: bool) -> Result<c_int, Errno> {
     let flags = if close_on_exec { libc::EFD_CLOEXEC } else { 0 };
-    let fd = event_fd(flags)?;
+    let fd = event_fd(flags).inspect_err(|_| socket.close())?;
     let number = fd.as_raw_fd();
     let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
     // One that was closed without us: its number is free, so nobody can name it any more.
@@ -63,17 +63,16 @@ pub(crate) fn get(fd: c_int) -> Result<Socket, Errno> {
     find(fd).ok_or(Errno(libc::EBADF))
 }
 
-/// Ends a socket, and then its descriptor.
+/// Ends a socket, and then its descriptor: until then no other file gets the number.
 ///
 /// # Errors
 /// None has it.
 pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
-    let socket = get(fd)?;
-    socket.close();
     let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
     let entry = all.as_mut().and_then(|all| all.remove(&fd));
     drop(all);
-    entry.map(drop).ok_or(Errno(libc::EBADF))
+    entry.ok_or(Errno(libc::EBADF))?.socket.close();
+    Ok(())
 }
 
 // What both kinds do.

@@ -73,16 +73,23 @@ impl Waker {
     /// # Errors
     /// The process has no descriptor left.
     pub(crate) fn own() -> Result<Arc<Self>, Errno> {
-        OWN.with_borrow_mut(|own| {
-            let process = std::process::id();
-            if let Some(own) = own.as_ref().filter(|own| own.process == process) {
+        let kept = OWN.try_with(|own| {
+            let mut own = own.borrow_mut();
+            if let Some(own) = own.as_ref().filter(|own| own.process == std::process::id()) {
                 return Ok(Arc::clone(own));
             }
-            let fd = event_fd(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
-            let made = Arc::new(Self { fd, process });
+            let made = Self::new()?;
             *own = Some(Arc::clone(&made));
             Ok(made)
-        })
+        });
+        // A thread that is ending keeps nothing any more.
+        kept.unwrap_or_else(|_| Self::new())
+    }
+
+    fn new() -> Result<Arc<Self>, Errno> {
+        let fd = event_fd(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
+        let process = std::process::id();
+        Ok(Arc::new(Self { fd, process }))
     }
 
     pub(crate) fn fd(&self) -> c_int {

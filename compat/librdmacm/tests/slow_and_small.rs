@@ -1,0 +1,140 @@
+//! Rsockets on devices with short queues, whose links take their time.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use std::{ptr, thread};
+
+use libc::{sockaddr, socklen_t};
+use polyverbs_librdmacm::address;
+use polyverbs_librdmacm::rsocket::calls;
+
+const DEVICES: &str = r#"
+[[device]]
+fault = "delay=60ms"
+limits = { max_qp_wr = 20, max_cqe = 60 }
+"#;
+
+fn configure() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    // SAFETY: every test begins with it, before anything looks at the environment.
+    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+}
+
+fn at(address: SocketAddr, then: impl FnOnce(*const sockaddr, socklen_t) -> c_int) {
+    let raw = address::write(address);
+    let length = address::length(address) as socklen_t;
+    assert_eq!(then((&raw const raw).cast(), length), 0);
+}
+
+fn local(fd: c_int) -> SocketAddr {
+    let mut raw = address::none();
+    let mut length = size_of_val(&raw) as socklen_t;
+    // SAFETY: room for any address.
+    unsafe {
+        let at = (&raw mut raw).cast();
+        assert_eq!(calls::getsockname(fd, at, &raw mut length), 0);
+        address::read(at).unwrap()
+    }
+}
+
+fn bound(kind: c_int) -> c_int {
+    let fd = calls::socket(libc::AF_INET, kind, 0);
+    // SAFETY: an address as long as it says.
+    at("127.0.0.1:0".parse().unwrap(), |address, length| unsafe {
+        calls::bind(fd, address, length)
+    });
+    fd
+}
+
+fn connected(kind: c_int, to: SocketAddr) -> c_int {
+    let fd = calls::socket(libc::AF_INET, kind, 0);
+    // SAFETY: an address as long as it says.
+    at(to, |address, length| unsafe {
+        calls::connect(fd, address, length)
+    });
+    fd
+}
+
+fn send(fd: c_int, octets: &[u8]) -> isize {
+    // SAFETY: as many octets as are told.
+    unsafe { calls::send(fd, octets.as_ptr().cast(), octets.len(), 0) }
+}
+
+fn receive(fd: c_int, room: &mut [u8], flags: c_int) -> isize {
+    // SAFETY: as many octets as are told.
+    unsafe { calls::recv(fd, room.as_mut_ptr().cast(), room.len(), flags) }
+}
+
+extern "C" fn noticed(_: c_int) {}
+
+// Signals in the calling thread, which end what waits there.
+fn interrupted(times: u32, then: impl FnOnce()) {
+    // SAFETY: the handler does nothing; the thread is there until the other has ended.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = noticed as *const () as usize;
+        assert_eq!(
+            libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()),
+            0
+        );
+        let this = libc::pthread_self();
+        let signals = thread::spawn(move || {
+            for _ in 0..times {
+                thread::sleep(Duration::from_millis(10));
+                libc::pthread_kill(this, libc::SIGUSR1);
+            }
+        });
+        then();
+        signals.join().unwrap();
+    }
+}
+
+#[test]
+fn a_stream_goes_through_short_queues_and_its_end_is_not_lost_in_signals() {
+    configure();
+    let listener = bound(libc::SOCK_STREAM);
+    assert_eq!(calls::listen(listener, 1), 0);
+    let to = local(listener);
+    let reader = thread::spawn(move || {
+        // SAFETY: nobody asks for the address.
+        let fd = unsafe { calls::accept(listener, ptr::null_mut(), ptr::null_mut()) };
+        let mut room = vec![0; 300_000];
+        let came = receive(fd, &mut room, libc::MSG_WAITALL);
+        assert_eq!((calls::close(fd), calls::close(listener)), (0, 0));
+        (came, room)
+    });
+    let fd = connected(libc::SOCK_STREAM, to);
+    let octets: Vec<u8> = (0..300_000_u32).map(|n| (n / 7) as u8).collect();
+    assert_eq!(send(fd, &octets), 300_000);
+    let began = Instant::now();
+    interrupted(20, || assert_eq!(calls::close(fd), 0));
+    assert!(began.elapsed() >= Duration::from_millis(100), "it waited");
+    let (came, room) = reader.join().unwrap();
+    assert_eq!(came, 300_000);
+    assert!(room == octets);
+}
+
+#[test]
+fn datagrams_go_through_short_queues_and_not_through_closed_sockets() {
+    configure();
+    let server = bound(libc::SOCK_DGRAM);
+    let client = connected(libc::SOCK_DGRAM, local(server));
+    for number in 0..3 {
+        assert_eq!(send(client, &[number; 100]), 100);
+        let mut room = [0; 200];
+        assert_eq!(receive(server, &mut room, 0), 100);
+        assert_eq!(room[..100], [number; 100]);
+    }
+    // Who waits while the socket is closed is told.
+    let waiting = thread::spawn(move || {
+        let answer = receive(server, &mut [0; 8], 0);
+        (answer, std::io::Error::last_os_error().raw_os_error())
+    });
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(calls::close(server), 0);
+    assert_eq!(waiting.join().unwrap(), (-1, Some(libc::EBADF)));
+    assert_eq!(calls::close(client), 0);
+    assert_eq!(send(client, b"x"), -1);
+}
