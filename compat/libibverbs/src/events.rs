@@ -41,7 +41,9 @@ impl<T> Events<T> {
 
     /// Adds an event.
     pub fn push(&self, event: T) {
-        lock(&self.queue).push_back(event);
+        // Who takes it back finds it counted.
+        let mut queue = lock(&self.queue);
+        queue.push_back(event);
         let one = 1_u64;
         // SAFETY: eight octets. The count never gets near its end.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
