@@ -158,7 +158,7 @@ impl ListedDevice {
             emulated::device(kind, &options)
         };
         let device = made_now.map_err(|error| {
-            eprintln!("polyverbs: {error}");
+            setup::complain(format_args!("{error}"));
             Errno(libc::ENODEV)
         })?;
         // A parent's device has threads that are not here: it must not be ended here.

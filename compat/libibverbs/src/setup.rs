@@ -1,7 +1,7 @@
 //! What `polyverbs run` hands over, as this process uses it.
 
 use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -10,12 +10,18 @@ use polyverbs_configuration::{Configuration, VARIABLE};
 
 use crate::context::lock;
 
+/// Tells the user, where standard error is to be had.
+pub(crate) fn complain(what: std::fmt::Arguments<'_>) {
+    // Nobody is left to be told where this fails.
+    let _ = writeln!(io::stderr(), "polyverbs: {what}");
+}
+
 /// What is configured. Where that cannot be read there are no devices, and standard error tells why.
 pub fn configuration() -> &'static Configuration {
     static READ: OnceLock<Configuration> = OnceLock::new();
     READ.get_or_init(|| {
         Configuration::from_environment().unwrap_or_else(|error| {
-            eprintln!("polyverbs: {VARIABLE}: {error}");
+            complain(format_args!("{VARIABLE}: {error}"));
             Configuration::default()
         })
     })
@@ -40,7 +46,7 @@ pub(crate) fn tap() -> Option<Tap> {
             Some(Tap(capture))
         }
         Err(error) => {
-            eprintln!("polyverbs: cannot write {}: {error}", file.display());
+            complain(format_args!("cannot write {}: {error}", file.display()));
             None
         }
     }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use polyverbs_configuration::{STANDARD_ERROR, VARIABLE};
 
 use crate::errno::Errno;
-use crate::setup::configuration;
+use crate::setup::{complain, configuration};
 use signatures::Answer;
 
 /// Whether there is a trace. Verbs go round as long as it is not `OFF`.
@@ -62,7 +62,7 @@ fn target() -> Option<&'static Target> {
         match File::options().create(true).append(true).open(file) {
             Ok(file) => Some(Target::File(file)),
             Err(error) => {
-                eprintln!("polyverbs: cannot write {}: {error}", file.display());
+                complain(format_args!("cannot write {}: {error}", file.display()));
                 None
             }
         }

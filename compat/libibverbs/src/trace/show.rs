@@ -66,9 +66,10 @@ const KINDS: &[(&str, Kind)] = &[
         "D",
         Kind(|out, it| {
             given::<IbvDevice>(out, it, |out, device| {
-                // SAFETY: characters; the last of them is zero.
-                let name = unsafe { CStr::from_ptr(device.name.as_ptr()) };
-                put(out, format_args!("{name:?}"));
+                // What is no device need not have an end.
+                let name = device.name.map(|octet| octet as u8);
+                let name = name.split(|octet| *octet == 0).next().unwrap_or_default();
+                put(out, format_args!("{:?}", String::from_utf8_lossy(name)));
             })
         }),
     ),
@@ -561,6 +562,12 @@ mod tests {
     // The compiler is not to know that nobody but the system reads there.
     fn at<T>(value: &T) -> u64 {
         (std::hint::black_box(value) as *const T).expose_provenance() as u64
+    }
+
+    #[test]
+    fn what_is_no_device_has_a_name_that_ends() {
+        let octets = [b'x'; size_of::<IbvDevice>()];
+        assert_eq!(shown("D", at(&octets)), format!("\"{}\"", "x".repeat(64)));
     }
 
     #[test]
