@@ -2,10 +2,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
+use polyverbs::connection::source_of;
 use polyverbs_connection::Connector;
 use polyverbs_libibverbs::abi::{IbvContext, IbvPd};
 use polyverbs_libibverbs::context::{self, lock};
@@ -155,7 +156,9 @@ pub fn all(at: Option<IpAddr>, service: Service) -> Result<Vec<Arc<CmDevice>>, E
 /// # Errors
 /// There is no way there, or no device where it begins.
 pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
-    let from = source_towards(to).map_err(|_| Errno(libc::ENETUNREACH));
+    // Port 0 is no destination.
+    let there = SocketAddr::new(to.ip(), to.port().max(1));
+    let from = source_of(there).map_err(|_| Errno(libc::ENETUNREACH));
     match from.and_then(|from| at(from, service)) {
         // Where groups are is not a matter of routes.
         Err(_) if to.ip().is_multicast() => {
@@ -165,18 +168,6 @@ pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno>
         }
         found => found,
     }
-}
-
-// Nothing is sent: the system looks up the route.
-fn source_towards(to: SocketAddr) -> std::io::Result<IpAddr> {
-    let any: SocketAddr = match to {
-        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
-        SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
-    };
-    let socket = UdpSocket::bind(any)?;
-    // Port 0 is no destination.
-    socket.connect(SocketAddr::new(to.ip(), to.port().max(1)))?;
-    Ok(socket.local_addr()?.ip())
 }
 
 /// `rdma_get_devices`: open devices, and null behind them.

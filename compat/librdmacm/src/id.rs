@@ -361,7 +361,11 @@ pub fn child(
     let port = heard.local.map_or(0, |local| local.port());
     let options = heard.options;
     drop(heard);
-    bound(public, own, device, SocketAddr::new(device.address(), port))?;
+    let local = SocketAddr::new(device.address(), port);
+    bound(public, own, device, local).inspect_err(|_| {
+        // SAFETY: just made, and nobody has it.
+        unsafe { destroy(at) };
+    })?;
     let mut state = own.inner.lock();
     (state.part, state.remote, state.options) = (part, remote, options);
     drop(state);

@@ -320,19 +320,25 @@ pub unsafe extern "C" fn create_srq_ex(id: *mut RdmaCmId, init: *mut IbvSrqInitA
             init.comp_mask |= PD;
         }
         let is_xrc = init.comp_mask & TYPE != 0 && init.srq_type == XRC;
-        if is_xrc && (init.comp_mask & CQ == 0 || init.cq.is_null()) {
-            // SAFETY: as the caller promises.
-            let (channel, queue) = unsafe { add_queue(public, init.attr.max_wr) }?;
-            (public.recv_cq_channel, public.recv_cq) = (channel, queue);
-            init.cq = queue;
+        let needs_queue = is_xrc && (init.comp_mask & CQ == 0 || init.cq.is_null());
+        if needs_queue {
+            if public.recv_cq.is_null() {
+                // SAFETY: as the caller promises.
+                let (channel, queue) = unsafe { add_queue(public, init.attr.max_wr) }?;
+                (public.recv_cq_channel, public.recv_cq) = (channel, queue);
+            }
+            init.cq = public.recv_cq;
             init.comp_mask |= CQ;
         }
         // SAFETY: as the caller promises.
         public.srq = unsafe { srq::create_ex(public.verbs, init) };
         if public.srq.is_null() {
             let errno = Errno::last();
-            // SAFETY: the identifier's own.
-            unsafe { remove_queues(public) };
+            // Those of a queue pair stay.
+            if needs_queue && public.qp.is_null() {
+                // SAFETY: the identifier's own.
+                unsafe { remove_queues(public) };
+            }
             return Err(errno);
         }
         public.pd = init.pd;
