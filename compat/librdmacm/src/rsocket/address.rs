@@ -2,48 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::SocketAddr;
 use std::ptr;
 
 use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use polyverbs_libibverbs::errno::Errno;
 
-/// An address of C.
-#[repr(C)]
-pub(crate) union Raw {
-    v4: sockaddr_in,
-    v6: sockaddr_in6,
-}
-
-impl Raw {
-    pub(crate) fn new(address: SocketAddr) -> (Self, socklen_t) {
-        match address {
-            SocketAddr::V4(address) => {
-                let v4 = sockaddr_in {
-                    sin_family: libc::AF_INET as sa_family_t,
-                    sin_port: address.port().to_be(),
-                    sin_addr: libc::in_addr {
-                        s_addr: u32::from_ne_bytes(address.ip().octets()),
-                    },
-                    sin_zero: [0; 8],
-                };
-                (Self { v4 }, size_of::<sockaddr_in>() as socklen_t)
-            }
-            SocketAddr::V6(address) => {
-                let v6 = sockaddr_in6 {
-                    sin6_family: libc::AF_INET6 as sa_family_t,
-                    sin6_port: address.port().to_be(),
-                    sin6_flowinfo: address.flowinfo(),
-                    sin6_addr: libc::in6_addr {
-                        s6_addr: address.ip().octets(),
-                    },
-                    sin6_scope_id: address.scope_id(),
-                };
-                (Self { v6 }, size_of::<sockaddr_in6>() as socklen_t)
-            }
-        }
-    }
-}
+use crate::address::{length as length_of, none, read as read_raw, write as write_raw};
 
 /// What a program names.
 ///
@@ -65,22 +30,19 @@ pub(crate) unsafe fn read(
     }
     // SAFETY: as long as that, wherever it lies.
     let family = unsafe { ptr::read_unaligned(address.cast::<sa_family_t>()) };
-    match c_int::from(family) {
-        libc::AF_INET if length >= size_of::<sockaddr_in>() => {
-            // SAFETY: as long as that, as was seen.
-            let v4 = unsafe { ptr::read_unaligned(address.cast::<sockaddr_in>()) };
-            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
-            Ok(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
-        }
-        libc::AF_INET6 if length >= size_of::<sockaddr_in6>() => {
-            // SAFETY: as long as that, as was seen.
-            let v6 = unsafe { ptr::read_unaligned(address.cast::<sockaddr_in6>()) };
-            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            let port = u16::from_be(v6.sin6_port);
-            Ok(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
-        }
-        libc::AF_INET | libc::AF_INET6 => Err(Errno::INVAL),
-        _ => Err(Errno(libc::EAFNOSUPPORT)),
+    let least = match c_int::from(family) {
+        libc::AF_INET => size_of::<sockaddr_in>(),
+        libc::AF_INET6 => size_of::<sockaddr_in6>(),
+        _ => return Err(Errno(libc::EAFNOSUPPORT)),
+    };
+    if length < least {
+        return Err(Errno::INVAL);
+    }
+    let mut raw = none();
+    // SAFETY: as long as that, as was seen, and there is room for either.
+    unsafe {
+        ptr::copy_nonoverlapping(address.cast::<u8>(), (&raw mut raw).cast(), least);
+        read_raw((&raw const raw).cast())
     }
 }
 
@@ -101,7 +63,7 @@ pub(crate) unsafe fn write(
     if target.is_null() {
         return Err(Errno(libc::EFAULT));
     }
-    let (raw, size) = Raw::new(address);
+    let (raw, size) = (write_raw(address), length_of(address) as socklen_t);
     // SAFETY: no more than there is room for, and no more than was made.
     unsafe {
         ptr::copy_nonoverlapping(
@@ -120,7 +82,7 @@ mod tests {
 
     fn there_and_back(address: &str) {
         let address: SocketAddr = address.parse().unwrap();
-        let (mut raw, mut length) = Raw::new(address);
+        let (mut raw, mut length) = (write_raw(address), length_of(address) as socklen_t);
         // SAFETY: as long as it says.
         unsafe {
             assert_eq!(read((&raw const raw).cast(), length), Ok(address));

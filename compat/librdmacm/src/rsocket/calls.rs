@@ -695,7 +695,6 @@ pub unsafe extern "C" fn iowrite(
 mod tests {
     use std::ptr;
 
-    use super::super::address::Raw;
     use super::*;
 
     fn failed(answer: impl TryInto<i64>) -> c_int {
@@ -819,7 +818,9 @@ mod tests {
             ("198.51.100.1:7000", libc::EADDRNOTAVAIL),
             ("[::1]:7000", libc::EAFNOSUPPORT),
         ] {
-            let (raw, length) = Raw::new(address.parse().unwrap());
+            let address = address.parse().unwrap();
+            let raw = crate::address::write(address);
+            let length = crate::address::length(address) as socklen_t;
             // SAFETY: as long as it says.
             let answer = unsafe { bind(fd, (&raw const raw).cast(), length) };
             assert_eq!(failed(answer), why);

@@ -116,7 +116,7 @@ impl<'a> Polled<'a> {
 /// Waits until something is ready, or the deadline. Answers how many are.
 ///
 /// # Errors
-/// A signal came.
+/// A signal came; a socket is a parent's.
 pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, Errno> {
     let mut polled = Polled::new(entries);
     let began = Instant::now();
@@ -130,6 +130,10 @@ pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, 
             break;
         }
         std::hint::spin_loop();
+    }
+    let is_parents = |(_, socket): &(usize, Socket)| socket.waiting().is_parents();
+    if polled.sockets.iter().any(is_parents) {
+        return Err(Errno(libc::EBADF));
     }
     let waker = Waker::own()?;
     let add = |(_, socket): &(usize, Socket)| socket.waiting().waiters.add(&waker);

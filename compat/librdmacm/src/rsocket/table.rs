@@ -71,7 +71,12 @@ pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
     let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
     let entry = all.as_mut().and_then(|all| all.remove(&fd));
     drop(all);
-    entry.ok_or(Errno(libc::EBADF))?.socket.close();
+    let Entry { socket, _fd } = entry.ok_or(Errno(libc::EBADF))?;
+    if socket.waiting().is_parents() {
+        std::mem::forget(socket);
+    } else {
+        socket.close();
+    }
     Ok(())
 }
 

@@ -147,13 +147,28 @@ impl Waiters {
 }
 
 /// What sockets of both kinds have for those who wait.
-#[derive(Default)]
 pub(crate) struct Waiting {
     pub(crate) waiters: Arc<Waiters>,
     nonblocking: AtomicBool,
+    process: u32,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self {
+            waiters: Arc::default(),
+            nonblocking: AtomicBool::default(),
+            process: std::process::id(),
+        }
+    }
 }
 
 impl Waiting {
+    /// Whether it is the socket of a process that has forked: what would go on with it is not there.
+    pub(crate) fn is_parents(&self) -> bool {
+        self.process != std::process::id()
+    }
+
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
@@ -166,7 +181,7 @@ impl Waiting {
     /// when there is something new.
     ///
     /// # Errors
-    /// The outcome's, [`AGAIN`] where there is none and `no_wait`, and those of `sleep`.
+    /// The outcome's, [`AGAIN`] where there is none and `no_wait`, and those of `sleep`; the socket is a parent's.
     pub(crate) fn until<T>(
         &self,
         no_wait: bool,
@@ -185,6 +200,9 @@ impl Waiting {
                 break;
             }
             std::hint::spin_loop();
+        }
+        if self.is_parents() {
+            return Err(Errno(libc::EBADF));
         }
         let waker = Waker::own()?;
         self.waiters.add(&waker);
