@@ -121,11 +121,13 @@ impl Train {
     }
 
     /// Appends a datagram of at most `most` octets. `write` fills it and answers where its payload ends and how long it
-    /// is, `None` for nothing after all; `seal` finishes it. `false` where there is no room.
+    /// is, `None` for nothing after all; `seal` finishes it. `false` where there is no room, or, of one that shall leave
+    /// `coupled`, where it fits no run.
     pub(super) fn append(
         &mut self,
         route: Route,
         most: usize,
+        coupled: bool,
         write: impl FnOnce(&mut [u8]) -> Option<(usize, usize)>,
         seal: impl FnOnce(Car<'_>),
     ) -> bool {
@@ -139,7 +141,9 @@ impl Train {
         let Some((payload_end, length)) = write(room) else {
             return true;
         };
-        let segment = self.couple(route, length);
+        let Some(segment) = self.couple(route, length, coupled) else {
+            return false;
+        };
         let octets = &mut self.arena[self.used..self.used + length];
         seal(Car {
             octets,
@@ -157,8 +161,8 @@ impl Train {
         true
     }
 
-    // Finds the run of a datagram that has just been written: its number in it.
-    fn couple(&mut self, route: Route, length: usize) -> u16 {
+    // Finds the run of a datagram that has just been written, or begins one, unless it shall be `coupled`: its number there.
+    fn couple(&mut self, route: Route, length: usize, coupled: bool) -> Option<u16> {
         let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
         let segments = self.segments;
         let fits = |run: &&mut Run| {
@@ -173,7 +177,10 @@ impl Train {
             run.is_closed = length < run.segment;
             run.count += 1;
             run.octets += length;
-            return (run.count - 1) as u16;
+            return Some((run.count - 1) as u16);
+        }
+        if coupled {
+            return None;
         }
         self.runs.push(Run {
             route,
@@ -185,7 +192,7 @@ impl Train {
             // Nothing can follow a datagram without octets.
             is_closed: length == 0,
         });
-        0
+        Some(0)
     }
 
     /// Sends as much as leaves. Where the kernel turns out not to cut, `seal` is called again for what it had been asked
@@ -305,7 +312,7 @@ mod tests {
             }
             Some((length, length))
         };
-        train.append(route, length, write, number)
+        train.append(route, length, false, write, number)
     }
 
     fn number(car: Car<'_>) {

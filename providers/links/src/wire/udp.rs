@@ -281,13 +281,14 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Whether there was room.
+    // Whether there was room, or a run that it could be `coupled` to.
     fn append(
         &self,
         lane: &Lane<C::Header>,
         route: Route,
         from: SocketAddr,
         frame: &Frame<'_, C::Header>,
+        coupled: bool,
     ) -> bool {
         let length = frame.payload.len();
         let write = |room: &mut [u8]| {
@@ -312,6 +313,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let taken = lock(&lane.filling).append(
             route,
             length + C::OVERHEAD,
+            coupled,
             |room| {
                 let written = write(room);
                 formless = written.is_none();
@@ -354,29 +356,32 @@ impl<C: DatagramCodec> UdpLink<C> {
         placed
     }
 
-    fn append_behind(&self, lane: &Lane<C::Header>, from: SocketAddr) {
-        if !lane.has_behind.swap(false, Ordering::AcqRel) {
-            return;
-        }
-        for (to, header) in lock(&lane.behind).drain(..) {
-            let (manner, local) = (self.codec.manner(&header), self.lease.address().ip());
+    // With `all`, whatever waits; otherwise what costs no call of its own, because the kernel cuts it off from what
+    // leaves anyway.
+    fn append_behind(&self, lane: &Lane<C::Header>, from: SocketAddr, all: bool) {
+        let mut behind = lock(&lane.behind);
+        behind.retain(|(to, header)| {
+            let (manner, local) = (self.codec.manner(header), self.lease.address().ip());
             let frame = Frame {
                 from: LinkAddress::Ip(local),
                 to: LinkAddress::Ip(to.ip()),
-                header,
+                header: header.clone(),
                 payload: Payload::Empty,
                 damaged: false,
             };
-            if !self.append(lane, Route::new(to, manner), from, &frame) {
+            let taken = self.append(lane, Route::new(*to, manner), from, &frame, !all);
+            if all && !taken {
                 self.count(|counters| &counters.overrun, 1);
             }
-        }
+            !all && !taken
+        });
+        lane.has_behind.store(!behind.is_empty(), Ordering::Release);
     }
 
     fn flush_lane(&self, flow: usize, behind: bool) {
         let lane = &self.lanes[flow];
-        let has_behind = behind && lane.has_behind.load(Ordering::Acquire);
-        if !has_behind && !lane.waits.load(Ordering::Acquire) {
+        let has_behind = lane.has_behind.load(Ordering::Acquire);
+        if !(behind && has_behind) && !lane.waits.load(Ordering::Acquire) {
             return;
         }
         let Ok(socket) = self.flows.of(flow as u32) else {
@@ -386,7 +391,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
         if has_behind {
-            self.append_behind(lane, from);
+            self.append_behind(lane, from, behind);
         }
         // Before looking: what comes meanwhile is seen here or says so again.
         lane.waits.store(false, Ordering::SeqCst);
@@ -656,9 +661,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             return;
         }
         let route = Route::new(to, manner);
-        if !self.append(lane, route, from, &frame) {
+        if !self.append(lane, route, from, &frame, false) {
             self.flush_lane(flow, false);
-            if !self.append(lane, route, from, &frame) {
+            if !self.append(lane, route, from, &frame, false) {
                 self.count(|counters| &counters.overrun, 1);
             }
         }
