@@ -191,7 +191,7 @@ impl fmt::Debug for Gid {
 }
 
 /// Where a port is found on its link: each transport has its own kind, and nobody fakes another's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum LinkAddress {
     /// A port of an in-process network.

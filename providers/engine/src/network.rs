@@ -1,6 +1,6 @@
 //! A network: the devices that reach one another, the link between them, and what is due when.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
@@ -17,7 +17,7 @@ use crate::timers::{Job, Timers};
 /// Without a link the network is *direct*: a frame is handed to its receiver as it is, on the sender's thread. With one,
 /// frames go over it. Sans-IO: its owner calls [`handle_timeout`](Progress::handle_timeout) when something is due.
 pub struct Network<D: Driver> {
-    devices: RwLock<HashMap<LinkAddress, Weak<Device<D>>>>,
+    devices: RwLock<BTreeMap<LinkAddress, Weak<Device<D>>>>,
     link: Option<SharedLink<D::Header>>,
     timers: Arc<Timers>,
     delivering: AtomicBool,
