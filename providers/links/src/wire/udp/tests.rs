@@ -232,17 +232,32 @@ fn what_sums_up_leaves_behind_what_comes_next_and_only_the_last_of_it() {
     assert_eq!(one.counts().sent, 2);
     one.flush();
     assert_eq!(numbers(all(&other, 1)), [SUMS_UP + 3]);
-    // One to somebody else is not summed up with it, and what carries something does not wait.
+    // One to somebody else is not summed up with it, and what carries something does not wait. Behind that the shorter one
+    // leaves, in the same call.
     let third = link("127.0.3.162", 47_080);
     one.send(frame(&one, &other, SUMS_UP + 4, b""), NOW);
     one.send(frame(&one, &third, SUMS_UP + 5, b""), NOW);
     one.send(frame(&one, &other, SUMS_UP + 6, b"octets"), NOW);
     one.flush_ahead();
-    assert_eq!(numbers(all(&other, 1)), [SUMS_UP + 6]);
+    assert_eq!(numbers(all(&other, 2)), [SUMS_UP + 6, SUMS_UP + 4]);
     // The last to be sent before the end.
     drop(one);
-    assert_eq!(numbers(all(&other, 1)), [SUMS_UP + 4]);
     assert_eq!(numbers(all(&third, 1)), [SUMS_UP + 5]);
+}
+
+#[test]
+fn without_segmentation_what_sums_up_waits_for_a_flush_of_everything() {
+    let mut options = UdpLinkOptions::default();
+    options.udp.offload = Offload::NONE;
+    let one = link_with("127.0.3.163", 47_080, options);
+    let other = link("127.0.3.164", 47_080);
+    one.send(frame(&one, &other, SUMS_UP, b""), NOW);
+    one.send(frame(&one, &other, 5, b"octets"), NOW);
+    one.flush_ahead();
+    assert_eq!(all(&other, 1)[0].header.number, 5);
+    assert_eq!(one.counts().sent, 1);
+    one.flush();
+    assert_eq!(all(&other, 1)[0].header.number, SUMS_UP);
 }
 
 #[test]
