@@ -35,7 +35,7 @@ use crate::capture::Stage;
 pub struct UdpLinkOptions {
     /// The largest payload of a frame; `None` for the largest that the interface carries whole.
     pub max_frame: Option<Mtu>,
-    /// Flows are spread over so many source ports.
+    /// Flows are spread over so many source ports, 64 at most.
     pub flows: usize,
     /// Of the sockets that send.
     pub udp: UdpOptions,
@@ -108,6 +108,10 @@ pub struct UdpLink<C: DatagramCodec> {
     lease: Lease,
     flows: FlowSockets,
     lanes: Box<[Lane<C::Header>]>,
+    /// Lanes where something is being filled or has not left.
+    waiting: Lanes,
+    /// Lanes where something leaves behind what comes next.
+    behind: Lanes,
     max_frame: Mtu,
     room: usize,
     tap: Option<Arc<dyn OctetTap>>,
@@ -130,13 +134,38 @@ struct Lane<H> {
     filling: Mutex<Train>,
     /// Headers that may leave behind what comes next, each with its destination.
     behind: Mutex<ArrayVec<(SocketAddr, H), BEHIND>>,
-    has_behind: AtomicBool,
     /// Taken before the other: who swaps the two sends, and nobody overtakes him.
     leaving: Mutex<Train>,
-    /// Something is being filled or has not left: looked at before the locks.
-    waits: AtomicBool,
     /// The socket was full, and is watched until it is not.
     is_blocked: AtomicBool,
+}
+
+/// Some of the lanes: looked at before their locks, all in one look.
+#[derive(Debug, Default)]
+struct Lanes(AtomicU64);
+
+impl Lanes {
+    const MOST: usize = u64::BITS as usize;
+
+    fn add(&self, flow: usize) {
+        let lane = 1 << flow;
+        // Whoever takes it away looks at the lane afterwards, and so finds what was put there before.
+        if self.0.load(Ordering::Acquire) & lane == 0 {
+            self.0.fetch_or(lane, Ordering::AcqRel);
+        }
+    }
+
+    fn remove(&self, flow: usize) {
+        self.0.fetch_and(!(1 << flow), Ordering::SeqCst);
+    }
+
+    fn bits(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn has(&self, flow: usize) -> bool {
+        self.bits() & 1 << flow != 0
+    }
 }
 
 struct Aside {
@@ -163,15 +192,18 @@ impl<C: DatagramCodec> UdpLink<C> {
             (Some(carried), wanted) => wanted.unwrap_or(carried).min(carried),
         };
         let segments = options.udp.offload.segmentation;
-        let lanes = (0..options.flows.max(1)).map(|_| Lane::new(segments));
+        let flows = options.flows.clamp(1, Lanes::MOST);
+        let lanes = (0..flows).map(|_| Lane::new(segments));
         let watch = Arc::new(Watch::new()?);
         watch.add(lease.socket(), DATA, Source::Data)?;
         watch.add(lease.common(), COMMON, Source::Shared)?;
         watch.add(&lease, INBOX, Source::Rare)?;
         let inbound = receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD);
         Ok(Arc::new(Self {
-            flows: FlowSockets::new(local, options.flows, options.udp),
+            flows: FlowSockets::new(local, flows, options.udp),
             lanes: lanes.collect(),
+            waiting: Lanes::default(),
+            behind: Lanes::default(),
             max_frame,
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
@@ -284,7 +316,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     // Whether there was room, or a run that it could be `coupled` to.
     fn append(
         &self,
-        lane: &Lane<C::Header>,
+        flow: usize,
         route: Route,
         from: SocketAddr,
         frame: &Frame<'_, C::Header>,
@@ -310,7 +342,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
         };
         let mut formless = false;
-        let taken = lock(&lane.filling).append(
+        let taken = lock(&self.lanes[flow].filling).append(
             route,
             length + C::OVERHEAD,
             coupled,
@@ -321,7 +353,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             },
             seal,
         );
-        lane.waits.store(true, Ordering::Release);
+        self.waiting.add(flow);
         self.count(|counters| &counters.formless, usize::from(formless));
         taken
     }
@@ -339,8 +371,8 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     // Notes that a frame leaves behind what comes next; `false` where there is no room.
-    fn put_behind(&self, lane: &Lane<C::Header>, to: SocketAddr, header: &C::Header) -> bool {
-        let mut behind = lock(&lane.behind);
+    fn put_behind(&self, flow: usize, to: SocketAddr, header: &C::Header) -> bool {
+        let mut behind = lock(&self.lanes[flow].behind);
         let stands_for = self.codec.manner(header).stands_for;
         let is_same = |(at, old): &&mut (SocketAddr, C::Header)| {
             *at == to && self.codec.manner(old).stands_for == stands_for
@@ -352,14 +384,14 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
             None => behind.try_push((to, header.clone())).is_ok(),
         };
-        lane.has_behind.store(true, Ordering::Release);
+        self.behind.add(flow);
         placed
     }
 
     // With `all`, whatever waits; otherwise what costs no call of its own, because the kernel cuts it off from what
     // leaves anyway.
-    fn append_behind(&self, lane: &Lane<C::Header>, from: SocketAddr, all: bool) {
-        let mut behind = lock(&lane.behind);
+    fn append_behind(&self, flow: usize, from: SocketAddr, all: bool) {
+        let mut behind = lock(&self.lanes[flow].behind);
         behind.retain(|(to, header)| {
             let (manner, local) = (self.codec.manner(header), self.lease.address().ip());
             let frame = Frame {
@@ -369,32 +401,41 @@ impl<C: DatagramCodec> UdpLink<C> {
                 payload: Payload::Empty,
                 damaged: false,
             };
-            let taken = self.append(lane, Route::new(*to, manner), from, &frame, !all);
+            let taken = self.append(flow, Route::new(*to, manner), from, &frame, !all);
             if all && !taken {
                 self.count(|counters| &counters.overrun, 1);
             }
             !all && !taken
         });
-        lane.has_behind.store(!behind.is_empty(), Ordering::Release);
+        if behind.is_empty() {
+            self.behind.remove(flow);
+        }
+    }
+
+    fn flush_lanes(&self, behind: bool) {
+        let mut due = self.waiting.bits();
+        if behind {
+            due |= self.behind.bits();
+        }
+        while due != 0 {
+            self.flush_lane(due.trailing_zeros() as usize, behind);
+            due &= due - 1;
+        }
     }
 
     fn flush_lane(&self, flow: usize, behind: bool) {
         let lane = &self.lanes[flow];
-        let has_behind = lane.has_behind.load(Ordering::Acquire);
-        if !(behind && has_behind) && !lane.waits.load(Ordering::Acquire) {
-            return;
-        }
         let Ok(socket) = self.flows.of(flow as u32) else {
             return;
         };
         self.watch.stay();
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
-        if has_behind {
-            self.append_behind(lane, from, behind);
+        if self.behind.has(flow) {
+            self.append_behind(flow, from, behind);
         }
         // Before looking: what comes meanwhile is seen here or says so again.
-        lane.waits.store(false, Ordering::SeqCst);
+        self.waiting.remove(flow);
         loop {
             let seal =
                 |car: Car<'_>| self.seal(from, car.payload_end, car.to, car.segment, car.octets);
@@ -402,7 +443,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             self.note(departed);
             self.watch_room(lane, socket, departed.full);
             if departed.full {
-                lane.waits.store(true, Ordering::Release);
+                self.waiting.add(flow);
                 return;
             }
             std::mem::swap(&mut *leaving, &mut *lock(&lane.filling));
@@ -629,9 +670,7 @@ impl<H> Lane<H> {
         Self {
             filling: train(),
             behind: Mutex::default(),
-            has_behind: AtomicBool::new(false),
             leaving: train(),
-            waits: AtomicBool::new(false),
             is_blocked: AtomicBool::new(false),
         }
     }
@@ -655,26 +694,25 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let (Some(to), Ok(from)) = (to, from) else {
             return self.count(|counters| &counters.formless, 1);
         };
-        let lane = &self.lanes[flow];
         let may_wait = manner.stands_for.is_some() && frame.payload.is_empty() && !frame.damaged;
-        if may_wait && self.put_behind(lane, to, &frame.header) {
+        if may_wait && self.put_behind(flow, to, &frame.header) {
             return;
         }
         let route = Route::new(to, manner);
-        if !self.append(lane, route, from, &frame, false) {
+        if !self.append(flow, route, from, &frame, false) {
             self.flush_lane(flow, false);
-            if !self.append(lane, route, from, &frame, false) {
+            if !self.append(flow, route, from, &frame, false) {
                 self.count(|counters| &counters.overrun, 1);
             }
         }
     }
 
     fn flush(&self) {
-        (0..self.lanes.len()).for_each(|flow| self.flush_lane(flow, true));
+        self.flush_lanes(true);
     }
 
     fn flush_ahead(&self) {
-        (0..self.lanes.len()).for_each(|flow| self.flush_lane(flow, false));
+        self.flush_lanes(false);
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
