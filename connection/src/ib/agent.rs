@@ -103,6 +103,7 @@ impl Agent {
             comm_id_base,
             comm_id_bits,
             seed: random(1),
+            look_every: Some(LOOK_EVERY),
             ..ManagerOptions::default()
         });
         Arc::new(Self {
@@ -288,6 +289,7 @@ impl State {
                 let _ = self.manager.confirm_disconnect(now, id, &[]);
                 self.last(id, Told::Disconnected)
             }
+            Event::PeerLost { id } => self.last(id, Told::Disconnected),
             Event::Disconnected { id, .. } | Event::DisconnectTimedOut { id } => {
                 self.last(id, Told::DisconnectConfirmed)
             }
@@ -779,5 +781,7 @@ const RESPONSE_TIMEOUT: u8 = 18;
 const RETRIES: u8 = 7;
 /// How long a packet may be under way: 4 ms.
 const PACKET_LIFE_TIME: u8 = 10;
+/// How often it is looked whether a peer is there: one that is killed is known to be gone after fifteen seconds.
+const LOOK_EVERY: Duration = Duration::from_secs(4);
 /// How long a program may take to answer before who asks looks again: 4.3 s.
 const SERVICE_TIMEOUT: u8 = 20;

@@ -11,6 +11,7 @@ use verbs_api::qp::{QpAttributes, QpState};
 
 use super::connection::{Connection, State};
 use super::limits::{Counts, ManagerOptions};
+use super::looks::Looks;
 use super::time;
 use super::types::{CmError, CommId, Event, ListenerId, Outgoing, Transport};
 
@@ -41,6 +42,7 @@ pub struct Manager {
     /// Requests and questions that no program has answered.
     pub(super) open: BTreeSet<(ListenerId, u32)>,
     pub(super) counts: Counts,
+    pub(super) looks: Looks,
     timers: BTreeSet<(Time, u32)>,
     outgoing: VecDeque<Outgoing>,
     events: VecDeque<Event>,
@@ -96,6 +98,7 @@ impl Manager {
             questions: BTreeMap::new(),
             open: BTreeSet::new(),
             counts: Counts::default(),
+            looks: Looks::default(),
             timers: BTreeSet::new(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
@@ -203,11 +206,13 @@ impl Manager {
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub fn next_due(&self) -> Option<Time> {
-        self.timers.first().map(|(due, _)| *due)
+        let timer = self.timers.first().map(|(due, _)| *due);
+        timer.into_iter().chain(self.looks.next_due()).min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time) {
+        self.look(now);
         while let Some(&(due, id)) = self.timers.first() {
             if due > now {
                 return;
@@ -402,18 +407,24 @@ impl Manager {
         if self.connections.len() >= self.options.max_connections {
             return Err(CmError::TooMany);
         }
+        let id = self.free_id().ok_or(CmError::TooMany)?;
+        self.connections.insert(id, connection);
+        Ok(id)
+    }
+
+    /// A number that no connection has.
+    pub(super) fn free_id(&mut self) -> Option<u32> {
         let bits = self.options.comm_id_bits.clamp(1, 32);
         let mask = u32::MAX >> (32 - bits);
         // One turn through all numbers; 0 is nobody's.
-        for _ in 0..=self.connections.len() + 1 {
+        for _ in 0..=self.connections.len() + 2 {
             self.next_id = self.next_id.wrapping_add(1);
             let id = self.options.comm_id_base & !mask | self.next_id & mask;
-            if id != 0 && !self.connections.contains_key(&id) {
-                self.connections.insert(id, connection);
-                return Ok(id);
+            if id != 0 && id != self.looks.id && !self.connections.contains_key(&id) {
+                return Some(id);
             }
         }
-        Err(CmError::TooMany)
+        None
     }
 
     /// A transaction of one's own: the connection's number, and one for the exchange.

@@ -7,6 +7,7 @@ mod agent;
 mod calls;
 mod connection;
 mod limits;
+mod looks;
 mod manager;
 pub mod private;
 mod receive;

@@ -183,6 +183,7 @@ impl Manager {
             Ok(id) => {
                 self.by_request.insert(named, id);
                 self.by_qpn.insert(peer, id);
+                self.look_for(now, from.address, req.ca_guid);
                 self.open.insert((listener, id));
                 self.wait_for_answer(now, id);
                 let id = CommId(id);
@@ -269,6 +270,7 @@ impl Manager {
         {
             return self.refuse_stale_rep(now, id, rep, old);
         }
+        self.look_for(now, from.address, rep.ca_guid);
         self.accept_rep(id, qpn, from, rep);
     }
 
@@ -422,13 +424,16 @@ impl Manager {
             .get(&id)
             .is_some_and(|connection| connection.remote_comm_id == dreq.local_comm_id);
         if !is_known {
+            self.counts.stray += 1;
+            if self.is_for_another(dreq) {
+                return;
+            }
             // Whoever asks may stop asking.
             let drep = Drep {
                 local_comm_id: dreq.remote_comm_id,
                 remote_comm_id: dreq.local_comm_id,
                 private_data: Octets::default(),
             };
-            self.counts.stray += 1;
             return self.send_to(from.address, from.transaction_id, drep.into());
         }
         let Some(connection) = self.find(from, id, dreq.local_comm_id) else {
@@ -482,6 +487,9 @@ impl Manager {
     }
 
     fn on_drep(&mut self, now: Time, from: Sender, drep: &Drep) {
+        if self.has_found(now, from.address, from.transaction_id, drep) {
+            return;
+        }
         let id = drep.remote_comm_id;
         let Some(connection) = self.find(from, id, drep.local_comm_id) else {
             return;

@@ -324,6 +324,11 @@ pub enum Event {
         /// The connection.
         id: CommId,
     },
+    /// The peer is not there any more: the connection is over.
+    PeerLost {
+        /// The connection.
+        id: CommId,
+    },
     /// No packet of the old connection can be under way any more: its numbers are free.
     Lingered {
         /// The connection.

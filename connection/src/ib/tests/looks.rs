@@ -1,0 +1,131 @@
+use super::*;
+
+const EVERY: Duration = Duration::from_secs(4);
+
+fn pair() -> Pair {
+    let mut pair = Pair::new();
+    for end in &mut pair.ends {
+        end.options.look_every = Some(EVERY);
+    }
+    pair
+}
+
+impl Pair {
+    /// Time passes, with everything that is due in it.
+    fn pass(&mut self, time: Duration) {
+        let until = self.now.after(time);
+        while let Some(due) = self.ends.iter().filter_map(Manager::next_due).min()
+            && due <= until
+        {
+            self.now = self.now.max(due);
+            for end in [NEAR, FAR] {
+                self.ends[end].handle_timeout(self.now);
+            }
+            self.settle();
+        }
+        self.now = until;
+    }
+
+    fn lost(&self, end: usize) -> Vec<CommId> {
+        let lost = self.events[end].iter().filter_map(|event| match event {
+            Event::PeerLost { id } => Some(*id),
+            _ => None,
+        });
+        lost.collect()
+    }
+}
+
+// A killed process says nothing more and hears nothing.
+#[test]
+fn who_waits_on_an_idle_connection_learns_that_its_peer_is_gone() {
+    for gone in [NEAR, FAR] {
+        let waits = 1 - gone;
+        let mut pair = pair();
+        let connected: Vec<_> = [0x11, 0x12].map(|qpn| pair.connected(qpn)).into();
+        pair.pass(Duration::from_secs(60));
+        assert_eq!((pair.lost(NEAR), pair.lost(FAR)), (vec![], vec![]));
+        pair.loses = Box::new(move |from, _| from == gone);
+        pair.pass(Duration::from_secs(15));
+        let own = |(near, far): &(CommId, CommId)| [*near, *far][waits];
+        let mut expected: Vec<_> = connected.iter().map(own).collect();
+        let mut lost = pair.lost(waits);
+        (expected.sort(), lost.sort());
+        assert_eq!(lost, expected);
+        // Nothing is left of them, and nobody is asked for any more.
+        pair.pass(Duration::from_secs(60));
+        assert_eq!(pair.ends[waits].connections(), 0);
+        assert_eq!(pair.ends[waits].next_due(), None);
+    }
+}
+
+// One question and one answer each way, however many connections there are.
+#[test]
+fn idle_connections_cost_no_more_than_one_does() {
+    let mut pair = pair();
+    for qpn in 0..50 {
+        pair.connected(0x100 + qpn);
+    }
+    pair.pass(Duration::from_secs(1));
+    pair.sent.clear();
+    pair.pass(EVERY * 10);
+    let count = |what| pair.sent.iter().filter(|(_, name)| *name == what).count();
+    assert!((18..=22).contains(&count("DREQ")), "{:?}", pair.sent);
+    assert_eq!(count("DREP"), count("DREQ"));
+    assert_eq!(pair.sent.len(), 2 * count("DREQ"));
+}
+
+#[test]
+fn lost_questions_and_answers_end_nothing() {
+    let mut random = SmallRng::seed_from_u64(3);
+    let mut pair = pair();
+    let (near, far) = pair.connected(0x11);
+    pair.pass(Duration::from_secs(1));
+    pair.loses = Box::new(move |_, _| random.random_bool(0.1));
+    pair.pass(Duration::from_secs(600));
+    assert_eq!(pair.state(NEAR, near), Some(State::Established));
+    assert_eq!(pair.state(FAR, far), Some(State::Established));
+}
+
+// Another connection manager may leave a question about nothing unanswered: it is not gone for that.
+#[test]
+fn who_has_never_answered_is_not_missed() {
+    let mut pair = pair();
+    let (near, far) = pair.connected(0x11);
+    pair.loses = Box::new(|_, message| matches!(message, Message::Drep(_)));
+    pair.pass(Duration::from_secs(600));
+    assert_eq!(pair.state(NEAR, near), Some(State::Established));
+    assert_eq!(pair.state(FAR, far), Some(State::Established));
+}
+
+// Numbers of queue pairs and connections of a process that was killed go to others.
+#[test]
+fn who_has_come_in_the_place_of_the_peer_does_not_answer_for_it() {
+    let mut pair = pair();
+    let (near, _) = pair.connected(0x11);
+    pair.pass(Duration::from_secs(10));
+    let other = ManagerOptions {
+        ca_guid: 0xdead,
+        ..pair.ends[FAR].options.clone()
+    };
+    pair.ends[FAR] = Manager::new(other);
+    pair.pass(Duration::from_secs(15));
+    assert_eq!(pair.lost(NEAR), [near]);
+}
+
+// covers 7.08
+#[test]
+fn a_connection_ends_in_its_usual_way_while_it_is_looked_for_its_peer() {
+    let mut pair = pair();
+    let (near, far) = pair.connected(0x11);
+    pair.pass(Duration::from_secs(10));
+    pair.ends[NEAR].disconnect(pair.now, near, b"").unwrap();
+    pair.settle();
+    assert_eq!(pair.state(FAR, far), Some(State::DreqRcvd));
+    let now = pair.now;
+    pair.ends[FAR].confirm_disconnect(now, far, b"").unwrap();
+    pair.settle();
+    pair.pass(Duration::from_secs(30));
+    assert_eq!((pair.lost(NEAR), pair.lost(FAR)), (vec![], vec![]));
+    let left = [NEAR, FAR].map(|end| (pair.ends[end].connections(), pair.ends[end].next_due()));
+    assert_eq!(left, [(0, None), (0, None)]);
+}
