@@ -95,6 +95,8 @@ pub enum Told {
     Disconnected,
     /// The other knows that the connection has ended.
     DisconnectConfirmed,
+    /// Nothing can be under way any more of the connection, which has ended. From who [lingers](Backend::lingers) only.
+    Lingered,
 }
 
 /// Takes what an end is told.
@@ -148,6 +150,11 @@ pub trait AnswerSink: Send + Sync + 'static {
 pub trait Backend: Send + Sync + 'static {
     /// How much private data each message takes.
     fn private_data(&self) -> PrivateDataLimits;
+
+    /// Whether a connection that has ended keeps its numbers for a while, whose end is [told](Told::Lingered).
+    fn lingers(&self) -> bool {
+        false
+    }
 
     /// Takes requests for an address; port 0 has one assigned. Answers the address.
     ///

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use verbs_api::{Completer, Context, Outcome, Qp, Started, VerbError};
+use verbs_api::{Completer, Context, Outcome, Qp, Started, Transport, VerbError};
 
 use crate::connector::{Connection, ConnectionOptions, Connector, Incoming, Listener};
 use crate::error::ConnectError;
@@ -40,6 +40,8 @@ pub enum Happened {
     ConnectError(ConnectError),
     /// The connection has ended, from either side.
     Disconnected,
+    /// Its numbers are free: no packet of it can be under way any more. On InfiniBand.
+    TimewaitExit,
     /// The device was removed: the identifier is of no use any more, and must be destroyed.
     DeviceRemoval,
 }
@@ -373,7 +375,7 @@ fn established(inner: &Weak<Inner>, done: Result<Connection, ConnectError>, priv
         Ok(connection) => Arc::new(connection),
         Err(error) => return this.failed(error),
     };
-    let ended = connection.disconnected();
+    let (ended, lingered) = (connection.disconnected(), connection.lingered());
     if this.become_part(Part::Connection(connection)).is_err() {
         return;
     }
@@ -384,6 +386,14 @@ fn established(inner: &Weak<Inner>, done: Result<Connection, ConnectError>, priv
             this.post(Happened::Disconnected, None);
         }
     });
+    if this.context.attributes().transport == Transport::InfiniBand {
+        let weak = Weak::clone(inner);
+        lingered.on_done(move |outcome| {
+            if let (Ok(()), Some(this)) = (outcome, weak.upgrade()) {
+                this.post(Happened::TimewaitExit, None);
+            }
+        });
+    }
 }
 
 impl Inner {

@@ -482,6 +482,9 @@ struct SideState {
     waiter: Option<Waiter>,
     watchers: Vec<Completer<(), ConnectError>>,
     is_over: bool,
+    /// The same for what lingers of it.
+    late_watchers: Vec<Completer<(), ConnectError>>,
+    has_lingered: bool,
 }
 
 impl Side {
@@ -522,15 +525,19 @@ impl Side {
 
 impl Sink for Side {
     fn told(&self, what: Told) {
+        let is_last = what == Told::Lingered;
+        let is_end = !matches!(what, Told::Accepted(_) | Told::Completed) && !is_last;
         let mut state = self.lock();
-        let is_end = !matches!(what, Told::Accepted(_) | Told::Completed);
         state.is_over |= is_end;
-        let watchers = if is_end {
-            std::mem::take(&mut state.watchers)
-        } else {
-            Vec::new()
-        };
-        let waiter = state.waiter.take();
+        state.has_lingered |= is_last || is_end && !self.backend.lingers();
+        let mut watchers = Vec::new();
+        if state.is_over {
+            watchers.append(&mut state.watchers);
+        }
+        if state.has_lingered {
+            watchers.append(&mut state.late_watchers);
+        }
+        let waiter = (!is_last).then(|| state.waiter.take()).flatten();
         drop(state);
         for watcher in watchers {
             watcher.complete(Ok(()));
@@ -996,6 +1003,18 @@ impl Connection {
         }
         let (started, completer) = Started::pending();
         state.watchers.push(completer);
+        started
+    }
+
+    /// Ends when the numbers of the connection, which has ended, are free: InfiniBand's connection manager keeps them until
+    /// no packet can be under way. Elsewhere that is when the connection has ended.
+    pub fn lingered(&self) -> Started<(), ConnectError> {
+        let mut state = self.side.lock();
+        if state.has_lingered {
+            return Started::ready(Ok(()));
+        }
+        let (started, completer) = Started::pending();
+        state.late_watchers.push(completer);
         started
     }
 

@@ -209,4 +209,5 @@ pub mod event {
     pub const DEVICE_REMOVAL: i32 = 11;
     pub const MULTICAST_JOIN: i32 = 12;
     pub const MULTICAST_ERROR: i32 = 13;
+    pub const TIMEWAIT_EXIT: i32 = 15;
 }

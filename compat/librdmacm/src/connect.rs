@@ -355,8 +355,11 @@ fn established(
 
 // There is a connection. What is told of its beginning comes before what is told of its end.
 fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
-    let ended = connection.disconnected();
-    this.lock().part = Part::Connected(Arc::new(connection));
+    let (ended, lingered) = (connection.disconnected(), connection.lingered());
+    let mut state = this.lock();
+    state.part = Part::Connected(Arc::new(connection));
+    let device = state.device.clone();
+    drop(state);
     tell();
     let weak = Arc::downgrade(this);
     ended.on_done(move |_| {
@@ -364,6 +367,14 @@ fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
             this.end();
         }
     });
+    if device.is_some_and(|device| device.transport() == Transport::InfiniBand) {
+        let weak = Arc::downgrade(this);
+        lingered.on_done(move |outcome| {
+            if let (Ok(()), Some(this)) = (outcome, weak.upgrade()) {
+                this.post(event::TIMEWAIT_EXIT, 0, Data::None);
+            }
+        });
+    }
 }
 
 fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {

@@ -312,6 +312,9 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
     assert_eq!(next(other), (event::DISCONNECTED, server, 0));
     assert_eq!(next(channel), (event::DISCONNECTED, client, 0));
     assert_eq!(call!(connect::disconnect(server)), 0);
+    // Until then the numbers of the connection are nobody else's.
+    assert_eq!(next(other), (event::TIMEWAIT_EXIT, server, 0));
+    assert_eq!(next(channel), (event::TIMEWAIT_EXIT, client, 0));
 
     // Nobody listens any more: the next one is refused.
     assert_eq!(call!(id::destroy(listener)), 0);

@@ -40,6 +40,8 @@ pub struct Agent {
 struct State {
     manager: Manager,
     ends: BTreeMap<CommId, End>,
+    /// Ends of connections that are over, and linger.
+    lingering: BTreeMap<CommId, Arc<dyn Sink>>,
     listeners: BTreeMap<ListenerId, Listening>,
     /// When the port was asked to call.
     wakes_at: Option<Duration>,
@@ -111,6 +113,7 @@ impl Agent {
             state: Mutex::new(State {
                 manager,
                 ends: BTreeMap::new(),
+                lingering: BTreeMap::new(),
                 listeners: BTreeMap::new(),
                 wakes_at: None,
                 next_port: FIRST_PORT.wrapping_add(random(2) as u16 & 0x3fff),
@@ -318,7 +321,11 @@ impl State {
                 _ => Err(ConnectError::Refused { private_data }),
             }),
             Event::ResolutionTimedOut { id } => self.answered(id, |_| Err(ConnectError::TimedOut)),
-            Event::Delayed { .. } | Event::Lingered { .. } => Telling::Nothing,
+            Event::Lingered { id } => match self.lingering.remove(&id) {
+                Some(sink) => Telling::Told(sink, Told::Lingered),
+                None => Telling::Nothing,
+            },
+            Event::Delayed { .. } => Telling::Nothing,
         }
     }
 
@@ -416,10 +423,15 @@ impl State {
         }
     }
 
-    // The end hears of nothing more.
+    // The end hears of nothing more, but that it lingers no longer.
     fn last(&mut self, id: CommId, told: Told) -> Telling {
         match self.ends.remove(&id) {
-            Some(End::Joined(sink)) => Telling::Told(sink, told),
+            Some(End::Joined(sink)) => {
+                if self.manager.state(id) == Some(super::State::TimeWait) {
+                    self.lingering.insert(id, Arc::clone(&sink));
+                }
+                Telling::Told(sink, told)
+            }
             Some(End::Asked(sink)) => Telling::Withdrawn(sink, token(id)),
             Some(End::Questioned(sink)) => Telling::QuestionWithdrawn(sink, token(id)),
             Some(End::Asking(..)) | None => Telling::Nothing,
@@ -430,6 +442,10 @@ impl State {
 impl Backend for Agent {
     fn private_data(&self) -> PrivateDataLimits {
         PrivateDataLimits::INFINIBAND
+    }
+
+    fn lingers(&self) -> bool {
+        true
     }
 
     fn listen(
@@ -616,7 +632,7 @@ impl Backend for Agent {
             let id = comm_id(token);
             // Of a connection that is over nothing is left to end.
             let _ = state.manager.destroy(now, id);
-            state.ends.remove(&id)
+            (state.ends.remove(&id), state.lingering.remove(&id))
         });
         drop(end);
     }
