@@ -49,7 +49,8 @@ fn who_waits_on_an_idle_connection_learns_that_its_peer_is_gone() {
         let own = |(near, far): &(CommId, CommId)| [*near, *far][waits];
         let mut expected: Vec<_> = connected.iter().map(own).collect();
         let mut lost = pair.lost(waits);
-        (expected.sort(), lost.sort());
+        expected.sort();
+        lost.sort();
         assert_eq!(lost, expected);
         // Nothing is left of them, and nobody is asked for any more.
         pair.pass(Duration::from_secs(60));
