@@ -561,7 +561,8 @@ fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
     }
 }
 
-/// Gives the identifier an address, and, where that is one of a device, the device.
+/// Gives the identifier an address, and, where that is one of a device, the device. The loopback address names no device yet, as
+/// with the kernel: programs take an identifier that has one for one that others can reach.
 ///
 /// # Errors
 /// It has one; no device has the address.
@@ -578,7 +579,7 @@ pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<()
     own.inner.lock().has_assigned_port = local.port() == 0;
     let mut local = local;
     local.set_port(port);
-    if local.ip().is_unspecified() {
+    if local.ip().is_unspecified() || local.ip().is_loopback() {
         show_local(public, own, local);
         return Ok(());
     }
@@ -650,7 +651,10 @@ fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), E
     let device = match device {
         Some(device) => device,
         None => {
-            let device = device::towards(remote, public.service())?;
+            let device = match local {
+                Some(local) if local.ip().is_loopback() => device::at(local.ip(), public.service()),
+                _ => device::towards(remote, public.service()),
+            }?;
             let port = local.map_or_else(some_port, |local| local.port());
             bound(
                 public,

@@ -330,3 +330,20 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
         call!(channel::destroy(channel));
     }
 }
+
+#[test]
+fn the_loopback_address_names_a_device_when_a_peer_is_named() {
+    let channel = channel::create();
+    for ps in [port_space::TCP, port_space::UDP] {
+        let id = new_id(channel, ps);
+        let (mut from, mut to) = (sockaddr("127.0.0.1:0"), sockaddr("127.0.0.1:7471"));
+        let (from, to) = ((&raw mut from).cast(), (&raw mut to).cast());
+        assert_eq!(call!(id::bind_addr(id, from)), 0);
+        assert!(call!((*id).verbs).is_null());
+        assert_eq!(call!(id::resolve_addr(id, ptr::null_mut(), to, 1)), 0);
+        assert_eq!(next(channel), (event::ADDR_RESOLVED, id, 0));
+        assert!(!call!((*id).verbs).is_null());
+        assert_eq!(call!(id::destroy(id)), 0);
+    }
+    call!(channel::destroy(channel));
+}
