@@ -28,9 +28,11 @@ use crate::sys;
 use crate::udp::{UdpOptions, UdpSocket};
 
 mod handed;
+mod holder;
 mod range;
 
 pub use handed::{HandError, Handed};
+pub use holder::Holder;
 pub use range::{QpnRange, RANGES};
 
 /// What a process joins a port with.
@@ -67,8 +69,8 @@ impl GroupOptions {
 #[non_exhaustive]
 pub enum JoinError {
     /// Something else holds the port: another program, a driver of the kernel, or processes that do not let this one in.
-    #[error("{0} is held by something that does not share it")]
-    Taken(SocketAddr),
+    #[error("{0} is held by {1}")]
+    Taken(SocketAddr, Holder),
     /// 63 others are there.
     #[error("all ranges of queue pair numbers of {0} are leased")]
     Full(SocketAddr),
@@ -140,7 +142,7 @@ impl Lease {
                 }
             }
             if Instant::now() >= deadline {
-                return Err(JoinError::Taken(address));
+                return Err(JoinError::Taken(address, Holder::of(address)));
             }
             std::thread::sleep(PAUSE);
         }

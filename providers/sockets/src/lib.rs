@@ -24,7 +24,7 @@ pub mod watch;
 
 pub use exit::{LastWords, at_exit};
 pub use flows::FlowSockets;
-pub use group::{GroupOptions, HandError, Handed, JoinError, Lease, QpnRange, Service};
+pub use group::{GroupOptions, HandError, Handed, Holder, JoinError, Lease, QpnRange, Service};
 pub use local::Admission;
 pub use multicast::Membership;
 pub use piece::Piece;

@@ -53,7 +53,7 @@ fn member() {
     let lease = match Lease::join(options) {
         Ok(lease) => lease,
         Err(error) => {
-            let taken = matches!(error, JoinError::Taken(_));
+            let taken = matches!(error, JoinError::Taken(..));
             println!("\nrefused {taken} {error}");
             return;
         }
@@ -530,5 +530,6 @@ fn another_user_is_let_in_where_he_is_named() {
     let mut stranger = start(address, 3, stranger);
     let refused = word_of(&mut stranger).unwrap_err();
     assert!(refused.starts_with("true"), "{refused}");
+    assert!(refused.contains("is held by user 0: "), "{refused}");
     stranger.wait().unwrap();
 }

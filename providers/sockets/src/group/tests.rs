@@ -119,7 +119,10 @@ fn a_port_that_something_else_holds_is_told() {
     let options = options(47_004);
     let held = UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();
     let taken = Lease::join(options.clone()).unwrap_err();
-    assert!(matches!(taken, JoinError::Taken(_)), "{taken}");
+    assert!(
+        matches!(taken, JoinError::Taken(_, Holder::Somebody)),
+        "{taken}"
+    );
     drop(held);
     Lease::join(options).unwrap();
 }
