@@ -380,7 +380,20 @@ impl Target {
         peer: &QpEndpoint,
         options: ConnectOptions,
     ) -> Result<Started<()>, ConnectError> {
-        Ok(self.find()?.connect(peer, options))
+        let qp = self.find()?;
+        qp.keep_receives();
+        Ok(qp.connect(peer, options))
+    }
+
+    /// Ends a stream in good order that no carrier has ended: between queue pairs of one process.
+    fn close(&self) -> Option<Started<()>> {
+        let attributes = self.context.attributes();
+        if attributes.transport != Transport::Iwarp || self.context.carrier().is_some() {
+            return None;
+        }
+        let qp = self.find().ok()?;
+        let is_ready = qp.query().ok()?.state == QpState::Rts;
+        is_ready.then(|| qp.modify(QpAttributes::new().qp_state(QpState::Sqd)))
     }
 
     /// Flushes it, where it is there still; nobody waits for it.
@@ -1024,7 +1037,11 @@ impl Connection {
     /// [`ConnectError::Phase`] where the queue pair was gone by then: the connection has ended all the same.
     pub fn disconnect(&self, context: &Context, qp: &Qp) -> Started<(), ConnectError> {
         let target = Target::new(context, qp);
-        self.tell_peer(context, move |request| flush_phase(&target, request))
+        self.tell_peer(context, move |request| match target.close() {
+            // What becomes of it is seen by the flush behind it.
+            Some(closed) => closed.on_done(move |_| flush_phase(&target, request)),
+            None => flush_phase(&target, request),
+        })
     }
 
     /// Tells the peer, and ends when it knows. The queue pair is not touched.

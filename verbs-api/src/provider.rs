@@ -428,6 +428,9 @@ pub trait QpOps: AsAny {
     /// Changes attributes and state: [`check_modify`](crate::qp::check_modify) under the provider's lock.
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>);
 
+    /// See [`Qp::keep_receives`](crate::Qp::keep_receives). By default nothing: for who keeps them anyway.
+    fn keep_receives(&self) {}
+
     /// State, attributes and sizes.
     fn query(&self) -> QpStatus;
 

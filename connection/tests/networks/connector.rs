@@ -211,11 +211,9 @@ fn the_end_is_told_without_a_flush_and_disconnecting_flushes() {
         ends.end(first);
         ends.end(second);
         assert_eq!(state(&near), QpState::Err);
-        if !ends.is_stream() {
-            // On iWARP the end of the stream itself flushes the other end.
-            ends.rig.nothing_on(&ends.far.cq);
-            assert_eq!(state(&far), QpState::Rts);
-        }
+        ends.rig.settle();
+        ends.rig.nothing_on(&ends.far.cq);
+        assert_eq!(state(&far), QpState::Rts);
         ends.end(at_far.disconnect(&ends.rig.far.context, &far));
         let done = ends.take(&ends.far, 2);
         let ids: Vec<_> = done.iter().map(|done| done.wr_id).collect();

@@ -9,7 +9,7 @@
 //! * *Graceful*: RTS to SQD, with an idle send queue. The peer gets a Close behind all data, answers with its own, and
 //!   both queue pairs go to the error state, where what is left of their queues is flushed. That is what siw and iw_cm do
 //!   with a stream that was closed; nothing is told but the flushed completions. Where a connection manager made the
-//!   stream, it tells the program, and a peer whose send queue is idle keeps what it has posted to receive until the
+//!   connection, it tells the program, and a peer whose send queue is idle keeps what it has posted to receive until the
 //!   program disconnects or flushes, or posts something that cannot leave any more.
 //! * *Abrupt*: everything else that leaves the connection: SQD with work outstanding, RESET, ERR, destruction, loss of the
 //!   device. The peer gets a Reset and goes to the error state.
@@ -99,6 +99,7 @@ pub(crate) fn modify(
             tx.has_parted = false;
         }
         (QpState::Rts, QpState::Sqd) => begin_close(qp, sending, cx),
+        (_, QpState::Reset) => tx.is_managed = false,
         _ => {}
     }
 }
@@ -276,6 +277,7 @@ pub(crate) fn handle_end(qp: &QpRef, epoch: u32, message: &Message, cx: &mut Cx<
     }
     if is_asked && half.driver.is_managed && half.queue.is_empty() {
         half.driver.has_parted = true;
+        half.direct = None;
         return;
     }
     qp.enter_error(false);

@@ -235,6 +235,10 @@ impl Driver for Iwarp {
         connection::disconnect(qp, half, cx);
     }
 
+    fn keep_receives(qp: &Qp) {
+        qp.requester().driver.is_managed = true;
+    }
+
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
         let streams = device.driver().streams.as_ref()?;
         Some(Carrier::Streams(Arc::clone(streams) as Arc<dyn StreamPort>))

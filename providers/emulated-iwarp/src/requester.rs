@@ -123,14 +123,17 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     if qp.state() != QpState::Rts || !direct::is_port_up(qp, half, cx) {
         return;
     }
+    if half.driver.has_parted {
+        if !half.queue.is_empty() {
+            qp.enter_error(false);
+            flush_later(qp, cx);
+        }
+        return;
+    }
     if cx.device.network().link().is_none() {
         return direct::pump(qp, half, cx);
     }
     let Some(peer) = half.driver.peer.filter(Peer::is_met) else {
-        if half.driver.has_parted && !half.queue.is_empty() {
-            qp.enter_error(false);
-            flush_later(qp, cx);
-        }
         return;
     };
     // Out of the half for a while: starting a request needs the rest of it.

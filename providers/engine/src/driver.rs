@@ -169,6 +169,9 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// `requester.direct` is dropped, perhaps with the responder locked, perhaps more than once; by default nothing.
     fn disconnect(_qp: &Qp<Self>, _requester: &mut Requester<Self>, _cx: &mut Cx<'_, Self>) {}
 
+    /// A connection manager makes the connection: see [`verbs_api::Qp::keep_receives`]; by default nothing.
+    fn keep_receives(_qp: &Qp<Self>) {}
+
     /// Joins the queue pair's own state to a peer that can be reached directly, now that it has become ready; by
     /// default the requester is told to go on.
     fn peer_ready(qp: &QpRef<Self>, cx: &mut Cx<'_, Self>) {

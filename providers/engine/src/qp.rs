@@ -1596,6 +1596,10 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
             .run(reply, move || qp.apply(&attributes));
     }
 
+    fn keep_receives(&self) {
+        D::keep_receives(self);
+    }
+
     fn query(&self) -> QpStatus {
         let attributes = self.changing().attributes;
         let draining = self.requester().draining;

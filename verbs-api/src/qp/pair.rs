@@ -389,6 +389,13 @@ impl Qp {
         self.request(Ok(()), move |reply| ops.modify(attributes, reply))
     }
 
+    /// Whoever makes the connection is told of its end by other means: where the peer ends it in good order, what was posted
+    /// to receive stays until the program flushes it. Without this it is flushed where the transport itself tells of the
+    /// end, as iWARP does. For connection managers, before the queue pair is ready to receive; until it is reset.
+    pub fn keep_receives(&self) {
+        self.ops().keep_receives();
+    }
+
     // One control request on this queue pair: shown as its holder until it has ended.
     pub(super) fn request(
         &self,
