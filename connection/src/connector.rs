@@ -89,7 +89,8 @@ impl ConnectionOptions {
     }
 
     /// The program brings the queue pair up by itself, as [`Accepted::steps`] and [`Incoming::steps`] tell, before it
-    /// completes or accepts; its states are not touched. It takes packets from `psn` on. Not over streams.
+    /// completes or accepts; its states are not touched. `psn` is the number of the first packet that it takes, or in one
+    /// process sends, as the steps have it. Not over streams.
     pub const fn brought_up_by_program(mut self, psn: Psn) -> Self {
         self.takes_psn = Some(psn);
         self
@@ -303,10 +304,11 @@ fn with_path_mtu(options: ConnectOptions, offer: &Offer) -> ConnectOptions {
     offer.path_mtu.map_or(options, |mtu| options.path_mtu(mtu))
 }
 
-/// What the queue pair is brought up with. Where the peer has said what it takes, it has been told what this one takes.
+/// What the queue pair is brought up with. Where the peer has said what it takes, it has been told what this one takes;
+/// elsewhere each says what it sends.
 fn numbered(options: ConnectOptions, own_psn: Psn, peer: &Offer) -> (QpEndpoint, ConnectOptions) {
     let Some(psn) = peer.takes_psn else {
-        return (peer.endpoint, options);
+        return (peer.endpoint, options.sq_psn(own_psn));
     };
     let endpoint = QpEndpoint {
         sq_psn: own_psn,

@@ -2,6 +2,7 @@
 //! connection manager over UDP, and for MPA over TCP.
 #![forbid(unsafe_code)]
 
+mod by_program;
 mod channel;
 mod connector;
 mod datagrams;
