@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -54,16 +55,37 @@ impl Libraries {
         })
     }
 
-    /// A folder that has both under their names: theirs, or one within `within` with links to them.
-    pub(crate) fn named(&self, within: &Path) -> anyhow::Result<PathBuf> {
-        if let Some(folder) = &self.folder {
-            return Ok(folder.clone());
+    /// What the dynamic linker is told: a folder that has both under their names, and the file to load first. Theirs, or
+    /// links to them within `within`.
+    pub(crate) fn named(&self, within: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
+        let own = self.folder.as_ref().filter(|folder| is_one(folder));
+        if let Some(folder) = own {
+            return Ok((folder.clone(), self.redirect.clone()));
         }
         let folder = within.join("lib");
-        let cannot = || format!("cannot make {}", folder.display());
-        fs::create_dir(&folder).with_context(cannot)?;
-        symlink(&self.verbs, folder.join(VERBS)).with_context(cannot)?;
-        symlink(VERBS, folder.join(CM)).with_context(cannot)?;
-        Ok(folder)
+        anyhow::ensure!(
+            is_one(&folder),
+            "{} is more than one name to the dynamic linker: set XDG_RUNTIME_DIR or TMPDIR to a folder without spaces, colons and semicolons",
+            folder.display(),
+        );
+        let link = |to: &Path, name| {
+            let linked = symlink(to, folder.join(name));
+            linked.with_context(|| format!("cannot make {}", folder.display()))
+        };
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        link(&self.verbs, VERBS)?;
+        link(Path::new(VERBS), CM)?;
+        if is_one(&self.redirect) {
+            return Ok((folder, self.redirect.clone()));
+        }
+        link(&self.redirect, REDIRECT)?;
+        let redirect = folder.join(REDIRECT);
+        Ok((folder, redirect))
     }
+}
+
+// The dynamic linker's lists are separated by these.
+fn is_one(path: &Path) -> bool {
+    let separates = |octet: &u8| matches!(octet, b' ' | b':' | b';');
+    !path.as_os_str().as_bytes().iter().any(separates)
 }

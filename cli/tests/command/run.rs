@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::{Folder, complaint, run, text};
@@ -109,6 +109,30 @@ fn a_program_ends_as_it_ends_without() {
 }
 
 #[test]
+fn a_folder_of_two_words_is_one() {
+    let installed = Installed::new();
+    let moved = installed.folder.path("two: words");
+    fs::create_dir(&moved).unwrap();
+    for part in ["bin", "lib"] {
+        fs::rename(installed.folder.path(part), moved.join(part)).unwrap();
+    }
+    let run = |running: &Path| {
+        let mut command = Command::new(moved.join("bin/polyverbs"));
+        command.env("XDG_RUNTIME_DIR", running);
+        command.args(["run", "sh", "-c", "ls -L $LD_LIBRARY_PATH $LD_PRELOAD"]);
+        command.env_remove("LD_LIBRARY_PATH").output().unwrap()
+    };
+    let output = run(&installed.folder.path(""));
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    let refused = run(&moved);
+    assert!(!refused.status.success());
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert!(told.contains("XDG_RUNTIME_DIR"), "{told}");
+    assert_eq!(fs::read_dir(&moved).unwrap().count(), 2);
+}
+
+#[test]
 fn a_program_sees_devices_below_sys_and_dev() {
     let installed = Installed::new();
     let script = "cd $POLYVERBS_ROOT && ls dev/infiniband && cat sys/class/infiniband/*/ports/1/gids/0 && cat sys/class/infiniband/*/node_type";
@@ -140,7 +164,16 @@ fn a_program_sees_devices_below_sys_and_dev() {
 #[test]
 fn a_program_that_cannot_be_run_is_named() {
     let installed = Installed::new();
+    let script = installed.folder.path("script");
+    fs::write(&script, "#!/no/such/shell\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = script.to_str().unwrap();
     for (program, status, why) in [
+        (
+            script,
+            126,
+            &*format!("cannot run {script}: what it names to run it is not there"),
+        ),
         (
             "no-such-program",
             127,

@@ -96,19 +96,27 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     let root = root::make(&configuration)?;
+    let (folder, redirect) = libraries.named(&root).inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = fs::remove_dir_all(&root);
+    })?;
     let failed = Command::new(program)
         .args(rest)
-        .env(
-            "LD_LIBRARY_PATH",
-            in_front(&libraries.named(&root)?, "LD_LIBRARY_PATH"),
-        )
-        .env("LD_PRELOAD", in_front(&libraries.redirect, "LD_PRELOAD"))
+        .env("LD_LIBRARY_PATH", in_front(&folder, "LD_LIBRARY_PATH"))
+        .env("LD_PRELOAD", in_front(&redirect, "LD_PRELOAD"))
         .env(ROOT_VARIABLE, &root)
         .env(VARIABLE, configuration.to_text()?)
         .exec();
     // Nothing was started that would need it.
     let _ = fs::remove_dir_all(&root);
+    let is_there = Path::new(program).exists();
     let program = program.display();
+    if failed.kind() == io::ErrorKind::NotFound && is_there {
+        complain(&format!(
+            "cannot run {program}: what it names to run it is not there"
+        ));
+        return Ok(ExitCode::from(NOT_RUN));
+    }
     if failed.kind() == io::ErrorKind::NotFound {
         complain(&format!(
             "{program} is not there: is it installed, and in PATH?"
