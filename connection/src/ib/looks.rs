@@ -43,6 +43,11 @@ impl Looks {
         self.due.first().map(|(due, _)| *due)
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.adapters.len()
+    }
+
     fn set(&mut self, adapter: Adapter, look: Look) {
         self.remove(adapter);
         self.due.insert((look.due, adapter));
@@ -60,7 +65,7 @@ impl Manager {
     /// There will be a connection with this adapter.
     pub(super) fn look_for(&mut self, now: Time, address: LinkAddress, guid: u64) {
         let adapter = (address.into(), guid);
-        let is_full = self.looks.adapters.len() >= self.options.max_connections;
+        let is_full = self.looks.len() >= self.options.max_connections;
         if self.options.look_every.is_none()
             || is_full
             || self.looks.adapters.contains_key(&adapter)

@@ -1,3 +1,6 @@
+use polyverbs_wire::layout::Octets;
+use polyverbs_wire::mad::cm::{Rej, Req};
+
 use super::*;
 
 const EVERY: Duration = Duration::from_secs(4);
@@ -129,4 +132,39 @@ fn a_connection_ends_in_its_usual_way_while_it_is_looked_for_its_peer() {
     assert_eq!((pair.lost(NEAR), pair.lost(FAR)), (vec![], vec![]));
     let left = [NEAR, FAR].map(|end| (pair.ends[end].connections(), pair.ends[end].next_due()));
     assert_eq!(left, [(0, None), (0, None)]);
+}
+
+// Whoever makes up adapters makes nothing that stays.
+#[test]
+fn those_who_ask_and_go_are_not_looked_for() {
+    let mut pair = pair();
+    let (near, _, _) = pair.asked(0x11);
+    let request = pair.ends[NEAR].connections[&near.0].repeated.clone();
+    let Some(Message::Req(req)) = request.as_deref().copied() else {
+        panic!("no request");
+    };
+    pair.ends[FAR].options.max_connections = 100;
+    for guid in 0..1000 {
+        let asks = Req {
+            ca_guid: guid,
+            local_comm_id: 1,
+            ..req
+        };
+        let gives_up = Rej {
+            local_comm_id: 1,
+            reason: reason::TIMEOUT,
+            info_length: 8,
+            info: Octets::padded(&guid.to_be_bytes()).unwrap(),
+            ..Rej::default()
+        };
+        for message in [Message::from(asks), gives_up.into()] {
+            pair.ends[FAR].handle_message(pair.now, address(NEAR), guid, &message);
+        }
+    }
+    assert!(pair.ends[FAR].looks.len() <= 100);
+    pair.collect();
+    pair.wire.clear();
+    pair.loses = Box::new(|_, _| true);
+    pair.pass(Duration::from_secs(200));
+    assert_eq!(pair.ends[FAR].looks.len(), 0);
 }
