@@ -342,6 +342,47 @@ fn who_misses_that_a_side_is_ready_is_told_again() {
     assert_eq!(near.state(), QpState::Rts);
 }
 
+// What is said before the active side has, by a passive side that may, or `None` where nothing comes.
+fn said_first(far: &End, ip: &str) -> Option<Vec<u8>> {
+    let listener = far.listen(ip);
+    let mut peer = TcpStream::connect(listener.address()).unwrap();
+    let wishes = Enhanced::default();
+    let mut octets = [0; 1024];
+    let request = Start::new(Kind::Request, Some(wishes), b"").unwrap();
+    let len = request.encode(&mut octets).unwrap();
+    peer.write_all(&octets[..len]).unwrap();
+    let incoming = listener.next().wait().unwrap();
+    let accepted = incoming.accept(&far.context, &far.qp, ConnectionOptions::new());
+    let _connection = accepted.wait().unwrap();
+    far.qp
+        .post_one(Send::new(&b"first"[..]).signaled(1))
+        .unwrap();
+    peer.set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let (mut octets, mut said) = ([0; 1024], Vec::new());
+    loop {
+        let Ok(len @ 1..) = peer.read(&mut octets) else {
+            return None;
+        };
+        said.extend_from_slice(&octets[..len]);
+        if let Some((_, reply)) = start::decode(&said).unwrap()
+            && said.len() > reply
+        {
+            return Some(said.split_off(reply));
+        }
+    }
+}
+
+// concerns 7.35
+#[test]
+fn a_passive_side_speaks_first_only_where_it_was_told_to() {
+    let far = End::new("127.0.4.26");
+    assert_eq!(said_first(&far, "127.0.4.26"), None);
+    let far = End::with("127.0.4.27", |wire| wire.speaks_first = true);
+    let said = said_first(&far, "127.0.4.27").unwrap();
+    assert!(said.windows(5).any(|octets| octets == b"first"), "{said:?}");
+}
+
 // covers 7.34 7.41
 #[test]
 fn peers_that_speak_something_else_disturb_nobody() {

@@ -133,6 +133,9 @@ pub struct StreamWishes {
     pub crc: bool,
     /// Markers in what it receives.
     pub markers: bool,
+    /// As the passive side, to send before the peer has where no ready-to-receive indication was agreed on. RFC 5044 section
+    /// 7.1 has it wait; a peer that takes frames right behind the reply, and itself waits for one, needs this.
+    pub speaks_first: bool,
 }
 
 /// How a stream ends from this side.

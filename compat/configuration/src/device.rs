@@ -149,6 +149,10 @@ pub struct Device {
     /// Whether it asks for checksums, of iWARP. A peer that wants them has them in any case.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub crc: bool,
+    /// Whether it sends before the peer that asked for a connection has, of iWARP. MPA forbids it; Linux's siw as a client of
+    /// a server that speaks first needs it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub speaks_first: bool,
     /// What its port reports, of RoCE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_layer: Option<LinkLayer>,
@@ -168,6 +172,7 @@ impl Default for Device {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             wire: true,
             crc: true,
+            speaks_first: false,
             link_layer: None,
             fault: None,
             limits: BTreeMap::new(),
@@ -238,6 +243,11 @@ impl Device {
         if !self.crc && *transport != TransportName::Iwarp {
             return Err(format!("{name}: only iWARP devices do without checksums"));
         }
+        if self.speaks_first && *transport != TransportName::Iwarp {
+            return Err(format!(
+                "{name}: only iWARP devices have to be told to speak first"
+            ));
+        }
         match &self.fault {
             Some(fault) => transport
                 .takes(fault)
@@ -250,7 +260,7 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Reads `name=…,transport=…,address=…,wire=no,crc=no`, with limits by their names.
+    /// Reads `name=…,transport=…,address=…,wire=no,crc=no,speaks-first=yes`, with limits by their names.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();
         for clause in text.split(',').map(str::trim) {
@@ -268,6 +278,7 @@ impl FromStr for Device {
                 }
                 "wire" => device.wire = yes_or_no(key, value)?,
                 "crc" => device.crc = yes_or_no(key, value)?,
+                "speaks-first" => device.speaks_first = yes_or_no(key, value)?,
                 "link-layer" => device.link_layer = Some(value.parse()?),
                 "fault" => {
                     let fault = value.parse::<FaultSpec>();
@@ -276,7 +287,7 @@ impl FromStr for Device {
                 limit => {
                     let name = limit.parse::<LimitName>().map_err(|_| {
                         format!(
-                            "{limit} is none of name, transport, address, wire, crc, link-layer, fault, and no limit"
+                            "{limit} is none of name, transport, address, wire, crc, speaks-first, link-layer, fault, and no limit"
                         )
                     })?;
                     let number = value.parse();

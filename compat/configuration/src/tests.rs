@@ -36,6 +36,7 @@ limits = { max_qp = 16, max_cqe = 100 }
 transport = "iwarp"
 wire = false
 crc = false
+speaks-first = true
 "#;
     let read = Configuration::parse(text).unwrap();
     assert_eq!(read.trace, Some("-".into()));
@@ -51,6 +52,7 @@ crc = false
     );
     assert!(second.address.is_loopback());
     assert!(first.wire && !second.wire && first.crc && !second.crc);
+    assert!(!first.speaks_first && second.speaks_first);
     let written = read.to_text().unwrap();
     assert_eq!(Configuration::parse(&written), Ok(read), "{written}");
 }
@@ -85,6 +87,11 @@ fn what_is_wrong_in_a_text_has_its_line() {
     assert_eq!(
         checksums,
         "line 1: ib0: only iWARP devices do without checksums"
+    );
+    let first = complaint("[[device]]\nspeaks-first = true\n");
+    assert_eq!(
+        first,
+        "line 1: ib0: only iWARP devices have to be told to speak first"
     );
     assert!(complaint("device = 7").starts_with("line 1: "));
     assert!(complaint("[[device]\n").starts_with("line 1: "));

@@ -146,6 +146,7 @@ impl ListedDevice {
                 .collect(),
             tap: setup::tap(),
             without_crc: !known.crc,
+            speaks_first: known.speaks_first,
             ..EmulatedOptions::default()
         };
         let kind = match known.transport {

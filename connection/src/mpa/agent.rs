@@ -586,7 +586,7 @@ impl Backend for Agent {
             receives_markers: started.settings.initiator_markers,
             says: ReadyForms::empty(),
             awaits,
-            is_held: true,
+            is_held: started.rtr.is_some() || !port.wishes().speaks_first,
         };
         if let Some(stream) = stream {
             if let Some(until) = until {

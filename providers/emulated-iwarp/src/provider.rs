@@ -60,6 +60,7 @@ impl EmulatedKind for EmulatedIwarp {
             wire.link.faults = faults.faults;
             wire.link.seed = faults.seed;
             wire.crc = !options.without_crc;
+            wire.speaks_first = options.speaks_first;
             wire.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);
             return Ok(OnWire::new(driver, wire, engine_options)?.device);
         }

@@ -33,6 +33,8 @@ pub struct WireOptions {
     pub crc: bool,
     /// Markers in what this device receives.
     pub markers: bool,
+    /// Where it is asked for a connection, it sends before its peer has: see [`StreamWishes::speaks_first`].
+    pub speaks_first: bool,
     /// Most octets of a DDP segment, where the path carries more.
     pub max_segment: usize,
     /// Streams that no queue pair has yet: one more takes the place of one that has said too little for too long.
@@ -50,6 +52,7 @@ impl WireOptions {
             tcp: TcpOptions::default(),
             crc: true,
             markers: false,
+            speaks_first: false,
             max_segment: u16::MAX.into(),
             max_early: MAX_EARLY,
             tap: None,
@@ -91,6 +94,7 @@ impl OnWire {
         let wishes = StreamWishes {
             crc: wire.crc,
             markers: wire.markers,
+            speaks_first: wire.speaks_first,
         };
         let port = wire.address.port();
         let streams = Streams::new(

@@ -29,6 +29,8 @@ pub struct EmulatedOptions {
     pub tap: Option<Tap>,
     /// No checksums in what it sends over streams, unless its peer wants them. RoCEv2 has them in any case.
     pub without_crc: bool,
+    /// Over streams, where it is asked for a connection, it sends before its peer has, which may wait for that: Linux's siw.
+    pub speaks_first: bool,
     /// Features that it does not claim although it could.
     pub without: Features,
     /// Numbers that are to be no larger than this, whatever it could do.
