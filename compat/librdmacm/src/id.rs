@@ -561,25 +561,27 @@ fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
     }
 }
 
-/// Gives the identifier an address, and, where that is one of a device, the device. The loopback address names no device yet, as
-/// with the kernel: programs take an identifier that has one for one that others can reach.
+/// Gives the identifier an address, and, where that is one of a device, the device. The loopback address names no device yet
+/// where calls wait: libfabric takes an identifier that has one for one that others can reach. Elsewhere it does, other than
+/// with the kernel: pyverbs asks the device at once, and takes no care that there is none.
 ///
 /// # Errors
 /// It has one; no device has the address.
 pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<(), Errno> {
-    let state = own.inner.lock();
+    let mut state = own.inner.lock();
     if state.local.is_some() || !matches!(state.part, Part::Nothing) {
         return Err(Errno::INVAL);
     }
-    drop(state);
     let port = match local.port() {
         0 => some_port(),
         port => port,
     };
-    own.inner.lock().has_assigned_port = local.port() == 0;
+    state.has_assigned_port = local.port() == 0;
+    let is_nowhere = local.ip().is_unspecified() || state.is_sync && local.ip().is_loopback();
+    drop(state);
     let mut local = local;
     local.set_port(port);
-    if local.ip().is_unspecified() || local.ip().is_loopback() {
+    if is_nowhere {
         show_local(public, own, local);
         return Ok(());
     }
