@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use polyverbs::qp::QpState;
 use polyverbs::{ConnectOptions, LinkAddress, ReceiveRequest, Send, WcStatus};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
-use rig::{End, error};
+use rig::{End, device_at, error};
 
 // covers 7.55 7.58
 #[test]
@@ -60,6 +60,17 @@ fn devices_that_meet_by_an_address_exchange_messages() {
         at_far.disconnect(&far.context, &far.qp).wait().unwrap();
         assert_eq!(far.completion().status, WcStatus::WrFlushErr);
     }
+}
+
+#[test]
+fn who_manages_no_connections_refuses_them() {
+    let near = End::new("127.0.20.60:4791");
+    let far = "127.0.20.61:4791".parse().unwrap();
+    let _device = device_at(far);
+    let asked = near.connect(far, ConnectionOptions::new());
+    assert!(matches!(error(asked), ConnectError::Refused { .. }));
+    let asked = near.connector.resolve(&near.context, far, b"who");
+    assert!(matches!(error(asked), ConnectError::Refused { .. }));
 }
 
 // covers 7.21

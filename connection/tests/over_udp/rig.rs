@@ -26,17 +26,20 @@ pub(crate) struct End {
     pub(crate) mr: Mr,
 }
 
+/// A device that nobody manages connections of.
+pub(crate) fn device_at(address: SocketAddr) -> OnWire {
+    let driver = |at| InfiniBand {
+        name: format!("ib at {address}"),
+        address: at,
+        windows_2a: false,
+        management: None,
+    };
+    OnWire::new(driver, WireOptions::new(address), DeviceOptions::default()).unwrap()
+}
+
 impl End {
     pub(crate) fn new(address: &str) -> Self {
-        let address: SocketAddr = address.parse().unwrap();
-        let driver = |at| InfiniBand {
-            name: format!("ib at {address}"),
-            address: at,
-            windows_2a: false,
-            management: None,
-        };
-        let wire = OnWire::new(driver, WireOptions::new(address), DeviceOptions::default());
-        let wire = wire.unwrap();
+        let wire = device_at(address.parse().unwrap());
         let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
         let context = device.open(&Requirements::new()).unwrap();
         let pd = context.alloc_pd().wait().unwrap();

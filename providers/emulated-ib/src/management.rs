@@ -1,7 +1,8 @@
 //! Queue pair 1: management datagrams of a device on an IP network (IBTA 13.5.1).
 //!
 //! They are datagrams like others, to and from a queue pair that no program has. Which protocols they belong to is known
-//! to whoever [attaches](ManagementPort::attach).
+//! to whoever [attaches](ManagementPort::attach). Where nobody has, requests for a connection or a queue pair are refused: a
+//! program that uses no connection manager may be the one of several at an address to which they come.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,7 +17,8 @@ use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_links::wire::UdpLink;
-use polyverbs_wire::mad::{GSI_Q_KEY, GSI_QP, MAD_LEN};
+use polyverbs_wire::mad::cm::{self, Message, Rej, SidrRep};
+use polyverbs_wire::mad::{self, GSI_Q_KEY, GSI_QP, MAD_LEN};
 use verbs_api::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::QpType;
 use verbs_api::{LinkAddress, Qpn};
@@ -72,7 +74,6 @@ impl Management {
     }
 
     fn deliver(&self) {
-        let Some(sink) = self.sink.get() else { return };
         loop {
             let next = self
                 .arrived
@@ -80,7 +81,12 @@ impl Management {
                 .unwrap_or_else(PoisonError::into_inner)
                 .pop_front();
             let Some((from, datagram)) = next else { return };
-            sink.datagram(from, &datagram);
+            match self.sink.get() {
+                Some(sink) => sink.datagram(from, &datagram),
+                None => refused(&datagram)
+                    .into_iter()
+                    .for_each(|answer| self.send(from, &answer)),
+            }
         }
     }
 }
@@ -104,7 +110,7 @@ pub(crate) fn arrived(device: &Device<InfiniBand>, frame: &Frame<'_, Header>) {
         .arrived
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
-    if management.sink.get().is_none() || waiting.len() >= WAITING {
+    if waiting.len() >= WAITING {
         return;
     }
     waiting.push_back((from, datagram));
@@ -113,6 +119,30 @@ pub(crate) fn arrived(device: &Device<InfiniBand>, frame: &Frame<'_, Header>) {
     // Whoever is told may do anything: with no pin and no lock held.
     let deliver = move |_| management.deliver();
     device.network().serve_later(Box::new(deliver));
+}
+
+// Nobody listens here (IBTA 12.6.7.2, 12.11.1.2).
+fn refused(datagram: &[u8; MAD_LEN]) -> Option<[u8; MAD_LEN]> {
+    const NOT_SUPPORTED: u8 = 1;
+    let asked = mad::decode(datagram).ok()?;
+    let answer: Message = match cm::decode(&asked).ok()? {
+        Message::Req(req) => Rej {
+            remote_comm_id: req.local_comm_id,
+            reason: cm::reason::INVALID_SERVICE_ID,
+            ..Rej::default()
+        }
+        .into(),
+        Message::SidrReq(question) => SidrRep {
+            request_id: question.request_id,
+            service_id: question.service_id,
+            status: NOT_SUPPORTED,
+            ..SidrRep::default()
+        }
+        .into(),
+        _ => return None,
+    };
+    let header = cm::header_of(&answer, asked.header.transaction_id());
+    Some(mad::encode(&header, &answer.to_data()))
 }
 
 impl ManagementPort for Management {
