@@ -237,6 +237,13 @@ impl Device {
         if name.len() >= NAME {
             return Err(format!("{name}: a name has less than {NAME} letters"));
         }
+        let address = self.address;
+        if address.is_unspecified() || address.is_multicast() {
+            return Err(format!("{name}: {address} is no address of one machine"));
+        }
+        if matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+            return Err(format!("{name}: {address} is an address of one link only"));
+        }
         if self.link_layer.is_some() && *transport != TransportName::Roce {
             return Err(format!("{name}: a link layer is a RoCE device's"));
         }

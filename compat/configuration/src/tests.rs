@@ -83,6 +83,14 @@ fn what_is_wrong_in_a_text_has_its_line() {
     assert_eq!(taken, "line 4: there is a device named a already");
     let layer = complaint("[[device]]\ntransport = \"iwarp\"\nlink-layer = \"ethernet\"\n");
     assert_eq!(layer, "line 1: iw0: a link layer is a RoCE device's");
+    for (address, why) in [
+        ("0.0.0.0", "is no address of one machine"),
+        ("ff02::1", "is no address of one machine"),
+        ("fe80::1", "is an address of one link only"),
+    ] {
+        let told = complaint(&format!("\n[[device]]\naddress = \"{address}\"\n"));
+        assert_eq!(told, format!("line 2: ib0: {address} {why}"));
+    }
     let checksums = complaint("[[device]]\ncrc = false\n");
     assert_eq!(
         checksums,
