@@ -151,15 +151,28 @@ pub fn all(at: Option<IpAddr>, service: Service) -> Result<Vec<Arc<CmDevice>>, E
     Ok(opened)
 }
 
+/// The address from which the way to a destination begins.
+///
+/// # Errors
+/// There is no way there.
+pub fn source_towards(to: SocketAddr) -> Result<IpAddr, Errno> {
+    // Port 0 is no destination.
+    let there = SocketAddr::new(to.ip(), to.port().max(1));
+    let from = source_of(there).map_err(|_| Errno(libc::ENETUNREACH))?;
+    let has_device = |ip| fitting(Some(ip), Service::Connections).next().is_some();
+    // The way to any address of this machine's own may begin at another of them, at loopback for one.
+    if !has_device(from) && has_device(to.ip()) {
+        return Ok(to.ip());
+    }
+    Ok(from)
+}
+
 /// The device from which the way to a destination begins.
 ///
 /// # Errors
 /// There is no way there, or no device where it begins.
 pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
-    // Port 0 is no destination.
-    let there = SocketAddr::new(to.ip(), to.port().max(1));
-    let from = source_of(there).map_err(|_| Errno(libc::ENETUNREACH));
-    match from.and_then(|from| at(from, service)) {
+    match source_towards(to).and_then(|from| at(from, service)) {
         // Where groups are is not a matter of routes.
         Err(_) if to.ip().is_multicast() => {
             let same = |listed: &&ListedDevice| listed.address().is_ipv4() == to.is_ipv4();

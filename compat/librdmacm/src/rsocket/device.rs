@@ -3,13 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use polyverbs::connection::source_of;
 use polyverbs_connection::Connector;
 use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::device::{ListedDevice, devices};
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::{Context, Pd, Transport};
 
+use crate::device::source_towards;
 use crate::errno;
 
 /// A device that is open.
@@ -80,14 +80,6 @@ pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
     Ok(there)
 }
 
-/// The address from which another is reached.
-///
-/// # Errors
-/// There is no way there.
-pub(crate) fn source(to: SocketAddr) -> Result<IpAddr, Errno> {
-    source_of(to).map_err(|_| Errno(libc::ENETUNREACH))
-}
-
 /// The device from which an address is reached: at `from`, where that says one.
 ///
 /// # Errors
@@ -95,7 +87,7 @@ pub(crate) fn source(to: SocketAddr) -> Result<IpAddr, Errno> {
 pub(crate) fn reaching(to: SocketAddr, from: Option<IpAddr>) -> Result<Arc<Opened>, Errno> {
     let from = match from.filter(|from| !from.is_unspecified()) {
         Some(from) => from,
-        None => source(to)?,
+        None => source_towards(to)?,
     };
     at(from)?.into_iter().next().ok_or(Errno(libc::ENODEV))
 }
