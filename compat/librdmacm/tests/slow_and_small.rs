@@ -1,4 +1,5 @@
-//! Rsockets on devices with short queues, whose links take their time.
+//! Rsockets on a device with short queues, whose link takes its time, at an address that is not the one that the way to it
+//! begins at.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -12,6 +13,7 @@ use polyverbs_librdmacm::rsocket::calls;
 
 const DEVICES: &str = r#"
 [[device]]
+address = "127.0.41.21"
 fault = "delay=60ms"
 limits = { max_qp_wr = 20, max_cqe = 60 }
 "#;
@@ -42,7 +44,7 @@ fn local(fd: c_int) -> SocketAddr {
 fn bound(kind: c_int) -> c_int {
     let fd = calls::socket(libc::AF_INET, kind, 0);
     // SAFETY: an address as long as it says.
-    at("127.0.0.1:0".parse().unwrap(), |address, length| unsafe {
+    at("127.0.41.21:0".parse().unwrap(), |address, length| unsafe {
         calls::bind(fd, address, length)
     });
     fd
@@ -127,6 +129,32 @@ fn datagrams_go_through_short_queues_and_not_through_closed_sockets() {
         assert_eq!(receive(server, &mut room, 0), 100);
         assert_eq!(room[..100], [number; 100]);
     }
+    // What does not fit is lost, which a message tells.
+    for (room, cut) in [(100, 0), (60, libc::MSG_TRUNC)] {
+        assert_eq!(send(client, &[7; 100]), 100);
+        let mut octets = [0_u8; 100];
+        let mut part = libc::iovec {
+            iov_base: octets.as_mut_ptr().cast(),
+            iov_len: room,
+        };
+        // SAFETY: zero is a value of it; the part is as long as it says.
+        let (received, flags) = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+            let received = calls::recvmsg(server, &raw mut message, 0);
+            (received, message.msg_flags)
+        };
+        assert_eq!((received, flags), (room as isize, cut));
+    }
+    let raw = address::write("[::1]:7174".parse().unwrap());
+    let length = size_of::<libc::sockaddr_in6>() as socklen_t;
+    // SAFETY: an octet, and an address as long as it says.
+    let sent = unsafe {
+        let to = (&raw const raw).cast();
+        calls::sendto(client, b"x".as_ptr().cast(), 1, 0, to, length)
+    };
+    let why = std::io::Error::last_os_error().raw_os_error();
+    assert_eq!((sent, why), (-1, Some(libc::EAFNOSUPPORT)));
     // Who waits while the socket is closed is told.
     let waiting = thread::spawn(move || {
         let answer = receive(server, &mut [0; 8], 0);

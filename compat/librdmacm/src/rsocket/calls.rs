@@ -17,7 +17,7 @@ use polyverbs_libibverbs::errno::{Errno, minus_one};
 use super::address;
 use super::datagram::Datagram;
 use super::poll;
-use super::stream::{Family, How, Stream};
+use super::stream::{Family, How, Received, Stream};
 use super::table::{self, Socket};
 use super::waiting::Deadline;
 
@@ -217,19 +217,16 @@ unsafe fn sinks<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSliceMut<'
         .collect()
 }
 
-fn receive_from(
-    fd: c_int,
-    sinks: &mut [IoSliceMut<'_>],
-    flags: c_int,
-) -> Result<(usize, Option<SocketAddr>), Errno> {
+fn receive_from(fd: c_int, sinks: &mut [IoSliceMut<'_>], flags: c_int) -> Result<Received, Errno> {
     let socket = table::get(fd)?;
     let how = receives(flags)?;
     match &socket {
-        Socket::Stream(stream) => Ok((stream.receive(sinks, how)?, None)),
-        Socket::Datagram(datagram) => {
-            let (received, from) = datagram.receive(sinks, how)?;
-            Ok((received, Some(from)))
-        }
+        Socket::Stream(stream) => Ok(Received {
+            octets: stream.receive(sinks, how)?,
+            is_cut: false,
+            from: None,
+        }),
+        Socket::Datagram(datagram) => datagram.receive(sinks, how),
     }
 }
 
@@ -262,7 +259,7 @@ pub unsafe extern "C" fn recv(
     let sink = unsafe { sink(target, length) };
     count(sink.and_then(|sink| {
         let received = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
-        Ok(received.0)
+        Ok(received.octets)
     }))
 }
 
@@ -281,12 +278,12 @@ pub unsafe extern "C" fn recvfrom(
     // SAFETY: as the caller promises.
     let sink = unsafe { sink(target, length) };
     count(sink.and_then(|sink| {
-        let (received, from) = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
+        let Received { octets, from, .. } = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
         if let Some(from) = from.filter(|_| !address.is_null()) {
             // SAFETY: as the caller promises.
             unsafe { address::write(from, address, address_length) }?;
         }
-        Ok(received)
+        Ok(octets)
     }))
 }
 
@@ -300,15 +297,19 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     count(message.and_then(|message| {
         // SAFETY: as the caller promises.
         let mut sinks = unsafe { sinks(message.msg_iov, message.msg_iovlen) }?;
-        let (received, from) = receive_from(fd, &mut sinks, flags)?;
+        let Received {
+            octets,
+            is_cut,
+            from,
+        } = receive_from(fd, &mut sinks, flags)?;
         message.msg_controllen = 0;
-        message.msg_flags = 0;
+        message.msg_flags = if is_cut { libc::MSG_TRUNC } else { 0 };
         if let Some(from) = from.filter(|_| !message.msg_name.is_null()) {
             let name = message.msg_name.cast();
             // SAFETY: as the caller promises.
             unsafe { address::write(from, name, &raw mut message.msg_namelen) }?;
         }
-        Ok(received)
+        Ok(octets)
     }))
 }
 
@@ -390,7 +391,7 @@ pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, length: c_int) -> 
     count(vector_count(length).and_then(|length| {
         // SAFETY: as the caller promises.
         let mut sinks = unsafe { sinks(list, length) }?;
-        Ok(receive_from(fd, &mut sinks, 0)?.0)
+        Ok(receive_from(fd, &mut sinks, 0)?.octets)
     }))
 }
 

@@ -24,8 +24,9 @@ use verbs_api::{
 
 use super::device::{self, Opened};
 use super::options::Options;
-use super::stream::{Family, How, Ready};
+use super::stream::{Family, How, Ready, Received};
 use super::waiting::{SLICE, Waiters, Waiting, poll};
+use crate::device::source_towards;
 
 /// A datagram socket.
 pub(crate) struct Datagram {
@@ -355,7 +356,7 @@ impl Datagram {
         if to.is_ipv4() != (state.family == Family::V4) {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
-        let source = device::source(to)?;
+        let source = source_towards(to)?;
         if state.udp.is_none() {
             state.bind(SocketAddr::new(source, 0))?;
         }
@@ -375,16 +376,19 @@ impl Datagram {
             let Some(to) = to.or(state.peer) else {
                 return Some(Err(Errno(libc::EDESTADDRREQ)));
             };
+            if to.is_ipv4() != (state.family == Family::V4) {
+                return Some(Err(Errno(libc::EAFNOSUPPORT)));
+            }
             state.send(parts, to).transpose()
         })
     }
 
-    /// Takes a datagram: what does not fit is lost. Answers how much was taken, and of whom.
+    /// Takes a datagram: what does not fit is lost.
     pub(crate) fn receive(
         &self,
         sinks: &mut [IoSliceMut<'_>],
         how: How,
-    ) -> Result<(usize, SocketAddr), Errno> {
+    ) -> Result<Received, Errno> {
         self.until(how.no_wait, |state| {
             if let Some(error) = state.error.take() {
                 return Some(Err(error));
@@ -475,7 +479,7 @@ impl State {
         let bound = self.udp.as_ref().and_then(|udp| udp.local_addr().ok());
         let source = match bound.map(|bound| bound.ip()) {
             Some(ip) if !ip.is_unspecified() => ip,
-            _ => device::source(to)?,
+            _ => source_towards(to)?,
         };
         let port = self.port_at(source)?;
         self.routes.insert(to, Route { port, to: None });
@@ -627,7 +631,7 @@ impl State {
         Ok(sent.then_some(total))
     }
 
-    fn receive(&mut self, sinks: &mut [IoSliceMut<'_>], peek: bool) -> Option<(usize, SocketAddr)> {
+    fn receive(&mut self, sinks: &mut [IoSliceMut<'_>], peek: bool) -> Option<Received> {
         let arrived = self.arrived.pop_front()?;
         let mut copied = 0;
         for sink in sinks {
@@ -647,13 +651,21 @@ impl State {
                 }
             }
         }
-        let from = arrived.from;
+        let length = match &arrived.octets {
+            Octets::Slot { length, .. } => *length,
+            Octets::Own(octets) => octets.len(),
+        };
+        let received = Received {
+            octets: copied,
+            is_cut: copied < length,
+            from: Some(arrived.from),
+        };
         match arrived.octets {
             _ if peek => self.arrived.push_front(arrived),
             Octets::Slot { port, slot, .. } => self.ports[port].post_receive(slot),
             Octets::Own(_) => {}
         }
-        Some((copied, from))
+        Some(received)
     }
 }
 

@@ -91,6 +91,16 @@ const ACK_TIMEOUT: u8 = 17;
 /// How long closing waits for what was sent, unless SO_LINGER says otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
+/// What a call took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Received {
+    pub(crate) octets: usize,
+    /// There was more of a datagram, which is lost.
+    pub(crate) is_cut: bool,
+    /// Who sent it, of a datagram.
+    pub(crate) from: Option<SocketAddr>,
+}
+
 /// How a call moves octets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct How {
