@@ -91,29 +91,23 @@ impl Options {
         value: &[u8],
         is_made: bool,
     ) -> Result<(), Errno> {
-        let sizes = &mut self.sizes;
-        let mut size = |set: &mut dyn FnMut(&mut Sizes) -> Result<(), Errno>| {
-            if is_made {
-                Err(Errno::INVAL)
-            } else {
-                set(sizes)
-            }
+        let sizes = match is_made {
+            true => Err(Errno::INVAL),
+            false => Ok(&mut self.sizes),
         };
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 // Buffers of a connection that is there stay as they are, which is no error to programs.
                 let ring = ring(value)?;
-                let _ = size(&mut |sizes| {
+                if let Ok(sizes) = sizes {
                     sizes.ring = ring;
-                    Ok(())
-                });
+                }
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 let ring = ring(value)?;
-                let _ = size(&mut |sizes| {
+                if let Ok(sizes) = sizes {
                     sizes.send_ring = ring;
-                    Ok(())
-                });
+                }
             }
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let (on, seconds) = (number(value)?, number(value.get(4..).unwrap_or_default())?);
@@ -128,22 +122,10 @@ impl Options {
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.keep_interval = positive(value)?,
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.keep_count = positive(value)?,
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6_only = number(value)? != 0,
-            (RDMA, RDMA_SQSIZE) => size(&mut |sizes| {
-                sizes.sends = queue(value)?;
-                Ok(())
-            })?,
-            (RDMA, RDMA_RQSIZE) => size(&mut |sizes| {
-                sizes.receives = queue(value)?;
-                Ok(())
-            })?,
-            (RDMA, RDMA_INLINE) => size(&mut |sizes| {
-                sizes.inline = number(value)?;
-                Ok(())
-            })?,
-            (RDMA, RDMA_IOMAPSIZE) => size(&mut |sizes| {
-                sizes.maps = number(value)?.min(MOST);
-                Ok(())
-            })?,
+            (RDMA, RDMA_SQSIZE) => sizes?.sends = queue(value)?,
+            (RDMA, RDMA_RQSIZE) => sizes?.receives = queue(value)?,
+            (RDMA, RDMA_INLINE) => sizes?.inline = number(value)?,
+            (RDMA, RDMA_IOMAPSIZE) => sizes?.maps = number(value)?.min(MOST),
             _ => return Err(Errno(libc::ENOPROTOOPT)),
         }
         Ok(())
