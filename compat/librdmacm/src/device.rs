@@ -11,7 +11,7 @@ use polyverbs_connection::Connector;
 use polyverbs_libibverbs::abi::{IbvContext, IbvPd};
 use polyverbs_libibverbs::context::{self, lock};
 use polyverbs_libibverbs::device::{self, ListedDevice};
-use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::errno::{Errno, pointer};
 use polyverbs_libibverbs::pd;
 use verbs_api::{Context, Transport};
 
@@ -183,29 +183,29 @@ pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno>
     }
 }
 
-/// `rdma_get_devices`: open devices, and null behind them.
+/// `rdma_get_devices`: open devices, and null behind them; null where there is none.
 ///
 /// # Safety
 /// `count` is null or writable.
 pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut IbvContext {
-    let devices = all(None, Service::Connections).unwrap_or_default();
-    // SAFETY: room for the pointers and the null, zeroed.
-    let list: *mut *mut IbvContext =
-        unsafe { libc::calloc(devices.len() + 1, size_of::<*mut IbvContext>()) }.cast();
-    let length = if list.is_null() { 0 } else { devices.len() };
-    if !count.is_null() {
-        // SAFETY: as the caller promises.
-        unsafe { *count = length as c_int };
+    let listed = all(None, Service::Connections).and_then(|devices| {
+        // SAFETY: room for the pointers and the null, zeroed.
+        let list: *mut *mut IbvContext =
+            unsafe { libc::calloc(devices.len() + 1, size_of::<*mut IbvContext>()) }.cast();
+        if list.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        for (place, device) in devices.iter().enumerate() {
+            // SAFETY: within what was allocated.
+            unsafe { *list.add(place) = device.public };
+        }
+        Ok((list, devices.len()))
+    });
+    // SAFETY: as the caller promises.
+    if let Some(count) = unsafe { count.as_mut() } {
+        *count = listed.map_or(0, |(_, length)| length as c_int);
     }
-    if list.is_null() {
-        Errno::NOMEM.set();
-        return list;
-    }
-    for (place, device) in devices.iter().enumerate() {
-        // SAFETY: within what was allocated.
-        unsafe { *list.add(place) = device.public };
-    }
-    list
+    pointer(listed.map(|(list, _)| list))
 }
 
 /// `rdma_free_devices`.
