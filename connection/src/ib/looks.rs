@@ -188,12 +188,22 @@ impl Manager {
         true
     }
 
+    // One that was only stopped is told, for when it goes on.
     fn lose(&mut self, now: Time, adapter: Adapter) {
         for id in self.with(adapter).collect::<Vec<_>>() {
-            if self.state(CommId(id)) == Some(State::Established) {
-                self.linger(now, id);
-                self.tell(Event::PeerLost { id: CommId(id) });
-            }
+            let of = self.connections.get(&id);
+            let Some(of) = of.filter(|of| of.state == State::Established) else {
+                continue;
+            };
+            let end = Dreq {
+                local_comm_id: id,
+                remote_comm_id: of.remote_comm_id,
+                remote_qpn: of.remote_qpn.value(),
+                ..Dreq::default()
+            };
+            self.send(id, end.into());
+            self.linger(now, id);
+            self.tell(Event::PeerLost { id: CommId(id) });
         }
     }
 }

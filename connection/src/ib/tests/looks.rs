@@ -62,6 +62,20 @@ fn who_waits_on_an_idle_connection_learns_that_its_peer_is_gone() {
     }
 }
 
+#[test]
+fn who_was_stopped_and_goes_on_hears_that_its_connection_has_ended() {
+    let mut pair = pair();
+    // Who is stopped looks for nobody either.
+    pair.ends[FAR].options.look_every = None;
+    let (near, far) = pair.connected(0x11);
+    pair.pass(Duration::from_secs(10));
+    pair.loses = Box::new(move |from, _| from == FAR);
+    pair.pass(Duration::from_secs(15));
+    assert_eq!(pair.lost(NEAR), [near]);
+    assert_eq!(pair.state(FAR, far), Some(State::DreqRcvd));
+    assert_eq!(pair.lost(FAR), []);
+}
+
 // One question and one answer each way, however many connections there are.
 #[test]
 fn idle_connections_cost_no_more_than_one_does() {
