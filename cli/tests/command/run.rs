@@ -109,6 +109,25 @@ fn a_program_ends_as_it_ends_without() {
 }
 
 #[test]
+fn a_folder_of_another_user_is_not_insisted_on() {
+    let installed = Installed::new();
+    let runs_in = |temporary: &Path| {
+        let mut command = installed.command();
+        command.env("XDG_RUNTIME_DIR", "/proc");
+        command.env("TMPDIR", temporary);
+        let run = command.args(["run", "printenv", "POLYVERBS_ROOT"]);
+        run.output().unwrap()
+    };
+    let own = installed.folder.path("");
+    let told = String::from_utf8(runs_in(&own).stdout).unwrap();
+    assert!(Path::new(told.trim_end()).starts_with(own), "{told}");
+    let refused = runs_in(Path::new("/proc"));
+    assert!(!refused.status.success());
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert!(told.contains("cannot make /proc/polyverbs-run"), "{told}");
+}
+
+#[test]
 fn a_folder_of_two_words_is_one() {
     let installed = Installed::new();
     let moved = installed.folder.path("two: words");

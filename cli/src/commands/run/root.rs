@@ -17,12 +17,15 @@ const NAME: &str = "polyverbs-run";
 
 /// Makes the folder.
 pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
-    let within = match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(folder) if folder.is_dir() => folder,
-        _ => env::temp_dir(),
-    };
+    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    // Who has become another user may have the first one's.
+    let own = own.and_then(|within| make_within(&within, configuration).ok());
+    own.map_or_else(|| make_within(&env::temp_dir(), configuration), Ok)
+}
+
+fn make_within(within: &Path, configuration: &Configuration) -> anyhow::Result<PathBuf> {
     let namespace = namespace();
-    sweep(&within, &namespace);
+    sweep(within, &namespace);
     let root = within.join(format!("{NAME}.{namespace}.{}", std::process::id()));
     let made = fill(&root, configuration);
     made.with_context(|| format!("cannot make {}", root.display()))?;
