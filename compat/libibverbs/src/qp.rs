@@ -5,10 +5,16 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use block_loopback::BlockLoopback;
+use verbs_api::objects::ObjectKind;
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
-use verbs_api::{Access, BaselineGaps, Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn, Transport};
+use verbs_api::{
+    Access, BaselineGaps, DestroyError, Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn, Started,
+    Transport,
+};
 
 use crate::abi::{
     IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, Slot,
@@ -284,13 +290,36 @@ pub unsafe extern "C" fn destroy(qp: *mut IbvQp) -> c_int {
     code(unsafe { own(qp) }.and_then(|state| {
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
         let device = unsafe { context::own((*qp).context) }?;
-        device.end(state.qp.id(), state.qp.clone().destroy())?;
+        device.end(state.qp.id(), destruction(&state.qp))?;
         context::lock(&device.shared.qps).remove(&state.qp.qp_num().value());
         // SAFETY: as the caller promises.
         unsafe { QpObject::destroy(qp.cast()) };
         Ok(())
     }))
 }
+
+// A control request that is under way is the connection manager's, about which the program knows nothing: it is waited for.
+fn destruction(qp: &Qp) -> Started<(), DestroyError<Qp>> {
+    let began = Instant::now();
+    loop {
+        let destruction = qp.clone().destroy();
+        if !destruction.is_done() {
+            return destruction;
+        }
+        match destruction.wait() {
+            Err(DestroyError::Busy { ref held_by, .. })
+                if held_by.iter().all(|by| by.kind == ObjectKind::Request)
+                    && began.elapsed() < PATIENCE =>
+            {
+                thread::sleep(PAUSE);
+            }
+            result => return Started::ready(result),
+        }
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_micros(50);
 
 mod mask {
     pub(super) const STATE: u32 = 1;
@@ -555,4 +584,31 @@ pub unsafe extern "C" fn set_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
 /// `ibv_query_qp_data_in_order`: octets are written in ascending order, the last one last, but not promised so.
 pub extern "C" fn query_data_in_order(_: *mut IbvQp, _op: c_int, _flags: u32) -> c_int {
     minus_one(Ok(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use polyverbs::emulated::{self, EmulatedOptions};
+    use verbs_api::Requirements;
+
+    use super::*;
+
+    #[test]
+    fn a_destruction_waits_for_a_request_of_the_connection_manager() {
+        let options = EmulatedOptions {
+            command_latency: Duration::from_millis(20),
+            ..EmulatedOptions::default()
+        };
+        let device = emulated::device("ib0", &options).unwrap();
+        let context = device.open(&Requirements::new()).unwrap();
+        let cq = context.create_cq(16).wait().unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+        let changing = qp.modify(QpAttributes::new().qp_state(QpState::Reset));
+        let refused = qp.clone().destroy().wait();
+        assert!(matches!(refused, Err(DestroyError::Busy { .. })));
+        destruction(&qp).wait().unwrap();
+        changing.wait().unwrap();
+        cq.destroy().wait().unwrap();
+    }
 }
