@@ -13,7 +13,7 @@ use std::time::Duration;
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming, Listener};
 use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
-use verbs_api::{Access, ConnectOptions, MrOptions, Qp};
+use verbs_api::{Access, ConnectOptions, MrOptions, Qp, Transport};
 
 use super::device::{self, Opened};
 use super::lane::{End, Lane};
@@ -21,6 +21,7 @@ use super::options::Options;
 use super::protocol::{Hello, Message};
 use super::waiting::{AGAIN, Deadline, SLICE, Waiters, Waiting};
 use crate::errno;
+use crate::id::some_port;
 
 /// A stream socket.
 pub(crate) struct Stream {
@@ -396,13 +397,17 @@ impl Stream {
         let (qp, options) = self.make_lane(&device)?;
         let mut state = lock(&self.state);
         state.peer = Some(to);
-        let port = from.map_or(0, |from| from.port());
+        let port = match (from.map_or(0, |from| from.port()), device.transport) {
+            (0, Transport::InfiniBand) => some_port(),
+            // Of a stream it is the system's.
+            (port, _) => port,
+        };
         state.local = Some(SocketAddr::new(device.address, port));
         drop(state);
         let this = Arc::downgrade(self);
         let connector = device.connector.clone();
         connector
-            .connect(&device.context, &qp, to, options)
+            .connect(&device.context, &qp, to, options.source_port(port))
             .on_done(move |done| {
                 let accepted = match done {
                     Ok(accepted) => accepted,
@@ -820,6 +825,14 @@ mod tests {
 
     // Two ends of a connection in this process.
     fn pair(prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
+        pair_from(None, prepare)
+    }
+
+    // The same, where the one that connects is bound.
+    fn pair_from(
+        from: Option<SocketAddr>,
+        prepare: impl Fn(&Stream),
+    ) -> (Arc<Stream>, Arc<Stream>) {
         let listener = Stream::new(Family::V4);
         prepare(&listener);
         listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -828,6 +841,7 @@ mod tests {
         assert_ne!(to.port(), 0);
         let active = Stream::new(Family::V4);
         prepare(&active);
+        from.into_iter().for_each(|from| active.bind(from).unwrap());
         let accepting = thread::spawn(move || {
             let accepted = listener.accept().unwrap().0;
             (listener, accepted)
@@ -918,6 +932,24 @@ mod tests {
         send_all(&active, &block[sent..]);
         assert_eq!(reader.join().unwrap(), 1 << 20);
         active.close();
+    }
+
+    #[test]
+    fn each_end_has_the_address_that_the_other_sees() {
+        let bound = "127.0.0.1:47471".parse().unwrap();
+        for from in [None, Some(bound)] {
+            let (active, passive) = pair_from(from, |_| {});
+            let own = active.local();
+            assert_ne!(own.port(), 0);
+            assert_eq!(own, from.unwrap_or(own));
+            // Whoever accepts may hear of it before the connection is there.
+            send_all(&active, b"x");
+            assert_eq!(receive(&passive, 1, ALL).unwrap(), b"x");
+            assert_eq!(passive.peer(), Ok(own));
+            assert_eq!(active.peer(), Ok(passive.local()));
+            active.close();
+            passive.close();
+        }
     }
 
     #[test]
