@@ -120,7 +120,8 @@ pub struct UdpLink<C: DatagramCodec> {
     aside: Mutex<Aside>,
     has_aside: AtomicBool,
     services: Mutex<BTreeMap<u64, Service>>,
-    groups: Mutex<BTreeMap<IpAddr, Membership>>,
+    /// Read without the lock, as it was when the reading began: what is delivered may be why somebody joins or leaves.
+    groups: Mutex<Arc<BTreeMap<IpAddr, Arc<Membership>>>>,
     has_groups: AtomicBool,
     /// Until then nobody is waited for.
     impatient: Mutex<Option<Instant>>,
@@ -285,14 +286,14 @@ impl<C: DatagramCodec> UdpLink<C> {
         let address = SocketAddr::new(group, local.port());
         let member = Membership::join(address, local, &UdpOptions::default())?;
         self.watch.add(&member, DATA, Source::Data)?;
-        groups.insert(group, member);
+        Arc::make_mut(&mut groups).insert(group, Arc::new(member));
         self.has_groups.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Leaves a multicast group.
     pub fn leave(&self, group: IpAddr) {
-        lock(&self.groups).remove(&group);
+        Arc::make_mut(&mut lock(&self.groups)).remove(&group);
     }
 
     fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64, by: usize) {
@@ -737,7 +738,8 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             &mut take,
         );
         if self.has_groups.load(Ordering::Acquire) {
-            for member in lock(&self.groups).values() {
+            let groups = Arc::clone(&lock(&self.groups));
+            for member in groups.values() {
                 let mut take = |arrival: Arrival, datagram: &[u8]| {
                     self.deliver(&arrival, datagram, now, network);
                     delivered = true;

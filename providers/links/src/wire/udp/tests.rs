@@ -521,6 +521,55 @@ fn a_group_is_joined_and_left() {
     assert!(one.join("10.0.0.1".parse().unwrap()).is_err());
 }
 
+/// Has somebody else leave a group while something is delivered, and waits until that is done.
+struct Leaver {
+    link: Arc<UdpLink<Toy>>,
+    group: IpAddr,
+    left: Mutex<Vec<bool>>,
+}
+
+impl Deliver<Header> for Leaver {
+    fn deliver(&self, _frame: Frame<'_, Header>, _now: Time) {
+        let (done, heard) = std::sync::mpsc::channel();
+        let (link, group) = (Arc::clone(&self.link), self.group);
+        thread::spawn(move || {
+            link.leave(group);
+            let _ = done.send(());
+        });
+        lock(&self.left).push(heard.recv_timeout(LONG).is_ok());
+    }
+}
+
+#[test]
+fn a_group_is_left_while_something_is_delivered_to_it() {
+    let (one, other) = (link("127.0.3.95", 47_080), link("127.0.3.96", 47_080));
+    let group: IpAddr = "239.255.47.96".parse().unwrap();
+    other.join(group).unwrap();
+    let header = Header {
+        qpn: 0xff_ffff,
+        number: 1,
+        service: 0,
+    };
+    let to_group = Frame {
+        to: LinkAddress::Ip(group),
+        header,
+        ..frame(&one, &other, 1, b"all")
+    };
+    one.send(to_group, NOW);
+    one.flush();
+    let leaver = Leaver {
+        link: Arc::clone(&other),
+        group,
+        left: Mutex::default(),
+    };
+    let began = Instant::now();
+    while lock(&leaver.left).is_empty() {
+        assert!(began.elapsed() < LONG);
+        Link::progress(&*other, NOW, &leaver);
+    }
+    assert_eq!(*lock(&leaver.left), [true]);
+}
+
 #[test]
 fn a_tap_sees_both_ends() {
     #[derive(Default)]
