@@ -1003,6 +1003,19 @@ impl Accept {
     }
 }
 
+// What ends when `watchers` are told, or has already.
+fn watch(
+    has_been: bool,
+    watchers: &mut Vec<Completer<(), ConnectError>>,
+) -> Started<(), ConnectError> {
+    if has_been {
+        return Started::ready(Ok(()));
+    }
+    let (started, completer) = Started::pending();
+    watchers.push(completer);
+    started
+}
+
 /// A connection. Dropped, the peer is told that it has ended; the queue pair is not touched.
 pub struct Connection {
     side: Arc<Side>,
@@ -1013,24 +1026,16 @@ impl Connection {
     /// [`disconnect`](Self::disconnect) or [`flush`].
     pub fn disconnected(&self) -> Started<(), ConnectError> {
         let mut state = self.side.lock();
-        if state.is_over {
-            return Started::ready(Ok(()));
-        }
-        let (started, completer) = Started::pending();
-        state.watchers.push(completer);
-        started
+        let is_over = state.is_over;
+        watch(is_over, &mut state.watchers)
     }
 
     /// Ends when the numbers of the connection, which has ended, are free: InfiniBand's connection manager keeps them until
     /// no packet can be under way. Elsewhere that is when the connection has ended.
     pub fn lingered(&self) -> Started<(), ConnectError> {
         let mut state = self.side.lock();
-        if state.has_lingered {
-            return Started::ready(Ok(()));
-        }
-        let (started, completer) = Started::pending();
-        state.late_watchers.push(completer);
-        started
+        let has_lingered = state.has_lingered;
+        watch(has_lingered, &mut state.late_watchers)
     }
 
     /// Tells the peer, and when it knows flushes the queue pair.

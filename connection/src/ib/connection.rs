@@ -141,7 +141,7 @@ impl Connection {
 
     /// How the peer's adapter names something: by this number of its own.
     pub(super) fn peer_key(&self, number: u32) -> PeerKey {
-        (self.path.address.into(), self.remote_guid, number)
+        (self.path.address, self.remote_guid, number)
     }
 
     /// An XRC target outlives its connection, and other connections may use it.

@@ -14,11 +14,11 @@ use polyverbs_wire::mad::cm::{Drep, Dreq};
 use verbs_api::LinkAddress;
 
 use super::connection::State;
-use super::manager::{Manager, OrderedAddress};
+use super::manager::Manager;
 use super::types::{CommId, Event};
 
 /// An adapter: its address, and what it says to be.
-type Adapter = (OrderedAddress, u64);
+type Adapter = (LinkAddress, u64);
 
 /// Who is looked for.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl Looks {
 impl Manager {
     /// There will be a connection with this adapter.
     pub(super) fn look_for(&mut self, now: Time, address: LinkAddress, guid: u64) {
-        let adapter = (address.into(), guid);
+        let adapter = (address, guid);
         let is_full = self.looks.len() >= self.options.max_connections;
         if self.options.look_every.is_none()
             || is_full
@@ -167,8 +167,7 @@ impl Manager {
         if self.looks.id == 0 || drep.remote_comm_id != self.looks.id {
             return false;
         }
-        let address = from.into();
-        let all = (address, 0)..=(address, u64::MAX);
+        let all = (from, 0)..=(from, u64::MAX);
         let is_asked = |look: &Look| look.unanswered > 0 && look.transaction_id == transaction;
         let found = self
             .looks

@@ -38,7 +38,7 @@ pub struct Manager {
     pub(super) by_qpn: BTreeMap<PeerKey, u32>,
     /// By the own queue pair: those whose RTU has not come.
     pub(super) unready: BTreeMap<u32, u32>,
-    pub(super) questions: BTreeMap<(OrderedAddress, u32), u32>,
+    pub(super) questions: BTreeMap<(LinkAddress, u32), u32>,
     /// Requests and questions that no program has answered.
     pub(super) open: BTreeSet<(ListenerId, u32)>,
     pub(super) counts: Counts,
@@ -54,29 +54,7 @@ pub struct Manager {
 
 /// A peer's address, its adapter, and a number that the adapter gave out. An adapter that names itself as another one
 /// does, at an address of its own, is none the less another.
-pub(super) type PeerKey = (OrderedAddress, u64, u32);
-
-/// An address that can be the key of an ordered map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum OrderedAddress {
-    InProcess(u64),
-    Ip(std::net::IpAddr),
-    Lid(u16),
-    Mac([u8; 6]),
-    Other,
-}
-
-impl From<LinkAddress> for OrderedAddress {
-    fn from(address: LinkAddress) -> Self {
-        match address {
-            LinkAddress::InProcess(port) => Self::InProcess(port),
-            LinkAddress::Ip(address) => Self::Ip(address),
-            LinkAddress::Lid(lid) => Self::Lid(lid),
-            LinkAddress::Mac(mac) => Self::Mac(mac),
-            _ => Self::Other,
-        }
-    }
-}
+pub(super) type PeerKey = (LinkAddress, u64, u32);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Listening {
@@ -399,7 +377,7 @@ impl Manager {
         let peer = connection.peer_key(connection.remote_qpn.value());
         remove_own(&mut self.by_qpn, peer, id);
         remove_own(&mut self.unready, connection.local_qpn.value(), id);
-        let asker = (connection.path.address.into(), connection.remote_comm_id);
+        let asker = (connection.path.address, connection.remote_comm_id);
         remove_own(&mut self.questions, asker, id);
     }
 

@@ -51,7 +51,7 @@ impl Manager {
     }
 
     fn on_req(&mut self, now: Time, from: Sender, req: &Req) {
-        let key = |number| (from.address.into(), req.ca_guid, number);
+        let key = |number| (from.address, req.ca_guid, number);
         if let Some(&id) = self.by_request.get(&key(req.local_comm_id)) {
             return self.on_duplicate_req(now, from, id, req);
         }
@@ -264,7 +264,7 @@ impl Manager {
         }
         let is_xrc = connection.transport == Transport::Xrc;
         let qpn = if is_xrc { rep.ee_context } else { rep.qpn };
-        let key = (from.address.into(), rep.ca_guid, qpn);
+        let key = (from.address, rep.ca_guid, qpn);
         if let Some(&old) = self.by_qpn.get(&key)
             && !is_xrc
         {
@@ -405,7 +405,7 @@ impl Manager {
         if rej.reason == reason::TIMEOUT && rej.remote_comm_id == 0 {
             let [a, b, c, d, e, f, g, h, ..] = rej.info.0;
             let guid = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
-            let key = (from.address.into(), guid, rej.local_comm_id);
+            let key = (from.address, guid, rej.local_comm_id);
             let found = self.by_request.get(&key).copied();
             let Some(id) = found else {
                 self.counts.stray += 1;
@@ -524,7 +524,7 @@ impl Manager {
     }
 
     fn on_sidr_req(&mut self, now: Time, from: Sender, question: &SidrReq) {
-        let asker = (from.address.into(), question.request_id);
+        let asker = (from.address, question.request_id);
         if let Some(&id) = self.questions.get(&asker) {
             self.counts.duplicates += 1;
             return self.wait_for_answer(now, id);
