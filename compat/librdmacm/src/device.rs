@@ -137,9 +137,20 @@ pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
 /// # Errors
 /// There is none, or none of them can be opened.
 pub fn all(at: Option<IpAddr>, service: Service) -> Result<Vec<Arc<CmDevice>>, Errno> {
+    those_that_open(fitting(at, service), open)
+}
+
+/// Devices, without those that cannot be opened.
+///
+/// # Errors
+/// There is none, or none of them can be opened.
+pub(crate) fn those_that_open<L, D>(
+    listed: impl Iterator<Item = L>,
+    open: impl Fn(L) -> Result<D, Errno>,
+) -> Result<Vec<D>, Errno> {
     let mut refused = Errno(libc::ENODEV);
     let mut opened = Vec::new();
-    for listed in fitting(at, service) {
+    for listed in listed {
         match open(listed) {
             Ok(device) => opened.push(device),
             Err(errno) => refused = errno,

@@ -9,7 +9,7 @@ use polyverbs_libibverbs::device::{ListedDevice, devices};
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::{Context, Pd, Transport};
 
-use crate::device::source_towards;
+use crate::device::{source_towards, those_that_open};
 use crate::errno;
 
 /// A device that is open.
@@ -63,21 +63,11 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
 /// # Errors
 /// There is none, or none of them can be opened.
 pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
-    let mut refused = Errno(libc::ENODEV);
-    let mut there = Vec::new();
-    for listed in devices() {
+    let is_there = |listed: &&ListedDevice| {
         let own = listed.address();
-        if own == address || address.is_unspecified() && own.is_ipv4() == address.is_ipv4() {
-            match opened(listed) {
-                Ok(device) => there.push(device),
-                Err(errno) => refused = errno,
-            }
-        }
-    }
-    if there.is_empty() {
-        return Err(refused);
-    }
-    Ok(there)
+        own == address || address.is_unspecified() && own.is_ipv4() == address.is_ipv4()
+    };
+    those_that_open(devices().iter().filter(is_there), opened)
 }
 
 /// The device from which an address is reached: at `from`, where that says one.
