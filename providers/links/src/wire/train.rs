@@ -131,6 +131,9 @@ impl Train {
         write: impl FnOnce(&mut [u8]) -> Option<(usize, usize)>,
         seal: impl FnOnce(Car<'_>),
     ) -> bool {
+        if coupled && !self.takes_more(route) {
+            return false;
+        }
         let full = self.cars.len() == self.cars.capacity();
         let Some(room) = self.arena.get_mut(self.used..self.used + most) else {
             return false;
@@ -159,6 +162,12 @@ impl Train {
         });
         self.used += length;
         true
+    }
+
+    // Whether a datagram that goes there, and is no longer than the last one, may be cut off behind it.
+    fn takes_more(&self, route: Route) -> bool {
+        let run = self.runs.last();
+        self.segments && run.is_some_and(|run| !run.is_closed && run.route == route)
     }
 
     // Finds the run of a datagram that has just been written, or begins one, unless it shall be `coupled`: its number there.
