@@ -3,15 +3,16 @@
 //! Sockets with data are read by one thread at a time, the one that has the *turn*. A poller takes it, reads, and gives it
 //! back; each time it moves the *epoch*. The watch's own thread sleeps in epoll while nobody polls. As soon as it sees
 //! that the epoch moved it stands back: data wakes it no more, and up to a millisecond later it looks whether the epoch
-//! moved again. So a poller pays for no thread switch, and one that went away without a word costs a millisecond, or less
-//! where that happens again and again. One that is about to sleep says so with [`Watch::hand_back`], and costs none.
+//! moved again, or a poller has the turn. So a poller pays for no thread switch, and one that went away without a word costs
+//! a millisecond, or less where that happens again and again. One that is about to sleep says so with [`Watch::hand_back`],
+//! and costs none.
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -84,7 +85,8 @@ pub struct Watch {
     outer: OwnedFd,
     data: OwnedFd,
     bell: OwnedFd,
-    turn: AtomicBool,
+    /// Who has it: nobody, a visitor, or a poller.
+    turn: AtomicU8,
     /// Pollers that found the turn taken, since one last got it.
     refused: AtomicU32,
     /// Moves with each attempt of a poller.
@@ -107,7 +109,7 @@ impl Watch {
             outer: epoll::create(CreateFlags::CLOEXEC)?,
             data: epoll::create(CreateFlags::CLOEXEC)?,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            turn: AtomicBool::new(false),
+            turn: AtomicU8::new(FREE),
             refused: AtomicU32::new(0),
             epoch: AtomicU64::new(0),
             sendings: AtomicU32::new(0),
@@ -175,7 +177,7 @@ impl Watch {
     pub fn poll<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         // Also of one that is refused, or the thread would take it for gone and the next turn too.
         self.epoch.fetch_add(1, Ordering::SeqCst);
-        let Some(_turn) = self.turn() else {
+        let Some(_turn) = self.turn(POLLED) else {
             self.give_way();
             return None;
         };
@@ -195,7 +197,7 @@ impl Watch {
 
     /// Does `work` with the turn without counting as a poller; `None` where another thread has it.
     pub fn visit<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
-        let _turn = self.turn()?;
+        let _turn = self.turn(VISITED)?;
         Some(work())
     }
 
@@ -250,10 +252,14 @@ impl Watch {
     }
 
     #[inline]
-    fn turn(&self) -> Option<Turn<'_>> {
-        let free = !self.turn.load(Ordering::Relaxed) && !self.turn.swap(true, Ordering::Acquire);
+    fn turn(&self, taken: u8) -> Option<Turn<'_>> {
+        let turn = &self.turn;
+        let is_ours = turn.load(Ordering::Relaxed) == FREE
+            && turn
+                .compare_exchange(FREE, taken, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok();
         // Not before it is known to be ours: dropping one gives the turn back.
-        free.then(|| Turn(&self.turn))
+        is_ours.then(|| Turn(turn))
     }
 
     fn ring(&self) {
@@ -278,7 +284,8 @@ impl Watch {
                 self.epoch()
             };
             if has_poller {
-                patience.learn(self.has_data());
+                // What lies there while a poller reads is no proof that nobody does.
+                patience.learn(!self.is_polled() && self.has_data());
             }
             if let Some(duty) = duty.upgrade() {
                 self.visit(|| guarded(|| duty.progress()));
@@ -294,15 +301,18 @@ impl Watch {
             if self.handed_back.load(Ordering::SeqCst) == seen.0 {
                 break Some(seen.0);
             }
-            if self.round(duty, false, Some(patience.0)).is_none() {
+            let time = patience.time;
+            if self.round(duty, false, Some(time)).is_none() {
                 break None;
             }
+            // A poller that is slow is none that is gone: one poll may take longer than all patience.
+            let is_polled = self.is_polled();
             let now = self.signs();
-            if now == seen {
+            if now == seen && !is_polled {
                 break Some(seen.0);
             }
+            patience.grow(time, now.0.wrapping_sub(seen.0));
             seen = now;
-            patience.grow();
         };
         self.stands_back.store(false, Ordering::SeqCst);
         epoch
@@ -326,6 +336,10 @@ impl Watch {
 
     fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
+    }
+
+    fn is_polled(&self) -> bool {
+        self.turn.load(Ordering::Relaxed) == POLLED
     }
 
     // Sleeps once, and does what is rare. `None`: it is over.
@@ -372,46 +386,75 @@ struct Round {
 ///
 /// A program that polls its queues without a pause is best left alone. One that polls now and then, and else looks at
 /// memory that a peer writes, needs somebody who reads meanwhile: each time that something lies there when the epoch has
-/// stood still, the next time is shorter, until nobody stands back any more.
+/// stood still, the next time is shorter, until nobody stands back any more. That ends when pollers have been quicker than
+/// the thread several times in a row.
+///
+/// How short it may become depends on how fast the polls of a program follow each other on this machine: what is between
+/// two of them when something has come takes several times as long as a look that finds nothing.
 #[derive(Clone, Copy, Debug)]
-struct Patience(Duration);
+struct Patience {
+    time: Duration,
+    /// The shortest that is no accident.
+    least: Duration,
+    /// How often in a row a poller was quicker, while nobody stands back.
+    quicker: u32,
+}
 
 impl Default for Patience {
     fn default() -> Self {
-        Self(Self::MOST)
+        Self {
+            time: Self::MOST,
+            least: Self::LEAST,
+            quicker: 0,
+        }
     }
 }
 
 impl Patience {
     const LEAST: Duration = Duration::from_micros(20);
     const MOST: Duration = Duration::from_millis(1);
+    /// Polls that nothing came between: the least time is so many of them.
+    const POLLS: u32 = 16;
+    const QUICKER: u32 = 3;
 
     /// Whether standing back is worth it at all.
     fn suffices(self) -> bool {
-        self.0 >= Self::LEAST
+        self.time > Duration::ZERO
     }
 
-    /// A poller is there.
-    fn grow(&mut self) {
-        self.0 = (self.0 + self.0 / 2).min(Self::MOST);
+    /// A poller is there: it has polled so often within `time`.
+    fn grow(&mut self, time: Duration, polls: u64) {
+        let polls = u32::try_from(polls).unwrap_or(u32::MAX).max(1);
+        self.least = (time / polls * Self::POLLS).clamp(Self::LEAST, Self::MOST / 4);
+        self.time = (self.time + self.time / 2).clamp(self.least, Self::MOST);
     }
 
     /// Something lay there, or not.
     fn learn(&mut self, has_data: bool) {
-        self.0 = if has_data {
-            self.0 / 4
+        if has_data {
+            self.quicker = 0;
+            self.time = if self.time > self.least * 2 {
+                (self.time / 4).max(self.least)
+            } else {
+                Duration::ZERO
+            };
+        } else if self.suffices() {
+            self.time = (self.time * 2).clamp(self.least, Self::MOST);
         } else {
-            (self.0 * 2).clamp(Self::LEAST, Self::MOST)
-        };
+            self.quicker += 1;
+            if self.quicker == Self::QUICKER {
+                (self.quicker, self.time) = (0, self.least);
+            }
+        }
     }
 }
 
 /// The turn, given back even where a handler panics.
-struct Turn<'w>(&'w AtomicBool);
+struct Turn<'w>(&'w AtomicU8);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.0.store(FREE, Ordering::Release);
     }
 }
 
@@ -435,6 +478,10 @@ pub const AT_ONCE: usize = 64;
 /// How often a poller yields to whoever has the turn before it sleeps.
 const YIELDS: u32 = 100;
 const WAY: Duration = Duration::from_micros(20);
+
+const FREE: u8 = 0;
+const VISITED: u8 = 1;
+const POLLED: u8 = 2;
 
 const BELL_TOKEN: u64 = u64::MAX;
 const DATA_TOKEN: u64 = u64::MAX - 1;

@@ -166,16 +166,53 @@ fn who_hands_back_is_replaced_and_may_come_again() {
 fn who_leaves_data_lying_is_stood_back_for_ever_shorter_and_who_polls_longer_again() {
     let mut patience = Patience::default();
     let cycles = (0..100).take_while(|_| {
-        patience.grow();
+        patience.grow(patience.time, 1_000);
         patience.learn(true);
         patience.suffices()
     });
     assert!((1..10).contains(&cycles.count()));
-    // Data that wakes the thread in vain.
-    patience.learn(false);
+    // Data that wakes the thread in vain, but not where every other wakes it for good.
+    for _ in 0..100 {
+        patience.learn(false);
+        patience.learn(true);
+        assert!(!patience.suffices());
+    }
+    (0..Patience::QUICKER).for_each(|_| patience.learn(false));
     assert!(patience.suffices());
-    (0..20).for_each(|_| patience.grow());
-    assert_eq!(patience.0, Patience::MOST);
+    (0..20).for_each(|_| patience.grow(patience.time, 1_000));
+    assert_eq!(patience.time, Patience::MOST);
+}
+
+#[test]
+fn a_program_whose_polls_take_long_is_given_longer() {
+    let least_of = |polls| {
+        let mut patience = Patience::default();
+        patience.grow(Duration::from_millis(1), polls);
+        patience.learn(true);
+        assert!(patience.suffices());
+        patience.least
+    };
+    assert_eq!(least_of(1_000), Patience::LEAST);
+    assert_eq!(least_of(100), Duration::from_micros(160));
+    // But never for ever.
+    assert_eq!(least_of(1), Patience::MOST / 4);
+    assert_eq!(least_of(0), Patience::MOST / 4);
+}
+
+#[test]
+fn a_poll_that_takes_long_is_not_taken_over() {
+    let (reader, _told) = Reader::new();
+    reader.poll_for(Duration::from_millis(50));
+    for _ in 0..20 {
+        let stayed_back = reader.watch.poll(|| {
+            reader.send();
+            thread::sleep(Duration::from_millis(5));
+            reader.watch.stands_back()
+        });
+        assert_eq!(stayed_back, Some(true));
+        reader.poll_for(Duration::from_micros(500));
+    }
+    assert_eq!(reader.arrived(), 20);
 }
 
 #[test]
