@@ -88,7 +88,7 @@ fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, c
             .collect(),
         _ => vec![path.address],
     };
-    let now = cx.now();
+    let now = cx.moment();
     for to in targets {
         let frame = Frame {
             from,

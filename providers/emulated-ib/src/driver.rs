@@ -375,7 +375,7 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
         doubtful: false,
         body,
     };
-    let now = cx.now();
+    let now = cx.moment();
     if let (Some(link), Some(to), true) = (
         qp.device.network().link(),
         half.driver.rest.peer_address,

@@ -410,7 +410,7 @@ fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
         return;
     }
     if let Some(timeout) = ack_timeout(half.driver.rest.timeout) {
-        let until = cx.now().after(timeout);
+        let until = cx.soon().after(timeout);
         half.driver.rest.ack_until = Some(until);
         qp.wake_at(half, until);
     }
@@ -809,7 +809,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
 
 fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
     (header.service, header.src_qp) = (qp.qp_type, qp.qpn);
-    let now = cx.now();
+    let now = cx.moment();
     if let (Some(link), Some(to), true) = (
         qp.device.network().link(),
         half.driver.rest.peer_address,

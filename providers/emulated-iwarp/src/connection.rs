@@ -290,7 +290,7 @@ pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, c
         stream: stream(qp, to),
         message,
     };
-    let now = cx.now();
+    let now = cx.moment();
     if let Some(link) = qp.device.network().link() {
         link.send(
             Frame {
@@ -358,7 +358,7 @@ pub(crate) fn offer_segments(
     let Some(link) = qp.device.network().link() else {
         return true;
     };
-    let now = cx.now();
+    let now = cx.moment();
     let header = |offset, last| Header {
         stream: stream(qp, to),
         message: segment(offset, last),
@@ -393,7 +393,7 @@ pub(crate) fn offer(
     payload: Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> bool {
-    let now = cx.now();
+    let now = cx.moment();
     let frame = Frame {
         from: qp.device.address(),
         to: to.address,

@@ -404,10 +404,13 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// A frame arrived.
+    /// A frame arrived, at the moment that the link was told.
     pub fn handle_frame(&self, frame: Frame<'_, D::Header>, now: Time) {
         let pin = pin();
-        let mut cx = Cx::at(self, &pin, now);
+        let mut cx = match self.network.heeds_time() {
+            true => Cx::at(self, &pin, now),
+            false => Cx::around(self, &pin, now),
+        };
         D::handle_frame(self, frame, &mut cx);
         let effects = cx.into_effects();
         drop(pin);
@@ -634,6 +637,7 @@ pub struct Cx<'p, D: Driver> {
     /// What is to be done with no lock held.
     pub effects: Effects,
     now: Option<Time>,
+    soon: Option<Time>,
 }
 
 impl<'p, D: Driver> Cx<'p, D> {
@@ -645,16 +649,24 @@ impl<'p, D: Driver> Cx<'p, D> {
             pin,
             effects: Effects::default(),
             now: None,
+            soon: None,
         }
     }
 
     /// A call at `now`.
     pub fn at(device: &'p Device<D>, pin: &'p Pin, now: Time) -> Self {
         Self {
-            device,
-            pin,
-            effects: Effects::default(),
             now: Some(now),
+            soon: Some(now),
+            ..Self::new(device, pin)
+        }
+    }
+
+    /// A call at an unknown time, not after `soon`.
+    pub fn around(device: &'p Device<D>, pin: &'p Pin, soon: Time) -> Self {
+        Self {
+            soon: Some(soon),
+            ..Self::new(device, pin)
         }
     }
 
@@ -663,6 +675,21 @@ impl<'p, D: Driver> Cx<'p, D> {
         *self
             .now
             .get_or_insert_with(|| self.device.network.timers().now())
+    }
+
+    /// Not before now, and some milliseconds after it at most: for what is often begun and rarely due.
+    pub fn soon(&mut self) -> Time {
+        *self
+            .soon
+            .get_or_insert_with(|| self.device.network.timers().soon())
+    }
+
+    /// What the link is told of the time.
+    pub fn moment(&mut self) -> Time {
+        match self.device.network.heeds_time() {
+            true => self.now(),
+            false => self.soon(),
+        }
     }
 
     /// The effects, at the end of the call; `None` where there are none, which is nearly always.

@@ -130,6 +130,12 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     /// When something is due next.
     fn next_due(&self) -> Option<Time>;
 
+    /// Whether what it does depends on the time that it is told, to less than some milliseconds. Otherwise it is told a
+    /// moment that is not before now, and not much after it: no clock need be read for each look.
+    fn heeds_time(&self) -> bool {
+        self.inner().is_none_or(Link::heeds_time)
+    }
+
     /// Whether something may arrive that nobody here has sent: then threads that find nothing look for it.
     fn is_polled(&self) -> bool {
         self.inner().is_some_and(Link::is_polled)

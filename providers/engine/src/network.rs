@@ -19,6 +19,7 @@ use crate::timers::{Job, Timers};
 pub struct Network<D: Driver> {
     devices: RwLock<BTreeMap<LinkAddress, Weak<Device<D>>>>,
     link: Option<SharedLink<D::Header>>,
+    heeds_time: bool,
     timers: Arc<Timers>,
     delivering: AtomicBool,
     requests: AtomicU32,
@@ -54,6 +55,7 @@ impl<D: Driver> Network<D> {
     pub fn new(host: Arc<dyn Host>, link: Option<SharedLink<D::Header>>) -> Arc<Self> {
         Arc::new(Self {
             devices: RwLock::default(),
+            heeds_time: link.as_ref().is_none_or(|link| link.heeds_time()),
             link,
             timers: Arc::new(Timers::new(host)),
             delivering: AtomicBool::new(false),
@@ -71,6 +73,20 @@ impl<D: Driver> Network<D> {
     #[inline]
     pub fn link(&self) -> Option<&SharedLink<D::Header>> {
         self.link.as_ref()
+    }
+
+    /// Whether the link is told the time as it is.
+    #[inline]
+    pub(crate) fn heeds_time(&self) -> bool {
+        self.heeds_time
+    }
+
+    // What the link is told.
+    fn moment(&self) -> Time {
+        match self.heeds_time {
+            true => self.timers.now(),
+            false => self.timers.soon(),
+        }
     }
 
     pub(crate) fn join(&self, address: LinkAddress, device: &Arc<Device<D>>) -> bool {
@@ -126,7 +142,7 @@ impl<D: Driver> Network<D> {
         let Some(link) = &self.link else { return };
         link.flush();
         self.take_turns(|| {
-            while link.progress(self.timers.now(), self) || self.serve() {
+            while link.progress(self.moment(), self) || self.serve() {
                 link.flush();
             }
         });
@@ -163,7 +179,7 @@ impl<D: Driver> Network<D> {
         }
         let mut found = false;
         self.take_turns(|| {
-            found |= link.progress(self.timers.now(), self);
+            found |= link.progress(self.moment(), self);
             self.serve();
         });
         link.flush_ahead();

@@ -27,6 +27,12 @@ pub trait Host: Send + Sync + 'static {
     /// Now. Called once per driver call that needs it, never per request.
     fn now(&self) -> Time;
 
+    /// A moment that is not before now, unless the system is late with its ticks, and some milliseconds after it at most:
+    /// for what may be so late, and happens so often that a clock would be dear.
+    fn soon(&self) -> Time {
+        self.now()
+    }
+
     /// `at` is the next moment at which something is due ([`Time::NEVER`] is never passed): call `handle_timeout` then.
     /// Called often, from any thread, possibly with locks held: only note it.
     fn wake_at(&self, at: Time);

@@ -61,6 +61,12 @@ impl Timers {
         self.host.now()
     }
 
+    /// Not before now, and some milliseconds after it at most.
+    #[inline]
+    pub fn soon(&self) -> Time {
+        self.host.soon()
+    }
+
     /// Runs `job` at `at`, or at the next look after it.
     pub fn add(&self, at: Time, job: Job) {
         let mut queue = self.queue();

@@ -246,6 +246,10 @@ impl<H: Clone + fmt::Debug + Send + Sync + 'static> Link<H> for Capture<H> {
         self.link.send(frame, now);
     }
 
+    fn heeds_time(&self) -> bool {
+        true
+    }
+
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
         let delivered = self.link.progress(
             now,

@@ -58,6 +58,10 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for FaultyLink<H> {
         self.send_on(now);
     }
 
+    fn heeds_time(&self) -> bool {
+        true
+    }
+
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
         self.send_on(now);
         self.link.progress(now, network)

@@ -4,12 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
+use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
 
 /// The host of one network of real devices.
 ///
@@ -42,7 +43,11 @@ struct Sleeper {
 }
 
 #[derive(Clone, Copy)]
-struct Clock(Instant);
+struct Clock {
+    /// Nanoseconds, as the next.
+    start: i64,
+    tick: u64,
+}
 
 impl RealHost {
     /// A host without a network: [`attach`](Self::attach) one.
@@ -50,7 +55,7 @@ impl RealHost {
         crate::fence::offer();
         crate::large_pages::offer();
         Arc::new(Self {
-            clock: Clock(Instant::now()),
+            clock: Clock::new(),
             network: OnceLock::new(),
             era: Arc::new(Era::new(std::process::id())),
         })
@@ -108,6 +113,11 @@ impl RealHost {
 impl Host for RealHost {
     fn now(&self) -> Time {
         self.clock.now()
+    }
+
+    #[inline]
+    fn soon(&self) -> Time {
+        self.clock.soon()
     }
 
     /// Atomics only, unless `at` is earlier than all that is noted: then a lock for an instant, or a thread is started.
@@ -209,9 +219,31 @@ impl Era {
 }
 
 impl Clock {
-    fn now(self) -> Time {
-        Time::default().after(self.0.elapsed())
+    fn new() -> Self {
+        Self {
+            start: nanoseconds(clock_gettime(ClockId::Monotonic)),
+            tick: nanoseconds(clock_getres(ClockId::MonotonicCoarse)).unsigned_abs(),
+        }
     }
+
+    // The last tick may have been before the start.
+    fn since_start(self, at: Timespec) -> Time {
+        Time((nanoseconds(at) - self.start).max(0).unsigned_abs())
+    }
+
+    fn now(self) -> Time {
+        self.since_start(clock_gettime(ClockId::Monotonic))
+    }
+
+    // The kernel notes the time at each tick, and nobody has to ask a device for it.
+    fn soon(self) -> Time {
+        let last_tick = self.since_start(clock_gettime(ClockId::MonotonicCoarse));
+        Time(last_tick.0 + self.tick)
+    }
+}
+
+fn nanoseconds(time: Timespec) -> i64 {
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
 /// How long the thread leaves alone what another thread is at.
@@ -220,6 +252,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
+    use std::time::Instant;
 
     use super::*;
 
@@ -311,6 +344,21 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
         }
         false
+    }
+
+    #[test]
+    fn soon_is_about_now() {
+        let host = RealHost::new();
+        // A tick may come late on a machine that is loaded.
+        let late = Duration::from_millis(50);
+        let mut latest = Time::default();
+        for _ in 0..100_000 {
+            let (before, soon) = (host.now(), host.soon());
+            assert!(before <= soon.after(late), "{soon:?} at {before:?}");
+            assert!(soon <= host.now().after(late), "{soon:?} at {before:?}");
+            assert!(soon >= latest);
+            latest = soon;
+        }
     }
 
     #[test]

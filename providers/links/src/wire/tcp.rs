@@ -912,6 +912,11 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         held.iter().map(until).chain(ending).min()
     }
 
+    // The peer's end may come some milliseconds late.
+    fn heeds_time(&self) -> bool {
+        self.options.faults.stall.is_some()
+    }
+
     fn is_polled(&self) -> bool {
         true
     }

@@ -756,6 +756,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         None
     }
 
+    fn heeds_time(&self) -> bool {
+        false
+    }
+
     fn is_polled(&self) -> bool {
         true
     }
