@@ -1,5 +1,10 @@
-/* Posts a receive and a signaled send of 64 octets, polls both completions, and prints the nanoseconds that one such turn
- * takes: what benches/src/bin/sends.rs does without the C library. Usage: sends TURNS SAMPLES */
+/* Prints the nanoseconds that a turn takes, of 64 octets: what benches/src/bin/sends.rs does without the C library.
+ *
+ *     turn   a receive and a signaled send, posted, and both polled
+ *     send   a signaled send, posted and polled; its receive is posted before and polled after what is timed
+ *     write  a signaled write, posted and polled
+ *
+ * Usage: sends turn|send|write TURNS */
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -7,10 +12,12 @@
 #include <string.h>
 #include <time.h>
 
-enum { OCTETS = 64, DEPTH = 16 };
+enum { OCTETS = 64, DEPTH = 64 };
 
 static struct ibv_pd *pd;
-static struct ibv_cq *cq;
+static struct ibv_mr *mr;
+static struct ibv_cq *sent, *received;
+static struct ibv_qp *near, *far;
 static char memory[2 * 4096] __attribute__((aligned(4096)));
 
 #define CHECK(that) \
@@ -19,8 +26,8 @@ static char memory[2 * 4096] __attribute__((aligned(4096)));
 static struct ibv_qp *create(void)
 {
 	struct ibv_qp_init_attr init = {
-		.send_cq = cq,
-		.recv_cq = cq,
+		.send_cq = sent,
+		.recv_cq = received,
 		.qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
 	};
@@ -31,7 +38,11 @@ static struct ibv_qp *create(void)
 
 static void attach(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT,
+		.port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+	};
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_4096;
@@ -58,9 +69,83 @@ static double now(void)
 	return at.tv_sec * 1e9 + at.tv_nsec;
 }
 
+static void post_receive(void)
+{
+	struct ibv_sge room = { (uintptr_t)memory + 4096, OCTETS, mr->lkey };
+	struct ibv_recv_wr receive = { .wr_id = 1, .sg_list = &room, .num_sge = 1 }, *bad;
+	CHECK(!ibv_post_recv(far, &receive, &bad));
+}
+
+static void post(enum ibv_wr_opcode opcode)
+{
+	struct ibv_sge data = { (uintptr_t)memory, OCTETS, mr->lkey };
+	struct ibv_send_wr request = {
+		.sg_list = &data, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { (uintptr_t)memory + 4096, mr->rkey },
+	}, *bad;
+	CHECK(!ibv_post_send(near, &request, &bad));
+}
+
+static void poll(struct ibv_cq *cq, int wanted)
+{
+	struct ibv_wc done[2];
+	while (wanted > 0) {
+		int count = ibv_poll_cq(cq, 2, done);
+		CHECK(count >= 0);
+		for (int i = 0; i < count; i++)
+			CHECK(done[i].status == IBV_WC_SUCCESS);
+		wanted -= count;
+	}
+}
+
+static double turns_of(long turns)
+{
+	double began = now();
+	for (long turn = 0; turn < turns; turn++) {
+		post_receive();
+		post(IBV_WR_SEND);
+		poll(sent, 2);
+	}
+	return now() - began;
+}
+
+static double sends_of(long turns)
+{
+	double took = 0;
+	for (long turn = 0; turn < turns; turn += DEPTH) {
+		for (int i = 0; i < DEPTH; i++)
+			post_receive();
+		double began = now();
+		for (int i = 0; i < DEPTH; i++) {
+			post(IBV_WR_SEND);
+			poll(sent, 1);
+		}
+		took += now() - began;
+		poll(received, DEPTH);
+	}
+	return took;
+}
+
+static double writes_of(long turns)
+{
+	double began = now();
+	for (long turn = 0; turn < turns; turn++) {
+		post(IBV_WR_RDMA_WRITE);
+		poll(sent, 1);
+	}
+	return now() - began;
+}
+
 int main(int argc, char **argv)
 {
-	long turns = argc > 1 ? atol(argv[1]) : 100000, samples = argc > 2 ? atol(argv[2]) : 1;
+	const char *what = argc > 1 ? argv[1] : "";
+	double (*measure)(long) = !strcmp(what, "turn") ? turns_of : !strcmp(what, "send") ? sends_of :
+		!strcmp(what, "write") ? writes_of : NULL;
+	long turns = argc > 2 ? atol(argv[2]) / DEPTH * DEPTH : 0;
+	if (!measure || turns <= 0) {
+		fprintf(stderr, "usage: sends turn|send|write TURNS (at least %d)\n", DEPTH);
+		return 2;
+	}
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	CHECK(list && list[0]);
 	struct ibv_context *context = ibv_open_device(list[0]);
@@ -68,34 +153,15 @@ int main(int argc, char **argv)
 	union ibv_gid gid;
 	CHECK(!ibv_query_gid(context, 1, 0, &gid));
 	CHECK(pd = ibv_alloc_pd(context));
-	CHECK(cq = ibv_create_cq(context, 64, NULL, NULL, 0));
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
-	CHECK(mr);
-	struct ibv_qp *near = create(), *far = create();
+	CHECK(sent = ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0));
+	/* A turn polls both of one queue. */
+	CHECK(received = measure == turns_of ? sent : ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0));
+	CHECK(mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+	near = create(), far = create();
 	attach(near, far->qp_num, &gid);
 	attach(far, near->qp_num, &gid);
 
-	for (long sample = 0; sample < samples; sample++) {
-		double began = now();
-		for (long turn = 0; turn < turns; turn++) {
-			struct ibv_sge room = { (uintptr_t)memory + 4096, OCTETS, mr->lkey };
-			struct ibv_recv_wr receive = { .wr_id = 1, .sg_list = &room, .num_sge = 1 }, *bad_receive;
-			CHECK(!ibv_post_recv(far, &receive, &bad_receive));
-			struct ibv_sge data = { (uintptr_t)memory, OCTETS, mr->lkey };
-			struct ibv_send_wr send = {
-				.sg_list = &data, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
-			}, *bad_send;
-			CHECK(!ibv_post_send(near, &send, &bad_send));
-			for (int polled = 0; polled < 2;) {
-				struct ibv_wc done[2];
-				int count = ibv_poll_cq(cq, 2, done);
-				CHECK(count >= 0);
-				for (int i = 0; i < count; i++)
-					CHECK(done[i].status == IBV_WC_SUCCESS);
-				polled += count;
-			}
-		}
-		printf("%.1f\n", (now() - began) / turns);
-	}
+	measure(DEPTH); /* Rings are made when they are first used. */
+	printf("%.1f\n", measure(turns) / turns);
 	return 0;
 }

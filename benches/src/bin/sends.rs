@@ -1,64 +1,160 @@
-//! Posts a receive and a signaled send of 64 octets, polls both completions, and prints the nanoseconds that one such turn
-//! takes: what `benches/c-layer/sends.c` does through the C library. Usage: `sends TURNS SAMPLES`.
+//! Prints the nanoseconds that a turn takes, of 64 octets: what `benches/c-layer/sends.c` does through the C library.
+//!
+//! - `turn`: a receive and a signaled send, posted, and both polled
+//! - `send`: a signaled send, posted and polled; its receive is posted before and polled after what is timed
+//! - `write`: a signaled write, posted and polled
+//!
+//! Usage: `sends turn|send|write TURNS`.
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use polyverbs::{Completion, ConnectOptions, Memory, QpOptions, ReceiveRequest, Send, WcStatus};
+use polyverbs::{
+    Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, ReceiveRequest, RemoteAddress, Send,
+    Sge, WcStatus, Write,
+};
 use polyverbs_benches::Outcome;
-use polyverbs_benches::rig::{DEFAULT_DEVICE, LOCAL, Rig};
-use polyverbs_benches::sample::nanoseconds;
+use polyverbs_benches::rig::{DEFAULT_DEVICE, REMOTE, Rig};
 
 const OCTETS: u32 = 64;
-const DEPTH: u32 = 16;
+const DEPTH: u32 = 64;
 
 fn main() -> ExitCode {
-    let mut numbers = std::env::args().skip(1).map(|text| text.parse());
-    let mut number = |otherwise| numbers.next().unwrap_or(Ok(otherwise));
-    match (number(100_000), number(1)) {
-        (Ok(turns), Ok(samples)) => match measure(turns, samples) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("sends: {error}");
-                ExitCode::FAILURE
-            }
-        },
-        _ => {
-            eprintln!("usage: sends TURNS SAMPLES");
-            ExitCode::from(2)
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [what, turns] = &arguments[..] else {
+        return usage();
+    };
+    let measure: fn(&Pair, u32) -> Duration = match what.as_str() {
+        "turn" => Pair::turns,
+        "send" => Pair::sends,
+        "write" => Pair::writes,
+        _ => return usage(),
+    };
+    let turns = turns.parse().unwrap_or(0) / DEPTH * DEPTH;
+    if turns == 0 {
+        return usage();
+    }
+    // A turn polls both of one queue.
+    match Pair::new(what == "turn") {
+        Ok(pair) => {
+            measure(&pair, DEPTH); // Rings are made when they are first used.
+            let took = measure(&pair, turns).as_nanos() as f64;
+            println!("{:.1}", took / f64::from(turns));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("sends: {error}");
+            ExitCode::FAILURE
         }
     }
 }
 
-fn measure(turns: u64, samples: u64) -> Outcome<()> {
-    let rig = Rig::new(DEFAULT_DEVICE)?;
-    let cq = rig.context.create_cq(64).wait()?;
-    let memory = Memory::zeroed(8192).ok_or("out of memory")?;
-    let mr = rig.pd.register(&memory, LOCAL).wait()?;
-    let options = || QpOptions::rc(&cq).max_send_wr(DEPTH).max_recv_wr(DEPTH);
-    let (near, far) = (
-        rig.pd.create_qp(options()).wait()?,
-        rig.pd.create_qp(options()).wait()?,
-    );
-    near.connect(&far.endpoint()?, ConnectOptions::new())
-        .wait()?;
-    far.connect(&near.endpoint()?, ConnectOptions::new())
-        .wait()?;
-    for _ in 0..samples {
-        let took = nanoseconds(turns, || {
-            let posted = far.post_receive(ReceiveRequest::new(1, mr.sge(4096, OCTETS).unwrap()));
-            posted.unwrap();
-            let posted = near.post_one(Send::new(mr.sge(0, OCTETS).unwrap()).signaled(0));
-            posted.unwrap();
-            let mut polled = 0;
-            while polled < 2 {
-                let mut done: [Completion; 2] = Default::default();
-                for completion in cq.poll(&mut done).unwrap() {
-                    assert_eq!(completion.status, WcStatus::Success);
-                    polled += 1;
-                }
-            }
-        });
-        println!("{took:.1}");
+fn usage() -> ExitCode {
+    eprintln!("usage: sends turn|send|write TURNS (at least {DEPTH})");
+    ExitCode::from(2)
+}
+
+struct Pair {
+    near: Qp,
+    far: Qp,
+    sent: Cq,
+    received: Cq,
+    data: Sge,
+    room: Sge,
+    target: RemoteAddress,
+    // What these are of.
+    _kept: (Rig, Memory, Mr),
+}
+
+impl Pair {
+    fn new(has_one_cq: bool) -> Outcome<Self> {
+        let rig = Rig::new(DEFAULT_DEVICE)?;
+        let sent = rig.context.create_cq(2 * DEPTH).wait()?;
+        let received = if has_one_cq {
+            sent.clone()
+        } else {
+            rig.context.create_cq(2 * DEPTH).wait()?
+        };
+        let memory = Memory::zeroed(8192).ok_or("out of memory")?;
+        let mr = rig.pd.register(&memory, REMOTE).wait()?;
+        let options = || {
+            let options = QpOptions::rc(&sent).recv_cq(&received);
+            options.max_send_wr(DEPTH).max_recv_wr(DEPTH)
+        };
+        let near = rig.pd.create_qp(options()).wait()?;
+        let far = rig.pd.create_qp(options()).wait()?;
+        near.connect(&far.endpoint()?, ConnectOptions::new())
+            .wait()?;
+        far.connect(&near.endpoint()?, ConnectOptions::new())
+            .wait()?;
+        Ok(Self {
+            data: mr.sge(0, OCTETS)?,
+            room: mr.sge(4096, OCTETS)?,
+            target: mr.remote(4096),
+            near,
+            far,
+            sent,
+            received,
+            _kept: (rig, memory, mr),
+        })
     }
-    Ok(())
+
+    fn post_receive(&self) {
+        let posted = self.far.post_receive(ReceiveRequest::new(1, self.room));
+        posted.expect("there is room");
+    }
+
+    fn post_send(&self) {
+        let posted = self.near.post_one(Send::new(self.data).signaled(0));
+        posted.expect("there is room");
+    }
+
+    fn turns(&self, turns: u32) -> Duration {
+        let mut slots = Default::default();
+        let began = Instant::now();
+        for _ in 0..turns {
+            self.post_receive();
+            self.post_send();
+            poll(&self.sent, 2, &mut slots);
+        }
+        began.elapsed()
+    }
+
+    fn sends(&self, turns: u32) -> Duration {
+        let mut slots = Default::default();
+        let mut took = Duration::ZERO;
+        for _ in 0..turns / DEPTH {
+            (0..DEPTH).for_each(|_| self.post_receive());
+            let began = Instant::now();
+            for _ in 0..DEPTH {
+                self.post_send();
+                poll(&self.sent, 1, &mut slots);
+            }
+            took += began.elapsed();
+            poll(&self.received, DEPTH as usize, &mut slots);
+        }
+        took
+    }
+
+    fn writes(&self, turns: u32) -> Duration {
+        let mut slots = Default::default();
+        let began = Instant::now();
+        for _ in 0..turns {
+            let write = Write::new(self.data, self.target).signaled(0);
+            self.near.post_one(write).expect("there is room");
+            poll(&self.sent, 1, &mut slots);
+        }
+        began.elapsed()
+    }
+}
+
+fn poll(cq: &Cq, wanted: usize, slots: &mut [Completion; 2]) {
+    let mut polled = 0;
+    while polled < wanted {
+        let done = cq.poll(slots).expect("the queue is live");
+        for completion in done.iter() {
+            assert_eq!(completion.status, WcStatus::Success);
+        }
+        polled += done.len();
+    }
 }

@@ -4,6 +4,7 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -46,17 +47,23 @@ pub struct State {
 
 impl State {
     // What was kept comes first.
+    #[inline]
     fn fetch<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion], Errno> {
         if !self.has_kept.load(Ordering::Acquire) {
             return Ok(self.cq.poll(slots)?);
         }
+        Ok(self.fetch_kept(slots))
+    }
+
+    #[cold]
+    fn fetch_kept<'s>(&self, slots: &'s mut [Completion]) -> &'s mut [Completion] {
         let mut kept = lock(&self.kept);
         let count = kept.len().min(slots.len());
         for (slot, done) in slots.iter_mut().zip(kept.drain(..count)) {
             *slot = done;
         }
         self.has_kept.store(!kept.is_empty(), Ordering::Release);
-        Ok(&mut slots[..count])
+        &mut slots[..count]
     }
 
     /// Drops the completions of a queue pair that was reset, as drivers of hardware do.
@@ -266,20 +273,9 @@ pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) 
     // SAFETY: as the caller promises.
     let state = unsafe { CqObject::own_unchecked(cq.cast()) };
     let wanted = usize::try_from(count).unwrap_or(0);
+    // No request of a C program hands buffers over, so that none comes back to be dropped.
+    let mut slots = ManuallyDrop::new(<[Completion; AT_ONCE]>::default());
     let mut found = 0;
-    if wanted == 1 {
-        let mut slot = [Completion::default()];
-        return match state.fetch(&mut slot) {
-            Ok([done]) => {
-                // SAFETY: room for one.
-                unsafe { target.write(wc(done)) };
-                1
-            }
-            Ok(_) => 0,
-            Err(_) => -1,
-        };
-    }
-    let mut slots: [Completion; AT_ONCE] = Default::default();
     while found < wanted {
         let room = AT_ONCE.min(wanted - found);
         let Ok(filled) = state.fetch(&mut slots[..room]) else {

@@ -15,7 +15,7 @@ use crate::abi::{IbvQp, IbvRecvWr, IbvSendWr, IbvSge, Rdma, qp_type, send_flags,
 use crate::ah::AhObject;
 use crate::errno::Errno;
 use crate::mw;
-use crate::qp::QpObject;
+use crate::qp::{QpObject, State};
 use crate::sinks::Sinks;
 
 // An entry of a program's list is one of ours.
@@ -26,6 +26,7 @@ const _: () = assert!(
         && std::mem::offset_of!(Sge, lkey) == 12
 );
 
+#[inline]
 fn list<'a>(first: *const IbvSge, count: c_int) -> Result<&'a [Sge], Errno> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     if count == 0 {
@@ -38,6 +39,7 @@ fn list<'a>(first: *const IbvSge, count: c_int) -> Result<&'a [Sge], Errno> {
     Ok(unsafe { slice::from_raw_parts(first.cast(), count) })
 }
 
+#[inline]
 fn data<'a>(list: &'a [Sge]) -> Data<'a> {
     match list {
         [] => Data::None,
@@ -179,31 +181,90 @@ pub unsafe extern "C" fn send(
 ) -> c_int {
     // SAFETY: as the caller promises.
     let (state, kind) = unsafe { (QpObject::own_unchecked(qp.cast()), (*qp).qp_type) };
-    let sinks = state.sinks.as_deref();
     // SAFETY: as the caller promises.
     let Some(only) = (unsafe { first.as_ref() }) else {
         return 0;
     };
-    let refused = |errno: Errno, at: *mut IbvSendWr| {
-        if !bad.is_null() {
-            // SAFETY: as the caller promises.
-            unsafe { *bad = at };
-        }
-        errno.set()
-    };
-    if only.next.is_null() {
-        let mut made = Made::default();
+    // SAFETY: as the caller promises.
+    match unsafe { plain(state, kind, only) } {
+        Some(Ok(())) => 0,
+        Some(Err(reason)) => refused(reason.into(), first, bad),
         // SAFETY: as the caller promises.
-        let request = match unsafe { request(only, kind, sinks, &mut made) } {
-            Ok(request) => request,
-            Err(errno) => return refused(errno, first),
-        };
-        return match state.qp.post_one(request) {
-            Ok(()) => 0,
-            Err(rejected) => refused(rejected.reason.into(), first),
-        };
+        None if only.next.is_null() => unsafe { one(state, kind, first, bad) },
+        // SAFETY: as the caller promises.
+        None => unsafe { several(state, kind, first, bad) },
     }
-    // One doorbell for the list. What comes before a request that is none of ours is posted all the same.
+}
+
+#[cold]
+fn refused<T>(errno: Errno, at: *mut T, bad: *mut *mut T) -> c_int {
+    if !bad.is_null() {
+        // SAFETY: as the program promises.
+        unsafe { *bad = at };
+    }
+    errno.set()
+}
+
+// The short way for what nearly every request is: alone, on a connection, with octets in one place. It is built where it
+// is posted, because moving it costs as much as all else here; what is none of these is left to `request`.
+#[inline]
+unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(), PostReason>> {
+    if !matches!(kind, qp_type::RC | qp_type::UC) || wr.num_sge != 1 || !wr.next.is_null() {
+        return None;
+    }
+    let entries = list(wr.sg_list, wr.num_sge).ok()?;
+    match entries {
+        _ if wr.send_flags & send_flags::INLINE == 0 => plain_of(state, wr, Data::Sges(entries)),
+        [only] => plain_of(state, wr, Data::Inline(octets(only))),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn plain_of(state: &State, wr: &IbvSendWr, data: Data<'_>) -> Option<Result<(), PostReason>> {
+    let flags = flags(wr.send_flags);
+    // SAFETY: which part of the union there is, the opcode says; all are plain numbers.
+    let remote = || remote(unsafe { wr.wr.rdma });
+    let posted = match wr.opcode {
+        wr_opcode::SEND => (state.qp).post_one(Send::new(data).flags(flags).wr_id(wr.wr_id)),
+        wr_opcode::RDMA_WRITE => {
+            (state.qp).post_one(Write::new(data, remote()).flags(flags).wr_id(wr.wr_id))
+        }
+        wr_opcode::RDMA_READ if state.sinks.is_none() => {
+            (state.qp).post_one(Read::new(data, remote()).flags(flags).wr_id(wr.wr_id))
+        }
+        _ => return None,
+    };
+    Some(posted.map_err(|rejected| rejected.reason))
+}
+
+#[inline(never)]
+unsafe fn one(
+    state: &State,
+    kind: c_int,
+    first: *mut IbvSendWr,
+    bad: *mut *mut IbvSendWr,
+) -> c_int {
+    let mut made = Made::default();
+    // SAFETY: as the caller promises.
+    let request = match unsafe { request(&*first, kind, state.sinks.as_deref(), &mut made) } {
+        Ok(request) => request,
+        Err(errno) => return refused(errno, first, bad),
+    };
+    match state.qp.post_one(request) {
+        Ok(()) => 0,
+        Err(rejected) => refused(rejected.reason.into(), first, bad),
+    }
+}
+
+// One doorbell for the list. What comes before a request that is none of ours is posted all the same.
+#[inline(never)]
+unsafe fn several(
+    state: &State,
+    kind: c_int,
+    first: *mut IbvSendWr,
+    bad: *mut *mut IbvSendWr,
+) -> c_int {
     let mut count = 0;
     let mut next = first;
     // SAFETY: as the caller promises.
@@ -220,7 +281,7 @@ pub unsafe extern "C" fn send(
         // SAFETY: counted above.
         let wr = unsafe { &*next };
         // SAFETY: as the caller promises.
-        match unsafe { request(wr, kind, sinks, made) } {
+        match unsafe { request(wr, kind, state.sinks.as_deref(), made) } {
             Ok(request) => batch.push(request),
             Err(errno) => {
                 unknown = Some((errno, next));
@@ -235,10 +296,10 @@ pub unsafe extern "C" fn send(
             // SAFETY: as many were taken from the list.
             at = unsafe { (*at).next };
         }
-        return refused(error.reason.into(), at);
+        return refused(error.reason.into(), at, bad);
     }
     match unknown {
-        Some((errno, at)) => refused(errno, at),
+        Some((errno, at)) => refused(errno, at, bad),
         None => 0,
     }
 }
@@ -247,6 +308,7 @@ pub unsafe extern "C" fn send(
 ///
 /// # Safety
 /// The list is one, and `bad` is null or writable.
+#[inline]
 pub unsafe fn each_receive(
     first: *mut IbvRecvWr,
     bad: *mut *mut IbvRecvWr,
@@ -256,13 +318,9 @@ pub unsafe fn each_receive(
     // SAFETY: as the caller promises.
     while let Some(wr) = unsafe { next.as_ref() } {
         let posted = list(wr.sg_list, wr.num_sge)
-            .and_then(|entries| Ok(post(ReceiveRequest::new(wr.wr_id, data(entries)))?));
+            .and_then(|entries| Ok(post(ReceiveRequest::new(wr.wr_id, entries))?));
         if let Err(errno) = posted {
-            if !bad.is_null() {
-                // SAFETY: as the caller promises.
-                unsafe { *bad = next };
-            }
-            return errno.set();
+            return refused(errno, next, bad);
         }
         next = wr.next;
     }

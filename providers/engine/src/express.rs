@@ -117,7 +117,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
     fn write(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
         let target = |length| self.remote(remote, length, Access::REMOTE_WRITE);
         let length = match data {
-            Data::Sge(sge) => {
+            Data::Sge(sge) | Data::Sges([sge]) => {
                 let source = self.local(sge, Access::empty())?;
                 target(sge.length)?.copy_from(source);
                 sge.length
@@ -135,7 +135,9 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
 
     #[inline]
     fn read(&mut self, data: &Data<'_>, remote: &RemoteAddress) -> Option<u32> {
-        let Data::Sge(sge) = data else { return None };
+        let (Data::Sge(sge) | Data::Sges([sge])) = data else {
+            return None;
+        };
         let sink = self.read_sink(sge, D::READ_SINK)?;
         sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
         self.step(sge.length);
@@ -150,7 +152,9 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
         remote: &RemoteAddress,
         change: impl Fn(u64) -> Option<u64>,
     ) -> Option<u32> {
-        let Data::Sge(sge) = data else { return None };
+        let (Data::Sge(sge) | Data::Sges([sge])) = data else {
+            return None;
+        };
         let sink = self.read_sink(sge, Access::LOCAL_WRITE)?;
         if sge.length != 8 || !sink.address().is_multiple_of(8) || !remote.addr.is_multiple_of(8) {
             return None;
@@ -167,13 +171,15 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
     #[inline]
     fn send(&mut self, request: &Send<'_>) -> Option<u32> {
         let length = match request.data() {
-            Data::Sge(sge) => sge.length,
+            Data::Sge(sge) | Data::Sges([sge]) => sge.length,
             Data::Inline(octets) => octets.len() as u32,
             _ => return None,
         };
         let room = self.peer.express_receive(self.responder, length, self.cx)?;
         match request.data() {
-            Data::Sge(sge) => room.copy_from(self.local(sge, Access::empty())?),
+            Data::Sge(sge) | Data::Sges([sge]) => {
+                room.copy_from(self.local(sge, Access::empty())?);
+            }
             Data::Inline(octets) => room.write(octets),
             _ => return None,
         }

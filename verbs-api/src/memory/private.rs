@@ -191,6 +191,11 @@ pub struct Buffers {
 }
 
 impl Buffers {
+    pub(crate) const EMPTY: Self = Self {
+        first: None,
+        more: Vec::new(),
+    };
+
     /// How many there are.
     pub fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.more.len()

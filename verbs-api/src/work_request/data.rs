@@ -118,7 +118,7 @@ impl Data<'_> {
     pub fn len(&self) -> u64 {
         match self {
             Self::None => 0,
-            Self::Sge(sge) => u64::from(sge.length),
+            Self::Sge(sge) | Self::Sges([sge]) => u64::from(sge.length),
             Self::Sges(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
             Self::Inline(octets) => octets.len() as u64,
             Self::Buffer(buffer) => buffer.len() as u64,
