@@ -163,7 +163,7 @@ bitflags! {
 /// What a completion queue hands out.
 ///
 /// With a status other than success only `wr_id`, `status`, `qp_num`, `vendor_err` and the buffers say something.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[doc(alias = "ibv_wc")]
 pub struct Completion {
     /// From the request.
@@ -186,27 +186,6 @@ pub struct Completion {
     pub imm_data: [u8; 4],
     loan: Loan,
     pub(crate) buffers: Buffers,
-}
-
-impl Default for Completion {
-    // Slots are laid out before polls: a constant is copied, where fields would be put together.
-    #[inline]
-    fn default() -> Self {
-        const EMPTY: Completion = Completion {
-            wr_id: 0,
-            status: WcStatus::Success,
-            opcode: WcOpcode::Send,
-            wc_flags: WcFlags::empty(),
-            byte_len: 0,
-            qp_num: Qpn::new(0),
-            src_qp: Qpn::new(0),
-            vendor_err: 0,
-            imm_data: [0; 4],
-            loan: Loan::NONE,
-            buffers: Buffers::EMPTY,
-        };
-        EMPTY
-    }
 }
 
 impl Completion {

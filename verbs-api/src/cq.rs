@@ -198,7 +198,7 @@ impl Cq {
     /// # Errors
     /// The queue overran, was destroyed, or its device was removed and every completion was fetched.
     #[doc(alias = "ibv_poll_cq")]
-    #[inline]
+    #[inline(always)] // Short, and what its answers are passed through costs more than what it does.
     pub fn poll<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion], VerbError> {
         if !self.object.node.is_live() {
             return self.poll_dead(slots);

@@ -1,6 +1,6 @@
 //! Posting receives, to a queue pair or to a shared queue.
 
-use std::{fmt, slice};
+use std::{fmt, mem, slice};
 
 use crate::error::ErrorKind;
 use crate::memory::Buffer;
@@ -75,6 +75,10 @@ pub(crate) fn post_one_receive<'a>(
         request.data.lend();
     }
     let Err((_, reason)) = post(slice::from_ref(&request)) else {
+        if !lends {
+            // Of entries alone nothing is left, and nobody need look which they were.
+            mem::forget(request);
+        }
         return Ok(());
     };
     if lends {

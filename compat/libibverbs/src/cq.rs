@@ -4,10 +4,9 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::{mem, ptr};
 
 use verbs_api::{Completion, Cq, Notify, Qpn, WcFlags};
 
@@ -47,7 +46,7 @@ pub struct State {
 
 impl State {
     // What was kept comes first.
-    #[inline]
+    #[inline(always)]
     fn fetch<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion], Errno> {
         if !self.has_kept.load(Ordering::Acquire) {
             return Ok(self.cq.poll(slots)?);
@@ -71,7 +70,7 @@ impl State {
         let mut kept = lock(&self.kept);
         let mut slot = [Completion::default()];
         while let Ok([done]) = self.cq.poll(&mut slot) {
-            kept.push_back(std::mem::take(done));
+            kept.push_back(mem::take(done));
         }
         kept.retain(|done| done.qp_num != qp_num);
         self.has_kept.store(!kept.is_empty(), Ordering::Release);
@@ -269,15 +268,28 @@ fn wc(done: &Completion) -> IbvWc {
 /// The queue is live, and `count` entries from `target` are writable.
 pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) -> c_int {
     // Programs ask for many and mostly get one: room for many is not laid out each time.
-    const AT_ONCE: usize = 4;
-    // SAFETY: as the caller promises.
-    let state = unsafe { CqObject::own_unchecked(cq.cast()) };
+    let mut slots: [Completion; 4] = Default::default();
     let wanted = usize::try_from(count).unwrap_or(0);
-    // No request of a C program hands buffers over, so that none comes back to be dropped.
-    let mut slots = ManuallyDrop::new(<[Completion; AT_ONCE]>::default());
+    // SAFETY: as the caller promises.
+    let found = unsafe {
+        let state = CqObject::own_unchecked(cq.cast());
+        poll_through(state, &mut slots, target, wanted)
+    };
+    // No request of a C program hands buffers over, so that none has come back to be dropped.
+    mem::forget(slots);
+    found
+}
+
+#[inline]
+unsafe fn poll_through(
+    state: &State,
+    slots: &mut [Completion],
+    target: *mut IbvWc,
+    wanted: usize,
+) -> c_int {
     let mut found = 0;
     while found < wanted {
-        let room = AT_ONCE.min(wanted - found);
+        let room = slots.len().min(wanted - found);
         let Ok(filled) = state.fetch(&mut slots[..room]) else {
             return if found == 0 { -1 } else { found as c_int };
         };

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::slice;
 
 use ::xrc::remote_srqn;
@@ -214,28 +215,33 @@ unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(),
     }
     let entries = list(wr.sg_list, wr.num_sge).ok()?;
     match entries {
-        _ if wr.send_flags & send_flags::INLINE == 0 => plain_of(state, wr, Data::Sges(entries)),
-        [only] => plain_of(state, wr, Data::Inline(octets(only))),
+        _ if wr.send_flags & send_flags::INLINE == 0 => plain_of(state, wr, entries),
+        [only] => plain_of(state, wr, octets(only)),
         _ => None,
     }
 }
 
 #[inline(always)]
-fn plain_of(state: &State, wr: &IbvSendWr, data: Data<'_>) -> Option<Result<(), PostReason>> {
+fn plain_of<'a>(
+    state: &State,
+    wr: &IbvSendWr,
+    data: impl Into<Data<'a>>,
+) -> Option<Result<(), PostReason>> {
     let flags = flags(wr.send_flags);
     // SAFETY: which part of the union there is, the opcode says; all are plain numbers.
     let remote = || remote(unsafe { wr.wr.rdma });
-    let posted = match wr.opcode {
-        wr_opcode::SEND => (state.qp).post_one(Send::new(data).flags(flags).wr_id(wr.wr_id)),
+    // It borrows all that it names, so that nothing is left to drop.
+    let mut request = ManuallyDrop::new(match wr.opcode {
+        wr_opcode::SEND => WorkRequest::Send(Send::new(data).flags(flags).wr_id(wr.wr_id)),
         wr_opcode::RDMA_WRITE => {
-            (state.qp).post_one(Write::new(data, remote()).flags(flags).wr_id(wr.wr_id))
+            WorkRequest::Write(Write::new(data, remote()).flags(flags).wr_id(wr.wr_id))
         }
         wr_opcode::RDMA_READ if state.sinks.is_none() => {
-            (state.qp).post_one(Read::new(data, remote()).flags(flags).wr_id(wr.wr_id))
+            WorkRequest::Read(Read::new(data, remote()).flags(flags).wr_id(wr.wr_id))
         }
         _ => return None,
-    };
-    Some(posted.map_err(|rejected| rejected.reason))
+    });
+    Some(state.qp.post_in_place(&mut request))
 }
 
 #[inline(never)]

@@ -187,21 +187,23 @@ impl fmt::Debug for Buffer {
 #[derive(Debug, Default)]
 pub struct Buffers {
     pub(crate) first: Option<Buffer>,
-    pub(crate) more: Vec<Buffer>,
+    // Nearly always none: a pointer keeps a completion on one line of the cache, and an empty one nothing but zeros. Once
+    // made it stays, so that a slot which is used again has its room.
+    more: Option<Box<More>>,
 }
 
-impl Buffers {
-    pub(crate) const EMPTY: Self = Self {
-        first: None,
-        more: Vec::new(),
-    };
+#[derive(Debug, Default)]
+struct More(Vec<Buffer>);
 
+impl Buffers {
     /// How many there are.
     pub fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.more.len()
+        let more = self.more.as_ref().map_or(0, |more| more.0.len());
+        usize::from(self.first.is_some()) + more
     }
 
     /// Whether there are none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
@@ -213,14 +215,15 @@ impl Buffers {
 
     /// Takes every buffer out.
     pub fn take(&mut self) -> impl Iterator<Item = Buffer> + '_ {
-        self.first.take().into_iter().chain(self.more.drain(..))
+        let more = self.more.iter_mut().flat_map(|more| more.0.drain(..));
+        self.first.take().into_iter().chain(more)
     }
 
     pub(crate) fn push(&mut self, buffer: Buffer) {
         if self.first.is_none() {
             self.first = Some(buffer);
         } else {
-            self.more.push(buffer);
+            self.more.get_or_insert_default().0.push(buffer);
         }
     }
 }
@@ -229,17 +232,15 @@ impl From<Buffer> for Buffers {
     fn from(buffer: Buffer) -> Self {
         Self {
             first: Some(buffer),
-            more: Vec::new(),
+            more: None,
         }
     }
 }
 
 impl FromIterator<Buffer> for Buffers {
     fn from_iter<I: IntoIterator<Item = Buffer>>(buffers: I) -> Self {
-        let mut buffers = buffers.into_iter();
-        Self {
-            first: buffers.next(),
-            more: buffers.collect(),
-        }
+        let mut all = Self::default();
+        buffers.into_iter().for_each(|buffer| all.push(buffer));
+        all
     }
 }

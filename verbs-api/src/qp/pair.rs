@@ -283,7 +283,12 @@ impl Qp {
         }
     }
 
-    fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostReason> {
+    /// Posts one request where it lies. Where it was posted it is spent: nothing of the caller's is in it any more.
+    ///
+    /// # Errors
+    /// Why it was not posted; it is as it was, with its buffers.
+    #[doc(alias = "ibv_post_send")]
+    pub fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostReason> {
         self.check(request).map_err(|reason| self.refused(reason))?;
         if !request.common().special.is_empty() {
             self.prepare(request)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::ids::{LKey, Qpn, RKey};
-use crate::memory::{Buffer, Buffers, Loan};
+use crate::memory::{Buffer, Loan};
 use crate::objects::Ah;
 
 /// A scatter/gather entry: a stretch of registered memory, named by its local key.
@@ -211,13 +211,10 @@ impl Data<'_> {
     // Takes back the buffers of a request that was not posted.
     pub(crate) fn take_back(&mut self) {
         let Self::Lent(lent) = self else { return };
-        let Buffers { first, mut more } = crate::memory::take_back(lent.loan);
-        *self = match (first, &lent.sges) {
+        let mut buffers = crate::memory::take_back(lent.loan);
+        *self = match (buffers.first.take(), &lent.sges) {
             (Some(buffer), LentSges::One(_)) => Self::Buffer(buffer),
-            (first, _) => {
-                more.splice(0..0, first);
-                Self::Buffers(more.into())
-            }
+            (first, _) => Self::Buffers(first.into_iter().chain(buffers.take()).collect()),
         };
     }
 }
