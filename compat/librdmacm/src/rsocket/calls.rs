@@ -814,6 +814,7 @@ mod tests {
 
     #[test]
     fn addresses_of_others_cannot_be_bound() {
+        super::super::stream::tests::at(0);
         let fd = stream();
         for (address, why) in [
             ("198.51.100.1:7000", libc::EADDRNOTAVAIL),

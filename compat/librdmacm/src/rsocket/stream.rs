@@ -818,10 +818,30 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::sync::Once;
     use std::thread;
 
     use super::*;
+
+    // Devices at an address of their own, where those of no other process answer.
+    const DEVICES: &str = r#"
+[[device]]
+address = "127.0.41.22"
+
+[[device]]
+address = "127.0.41.22"
+transport = "iwarp"
+"#;
+
+    /// A port where the devices of these tests are. What looks at devices begins with it.
+    #[allow(unsafe_code)]
+    pub(in super::super) fn at(port: u16) -> SocketAddr {
+        static CONFIGURED: Once = Once::new();
+        // SAFETY: nothing has looked at the environment yet.
+        CONFIGURED.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+        SocketAddr::from(([127, 0, 41, 22], port))
+    }
 
     // Two ends of a connection in this process.
     fn pair(prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
@@ -835,7 +855,7 @@ mod tests {
     ) -> (Arc<Stream>, Arc<Stream>) {
         let listener = Stream::new(Family::V4);
         prepare(&listener);
-        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        listener.bind(at(0)).unwrap();
         listener.listen(4).unwrap();
         let to = listener.local();
         assert_ne!(to.port(), 0);
@@ -936,7 +956,7 @@ mod tests {
 
     #[test]
     fn each_end_has_the_address_that_the_other_sees() {
-        let bound = "127.0.0.1:47471".parse().unwrap();
+        let bound = at(47471);
         for from in [None, Some(bound)] {
             let (active, passive) = pair_from(from, |_| {});
             let own = active.local();
@@ -973,12 +993,12 @@ mod tests {
     #[test]
     fn who_connects_to_nobody_is_told() {
         let active = Stream::new(Family::V4);
-        let refused = active.connect("127.0.0.1:1".parse().unwrap());
+        let refused = active.connect(at(1));
         assert_eq!(refused, Err(Errno(libc::ECONNREFUSED)));
         active.close();
         let active = Stream::new(Family::V4);
         active.waiting.set_nonblocking(true);
-        let begun = active.connect("127.0.0.1:1".parse().unwrap());
+        let begun = active.connect(at(1));
         assert_eq!(begun, Err(Errno(libc::EINPROGRESS)));
         let failed = active.until(false, Deadline::after(SLICE * 30), |state| {
             state.ready().error.then(|| Ok(state.error.take()))
