@@ -6,11 +6,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
+// The C library reads clocks without the kernel where it can, and where it cannot (valgrind) as well.
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_getres, clock_gettime};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
-use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
 
 /// The host of one network of real devices.
 ///
@@ -45,7 +47,7 @@ struct Sleeper {
 #[derive(Clone, Copy)]
 struct Clock {
     /// Nanoseconds, as the next.
-    start: i64,
+    start: u64,
     tick: u64,
 }
 
@@ -221,29 +223,35 @@ impl Era {
 impl Clock {
     fn new() -> Self {
         Self {
-            start: nanoseconds(clock_gettime(ClockId::Monotonic)),
-            tick: nanoseconds(clock_getres(ClockId::MonotonicCoarse)).unsigned_abs(),
+            start: read(ClockId::CLOCK_MONOTONIC),
+            tick: clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, nanoseconds),
         }
     }
 
     // The last tick may have been before the start.
-    fn since_start(self, at: Timespec) -> Time {
-        Time((nanoseconds(at) - self.start).max(0).unsigned_abs())
+    fn since_start(self, at: u64) -> Time {
+        Time(at.saturating_sub(self.start))
     }
 
     fn now(self) -> Time {
-        self.since_start(clock_gettime(ClockId::Monotonic))
+        self.since_start(read(ClockId::CLOCK_MONOTONIC))
     }
 
     // The kernel notes the time at each tick, and nobody has to ask a device for it.
     fn soon(self) -> Time {
-        let last_tick = self.since_start(clock_gettime(ClockId::MonotonicCoarse));
+        let last_tick = self.since_start(read(ClockId::CLOCK_MONOTONIC_COARSE));
         Time(last_tick.0 + self.tick)
     }
 }
 
-fn nanoseconds(time: Timespec) -> i64 {
-    time.tv_sec * 1_000_000_000 + time.tv_nsec
+// Every Linux has these clocks.
+fn read(clock: ClockId) -> u64 {
+    clock_gettime(clock).map_or(0, nanoseconds)
+}
+
+// A clock that begins with the machine.
+fn nanoseconds(time: TimeSpec) -> u64 {
+    time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs()
 }
 
 /// How long the thread leaves alone what another thread is at.
