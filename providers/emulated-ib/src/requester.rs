@@ -559,15 +559,16 @@ fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {
     if qp.state() == QpState::Sqd {
         return false;
     }
-    let request = half.queue[index].kept.request();
-    let open = outstanding_reads(qp, half);
-    if request.flags.contains(SendFlags::FENCE) && open > 0 {
+    let kept = &half.queue[index].kept;
+    // Counted along the whole queue: only for those that heed it.
+    let open = || outstanding_reads(qp, half);
+    if kept.flags.contains(SendFlags::FENCE) && open() > 0 {
         return false;
     }
-    if takes_receive(&request.op) && !has_credit(half, index) {
+    if takes_receive(&kept.op) && !has_credit(half, index) {
         return false;
     }
-    !request.op.is_read_or_atomic() || open < usize::from(half.driver.rest.max_rd_atomic.max(1))
+    !kept.op.is_read_or_atomic() || open() < usize::from(half.driver.rest.max_rd_atomic.max(1))
 }
 
 // A read is asked for piece by piece: each counts.
@@ -687,12 +688,10 @@ fn position_psn(half: &Sending, index: usize) -> u32 {
 // One frame of the request under the cursor, or a local operation. `false`: stop.
 fn step(qp: &Qp, half: &mut Sending, index: usize, cx: &mut Cx<'_>) -> bool {
     // Taken out for the moment, so that both halves can be worked on.
-    let Some(mut wqe) = half.queue.remove(index) else {
-        return false;
-    };
+    let mut wqe = std::mem::take(&mut half.queue[index]);
     let outcome = step_taken(qp, half, &mut wqe, cx);
     let sent = wqe.phase != Phase::Started;
-    half.queue.insert(index, wqe);
+    half.queue[index] = wqe;
     if let Err(status) = outcome {
         // Requests before it are still answered; it fails when its turn comes.
         half.queue[index].phase = Phase::Done(status);

@@ -54,6 +54,7 @@ pub enum Phase {
 }
 
 /// A request of the queue, and what its transport notes of it.
+#[derive(Default)]
 pub struct Wqe {
     /// The request.
     pub kept: QueuedRequest,

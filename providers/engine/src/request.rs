@@ -283,7 +283,8 @@ enum KeptSource {
 #[derive(Clone)]
 pub struct QueuedRequest {
     wr_id: u64,
-    flags: SendFlags,
+    /// Its flags.
+    pub flags: SendFlags,
     private: bool,
     /// Buffers handed over.
     pub loan: Loan,
@@ -296,6 +297,25 @@ pub struct QueuedRequest {
     pages: Option<PageList>,
     destination: Option<Box<Destination>>,
     body: Option<Box<KeptBody>>,
+}
+
+impl Default for QueuedRequest {
+    /// What stands for a request while it is worked on: a message without octets.
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            flags: SendFlags::empty(),
+            private: false,
+            loan: Loan::NONE,
+            op: Op::Send(Beside::Nothing),
+            attribute: 0,
+            source: KeptSource::Inline(Box::default()),
+            length: 0,
+            pages: None,
+            destination: None,
+            body: None,
+        }
+    }
 }
 
 /// The body of an extension's request that waits, and what it keeps alive.
