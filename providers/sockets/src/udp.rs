@@ -29,6 +29,9 @@ pub const MAX_SEGMENTS: usize = 64;
 /// Octets of one call, with or without segmentation, IP and UDP headers not counted.
 pub const MAX_OCTETS: usize = 65_507;
 
+/// Time to live, or hop limit, of what is sent to one host without another: what systems begin with.
+pub const HOP_LIMIT: u8 = 64;
+
 /// Groups of a link that everybody is in.
 const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -101,7 +104,7 @@ pub struct Transmit<'a> {
     pub to: SocketAddr,
     /// TOS or traffic class.
     pub traffic_class: u8,
-    /// Time to live, or hop limit; the socket's own if 0.
+    /// Time to live, or hop limit; the socket's own if 0: [`HOP_LIMIT`], or 1 to a group.
     pub hop_limit: u8,
     /// Octets of each datagram but the last, which may be shorter; one datagram if 0.
     pub segment: u16,
@@ -130,7 +133,9 @@ impl<'a> Transmit<'a> {
         if self.traffic_class != 0 {
             control.push_number(level, class, self.traffic_class.into());
         }
-        if self.hop_limit != 0 {
+        // What goes to a group has a limit of its own.
+        let is_usual = self.hop_limit == HOP_LIMIT && !self.to.ip().is_multicast();
+        if self.hop_limit != 0 && !is_usual {
             control.push_number(level, hops, self.hop_limit.into());
         }
         if self.segment != 0 && total(self.pieces) > usize::from(self.segment) {
@@ -406,6 +411,7 @@ fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<OwnedFd> {
     match ip {
         IpAddr::V4(_) => {
             sockopt::set_ip_mtu_discover(fd, Ipv4PathMtuDiscovery::DO)?;
+            sockopt::set_ip_ttl(fd, HOP_LIMIT.into())?;
             sockopt::set_ip_recvtos(fd, true)?;
             if ip.is_unspecified() {
                 sys::set_number(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
@@ -414,6 +420,7 @@ fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<OwnedFd> {
         IpAddr::V6(_) => {
             sockopt::set_ipv6_v6only(fd, true)?;
             sockopt::set_ipv6_mtu_discover(fd, Ipv6PathMtuDiscovery::DO)?;
+            sockopt::set_ipv6_unicast_hops(fd, Some(HOP_LIMIT))?;
             sockopt::set_ipv6_recvtclass(fd, true)?;
             if ip.is_unspecified() {
                 sys::set_number(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
