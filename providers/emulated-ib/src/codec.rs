@@ -49,7 +49,7 @@ impl DatagramCodec for RoceV2 {
             // Requests and answers of a connection are two flows; each keeps its order.
             flow: header.src_qp ^ header.dest_qp.rotate_left(7),
             // An acknowledge speaks for all before it.
-            stands_for: (header.body == Body::Acknowledge(Syndrome::Ack))
+            stands_for: matches!(header.body, Body::Acknowledge(Syndrome::Ack))
                 .then_some(u64::from(header.src_qp) << 24 | u64::from(header.dest_qp)),
             traffic_class: header.carriage.traffic_class,
             hop_limit: header.carriage.hop_limit,
@@ -235,10 +235,10 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
     headers.bth = Bth {
         opcode,
         solicited: header.solicited,
-        mig_req: header.body != Body::Congestion,
+        mig_req: !matches!(header.body, Body::Congestion),
         pad_count: roce::pad_count(payload),
         p_key: DEFAULT_P_KEY,
-        becn: header.body == Body::Congestion,
+        becn: matches!(header.body, Body::Congestion),
         dest_qp: header.dest_qp,
         ack_req: header.ack_req,
         psn: header.psn,

@@ -129,7 +129,7 @@ impl Driver for InfiniBand {
             if half.driver.rest.peer_address == Some(frame.from)
                 && header.may_come_from(half.driver.rest.peer_qpn)
             {
-                if header.body == Body::Congestion || header.carriage.met_congestion() {
+                if matches!(header.body, Body::Congestion) || header.carriage.met_congestion() {
                     requester::slow_down(&mut half);
                 }
                 requester::handle_answer(&qp, &mut half, &header, &frame.payload, cx);
@@ -271,7 +271,7 @@ fn tell_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let rest = &half.driver.rest;
     let is_peer = rest.peer_address == Some(frame.from)
         && frame.header.may_come_from(rest.peer_qpn)
-        && frame.header.body != Body::Congestion;
+        && !matches!(frame.header.body, Body::Congestion);
     let now = cx.now();
     if !is_peer || now < rest.notified_until {
         return;
@@ -359,7 +359,7 @@ fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, c
     };
     let (dest_qp, src_qp) = (half.driver.rest.peer_qpn, qp.qpn);
     let mut carriage = half.driver.rest.carriage;
-    if body == Body::Congestion {
+    if matches!(body, Body::Congestion) {
         carriage.traffic_class &= !Carriage::ECN;
     }
     let header = Header {

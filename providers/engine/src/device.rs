@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use verbs_api::carrier::Carrier;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
@@ -83,7 +84,8 @@ pub struct Device<D: Driver> {
     commands: Arc<Commands>,
     qpns: QpnPool,
     queue_pairs: Pool<Qp<D>>,
-    qps: RwLock<HashMap<u32, QpRef<D>>>,
+    // Looked into for each frame; the numbers are ours.
+    qps: RwLock<FxHashMap<u32, QpRef<D>>>,
     groups: RwLock<HashMap<Gid, Vec<QpRef<D>>>>,
     listeners: Mutex<Vec<Weak<dyn EventSink>>>,
     retired: Mutex<QpCounters>,

@@ -24,6 +24,8 @@ pub struct Network<D: Driver> {
     delivering: AtomicBool,
     requests: AtomicU32,
     to_serve: Mutex<VecDeque<Job>>,
+    /// Looked at before that.
+    has_to_serve: AtomicBool,
 }
 
 /// What the owner of a network drives, whatever its driver.
@@ -61,6 +63,7 @@ impl<D: Driver> Network<D> {
             delivering: AtomicBool::new(false),
             requests: AtomicU32::new(0),
             to_serve: Mutex::default(),
+            has_to_serve: AtomicBool::new(false),
         })
     }
 
@@ -123,9 +126,15 @@ impl<D: Driver> Network<D> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push_back(job);
+        self.has_to_serve.store(true, Ordering::Release);
     }
 
     fn serve(&self) -> bool {
+        if !self.has_to_serve.load(Ordering::Acquire) {
+            return false;
+        }
+        // Before they are taken: what comes meanwhile is seen here or says so again.
+        self.has_to_serve.store(false, Ordering::SeqCst);
         let jobs =
             std::mem::take(&mut *self.to_serve.lock().unwrap_or_else(PoisonError::into_inner));
         let any = !jobs.is_empty();

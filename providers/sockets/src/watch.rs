@@ -218,7 +218,10 @@ impl Watch {
     /// Something is sent: whoever polled before is not gone.
     #[inline]
     pub fn stay(&self) {
-        self.sendings.fetch_add(1, Ordering::Relaxed);
+        // Where two send at once one of them is not counted: it moves all the same.
+        let sendings = self.sendings.load(Ordering::Relaxed);
+        self.sendings
+            .store(sendings.wrapping_add(1), Ordering::Relaxed);
     }
 
     /// A poller is about to sleep: the thread takes over at once.

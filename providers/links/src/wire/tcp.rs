@@ -4,7 +4,7 @@
 //! where it is sent, to the end of what leaves on its stream. What arrives is taken apart in the buffer of whoever
 //! reads; a stream keeps only what of a frame has not come whole, so that an idle one has no buffer at all.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -17,6 +17,7 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{Connection, Duty, Ready, Received, Source, StreamError, TcpSocket, Watch};
+use rustc_hash::FxHashMap;
 use verbs_api::LinkAddress;
 
 use super::codec::{Found, Leaving, News, StreamCodec};
@@ -117,7 +118,8 @@ counts! {
 pub struct TcpLink<C: StreamCodec> {
     codec: C,
     options: TcpLinkOptions,
-    streams: RwLock<HashMap<u64, Arc<Stream<C>>>>,
+    // Looked into for each frame; the keys are ours.
+    streams: RwLock<FxHashMap<u64, Arc<Stream<C>>>>,
     /// Streams with something to write.
     dirty: Chore<Vec<Arc<Stream<C>>>>,
     /// Streams that stand still, by chance.
@@ -627,9 +629,9 @@ impl<C: StreamCodec> TcpLink<C> {
             };
         }
         incoming.is_over |= matches!(step, Step::End | Step::Lost);
-        stream
-            .has_ended
-            .fetch_or(incoming.is_over, Ordering::AcqRel);
+        if incoming.is_over {
+            stream.has_ended.store(true, Ordering::Release);
+        }
         if !incoming.is_over && start < end {
             inbound.resident = Some((Arc::clone(stream), start..end));
         }
