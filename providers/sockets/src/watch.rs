@@ -2,20 +2,21 @@
 //!
 //! Sockets with data are read by one thread at a time, the one that has the *turn*. A poller takes it, reads, and gives it
 //! back; each time it moves the *epoch*. The watch's own thread sleeps in epoll while nobody polls. As soon as it sees
-//! that the epoch moved it stands back: data wakes it no more, and up to a millisecond later it looks whether the epoch
-//! moved again, or a poller has the turn. So a poller pays for no thread switch, and one that went away without a word costs
-//! a millisecond, or less where that happens again and again. One that is about to sleep says so with [`Watch::hand_back`],
+//! that the epoch moved it stands back: data wakes it no more, and up to a millisecond later (four on a slow machine) it looks
+//! whether the epoch moved again, or a poller has the turn. So a poller pays for no thread switch, and one that went away
+//! without a word costs that time, or less where that happens again and again. One that is about to sleep says so with [`Watch::hand_back`],
 //! and costs none.
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -36,9 +37,12 @@ pub trait Duty: Send + Sync {
 pub enum Source {
     /// Data of a socket that whoever has the turn reads without asking first.
     Data,
-    /// Data of one socket of many, and room to write: who has the turn asks with [`Watch::ready`], and then reads and
-    /// writes until the socket refuses, for the same is not told twice.
+    /// Data of one socket of many: who has the turn asks with [`Watch::ready`], and then reads until the socket refuses,
+    /// for the same is not told twice.
     Stream,
+    /// The same, and room to write where the socket has refused: not for longer than that is waited for. A socket with room
+    /// looks like one that has something.
+    Full,
     /// Something rare.
     Rare,
     /// A connection that is being made, or room to write: rare as well.
@@ -53,15 +57,15 @@ impl Source {
             Self::Data | Self::Rare => EventFlags::IN,
             Self::Connecting => EventFlags::OUT,
             Self::Stream => EventFlags::IN
-                .union(EventFlags::OUT)
                 .union(EventFlags::RDHUP)
                 .union(EventFlags::ET),
+            Self::Full => Self::Stream.flags().union(EventFlags::OUT),
             Self::Shared => EventFlags::IN.union(EventFlags::EXCLUSIVE),
         }
     }
 
     const fn is_data(self) -> bool {
-        matches!(self, Self::Data | Self::Stream)
+        matches!(self, Self::Data | Self::Stream | Self::Full)
     }
 }
 
@@ -140,6 +144,16 @@ impl Watch {
             EventData::new_u64(token),
             kind.flags(),
         )?)
+    }
+
+    /// Watches `source` as another kind of data, and tells what it has at that moment.
+    ///
+    /// # Errors
+    /// It is not watched as data.
+    pub fn change(&self, source: impl AsFd, token: u64, kind: Source) -> io::Result<()> {
+        debug_assert!(token < DATA_TOKEN && kind.is_data());
+        let data = EventData::new_u64(token);
+        Ok(epoll::modify(&self.data, source, data, kind.flags())?)
     }
 
     /// Watches `source` no more.
@@ -272,7 +286,7 @@ impl Watch {
 
     fn run(&self, duty: &Weak<dyn Duty>) {
         let mut seen = self.epoch();
-        let mut patience = Patience::default();
+        let mut patience = Patience::new(self.call_takes());
         while let Some(round) = self.round(duty, true, None) {
             let has_poller = self.has_poller(seen);
             if !has_poller && !round.data {
@@ -304,8 +318,7 @@ impl Watch {
             if self.handed_back.load(Ordering::SeqCst) == seen.0 {
                 break Some(seen.0);
             }
-            let time = patience.time;
-            if self.round(duty, false, Some(time)).is_none() {
+            if self.round(duty, false, Some(patience.time)).is_none() {
                 break None;
             }
             // A poller that is slow is none that is gone: one poll may take longer than all patience.
@@ -314,7 +327,7 @@ impl Watch {
             if now == seen && !is_polled {
                 break Some(seen.0);
             }
-            patience.grow(time, now.0.wrapping_sub(seen.0));
+            patience.grow();
             seen = now;
         };
         self.stands_back.store(false, Ordering::SeqCst);
@@ -325,6 +338,16 @@ impl Watch {
     fn has_data(&self) -> bool {
         let mut asked = [PollFd::new(&self.data, PollFlags::IN)];
         poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    // How long the system takes for next to nothing, when nothing else is in the way.
+    fn call_takes(&self) -> Duration {
+        let calls = (0..8).map(|_| {
+            let began = Instant::now();
+            self.has_data();
+            began.elapsed()
+        });
+        calls.min().unwrap_or_default()
     }
 
     fn has_poller(&self, seen: u64) -> bool {
@@ -392,44 +415,44 @@ struct Round {
 /// stood still, the next time is shorter, until nobody stands back any more. That ends when pollers have been quicker than
 /// the thread several times in a row.
 ///
-/// How short it may become depends on how fast the polls of a program follow each other on this machine: what is between
-/// two of them when something has come takes several times as long as a look that finds nothing.
+/// How short and how long it may become depends on how long the system takes for a call: a poll that brings something takes
+/// many, and so does the thread to see whether the epoch moved, on the processor that the poller needs.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     time: Duration,
-    /// The shortest that is no accident.
     least: Duration,
+    most: Duration,
     /// How often in a row a poller was quicker, while nobody stands back.
     quicker: u32,
 }
 
-impl Default for Patience {
-    fn default() -> Self {
+impl Patience {
+    const LEAST: RangeInclusive<Duration> = Duration::from_micros(20)..=Duration::from_micros(500);
+    const MOST: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(4);
+    const QUICKER: u32 = 3;
+
+    /// Where a call takes that long.
+    fn new(call: Duration) -> Self {
+        let within = |range: RangeInclusive<Duration>, calls| {
+            (call * calls).clamp(*range.start(), *range.end())
+        };
+        let most = within(Self::MOST, 200);
         Self {
-            time: Self::MOST,
-            least: Self::LEAST,
+            time: most,
+            least: within(Self::LEAST, 16),
+            most,
             quicker: 0,
         }
     }
-}
-
-impl Patience {
-    const LEAST: Duration = Duration::from_micros(20);
-    const MOST: Duration = Duration::from_millis(1);
-    /// Polls that nothing came between: the least time is so many of them.
-    const POLLS: u32 = 16;
-    const QUICKER: u32 = 3;
 
     /// Whether standing back is worth it at all.
     fn suffices(self) -> bool {
         self.time > Duration::ZERO
     }
 
-    /// A poller is there: it has polled so often within `time`.
-    fn grow(&mut self, time: Duration, polls: u64) {
-        let polls = u32::try_from(polls).unwrap_or(u32::MAX).max(1);
-        self.least = (time / polls * Self::POLLS).clamp(Self::LEAST, Self::MOST / 4);
-        self.time = (self.time + self.time / 2).clamp(self.least, Self::MOST);
+    /// A poller is there.
+    fn grow(&mut self) {
+        self.time = (self.time + self.time / 2).min(self.most);
     }
 
     /// Something lay there, or not.
@@ -442,7 +465,7 @@ impl Patience {
                 Duration::ZERO
             };
         } else if self.suffices() {
-            self.time = (self.time * 2).clamp(self.least, Self::MOST);
+            self.time = (self.time * 2).clamp(self.least, self.most);
         } else {
             self.quicker += 1;
             if self.quicker == Self::QUICKER {

@@ -173,6 +173,8 @@ struct Outgoing<C: StreamCodec> {
     is_held: bool,
     /// The socket takes nothing until the watch says so.
     is_full: bool,
+    /// The watch looks for room.
+    wants_word: bool,
     /// Octets that have left since the segment size was asked for.
     since: usize,
     held_until: Time,
@@ -301,6 +303,7 @@ impl<C: StreamCodec> TcpLink<C> {
             wants_turn: false,
             is_held,
             is_full: false,
+            wants_word: false,
             since: 0,
             held_until: Time::default(),
             tampering: tampering(number),
@@ -329,7 +332,7 @@ impl<C: StreamCodec> TcpLink<C> {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let has_more = !lock(&stream.incoming).begun.is_empty();
-        // Tells also what is there already, and room to write in any case.
+        // Tells also what is there already.
         self.watch.add(&*stream.socket, key, Source::Stream)?;
         streams.insert(key, Arc::clone(&stream));
         drop(streams);
@@ -507,6 +510,15 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
+    // While a stream has more than its socket takes: it may be full many times until all has left.
+    fn watch_room(&self, stream: &Stream<C>, outgoing: &mut Outgoing<C>, wanted: bool) {
+        if std::mem::replace(&mut outgoing.wants_word, wanted) != wanted {
+            let kind = if wanted { Source::Full } else { Source::Stream };
+            // One that is closed by now is watched no more.
+            let _ = self.watch.change(&*stream.socket, stream.key, kind);
+        }
+    }
+
     // As much as the socket takes.
     fn write(
         &self,
@@ -521,7 +533,10 @@ impl<C: StreamCodec> TcpLink<C> {
             let octets = &outgoing.octets.waiting()[..piece];
             match stream.socket.send(&[octets.into()])? {
                 // The watch tells when there is room.
-                0 => outgoing.is_full = true,
+                0 => {
+                    outgoing.is_full = true;
+                    self.watch_room(stream, outgoing, true);
+                }
                 sent => {
                     outgoing.octets.left(sent);
                     outgoing.since += sent;
@@ -745,6 +760,8 @@ impl<C: StreamCodec> TcpLink<C> {
                 outgoing.is_full = false;
                 if outgoing.waiting() > 0 || outgoing.wants_room {
                     self.mark(&stream, &mut outgoing);
+                } else {
+                    self.watch_room(&stream, &mut outgoing, false);
                 }
             }
             if readable {

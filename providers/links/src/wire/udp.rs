@@ -467,9 +467,9 @@ impl<C: DatagramCodec> UdpLink<C> {
         if lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
             // Where it cannot be watched, what waits leaves with what comes next.
             let _ = if is_full {
-                self.watch.add(socket, ROOM, Source::Stream)
+                self.watch.add(socket, ROOM, Source::Full)
             } else {
-                self.watch.remove(socket, Source::Stream)
+                self.watch.remove(socket, Source::Full)
             };
         }
     }

@@ -164,39 +164,38 @@ fn who_hands_back_is_replaced_and_may_come_again() {
 
 #[test]
 fn who_leaves_data_lying_is_stood_back_for_ever_shorter_and_who_polls_longer_again() {
-    let mut patience = Patience::default();
-    let cycles = (0..100).take_while(|_| {
-        patience.grow(patience.time, 1_000);
-        patience.learn(true);
-        patience.suffices()
-    });
-    assert!((1..10).contains(&cycles.count()));
-    // Data that wakes the thread in vain, but not where every other wakes it for good.
-    for _ in 0..100 {
-        patience.learn(false);
-        patience.learn(true);
-        assert!(!patience.suffices());
+    for call in [Duration::ZERO, Duration::from_micros(20), LONG] {
+        let mut patience = Patience::new(call);
+        let cycles = (0..100).take_while(|_| {
+            patience.grow();
+            patience.learn(true);
+            patience.suffices()
+        });
+        assert!((1..10).contains(&cycles.count()));
+        // Data that wakes the thread in vain, but not where every other wakes it for good.
+        for _ in 0..100 {
+            patience.learn(false);
+            patience.learn(true);
+            assert!(!patience.suffices());
+        }
+        (0..Patience::QUICKER).for_each(|_| patience.learn(false));
+        assert!(patience.suffices());
+        (0..20).for_each(|_| patience.grow());
+        assert_eq!(patience.time, patience.most);
     }
-    (0..Patience::QUICKER).for_each(|_| patience.learn(false));
-    assert!(patience.suffices());
-    (0..20).for_each(|_| patience.grow(patience.time, 1_000));
-    assert_eq!(patience.time, Patience::MOST);
 }
 
 #[test]
-fn a_program_whose_polls_take_long_is_given_longer() {
-    let least_of = |polls| {
-        let mut patience = Patience::default();
-        patience.grow(Duration::from_millis(1), polls);
-        patience.learn(true);
-        assert!(patience.suffices());
-        patience.least
+fn a_machine_whose_calls_take_long_is_given_longer() {
+    let of = |microseconds| {
+        let patience = Patience::new(Duration::from_micros(microseconds));
+        (patience.least.as_micros(), patience.most.as_micros())
     };
-    assert_eq!(least_of(1_000), Patience::LEAST);
-    assert_eq!(least_of(100), Duration::from_micros(160));
+    assert_eq!(of(0), (20, 1_000));
+    assert_eq!(of(1), (20, 1_000));
+    assert_eq!(of(10), (160, 2_000));
     // But never for ever.
-    assert_eq!(least_of(1), Patience::MOST / 4);
-    assert_eq!(least_of(0), Patience::MOST / 4);
+    assert_eq!(of(1_000_000), (500, 4_000));
 }
 
 #[test]
