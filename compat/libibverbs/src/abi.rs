@@ -558,7 +558,7 @@ pub struct IbvGrh {
 }
 layout!(IbvGrh, 40, next_hdr @ 6, sgid @ 8, dgid @ 24);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct IbvSge {
     pub addr: u64,

@@ -112,16 +112,78 @@ pub unsafe extern "C" fn create(
     pointer(made).cast()
 }
 
-/// What a program has put together since `ibv_wr_start`.
+/// What a program has put together since `ibv_wr_start`. The lists keep their room, so that nothing is allocated later on.
 #[derive(Default)]
 pub struct Builder {
     requests: Vec<Pending>,
+    // Of all requests, one behind the other.
+    entries: Vec<IbvSge>,
+    inlined: Vec<u8>,
 }
 
 struct Pending {
     wr: IbvSendWr,
-    entries: Vec<IbvSge>,
-    inlined: Vec<u8>,
+    // Where its own begin in the lists of all.
+    entries: usize,
+    inlined: usize,
+    // All its inline octets.
+    octets: IbvSge,
+}
+
+impl Builder {
+    fn clear(&mut self) {
+        self.requests.clear();
+        self.entries.clear();
+        self.inlined.clear();
+    }
+
+    fn begin(&mut self, wr: IbvSendWr) -> &mut IbvSendWr {
+        self.requests.push(Pending {
+            wr,
+            entries: self.entries.len(),
+            inlined: self.inlined.len(),
+            octets: IbvSge::default(),
+        });
+        &mut self.requests.last_mut().expect("just added").wr
+    }
+
+    fn set_entries(&mut self, list: impl Iterator<Item = IbvSge>) {
+        if let Some(last) = self.requests.last() {
+            self.entries.truncate(last.entries);
+            self.entries.extend(list);
+        }
+    }
+
+    // The request's octets are inline; those it has so far are forgotten.
+    fn begin_inlined(&mut self) {
+        if let Some(last) = self.requests.last_mut() {
+            last.wr.send_flags |= send_flags::INLINE;
+            self.inlined.truncate(last.inlined);
+        }
+    }
+
+    // The requests as a list that ends with null.
+    fn link(&mut self) -> *mut IbvSendWr {
+        let (mut entries, mut inlined) = (&self.entries[..], &self.inlined[..]);
+        let mut next = ptr::null_mut();
+        for pending in self.requests.iter_mut().rev() {
+            let (own_entries, own_octets);
+            (entries, own_entries) = entries.split_at(pending.entries);
+            (inlined, own_octets) = inlined.split_at(pending.inlined);
+            let list = if pending.wr.send_flags & send_flags::INLINE != 0 {
+                pending.octets.addr = own_octets.as_ptr().expose_provenance() as u64;
+                pending.octets.length = own_octets.len() as u32;
+                std::slice::from_ref(&pending.octets)
+            } else {
+                own_entries
+            };
+            pending.wr.sg_list = list.as_ptr();
+            pending.wr.num_sge = list.len() as c_int;
+            pending.wr.next = next;
+            next = &raw mut pending.wr;
+        }
+        next
+    }
 }
 
 fn slots() -> [Slot; 21] {
@@ -165,50 +227,30 @@ unsafe fn begin<'a>(qp: *mut IbvQpEx, opcode: c_int) -> &'a mut IbvSendWr {
     unsafe { (wr.wr_id, wr.send_flags) = ((*qp).wr_id, (*qp).wr_flags) };
     wr.opcode = opcode;
     // SAFETY: see above.
-    let requests = &mut unsafe { builder(qp) }.requests;
-    requests.push(Pending {
-        wr,
-        entries: Vec::new(),
-        inlined: Vec::new(),
-    });
-    &mut requests.last_mut().expect("just added").wr
+    unsafe { builder(qp) }.begin(wr)
 }
 
-unsafe fn last(qp: *mut IbvQpEx, change: impl FnOnce(&mut Pending)) {
+unsafe fn last(qp: *mut IbvQpEx, change: impl FnOnce(&mut IbvSendWr)) {
     // SAFETY: see above.
     if let Some(pending) = unsafe { builder(qp) }.requests.last_mut() {
-        change(pending);
+        change(&mut pending.wr);
     }
 }
 
 // Both beginning and calling off forget what was put together.
 unsafe extern "C" fn forget(qp: *mut IbvQpEx) {
     // SAFETY: see above.
-    unsafe { builder(qp) }.requests.clear();
+    unsafe { builder(qp) }.clear();
 }
 
 // All or nothing, as the manual page has it.
 unsafe extern "C" fn complete(qp: *mut IbvQpEx) -> c_int {
     // SAFETY: see above.
-    let requests = &mut unsafe { builder(qp) }.requests;
-    let mut next = ptr::null_mut();
-    for pending in requests.iter_mut().rev() {
-        if pending.wr.send_flags & send_flags::INLINE != 0 {
-            pending.entries = vec![IbvSge {
-                addr: pending.inlined.as_ptr().expose_provenance() as u64,
-                length: pending.inlined.len() as u32,
-                lkey: 0,
-            }];
-        }
-        pending.wr.sg_list = pending.entries.as_ptr();
-        pending.wr.num_sge = pending.entries.len() as c_int;
-        pending.wr.next = next;
-        next = &raw mut pending.wr;
-    }
+    let builder = unsafe { builder(qp) };
     let mut bad = ptr::null_mut();
     // SAFETY: a list that ends with null, of requests that live until this returns.
-    let errno = unsafe { post::send(qp.cast(), next, &raw mut bad) };
-    requests.clear();
+    let errno = unsafe { post::send(qp.cast(), builder.link(), &raw mut bad) };
+    builder.clear();
     errno
 }
 
@@ -264,11 +306,8 @@ unsafe extern "C" fn atomic_write(
 ) {
     // SAFETY: see above; the header passes eight octets.
     unsafe {
-        let wr = at(qp, wr_opcode::ATOMIC_WRITE, rkey, remote_addr);
-        (*wr).send_flags |= send_flags::INLINE;
-        last(qp, |pending| {
-            pending.inlined = std::slice::from_raw_parts(source.cast::<u8>(), 8).to_vec();
-        });
+        at(qp, wr_opcode::ATOMIC_WRITE, rkey, remote_addr);
+        set_inline_data(qp, source, 8);
     }
 }
 
@@ -328,28 +367,23 @@ unsafe extern "C" fn set_ud_addr(
         remote_qkey,
     };
     // SAFETY: see above.
-    unsafe { last(qp, |pending| pending.wr.wr = SendWr { ud }) };
+    unsafe { last(qp, |wr| wr.wr = SendWr { ud }) };
 }
 
 unsafe extern "C" fn set_xrc_srqn(qp: *mut IbvQpEx, remote_srqn: u32) {
     // SAFETY: see above.
-    unsafe { last(qp, |pending| pending.wr.remote_srqn = remote_srqn) };
+    unsafe { last(qp, |wr| wr.remote_srqn = remote_srqn) };
 }
 
 unsafe extern "C" fn set_sge(qp: *mut IbvQpEx, lkey: u32, addr: u64, length: u32) {
     let entry = IbvSge { addr, length, lkey };
     // SAFETY: see above.
-    unsafe { last(qp, |pending| pending.entries = vec![entry]) };
+    unsafe { builder(qp) }.set_entries(std::iter::once(entry));
 }
 
 unsafe extern "C" fn set_sge_list(qp: *mut IbvQpEx, count: usize, list: *const IbvSge) {
     // SAFETY: see above; the program passes as many entries.
-    unsafe {
-        last(qp, |pending| {
-            let entries = (0..count).map(|place| *list.add(place));
-            pending.entries = entries.collect();
-        });
-    }
+    unsafe { builder(qp).set_entries((0..count).map(|place| *list.add(place))) };
 }
 
 unsafe extern "C" fn set_inline_data(qp: *mut IbvQpEx, addr: *const c_void, length: usize) {
@@ -359,18 +393,17 @@ unsafe extern "C" fn set_inline_data(qp: *mut IbvQpEx, addr: *const c_void, leng
 }
 
 unsafe extern "C" fn set_inline_data_list(qp: *mut IbvQpEx, count: usize, list: *const IbvDataBuf) {
-    // SAFETY: see above; the program passes as many stretches, each as long as it says.
-    unsafe {
-        last(qp, |pending| {
-            pending.wr.send_flags |= send_flags::INLINE;
-            pending.inlined.clear();
-            for place in 0..count {
-                let IbvDataBuf { addr, length } = *list.add(place);
-                if length > 0 {
-                    let octets = std::slice::from_raw_parts(addr.cast::<u8>(), length);
-                    pending.inlined.extend_from_slice(octets);
-                }
+    // SAFETY: see above.
+    let builder = unsafe { builder(qp) };
+    builder.begin_inlined();
+    for place in 0..count {
+        // SAFETY: the program passes as many stretches, each as long as it says.
+        unsafe {
+            let IbvDataBuf { addr, length } = *list.add(place);
+            if length > 0 {
+                let octets = std::slice::from_raw_parts(addr.cast::<u8>(), length);
+                builder.inlined.extend_from_slice(octets);
             }
-        });
+        }
     }
 }
