@@ -124,6 +124,15 @@ fn while_somebody_polls_the_thread_stands_back() {
 
 #[test]
 fn who_only_sends_for_a_while_is_not_replaced() {
+    // Who has no processor for a while is replaced, and on a busy machine that is often so.
+    let by_thread: Vec<_> = (0..10)
+        .map(|_| of_sends_between_polls_by_the_thread())
+        .take_while(|by_thread| *by_thread >= 25)
+        .collect();
+    assert!(by_thread.len() < 10, "{by_thread:?} of 50 by the thread");
+}
+
+fn of_sends_between_polls_by_the_thread() -> usize {
     let (reader, _told) = Reader::new();
     reader.poll_for(Duration::from_millis(50));
     let before = reader.by_thread.load(Ordering::SeqCst);
@@ -137,8 +146,7 @@ fn who_only_sends_for_a_while_is_not_replaced() {
         reader.poll_for(Duration::from_micros(100));
         reader.await_arrival(count);
     }
-    let by_thread = reader.by_thread.load(Ordering::SeqCst) - before;
-    assert!(by_thread < 25, "{by_thread} of 50 by the thread");
+    reader.by_thread.load(Ordering::SeqCst) - before
 }
 
 #[test]
@@ -201,17 +209,20 @@ fn a_machine_whose_calls_take_long_is_given_longer() {
 #[test]
 fn a_poll_that_takes_long_is_not_taken_over() {
     let (reader, _told) = Reader::new();
-    reader.poll_for(Duration::from_millis(50));
-    for _ in 0..20 {
-        let stayed_back = reader.watch.poll(|| {
-            reader.send();
+    // `None` where the thread did not stand back in the first place, or was about to end that when the poll began.
+    let stays_back = |_| {
+        reader.poll_for(Duration::from_millis(5));
+        let stays_back = reader.watch.poll(|| {
             thread::sleep(Duration::from_millis(5));
-            reader.watch.stands_back()
+            let began = reader.watch.stands_back();
+            reader.send();
+            thread::sleep(Duration::from_millis(20));
+            began.then(|| reader.watch.stands_back())
         });
-        assert_eq!(stayed_back, Some(true));
-        reader.poll_for(Duration::from_micros(500));
-    }
-    assert_eq!(reader.arrived(), 20);
+        stays_back.flatten()
+    };
+    let stayed_back: Vec<_> = (0..100).filter_map(stays_back).take(10).collect();
+    assert_eq!(stayed_back, [true; 10]);
 }
 
 #[test]
