@@ -173,16 +173,15 @@ impl Train {
     // Finds the run of a datagram that has just been written, or begins one, unless it shall be `coupled`: its number there.
     fn couple(&mut self, route: Route, length: usize, coupled: bool) -> Option<u16> {
         let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
-        let segments = self.segments;
         let fits = |run: &&mut Run| {
-            segments
-                && !run.is_closed
-                && (run.route, run.range) == (route, range)
+            run.range == range
                 && length <= run.segment
                 && run.count < MAX_SEGMENTS
                 && run.octets + length <= MAX_OCTETS
         };
-        if let Some(run) = self.runs.last_mut().filter(fits) {
+        if self.takes_more(route)
+            && let Some(run) = self.runs.last_mut().filter(fits)
+        {
             run.is_closed = length < run.segment;
             run.count += 1;
             run.octets += length;
