@@ -3,7 +3,8 @@
 //! 64 sockets share the port; a program in the kernel chooses one by the upper six bits of the destination QP number, or,
 //! where that is QP 1, of the communication id that a message of the connection manager is an answer to: so that it
 //! never lies with a process that is about to end. Every process has the descriptors of all, so that none of them
-//! vanishes with another process, and reads the one of the range of numbers that it leased. What else there is to agree on is agreed on by names that only one process can hold:
+//! vanishes with another process, and reads the one of the range of numbers that it leased. What else there is to agree
+//! on is agreed on by names that only one process can hold:
 //!
 //! | name, behind `polyverbs/udp/ADDRESS:PORT/` | means |
 //! | --- | --- |

@@ -2,10 +2,10 @@
 //!
 //! Sockets with data are read by one thread at a time, the one that has the *turn*. A poller takes it, reads, and gives it
 //! back; each time it moves the *epoch*. The watch's own thread sleeps in epoll while nobody polls. As soon as it sees
-//! that the epoch moved it stands back: data wakes it no more, and up to a millisecond later (four on a slow machine) it looks
-//! whether the epoch moved again, or a poller has the turn. So a poller pays for no thread switch, and one that went away
-//! without a word costs that time, or less where that happens again and again. One that is about to sleep says so with [`Watch::hand_back`],
-//! and costs none.
+//! that the epoch moved it stands back: data wakes it no more, and up to a millisecond later (four on a slow machine) it
+//! looks whether the epoch moved again, or a poller has the turn. So a poller pays for no thread switch, and one that
+//! went away without a word costs that time, or less where that happens again and again. One that is about to sleep says
+//! so with [`Watch::hand_back`], and costs none.
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
 
