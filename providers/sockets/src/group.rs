@@ -12,21 +12,24 @@
 //! | `range/1` … `range/63` | the lease of this range, and the inbox of its holder |
 //! | `service/ID` | connection requests for this service go to this inbox |
 //!
+//! What they send to one another goes through memory where both want that: [`Lease::put`] and [`Mailbox`].
+//!
 //! Range 0 is everybody's: other datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
 use crate::local::{Admission, DESCRIPTORS, Letter, LocalSocket, number};
 use crate::receive::ReceiveBatch;
+use crate::rings::{Mailbox, Put, Rings, Writer};
 use crate::sys;
-use crate::udp::{UdpOptions, UdpSocket};
+use crate::udp::{Transmit, UdpOptions, UdpSocket};
 
 mod handed;
 mod holder;
@@ -84,7 +87,15 @@ pub enum JoinError {
 #[derive(Debug)]
 struct PortGroup {
     options: GroupOptions,
+    shared: Shared,
+}
+
+/// What the processes on a port have in common.
+#[derive(Debug)]
+struct Shared {
     sockets: Box<[UdpSocket]>,
+    /// Not everywhere.
+    rings: Option<Arc<Rings>>,
 }
 
 /// A range of queue pair numbers of a port, and the socket that their datagrams arrive at. Ends when dropped, or with the
@@ -94,6 +105,8 @@ pub struct Lease {
     group: Arc<PortGroup>,
     range: QpnRange,
     inbox: LocalSocket,
+    /// Ends of rings, of each range that something was put down for.
+    writers: Box<[OnceLock<Option<Mutex<Writer>>>]>,
 }
 
 /// A service that this process answers connection requests for.
@@ -130,16 +143,16 @@ impl Lease {
         let system = |error| JoinError::System(address, error);
         let deadline = Instant::now() + options.patience;
         loop {
-            if let Some(sockets) = ask(&options).map_err(system)? {
-                return Self::of(PortGroup { options, sockets });
+            if let Some(shared) = ask(&options).map_err(system)? {
+                return Self::of(PortGroup { options, shared });
             }
             // Who makes the sockets keeps the name until it has a lease, and so an inbox that others find.
             if let Some(_making) = held(LocalSocket::named(&making(address))).map_err(system)? {
-                if let Some(sockets) = ask(&options).map_err(system)? {
-                    return Self::of(PortGroup { options, sockets });
+                if let Some(shared) = ask(&options).map_err(system)? {
+                    return Self::of(PortGroup { options, shared });
                 }
-                if let Some(sockets) = held(make(&options)).map_err(system)? {
-                    return Self::of(PortGroup { options, sockets });
+                if let Some(shared) = held(make(&options)).map_err(system)? {
+                    return Self::of(PortGroup { options, shared });
                 }
             }
             if Instant::now() >= deadline {
@@ -164,6 +177,7 @@ impl Lease {
                     group,
                     range,
                     inbox,
+                    writers: (0..RANGES).map(|_| OnceLock::new()).collect(),
                 };
                 lease.empty().map_err(system)?;
                 return Ok(lease);
@@ -195,12 +209,60 @@ impl Lease {
 
     /// The socket at which datagrams to the range arrive, and the strays of others that followed them.
     pub fn socket(&self) -> &UdpSocket {
-        &self.group.sockets[self.range.index()]
+        &self.group.shared.sockets[self.range.index()]
     }
 
     /// The socket of range 0, which all processes read: wait for it with `EPOLLEXCLUSIVE`.
     pub fn common(&self) -> &UdpSocket {
-        &self.group.sockets[0]
+        &self.group.shared.sockets[0]
+    }
+
+    /// What the other processes on the port, and this one, put down for the range from now on; `None` where the system
+    /// has no memory for that. One at a time.
+    pub fn mailbox(&self) -> Option<Mailbox> {
+        let rings = self.group.shared.rings.as_ref()?;
+        Some(Mailbox::new(Arc::clone(rings), self.address(), self.range))
+    }
+
+    /// Whether somebody on this port reads what is put down for a range.
+    pub fn is_read(&self, range: QpnRange) -> bool {
+        let rings = self.group.shared.rings.as_ref();
+        rings.is_some_and(|rings| rings.is_read(range))
+    }
+
+    /// Puts down what would be sent to a range of this port; `from` has the port that it would come from, and wakes the
+    /// reader where he sleeps.
+    pub fn put(&self, from: &UdpSocket, range: QpnRange, transmit: &Transmit<'_>) -> Put {
+        let Some(rings) = &self.group.shared.rings else {
+            return Put::Nobody;
+        };
+        let writer = self.writers[range.index()]
+            .get_or_init(|| Writer::new(rings, self.range, range).ok().map(Mutex::new));
+        let Some(writer) = writer else {
+            return Put::Nobody;
+        };
+        let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let put = writer.put(rings, from.local().port(), transmit);
+        drop(writer);
+        if let Put::Taken {
+            asleep: Some(sleep),
+        } = put
+        {
+            let call = call(range);
+            // Whoever has a full socket is not asleep. And who is killed in between has not said that he woke anybody.
+            if from
+                .send(&[Transmit::new(self.address(), &[call[..].into()])])
+                .is_ok()
+            {
+                rings.woken(range, sleep);
+            }
+        }
+        put
+    }
+
+    /// Whether a datagram says only that something was put down.
+    pub fn is_call(&self, datagram: &[u8]) -> bool {
+        datagram == call(self.range)
     }
 
     /// Reads the inbox: lets in who asks, and gives what others handed over to `take`. Call when it can be read, again
@@ -228,10 +290,12 @@ impl Lease {
 
     // Who is gone by now, or cannot be given so many, asks another or once more.
     fn let_in(&self, letter: &Letter) {
-        let sockets = self.group.sockets.iter().map(number);
+        let Shared { sockets, rings } = &self.group.shared;
+        let passed = sockets.iter().map(number);
+        let passed = passed.chain(rings.iter().map(|rings| number(&**rings)));
         let _ = self
             .inbox
-            .answer(letter, &[VERSION, DESCRIPTORS_PASSED], sockets);
+            .answer(letter, &[VERSION, DESCRIPTORS_PASSED], passed);
     }
 
     /// Hands a datagram to the holder of a range.
@@ -311,7 +375,7 @@ impl AsFd for Service {
 }
 
 // Asks everybody who may be there for the sockets; `None` if nobody gives any.
-fn ask(options: &GroupOptions) -> io::Result<Option<Box<[UdpSocket]>>> {
+fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     let asker = LocalSocket::anonymous()?;
     let mut asked = false;
     for range in QpnRange::leased_from(0) {
@@ -319,8 +383,8 @@ fn ask(options: &GroupOptions) -> io::Result<Option<Box<[UdpSocket]>>> {
         if asker.send(&name, &[[VERSION, JOIN][..].into()]).is_ok() {
             asked = true;
             // Nearly always the first one answers; the others are asked only where he is slow.
-            if let Some(sockets) = answer(&asker, options, HASTE)? {
-                return Ok(Some(sockets));
+            if let Some(shared) = answer(&asker, options, HASTE)? {
+                return Ok(Some(shared));
             }
         }
     }
@@ -335,31 +399,36 @@ fn answer(
     asker: &LocalSocket,
     options: &GroupOptions,
     time: Duration,
-) -> io::Result<Option<Box<[UdpSocket]>>> {
+) -> io::Result<Option<Shared>> {
     asker.wait(time)?;
     let mut octets = [0; 2];
     while let Some(letter) = asker.receive(&options.admission, &mut octets)? {
         let given = octets[..letter.length] == [VERSION, DESCRIPTORS_PASSED];
-        let sockets = given.then(|| accept(letter.descriptors, options));
-        if let Some(sockets) = sockets.flatten() {
-            return Ok(Some(sockets));
+        let shared = given.then(|| accept(letter.descriptors, options));
+        if let Some(shared) = shared.flatten() {
+            return Ok(Some(shared));
         }
     }
     Ok(None)
 }
 
 // All of them are what they should be, or none is taken.
-fn accept(descriptors: Vec<OwnedFd>, options: &GroupOptions) -> Option<Box<[UdpSocket]>> {
+fn accept(mut descriptors: Vec<OwnedFd>, options: &GroupOptions) -> Option<Shared> {
+    let rings = match descriptors.len().checked_sub(RANGES)? {
+        0 => None,
+        _ => Some(Arc::new(Rings::of(descriptors.pop()?)?)),
+    };
     let socket = |descriptor| {
         let socket = UdpSocket::of(descriptor, &options.udp).ok()?;
         (socket.local() == options.address && socket.is_udp()).then_some(socket)
     };
     let sockets: Option<Box<[_]>> = descriptors.into_iter().map(socket).collect();
-    sockets.filter(|sockets| sockets.len() == RANGES)
+    let sockets = sockets.filter(|sockets| sockets.len() == RANGES)?;
+    Some(Shared { sockets, rings })
 }
 
 // Makes the sockets, and has the kernel steer to them.
-fn make(options: &GroupOptions) -> io::Result<Box<[UdpSocket]>> {
+fn make(options: &GroupOptions) -> io::Result<Shared> {
     let address = options.address;
     // A socket that shares could be added to a group that is there; one that does not cannot be bound then.
     drop(UdpSocket::bind(address, &options.udp)?);
@@ -371,7 +440,17 @@ fn make(options: &GroupOptions) -> io::Result<Box<[UdpSocket]>> {
         }
         sockets.push(socket);
     }
-    Ok(sockets.into())
+    Ok(Shared {
+        sockets: sockets.into(),
+        rings: Rings::new().ok().map(Arc::new),
+    })
+}
+
+// No datagram of RoCEv2 is as short. It goes where those of the range go.
+fn call(range: QpnRange) -> [u8; 8] {
+    let mut octets = [0xff; 8];
+    octets[4..].copy_from_slice(&range.first().to_be_bytes());
+    octets
 }
 
 // Somebody else's name or port is no error, but the reason to do something else.
@@ -456,10 +535,10 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
     }
 }
 
-const _: () = assert!(RANGES == DESCRIPTORS);
+const _: () = assert!(RANGES + 1 == DESCRIPTORS);
 
 /// Of the messages between processes.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;

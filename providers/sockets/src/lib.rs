@@ -14,9 +14,11 @@ pub mod flows;
 pub mod group;
 mod interface;
 mod local;
+mod memory;
 pub mod multicast;
 pub mod piece;
 pub mod receive;
+mod rings;
 mod sys;
 pub mod tcp;
 pub mod udp;
@@ -29,6 +31,7 @@ pub use local::Admission;
 pub use multicast::Membership;
 pub use piece::Piece;
 pub use receive::{Message, ReceiveBatch};
+pub use rings::{Mailbox, Put};
 pub use tcp::{
     Connection, Ends, Passed, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap,
     Way,

@@ -152,7 +152,7 @@ impl AsFd for LocalSocket {
 }
 
 /// The most descriptors that an answer has.
-pub(crate) const DESCRIPTORS: usize = 64;
+pub(crate) const DESCRIPTORS: usize = 65;
 
 /// The number of a descriptor, for [`LocalSocket::answer`].
 pub(crate) fn number(descriptor: &impl AsFd) -> i32 {

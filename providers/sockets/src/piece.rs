@@ -58,11 +58,15 @@ impl<'a> Piece<'a> {
     pub fn copy_to(&self, target: &mut Vec<u8>) {
         let start = target.len();
         target.resize(start + self.len(), 0);
-        if !self.is_empty() {
-            // SAFETY: the memory stays mapped for `'a`, is read only, and through the copy that bears writers.
-            let span = unsafe { Span::new(self.vector.iov_base.cast(), self.len()) };
+        if let Some(span) = self.span() {
             span.read(&mut target[start..]);
         }
+    }
+
+    /// The octets, to be copied; `None` if there are none.
+    pub(crate) fn span(&self) -> Option<Span<'a>> {
+        // SAFETY: the memory stays mapped for `'a`, is read only, and through the copy that bears writers.
+        (!self.is_empty()).then(|| unsafe { Span::new(self.vector.iov_base.cast(), self.len()) })
     }
 }
 

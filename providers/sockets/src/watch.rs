@@ -30,6 +30,15 @@ pub trait Duty: Send + Sync {
 
     /// The rare source of this token has something: takes it. Called by the watch's thread, whoever has the turn.
     fn attend(&self, token: u64);
+
+    /// The thread is about to sleep: what comes in by other ways than a descriptor wakes it by one from now on. Answers
+    /// whether something of that kind has come already.
+    fn sleep(&self) -> bool {
+        false
+    }
+
+    /// The thread sleeps no more.
+    fn wake(&self) {}
 }
 
 /// What is watched, and how.
@@ -302,7 +311,8 @@ impl Watch {
             };
             if has_poller {
                 // What lies there while a poller reads is no proof that nobody does.
-                patience.learn(!self.is_polled() && self.has_data());
+                let has_some = |duty: Arc<dyn Duty>| self.has_data() || duty.sleep();
+                patience.learn(!self.is_polled() && duty.upgrade().is_some_and(has_some));
             }
             if let Some(duty) = duty.upgrade() {
                 self.visit(|| guarded(|| duty.progress()));
@@ -380,10 +390,15 @@ impl Watch {
             let flags = EventFlags::IN | EventFlags::ONESHOT;
             epoll::modify(&self.outer, &self.data, DATA, flags).ok()?;
         }
+        let has_some = with_data && duty.upgrade().is_some_and(|duty| duty.sleep());
+        let time = if has_some { Some(Duration::ZERO) } else { time };
         let mut events = [NO_EVENT; AT_ONCE];
         let count = wait(&self.outer, &mut events, time).ok()?;
         let duty = duty.upgrade().filter(|_| !self.is_over())?;
-        let mut round = Round { data: false };
+        if with_data {
+            duty.wake();
+        }
+        let mut round = Round { data: has_some };
         for event in &events[..count] {
             match event.data.u64() {
                 DATA_TOKEN => round.data = true,

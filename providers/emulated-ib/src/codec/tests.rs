@@ -25,6 +25,7 @@ fn envelope(v6: bool, identification: u16) -> Envelope {
 
 fn arrival(envelope: &Envelope, segment: u16) -> Arrival {
     Arrival {
+        is_sealed: true,
         from: envelope.from,
         to: envelope.to,
         traffic_class: 0,

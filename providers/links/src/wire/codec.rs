@@ -34,6 +34,8 @@ pub struct Arrival {
     /// Number of the datagram among those that the kernel has joined. The identification is this one more than that of
     /// the first among them, which is not known and mostly 0.
     pub segment: u16,
+    /// It has a trailer to check: what came through memory has room for one only.
+    pub is_sealed: bool,
 }
 
 /// How a frame wants to be carried.

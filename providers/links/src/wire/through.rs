@@ -85,6 +85,7 @@ impl<C: DatagramCodec> Deliver<C::Header> for Onward<'_, C> {
             tap.datagram(Stage::Arrived, &envelope, traffic_class, &octets);
         }
         let arrival = Arrival {
+            is_sealed: true,
             from: envelope.from,
             to: envelope.to,
             traffic_class,

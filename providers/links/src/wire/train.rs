@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use arrayvec::ArrayVec;
 use polyverbs_sockets::udp::{MAX_OCTETS, MAX_SEGMENTS};
-use polyverbs_sockets::{Piece, QpnRange, SendError, Transmit, UdpSocket};
+use polyverbs_sockets::{Piece, Put, QpnRange, SendError, Transmit, UdpSocket};
 
 use super::codec::Manner;
 
@@ -34,12 +34,14 @@ pub(super) struct Car<'t> {
     pub(super) to: SocketAddr,
     /// Its number within the call that it leaves with.
     pub(super) segment: u16,
+    /// It does not leave by a socket.
+    pub(super) by_memory: bool,
 }
 
 /// Datagrams in the order in which they leave, in memory of their own.
 ///
 /// Neighbours that the kernel may cut out of one call form a *run*: one destination, one manner, one range of queue pair
-/// numbers, one length, where only the last may be shorter.
+/// numbers, one length, where only the last may be shorter. What leaves by memory is one record for each run.
 pub(super) struct Train {
     arena: Box<[u8]>,
     used: usize,
@@ -62,6 +64,7 @@ struct Span {
 struct Run {
     route: Route,
     range: QpnRange,
+    by_memory: bool,
     /// Octets of each datagram but the last.
     segment: usize,
     octets: usize,
@@ -92,8 +95,12 @@ impl Run {
 /// What became of a train.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Departed {
-    /// Datagrams that left.
+    /// Datagrams that left by the socket.
     pub(super) sent: usize,
+    /// Datagrams that left by memory.
+    pub(super) by_memory: usize,
+    /// Datagrams that would have left by memory: their reader does not keep up, or is gone.
+    pub(super) overrun: usize,
     /// Datagrams that could not leave at all.
     pub(super) refused: usize,
     /// Some did not leave because the path does not carry their length.
@@ -121,13 +128,14 @@ impl Train {
     }
 
     /// Appends a datagram of at most `most` octets. `write` fills it and answers where its payload ends and how long it
-    /// is, `None` for nothing after all; `seal` finishes it. `false` where there is no room, or, of one that shall leave
-    /// `coupled`, where it fits no run.
+    /// is, `None` for nothing after all; `by_memory` tells whether it leaves so, by its range; `seal` finishes it. `false`
+    /// where there is no room, or, of one that shall leave `coupled`, where it fits no run.
     pub(super) fn append(
         &mut self,
         route: Route,
         most: usize,
         coupled: bool,
+        by_memory: impl FnOnce(QpnRange) -> bool,
         write: impl FnOnce(&mut [u8]) -> Option<(usize, usize)>,
         seal: impl FnOnce(Car<'_>),
     ) -> bool {
@@ -144,7 +152,9 @@ impl Train {
         let Some((payload_end, length)) = write(room) else {
             return true;
         };
-        let Some(segment) = self.couple(route, length, coupled) else {
+        let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
+        let by_memory = by_memory(range);
+        let Some(segment) = self.couple(route, range, by_memory, length, coupled) else {
             return false;
         };
         let octets = &mut self.arena[self.used..self.used + length];
@@ -153,6 +163,7 @@ impl Train {
             payload_end,
             to: route.to,
             segment,
+            by_memory,
         });
         // An arena has less than 4 GiB, a datagram less than 64 KiB.
         self.cars.push(Span {
@@ -166,15 +177,21 @@ impl Train {
 
     // Whether a datagram that goes there, and is no longer than the last one, may be cut off behind it.
     fn takes_more(&self, route: Route) -> bool {
-        let run = self.runs.last();
-        self.segments && run.is_some_and(|run| !run.is_closed && run.route == route)
+        let fits = |run: &Run| !run.is_closed && run.route == route;
+        (self.runs.last()).is_some_and(|run| (self.segments || run.by_memory) && fits(run))
     }
 
     // Finds the run of a datagram that has just been written, or begins one, unless it shall be `coupled`: its number there.
-    fn couple(&mut self, route: Route, length: usize, coupled: bool) -> Option<u16> {
-        let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
+    fn couple(
+        &mut self,
+        route: Route,
+        range: QpnRange,
+        by_memory: bool,
+        length: usize,
+        coupled: bool,
+    ) -> Option<u16> {
         let fits = |run: &&mut Run| {
-            run.range == range
+            (run.range, run.by_memory) == (range, by_memory)
                 && length <= run.segment
                 && run.count < MAX_SEGMENTS
                 && run.octets + length <= MAX_OCTETS
@@ -193,6 +210,7 @@ impl Train {
         self.runs.push(Run {
             route,
             range,
+            by_memory,
             segment: length,
             octets: length,
             first: self.cars.len(),
@@ -203,11 +221,24 @@ impl Train {
         Some(0)
     }
 
-    /// Sends as much as leaves. Where the kernel turns out not to cut, `seal` is called again for what it had been asked
-    /// to.
-    pub(super) fn depart(&mut self, socket: &UdpSocket, seal: impl Fn(Car<'_>)) -> Departed {
+    /// Sends as much as leaves, by `socket` or with `put`. Where the kernel turns out not to cut, `seal` is called again for
+    /// what it had been asked to.
+    pub(super) fn depart(
+        &mut self,
+        socket: &UdpSocket,
+        put: impl Fn(QpnRange, &Transmit<'_>) -> Put,
+        seal: impl Fn(Car<'_>),
+    ) -> Departed {
         let mut departed = Departed::default();
-        while self.left < self.runs.len() {
+        while let Some(run) = self.runs.get(self.left) {
+            if run.by_memory {
+                match put(run.range, &run.transmit(&[self.piece(run)])) {
+                    Put::Taken { .. } => departed.by_memory += run.count,
+                    _ => departed.overrun += run.count,
+                }
+                self.left += 1;
+                continue;
+            }
             match self.send(socket) {
                 Ok(runs) => {
                     departed.sent += self.datagrams(self.left..self.left + runs);
@@ -234,6 +265,8 @@ impl Train {
 
     fn send(&self, socket: &UdpSocket) -> Result<usize, SendError> {
         let runs = &self.runs[self.left..];
+        let by_socket = runs.iter().take_while(|run| !run.by_memory).count();
+        let runs = &runs[..by_socket];
         // Mostly there is one, and room for many need not be laid out.
         if let [run] = runs {
             return socket.send(&[run.transmit(&[self.piece(run)])]);
@@ -256,6 +289,10 @@ impl Train {
         self.segments = false;
         let coupled = self.runs.split_off(self.left);
         for run in coupled {
+            if run.by_memory {
+                self.runs.push(run);
+                continue;
+            }
             for index in run.first..run.first + run.count {
                 let car = self.cars[index];
                 let (start, length) = (car.start as usize, usize::from(car.length));
@@ -264,6 +301,7 @@ impl Train {
                     payload_end: car.payload_end.into(),
                     to: run.route.to,
                     segment: 0,
+                    by_memory: false,
                 });
                 self.runs.push(Run {
                     segment: length,
@@ -320,7 +358,11 @@ mod tests {
             }
             Some((length, length))
         };
-        train.append(route, length, false, write, number)
+        train.append(route, length, false, |_| false, write, number)
+    }
+
+    fn nobody(_: QpnRange, _: &Transmit<'_>) -> Put {
+        Put::Nobody
     }
 
     fn number(car: Car<'_>) {
@@ -347,7 +389,7 @@ mod tests {
         for length in [116, 100, 100, 100, 40, 116, 100] {
             assert!(append(&mut train, route(&to, 0), 7, length));
         }
-        let departed = train.depart(&from, number);
+        let departed = train.depart(&from, nobody, number);
         assert_eq!((departed.sent, departed.refused), (7, 0));
         assert!(train.is_empty());
         let expected = [
@@ -377,7 +419,7 @@ mod tests {
         ] {
             append(&mut train, route, qpn, 64);
         }
-        assert_eq!(train.depart(&from, number).sent, 6);
+        assert_eq!(train.depart(&from, nobody, number).sent, 6);
         assert_eq!(numbers(&to), [(64, 0), (64, 1), (64, 0), (64, 0), (64, 0)]);
         assert_eq!(numbers(&other), [(64, 0)]);
     }
@@ -390,7 +432,7 @@ mod tests {
             for _ in 0..most + 1 {
                 append(&mut train, route(&to, 0), 7, length);
             }
-            assert_eq!(train.depart(&from, number).sent, most + 1);
+            assert_eq!(train.depart(&from, nobody, number).sent, most + 1);
             let last: Vec<_> = numbers(&to).iter().map(|(_, number)| *number).collect();
             assert_eq!(last[most - 1..], [(most - 1) as u8, 0]);
         }
@@ -403,7 +445,7 @@ mod tests {
         for _ in 0..40 {
             append(&mut train, route(&to, 0), 7, 100);
         }
-        assert_eq!(train.depart(&from, number).sent, 40);
+        assert_eq!(train.depart(&from, nobody, number).sent, 40);
         assert!(numbers(&to).iter().all(|found| *found == (100, 0)));
     }
 
@@ -421,7 +463,7 @@ mod tests {
         });
         assert_eq!(sealed.into_inner(), 5);
         append(&mut train, route(&to, 0), 7, 100);
-        assert_eq!(train.depart(&socket(Offload::NONE), number).sent, 6);
+        assert_eq!(train.depart(&socket(Offload::NONE), nobody, number).sent, 6);
         let found: Vec<_> = numbers(&to).iter().map(|(length, _)| *length).collect();
         assert_eq!(found, [100, 100, 100, 60, 100, 100]);
     }
@@ -438,7 +480,7 @@ mod tests {
         append(&mut train, nowhere, 7, 100);
         append(&mut train, route(&to, 0), 7, 65_508);
         append(&mut train, route(&to, 0), 7, 50);
-        let departed = train.depart(&from, number);
+        let departed = train.depart(&from, nobody, number);
         assert_eq!((departed.sent, departed.refused), (2, 2));
         assert!(departed.too_long && !departed.full);
         assert_eq!(numbers(&to), [(100, 0), (50, 0)]);

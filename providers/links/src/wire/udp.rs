@@ -18,8 +18,8 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{
-    Duty, FlowSockets, HandError, Handed, LastWords, Lease, Membership, QpnRange, ReceiveBatch,
-    Service, Source, UdpOptions, UdpSocket, Watch, at_exit, interface_mtu,
+    Duty, FlowSockets, HandError, Handed, LastWords, Lease, Mailbox, Membership, Message, QpnRange,
+    ReceiveBatch, Service, Source, UdpOptions, UdpSocket, Watch, at_exit, interface_mtu,
 };
 use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 
@@ -39,17 +39,21 @@ pub struct UdpLinkOptions {
     pub flows: usize,
     /// Of the sockets that send.
     pub udp: UdpOptions,
+    /// What this process and others at the same address send to one another goes through memory that they share, where
+    /// both want that: no kernel, no checksum. Not with a tap, which shows what is on a wire.
+    pub memory: bool,
     /// Is told of every datagram.
     pub tap: Option<Arc<dyn OctetTap>>,
 }
 
 impl Default for UdpLinkOptions {
-    /// What the interface carries, four source ports, every offload, no tap.
+    /// What the interface carries, four source ports, every offload, memory, no tap.
     fn default() -> Self {
         Self {
             max_frame: None,
             flows: 4,
             udp: UdpOptions::default(),
+            memory: true,
             tap: None,
         }
     }
@@ -80,11 +84,13 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Sent.
+    /// Sent by sockets.
     sent,
+    /// Sent by memory.
+    by_memory,
     /// Of frames without a form on this wire, or for an address that is none of an IP network of this family.
     formless,
-    /// Lost because the socket was full for long.
+    /// Lost because the socket was full for long, or because who reads from memory did not keep up.
     overrun,
     /// Refused by the system, for want of a way to the destination.
     unreachable,
@@ -115,7 +121,8 @@ pub struct UdpLink<C: DatagramCodec> {
     max_frame: Mtu,
     room: usize,
     tap: Option<Arc<dyn OctetTap>>,
-    inbound: Mutex<ReceiveBatch>,
+    inbound: Mutex<Inbound>,
+    by_memory: bool,
     /// What came in by another way than the own socket, and whether anything did.
     aside: Mutex<Aside>,
     has_aside: AtomicBool,
@@ -169,6 +176,15 @@ impl Lanes {
     }
 }
 
+/// What the own range gets.
+struct Inbound {
+    batch: ReceiveBatch,
+    mailbox: Option<Mailbox>,
+    looks: u32,
+    /// Looks since something was in memory.
+    idle: u32,
+}
+
 struct Aside {
     queue: VecDeque<(Arrival, Vec<u8>)>,
     batch: ReceiveBatch,
@@ -199,7 +215,13 @@ impl<C: DatagramCodec> UdpLink<C> {
         watch.add(lease.socket(), DATA, Source::Data)?;
         watch.add(lease.common(), COMMON, Source::Shared)?;
         watch.add(&lease, INBOX, Source::Rare)?;
-        let inbound = receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD);
+        let by_memory = options.memory && options.tap.is_none();
+        let inbound = Inbound {
+            batch: receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD),
+            mailbox: by_memory.then(|| lease.mailbox()).flatten(),
+            looks: 0,
+            idle: IDLE,
+        };
         Ok(Arc::new(Self {
             flows: FlowSockets::new(local, flows, options.udp),
             lanes: lanes.collect(),
@@ -209,6 +231,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
             inbound: Mutex::new(inbound),
+            by_memory,
             aside: Mutex::new(Aside {
                 queue: VecDeque::new(),
                 batch: ReceiveBatch::new(4, 65_535),
@@ -330,8 +353,11 @@ impl<C: DatagramCodec> UdpLink<C> {
             frame.payload.read(payload);
             (laid.length <= room.len()).then_some((laid.payload + length, laid.length))
         };
-        let seal = |car: Car<'_>| {
-            self.seal(from, car.payload_end, car.to, car.segment, car.octets);
+        // What is damaged is so by its checksum.
+        let local = self.by_memory && !frame.damaged && route.to == self.lease.address();
+        let by_memory = |range| local && range != QpnRange::COMMON && self.lease.is_read(range);
+        let seal = |mut car: Car<'_>| {
+            self.seal(from, &mut car);
             let envelope = envelope(from, car.to, car.segment);
             if let Some(tap) = &self.tap {
                 let class = route.traffic_class;
@@ -347,6 +373,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             route,
             length + C::OVERHEAD,
             coupled,
+            by_memory,
             |room| {
                 let written = write(room);
                 formless = written.is_none();
@@ -359,16 +386,12 @@ impl<C: DatagramCodec> UdpLink<C> {
         taken
     }
 
-    fn seal(
-        &self,
-        from: SocketAddr,
-        payload_end: usize,
-        to: SocketAddr,
-        segment: u16,
-        octets: &mut [u8],
-    ) {
-        self.codec
-            .seal(&envelope(from, to, segment), payload_end, octets);
+    fn seal(&self, from: SocketAddr, car: &mut Car<'_>) {
+        if car.by_memory {
+            return car.octets[car.payload_end..].fill(0);
+        }
+        let envelope = envelope(from, car.to, car.segment);
+        self.codec.seal(&envelope, car.payload_end, car.octets);
     }
 
     // Notes that a frame leaves behind what comes next; `false` where there is no room.
@@ -438,9 +461,11 @@ impl<C: DatagramCodec> UdpLink<C> {
         // Before looking: what comes meanwhile is seen here or says so again.
         self.waiting.remove(flow);
         loop {
-            let seal =
-                |car: Car<'_>| self.seal(from, car.payload_end, car.to, car.segment, car.octets);
-            let departed = leaving.depart(socket, seal);
+            let departed = leaving.depart(
+                socket,
+                |range, transmit| self.lease.put(socket, range, transmit),
+                |mut car| self.seal(from, &mut car),
+            );
             self.note(departed);
             self.watch_room(lane, socket, departed.full);
             if departed.full {
@@ -476,6 +501,8 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     fn note(&self, departed: Departed) {
         self.count(|counters| &counters.sent, departed.sent);
+        self.count(|counters| &counters.by_memory, departed.by_memory);
+        self.count(|counters| &counters.overrun, departed.overrun);
         if departed.too_long {
             self.count(|counters| &counters.too_long, departed.refused);
         } else {
@@ -491,7 +518,6 @@ impl<C: DatagramCodec> UdpLink<C> {
         batch: &mut ReceiveBatch,
         take: &mut dyn FnMut(Arrival, &[u8]),
     ) {
-        let port = self.lease.address().port();
         for _ in 0..ROUNDS {
             // A socket that fails gives nothing; what is wrong with it will be told when something is sent.
             if receive(batch).unwrap_or(0) == 0 {
@@ -499,21 +525,32 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
             self.count(|counters| &counters.malformed, batch.truncated());
             for message in batch.messages() {
-                let to = message.to.unwrap_or(self.lease.address().ip());
-                for (segment, datagram) in message.datagrams().enumerate() {
-                    let arrival = Arrival {
-                        from: message.from,
-                        to: SocketAddr::new(to, port),
-                        traffic_class: message.traffic_class,
-                        segment: segment as u16,
-                    };
-                    take(arrival, datagram);
-                }
+                self.take_apart(&message, true, take);
             }
             // Whoever waits for one message is not kept waiting for a look at an empty socket.
             if !batch.is_full() {
                 return;
             }
+        }
+    }
+
+    fn take_apart(
+        &self,
+        message: &Message<'_>,
+        is_sealed: bool,
+        take: &mut dyn FnMut(Arrival, &[u8]),
+    ) {
+        let local = self.lease.address();
+        let to = SocketAddr::new(message.to.unwrap_or(local.ip()), local.port());
+        for (segment, datagram) in message.datagrams().enumerate() {
+            let arrival = Arrival {
+                from: message.from,
+                to,
+                traffic_class: message.traffic_class,
+                segment: segment as u16,
+                is_sealed,
+            };
+            take(arrival, datagram);
         }
     }
 
@@ -647,6 +684,7 @@ impl<C: DatagramCodec> UdpLink<C> {
                 to: SocketAddr::new(handed.to, port),
                 traffic_class: handed.traffic_class,
                 segment: handed.segment.into(),
+                is_sealed: true,
             };
             self.keep(arrival, handed.octets, queue);
         };
@@ -718,13 +756,21 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = self.deliver_aside(now, network);
-        let mut batch = lock(&self.inbound);
+        let mut inbound = lock(&self.inbound);
+        let Inbound {
+            batch,
+            mailbox,
+            looks,
+            idle,
+        } = &mut *inbound;
         let own = self.lease.range();
         let mut take = |arrival: Arrival, datagram: &[u8]| {
             let range = QpnRange::of_datagram(datagram);
             if range == own {
-                self.deliver(&arrival, datagram, now, network);
-                delivered = true;
+                if !self.lease.is_call(datagram) {
+                    self.deliver(&arrival, datagram, now, network);
+                    delivered = true;
+                }
             } else if range == QpnRange::COMMON {
                 // The kernel has joined it to one that was for this process, as the two below.
                 self.sort(arrival, datagram, &mut lock(&self.aside).queue);
@@ -732,11 +778,14 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 self.hand_on(range, &arrival, datagram);
             }
         };
-        self.read(
-            |batch| self.lease.socket().receive(batch),
-            &mut batch,
-            &mut take,
-        );
+        let put = mailbox.as_mut().map_or(0, |mailbox| {
+            mailbox.receive(&mut |message| self.take_apart(message, false, &mut take))
+        });
+        *looks = looks.wrapping_add(1);
+        *idle = if put > 0 { 0 } else { idle.saturating_add(1) };
+        if *idle >= IDLE || looks.is_multiple_of(EVERY) {
+            self.read(|batch| self.lease.socket().receive(batch), batch, &mut take);
+        }
         if self.has_groups.load(Ordering::Acquire) {
             let groups = Arc::clone(&lock(&self.groups));
             for member in groups.values() {
@@ -744,11 +793,11 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                     self.deliver(&arrival, datagram, now, network);
                     delivered = true;
                 };
-                self.read(|batch| member.receive(batch), &mut batch, &mut take);
+                self.read(|batch| member.receive(batch), batch, &mut take);
             }
         }
         // Whoever hears of these may look for more.
-        drop(batch);
+        drop(inbound);
         delivered | self.deliver_aside(now, network)
     }
 
@@ -826,6 +875,17 @@ impl<C: DatagramCodec> Duty for Watched<C> {
         self.link.attend(token);
         self.progress();
     }
+
+    fn sleep(&self) -> bool {
+        let mailbox = &mut lock(&self.link.inbound).mailbox;
+        mailbox.as_mut().is_some_and(Mailbox::sleep)
+    }
+
+    fn wake(&self) {
+        if let Some(mailbox) = &lock(&self.link.inbound).mailbox {
+            mailbox.wake();
+        }
+    }
 }
 
 impl<C: DatagramCodec> Drop for Watched<C> {
@@ -883,6 +943,10 @@ const ROOM: u64 = 5;
 const TRAIN: usize = 512 << 10;
 /// Frames of a lane that may wait for what comes next.
 const BEHIND: usize = 32;
+/// After so many looks that found nothing in memory each reads the socket again, and until then every so many: a look at
+/// memory is next to nothing beside one at the socket.
+const IDLE: u32 = 1024;
+const EVERY: u32 = 16;
 /// Calls that one turn of reading makes at most, so that answers leave in between.
 const ROUNDS: usize = 8;
 /// How long a process that does not keep up is waited for, with pauses between.

@@ -17,6 +17,11 @@ impl QpnRange {
     /// Bits of a communication id that do not tell its range.
     pub const COMMUNICATION_SHIFT: u32 = 26;
 
+    /// The range with this number.
+    pub(crate) fn of_index(index: usize) -> Option<Self> {
+        (index < RANGES).then_some(Self(index as u8))
+    }
+
     /// The range that a number falls into.
     pub const fn of_qpn(qpn: u32) -> Self {
         Self((qpn >> Self::SHIFT & 0x3f) as u8)

@@ -217,7 +217,7 @@ fn descriptors_of_something_else_are_not_taken() {
             .unwrap(),
     ];
     let right = || {
-        let sockets = lease.group.sockets.iter();
+        let sockets = lease.group.shared.sockets.iter();
         sockets.map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
     };
     assert!(accept(right().collect(), &options).is_some());
