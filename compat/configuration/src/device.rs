@@ -146,6 +146,10 @@ pub struct Device {
     /// nothing is sent.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub wire: bool,
+    /// Whether what processes of this machine send to one another goes through memory that they share; otherwise all of it
+    /// goes over sockets, where it can be watched.
+    #[serde(skip_serializing_if = "Clone::clone")]
+    pub shared_memory: bool,
     /// Whether it asks for checksums, of iWARP. A peer that wants them has them in any case.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub crc: bool,
@@ -171,6 +175,7 @@ impl Default for Device {
             transport: TransportName::default(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             wire: true,
+            shared_memory: true,
             crc: true,
             speaks_first: false,
             link_layer: None,
@@ -267,7 +272,7 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Reads `name=…,transport=…,address=…,wire=no,crc=no,speaks-first=yes`, with limits by their names.
+    /// Reads `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes`, with limits by their names.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();
         for clause in text.split(',').map(str::trim) {
@@ -284,6 +289,7 @@ impl FromStr for Device {
                         .map_err(|_| format!("{value} is no IP address"))?;
                 }
                 "wire" => device.wire = yes_or_no(key, value)?,
+                "shared-memory" => device.shared_memory = yes_or_no(key, value)?,
                 "crc" => device.crc = yes_or_no(key, value)?,
                 "speaks-first" => device.speaks_first = yes_or_no(key, value)?,
                 "link-layer" => device.link_layer = Some(value.parse()?),
@@ -294,7 +300,7 @@ impl FromStr for Device {
                 limit => {
                     let name = limit.parse::<LimitName>().map_err(|_| {
                         format!(
-                            "{limit} is none of name, transport, address, wire, crc, speaks-first, link-layer, fault, and no limit"
+                            "{limit} is none of name, transport, address, wire, shared-memory, crc, speaks-first, link-layer, fault, and no limit"
                         )
                     })?;
                     let number = value.parse();

@@ -35,6 +35,7 @@ limits = { max_qp = 16, max_cqe = 100 }
 [[device]]
 transport = "iwarp"
 wire = false
+shared-memory = false
 crc = false
 speaks-first = true
 "#;
@@ -53,6 +54,7 @@ speaks-first = true
     assert!(second.address.is_loopback());
     assert!(first.wire && !second.wire && first.crc && !second.crc);
     assert!(!first.speaks_first && second.speaks_first);
+    assert!(first.shared_memory && !second.shared_memory);
     let written = read.to_text().unwrap();
     assert_eq!(Configuration::parse(&written), Ok(read), "{written}");
 }

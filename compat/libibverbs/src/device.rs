@@ -147,6 +147,7 @@ impl ListedDevice {
             tap: setup::tap(),
             without_crc: !known.crc,
             speaks_first: known.speaks_first,
+            without_shared_memory: !known.shared_memory,
             ..EmulatedOptions::default()
         };
         let kind = match known.transport {

@@ -67,6 +67,7 @@ impl EmulatedKind for EmulatedIb {
                 faults: (!options.faults.is_none()).then_some(faults),
                 ..WireOptions::new(at)
             };
+            wire.link.memory = !options.without_shared_memory;
             wire.link.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);
             return Ok(OnWire::new(driver, wire, engine_options)?.device);
         }

@@ -24,7 +24,8 @@ pub struct WireOptions {
     pub group: GroupOptions,
     /// Of the sockets, and the largest path MTU.
     pub link: UdpLinkOptions,
-    /// What happens to frames before they are sent; none without any.
+    /// What happens to frames before they are sent; none without any. With faults everything leaves by sockets, for a wire
+    /// is what they are about.
     pub faults: Option<DatagramOptions>,
 }
 
@@ -62,7 +63,10 @@ impl OnWire {
         let failed = |error: &dyn std::fmt::Display| EmulatedError::Wire(error.to_string());
         let lease = Lease::join(wire.group).map_err(|error| failed(&error))?;
         let (address, range) = (lease.address(), lease.range());
-        let link = UdpLink::new(lease, RoceV2::new(), wire.link).map_err(|error| failed(&error))?;
+        let mut link_options = wire.link;
+        link_options.memory &= wire.faults.is_none();
+        let link =
+            UdpLink::new(lease, RoceV2::new(), link_options).map_err(|error| failed(&error))?;
         let watched = Arc::new(WatchedLink::new(Arc::clone(&link)));
         let carries = match wire.faults {
             None => Arc::clone(&watched) as SharedLink<Header>,

@@ -31,6 +31,8 @@ pub struct EmulatedOptions {
     pub without_crc: bool,
     /// Over streams, where it is asked for a connection, it sends before its peer has, which may wait for that: Linux's siw.
     pub speaks_first: bool,
+    /// What it and other devices of this machine send to one another leaves by sockets as well, not through memory.
+    pub without_shared_memory: bool,
     /// Features that it does not claim although it could.
     pub without: Features,
     /// Numbers that are to be no larger than this, whatever it could do.

@@ -27,7 +27,8 @@ use crate::output::complain;
 #[derive(clap::Args)]
 #[command(after_help = "\
 A DEVICE is the name of one that there would be, or a new one: name=…,transport=roce|iwarp,address=…,
-wire=no (queue pairs of one process only),crc=no (iWARP without checksums),
+wire=no (queue pairs of one process only),shared-memory=no (sockets between processes of this machine too),
+crc=no (iWARP without checksums),
 speaks-first=yes (iWARP servers that speak first, to clients with Linux's siw),link-layer=ethernet|infiniband,fault=…, and limits
 by their names (max_qp=16).
 What is not said is taken as name=ib0, ib1 …, transport=roce, address=127.0.0.1. Where there is a --device, the program sees those that are named, in that order.

@@ -74,7 +74,7 @@ impl DatagramCodec for Toy {
                 service: head[8],
             },
             payload,
-            damaged: sum(&envelope, covered) != *found,
+            damaged: arrival.is_sealed && sum(&envelope, covered) != *found,
         })
     }
 
@@ -210,7 +210,11 @@ fn frames_arrive_as_they_were_sent() {
         }
         let numbers: Vec<_> = frames.iter().map(|frame| frame.header.number).collect();
         assert_eq!(numbers, [0, 1, 2, 3]);
-        assert_eq!((one.counts().sent, to.counts().delivered), (4, 4));
+        let counts = one.counts();
+        assert_eq!(
+            (counts.sent + counts.by_memory, to.counts().delivered),
+            (4, 4)
+        );
     }
 }
 
@@ -330,7 +334,7 @@ fn what_cannot_be_said_or_sent_is_counted() {
     assert_eq!(all(&one, 1)[0].header.number, 2);
     let counts = one.counts();
     assert_eq!(
-        (counts.formless, counts.unreachable, counts.sent),
+        (counts.formless, counts.unreachable, counts.by_memory),
         (3, 1, 1)
     );
 }
@@ -363,6 +367,99 @@ fn while_nobody_polls_the_watch_delivers() {
         one.flush();
         sink.await_frames(number as usize + 1);
     }
+}
+
+#[test]
+fn at_one_address_frames_go_through_memory_and_without_a_checksum() {
+    let (one, other) = (link("127.0.3.165", 47_080), link("127.0.3.165", 47_080));
+    let payload: Vec<u8> = (0..4096).map(|at| at as u8).collect();
+    for (from, to) in [(&one, &other), (&other, &one), (&one, &one)] {
+        for number in 0..100 {
+            from.send(
+                frame(from, to, number, &payload[..number as usize * 40]),
+                NOW,
+            );
+        }
+        from.flush();
+        let frames = all(to, 100);
+        for (number, frame) in frames.iter().enumerate() {
+            assert_eq!(frame.header.number as usize, number);
+            assert_eq!(frame.payload, payload[..number * 40]);
+            assert!(!frame.damaged);
+        }
+    }
+    assert_eq!((one.counts().sent, one.counts().by_memory), (0, 200));
+    assert_eq!((other.counts().sent, other.counts().by_memory), (0, 100));
+}
+
+#[test]
+fn who_wants_no_memory_is_sent_to_by_sockets_and_sends_by_them() {
+    let options = UdpLinkOptions {
+        memory: false,
+        ..UdpLinkOptions::default()
+    };
+    let one = link("127.0.3.166", 47_080);
+    let other = link_with("127.0.3.166", 47_080, options);
+    for (from, to) in [(&one, &other), (&other, &one)] {
+        from.send(frame(from, to, 1, b"over a socket"), NOW);
+        from.flush();
+        assert_eq!(all(to, 1)[0].payload, b"over a socket");
+        assert_eq!((from.counts().sent, from.counts().by_memory), (1, 0));
+    }
+}
+
+#[test]
+fn a_damaged_frame_goes_by_a_socket_for_its_checksum() {
+    let (one, other) = (link("127.0.3.167", 47_080), link("127.0.3.167", 47_080));
+    let damaged = Frame {
+        damaged: true,
+        ..frame(&one, &other, 1, b"octets")
+    };
+    one.send(damaged, NOW);
+    one.flush();
+    assert!(all(&other, 1)[0].damaged);
+    assert_eq!((one.counts().sent, one.counts().by_memory), (1, 0));
+}
+
+#[test]
+fn while_nobody_polls_the_watch_reads_the_memory() {
+    let Processes {
+        links: [one, other],
+        sinks,
+        _duties,
+    } = Processes::at("127.0.3.168");
+    for number in 0..200 {
+        one.send(frame(&one, &other, number, b"woken"), NOW);
+        one.flush();
+        sinks[1].await_frames(number as usize + 1);
+        other.send(frame(&other, &one, number, b"as well"), NOW);
+        other.flush();
+        sinks[0].await_frames(number as usize + 1);
+    }
+    assert_eq!(one.counts().by_memory, 200);
+}
+
+#[test]
+fn memory_that_nobody_reads_is_full_some_time_and_the_rest_is_counted() {
+    let (one, other) = (link("127.0.3.169", 47_080), link("127.0.3.169", 47_080));
+    let payload = vec![1; 4096];
+    for number in 0..3000 {
+        one.send(frame(&one, &other, number, &payload), NOW);
+        one.flush();
+    }
+    let counts = one.counts();
+    assert_eq!(counts.by_memory + counts.overrun, 3000);
+    assert!(counts.overrun > 0);
+    let numbers = all(&other, counts.by_memory as usize);
+    assert!(
+        numbers
+            .iter()
+            .map(|frame| frame.header.number)
+            .eq(0..counts.by_memory as u32)
+    );
+    one.send(frame(&one, &other, 7, b"again"), NOW);
+    one.flush();
+    assert_eq!(all(&other, 1)[0].payload, b"again");
 }
 
 /// Two leases of one port, which stand for two processes, each with a thread that reads.
