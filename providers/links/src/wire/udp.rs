@@ -764,10 +764,13 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             idle,
         } = &mut *inbound;
         let own = self.lease.range();
+        let mut is_called = false;
         let mut take = |arrival: Arrival, datagram: &[u8]| {
             let range = QpnRange::of_datagram(datagram);
             if range == own {
-                if !self.lease.is_call(datagram) {
+                if self.lease.is_call(datagram) {
+                    is_called = true;
+                } else {
                     self.deliver(&arrival, datagram, now, network);
                     delivered = true;
                 }
@@ -798,6 +801,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         }
         // Whoever hears of these may look for more.
         drop(inbound);
+        if is_called {
+            // It was meant for the thread, which may not see it any more.
+            self.watch.leave();
+        }
         delivered | self.deliver_aside(now, network)
     }
 

@@ -440,6 +440,24 @@ fn while_nobody_polls_the_watch_reads_the_memory() {
 }
 
 #[test]
+fn who_is_called_while_somebody_polls_is_there_when_he_polls_no_more() {
+    let Processes {
+        links: [one, other],
+        sinks,
+        _duties,
+    } = Processes::at("127.0.3.170");
+    for number in 0..3000 {
+        one.send(frame(&one, &other, number, b"called"), NOW);
+        one.flush();
+        // A few looks, as of a program that then waits for what a peer writes.
+        for _ in 0..number % 40 {
+            other.poll(&mut || sinks[1].progress());
+        }
+        sinks[1].await_frames(number as usize + 1);
+    }
+}
+
+#[test]
 fn memory_that_nobody_reads_is_full_some_time_and_the_rest_is_counted() {
     let (one, other) = (link("127.0.3.169", 47_080), link("127.0.3.169", 47_080));
     let payload = vec![1; 4096];
