@@ -438,6 +438,11 @@ impl Mailbox {
     /// something lies here already.
     pub fn sleep(&mut self) -> bool {
         self.rings.sleeps(self.range);
+        self.has_some()
+    }
+
+    /// Whether something lies here.
+    pub fn has_some(&mut self) -> bool {
         let mut due = self.rings.door(self.range).has.load(Ordering::SeqCst);
         while due != 0 {
             let from = due.trailing_zeros() as usize;

@@ -39,6 +39,11 @@ pub trait Duty: Send + Sync {
 
     /// The thread sleeps no more.
     fn wake(&self) {}
+
+    /// Whether something has come in by other ways than a descriptor; `None` where there has been no such thing lately.
+    fn peek(&self) -> Option<bool> {
+        None
+    }
 }
 
 /// What is watched, and how.
@@ -316,7 +321,32 @@ impl Watch {
             }
             if let Some(duty) = duty.upgrade() {
                 self.visit(|| guarded(|| duty.progress()));
+                self.linger(&*duty, seen);
             }
+        }
+    }
+
+    // What comes by other ways than a descriptor is cheaper to look for than to be woken by: so for a little while after
+    // something has come, unless somebody polls.
+    fn linger(&self, duty: &dyn Duty, seen: u64) {
+        let began = Instant::now();
+        let mut last = began;
+        while self.epoch() == seen
+            && !self.is_over()
+            && let Some(has_some) = duty.peek()
+        {
+            let now = Instant::now();
+            if has_some {
+                self.visit(|| guarded(|| duty.progress()));
+                last = now;
+            } else if now - last > LINGER {
+                break;
+            }
+            // What is rare waits for its turn.
+            if now - began > LONGEST {
+                break;
+            }
+            thread::yield_now();
         }
     }
 
@@ -515,6 +545,10 @@ fn wait(epoll: &OwnedFd, events: &mut [Event], time: Option<Duration>) -> io::Re
 
 /// How many sources one look tells at most.
 pub const AT_ONCE: usize = 64;
+
+/// How long the thread looks for more, and how long while there is more, before it sleeps.
+const LINGER: Duration = Duration::from_micros(50);
+const LONGEST: Duration = Duration::from_millis(1);
 
 /// How often a poller yields to whoever has the turn before it sleeps.
 const YIELDS: u32 = 100;

@@ -888,6 +888,12 @@ impl<C: DatagramCodec> Duty for Watched<C> {
         mailbox.as_mut().is_some_and(Mailbox::sleep)
     }
 
+    fn peek(&self) -> Option<bool> {
+        let Inbound { mailbox, idle, .. } = &mut *lock(&self.link.inbound);
+        let mailbox = mailbox.as_mut().filter(|_| *idle < IDLE)?;
+        Some(mailbox.has_some())
+    }
+
     fn wake(&self) {
         if let Some(mailbox) = &lock(&self.link.inbound).mailbox {
             mailbox.wake();
