@@ -59,7 +59,19 @@ impl WiredPair {
     /// # Errors
     /// The system refuses.
     pub fn roce(offload: Offload) -> Outcome<Self> {
-        Self::of(|host| {
+        Self::roce_at([1, 2], offload)
+    }
+
+    /// The same at one address, as two processes mostly are: through shared memory.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn roce_by_memory() -> Outcome<Self> {
+        Self::roce_at([3, 3], Offload::default())
+    }
+
+    fn roce_at(hosts: [u8; 2], offload: Offload) -> Outcome<Self> {
+        Self::of(hosts, |host| {
             let address = SocketAddr::from(([127, 0, 91, host], PORT));
             let mut options = emulated_ib::WireOptions::new(address);
             options.link.udp.offload = offload;
@@ -82,7 +94,7 @@ impl WiredPair {
     /// The system refuses.
     pub fn iwarp(crc: bool) -> Outcome<Self> {
         let net = if crc { 93 } else { 92 };
-        Self::of(|host| {
+        Self::of([1, 2], |host| {
             let address = SocketAddr::from(([127, 0, net, host], PORT));
             let mut options = emulated_iwarp::WireOptions::new(address);
             options.crc = crc;
@@ -93,8 +105,9 @@ impl WiredPair {
         })
     }
 
-    fn of(device: impl Fn(u8) -> Outcome<OnWire>) -> Outcome<Self> {
-        let (near, far) = (Side::new(device(1)?)?, Side::new(device(2)?)?);
+    fn of(hosts: [u8; 2], device: impl Fn(u8) -> Outcome<OnWire>) -> Outcome<Self> {
+        let [near, far] = hosts;
+        let (near, far) = (Side::new(device(near)?)?, Side::new(device(far)?)?);
         let (a, b) = (near.qp.endpoint()?, far.qp.endpoint()?);
         near.qp.connect(&b, ConnectOptions::new()).wait()?;
         far.qp.connect(&a, ConnectOptions::new()).wait()?;

@@ -1,5 +1,5 @@
-//! Puts RoCEv2 over UDP and iWARP over TCP beside bare sockets, and beside other programs where they are installed: one
-//! table.
+//! Puts RoCEv2 over UDP or through shared memory, and iWARP over TCP, beside bare sockets, and beside other programs where
+//! they are installed: one table.
 
 use std::env::Args;
 use std::iter::Skip;
@@ -69,7 +69,7 @@ struct Pair {
     ours: f64,
 }
 
-const FIGURES: [Figure; 7] = [
+const FIGURES: [Figure; 9] = [
     Figure {
         name: "roce-latency",
         title: "RoCE, 64 B, half round trip",
@@ -116,6 +116,37 @@ const FIGURES: [Figure; 7] = [
                 rounds,
                 || bare.stream(&partner, SEGMENT, OCTETS / 8),
                 || pair.write_stream(&partner, OCTETS / 8),
+            )
+        },
+    },
+    Figure {
+        name: "roce-memory-latency",
+        title: "RoCE at one address, 64 B, half round trip",
+        unit: US,
+        bar: Some(Bar::AtMost(1.5)),
+        measure: |rounds| {
+            let (bare, pair) = (UdpPair::new(Peer::Named)?, WiredPair::roce_by_memory()?);
+            let partner = Partner::start();
+            latency(
+                rounds,
+                || bare.half_round_trip(&partner, TURNS),
+                || pair.half_round_trip(&partner, TURNS),
+            )
+        },
+    },
+    Figure {
+        name: "roce-memory-stream",
+        title: "RoCE at one address, 64 KiB writes",
+        unit: GBS,
+        bar: Some(Bar::Absolute(4.0)),
+        measure: |rounds| {
+            let bare = UdpPair::new(Peer::Named)?.offload()?;
+            let pair = WiredPair::roce_by_memory()?;
+            let partner = Partner::start();
+            beside(
+                rounds,
+                || bare.stream(&partner, SUPER, OCTETS),
+                || pair.write_stream(&partner, OCTETS),
             )
         },
     },

@@ -244,16 +244,13 @@ impl Lease {
         let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
         let put = writer.put(rings, from.local().port(), transmit);
         drop(writer);
-        if let Put::Taken {
-            asleep: Some(sleep),
-        } = put
+        if put != Put::Nobody
+            && let Some(sleep) = rings.sleep_of(range)
         {
-            let call = call(range);
-            // Whoever has a full socket is not asleep. And who is killed in between has not said that he woke anybody.
-            if from
-                .send(&[Transmit::new(self.address(), &[call[..].into()])])
-                .is_ok()
-            {
+            let octets = call(range);
+            let pieces = [octets[..].into()];
+            // Who is killed in between has not said that he woke anybody.
+            if from.send(&[Transmit::new(self.address(), &pieces)]).is_ok() {
                 rings.woken(range, sleep);
             }
         }

@@ -19,6 +19,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::group::{QpnRange, RANGES};
 use crate::memory::{Mapping, SharedMemory};
@@ -37,11 +39,8 @@ pub(crate) struct Rings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Put {
-    /// It lies there, and the reader is awake or not.
-    Taken {
-        /// The reader sleeps: the number of his sleep.
-        asleep: Option<u32>,
-    },
+    /// It lies there.
+    Taken,
     /// The reader does not keep up.
     Full,
     /// Nobody reads, or not what was asked for.
@@ -89,6 +88,12 @@ impl Rings {
         self.memory.map((PAGE + number * RING) as u64, RING)
     }
 
+    /// The sleep that the holder of a range has to be woken from, after something was put down.
+    pub(crate) fn sleep_of(&self, range: QpnRange) -> Option<u32> {
+        let sleep = self.door(range).sleep.load(Ordering::SeqCst);
+        is_odd(sleep).then_some(sleep)
+    }
+
     /// Says that the holder of a range has been woken from a sleep; he may sleep again by now.
     pub(crate) fn woken(&self, range: QpnRange, sleep: u32) {
         let (relaxed, awake) = (Ordering::Relaxed, sleep.wrapping_add(1));
@@ -130,6 +135,8 @@ pub(crate) struct Writer {
     head: u64,
     /// The stretch of the ring in which it was last looked whether all has been read.
     stretch: usize,
+    /// Until then nobody waits for the reader.
+    impatient: Option<Instant>,
 }
 
 impl Writer {
@@ -143,11 +150,37 @@ impl Writer {
             from,
             to,
             stretch: 0,
+            impatient: None,
         })
     }
 
-    /// Puts down what `transmit` has, as one record.
+    /// Puts down what `transmit` has, as one record. A reader who does not keep up is waited for, but not for long, nor
+    /// again and again.
     pub(crate) fn put(&mut self, rings: &Rings, port: u16, transmit: &Transmit<'_>) -> Put {
+        let put = self.try_put(rings, port, transmit);
+        // Whoever writes to himself would wait for himself.
+        if put != Put::Full || self.from == self.to {
+            return put;
+        }
+        let began = Instant::now();
+        if self.impatient.is_some_and(|until| began < until) {
+            return Put::Full;
+        }
+        loop {
+            thread::yield_now();
+            let put = self.try_put(rings, port, transmit);
+            if put != Put::Full {
+                return put;
+            }
+            let now = Instant::now();
+            if now - began > PATIENCE {
+                self.impatient = Some(now + IMPATIENCE);
+                return Put::Full;
+            }
+        }
+    }
+
+    fn try_put(&mut self, rings: &Rings, port: u16, transmit: &Transmit<'_>) -> Put {
         let door = rings.door(self.to);
         let generation = door.generation.load(Ordering::Acquire);
         let length = total(transmit.pieces);
@@ -192,10 +225,7 @@ impl Writer {
         if door.has.load(Ordering::Relaxed) & bit == 0 {
             door.has.fetch_or(bit, Ordering::SeqCst);
         }
-        let sleep = door.sleep.load(Ordering::SeqCst);
-        Put::Taken {
-            asleep: is_odd(sleep).then_some(sleep),
-        }
+        Put::Taken
     }
 
     // What both sides have in their caches is the beginning, where nothing waits long.
@@ -457,8 +487,7 @@ impl Mailbox {
 
     /// Somebody looks again.
     pub fn wake(&self) {
-        let sleep = self.rings.door(self.range).sleep.load(Ordering::Relaxed);
-        if is_odd(sleep) {
+        if let Some(sleep) = self.rings.sleep_of(self.range) {
             self.rings.woken(self.range, sleep);
         }
     }
@@ -515,6 +544,10 @@ const RING: usize = PAGE + ROOM;
 const OCTETS: u64 = (PAGE + RANGES * RANGES * RING) as u64;
 const _: () = assert!(MAX_OCTETS + 2 * HEADER <= STRETCH + HEADER && STRETCH < ROOM);
 const _: () = assert!(ROOM.is_power_of_two() && RANGES * DOOR <= PAGE && RANGES == 64);
+
+/// How long a reader is waited for who does not keep up, and how long nobody waits for him after that.
+const PATIENCE: Duration = Duration::from_millis(5);
+const IMPATIENCE: Duration = Duration::from_secs(1);
 
 /// Messages of one sender that are taken before another gets his turn.
 const AT_ONCE: usize = 16;

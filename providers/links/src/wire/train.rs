@@ -233,7 +233,7 @@ impl Train {
         while let Some(run) = self.runs.get(self.left) {
             if run.by_memory {
                 match put(run.range, &run.transmit(&[self.piece(run)])) {
-                    Put::Taken { .. } => departed.by_memory += run.count,
+                    Put::Taken => departed.by_memory += run.count,
                     _ => departed.overrun += run.count,
                 }
                 self.left += 1;

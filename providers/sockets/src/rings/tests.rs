@@ -39,24 +39,12 @@ fn pair() -> (Arc<Rings>, Writer, Mailbox) {
     (rings, writer, mailbox)
 }
 
-const AWAKE: Put = Put::Taken { asleep: None };
-
-// The number of the sleep that something has been put down in.
-fn sleep(put: Put) -> u32 {
-    match put {
-        Put::Taken {
-            asleep: Some(sleep),
-        } => sleep,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn what_is_put_down_is_read_with_what_a_socket_would_tell() {
     let (rings, mut writer, mut mailbox) = pair();
     mailbox.wake();
-    assert_eq!(put(&mut writer, &rings, &[7; 100], 40), AWAKE);
-    assert_eq!(put(&mut writer, &rings, b"", 0), AWAKE);
+    assert_eq!(put(&mut writer, &rings, &[7; 100], 40), Put::Taken);
+    assert_eq!(put(&mut writer, &rings, b"", 0), Put::Taken);
     let mut found = Vec::new();
     let count = mailbox.receive(&mut |message| {
         assert_eq!(message.from, "127.0.3.90:49159".parse().unwrap());
@@ -72,15 +60,20 @@ fn what_is_put_down_is_read_with_what_a_socket_would_tell() {
 fn who_sleeps_is_woken_by_whoever_comes_first_and_sees_what_came_before() {
     let (rings, mut writer, mut mailbox) = pair();
     assert!(!mailbox.sleep());
-    let first = sleep(put(&mut writer, &rings, b"x", 0));
+    let mut say = |octets: &[u8]| {
+        assert_eq!(put(&mut writer, &rings, octets, 0), Put::Taken);
+        rings.sleep_of(range(TO))
+    };
+    let first = say(b"x");
     // Until he has been woken the next one would.
-    assert_eq!(sleep(put(&mut writer, &rings, b"y", 0)), first);
-    rings.woken(range(TO), first);
-    assert_eq!(put(&mut writer, &rings, b"z", 0), AWAKE);
+    assert_eq!(say(b"y"), first);
+    rings.woken(range(TO), first.unwrap());
+    assert_eq!(say(b"z"), None);
     assert!(mailbox.sleep());
     // Who woke him from the first is late.
-    rings.woken(range(TO), first);
-    assert_ne!(sleep(put(&mut writer, &rings, b"!", 0)), first);
+    rings.woken(range(TO), first.unwrap());
+    let second = say(b"!");
+    assert!(second.is_some() && second != first);
     assert_eq!(all(&mut mailbox), [b"x", b"y", b"z", b"!"]);
     assert!(!mailbox.sleep());
 }
@@ -93,10 +86,10 @@ fn nothing_is_put_down_where_nobody_reads_or_for_who_read_before() {
     assert_eq!(put(&mut writer, &rings, b"x", 0), Put::Nobody);
     let first = mailbox(&rings);
     assert!(rings.is_read(range(TO)));
-    sleep(put(&mut writer, &rings, b"old", 0));
+    assert_eq!(put(&mut writer, &rings, b"old", 0), Put::Taken);
     // As if it had been killed: the next one has the range without a word of the first.
     let mut second = mailbox(&rings);
-    sleep(put(&mut writer, &rings, b"new", 0));
+    assert_eq!(put(&mut writer, &rings, b"new", 0), Put::Taken);
     assert_eq!(all(&mut second), [b"new"]);
     drop(first);
     assert!(rings.is_read(range(TO)), "another has it");
@@ -114,10 +107,7 @@ fn a_full_ring_refuses_and_goes_on_when_it_has_been_read() {
     }
     assert_eq!(taken, ROOM / MAX_OCTETS.next_multiple_of(HEADER));
     assert_eq!(all(&mut mailbox).len(), taken);
-    assert!(matches!(
-        put(&mut writer, &rings, &octets, 4096),
-        Put::Taken { .. }
-    ));
+    assert_eq!(put(&mut writer, &rings, &octets, 4096), Put::Taken);
     assert_eq!(
         put(&mut writer, &rings, &vec![1; MAX_OCTETS + 1], 0),
         Put::Nobody
@@ -162,18 +152,10 @@ fn everything_arrives_once_and_in_order_whoever_sleeps_and_looks_away() {
                     seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     let mut octets = vec![number as u8; 9 + (seed >> 40) as usize % 9000];
                     octets[1..9].copy_from_slice(&count.to_ne_bytes());
-                    loop {
-                        match put(&mut writer, rings, &octets, 0) {
-                            Put::Taken { asleep } => {
-                                if let Some(sleep) = asleep {
-                                    bell.fetch_add(1, Ordering::SeqCst);
-                                    rings.woken(range(TO), sleep);
-                                }
-                                break;
-                            }
-                            refused => assert_eq!(refused, Put::Full),
-                        }
-                        thread::yield_now();
+                    while put(&mut writer, rings, &octets, 0) == Put::Full {}
+                    if let Some(sleep) = rings.sleep_of(range(TO)) {
+                        bell.fetch_add(1, Ordering::SeqCst);
+                        rings.woken(range(TO), sleep);
                     }
                 }
             });
