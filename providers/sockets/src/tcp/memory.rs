@@ -182,9 +182,14 @@ impl StreamMemory {
         self.has_room()
     }
 
+    /// Whether room is waited for.
+    pub fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
+    }
+
     /// Whether there is room that was waited for.
     pub fn has_room(&self) -> bool {
-        self.waits.load(Ordering::Relaxed) && self.room() >= MUCH
+        self.waits() && self.room() >= MUCH
     }
 
     /// It is not waited for any more.
