@@ -212,6 +212,8 @@ struct Incoming<C: StreamCodec> {
     by_memory: bool,
     /// The socket has something besides.
     is_told: bool,
+    /// Somebody has been called by what the socket had.
+    is_rung: bool,
     /// How the connection ended, for when memory is empty.
     end: Option<Result<Received, StreamError>>,
     tampering: Tampering,
@@ -226,6 +228,10 @@ struct Inbound<C: StreamCodec> {
     lately: VecDeque<(Arc<Stream<C>>, u32)>,
     /// Streams by memory: looked at without asking.
     near: Vec<Arc<Stream<C>>>,
+    /// Looks since something was in memory.
+    idle: u32,
+    /// The watch's thread sleeps, or is about to.
+    sleeps: bool,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
@@ -252,6 +258,8 @@ impl<C: StreamCodec> TcpLink<C> {
                 resident: None,
                 lately: VecDeque::with_capacity(LATELY),
                 near: Vec::new(),
+                idle: 0,
+                sleeps: false,
                 unfinished: Vec::new(),
                 looks: 0,
             }),
@@ -348,6 +356,7 @@ impl<C: StreamCodec> TcpLink<C> {
             is_over: false,
             by_memory: false,
             is_told: false,
+            is_rung: false,
             end: None,
             tampering: tampering(number + 1),
         };
@@ -683,6 +692,7 @@ impl<C: StreamCodec> TcpLink<C> {
                         Step::More
                     }
                 }
+                Ok(Received::Nothing) if incoming.is_told => Step::More,
                 Ok(Received::Nothing) => Step::Empty,
                 Ok(Received::End) => Step::End,
                 Err(error) => {
@@ -690,6 +700,10 @@ impl<C: StreamCodec> TcpLink<C> {
                     Step::Lost
                 }
             };
+        }
+        if std::mem::take(&mut incoming.is_rung) && inbound.sleeps {
+            // It was meant for the thread, which may not see it any more.
+            self.watch.leave();
         }
         incoming.is_over |= matches!(step, Step::End | Step::Lost);
         if incoming.is_over {
@@ -1055,6 +1069,10 @@ impl<C: StreamCodec> Duty for Watched<C> {
 
     fn wake(&self) {
         self.link.wake();
+    }
+
+    fn peek(&self) -> Option<bool> {
+        self.link.peek()
     }
 }
 

@@ -105,42 +105,49 @@ fn name(port: SocketAddr) -> String {
     format!("polyverbs/tcp/{}", SocketAddr::new(port.ip(), port.port()))
 }
 
-/// A letter: the version, what it is, the address of both ends, the sender's port, the receiver's.
+/// A letter: the version, what it is, the sender's end, the receiver's; of each the address and the port.
 #[derive(Clone, Copy, Debug)]
 struct Written([u8; Self::LENGTH]);
 
 impl Written {
-    const LENGTH: usize = 22;
+    const LENGTH: usize = 2 + 2 * END;
 
     fn of(kind: u8, ends: Ends) -> Self {
         let mut octets = [0; Self::LENGTH];
-        octets[0] = VERSION;
-        octets[1] = kind;
-        let address = match ends.local.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        octets[2..18].copy_from_slice(&address.octets());
-        octets[18..20].copy_from_slice(&ends.local.port().to_be_bytes());
-        octets[20..].copy_from_slice(&ends.peer.port().to_be_bytes());
+        octets[..2].copy_from_slice(&[VERSION, kind]);
+        let written = octets[2..].chunks_exact_mut(END);
+        for (written, end) in written.zip([ends.local, ends.peer]) {
+            let address = match end.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            written[..16].copy_from_slice(&address.octets());
+            written[16..].copy_from_slice(&end.port().to_be_bytes());
+        }
         Self(octets)
     }
 
     /// What it is, and the ends as its receiver sees them.
     fn read(&self) -> Option<(u8, Ends)> {
-        let [VERSION, kind, rest @ ..] = self.0 else {
+        let [VERSION, kind, ref ends @ ..] = self.0 else {
             return None;
         };
-        let address = Ipv6Addr::from(*rest.first_chunk::<16>()?).to_canonical();
-        let [.., a, b, c, d] = rest;
+        let end = |at: usize| {
+            let (address, rest) = ends.get(at..)?.split_first_chunk::<16>()?;
+            let address = Ipv6Addr::from(*address).to_canonical();
+            let port = u16::from_be_bytes(*rest.first_chunk()?);
+            Some(SocketAddr::new(address, port))
+        };
         let ends = Ends {
-            local: SocketAddr::new(address, u16::from_be_bytes([c, d])),
-            peer: SocketAddr::new(address, u16::from_be_bytes([a, b])),
+            local: end(END)?,
+            peer: end(0)?,
         };
         Some((kind, ends))
     }
 }
 
+/// Octets of an end in a letter.
+const END: usize = 18;
 const VERSION: u8 = 1;
 const ASK: u8 = 1;
 const GIVE: u8 = 2;

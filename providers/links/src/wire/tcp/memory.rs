@@ -383,6 +383,7 @@ impl<C: StreamCodec> TcpLink<C> {
             };
             let octets = start.checked_sub(before).ok_or(StreamError::Reset)?;
             incoming.by_memory = true;
+            incoming.is_rung = true;
             stream.reads_memory.store(true, Ordering::Relaxed);
             self.draw_near(stream);
             // This side goes over too.
@@ -397,13 +398,13 @@ impl<C: StreamCodec> TcpLink<C> {
             }
         }
         if is_told | std::mem::take(&mut incoming.is_told) {
-            heed(&stream.socket, sign, &mut incoming.end)?;
+            heed(&stream.socket, sign, incoming);
         }
         match memory.take(into) {
             Ok(0) => incoming.end.take().unwrap_or(Ok(Received::Nothing)),
             Ok(octets) => {
                 if let Some(sleep) = memory.waits_asleep() {
-                    self.say_room(stream, sleep)?;
+                    self.say_room(stream, sleep);
                 }
                 Ok(Received::Octets(octets))
             }
@@ -411,16 +412,16 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    fn say_room(&self, stream: &Arc<Stream<C>>, sleep: u32) -> Result<(), StreamError> {
+    fn say_room(&self, stream: &Arc<Stream<C>>, sleep: u32) {
         let mut outgoing = lock(&stream.outgoing);
+        // Whether the connection is gone is asked of what is received.
         if !outgoing.is_over
             && self.go_over(stream, &mut outgoing)
-            && ring(&stream.socket)?
+            && ring(&stream.socket).unwrap_or_default()
             && let Some(near) = stream.near.get()
         {
             near.memory.woken(sleep);
         }
-        Ok(())
     }
 
     fn gather(&self, inbound: &mut Inbound<C>) {
@@ -452,6 +453,11 @@ impl<C: StreamCodec> TcpLink<C> {
             !stream.is_gone()
         });
         inbound.near = near;
+        inbound.idle = if any {
+            0
+        } else {
+            inbound.idle.saturating_add(1)
+        };
         any
     }
 
@@ -459,6 +465,7 @@ impl<C: StreamCodec> TcpLink<C> {
     pub(super) fn sleep(&self) -> bool {
         let inbound = &mut *lock(&self.inbound);
         self.gather(inbound);
+        inbound.sleeps = true;
         let near = inbound.near.iter().filter_map(|stream| stream.near.get());
         near.for_each(|near| near.memory.sleep());
         inbound
@@ -467,10 +474,20 @@ impl<C: StreamCodec> TcpLink<C> {
             .any(|stream| stream.has_some() || stream.has_room() || stream.waits_unheard())
     }
 
+    // Whether something is there, where there has been lately.
+    pub(super) fn peek(&self) -> Option<bool> {
+        let inbound = &mut *lock(&self.inbound);
+        self.gather(inbound);
+        let is_used = !inbound.near.is_empty() && inbound.idle < IDLE;
+        let has_some = |stream: &Arc<Stream<C>>| stream.has_some() || stream.has_room();
+        is_used.then(|| inbound.near.iter().any(has_some))
+    }
+
     pub(super) fn wake(&self) {
         let mut inbound = lock(&self.inbound);
         // What woke the thread is taken out of epoll.
         inbound.looks = LOOKS - 1;
+        inbound.sleeps = false;
         for stream in &inbound.near {
             if let Some(near) = stream.near.get() {
                 near.memory.wake();
@@ -505,28 +522,26 @@ fn ring(socket: &TcpSocket) -> Result<bool, StreamError> {
 }
 
 // Takes what has been rung, and how it ended.
-fn heed(
-    socket: &TcpSocket,
-    sign: Sign,
-    end: &mut Option<Result<Received, StreamError>>,
-) -> Result<(), StreamError> {
+fn heed<C: StreamCodec>(socket: &TcpSocket, sign: Sign, incoming: &mut Incoming<C>) {
     let mut bells = [0; 4096];
     for _ in 0..BELLS {
-        if end.is_some() {
-            return Ok(());
+        if incoming.end.is_some() {
+            return;
         }
         match socket.receive(&mut bells) {
-            // All of them: what comes later is told anew.
-            Ok(Received::Octets(octets)) if octets < bells.len() && sign != Sign::End => {
-                return Ok(());
+            Ok(Received::Octets(octets)) => {
+                incoming.is_rung = true;
+                // All of them: what comes later is told anew.
+                if octets < bells.len() && sign != Sign::End {
+                    return;
+                }
             }
-            Ok(Received::Octets(_)) => {}
-            Ok(Received::Nothing) => return Ok(()),
-            over => *end = Some(over),
+            Ok(Received::Nothing) => return,
+            over => incoming.end = Some(over),
         }
     }
-    // Nobody sleeps that often.
-    Err(StreamError::Reset)
+    // Others have their turn.
+    incoming.is_told = true;
 }
 
 /// Tokens of ports: above all others but the watch's own.
@@ -537,5 +552,7 @@ const LAST_ASKED: u32 = 4096;
 /// Connections of a link that have memory at most.
 const MOST: usize = 128;
 const BELL: [u8; 1] = [0];
+/// Looks that may find nothing in memory before nobody looks for more.
+const IDLE: u32 = 1024;
 /// Reads of bells at once.
 const BELLS: usize = 16;
