@@ -30,7 +30,7 @@ mod post;
 mod tap;
 
 pub use connection::Connection;
-pub use memory::{Nonsense, StreamMemory};
+pub use memory::{NewMemory, Nonsense, StreamMemory};
 pub use post::{Asker, Mail, Post};
 use tap::Tapped;
 pub use tap::{Ends, Passed, TcpTap, Way};

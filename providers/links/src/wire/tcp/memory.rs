@@ -346,13 +346,16 @@ impl<C: StreamCodec> TcpLink<C> {
                 }
             }
         }
-        if let Some(sleep) = memory.asleep() {
-            if ring(&stream.socket)? {
-                memory.woken(sleep);
+        let has_ended = stream.has_ended.load(Ordering::Acquire);
+        let sleep = memory.asleep();
+        // Once the peer has ended TCP knows whether there is anybody still. Before that whoever reads is told, behind
+        // what is in memory.
+        if sleep.is_some() || has_ended {
+            match (ring(&stream.socket), sleep) {
+                (Ok(true), Some(sleep)) => memory.woken(sleep),
+                (Err(error), _) if has_ended => return Err(error),
+                _ => {}
             }
-        } else if stream.has_ended.load(Ordering::Acquire) {
-            // Whether there is anybody still: TCP knows.
-            ring(&stream.socket)?;
         }
         if stream.waits_unheard() {
             self.watch.leave();
