@@ -153,7 +153,9 @@ fn of_sends_between_polls_by_the_thread() -> Option<usize> {
         }
         Some(())
     };
-    let poll = || drop(reader.watch.poll(|| reader.read()));
+    let poll = || {
+        reader.watch.poll(|| reader.read());
+    };
     is_there_for(Duration::from_millis(5), &poll)?;
     let before = reader.by_thread.load(Ordering::SeqCst);
     for _ in 0..5 {
