@@ -9,6 +9,7 @@
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
 
+use std::hint::spin_loop;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
@@ -301,6 +302,7 @@ impl Watch {
     fn run(&self, duty: &Weak<dyn Duty>) {
         let mut seen = self.epoch();
         let mut patience = Patience::new(self.call_takes());
+        let mut vain = 0_u32;
         while let Some(round) = self.round(duty, true, None) {
             let has_poller = self.has_poller(seen);
             if !has_poller && !round.data {
@@ -321,16 +323,25 @@ impl Watch {
             }
             if let Some(duty) = duty.upgrade() {
                 self.visit(|| guarded(|| duty.progress()));
-                self.linger(&*duty, seen);
+                // Where it was mostly in vain, somebody else needs the processor for something to come.
+                if vain < VAIN || vain.is_multiple_of(AGAIN) {
+                    vain = if self.linger(&*duty, seen) {
+                        0
+                    } else {
+                        vain.wrapping_add(1)
+                    };
+                } else {
+                    vain = vain.wrapping_add(1);
+                }
             }
         }
     }
 
     // What comes by other ways than a descriptor is cheaper to look for than to be woken by: so for a little while after
-    // something has come, unless somebody polls.
-    fn linger(&self, duty: &dyn Duty, seen: u64) {
+    // something has come, unless somebody polls. Whether there was more.
+    fn linger(&self, duty: &dyn Duty, seen: u64) -> bool {
         let began = Instant::now();
-        let mut last = began;
+        let (mut last, mut found) = (began, false);
         while self.epoch() == seen
             && !self.is_over()
             && let Some(has_some) = duty.peek()
@@ -338,7 +349,7 @@ impl Watch {
             let now = Instant::now();
             if has_some {
                 self.visit(|| guarded(|| duty.progress()));
-                last = now;
+                (last, found) = (now, true);
             } else if now - last > LINGER {
                 break;
             }
@@ -346,8 +357,10 @@ impl Watch {
             if now - began > LONGEST {
                 break;
             }
-            thread::yield_now();
+            // Not yielding: the scheduler may not come back before the next tick, and to who is woken it comes at once.
+            spin_loop();
         }
+        found
     }
 
     // Until the epoch has stood still for a while, or a poller has said that it will sleep: the epoch then.
@@ -549,6 +562,9 @@ pub const AT_ONCE: usize = 64;
 /// How long the thread looks for more, and how long while there is more, before it sleeps.
 const LINGER: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
+/// How often in a row it may be in vain, and after how many times it is tried again.
+const VAIN: u32 = 8;
+const AGAIN: u32 = 64;
 
 /// How often a poller yields to whoever has the turn before it sleeps.
 const YIELDS: u32 = 100;
