@@ -40,3 +40,9 @@ pub use udp::{
     Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, path_mtu, source_of,
 };
 pub use watch::{Duty, Ready, Source, Watch};
+
+/// Whether tests run under a checker of memory, some thirty times slower.
+#[cfg(test)]
+fn is_memory_checked() -> bool {
+    std::env::var_os("POLYVERBS_MEMORY_CHECK").is_some()
+}

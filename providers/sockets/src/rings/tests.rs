@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::thread;
 
 use super::*;
+use crate::is_memory_checked;
 use crate::piece::Piece;
 
 const FROM: usize = 5;
@@ -129,7 +130,7 @@ fn who_takes_over_a_range_writes_on_where_the_last_one_was_killed() {
 fn where_nothing_waits_the_same_stretch_is_used_again() {
     let (rings, mut writer, mut mailbox) = pair();
     let octets = vec![3; 60_000];
-    for _ in 0..1000 {
+    for _ in 0..if is_memory_checked() { 50 } else { 1000 } {
         put(&mut writer, &rings, &octets, 0);
         assert_eq!(all(&mut mailbox).len(), 1);
         assert!(offset(writer.tail) <= STRETCH + octets.len() + HEADER);
@@ -138,7 +139,7 @@ fn where_nothing_waits_the_same_stretch_is_used_again() {
 
 #[test]
 fn everything_arrives_once_and_in_order_whoever_sleeps_and_looks_away() {
-    const MESSAGES: u64 = 50_000;
+    let messages: u64 = if is_memory_checked() { 200 } else { 50_000 };
     let (rings, writer, mut mailbox) = pair();
     let other = Writer::new(&rings, range(FROM + 1), range(TO)).unwrap();
     let bell = AtomicUsize::new(0);
@@ -148,7 +149,7 @@ fn everything_arrives_once_and_in_order_whoever_sleeps_and_looks_away() {
             let (rings, bell) = (&rings, &bell);
             scope.spawn(move || {
                 let mut seed = 77 + number as u64;
-                for count in 0..MESSAGES {
+                for count in 0..messages {
                     seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     let mut octets = vec![number as u8; 9 + (seed >> 40) as usize % 9000];
                     octets[1..9].copy_from_slice(&count.to_ne_bytes());
@@ -162,7 +163,7 @@ fn everything_arrives_once_and_in_order_whoever_sleeps_and_looks_away() {
         }
         while next
             .iter()
-            .any(|next| next.load(Ordering::Relaxed) < MESSAGES)
+            .any(|next| next.load(Ordering::Relaxed) < messages)
         {
             let read = mailbox.receive(&mut |message| {
                 let (number, rest) = message.octets.split_first().unwrap();
@@ -177,7 +178,7 @@ fn everything_arrives_once_and_in_order_whoever_sleeps_and_looks_away() {
                     // Both may be done; otherwise whoever puts something down rings.
                     let is_over = || {
                         next.iter()
-                            .all(|next| next.load(Ordering::Relaxed) == MESSAGES)
+                            .all(|next| next.load(Ordering::Relaxed) == messages)
                     };
                     while !is_over() && bell.load(Ordering::SeqCst) == heard {
                         thread::yield_now();
@@ -201,7 +202,7 @@ fn nonsense_in_a_ring_is_left_out() {
             .wrapping_add(1_442_695_040_888_963_407);
         seed >> 20
     };
-    for _ in 0..20_000 {
+    for _ in 0..if is_memory_checked() { 500 } else { 20_000 } {
         let tail = match random() % 4 {
             0 => random() % (2 * ROOM as u64),
             1 => u64::MAX - random() % 100,
