@@ -75,34 +75,14 @@ const FIGURES: [Figure; 9] = [
         title: "RoCE, 64 B, half round trip",
         unit: US,
         bar: Some(Bar::AtMost(1.5)),
-        measure: |rounds| {
-            let (bare, pair) = (
-                UdpPair::new(Peer::Named)?,
-                WiredPair::roce(Offload::default())?,
-            );
-            let partner = Partner::start();
-            latency(
-                rounds,
-                || bare.half_round_trip(&partner, TURNS),
-                || pair.half_round_trip(&partner, TURNS),
-            )
-        },
+        measure: |rounds| roce_latency(rounds, || WiredPair::roce(Offload::default())),
     },
     Figure {
         name: "roce-stream-offload",
         title: "RoCE, 64 KiB writes, GSO and GRO",
         unit: GBS,
         bar: Some(Bar::Absolute(4.0)),
-        measure: |rounds| {
-            let bare = UdpPair::new(Peer::Named)?.offload()?;
-            let pair = WiredPair::roce(Offload::default())?;
-            let partner = Partner::start();
-            beside(
-                rounds,
-                || bare.stream(&partner, SUPER, OCTETS),
-                || pair.write_stream(&partner, OCTETS),
-            )
-        },
+        measure: |rounds| roce_stream(rounds, || WiredPair::roce(Offload::default())),
     },
     Figure {
         name: "roce-stream",
@@ -124,31 +104,14 @@ const FIGURES: [Figure; 9] = [
         title: "RoCE at one address, 64 B, half round trip",
         unit: US,
         bar: Some(Bar::AtMost(1.5)),
-        measure: |rounds| {
-            let (bare, pair) = (UdpPair::new(Peer::Named)?, WiredPair::roce_by_memory()?);
-            let partner = Partner::start();
-            latency(
-                rounds,
-                || bare.half_round_trip(&partner, TURNS),
-                || pair.half_round_trip(&partner, TURNS),
-            )
-        },
+        measure: |rounds| roce_latency(rounds, WiredPair::roce_by_memory),
     },
     Figure {
         name: "roce-memory-stream",
         title: "RoCE at one address, 64 KiB writes",
         unit: GBS,
         bar: Some(Bar::Absolute(4.0)),
-        measure: |rounds| {
-            let bare = UdpPair::new(Peer::Named)?.offload()?;
-            let pair = WiredPair::roce_by_memory()?;
-            let partner = Partner::start();
-            beside(
-                rounds,
-                || bare.stream(&partner, SUPER, OCTETS),
-                || pair.write_stream(&partner, OCTETS),
-            )
-        },
+        measure: |rounds| roce_stream(rounds, WiredPair::roce_by_memory),
     },
     Figure {
         name: "iwarp-latency",
@@ -179,6 +142,26 @@ const FIGURES: [Figure; 9] = [
         measure: |rounds| iwarp_stream(rounds, true),
     },
 ];
+
+fn roce_latency(rounds: usize, pair: impl FnOnce() -> Outcome<WiredPair>) -> Outcome<Pair> {
+    let (bare, pair) = (UdpPair::new(Peer::Named)?, pair()?);
+    let partner = Partner::start();
+    latency(
+        rounds,
+        || bare.half_round_trip(&partner, TURNS),
+        || pair.half_round_trip(&partner, TURNS),
+    )
+}
+
+fn roce_stream(rounds: usize, pair: impl FnOnce() -> Outcome<WiredPair>) -> Outcome<Pair> {
+    let (bare, pair) = (UdpPair::new(Peer::Named)?.offload()?, pair()?);
+    let partner = Partner::start();
+    beside(
+        rounds,
+        || bare.stream(&partner, SUPER, OCTETS),
+        || pair.write_stream(&partner, OCTETS),
+    )
+}
 
 fn iwarp_latency(rounds: usize, crc: bool) -> Outcome<Pair> {
     let (bare, pair) = (TcpPair::new()?, WiredPair::iwarp(crc)?);
