@@ -324,15 +324,9 @@ impl Watch {
             if let Some(duty) = duty.upgrade() {
                 self.visit(|| guarded(|| duty.progress()));
                 // Where it was mostly in vain, somebody else needs the processor for something to come.
-                if vain < VAIN || vain.is_multiple_of(AGAIN) {
-                    vain = if self.linger(&*duty, seen) {
-                        0
-                    } else {
-                        vain.wrapping_add(1)
-                    };
-                } else {
-                    vain = vain.wrapping_add(1);
-                }
+                let is_worth_it = vain < VAIN || vain.is_multiple_of(AGAIN);
+                let found = is_worth_it && self.linger(&*duty, seen);
+                vain = if found { 0 } else { vain.wrapping_add(1) };
             }
         }
     }
