@@ -608,7 +608,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let buffer = &mut inbound.buffer;
         let mut any = false;
         let mut step = Step::More;
-        for _ in 0..ROUNDS {
+        for round in 0..=ROUNDS {
             let taken = if stream.is_deaf.load(Ordering::Relaxed) {
                 end - start
             } else {
@@ -616,7 +616,7 @@ impl<C: StreamCodec> TcpLink<C> {
             };
             start += taken;
             any |= taken > 0;
-            if step != Step::More || incoming.is_over {
+            if step != Step::More || incoming.is_over || round == ROUNDS {
                 break;
             }
             // What is left is less than a frame: at the front there is room for all of a read behind it.

@@ -318,6 +318,20 @@ fn chunks_change_nothing_but_the_pieces() {
 }
 
 #[test]
+fn what_the_last_read_of_a_turn_brings_is_delivered() {
+    for reads in 2..=ROUNDS + 1 {
+        let [one, other] = pair_with(faulty(StreamFaults {
+            chunk: Some(Between::new(10, 10)),
+            ..StreamFaults::default()
+        }));
+        // The last of them is not filled: nobody looks for more until the peer sends again.
+        other.send(2, 0, &vec![3; reads * 10 - 5 - HEAD - 1]);
+        other.link.flush();
+        assert_eq!(numbers(&one.drive(1)), [0], "{reads}");
+    }
+}
+
+#[test]
 fn a_stream_that_is_full_says_so_and_tells_when_it_is_not() {
     let [one, other] = pair_with(TcpLinkOptions {
         max_frame: 60_000,
