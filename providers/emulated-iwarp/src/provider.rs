@@ -59,6 +59,7 @@ impl EmulatedKind for EmulatedIwarp {
             let mut wire = WireOptions::new(at);
             wire.link.faults = faults.faults;
             wire.link.seed = faults.seed;
+            wire.link.memory = !options.without_shared_memory;
             wire.crc = !options.without_crc;
             wire.speaks_first = options.speaks_first;
             wire.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);

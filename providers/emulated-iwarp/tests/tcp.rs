@@ -1,6 +1,8 @@
 //! Two devices on an IP network of one machine: streams over TCP, in real time.
 
+use std::io::{BufRead, BufReader, Lines};
 use std::net::SocketAddr;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,8 +14,8 @@ use polyverbs_links::{Rate, StreamFaults};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Qp, QpOptions, Read,
-    ReceiveRequest, RemoteAddress, Requirements, Send, WcStatus, Write,
+    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Qp, QpEndpoint, QpOptions,
+    Qpn, Read, ReceiveRequest, RemoteAddress, Requirements, Send, WcStatus, Write,
 };
 
 const ALL: Access = Access::LOCAL_WRITE
@@ -31,11 +33,21 @@ struct End {
 
 impl End {
     fn new(address: &str, octets: usize, change: impl FnOnce(&mut WireOptions)) -> Self {
+        Self::with(address, octets, change, DeviceOptions::default())
+    }
+
+    fn with(
+        address: &str,
+        octets: usize,
+        change: impl FnOnce(&mut WireOptions),
+        options: DeviceOptions,
+    ) -> Self {
+        let device_options = options;
         let address: SocketAddr = address.parse().unwrap();
         let mut options = WireOptions::new(address);
         change(&mut options);
         let driver = |at| Iwarp::new(format!("iw at {address}"), at);
-        let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
+        let wire = OnWire::new(driver, options, device_options).unwrap();
         let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
         let context = device.open(&Requirements::new()).unwrap();
         let pd = context.alloc_pd().wait().unwrap();
@@ -209,4 +221,180 @@ fn a_reset_ends_both_ends_in_time() {
     let done = far.completion();
     assert_eq!((done.wr_id, done.status), (9, WcStatus::WrFlushErr));
     assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+// ---- processes at one address
+
+const ADDRESS: &str = "POLYVERBS_TEST_ADDRESS";
+const PEER: &str = "POLYVERBS_TEST_PEER";
+const MEMORY: &str = "POLYVERBS_TEST_MEMORY";
+
+/// Says each message back, until it is killed.
+#[test]
+#[ignore = "a process of the other tests"]
+fn echo() {
+    let Ok(address) = std::env::var(ADDRESS) else {
+        return;
+    };
+    let peer: u32 = std::env::var(PEER).unwrap().parse().unwrap();
+    let end = End::new(&address, LARGE, |wire| {
+        wire.link.memory = std::env::var_os(MEMORY).is_some();
+    });
+    println!("\nqp {}", end.qp.qp_num().value());
+    let room = end.mr.sge(0, LARGE as u32).unwrap();
+    end.connect_to(Qpn::new(peer));
+    end.qp.post_receive(ReceiveRequest::new(1, room)).unwrap();
+    println!("listens");
+    loop {
+        let done = end.completion();
+        if done.wr_id != 1 || done.status != WcStatus::Success {
+            continue;
+        }
+        // The next message comes when this one is back.
+        end.qp.post_receive(ReceiveRequest::new(1, room)).unwrap();
+        let data = end.mr.sge(0, done.byte_len).unwrap();
+        end.qp.post_one(Send::new(data)).unwrap();
+    }
+}
+
+/// This process, and another that echoes.
+struct Echoed {
+    end: End,
+    other: Child,
+    _said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Drop for Echoed {
+    fn drop(&mut self) {
+        let _ = self.other.kill();
+        let _ = self.other.wait();
+    }
+}
+
+impl End {
+    // One of another process at this address.
+    fn connect_to(&self, qp_num: Qpn) {
+        let peer = QpEndpoint {
+            qp_num,
+            ..self.qp.endpoint().unwrap()
+        };
+        self.qp
+            .connect(&peer, ConnectOptions::new())
+            .wait()
+            .unwrap();
+    }
+}
+
+impl Echoed {
+    fn at(address: &str, [here, there]: [bool; 2]) -> Self {
+        // Whoever has the lower number begins, and the first process listens.
+        let defaults = DeviceOptions::default();
+        let (first, end) = defaults.qp_numbers;
+        let options = DeviceOptions {
+            qp_numbers: (first + 1000, end),
+            ..defaults
+        };
+        let own = End::with(address, LARGE, |wire| wire.link.memory = here, options);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "echo", "--ignored", "--nocapture"])
+            .env(ADDRESS, address)
+            .env(PEER, own.qp.qp_num().value().to_string())
+            .stdout(Stdio::piped());
+        if there {
+            command.env(MEMORY, "yes");
+        }
+        let mut other = command.spawn().unwrap();
+        let mut said = BufReader::new(other.stdout.take().unwrap()).lines();
+        let mut after = |word: &str| {
+            let line = said.find_map(|line| Some(line.ok()?.strip_prefix(word)?.to_owned()));
+            line.unwrap()
+        };
+        let number = after("qp ").parse().unwrap();
+        own.connect_to(Qpn::new(number));
+        after("listens");
+        Self {
+            end: own,
+            other,
+            _said: said,
+        }
+    }
+
+    fn echo(&self, length: usize, seed: u8) {
+        let end = &self.end;
+        end.memory.write(0, &pattern(length, seed)).unwrap();
+        let room = end.mr.sge(LARGE / 2, length as u32).unwrap();
+        end.qp.post_receive(ReceiveRequest::new(1, room)).unwrap();
+        let data = end.mr.sge(0, length as u32).unwrap();
+        end.qp.post_one(Send::new(data).signaled(2)).unwrap();
+        let mut done = [end.completion(), end.completion()];
+        done.sort_by_key(|done| done.wr_id);
+        let told = done.map(|done| (done.wr_id, done.status));
+        assert_eq!(told, [(1, WcStatus::Success), (2, WcStatus::Success)]);
+        let found = end.memory.to_vec(LARGE / 2, length);
+        assert!(found.unwrap() == pattern(length, seed));
+    }
+
+    fn by_memory(&self) -> u64 {
+        self.end.wire.link.counts().by_memory
+    }
+}
+
+#[test]
+fn processes_at_one_address_talk_through_memory_where_both_want_that() {
+    for (number, wanted) in [[true; 2], [true, false], [false, true]]
+        .into_iter()
+        .enumerate()
+    {
+        let echoed = Echoed::at(&format!("127.0.6.{}:6001", 41 + number), wanted);
+        for turn in 0..300 {
+            let length = [64, 1, 5000, 100_000][turn % 4];
+            echoed.echo(length, turn as u8);
+        }
+        echoed.echo(LARGE / 2, 1);
+        assert_eq!(echoed.by_memory(), u64::from(wanted == [true; 2]));
+    }
+}
+
+#[test]
+fn a_killed_peer_is_noticed_however_its_octets_came() {
+    for (number, memory) in [true, false].into_iter().enumerate() {
+        let mut echoed = Echoed::at(&format!("127.0.6.{}:6001", 51 + number), [memory; 2]);
+        (0..100).for_each(|turn| echoed.echo(64, turn));
+        assert_eq!(echoed.by_memory(), u64::from(memory));
+        let end = &echoed.end;
+        let room = end.mr.sge(0, 64).unwrap();
+        end.qp.post_receive(ReceiveRequest::new(9, room)).unwrap();
+        let began = Instant::now();
+        echoed.other.kill().unwrap();
+        let done = echoed.end.completion();
+        assert_eq!((done.wr_id, done.status), (9, WcStatus::WrFlushErr));
+        echoed.end.wait_for_state(QpState::Err);
+        assert!(began.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn whoever_writes_to_a_killed_peer_is_told() {
+    for (number, memory) in [true, false].into_iter().enumerate() {
+        let mut echoed = Echoed::at(&format!("127.0.6.{}:6001", 61 + number), [memory; 2]);
+        (0..100).for_each(|turn| echoed.echo(64, turn));
+        let end = &echoed.end;
+        let began = Instant::now();
+        let mut failed = None;
+        echoed.other.kill().unwrap();
+        while failed.is_none() {
+            assert!(began.elapsed() < Duration::from_secs(10));
+            let data = end.mr.sge(0, 1 << 20).unwrap();
+            let _ = end.qp.post_one(Send::new(data).signaled(3));
+            let mut slots: [Completion; 8] = std::array::from_fn(|_| Completion::default());
+            let done = end.cq.poll(&mut slots).unwrap();
+            failed = done
+                .iter()
+                .map(|done| done.status)
+                .find(|status| *status != WcStatus::Success);
+        }
+        assert_eq!(failed, Some(WcStatus::WrFlushErr));
+        echoed.end.wait_for_state(QpState::Err);
+    }
 }

@@ -33,8 +33,8 @@ pub use piece::Piece;
 pub use receive::{Message, ReceiveBatch};
 pub use rings::{Mailbox, Put};
 pub use tcp::{
-    Connection, Ends, Passed, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap,
-    Way,
+    Asker, Connection, Ends, Mail, NewMemory, Nonsense, Passed, Post, Received, StreamError,
+    StreamMemory, TcpListener, TcpOptions, TcpSocket, TcpTap, Way,
 };
 pub use udp::{
     Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, path_mtu, source_of,

@@ -8,6 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -24,9 +25,13 @@ use crate::sys::{self, Outgoing};
 use crate::udp::is_passing;
 
 mod connection;
+mod memory;
+mod post;
 mod tap;
 
 pub use connection::Connection;
+pub use memory::{NewMemory, Nonsense, StreamMemory};
+pub use post::{Asker, Mail, Post};
 use tap::Tapped;
 pub use tap::{Ends, Passed, TcpTap, Way};
 
@@ -140,6 +145,9 @@ pub enum Received {
 pub struct TcpSocket {
     descriptor: OwnedFd,
     tap: Option<Tapped>,
+    is_accepted: bool,
+    sent: AtomicU64,
+    received: AtomicU64,
 }
 
 impl TcpSocket {
@@ -173,12 +181,39 @@ impl TcpSocket {
         if like.is_ipv6() {
             sockopt::set_ipv6_v6only(&descriptor, true)?;
         }
-        let socket = Self {
-            descriptor,
-            tap: None,
-        };
+        let socket = Self::of(descriptor, false);
         socket.set(options)?;
         Ok(socket)
+    }
+
+    const fn of(descriptor: OwnedFd, is_accepted: bool) -> Self {
+        Self {
+            descriptor,
+            tap: None,
+            is_accepted,
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a listener gave it.
+    pub const fn is_accepted(&self) -> bool {
+        self.is_accepted
+    }
+
+    /// Whether somebody is told of what passes.
+    pub const fn is_tapped(&self) -> bool {
+        self.tap.is_some()
+    }
+
+    /// Octets that it has taken so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Octets that it has given so far.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 
     /// Has `tap` told of what passes from now on, beginning with the request for the connection with `peer`, which went
@@ -270,14 +305,15 @@ impl TcpSocket {
                 },
             ),
         };
-        match (sent, &self.tap) {
-            (Err(error), _) if is_passing(&error) => Ok(0),
-            (Ok(sent), Some(tap)) => {
-                tap.sent(pieces, sent);
-                Ok(sent)
-            }
-            (result, _) => Ok(result?),
+        let sent = match sent {
+            Err(error) if is_passing(&error) => return Ok(0),
+            result => result?,
+        };
+        self.sent.fetch_add(sent as u64, Ordering::Relaxed);
+        if let Some(tap) = &self.tap {
+            tap.sent(pieces, sent);
         }
+        Ok(sent)
     }
 
     /// Receives what is there.
@@ -291,6 +327,7 @@ impl TcpSocket {
                 Ok(Received::End)
             }
             Ok((_, octets)) => {
+                self.received.fetch_add(octets as u64, Ordering::Relaxed);
                 self.note(Way::In, Passed::Octets(&into[..octets]));
                 Ok(Received::Octets(octets))
             }
@@ -391,10 +428,7 @@ impl TcpListener {
                 // Who connected is gone again, or what became of his packets is told here.
                 Err(_) => continue,
             };
-            let socket = TcpSocket {
-                descriptor,
-                tap: None,
-            };
+            let socket = TcpSocket::of(descriptor, true);
             let peer = socket.set(&self.options).and_then(|()| socket.peer());
             if let Ok(peer) = peer {
                 return Ok(Some((socket, peer)));

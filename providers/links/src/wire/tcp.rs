@@ -7,16 +7,19 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::link::{Deliver, Frame, Link};
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
-use polyverbs_sockets::{Connection, Duty, Ready, Received, Source, StreamError, TcpSocket, Watch};
+use polyverbs_sockets::{
+    Admission, Connection, Duty, Ready, Received, Source, StreamError, TcpSocket, Watch,
+};
 use rustc_hash::FxHashMap;
 use verbs_api::LinkAddress;
 
@@ -25,6 +28,10 @@ use super::lock;
 use super::queue::OctetQueue;
 use super::tampering::Tampering;
 use crate::fault::StreamFaults;
+
+mod memory;
+
+use memory::{Meeting, Meetings, Near, POSTS, Sign};
 
 /// What a [`TcpLink`] is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +43,9 @@ pub struct TcpLinkOptions {
     pub backlog: usize,
     /// How long the peer may take for its end when this side has ended.
     pub linger: Duration,
+    /// The octets of a connection with a process at the same address go through memory that both share, where both want
+    /// that, and nothing happens to octets that leave.
+    pub memory: bool,
     /// What happens to octets that leave: `chunk` to those that arrive as well. `reset_after` counts the frames of this end.
     pub faults: StreamFaults,
     /// What chance starts from.
@@ -43,12 +53,13 @@ pub struct TcpLinkOptions {
 }
 
 impl Default for TcpLinkOptions {
-    /// Frames that fit segments of Ethernet, 256 KiB of backlog, ten seconds for the peer's end, no faults.
+    /// Frames that fit segments of Ethernet, 256 KiB of backlog, ten seconds for the peer's end, memory, no faults.
     fn default() -> Self {
         Self {
             max_frame: 1408,
             backlog: 256 << 10,
             linger: Duration::from_secs(10),
+            memory: true,
             faults: StreamFaults::default(),
             seed: 0,
         }
@@ -112,6 +123,8 @@ counts! {
     homeless,
     /// Frames of which a bit was flipped.
     flipped,
+    /// Connections that went over to memory.
+    by_memory,
 }
 
 /// A link over TCP; see the [module](self).
@@ -137,6 +150,7 @@ pub struct TcpLink<C: StreamCodec> {
     /// The same for what leaves.
     spare_queues: Mutex<Vec<OctetQueue>>,
     watch: Arc<Watch>,
+    meetings: Meetings<C>,
     made: AtomicUsize,
     counters: Counters,
 }
@@ -154,6 +168,11 @@ struct Stream<C: StreamCodec> {
     has_ended: AtomicBool,
     /// What a segment of the path carries.
     segment: AtomicUsize,
+    meeting: Option<Meeting>,
+    near: OnceLock<Near>,
+    is_near: AtomicBool,
+    /// What comes is in memory.
+    reads_memory: AtomicBool,
     outgoing: Mutex<Outgoing<C>>,
     /// Taken before the other where both are.
     incoming: Mutex<Incoming<C>>,
@@ -173,6 +192,8 @@ struct Outgoing<C: StreamCodec> {
     is_held: bool,
     /// The socket takes nothing until the watch says so.
     is_full: bool,
+    /// What leaves does so by memory.
+    by_memory: bool,
     /// The watch looks for room.
     wants_word: bool,
     /// Octets that have left since the segment size was asked for.
@@ -187,6 +208,14 @@ struct Incoming<C: StreamCodec> {
     begun: Vec<u8>,
     has_begun: bool,
     is_over: bool,
+    /// What comes is in memory.
+    by_memory: bool,
+    /// The socket has something besides.
+    is_told: bool,
+    /// Somebody has been called by what the socket had.
+    is_rung: bool,
+    /// How the connection ended, for when memory is empty.
+    end: Option<Result<Received, StreamError>>,
     tampering: Tampering,
 }
 
@@ -197,6 +226,12 @@ struct Inbound<C: StreamCodec> {
     resident: Option<(Arc<Stream<C>>, Range<usize>)>,
     /// Streams that had something lately, and how often they have had nothing since: looked at without asking.
     lately: VecDeque<(Arc<Stream<C>>, u32)>,
+    /// Streams by memory: looked at without asking.
+    near: Vec<Arc<Stream<C>>>,
+    /// Looks since something was in memory.
+    idle: u32,
+    /// The watch's thread sleeps, or is about to.
+    sleeps: bool,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
@@ -222,12 +257,16 @@ impl<C: StreamCodec> TcpLink<C> {
                 buffer: vec![0; C::LONGEST + READ].into(),
                 resident: None,
                 lately: VecDeque::with_capacity(LATELY),
+                near: Vec::new(),
+                idle: 0,
+                sleeps: false,
                 unfinished: Vec::new(),
                 looks: 0,
             }),
             spare: Mutex::default(),
             spare_queues: Mutex::default(),
             watch: Arc::new(Watch::new()?),
+            meetings: Meetings::default(),
             made: AtomicUsize::new(0),
             counters: Counters::default(),
         }))
@@ -244,11 +283,12 @@ impl<C: StreamCodec> TcpLink<C> {
         attend: impl Fn(u64) + Send + Sync + 'static,
     ) -> io::Result<Arc<dyn Duty>> {
         let duty: Arc<dyn Duty> = Arc::new(Watched {
-            watch: Arc::clone(&self.watch),
+            link: Arc::clone(self),
             network,
             attend: Box::new(attend),
         });
         self.watch.start(Arc::downgrade(&duty))?;
+        self.meetings.are_read.store(true, Ordering::Release);
         Ok(duty)
     }
 
@@ -303,6 +343,7 @@ impl<C: StreamCodec> TcpLink<C> {
             wants_turn: false,
             is_held,
             is_full: false,
+            by_memory: false,
             wants_word: false,
             since: 0,
             held_until: Time::default(),
@@ -313,8 +354,13 @@ impl<C: StreamCodec> TcpLink<C> {
             begun: received,
             has_begun: false,
             is_over: false,
+            by_memory: false,
+            is_told: false,
+            is_rung: false,
+            end: None,
             tampering: tampering(number + 1),
         };
+        let meeting = self.meeting(&socket);
         let stream = Arc::new(Stream {
             key,
             local,
@@ -324,6 +370,10 @@ impl<C: StreamCodec> TcpLink<C> {
             is_deaf: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             segment: AtomicUsize::new(segment),
+            meeting,
+            near: OnceLock::new(),
+            is_near: AtomicBool::new(false),
+            reads_memory: AtomicBool::new(false),
             outgoing: Mutex::new(outgoing),
             incoming: Mutex::new(incoming),
         });
@@ -336,6 +386,7 @@ impl<C: StreamCodec> TcpLink<C> {
         self.watch.add(&*stream.socket, key, Source::Stream)?;
         streams.insert(key, Arc::clone(&stream));
         drop(streams);
+        self.expect(&stream);
         self.mark(&stream, &mut lock(&stream.outgoing));
         if has_more {
             // Not at once: whoever delivers may have called.
@@ -371,6 +422,8 @@ impl<C: StreamCodec> TcpLink<C> {
         let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
         let stream = streams.remove(&key)?;
         stream.is_gone.store(true, Ordering::Relaxed);
+        drop(streams);
+        self.forget(&stream);
         Some(stream)
     }
 
@@ -452,6 +505,7 @@ impl<C: StreamCodec> TcpLink<C> {
             self.count(|counters| &counters.flipped);
         }
         self.count(|counters| &counters.sent);
+        self.note(stream);
         if manner == Manner::Last {
             self.end(stream, outgoing, now);
         }
@@ -519,7 +573,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // As much as the socket takes.
+    // As much as memory or the socket takes.
     fn write(
         &self,
         stream: &Arc<Stream<C>>,
@@ -528,7 +582,8 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.is_over {
             return Ok(());
         }
-        while outgoing.waiting() > 0 && !outgoing.is_full {
+        let by_memory = self.put(stream, outgoing)?;
+        while outgoing.waiting() > 0 && !outgoing.is_full && !by_memory {
             let piece = outgoing.tampering.piece(outgoing.waiting());
             let octets = &outgoing.octets.waiting()[..piece];
             match stream.socket.send(&[octets.into()])? {
@@ -591,12 +646,12 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- in
 
-    // Reads a stream; whether anything came of it. `ended`: an end waits behind what there is.
+    // Reads a stream; whether anything came of it.
     fn read(
         &self,
         stream: &Arc<Stream<C>>,
         inbound: &mut Inbound<C>,
-        ended: bool,
+        sign: Sign,
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) -> bool {
@@ -625,16 +680,19 @@ impl<C: StreamCodec> TcpLink<C> {
                 (start, end) = (0, end - start);
             }
             let most = incoming.tampering.piece((buffer.len() - end).min(READ));
-            step = match stream.socket.receive(&mut buffer[end..end + most]) {
+            let room = &mut buffer[end..end + most];
+            step = match self.receive(stream, incoming, room, sign) {
                 Ok(Received::Octets(octets)) => {
                     end += octets;
                     // A read that is not filled has emptied the socket.
-                    if octets < most && !ended {
+                    let has_more = incoming.is_told || incoming.end.is_some();
+                    if octets < most && sign != Sign::End && !has_more {
                         Step::Empty
                     } else {
                         Step::More
                     }
                 }
+                Ok(Received::Nothing) if incoming.is_told => Step::More,
                 Ok(Received::Nothing) => Step::Empty,
                 Ok(Received::End) => Step::End,
                 Err(error) => {
@@ -642,6 +700,10 @@ impl<C: StreamCodec> TcpLink<C> {
                     Step::Lost
                 }
             };
+        }
+        if std::mem::take(&mut incoming.is_rung) && inbound.sleeps {
+            // It was meant for the thread, which may not see it any more.
+            self.watch.leave();
         }
         incoming.is_over |= matches!(step, Step::End | Step::Lost);
         if incoming.is_over {
@@ -679,6 +741,7 @@ impl<C: StreamCodec> TcpLink<C> {
                     taken,
                 } if taken > 0 => {
                     self.count(|counters| &counters.delivered);
+                    self.note(stream);
                     network.deliver(stream.frame(header, payload, false), now);
                     at += taken.min(length);
                     if !std::mem::replace(&mut incoming.has_begun, true) {
@@ -765,7 +828,8 @@ impl<C: StreamCodec> TcpLink<C> {
                 }
             }
             if readable {
-                let any = self.read(&stream, inbound, ended, now, network);
+                let sign = if ended { Sign::End } else { Sign::Some };
+                let any = self.read(&stream, inbound, sign, now, network);
                 inbound.remember(&stream, any);
                 delivered |= any;
             }
@@ -887,6 +951,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
         self.flush_at(Some(now));
         self.expire(now);
+        self.ask();
         let mut delivered = self.deliver_news(now, network);
         let inbound = &mut *lock(&self.inbound);
         while let Some(stream) = self.fresh.take(Vec::pop) {
@@ -895,13 +960,17 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         let gone = inbound.resident.take_if(|(stream, _)| stream.is_gone());
         drop(gone);
         for stream in std::mem::take(&mut inbound.unfinished) {
-            delivered |= self.read(&stream, inbound, false, now, network);
+            delivered |= self.read(&stream, inbound, Sign::None, now, network);
         }
+        delivered |= self.look_near(inbound, now, network);
         for _ in 0..inbound.lately.len() {
             let Some((stream, nothings)) = inbound.lately.pop_front() else {
                 break;
             };
-            let any = self.read(&stream, inbound, false, now, network);
+            if stream.reads_memory.load(Ordering::Relaxed) {
+                continue;
+            }
+            let any = self.read(&stream, inbound, Sign::None, now, network);
             delivered |= any;
             let nothings = if any { 0 } else { nothings + 1 };
             if nothings < FORGOTTEN && !stream.is_gone() {
@@ -909,7 +978,8 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             }
         }
         inbound.looks = inbound.looks.wrapping_add(1);
-        if inbound.lately.is_empty() || inbound.looks.is_multiple_of(LOOKS) {
+        let has_known = !inbound.lately.is_empty() || !inbound.near.is_empty();
+        if !has_known || inbound.looks.is_multiple_of(LOOKS) {
             delivered |= self.look(inbound, now, network);
         }
         delivered |= self.deliver_news(now, network);
@@ -971,13 +1041,13 @@ impl<C: StreamCodec> fmt::Debug for TcpLink<C> {
 }
 
 /// What the watch calls.
-struct Watched {
-    watch: Arc<Watch>,
+struct Watched<C: StreamCodec> {
+    link: Arc<TcpLink<C>>,
     network: Weak<dyn Progress>,
     attend: Box<dyn Fn(u64) + Send + Sync>,
 }
 
-impl Duty for Watched {
+impl<C: StreamCodec> Duty for Watched<C> {
     fn progress(&self) {
         if let Some(network) = self.network.upgrade() {
             network.progress();
@@ -985,14 +1055,30 @@ impl Duty for Watched {
     }
 
     fn attend(&self, token: u64) {
-        (self.attend)(token);
+        if token >= POSTS {
+            self.link.attend(token);
+        } else {
+            (self.attend)(token);
+        }
         self.progress();
+    }
+
+    fn sleep(&self) -> bool {
+        self.link.sleep()
+    }
+
+    fn wake(&self) {
+        self.link.wake();
+    }
+
+    fn peek(&self) -> Option<bool> {
+        self.link.peek()
     }
 }
 
-impl Drop for Watched {
+impl<C: StreamCodec> Drop for Watched<C> {
     fn drop(&mut self) {
-        self.watch.stop();
+        self.link.watch.stop();
     }
 }
 
@@ -1027,7 +1113,8 @@ impl<C: StreamCodec> Inbound<C> {
             .lately
             .iter()
             .any(|(known, _)| Arc::ptr_eq(known, stream));
-        if had_something && !is_known && !stream.is_gone() {
+        let is_asked = !stream.reads_memory.load(Ordering::Relaxed);
+        if had_something && !is_known && is_asked && !stream.is_gone() {
             self.lately.truncate(LATELY - 1);
             self.lately.push_front((Arc::clone(stream), 0));
         }

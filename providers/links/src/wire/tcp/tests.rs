@@ -7,6 +7,8 @@ use polyverbs_sockets::{TcpListener, TcpOptions};
 use super::*;
 use crate::fault::{Between, Rate, Stall};
 
+mod memory;
+
 /// A format with a length, a number and a sum.
 struct Toy;
 
