@@ -245,13 +245,13 @@ impl Lease {
         let put = writer.put(rings, from.local().port(), transmit);
         drop(writer);
         if put != Put::Nobody
-            && let Some(sleep) = rings.sleep_of(range)
+            && let Some(sleep) = rings.sleep_of(range).number()
         {
             let octets = call(range);
             let pieces = [octets[..].into()];
             // Who is killed in between has not said that he woke anybody.
             if from.send(&[Transmit::new(self.address(), &pieces)]).is_ok() {
-                rings.woken(range, sleep);
+                rings.sleep_of(range).woken(sleep);
             }
         }
         put

@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -127,6 +127,48 @@ impl Drop for Mapping {
         // SAFETY: the mapping is this value's own, and what borrowed from it has ended. Refused, it stays until the process ends.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
+}
+
+/// A word that tells whether its owner sleeps: odd while he does, and another number for each sleep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SleepWord<'m>(pub(crate) &'m AtomicU32);
+
+impl SleepWord<'_> {
+    /// The owner is about to sleep. Something may be there already: he looks once more.
+    pub(crate) fn sleep(self) {
+        let number = next_odd(self.0.load(Ordering::Relaxed));
+        self.0.store(number, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The owner looks again.
+    pub(crate) fn wake(self) {
+        if let Some(sleep) = self.number() {
+            self.woken(sleep);
+        }
+    }
+
+    /// The number of the sleep, if there is one. Whoever has put something down asks behind a fence: of two that look at
+    /// what the other has just written, one at least sees it.
+    pub(crate) fn number(self) -> Option<u32> {
+        let sleep = self.0.load(Ordering::SeqCst);
+        is_odd(sleep).then_some(sleep)
+    }
+
+    /// The owner has been woken from this sleep; he may sleep again by now.
+    pub(crate) fn woken(self, sleep: u32) {
+        let (awake, relaxed) = (sleep.wrapping_add(1), Ordering::Relaxed);
+        let _ = (self.0).compare_exchange(sleep, awake, Ordering::SeqCst, relaxed);
+    }
+}
+
+pub(crate) const fn is_odd(number: u32) -> bool {
+    number & 1 == 1
+}
+
+/// Another than all before.
+pub(crate) const fn next_odd(number: u32) -> u32 {
+    (number | 1).wrapping_add(2)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::group::{QpnRange, RANGES};
-use crate::memory::{Mapping, SharedMemory};
+use crate::memory::{Mapping, SharedMemory, SleepWord, is_odd, next_odd};
 use crate::piece::total;
 use crate::receive::Message;
 use crate::udp::{MAX_OCTETS, Transmit};
@@ -88,24 +88,9 @@ impl Rings {
         self.memory.map((PAGE + number * RING) as u64, RING)
     }
 
-    /// The sleep that the holder of a range has to be woken from, after something was put down.
-    pub(crate) fn sleep_of(&self, range: QpnRange) -> Option<u32> {
-        let sleep = self.door(range).sleep.load(Ordering::SeqCst);
-        is_odd(sleep).then_some(sleep)
-    }
-
-    /// Says that the holder of a range has been woken from a sleep; he may sleep again by now.
-    pub(crate) fn woken(&self, range: QpnRange, sleep: u32) {
-        let (relaxed, awake) = (Ordering::Relaxed, sleep.wrapping_add(1));
-        let word = self.door(range).sleep;
-        let _ = word.compare_exchange(sleep, awake, Ordering::SeqCst, relaxed);
-    }
-
-    /// From now on whoever puts something for this range wakes its holder.
-    fn sleeps(&self, range: QpnRange) {
-        let word = self.door(range).sleep;
-        word.store(next_odd(word.load(Ordering::Relaxed)), Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+    /// Whether the holder of a range has to be woken, after something was put down.
+    pub(crate) fn sleep_of(&self, range: QpnRange) -> SleepWord<'_> {
+        SleepWord(self.door(range).sleep)
     }
 }
 
@@ -113,15 +98,6 @@ impl AsFd for Rings {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
-}
-
-const fn is_odd(number: u32) -> bool {
-    number & 1 == 1
-}
-
-// Another than all before.
-const fn next_odd(number: u32) -> u32 {
-    (number | 1).wrapping_add(2)
 }
 
 /// The writer's end of a ring.
@@ -387,7 +363,7 @@ impl Mailbox {
     pub(crate) fn new(rings: Arc<Rings>, address: SocketAddr, range: QpnRange) -> Self {
         let door = rings.door(range);
         let generation = next_odd(door.generation.load(Ordering::Acquire));
-        rings.sleeps(range);
+        rings.sleep_of(range).sleep();
         door.generation.store(generation, Ordering::SeqCst);
         Self {
             rings,
@@ -467,7 +443,7 @@ impl Mailbox {
     /// From now on whoever puts something here sends a datagram as well, for a thread that sleeps. Answers whether
     /// something lies here already.
     pub fn sleep(&mut self) -> bool {
-        self.rings.sleeps(self.range);
+        self.rings.sleep_of(self.range).sleep();
         self.has_some()
     }
 
@@ -487,9 +463,7 @@ impl Mailbox {
 
     /// Somebody looks again.
     pub fn wake(&self) {
-        if let Some(sleep) = self.rings.sleep_of(self.range) {
-            self.rings.woken(self.range, sleep);
-        }
+        self.rings.sleep_of(self.range).wake();
     }
 }
 

@@ -63,16 +63,16 @@ fn who_sleeps_is_woken_by_whoever_comes_first_and_sees_what_came_before() {
     assert!(!mailbox.sleep());
     let mut say = |octets: &[u8]| {
         assert_eq!(put(&mut writer, &rings, octets, 0), Put::Taken);
-        rings.sleep_of(range(TO))
+        rings.sleep_of(range(TO)).number()
     };
     let first = say(b"x");
     // Until he has been woken the next one would.
     assert_eq!(say(b"y"), first);
-    rings.woken(range(TO), first.unwrap());
+    rings.sleep_of(range(TO)).woken(first.unwrap());
     assert_eq!(say(b"z"), None);
     assert!(mailbox.sleep());
     // Who woke him from the first is late.
-    rings.woken(range(TO), first.unwrap());
+    rings.sleep_of(range(TO)).woken(first.unwrap());
     let second = say(b"!");
     assert!(second.is_some() && second != first);
     assert_eq!(all(&mut mailbox), [b"x", b"y", b"z", b"!"]);
@@ -154,9 +154,9 @@ fn everything_arrives_once_and_in_order_whoever_sleeps_and_looks_away() {
                     let mut octets = vec![number as u8; 9 + (seed >> 40) as usize % 9000];
                     octets[1..9].copy_from_slice(&count.to_ne_bytes());
                     while put(&mut writer, rings, &octets, 0) == Put::Full {}
-                    if let Some(sleep) = rings.sleep_of(range(TO)) {
+                    if let Some(sleep) = rings.sleep_of(range(TO)).number() {
                         bell.fetch_add(1, Ordering::SeqCst);
-                        rings.woken(range(TO), sleep);
+                        rings.sleep_of(range(TO)).woken(sleep);
                     }
                 }
             });

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use verbs_api::memory::Span;
 
-use crate::memory::{Mapping, SharedMemory};
+use crate::memory::{Mapping, SharedMemory, SleepWord};
 
 /// One end of the memory of a connection: one thread at a time puts, and one takes.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl StreamMemory {
         let made = Self::on(&memory, Side::Maker)?;
         for side in [Side::Maker, Side::Other] {
             // Until somebody looks.
-            made.sleep_of(side).store(1, Ordering::SeqCst);
+            made.sleep_of(side).sleep();
         }
         Ok((made, NewMemory(memory)))
     }
@@ -113,8 +113,8 @@ impl StreamMemory {
         self.ring(self.side.other())
     }
 
-    fn sleep_of(&self, side: Side) -> &AtomicU32 {
-        self.mapping.word(SLEEPS + side.index() * SLEEP)
+    fn sleep_of(&self, side: Side) -> SleepWord<'_> {
+        SleepWord(self.mapping.word(SLEEPS + side.index() * SLEEP))
     }
 
     // ---- the beginning
@@ -235,23 +235,18 @@ impl StreamMemory {
 
     /// From now on this end is woken. Something may be there already: look.
     pub fn sleep(&self) {
-        let word = self.sleep_of(self.side);
-        word.store(next_odd(word.load(Ordering::Relaxed)), Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.sleep_of(self.side).sleep();
     }
 
     /// This end looks again.
     pub fn wake(&self) {
-        let word = self.sleep_of(self.side);
-        woken(word, word.load(Ordering::Relaxed));
+        self.sleep_of(self.side).wake();
     }
 
     /// The number of the other's sleep, if it sleeps and cannot have seen what was put.
     pub fn asleep(&self) -> Option<u32> {
-        // Of two that look at what the other has just written, one at least sees it.
         fence(Ordering::SeqCst);
-        let sleep = self.sleep_of(self.side.other()).load(Ordering::SeqCst);
-        is_odd(sleep).then_some(sleep)
+        self.sleep_of(self.side.other()).number()
     }
 
     /// The number of the other's sleep, if it sleeps and waits for room, of which there is much.
@@ -268,7 +263,7 @@ impl StreamMemory {
 
     /// The other has been woken from this sleep; it may sleep again by now.
     pub fn woken(&self, sleep: u32) {
-        woken(self.sleep_of(self.side.other()), sleep);
+        self.sleep_of(self.side.other()).woken(sleep);
     }
 }
 
@@ -313,25 +308,9 @@ impl<'m> Ring<'m> {
     }
 }
 
-fn woken(word: &AtomicU32, sleep: u32) {
-    if is_odd(sleep) {
-        let (awake, relaxed) = (sleep.wrapping_add(1), Ordering::Relaxed);
-        let _ = word.compare_exchange(sleep, awake, Ordering::SeqCst, relaxed);
-    }
-}
-
 // A reader that lies counts as one that has read nothing.
 const fn room(tail: u64, head: u64) -> usize {
     (ROOM as u64).saturating_sub(tail.wrapping_sub(head)) as usize
-}
-
-const fn is_odd(number: u32) -> bool {
-    number & 1 == 1
-}
-
-// Another than all before.
-const fn next_odd(number: u32) -> u32 {
-    (number | 1).wrapping_add(2)
 }
 
 const RING: usize = 256;
