@@ -57,13 +57,11 @@ impl DatagramCodec for RoceV2 {
     }
 
     fn encode(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<Laid> {
-        let headers = headers_of(header, payload)?.encode()?;
-        let octets = headers.as_octets();
-        into.get_mut(..octets.len())?.copy_from_slice(octets);
+        let headers = headers_of(header, payload)?.encode_into(into)?;
         let pad = usize::from(roce::pad_count(payload));
         Some(Laid {
-            payload: octets.len(),
-            length: octets.len() + payload + pad + roce::packet::ICRC_LEN,
+            payload: headers,
+            length: headers + payload + pad + roce::packet::ICRC_LEN,
         })
     }
 
@@ -350,6 +348,7 @@ const fn service(header: &Header) -> Option<Service> {
 }
 
 /// The IP packet that a datagram travels in, as far as the ICRC covers it; `None` between addresses of two families.
+#[inline(always)]
 fn around(envelope: &Envelope) -> Option<icrc::Envelope> {
     let (source_port, destination_port) = (envelope.from.port(), envelope.to.port());
     match (envelope.from.ip(), envelope.to.ip()) {

@@ -58,7 +58,7 @@ const AFTER_LOCAL_ROUTE: u32 = 0x2144_df1c;
 
 impl Icrc {
     /// Goes over envelope and BTH of a UDP datagram of `datagram_len` octets, ICRC included. What is behind BTH comes next.
-    #[inline]
+    #[inline(always)]
     pub fn new(envelope: &Envelope, datagram_len: usize, bth: &BthView) -> Self {
         let udp_len = Udp::LEN + datagram_len;
         let udp = |source_port, destination_port| {
@@ -111,7 +111,7 @@ impl Icrc {
     }
 
     /// Goes over these headers, as captured.
-    #[inline]
+    #[inline(always)]
     pub fn of_ipv4(ip: &Ipv4View, options: &[u8], udp: &UdpView, bth: &BthView) -> Self {
         const BEHIND_IP: usize = Ipv4::LEN;
         let mut octets = [0; BEHIND_IP + COVERED_LEN];
@@ -161,6 +161,7 @@ impl Icrc {
 
 const COVERED_LEN: usize = Udp::LEN + Bth::LEN;
 
+#[inline(always)]
 fn masked(udp: &UdpView, bth: &BthView) -> [u8; COVERED_LEN] {
     let mut octets = [0; COVERED_LEN];
     octets[..Udp::LEN].copy_from_slice(&udp.0);

@@ -142,7 +142,7 @@ pub struct HeaderBuffer {
     has: HeaderSet,
 }
 
-#[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::Immutable)]
+#[derive(Clone, Copy, Debug, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
 #[repr(C)]
 struct HeaderOctets {
     bth: BthView,
@@ -179,16 +179,6 @@ impl HeaderBuffer {
             self.has |= H::SET;
         }
         self
-    }
-
-    /// With one more header, where there is one.
-    #[inline]
-    #[must_use]
-    pub fn with_some<H: ExtendedHeader>(self, header: Option<&H>) -> Self {
-        match header {
-            Some(header) => self.with(header),
-            None => self,
-        }
     }
 
     /// BTH, for [`Icrc::new`].
@@ -280,8 +270,25 @@ macro_rules! owned_headers {
         impl Headers {
             /// The octets of those that are there; `None` where they are not those that the opcode asks for.
             pub fn encode(&self) -> Option<HeaderBuffer> {
-                let buffer = HeaderBuffer::new(&self.bth)$(.with_some(self.$field.as_ref()))*;
-                buffer.is_complete().then_some(buffer)
+                let mut buffer = HeaderBuffer::new(&self.bth);
+                buffer.len = self.encode_into(buffer.octets.as_mut_bytes())? - Bth::LEN;
+                buffer.has = self.bth.opcode.facts()?.headers;
+                Some(buffer)
+            }
+
+            /// The same in place, at the front of `room`: how many octets. `None` also where there is no room.
+            #[inline]
+            pub fn encode_into(&self, room: &mut [u8]) -> Option<usize> {
+                let all = room.len();
+                let mut has = HeaderSet::empty();
+                let mut rest = self.bth.put(room)?;
+                $(
+                    if let Some(header) = &self.$field {
+                        rest = header.put(rest)?;
+                        has |= $header::SET;
+                    }
+                )*
+                (has == self.bth.opcode.facts()?.headers).then_some(all - rest.len())
             }
         }
     };
