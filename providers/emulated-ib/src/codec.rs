@@ -67,18 +67,20 @@ impl DatagramCodec for RoceV2 {
 
     fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]) {
         let length = datagram.len();
-        let Some((bth, _)) = view::<Bth>(datagram) else {
+        let end = length.saturating_sub(roce::packet::ICRC_LEN);
+        let (Some(pad), Some(around)) = (datagram.get_mut(payload_end..end), around(envelope))
+        else {
             return;
         };
-        let Some(around) = around(envelope) else {
+        pad.fill(0);
+        let Some((bth, behind)) = view::<Bth>(&datagram[..end]) else {
             return;
         };
-        let pad = bth.pad_count();
         let mut icrc = Icrc::new(&around, length, bth);
-        icrc.update(datagram.get(Bth::LEN..payload_end).unwrap_or_default());
-        let (trailer, count) = roce::trailer(icrc, pad);
-        if let Some(room) = datagram.get_mut(payload_end..payload_end + count) {
-            room.copy_from_slice(&trailer[..count]);
+        icrc.update(behind);
+        let octets = icrc.finish();
+        if let Some(room) = datagram.last_chunk_mut() {
+            *room = octets;
         }
     }
 
