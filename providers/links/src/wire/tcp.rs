@@ -544,6 +544,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     fn flush_at(&self, now: Option<Time>) {
         while let Some(stream) = self.dirty.take(Vec::pop) {
+            self.watch.stay();
             let mut outgoing = lock(&stream.outgoing);
             outgoing.is_dirty = false;
             let held = outgoing.held_until != Time::default()
@@ -940,7 +941,6 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn flush(&self) {
-        self.watch.stay();
         self.flush_at(None);
     }
 

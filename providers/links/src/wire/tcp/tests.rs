@@ -532,6 +532,31 @@ fn while_nobody_polls_the_watch_delivers() {
 }
 
 #[test]
+fn who_has_nothing_to_send_and_polls_no_more_is_gone() {
+    let [one, other] = pair();
+    let network = Arc::clone(&other) as Arc<dyn Progress>;
+    let _duty = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    let (began, mut sent) = (Instant::now(), 0);
+    let mut send = || {
+        assert!(began.elapsed() < LONG, "{sent}");
+        one.send(1, sent, b"woken");
+        one.link.flush();
+        sent += 1;
+        sent as usize
+    };
+    // The thread hears of a poller when something comes.
+    while !other.link.watch().stands_back() {
+        send();
+        other.link.poll(&mut || other.progress());
+    }
+    let all = send();
+    while lock(&other.frames).len() < all {
+        assert!(began.elapsed() < LONG, "{all}");
+        other.link.flush();
+    }
+}
+
+#[test]
 fn among_many_streams_none_is_forgotten() {
     let [one, other] = [(); 2].map(|()| Sink::new(TcpLinkOptions::default()));
     for key in 1..=50 {
