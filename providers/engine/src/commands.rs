@@ -8,6 +8,7 @@ use std::time::Duration;
 use verbs_api::VerbError;
 use verbs_api::provider::Reply;
 
+use crate::network::Progress;
 use crate::timers::Timers;
 
 type Command = Box<dyn FnOnce(Result<(), VerbError>) + Send>;
@@ -15,6 +16,7 @@ type Command = Box<dyn FnOnce(Result<(), VerbError>) + Send>;
 /// Control verbs that have been started and not answered yet.
 pub struct Commands {
     me: Weak<Self>,
+    network: Arc<dyn Progress>,
     timers: Arc<Timers>,
     latency: AtomicU64,
     pending: Mutex<Pending>,
@@ -28,9 +30,14 @@ struct Pending {
 }
 
 impl Commands {
-    pub(crate) fn new(timers: Arc<Timers>, latency: Duration) -> Arc<Self> {
+    pub(crate) fn new(
+        network: Arc<dyn Progress>,
+        timers: Arc<Timers>,
+        latency: Duration,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
+            network,
             timers,
             latency: AtomicU64::new(latency.as_nanos() as u64),
             pending: Mutex::default(),
@@ -69,7 +76,10 @@ impl Commands {
         self.submit(move |_| work(reply));
     }
 
+    // Who asks for one neither polls nor posts, and would keep back what leaves with either: acknowledges of what he
+    // was told. The peer may have to do something by the time that he has what he asks for.
     fn submit(&self, command: impl FnOnce(Result<(), VerbError>) + Send + 'static) {
+        self.network.flush();
         let latency = self.latency.load(Ordering::Relaxed);
         let mut pending = self.pending();
         if pending.removed {

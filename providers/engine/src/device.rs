@@ -23,7 +23,7 @@ use crate::effects::Effects;
 use crate::emulation::{Emulations, MemoryManagement};
 use crate::key_table::KeyTable;
 use crate::link::Frame;
-use crate::network::Network;
+use crate::network::{Network, Progress};
 use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::pin::{Pin, pin};
 use crate::pool::Pool;
@@ -136,7 +136,11 @@ impl<D: Driver> Device<D> {
             driver,
             emulations,
             network: Arc::clone(network),
-            commands: Commands::new(Arc::clone(network.timers()), options.command_latency),
+            commands: Commands::new(
+                Arc::clone(network) as Arc<dyn Progress>,
+                Arc::clone(network.timers()),
+                options.command_latency,
+            ),
             qpns: QpnPool::new(options.qp_numbers.0, options.qp_numbers.1),
             queue_pairs: Pool::default(),
             qps: RwLock::default(),

@@ -34,7 +34,7 @@ impl Host for Clock {
     fn wake_at(&self, _: Time) {}
 }
 
-/// A link without delay that keeps frames back while it is told to.
+/// A link without delay that keeps frames back while it is told to, or answers for what is sent next.
 #[derive(Default)]
 struct Wire(Mutex<State>);
 
@@ -42,9 +42,26 @@ struct Wire(Mutex<State>);
 struct State {
     under_way: VecDeque<OwnedFrame<Header>>,
     held: Option<Vec<OwnedFrame<Header>>>,
+    answers_wait: bool,
+    answers: Vec<OwnedFrame<Header>>,
 }
 
 impl Wire {
+    fn where_answers_wait() -> Self {
+        Self(Mutex::new(State {
+            answers_wait: true,
+            ..State::default()
+        }))
+    }
+
+    fn answers_wait(&self) -> bool {
+        self.0.lock().unwrap().answers_wait
+    }
+
+    fn answers_left(&self) -> usize {
+        self.0.lock().unwrap().answers.len()
+    }
+
     fn hold(&self) {
         self.0.lock().unwrap().held = Some(Vec::new());
     }
@@ -62,12 +79,34 @@ impl Link<Header> for Wire {
     }
 
     fn send(&self, frame: Frame<'_, Header>, _: Time) {
-        let mut state = self.0.lock().unwrap();
+        let state = &mut *self.0.lock().unwrap();
         let frame = frame.to_owned();
         match &mut state.held {
             Some(held) => held.push(frame),
+            None if state.answers_wait && matches!(frame.header.body, Body::Answer(_)) => {
+                state.answers.push(frame);
+            }
             None => state.under_way.push_back(frame),
         }
+    }
+
+    fn flush(&self) {
+        let state = &mut *self.0.lock().unwrap();
+        state.under_way.extend(state.answers.drain(..));
+    }
+
+    fn flush_ahead(&self) {}
+
+    fn is_polled(&self) -> bool {
+        self.answers_wait()
+    }
+
+    fn tells_again(&self) -> bool {
+        self.answers_wait()
+    }
+
+    fn poll(&self, work: &mut dyn FnMut()) {
+        work();
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
@@ -107,8 +146,12 @@ struct Side<D: Driver> {
 
 impl<D: Tiny> Rig<D> {
     fn new(framed: bool) -> Self {
+        Self::on(Wire::default(), framed)
+    }
+
+    fn on(wire: Wire, framed: bool) -> Self {
         let clock = Arc::new(Clock::default());
-        let wire = Arc::new(Wire::default());
+        let wire = Arc::new(wire);
         let link = framed.then(|| Arc::clone(&wire) as SharedLink<Header>);
         let network = Network::new(Arc::clone(&clock) as Arc<dyn Host>, link);
         let notes = Arc::new(Notes::default());
@@ -623,6 +666,35 @@ fn what_is_sent_while_another_thread_delivers_is_delivered() {
             });
         }
     });
+}
+
+#[test]
+fn an_answer_that_waits_for_the_next_request_leaves_with_a_control_verb_too() {
+    let rig: Rig<Plain> = Rig::on(Wire::where_answers_wait(), true);
+    let (a, b) = (&rig.a, &rig.b);
+    // Programs make what they need for the next connection before they poll the last one again.
+    let verbs: [fn(&Side<Plain>); 5] = [
+        |side| drop(side.context.alloc_pd().wait().unwrap()),
+        |side| drop(side.context.create_cq(1).wait().unwrap()),
+        |side| {
+            drop(
+                side.pd
+                    .register(&side.memory, Access::empty())
+                    .wait()
+                    .unwrap(),
+            )
+        },
+        |side| drop(side.pd.create_qp(QpOptions::rc(&side.cq)).wait().unwrap()),
+        Side::to_error,
+    ];
+    for verb in verbs {
+        b.receive(1, 0, 64);
+        a.qp.post_one(Send::new(a.sge(0, 8)).signaled(2)).unwrap();
+        assert_eq!((b.done(), rig.wire.answers_left()), (ok([1]).to_vec(), 1));
+        verb(b);
+        assert_eq!(rig.wire.answers_left(), 0);
+        assert_eq!(a.done(), ok([2]));
+    }
 }
 
 fn in_order<D: Tiny>(side: &Side<D>, mut next: u64) -> u64 {
