@@ -107,6 +107,10 @@ pub(super) struct Connection {
     pub(super) due: Option<Time>,
     /// When no answer is waited for any more, whatever the peer says.
     pub(super) patient_until: Time,
+    /// Until then a peer where nobody listens is asked again.
+    pub(super) listens_by: Time,
+    /// What is repeated next was refused, not unanswered.
+    pub(super) is_refused: bool,
 }
 
 impl Connection {
@@ -136,6 +140,8 @@ impl Connection {
             answer: None,
             due: None,
             patient_until: Time::default(),
+            listens_by: Time::default(),
+            is_refused: false,
         }
     }
 

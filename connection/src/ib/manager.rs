@@ -211,10 +211,12 @@ impl Manager {
             self.forget(id);
             return self.tell(Event::Lingered { id: CommId(id) });
         }
-        if connection.retries_left == 0 || connection.patient_until <= now {
-            return self.give_up(now, id);
+        if !std::mem::take(&mut connection.is_refused) {
+            if connection.retries_left == 0 || connection.patient_until <= now {
+                return self.give_up(now, id);
+            }
+            connection.retries_left -= 1;
         }
-        connection.retries_left -= 1;
         let (message, response) = (connection.repeated.clone(), connection.response);
         if let Some(message) = message {
             self.counts.retries += 1;
@@ -305,9 +307,24 @@ impl Manager {
         connection.retries_left = connection.max_cm_retries;
         connection.repeated = Some(Box::new(message));
         connection.patient_until = until;
+        connection.listens_by = now.after(LISTENS_BY);
         let due = now.after(connection.response);
         self.send(id, message);
         self.wake(id, due);
+    }
+
+    /// Asks once more, though nobody listened for the request; `false` where that has been going on for long enough.
+    pub(super) fn ask_again(&mut self, now: Time, id: u32) -> bool {
+        let at = now.after(AGAIN);
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return false;
+        };
+        if at > connection.listens_by {
+            return false;
+        }
+        connection.is_refused = true;
+        self.wake(id, at);
+        true
     }
 
     /// The program has so long to answer a request before the peer is taken to have gone.
@@ -417,3 +434,8 @@ pub(super) fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: K, id: u32) {
         map.remove(&key);
     }
 }
+
+/// How long a peer where nobody listens is asked again, and how often: a server may tell its client that it is ready, lose
+/// the processor, and only then listen.
+const LISTENS_BY: Duration = Duration::from_millis(50);
+const AGAIN: Duration = Duration::from_millis(5);

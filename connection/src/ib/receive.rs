@@ -373,6 +373,11 @@ impl Manager {
         };
         let state = self.connections.get(&id).map(|connection| connection.state);
         match state {
+            Some(State::ReqSent)
+                if rej.reason == reason::INVALID_SERVICE_ID && self.ask_again(now, id) =>
+            {
+                return;
+            }
             Some(State::ReqSent | State::MraReqRcvd | State::ReqRcvd | State::MraReqSent)
                 if rej.reason != reason::STALE_CONNECTION =>
             {

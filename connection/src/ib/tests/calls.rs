@@ -115,6 +115,9 @@ fn a_listener_that_goes_refuses_what_waits() {
         [Event::Rejected { id, reason: reason::CONSUMER, .. }] if *id == near
     ));
     pair.ask(0x12);
+    assert_eq!(pair.events(NEAR), []);
+    let asked_at = pair.now;
+    pair.drain();
     assert!(matches!(
         pair.events(NEAR)[..],
         [Event::Rejected {
@@ -122,8 +125,32 @@ fn a_listener_that_goes_refuses_what_waits() {
             ..
         }]
     ));
+    assert!(pair.now <= asked_at.after(Duration::from_millis(50)));
     let gone = pair.ends[FAR].unlisten(pair.now, listener);
     assert_eq!(gone, Err(CmError::Unknown));
+}
+
+// covers 7.17
+#[test]
+fn a_listener_may_come_a_little_later_than_who_asks_for_it() {
+    let mut pair = Pair::new();
+    let listener = pair.listener;
+    pair.ends[FAR].unlisten(pair.now, listener).unwrap();
+    let near = pair.ends[NEAR].connect(pair.now, &request(0x11)).unwrap();
+    let asked = pair.ends[NEAR].poll_message().unwrap();
+    pair.deliver(FAR, &asked);
+    let refused = pair.ends[FAR].poll_message().unwrap();
+    // However often it is told so.
+    for _ in 0..300 {
+        pair.deliver(NEAR, &refused);
+    }
+    pair.ends[FAR].listen(SERVICE, u64::MAX).unwrap();
+    pair.step();
+    assert!(matches!(pair.events(FAR)[..], [Event::Requested { .. }]));
+    assert_eq!(
+        (pair.events(NEAR), pair.state(NEAR, near)),
+        (vec![], Some(State::ReqSent))
+    );
 }
 
 // covers 7.17
