@@ -15,7 +15,10 @@ use polyverbs::qp::QpState;
 use polyverbs::{Context, Cq, Device, Pd, Qp, QpOptions, Requirements};
 use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, Listener};
 use polyverbs_engine::device::DeviceOptions;
-use polyverbs_wire::iwarp::start::{Kind, Start};
+use polyverbs_wire::iwarp::start::{Enhanced, Kind, Start};
+use polyverbs_wire::iwarp::{Opcode, SegmentBuffer, SegmentHeader, Sender, Tagged};
+
+use crate::segments::FRAMING;
 
 pub(crate) struct Target {
     _wire: OnWire,
@@ -168,6 +171,51 @@ fn an_octet_now_and_then_buys_no_time() {
     assert!(is_cut_off(&mut stream));
     assert!(began.elapsed() < Duration::from_secs(18));
     target.serves();
+}
+
+/// A request that announces a write of nothing, as the sign that its sender is ready.
+fn request_with_a_sign() -> Vec<u8> {
+    let mut octets = [0; 64];
+    let wishes = Enhanced {
+        peer_to_peer: true,
+        rtr_write: true,
+        ..Enhanced::default()
+    };
+    let mut start = Start::new(Kind::Request, Some(wishes), b"").unwrap();
+    start.header.crc = true;
+    let len = start.encode(&mut octets).unwrap();
+    octets[..len].to_vec()
+}
+
+fn sign() -> Vec<u8> {
+    let header = SegmentHeader::Tagged(Tagged::new(Opcode::WRITE, 0, 0, true));
+    let segment = SegmentBuffer::new(&header);
+    let mut frame = [0; 64];
+    let mut sender = Sender::new(FRAMING);
+    let len = sender.frame(&[segment.as_octets()], &mut frame).unwrap();
+    frame[..len].to_vec()
+}
+
+// concerns 7.35
+#[test]
+fn who_is_ready_and_gone_before_the_accept_returns_was_there() {
+    let target = Target::new("127.0.6.7");
+    let (request, sign) = (request_with_a_sign(), sign());
+    for _ in 0..500 {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut stream = target.stream();
+                stream.write_all(&request).unwrap();
+                let mut reply = [0; 24];
+                stream.read_exact(&mut reply).unwrap();
+                stream.write_all(&sign).unwrap();
+            });
+            let incoming = target.listener.next().wait().unwrap();
+            let qp = target.qp();
+            let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+            accepted.wait().unwrap().disconnected().wait().unwrap();
+        });
+    }
 }
 
 // covers 7.34

@@ -14,7 +14,7 @@ use polyverbs_wire::iwarp::{
 
 use crate::mpa::Target;
 
-const FRAMING: Framing = Framing {
+pub(crate) const FRAMING: Framing = Framing {
     markers: false,
     crc: true,
 };

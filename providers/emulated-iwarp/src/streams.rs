@@ -411,14 +411,14 @@ impl Streams {
 
     // Gives a stream that was agreed on to the queue pair that waits for it. Called with no lock held.
     fn join(&self, number: u32, effects: &mut Effects) {
-        let is_complete =
-            |early: &Early| early.agreed.is_some() && early.claim.is_some() && early.sink.is_some();
-        if !self.lock().early.get(&number).is_some_and(is_complete) {
-            return;
+        let complete = self.lock().take_complete(number);
+        if let Some(early) = complete {
+            self.hand_over(number, early, effects);
         }
-        let Some(early) = self.take(number) else {
-            return;
-        };
+    }
+
+    fn hand_over(&self, number: u32, early: Early, effects: &mut Effects) {
+        self.unwatch(&early);
         let (Some(agreed), Some((weak, epoch)), Some(sink)) =
             (early.agreed, early.claim, early.sink)
         else {
@@ -608,6 +608,13 @@ fn say_ready_again(qp: &QpRef, epoch: u32) {
 }
 
 impl State {
+    /// A stream that was agreed on and that a queue pair waits for.
+    fn take_complete(&mut self, number: u32) -> Option<Early> {
+        let early = self.early.get(&number)?;
+        let is_complete = early.agreed.is_some() && early.claim.is_some() && early.sink.is_some();
+        is_complete.then(|| self.early.remove(&number)).flatten()
+    }
+
     fn run(&mut self, epoch: u32, running: Running) {
         self.epochs.insert(running.number, epoch);
         self.running.insert(epoch, running);
@@ -734,9 +741,13 @@ impl StreamPort for Streams {
         let _ = early.connection.send(&[last.into()]);
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();
+        // At once: the peer may have answered already and gone, and then its end is for the queue pair too.
+        let complete = state.take_complete(stream.value());
         drop(state);
         let mut effects = Effects::default();
-        self.join(stream.value(), &mut effects);
+        if let Some(early) = complete {
+            self.hand_over(stream.value(), early, &mut effects);
+        }
         effects.run();
         if let Some(device) = self.device() {
             device.network().progress();
