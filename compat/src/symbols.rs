@@ -30,6 +30,7 @@ absent! { "ibv_cmd_create_ah" "@@" "IBVERBS_PRIVATE_34" => number }
 absent! { "ibv_cmd_create_counters" "@@" "IBVERBS_PRIVATE_34" => number }
 absent! { "ibv_cmd_create_cq" "@@" "IBVERBS_PRIVATE_34" => number }
 absent! { "ibv_cmd_create_cq_ex" "@@" "IBVERBS_PRIVATE_34" => number }
+absent! { "ibv_cmd_create_cq_ex2" "@@" "IBVERBS_PRIVATE_34" => number }
 absent! { "ibv_cmd_create_flow" "@@" "IBVERBS_PRIVATE_34" => number }
 absent! { "ibv_cmd_create_flow_action_esp" "@@" "IBVERBS_PRIVATE_34" => number }
 absent! { "ibv_cmd_create_qp" "@@" "IBVERBS_PRIVATE_34" => number }
