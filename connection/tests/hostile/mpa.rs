@@ -86,8 +86,11 @@ impl Target {
 
 /// A request of revision 1, which nothing has to be agreed on for.
 fn request() -> Vec<u8> {
+    encoded(&Start::new(Kind::Request, None, b"bad").unwrap())
+}
+
+fn encoded(start: &Start<'_>) -> Vec<u8> {
     let mut octets = [0; 64];
-    let start = Start::new(Kind::Request, None, b"bad").unwrap();
     let len = start.encode(&mut octets).unwrap();
     octets[..len].to_vec()
 }
@@ -175,7 +178,6 @@ fn an_octet_now_and_then_buys_no_time() {
 
 /// A request that announces a write of nothing, as the sign that its sender is ready.
 fn request_with_a_sign() -> Vec<u8> {
-    let mut octets = [0; 64];
     let wishes = Enhanced {
         peer_to_peer: true,
         rtr_write: true,
@@ -183,8 +185,7 @@ fn request_with_a_sign() -> Vec<u8> {
     };
     let mut start = Start::new(Kind::Request, Some(wishes), b"").unwrap();
     start.header.crc = true;
-    let len = start.encode(&mut octets).unwrap();
-    octets[..len].to_vec()
+    encoded(&start)
 }
 
 fn sign() -> Vec<u8> {
