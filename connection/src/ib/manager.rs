@@ -308,6 +308,7 @@ impl Manager {
         connection.repeated = Some(Box::new(message));
         connection.patient_until = until;
         connection.listens_by = now.after(LISTENS_BY);
+        connection.is_refused = false;
         let due = now.after(connection.response);
         self.send(id, message);
         self.wake(id, due);
