@@ -1,8 +1,8 @@
 //! Memory regions, and keys that can be given one.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::Access;
 use crate::capability::{Features, Limit};
@@ -101,14 +101,58 @@ pub(crate) enum RegionKind {
 
 pub(crate) struct MrExtra {
     kind: RegionKind,
-    current: Mutex<Current>,
+    shape: CurrentShape,
+    // Whoever changes the shape has it.
+    range: Mutex<Option<MemoryRange>>,
     // The low byte that a key was last given.
     key_byte: AtomicU8,
 }
 
-struct Current {
-    shape: Shape,
-    range: Option<MemoryRange>,
+/// A [`Shape`] that is read for every request and changed hardly ever: reading takes no lock, and is done again where it met
+/// a change.
+struct CurrentShape {
+    // Odd while a change is under way.
+    version: AtomicU32,
+    iova: AtomicU64,
+    length: AtomicU64,
+}
+
+impl CurrentShape {
+    fn new(shape: Shape) -> Self {
+        Self {
+            version: AtomicU32::new(0),
+            iova: AtomicU64::new(shape.iova),
+            length: AtomicU64::new(shape.length),
+        }
+    }
+
+    #[inline]
+    fn get(&self) -> Shape {
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            let shape = Shape {
+                iova: self.iova.load(Ordering::Relaxed),
+                length: self.length.load(Ordering::Relaxed),
+            };
+            fence(Ordering::Acquire);
+            if before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before {
+                return shape;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    // One at a time.
+    fn set(&self, shape: Shape) {
+        let before = self.version.load(Ordering::Relaxed);
+        self.version
+            .store(before.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.iova.store(shape.iova, Ordering::Relaxed);
+        self.length.store(shape.length, Ordering::Relaxed);
+        self.version
+            .store(before.wrapping_add(2), Ordering::Release);
+    }
 }
 
 impl Extra for MrExtra {}
@@ -187,10 +231,10 @@ impl Mr {
         range: Option<MemoryRange>,
         kind: RegionKind,
     ) -> Self {
-        let current = Mutex::new(Current { shape, range });
         let extra = MrExtra {
             kind,
-            current,
+            shape: CurrentShape::new(shape),
+            range: Mutex::new(range),
             key_byte: AtomicU8::new(ops.lkey().key_byte()),
         };
         Self {
@@ -220,7 +264,7 @@ impl Mr {
 
     /// Octets.
     pub fn len(&self) -> usize {
-        self.current(|current| current.shape.length) as usize
+        self.shape().length as usize
     }
 
     /// Whether there are none.
@@ -230,12 +274,12 @@ impl Mr {
 
     /// The address of the first octet, as requests and peers name it; 0 where zero-based.
     pub fn iova(&self) -> u64 {
-        self.current(|current| current.shape.iova)
+        self.shape().iova
     }
 
     /// The memory, where the library owns it and it is exposed.
     pub fn memory(&self) -> Option<MemoryRange> {
-        self.current(|current| current.range.clone())
+        self.object.extra.range().clone()
     }
 
     /// A stretch of the region, for a request's scatter/gather list.
@@ -243,7 +287,7 @@ impl Mr {
     /// # Errors
     /// The stretch lies outside.
     pub fn sge(&self, offset: usize, length: u32) -> Result<Sge, OutOfRange> {
-        let Shape { iova, length: size } = self.current(|current| current.shape);
+        let Shape { iova, length: size } = self.shape();
         let end = (offset as u64).checked_add(u64::from(length));
         if end.is_none_or(|end| end > size) {
             return Err(OutOfRange {
@@ -261,7 +305,7 @@ impl Mr {
 
     /// The whole region, up to the 2^32 - 1 octets that an entry can name.
     pub fn sge_all(&self) -> Sge {
-        let Shape { iova, length } = self.current(|current| current.shape);
+        let Shape { iova, length } = self.shape();
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         Sge {
             addr: iova,
@@ -363,22 +407,21 @@ impl Mr {
         destroy(self)
     }
 
-    fn current<T>(&self, look: impl FnOnce(&Current) -> T) -> T {
-        look(
-            &self
-                .object
-                .extra
-                .current
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        )
+    #[inline]
+    fn shape(&self) -> Shape {
+        self.object.extra.shape.get()
     }
 }
 
 impl MrExtra {
+    fn range(&self) -> MutexGuard<'_, Option<MemoryRange>> {
+        self.range.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn changed(&self, shape: Shape, range: Option<MemoryRange>) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *current, Current { shape, range });
+        let mut current = self.range();
+        self.shape.set(shape);
+        let before = std::mem::replace(&mut *current, range);
         drop(current);
         drop(before);
     }
@@ -514,5 +557,30 @@ impl Handle for MrKey {
 impl fmt::Debug for MrKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (key {})", self.object.node.holder(), self.rkey())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_is_read_whole_while_it_changes() {
+        const CHANGES: u64 = if cfg!(miri) { 100 } else { 100_000 };
+        let shape = |number| Shape {
+            iova: number,
+            length: !number,
+        };
+        let current = CurrentShape::new(shape(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..=CHANGES).for_each(|number| current.set(shape(number))));
+            let mut last = 0;
+            while last < CHANGES {
+                let Shape { iova, length } = current.get();
+                assert_eq!(length, !iova, "of two changes");
+                assert!(iova >= last, "{iova} behind {last}");
+                last = iova;
+            }
+        });
     }
 }
