@@ -69,7 +69,7 @@ impl<H: Clone> OwnedFrame<H> {
 }
 
 /// Where a link delivers: the network. Called with no lock held.
-pub trait Deliver<H>: Send + Sync {
+pub trait Deliver<H> {
     /// A frame arrived. One for an address that nobody has is dropped.
     fn deliver(&self, frame: Frame<'_, H>, now: Time);
 }

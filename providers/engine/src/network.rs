@@ -1,5 +1,6 @@
 //! A network: the devices that reach one another, the link between them, and what is due when.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -150,8 +151,9 @@ impl<D: Driver> Network<D> {
     pub fn progress(&self) {
         let Some(link) = &self.link else { return };
         link.flush();
+        self.requests.fetch_add(1, Ordering::SeqCst);
         self.take_turns(|| {
-            while link.progress(self.moment(), self) || self.serve() {
+            while link.progress(self.moment(), &Turn::new(self)) || self.serve() {
                 link.flush();
             }
         });
@@ -187,8 +189,9 @@ impl<D: Driver> Network<D> {
             return false;
         }
         let mut found = false;
+        // Without a note: who polls looks again.
         self.take_turns(|| {
-            found |= link.progress(self.moment(), self);
+            found |= link.progress(self.moment(), &Turn::new(self));
             self.serve();
         });
         link.flush_ahead();
@@ -199,15 +202,14 @@ impl<D: Driver> Network<D> {
     }
 
     fn take_turns(&self, mut deliver: impl FnMut()) {
-        self.requests.fetch_add(1, Ordering::SeqCst);
         loop {
             if self.delivering.swap(true, Ordering::SeqCst) {
                 return;
             }
-            let turn = Turn(&self.delivering);
+            let over = Over(&self.delivering);
             let seen = self.requests.load(Ordering::SeqCst);
             deliver();
-            drop(turn);
+            drop(over);
             if self.requests.load(Ordering::SeqCst) == seen {
                 break;
             }
@@ -215,20 +217,47 @@ impl<D: Driver> Network<D> {
     }
 }
 
-/// The turn to deliver, given back even where a handler panics.
-struct Turn<'n>(&'n AtomicBool);
+/// The end of a turn, also where a handler panics.
+struct Over<'n>(&'n AtomicBool);
 
-impl Drop for Turn<'_> {
+impl Drop for Over<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::SeqCst);
     }
 }
 
+/// Where a link delivers in one turn: most of it is for one device, which is looked up once.
+struct Turn<'n, D: Driver> {
+    network: &'n Network<D>,
+    last: RefCell<Option<(LinkAddress, Arc<Device<D>>)>>,
+}
+
+impl<'n, D: Driver> Turn<'n, D> {
+    fn new(network: &'n Network<D>) -> Self {
+        Self {
+            network,
+            last: RefCell::default(),
+        }
+    }
+}
+
+impl<D: Driver> Deliver<D::Header> for Turn<'_, D> {
+    fn deliver(&self, frame: Frame<'_, D::Header>, now: Time) {
+        let last = self
+            .last
+            .take()
+            .filter(|(address, device)| *address == frame.to && !device.is_removed());
+        let found = last.or_else(|| Some((frame.to, self.network.device(frame.to)?)));
+        if let Some((address, device)) = found {
+            device.handle_frame(frame, now);
+            self.last.replace(Some((address, device)));
+        }
+    }
+}
+
 impl<D: Driver> Deliver<D::Header> for Network<D> {
     fn deliver(&self, frame: Frame<'_, D::Header>, now: Time) {
-        if let Some(device) = self.device(frame.to) {
-            device.handle_frame(frame, now);
-        }
+        Turn::new(self).deliver(frame, now);
     }
 }
 
