@@ -132,13 +132,16 @@ impl StreamCodec for MpaCodec {
         }
     }
 
-    fn max_payload(&self, sender: &Sending, header: &Header, segment: usize) -> Option<usize> {
+    fn max_unit(&self, sender: &Sending, segment: usize) -> usize {
+        mulpdu(segment, sender.framing.markers).min(sender.most)
+    }
+
+    fn max_payload(&self, header: &Header, unit: usize) -> Option<usize> {
         let before = match header.message {
             Message::Tagged(_) => iwarp::Tagged::LEN,
             _ => iwarp::Untagged::LEN,
         };
-        let ulpdu = mulpdu(segment, sender.framing.markers).min(sender.most);
-        Some(ulpdu - before)
+        Some(unit - before)
     }
 
     fn may_follow(&self, sender: &Sending, header: &Header) -> bool {

@@ -41,6 +41,8 @@ pub enum LockClass {
     CqConsumer,
     /// State of control verbs that is looked at for a moment.
     Control,
+    /// What a link lays down for a moment, of a frame on its way.
+    Link,
 }
 
 /// A lock that spins, then yields, around its value. The flag comes first: on the line of what is used first.

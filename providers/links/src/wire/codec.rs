@@ -187,15 +187,15 @@ pub trait StreamCodec: Send + Sync + 'static {
     /// What a header means for its stream.
     fn leaving(&self, header: &Self::Header) -> Leaving;
 
-    /// Octets of payload that a frame like this may have on a path with segments of this size; `None` for what the link
-    /// says.
-    fn max_payload(
-        &self,
-        sender: &Self::Sender,
-        header: &Self::Header,
-        segment: usize,
-    ) -> Option<usize> {
-        let _ = (sender, header, segment);
+    /// Octets that a frame may carry on a path with segments of this size.
+    fn max_unit(&self, sender: &Self::Sender, segment: usize) -> usize {
+        let _ = sender;
+        segment
+    }
+
+    /// How many of [those](Self::max_unit) are payload in a frame like this; `None` for what the link says.
+    fn max_payload(&self, header: &Self::Header, unit: usize) -> Option<usize> {
+        let _ = (header, unit);
         None
     }
 

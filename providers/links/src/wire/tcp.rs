@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::link::{Deliver, Frame, Link};
+use polyverbs_engine::lock::{Lock, LockClass};
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
@@ -148,7 +149,7 @@ pub struct TcpLink<C: StreamCodec> {
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
     /// The same for what leaves.
-    spare_queues: Mutex<Vec<OctetQueue>>,
+    spare_queues: Lock<Vec<OctetQueue>>,
     watch: Arc<Watch>,
     meetings: Meetings<C>,
     made: AtomicUsize,
@@ -166,8 +167,8 @@ struct Stream<C: StreamCodec> {
     is_deaf: AtomicBool,
     /// Nothing more comes, or it cannot be read: told also to those who do not read.
     has_ended: AtomicBool,
-    /// What a segment of the path carries.
-    segment: AtomicUsize,
+    /// What a frame may carry on this path.
+    unit: AtomicUsize,
     meeting: Option<Meeting>,
     near: OnceLock<Near>,
     is_near: AtomicBool,
@@ -264,7 +265,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 looks: 0,
             }),
             spare: Mutex::default(),
-            spare_queues: Mutex::default(),
+            spare_queues: Lock::new(LockClass::Link, Vec::new()),
             watch: Arc::new(Watch::new()?),
             meetings: Meetings::default(),
             made: AtomicUsize::new(0),
@@ -361,6 +362,7 @@ impl<C: StreamCodec> TcpLink<C> {
             tampering: tampering(number + 1),
         };
         let meeting = self.meeting(&socket);
+        let unit = self.codec.max_unit(&outgoing.sender, segment);
         let stream = Arc::new(Stream {
             key,
             local,
@@ -369,7 +371,7 @@ impl<C: StreamCodec> TcpLink<C> {
             is_gone: AtomicBool::new(false),
             is_deaf: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
-            segment: AtomicUsize::new(segment),
+            unit: AtomicUsize::new(unit),
             meeting,
             near: OnceLock::new(),
             is_near: AtomicBool::new(false),
@@ -414,8 +416,14 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     fn stream(&self, key: u64) -> Option<Arc<Stream<C>>> {
+        self.with_stream(key, Arc::clone)
+    }
+
+    // With the streams locked: `work` forgets none.
+    #[inline]
+    fn with_stream<R>(&self, key: u64, work: impl FnOnce(&Arc<Stream<C>>) -> R) -> Option<R> {
         let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        streams.get(&key).cloned()
+        streams.get(&key).map(work)
     }
 
     fn take(&self, key: u64) -> Option<Arc<Stream<C>>> {
@@ -444,7 +452,7 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     fn give_back_queue(&self, queue: OctetQueue) {
-        let mut spare = lock(&self.spare_queues);
+        let mut spare = self.spare_queues.lock();
         if queue.has_memory() && spare.len() < SPARE {
             spare.push(queue.emptied());
         }
@@ -488,7 +496,7 @@ impl<C: StreamCodec> TcpLink<C> {
             return true;
         }
         if !outgoing.octets.has_memory() {
-            outgoing.octets = lock(&self.spare_queues).pop().unwrap_or_default();
+            outgoing.octets = self.spare_queues.lock().pop().unwrap_or_default();
         }
         if let Some(until) = outgoing.tampering.hold(now) {
             outgoing.held_until = outgoing.held_until.max(until);
@@ -611,7 +619,8 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.since >= ASK_AGAIN {
             outgoing.since = 0;
             if let Ok(segment) = stream.socket.segment_size() {
-                stream.segment.store(segment, Ordering::Relaxed);
+                let unit = self.codec.max_unit(&outgoing.sender, segment);
+                stream.unit.store(unit, Ordering::Relaxed);
             }
         }
         let has_room = !outgoing.is_held && outgoing.waiting() < self.options.backlog / 2;
@@ -901,13 +910,11 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn max_frame_of(&self, header: &C::Header) -> Option<usize> {
-        let stream = self.stream(self.codec.key(header));
-        let most = stream.and_then(|stream| {
-            let segment = stream.segment.load(Ordering::Relaxed);
-            let outgoing = lock(&stream.outgoing);
-            self.codec.max_payload(&outgoing.sender, header, segment)
+        let most = self.with_stream(self.codec.key(header), |stream| {
+            let unit = stream.unit.load(Ordering::Relaxed);
+            self.codec.max_payload(header, unit)
         });
-        Some(most.unwrap_or(self.options.max_frame))
+        Some(most.flatten().unwrap_or(self.options.max_frame))
     }
 
     fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
@@ -1124,7 +1131,7 @@ impl<C: StreamCodec> Inbound<C> {
 /// A list of what is to be done, of which a look need not lock to see that there is nothing.
 struct Chore<L> {
     any: AtomicBool,
-    list: Mutex<L>,
+    list: Lock<L>,
 }
 
 /// What a [`Chore`] is a list of.
@@ -1152,7 +1159,7 @@ impl<L: List> Chore<L> {
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut L) -> R) -> R {
-        let mut list = lock(&self.list);
+        let mut list = self.list.lock();
         let result = work(&mut list);
         self.any.store(!list.is_empty(), Ordering::Release);
         result
@@ -1168,7 +1175,7 @@ impl<L: List> Default for Chore<L> {
     fn default() -> Self {
         Self {
             any: AtomicBool::new(false),
-            list: Mutex::default(),
+            list: Lock::new(LockClass::Link, L::default()),
         }
     }
 }
