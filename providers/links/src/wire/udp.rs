@@ -461,6 +461,11 @@ impl<C: DatagramCodec> UdpLink<C> {
         // Before looking: what comes meanwhile is seen here or says so again.
         self.waiting.remove(flow);
         loop {
+            // What a full socket has left goes first.
+            let is_last = leaving.is_empty();
+            if is_last {
+                std::mem::swap(&mut *leaving, &mut *lock(&lane.filling));
+            }
             let departed = leaving.depart(
                 socket,
                 |range, transmit| self.lease.put(socket, range, transmit),
@@ -470,10 +475,8 @@ impl<C: DatagramCodec> UdpLink<C> {
             self.watch_room(lane, socket, departed.full);
             if departed.full {
                 self.waiting.add(flow);
-                return;
             }
-            std::mem::swap(&mut *leaving, &mut *lock(&lane.filling));
-            if leaving.is_empty() {
+            if departed.full || is_last {
                 return;
             }
         }
@@ -489,7 +492,8 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
     fn watch_room(&self, lane: &Lane<C::Header>, socket: &UdpSocket, is_full: bool) {
-        if lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
+        let changes = lane.is_blocked.load(Ordering::Relaxed) != is_full;
+        if changes && lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
             // Where it cannot be watched, what waits leaves with what comes next.
             let _ = if is_full {
                 self.watch.add(socket, ROOM, Source::Full)
