@@ -122,6 +122,10 @@ impl DatagramCodec for RoceV2 {
         })
     }
 
+    fn is_acknowledge(&self, datagram: &[u8]) -> bool {
+        roce::decode(datagram).is_ok_and(|packet| packet.facts.operation == Operation::Acknowledge)
+    }
+
     fn group(&self, header: &Header) -> Option<IpAddr> {
         match header.body {
             Body::Datagram(_, _, group) => group.map(address_of),

@@ -105,6 +105,12 @@ pub trait DatagramCodec: Send + Sync + 'static {
     /// Takes a datagram apart. `None`, and counted, where it is none of this format.
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Self::Header>>;
 
+    /// Whether a datagram is a mere acknowledge, which whoever waits for a message need not have first.
+    fn is_acknowledge(&self, datagram: &[u8]) -> bool {
+        let _ = datagram;
+        false
+    }
+
     /// The group that a frame goes to, where it goes to one; in place of the frame's destination.
     fn group(&self, header: &Self::Header) -> Option<IpAddr> {
         let _ = header;

@@ -122,6 +122,8 @@ pub struct UdpLink<C: DatagramCodec> {
     room: usize,
     tap: Option<Arc<dyn OctetTap>>,
     inbound: Mutex<Inbound>,
+    /// Something that has come waits for the next look.
+    leaves_some: AtomicBool,
     by_memory: bool,
     /// What came in by another way than the own socket, and whether anything did.
     aside: Mutex<Aside>,
@@ -183,7 +185,11 @@ struct Inbound {
     looks: u32,
     /// Looks since something was in memory.
     idle: u32,
+    /// Acknowledges that came behind a frame: they are delivered at the next look, for the program may wait for the frame.
+    later: Later,
 }
+
+type Later = ArrayVec<(Arrival, ArrayVec<u8, SHORT>), LATER>;
 
 struct Aside {
     queue: VecDeque<(Arrival, Vec<u8>)>,
@@ -221,6 +227,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             mailbox: by_memory.then(|| lease.mailbox()).flatten(),
             looks: 0,
             idle: IDLE,
+            later: ArrayVec::new(),
         };
         Ok(Arc::new(Self {
             flows: FlowSockets::new(local, flows, options.udp),
@@ -231,6 +238,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
             inbound: Mutex::new(inbound),
+            leaves_some: AtomicBool::new(false),
             by_memory,
             aside: Mutex::new(Aside {
                 queue: VecDeque::new(),
@@ -585,12 +593,24 @@ impl<C: DatagramCodec> UdpLink<C> {
             payload,
             damaged: opened.damaged,
         };
-        if frame.damaged {
-            self.count(|counters| &counters.damaged, 1);
-        } else {
-            self.count(|counters| &counters.delivered, 1);
-        }
+        let counter = match frame.damaged {
+            true => &self.counters.damaged,
+            false => &self.counters.delivered,
+        };
+        // By whoever has the turn: nobody else counts these.
+        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         network.deliver(frame, now);
+    }
+
+    // Whether it is an acknowledge that waits for the next look.
+    fn put_off(&self, arrival: &Arrival, datagram: &[u8], later: &mut Later) -> bool {
+        let is_acknowledge = self.codec.is_acknowledge(datagram);
+        let octets = ArrayVec::try_from(datagram).ok().filter(|_| is_acknowledge);
+        let put = octets.is_some_and(|octets| later.try_push((*arrival, octets)).is_ok());
+        if put {
+            self.leaves_some.store(true, Ordering::Relaxed);
+        }
+        put
     }
 
     // Whether there was something.
@@ -766,15 +786,23 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             mailbox,
             looks,
             idle,
+            later,
         } = &mut *inbound;
         let own = self.lease.range();
         let mut is_called = false;
+        if !later.is_empty() {
+            for (arrival, datagram) in later.take() {
+                self.deliver(&arrival, &datagram, now, network);
+            }
+            self.leaves_some.store(false, Ordering::Relaxed);
+            return true;
+        }
         let mut take = |arrival: Arrival, datagram: &[u8]| {
             let range = QpnRange::of_datagram(datagram);
             if range == own {
                 if self.lease.is_call(datagram) {
                     is_called = true;
-                } else {
+                } else if !(delivered && self.put_off(&arrival, datagram, later)) {
                     self.deliver(&arrival, datagram, now, network);
                     delivered = true;
                 }
@@ -830,8 +858,12 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn poll(&self, work: &mut dyn FnMut()) {
         self.watch.poll(work);
+        if self.leaves_some.load(Ordering::Relaxed) {
+            self.watch.leave();
+        }
         // Otherwise the thread sends what a poller that is gone has left.
-        if !self.watch.stands_back() {
+        let is_left = self.waiting.bits() | self.behind.bits() != 0;
+        if is_left && !self.watch.stands_back() {
             self.flush();
         }
     }
@@ -964,6 +996,9 @@ const BEHIND: usize = 32;
 /// memory is next to nothing beside one at the socket.
 const IDLE: u32 = 1024;
 const EVERY: u32 = 16;
+/// Octets of the longest acknowledge, and how many wait for the next look.
+const SHORT: usize = 32;
+const LATER: usize = 32;
 /// Calls that one turn of reading makes at most, so that answers leave in between.
 const ROUNDS: usize = 8;
 /// How long a process that does not keep up is waited for, with pauses between.

@@ -78,6 +78,11 @@ impl DatagramCodec for Toy {
         })
     }
 
+    fn is_acknowledge(&self, datagram: &[u8]) -> bool {
+        let number = datagram.first_chunk().copied().map(u32::from_be_bytes);
+        number.is_some_and(|number| number >= SUMS_UP)
+    }
+
     fn common(&self, datagram: &[u8]) -> Common {
         match datagram.get(8) {
             Some(&service) if service != 0 => Common::Service(service.into()),
@@ -247,6 +252,50 @@ fn what_sums_up_leaves_behind_what_comes_next_and_only_the_last_of_it() {
     // The last to be sent before the end.
     drop(one);
     assert_eq!(numbers(all(&third, 1)), [SUMS_UP + 5]);
+}
+
+#[test]
+fn an_acknowledge_behind_a_frame_waits_for_the_next_look() {
+    // By sockets, and by memory.
+    for [one, other] in [["127.0.3.171", "127.0.3.172"], ["127.0.3.173"; 2]] {
+        let (one, other) = (link(one, 47_080), link(other, 47_080));
+        let sink = Sink::of(&other);
+        let look = || {
+            let began = Instant::now();
+            while !other.progress(NOW, &*sink) {
+                assert!(began.elapsed() < LONG, "{:?}", sink.numbers());
+            }
+            sink.numbers()
+        };
+        for number in [SUMS_UP, 5] {
+            one.send(frame(&one, &other, number, b""), NOW);
+        }
+        one.flush();
+        assert_eq!(look(), [5]);
+        assert_eq!(look(), [5, SUMS_UP]);
+        assert!(!other.progress(NOW, &*sink));
+        // One that comes by itself has nothing to wait for.
+        one.send(frame(&one, &other, SUMS_UP + 1, b""), NOW);
+        one.flush();
+        assert_eq!(look(), [5, SUMS_UP, SUMS_UP + 1]);
+    }
+}
+
+#[test]
+fn the_watch_delivers_an_acknowledge_whose_poller_is_gone() {
+    let Processes {
+        links: [one, other],
+        sinks,
+        _duties,
+    } = Processes::at("127.0.3.174");
+    for number in 0..200 {
+        for number in [SUMS_UP + number, number] {
+            one.send(frame(&one, &other, number, b""), NOW);
+        }
+        one.flush();
+        other.poll(&mut || _ = other.progress(NOW, &*sinks[1]));
+        sinks[1].await_frames(2 * number as usize + 2);
+    }
 }
 
 #[test]
