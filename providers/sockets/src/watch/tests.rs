@@ -126,25 +126,23 @@ fn while_somebody_polls_the_thread_stands_back() {
 fn who_only_sends_for_a_while_is_not_replaced() {
     if is_memory_checked() {
         // There is no poller who makes no pause then.
-        of_sends_between_polls_by_the_thread();
+        sends_between_polls();
         return;
     }
     // Who has no processor for a while is replaced rightly: tried again, with another watch.
-    let began = Instant::now();
-    let by_thread = loop {
-        if let Some(by_thread) = of_sends_between_polls_by_the_thread() {
-            break by_thread;
-        }
+    let (began, mut by_thread) = (Instant::now(), Vec::new());
+    while by_thread.len() < 5 {
+        by_thread.extend(sends_between_polls());
         assert!(
             began.elapsed() < 6 * LONG,
-            "no processor for 20 ms at a time"
+            "no processor for 8 ms at a time, but {by_thread:?}"
         );
-    };
-    assert!(by_thread <= 1, "{by_thread} of 5 by the thread");
+    }
+    assert!(by_thread.iter().sum::<usize>() <= 1, "{by_thread:?}");
 }
 
-// `None`: there was a pause that a poller does not make.
-fn of_sends_between_polls_by_the_thread() -> Option<usize> {
+// How much came by the thread; `None` where there was a pause that a poller does not make.
+fn sends_between_polls() -> Option<usize> {
     const PAUSE: Duration = Duration::from_micros(500);
     let (reader, _told) = Reader::new();
     let mut last = Instant::now();
@@ -163,12 +161,10 @@ fn of_sends_between_polls_by_the_thread() -> Option<usize> {
     };
     is_there_for(Duration::from_millis(5), &poll)?;
     let before = reader.by_thread.load(Ordering::SeqCst);
-    for _ in 0..5 {
-        reader.send();
-        is_there_for(Duration::from_millis(3), &|| reader.watch.stay())?;
-        is_there_for(Duration::from_micros(100), &poll)?;
-    }
-    assert_eq!(reader.arrived(), 5);
+    reader.send();
+    is_there_for(Duration::from_millis(3), &|| reader.watch.stay())?;
+    is_there_for(Duration::from_micros(100), &poll)?;
+    assert_eq!(reader.arrived(), 1);
     Some(reader.by_thread.load(Ordering::SeqCst) - before)
 }
 
