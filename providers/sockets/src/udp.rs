@@ -7,6 +7,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
@@ -95,6 +96,8 @@ pub struct UdpSocket {
     local: SocketAddr,
     segments: AtomicBool,
     joins: bool,
+    /// The first traffic class that was asked for becomes the socket's own: who says it with each datagram pays for that.
+    class: OnceLock<u8>,
 }
 
 /// What goes out with one call: a datagram, or several of one length that the kernel cuts apart.
@@ -124,13 +127,14 @@ impl<'a> Transmit<'a> {
         }
     }
 
-    fn control(&self) -> Control<CONTROL> {
+    // What is to be said of it to a socket of this traffic class.
+    fn control(&self, own_class: u8) -> Control<CONTROL> {
         let mut control = Control::default();
         let (level, class, hops) = match self.to {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
         };
-        if self.traffic_class != 0 {
+        if self.traffic_class != own_class {
             control.push_number(level, class, self.traffic_class.into());
         }
         // What goes to a group has a limit of its own.
@@ -212,6 +216,7 @@ impl UdpSocket {
             local,
             segments: AtomicBool::new(segments),
             joins,
+            class: OnceLock::new(),
         })
     }
 
@@ -265,7 +270,8 @@ impl UdpSocket {
     fn send_some(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
         let prepare = |transmit: &Transmit<'_>| {
             let to = address::scoped(transmit.to, self.local);
-            (Name::of(to), transmit.control())
+            let own_class = self.own_class(transmit.traffic_class);
+            (Name::of(to), transmit.control(own_class))
         };
         if let [transmit] = transmits {
             let (name, control) = prepare(transmit);
@@ -279,6 +285,19 @@ impl UdpSocket {
             .map(|(transmit, (name, control))| message(transmit, name, control))
             .collect();
         sys::send_many(self.as_fd(), &messages)
+    }
+
+    // The traffic class of what is sent without a word of it; `first` where none has been asked for yet.
+    #[inline]
+    fn own_class(&self, first: u8) -> u8 {
+        *self.class.get_or_init(|| {
+            let set = match self.local {
+                _ if first == 0 => Ok(()),
+                SocketAddr::V4(_) => sockopt::set_ip_tos(&self.descriptor, first),
+                SocketAddr::V6(_) => sockopt::set_ipv6_tclass(&self.descriptor, first.into()),
+            };
+            if set.is_ok() { first } else { 0 }
+        })
     }
 
     fn refusal(&self, first: &Transmit<'_>, error: io::Error) -> SendError {

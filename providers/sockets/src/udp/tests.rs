@@ -61,20 +61,26 @@ fn a_datagram_is_gathered_and_arrives_with_its_addresses() {
 }
 
 #[test]
-fn the_traffic_class_arrives() {
-    for local in [V4, V6] {
-        let (from, to) = (socket(local), socket(local));
+fn the_traffic_class_arrives_whichever_came_first() {
+    const CLASSES: [u8; 5] = [0, 1, 2, 3, 0x68 | 2];
+    for (local, hop_limit) in [(V4, 0), (V4, 9), (V6, 0), (V6, 9)] {
         let pieces = [Piece::from(&b"x"[..])];
-        for traffic_class in [0, 1, 2, 3, 0x68 | 2] {
-            let transmit = Transmit {
+        for first in 0..CLASSES.len() {
+            let (from, to) = (socket(local), socket(local));
+            let mut classes = CLASSES;
+            classes.rotate_left(first);
+            let of = |traffic_class| Transmit {
                 traffic_class,
-                hop_limit: 9,
+                hop_limit,
                 ..transmit(&to, &pieces)
             };
-            from.send(&[transmit]).unwrap();
-            receive(&to, 1, |message, _| {
-                assert_eq!(message.traffic_class, traffic_class);
-            });
+            for class in classes {
+                from.send(&[of(class)]).unwrap();
+                from.send(&[of(class), of(classes[0])]).unwrap();
+                let mut arrived = Vec::new();
+                receive(&to, 3, |message, _| arrived.push(message.traffic_class));
+                assert_eq!(arrived, [class, class, classes[0]]);
+            }
         }
     }
 }
