@@ -439,7 +439,11 @@ impl Watch {
         for event in &events[..count] {
             match event.data.u64() {
                 DATA_TOKEN => round.data = true,
-                BELL_TOKEN => self.hear(),
+                BELL_TOKEN => {
+                    self.hear();
+                    // A poller has left something, perhaps one whose epoch has been seen already.
+                    round.data = true;
+                }
                 token => guarded(|| duty.attend(token)),
             }
         }
