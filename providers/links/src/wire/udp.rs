@@ -26,7 +26,7 @@ use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 use super::codec::{Arrival, Common, DatagramCodec, Envelope};
 use super::lock;
 use super::octets::OctetTap;
-use super::train::{Car, Departed, Route, Train};
+use super::train::{Car, Company, Departed, Route, Train};
 use crate::capture::Stage;
 
 /// What a [`UdpLink`] is made with.
@@ -345,14 +345,14 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Whether there was room, or a run that it could be `coupled` to.
+    // Whether there was room, and the `company` that it shall leave with.
     fn append(
         &self,
         flow: usize,
         route: Route,
         from: SocketAddr,
         frame: &Frame<'_, C::Header>,
-        coupled: bool,
+        company: Company,
     ) -> bool {
         let length = frame.payload.len();
         let write = |room: &mut [u8]| {
@@ -380,7 +380,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let taken = lock(&self.lanes[flow].filling).append(
             route,
             length + C::OVERHEAD,
-            coupled,
+            company,
             by_memory,
             |room| {
                 let written = write(room);
@@ -420,9 +420,9 @@ impl<C: DatagramCodec> UdpLink<C> {
         placed
     }
 
-    // With `all`, whatever waits; otherwise what costs no call of its own, because the kernel cuts it off from what
-    // leaves anyway.
-    fn append_behind(&self, flow: usize, from: SocketAddr, all: bool) {
+    // What waits, as far as it has this company.
+    fn append_behind(&self, flow: usize, from: SocketAddr, company: Company) {
+        let all = company == Company::Any;
         let mut behind = lock(&self.lanes[flow].behind);
         behind.retain(|(to, header)| {
             let (manner, local) = (self.codec.manner(header), self.lease.address().ip());
@@ -433,7 +433,7 @@ impl<C: DatagramCodec> UdpLink<C> {
                 payload: Payload::Empty,
                 damaged: false,
             };
-            let taken = self.append(flow, Route::new(*to, manner), from, &frame, !all);
+            let taken = self.append(flow, Route::new(*to, manner), from, &frame, company);
             if all && !taken {
                 self.count(|counters| &counters.overrun, 1);
             }
@@ -464,7 +464,14 @@ impl<C: DatagramCodec> UdpLink<C> {
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
         if self.behind.has(flow) {
-            self.append_behind(flow, from, behind);
+            // To cut them off takes time before the first of them leaves: where somebody polls, acknowledges leave when it
+            // looks again, and what they would go with does not wait for them.
+            let company = match behind {
+                true => Company::Any,
+                false if self.watch.stands_back() => Company::InMemory,
+                false => Company::Coupled,
+            };
+            self.append_behind(flow, from, company);
         }
         // Before looking: what comes meanwhile is seen here or says so again.
         self.waiting.remove(flow);
@@ -762,9 +769,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             return;
         }
         let route = Route::new(to, manner);
-        if !self.append(flow, route, from, &frame, false) {
+        if !self.append(flow, route, from, &frame, Company::Any) {
             self.flush_lane(flow, false);
-            if !self.append(flow, route, from, &frame, false) {
+            if !self.append(flow, route, from, &frame, Company::Any) {
                 self.count(|counters| &counters.overrun, 1);
             }
         }
@@ -791,9 +798,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let own = self.lease.range();
         let mut is_called = false;
         if !later.is_empty() {
-            for (arrival, datagram) in later.take() {
-                self.deliver(&arrival, &datagram, now, network);
+            for (arrival, datagram) in &*later {
+                self.deliver(arrival, datagram, now, network);
             }
+            later.clear();
             self.leaves_some.store(false, Ordering::Relaxed);
             return true;
         }

@@ -255,6 +255,40 @@ fn what_sums_up_leaves_behind_what_comes_next_and_only_the_last_of_it() {
 }
 
 #[test]
+fn where_somebody_polls_a_message_waits_for_nothing_that_sums_up() {
+    // By sockets that leaves with the next look, by memory along with the message.
+    let cases = [(["127.0.3.175", "127.0.3.176"], 1), (["127.0.3.177"; 2], 2)];
+    for ([one, other], at_once) in cases {
+        let (one, other) = (link(one, 47_080), link(other, 47_080));
+        let sink = Sink::of(&one);
+        let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
+        let _duty = one.start(Arc::downgrade(&network)).unwrap();
+        let left = || one.counts().sent + one.counts().by_memory;
+        let began = Instant::now();
+        loop {
+            assert!(began.elapsed() < LONG);
+            other.send(frame(&other, &one, 1, b""), NOW);
+            other.flush();
+            one.poll(&mut || _ = one.progress(NOW, &*sink));
+            let (is_polled, before) = (one.watch().stands_back(), left());
+            for number in [SUMS_UP, 5] {
+                one.send(frame(&one, &other, number, b""), NOW);
+            }
+            one.flush_ahead();
+            let sent = left() - before;
+            // Otherwise the thread was not there yet, or took the poller for gone.
+            let counts = is_polled && one.watch().stands_back();
+            one.flush();
+            assert_eq!(all(&other, 2).len(), 2);
+            if counts {
+                assert_eq!(sent, at_once);
+                break;
+            }
+        }
+    }
+}
+
+#[test]
 fn an_acknowledge_behind_a_frame_waits_for_the_next_look() {
     // By sockets, and by memory.
     for [one, other] in [["127.0.3.171", "127.0.3.172"], ["127.0.3.173"; 2]] {
