@@ -150,6 +150,13 @@ pub struct TcpSocket {
     received: AtomicU64,
 }
 
+// By who sends, or by who receives: where two do either at once, what order octets have is not known either.
+#[inline]
+fn add(count: &AtomicU64, octets: usize) {
+    let before = count.load(Ordering::Relaxed);
+    count.store(before + octets as u64, Ordering::Relaxed);
+}
+
 impl TcpSocket {
     /// Begins to connect. When it is writable, [`connected`](Self::connected) tells what became of it.
     ///
@@ -309,7 +316,7 @@ impl TcpSocket {
             Err(error) if is_passing(&error) => return Ok(0),
             result => result?,
         };
-        self.sent.fetch_add(sent as u64, Ordering::Relaxed);
+        add(&self.sent, sent);
         if let Some(tap) = &self.tap {
             tap.sent(pieces, sent);
         }
@@ -327,7 +334,7 @@ impl TcpSocket {
                 Ok(Received::End)
             }
             Ok((_, octets)) => {
-                self.received.fetch_add(octets as u64, Ordering::Relaxed);
+                add(&self.received, octets);
                 self.note(Way::In, Passed::Octets(&into[..octets]));
                 Ok(Received::Octets(octets))
             }
