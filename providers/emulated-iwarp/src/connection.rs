@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use polyverbs_engine::driver::Change;
-use polyverbs_engine::link::{Frame, OwnedFrame};
+use polyverbs_engine::link::{Frame, Offered, OwnedFrame};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use verbs_api::LinkAddress;
@@ -286,22 +286,8 @@ pub(crate) fn handle_end(qp: &QpRef, epoch: u32, message: &Message, cx: &mut Cx<
 
 /// Sends a segment with its octets over the link.
 pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    let header = Header {
-        stream: stream(qp, to),
-        message,
-    };
-    let now = cx.moment();
     if let Some(link) = qp.device.network().link() {
-        link.send(
-            Frame {
-                from: qp.device.address(),
-                to: to.address,
-                header,
-                payload,
-                damaged: false,
-            },
-            now,
-        );
+        link.send(frame(qp, to, message, payload), cx.moment());
     }
 }
 
@@ -355,34 +341,33 @@ pub(crate) fn offer_segments(
     segment: impl Fn(usize, bool) -> Message,
     cx: &mut Cx<'_>,
 ) -> bool {
-    let Some(link) = qp.device.network().link() else {
-        return true;
-    };
-    let now = cx.moment();
-    let header = |offset, last| Header {
-        stream: stream(qp, to),
-        message: segment(offset, last),
-    };
-    let most = link.max_frame_of(&header(*sent, true));
-    let most = most.unwrap_or(usize::MAX).max(1);
+    let mut most = usize::MAX;
     loop {
         let length = (payload.len() - *sent).min(most);
         let last = *sent + length == payload.len();
-        let frame = Frame {
-            from: qp.device.address(),
-            to: to.address,
-            header: header(*sent, last),
-            payload: payload.part(*sent, length),
-            damaged: false,
-        };
-        if !link.offer(frame, now) {
-            return false;
-        }
-        *sent += length;
-        if last {
-            return true;
+        let part = payload.part(*sent, length);
+        match offer_rest(qp, to, segment(*sent, last), part, cx) {
+            Offered::Taken if last => return true,
+            Offered::Taken => *sent += length,
+            Offered::NoRoom => return false,
+            Offered::TooLong(less) => most = less,
         }
     }
+}
+
+/// Sends what is left of a message, or a part of it, if it is not too long and there is room.
+#[inline]
+pub(crate) fn offer_rest(
+    qp: &Qp,
+    to: &Peer,
+    message: Message,
+    payload: Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> Offered {
+    let link = qp.device.network().link();
+    link.map_or(Offered::Taken, |link| {
+        link.offer_rest(frame(qp, to, message, payload), cx.moment())
+    })
 }
 
 /// Sends a message that is never cut, if there is room.
@@ -393,8 +378,13 @@ pub(crate) fn offer(
     payload: Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> bool {
-    let now = cx.moment();
-    let frame = Frame {
+    let link = qp.device.network().link();
+    link.is_none_or(|link| link.offer(frame(qp, to, message, payload), cx.moment()))
+}
+
+#[inline]
+fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Frame<'p, Header> {
+    Frame {
         from: qp.device.address(),
         to: to.address,
         header: Header {
@@ -403,9 +393,7 @@ pub(crate) fn offer(
         },
         payload,
         damaged: false,
-    };
-    let link = qp.device.network().link();
-    link.is_none_or(|link| link.offer(frame, now))
+    }
 }
 
 /// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.

@@ -74,6 +74,17 @@ pub trait Deliver<H> {
     fn deliver(&self, frame: Frame<'_, H>, now: Time);
 }
 
+/// What became of the rest of a message that was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offered {
+    /// It was taken, or is lost with where it would have gone.
+    Taken,
+    /// Too much waits where it would go: the driver is told when there is room again.
+    NoRoom,
+    /// It has more octets of payload than go there in a frame: so many do, which are not none.
+    TooLong(usize),
+}
+
 /// A link that is not direct: frames arrive later, and whatever it does to them.
 ///
 /// *Datagram* links (InfiniBand's transport) may lose, reorder, double and damage frames. *Stream* links (iWARP) keep
@@ -95,17 +106,21 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         None
     }
 
-    /// Payload octets of the largest frame that goes where this one would; by default the same everywhere.
-    fn max_frame_of(&self, header: &H) -> Option<usize> {
-        self.inner()
-            .map_or_else(|| self.max_frame(), |link| link.max_frame_of(header))
-    }
-
     /// Takes a frame as [`send`](Self::send) does, unless too much waits where it would go: then the driver is told when
     /// there is room again. By default there always is.
     fn offer(&self, frame: Frame<'_, H>, now: Time) -> bool {
         self.send(frame, now);
         true
+    }
+
+    /// The same for what is left of a message that may be cut. By default the largest frame is the
+    /// [same](Self::max_frame) everywhere.
+    fn offer_rest(&self, frame: Frame<'_, H>, now: Time) -> Offered {
+        match self.max_frame() {
+            Some(most) if frame.payload.len() > most => Offered::TooLong(most),
+            _ if self.offer(frame, now) => Offered::Taken,
+            _ => Offered::NoRoom,
+        }
     }
 
     /// Sends on what [`send`](Self::send) noted and what only waits to be sent together with more. Called with no lock

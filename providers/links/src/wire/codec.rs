@@ -199,7 +199,7 @@ pub trait StreamCodec: Send + Sync + 'static {
         segment
     }
 
-    /// How many of [those](Self::max_unit) are payload in a frame like this; `None` for what the link says.
+    /// How many of [those](Self::max_unit) are payload in a frame like this; `None` for as many as there are.
     fn max_payload(&self, header: &Self::Header, unit: usize) -> Option<usize> {
         let _ = (header, unit);
         None

@@ -23,9 +23,13 @@ impl Tampering {
         }
     }
 
-    /// Whether the connection has carried all the frames that it may; counts one more.
-    pub(super) fn is_spent(&mut self) -> bool {
+    /// One more frame.
+    pub(super) const fn count(&mut self) {
         self.frames += 1;
+    }
+
+    /// Whether the connection has carried more frames than it may.
+    pub(super) fn is_spent(&self) -> bool {
         self.faults
             .reset_after
             .is_some_and(|most| self.frames > most)

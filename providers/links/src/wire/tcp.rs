@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use polyverbs_engine::link::{Deliver, Frame, Link};
+use polyverbs_engine::link::{Deliver, Frame, Link, Offered};
 use polyverbs_engine::lock::{Lock, LockClass};
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
@@ -167,8 +167,6 @@ struct Stream<C: StreamCodec> {
     is_deaf: AtomicBool,
     /// Nothing more comes, or it cannot be read: told also to those who do not read.
     has_ended: AtomicBool,
-    /// What a frame may carry on this path.
-    unit: AtomicUsize,
     meeting: Option<Meeting>,
     near: OnceLock<Near>,
     is_near: AtomicBool,
@@ -182,6 +180,8 @@ struct Stream<C: StreamCodec> {
 struct Outgoing<C: StreamCodec> {
     sender: C::Sender,
     octets: OctetQueue,
+    /// What a frame may carry on this path.
+    unit: usize,
     ends: bool,
     is_over: bool,
     is_dirty: bool,
@@ -335,6 +335,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let tampering =
             |direction| Tampering::new(self.options.faults, self.options.seed, direction);
         let outgoing = Outgoing {
+            unit: self.codec.max_unit(&sender, segment),
             sender,
             octets: OctetQueue::new(waiting),
             ends: false,
@@ -362,7 +363,6 @@ impl<C: StreamCodec> TcpLink<C> {
             tampering: tampering(number + 1),
         };
         let meeting = self.meeting(&socket);
-        let unit = self.codec.max_unit(&outgoing.sender, segment);
         let stream = Arc::new(Stream {
             key,
             local,
@@ -371,7 +371,6 @@ impl<C: StreamCodec> TcpLink<C> {
             is_gone: AtomicBool::new(false),
             is_deaf: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
-            unit: AtomicUsize::new(unit),
             meeting,
             near: OnceLock::new(),
             is_near: AtomicBool::new(false),
@@ -467,33 +466,36 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // Whether it was taken, or is lost with its stream.
+    // With the streams locked: it forgets none.
     fn append(
         &self,
         stream: &Arc<Stream<C>>,
         frame: &Frame<'_, C::Header>,
         now: Time,
         manner: Manner,
-    ) -> bool {
-        let mut guard = lock(&stream.outgoing);
-        let outgoing = &mut *guard;
+    ) -> Offered {
+        let outgoing = &mut *lock(&stream.outgoing);
         if outgoing.is_over || outgoing.ends {
-            return true;
+            return Offered::Taken;
         }
         if manner == Manner::Offered {
+            let most = self.codec.max_payload(&frame.header, outgoing.unit);
+            if let Some(most) = most.filter(|most| frame.payload.len() > *most) {
+                return Offered::TooLong(most);
+            }
             if outgoing.is_held || outgoing.waiting() >= self.options.backlog {
                 outgoing.wants_room = true;
-                return false;
+                return Offered::NoRoom;
             }
             if !self.codec.may_follow(&outgoing.sender, &frame.header) {
                 outgoing.wants_turn = true;
-                return false;
+                return Offered::NoRoom;
             }
         }
+        outgoing.tampering.count();
         if outgoing.tampering.is_spent() {
-            drop(guard);
-            self.lose(stream, StreamError::Reset);
-            return true;
+            self.mark(stream, outgoing);
+            return Offered::Taken;
         }
         if !outgoing.octets.has_memory() {
             outgoing.octets = self.spare_queues.lock().pop().unwrap_or_default();
@@ -522,7 +524,7 @@ impl<C: StreamCodec> TcpLink<C> {
             self.tell(stream, News::Room);
         }
         self.mark(stream, outgoing);
-        true
+        Offered::Taken
     }
 
     // With the outgoing half locked: nothing more is taken, and the peer has some time for its end.
@@ -591,6 +593,9 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.is_over {
             return Ok(());
         }
+        if outgoing.tampering.is_spent() {
+            return Err(StreamError::Reset);
+        }
         let by_memory = self.put(stream, outgoing)?;
         while outgoing.waiting() > 0 && !outgoing.is_full && !by_memory {
             let piece = outgoing.tampering.piece(outgoing.waiting());
@@ -619,8 +624,7 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.since >= ASK_AGAIN {
             outgoing.since = 0;
             if let Ok(segment) = stream.socket.segment_size() {
-                let unit = self.codec.max_unit(&outgoing.sender, segment);
-                stream.unit.store(unit, Ordering::Relaxed);
+                outgoing.unit = self.codec.max_unit(&outgoing.sender, segment);
             }
         }
         let has_room = !outgoing.is_held && outgoing.waiting() < self.options.backlog / 2;
@@ -909,20 +913,18 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         Some(self.options.max_frame)
     }
 
-    fn max_frame_of(&self, header: &C::Header) -> Option<usize> {
-        let most = self.with_stream(self.codec.key(header), |stream| {
-            let unit = stream.unit.load(Ordering::Relaxed);
-            self.codec.max_payload(header, unit)
-        });
-        Some(most.flatten().unwrap_or(self.options.max_frame))
+    fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
+        self.offer_rest(frame, now) == Offered::Taken
     }
 
-    fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
-        let Some(stream) = self.stream(self.codec.key(&frame.header)) else {
+    fn offer_rest(&self, frame: Frame<'_, C::Header>, now: Time) -> Offered {
+        let offered = self.with_stream(self.codec.key(&frame.header), |stream| {
+            self.append(stream, &frame, now, Manner::Offered)
+        });
+        offered.unwrap_or_else(|| {
             self.count(|counters| &counters.homeless);
-            return true;
-        };
-        self.append(&stream, &frame, now, Manner::Offered)
+            Offered::Taken
+        })
     }
 
     fn send(&self, frame: Frame<'_, C::Header>, now: Time) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
+use polyverbs_engine::link::{Deliver, Frame, Link, Offered, SharedLink};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use verbs_api::LinkAddress;
@@ -235,6 +235,10 @@ impl<C: StreamCodec> Link<C::Header> for StreamThroughOctets<C> {
 
     fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
         self.link.offer(frame, now)
+    }
+
+    fn offer_rest(&self, frame: Frame<'_, C::Header>, now: Time) -> Offered {
+        self.link.offer_rest(frame, now)
     }
 
     fn send(&self, frame: Frame<'_, C::Header>, now: Time) {

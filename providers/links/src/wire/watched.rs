@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use polyverbs_engine::link::{Deliver, Frame, Link};
+use polyverbs_engine::link::{Deliver, Frame, Link, Offered};
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::Duty;
 
@@ -42,6 +42,10 @@ impl<H: 'static, L: Link<H>> Link<H> for WatchedLink<L> {
 
     fn offer(&self, frame: Frame<'_, H>, now: Time) -> bool {
         self.link.offer(frame, now)
+    }
+
+    fn offer_rest(&self, frame: Frame<'_, H>, now: Time) -> Offered {
+        self.link.offer_rest(frame, now)
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
