@@ -199,6 +199,8 @@ struct Outgoing<C: StreamCodec> {
     wants_word: bool,
     /// Octets that have left since the segment size was asked for.
     since: usize,
+    /// Frames that were taken since something was written.
+    uncounted: u64,
     held_until: Time,
     tampering: Tampering,
 }
@@ -348,6 +350,7 @@ impl<C: StreamCodec> TcpLink<C> {
             by_memory: false,
             wants_word: false,
             since: 0,
+            uncounted: 0,
             held_until: Time::default(),
             tampering: tampering(number),
         };
@@ -514,7 +517,7 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.tampering.flip(outgoing.octets.last(frame)) {
             self.count(|counters| &counters.flipped);
         }
-        self.count(|counters| &counters.sent);
+        outgoing.uncounted += 1;
         self.note(stream);
         if manner == Manner::Last {
             self.end(stream, outgoing, now);
@@ -565,6 +568,8 @@ impl<C: StreamCodec> TcpLink<C> {
             }
             outgoing.held_until = Time::default();
             let written = self.write(&stream, &mut outgoing);
+            let taken = std::mem::take(&mut outgoing.uncounted);
+            self.counters.sent.fetch_add(taken, Ordering::Relaxed);
             let is_over = outgoing.is_over;
             drop(outgoing);
             match written {
@@ -754,7 +759,10 @@ impl<C: StreamCodec> TcpLink<C> {
                     payload,
                     taken,
                 } if taken > 0 => {
-                    self.count(|counters| &counters.delivered);
+                    // By whoever reads, and nobody else.
+                    let delivered = &self.counters.delivered;
+                    let before = delivered.load(Ordering::Relaxed);
+                    delivered.store(before + 1, Ordering::Relaxed);
                     self.note(stream);
                     network.deliver(stream.frame(header, payload, false), now);
                     at += taken.min(length);
@@ -1109,6 +1117,9 @@ impl<C: StreamCodec> Inbound<C> {
                 other.begun.extend_from_slice(&self.buffer[range]);
             }
             _ => {}
+        }
+        if incoming.begun.capacity() == 0 {
+            return 0..0;
         }
         let begun = std::mem::take(&mut incoming.begun);
         let length = begun.len();
