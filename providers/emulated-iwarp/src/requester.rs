@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{LocalUse, RemoteUse};
+use polyverbs_engine::link::Offered;
 use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::qp::{Phase, Wqe};
@@ -20,7 +21,7 @@ use polyverbs_engine::rules::{self, Rule};
 use verbs_api::qp::QpState;
 use verbs_api::{Access, EventType, RemoteAddress, SendFlags, Sge, WcStatus};
 
-use crate::connection::{Peer, is_ready, offer, offer_segments};
+use crate::connection::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::driver::Terminates;
 use crate::header::{
     AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
@@ -78,7 +79,7 @@ impl Requester {
 }
 
 /// How far a request has left.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Course {
     /// Octets of its data.
     sent: usize,
@@ -88,15 +89,41 @@ struct Course {
     has_begun: bool,
     /// Of its message.
     msn: u32,
+    /// Its data leaves in one segment or not at all.
+    is_uncut: bool,
 }
 
 impl Course {
+    const UNCUT: Self = Self {
+        sent: 0,
+        is_second: false,
+        has_begun: false,
+        msn: 0,
+        is_uncut: true,
+    };
+
     fn of(wqe: &Wqe) -> Self {
         Self {
+            is_uncut: false,
             sent: wqe.sent as usize,
             is_second: wqe.count != 0,
             has_begun: wqe.phase == Phase::Started,
             msn: wqe.first,
+        }
+    }
+
+    // Whether all of the data has left.
+    fn offer(
+        &mut self,
+        qp: &Qp,
+        peer: &Peer,
+        data: &Payload<'_>,
+        segment: impl Fn(usize, bool) -> Message,
+        cx: &mut Cx<'_>,
+    ) -> bool {
+        match self.is_uncut {
+            true => offer_rest(qp, peer, segment(0, true), data.clone(), cx) == Offered::Taken,
+            false => offer_segments(qp, peer, data, &mut self.sent, segment, cx),
         }
     }
 }
@@ -113,9 +140,29 @@ pub(crate) fn execute(
         return Executed::Done(qp.local_operation(half, request, cx), 0);
     }
     if cx.device.network().link().is_some() {
-        return Executed::Keep;
+        return send_at_once(qp, half, request, cx);
     }
     direct::execute(qp, half, request, cx)
+}
+
+// A message that is one segment leaves without having been in the queue, where nothing is in its way.
+fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+    let is_free = half.queue.is_empty() && !half.driver.has_parted && qp.device.is_port_active();
+    let Some(peer) = half.driver.peer.filter(|peer| is_free && peer.is_met()) else {
+        return Executed::Keep;
+    };
+    let mut course = Course::UNCUT;
+    let course = &mut course;
+    let started = match request.op {
+        Op::Send(beside) => send(qp, half, &peer, request, beside, course, cx),
+        Op::Write(remote, None) => write(qp, half, &peer, request, remote, None, course, cx),
+        _ => return Executed::Keep,
+    };
+    match started {
+        Ok(Some(_)) => Executed::Done(WcStatus::Success, 0),
+        Ok(None) => Executed::Keep,
+        Err(fault) => Executed::Done(fault.local_status(), 0),
+    }
 }
 
 /// Starts what may start.
@@ -273,7 +320,7 @@ fn send(
             body,
         })
     };
-    let whole = offer_segments(qp, peer, &payload, &mut course.sent, segment, cx);
+    let whole = course.offer(qp, peer, &payload, segment, cx);
     if !course.has_begun && (whole || course.sent > 0) {
         course.has_begun = true;
         half.driver.count_message(QN_SEND);
@@ -311,7 +358,7 @@ fn write(
                 last,
             })
         };
-        let whole = offer_segments(qp, peer, &payload, &mut course.sent, segment, cx);
+        let whole = course.offer(qp, peer, &payload, segment, cx);
         course.has_begun |= whole || course.sent > 0;
         course.is_second = whole;
         if !whole {
