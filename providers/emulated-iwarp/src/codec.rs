@@ -78,12 +78,15 @@ impl Receiving {
     }
 
     // What a segment is: an indication, if one is awaited and this is it.
+    #[inline]
     fn message<'o>(&mut self, ulpdu: &'o [u8]) -> Result<Arrived<'o>, Reject> {
-        let awaits = std::mem::take(&mut self.awaits);
         let arrived = message(&rdmap::decode(ulpdu)?, ulpdu)?;
-        let ready = ready(&arrived, awaits).map(Message::Ready);
-        Ok(match ready {
-            Some(ready) => (ready, &[]),
+        if self.awaits.is_empty() {
+            return Ok(arrived);
+        }
+        let awaits = std::mem::take(&mut self.awaits);
+        Ok(match ready(&arrived, awaits) {
+            Some(ready) => (Message::Ready(ready), &[]),
             None => arrived,
         })
     }
@@ -170,14 +173,15 @@ impl StreamCodec for MpaCodec {
             Message::Untagged(segment) => untagged(segment),
             _ => return,
         };
-        let front = front.as_octets();
         let ulpdu = front.len() + behind.len() + payload.len();
         // Drivers cut messages to what `max_payload` says.
         let Ok(ulpdu_len) = u16::try_from(ulpdu) else {
             return;
         };
         if sender.framing.markers {
-            return with_markers(&mut sender.mpa, &[front, behind], payload, into);
+            let front = front.as_buffer();
+            let headers = &[front.as_octets(), behind];
+            return with_markers(&mut sender.mpa, headers, payload, into);
         }
         // One stretch, and the checksum in one go over what stands still.
         let layout = Layout::new(ulpdu_len, sender.mpa.position(), false);
@@ -185,7 +189,7 @@ impl StreamCodec for MpaCodec {
         let (length, rest) = frame.split_at_mut(2);
         length.copy_from_slice(&ulpdu_len.to_be_bytes());
         let (at_front, rest) = rest.split_at_mut(front.len());
-        at_front.copy_from_slice(front);
+        front.put(at_front);
         let (at_behind, rest) = rest.split_at_mut(behind.len());
         at_behind.copy_from_slice(behind);
         payload.read(rest);
@@ -255,8 +259,41 @@ fn with_markers(
 
 // ---- out
 
-fn tagged(segment: &Tagged) -> SegmentBuffer {
-    SegmentBuffer::new(&SegmentHeader::Tagged(wire_tagged(segment)))
+/// The headers of a segment.
+enum Front {
+    /// DDP's: of nearly all segments.
+    Ddp(SegmentHeader),
+    /// With RDMAP's behind it.
+    Rdmap(SegmentBuffer),
+}
+
+impl Front {
+    fn len(&self) -> usize {
+        match self {
+            Self::Ddp(header) => header.encoded_len(),
+            Self::Rdmap(buffer) => buffer.as_octets().len(),
+        }
+    }
+
+    // Fills `octets`, which are as many.
+    #[inline]
+    fn put(&self, octets: &mut [u8]) {
+        match self {
+            Self::Ddp(header) => _ = header.put(octets),
+            Self::Rdmap(buffer) => octets.copy_from_slice(buffer.as_octets()),
+        }
+    }
+
+    fn as_buffer(&self) -> SegmentBuffer {
+        match self {
+            Self::Ddp(header) => SegmentBuffer::new(header),
+            Self::Rdmap(buffer) => *buffer,
+        }
+    }
+}
+
+fn tagged(segment: &Tagged) -> Front {
+    Front::Ddp(SegmentHeader::Tagged(wire_tagged(segment)))
 }
 
 fn wire_tagged(segment: &Tagged) -> iwarp::Tagged {
@@ -291,8 +328,18 @@ fn wire_untagged(segment: &Untagged) -> iwarp::Untagged {
 }
 
 // The headers, and what an extension has behind them.
-fn untagged(segment: &Untagged) -> (SegmentBuffer, &[u8]) {
-    let front = SegmentBuffer::new(&SegmentHeader::Untagged(wire_untagged(segment)));
+#[inline]
+fn untagged(segment: &Untagged) -> (Front, &[u8]) {
+    let header = SegmentHeader::Untagged(wire_untagged(segment));
+    if let Body::Immediate { .. } | Body::Send { .. } = segment.body {
+        return (Front::Ddp(header), &[]);
+    }
+    let (front, behind) = with_rdmap(&header, segment);
+    (Front::Rdmap(front), behind)
+}
+
+fn with_rdmap<'o>(header: &SegmentHeader, segment: &'o Untagged) -> (SegmentBuffer, &'o [u8]) {
+    let front = SegmentBuffer::new(header);
     let front = match &segment.body {
         Body::AtomicRequest(request) => front.with(&wire_atomic(request)),
         Body::AtomicResponse(response) => front.with(&iwarp::AtomicResponse {

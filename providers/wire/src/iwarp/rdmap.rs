@@ -316,7 +316,10 @@ pub fn decode(ulpdu: &[u8]) -> Result<Segment<'_>, Reject> {
     if !belongs {
         return Err(Reject::Opcode);
     }
-    let body = body(facts.content, content).ok_or(Reject::Length)?;
+    let body = match facts.content {
+        Content::Data => Body::Data(content),
+        kind => body(kind, content).ok_or(Reject::Length)?,
+    };
     Ok(Segment {
         header,
         facts,
