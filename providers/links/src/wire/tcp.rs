@@ -134,8 +134,8 @@ pub struct TcpLink<C: StreamCodec> {
     options: TcpLinkOptions,
     // Looked into for each frame; the keys are ours.
     streams: RwLock<FxHashMap<u64, Arc<Stream<C>>>>,
-    /// Streams with something to write.
-    dirty: Chore<Vec<Arc<Stream<C>>>>,
+    /// Streams with something to write, and memory for more of them.
+    dirty: Chore<Dirty<C>>,
     /// Streams that stand still, by chance.
     held: Chore<Vec<Arc<Stream<C>>>>,
     /// Streams that this end has ended, and until when the peer may take for its end.
@@ -148,8 +148,6 @@ pub struct TcpLink<C: StreamCodec> {
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
-    /// The same for what leaves.
-    spare_queues: Lock<Vec<OctetQueue>>,
     watch: Arc<Watch>,
     meetings: Meetings<C>,
     made: AtomicUsize,
@@ -267,7 +265,6 @@ impl<C: StreamCodec> TcpLink<C> {
                 looks: 0,
             }),
             spare: Mutex::default(),
-            spare_queues: Lock::new(LockClass::Link, Vec::new()),
             watch: Arc::new(Watch::new()?),
             meetings: Meetings::default(),
             made: AtomicUsize::new(0),
@@ -454,9 +451,12 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     fn give_back_queue(&self, queue: OctetQueue) {
-        let mut spare = self.spare_queues.lock();
-        if queue.has_memory() && spare.len() < SPARE {
-            spare.push(queue.emptied());
+        if queue.has_memory() {
+            self.dirty.with(|Dirty { spare, .. }| {
+                if spare.len() < SPARE {
+                    spare.push(queue.emptied());
+                }
+            });
         }
     }
 
@@ -465,7 +465,23 @@ impl<C: StreamCodec> TcpLink<C> {
     // With the outgoing half locked.
     fn mark(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
         if !std::mem::replace(&mut outgoing.is_dirty, true) {
-            self.dirty.with(|dirty| dirty.push(Arc::clone(stream)));
+            self.dirty
+                .with(|dirty| dirty.streams.push(Arc::clone(stream)));
+        }
+    }
+
+    // The same of one that needs memory for what it is to write.
+    fn mark_to_write(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
+        let has_memory = outgoing.octets.has_memory();
+        if !outgoing.is_dirty || !has_memory {
+            self.dirty.with(|Dirty { streams, spare }| {
+                if !std::mem::replace(&mut outgoing.is_dirty, true) {
+                    streams.push(Arc::clone(stream));
+                }
+                if !has_memory {
+                    outgoing.octets = spare.pop().unwrap_or_default();
+                }
+            });
         }
     }
 
@@ -496,12 +512,9 @@ impl<C: StreamCodec> TcpLink<C> {
             }
         }
         outgoing.tampering.count();
+        self.mark_to_write(stream, outgoing);
         if outgoing.tampering.is_spent() {
-            self.mark(stream, outgoing);
             return Offered::Taken;
-        }
-        if !outgoing.octets.has_memory() {
-            outgoing.octets = self.spare_queues.lock().pop().unwrap_or_default();
         }
         if let Some(until) = outgoing.tampering.hold(now) {
             outgoing.held_until = outgoing.held_until.max(until);
@@ -526,7 +539,6 @@ impl<C: StreamCodec> TcpLink<C> {
             outgoing.wants_turn = false;
             self.tell(stream, News::Room);
         }
-        self.mark(stream, outgoing);
         Offered::Taken
     }
 
@@ -555,8 +567,15 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
+    #[inline]
     fn flush_at(&self, now: Option<Time>) {
-        while let Some(stream) = self.dirty.take(Vec::pop) {
+        if self.dirty.is_any() {
+            self.write_dirty(now);
+        }
+    }
+
+    fn write_dirty(&self, now: Option<Time>) {
+        while let Some(stream) = self.dirty.take(|dirty| dirty.streams.pop()) {
             self.watch.stay();
             let mut outgoing = lock(&stream.outgoing);
             outgoing.is_dirty = false;
@@ -800,7 +819,12 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
+    #[inline]
     fn deliver_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        self.news.is_any() && self.deliver_all_news(now, network)
+    }
+
+    fn deliver_all_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = false;
         while let Some((stream, news)) = self.news.take(VecDeque::pop_front) {
             if let Some(header) = self.codec.news(stream.key, &news) {
@@ -1145,6 +1169,27 @@ impl<C: StreamCodec> Inbound<C> {
 struct Chore<L> {
     any: AtomicBool,
     list: Lock<L>,
+}
+
+struct Dirty<C: StreamCodec> {
+    streams: Vec<Arc<Stream<C>>>,
+    /// Of what has left, for what is to leave.
+    spare: Vec<OctetQueue>,
+}
+
+impl<C: StreamCodec> Default for Dirty<C> {
+    fn default() -> Self {
+        Self {
+            streams: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+}
+
+impl<C: StreamCodec> List for Dirty<C> {
+    fn is_empty(&self) -> bool {
+        self.streams.is_empty()
+    }
 }
 
 /// What a [`Chore`] is a list of.
