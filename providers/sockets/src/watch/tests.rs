@@ -12,6 +12,7 @@ struct Reader {
     batch: Mutex<ReceiveBatch>,
     arrived: AtomicUsize,
     by_thread: AtomicUsize,
+    progressed: AtomicUsize,
     attended: mpsc::Sender<u64>,
     rare: UdpSocket,
 }
@@ -28,6 +29,7 @@ impl Reader {
             batch: Mutex::new(ReceiveBatch::new(4, 65_535)),
             arrived: AtomicUsize::new(0),
             by_thread: AtomicUsize::new(0),
+            progressed: AtomicUsize::new(0),
             attended,
             rare: socket().unwrap(),
         });
@@ -81,6 +83,7 @@ impl Duty for Reader {
     fn progress(&self) {
         let count = self.read();
         self.by_thread.fetch_add(count, Ordering::SeqCst);
+        self.progressed.fetch_add(1, Ordering::SeqCst);
     }
 
     fn attend(&self, token: u64) {
@@ -186,6 +189,21 @@ fn who_hands_back_is_replaced_and_may_come_again() {
         reader.watch.hand_back();
         reader.send();
         reader.await_arrival(count);
+    }
+}
+
+#[test]
+fn what_a_poller_leaves_is_done_though_its_epoch_has_been_seen() {
+    let (reader, _told) = Reader::new();
+    let progressed = || reader.progressed.load(Ordering::SeqCst);
+    for _ in 0..100 {
+        let before = progressed();
+        reader.watch.leave();
+        let began = Instant::now();
+        while progressed() == before {
+            assert!(began.elapsed() < LONG);
+            thread::yield_now();
+        }
     }
 }
 
