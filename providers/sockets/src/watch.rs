@@ -116,6 +116,8 @@ pub struct Watch {
     handed_back: AtomicU64,
     stands_back: AtomicBool,
     is_over: AtomicBool,
+    /// How long the system takes for next to nothing.
+    call_takes: Duration,
 }
 
 impl Watch {
@@ -124,7 +126,7 @@ impl Watch {
     /// # Errors
     /// The process has too many descriptors.
     pub fn new() -> io::Result<Self> {
-        let watch = Self {
+        let mut watch = Self {
             outer: epoll::create(CreateFlags::CLOEXEC)?,
             data: epoll::create(CreateFlags::CLOEXEC)?,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -135,7 +137,9 @@ impl Watch {
             handed_back: AtomicU64::new(0),
             stands_back: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            call_takes: Duration::ZERO,
         };
+        watch.call_takes = watch.measure_call();
         epoll::add(&watch.outer, &watch.bell, BELL, EventFlags::IN)?;
         epoll::add(&watch.outer, &watch.data, DATA, EventFlags::ONESHOT)?;
         Ok(watch)
@@ -237,6 +241,11 @@ impl Watch {
         self.stands_back.load(Ordering::SeqCst)
     }
 
+    /// Whether a system call costs so little that who polls has the time for one more.
+    pub fn has_quick_calls(&self) -> bool {
+        self.call_takes < QUICK
+    }
+
     /// A poller leaves something for its next look: where it is gone, the thread takes over.
     pub fn leave(&self) {
         if !self.stands_back() {
@@ -301,7 +310,7 @@ impl Watch {
 
     fn run(&self, duty: &Weak<dyn Duty>) {
         let mut seen = self.epoch();
-        let mut patience = Patience::new(self.call_takes());
+        let mut patience = Patience::new(self.call_takes);
         let mut vain = 0_u32;
         while let Some(round) = self.round(duty, true, None) {
             let has_poller = self.has_poller(seen);
@@ -388,7 +397,7 @@ impl Watch {
     }
 
     // How long the system takes for next to nothing, when nothing else is in the way.
-    fn call_takes(&self) -> Duration {
+    fn measure_call(&self) -> Duration {
         let calls = (0..8).map(|_| {
             let began = Instant::now();
             self.has_data();
@@ -563,6 +572,9 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// How often in a row it may be in vain, and after how many times it is tried again.
 const VAIN: u32 = 8;
 const AGAIN: u32 = 64;
+
+/// A system call that does next to nothing takes a fifth of that on an ordinary machine, and a multiple under emulation.
+const QUICK: Duration = Duration::from_micros(1);
 
 /// How often a poller yields to whoever has the turn before it sleeps.
 const YIELDS: u32 = 100;

@@ -464,11 +464,12 @@ impl<C: DatagramCodec> UdpLink<C> {
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
         if self.behind.has(flow) {
-            // To cut them off takes time before the first of them leaves: where somebody polls, acknowledges leave when it
-            // looks again, and what they would go with does not wait for them.
+            // What they go with waits until they have been laid down behind it: where somebody polls, and a call more costs
+            // little, they leave when it looks again.
+            let is_polled = || self.watch.has_quick_calls() && self.watch.stands_back();
             let company = match behind {
                 true => Company::Any,
-                false if self.watch.stands_back() => Company::InMemory,
+                false if is_polled() => Company::InMemory,
                 false => Company::Coupled,
             };
             self.append_behind(flow, from, company);

@@ -256,7 +256,7 @@ fn what_sums_up_leaves_behind_what_comes_next_and_only_the_last_of_it() {
 
 #[test]
 fn where_somebody_polls_a_message_waits_for_nothing_that_sums_up() {
-    // By sockets that leaves with the next look, by memory along with the message.
+    // By sockets that leaves with the next look where a call more costs little, by memory along with the message.
     let cases = [(["127.0.3.175", "127.0.3.176"], 1), (["127.0.3.177"; 2], 2)];
     for ([one, other], at_once) in cases {
         let (one, other) = (link(one, 47_080), link(other, 47_080));
@@ -281,7 +281,8 @@ fn where_somebody_polls_a_message_waits_for_nothing_that_sums_up() {
             one.flush();
             assert_eq!(all(&other, 2).len(), 2);
             if counts {
-                assert_eq!(sent, at_once);
+                let is_quick = one.watch().has_quick_calls();
+                assert_eq!(sent, if is_quick { at_once } else { 2 });
                 break;
             }
         }
