@@ -27,17 +27,6 @@ impl Route {
     }
 }
 
-/// With what a datagram leaves, of what is there before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Company {
-    /// With anything, or alone.
-    Any,
-    /// Only with what it costs no call of its own to leave with, because the kernel cuts it off.
-    Coupled,
-    /// The same, where that leaves by memory.
-    InMemory,
-}
-
 /// A datagram of a train, while it is being sealed.
 pub(super) struct Car<'t> {
     pub(super) octets: &'t mut [u8],
@@ -140,22 +129,17 @@ impl Train {
 
     /// Appends a datagram of at most `most` octets. `write` fills it and answers where its payload ends and how long it
     /// is, `None` for nothing after all; `by_memory` tells whether it leaves so, by its range; `seal` finishes it. `false`
-    /// where there is no room, or not the `company` that it shall leave with.
+    /// where there is no room, or, of one that shall leave `coupled`, where it fits no run.
     pub(super) fn append(
         &mut self,
         route: Route,
         most: usize,
-        company: Company,
+        coupled: bool,
         by_memory: impl FnOnce(QpnRange) -> bool,
         write: impl FnOnce(&mut [u8]) -> Option<(usize, usize)>,
         seal: impl FnOnce(Car<'_>),
     ) -> bool {
-        let suits = match company {
-            Company::Any => true,
-            Company::Coupled => self.takes_more(route),
-            Company::InMemory => self.takes_more(route) && self.ends_by_memory(),
-        };
-        if !suits {
+        if coupled && !self.takes_more(route) {
             return false;
         }
         let full = self.cars.len() == self.cars.capacity();
@@ -170,7 +154,7 @@ impl Train {
         };
         let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
         let by_memory = by_memory(range);
-        let Some(segment) = self.couple(route, range, by_memory, length, company) else {
+        let Some(segment) = self.couple(route, range, by_memory, length, coupled) else {
             return false;
         };
         let octets = &mut self.arena[self.used..self.used + length];
@@ -197,18 +181,19 @@ impl Train {
         (self.runs.last()).is_some_and(|run| (self.segments || run.by_memory) && fits(run))
     }
 
-    fn ends_by_memory(&self) -> bool {
+    /// Whether what was appended last leaves by memory.
+    pub(super) fn ends_by_memory(&self) -> bool {
         self.runs.last().is_some_and(|run| run.by_memory)
     }
 
-    // Finds the run of a datagram that has just been written, or begins one where it may be alone: its number there.
+    // Finds the run of a datagram that has just been written, or begins one, unless it shall be `coupled`: its number there.
     fn couple(
         &mut self,
         route: Route,
         range: QpnRange,
         by_memory: bool,
         length: usize,
-        company: Company,
+        coupled: bool,
     ) -> Option<u16> {
         let fits = |run: &&mut Run| {
             (run.range, run.by_memory) == (range, by_memory)
@@ -224,7 +209,7 @@ impl Train {
             run.octets += length;
             return Some((run.count - 1) as u16);
         }
-        if company != Company::Any {
+        if coupled {
             return None;
         }
         self.runs.push(Run {
@@ -378,7 +363,7 @@ mod tests {
             }
             Some((length, length))
         };
-        train.append(route, length, Company::Any, |_| false, write, number)
+        train.append(route, length, false, |_| false, write, number)
     }
 
     fn nobody(_: QpnRange, _: &Transmit<'_>) -> Put {

@@ -26,7 +26,7 @@ use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 use super::codec::{Arrival, Common, DatagramCodec, Envelope};
 use super::lock;
 use super::octets::OctetTap;
-use super::train::{Car, Company, Departed, Route, Train};
+use super::train::{Car, Departed, Route, Train};
 use crate::capture::Stage;
 
 /// What a [`UdpLink`] is made with.
@@ -345,14 +345,14 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Whether there was room, and the `company` that it shall leave with.
+    // Whether there was room, or a run that it could be `coupled` to.
     fn append(
         &self,
         flow: usize,
         route: Route,
         from: SocketAddr,
         frame: &Frame<'_, C::Header>,
-        company: Company,
+        coupled: bool,
     ) -> bool {
         let length = frame.payload.len();
         let write = |room: &mut [u8]| {
@@ -380,7 +380,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let taken = lock(&self.lanes[flow].filling).append(
             route,
             length + C::OVERHEAD,
-            company,
+            coupled,
             by_memory,
             |room| {
                 let written = write(room);
@@ -420,9 +420,9 @@ impl<C: DatagramCodec> UdpLink<C> {
         placed
     }
 
-    // What waits, as far as it has this company.
-    fn append_behind(&self, flow: usize, from: SocketAddr, company: Company) {
-        let all = company == Company::Any;
+    // With `all`, whatever waits; otherwise what costs no call of its own, because the kernel cuts it off from what
+    // leaves anyway.
+    fn append_behind(&self, flow: usize, from: SocketAddr, all: bool) {
         let mut behind = lock(&self.lanes[flow].behind);
         behind.retain(|(to, header)| {
             let (manner, local) = (self.codec.manner(header), self.lease.address().ip());
@@ -433,7 +433,7 @@ impl<C: DatagramCodec> UdpLink<C> {
                 payload: Payload::Empty,
                 damaged: false,
             };
-            let taken = self.append(flow, Route::new(*to, manner), from, &frame, company);
+            let taken = self.append(flow, Route::new(*to, manner), from, &frame, !all);
             if all && !taken {
                 self.count(|counters| &counters.overrun, 1);
             }
@@ -463,16 +463,14 @@ impl<C: DatagramCodec> UdpLink<C> {
         self.watch.stay();
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
-        if self.behind.has(flow) {
-            // What they go with waits until they have been laid down behind it: where somebody polls, and a call more costs
-            // little, they leave when it looks again.
-            let is_polled = || self.watch.has_quick_calls() && self.watch.stands_back();
-            let company = match behind {
-                true => Company::Any,
-                false if is_polled() => Company::InMemory,
-                false => Company::Coupled,
-            };
-            self.append_behind(flow, from, company);
+        // What they go with waits until they have been laid down behind it: where somebody polls, and a call more costs
+        // little, they leave when it looks again, unless there is no call.
+        let is_left = || {
+            let is_polled = self.watch.has_quick_calls() && self.watch.stands_back();
+            is_polled && !lock(&lane.filling).ends_by_memory()
+        };
+        if self.behind.has(flow) && (behind || !is_left()) {
+            self.append_behind(flow, from, behind);
         }
         // Before looking: what comes meanwhile is seen here or says so again.
         self.waiting.remove(flow);
@@ -770,9 +768,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             return;
         }
         let route = Route::new(to, manner);
-        if !self.append(flow, route, from, &frame, Company::Any) {
+        if !self.append(flow, route, from, &frame, false) {
             self.flush_lane(flow, false);
-            if !self.append(flow, route, from, &frame, Company::Any) {
+            if !self.append(flow, route, from, &frame, false) {
                 self.count(|counters| &counters.overrun, 1);
             }
         }
