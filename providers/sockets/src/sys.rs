@@ -51,7 +51,8 @@ pub(crate) fn send(fd: BorrowedFd<'_>, message: &Outgoing<'_>) -> io::Result<usi
             [] => null(),
             name => name.as_ptr(),
         };
-        // SAFETY: as below; where there is no name, the length of none goes with it.
+        // SAFETY: the piece is memory that stays mapped as long as it lives, and the kernel only reads it and the name. Where
+        // there is no name, the length of none goes with it.
         let sent = unsafe {
             libc::sendto(
                 fd.as_raw_fd(),
@@ -68,14 +69,6 @@ pub(crate) fn send(fd: BorrowedFd<'_>, message: &Outgoing<'_>) -> io::Result<usi
     // SAFETY: the header points to what `message` borrows: a `Piece` is an `iovec` of memory that stays mapped as long
     // as it lives. The kernel only reads, despite the type.
     let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, SEND_FLAGS) };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
-}
-
-/// Sends one piece to the peer of a socket without waiting; answers how many octets were taken.
-pub(crate) fn send_piece(fd: BorrowedFd<'_>, piece: Piece<'_>) -> io::Result<usize> {
-    let (start, length) = piece.raw();
-    // SAFETY: the piece is memory that stays mapped as long as it lives, and the kernel only reads it.
-    let sent = unsafe { libc::send(fd.as_raw_fd(), start, length, SEND_FLAGS) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 

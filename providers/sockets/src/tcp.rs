@@ -301,18 +301,12 @@ impl TcpSocket {
     /// # Errors
     /// The connection has ended.
     pub fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
-        let sent = match pieces {
-            [piece] => sys::send_piece(self.as_fd(), *piece),
-            _ => sys::send(
-                self.as_fd(),
-                &Outgoing {
-                    name: &[],
-                    pieces: &pieces[..pieces.len().min(PIECES)],
-                    control: &[],
-                },
-            ),
+        let message = Outgoing {
+            name: &[],
+            pieces: &pieces[..pieces.len().min(PIECES)],
+            control: &[],
         };
-        let sent = match sent {
+        let sent = match sys::send(self.as_fd(), &message) {
             Err(error) if is_passing(&error) => return Ok(0),
             result => result?,
         };
