@@ -5,6 +5,7 @@
 //!
 //! Read first: [`codec`], then [`udp`] and [`tcp`].
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub mod codec;
@@ -36,4 +37,10 @@ pub use watched::WatchedLink;
 // The lock, whatever became of who had it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// One more, where nobody else counts this at the same time.
+#[inline]
+fn count_alone(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }

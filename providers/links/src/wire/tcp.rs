@@ -25,9 +25,9 @@ use rustc_hash::FxHashMap;
 use verbs_api::LinkAddress;
 
 use super::codec::{Found, Leaving, News, StreamCodec};
-use super::lock;
 use super::queue::OctetQueue;
 use super::tampering::Tampering;
+use super::{count_alone, lock};
 use crate::fault::StreamFaults;
 
 mod memory;
@@ -778,10 +778,8 @@ impl<C: StreamCodec> TcpLink<C> {
                     payload,
                     taken,
                 } if taken > 0 => {
-                    // By whoever reads, and nobody else.
-                    let delivered = &self.counters.delivered;
-                    let before = delivered.load(Ordering::Relaxed);
-                    delivered.store(before + 1, Ordering::Relaxed);
+                    // By whoever reads.
+                    count_alone(&self.counters.delivered);
                     self.note(stream);
                     network.deliver(stream.frame(header, payload, false), now);
                     at += taken.min(length);

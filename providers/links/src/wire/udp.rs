@@ -24,9 +24,9 @@ use polyverbs_sockets::{
 use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 
 use super::codec::{Arrival, Common, DatagramCodec, Envelope};
-use super::lock;
 use super::octets::OctetTap;
 use super::train::{Car, Departed, Route, Train};
+use super::{count_alone, lock};
 use crate::capture::Stage;
 
 /// What a [`UdpLink`] is made with.
@@ -603,8 +603,8 @@ impl<C: DatagramCodec> UdpLink<C> {
             true => &self.counters.damaged,
             false => &self.counters.delivered,
         };
-        // By whoever has the turn: nobody else counts these.
-        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        // By whoever has the turn.
+        count_alone(counter);
         network.deliver(frame, now);
     }
 
