@@ -501,10 +501,10 @@ impl Patience {
         let within = |range: RangeInclusive<Duration>, calls| {
             (call * calls).clamp(*range.start(), *range.end())
         };
-        let most = within(Self::MOST, 200);
+        let most = within(Self::MOST, 5000);
         Self {
             time: most,
-            least: within(Self::LEAST, 16),
+            least: within(Self::LEAST, 100),
             most,
             quicker: 0,
         }

@@ -232,15 +232,16 @@ fn who_leaves_data_lying_is_stood_back_for_ever_shorter_and_who_polls_longer_aga
 
 #[test]
 fn a_machine_whose_calls_take_long_is_given_longer() {
-    let of = |microseconds| {
-        let patience = Patience::new(Duration::from_micros(microseconds));
+    let of = |nanoseconds| {
+        let patience = Patience::new(Duration::from_nanos(nanoseconds));
         (patience.least.as_micros(), patience.most.as_micros())
     };
     assert_eq!(of(0), (20, 1_000));
-    assert_eq!(of(1), (20, 1_000));
-    assert_eq!(of(10), (160, 2_000));
+    assert_eq!(of(200), (20, 1_000));
+    assert_eq!(of(300), (30, 1_500));
+    assert_eq!(of(2_000), (200, 4_000));
     // But never for ever.
-    assert_eq!(of(1_000_000), (500, 4_000));
+    assert_eq!(of(1_000_000_000), (500, 4_000));
 }
 
 #[test]
