@@ -66,6 +66,11 @@ impl Driver for InfiniBand {
     }
 
     #[inline]
+    fn waits(half: &Sending) -> bool {
+        requester::waits(half)
+    }
+
+    #[inline]
     fn express(
         qp: &Qp,
         half: &mut Sending,

@@ -97,14 +97,15 @@ impl Requester {
     }
 }
 
-/// Tries a request at once, the queue being empty.
+/// Tries a request at once: nothing before it waits to leave.
 #[inline]
 pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     if request.op.is_local() {
         return Executed::Done(qp.local_operation(half, request, cx), 0);
     }
-    if cx.device.network().link().is_some() {
-        return Executed::Keep;
+    if let Some(link) = cx.device.network().link() {
+        let most = link.max_frame().unwrap_or(usize::MAX);
+        return leave(qp, half, request, most, cx);
     }
     match attempt(qp, half, request, cx) {
         Attempt::Done(status, octets) => Executed::Done(status, octets),
@@ -114,6 +115,57 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
             Executed::Keep
         }
     }
+}
+
+// Over a link: a message that is one frame leaves before it is in the queue. What is more than that, or may not leave yet,
+// goes through the queue.
+fn leave(
+    qp: &Qp,
+    half: &mut Sending,
+    request: &Request<'_>,
+    most: usize,
+    cx: &mut Cx<'_>,
+) -> Executed {
+    let is_message = matches!(request.op, Op::Send(_) | Op::Write(..));
+    let mtu = most.min(1 << half.driver.mtu_shift) as u64;
+    let psn = half.driver.next_psn;
+    let rest = &*half.driver.rest;
+    let under_way = ahead(psn, rest.unacked).max(0) as u32;
+    let may_leave = qp.qp_type == QpType::Rc
+        && is_message
+        && request.length <= mtu
+        && !request.flags.contains(SendFlags::FENCE)
+        && rest.rnr_until.is_none()
+        && (under_way == 0 || under_way < rest.pace.window())
+        && (!takes_receive(&request.op) || has_credit(half, half.queue.len()));
+    if !may_leave {
+        return Executed::Keep;
+    }
+    let mut spans = Spans::new();
+    let (keys, private) = (cx.keys(), request.private);
+    let Ok(payload) = source(keys, cx.pin, request.source, qp.pd, private, &mut spans) else {
+        // Requests before it are still answered; it fails when its turn comes.
+        return Executed::Keep;
+    };
+    let header = header_of(qp, half, request, psn, Position::Only);
+    emit(qp, half, header, payload, cx);
+    let next = advance(psn, 1);
+    half.driver.next_psn = next;
+    let rest = &mut *half.driver.rest;
+    rest.messages = advance(rest.messages, 1);
+    rest.sent = next;
+    rest.cursor = half.queue.len() + 1;
+    begin_ack_wait(qp, half, cx);
+    Executed::Sent {
+        first: psn,
+        count: 1,
+    }
+}
+
+/// Whether a request of the queue has not left.
+#[inline]
+pub fn waits(half: &Sending) -> bool {
+    half.driver.rest.cursor < half.queue.len()
 }
 
 /// What became of a request that was handed to the peer directly.

@@ -108,7 +108,7 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
         };
         match executed {
             Executed::Done(status, octets) => qp.complete(half, &request, status, octets, cx),
-            Executed::Keep => return half.queue.push_front(wqe),
+            Executed::Keep | Executed::Sent { .. } => return half.queue.push_front(wqe),
         }
     }
 }

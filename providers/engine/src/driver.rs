@@ -27,6 +27,13 @@ pub enum Executed {
     Done(WcStatus, u32),
     /// It has to wait or is under way: keep it in the queue.
     Keep,
+    /// All of it has left, with these sequence numbers: keep it in the queue until it is answered.
+    Sent {
+        /// The first one.
+        first: u32,
+        /// How many.
+        count: u32,
+    },
 }
 
 /// A transport. See the [module](self).
@@ -66,13 +73,20 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// Where the device is found on its link: of the kind that the transport has.
     fn link_address(&self) -> LinkAddress;
 
-    /// Tries a request at once: the queue is empty and the queue pair ready to send.
+    /// Tries a request at once: nothing [waits](Self::waits), and the queue pair is ready to send. Where it is carried out
+    /// [without a frame](crate::request::Op::is_local), the queue is empty.
     fn execute(
         qp: &Qp<Self>,
         requester: &mut Requester<Self>,
         request: &Request<'_>,
         cx: &mut Cx<'_, Self>,
     ) -> Executed;
+
+    /// Whether a request of the queue has not left: then [`pump`](Self::pump) is called, and what is posted waits behind it.
+    /// By default every request of the queue.
+    fn waits(requester: &Requester<Self>) -> bool {
+        !requester.queue.is_empty()
+    }
 
     /// Carries out as many of `requests` at once as need no further look: the queue is empty, the network direct and the
     /// queue pair ready to send. Answers how many, from the front; what is left goes through

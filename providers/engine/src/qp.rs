@@ -424,7 +424,7 @@ impl<D: Driver> Qp<D> {
                 pin.look_ahead(&peer.responder);
             }
             let result = self.post_locked(&mut requester, requests, &mut cx);
-            if !requester.queue.is_empty() {
+            if D::waits(&requester) {
                 self.advance(&mut requester, &mut cx);
             }
             result
@@ -507,18 +507,18 @@ impl<D: Driver> Qp<D> {
                 if self.lets_a_read_wait(requester, request, cx) {
                     return Ok(());
                 }
-                if requester.queue.is_empty() || overtakes(request) {
-                    self.check_room(requester, request)?;
-                    match D::execute(self, requester, request, cx) {
-                        Executed::Done(status, octets) => {
-                            self.complete(requester, request, status, octets, cx)
-                        }
-                        Executed::Keep => requester.push(request),
-                    }
+                self.check_room(requester, request)?;
+                if !requester.is_next(request) && !overtakes(request) {
+                    requester.push(request);
                     return Ok(());
                 }
-                self.check_room(requester, request)?;
-                requester.push(request);
+                match D::execute(self, requester, request, cx) {
+                    Executed::Done(status, octets) => {
+                        self.complete(requester, request, status, octets, cx)
+                    }
+                    Executed::Keep => requester.push(request),
+                    Executed::Sent { first, count } => requester.push_sent(request, first, count),
+                }
                 Ok(())
             }
             QpState::Sqd => {
@@ -1456,6 +1456,12 @@ impl<D: Driver> Requester<D> {
         self.loans.is_none() && !self.first_half_failed
     }
 
+    // Whether nothing is before a request that it has to wait for.
+    #[inline]
+    fn is_next(&self, request: &Request<'_>) -> bool {
+        self.queue.is_empty() || !D::waits(self) && !request.op.is_local()
+    }
+
     fn push(&mut self, request: &Request<'_>) {
         self.queue.push_back(Wqe {
             kept: QueuedRequest::keep(request),
@@ -1463,6 +1469,17 @@ impl<D: Driver> Requester<D> {
             first: 0,
             count: 0,
             sent: 0,
+            received: 0,
+        });
+    }
+
+    fn push_sent(&mut self, request: &Request<'_>, first: u32, count: u32) {
+        self.queue.push_back(Wqe {
+            kept: QueuedRequest::keep(request),
+            phase: Phase::Sent,
+            first,
+            count,
+            sent: request.length,
             received: 0,
         });
     }

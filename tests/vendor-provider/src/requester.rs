@@ -270,7 +270,7 @@ fn drain(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
                 half.driver.stop_waiting();
                 qp.complete(half, &request, status, octets, cx);
             }
-            Executed::Keep => return half.queue.push_front(wqe),
+            Executed::Keep | Executed::Sent { .. } => return half.queue.push_front(wqe),
         }
     }
 }

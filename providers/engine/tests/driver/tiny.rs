@@ -236,7 +236,7 @@ fn pump<D: Tiny>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
         let request = wqe.kept.request();
         match execute(qp, half, &request, cx) {
             Executed::Done(status, octets) => qp.complete(half, &request, status, octets, cx),
-            Executed::Keep => return half.queue.push_front(wqe),
+            Executed::Keep | Executed::Sent { .. } => return half.queue.push_front(wqe),
         }
     }
 }
