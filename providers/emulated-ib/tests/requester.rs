@@ -680,6 +680,24 @@ fn completions_keep_the_order_of_posting() {
     rig.release();
     rig.run();
     assert_eq!(a.done(), ok([1, 2]));
+    // What needs no answer waits for what does.
+    let rig = Rig::rc();
+    let (a, b) = (&rig.a, &rig.b);
+    let mw = a.pd.alloc_mw(MwType::Type2).wait().unwrap();
+    rig.wire.rule(|frame| match frame.header.body {
+        Body::Acknowledge(_) => Fate::Hold,
+        _ => Fate::Pass,
+    });
+    a.post(Write::new(a.sge(0, 8), b.remote(64)).signaled(1));
+    let bind = BindWindow::new(mw.rkey(), a.mr.lkey(), a.memory.address(), 8);
+    a.post(bind.access(Access::REMOTE_READ).signaled(2));
+    a.post(Write::new(a.sge(0, 8), b.remote(96)).signaled(3));
+    rig.run_for(Duration::from_micros(1));
+    assert_eq!(a.done(), []);
+    rig.wire.pass();
+    rig.release();
+    rig.run();
+    assert_eq!(a.done(), ok([1, 2, 3]));
 }
 
 // A peer that says it has no receive for what comes before a read, and answers the read all the same.
