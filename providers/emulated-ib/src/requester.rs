@@ -1,8 +1,9 @@
 //! The sending half: requests become frames, and answers complete them.
 //!
 //! On a direct network (`attempt`) the peer answers on this thread, and a request that succeeds never enters the
-//! queue. Over a link the queue is sent in frames (`pump`), answers arrive later ([`handle_answer`]), and what is lost
-//! is sent again: after a sequence error, a timeout, or a hole in read responses (IBTA 9.9.2).
+//! queue. Over a link a message of one frame leaves before it is in the queue (`leave`), anything else is sent from there
+//! frame by frame (`pump`). Answers arrive later ([`handle_answer`]), and what is lost is sent again: after a sequence
+//! error, a timeout, or a hole in read responses (IBTA 9.9.2).
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
@@ -136,7 +137,7 @@ fn leave(
         && request.length <= mtu
         && !request.flags.contains(SendFlags::FENCE)
         && rest.rnr_until.is_none()
-        && (under_way == 0 || under_way < rest.pace.window())
+        && under_way < rest.pace.window()
         && (!takes_receive(&request.op) || has_credit(half, half.queue.len()));
     if !may_leave {
         return Executed::Keep;
