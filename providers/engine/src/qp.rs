@@ -70,6 +70,20 @@ pub struct Wqe {
     pub received: u64,
 }
 
+impl Wqe {
+    #[inline]
+    fn of(request: &Request<'_>) -> Self {
+        Self {
+            kept: QueuedRequest::keep(request),
+            phase: Phase::Waiting,
+            first: 0,
+            count: 0,
+            sent: 0,
+            received: 0,
+        }
+    }
+}
+
 /// The operations that a requester does most.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -1463,24 +1477,16 @@ impl<D: Driver> Requester<D> {
     }
 
     fn push(&mut self, request: &Request<'_>) {
-        self.queue.push_back(Wqe {
-            kept: QueuedRequest::keep(request),
-            phase: Phase::Waiting,
-            first: 0,
-            count: 0,
-            sent: 0,
-            received: 0,
-        });
+        self.queue.push_back(Wqe::of(request));
     }
 
     fn push_sent(&mut self, request: &Request<'_>, first: u32, count: u32) {
         self.queue.push_back(Wqe {
-            kept: QueuedRequest::keep(request),
             phase: Phase::Sent,
             first,
             count,
             sent: request.length,
-            received: 0,
+            ..Wqe::of(request)
         });
     }
 
