@@ -319,6 +319,13 @@ pub(crate) fn answer(
     emit(qp, half, psn, body, Payload::Empty, cx);
 }
 
+/// Octets of payload that a full frame has; `None` where the network does not cut messages.
+#[inline]
+pub(crate) fn full_frame(qp: &Qp, mtu_shift: u8) -> Option<usize> {
+    let max = qp.device.network().link().and_then(|link| link.max_frame());
+    max.map(|max| max.min(1 << mtu_shift))
+}
+
 /// Sends so many frames of the answer to a read, behind those that have left: how many octets have then.
 pub(crate) fn read_response(
     qp: &Qp,
@@ -329,8 +336,7 @@ pub(crate) fn read_response(
     frames: u32,
     cx: &mut Cx<'_>,
 ) -> usize {
-    let max = qp.device.network().link().and_then(|link| link.max_frame());
-    let mtu = max.map_or(usize::MAX, |max| max.min(1 << half.driver.mtu_shift));
+    let mtu = full_frame(qp, half.driver.mtu_shift).unwrap_or(usize::MAX);
     let total = whole.len();
     for _ in 0..frames {
         let length = (total - offset).min(mtu);

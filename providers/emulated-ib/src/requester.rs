@@ -17,6 +17,7 @@ use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{Access, ExtensionOperation, LinkAddress, RemoteAddress, SendFlags, Sge, WcStatus};
 
+use crate::driver::full_frame;
 use crate::header::{
     Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead, packets,
 };
@@ -104,9 +105,8 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
     if request.op.is_local() {
         return Executed::Done(qp.local_operation(half, request, cx), 0);
     }
-    if let Some(link) = cx.device.network().link() {
-        let most = link.max_frame().unwrap_or(usize::MAX);
-        return leave(qp, half, request, most, cx);
+    if cx.device.network().link().is_some() {
+        return leave(qp, half, request, cx);
     }
     match attempt(qp, half, request, cx) {
         Attempt::Done(status, octets) => Executed::Done(status, octets),
@@ -120,24 +120,18 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
 
 // Over a link: a message that is one frame leaves before it is in the queue. What is more than that, or may not leave yet,
 // goes through the queue.
-fn leave(
-    qp: &Qp,
-    half: &mut Sending,
-    request: &Request<'_>,
-    most: usize,
-    cx: &mut Cx<'_>,
-) -> Executed {
+fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     let is_message = matches!(request.op, Op::Send(_) | Op::Write(..));
-    let mtu = most.min(1 << half.driver.mtu_shift) as u64;
+    let shift = half.driver.mtu_shift;
+    let is_one = |mtu| request.length <= mtu as u64;
     let psn = half.driver.next_psn;
     let rest = &*half.driver.rest;
-    let under_way = ahead(psn, rest.unacked).max(0) as u32;
     let may_leave = qp.qp_type == QpType::Rc
         && is_message
-        && request.length <= mtu
+        && full_frame(qp, shift).is_none_or(is_one)
         && !request.flags.contains(SendFlags::FENCE)
         && rest.rnr_until.is_none()
-        && under_way < rest.pace.window()
+        && under_way(half, psn) < rest.pace.window()
         && (!takes_receive(&request.op) || has_credit(half, half.queue.len()));
     if !may_leave {
         return Executed::Keep;
@@ -150,17 +144,15 @@ fn leave(
     };
     let header = header_of(qp, half, request, psn, Position::Only);
     emit(qp, half, header, payload, cx);
-    let next = advance(psn, 1);
+    let count = packets(request.length, shift);
+    let next = advance(psn, count);
     half.driver.next_psn = next;
     let rest = &mut *half.driver.rest;
     rest.messages = advance(rest.messages, 1);
     rest.sent = next;
     rest.cursor = half.queue.len() + 1;
     begin_ack_wait(qp, half, cx);
-    Executed::Sent {
-        first: psn,
-        count: 1,
-    }
+    Executed::Sent { first: psn, count }
 }
 
 /// Whether a request of the queue has not left.
@@ -653,6 +645,11 @@ fn end_of_piece(qp: &Qp, half: &Sending, from: u64, whole: u64) -> u64 {
     whole.min((from / piece + 1) * piece)
 }
 
+// Frames that have no answer yet, where this one is next.
+fn under_way(half: &Sending, psn: u32) -> u32 {
+    ahead(psn, half.driver.rest.unacked).max(0) as u32
+}
+
 // Whether what comes next does not fit into the window. Where nothing is under way, everything does.
 fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
     let wqe = &half.queue[index];
@@ -663,7 +660,7 @@ fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
         }
         _ => 1,
     };
-    let under_way = ahead(position_psn(half, index), half.driver.rest.unacked).max(0) as u32;
+    let under_way = under_way(half, position_psn(half, index));
     under_way > 0 && under_way + frames > half.driver.rest.pace.window()
 }
 
@@ -820,17 +817,14 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             &mut spans,
         );
         let whole = whole.map_err(|fault| fault.local_status())?;
-        let max = qp.device.network().link().and_then(|link| link.max_frame());
-        let mtu = max.map_or(u64::MAX, |max| {
-            (1u64 << half.driver.mtu_shift).min(max as u64)
-        });
+        let mtu = full_frame(qp, half.driver.mtu_shift).map_or(u64::MAX, |mtu| mtu as u64);
         // What it names was checked for all of it: as many frames as the window has room for.
         let mut psn = psn;
         loop {
             let length = (request.length - wqe.sent).min(mtu);
             let position = Position::of(wqe.sent, length, request.length);
             let mut header = header_of(qp, half, &request, psn, position);
-            let under_way = ahead(psn, half.driver.rest.unacked).max(0) as u32;
+            let under_way = under_way(half, psn);
             let pace = &half.driver.rest.pace;
             header.ack_req |= pace.wants_ack(psn, under_way);
             let is_full = under_way + 1 >= pace.window();
@@ -964,9 +958,9 @@ fn ask_again(half: &mut Sending) {
 fn progress_to(half: &mut Sending, psn: u32) {
     let frames = ahead(psn, half.driver.rest.unacked);
     if frames > 0 {
-        let under_way = ahead(half.driver.rest.sent, half.driver.rest.unacked).max(0);
+        let under_way = under_way(half, half.driver.rest.sent);
         let rest = &mut *half.driver.rest;
-        rest.pace.answered(frames as u32, under_way as u32, psn);
+        rest.pace.answered(frames as u32, under_way, psn);
         half.driver.rest.unacked = psn;
         half.driver.rest.retries_left = half.driver.rest.retry_cnt;
         half.driver.rest.rnr_left = half.driver.rest.rnr_retry;

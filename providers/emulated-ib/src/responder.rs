@@ -17,6 +17,7 @@ use verbs_api::memory::Span;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{Access, EventType, LinkAddress, RemoteAddress, WcFlags, WcOpcode, WcStatus};
 
+use crate::driver::full_frame;
 use crate::header::{Beside, Body, Carriage, Header, Nak, Position, advance, ahead, packets};
 use crate::{Cx, Qp, Receiving, extension};
 
@@ -370,10 +371,9 @@ fn check_length(
     position: Position,
     length: usize,
 ) -> Result<(), Refusal> {
-    let Some(max) = qp.device.network().link().and_then(|link| link.max_frame()) else {
+    let Some(mtu) = full_frame(qp, half.driver.mtu_shift) else {
         return Ok(());
     };
-    let mtu = max.min(1 << half.driver.mtu_shift);
     let fits = match position {
         Position::First | Position::Middle => length == mtu,
         Position::Last => (1..=mtu).contains(&length),
