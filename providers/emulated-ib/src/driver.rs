@@ -104,12 +104,12 @@ impl Driver for InfiniBand {
             return datagram::receive(&datagram::receivers(device, &header), &frame, cx);
         }
         // A frame of another service is none for this queue pair (IBTA 9.6.1.2).
-        let fits = |qp: &QpRef| {
+        let fits = |qp: &&Qp| {
             // Of these two the packet does not tell whether they are of XRC.
             let untold = matches!(header.body, Body::Congestion | Body::ExtensionResponse(..));
             untold || qp.qp_type == header.service && qp.is_addressed == header.xrc.is_some()
         };
-        let Some(qp) = device.qp(header.dest_qp).filter(fits) else {
+        let Some(qp) = device.pinned_qp(header.dest_qp, cx.pin).filter(fits) else {
             return;
         };
         if header.carriage.met_congestion() {

@@ -262,7 +262,7 @@ pub(crate) fn give_up(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
 }
 
 /// The peer closed the stream, or it is gone.
-pub(crate) fn handle_end(qp: &QpRef, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
+pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
     let mut half = qp.requester();
     if half.driver.epoch != epoch || !is_ready(qp.state()) {
         return;
@@ -281,7 +281,9 @@ pub(crate) fn handle_end(qp: &QpRef, epoch: u32, message: &Message, cx: &mut Cx<
         return;
     }
     qp.enter_error(false);
-    cx.effects.flush(qp.owner().clone());
+    if let Some(qp) = qp.shared() {
+        cx.effects.flush(qp.into_owner());
+    }
 }
 
 /// Sends a segment with its octets over the link.

@@ -116,25 +116,27 @@ impl Iwarp {
         if qpn == 0 {
             return connection::handle_news(device.driver(), stream, &frame.header.message, cx);
         }
-        let Some(qp) = device.qp(qpn) else { return };
+        let Some(qp) = device.pinned_qp(qpn, cx.pin) else {
+            return;
+        };
         match &frame.header.message {
             message @ (Message::Close | Message::Reset) => {
-                connection::handle_end(&qp, epoch, message, cx)
+                connection::handle_end(qp, epoch, message, cx);
             }
             Message::Broken(code) => {
-                responder::handle_broken(&qp, epoch, Breach::Format(*code), cx);
+                responder::handle_broken(qp, epoch, Breach::Format(*code), cx);
             }
             // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
-            _ if frame.damaged => responder::handle_broken(&qp, epoch, Breach::Crc, cx),
+            _ if frame.damaged => responder::handle_broken(qp, epoch, Breach::Crc, cx),
             Message::Tagged(segment) if segment.opcode == TaggedOpcode::ReadResponse => {
-                requester::handle_read_response(&qp, epoch, *segment, &frame.payload, cx);
+                requester::handle_read_response(qp, epoch, *segment, &frame.payload, cx);
             }
             Message::Untagged(segment)
                 if matches!(segment.qn, QN_TERMINATE | QN_ATOMIC_RESPONSE) =>
             {
-                requester::handle_untagged(&qp, epoch, segment, cx);
+                requester::handle_untagged(qp, epoch, segment, cx);
             }
-            message => responder::handle(&qp, epoch, message, &frame.payload, cx),
+            message => responder::handle(qp, epoch, message, &frame.payload, cx),
         }
     }
 }

@@ -373,7 +373,7 @@ pub(crate) fn fail(
 
 /// A segment arrived that is for the receiving half.
 pub(crate) fn handle(
-    qp: &QpRef,
+    qp: &Qp,
     epoch: u32,
     message: &Message,
     payload: &Payload<'_>,
@@ -477,7 +477,7 @@ fn write_segment(
 }
 
 fn untagged_segment(
-    qp: &QpRef,
+    qp: &Qp,
     half: &mut Receiving,
     segment: &Untagged,
     payload: &Payload<'_>,
@@ -559,7 +559,7 @@ fn note_segment(half: &mut Receiving, segment: &Untagged, octets: usize) {
 
 // Reads and atomics share one budget and one order (RFC 7306 section 5).
 fn enqueue(
-    qp: &QpRef,
+    qp: &Qp,
     half: &mut Receiving,
     request: &Untagged,
     cx: &mut Cx<'_>,

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
 use verbs_api::carrier::Carrier;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
@@ -18,6 +17,7 @@ use verbs_api::{
 
 use crate::commands::Commands;
 use crate::context::Context;
+use crate::directory::Directory;
 use crate::driver::Driver;
 use crate::effects::Effects;
 use crate::emulation::{Emulations, MemoryManagement};
@@ -84,8 +84,8 @@ pub struct Device<D: Driver> {
     commands: Arc<Commands>,
     qpns: QpnPool,
     queue_pairs: Pool<Qp<D>>,
-    // Looked into for each frame; the numbers are ours.
-    qps: RwLock<FxHashMap<u32, QpRef<D>>>,
+    // Looked into for each frame.
+    qps: Directory<Qp<D>>,
     groups: RwLock<HashMap<Gid, Vec<QpRef<D>>>>,
     listeners: Mutex<Vec<Weak<dyn EventSink>>>,
     retired: Mutex<QpCounters>,
@@ -143,7 +143,7 @@ impl<D: Driver> Device<D> {
             ),
             qpns: QpnPool::new(options.qp_numbers.0, options.qp_numbers.1),
             queue_pairs: Pool::default(),
-            qps: RwLock::default(),
+            qps: Directory::new(),
             groups: RwLock::default(),
             listeners: Mutex::default(),
             retired: Mutex::default(),
@@ -286,13 +286,15 @@ impl<D: Driver> Device<D> {
         self.qkey_violations.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The queue pair of this number.
+    /// The queue pair of this number, for as long as the thread is pinned.
+    #[inline]
+    pub fn pinned_qp<'p>(&self, qpn: u32, pin: &'p Pin) -> Option<&'p Qp<D>> {
+        self.qps.get(qpn, pin).map(|qp| &**qp)
+    }
+
+    /// The queue pair of this number, to be kept.
     pub fn qp(&self, qpn: u32) -> Option<QpRef<D>> {
-        self.qps
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&qpn)
-            .cloned()
+        self.qps.find(qpn)
     }
 
     /// The queue pairs attached to a group.
@@ -321,20 +323,11 @@ impl<D: Driver> Device<D> {
     }
 
     pub(crate) fn remember_qp(&self, qp: &QpRef<D>) {
-        self.qps
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(qp.qpn, qp.clone());
+        self.qps.insert(qp.qpn, qp);
     }
 
     pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
-        if self
-            .qps
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&qp.qpn)
-            .is_some()
-        {
+        if self.qps.remove(qp.qpn) {
             self.retired
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -463,15 +456,8 @@ impl<D: Driver> Device<D> {
             return;
         }
         self.commands.remove();
-        let qps: Vec<_> = self
-            .qps
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .cloned()
-            .collect();
         let mut effects = Effects::default();
-        for qp in qps {
+        for qp in self.qps.all() {
             qp.remove(&mut effects);
         }
         effects.run();
@@ -618,12 +604,7 @@ impl<D: Driver> DeviceOps for Device<D> {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        for qp in self
-            .qps
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-        {
+        for qp in self.qps.all() {
             all.add(&qp.counters());
         }
         all.named()

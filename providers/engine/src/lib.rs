@@ -12,6 +12,7 @@ pub mod completion_ring;
 pub mod context;
 pub mod cq;
 pub mod device;
+mod directory;
 pub mod driver;
 pub mod effects;
 pub mod emulation;

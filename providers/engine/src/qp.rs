@@ -397,6 +397,11 @@ impl<D: Driver> Qp<D> {
         self.cold.me.upgrade()
     }
 
+    /// A reference to this queue pair that keeps nothing alive.
+    pub fn downgrade(&self) -> PoolWeak<Self> {
+        self.cold.me.clone()
+    }
+
     fn actions(&self) -> Weak<dyn QpActions> {
         let me: Weak<Pooled<Self>> = self.cold.me.owner().clone();
         me

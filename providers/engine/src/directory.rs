@@ -1,0 +1,259 @@
+//! Values of a pool by number, found without a lock: a tree over the 24 bits of a queue pair number.
+//!
+//! Nodes are made when a number below them is first used, and stay. Whoever looks a number up is pinned, and reaches its
+//! value for as long as that; what is removed is given up when every pin of that time has ended (see [`pin`](crate::pin)).
+
+// The leaves hold counted references as bare pointers.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use crate::pin::{self, Pin, pin};
+use crate::pool::{PoolRef, Pooled};
+use crate::sync::{AtomicPtr, Ordering};
+
+/// Values by number.
+pub(crate) struct Directory<T>(Node<Node<Leaf<T>>>);
+
+type Node<T> = Box<[OnceLock<T>]>;
+
+/// Each has a reference, or none.
+struct Leaf<T>(Box<[AtomicPtr<Pooled<T>>]>);
+
+impl<T> Default for Leaf<T> {
+    fn default() -> Self {
+        let nobody = |_| AtomicPtr::new(std::ptr::null_mut());
+        Self((0..FANOUT).map(nobody).collect())
+    }
+}
+
+impl<T: Send + Sync + 'static> Directory<T> {
+    pub(crate) fn new() -> Self {
+        Self(node())
+    }
+
+    /// Adds a value, in the place of one that had this number.
+    ///
+    /// # Panics
+    /// If the number has more than 24 bits.
+    pub(crate) fn insert(&self, number: u32, value: &PoolRef<T>) {
+        let [root, branch, leaf] = path(number).expect("a number of 24 bits");
+        let branches = self.0[root].get_or_init(node);
+        let slot = &branches[branch].get_or_init(Leaf::default).0[leaf];
+        let value = Arc::into_raw(Arc::clone(value.owner()));
+        give_up(slot.swap(value.cast_mut(), Ordering::AcqRel));
+    }
+
+    /// Removes the value of a number. Whether there was one. Call with no lock held.
+    pub(crate) fn remove(&self, number: u32) -> bool {
+        let nobody = std::ptr::null_mut();
+        let found = self
+            .slot(number)
+            .map(|slot| slot.swap(nobody, Ordering::AcqRel));
+        give_up(found.unwrap_or(nobody))
+    }
+
+    /// The value of a number.
+    #[inline]
+    pub(crate) fn get<'p>(&self, number: u32, _: &'p Pin) -> Option<&'p Pooled<T>> {
+        let value = self.slot(number)?.load(Ordering::Acquire);
+        // SAFETY: null, or a reference of this leaf, which is not given up before this pin has ended.
+        unsafe { value.as_ref() }
+    }
+
+    /// The same, to be kept.
+    pub(crate) fn find(&self, number: u32) -> Option<PoolRef<T>> {
+        self.get(number, &pin()).map(keep)
+    }
+
+    /// Every value.
+    pub(crate) fn all(&self) -> Vec<PoolRef<T>> {
+        let _pin = pin();
+        let value = |slot: &AtomicPtr<Pooled<T>>| {
+            // SAFETY: as in `get`; the pin ends behind the last of these.
+            unsafe { slot.load(Ordering::Acquire).as_ref() }.map(keep)
+        };
+        self.leaves()
+            .flat_map(|leaf| leaf.0.iter().filter_map(value))
+            .collect()
+    }
+
+    #[inline]
+    fn slot(&self, number: u32) -> Option<&AtomicPtr<Pooled<T>>> {
+        let [root, branch, leaf] = path(number)?;
+        Some(&self.0[root].get()?[branch].get()?.0[leaf])
+    }
+}
+
+impl<T> Directory<T> {
+    fn leaves(&self) -> impl Iterator<Item = &Leaf<T>> {
+        let branches = self.0.iter().filter_map(OnceLock::get);
+        branches.flat_map(|branch| branch.iter().filter_map(OnceLock::get))
+    }
+}
+
+impl<T> Drop for Directory<T> {
+    fn drop(&mut self) {
+        for slot in self.leaves().flat_map(|leaf| &leaf.0) {
+            let value = slot.load(Ordering::Acquire).cast_const();
+            if !value.is_null() {
+                // SAFETY: the reference of this leaf; nobody looks anything up in what is being dropped.
+                drop(unsafe { Arc::from_raw(value) });
+            }
+        }
+    }
+}
+
+impl<T> fmt::Debug for Directory<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Directory").finish_non_exhaustive()
+    }
+}
+
+fn node<T>() -> Node<T> {
+    (0..FANOUT).map(|_| OnceLock::new()).collect()
+}
+
+#[inline]
+fn path(number: u32) -> Option<[usize; 3]> {
+    let [0, root, branch, leaf] = number.to_be_bytes() else {
+        return None;
+    };
+    Some([root, branch, leaf].map(usize::from))
+}
+
+// A reference of its own.
+fn keep<T>(value: &Pooled<T>) -> PoolRef<T> {
+    let value = std::ptr::from_ref(value);
+    // SAFETY: out of an `Arc` that is not given up before the pin of the caller has ended.
+    let owner = unsafe {
+        Arc::increment_strong_count(value);
+        Arc::from_raw(value)
+    };
+    PoolRef::from(owner)
+}
+
+// Gives up the reference that a leaf had, if it had one.
+fn give_up<T: Send + Sync + 'static>(value: *mut Pooled<T>) -> bool {
+    if value.is_null() {
+        return false;
+    }
+    // SAFETY: the reference of a leaf, which has it no more.
+    let value = unsafe { Arc::from_raw(value.cast_const()) };
+    pin::after_grace(move || drop(value));
+    true
+}
+
+/// Children of each node: one for each value of an octet.
+const FANOUT: usize = 256;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32};
+    use std::thread;
+
+    use super::*;
+    use crate::pool::Pool;
+
+    const NUMBERS: [u32; 6] = [0, 1, 255, 256, 0x01_0000, 0xff_ffff];
+
+    #[test]
+    fn values_are_found_by_their_numbers_only() {
+        let (pool, directory) = (Pool::default(), Directory::new());
+        for number in NUMBERS {
+            directory.insert(number, &pool.make(|_| number));
+        }
+        for number in NUMBERS {
+            assert_eq!(
+                directory.get(number, &pin()).map(|value| **value),
+                Some(number)
+            );
+            assert_eq!(directory.find(number).map(|value| *value), Some(number));
+        }
+        let others = [2, 254, 257, 0x02_0000, 0x0100_0000, u32::MAX];
+        assert!(
+            others
+                .iter()
+                .all(|number| directory.find(*number).is_none())
+        );
+        let all: Vec<_> = directory.all().iter().map(|value| **value).collect();
+        assert_eq!(all, NUMBERS);
+    }
+
+    #[test]
+    fn what_is_removed_lives_until_pins_have_ended() {
+        let (pool, directory) = (Pool::default(), Directory::new());
+        let weak = {
+            let value = pool.make(|_| 7);
+            directory.insert(9, &value);
+            value.downgrade()
+        };
+        let pinned = pin();
+        let value = directory.get(9, &pinned).unwrap();
+        assert!(directory.remove(9) && !directory.remove(9));
+        assert!(directory.get(9, &pinned).is_none());
+        assert_eq!(**value, 7);
+        drop(pinned);
+        pin::wait_grace();
+        assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
+    fn it_gives_up_what_is_left_and_what_is_replaced() {
+        let (pool, directory) = (Pool::default(), Directory::new());
+        let [old, new] = [1, 2].map(|value| pool.make(|_| value));
+        let weak = [old.downgrade(), new.downgrade()];
+        directory.insert(5, &old);
+        directory.insert(5, &new);
+        drop((old, new));
+        pin::wait_grace();
+        assert!(weak[0].upgrade().is_none());
+        assert_eq!(directory.find(5).map(|value| *value), Some(2));
+        drop(directory);
+        assert!(weak[1].upgrade().is_none());
+    }
+
+    // Values that say whether they are gone already.
+    struct Live(Arc<AtomicU32>, AtomicBool);
+
+    impl Drop for Live {
+        fn drop(&mut self) {
+            self.1.store(false, Ordering::SeqCst);
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn nobody_finds_what_is_gone() {
+        let rounds = if cfg!(miri) { 50 } else { 20_000 };
+        let (pool, directory) = (Pool::default(), Directory::<Live>::new());
+        let dropped = Arc::new(AtomicU32::new(0));
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        let pinned = pin();
+                        if let Some(value) = directory.get(3, &pinned) {
+                            assert!(value.1.load(Ordering::SeqCst));
+                        }
+                        drop(pinned);
+                        if let Some(value) = directory.find(3) {
+                            assert!(value.1.load(Ordering::SeqCst));
+                        }
+                    }
+                });
+            }
+            for _ in 0..rounds {
+                let value = pool.make(|_| Live(Arc::clone(&dropped), AtomicBool::new(true)));
+                directory.insert(3, &value);
+                drop(value);
+                directory.remove(3);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        pin::wait_grace();
+        assert_eq!(dropped.load(Ordering::SeqCst), rounds);
+    }
+}
