@@ -118,10 +118,9 @@ impl<D: Driver> ContextOps for Context<D> {
                 ));
             }
             let commands = Arc::clone(device.commands());
-            let network = device.network();
-            let polled = network.link().is_some_and(|link| link.is_polled());
-            let network = polled.then(|| Arc::clone(network) as Arc<dyn Progress>);
-            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, network);
+            let polled = (device.network().link()).is_some_and(|link| link.is_polled());
+            let polled = polled.then_some(device as Arc<dyn Progress>);
+            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled);
             Ok(cq)
         });
     }

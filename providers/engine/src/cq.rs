@@ -103,8 +103,8 @@ pub struct Cq {
     sink: Arc<dyn CompletionSink>,
     events: Arc<dyn EventSink>,
     commands: Arc<Commands>,
-    // Brings what has arrived, where a thread has to look for it.
-    network: Option<Arc<dyn Progress>>,
+    // The device, where a thread has to look for what has arrived.
+    device: Option<Arc<dyn Progress>>,
     users: Mutex<Vec<Weak<dyn QpActions>>>,
 }
 
@@ -113,7 +113,7 @@ impl Cq {
         init: CqInit,
         events: Arc<dyn EventSink>,
         commands: Arc<Commands>,
-        network: Option<Arc<dyn Progress>>,
+        device: Option<Arc<dyn Progress>>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -124,7 +124,7 @@ impl Cq {
             sink: init.sink,
             events,
             commands,
-            network,
+            device,
             users: Mutex::default(),
         })
     }
@@ -253,22 +253,22 @@ impl CqOps for Cq {
     #[inline]
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
         let mut polled = self.take(completions);
-        if let (0, Some(network)) = (polled, &self.network) {
-            network.flush();
+        if let (0, Some(device)) = (polled, &self.device) {
+            device.flush();
             // While something arrives that is for nobody here, one acknowledge for all of it will do.
             for _ in 0..LOOKS {
-                let found = network.poll();
+                let found = device.poll();
                 polled = self.take(completions);
                 if polled > 0 || !found {
                     break;
                 }
             }
             if polled == 0 {
-                network.flush();
+                device.flush();
             }
             // Who armed the queue takes a last look before sleeping.
             if self.awaited.load(Ordering::Relaxed) {
-                network.hand_back();
+                device.hand_back();
             }
         }
         if polled == 0 && self.failed.load(Ordering::Relaxed) {
@@ -282,9 +282,9 @@ impl CqOps for Cq {
             Notify::Next => Armed::Next,
             Notify::Solicited => Armed::Solicited,
         });
-        if let Some(network) = &self.network {
+        if let Some(device) = &self.device {
             self.awaited.store(true, Ordering::Relaxed);
-            network.hand_back();
+            device.hand_back();
         }
         armed
     }

@@ -615,6 +615,33 @@ impl<D: Driver> DeviceOps for Device<D> {
     }
 }
 
+/// The network, for whoever waits for something of this device.
+impl<D: Driver> Progress for Device<D> {
+    fn next_timeout(&self) -> Option<Time> {
+        self.network.next_timeout()
+    }
+
+    fn handle_timeout(&self, now: Time) {
+        self.network.handle_timeout(now);
+    }
+
+    fn progress(&self) {
+        self.network.progress();
+    }
+
+    fn poll(&self) -> bool {
+        self.network.poll_for(Some(self))
+    }
+
+    fn flush(&self) {
+        self.network.flush();
+    }
+
+    fn hand_back(&self) {
+        self.network.hand_back();
+    }
+}
+
 /// What one call into the engine carries along: the device, the pin, the effects, the time.
 pub struct Cx<'p, D: Driver> {
     /// The device.

@@ -49,6 +49,7 @@ pub trait Progress: Send + Sync {
     /// What waits to be sent leaves: for a thread that polled and still found nothing.
     fn flush(&self) {}
 
+
     /// A thread that polled is about to sleep.
     fn hand_back(&self) {}
 }
@@ -153,7 +154,7 @@ impl<D: Driver> Network<D> {
         link.flush();
         self.requests.fetch_add(1, Ordering::SeqCst);
         self.take_turns(|| {
-            while link.progress(self.moment(), &Turn::new(self)) || self.serve() {
+            while link.progress(self.moment(), &Turn::new(self, None)) || self.serve() {
                 link.flush();
             }
         });
@@ -183,7 +184,7 @@ impl<D: Driver> Network<D> {
 
     // One look. The program is about to be told what has come, and mostly sends something then: acknowledges leave after
     // that, when it polls again.
-    fn look(&self, link: &SharedLink<D::Header>) -> bool {
+    fn look(&self, link: &SharedLink<D::Header>, device: Option<&Device<D>>) -> bool {
         if !link.tells_again() {
             self.progress();
             return false;
@@ -191,12 +192,21 @@ impl<D: Driver> Network<D> {
         let mut found = false;
         // Without a note: who polls looks again.
         self.take_turns(|| {
-            found |= link.progress(self.moment(), &Turn::new(self));
+            found |= link.progress(self.moment(), &Turn::new(self, device));
             self.serve();
         });
         link.flush_ahead();
         if let Some(at) = link.next_due() {
             self.timers.wake_at(at);
+        }
+        found
+    }
+
+    // A poll by a thread that looks for what is mostly for this device.
+    pub(crate) fn poll_for(&self, device: Option<&Device<D>>) -> bool {
+        let mut found = false;
+        if let Some(link) = &self.link {
+            link.poll(&mut || found |= self.look(link, device));
         }
         found
     }
@@ -226,16 +236,19 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Where a link delivers in one turn: most of it is for one device, which is looked up once.
+/// Where a link delivers in one turn. Most of it is for one device, mostly the one that looks: it is looked up once, or not
+/// at all.
 struct Turn<'n, D: Driver> {
     network: &'n Network<D>,
+    looking: Option<&'n Device<D>>,
     last: RefCell<Option<(LinkAddress, Arc<Device<D>>)>>,
 }
 
 impl<'n, D: Driver> Turn<'n, D> {
-    fn new(network: &'n Network<D>) -> Self {
+    fn new(network: &'n Network<D>, looking: Option<&'n Device<D>>) -> Self {
         Self {
             network,
+            looking,
             last: RefCell::default(),
         }
     }
@@ -243,6 +256,10 @@ impl<'n, D: Driver> Turn<'n, D> {
 
 impl<D: Driver> Deliver<D::Header> for Turn<'_, D> {
     fn deliver(&self, frame: Frame<'_, D::Header>, now: Time) {
+        let is_it = |device: &&Device<D>| device.address() == frame.to && !device.is_removed();
+        if let Some(device) = self.looking.filter(is_it) {
+            return device.handle_frame(frame, now);
+        }
         let last = self
             .last
             .take()
@@ -257,7 +274,7 @@ impl<D: Driver> Deliver<D::Header> for Turn<'_, D> {
 
 impl<D: Driver> Deliver<D::Header> for Network<D> {
     fn deliver(&self, frame: Frame<'_, D::Header>, now: Time) {
-        Turn::new(self).deliver(frame, now);
+        Turn::new(self, None).deliver(frame, now);
     }
 }
 
@@ -272,11 +289,7 @@ impl<D: Driver> Progress for Network<D> {
     }
 
     fn poll(&self) -> bool {
-        let mut found = false;
-        if let Some(link) = &self.link {
-            link.poll(&mut || found |= self.look(link));
-        }
-        found
+        self.poll_for(None)
     }
 
     fn flush(&self) {
