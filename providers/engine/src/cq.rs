@@ -254,7 +254,7 @@ impl CqOps for Cq {
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
         let mut polled = self.take(completions);
         if let (0, Some(device)) = (polled, &self.device) {
-            device.flush();
+            device.flush_idle();
             // While something arrives that is for nobody here, one acknowledge for all of it will do.
             for _ in 0..LOOKS {
                 let found = device.poll();
@@ -264,7 +264,7 @@ impl CqOps for Cq {
                 }
             }
             if polled == 0 {
-                device.flush();
+                device.flush_idle();
             }
             // Who armed the queue takes a last look before sleeping.
             if self.awaited.load(Ordering::Relaxed) {

@@ -637,6 +637,10 @@ impl<D: Driver> Progress for Device<D> {
         self.network.flush();
     }
 
+    fn flush_idle(&self) {
+        self.network.flush_idle();
+    }
+
     fn hand_back(&self) {
         self.network.hand_back();
     }

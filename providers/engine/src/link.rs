@@ -131,6 +131,14 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
+    /// The same by a thread that polls, has found nothing and looks again: what may wait for more to come does, for a moment.
+    fn flush_idle(&self) {
+        match self.inner() {
+            Some(link) => link.flush_idle(),
+            None => self.flush(),
+        }
+    }
+
     /// The same without what lets the next frame go first: that one is worth more.
     fn flush_ahead(&self) {
         match self.inner() {

@@ -46,9 +46,11 @@ pub trait Progress: Send + Sync {
         false
     }
 
-    /// What waits to be sent leaves: for a thread that polled and still found nothing.
+    /// What waits to be sent leaves.
     fn flush(&self) {}
 
+    /// The same for a thread that polled, found nothing and will look again: what may wait for more does, for a moment.
+    fn flush_idle(&self) {}
 
     /// A thread that polled is about to sleep.
     fn hand_back(&self) {}
@@ -295,6 +297,12 @@ impl<D: Driver> Progress for Network<D> {
     fn flush(&self) {
         if let Some(link) = &self.link {
             link.flush();
+        }
+    }
+
+    fn flush_idle(&self) {
+        if let Some(link) = &self.link {
+            link.flush_idle();
         }
     }
 

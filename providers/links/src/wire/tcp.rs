@@ -779,7 +779,7 @@ impl<C: StreamCodec> TcpLink<C> {
                     taken,
                 } if taken > 0 => {
                     // By whoever reads.
-                    count_alone(&self.counters.delivered);
+                    count_alone(&self.counters.delivered, 1);
                     self.note(stream);
                     network.deliver(stream.frame(header, payload, false), now);
                     at += taken.min(length);

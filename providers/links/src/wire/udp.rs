@@ -23,6 +23,7 @@ use polyverbs_sockets::{
 };
 use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
 
+use super::behind::{Behind, Kept};
 use super::codec::{Arrival, Common, DatagramCodec, Envelope};
 use super::octets::OctetTap;
 use super::train::{Car, Departed, Route, Train};
@@ -68,16 +69,14 @@ macro_rules! counts {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        #[derive(Default)]
+        #[derive(Debug, Default)]
         struct Counters {
             $($name: AtomicU64,)*
         }
 
         impl Counters {
-            fn read(&self) -> UdpCounts {
-                UdpCounts {
-                    $($name: self.$name.load(Ordering::Relaxed),)*
-                }
+            fn add_to(&self, counts: &mut UdpCounts) {
+                $(counts.$name += self.$name.load(Ordering::Relaxed);)*
             }
         }
     };
@@ -142,39 +141,49 @@ pub struct UdpLink<C: DatagramCodec> {
 #[derive(Debug)]
 struct Lane<H> {
     filling: Mutex<Train>,
-    /// Headers that may leave behind what comes next, each with its destination.
-    behind: Mutex<ArrayVec<(SocketAddr, H), BEHIND>>,
-    /// Taken before the other: who swaps the two sends, and nobody overtakes him.
+    behind: Behind<H>,
+    /// Taken before the others: who swaps the two trains sends, and nobody overtakes him.
     leaving: Mutex<Train>,
+    /// What was sent last leaves by memory.
+    ends_by_memory: AtomicBool,
+    /// Something was sent since the last frame that stands for others.
+    has_spoken: AtomicBool,
     /// The socket was full, and is watched until it is not.
     is_blocked: AtomicBool,
+    /// Of what has left, by who has `leaving`.
+    counters: Counters,
 }
 
-/// Some of the lanes: looked at before their locks, all in one look.
-#[derive(Debug, Default)]
-struct Lanes(AtomicU64);
+/// Some of the lanes: looked at before their locks.
+///
+/// A lane is added after something was put there under its lock, and removed before that lock is taken to look. So plain
+/// stores will do: whoever put something there before is seen in that look, and whoever does after it adds the lane again.
+#[derive(Debug)]
+struct Lanes(Box<[AtomicBool]>);
 
 impl Lanes {
-    const MOST: usize = u64::BITS as usize;
+    const MOST: usize = 64;
+
+    fn new(flows: usize) -> Self {
+        Self((0..flows).map(|_| AtomicBool::new(false)).collect())
+    }
 
     fn add(&self, flow: usize) {
-        let lane = 1 << flow;
-        // Whoever takes it away looks at the lane afterwards, and so finds what was put there before.
-        if self.0.load(Ordering::Acquire) & lane == 0 {
-            self.0.fetch_or(lane, Ordering::AcqRel);
+        if !self.has(flow) {
+            self.0[flow].store(true, Ordering::Release);
         }
     }
 
     fn remove(&self, flow: usize) {
-        self.0.fetch_and(!(1 << flow), Ordering::SeqCst);
-    }
-
-    fn bits(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
+        self.0[flow].store(false, Ordering::Release);
     }
 
     fn has(&self, flow: usize) -> bool {
-        self.bits() & 1 << flow != 0
+        self.0[flow].load(Ordering::Acquire)
+    }
+
+    fn has_any(&self) -> bool {
+        self.0.iter().any(|lane| lane.load(Ordering::Acquire))
     }
 }
 
@@ -232,8 +241,8 @@ impl<C: DatagramCodec> UdpLink<C> {
         Ok(Arc::new(Self {
             flows: FlowSockets::new(local, flows, options.udp),
             lanes: lanes.collect(),
-            waiting: Lanes::default(),
-            behind: Lanes::default(),
+            waiting: Lanes::new(flows),
+            behind: Lanes::new(flows),
             max_frame,
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
@@ -284,7 +293,12 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     /// What became of the datagrams so far.
     pub fn counts(&self) -> UdpCounts {
-        self.counters.read()
+        let mut counts = UdpCounts::default();
+        let lanes = self.lanes.iter().map(|lane| &lane.counters);
+        for counters in lanes.chain([&self.counters]) {
+            counters.add_to(&mut counts);
+        }
+        counts
     }
 
     /// Answers for a service from now on: what comes for it, to whichever process, is delivered here.
@@ -377,7 +391,9 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
         };
         let mut formless = false;
-        let taken = lock(&self.lanes[flow].filling).append(
+        let lane = &self.lanes[flow];
+        let mut filling = lock(&lane.filling);
+        let taken = filling.append(
             route,
             length + C::OVERHEAD,
             coupled,
@@ -389,6 +405,9 @@ impl<C: DatagramCodec> UdpLink<C> {
             },
             seal,
         );
+        let ends_by_memory = filling.ends_by_memory();
+        lane.ends_by_memory.store(ends_by_memory, Ordering::Relaxed);
+        drop(filling);
         self.waiting.add(flow);
         self.count(|counters| &counters.formless, usize::from(formless));
         taken
@@ -402,56 +421,52 @@ impl<C: DatagramCodec> UdpLink<C> {
         self.codec.seal(&envelope, car.payload_end, car.octets);
     }
 
-    // Notes that a frame leaves behind what comes next; `false` where there is no room.
-    fn put_behind(&self, flow: usize, to: SocketAddr, header: &C::Header) -> bool {
-        let mut behind = lock(&self.lanes[flow].behind);
-        let stands_for = self.codec.manner(header).stands_for;
-        let is_same = |(at, old): &&mut (SocketAddr, C::Header)| {
-            *at == to && self.codec.manner(old).stands_for == stands_for
-        };
-        let placed = match behind.iter_mut().find(is_same) {
-            Some((_, old)) => {
-                *old = header.clone();
-                true
-            }
-            None => behind.try_push((to, header.clone())).is_ok(),
-        };
-        self.behind.add(flow);
-        placed
+    // Keeps a frame that may leave behind what comes next; `false` where there is no room.
+    fn put_behind(&self, flow: usize, to: SocketAddr, stands_for: u64, header: &C::Header) -> bool {
+        let lane = &self.lanes[flow];
+        let has_spoken = lane.has_spoken.load(Ordering::Relaxed);
+        lane.has_spoken.store(false, Ordering::Relaxed);
+        let dialogue = has_spoken && self.lets_go_first(lane);
+        let header = header.clone();
+        (lane.behind).keep(to, stands_for, header, dialogue, || self.behind.add(flow))
+    }
+
+    // Whether what is kept behind a message waits for the next look of a poller, to whom a call more costs little. Otherwise
+    // it goes along, as it does where there is no call.
+    fn lets_go_first(&self, lane: &Lane<C::Header>) -> bool {
+        let is_polled = self.watch.has_quick_calls() && self.watch.stands_back();
+        is_polled && !lane.ends_by_memory.load(Ordering::Relaxed)
     }
 
     // With `all`, whatever waits; otherwise what costs no call of its own, because the kernel cuts it off from what
     // leaves anyway.
     fn append_behind(&self, flow: usize, from: SocketAddr, all: bool) {
-        let mut behind = lock(&self.lanes[flow].behind);
-        behind.retain(|(to, header)| {
-            let (manner, local) = (self.codec.manner(header), self.lease.address().ip());
+        let stays = |kept: &Kept<C::Header>| {
+            let (manner, local) = (self.codec.manner(&kept.header), self.lease.address().ip());
             let frame = Frame {
                 from: LinkAddress::Ip(local),
-                to: LinkAddress::Ip(to.ip()),
-                header: header.clone(),
+                to: LinkAddress::Ip(kept.to.ip()),
+                header: kept.header.clone(),
                 payload: Payload::Empty,
                 damaged: false,
             };
-            let taken = self.append(flow, Route::new(*to, manner), from, &frame, !all);
+            let taken = self.append(flow, Route::new(kept.to, manner), from, &frame, !all);
             if all && !taken {
                 self.count(|counters| &counters.overrun, 1);
             }
             !all && !taken
-        });
-        if behind.is_empty() {
-            self.behind.remove(flow);
-        }
+        };
+        let emptied = || self.behind.remove(flow);
+        self.lanes[flow].behind.retain(stays, emptied);
     }
 
-    fn flush_lanes(&self, behind: bool) {
-        let mut due = self.waiting.bits();
-        if behind {
-            due |= self.behind.bits();
-        }
-        while due != 0 {
-            self.flush_lane(due.trailing_zeros() as usize, behind);
-            due &= due - 1;
+    // With what `behind` says of a lane that keeps something.
+    fn flush_lanes(&self, behind: impl Fn(&Lane<C::Header>) -> bool) {
+        for (flow, lane) in self.lanes.iter().enumerate() {
+            let behind = self.behind.has(flow) && behind(lane);
+            if behind || self.waiting.has(flow) {
+                self.flush_lane(flow, behind);
+            }
         }
     }
 
@@ -463,13 +478,8 @@ impl<C: DatagramCodec> UdpLink<C> {
         self.watch.stay();
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
-        // What they go with waits until they have been laid down behind it: where somebody polls, and a call more costs
-        // little, they leave when it looks again, unless there is no call.
-        let is_left = || {
-            let is_polled = self.watch.has_quick_calls() && self.watch.stands_back();
-            is_polled && !lock(&lane.filling).ends_by_memory()
-        };
-        if self.behind.has(flow) && (behind || !is_left()) {
+        // What they go with waits until they have been laid down behind it.
+        if self.behind.has(flow) && (behind || !self.lets_go_first(lane)) {
             self.append_behind(flow, from, behind);
         }
         // Before looking: what comes meanwhile is seen here or says so again.
@@ -485,7 +495,7 @@ impl<C: DatagramCodec> UdpLink<C> {
                 |range, transmit| self.lease.put(socket, range, transmit),
                 |mut car| self.seal(from, &mut car),
             );
-            self.note(departed);
+            note(&lane.counters, departed);
             self.watch_room(lane, socket, departed.full);
             if departed.full {
                 self.waiting.add(flow);
@@ -514,17 +524,6 @@ impl<C: DatagramCodec> UdpLink<C> {
             } else {
                 self.watch.remove(socket, Source::Full)
             };
-        }
-    }
-
-    fn note(&self, departed: Departed) {
-        self.count(|counters| &counters.sent, departed.sent);
-        self.count(|counters| &counters.by_memory, departed.by_memory);
-        self.count(|counters| &counters.overrun, departed.overrun);
-        if departed.too_long {
-            self.count(|counters| &counters.too_long, departed.refused);
-        } else {
-            self.count(|counters| &counters.unreachable, departed.refused);
         }
     }
 
@@ -604,7 +603,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             false => &self.counters.delivered,
         };
         // By whoever has the turn.
-        count_alone(counter);
+        count_alone(counter, 1);
         network.deliver(frame, now);
     }
 
@@ -738,8 +737,11 @@ impl<H> Lane<H> {
         let train = || Mutex::new(Train::new(TRAIN, segments));
         Self {
             filling: train(),
-            behind: Mutex::default(),
+            behind: Behind::default(),
             leaving: train(),
+            ends_by_memory: AtomicBool::new(false),
+            has_spoken: AtomicBool::new(false),
+            counters: Counters::default(),
             is_blocked: AtomicBool::new(false),
         }
     }
@@ -763,9 +765,11 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let (Some(to), Ok(from)) = (to, from) else {
             return self.count(|counters| &counters.formless, 1);
         };
-        let may_wait = manner.stands_for.is_some() && frame.payload.is_empty() && !frame.damaged;
-        if may_wait && self.put_behind(flow, to, &frame.header) {
-            return;
+        let may_wait = frame.payload.is_empty() && !frame.damaged;
+        match manner.stands_for.filter(|_| may_wait) {
+            Some(stands_for) if self.put_behind(flow, to, stands_for, &frame.header) => return,
+            Some(_) => {}
+            None => self.lanes[flow].has_spoken.store(true, Ordering::Relaxed),
         }
         let route = Route::new(to, manner);
         if !self.append(flow, route, from, &frame, false) {
@@ -777,11 +781,15 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn flush(&self) {
-        self.flush_lanes(true);
+        self.flush_lanes(|_| true);
+    }
+
+    fn flush_idle(&self) {
+        self.flush_lanes(|lane| lane.behind.is_due());
     }
 
     fn flush_ahead(&self) {
-        self.flush_lanes(false);
+        self.flush_lanes(|_| false);
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
@@ -869,7 +877,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             self.watch.leave();
         }
         // Otherwise the thread sends what a poller that is gone has left.
-        let is_left = self.waiting.bits() | self.behind.bits() != 0;
+        let is_left = self.waiting.has_any() || self.behind.has_any();
         if is_left && !self.watch.stands_back() {
             self.flush();
         }
@@ -905,6 +913,23 @@ impl<C: DatagramCodec> Drop for UdpLink<C> {
     fn drop(&mut self) {
         self.flush();
         self.watch.stop();
+    }
+}
+
+// By who has the lock of what is leaving.
+fn note(counters: &Counters, departed: Departed) {
+    let refused = match departed.too_long {
+        true => &counters.too_long,
+        false => &counters.unreachable,
+    };
+    let counted = [
+        (&counters.sent, departed.sent),
+        (&counters.by_memory, departed.by_memory),
+        (&counters.overrun, departed.overrun),
+        (refused, departed.refused),
+    ];
+    for (counter, by) in counted {
+        count_alone(counter, by as u64);
     }
 }
 
@@ -997,8 +1022,6 @@ const ROOM: u64 = 5;
 
 /// Octets of a train: a megabyte may wait for each lane, once filling and once leaving.
 const TRAIN: usize = 512 << 10;
-/// Frames of a lane that may wait for what comes next.
-const BEHIND: usize = 32;
 /// After so many looks that found nothing in memory each reads the socket again, and until then every so many: a look at
 /// memory is next to nothing beside one at the socket.
 const IDLE: u32 = 1024;

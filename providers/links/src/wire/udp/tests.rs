@@ -290,6 +290,57 @@ fn where_somebody_polls_a_message_waits_for_nothing_that_sums_up() {
 }
 
 #[test]
+fn in_a_dialogue_what_sums_up_waits_for_more_messages_to_come() {
+    let (one, other) = (link("127.0.3.178", 47_080), link("127.0.3.179", 47_080));
+    let sink = Sink::of(&one);
+    let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
+    let _duty = one.start(Arc::downgrade(&network)).unwrap();
+    // How many leave with these frames and so many looks that find nothing, time and again; `None` where the thread was not
+    // there yet, or took the poller for gone.
+    let say = |frames: &[u32], looks: &[u32]| -> Option<Vec<u64>> {
+        let leave = |looks: &u32| {
+            other.send(frame(&other, &one, 1, b""), NOW);
+            other.flush();
+            one.poll(&mut || _ = one.progress(NOW, &*sink));
+            let (is_polled, before) = (one.watch().stands_back(), one.counts().sent);
+            for number in frames {
+                one.send(frame(&one, &other, *number, b""), NOW);
+            }
+            one.flush_ahead();
+            (0..*looks).for_each(|_| one.flush_idle());
+            let stays = is_polled && one.watch().stands_back();
+            stays.then(|| one.counts().sent - before)
+        };
+        let left = looks.iter().map(leave).collect();
+        one.flush();
+        left
+    };
+    // Where a call more costs much, each goes along with its message.
+    let (is_quick, began) = (one.watch().has_quick_calls(), Instant::now());
+    let slow = [2; 8];
+    let cases = [
+        (&[5, SUMS_UP][..], [1; 8], [1, 1, 1, 1, 1, 1, 1, 2], slow),
+        (
+            &[5, SUMS_UP],
+            [63, 63, 63, 63, 63, 63, 64, 1],
+            [1, 1, 1, 1, 1, 1, 2, 2],
+            slow,
+        ),
+        // Nothing is answered.
+        (&[SUMS_UP], [1; 8], [1; 8], [1; 8]),
+    ];
+    for (frames, looks, quick, slow) in cases {
+        let left = loop {
+            assert!(began.elapsed() < LONG);
+            if let Some(left) = say(frames, &looks) {
+                break left;
+            }
+        };
+        assert_eq!(left, if is_quick { quick } else { slow });
+    }
+}
+
+#[test]
 fn an_acknowledge_behind_a_frame_waits_for_the_next_look() {
     // By sockets, and by memory.
     for [one, other] in [["127.0.3.171", "127.0.3.172"], ["127.0.3.173"; 2]] {
