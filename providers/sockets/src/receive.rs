@@ -15,8 +15,6 @@ pub struct ReceiveBatch {
     octets: Box<[u8]>,
     /// Octets of each room.
     each: usize,
-    /// How much of each room was used.
-    filled: Box<[Filled]>,
     received: usize,
     /// How many messages the next call asks for: one that finds nothing more is wasted.
     wanted: usize,
@@ -29,6 +27,8 @@ pub struct ReceiveBatch {
 struct Room {
     name: [u8; address::LONGEST],
     control: [u8; CONTROL],
+    /// How much was used.
+    filled: Filled,
 }
 
 /// Room for the control messages that a socket is asked to give: TOS, destination, size of a segment.
@@ -69,12 +69,12 @@ impl ReceiveBatch {
         let room = Room {
             name: [0; address::LONGEST],
             control: [0; CONTROL],
+            filled: Filled::default(),
         };
         Self {
             rooms: vec![room; messages].into(),
             octets: vec![0; messages * octets.max(1)].into(),
             each: octets.max(1),
-            filled: vec![Filled::default(); messages].into(),
             received: 0,
             wanted: 1,
             was_full: false,
@@ -84,11 +84,10 @@ impl ReceiveBatch {
 
     /// What arrived last. Messages that did not fit, or came from nowhere, are left out.
     pub fn messages(&self) -> impl Iterator<Item = Message<'_>> {
-        let filled = &self.filled[..self.received];
-        let rooms = self.rooms.iter().zip(self.octets.chunks(self.each));
+        let rooms = self.rooms[..self.received].iter();
         rooms
-            .zip(filled)
-            .filter_map(|((room, octets), filled)| room.message(octets, *filled, self.local))
+            .zip(self.octets.chunks(self.each))
+            .filter_map(|(room, octets)| room.message(octets, self.local))
     }
 
     /// Whether there was room for no more messages, so that there may be more.
@@ -98,8 +97,8 @@ impl ReceiveBatch {
 
     /// How many of the last messages did not fit.
     pub fn truncated(&self) -> usize {
-        let filled = self.filled[..self.received].iter();
-        filled.filter(|filled| filled.truncated).count()
+        let rooms = self.rooms[..self.received].iter();
+        rooms.filter(|room| room.filled.truncated).count()
     }
 
     /// Receives what there is, as much as there is room for; answers how many messages.
@@ -123,9 +122,7 @@ impl ReceiveBatch {
     fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         // A poller looks again and again, and mostly at nothing: the room for many is not laid out for one.
         if let (1, Some(room)) = (self.wanted, self.rooms.first_mut()) {
-            let mut message = room.incoming(&mut self.octets[..self.each]);
-            receive_one(fd, &mut message)?;
-            self.filled[0] = message.filled;
+            receive_one(fd, &mut room.incoming(&mut self.octets[..self.each]))?;
             return Ok(1);
         }
         let octets = self.octets.chunks_mut(self.each);
@@ -134,11 +131,7 @@ impl ReceiveBatch {
             .zip(octets)
             .map(|(room, octets)| room.incoming(octets))
             .collect();
-        let received = receive_many(fd, &mut messages)?;
-        for (filled, message) in self.filled.iter_mut().zip(&messages) {
-            *filled = message.filled;
-        }
-        Ok(received)
+        receive_many(fd, &mut messages)
     }
 }
 
@@ -148,16 +141,12 @@ impl Room {
             name: &mut self.name,
             payload,
             control: &mut self.control,
-            filled: Filled::default(),
+            filled: &mut self.filled,
         }
     }
 
-    fn message<'b>(
-        &self,
-        octets: &'b [u8],
-        filled: Filled,
-        local: Option<IpAddr>,
-    ) -> Option<Message<'b>> {
+    fn message<'b>(&self, octets: &'b [u8], local: Option<IpAddr>) -> Option<Message<'b>> {
+        let filled = &self.filled;
         if filled.truncated {
             return None;
         }

@@ -111,7 +111,7 @@ pub(crate) struct Incoming<'a> {
     pub(crate) name: &'a mut [u8],
     pub(crate) payload: &'a mut [u8],
     pub(crate) control: &'a mut [u8],
-    pub(crate) filled: Filled,
+    pub(crate) filled: &'a mut Filled,
 }
 
 impl Incoming<'_> {
@@ -130,7 +130,7 @@ impl Incoming<'_> {
     }
 
     fn note(&mut self, header: &libc::msghdr, length: usize) {
-        self.filled = Filled {
+        *self.filled = Filled {
             name: (header.msg_namelen as usize).min(self.name.len()),
             payload: length.min(self.payload.len()),
             control: header.msg_controllen.min(self.control.len()),
@@ -217,15 +217,14 @@ pub(crate) fn receive_local(
     name: &mut [u8],
     payload: &mut [u8],
 ) -> io::Result<Local> {
-    let mut control = [0; LOCAL_CONTROL];
-    let mut message = [Incoming {
+    let (mut control, mut filled) = ([0; LOCAL_CONTROL], Filled::default());
+    let mut message = Incoming {
         name,
         payload,
         control: &mut control,
-        filled: Filled::default(),
-    }];
-    receive_many(fd, &mut message)?;
-    let filled = message[0].filled;
+        filled: &mut filled,
+    };
+    receive_one(fd, &mut message)?;
     let mut local = Local {
         filled,
         user: None,

@@ -241,6 +241,12 @@ impl Watch {
         self.stands_back.load(Ordering::SeqCst)
     }
 
+    /// Whether it did a moment ago: for what is right in either case.
+    #[inline]
+    pub fn stood_back(&self) -> bool {
+        self.stands_back.load(Ordering::Relaxed)
+    }
+
     /// Whether a system call costs so little that who polls has the time for one more.
     pub fn has_quick_calls(&self) -> bool {
         self.call_takes < QUICK

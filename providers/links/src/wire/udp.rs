@@ -434,7 +434,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     // Whether what is kept behind a message waits for the next look of a poller, to whom a call more costs little. Otherwise
     // it goes along, as it does where there is no call.
     fn lets_go_first(&self, lane: &Lane<C::Header>) -> bool {
-        let is_polled = self.watch.has_quick_calls() && self.watch.stands_back();
+        let is_polled = self.watch.has_quick_calls() && self.watch.stood_back();
         is_polled && !lane.ends_by_memory.load(Ordering::Relaxed)
     }
 
