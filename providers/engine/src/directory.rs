@@ -234,7 +234,8 @@ mod tests {
 
     #[test]
     fn nobody_finds_what_is_gone() {
-        let rounds = if cfg!(miri) { 50 } else { 20_000 };
+        let is_slow = std::env::var_os("POLYVERBS_MEMORY_CHECK").is_some();
+        let rounds = if is_slow { 200 } else { 20_000 };
         let (pool, directory) = (Pool::default(), Directory::<Live>::new());
         let dropped = Arc::new(AtomicU32::new(0));
         let over = AtomicBool::new(false);
