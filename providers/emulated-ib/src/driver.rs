@@ -113,7 +113,7 @@ impl Driver for InfiniBand {
             return;
         };
         if header.carriage.met_congestion() {
-            tell_congestion(&qp, &frame, cx);
+            tell_congestion(qp, &frame, cx);
         }
         if header.body.is_request() {
             let mut half = qp.responder();
@@ -127,8 +127,8 @@ impl Driver for InfiniBand {
                 half.counters.dropped += 1;
                 return;
             }
-            let response = respond(&qp, &mut half, &header, &frame.payload, None, cx);
-            answer(&qp, &mut half, &header, response, cx);
+            let response = respond(qp, &mut half, &header, &frame.payload, None, cx);
+            answer(qp, &mut half, &header, response, cx);
         } else {
             let mut half = qp.requester();
             if half.driver.rest.peer_address == Some(frame.from)
@@ -137,7 +137,7 @@ impl Driver for InfiniBand {
                 if matches!(header.body, Body::Congestion) || header.carriage.met_congestion() {
                     requester::slow_down(&mut half);
                 }
-                requester::handle_answer(&qp, &mut half, &header, &frame.payload, cx);
+                requester::handle_answer(qp, &mut half, &header, &frame.payload, cx);
             }
         }
     }
