@@ -1,7 +1,7 @@
 //! Values of a pool by number, found without a lock: a tree over the 24 bits of a queue pair number.
 //!
 //! Nodes are made when a number below them is first used, and stay. Whoever looks a number up is pinned, and reaches its
-//! value for as long as that; what is removed is given up when every pin of that time has ended (see [`pin`](crate::pin)).
+//! value for as long as that; what is removed is given up when every pin of that time has ended (see [`mod@pin`]).
 
 // The leaves hold counted references as bare pointers.
 #![allow(unsafe_code)]
