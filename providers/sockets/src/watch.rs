@@ -41,6 +41,9 @@ pub trait Duty: Send + Sync {
     /// The thread sleeps no more.
     fn wake(&self) {}
 
+    /// Pollers are there, and were a moment ago: what they let wait need not wait for ever. Called every other millisecond.
+    fn tidy(&self) {}
+
     /// Whether something has come in by other ways than a descriptor; `None` where there has been no such thing lately.
     fn peek(&self) -> Option<bool> {
         None
@@ -388,6 +391,9 @@ impl Watch {
             let now = self.signs();
             if now == seen && !is_polled {
                 break Some(seen.0);
+            }
+            if let Some(duty) = duty.upgrade() {
+                guarded(|| duty.tidy());
             }
             patience.grow();
             seen = now;

@@ -956,6 +956,12 @@ impl<C: DatagramCodec> Duty for Watched<C> {
         mailbox.as_mut().is_some_and(Mailbox::sleep)
     }
 
+    fn tidy(&self) {
+        if self.link.behind.has_any() {
+            self.link.flush();
+        }
+    }
+
     fn peek(&self) -> Option<bool> {
         let Inbound { mailbox, idle, .. } = &mut *lock(&self.link.inbound);
         let mailbox = mailbox.as_mut().filter(|_| *idle < IDLE)?;

@@ -13,6 +13,7 @@ struct Reader {
     arrived: AtomicUsize,
     by_thread: AtomicUsize,
     progressed: AtomicUsize,
+    tidied: AtomicUsize,
     attended: mpsc::Sender<u64>,
     rare: UdpSocket,
 }
@@ -30,6 +31,7 @@ impl Reader {
             arrived: AtomicUsize::new(0),
             by_thread: AtomicUsize::new(0),
             progressed: AtomicUsize::new(0),
+            tidied: AtomicUsize::new(0),
             attended,
             rare: socket().unwrap(),
         });
@@ -86,6 +88,10 @@ impl Duty for Reader {
         self.progressed.fetch_add(1, Ordering::SeqCst);
     }
 
+    fn tidy(&self) {
+        self.tidied.fetch_add(1, Ordering::SeqCst);
+    }
+
     fn attend(&self, token: u64) {
         let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
         self.rare.receive(&mut batch).unwrap();
@@ -123,6 +129,17 @@ fn while_somebody_polls_the_thread_stands_back() {
     let by_thread = reader.by_thread.load(Ordering::SeqCst) - before;
     // A poller that does not get to run for a millisecond counts as gone.
     assert!(by_thread < 100, "{by_thread} of 200 by the thread");
+}
+
+#[test]
+fn the_thread_tidies_up_behind_pollers_that_stay() {
+    let (reader, _told) = Reader::new();
+    let began = Instant::now();
+    while reader.tidied.load(Ordering::SeqCst) < 10 {
+        assert!(began.elapsed() < LONG);
+        reader.send();
+        reader.poll_for(Duration::from_millis(5));
+    }
 }
 
 #[test]

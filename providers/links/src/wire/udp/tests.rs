@@ -341,6 +341,31 @@ fn in_a_dialogue_what_sums_up_waits_for_more_messages_to_come() {
 }
 
 #[test]
+fn what_waits_in_a_dialogue_leaves_when_the_thread_tidies_up() {
+    let (one, other) = (link("127.0.3.180", 47_080), link("127.0.3.181", 47_080));
+    let sink = Sink::of(&one);
+    let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
+    let duty = one.start(Arc::downgrade(&network)).unwrap();
+    let (mut sent, began) = (0, Instant::now());
+    // Where a call more costs much, nothing waits.
+    let mut waits = if one.watch().has_quick_calls() { 10 } else { 0 };
+    while waits > 0 {
+        assert!(began.elapsed() < LONG);
+        other.send(frame(&other, &one, 1, b""), NOW);
+        other.flush();
+        one.poll(&mut || _ = one.progress(NOW, &*sink));
+        for number in [5, SUMS_UP] {
+            one.send(frame(&one, &other, number, b""), NOW);
+        }
+        one.flush_ahead();
+        waits -= u32::from(one.counts().sent == sent + 1);
+        duty.tidy();
+        sent += 2;
+        assert_eq!(one.counts().sent, sent);
+    }
+}
+
+#[test]
 fn an_acknowledge_behind_a_frame_waits_for_the_next_look() {
     // By sockets, and by memory.
     for [one, other] in [["127.0.3.171", "127.0.3.172"], ["127.0.3.173"; 2]] {
