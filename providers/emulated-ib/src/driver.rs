@@ -190,7 +190,7 @@ impl Driver for InfiniBand {
             (rx.expected, rx.rest.msn) = (psn.value(), 0);
         }
         if let Some(psn) = given.sq_psn {
-            tx.begin(psn.value());
+            tx.begin(psn.value(), qp.device.address());
         }
         if qp.qp_type == QpType::Ud && change.to == QpState::Rtr {
             let mtu = qp.device.port_attributes().active_mtu;

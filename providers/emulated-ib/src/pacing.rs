@@ -29,8 +29,10 @@ pub(crate) const READ_EVERY: Duration = Duration::from_micros(50);
 const LEAST: u32 = 2;
 /// Octets and frames that the window begins with.
 const FIRST: (u32, u32) = (64 << 10, 16);
-/// Octets and frames that it never exceeds: what a receive buffer of ordinary size may hold.
-const MOST: (u32, u32) = (1 << 20, 1024);
+/// Octets and frames that it never exceeds: what a receive buffer of ordinary size may hold, and a processor's cache.
+const MOST: (u32, u32) = (512 << 10, 1024);
+/// The same between queue pairs at one address, where nothing is lost and one look takes all that is there.
+const MOST_AT_HOME: (u32, u32) = (1 << 20, 1024);
 /// An acknowledge is asked for at least this often.
 const ACK_EVERY: u32 = 32;
 /// Whoever met congestion says so no more often.
@@ -51,13 +53,13 @@ pub(crate) struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self::new(10)
+        Self::new(10, false)
     }
 }
 
 impl Pace {
-    /// Of a path with frames of `1 << mtu_shift` octets.
-    pub(crate) fn new(mtu_shift: u8) -> Self {
+    /// Of a path with frames of `1 << mtu_shift` octets, to another address or to the own one.
+    pub(crate) fn new(mtu_shift: u8, at_home: bool) -> Self {
         let frames = |(octets, frames): (u32, u32), least: bool| {
             let carried = octets >> mtu_shift;
             if least {
@@ -66,7 +68,8 @@ impl Pace {
                 carried.min(frames)
             }
         };
-        let most = frames(MOST, false).max(PIECE);
+        let most = if at_home { MOST_AT_HOME } else { MOST };
+        let most = frames(most, false).max(PIECE);
         Self {
             window: frames(FIRST, true).min(most),
             threshold: most,
@@ -133,8 +136,9 @@ mod tests {
 
     #[test]
     fn it_doubles_until_a_loss_and_grows_slowly_after_it() {
-        let mut pace = Pace::new(12);
-        assert_eq!((pace.window(), pace.most), (16, 256));
+        assert_eq!(Pace::new(12, true).most, 256);
+        let mut pace = Pace::new(12, false);
+        assert_eq!((pace.window(), pace.most), (16, 128));
         pace.answered(16, 16, 16);
         assert_eq!(pace.window(), 32);
         pace.answered(32, 32, 48);
@@ -163,7 +167,7 @@ mod tests {
 
     #[test]
     fn without_any_answer_it_begins_anew() {
-        let mut pace = Pace::new(8);
+        let mut pace = Pace::new(8, false);
         for round in 1..20 {
             pace.answered(pace.window(), pace.window(), round * 2000);
         }
@@ -178,14 +182,14 @@ mod tests {
 
     #[test]
     fn it_does_not_grow_where_it_is_not_used() {
-        let mut pace = Pace::new(12);
+        let mut pace = Pace::new(12, false);
         (0..100).for_each(|psn| pace.answered(1, 1, psn));
-        assert_eq!(pace, Pace::new(12));
+        assert_eq!(pace, Pace::new(12, false));
     }
 
     #[test]
     fn the_frame_that_fills_it_asks_for_an_answer() {
-        let mut pace = Pace::new(10);
+        let mut pace = Pace::new(10, false);
         assert!(pace.wants_ack(63, 63) && !pace.wants_ack(63, 3));
         (0..30).for_each(|_| pace.timed_out());
         assert!((1..9).all(|psn| pace.wants_ack(psn, 0)));

@@ -88,11 +88,11 @@ pub struct RequesterRest {
 }
 
 impl Requester {
-    /// Begins at this sequence number.
-    pub fn begin(&mut self, sq_psn: u32) {
+    /// Begins at this sequence number, on a device of this address.
+    pub fn begin(&mut self, sq_psn: u32, own: LinkAddress) {
         self.next_psn = sq_psn;
         let rest = &mut *self.rest;
-        rest.pace = Pace::new(self.mtu_shift);
+        rest.pace = Pace::new(self.mtu_shift, rest.peer_address == Some(own));
         (rest.unacked, rest.sent) = (sq_psn, sq_psn);
         (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
         (rest.retries_left, rest.rnr_left) = (rest.retry_cnt, rest.rnr_retry);
