@@ -254,35 +254,97 @@ fn what_sums_up_leaves_behind_what_comes_next_and_only_the_last_of_it() {
     assert_eq!(numbers(all(&third, 1)), [SUMS_UP + 5]);
 }
 
+/// A link that somebody polls, and a peer. Its thread tidies up when it is told to, not when it is its time.
+struct Polled {
+    one: Arc<UdpLink<Toy>>,
+    other: Arc<UdpLink<Toy>>,
+    sink: Arc<Sink>,
+    duty: Arc<Untidy>,
+}
+
+struct Untidy(Watched<Toy>);
+
+impl Duty for Untidy {
+    fn progress(&self) {
+        self.0.progress();
+    }
+
+    fn attend(&self, token: u64) {
+        self.0.attend(token);
+    }
+
+    fn sleep(&self) -> bool {
+        self.0.sleep()
+    }
+
+    fn wake(&self) {
+        self.0.wake();
+    }
+
+    fn peek(&self) -> Option<bool> {
+        self.0.peek()
+    }
+}
+
+impl Polled {
+    fn at(addresses: [&str; 2]) -> Self {
+        let [one, other] = addresses.map(|address| link(address, 47_080));
+        let sink = Sink::of(&one);
+        let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
+        let duty = Arc::new(Untidy(Watched {
+            link: Arc::clone(&one),
+            network: Arc::downgrade(&network),
+        }));
+        let watched: Arc<dyn Duty> = Arc::clone(&duty) as _;
+        one.watch().start(Arc::downgrade(&watched)).unwrap();
+        Self {
+            one,
+            other,
+            sink,
+            duty,
+        }
+    }
+
+    // How many leave where these are sent after a poll, with so many looks that find nothing behind them; `None` where the
+    // thread was not there yet, or took the poller for gone.
+    fn leave(&self, numbers: &[u32], looks: u32) -> Option<u64> {
+        let Self {
+            one, other, sink, ..
+        } = self;
+        other.send(frame(other, one, 1, b""), NOW);
+        other.flush();
+        one.poll(&mut || _ = one.progress(NOW, &**sink));
+        let (is_polled, before) = (one.watch().stands_back(), self.left());
+        for number in numbers {
+            one.send(frame(one, other, *number, b""), NOW);
+        }
+        one.flush_ahead();
+        (0..looks).for_each(|_| one.flush_idle());
+        let left = self.left() - before;
+        (is_polled && one.watch().stands_back()).then_some(left)
+    }
+
+    fn left(&self) -> u64 {
+        let counts = self.one.counts();
+        counts.sent + counts.by_memory
+    }
+}
+
 #[test]
 fn where_somebody_polls_a_message_waits_for_nothing_that_sums_up() {
     // By sockets that leaves with the next look where a call more costs little, by memory along with the message.
     let cases = [(["127.0.3.175", "127.0.3.176"], 1), (["127.0.3.177"; 2], 2)];
-    for ([one, other], at_once) in cases {
-        let (one, other) = (link(one, 47_080), link(other, 47_080));
-        let sink = Sink::of(&one);
-        let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
-        let _duty = one.start(Arc::downgrade(&network)).unwrap();
-        let left = || one.counts().sent + one.counts().by_memory;
+    for (addresses, at_once) in cases {
+        let polled = Polled::at(addresses);
         let began = Instant::now();
         loop {
             assert!(began.elapsed() < LONG);
-            other.send(frame(&other, &one, 1, b""), NOW);
-            other.flush();
-            one.poll(&mut || _ = one.progress(NOW, &*sink));
-            let (is_polled, before) = (one.watch().stands_back(), left());
-            for number in [SUMS_UP, 5] {
-                one.send(frame(&one, &other, number, b""), NOW);
-            }
-            one.flush_ahead();
-            let sent = left() - before;
-            // Otherwise the thread was not there yet, or took the poller for gone.
-            let counts = is_polled && one.watch().stands_back();
-            one.flush();
-            assert_eq!(all(&other, 2).len(), 2);
-            if counts {
-                let is_quick = one.watch().has_quick_calls();
-                assert_eq!(sent, if is_quick { at_once } else { 2 });
+            let left = polled.leave(&[SUMS_UP, 5], 0);
+            polled.one.flush();
+            assert_eq!(all(&polled.other, 2).len(), 2);
+            if let Some(left) = left {
+                let is_quick = polled.one.watch().has_quick_calls();
+                assert_eq!(left, if is_quick { at_once } else { 2 });
                 break;
             }
         }
@@ -291,32 +353,9 @@ fn where_somebody_polls_a_message_waits_for_nothing_that_sums_up() {
 
 #[test]
 fn in_a_dialogue_what_sums_up_waits_for_more_messages_to_come() {
-    let (one, other) = (link("127.0.3.178", 47_080), link("127.0.3.179", 47_080));
-    let sink = Sink::of(&one);
-    let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
-    let _duty = one.start(Arc::downgrade(&network)).unwrap();
-    // How many leave with these frames and so many looks that find nothing, time and again; `None` where the thread was not
-    // there yet, or took the poller for gone.
-    let say = |frames: &[u32], looks: &[u32]| -> Option<Vec<u64>> {
-        let leave = |looks: &u32| {
-            other.send(frame(&other, &one, 1, b""), NOW);
-            other.flush();
-            one.poll(&mut || _ = one.progress(NOW, &*sink));
-            let (is_polled, before) = (one.watch().stands_back(), one.counts().sent);
-            for number in frames {
-                one.send(frame(&one, &other, *number, b""), NOW);
-            }
-            one.flush_ahead();
-            (0..*looks).for_each(|_| one.flush_idle());
-            let stays = is_polled && one.watch().stands_back();
-            stays.then(|| one.counts().sent - before)
-        };
-        let left = looks.iter().map(leave).collect();
-        one.flush();
-        left
-    };
+    let polled = Polled::at(["127.0.3.178", "127.0.3.179"]);
     // Where a call more costs much, each goes along with its message.
-    let (is_quick, began) = (one.watch().has_quick_calls(), Instant::now());
+    let (is_quick, began) = (polled.one.watch().has_quick_calls(), Instant::now());
     let slow = [2; 8];
     let cases = [
         (&[5, SUMS_UP][..], [1; 8], [1, 1, 1, 1, 1, 1, 1, 2], slow),
@@ -329,10 +368,12 @@ fn in_a_dialogue_what_sums_up_waits_for_more_messages_to_come() {
         // Nothing is answered.
         (&[SUMS_UP], [1; 8], [1; 8], [1; 8]),
     ];
-    for (frames, looks, quick, slow) in cases {
+    for (numbers, looks, quick, slow) in cases {
         let left = loop {
             assert!(began.elapsed() < LONG);
-            if let Some(left) = say(frames, &looks) {
+            let left: Option<Vec<_>> = looks.iter().map(|&n| polled.leave(numbers, n)).collect();
+            polled.one.flush();
+            if let Some(left) = left {
                 break left;
             }
         };
@@ -342,26 +383,20 @@ fn in_a_dialogue_what_sums_up_waits_for_more_messages_to_come() {
 
 #[test]
 fn what_waits_in_a_dialogue_leaves_when_the_thread_tidies_up() {
-    let (one, other) = (link("127.0.3.180", 47_080), link("127.0.3.181", 47_080));
-    let sink = Sink::of(&one);
-    let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
-    let duty = one.start(Arc::downgrade(&network)).unwrap();
-    let (mut sent, began) = (0, Instant::now());
+    let polled = Polled::at(["127.0.3.180", "127.0.3.181"]);
+    let began = Instant::now();
     // Where a call more costs much, nothing waits.
-    let mut waits = if one.watch().has_quick_calls() { 10 } else { 0 };
+    let mut waits = if polled.one.watch().has_quick_calls() {
+        10
+    } else {
+        0
+    };
     while waits > 0 {
         assert!(began.elapsed() < LONG);
-        other.send(frame(&other, &one, 1, b""), NOW);
-        other.flush();
-        one.poll(&mut || _ = one.progress(NOW, &*sink));
-        for number in [5, SUMS_UP] {
-            one.send(frame(&one, &other, number, b""), NOW);
-        }
-        one.flush_ahead();
-        waits -= u32::from(one.counts().sent == sent + 1);
-        duty.tidy();
-        sent += 2;
-        assert_eq!(one.counts().sent, sent);
+        let before = polled.left();
+        waits -= u32::from(polled.leave(&[5, SUMS_UP], 0) == Some(1));
+        polled.duty.0.tidy();
+        assert_eq!(polled.left() - before, 2);
     }
 }
 
