@@ -28,10 +28,10 @@ use verbs_api::qp::QpState;
 
 use crate::driver::Iwarp;
 use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
-use crate::responder;
 use crate::streams::{FIRST_STREAM, StreamNews};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, QpRef, QpWeak, Receiving, Sending};
+use crate::{requester, responder};
 
 /// The other end, as the program named it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,9 +281,7 @@ pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>
         return;
     }
     qp.enter_error(false);
-    if let Some(qp) = qp.shared() {
-        cx.effects.flush(qp.into_owner());
-    }
+    requester::flush_later(qp, cx);
 }
 
 /// Sends a segment with its octets over the link.
