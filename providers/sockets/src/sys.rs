@@ -152,9 +152,6 @@ pub(crate) struct Filled {
 /// Receives as many messages as there are without waiting, [`AT_ONCE`] at most. Descriptors that came along would stay
 /// open: see [`receive_local`].
 pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) -> io::Result<usize> {
-    if let [message] = messages {
-        return receive_one(fd, message).map(|()| 1);
-    }
     let count = messages.len().min(AT_ONCE);
     // SAFETY: headers and pieces of zeros name no memory.
     let (mut headers, mut pieces): ([libc::mmsghdr; AT_ONCE], [libc::iovec; AT_ONCE]) =

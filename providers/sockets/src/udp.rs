@@ -94,8 +94,6 @@ impl Default for Offload {
 pub struct UdpSocket {
     descriptor: OwnedFd,
     local: SocketAddr,
-    /// What it receives is for this one; `None` where it is bound to no address.
-    own: Option<IpAddr>,
     segments: AtomicBool,
     joins: bool,
     /// The first traffic class that was asked for becomes the socket's own: who says it with each datagram pays for that.
@@ -130,7 +128,6 @@ impl<'a> Transmit<'a> {
     }
 
     // What is to be said of it to a socket of this traffic class.
-    #[inline(always)]
     fn control(&self, own_class: u8) -> Control<CONTROL> {
         let mut control = Control::default();
         let (level, class, hops) = match self.to {
@@ -214,11 +211,9 @@ impl UdpSocket {
             offload.segmentation && sys::number(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
         let joins = offload.joining
             && sys::number(fd, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|on| on != 0);
-        let ip = local.ip();
         Ok(Self {
             descriptor,
             local,
-            own: (!ip.is_unspecified()).then_some(ip),
             segments: AtomicBool::new(segments),
             joins,
             class: OnceLock::new(),
@@ -273,18 +268,17 @@ impl UdpSocket {
     }
 
     fn send_some(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
-        let name = |transmit: &Transmit<'_>| Name::of(address::scoped(transmit.to, self.local));
-        let control = |transmit: &Transmit<'_>| {
+        let prepare = |transmit: &Transmit<'_>| {
+            let to = address::scoped(transmit.to, self.local);
             let own_class = self.own_class(transmit.traffic_class);
-            transmit.control(own_class)
+            (Name::of(to), transmit.control(own_class))
         };
         if let [transmit] = transmits {
-            let (name, control) = (&name(transmit), &control(transmit));
-            return sys::send(self.as_fd(), &message(transmit, name, control)).map(|_| 1);
+            let (name, control) = prepare(transmit);
+            return sys::send(self.as_fd(), &message(transmit, &name, &control)).map(|_| 1);
         }
         let transmits = &transmits[..transmits.len().min(AT_ONCE)];
-        let both = |transmit| (name(transmit), control(transmit));
-        let prepared: ArrayVec<_, AT_ONCE> = transmits.iter().map(both).collect();
+        let prepared: ArrayVec<_, AT_ONCE> = transmits.iter().map(prepare).collect();
         let messages: ArrayVec<_, AT_ONCE> = transmits
             .iter()
             .zip(&prepared)
@@ -333,7 +327,8 @@ impl UdpSocket {
     /// # Errors
     /// The socket is of no use any more.
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
-        match batch.fill(self.as_fd(), self.own) {
+        let ip = self.local.ip();
+        match batch.fill(self.as_fd(), (!ip.is_unspecified()).then_some(ip)) {
             Err(error) if is_passing(&error) => Ok(0),
             result => result,
         }
