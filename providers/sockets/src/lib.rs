@@ -13,6 +13,7 @@ pub mod exit;
 pub mod flows;
 pub mod group;
 mod interface;
+mod joining;
 mod local;
 mod memory;
 pub mod multicast;

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
 
+use crate::joining::{Brought, Joining};
 use crate::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
 use crate::{address, control};
 
@@ -20,6 +21,9 @@ pub struct ReceiveBatch {
     wanted: usize,
     /// The last call brought as many.
     was_full: bool,
+    /// So did the one before it.
+    follows: bool,
+    joining: Joining,
     local: Option<IpAddr>,
 }
 
@@ -78,6 +82,8 @@ impl ReceiveBatch {
             received: 0,
             wanted: 1,
             was_full: false,
+            follows: false,
+            joining: Joining::default(),
             local: None,
         }
     }
@@ -115,8 +121,19 @@ impl ReceiveBatch {
             (true, false) => count,
             (false, _) => count.max(1),
         };
-        self.was_full = is_full;
+        (self.follows, self.was_full) = (self.was_full, is_full);
         received
+    }
+
+    /// Whether a socket that asks the kernel to join, or does not, should do the other after a call that brought something.
+    pub(crate) fn changes_joining(&mut self, asks: bool) -> bool {
+        let mut rooms = self.rooms[..self.received].iter();
+        let brought = match self.received {
+            _ if asks && rooms.any(Room::is_joined) => Brought::Joined,
+            1 if !self.follows => Brought::Single,
+            messages => Brought::Crowd(messages as u32),
+        };
+        self.joining.note(asks, brought)
     }
 
     fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
@@ -143,6 +160,11 @@ impl Room {
             control: &mut self.control,
             filled: &mut self.filled,
         }
+    }
+
+    fn is_joined(&self) -> bool {
+        let mut messages = control::messages(&self.control[..self.filled.control]);
+        messages.any(|(level, kind, _)| (level, kind) == (libc::SOL_UDP, libc::UDP_GRO))
     }
 
     fn message<'b>(&self, octets: &'b [u8], local: Option<IpAddr>) -> Option<Message<'b>> {

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, ipproto, socket_with,
@@ -96,6 +96,8 @@ pub struct UdpSocket {
     local: SocketAddr,
     segments: AtomicBool,
     joins: bool,
+    /// Whether the kernel is asked to join at the moment.
+    asks_to_join: AtomicBool,
     /// The first traffic class that was asked for becomes the socket's own: who says it with each datagram pays for that.
     class: OnceLock<u8>,
 }
@@ -209,13 +211,13 @@ impl UdpSocket {
         let offload = options.offload;
         let segments =
             offload.segmentation && sys::number(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
-        let joins = offload.joining
-            && sys::number(fd, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|on| on != 0);
+        let asks_to_join = sys::number(fd, libc::SOL_UDP, libc::UDP_GRO);
         Ok(Self {
-            descriptor,
             local,
             segments: AtomicBool::new(segments),
-            joins,
+            joins: offload.joining && asks_to_join.is_ok(),
+            asks_to_join: AtomicBool::new(asks_to_join.is_ok_and(|on| on != 0)),
+            descriptor,
             class: OnceLock::new(),
         })
     }
@@ -237,7 +239,8 @@ impl UdpSocket {
         self.segments.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel joins what arrives: a message then has up to 65,535 octets.
+    /// Whether the kernel may join what arrives: a message then has up to 65,535 octets. While nothing is joined the kernel
+    /// is asked to only now and then.
     pub fn joins(&self) -> bool {
         self.joins
     }
@@ -330,8 +333,29 @@ impl UdpSocket {
         let ip = self.local.ip();
         match batch.fill(self.as_fd(), (!ip.is_unspecified()).then_some(ip)) {
             Err(error) if is_passing(&error) => Ok(0),
+            Ok(received) if received > 0 && self.joins => {
+                let asks = self.asks_to_join.load(Ordering::Relaxed);
+                if batch.changes_joining(asks) {
+                    self.ask_to_join(!asks);
+                }
+                Ok(received)
+            }
             result => result,
         }
+    }
+
+    #[cold]
+    fn ask_to_join(&self, asks: bool) {
+        let fd = self.as_fd();
+        let ask =
+            |asks: bool| sys::set_number(fd, libc::SOL_UDP, libc::UDP_GRO, asks.into()).is_ok();
+        let asks = match asks {
+            true => ask(true),
+            // Of what waits and is joined already the kernel would not tell any more where to cut it. What another processor
+            // is about to put there at this very moment is lost by that, as datagrams may be.
+            false => !ask(false) || ioctl_fionread(fd) != Ok(0) && ask(true),
+        };
+        self.asks_to_join.store(asks, Ordering::Relaxed);
     }
 }
 

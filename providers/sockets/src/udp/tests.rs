@@ -125,6 +125,84 @@ fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
     }
 }
 
+/// A train of datagrams that the kernel cuts, and joins where it is asked to.
+fn send_train(from: &UdpSocket, to: &UdpSocket) {
+    let octets = [7; 14 * 4156];
+    let pieces = [Piece::from(&octets[..])];
+    let transmit = Transmit {
+        segment: 4156,
+        ..transmit(to, &pieces)
+    };
+    from.send(&[transmit]).unwrap();
+}
+
+fn send_single(from: &UdpSocket, to: &UdpSocket) {
+    from.send(&[transmit(to, &[Piece::from(&b"x"[..])])])
+        .unwrap();
+}
+
+/// Receives so many datagrams and gives their lengths; whether one was joined to another.
+fn lengths(to: &UdpSocket, batch: &mut ReceiveBatch, count: usize) -> (Vec<usize>, bool) {
+    let (mut lengths, mut joined, began) = (Vec::new(), false, Instant::now());
+    while lengths.len() < count {
+        assert!(began.elapsed() < Duration::from_secs(10), "{lengths:?}");
+        to.receive(batch).unwrap();
+        for message in batch.messages() {
+            lengths.extend(message.datagrams().map(<[u8]>::len));
+            joined |= message.octets.len() > message.segment;
+        }
+    }
+    (lengths, joined)
+}
+
+fn is_asked_to_join(socket: &UdpSocket) -> bool {
+    sys::number(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO).unwrap() != 0
+}
+
+#[test]
+fn the_kernel_is_asked_to_join_while_something_is_joined() {
+    for local in [V4, V6] {
+        let (from, to) = (socket(local), socket(local));
+        let mut batch = ReceiveBatch::new(4, 65_535);
+        for _ in 0..3 {
+            while is_asked_to_join(&to) {
+                send_single(&from, &to);
+                assert_eq!(lengths(&to, &mut batch, 1), (vec![1], false));
+            }
+            let mut trains = 0;
+            while !is_asked_to_join(&to) {
+                trains += 1;
+                assert!(trains < 200);
+                send_train(&from, &to);
+                assert_eq!(lengths(&to, &mut batch, 14), (vec![4156; 14], false));
+            }
+            for _ in 0..10 {
+                send_train(&from, &to);
+                assert_eq!(lengths(&to, &mut batch, 14), (vec![4156; 14], true));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_waits_joined_when_the_kernel_is_to_be_asked_no_more_is_cut() {
+    // After one of these it is to be asked no more.
+    for before in 0..100 {
+        let (from, to) = (socket(V4), socket(V4));
+        let mut batch = ReceiveBatch::new(4, 65_535);
+        for _ in 0..before {
+            send_single(&from, &to);
+            lengths(&to, &mut batch, 1);
+        }
+        let asked = is_asked_to_join(&to);
+        send_single(&from, &to);
+        send_train(&from, &to);
+        let (lengths, joined) = lengths(&to, &mut batch, 15);
+        assert_eq!((lengths[0], &lengths[1..]), (1, &[4156; 14][..]));
+        assert_eq!(joined, asked, "{before}");
+    }
+}
+
 #[test]
 fn a_batch_goes_out_in_order() {
     let (from, to) = (socket(V4), socket(V4));
