@@ -168,14 +168,18 @@ impl Watch {
         )?)
     }
 
-    /// Watches `source` as another kind of data, and tells what it has at that moment.
+    /// Watches `source` as another kind of data, also where it was not watched, and tells what it has at that moment.
     ///
     /// # Errors
-    /// It is not watched as data.
+    /// It cannot be.
     pub fn change(&self, source: impl AsFd, token: u64, kind: Source) -> io::Result<()> {
         debug_assert!(token < DATA_TOKEN && kind.is_data());
         let data = EventData::new_u64(token);
-        Ok(epoll::modify(&self.data, source, data, kind.flags())?)
+        let source = source.as_fd();
+        match epoll::modify(&self.data, source, data, kind.flags()) {
+            Err(Errno::NOENT) => self.add(source, token, kind),
+            changed => Ok(changed?),
+        }
     }
 
     /// Watches `source` no more.
@@ -336,7 +340,7 @@ impl Watch {
             };
             if has_poller {
                 // What lies there while a poller reads is no proof that nobody does.
-                let has_some = |duty: Arc<dyn Duty>| self.has_data() || duty.sleep();
+                let has_some = |duty: Arc<dyn Duty>| duty.sleep() || self.has_data();
                 patience.learn(!self.is_polled() && duty.upgrade().is_some_and(has_some));
             }
             if let Some(duty) = duty.upgrade() {

@@ -30,8 +30,10 @@ use super::tampering::Tampering;
 use super::{count_alone, lock};
 use crate::fault::StreamFaults;
 
+mod lately;
 mod memory;
 
+use lately::Lately;
 use memory::{Meeting, Meetings, Near, POSTS, Sign};
 
 /// What a [`TcpLink`] is made with.
@@ -225,8 +227,7 @@ struct Inbound<C: StreamCodec> {
     buffer: Box<[u8]>,
     /// Whose unfinished frame is still in the buffer, and where: what it goes on with is read behind it.
     resident: Option<(Arc<Stream<C>>, Range<usize>)>,
-    /// Streams that had something lately, and how often they have had nothing since: looked at without asking.
-    lately: VecDeque<(Arc<Stream<C>>, u32)>,
+    lately: Lately<C>,
     /// Streams by memory: looked at without asking.
     near: Vec<Arc<Stream<C>>>,
     /// Looks since something was in memory.
@@ -257,7 +258,7 @@ impl<C: StreamCodec> TcpLink<C> {
             inbound: Mutex::new(Inbound {
                 buffer: vec![0; C::LONGEST + READ].into(),
                 resident: None,
-                lately: VecDeque::with_capacity(LATELY),
+                lately: Lately::default(),
                 near: Vec::new(),
                 idle: 0,
                 sleeps: false,
@@ -874,7 +875,9 @@ impl<C: StreamCodec> TcpLink<C> {
             if readable {
                 let sign = if ended { Sign::End } else { Sign::Some };
                 let any = self.read(&stream, inbound, sign, now, network);
-                inbound.remember(&stream, any);
+                if any {
+                    inbound.lately.remember(&stream, &self.watch);
+                }
                 delivered |= any;
             }
             delivered |= writable;
@@ -1003,22 +1006,20 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
         delivered |= self.look_near(inbound, now, network);
         for _ in 0..inbound.lately.len() {
-            let Some((stream, nothings)) = inbound.lately.pop_front() else {
+            let Some(recent) = inbound.lately.next() else {
                 break;
             };
-            if stream.reads_memory.load(Ordering::Relaxed) {
-                continue;
-            }
-            let any = self.read(&stream, inbound, Sign::None, now, network);
+            let any = recent.stream.is_asked()
+                && self.read(&recent.stream, inbound, Sign::None, now, network);
             delivered |= any;
-            let nothings = if any { 0 } else { nothings + 1 };
-            if nothings < FORGOTTEN && !stream.is_gone() {
-                inbound.lately.push_back((stream, nothings));
-            }
+            inbound.lately.put_back(recent, any, &self.watch);
         }
-        inbound.looks = inbound.looks.wrapping_add(1);
+        inbound.looks += 1;
         let has_known = !inbound.lately.is_empty() || !inbound.near.is_empty();
-        if !has_known || inbound.looks.is_multiple_of(LOOKS) {
+        // Whoever waits for what has just come is not kept waiting, unless the others have waited for long.
+        let is_due = inbound.looks >= if delivered { LATEST } else { LOOKS };
+        if !has_known || is_due {
+            inbound.looks = 0;
             delivered |= self.look(inbound, now, network);
         }
         delivered |= self.deliver_news(now, network);
@@ -1149,18 +1150,6 @@ impl<C: StreamCodec> Inbound<C> {
         link.give_back(begun);
         0..length
     }
-
-    fn remember(&mut self, stream: &Arc<Stream<C>>, had_something: bool) {
-        let is_known = self
-            .lately
-            .iter()
-            .any(|(known, _)| Arc::ptr_eq(known, stream));
-        let is_asked = !stream.reads_memory.load(Ordering::Relaxed);
-        if had_something && !is_known && is_asked && !stream.is_gone() {
-            self.lately.truncate(LATELY - 1);
-            self.lately.push_front((Arc::clone(stream), 0));
-        }
-    }
 }
 
 /// A list of what is to be done, of which a look need not lock to see that there is nothing.
@@ -1240,11 +1229,10 @@ impl<L: List> Default for Chore<L> {
 const READ: usize = 128 << 10;
 /// Reads of a stream in its turn, so that others have theirs.
 const ROUNDS: usize = 4;
-/// Streams that are looked at without asking, and how often epoll is asked besides.
-const LATELY: usize = 4;
+/// So many looks at the streams that had something lately until epoll is asked for others; at the latest, where those go
+/// on to have something.
 const LOOKS: u32 = 16;
-/// How often one of them has nothing before it is asked for like the others.
-const FORGOTTEN: u32 = 256;
+const LATEST: u32 = 64;
 /// Octets that leave before the segment size is asked for again.
 const ASK_AGAIN: usize = 1 << 20;
 /// Buffers that are kept for the next one who needs one.

@@ -469,6 +469,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let inbound = &mut *lock(&self.inbound);
         self.gather(inbound);
         inbound.sleeps = true;
+        inbound.lately.watch(&self.watch);
         let near = inbound.near.iter().filter_map(|stream| stream.near.get());
         near.for_each(|near| near.memory.sleep());
         inbound
@@ -489,7 +490,7 @@ impl<C: StreamCodec> TcpLink<C> {
     pub(super) fn wake(&self) {
         let mut inbound = lock(&self.inbound);
         // What woke the thread is taken out of epoll.
-        inbound.looks = LOOKS - 1;
+        inbound.looks = LATEST;
         inbound.sleeps = false;
         for stream in &inbound.near {
             if let Some(near) = stream.near.get() {

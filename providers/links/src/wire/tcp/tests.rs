@@ -556,6 +556,76 @@ fn who_has_nothing_to_send_and_polls_no_more_is_gone() {
     }
 }
 
+/// Polls `other`, which is sent to, until its stream is left to pollers. `sent` frames have been sent before.
+fn until_left(one: &Sink, other: &Sink, mut sent: u32) -> u32 {
+    let began = Instant::now();
+    let stream = other.link.stream(2).unwrap();
+    let is_left = || match other.link.watch().remove(&*stream.socket, Source::Stream) {
+        Ok(()) => {
+            let watched = other.link.watch().add(&*stream.socket, 2, Source::Stream);
+            watched.map(|()| false).unwrap()
+        }
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    while !(other.link.watch().stands_back() && is_left()) {
+        assert!(began.elapsed() < LONG, "{sent}");
+        one.send(1, sent, b"found");
+        one.link.flush();
+        sent += 1;
+        while lock(&other.frames).len() < sent as usize {
+            assert!(began.elapsed() < LONG, "{sent}");
+            other.link.poll(&mut || other.progress());
+        }
+    }
+    sent
+}
+
+#[test]
+fn a_stream_that_is_left_to_pollers_is_watched_when_they_are_gone() {
+    let [one, other] = pair();
+    let network = Arc::clone(&other) as Arc<dyn Progress>;
+    let _duty = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    let mut sent = 0;
+    for _ in 0..3 {
+        sent = until_left(&one, &other, sent) + 1;
+        one.send(1, sent - 1, b"woken");
+        one.link.flush();
+        let began = Instant::now();
+        while lock(&other.frames).len() < sent as usize {
+            assert!(began.elapsed() < LONG, "{sent}");
+            thread::yield_now();
+        }
+    }
+    assert!(numbers(&lock(&other.frames)).into_iter().eq(0..sent));
+}
+
+#[test]
+fn a_stream_that_is_left_to_pollers_tells_when_it_is_not_full_any_more() {
+    let options = TcpLinkOptions {
+        max_frame: 60_000,
+        ..TcpLinkOptions::default()
+    };
+    let [one, other] = [(); 2].map(|()| Sink::new(options));
+    let [left, right] = connect();
+    attach(&one, 1, left);
+    attach(&other, 2, right);
+    let network = Arc::clone(&other) as Arc<dyn Progress>;
+    let _duty = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    until_left(&one, &other, 0);
+    lock(&other.frames).clear();
+    let payload = vec![1; 60_000];
+    let mut number = 0;
+    while other.offer(2, number, &payload) {
+        other.link.poll(&mut || other.progress());
+        number += 1;
+        assert!(number < 10_000);
+    }
+    one.drive_with(number as usize, || {
+        other.link.poll(&mut || other.progress())
+    });
+    assert_eq!(other.drive(1)[0].header, Header::Room(2));
+}
+
 #[test]
 fn among_many_streams_none_is_forgotten() {
     let [one, other] = [(); 2].map(|()| Sink::new(TcpLinkOptions::default()));
