@@ -17,6 +17,8 @@ const AHEAD: usize = 512;
 const AT_ONCE: usize = 8;
 /// Octets of a message.
 pub const MESSAGE: u32 = 64;
+/// Looks before a message counts as lost: seconds, and half a minute over sockets.
+const PATIENCE: u32 = 1 << 27;
 
 /// How the two sides send.
 #[derive(Clone, Copy, Debug)]
@@ -59,12 +61,20 @@ pub struct PingPong {
 }
 
 impl PingPong {
-    /// Connects two queue pairs, each with a completion queue of its own.
+    /// Connects two queue pairs of a device, each with a completion queue of its own.
     ///
     /// # Errors
     /// The device refused.
     pub fn new(rig: &Rig, manner: Manner) -> Outcome<Self> {
-        let (near, far) = (Side::new(rig, manner)?, Side::new(rig, manner)?);
+        Self::between([rig, rig], manner)
+    }
+
+    /// The same of two devices.
+    ///
+    /// # Errors
+    /// One refused.
+    pub fn between([near, far]: [&Rig; 2], manner: Manner) -> Outcome<Self> {
+        let (near, far) = (Side::new(near, manner)?, Side::new(far, manner)?);
         connect_pair(&near.qp, &far.qp).wait()?;
         let mut sides = [near, far];
         for side in &mut sides {
@@ -144,7 +154,7 @@ impl Side {
     // Spins until the next message has come.
     #[inline]
     fn receive(&mut self) {
-        loop {
+        for _ in 0..PATIENCE {
             let done = self
                 .cq
                 .poll(&mut self.completions)
@@ -173,6 +183,7 @@ impl Side {
                 .push(ReceiveRequest::new(slot as u64, self.slots[slot]));
             return;
         }
+        panic!("a message was lost");
     }
 
     #[inline]

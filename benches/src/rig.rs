@@ -2,7 +2,7 @@
 
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, BaselineGaps, Context, Cq, Extensions, Memory, Mr, Pd, QpOptions, Requirements,
+    Access, BaselineGaps, Context, Cq, Device, Extensions, Memory, Mr, Pd, QpOptions, Requirements,
 };
 
 use crate::Outcome;
@@ -52,7 +52,14 @@ impl Rig {
     }
 
     fn with(device: &str, options: &EmulatedOptions) -> Outcome<Self> {
-        let device = emulated::device(device, options)?;
+        Self::open(&emulated::device(device, options)?)
+    }
+
+    /// Opens this device.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn open(device: &Device) -> Outcome<Self> {
         let context = device.open(&Requirements::everything_of(&device.attributes()))?;
         let pd = context.alloc_pd().wait()?;
         Ok(Self { context, pd })

@@ -10,45 +10,41 @@ use emulated_ib::InfiniBand;
 use emulated_iwarp::Iwarp;
 use polyverbs::provider::DeviceOps;
 use polyverbs::{
-    Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Pd, Qp, QpOptions, Read,
-    ReceiveRequest, Requirements, Send, WcStatus, Write,
+    Completion, Cq, Device, Memory, Mr, Qp, QpOptions, Read, WcStatus, Write, connect_pair,
 };
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_links::wire::Offload;
 
 use crate::Outcome;
 use crate::partner::Partner;
-use crate::rig::REMOTE;
+use crate::ping_pong::{Manner, PingPong};
+use crate::rig::{REMOTE, Rig};
 
-/// Octets of a message of a ping-pong.
-const MESSAGE: u32 = 64;
 /// Octets of a write.
 pub const WRITE: u32 = 64 << 10;
 /// Writes under way.
 const DEPTH: u64 = 16;
 /// Octets of each side's memory.
 const MEMORY: usize = 2 << 20;
-/// Receives posted.
-const RECEIVES: u32 = 256;
 const TOO_LONG: Duration = Duration::from_secs(10);
 /// Not that of RoCEv2, which a driver of the kernel may hold.
 const PORT: u16 = 14_791;
 
 /// A device on a wire, and what keeps it there.
-type OnWire = (Arc<dyn DeviceOps>, Box<dyn Any + Sync + std::marker::Send>);
+type OnWire = (Arc<dyn DeviceOps>, Box<dyn Any + Sync + Send>);
 
 struct Side {
     qp: Qp,
     cq: Cq,
     mr: Mr,
     _memory: Memory,
-    _pd: Pd,
-    _context: Context,
-    _wire: Box<dyn Any + Sync + std::marker::Send>,
+    rig: Rig,
+    _wire: Box<dyn Any + Sync + Send>,
 }
 
-/// Two connected queue pairs of two devices.
+/// Two devices, with connected queue pairs for writes and others for messages.
 pub struct WiredPair {
+    messages: PingPong,
     near: Side,
     far: Arc<Side>,
 }
@@ -108,38 +104,19 @@ impl WiredPair {
     fn of(hosts: [u8; 2], device: impl Fn(u8) -> Outcome<OnWire>) -> Outcome<Self> {
         let [near, far] = hosts;
         let (near, far) = (Side::new(device(near)?)?, Side::new(device(far)?)?);
-        let (a, b) = (near.qp.endpoint()?, far.qp.endpoint()?);
-        near.qp.connect(&b, ConnectOptions::new()).wait()?;
-        far.qp.connect(&a, ConnectOptions::new()).wait()?;
-        for side in [&near, &far] {
-            (0..RECEIVES).try_for_each(|_| side.receive())?;
-        }
+        connect_pair(&near.qp, &far.qp).wait()?;
+        let messages = PingPong::between([&near.rig, &far.rig], Manner::default())?;
         let far = Arc::new(far);
-        Ok(Self { near, far })
+        Ok(Self {
+            messages,
+            near,
+            far,
+        })
     }
 
     /// Half of a round trip of a send, in nanoseconds: both threads poll.
-    ///
-    /// # Errors
-    /// A request failed, or a message was lost.
-    pub fn half_round_trip(&self, partner: &Partner, turns: u64) -> Outcome<f64> {
-        let far = Arc::clone(&self.far);
-        let echo = move || {
-            for _ in 0..turns {
-                if far.hear().is_err() || far.say().is_err() {
-                    return;
-                }
-            }
-        };
-        let took = partner.with(echo, || {
-            let began = Instant::now();
-            for _ in 0..turns {
-                self.near.say()?;
-                self.near.hear()?;
-            }
-            Ok::<_, Box<dyn std::error::Error>>(began.elapsed())
-        });
-        Ok(took?.as_nanos() as f64 / (2 * turns) as f64)
+    pub fn half_round_trip(&mut self, partner: &Partner, turns: u64) -> f64 {
+        self.messages.half_round_trip(partner, turns)
     }
 
     /// Octets per nanosecond that were written, and placed by the other side, which polls.
@@ -204,62 +181,21 @@ impl WiredPair {
 
 impl Side {
     fn new((device, wire): OnWire) -> Outcome<Self> {
-        let device = Device::of(device);
-        let context = device.open(&Requirements::everything_of(&device.attributes()))?;
-        let pd = context.alloc_pd().wait()?;
-        let cq = context.create_cq(1024).wait()?;
-        let options = QpOptions::rc(&cq)
-            .max_send_wr(128)
-            .max_recv_wr(2 * RECEIVES);
-        let qp = pd.create_qp(options).wait()?;
-        let memory = Memory::zeroed(MEMORY).ok_or("out of memory")?;
-        let mr = pd.register(&memory, REMOTE).wait()?;
+        let rig = Rig::open(&Device::of(device))?;
+        let cq = rig.context.create_cq(1024).wait()?;
+        let options = QpOptions::rc(&cq).max_send_wr(128);
+        let qp = rig.pd.create_qp(options).wait()?;
+        let (memory, mr) = rig.memory(MEMORY, REMOTE)?;
         Ok(Self {
             qp,
             cq,
             mr,
             _memory: memory,
-            _pd: pd,
-            _context: context,
+            rig,
             _wire: wire,
         })
     }
-
-    fn receive(&self) -> Outcome<()> {
-        let room = self.mr.sge(4096, MESSAGE)?;
-        let posted = self.qp.post_receive(ReceiveRequest::new(RECEIVED, room));
-        Ok(posted.map_err(|error| format!("{error:?}"))?)
-    }
-
-    fn say(&self) -> Outcome<()> {
-        let data = self.mr.sge(0, MESSAGE)?;
-        let posted = self.qp.post_one(Send::new(data).signaled(0));
-        Ok(posted.map_err(|error| format!("{error:?}"))?)
-    }
-
-    fn hear(&self) -> Outcome<()> {
-        let (mut slot, mut looks) = ([Completion::default()], 0_u32);
-        loop {
-            for done in self.cq.poll(&mut slot)? {
-                if done.status != WcStatus::Success {
-                    return Err(format!("a send ended in {:?}", done.status).into());
-                }
-                if done.wr_id == RECEIVED {
-                    return self.receive();
-                }
-            }
-            looks += 1;
-            if looks > PATIENCE {
-                return Err("a message was lost".into());
-            }
-        }
-    }
 }
-
-/// The identity of receives.
-const RECEIVED: u64 = 1;
-/// Looks before a message counts as lost: seconds.
-const PATIENCE: u32 = 20_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -274,8 +210,8 @@ mod tests {
             WiredPair::iwarp(true),
         ];
         for pair in pairs {
-            let pair = pair.unwrap();
-            assert!(pair.half_round_trip(&partner, 20).unwrap() > 0.0);
+            let mut pair = pair.unwrap();
+            assert!(pair.half_round_trip(&partner, 20) > 0.0);
             assert!(pair.write_stream(&partner, 4 << 20).unwrap() > 0.0);
         }
     }

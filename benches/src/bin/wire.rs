@@ -144,12 +144,12 @@ const FIGURES: [Figure; 9] = [
 ];
 
 fn roce_latency(rounds: usize, pair: impl FnOnce() -> Outcome<WiredPair>) -> Outcome<Pair> {
-    let (bare, pair) = (UdpPair::new(Peer::Named)?, pair()?);
+    let (bare, mut pair) = (UdpPair::new(Peer::Named)?, pair()?);
     let partner = Partner::start();
     latency(
         rounds,
         || bare.half_round_trip(&partner, TURNS),
-        || pair.half_round_trip(&partner, TURNS),
+        || Ok(pair.half_round_trip(&partner, TURNS)),
     )
 }
 
@@ -164,12 +164,12 @@ fn roce_stream(rounds: usize, pair: impl FnOnce() -> Outcome<WiredPair>) -> Outc
 }
 
 fn iwarp_latency(rounds: usize, crc: bool) -> Outcome<Pair> {
-    let (bare, pair) = (TcpPair::new()?, WiredPair::iwarp(crc)?);
+    let (bare, mut pair) = (TcpPair::new()?, WiredPair::iwarp(crc)?);
     let partner = Partner::start();
     latency(
         rounds,
         || bare.half_round_trip(&partner, TURNS),
-        || pair.half_round_trip(&partner, TURNS),
+        || Ok(pair.half_round_trip(&partner, TURNS)),
     )
 }
 
