@@ -89,7 +89,8 @@ impl Domain {
         flags: Flags,
     ) -> Result<Arc<Self>, VerbError> {
         let mut known = lock(&KNOWN);
-        known.retain(|one| one.domain.strong_count() > 0);
+        // A thread that has just looked at something of a domain may keep it in memory a little longer than it is there.
+        known.retain(|one| one.domain.upgrade().is_some_and(|domain| domain.is_there()));
         let domain = known
             .iter()
             .find(|one| one.device == device && one.file == file)
@@ -136,18 +137,7 @@ impl Domain {
     pub(crate) fn close(&self) -> Result<(), Vec<Holder>> {
         let mut contents = self.contents();
         if contents.opened == 1 {
-            let srqs = contents.srqs.values().map(|(id, _)| Holder {
-                kind: ObjectKind::Srq,
-                id: *id,
-            });
-            let targets = contents.targets.values();
-            let qps = targets
-                .flat_map(|shared| shared.handles())
-                .map(|id| Holder {
-                    kind: ObjectKind::Qp,
-                    id,
-                });
-            let holders: Vec<_> = srqs.chain(qps).collect();
+            let holders: Vec<_> = contents.holders().collect();
             if !holders.is_empty() {
                 return Err(holders);
             }
@@ -195,8 +185,25 @@ impl Domain {
         self.contents().targets.get(&qpn).cloned()
     }
 
+    // Until everybody has closed it and nothing of it lives.
+    fn is_there(&self) -> bool {
+        let contents = self.contents();
+        contents.opened > 0 || contents.holders().next().is_some()
+    }
+
     fn contents(&self) -> MutexGuard<'_, Contents> {
         lock(&self.contents)
+    }
+}
+
+impl Contents {
+    // What of the domain lives.
+    fn holders(&self) -> impl Iterator<Item = Holder> {
+        let holder = |kind| move |id| Holder { kind, id };
+        let srqs = self.srqs.values().map(|(id, _)| *id);
+        let qps = self.targets.values().flat_map(|shared| shared.handles());
+        srqs.map(holder(ObjectKind::Srq))
+            .chain(qps.map(holder(ObjectKind::Qp)))
     }
 }
 
@@ -286,4 +293,42 @@ fn elsewhere(process: u32) -> VerbError {
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use emulated_ib::InfiniBand;
+    use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+    use polyverbs_links::Simulation;
+    use verbs_api::{Device, LinkAddress, Requirements};
+
+    use super::*;
+
+    // A thread that answered a request has it for as long as it takes to end.
+    #[test]
+    fn a_domain_that_everybody_has_closed_is_not_there_though_a_thread_still_has_it() {
+        let mut simulation = Simulation::new();
+        let driver = InfiniBand {
+            name: "ib1".to_owned(),
+            address: LinkAddress::InProcess(1),
+            windows_2a: false,
+            management: None,
+        };
+        let network = simulation.network::<InfiniBand>(None);
+        let device = Device::of(Engine::new(driver, &network, DeviceOptions::default()).unwrap());
+        let context = device.open(&Requirements::new()).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let file = FileId::of(file.as_fd()).unwrap();
+        let open = |create, exclusive| {
+            Domain::of_file(context.device_id(), file, Flags { create, exclusive })
+        };
+        let had = open(true, true).unwrap();
+        had.close().unwrap();
+        assert!(open(false, false).is_err());
+        let new = open(true, true).unwrap();
+        assert!(!Arc::ptr_eq(&had, &new));
+        assert!(Arc::ptr_eq(&new, &open(false, false).unwrap()));
+    }
 }
