@@ -11,19 +11,21 @@ use polyverbs_engine::device::DeviceOptions;
 use polyverbs_links::wire::UdpCounts;
 use polyverbs_links::{DatagramFaults, DatagramOptions, Rate};
 use verbs_api::provider::DeviceOps;
+use verbs_api::qp::AddressVector;
 use verbs_api::{
     Access, CompareSwap, Completion, ConnectOptions, Context, Cq, Device, FetchAdd, Memory, Mr,
     Mtu, Operations, Pd, Qp, QpOptions, Read, ReceiveRequest, Requirements, Send,
-    SendWithImmediate, WcFlags, WcStatus, WorkRequest, Write,
+    SendWithImmediate, UdDestination, WcFlags, WcStatus, WorkRequest, Write,
 };
 
 const LONG: Duration = Duration::from_secs(30);
 const SIZE: usize = 4 << 20;
+const QKEY: u32 = 7;
 
 struct End {
     wire: OnWire,
     _context: Context,
-    _pd: Pd,
+    pd: Pd,
     cq: Cq,
     qp: Qp,
     memory: Memory,
@@ -62,7 +64,7 @@ impl End {
         Self {
             wire,
             _context: context,
-            _pd: pd,
+            pd,
             cq,
             qp,
             memory,
@@ -251,6 +253,47 @@ fn long_messages_survive_faults() {
         // Patient: a test is not about how soon a loaded machine answers.
         connect(&near, &far, ConnectOptions::new().path_mtu(mtu).timeout(16));
         one_of_each(&near, &far, 1 << 20);
+    }
+}
+
+// A device that has exchanged messages one by one for long need not be told the traffic class of each.
+#[test]
+fn in_a_long_conversation_too_the_header_before_a_datagram_has_its_class() {
+    let near = End::new("127.0.18.1:14791", |_| {});
+    let far = End::new("127.0.18.2:14791", |_| {});
+    connect(&near, &far, ConnectOptions::new());
+    let receive = |qp: &Qp| {
+        let room = far.mr.sge(0, 64).unwrap();
+        qp.post_receive(ReceiveRequest::new(9, room)).unwrap();
+    };
+    let data = near.mr.sge(0, 8).unwrap();
+    for _ in 0..300 {
+        receive(&far.qp);
+        near.qp.post_one(Send::new(data)).unwrap();
+        far.take(1);
+    }
+    let [from, to] = [&near, &far].map(|end| {
+        let qp = end.pd.create_qp(QpOptions::ud(&end.cq)).wait().unwrap();
+        qp.activate(ConnectOptions::new().qkey(QKEY))
+            .wait()
+            .unwrap();
+        qp
+    });
+    let endpoint = to.endpoint().unwrap();
+    let path = AddressVector {
+        traffic_class: 0x68,
+        ..AddressVector::new(endpoint.address, endpoint.gid, 1)
+    };
+    let destination = UdDestination {
+        ah: near.pd.create_ah(path).wait().unwrap(),
+        remote_qpn: to.qp_num(),
+        remote_qkey: QKEY,
+    };
+    for _ in 0..100 {
+        receive(&to);
+        from.post_one(Send::new(data).to(&destination)).unwrap();
+        far.take(1);
+        assert_eq!(far.memory.to_vec(20, 2).unwrap(), [0x45, 0x68]);
     }
 }
 

@@ -185,6 +185,14 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
+    /// The traffic class of every frame that arrives is wanted from now on. Until then it may be missing from some of those
+    /// that come one by one, as long as congestion that is marked there is told of.
+    fn tell_classes(&self) {
+        if let Some(link) = self.inner() {
+            link.tell_classes();
+        }
+    }
+
     /// What is sent to this group is wanted from now on. By default everything is.
     ///
     /// # Errors

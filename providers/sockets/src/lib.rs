@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod classes;
 mod control;
 pub mod exit;
 pub mod flows;

@@ -6,8 +6,9 @@ use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
 
+use crate::classes::Classes;
 use crate::joining::{Brought, Joining};
-use crate::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
+use crate::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one, receive_plain};
 use crate::{address, control};
 
 /// Room for several messages, used again and again. A message is a datagram, or several that the kernel has joined (GRO).
@@ -24,7 +25,17 @@ pub struct ReceiveBatch {
     /// So did the one before it.
     follows: bool,
     joining: Joining,
+    classes: Classes,
     local: Option<IpAddr>,
+}
+
+/// What a socket says of what it receives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    /// Where all of it is sent to.
+    pub(crate) local: Option<IpAddr>,
+    /// Of a message that comes by itself nothing but its traffic class is to be told, and that only now and then.
+    pub(crate) plain: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -46,7 +57,8 @@ pub struct Message<'b> {
     pub from: SocketAddr,
     /// Where it was sent to; `None` if the socket is bound to no address and the kernel does not say.
     pub to: Option<IpAddr>,
-    /// TOS or traffic class. The lower two bits are those of congestion notification (ECN).
+    /// TOS or traffic class. The lower two bits are those of congestion notification (ECN). 0 where it is [not
+    /// told](crate::UdpSocket::tell_classes).
     pub traffic_class: u8,
     /// Index of the interface, where the socket is bound to no address.
     pub interface: Option<u32>,
@@ -84,6 +96,7 @@ impl ReceiveBatch {
             was_full: false,
             follows: false,
             joining: Joining::default(),
+            classes: Classes::default(),
             local: None,
         }
     }
@@ -108,10 +121,10 @@ impl ReceiveBatch {
     }
 
     /// Receives what there is, as much as there is room for; answers how many messages.
-    pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, local: Option<IpAddr>) -> io::Result<usize> {
-        self.local = local;
+    pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, manner: Manner) -> io::Result<usize> {
+        self.local = manner.local;
         self.received = 0;
-        let received = self.receive(fd);
+        let received = self.receive(fd, manner.plain);
         let count = *received.as_ref().unwrap_or(&0);
         self.received = count;
         // One may be all that comes for now, as in a conversation: more are asked for where the next call is full too.
@@ -136,10 +149,21 @@ impl ReceiveBatch {
         self.joining.note(asks, brought)
     }
 
-    fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+    fn receive(&mut self, fd: BorrowedFd<'_>, plain: bool) -> io::Result<usize> {
         // A poller looks again and again, and mostly at nothing: the room for many is not laid out for one.
         if let (1, Some(room)) = (self.wanted, self.rooms.first_mut()) {
-            receive_one(fd, &mut room.incoming(&mut self.octets[..self.each]))?;
+            let octets = &mut self.octets[..self.each];
+            if plain && !self.classes.asks() {
+                receive_plain(fd, &mut room.incoming(octets))?;
+                self.classes.note(None);
+            } else {
+                receive_one(fd, &mut room.incoming(octets))?;
+                if plain {
+                    let message = room.message(octets, self.local);
+                    self.classes
+                        .note(message.map(|message| message.traffic_class));
+                }
+            }
             return Ok(1);
         }
         let octets = self.octets.chunks_mut(self.each);

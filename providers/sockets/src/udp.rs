@@ -22,7 +22,7 @@ use crate::address::{self, Name};
 use crate::control::{self, Control};
 use crate::interface::interface_of;
 use crate::piece::{Piece, total};
-use crate::receive::ReceiveBatch;
+use crate::receive::{Manner, ReceiveBatch};
 use crate::sys::{self, AT_ONCE, Outgoing};
 
 /// Datagrams of one call with segmentation.
@@ -98,6 +98,7 @@ pub struct UdpSocket {
     joins: bool,
     /// Whether the kernel is asked to join at the moment.
     asks_to_join: AtomicBool,
+    tells_classes: AtomicBool,
     /// The first traffic class that was asked for becomes the socket's own: who says it with each datagram pays for that.
     class: OnceLock<u8>,
 }
@@ -217,6 +218,7 @@ impl UdpSocket {
             segments: AtomicBool::new(segments),
             joins: offload.joining && asks_to_join.is_ok(),
             asks_to_join: AtomicBool::new(asks_to_join.is_ok_and(|on| on != 0)),
+            tells_classes: AtomicBool::new(true),
             descriptor,
             class: OnceLock::new(),
         })
@@ -331,7 +333,14 @@ impl UdpSocket {
     /// The socket is of no use any more.
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         let ip = self.local.ip();
-        match batch.fill(self.as_fd(), (!ip.is_unspecified()).then_some(ip)) {
+        let local = (!ip.is_unspecified()).then_some(ip);
+        let tells =
+            self.tells_classes.load(Ordering::Relaxed) || self.asks_to_join.load(Ordering::Relaxed);
+        let manner = Manner {
+            local,
+            plain: local.is_some() && !tells,
+        };
+        match batch.fill(self.as_fd(), manner) {
             Err(error) if is_passing(&error) => Ok(0),
             Ok(received) if received > 0 && self.joins => {
                 let asks = self.asks_to_join.load(Ordering::Relaxed);
@@ -342,6 +351,12 @@ impl UdpSocket {
             }
             result => result,
         }
+    }
+
+    /// Whether the traffic class of each message is told, as at first. Otherwise it is that of one in 16 where messages come
+    /// one by one, and of each while the network marks some (RFC 3168); to receive the others takes less.
+    pub fn tell_classes(&self, all: bool) {
+        self.tells_classes.store(all, Ordering::Relaxed);
     }
 
     #[cold]

@@ -231,6 +231,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         watch.add(lease.common(), COMMON, Source::Shared)?;
         watch.add(&lease, INBOX, Source::Rare)?;
         let by_memory = options.memory && options.tap.is_none();
+        lease.socket().tell_classes(options.tap.is_some());
         let inbound = Inbound {
             batch: receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD),
             mailbox: by_memory.then(|| lease.mailbox()).flatten(),
@@ -885,6 +886,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn hand_back(&self) {
         self.watch.hand_back();
+    }
+
+    fn tell_classes(&self) {
+        self.lease.socket().tell_classes(true);
     }
 
     fn join(&self, group: Gid) -> Result<(), VerbError> {

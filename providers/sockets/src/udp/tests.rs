@@ -85,6 +85,65 @@ fn the_traffic_class_arrives_whichever_came_first() {
     }
 }
 
+/// Sends messages one by one, and gives the class that each is told to have.
+fn classes_told(from: &UdpSocket, to: &UdpSocket, batch: &mut ReceiveBatch, sent: u8) -> Vec<u8> {
+    let pieces = [Piece::from(&b"words"[..])];
+    let one = |_| {
+        let transmit = Transmit {
+            traffic_class: sent,
+            ..transmit(to, &pieces)
+        };
+        // Who waits for the next one looks in vain.
+        assert_eq!(to.receive(batch).unwrap(), 0);
+        from.send(&[transmit]).unwrap();
+        assert_eq!(to.receive(batch).unwrap(), 1);
+        let message = batch.messages().next().unwrap();
+        assert_eq!((message.octets, message.segment), (&b"words"[..], 5));
+        assert_eq!(message.from, from.local());
+        assert_eq!(message.to, Some(to.local().ip()));
+        message.traffic_class
+    };
+    (0..200).map(one).collect()
+}
+
+#[test]
+fn where_not_all_classes_are_told_those_of_a_conversation_are_now_and_then() {
+    for local in [V4, V6] {
+        for offload in [Offload::default(), Offload::NONE] {
+            let (from, to) = (socket(local), with(local, offload));
+            let mut batch = ReceiveBatch::new(4, 65_535);
+            let mut told = |class| classes_told(&from, &to, &mut batch, class);
+            assert_eq!(told(2), [2; 200]);
+            to.tell_classes(false);
+            told(2);
+            let some = told(2);
+            assert!(some.chunks(16).all(|part| part.contains(&2)), "{some:?}");
+            assert!(some.contains(&0));
+            // Congestion is noticed, and then all of it.
+            let marked = told(3);
+            let first = marked.iter().position(|&class| class == 3).unwrap();
+            assert!(first < 16 && marked[first..].iter().all(|&class| class == 3));
+            assert!(told(2).contains(&0));
+            to.tell_classes(true);
+            assert_eq!(told(2), [2; 200]);
+        }
+    }
+}
+
+#[test]
+fn where_not_all_classes_are_told_what_does_not_fit_is_left_out_all_the_same() {
+    let (from, to) = (socket(V4), with(V4, Offload::NONE));
+    to.tell_classes(false);
+    let mut batch = ReceiveBatch::new(1, 5);
+    classes_told(&from, &to, &mut batch, 2);
+    for _ in 0..20 {
+        let pieces = [Piece::from(&b"a word"[..])];
+        from.send(&[transmit(&to, &pieces)]).unwrap();
+        assert_eq!(to.receive(&mut batch).unwrap(), 1);
+        assert_eq!((batch.truncated(), batch.messages().count()), (1, 0));
+    }
+}
+
 #[test]
 fn a_socket_without_an_address_tells_where_each_datagram_was_sent() {
     for (any, one) in [("0.0.0.0:0", V4), ("[::]:0", V6)] {
