@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
+use rustix::net::{RecvFlags, recvfrom};
 
 use crate::classes::Classes;
 use crate::joining::{Brought, Joining};
-use crate::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one, receive_plain};
+use crate::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
 use crate::{address, control};
 
 /// Room for several messages, used again and again. A message is a datagram, or several that the kernel has joined (GRO).
@@ -40,6 +41,8 @@ pub(crate) struct Manner {
 
 #[derive(Clone, Copy)]
 struct Room {
+    /// The sender, of a message without control messages.
+    from: Option<SocketAddr>,
     name: [u8; address::LONGEST],
     control: [u8; CONTROL],
     /// How much was used.
@@ -83,6 +86,7 @@ impl ReceiveBatch {
     pub fn new(messages: usize, octets: usize) -> Self {
         let messages = messages.clamp(1, AT_ONCE);
         let room = Room {
+            from: None,
             name: [0; address::LONGEST],
             control: [0; CONTROL],
             filled: Filled::default(),
@@ -154,7 +158,7 @@ impl ReceiveBatch {
         if let (1, Some(room)) = (self.wanted, self.rooms.first_mut()) {
             let octets = &mut self.octets[..self.each];
             if plain && !self.classes.asks() {
-                receive_plain(fd, &mut room.incoming(octets))?;
+                room.receive_plain(fd, octets)?;
                 self.classes.note(None);
             } else {
                 receive_one(fd, &mut room.incoming(octets))?;
@@ -177,7 +181,22 @@ impl ReceiveBatch {
 }
 
 impl Room {
+    // Less for the kernel to read and to write than where there may be control messages.
+    fn receive_plain(&mut self, fd: BorrowedFd<'_>, octets: &mut [u8]) -> io::Result<()> {
+        let room = octets.len();
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        let (payload, length, from) = recvfrom(fd, octets, flags)?;
+        self.from = from.and_then(|from| from.try_into().ok());
+        self.filled = Filled {
+            payload,
+            truncated: length > room,
+            ..Filled::default()
+        };
+        Ok(())
+    }
+
     fn incoming<'r>(&'r mut self, payload: &'r mut [u8]) -> Incoming<'r> {
+        self.from = None;
         Incoming {
             name: &mut self.name,
             payload,
@@ -198,7 +217,7 @@ impl Room {
         }
         let octets = &octets[..filled.payload];
         let mut message = Message {
-            from: address::read(&self.name[..filled.name])?,
+            from: (self.from).or_else(|| address::read(&self.name[..filled.name]))?,
             to: local,
             traffic_class: 0,
             interface: None,

@@ -197,32 +197,6 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io:
     Ok(())
 }
 
-/// The same without control messages: less for the kernel to read and to write.
-pub(crate) fn receive_plain(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io::Result<()> {
-    let mut name = message.name.len() as libc::socklen_t;
-    // SAFETY: the kernel writes into the rooms that `message` borrows exclusively, and is told their sizes.
-    let received = unsafe {
-        libc::syscall(
-            libc::SYS_recvfrom,
-            fd.as_raw_fd(),
-            message.payload.as_mut_ptr(),
-            message.payload.len(),
-            RECEIVE_FLAGS | libc::MSG_TRUNC,
-            message.name.as_mut_ptr(),
-            &raw mut name,
-        )
-    };
-    // So much came, whether or not there was room for it.
-    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
-    *message.filled = Filled {
-        name: (name as usize).min(message.name.len()),
-        payload: received.min(message.payload.len()),
-        control: 0,
-        truncated: received > message.payload.len(),
-    };
-    Ok(())
-}
-
 /// A message from a process of this machine.
 #[derive(Debug)]
 pub(crate) struct Local {
