@@ -2,11 +2,12 @@
 //!
 //! In a *dialogue*, where each message is answered before the next one comes, they may wait longer still: until the next
 //! message has come, which one frame then acknowledges as well. Whether the peer goes on without the acknowledge cannot be
-//! known and is tried: where it does not, the acknowledge leaves after a moment, and those after it do not wait for many
-//! messages to come.
+//! known and is tried: where it does not, the acknowledge leaves after a moment, and those after it wait for fewer messages,
+//! or, where that was in vain too, do not wait for many messages to come.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -36,35 +37,80 @@ pub(super) struct Kept<H> {
     pub(super) to: SocketAddr,
     pub(super) header: H,
     stands_for: u64,
-    /// How many there have been, where it waits for more.
-    messages: Option<u32>,
+    /// How many more it waits for, if any.
+    waits_for: Option<NonZeroU32>,
 }
 
 /// What is known of the dialogue with a peer.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Dialogue {
     of: u64,
-    /// How often in a row waiting was in vain.
-    vain: u32,
-    /// So many do not wait before it is tried again.
+    /// So many messages one frame stands for at most.
+    most: u32,
+    /// That is more than it was the last time.
+    is_tried: bool,
+    /// How often in a row waiting was in vain, by frames that stood for as few messages as any do or for more.
+    vain: Vain,
+    vain_for_more: Vain,
+}
+
+/// What follows of waiting in vain: so many times it is not tried again, and the more the oftener that happens in a row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Vain {
+    times: u32,
     rests: u32,
 }
 
-impl Dialogue {
-    // Whether the next one may wait.
-    fn may_wait(&mut self) -> bool {
-        let may = self.rests == 0;
+impl Vain {
+    fn again(&mut self) {
+        self.times = (self.times + 1).min(MOST_VAIN);
+        self.rests = RESTS.pow(self.times);
+    }
+
+    // Whether it may be tried.
+    fn is_over(&mut self) -> bool {
+        let is_over = self.rests == 0;
         self.rests = self.rests.saturating_sub(1);
-        may
+        is_over
+    }
+}
+
+impl Dialogue {
+    fn with(of: u64) -> Self {
+        Self {
+            of,
+            most: MESSAGES,
+            is_tried: false,
+            vain: Vain::default(),
+            vain_for_more: Vain::default(),
+        }
+    }
+
+    // How many more messages the next one may wait for.
+    fn may_wait_for(&mut self) -> Option<NonZeroU32> {
+        let may = self.vain.is_over();
+        NonZeroU32::new(self.most - 1).filter(|_| may)
     }
 
     fn was_in_vain(&mut self) {
-        self.vain = (self.vain + 1).min(MOST_VAIN);
-        self.rests = RESTS.pow(self.vain);
+        self.is_tried = false;
+        if self.most > MESSAGES {
+            self.most /= 2;
+            self.vain_for_more.again();
+        } else {
+            self.vain.again();
+        }
     }
 
     fn was_worth_it(&mut self) {
-        self.vain = 0;
+        self.vain = Vain::default();
+        if self.is_tried {
+            self.vain_for_more = Vain::default();
+        }
+        self.is_tried = self.most < MOST_MESSAGES && self.vain_for_more.is_over();
+        if self.is_tried {
+            self.most *= 2;
+        }
     }
 }
 
@@ -72,7 +118,7 @@ impl<H> Default for Behind<H> {
     fn default() -> Self {
         let state = State {
             kept: ArrayVec::new(),
-            dialogues: [Dialogue::default(); DIALOGUES],
+            dialogues: [Dialogue::with(0); DIALOGUES],
         };
         Self {
             state: Mutex::new(state),
@@ -95,7 +141,7 @@ impl<H> Behind<H> {
     ) -> bool {
         let mut state = lock(&self.state);
         let taken = state.keep(to, stands_for, header, dialogue);
-        let waits = state.kept.iter().all(|kept| kept.messages.is_some());
+        let waits = state.kept.iter().all(|kept| kept.waits_for.is_some());
         self.waits.store(waits, Ordering::Relaxed);
         self.looks.store(0, Ordering::Relaxed);
         kept();
@@ -114,7 +160,7 @@ impl<H> Behind<H> {
         }
         let State { kept, dialogues } = &mut *lock(&self.state);
         for kept in kept {
-            if kept.messages.take().is_some() {
+            if kept.waits_for.take().is_some() {
                 of(dialogues, kept.to, kept.stands_for).was_in_vain();
             }
         }
@@ -136,20 +182,22 @@ impl<H> State<H> {
     fn keep(&mut self, to: SocketAddr, stands_for: u64, header: H, dialogue: bool) -> bool {
         let is_same = |kept: &&mut Kept<H>| kept.to == to && kept.stands_for == stands_for;
         let Some(kept) = self.kept.iter_mut().find(is_same) else {
-            let waits = dialogue && of(&mut self.dialogues, to, stands_for).may_wait();
+            let waits_for = match dialogue {
+                true => of(&mut self.dialogues, to, stands_for).may_wait_for(),
+                false => None,
+            };
             let kept = Kept {
                 to,
                 header,
                 stands_for,
-                messages: waits.then_some(1),
+                waits_for,
             };
             return self.kept.try_push(kept).is_ok();
         };
         kept.header = header;
-        if let Some(messages) = &mut kept.messages {
-            *messages += 1;
-            if *messages == MESSAGES {
-                kept.messages = None;
+        if let Some(waits_for) = kept.waits_for {
+            kept.waits_for = NonZeroU32::new(waits_for.get() - 1);
+            if kept.waits_for.is_none() {
                 of(&mut self.dialogues, to, stands_for).was_worth_it();
             }
         }
@@ -163,10 +211,7 @@ fn of(dialogues: &mut [Dialogue], to: SocketAddr, stands_for: u64) -> &mut Dialo
     let place = (of >> 32) as usize % dialogues.len();
     let dialogue = &mut dialogues[place];
     if dialogue.of != of {
-        *dialogue = Dialogue {
-            of,
-            ..Dialogue::default()
-        };
+        *dialogue = Dialogue::with(of);
     }
     dialogue
 }
@@ -175,10 +220,12 @@ fn of(dialogues: &mut [Dialogue], to: SocketAddr, stands_for: u64) -> &mut Dialo
 const ROOM: usize = 32;
 /// Peers of whom something is known.
 const DIALOGUES: usize = 32;
-/// So many messages one frame stands for at most where it waits for more.
+/// So many messages one frame stands for at most where it waits for more: at first, and where twice as many have come in
+/// time again and again.
 const MESSAGES: u32 = 8;
-/// So often somebody looks in vain until waiting was: some twenty microseconds, for who does nothing else.
-const LOOKS: u32 = 64;
+const MOST_MESSAGES: u32 = 32;
+/// So often somebody looks in vain until waiting was: some fifteen microseconds, for who does nothing else.
+const LOOKS: u32 = 32;
 /// So many do not wait after that; where it was in vain again, so many times as many, up to 4,096.
 const RESTS: u32 = 4;
 const MOST_VAIN: u32 = 6;
@@ -223,17 +270,54 @@ mod tests {
         assert_eq!(leave(&behind), [2]);
     }
 
-    #[test]
-    fn in_a_dialogue_one_frame_stands_for_eight_messages() {
-        let behind = behind();
-        for first in [0, 8, 16] {
-            for number in first..first + MESSAGES - 1 {
-                keep(&behind, PEER, number, true);
-                assert!(!behind.is_due(), "{number}");
+    // Messages of a peer that goes on without an acknowledge until so many are not acknowledged: how many each stood for.
+    fn stood_for(behind: &Behind<u32>, window: u32, times: usize) -> Vec<u32> {
+        let one = |_| {
+            for number in 1.. {
+                keep(behind, PEER, number, true);
+                if number == window || behind.is_due() {
+                    let waited = number == window && looks(behind) > 1;
+                    assert_eq!(leave(behind), [number]);
+                    return if waited { number + IN_VAIN } else { number };
+                }
             }
-            keep(&behind, PEER, first + 7, true);
-            assert!(behind.is_due());
-            assert_eq!(leave(&behind), [first + 7]);
+            unreachable!()
+        };
+        (0..times).map(one).collect()
+    }
+
+    const IN_VAIN: u32 = 1000;
+
+    #[test]
+    fn in_a_dialogue_one_frame_stands_for_eight_messages_and_later_for_more() {
+        assert_eq!(stood_for(&behind(), 1000, 6), [8, 16, 32, 32, 32, 32]);
+    }
+
+    #[test]
+    fn where_a_peer_does_not_go_on_for_that_long_more_is_tried_ever_more_rarely() {
+        for (window, most) in [(8, 8), (15, 8), (16, 16), (31, 16)] {
+            let behind = behind();
+            let all = stood_for(&behind, window, 3 * 4096);
+            let vain: Vec<_> = (0..all.len()).filter(|&at| all[at] > IN_VAIN).collect();
+            let between: Vec<_> = vain.windows(2).map(|pair| pair[1] - pair[0] - 1).collect();
+            let rests = [5, 17, 65, 257, 1025, 4097, 4097];
+            assert_eq!(between, &rests[..between.len()], "{window}");
+            assert!(between.len() >= 5, "{window}");
+            let mut others = all.iter().skip(1).filter(|&&number| number < IN_VAIN);
+            assert!(others.all(|&number| number == most), "{window}");
+        }
+    }
+
+    #[test]
+    fn one_moment_of_silence_does_not_make_it_fewer_for_long() {
+        let behind = behind();
+        assert_eq!(stood_for(&behind, 1000, 4), [8, 16, 32, 32]);
+        for _ in 0..3 {
+            assert_eq!(stood_for(&behind, 3, 1), [3 + IN_VAIN]);
+            assert_eq!(
+                stood_for(&behind, 1000, 8),
+                [16, 16, 16, 16, 16, 32, 32, 32]
+            );
         }
     }
 
@@ -284,6 +368,9 @@ mod tests {
             leave(&behind);
             looks
         };
+        assert_eq!(say(MESSAGES), 1);
+        // It was for one of twice as many messages.
+        assert_eq!(say(1), LOOKS);
         for _ in 0..3 {
             assert_eq!(say(1), LOOKS);
             assert!((0..RESTS).all(|_| say(1) == 1));
