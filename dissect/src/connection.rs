@@ -30,8 +30,8 @@ struct Direction {
     syn: Option<u32>,
     end: Option<u64>,
     assembly: Assembly,
-    /// Where the last octets were put, and how many they were.
-    latest: (u64, usize),
+    /// How many segments have put octets there.
+    segments: usize,
     /// Octets that are taken apart.
     taken: u64,
     phase: Phase,
@@ -206,7 +206,7 @@ impl Direction {
         }
         match self.assembly.insert(offset, octets) {
             Inserted::Taken => {
-                self.latest = (offset, octets.len());
+                self.segments += 1;
                 Some(offset)
             }
             // A probe whether the other side is still there.
@@ -265,7 +265,8 @@ impl Direction {
         let offset = self.taken;
         let octets = self.assembly.from(offset);
         let is_key = reject == start::Reject::Key;
-        let stays_with_segment = is_key && self.latest == (offset, octets.len());
+        // Octets that more segments have, in part or again, are in the stream for all of them.
+        let stays_with_segment = is_key && self.segments == 1;
         let complaint = (!is_key).then(|| format!("no request or reply of MPA: {reject}"));
         let octets = octets.into();
         self.phase = Phase::Opaque;

@@ -287,6 +287,18 @@ fn a_connection_that_is_not_mpas_is_passed_over() {
 }
 
 #[test]
+fn what_is_not_mpas_may_be_sent_again_with_more_behind_it() {
+    let (mut initiator, mut responder) = End::pair();
+    let mut packets = vec![initiator.syn(false), responder.syn(true)];
+    let begin = initiator.next;
+    packets.push(initiator.send(b"MPA"));
+    initiator.next = begin;
+    packets.push(initiator.send(b"MPA is what I am not"));
+    packets.push(initiator.send(b"more of it"));
+    assert!(dissected(&packets).summary.is_clean());
+}
+
+#[test]
 fn a_connection_without_its_beginning_is_passed_over() {
     let mut made = Made::new(false, true);
     let frame = made.frame(&write(b"hello"));
