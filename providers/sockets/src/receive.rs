@@ -35,7 +35,7 @@ pub struct ReceiveBatch {
 pub(crate) struct Manner {
     /// Where all of it is sent to.
     pub(crate) local: Option<IpAddr>,
-    /// Of a message that comes by itself nothing but its traffic class is to be told, and that only now and then.
+    /// A control message would tell no more than the traffic class, and that is wanted only now and then.
     pub(crate) plain: bool,
 }
 
