@@ -65,8 +65,7 @@ impl DatagramCodec for Toy {
             to: arrival.to,
             identification: arrival.segment,
         };
-        // It need not be told of each.
-        assert!([0, 2].contains(&arrival.traffic_class));
+        assert_eq!(arrival.traffic_class, 2);
         let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|step| head[at + step]));
         Some(Opened {
             header: Header {
@@ -147,7 +146,10 @@ const LONG: Duration = Duration::from_secs(20);
 fn link_with(ip: &str, port: u16, options: UdpLinkOptions) -> Arc<UdpLink<Toy>> {
     let address = SocketAddr::new(ip.parse().unwrap(), port);
     let lease = Lease::join(GroupOptions::new(address)).unwrap();
-    UdpLink::new(lease, Toy, options).unwrap()
+    let link = UdpLink::new(lease, Toy, options).unwrap();
+    // Each is looked at.
+    link.tell_classes();
+    link
 }
 
 fn link(ip: &str, port: u16) -> Arc<UdpLink<Toy>> {
