@@ -2,7 +2,7 @@
 //!
 //! Sockets with data are read by one thread at a time, the one that has the *turn*. A poller takes it, reads, and gives it
 //! back; each time it moves the *epoch*. The watch's own thread sleeps in epoll while nobody polls. As soon as it sees
-//! that the epoch moved it stands back: data wakes it no more, and up to a millisecond later (four on a slow machine) it
+//! that the epoch moved it stands back: data wakes it no more, and up to two milliseconds later (eight on a slow machine) it
 //! looks whether the epoch moved again, or a poller has the turn. So a poller pays for no thread switch, and one that
 //! went away without a word costs that time, or less where that happens again and again. One that is about to sleep says
 //! so with [`Watch::hand_back`], and costs none.
@@ -41,7 +41,7 @@ pub trait Duty: Send + Sync {
     /// The thread sleeps no more.
     fn wake(&self) {}
 
-    /// Pollers are there, and were a moment ago: what they let wait need not wait for ever. Called every other millisecond.
+    /// Pollers are there, and were a moment ago: what they let wait need not wait for ever. Called every few milliseconds.
     fn tidy(&self) {}
 
     /// Whether something has come in by other ways than a descriptor; `None` where there has been no such thing lately.
@@ -115,6 +115,8 @@ pub struct Watch {
     epoch: AtomicU64,
     /// Moves with what is sent between two polls.
     sendings: AtomicU32,
+    /// Polls since the thread was told of pollers, or one said that it would sleep.
+    unheard: AtomicU32,
     /// The epoch of a poller that said that it would sleep.
     handed_back: AtomicU64,
     stands_back: AtomicBool,
@@ -137,6 +139,7 @@ impl Watch {
             refused: AtomicU32::new(0),
             epoch: AtomicU64::new(0),
             sendings: AtomicU32::new(0),
+            unheard: AtomicU32::new(0),
             handed_back: AtomicU64::new(0),
             stands_back: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -222,7 +225,22 @@ impl Watch {
             return None;
         };
         self.refused.store(0, Ordering::Relaxed);
+        if !self.stood_back() {
+            self.make_heard();
+        }
         Some(work())
+    }
+
+    // A poller that is quicker than the thread whenever something comes would never be noticed: the kernel wakes the thread,
+    // sees that nothing is there any more, and lets it sleep on. Call with the turn.
+    fn make_heard(&self) {
+        let unheard = self.unheard.load(Ordering::Relaxed) + 1;
+        let is_loud = unheard == UNHEARD;
+        self.unheard
+            .store(if is_loud { 0 } else { unheard }, Ordering::Relaxed);
+        if is_loud {
+            self.ring();
+        }
     }
 
     // Yielding is not enough where the scheduler prefers who yields: until the next tick, milliseconds, it comes back.
@@ -278,6 +296,7 @@ impl Watch {
     /// A poller is about to sleep: the thread takes over at once.
     pub fn hand_back(&self) {
         let epoch = self.epoch.load(Ordering::SeqCst);
+        self.unheard.store(0, Ordering::Relaxed);
         if self.handed_back.swap(epoch, Ordering::SeqCst) != epoch
             && self.stands_back.load(Ordering::SeqCst)
         {
@@ -381,6 +400,7 @@ impl Watch {
 
     // Until the epoch has stood still for a while, or a poller has said that it will sleep: the epoch then.
     fn stand_back(&self, duty: &Weak<dyn Duty>, patience: &mut Patience) -> Option<u64> {
+        self.heed_data(EventFlags::empty()).ok()?;
         self.stands_back.store(true, Ordering::SeqCst);
         let mut seen = self.signs();
         let epoch = loop {
@@ -449,8 +469,7 @@ impl Watch {
     ) -> Option<Round> {
         if with_data {
             // Tells also what was there before.
-            let flags = EventFlags::IN | EventFlags::ONESHOT;
-            epoll::modify(&self.outer, &self.data, DATA, flags).ok()?;
+            self.heed_data(EventFlags::IN | EventFlags::ONESHOT).ok()?;
         }
         let has_some = with_data && duty.upgrade().is_some_and(|duty| duty.sleep());
         let time = if has_some { Some(Duration::ZERO) } else { time };
@@ -473,6 +492,10 @@ impl Watch {
             }
         }
         Some(round)
+    }
+
+    fn heed_data(&self, flags: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(&self.outer, &self.data, DATA, flags)
     }
 
     fn hear(&self) {
@@ -510,7 +533,7 @@ struct Patience {
 
 impl Patience {
     const LEAST: RangeInclusive<Duration> = Duration::from_micros(20)..=Duration::from_micros(500);
-    const MOST: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(4);
+    const MOST: RangeInclusive<Duration> = Duration::from_millis(2)..=Duration::from_millis(8);
     const QUICKER: u32 = 3;
 
     /// Where a call takes that long.
@@ -518,7 +541,7 @@ impl Patience {
         let within = |range: RangeInclusive<Duration>, calls| {
             (call * calls).clamp(*range.start(), *range.end())
         };
-        let most = within(Self::MOST, 5000);
+        let most = within(Self::MOST, 10_000);
         Self {
             time: most,
             least: within(Self::LEAST, 100),
@@ -592,6 +615,9 @@ const AGAIN: u32 = 64;
 
 /// A system call that does next to nothing takes a fifth of that on an ordinary machine, and a multiple under emulation.
 const QUICK: Duration = Duration::from_micros(1);
+
+/// After so many polls the thread is told of the poller.
+const UNHEARD: u32 = 64;
 
 /// How often a poller yields to whoever has the turn before it sleeps.
 const YIELDS: u32 = 100;
