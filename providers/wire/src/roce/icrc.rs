@@ -13,6 +13,7 @@
 //! whether the identification is one that the peer may have come to.
 
 use core::time::Duration;
+use std::sync::LazyLock;
 
 use super::bth::{Bth, BthView};
 use crate::layout::{Header, Octets};
@@ -53,8 +54,9 @@ pub enum Envelope {
     },
 }
 
-// CRC-32 of eight octets of ones.
-const AFTER_LOCAL_ROUTE: u32 = 0x2144_df1c;
+// Behind eight octets of ones. What the processor can do is looked up once.
+static AFTER_LOCAL_ROUTE: LazyLock<crc32fast::Hasher> =
+    LazyLock::new(|| crc32fast::Hasher::new_with_initial(0x2144_df1c));
 
 impl Icrc {
     /// Goes over envelope and BTH of a UDP datagram of `datagram_len` octets, ICRC included. What is behind BTH comes next.
@@ -120,7 +122,7 @@ impl Icrc {
         octets[1] = 0xff; // Type of service.
         octets[8] = 0xff; // Time to live.
         octets[10..12].fill(0xff); // Checksum.
-        let mut icrc = Self(crc32fast::Hasher::new_with_initial(AFTER_LOCAL_ROUTE));
+        let mut icrc = Self(AFTER_LOCAL_ROUTE.clone());
         if options.is_empty() {
             icrc.update(&octets);
         } else {
@@ -141,7 +143,7 @@ impl Icrc {
         octets[0] |= 0x0f; // Traffic class and flow label.
         octets[1..4].fill(0xff);
         octets[7] = 0xff; // Hop limit.
-        let mut icrc = Self(crc32fast::Hasher::new_with_initial(AFTER_LOCAL_ROUTE));
+        let mut icrc = Self(AFTER_LOCAL_ROUTE.clone());
         icrc.update(&octets);
         icrc
     }
