@@ -156,34 +156,31 @@ struct Lane<H> {
 
 /// Some of the lanes: looked at before their locks.
 ///
-/// A lane is added after something was put there under its lock, and removed before that lock is taken to look. So plain
-/// stores will do: whoever put something there before is seen in that look, and whoever does after it adds the lane again.
-#[derive(Debug)]
-struct Lanes(Box<[AtomicBool]>);
+/// A lane is added after something was put there under its lock, and removed before that lock is taken to look. So whoever
+/// put something there before is seen in that look, and whoever does after it adds the lane again.
+#[derive(Debug, Default)]
+struct Lanes(AtomicU64);
 
 impl Lanes {
     const MOST: usize = 64;
 
-    fn new(flows: usize) -> Self {
-        Self((0..flows).map(|_| AtomicBool::new(false)).collect())
-    }
-
     fn add(&self, flow: usize) {
-        if !self.has(flow) {
-            self.0[flow].store(true, Ordering::Release);
+        if self.all() & 1 << flow == 0 {
+            self.0.fetch_or(1 << flow, Ordering::Release);
         }
     }
 
     fn remove(&self, flow: usize) {
-        self.0[flow].store(false, Ordering::Release);
+        self.0.fetch_and(!(1 << flow), Ordering::Release);
     }
 
     fn has(&self, flow: usize) -> bool {
-        self.0[flow].load(Ordering::Acquire)
+        self.all() & 1 << flow != 0
     }
 
-    fn has_any(&self) -> bool {
-        self.0.iter().any(|lane| lane.load(Ordering::Acquire))
+    /// A bit for each.
+    fn all(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
     }
 }
 
@@ -242,8 +239,8 @@ impl<C: DatagramCodec> UdpLink<C> {
         Ok(Arc::new(Self {
             flows: FlowSockets::new(local, flows, options.udp),
             lanes: lanes.collect(),
-            waiting: Lanes::new(flows),
-            behind: Lanes::new(flows),
+            waiting: Lanes::default(),
+            behind: Lanes::default(),
             max_frame,
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
@@ -463,11 +460,15 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // With what `behind` says of a lane that keeps something.
     fn flush_lanes(&self, behind: impl Fn(&Lane<C::Header>) -> bool) {
-        for (flow, lane) in self.lanes.iter().enumerate() {
-            let behind = self.behind.has(flow) && behind(lane);
-            if behind || self.waiting.has(flow) {
+        let (waiting, kept) = (self.waiting.all(), self.behind.all());
+        let mut flows = waiting | kept;
+        while flows != 0 {
+            let flow = flows.trailing_zeros() as usize;
+            let behind = kept & 1 << flow != 0 && behind(&self.lanes[flow]);
+            if behind || waiting & 1 << flow != 0 {
                 self.flush_lane(flow, behind);
             }
+            flows &= flows - 1;
         }
     }
 
@@ -559,16 +560,19 @@ impl<C: DatagramCodec> UdpLink<C> {
         take: &mut dyn FnMut(Arrival, &[u8]),
     ) {
         let local = self.lease.address();
-        let to = SocketAddr::new(message.to.unwrap_or(local.ip()), local.port());
+        let arrival = Arrival {
+            from: message.from,
+            to: SocketAddr::new(message.to.unwrap_or(local.ip()), local.port()),
+            traffic_class: message.traffic_class,
+            segment: 0,
+            is_sealed,
+        };
+        if message.octets.len() <= message.segment {
+            return take(arrival, message.octets);
+        }
         for (segment, datagram) in message.datagrams().enumerate() {
-            let arrival = Arrival {
-                from: message.from,
-                to,
-                traffic_class: message.traffic_class,
-                segment: segment as u16,
-                is_sealed,
-            };
-            take(arrival, datagram);
+            let segment = segment as u16;
+            take(Arrival { segment, ..arrival }, datagram);
         }
     }
 
@@ -878,7 +882,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             self.watch.leave();
         }
         // Otherwise the thread sends what a poller that is gone has left.
-        let is_left = self.waiting.has_any() || self.behind.has_any();
+        let is_left = self.waiting.all() | self.behind.all() != 0;
         if is_left && !self.watch.stands_back() {
             self.flush();
         }
@@ -933,7 +937,7 @@ fn note(counters: &Counters, departed: Departed) {
         (&counters.overrun, departed.overrun),
         (refused, departed.refused),
     ];
-    for (counter, by) in counted {
+    for (counter, by) in counted.into_iter().filter(|(_, by)| *by > 0) {
         count_alone(counter, by as u64);
     }
 }
@@ -962,7 +966,7 @@ impl<C: DatagramCodec> Duty for Watched<C> {
     }
 
     fn tidy(&self) {
-        if self.link.behind.has_any() {
+        if self.link.behind.all() != 0 {
             self.link.flush();
         }
     }
