@@ -113,10 +113,8 @@ pub struct UdpLink<C: DatagramCodec> {
     lease: Lease,
     flows: FlowSockets,
     lanes: Box<[Lane<C::Header>]>,
-    /// Lanes where something is being filled or has not left.
-    waiting: Lanes,
-    /// Lanes where something leaves behind what comes next.
-    behind: Lanes,
+    /// Of each lane, side by side: all are looked at for each datagram.
+    notes: Box<[Notes]>,
     max_frame: Mtu,
     room: usize,
     tap: Option<Arc<dyn OctetTap>>,
@@ -154,32 +152,33 @@ struct Lane<H> {
     counters: Counters,
 }
 
-/// Some of the lanes: looked at before their locks.
+/// What is known of a lane without its locks.
 ///
-/// A lane is added after something was put there under its lock, and removed before that lock is taken to look. So whoever
-/// put something there before is seen in that look, and whoever does after it adds the lane again.
+/// It is noted after something was put there under the lock, and taken back before that lock is taken to look. So plain
+/// stores will do: whoever put something there before is seen in that look, and whoever does after it notes it again.
 #[derive(Debug, Default)]
-struct Lanes(AtomicU64);
+struct Notes {
+    /// Something is being filled or has not left.
+    waiting: Note,
+    /// Something leaves behind what comes next.
+    behind: Note,
+}
 
-impl Lanes {
-    const MOST: usize = 64;
+#[derive(Debug, Default)]
+struct Note(AtomicBool);
 
-    fn add(&self, flow: usize) {
-        if self.all() & 1 << flow == 0 {
-            self.0.fetch_or(1 << flow, Ordering::Release);
+impl Note {
+    fn set(&self) {
+        if !self.is_set() {
+            self.0.store(true, Ordering::Release);
         }
     }
 
-    fn remove(&self, flow: usize) {
-        self.0.fetch_and(!(1 << flow), Ordering::Release);
+    fn take_back(&self) {
+        self.0.store(false, Ordering::Release);
     }
 
-    fn has(&self, flow: usize) -> bool {
-        self.all() & 1 << flow != 0
-    }
-
-    /// A bit for each.
-    fn all(&self) -> u64 {
+    fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
@@ -221,7 +220,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             (Some(carried), wanted) => wanted.unwrap_or(carried).min(carried),
         };
         let segments = options.udp.offload.segmentation;
-        let flows = options.flows.clamp(1, Lanes::MOST);
+        let flows = options.flows.clamp(1, MOST_FLOWS);
         let lanes = (0..flows).map(|_| Lane::new(segments));
         let watch = Arc::new(Watch::new()?);
         watch.add(lease.socket(), DATA, Source::Data)?;
@@ -239,8 +238,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         Ok(Arc::new(Self {
             flows: FlowSockets::new(local, flows, options.udp),
             lanes: lanes.collect(),
-            waiting: Lanes::default(),
-            behind: Lanes::default(),
+            notes: (0..flows).map(|_| Notes::default()).collect(),
             max_frame,
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
@@ -406,7 +404,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let ends_by_memory = filling.ends_by_memory();
         lane.ends_by_memory.store(ends_by_memory, Ordering::Relaxed);
         drop(filling);
-        self.waiting.add(flow);
+        self.notes[flow].waiting.set();
         self.count(|counters| &counters.formless, usize::from(formless));
         taken
     }
@@ -426,7 +424,9 @@ impl<C: DatagramCodec> UdpLink<C> {
         lane.has_spoken.store(false, Ordering::Relaxed);
         let dialogue = has_spoken && self.lets_go_first(lane);
         let header = header.clone();
-        (lane.behind).keep(to, stands_for, header, dialogue, || self.behind.add(flow))
+        (lane.behind).keep(to, stands_for, header, dialogue, || {
+            self.notes[flow].behind.set()
+        })
     }
 
     // Whether what is kept behind a message waits for the next look of a poller, to whom a call more costs little. Otherwise
@@ -454,21 +454,17 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
             !all && !taken
         };
-        let emptied = || self.behind.remove(flow);
+        let emptied = || self.notes[flow].behind.take_back();
         self.lanes[flow].behind.retain(stays, emptied);
     }
 
     // With what `behind` says of a lane that keeps something.
     fn flush_lanes(&self, behind: impl Fn(&Lane<C::Header>) -> bool) {
-        let (waiting, kept) = (self.waiting.all(), self.behind.all());
-        let mut flows = waiting | kept;
-        while flows != 0 {
-            let flow = flows.trailing_zeros() as usize;
-            let behind = kept & 1 << flow != 0 && behind(&self.lanes[flow]);
-            if behind || waiting & 1 << flow != 0 {
+        for (flow, notes) in self.notes.iter().enumerate() {
+            let behind = notes.behind.is_set() && behind(&self.lanes[flow]);
+            if behind || notes.waiting.is_set() {
                 self.flush_lane(flow, behind);
             }
-            flows &= flows - 1;
         }
     }
 
@@ -481,11 +477,11 @@ impl<C: DatagramCodec> UdpLink<C> {
         let from = socket.local();
         let mut leaving = lock(&lane.leaving);
         // What they go with waits until they have been laid down behind it.
-        if self.behind.has(flow) && (behind || !self.lets_go_first(lane)) {
+        if self.notes[flow].behind.is_set() && (behind || !self.lets_go_first(lane)) {
             self.append_behind(flow, from, behind);
         }
         // Before looking: what comes meanwhile is seen here or says so again.
-        self.waiting.remove(flow);
+        self.notes[flow].waiting.take_back();
         loop {
             // What a full socket has left goes first.
             let is_last = leaving.is_empty();
@@ -500,7 +496,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             note(&lane.counters, departed);
             self.watch_room(lane, socket, departed.full);
             if departed.full {
-                self.waiting.add(flow);
+                self.notes[flow].waiting.set();
             }
             if departed.full || is_last {
                 return;
@@ -882,7 +878,8 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             self.watch.leave();
         }
         // Otherwise the thread sends what a poller that is gone has left.
-        let is_left = self.waiting.all() | self.behind.all() != 0;
+        let mut notes = self.notes.iter();
+        let is_left = notes.any(|notes| notes.waiting.is_set() || notes.behind.is_set());
         if is_left && !self.watch.stands_back() {
             self.flush();
         }
@@ -966,7 +963,7 @@ impl<C: DatagramCodec> Duty for Watched<C> {
     }
 
     fn tidy(&self) {
-        if self.link.behind.all() != 0 {
+        if self.link.notes.iter().any(|notes| notes.behind.is_set()) {
             self.link.flush();
         }
     }
@@ -1028,6 +1025,8 @@ fn handed<'d>(arrival: &Arrival, datagram: &'d [u8]) -> Handed<'d> {
         octets: datagram,
     }
 }
+
+const MOST_FLOWS: usize = 64;
 
 const DATA: u64 = 1;
 const COMMON: u64 = 2;
