@@ -115,8 +115,6 @@ pub struct Watch {
     epoch: AtomicU64,
     /// Moves with what is sent between two polls.
     sendings: AtomicU32,
-    /// Polls since the thread was told of pollers, or one said that it would sleep.
-    unheard: AtomicU32,
     /// The epoch of a poller that said that it would sleep.
     handed_back: AtomicU64,
     stands_back: AtomicBool,
@@ -139,7 +137,6 @@ impl Watch {
             refused: AtomicU32::new(0),
             epoch: AtomicU64::new(0),
             sendings: AtomicU32::new(0),
-            unheard: AtomicU32::new(0),
             handed_back: AtomicU64::new(0),
             stands_back: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -219,28 +216,19 @@ impl Watch {
     #[inline]
     pub fn poll<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         // Also of one that is refused, or the thread would take it for gone and the next turn too.
-        self.epoch.fetch_add(1, Ordering::SeqCst);
+        let before = self.epoch.fetch_add(1, Ordering::SeqCst);
         let Some(_turn) = self.turn(POLLED) else {
             self.give_way();
             return None;
         };
         self.refused.store(0, Ordering::Relaxed);
-        if !self.stood_back() {
-            self.make_heard();
-        }
-        Some(work())
-    }
-
-    // A poller that is quicker than the thread whenever something comes would never be noticed: the kernel wakes the thread,
-    // sees that nothing is there any more, and lets it sleep on. Call with the turn.
-    fn make_heard(&self) {
-        let unheard = self.unheard.load(Ordering::Relaxed) + 1;
-        let is_loud = unheard == UNHEARD;
-        self.unheard
-            .store(if is_loud { 0 } else { unheard }, Ordering::Relaxed);
-        if is_loud {
+        // One that is quicker than the thread whenever something comes would never be noticed: the kernel wakes the thread,
+        // sees that nothing is there any more, and lets it sleep on.
+        let polls = (before + 1).wrapping_sub(self.handed_back.load(Ordering::Relaxed));
+        if polls.is_multiple_of(UNHEARD) && !self.stood_back() {
             self.ring();
         }
+        Some(work())
     }
 
     // Yielding is not enough where the scheduler prefers who yields: until the next tick, milliseconds, it comes back.
@@ -296,7 +284,6 @@ impl Watch {
     /// A poller is about to sleep: the thread takes over at once.
     pub fn hand_back(&self) {
         let epoch = self.epoch.load(Ordering::SeqCst);
-        self.unheard.store(0, Ordering::Relaxed);
         if self.handed_back.swap(epoch, Ordering::SeqCst) != epoch
             && self.stands_back.load(Ordering::SeqCst)
         {
@@ -428,8 +415,7 @@ impl Watch {
 
     // Whether something lies there that no poller has read.
     fn has_data(&self) -> bool {
-        let mut asked = [PollFd::new(&self.data, PollFlags::IN)];
-        poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        has_events(&self.data)
     }
 
     // How long the system takes for next to nothing, when nothing else is in the way.
@@ -505,6 +491,12 @@ impl Watch {
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::SeqCst)
     }
+}
+
+// Whether somebody who waits for these would not.
+fn has_events(epoll: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(epoll, PollFlags::IN)];
+    poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// What a look brought.
@@ -616,8 +608,8 @@ const AGAIN: u32 = 64;
 /// A system call that does next to nothing takes a fifth of that on an ordinary machine, and a multiple under emulation.
 const QUICK: Duration = Duration::from_micros(1);
 
-/// After so many polls the thread is told of the poller.
-const UNHEARD: u32 = 64;
+/// After so many polls, since a poller last said that it would sleep, the thread is told of them.
+const UNHEARD: u64 = 64;
 
 /// How often a poller yields to whoever has the turn before it sleeps.
 const YIELDS: u32 = 100;
