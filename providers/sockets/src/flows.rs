@@ -36,14 +36,11 @@ impl FlowSockets {
         }
     }
 
-    /// The socket of a flow: the same for the same number, and for numbers below the count each its own.
+    /// The socket of a flow: the same for the same number.
     ///
     /// # Errors
     /// No port is free.
     pub fn of(&self, flow: u32) -> io::Result<&UdpSocket> {
-        if let Some(socket) = self.sockets.get(flow as usize).and_then(OnceLock::get) {
-            return Ok(socket);
-        }
         let slot = flow as usize % self.sockets.len();
         let socket = &self.sockets[slot];
         if let Some(socket) = socket.get() {

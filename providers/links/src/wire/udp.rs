@@ -556,19 +556,16 @@ impl<C: DatagramCodec> UdpLink<C> {
         take: &mut dyn FnMut(Arrival, &[u8]),
     ) {
         let local = self.lease.address();
-        let arrival = Arrival {
-            from: message.from,
-            to: SocketAddr::new(message.to.unwrap_or(local.ip()), local.port()),
-            traffic_class: message.traffic_class,
-            segment: 0,
-            is_sealed,
-        };
-        if message.octets.len() <= message.segment {
-            return take(arrival, message.octets);
-        }
+        let to = SocketAddr::new(message.to.unwrap_or(local.ip()), local.port());
         for (segment, datagram) in message.datagrams().enumerate() {
-            let segment = segment as u16;
-            take(Arrival { segment, ..arrival }, datagram);
+            let arrival = Arrival {
+                from: message.from,
+                to,
+                traffic_class: message.traffic_class,
+                segment: segment as u16,
+                is_sealed,
+            };
+            take(arrival, datagram);
         }
     }
 
@@ -934,7 +931,7 @@ fn note(counters: &Counters, departed: Departed) {
         (&counters.overrun, departed.overrun),
         (refused, departed.refused),
     ];
-    for (counter, by) in counted.into_iter().filter(|(_, by)| *by > 0) {
+    for (counter, by) in counted {
         count_alone(counter, by as u64);
     }
 }
