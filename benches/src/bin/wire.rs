@@ -15,6 +15,7 @@ use polyverbs_benches::partner::Partner;
 use polyverbs_benches::raw::{Peer, SEGMENT, SUPER, TcpPair, UdpPair};
 use polyverbs_benches::sample::median;
 use polyverbs_benches::wired::WiredPair;
+use polyverbs_benches::yardstick::line_crossing;
 use polyverbs_links::wire::Offload;
 use serde_json::{Value, json};
 
@@ -33,6 +34,8 @@ usage: wire [--rounds N] [--only NAME] [--json]
 const TURNS: u64 = 2_000;
 /// Octets of a sample.
 const OCTETS: u64 = 128 << 20;
+/// Round trips of a line.
+const CROSSINGS: u64 = 20_000;
 
 const US: &str = "us";
 const GBS: &str = "GB/s";
@@ -67,6 +70,14 @@ enum Bar {
 struct Pair {
     limit: f64,
     ours: f64,
+}
+
+/// What was measured, and what a line's way between the two processors took before and after, in nanoseconds: one that is
+/// far makes streams several times slower.
+struct Measured<F: 'static, V> {
+    figure: &'static F,
+    value: V,
+    crossings: [f64; 2],
 }
 
 const FIGURES: [Figure; 9] = [
@@ -242,43 +253,126 @@ fn latency(
 }
 
 fn measure(options: &Options) -> Outcome<()> {
-    let others: Vec<_> = OTHERS
-        .iter()
-        .filter(|other| other.name.starts_with(&options.only))
-        .map(|other| (other, (other.measure)()))
-        .collect();
-    let mut measured = Vec::new();
-    for figure in &FIGURES {
-        if figure.name.starts_with(&options.only) {
-            measured.push((figure, apart(figure, options.rounds)?));
-        }
+    let is_wanted = |name: &str| name.starts_with(&options.only);
+    let mut others = Vec::new();
+    for other in OTHERS.iter().filter(|other| is_wanted(other.name)) {
+        others.push(Measured::take(other, || Ok((other.measure)()))?);
+    }
+    let mut rows = Vec::new();
+    for figure in FIGURES.iter().filter(|figure| is_wanted(figure.name)) {
+        let measure = || apart(|| (figure.measure)(options.rounds));
+        let row = Measured::take(figure, measure);
+        rows.push(row.map_err(|problem| format!("{}: {problem}", figure.title.trim_start()))?);
     }
     if options.json {
-        let rows = measured.iter().map(|(figure, pair)| row(figure, pair));
-        let others = others.iter().map(|(other, figure)| {
-            json!({ "name": other.name, "title": other.title, "value": figure, "unit": other.unit })
-        });
         println!(
             "{:#}",
-            json!({ "rows": rows.collect::<Vec<_>>(), "others": others.collect::<Vec<_>>() })
+            json!({
+                "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+                "others": others.iter().map(OtherRow::json).collect::<Vec<_>>(),
+            })
         );
     } else {
-        println!("{}", table(&measured, &others));
+        println!("{}", table(&rows, &others));
     }
     Ok(())
 }
 
-fn row(figure: &Figure, pair: &Pair) -> Value {
-    json!({
-        "name": figure.name,
-        "title": figure.title.trim_start(),
-        "unit": figure.unit,
-        "limit": pair.limit,
-        "value": pair.ours,
-        "ratio": pair.ours / pair.limit,
-        "bar": figure.bar.map(|bar| bar.text(figure.unit)),
-        "met": figure.bar.map(|bar| bar.is_met(pair)),
-    })
+type Row = Measured<Figure, Pair>;
+type OtherRow = Measured<Other, Option<f64>>;
+
+impl<F, V> Measured<F, V> {
+    fn take(figure: &'static F, measure: impl FnOnce() -> Outcome<V>) -> Outcome<Self> {
+        let crossing = || apart(|| Ok(line_crossing(&Partner::start(), CROSSINGS)));
+        let (before, value, after) = (crossing()?, measure()?, crossing()?);
+        Ok(Self {
+            figure,
+            value,
+            crossings: [before, after],
+        })
+    }
+
+    fn crossings(&self) -> String {
+        let [before, after] = self.crossings;
+        format!("{before:.0}, {after:.0} ns")
+    }
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        let (figure, pair) = (self.figure, &self.value);
+        json!({
+            "name": figure.name,
+            "title": figure.title.trim_start(),
+            "unit": figure.unit,
+            "limit": pair.limit,
+            "value": pair.ours,
+            "ratio": pair.ours / pair.limit,
+            "bar": figure.bar.map(|bar| bar.text(figure.unit)),
+            "met": figure.bar.map(|bar| bar.is_met(pair)),
+            "crossings_ns": self.crossings,
+        })
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let (figure, pair) = (self.figure, &self.value);
+        let shown = |value: f64| format!("{value:.2} {}", figure.unit);
+        let bar = figure.bar.map(|bar| bar.text(figure.unit));
+        let verdict = figure.bar.map(|bar| verdict(bar.is_met(pair)));
+        [
+            figure.title.to_owned(),
+            shown(pair.limit),
+            shown(pair.ours),
+            format!("{:.2}", pair.ours / pair.limit),
+            bar.unwrap_or_default(),
+            verdict.unwrap_or_default().to_owned(),
+            self.crossings(),
+        ]
+    }
+}
+
+impl OtherRow {
+    fn json(&self) -> Value {
+        let other = self.figure;
+        json!({
+            "name": other.name,
+            "title": other.title,
+            "unit": other.unit,
+            "value": self.value,
+            "crossings_ns": self.crossings,
+        })
+    }
+
+    fn cells(&self, rows: &[Row]) -> [String; 7] {
+        let other = self.figure;
+        let shown = self.value.map(|value| format!("{value:.2} {}", other.unit));
+        let ours = rows
+            .iter()
+            .find(|row| Some(row.figure.name) == other.no_slower)
+            .map(|row| row.value.ours);
+        let [ratio, bar, verdict] = match (ours, self.value) {
+            (Some(ours), Some(value)) => [
+                &format!("{:.2}", ours / value),
+                "ours <= 1",
+                verdict(ours <= value),
+            ]
+            .map(str::to_owned),
+            _ => Default::default(),
+        };
+        [
+            other.title.to_owned(),
+            String::new(),
+            shown.unwrap_or_else(|| "not installed".to_owned()),
+            ratio,
+            bar,
+            verdict,
+            self.crossings(),
+        ]
+    }
+}
+
+const fn verdict(is_met: bool) -> &'static str {
+    if is_met { "met" } else { "missed" }
 }
 
 impl Bar {
@@ -299,37 +393,14 @@ impl Bar {
     }
 }
 
-fn table(measured: &[(&Figure, Pair)], others: &[(&Other, Option<f64>)]) -> Table {
+fn table(rows: &[Row], others: &[OtherRow]) -> Table {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
-    table.set_header(["figure", "limit", "measured", "ratio", "bar", "verdict"]);
-    for (figure, pair) in measured {
-        let shown = |value: f64| format!("{value:.2} {}", figure.unit);
-        let verdict = match figure.bar.map(|bar| bar.is_met(pair)) {
-            Some(true) => "met",
-            Some(false) => "missed",
-            None => "",
-        };
-        table.add_row([
-            figure.title.to_owned(),
-            shown(pair.limit),
-            shown(pair.ours),
-            format!("{:.2}", pair.ours / pair.limit),
-            figure
-                .bar
-                .map(|bar| bar.text(figure.unit))
-                .unwrap_or_default(),
-            verdict.to_owned(),
-        ]);
-    }
-    for (other, value) in others {
-        let shown = value.map(|value| format!("{value:.2} {}", other.unit));
-        table.add_row([
-            other.title.to_owned(),
-            String::new(),
-            shown.unwrap_or_else(|| "not installed".to_owned()),
-        ]);
-    }
+    table.set_header([
+        "figure", "limit", "measured", "ratio", "bar", "verdict", "crossing",
+    ]);
+    table.add_rows(rows.iter().map(Row::cells));
+    table.add_rows(others.iter().map(|other| other.cells(rows)));
     for column in 1..4 {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -338,12 +409,12 @@ fn table(measured: &[(&Figure, Pair)], others: &[(&Other, Option<f64>)]) -> Tabl
     table
 }
 
-fn apart(figure: &Figure, rounds: usize) -> Outcome<Pair> {
+/// By a thread of its own: once there is a partner it stays on one processor, as would whatever it starts from then on.
+fn apart<T: Send>(measure: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     thread::scope(|scope| {
-        let measuring =
-            scope.spawn(|| (figure.measure)(rounds).map_err(|problem| problem.to_string()));
+        let measuring = scope.spawn(|| measure().map_err(|problem| problem.to_string()));
         let measured = measuring.join().map_err(|_| "a measurement panicked")?;
-        Ok(measured.map_err(|problem| format!("{}: {problem}", figure.title.trim_start()))?)
+        Ok(measured?)
     })
 }
 
@@ -352,6 +423,8 @@ struct Other {
     name: &'static str,
     title: &'static str,
     unit: &'static str,
+    /// The figure that is to take no longer.
+    no_slower: Option<&'static str>,
     /// `None` where it is not installed, or does not do it.
     measure: fn() -> Option<f64>,
 }
@@ -361,24 +434,28 @@ const OTHERS: [Other; 4] = [
         name: "libfabric-udp-latency",
         title: "libfabric udp, 64 B, half round trip",
         unit: US,
-        measure: || ping_pong("udp", "dgram", "64", TIME),
+        no_slower: Some("roce-latency"),
+        measure: || ping_pong(["udp", "dgram"], "64", "50000", TIME),
     },
     Other {
         name: "libfabric-tcp-latency",
         title: "libfabric tcp, 64 B, half round trip",
         unit: US,
-        measure: || ping_pong("tcp", "msg", "64", TIME),
+        no_slower: None,
+        measure: || ping_pong(["tcp", "msg"], "64", "50000", TIME),
     },
     Other {
         name: "libfabric-tcp-64k",
         title: "libfabric tcp, 64 KiB, there and back",
         unit: GBS,
-        measure: || Some(ping_pong("tcp", "msg", "65536", RATE)? / 1e3),
+        no_slower: None,
+        measure: || Some(ping_pong(["tcp", "msg"], "65536", "5000", RATE)? / 1e3),
     },
     Other {
         name: "iperf3-tcp",
         title: "iperf3, TCP stream",
         unit: GBS,
+        no_slower: None,
         measure: || {
             let said = with_server("iperf3", &["-s", "-1"], &["-J", "-t", "3", "-c"])?;
             let said: Value = serde_json::from_str(&said).ok()?;
@@ -392,11 +469,21 @@ const OTHERS: [Other; 4] = [
 const RATE: usize = 2;
 const TIME: usize = 1;
 
-fn ping_pong(provider: &str, kind: &str, size: &str, column: usize) -> Option<f64> {
-    let arguments = ["-p", provider, "-e", kind, "-S", size, "-I", "5000"];
-    let said = with_server("fi_pingpong", &arguments, &arguments)?;
-    let line = said.lines().last()?;
-    line.split_whitespace().rev().nth(column)?.parse().ok()
+/// The middle of three runs, each so long that how it begins does not count.
+fn ping_pong(of: [&str; 2], size: &str, turns: &str, column: usize) -> Option<f64> {
+    let [provider, kind] = of;
+    let arguments = ["-p", provider, "-e", kind, "-S", size, "-I", turns];
+    let run = || {
+        let said = with_server("fi_pingpong", &arguments, &arguments)?;
+        let line = said.lines().last()?;
+        line.split_whitespace()
+            .rev()
+            .nth(column)?
+            .parse::<f64>()
+            .ok()
+    };
+    let runs: Vec<_> = (0..3).map_while(|_| run()).collect();
+    (runs.len() == 3).then(|| median(runs))
 }
 
 /// What a program prints that talks to another run of itself; `None` where there is no such program.
