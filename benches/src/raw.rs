@@ -21,7 +21,10 @@ pub const MESSAGE: usize = 64;
 /// Octets of a datagram of a stream: 4 KiB, the headers of a write and its checksum.
 pub const SEGMENT: usize = 4156;
 /// Octets of a call with segmentation: as many whole datagrams as it takes.
-pub const SUPER: usize = 65_507 / SEGMENT * SEGMENT;
+pub const SUPER: [usize; 1] = [65_507 / SEGMENT * SEGMENT];
+/// Octets of the two calls with segmentation that a write of 64 KiB takes: its first datagram is longer than those after it,
+/// and of one call only the last may differ, by being shorter.
+pub const WRITE: [usize; 2] = [SEGMENT, 15 * SEGMENT];
 /// Octets of a write to a TCP stream.
 pub const CHUNK: usize = 64 << 10;
 
@@ -80,18 +83,32 @@ impl UdpPair {
         ping_pong(partner, turns, ours, theirs)
     }
 
-    /// Octets per nanosecond that arrive, in calls of `length` octets.
+    /// Octets per nanosecond that arrive, in calls of so many octets in turn.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn stream(&self, partner: &Partner, length: usize, octets: u64) -> Outcome<f64> {
+    pub fn stream<const CALLS: usize>(
+        &self,
+        partner: &Partner,
+        calls: [usize; CALLS],
+        octets: u64,
+    ) -> Outcome<f64> {
         let [mut ours, mut theirs] = [self.end(0)?, self.end(1)?];
-        let message = vec![0x5a; length];
+        let message = vec![0x5a; 1 << 16];
+        let mut calls = calls.into_iter().cycle();
+        let mut next = move || calls.next().unwrap_or_default();
+        let mut length = next();
         let mut room = vec![0; 1 << 16];
         stream(
             partner,
             octets,
-            move || ours.send(&message),
+            move || {
+                let sent = ours.send(&message[..length])?;
+                if sent > 0 {
+                    length = next();
+                }
+                Ok(sent)
+            },
             move || theirs.receive(&mut room),
         )
     }
@@ -323,10 +340,11 @@ mod tests {
         for peer in [Peer::Named, Peer::Connected] {
             let pair = UdpPair::new(peer).unwrap();
             assert!(pair.half_round_trip(&partner, 20).unwrap() > 0.0);
-            assert!(pair.stream(&partner, SEGMENT, 1 << 20).unwrap() > 0.0);
+            assert!(pair.stream(&partner, [SEGMENT], 1 << 20).unwrap() > 0.0);
         }
         let cut = UdpPair::new(Peer::Named).unwrap().offload().unwrap();
         assert!(cut.stream(&partner, SUPER, 4 << 20).unwrap() > 0.0);
+        assert!(cut.stream(&partner, WRITE, 4 << 20).unwrap() > 0.0);
         let tcp = TcpPair::new().unwrap();
         assert!(tcp.half_round_trip(&partner, 20).unwrap() > 0.0);
         assert!(tcp.stream(&partner, 4 << 20).unwrap() > 0.0);

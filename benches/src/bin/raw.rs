@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use polyverbs_benches::Outcome;
 use polyverbs_benches::command;
 use polyverbs_benches::partner::Partner;
-use polyverbs_benches::raw::{Peer, SEGMENT, SUPER, TcpPair, UdpPair};
+use polyverbs_benches::raw::{Peer, SEGMENT, SUPER, TcpPair, UdpPair, WRITE};
 use polyverbs_benches::sample::{Samples, find_best_pace};
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ struct Figure {
     measure: fn(&Partner, usize) -> Outcome<Samples>,
 }
 
-const FIGURES: [Figure; 6] = [
+const FIGURES: [Figure; 7] = [
     Figure {
         name: "udp-latency",
         title: "UDP, 64 B, half round trip, spinning",
@@ -86,13 +86,24 @@ const FIGURES: [Figure; 6] = [
         },
     },
     Figure {
+        name: "udp-stream-offload-writes",
+        title: "  the same, in two calls for each 64 KiB, as a write leaves",
+        unit: "GB/s",
+        measure: |partner, rounds| {
+            let pair = UdpPair::new(Peer::Named)?.offload()?;
+            bandwidth(partner, rounds, |octets| {
+                pair.stream(partner, WRITE, octets)
+            })
+        },
+    },
+    Figure {
         name: "udp-stream",
         title: "UDP stream, 4,156 B datagrams, one by one",
         unit: "GB/s",
         measure: |partner, rounds| {
             let pair = UdpPair::new(Peer::Named)?;
             bandwidth(partner, rounds, |octets| {
-                pair.stream(partner, SEGMENT, octets / 8)
+                pair.stream(partner, [SEGMENT], octets / 8)
             })
         },
     },

@@ -105,7 +105,7 @@ const FIGURES: [Figure; 9] = [
             let partner = Partner::start();
             beside(
                 rounds,
-                || bare.stream(&partner, SEGMENT, OCTETS / 8),
+                || bare.stream(&partner, [SEGMENT], OCTETS / 8),
                 || pair.write_stream(&partner, OCTETS / 8),
             )
         },
