@@ -11,7 +11,7 @@ use std::time::Instant;
 use polyverbs_links::wire::{
     Arrival, Common, DatagramCodec, Envelope, Laid, Manner, Opened, QpnRange,
 };
-use polyverbs_wire::layout::{Octets, view};
+use polyverbs_wire::layout::{Header as _, Octets, view};
 use polyverbs_wire::mad::{self, cm};
 use polyverbs_wire::roce::bth::{DEFAULT_P_KEY, MULTICAST_QP};
 use polyverbs_wire::roce::icrc::{self, Icrc, Recovery, step_is_plausible};
@@ -57,7 +57,13 @@ impl DatagramCodec for RoceV2 {
     }
 
     fn encode(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<Laid> {
-        let headers = headers_of(header, payload)?.encode_into(into)?;
+        let bth = bth_of(header, payload)?;
+        // Most packets have nothing behind BTH.
+        let headers = if bth.opcode.facts()?.headers.is_empty() {
+            bth.put(into).map(|_| Bth::LEN)?
+        } else {
+            headers_of(bth, header, payload).encode_into(into)?
+        };
         let pad = usize::from(roce::pad_count(payload));
         Some(Laid {
             payload: headers,
@@ -91,6 +97,11 @@ impl DatagramCodec for RoceV2 {
             return None;
         }
         let body = body_of(&packet, arrival.to.ip())?;
+        let (src_qp, xrc, aeth) = if packet.facts.headers.is_empty() {
+            (Header::UNTOLD, untold_xrc(&packet), Aeth::default())
+        } else {
+            (src_qp_of(&packet), xrc_of(&packet), aeth_of(&packet)?)
+        };
         let checked = if arrival.is_sealed {
             self.check(&packet, arrival, datagram.len())?
         } else {
@@ -103,14 +114,12 @@ impl DatagramCodec for RoceV2 {
         let header = Header {
             service: qp_type(packet.facts.service),
             dest_qp: packet.bth.dest_qp(),
-            src_qp: packet
-                .get::<Deth>()
-                .map_or(Header::UNTOLD, |deth| deth.src_qp()),
+            src_qp,
             psn: packet.bth.psn(),
             ack_req: packet.bth.ack_req(),
             solicited: packet.bth.solicited(),
-            xrc: xrc_of(&packet),
-            aeth: aeth_of(&packet)?,
+            xrc,
+            aeth,
             carriage,
             doubtful: checked == Check::Doubtful,
             body,
@@ -149,15 +158,64 @@ impl DatagramCodec for RoceV2 {
 
 // ---- out
 
-fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
-    let mut headers = Headers::default();
+fn bth_of(header: &Header, payload: usize) -> Option<Bth> {
+    Some(Bth {
+        opcode: opcode_of(header)?,
+        solicited: header.solicited,
+        mig_req: !matches!(header.body, Body::Congestion),
+        pad_count: roce::pad_count(payload),
+        p_key: DEFAULT_P_KEY,
+        becn: matches!(header.body, Body::Congestion),
+        dest_qp: header.dest_qp,
+        ack_req: header.ack_req,
+        psn: header.psn,
+        ..Bth::default()
+    })
+}
+
+fn opcode_of(header: &Header) -> Option<Opcode> {
     let service = service(header)?;
-    let opcode = match header.body {
+    let operation = match header.body {
+        Body::Send(position, beside) => {
+            let (position, beside) = (wire_position(position), wire_beside(beside));
+            return Some(Opcode::send(service, position, beside));
+        }
+        Body::Datagram(_, beside, _) => {
+            let beside = wire_beside(beside);
+            return Some(Opcode::send(service, roce::Position::Only, beside));
+        }
+        Body::Write(position, _, _, immediate) => {
+            let position = wire_position(position);
+            return Some(Opcode::write(service, position, immediate.is_some()));
+        }
+        Body::ReadResponse(position) => {
+            return Some(Opcode::read_response(service, wire_position(position)));
+        }
+        Body::ExtensionRequest(..) | Body::ExtensionResponse(..) => {
+            return extension_opcode(service);
+        }
+        Body::Congestion => return Some(Opcode::CNP),
+        Body::ReadRequest(..) => Operation::ReadRequest,
+        Body::AtomicWrite(_) => Operation::AtomicWrite,
+        Body::Flush(..) => Operation::Flush,
+        Body::CompareSwap(..) => Operation::CompareSwap,
+        Body::FetchAdd(..) => Operation::FetchAdd,
+        Body::Acknowledge(_) => Operation::Acknowledge,
+        Body::AtomicAcknowledge(_) => Operation::AtomicAcknowledge,
+    };
+    Opcode::single(service, operation)
+}
+
+fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
+    let mut headers = Headers {
+        bth,
+        ..Headers::default()
+    };
+    match header.body {
         Body::Send(position, beside) => {
             if position.ends() {
                 put_beside(&mut headers, beside);
             }
-            Opcode::send(service, wire_position(position), wire_beside(beside))
         }
         Body::Datagram(q_key, beside, _) => {
             put_beside(&mut headers, beside);
@@ -166,7 +224,6 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
                 src_qp: header.src_qp,
                 ..Deth::default()
             });
-            Opcode::send(service, roce::Position::Only, wire_beside(beside))
         }
         Body::Write(position, remote, length, immediate) => {
             if position.begins() {
@@ -175,34 +232,20 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
             if position.ends() {
                 headers.imm_dt = immediate.map(imm_dt);
             }
-            Opcode::write(service, wire_position(position), immediate.is_some())
         }
-        Body::ReadRequest(remote, length) => {
-            headers.reth = Some(reth(remote, length));
-            Opcode::single(service, Operation::ReadRequest)?
-        }
-        Body::AtomicWrite(remote) => {
-            headers.reth = Some(reth(remote, payload as u32));
-            Opcode::single(service, Operation::AtomicWrite)?
-        }
+        Body::ReadRequest(remote, length) => headers.reth = Some(reth(remote, length)),
+        Body::AtomicWrite(remote) => headers.reth = Some(reth(remote, payload as u32)),
         Body::Flush(remote, length, placement, whole) => {
             headers.reth = Some(reth(remote, length));
             headers.feth = Some(feth(placement, whole));
-            Opcode::single(service, Operation::Flush)?
         }
         Body::CompareSwap(remote, compare, swap) => {
             headers.atomic_eth = Some(atomic_eth(remote, compare, swap));
-            Opcode::single(service, Operation::CompareSwap)?
         }
-        Body::FetchAdd(remote, add) => {
-            headers.atomic_eth = Some(atomic_eth(remote, 0, add));
-            Opcode::single(service, Operation::FetchAdd)?
-        }
-        Body::Acknowledge(_) => Opcode::single(service, Operation::Acknowledge)?,
-        Body::ReadResponse(position) => Opcode::read_response(service, wire_position(position)),
+        Body::FetchAdd(remote, add) => headers.atomic_eth = Some(atomic_eth(remote, 0, add)),
+        Body::Acknowledge(_) | Body::ReadResponse(_) => {}
         Body::AtomicAcknowledge(original) => {
             headers.atomic_ack_eth = Some(AtomicAckEth { original });
-            Opcode::single(service, Operation::AtomicAcknowledge)?
         }
         Body::ExtensionRequest(extension, operation) => {
             headers.extension_eth = Some(ExtensionEth {
@@ -211,7 +254,6 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
                 srq: header.xrc.unwrap_or(0),
                 ..ExtensionEth::default()
             });
-            extension_opcode(service)?
         }
         Body::ExtensionResponse(extension, operation) => {
             let aeth = wire_aeth(header);
@@ -223,13 +265,9 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
                 msn: aeth.msn,
                 ..ExtensionEth::default()
             });
-            extension_opcode(service)?
         }
-        Body::Congestion => {
-            headers.cnp = Some(roce::Cnp::default());
-            Opcode::CNP
-        }
-    };
+        Body::Congestion => headers.cnp = Some(roce::Cnp::default()),
+    }
     // What an extension answers has that in its own header.
     if header.body.has_aeth() && headers.extension_eth.is_none() {
         headers.aeth = Some(wire_aeth(header));
@@ -240,19 +278,7 @@ fn headers_of(header: &Header, payload: usize) -> Option<Headers> {
             ..Xrceth::default()
         });
     }
-    headers.bth = Bth {
-        opcode,
-        solicited: header.solicited,
-        mig_req: !matches!(header.body, Body::Congestion),
-        pad_count: roce::pad_count(payload),
-        p_key: DEFAULT_P_KEY,
-        becn: matches!(header.body, Body::Congestion),
-        dest_qp: header.dest_qp,
-        ack_req: header.ack_req,
-        psn: header.psn,
-        ..Bth::default()
-    };
-    Some(headers)
+    headers
 }
 
 const fn extension_opcode(service: Service) -> Option<Opcode> {
@@ -379,14 +405,18 @@ fn around(envelope: &Envelope) -> Option<icrc::Envelope> {
 
 fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     let position = position_of(packet.facts.position);
-    let immediate = packet.get::<ImmDt>().map(|header| header.immediate().0);
-    let remote =
-        |reth: &roce::extended::RethView| RemoteAddress::new(reth.va(), RKey::new(reth.rkey()));
-    let reth = packet.get::<Reth>();
-    let atomic = packet.get::<AtomicEth>();
-    let target =
-        |eth: &roce::extended::AtomicEthView| RemoteAddress::new(eth.va(), RKey::new(eth.rkey()));
-    let beside = match (immediate, packet.get::<Ieth>()) {
+    let immediate = || packet.get::<ImmDt>().map(|header| header.immediate().0);
+    // Where, and how many octets.
+    let reth = || {
+        let reth = packet.get::<Reth>()?;
+        let remote = RemoteAddress::new(reth.va(), RKey::new(reth.rkey()));
+        Some((remote, reth.dma_length()))
+    };
+    let atomic = || {
+        let eth = packet.get::<AtomicEth>()?;
+        Some((RemoteAddress::new(eth.va(), RKey::new(eth.rkey())), eth))
+    };
+    let beside = || match (immediate(), packet.get::<Ieth>()) {
         (Some(octets), _) => Beside::Immediate(octets),
         (None, Some(ieth)) => Beside::Invalidate(ieth.rkey()),
         (None, None) => Beside::Nothing,
@@ -395,16 +425,19 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
         Operation::Send if packet.facts.service == Service::Ud => {
             let q_key = packet.get::<Deth>()?.q_key();
             let group = (packet.bth.dest_qp() == MULTICAST_QP).then(|| group_of(to));
-            Body::Datagram(q_key, beside, group)
+            Body::Datagram(q_key, beside(), group)
         }
-        Operation::Send => Body::Send(position, beside),
+        Operation::Send if packet.facts.headers.is_empty() => Body::Send(position, Beside::Nothing),
+        Operation::Send => Body::Send(position, beside()),
         Operation::Write => {
-            let (remote, length) =
-                reth.map_or_else(Default::default, |reth| (remote(reth), reth.dma_length()));
-            Body::Write(position, remote, length, immediate)
+            let (remote, length) = reth().unwrap_or_default();
+            Body::Write(position, remote, length, immediate())
         }
-        Operation::ReadRequest => Body::ReadRequest(remote(reth?), reth?.dma_length()),
-        Operation::AtomicWrite => Body::AtomicWrite(remote(reth?)),
+        Operation::ReadRequest => {
+            let (remote, length) = reth()?;
+            Body::ReadRequest(remote, length)
+        }
+        Operation::AtomicWrite => Body::AtomicWrite(reth()?.0),
         Operation::Flush => {
             let feth = packet.get::<Feth>()?;
             let whole = match feth.selectivity() {
@@ -413,13 +446,17 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
                 _ => return None,
             };
             let placement = placement_of(feth.placement())?;
-            Body::Flush(remote(reth?), reth?.dma_length(), placement, whole)
+            let (remote, length) = reth()?;
+            Body::Flush(remote, length, placement, whole)
         }
         Operation::CompareSwap => {
-            let eth = atomic?;
-            Body::CompareSwap(target(eth), eth.compare(), eth.swap_or_add())
+            let (target, eth) = atomic()?;
+            Body::CompareSwap(target, eth.compare(), eth.swap_or_add())
         }
-        Operation::FetchAdd => Body::FetchAdd(target(atomic?), atomic?.swap_or_add()),
+        Operation::FetchAdd => {
+            let (target, eth) = atomic()?;
+            Body::FetchAdd(target, eth.swap_or_add())
+        }
         Operation::Acknowledge => Body::Acknowledge(syndrome_of(packet)?),
         Operation::ReadResponse => Body::ReadResponse(position),
         Operation::AtomicAcknowledge => {
@@ -503,7 +540,18 @@ fn xrc_of(packet: &Packet<'_>) -> Option<u32> {
         return Some(eth.srq()).filter(|&number| number != 0 && !eth.is_response());
     }
     let of_request = packet.get::<Xrceth>().map(|eth| eth.srq());
-    of_request.or((packet.facts.service == Service::Xrc).then_some(0))
+    of_request.or_else(|| untold_xrc(packet))
+}
+
+// An answer of this service names no queue.
+fn untold_xrc(packet: &Packet<'_>) -> Option<u32> {
+    (packet.facts.service == Service::Xrc).then_some(0)
+}
+
+fn src_qp_of(packet: &Packet<'_>) -> u32 {
+    packet
+        .get::<Deth>()
+        .map_or(Header::UNTOLD, |deth| deth.src_qp())
 }
 
 /// The identifier of an address: of IPv4 as IPv6 maps it.
@@ -575,20 +623,32 @@ impl RoceV2 {
             identification: arrival.segment,
         };
         let computed = packet.expected_icrc(&around(&envelope)?);
-        if computed == packet.icrc {
-            return Some(Check::Right);
-        }
+        Some(match computed == packet.icrc {
+            true => Check::Right,
+            false => self.check_identification(packet, arrival, length, computed),
+        })
+    }
+
+    // For another identification than the one expected.
+    #[cold]
+    fn check_identification(
+        &self,
+        packet: &Packet<'_>,
+        arrival: &Arrival,
+        length: usize,
+        computed: [u8; 4],
+    ) -> Check {
         if arrival.from.is_ipv6() {
-            return Some(Check::Wrong);
+            return Check::Wrong;
         }
         let recovered = self
             .recoveries
             .of(length)
             .identification(packet.icrc, computed);
-        Some(match recovered {
+        match recovered {
             None => Check::Wrong,
             Some(difference) => self.judge(arrival.from.ip(), difference ^ arrival.segment),
-        })
+        }
     }
 
     // The sender counts its packets: whether it may have come to this number.

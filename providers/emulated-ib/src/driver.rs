@@ -275,6 +275,7 @@ impl Driver for InfiniBand {
 }
 
 // The peer is told that what it sends meets congestion, and not too often (IBTA annex A17.9.3).
+#[cold]
 fn tell_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let mut half = qp.responder();
     let rest = &half.driver.rest;

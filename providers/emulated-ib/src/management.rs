@@ -92,6 +92,7 @@ impl Management {
 }
 
 /// A frame has come to queue pair 1. Another Q_Key or length than management datagrams have: dropped and counted.
+#[cold]
 pub(crate) fn arrived(device: &Device<InfiniBand>, frame: &Frame<'_, Header>) {
     let (Some(management), Body::Datagram(q_key, ..)) =
         (&device.driver().management, frame.header.body)

@@ -11,6 +11,7 @@ use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::operation::Octets;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
+use polyverbs_engine::receive_ring::Receive;
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::memory::Span;
@@ -269,6 +270,7 @@ impl From<Fault> for Refusal {
     }
 }
 
+#[cold]
 fn refuse<'p>(
     qp: &Qp,
     half: &mut Receiving,
@@ -286,6 +288,7 @@ fn refuse<'p>(
 }
 
 // One NAK tells where to go back to; more would only repeat it (IBTA 9.7.5.1.2).
+#[cold]
 fn out_of_order<'p>(half: &mut Receiving) -> Answer<'p> {
     half.counters.dropped += 1;
     if std::mem::replace(&mut half.driver.nak_sent, true) {
@@ -296,6 +299,7 @@ fn out_of_order<'p>(half: &mut Receiving) -> Answer<'p> {
 
 // Sends and writes are acknowledged again and not carried out again; a read is served again within what it asked for;
 // an atomic is answered from what was noted (IBTA 9.7.5.1.1).
+#[cold]
 fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>) -> Answer<'p> {
     half.counters.duplicates += 1;
     // What is acknowledged again is not to pass an answer that is still due.
@@ -345,6 +349,7 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
 
 // Of XRC: the request is carried out in the domain of the shared receive queue that it names, and takes its receive
 // there. One that this target is not to reach is no valid request; all frames of a message name the same.
+#[inline(never)]
 fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal> {
     let Some(number) = header.xrc else {
         return Ok(());
@@ -448,20 +453,14 @@ fn send<'p>(
     };
     let mut spans = Spans::new();
     if let Err(fault) = qp.gather_receive(&receive, cx, &mut spans) {
-        half.current = Some(receive);
-        return Err(Refusal {
-            nak: Nak::RemoteOperation,
-            receive: fault.local_status(),
-        });
+        let nak = Nak::RemoteOperation;
+        return Err(refuse_receive(half, receive, nak, fault.local_status()));
     }
     let length = payload.len() as u64;
     let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
     if received + length > room && !rules::is_broken(Rule::ReceiveLength) {
-        half.current = Some(receive);
-        return Err(Refusal {
-            nak: Nak::InvalidRequest,
-            receive: WcStatus::LocLenErr,
-        });
+        let nak = Nak::InvalidRequest;
+        return Err(refuse_receive(half, receive, nak, WcStatus::LocLenErr));
     }
     if rules::is_broken(Rule::ReceiveLength) {
         let fitting = payload.part(0, room.saturating_sub(received) as usize);
@@ -510,6 +509,17 @@ fn send<'p>(
     Ok(answer)
 }
 
+// What was sent does not fit the receive, or that is no good: it ends so.
+#[cold]
+fn refuse_receive(half: &mut Receiving, current: Receive, nak: Nak, status: WcStatus) -> Refusal {
+    half.current = Some(current);
+    Refusal {
+        nak,
+        receive: status,
+    }
+}
+
+#[inline(never)]
 fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
     let management = qp
         .device

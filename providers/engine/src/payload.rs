@@ -253,6 +253,11 @@ pub fn scatter_at(targets: &[Span<'_>], offset: u64, payload: &Payload<'_>) {
     if let ([target], 0) = (targets, offset) {
         return payload.copy_to(*target);
     }
+    scatter_among(targets, offset, payload);
+}
+
+#[inline(never)]
+fn scatter_among(targets: &[Span<'_>], offset: u64, payload: &Payload<'_>) {
     let (mut skip, mut done) = (offset as usize, 0);
     for target in targets {
         if done >= payload.len() {

@@ -40,15 +40,20 @@ impl FlowSockets {
     ///
     /// # Errors
     /// No port is free.
+    #[inline]
     pub fn of(&self, flow: u32) -> io::Result<&UdpSocket> {
         let slot = flow as usize % self.sockets.len();
-        let socket = &self.sockets[slot];
-        if let Some(socket) = socket.get() {
-            return Ok(socket);
+        match self.sockets[slot].get() {
+            Some(socket) => Ok(socket),
+            None => self.make(slot),
         }
+    }
+
+    #[cold]
+    fn make(&self, slot: usize) -> io::Result<&UdpSocket> {
         // Another thread may be faster: then this one's is closed again.
         let bound = self.bind(slot)?;
-        Ok(socket.get_or_init(|| bound))
+        Ok(self.sockets[slot].get_or_init(|| bound))
     }
 
     fn bind(&self, slot: usize) -> io::Result<UdpSocket> {

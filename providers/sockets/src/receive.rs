@@ -170,6 +170,11 @@ impl ReceiveBatch {
             }
             return Ok(1);
         }
+        self.receive_together(fd)
+    }
+
+    #[inline(never)]
+    fn receive_together(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let octets = self.octets.chunks_mut(self.each);
         let mut messages: ArrayVec<_, AT_ONCE> = self.rooms[..self.wanted]
             .iter_mut()

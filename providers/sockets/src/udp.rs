@@ -273,17 +273,26 @@ impl UdpSocket {
     }
 
     fn send_some(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
-        let prepare = |transmit: &Transmit<'_>| {
-            let to = address::scoped(transmit.to, self.local);
-            let own_class = self.own_class(transmit.traffic_class);
-            (Name::of(to), transmit.control(own_class))
+        let [transmit] = transmits else {
+            return self.send_together(transmits);
         };
-        if let [transmit] = transmits {
-            let (name, control) = prepare(transmit);
-            return sys::send(self.as_fd(), &message(transmit, &name, &control)).map(|_| 1);
-        }
+        let (name, control) = self.prepare(transmit);
+        sys::send(self.as_fd(), &message(transmit, &name, &control)).map(|_| 1)
+    }
+
+    fn prepare(&self, transmit: &Transmit<'_>) -> (Name, Control<CONTROL>) {
+        let to = address::scoped(transmit.to, self.local);
+        let own_class = self.own_class(transmit.traffic_class);
+        (Name::of(to), transmit.control(own_class))
+    }
+
+    #[inline(never)]
+    fn send_together(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
         let transmits = &transmits[..transmits.len().min(AT_ONCE)];
-        let prepared: ArrayVec<_, AT_ONCE> = transmits.iter().map(prepare).collect();
+        let prepared: ArrayVec<_, AT_ONCE> = transmits
+            .iter()
+            .map(|transmit| self.prepare(transmit))
+            .collect();
         let messages: ArrayVec<_, AT_ONCE> = transmits
             .iter()
             .zip(&prepared)

@@ -179,20 +179,25 @@ impl<H> Behind<H> {
 }
 
 impl<H> State<H> {
+    #[inline(never)]
+    fn keep_first(&mut self, to: SocketAddr, stands_for: u64, header: H, dialogue: bool) -> bool {
+        let waits_for = match dialogue {
+            true => of(&mut self.dialogues, to, stands_for).may_wait_for(),
+            false => None,
+        };
+        let kept = Kept {
+            to,
+            header,
+            stands_for,
+            waits_for,
+        };
+        self.kept.try_push(kept).is_ok()
+    }
+
     fn keep(&mut self, to: SocketAddr, stands_for: u64, header: H, dialogue: bool) -> bool {
         let is_same = |kept: &&mut Kept<H>| kept.to == to && kept.stands_for == stands_for;
         let Some(kept) = self.kept.iter_mut().find(is_same) else {
-            let waits_for = match dialogue {
-                true => of(&mut self.dialogues, to, stands_for).may_wait_for(),
-                false => None,
-            };
-            let kept = Kept {
-                to,
-                header,
-                stands_for,
-                waits_for,
-            };
-            return self.kept.try_push(kept).is_ok();
+            return self.keep_first(to, stands_for, header, dialogue);
         };
         kept.header = header;
         if let Some(waits_for) = kept.waits_for {
@@ -206,6 +211,7 @@ impl<H> State<H> {
 }
 
 // Of two peers in one place the one that spoke last is known.
+#[inline(never)]
 fn of(dialogues: &mut [Dialogue], to: SocketAddr, stands_for: u64) -> &mut Dialogue {
     let of = BuildHasherDefault::<FxHasher>::default().hash_one((to, stands_for));
     let place = (of >> 32) as usize % dialogues.len();

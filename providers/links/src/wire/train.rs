@@ -249,15 +249,11 @@ impl Train {
                     departed.sent += self.datagrams(self.left..self.left + runs);
                     self.left += runs;
                 }
-                Err(SendError::NoSegmentation) => self.uncouple(&seal),
-                Err(SendError::Full) => {
-                    departed.full = true;
-                    return departed;
-                }
                 Err(error) => {
-                    departed.too_long |= matches!(error, SendError::TooLong);
-                    departed.refused += self.datagrams(self.left..self.left + 1);
-                    self.left += 1;
+                    self.stay(&error, &mut departed, &seal);
+                    if departed.full {
+                        return departed;
+                    }
                 }
             }
         }
@@ -268,6 +264,20 @@ impl Train {
         departed
     }
 
+    // What becomes of the first run that has not left.
+    #[cold]
+    fn stay(&mut self, error: &SendError, departed: &mut Departed, seal: &impl Fn(Car<'_>)) {
+        match error {
+            SendError::NoSegmentation => self.uncouple(seal),
+            SendError::Full => departed.full = true,
+            error => {
+                departed.too_long |= matches!(error, SendError::TooLong);
+                departed.refused += self.datagrams(self.left..self.left + 1);
+                self.left += 1;
+            }
+        }
+    }
+
     fn send(&self, socket: &UdpSocket) -> Result<usize, SendError> {
         let runs = &self.runs[self.left..];
         let by_socket = runs.iter().take_while(|run| !run.by_memory).count();
@@ -276,6 +286,11 @@ impl Train {
         if let [run] = runs {
             return socket.send(&[run.transmit(&[self.piece(run)])]);
         }
+        self.send_together(socket, runs)
+    }
+
+    #[inline(never)]
+    fn send_together(&self, socket: &UdpSocket, runs: &[Run]) -> Result<usize, SendError> {
         let runs = &runs[..runs.len().min(AT_ONCE)];
         let pieces: ArrayVec<_, AT_ONCE> = runs.iter().map(|run| [self.piece(run)]).collect();
         let both = runs.iter().zip(&pieces);
@@ -290,6 +305,7 @@ impl Train {
     }
 
     // Makes a run of its own of each datagram that has not left, as all will be from now on.
+    #[cold]
     fn uncouple(&mut self, seal: &impl Fn(Car<'_>)) {
         self.segments = false;
         let coupled = self.runs.split_off(self.left);

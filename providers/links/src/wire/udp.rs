@@ -337,9 +337,15 @@ impl<C: DatagramCodec> UdpLink<C> {
         Arc::make_mut(&mut lock(&self.groups)).remove(&group);
     }
 
+    // What is sent, and what is delivered here, is counted elsewhere.
+    #[inline]
     fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64, by: usize) {
+        #[cold]
+        fn add(counter: &AtomicU64, by: usize) {
+            counter.fetch_add(by as u64, Ordering::Relaxed);
+        }
         if by > 0 {
-            counter(&self.counters).fetch_add(by as u64, Ordering::Relaxed);
+            add(counter(&self.counters), by);
         }
     }
 
@@ -438,6 +444,7 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // With `all`, whatever waits; otherwise what costs no call of its own, because the kernel cuts it off from what
     // leaves anyway.
+    #[inline(never)]
     fn append_behind(&self, flow: usize, from: SocketAddr, all: bool) {
         let stays = |kept: &Kept<C::Header>| {
             let (manner, local) = (self.codec.manner(&kept.header), self.lease.address().ip());
@@ -514,8 +521,14 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
     fn watch_room(&self, lane: &Lane<C::Header>, socket: &UdpSocket, is_full: bool) {
-        let changes = lane.is_blocked.load(Ordering::Relaxed) != is_full;
-        if changes && lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
+        if lane.is_blocked.load(Ordering::Relaxed) != is_full {
+            self.change_watching(lane, socket, is_full);
+        }
+    }
+
+    #[cold]
+    fn change_watching(&self, lane: &Lane<C::Header>, socket: &UdpSocket, is_full: bool) {
+        if lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
             // Where it cannot be watched, what waits leaves with what comes next.
             let _ = if is_full {
                 self.watch.add(socket, ROOM, Source::Full)
@@ -547,6 +560,26 @@ impl<C: DatagramCodec> UdpLink<C> {
                 return;
             }
         }
+    }
+
+    // Whether something came to one.
+    #[inline(never)]
+    fn read_groups(
+        &self,
+        batch: &mut ReceiveBatch,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) -> bool {
+        let mut delivered = false;
+        let groups = Arc::clone(&lock(&self.groups));
+        for member in groups.values() {
+            let mut take = |arrival: Arrival, datagram: &[u8]| {
+                self.deliver(&arrival, datagram, now, network);
+                delivered = true;
+            };
+            self.read(|batch| member.receive(batch), batch, &mut take);
+        }
+        delivered
     }
 
     fn take_apart(
@@ -617,10 +650,13 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     // Whether there was something.
+    #[inline]
     fn deliver_aside(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        if !self.has_aside.load(Ordering::Acquire) {
-            return false;
-        }
+        self.has_aside.load(Ordering::Acquire) && self.deliver_queue(now, network)
+    }
+
+    #[cold]
+    fn deliver_queue(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         self.has_aside.store(false, Ordering::SeqCst);
         let aside = std::mem::take(&mut lock(&self.aside).queue);
         for (arrival, datagram) in &aside {
@@ -630,6 +666,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     // What a process gets that is meant for another.
+    #[cold]
     fn hand_on(&self, range: QpnRange, arrival: &Arrival, datagram: &[u8]) {
         let handed = self.lease.hand_to_range(range, &handed(arrival, datagram));
         self.note_handed(&handed);
@@ -664,6 +701,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     // A datagram to the common queue pair, found by this process: keeps it, or hands it to whom it is for.
+    #[cold]
     fn sort(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
         let range = QpnRange::of_datagram(datagram);
         if range != QpnRange::COMMON {
@@ -757,10 +795,8 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     fn send(&self, frame: Frame<'_, C::Header>, _now: Time) {
         let manner = self.codec.manner(&frame.header);
         let flow = manner.flow as usize % self.lanes.len();
-        let from = self.flows.of(flow as u32).map(UdpSocket::local);
         let group = self.codec.group(&frame.header).map(LinkAddress::Ip);
-        let to = self.socket_address(group.unwrap_or(frame.to));
-        let (Some(to), Ok(from)) = (to, from) else {
+        let Some(to) = self.socket_address(group.unwrap_or(frame.to)) else {
             return self.count(|counters| &counters.formless, 1);
         };
         let may_wait = frame.payload.is_empty() && !frame.damaged;
@@ -769,6 +805,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             Some(_) => {}
             None => self.lanes[flow].has_spoken.store(true, Ordering::Relaxed),
         }
+        let Ok(from) = self.flows.of(flow as u32).map(UdpSocket::local) else {
+            return self.count(|counters| &counters.formless, 1);
+        };
         let route = Route::new(to, manner);
         if !self.append(flow, route, from, &frame, false) {
             self.flush_lane(flow, false);
@@ -835,14 +874,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             self.read(|batch| self.lease.socket().receive(batch), batch, &mut take);
         }
         if self.has_groups.load(Ordering::Acquire) {
-            let groups = Arc::clone(&lock(&self.groups));
-            for member in groups.values() {
-                let mut take = |arrival: Arrival, datagram: &[u8]| {
-                    self.deliver(&arrival, datagram, now, network);
-                    delivered = true;
-                };
-                self.read(|batch| member.receive(batch), batch, &mut take);
-            }
+            delivered |= self.read_groups(batch, now, network);
         }
         // Whoever hears of these may look for more.
         drop(inbound);
