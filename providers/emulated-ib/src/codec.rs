@@ -96,11 +96,20 @@ impl DatagramCodec for RoceV2 {
         if packet.bth.p_key() | FULL_MEMBER != DEFAULT_P_KEY {
             return None;
         }
-        let body = body_of(&packet, arrival.to.ip())?;
-        let (src_qp, xrc, aeth) = if packet.facts.headers.is_empty() {
-            (Header::UNTOLD, untold_xrc(&packet), Aeth::default())
-        } else {
-            (src_qp_of(&packet), xrc_of(&packet), aeth_of(&packet)?)
+        let Behind {
+            body,
+            src_qp,
+            xrc,
+            aeth,
+        } = match packet.facts.operation {
+            // Most sends have nothing there.
+            Operation::Send if packet.facts.headers.is_empty() => Behind {
+                body: Body::Send(position_of(packet.facts.position), Beside::Nothing),
+                src_qp: Header::UNTOLD,
+                xrc: None,
+                aeth: Aeth::default(),
+            },
+            _ => behind(&packet, arrival.to.ip())?,
         };
         let checked = if arrival.is_sealed {
             self.check(&packet, arrival, datagram.len())?
@@ -403,6 +412,26 @@ fn around(envelope: &Envelope) -> Option<icrc::Envelope> {
 
 // ---- in
 
+/// What the opcode and the headers behind BTH say.
+struct Behind {
+    body: Body,
+    src_qp: u32,
+    xrc: Option<u32>,
+    aeth: Aeth,
+}
+
+#[inline(never)]
+fn behind(packet: &Packet<'_>, to: IpAddr) -> Option<Behind> {
+    Some(Behind {
+        body: body_of(packet, to)?,
+        src_qp: packet
+            .get::<Deth>()
+            .map_or(Header::UNTOLD, |deth| deth.src_qp()),
+        xrc: xrc_of(packet),
+        aeth: aeth_of(packet)?,
+    })
+}
+
 fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     let position = position_of(packet.facts.position);
     let immediate = || packet.get::<ImmDt>().map(|header| header.immediate().0);
@@ -427,7 +456,6 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
             let group = (packet.bth.dest_qp() == MULTICAST_QP).then(|| group_of(to));
             Body::Datagram(q_key, beside(), group)
         }
-        Operation::Send if packet.facts.headers.is_empty() => Body::Send(position, Beside::Nothing),
         Operation::Send => Body::Send(position, beside()),
         Operation::Write => {
             let (remote, length) = reth().unwrap_or_default();
@@ -540,18 +568,7 @@ fn xrc_of(packet: &Packet<'_>) -> Option<u32> {
         return Some(eth.srq()).filter(|&number| number != 0 && !eth.is_response());
     }
     let of_request = packet.get::<Xrceth>().map(|eth| eth.srq());
-    of_request.or_else(|| untold_xrc(packet))
-}
-
-// An answer of this service names no queue.
-fn untold_xrc(packet: &Packet<'_>) -> Option<u32> {
-    (packet.facts.service == Service::Xrc).then_some(0)
-}
-
-fn src_qp_of(packet: &Packet<'_>) -> u32 {
-    packet
-        .get::<Deth>()
-        .map_or(Header::UNTOLD, |deth| deth.src_qp())
+    of_request.or((packet.facts.service == Service::Xrc).then_some(0))
 }
 
 /// The identifier of an address: of IPv4 as IPv6 maps it.

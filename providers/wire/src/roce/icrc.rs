@@ -99,17 +99,23 @@ impl Icrc {
                 source_port,
                 destination_port,
             } => {
-                let ip = Ipv6 {
-                    version: 6,
-                    payload_length: udp_len as u16,
-                    next_header: protocol::UDP,
-                    source: Octets(source),
-                    destination: Octets(destination),
-                    ..Ipv6::default()
-                };
-                Self::of_ipv6(&ip.to_view(), &udp(source_port, destination_port), bth)
+                let udp = udp(source_port, destination_port);
+                Self::between_ipv6(source, destination, &udp, bth)
             }
         }
+    }
+
+    #[inline(never)]
+    fn between_ipv6(source: [u8; 16], destination: [u8; 16], udp: &UdpView, bth: &BthView) -> Self {
+        let ip = Ipv6 {
+            version: 6,
+            payload_length: udp.length(),
+            next_header: protocol::UDP,
+            source: Octets(source),
+            destination: Octets(destination),
+            ..Ipv6::default()
+        };
+        Self::of_ipv6(&ip.to_view(), udp, bth)
     }
 
     /// Goes over these headers, as captured.
