@@ -646,8 +646,8 @@ impl RoceV2 {
         })
     }
 
-    // For another identification than the one expected.
-    #[cold]
+    // For another identification than the one expected: the kernel's driver numbers what it sends.
+    #[inline(never)]
     fn check_identification(
         &self,
         packet: &Packet<'_>,
