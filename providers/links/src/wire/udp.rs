@@ -796,7 +796,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let manner = self.codec.manner(&frame.header);
         let flow = manner.flow as usize % self.lanes.len();
         let group = self.codec.group(&frame.header).map(LinkAddress::Ip);
-        let Some(to) = self.socket_address(group.unwrap_or(frame.to)) else {
+        let to = self.socket_address(group.unwrap_or(frame.to));
+        let from = self.flows.of(flow as u32).map(UdpSocket::local);
+        let (Some(to), Ok(from)) = (to, from) else {
             return self.count(|counters| &counters.formless, 1);
         };
         let may_wait = frame.payload.is_empty() && !frame.damaged;
@@ -805,9 +807,6 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             Some(_) => {}
             None => self.lanes[flow].has_spoken.store(true, Ordering::Relaxed),
         }
-        let Ok(from) = self.flows.of(flow as u32).map(UdpSocket::local) else {
-            return self.count(|counters| &counters.formless, 1);
-        };
         let route = Route::new(to, manner);
         if !self.append(flow, route, from, &frame, false) {
             self.flush_lane(flow, false);
