@@ -95,18 +95,14 @@ impl UdpPair {
     ) -> Outcome<f64> {
         let [mut ours, mut theirs] = [self.end(0)?, self.end(1)?];
         let message = vec![0x5a; 1 << 16];
-        let mut calls = calls.into_iter().cycle();
-        let mut next = move || calls.next().unwrap_or_default();
-        let mut length = next();
+        let mut made = 0;
         let mut room = vec![0; 1 << 16];
         stream(
             partner,
             octets,
             move || {
-                let sent = ours.send(&message[..length])?;
-                if sent > 0 {
-                    length = next();
-                }
+                let sent = ours.send(&message[..calls[made % CALLS]])?;
+                made += usize::from(sent > 0);
                 Ok(sent)
             },
             move || theirs.receive(&mut room),

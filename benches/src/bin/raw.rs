@@ -78,23 +78,13 @@ const FIGURES: [Figure; 7] = [
         name: "udp-stream-offload",
         title: "UDP stream, 4,156 B datagrams, GSO and GRO",
         unit: "GB/s",
-        measure: |partner, rounds| {
-            let pair = UdpPair::new(Peer::Named)?.offload()?;
-            bandwidth(partner, rounds, |octets| {
-                pair.stream(partner, SUPER, octets)
-            })
-        },
+        measure: |partner, rounds| offloaded(partner, rounds, SUPER),
     },
     Figure {
         name: "udp-stream-offload-writes",
         title: "  the same, in two calls for each 64 KiB, as a write leaves",
         unit: "GB/s",
-        measure: |partner, rounds| {
-            let pair = UdpPair::new(Peer::Named)?.offload()?;
-            bandwidth(partner, rounds, |octets| {
-                pair.stream(partner, WRITE, octets)
-            })
-        },
+        measure: |partner, rounds| offloaded(partner, rounds, WRITE),
     },
     Figure {
         name: "udp-stream",
@@ -198,6 +188,18 @@ fn bandwidth(
     mut stream: impl FnMut(u64) -> Outcome<f64>,
 ) -> Outcome<Samples> {
     samples(partner, rounds, || stream(OCTETS))
+}
+
+/// The same of a UDP stream with GSO and GRO.
+fn offloaded<const CALLS: usize>(
+    partner: &Partner,
+    rounds: usize,
+    calls: [usize; CALLS],
+) -> Outcome<Samples> {
+    let pair = UdpPair::new(Peer::Named)?.offload()?;
+    bandwidth(partner, rounds, |octets| {
+        pair.stream(partner, calls, octets)
+    })
 }
 
 /// Samples of an undisturbed machine; the first failure, if any.
