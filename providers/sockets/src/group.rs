@@ -179,6 +179,7 @@ impl Lease {
                     inbox,
                     writers: (0..RANGES).map(|_| OnceLock::new()).collect(),
                 };
+                lease.socket().begin_anew();
                 lease.empty().map_err(system)?;
                 return Ok(lease);
             }

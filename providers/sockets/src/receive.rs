@@ -7,7 +7,6 @@ use std::os::fd::BorrowedFd;
 use arrayvec::ArrayVec;
 use rustix::net::{RecvFlags, recvfrom};
 
-use crate::classes::Classes;
 use crate::joining::{Brought, Joining};
 use crate::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
 use crate::{address, control};
@@ -26,7 +25,6 @@ pub struct ReceiveBatch {
     /// So did the one before it.
     follows: bool,
     joining: Joining,
-    classes: Classes,
     local: Option<IpAddr>,
 }
 
@@ -35,7 +33,7 @@ pub struct ReceiveBatch {
 pub(crate) struct Manner {
     /// Where all of it is sent to.
     pub(crate) local: Option<IpAddr>,
-    /// A control message would tell no more than the traffic class, and that is wanted only now and then.
+    /// No control message comes, or none that is wanted.
     pub(crate) plain: bool,
 }
 
@@ -100,7 +98,6 @@ impl ReceiveBatch {
             was_full: false,
             follows: false,
             joining: Joining::default(),
-            classes: Classes::default(),
             local: None,
         }
     }
@@ -122,6 +119,12 @@ impl ReceiveBatch {
     pub fn truncated(&self) -> usize {
         let rooms = self.rooms[..self.received].iter();
         rooms.filter(|room| room.filled.truncated).count()
+    }
+
+    /// The traffic class of the first of them.
+    pub(crate) fn class(&self) -> u8 {
+        let first = self.messages().next();
+        first.map_or(0, |message| message.traffic_class)
     }
 
     /// Receives what there is, as much as there is room for; answers how many messages.
@@ -157,16 +160,10 @@ impl ReceiveBatch {
         // A poller looks again and again, and mostly at nothing: the room for many is not laid out for one.
         if let (1, Some(room)) = (self.wanted, self.rooms.first_mut()) {
             let octets = &mut self.octets[..self.each];
-            if plain && !self.classes.asks() {
+            if plain {
                 room.receive_plain(fd, octets)?;
-                self.classes.note(None);
             } else {
                 receive_one(fd, &mut room.incoming(octets))?;
-                if plain {
-                    let message = room.message(octets, self.local);
-                    self.classes
-                        .note(message.map(|message| message.traffic_class));
-                }
             }
             return Ok(1);
         }

@@ -19,6 +19,7 @@ use rustix::net::{
 use thiserror::Error;
 
 use crate::address::{self, Name};
+use crate::classes::Classes;
 use crate::control::{self, Control};
 use crate::interface::interface_of;
 use crate::piece::{Piece, total};
@@ -99,6 +100,10 @@ pub struct UdpSocket {
     /// Whether the kernel is asked to join at the moment.
     asks_to_join: AtomicBool,
     tells_classes: AtomicBool,
+    /// Whether the kernel is known to be asked for classes at the moment.
+    asks_for_classes: AtomicBool,
+    /// Where not all are told.
+    classes: Classes,
     /// The first traffic class that was asked for becomes the socket's own: who says it with each datagram pays for that.
     class: OnceLock<u8>,
 }
@@ -219,6 +224,8 @@ impl UdpSocket {
             joins: offload.joining && asks_to_join.is_ok(),
             asks_to_join: AtomicBool::new(asks_to_join.is_ok_and(|on| on != 0)),
             tells_classes: AtomicBool::new(true),
+            asks_for_classes: AtomicBool::new(false),
+            classes: Classes::default(),
             descriptor,
             class: OnceLock::new(),
         })
@@ -343,18 +350,22 @@ impl UdpSocket {
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         let ip = self.local.ip();
         let local = (!ip.is_unspecified()).then_some(ip);
-        let tells =
-            self.tells_classes.load(Ordering::Relaxed) || self.asks_to_join.load(Ordering::Relaxed);
-        let manner = Manner {
-            local,
-            plain: local.is_some() && !tells,
-        };
-        match batch.fill(self.as_fd(), manner) {
+        let joins = self.asks_to_join.load(Ordering::Relaxed);
+        let tells = joins || local.is_none() || self.tells_classes.load(Ordering::Relaxed);
+        let asks = tells || self.classes.asks();
+        if asks != self.asks_for_classes.load(Ordering::Relaxed) {
+            self.ask_for_classes(asks);
+        }
+        let plain = !tells && !self.classes.reads();
+        match batch.fill(self.as_fd(), Manner { local, plain }) {
             Err(error) if is_passing(&error) => Ok(0),
-            Ok(received) if received > 0 && self.joins => {
-                let asks = self.asks_to_join.load(Ordering::Relaxed);
-                if batch.changes_joining(asks) {
-                    self.ask_to_join(!asks);
+            Ok(received) if received > 0 => {
+                match tells {
+                    true => self.classes.begin(),
+                    false => self.classes.note(received, batch.class()),
+                }
+                if self.joins && batch.changes_joining(joins) {
+                    self.ask_to_join(!joins);
                 }
                 Ok(received)
             }
@@ -362,10 +373,29 @@ impl UdpSocket {
         }
     }
 
-    /// Whether the traffic class of each message is told, as at first. Otherwise it is that of one in 16 where messages come
-    /// one by one, and of each while the network marks some (RFC 3168); to receive the others takes less.
+    /// Whether the traffic class of each message is told, as at first. Otherwise it is that of 64 messages in 1,024, one after
+    /// another, and of each while the network marks some (RFC 3168); where they come several at once it is that of all but the
+    /// first few. To receive the others takes less.
     pub fn tell_classes(&self, all: bool) {
         self.tells_classes.store(all, Ordering::Relaxed);
+    }
+
+    /// Begins as a socket that was just made. Another process may have read this one meanwhile.
+    pub(crate) fn begin_anew(&self) {
+        self.tell_classes(true);
+        self.asks_for_classes.store(false, Ordering::Relaxed);
+    }
+
+    // The class is taken when a message is read: this holds for those that wait already.
+    #[cold]
+    fn ask_for_classes(&self, asks: bool) {
+        let set = set_tells_class(self.as_fd(), self.local.ip(), asks);
+        if set.is_err() {
+            // It asks, as it was made to, for a round.
+            self.classes.begin();
+        }
+        let asks = asks || set.is_err();
+        self.asks_for_classes.store(asks, Ordering::Relaxed);
     }
 
     #[cold]
@@ -479,7 +509,6 @@ fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<OwnedFd> {
         IpAddr::V4(_) => {
             sockopt::set_ip_mtu_discover(fd, Ipv4PathMtuDiscovery::DO)?;
             sockopt::set_ip_ttl(fd, HOP_LIMIT.into())?;
-            sockopt::set_ip_recvtos(fd, true)?;
             if ip.is_unspecified() {
                 sys::set_number(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
             }
@@ -488,17 +517,24 @@ fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<OwnedFd> {
             sockopt::set_ipv6_v6only(fd, true)?;
             sockopt::set_ipv6_mtu_discover(fd, Ipv6PathMtuDiscovery::DO)?;
             sockopt::set_ipv6_unicast_hops(fd, Some(HOP_LIMIT))?;
-            sockopt::set_ipv6_recvtclass(fd, true)?;
             if ip.is_unspecified() {
                 sys::set_number(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
             }
         }
     }
+    set_tells_class(fd, ip, true)?;
     if options.offload.joining {
         // A kernel without it gives each datagram by itself.
         let _ = sys::set_number(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
     Ok(socket)
+}
+
+fn set_tells_class(fd: BorrowedFd<'_>, ip: IpAddr, tells: bool) -> Result<(), Errno> {
+    match ip {
+        IpAddr::V4(_) => sockopt::set_ip_recvtos(fd, tells),
+        IpAddr::V6(_) => sockopt::set_ipv6_recvtclass(fd, tells),
+    }
 }
 
 /// Whether a call may simply be made again later.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, recv};
 
 use super::*;
+use crate::classes::{ROUND, WINDOW};
 use crate::receive::Message;
 
 const V4: &str = "127.0.3.1:0";
@@ -85,8 +86,13 @@ fn the_traffic_class_arrives_whichever_came_first() {
     }
 }
 
-/// Sends messages one by one, and gives the class that each is told to have.
-fn classes_told(from: &UdpSocket, to: &UdpSocket, batch: &mut ReceiveBatch, sent: u8) -> Vec<u8> {
+/// Sends so many messages one by one, and gives the class that each is told to have.
+fn classes_told(
+    from: &UdpSocket,
+    to: &UdpSocket,
+    batch: &mut ReceiveBatch,
+    (count, sent): (u32, u8),
+) -> Vec<u8> {
     let pieces = [Piece::from(&b"words"[..])];
     let one = |_| {
         let transmit = Transmit {
@@ -103,7 +109,28 @@ fn classes_told(from: &UdpSocket, to: &UdpSocket, batch: &mut ReceiveBatch, sent
         assert_eq!(message.to, Some(to.local().ip()));
         message.traffic_class
     };
-    (0..200).map(one).collect()
+    (0..count).map(one).collect()
+}
+
+fn is_asked_for_classes(socket: &UdpSocket) -> bool {
+    let (level, option) = match socket.local {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVTOS),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
+    };
+    sys::number(socket.as_fd(), level, option).unwrap() != 0
+}
+
+const UNASKED: u32 = ROUND - WINDOW;
+
+/// A pair whose second socket has just stopped asking for classes.
+fn unasked(local: &str, offload: Offload, batch: &mut ReceiveBatch) -> (UdpSocket, UdpSocket) {
+    let (from, to) = (socket(local), with(local, offload));
+    // It is not asked to join any more.
+    classes_told(&from, &to, batch, (100, 2));
+    to.tell_classes(false);
+    classes_told(&from, &to, batch, (WINDOW + 1, 2));
+    assert!(!is_asked_for_classes(&to) && !is_asked_to_join(&to));
+    (from, to)
 }
 
 #[test]
@@ -112,20 +139,84 @@ fn where_not_all_classes_are_told_those_of_a_conversation_are_now_and_then() {
         for offload in [Offload::default(), Offload::NONE] {
             let (from, to) = (socket(local), with(local, offload));
             let mut batch = ReceiveBatch::new(4, 65_535);
-            let mut told = |class| classes_told(&from, &to, &mut batch, class);
-            assert_eq!(told(2), [2; 200]);
+            let mut told = |count, class| classes_told(&from, &to, &mut batch, (count, class));
+            assert_eq!(told(200, 2), [2; 200]);
             to.tell_classes(false);
-            told(2);
-            let some = told(2);
-            assert!(some.chunks(16).all(|part| part.contains(&2)), "{some:?}");
-            assert!(some.contains(&0));
+            for _ in 0..2 {
+                assert_eq!(told(WINDOW, 2), [2; WINDOW as usize]);
+                assert!(is_asked_for_classes(&to));
+                assert_eq!(told(UNASKED, 2), [0; UNASKED as usize]);
+                assert!(!is_asked_for_classes(&to));
+            }
             // Congestion is noticed, and then all of it.
-            let marked = told(3);
-            let first = marked.iter().position(|&class| class == 3).unwrap();
-            assert!(first < 16 && marked[first..].iter().all(|&class| class == 3));
-            assert!(told(2).contains(&0));
+            assert_eq!(told(WINDOW - 1, 2), [2; WINDOW as usize - 1]);
+            assert_eq!(told(200, 3), [3; 200]);
+            assert_eq!(told(WINDOW, 2), [2; WINDOW as usize]);
+            assert_eq!(told(UNASKED, 3), [0; UNASKED as usize]);
+            assert_eq!(told(200, 3), [3; 200]);
+        }
+    }
+}
+
+#[test]
+fn who_wants_every_class_is_told_it_from_the_next_message_on() {
+    for local in [V4, V6] {
+        for offload in [Offload::default(), Offload::NONE] {
+            let mut batch = ReceiveBatch::new(4, 65_535);
+            let (from, to) = unasked(local, offload, &mut batch);
+            let pieces = [Piece::from(&b"x"[..])];
+            let transmit = Transmit {
+                traffic_class: 2,
+                ..transmit(&to, &pieces)
+            };
+            // It waits already.
+            from.send(&[transmit]).unwrap();
             to.tell_classes(true);
-            assert_eq!(told(2), [2; 200]);
+            receive(&to, 1, |message, _| assert_eq!(message.traffic_class, 2));
+            let mut told = |count| classes_told(&from, &to, &mut batch, (count, 2));
+            assert_eq!(told(2 * ROUND), [2; 2 * ROUND as usize]);
+            // Otherwise a window comes first.
+            to.tell_classes(false);
+            assert_eq!(told(WINDOW), [2; WINDOW as usize]);
+            assert_eq!(told(1), [0]);
+        }
+    }
+}
+
+#[test]
+fn what_comes_several_at_once_tells_its_class_but_for_the_first_few() {
+    const COUNT: usize = 200;
+    for local in [V4, V6] {
+        let mut batch = ReceiveBatch::new(4, 65_535);
+        let (from, to) = unasked(local, Offload::NONE, &mut batch);
+        let pieces = [Piece::from(&b"x"[..])];
+        let transmit = Transmit {
+            traffic_class: 2,
+            ..transmit(&to, &pieces)
+        };
+        assert_eq!(to.receive(&mut batch).unwrap(), 0);
+        from.send(&[transmit; COUNT]).unwrap();
+        let mut told = Vec::new();
+        while to.receive(&mut batch).unwrap() > 0 {
+            told.extend(batch.messages().map(|message| message.traffic_class));
+        }
+        assert_eq!(told.len(), COUNT);
+        assert!(told[4..].iter().all(|&class| class == 2), "{told:?}");
+    }
+}
+
+#[test]
+fn what_the_kernel_joins_tells_its_class() {
+    for local in [V4, V6] {
+        let (from, to) = (socket(local), socket(local));
+        to.tell_classes(false);
+        let mut batch = ReceiveBatch::new(4, 65_535);
+        for _ in 0..2 * WINDOW {
+            send_train(&from, &to);
+            assert_eq!(to.receive(&mut batch).unwrap(), 1);
+            let message = batch.messages().next().unwrap();
+            assert_eq!((message.segment, message.traffic_class), (4156, 2));
+            assert_eq!(to.receive(&mut batch).unwrap(), 0);
         }
     }
 }
@@ -135,8 +226,8 @@ fn where_not_all_classes_are_told_what_does_not_fit_is_left_out_all_the_same() {
     let (from, to) = (socket(V4), with(V4, Offload::NONE));
     to.tell_classes(false);
     let mut batch = ReceiveBatch::new(1, 5);
-    classes_told(&from, &to, &mut batch, 2);
-    for _ in 0..20 {
+    classes_told(&from, &to, &mut batch, (1, 2));
+    for _ in 0..2 * WINDOW {
         let pieces = [Piece::from(&b"a word"[..])];
         from.send(&[transmit(&to, &pieces)]).unwrap();
         assert_eq!(to.receive(&mut batch).unwrap(), 1);
@@ -147,14 +238,17 @@ fn where_not_all_classes_are_told_what_does_not_fit_is_left_out_all_the_same() {
 #[test]
 fn a_socket_without_an_address_tells_where_each_datagram_was_sent() {
     for (any, one) in [("0.0.0.0:0", V4), ("[::]:0", V6)] {
-        let (from, to) = (socket(one), socket(any));
+        let (from, to) = (socket(one), with(any, Offload::NONE));
         let address = SocketAddr::new(from.local().ip(), to.local().port());
         let pieces = [Piece::from(&b"x"[..])];
-        from.send(&[Transmit::new(address, &pieces)]).unwrap();
-        receive(&to, 1, |message, _| {
-            assert_eq!(message.to, Some(address.ip()));
-            assert!(message.interface.is_some());
-        });
+        to.tell_classes(false);
+        for _ in 0..2 * WINDOW {
+            from.send(&[Transmit::new(address, &pieces)]).unwrap();
+            receive(&to, 1, |message, _| {
+                assert_eq!(message.to, Some(address.ip()));
+                assert!(message.interface.is_some());
+            });
+        }
     }
 }
 
@@ -190,6 +284,7 @@ fn send_train(from: &UdpSocket, to: &UdpSocket) {
     let pieces = [Piece::from(&octets[..])];
     let transmit = Transmit {
         segment: 4156,
+        traffic_class: 2,
         ..transmit(to, &pieces)
     };
     from.send(&[transmit]).unwrap();
