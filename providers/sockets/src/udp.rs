@@ -382,6 +382,9 @@ impl UdpSocket {
 
     /// Begins as a socket that was just made. Another process may have read this one meanwhile.
     pub(crate) fn begin_anew(&self) {
+        let asks_to_join = sys::number(self.as_fd(), libc::SOL_UDP, libc::UDP_GRO);
+        let asks_to_join = asks_to_join.is_ok_and(|on| on != 0);
+        self.asks_to_join.store(asks_to_join, Ordering::Relaxed);
         self.tell_classes(true);
         self.asks_for_classes.store(false, Ordering::Relaxed);
     }
