@@ -121,10 +121,12 @@ impl ReceiveBatch {
         rooms.filter(|room| room.filled.truncated).count()
     }
 
-    /// The traffic class of the first of them.
+    /// The traffic class of the first of them, 0 where it came without control messages.
     pub(crate) fn class(&self) -> u8 {
-        let first = self.messages().next();
-        first.map_or(0, |message| message.traffic_class)
+        let first = self.rooms[..self.received].first();
+        let told = first.filter(|room| room.filled.control > 0);
+        let message = told.and_then(|room| room.message(&self.octets, self.local));
+        message.map_or(0, |message| message.traffic_class)
     }
 
     /// Receives what there is, as much as there is room for; answers how many messages.
