@@ -325,3 +325,29 @@ fn a_program_that_sleeps_is_woken() {
     assert_eq!(received.wr_id, 9);
     assert!(began.elapsed() < LONG);
 }
+
+#[test]
+fn who_polls_no_more_acknowledges_what_he_was_told() {
+    let near = End::new("127.0.19.1:14791", |_| {});
+    let far = End::new("127.0.19.2:14791", |_| {});
+    // Nothing is sent again.
+    connect(&near, &far, ConnectOptions::new().timeout(0));
+    let data = near.mr.sge(0, 8).unwrap();
+    for _ in 0..20 {
+        // So long that the thread leaves all to who polls.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(10) {
+            assert!(
+                far.cq
+                    .poll(&mut [Completion::default()])
+                    .unwrap()
+                    .is_empty()
+            );
+        }
+        let room = far.mr.sge(0, 64).unwrap();
+        far.qp.post_receive(ReceiveRequest::new(9, room)).unwrap();
+        near.qp.post_one(Send::new(data).signaled(1)).unwrap();
+        far.take(1);
+        assert_eq!(near.take(1)[0].status, WcStatus::Success);
+    }
+}
