@@ -269,6 +269,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let duty: Arc<dyn Duty> = Arc::new(Watched {
             link: Arc::clone(self),
             network,
+            is_left: Mutex::new(false),
         });
         self.watch.start(Arc::downgrade(&duty))?;
         // What has arrived is acknowledged, though the program ends when it has seen it.
@@ -971,6 +972,29 @@ fn note(counters: &Counters, departed: Departed) {
 struct Watched<C: DatagramCodec> {
     link: Arc<UdpLink<C>>,
     network: Weak<dyn Progress>,
+    /// The own socket is left to pollers: it is not watched until the thread is to sleep, which it does when they are gone.
+    /// Otherwise the kernel would tell epoll of each datagram, at its sender's cost.
+    is_left: Mutex<bool>,
+}
+
+impl<C: DatagramCodec> Watched<C> {
+    fn leave(&self) {
+        let (link, mut is_left) = (&self.link, lock(&self.is_left));
+        if !*is_left {
+            let left = link.watch.remove(link.lease.socket(), Source::Data);
+            *is_left = left.is_ok();
+        }
+    }
+
+    // Whether the own socket is watched from now on.
+    fn watch(&self) -> bool {
+        let (link, mut is_left) = (&self.link, lock(&self.is_left));
+        if *is_left {
+            let watched = link.watch.add(link.lease.socket(), DATA, Source::Data);
+            *is_left = watched.is_err();
+        }
+        !*is_left
+    }
 }
 
 impl<C: DatagramCodec> Duty for Watched<C> {
@@ -986,11 +1010,14 @@ impl<C: DatagramCodec> Duty for Watched<C> {
     }
 
     fn sleep(&self) -> bool {
+        let is_watched = self.watch();
         let mailbox = &mut lock(&self.link.inbound).mailbox;
-        mailbox.as_mut().is_some_and(Mailbox::sleep)
+        // A socket that cannot be watched is looked at again and again.
+        mailbox.as_mut().is_some_and(Mailbox::sleep) || !is_watched
     }
 
     fn tidy(&self) {
+        self.leave();
         if self.link.notes.iter().any(|notes| notes.behind.is_set()) {
             self.link.flush();
         }

@@ -297,6 +297,7 @@ impl Polled {
         let duty = Arc::new(Untidy(Watched {
             link: Arc::clone(&one),
             network: Arc::downgrade(&network),
+            is_left: Mutex::new(false),
         }));
         let watched: Arc<dyn Duty> = Arc::clone(&duty) as _;
         one.watch().start(Arc::downgrade(&watched)).unwrap();
@@ -407,6 +408,25 @@ fn what_waits_in_a_dialogue_leaves_when_the_thread_tidies_up() {
         waits -= u32::from(polled.leave(&[5, SUMS_UP], 0) == Some(1));
         polled.duty.0.tidy();
         assert_eq!(polled.left() - before, 2);
+    }
+}
+
+#[test]
+fn a_socket_that_is_left_to_pollers_is_read_when_they_are_gone() {
+    let polled = Polled::at(["127.0.3.182", "127.0.3.183"]);
+    for number in 1..=20 {
+        // Tidied up while somebody polls, or else a moment after.
+        while polled.leave(&[], 0).is_none() {}
+        polled.duty.0.leave();
+        let before = lock(&polled.sink.frames).len();
+        let message = frame(&polled.other, &polled.one, number, b"");
+        polled.other.send(message, NOW);
+        polled.other.flush();
+        polled.sink.await_frames(before + 1);
+        let began = Instant::now();
+        while *lock(&polled.duty.0.is_left) {
+            assert!(began.elapsed() < LONG);
+        }
     }
 }
 
