@@ -2,6 +2,7 @@
 
 mod figures;
 mod pair;
+mod player;
 mod remote;
 mod report;
 mod tests;
