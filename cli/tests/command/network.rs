@@ -325,3 +325,21 @@ fn every_measurement_is_made_between_processes() {
         }
     }
 }
+
+#[test]
+fn a_measurement_whose_listener_is_killed_ends_in_one_clear_error_in_time() {
+    for device in DEVICES {
+        let listen = ["perf", "--listen", "127.0.41.1:0", "--device", device];
+        let mut listening = Running::new(&[&listen[..], &["--json"]].concat());
+        let first = next(&mut BufReader::new(listening.0.stdout.take().unwrap()));
+        let to = first["listening"].as_str().unwrap();
+        let endless = ["--from", "127.0.41.2", "--iters", "1000000000"];
+        let perf = ["perf", "send-latency", to, "--device", device];
+        let measuring = Running::new(&[&perf[..], &endless].concat());
+        std::thread::sleep(Duration::from_millis(500));
+        drop(listening);
+        let (succeeded, complaint) = measuring.end();
+        assert!(!succeeded);
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    }
+}

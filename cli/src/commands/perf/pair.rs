@@ -3,7 +3,7 @@
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
     Access, BaselineGaps, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations,
-    Qp, QpOptions, Requirements, WorkRequest, read_sink_access,
+    Qp, QpOptions, ReceiveRequest, Requirements, WorkRequest, read_sink_access,
 };
 
 /// Requests that a queue takes.
@@ -46,6 +46,23 @@ impl Side {
         self.qp
             .post_one(request)
             .map_err(|rejected| anyhow::anyhow!("{rejected}"))
+    }
+
+    /// Posts a receive with room for so many octets.
+    pub(super) fn receive(&self, size: u32) -> anyhow::Result<()> {
+        let room = self.region.sge(0, size)?;
+        Ok(self.qp.post_receive(ReceiveRequest::new(0, room))?)
+    }
+
+    /// Polls until something completes, without sleeping.
+    pub(super) fn next(&self, slots: &mut [Completion]) -> anyhow::Result<usize> {
+        loop {
+            let found = self.cq.poll(slots)?.len();
+            if found > 0 {
+                return Ok(found);
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// Polls until `count` requests have completed, without sleeping.

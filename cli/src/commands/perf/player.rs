@@ -1,10 +1,10 @@
-//! One side of a message that goes to and fro.
+//! One side of a message that goes to and fro, in one process and between two alike.
 
-use polyverbs::{Completion, Data, ReceiveRequest, Send};
+use polyverbs::{Completion, Data, Send};
 
 use super::pair::{Side, check};
 
-/// One side of the to and fro.
+/// One of the two that send to each other; the side has receives already.
 pub(super) struct Player<'s> {
     side: &'s Side,
     size: u32,
@@ -17,41 +17,37 @@ impl<'s> Player<'s> {
     // Only every so many sends complete visibly: a completion tells that those before it have gone too.
     const SIGNAL_EVERY: u64 = 32;
 
-    pub(super) fn new(side: &'s Side, size: u32) -> anyhow::Result<Self> {
+    pub(super) fn new(side: &'s Side, size: u32) -> Self {
         let fits = size <= side.qp.cap().max_inline_data;
-        let inline = fits.then(|| vec![0; size as usize]);
-        let player = Self {
+        Self {
             side,
             size,
-            inline,
+            inline: fits.then(|| vec![0; size as usize]),
             slots: Default::default(),
             sent: 0,
-        };
-        for _ in 0..4 {
-            player.receive()?;
         }
-        Ok(player)
     }
 
-    fn receive(&self) -> anyhow::Result<()> {
-        let request = ReceiveRequest::new(1, self.side.region.sge(0, self.size)?);
-        self.side
-            .qp
-            .post_receive(request)
-            .map_err(|refused| anyhow::anyhow!("{refused}"))
-    }
-
-    pub(super) fn ask(&mut self) -> anyhow::Result<()> {
+    /// Sends a message and waits for its answer; `next` waits for completions.
+    pub(super) fn ask(
+        &mut self,
+        next: impl FnMut(&mut [Completion]) -> anyhow::Result<usize>,
+    ) -> anyhow::Result<()> {
         self.send()?;
-        self.await_message()
+        self.await_message(next)
     }
 
-    pub(super) fn answer(&mut self) -> anyhow::Result<()> {
-        self.await_message()?;
+    /// Waits for a message and answers it.
+    pub(super) fn answer(
+        &mut self,
+        next: impl FnMut(&mut [Completion]) -> anyhow::Result<usize>,
+    ) -> anyhow::Result<()> {
+        self.await_message(next)?;
         self.send()
     }
 
-    fn send(&mut self) -> anyhow::Result<()> {
+    /// Sends a message; a receive takes the place of the last one that a message took.
+    pub(super) fn send(&mut self) -> anyhow::Result<()> {
         let data = match &self.inline {
             Some(octets) => Data::from(octets.as_slice()),
             None => Data::from(self.side.region.sge(0, self.size)?),
@@ -61,20 +57,23 @@ impl<'s> Player<'s> {
         if self.sent.is_multiple_of(Self::SIGNAL_EVERY) {
             request = request.signaled(0);
         }
-        self.side.post(request)
+        self.side.post(request)?;
+        // Only now: nobody waits for it while the message is on its way.
+        self.side.receive(self.size)
     }
 
-    fn await_message(&mut self) -> anyhow::Result<()> {
-        loop {
-            let mut came = false;
-            for done in self.side.cq.poll(&mut self.slots)? {
+    fn await_message(
+        &mut self,
+        mut next: impl FnMut(&mut [Completion]) -> anyhow::Result<usize>,
+    ) -> anyhow::Result<()> {
+        let mut came = false;
+        while !came {
+            let found = next(&mut self.slots)?;
+            for done in &self.slots[..found] {
                 check(done)?;
                 came |= done.opcode.is_receive();
             }
-            if came {
-                return self.receive();
-            }
-            std::hint::spin_loop();
         }
+        Ok(())
     }
 }

@@ -15,13 +15,14 @@ use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
     Access, Completion, ConnectOptions, Context, Device, FetchAdd, Operations, RKey, Read,
-    ReceiveRequest, RemoteAddress, Requirements, Send, Write,
+    RemoteAddress, Requirements, Send, Write,
 };
 use serde_json::json;
 
 use super::Test;
 use super::figures::{Figures, in_blocks, one_by_one};
 use super::pair::{DEPTH, Side, check};
+use super::player::Player;
 use super::tests::Job;
 use crate::output::{complain, progress, say};
 
@@ -63,13 +64,9 @@ impl End {
             side,
             is_over: Arc::default(),
         };
-        (0..DEPTH).try_for_each(|_| end.receive(size))?;
+        // Room is left for one more: whoever asks first posts it before anything has come.
+        (1..DEPTH).try_for_each(|_| end.side.receive(size))?;
         Ok(end)
-    }
-
-    fn receive(&self, size: u32) -> anyhow::Result<()> {
-        let room = self.side.region.sge(0, size)?;
-        Ok(self.side.qp.post_receive(ReceiveRequest::new(0, room))?)
     }
 
     fn watch(&self, connection: &Connection) {
@@ -79,23 +76,19 @@ impl End {
             .on_done(move |_| is_over.store(true, Ordering::Relaxed));
     }
 
-    /// Polls until something completes; `None` when the connection is over.
-    fn next(&self, slots: &mut [Completion]) -> anyhow::Result<Option<usize>> {
-        let began = Instant::now();
+    /// Polls until something completes.
+    fn next(&self, slots: &mut [Completion]) -> anyhow::Result<usize> {
+        let mut silence = Silence::default();
         loop {
             let found = self.side.cq.poll(slots)?.len();
             if found > 0 {
-                return Ok(Some(found));
+                return Ok(found);
             }
             if self.is_over.load(Ordering::Relaxed) {
-                return Ok(None);
+                anyhow::bail!("the other side ended the connection");
             }
-            let silent = began.elapsed();
-            if silent > SILENCE {
+            if silence.goes_on() > SILENCE {
                 anyhow::bail!("the other side does not answer");
-            }
-            if silent > BUSY {
-                thread::sleep(PAUSE);
             }
         }
     }
@@ -104,13 +97,36 @@ impl End {
     fn take(&self, slots: &mut [Completion], count: u64) -> anyhow::Result<()> {
         let mut taken = 0;
         while taken < count {
-            let Some(found) = self.next(&mut slots[..1])? else {
-                anyhow::bail!("the other side ended the connection");
-            };
+            let found = self.next(&mut slots[..1])?;
             slots[..found].iter().try_for_each(check)?;
             taken += found as u64;
         }
         Ok(())
+    }
+}
+
+/// Looks in vain, one after another.
+#[derive(Default)]
+struct Silence {
+    looks: u32,
+    since: Option<Instant>,
+}
+
+impl Silence {
+    // What is waited for mostly comes before so many: no clock is read for it.
+    const UNTIMED: u32 = 100;
+
+    /// Counts one more look; answers for how long nothing has come.
+    fn goes_on(&mut self) -> Duration {
+        self.looks += 1;
+        if self.looks < Self::UNTIMED {
+            return Duration::ZERO;
+        }
+        let silent = self.since.get_or_insert_with(Instant::now).elapsed();
+        if silent > BUSY {
+            thread::sleep(PAUSE);
+        }
+        silent
     }
 }
 
@@ -151,12 +167,10 @@ fn run(
     let local = side.region.sge(0, job.size)?;
     let mut slots: [Completion; 1] = Default::default();
     match job.test {
-        Test::SendLatency => latency(job, 2, bar, || {
-            side.post(Send::new(local).signaled(0))?;
-            // The message is gone, and its answer has come.
-            end.take(&mut slots, 2)?;
-            end.receive(job.size)
-        }),
+        Test::SendLatency => {
+            let mut player = Player::new(side, job.size);
+            latency(job, 2, bar, || player.ask(|slots| end.next(slots)))
+        }
         Test::WriteLatency => latency(job, 1, bar, || {
             side.post(Write::new(local, remote).signaled(0))?;
             end.take(&mut slots, 1)
@@ -234,13 +248,11 @@ fn sends(job: &Job<'_>, end: &End, bar: &ProgressBar) -> anyhow::Result<Figures>
     let (mut sent, mut gone, mut taken) = (0, 0, 0);
     let mut settle = |sent: u64, most: u64| {
         while sent - gone > most || sent - taken > most {
-            if end.next(&mut slots)?.is_none() {
-                anyhow::bail!("the other side ended the connection");
-            }
+            end.next(&mut slots)?;
             check(&slots[0])?;
             if slots[0].opcode.is_receive() {
                 taken += CREDIT;
-                end.receive(job.size)?;
+                end.side.receive(job.size)?;
             } else {
                 gone += 1;
             }
@@ -312,7 +324,8 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
         .wait()?;
     end.watch(&connection);
     let mut slots: [Completion; 1] = Default::default();
-    let mut looked = Instant::now();
+    let mut player = Player::new(&end.side, size);
+    let mut silence = Silence::default();
     let mut counted = 0;
     loop {
         let found = end.side.cq.poll(&mut slots)?.len();
@@ -320,14 +333,11 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
             break;
         }
         if found == 0 {
-            let silent = looked.elapsed();
-            if silent > LOOK {
+            if silence.goes_on() > LOOK {
                 // Whoever is gone does not answer this.
-                looked = Instant::now();
+                silence = Silence::default();
                 let look = Write::new((), RemoteAddress::default()).signaled(LOOKED);
                 end.side.post(look)?;
-            } else if silent > BUSY {
-                thread::sleep(PAUSE);
             }
             continue;
         }
@@ -335,16 +345,15 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
         if !slots[0].opcode.is_receive() {
             continue;
         }
-        looked = Instant::now();
-        end.receive(size)?;
+        silence = Silence::default();
+        if test == Test::SendLatency {
+            player.send()?;
+            continue;
+        }
+        end.side.receive(size)?;
         counted += 1;
-        let local = end.side.region.sge(0, size)?;
-        match test {
-            Test::SendLatency => end.side.post(Send::new(local).signaled(0))?,
-            Test::SendBandwidth if counted % CREDIT == 0 => {
-                end.side.post(Send::new(()).signaled(0))?;
-            }
-            _ => {}
+        if test == Test::SendBandwidth && counted % CREDIT == 0 {
+            end.side.post(Send::new(()).signaled(0))?;
         }
     }
     end.side.hang_up();

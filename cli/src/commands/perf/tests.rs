@@ -186,20 +186,26 @@ fn send_latency(
         }
         result
     };
-    let mut near = Player::new(one, job.size)?;
-    let mut far = Player::new(other, job.size)?;
+    for _ in 0..4 {
+        one.receive(job.size)?;
+        other.receive(job.size)?;
+    }
+    let mut near = Player::new(one, job.size);
+    let mut far = Player::new(other, job.size);
     let warm_up = job.iterations / 10;
     let answers = warm_up + rounded(job.iterations) + job.iterations;
     let mut measured = None;
     let (near_result, far_result) = thread::scope(|scope| {
         let echo = scope.spawn(|| {
-            let work = || (0..answers).try_for_each(|_| far.answer());
+            let mut answer = || far.answer(|slots| other.next(slots));
+            let work = || (0..answers).try_for_each(|_| answer());
             guard(between(&lines, End::Second, &over, work))
         });
         let work = || {
-            (0..warm_up).try_for_each(|_| near.ask())?;
-            let median = in_blocks(job.iterations, bar, || near.ask())? / 2.0;
-            measured = Some((median, one_by_one(job.iterations, 2, bar, || near.ask())?));
+            let mut ask = || near.ask(|slots| one.next(slots));
+            (0..warm_up).try_for_each(|_| ask())?;
+            let median = in_blocks(job.iterations, bar, &mut ask)? / 2.0;
+            measured = Some((median, one_by_one(job.iterations, 2, bar, ask)?));
             Ok(())
         };
         let near = guard(between(&lines, End::First, &over, work));
