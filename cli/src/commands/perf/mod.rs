@@ -113,6 +113,11 @@ impl Test {
         )
     }
 
+    // Whether who listens hears of each. Otherwise it has to look all the time: what its device is asked for waits for that.
+    fn sends_messages(self) -> bool {
+        matches!(self, Self::SendLatency | Self::SendBandwidth)
+    }
+
     fn size(self) -> u32 {
         match self {
             Self::SendLatency | Self::MessageRate => 64,

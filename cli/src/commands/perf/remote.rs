@@ -87,9 +87,11 @@ impl End {
             if self.is_over.load(Ordering::Relaxed) {
                 anyhow::bail!("the other side ended the connection");
             }
-            if silence.goes_on() > SILENCE {
+            let silent = silence.goes_on();
+            if silent > SILENCE {
                 anyhow::bail!("the other side does not answer");
             }
+            rest(silent);
         }
     }
 
@@ -122,11 +124,13 @@ impl Silence {
         if self.looks < Self::UNTIMED {
             return Duration::ZERO;
         }
-        let silent = self.since.get_or_insert_with(Instant::now).elapsed();
-        if silent > BUSY {
-            thread::sleep(PAUSE);
-        }
-        silent
+        self.since.get_or_insert_with(Instant::now).elapsed()
+    }
+}
+
+fn rest(silent: Duration) {
+    if silent > BUSY {
+        thread::sleep(PAUSE);
     }
 }
 
@@ -333,11 +337,14 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
             break;
         }
         if found == 0 {
-            if silence.goes_on() > LOOK {
+            let silent = silence.goes_on();
+            if silent > LOOK {
                 // Whoever is gone does not answer this.
                 silence = Silence::default();
                 let look = Write::new((), RemoteAddress::default()).signaled(LOOKED);
                 end.side.post(look)?;
+            } else if test.sends_messages() {
+                rest(silent);
             }
             continue;
         }
