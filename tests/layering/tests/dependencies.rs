@@ -103,6 +103,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("link-forms", TEST),
     ("link-forms-c", LINKED),
     ("peers", TEST),
+    ("program-table", TEST),
     ("planted-faults", &[]),
     (
         "two-processes",

@@ -1,0 +1,253 @@
+//! One run of a row.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use crate::capture;
+use crate::install::Tools;
+use crate::process::{Group, has_crashed};
+use crate::results::Outcome;
+use crate::rows::{Row, Trial};
+
+/// How long a server without a word to wait for has before it is asked.
+const BEGINNING: Duration = Duration::from_secs(1);
+/// How long one that says when it may be asked has at most.
+const READY: Duration = Duration::from_secs(20);
+/// How long a server may take to end by itself.
+const ENDING: Duration = Duration::from_secs(2);
+
+/// Runs it once. Logs and capture stay in a folder of its name.
+///
+/// # Errors
+/// What kept it from being run at all; a program that fails is an outcome.
+pub(crate) fn run(
+    trial: &Trial<'_>,
+    polyverbs: &Path,
+    tools: &Tools,
+    keep: &Path,
+) -> anyhow::Result<Outcome> {
+    let folder = keep.join(
+        trial
+            .name()
+            .replace(|c: char| !c.is_ascii_alphanumeric(), "-"),
+    );
+    let _ = fs::remove_dir_all(&folder);
+    let work = folder.join("work");
+    fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
+    let scene = Scene {
+        trial,
+        polyverbs,
+        tools,
+        folder: &folder,
+    };
+    let began = Instant::now();
+    let failure = scene
+        .play()?
+        .map(|reason| format!("{reason}; see {}", folder.display()));
+    if failure.is_none() {
+        // Programs leave large files behind.
+        let _ = fs::remove_dir_all(&work);
+        let _ = fs::remove_file(scene.capture());
+    }
+    Ok(Outcome {
+        failure,
+        seconds: began.elapsed().as_secs_f64(),
+    })
+}
+
+struct Scene<'a> {
+    trial: &'a Trial<'a>,
+    polyverbs: &'a Path,
+    tools: &'a Tools,
+    folder: &'a Path,
+}
+
+impl Scene<'_> {
+    fn row(&self) -> &Row {
+        self.trial.row
+    }
+
+    fn capture(&self) -> std::path::PathBuf {
+        self.folder.join("capture.pcapng")
+    }
+
+    /// What went wrong, if anything did.
+    fn play(&self) -> anyhow::Result<Option<String>> {
+        let mut server = match &self.row().server {
+            Some(command) => Some(self.serve(command)?),
+            None => None,
+        };
+        let mut client = Group::start(&mut self.command(&self.row().run, true), &self.log("run"))?;
+        let at_most = Duration::from_secs(self.row().seconds);
+        let status = client.wait(at_most)?;
+        drop(client);
+        let served = server.as_mut().map(end).transpose()?.flatten();
+        let printed = self.printed();
+        let Some(status) = status else {
+            return Ok(Some(format!("not done within {} s", at_most.as_secs())));
+        };
+        if has_crashed(status) || (!status.success() && self.row().refused.is_none()) {
+            return Ok(Some(status.to_string()));
+        }
+        if let Some(served) = served {
+            return Ok(Some(format!("its server: {served}")));
+        }
+        for pattern in &self.row().seen {
+            if !pattern.0.is_match(&printed) {
+                return Ok(Some(format!("{:?} was not seen", pattern.0.as_str())));
+            }
+        }
+        self.carried()
+    }
+
+    fn serve(&self, command: &str) -> anyhow::Result<Group> {
+        let log = self.log("server");
+        let mut server = Group::start(&mut self.command(command, false), &log)?;
+        match &self.row().ready {
+            Some(ready) => server.wait_until(READY, || ready.0.is_match(&text(&log)))?,
+            None => server.wait_until(BEGINNING, || false)?,
+        }
+        Ok(server)
+    }
+
+    /// `polyverbs run` with a command of the shell.
+    fn command(&self, shell: &str, is_captured: bool) -> Command {
+        let mut command = Command::new(self.polyverbs);
+        command
+            .arg("run")
+            .args(self.row().options.split_whitespace());
+        if let Some(device) = self.trial.device {
+            command.args(["--device", device]).env("DEVICE", device);
+        }
+        if let Some(faults) = self.trial.faults {
+            command.args(["--fault", faults]);
+        }
+        if is_captured && self.row().carried.is_some() {
+            command.arg("--pcap").arg(self.capture());
+        }
+        command
+            .args(["--", "/bin/sh", "-c", shell])
+            .env("PATH", &self.tools.path)
+            .current_dir(self.folder.join("work"));
+        command
+    }
+
+    fn log(&self, name: &str) -> std::path::PathBuf {
+        self.folder.join(name).with_extension("log")
+    }
+
+    fn printed(&self) -> String {
+        text(&self.log("run")) + &text(&self.log("server"))
+    }
+
+    fn carried(&self) -> anyhow::Result<Option<String>> {
+        let Some(wanted) = self.row().carried else {
+            return Ok(None);
+        };
+        let carried = capture::bytes(&self.capture())?;
+        Ok((carried < wanted)
+            .then(|| format!("{carried} bytes went over our devices instead of {wanted} or more")))
+    }
+}
+
+/// Ends a server that does not end by itself. Answers its status where that is a failure.
+fn end(server: &mut Group) -> anyhow::Result<Option<std::process::ExitStatus>> {
+    let by_itself = server.wait(ENDING)?;
+    if let Some(status) = by_itself {
+        return Ok((!status.success()).then_some(status));
+    }
+    let status = server.end()?;
+    Ok(status.filter(|&status| has_crashed(status)))
+}
+
+/// What a program has printed; other than UTF-8 is replaced.
+fn text(log: &Path) -> String {
+    fs::read(log).map_or_else(
+        |_| String::new(),
+        |octets| String::from_utf8_lossy(&octets).into_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::rows;
+
+    /// Stands for `polyverbs`: runs what is behind the dashes, and leaves an empty capture.
+    const RUN: &str = "#!/bin/sh
+while [ \"$1\" != -- ]; do
+    [ \"$1\" != --pcap ] || : >\"$2\"
+    shift
+done
+shift
+exec \"$@\"
+";
+
+    fn failure(row: &str) -> Option<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let polyverbs = folder.path().join("polyverbs");
+        fs::write(&polyverbs, RUN).unwrap();
+        fs::set_permissions(&polyverbs, fs::Permissions::from_mode(0o755)).unwrap();
+        let text = format!("title = \"t\"\n[[row]]\nprogram = \"p\"\n{row}");
+        let group: rows::Group = toml::from_str(&text).unwrap();
+        let trial = group.trials().next().unwrap();
+        let tools = Tools {
+            path: std::env::var_os("PATH").unwrap(),
+        };
+        run(&trial, &polyverbs, &tools, folder.path())
+            .unwrap()
+            .failure
+    }
+
+    #[test]
+    fn a_program_that_does_what_its_row_says_passes() {
+        for row in [
+            "run = 'echo done'\nseen = ['^done$']",
+            "server = 'mkfifo pipe; echo ready; read -r line <pipe; echo got $line'\nready = 'ready'
+             run = 'echo ok >pipe'\nseen = ['got ok']",
+            "run = 'echo no such thing >&2; exit 3'\nseen = ['no such']\nrefused = 'why'",
+            "server = 'echo serves; exec sleep 60'\nrun = 'true'\nseen = ['serves']",
+        ] {
+            assert_eq!(failure(row), None, "{row}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_does_not_fails() {
+        for (row, reason) in [
+            (
+                "run = 'echo done'\nseen = ['done', 'more']",
+                "\"(?m)more\" was not seen",
+            ),
+            (
+                "run = 'echo done; exit 3'\nseen = ['done']",
+                "exit status: 3",
+            ),
+            (
+                "run = 'kill -SEGV $$'\nseen = []\nrefused = 'why'",
+                "signal: 11",
+            ),
+            (
+                "run = 'sleep 60'\nseconds = 1\nseen = []",
+                "not done within 1 s",
+            ),
+            (
+                "server = 'exit 4'\nrun = 'true'\nseen = []",
+                "its server: exit status: 4",
+            ),
+            (
+                "run = 'true'\nseen = []\ncarried = 1",
+                "0 bytes went over our devices",
+            ),
+        ] {
+            let failure = failure(row).unwrap_or_default();
+            assert!(failure.contains(reason), "{row}: {failure:?}");
+        }
+    }
+}
