@@ -68,7 +68,7 @@ fn a_program_finds_the_libraries_first_and_its_own_arguments() {
     let installed = Installed::new();
     let told = installed.text(&[
         "--",
-        "sh",
+        "/bin/sh",
         "-c",
         "echo $LD_LIBRARY_PATH $LD_PRELOAD $1",
         "sh",
@@ -95,12 +95,12 @@ fn a_program_finds_the_libraries_first_and_its_own_arguments() {
 fn a_program_ends_as_it_ends_without() {
     let installed = Installed::new();
     assert_eq!(
-        installed.run(&["sh", "-c", "exit 7"]).status.code(),
+        installed.run(&["/bin/sh", "-c", "exit 7"]).status.code(),
         Some(7)
     );
     assert_eq!(
         installed
-            .run(&["sh", "-c", "kill -TERM $$"])
+            .run(&["/bin/sh", "-c", "kill -TERM $$"])
             .status
             .signal(),
         Some(15)
@@ -138,7 +138,7 @@ fn a_folder_of_two_words_is_one() {
     let run = |running: &Path| {
         let mut command = Command::new(moved.join("bin/polyverbs"));
         command.env("XDG_RUNTIME_DIR", running);
-        command.args(["run", "sh", "-c", "ls -L $LD_LIBRARY_PATH $LD_PRELOAD"]);
+        command.args(["run", "/bin/sh", "-c", "ls -L $LD_LIBRARY_PATH $LD_PRELOAD"]);
         command.env_remove("LD_LIBRARY_PATH").output().unwrap()
     };
     let output = run(&installed.folder.path(""));
@@ -160,7 +160,7 @@ fn a_program_sees_devices_below_sys_and_dev() {
         "iw0",
         "--device",
         "name=x,address=::1",
-        "sh",
+        "/bin/sh",
         "-c",
         script,
     ]);
