@@ -371,6 +371,7 @@ impl<const FIELDS: usize> Judged<FIELDS> {
 }
 
 #[test]
+#[ignore = "needs tshark: tests/foreign runs it"]
 fn captures_of_rocev2_are_what_tshark_takes_them_for() {
     let fields = [
         "infiniband.bth.opcode",
@@ -404,6 +405,7 @@ fn captures_of_rocev2_are_what_tshark_takes_them_for() {
 }
 
 #[test]
+#[ignore = "needs tshark: tests/foreign runs it"]
 fn captures_of_iwarp_are_what_tshark_takes_them_for() {
     let fields = [
         "iwarp_rdma.opcode",

@@ -507,7 +507,7 @@ fn strays_of_one_call_reach_their_ranges() {
 }
 
 #[test]
-#[ignore = "needs root"]
+#[ignore = "needs root: tests/foreign runs it"]
 fn another_user_is_let_in_where_he_is_named() {
     let address = address(47_064);
     let named = As {

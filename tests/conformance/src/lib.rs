@@ -57,14 +57,14 @@ macro_rules! cases {
         $crate::cases_of!(ib_bmme IbBmme: $($list)*);
         $crate::cases_of!(ib_framed IbFramed: $($list)*);
         $crate::cases_of!(ib_wire IbWire: $($list)*);
-        $crate::cases_of!(#[ignore = "takes its time on real sockets: --ignored"] ib_udp IbUdp: $($list)*);
+        $crate::cases_of!(#[ignore = "needs a minute: tests/foreign runs it"] ib_udp IbUdp: $($list)*);
         $crate::cases_of!(iwarp Iwarp: $($list)*);
         $crate::cases_of!(iwarp_plain IwarpPlain: $($list)*);
         $crate::cases_of!(iwarp_framed IwarpFramed: $($list)*);
         $crate::cases_of!(ib_low_latency IbLowLatency: $($list)*);
         $crate::cases_of!(iwarp_low_latency IwarpLowLatency: $($list)*);
         $crate::cases_of!(iw_wire IwWire: $($list)*);
-        $crate::cases_of!(#[ignore = "takes its time on real sockets: --ignored"] iw_tcp IwTcp: $($list)*);
+        $crate::cases_of!(#[ignore = "needs a minute: tests/foreign runs it"] iw_tcp IwTcp: $($list)*);
     };
 }
 

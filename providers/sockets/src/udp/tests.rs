@@ -502,7 +502,7 @@ fn ip(arguments: &str) {
 
 // The way from the machine to itself has loopback's, whichever address it has.
 #[test]
-#[ignore = "needs root"]
+#[ignore = "needs root and ip: tests/foreign runs it"]
 fn what_an_interface_carries_is_not_what_loopback_does() {
     let addresses = ["198.18.77.1", "fd77::1"];
     let _interface = Interface::new(1500, addresses);
@@ -516,7 +516,7 @@ fn what_an_interface_carries_is_not_what_loopback_does() {
 
 /// What a checksum over the IP header relies on. A dissector's view: it needs the right to open a raw socket.
 #[test]
-#[ignore = "needs CAP_NET_RAW"]
+#[ignore = "needs root: tests/foreign runs it"]
 fn the_identification_is_0_and_df_is_set() {
     let raw = socket_with(
         AddressFamily::INET,
