@@ -1,6 +1,7 @@
 //! Numbers that have rules of their own: queue pair numbers, packet sequence numbers, memory keys, addresses.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const MASK_24: u32 = 0x00ff_ffff;
 
@@ -176,11 +177,96 @@ impl Gid {
     pub const fn is_multicast(self) -> bool {
         self.0[0] == 0xff
     }
+
+    /// The GID table of the software RoCE device at `address`, as Linux fills it: the [link-local](Self::link_local) one,
+    /// and behind it that of the address.
+    pub fn roce_table(address: IpAddr) -> [Self; 2] {
+        [Self::link_local(address), address.into()]
+    }
+
+    /// The GID of the software iWARP device at `address`: its Ethernet address, zeros behind it.
+    pub fn iwarp(address: IpAddr) -> Self {
+        let mut octets = [0; 16];
+        octets[..6].copy_from_slice(&software_mac(address));
+        Self(octets)
+    }
+
+    /// The link-local GID of the software RoCE device at `address`.
+    ///
+    /// Of IPv4 it is the EUI-64 of an Ethernet address that has the IPv4 address in it, of IPv6 the interface identifier:
+    /// whoever is told the GID [knows the address](Self::to_ip).
+    pub fn link_local(address: IpAddr) -> Self {
+        let mut octets = [0; 16];
+        octets[..2].copy_from_slice(&LINK_LOCAL);
+        octets[8..].copy_from_slice(&match address {
+            IpAddr::V4(_) => eui_64(software_mac(address)),
+            IpAddr::V6(ip) => interface_identifier(ip),
+        });
+        Self(octets)
+    }
+
+    /// The IP address of the RoCEv2 device with this GID, asked by a device at `own`: a [link-local](Self::link_local) GID
+    /// of an IPv6 address names a neighbour, with the same prefix.
+    pub fn to_ip(self, own: IpAddr) -> IpAddr {
+        let ip = Ipv6Addr::from(self.0);
+        let [.., a, b, c, d, e, f, g, h] = self.0;
+        match own {
+            IpAddr::V4(_) if self == Self::link_local(IpAddr::from([c, f, g, h])) => {
+                IpAddr::from([c, f, g, h])
+            }
+            IpAddr::V6(own) if ip.is_unicast_link_local() && !own.is_unicast_link_local() => {
+                let mut octets = own.octets();
+                octets[8..].copy_from_slice(&[a, b, c, d, e, f, g, h]);
+                IpAddr::from(octets)
+            }
+            _ => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
+        }
+    }
+}
+
+const LINK_LOCAL: [u8; 2] = [0xfe, 0x80];
+
+// A software device has no Ethernet address: this one is locally administered, with the end of its IP address.
+fn software_mac(address: IpAddr) -> [u8; 6] {
+    let [a, b, c, d] = match address {
+        IpAddr::V4(ip) => ip.octets(),
+        IpAddr::V6(ip) => {
+            let [.., a, b, c, d] = ip.octets();
+            [a, b, c, d]
+        }
+    };
+    [0x02, 0x70, a, b, c, d]
+}
+
+// RFC 4291, appendix A: the bit for universal addresses is inverted.
+const fn eui_64([a, b, c, d, e, f]: [u8; 6]) -> [u8; 8] {
+    [a ^ 0x02, b, c, 0xff, 0xfe, d, e, f]
+}
+
+const fn interface_identifier(ip: Ipv6Addr) -> [u8; 8] {
+    let [.., a, b, c, d, e, f, g, h] = ip.octets();
+    [a, b, c, d, e, f, g, h]
+}
+
+impl From<Ipv4Addr> for Gid {
+    fn from(ip: Ipv4Addr) -> Self {
+        Self(ip.to_ipv6_mapped().octets())
+    }
+}
+
+/// That of RoCEv2: IPv4 as IPv6 maps it.
+impl From<IpAddr> for Gid {
+    fn from(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(ip) => ip.into(),
+            IpAddr::V6(ip) => Self(ip.octets()),
+        }
+    }
 }
 
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        std::net::Ipv6Addr::from(self.0).fmt(f)
+        Ipv6Addr::from(self.0).fmt(f)
     }
 }
 
@@ -197,7 +283,7 @@ pub enum LinkAddress {
     /// A port of an in-process network.
     InProcess(u64),
     /// An IP address: RoCEv2 and iWARP.
-    Ip(std::net::IpAddr),
+    Ip(IpAddr),
     /// A local identifier of an InfiniBand subnet.
     Lid(u16),
     /// An Ethernet address.
@@ -227,5 +313,30 @@ mod tests {
         assert_eq!(Psn::new(0x80_0000).distance_from(Psn::new(0)), -(1 << 23));
         assert_eq!(Psn::new(0xff_fffe).plus(4), Psn::new(2));
         assert_eq!(Psn::new(2).minus(4), Psn::new(0xff_fffe));
+    }
+
+    // covers 7.51
+    #[test]
+    fn a_link_local_gid_tells_the_address_of_its_device() {
+        for (address, gid, own) in [
+            ("10.1.2.3", "fe80::70:aff:fe01:203", "192.0.2.1"),
+            ("127.0.0.1", "fe80::70:7fff:fe00:1", "127.0.0.1"),
+            (
+                "2001:db8::70:7fff:fe00:1",
+                "fe80::70:7fff:fe00:1",
+                "2001:db8::5",
+            ),
+            ("::1", "fe80::1", "::1"),
+        ] {
+            let (address, own) = (address.parse().unwrap(), own.parse().unwrap());
+            let link_local = Gid::link_local(address);
+            assert_eq!(link_local.to_string(), gid);
+            assert_eq!(link_local.to_ip(own), address);
+            assert_eq!(Gid::from(address).to_ip(own), address);
+        }
+        // That of somebody else's port tells nothing to a device at an IPv4 address.
+        let foreign: Ipv6Addr = "fe80::42:aff:fe01:203".parse().unwrap();
+        let own = IpAddr::from([10, 1, 2, 4]);
+        assert_eq!(Gid(foreign.octets()).to_ip(own), IpAddr::V6(foreign));
     }
 }

@@ -154,7 +154,7 @@ fn a_folder_of_two_words_is_one() {
 #[test]
 fn a_program_sees_devices_below_sys_and_dev() {
     let installed = Installed::new();
-    let script = "cd $POLYVERBS_ROOT && ls dev/infiniband && cat sys/class/infiniband/*/ports/1/gids/0 && cat sys/class/infiniband/*/node_type";
+    let script = "cd $POLYVERBS_ROOT && ls dev/infiniband && cat sys/class/infiniband/*/ports/1/gids/* && cat sys/class/infiniband/x/ports/1/gid_attrs/*/* && cat sys/class/infiniband/*/node_type";
     let told = installed.text(&[
         "--device",
         "iw0",
@@ -168,8 +168,13 @@ fn a_program_sees_devices_below_sys_and_dev() {
         "iw0",
         "rdma_cm",
         "x",
-        "0000:0000:0000:0000:0000:ffff:7f00:0001",
+        "0270:7f00:0001:0000:0000:0000:0000:0000",
+        "fe80:0000:0000:0000:0000:0000:0000:0001",
         "0000:0000:0000:0000:0000:0000:0000:0001",
+        "lo",
+        "lo",
+        "RoCE v2",
+        "RoCE v2",
         "4: RNIC",
         "1: CA",
     ];

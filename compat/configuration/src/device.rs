@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use polyverbs::emulated::FaultSpec;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use verbs_api::{Direction, Limit};
+use verbs_api::{Direction, Gid, Limit};
 
 use crate::{addresses, text};
 
@@ -202,6 +202,14 @@ impl Device {
             IpAddr::V6(ip) => octets[4..].copy_from_slice(&ip.octets()[12..]),
         }
         octets
+    }
+
+    /// Its GIDs, by index.
+    pub fn gids(&self) -> Vec<Gid> {
+        match self.transport {
+            TransportName::Roce => Gid::roce_table(self.address).to_vec(),
+            TransportName::Iwarp => vec![Gid::iwarp(self.address)],
+        }
     }
 
     /// Its LID, where its port reports InfiniBand: the end of its address.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use verbs_api::qp::AddressVector;
 use verbs_api::{Ah, Context, Gid, LinkAddress, Transport};
@@ -17,32 +17,15 @@ use crate::pd;
 /// A handle as it lies in memory.
 pub type AhObject = Object<IbvAh, Ah>;
 
-/// The address that a GID of RoCEv2 stands for.
-fn ip_of(gid: Gid) -> IpAddr {
-    // A group of the older Internet.
-    if let [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] = gid.0 {
-        return IpAddr::from([a, b, c, d]);
-    }
-    let ip = Ipv6Addr::from(gid.0);
-    match ip.to_ipv4_mapped() {
-        Some(ip) => IpAddr::V4(ip),
-        None => IpAddr::V6(ip),
-    }
-}
-
 /// Whom a GID stands for, on the link of a device of this address. Without a wire there is nobody else.
 fn address_of(gid: Gid, own: LinkAddress) -> LinkAddress {
-    match own {
-        LinkAddress::Ip(_) => LinkAddress::Ip(ip_of(gid)),
-        _ => own,
-    }
-}
-
-/// The GID of an address.
-fn gid_of(ip: IpAddr) -> Gid {
-    Gid(match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
+    let LinkAddress::Ip(own_ip) = own else {
+        return own;
+    };
+    LinkAddress::Ip(match gid.0 {
+        // A group of IPv4.
+        [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => IpAddr::from([a, b, c, d]),
+        _ => gid.to_ip(own_ip),
     })
 }
 
@@ -57,7 +40,7 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
     let (gid, sgid_index) = if local {
         let listed = device::named(&attributes.name).map(ListedDevice::configured);
         let listed = listed.filter(|listed| listed.lid().is_some());
-        (gid_of(listed.ok_or(Errno::INVAL)?.neighbour(attr.dlid)), 0)
+        (listed.ok_or(Errno::INVAL)?.neighbour(attr.dlid).into(), 0)
     } else {
         (Gid(attr.grh.dgid.raw), attr.grh.sgid_index)
     };
@@ -149,8 +132,12 @@ fn source_of(grh: &IbvGrh) -> (Gid, Gid, u8, u8) {
     let octets: [u8; 40] = unsafe { std::mem::transmute(*grh) };
     let v4 = &octets[20..];
     let gid = |from: usize| {
-        let ip = Ipv4Addr::new(v4[from], v4[from + 1], v4[from + 2], v4[from + 3]);
-        Gid(ip.to_ipv6_mapped().octets())
+        Gid::from(Ipv4Addr::new(
+            v4[from],
+            v4[from + 1],
+            v4[from + 2],
+            v4[from + 3],
+        ))
     };
     (gid(12), gid(16), v4[1], v4[8])
 }

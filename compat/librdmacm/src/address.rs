@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use polyverbs_libibverbs::errno::Errno;
 
@@ -76,13 +76,5 @@ pub const fn length(address: SocketAddr) -> usize {
     match address {
         SocketAddr::V4(_) => size_of::<libc::sockaddr_in>(),
         SocketAddr::V6(_) => size_of::<libc::sockaddr_in6>(),
-    }
-}
-
-/// The global identifier of an address.
-pub fn gid(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
     }
 }

@@ -12,7 +12,7 @@ use polyverbs_connection::{
 use polyverbs_libibverbs::abi::IbvQpAttr;
 use polyverbs_libibverbs::context::{self, lock};
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::{ah, qp};
+use polyverbs_libibverbs::qp;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{Access, ConnectOptions, Qp, Transport};
 
@@ -417,25 +417,25 @@ fn ask(
         if let Some(errno) = refused_at_once(inner, answer.as_ref().err()) {
             return Err(errno);
         }
-        told(inner, answer);
+        told(inner, device, answer);
         return Ok(());
     }
-    let weak = Arc::downgrade(inner);
+    let (weak, device) = (Arc::downgrade(inner), Arc::clone(device));
     asked.on_done(move |answer| {
         if let Some(this) = weak.upgrade() {
-            told(&this, answer);
+            told(&this, &device, answer);
         }
     });
     Ok(())
 }
 
-fn told(this: &Arc<Inner>, answer: Result<DatagramService, ConnectError>) {
+fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, ConnectError>) {
     const NO_QUEUE_PAIR: c_int = 2;
     match answer {
         Ok(service) => {
             this.lock().part = Part::Datagrams;
             let data = Data::Datagrams {
-                ah_attr: ah::attr(&service.path(1)),
+                ah_attr: device.path(&service.path(1)),
                 qp_num: service.qp_num.value(),
                 qkey: service.qkey,
                 private_data: service.private_data,
@@ -682,6 +682,9 @@ pub unsafe extern "C" fn init_qp_attr(
         drop(state);
         let qp_state = attr.qp_state;
         (*attr, *mask) = qp::attr_of(&step);
+        if let Some(path) = step.ah_attr {
+            attr.ah_attr = device.path(&path);
+        }
         attr.qp_state = qp_state;
         Ok(())
     }))

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use polyverbs::connection::source_of;
 use polyverbs_connection::Connector;
-use polyverbs_libibverbs::abi::{IbvContext, IbvPd};
+use polyverbs_libibverbs::abi::{IbvAhAttr, IbvContext, IbvPd};
+use polyverbs_libibverbs::ah;
 use polyverbs_libibverbs::context::{self, lock};
 use polyverbs_libibverbs::device::{self, ListedDevice};
 use polyverbs_libibverbs::errno::{Errno, pointer};
 use polyverbs_libibverbs::pd;
+use verbs_api::qp::AddressVector;
 use verbs_api::{Context, Transport};
 
 /// An open device. It stays open until the process ends.
@@ -54,6 +56,15 @@ impl CmDevice {
     /// Where it is.
     pub fn address(&self) -> IpAddr {
         self.listed.address()
+    }
+
+    /// A path from it as programs see it, from the GID of its address.
+    pub fn path(&self, path: &AddressVector) -> IbvAhAttr {
+        let port = self.context.query_port(path.port_num);
+        ah::attr(&AddressVector {
+            sgid_index: port.map_or(0, |port| port.address_gid_index()),
+            ..*path
+        })
     }
 
     /// What it speaks.

@@ -17,7 +17,7 @@ use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::events::Events;
 use polyverbs_libibverbs::object::Object;
 use verbs_api::qp::{QpAttributes, QpState};
-use verbs_api::{Mtu, Psn, Transport};
+use verbs_api::{Gid, Mtu, Psn, Transport};
 
 use crate::abi::{
     IbvSaPathRec, RdmaAddr, RdmaCmId, RdmaEventChannel, RdmaIbAddr, RdmaRoute, event, port_space,
@@ -510,7 +510,7 @@ fn bound(
     public.verbs = device.public;
     public.port_num = 1;
     public.route.addr.src = address::write(local);
-    public.route.addr.ib.sgid.raw = address::gid(device.address());
+    public.route.addr.ib.sgid.raw = Gid::from(device.address()).0;
     public.route.addr.ib.pkey = u16::MAX;
     let mut state = own.inner.lock();
     state.device = Some(Arc::clone(device));
@@ -524,7 +524,7 @@ fn towards(public: &mut RdmaCmId, own: &Own, device: &CmDevice, remote: SocketAd
     public.route.addr.ib.dgid.raw = if remote.ip().is_multicast() {
         group.0
     } else {
-        address::gid(remote.ip())
+        Gid::from(remote.ip()).0
     };
     if device.transport() == Transport::InfiniBand {
         let addr = &public.route.addr.ib;

@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use polyverbs_libibverbs::ah;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
 use verbs_api::qp::AddressVector;
@@ -94,7 +93,8 @@ unsafe fn join_as(
     }
     own.inner.lock().groups.insert(ip, is_attached);
     let path = AddressVector::new(LinkAddress::Ip(ip), group(ip), 1);
-    let ah_attr = ah::attr(&path);
+    let device = own.inner.lock().device.clone().ok_or(Errno::INVAL)?;
+    let ah_attr = device.path(&path);
     let data = Data::Group { context, ah_attr };
     own.inner.post(event::MULTICAST_JOIN, 0, data);
     // SAFETY: as the caller promises.

@@ -5,7 +5,10 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr;
 
-use polyverbs_libibverbs::abi::{IbvQpCap, IbvQpInitAttr, qp_type};
+use polyverbs_libibverbs::abi::{
+    IbvAhAttr, IbvContext, IbvGid, IbvGidEntry, IbvQpCap, IbvQpInitAttr, qp_type,
+};
+use polyverbs_libibverbs::{ah, context};
 use polyverbs_librdmacm::abi::{
     Address, RdmaAddrinfo, RdmaCmEvent, RdmaCmId, RdmaConnParam, RdmaEventChannel, event,
     port_space,
@@ -13,6 +16,7 @@ use polyverbs_librdmacm::abi::{
 use polyverbs_librdmacm::{
     address, channel, connect, device, endpoint, id, info, multicast, options, qp,
 };
+use verbs_api::{Gid, LinkAddress, Transport};
 
 // A call of a function of the library, as C makes it.
 macro_rules! call {
@@ -40,6 +44,12 @@ fn new_id(channel: *mut RdmaEventChannel, ps: c_int) -> *mut RdmaCmId {
     let context = ptr::null_mut();
     assert_eq!(call!(id::create(channel, &raw mut made, context, ps)), 0);
     made
+}
+
+// A structure of numbers and null pointers.
+fn zeroed<T>() -> T {
+    // SAFETY: of the structures of C that the tests use zero is a value.
+    unsafe { std::mem::zeroed() }
 }
 
 // The next event, acknowledged: what it was, of which identifier, and how it went.
@@ -356,4 +366,58 @@ fn who_has_a_channel_has_the_device_of_loopback_at_once() {
         assert_eq!(call!(id::destroy(id)), 0);
     }
     call!(channel::destroy(channel));
+}
+
+fn gid_at(device: *mut IbvContext, index: c_int) -> Gid {
+    let mut gid = IbvGid { raw: [0xff; 16] };
+    let answer = call!(context::query_gid(device, 1, index, &raw mut gid));
+    assert_eq!(answer, 0);
+    Gid(gid.raw)
+}
+
+// covers 7.51
+#[test]
+fn gids_are_those_that_linux_gives_and_each_reaches_its_device() {
+    let list = call!(device::get_devices(ptr::null_mut()));
+    let mut at = list;
+    let (mut roce, mut iwarp) = (0, 0);
+    while !call!(*at).is_null() {
+        let public = call!(*at);
+        at = at.wrapping_add(1);
+        let own = &call!(context::own(public)).unwrap().context;
+        let LinkAddress::Ip(ip) = own.query_port(1).unwrap().address else {
+            panic!("a device on a wire has an IP address");
+        };
+        if own.attributes().transport == Transport::Iwarp {
+            assert_eq!(gid_at(public, 0), Gid::iwarp(ip));
+            assert_ne!(gid_at(public, 0), Gid::default());
+            iwarp += 1;
+            continue;
+        }
+        roce += 1;
+        let mut table: [IbvGidEntry; 3] = zeroed();
+        let size = size_of::<IbvGidEntry>();
+        let entries = call!(context::query_gid_table(
+            public,
+            table.as_mut_ptr(),
+            3,
+            0,
+            size
+        ));
+        assert_eq!(entries, 2);
+        for (index, expected) in [Gid::link_local(ip), ip.into()].into_iter().enumerate() {
+            assert_eq!(gid_at(public, index as c_int), expected);
+            let entry = &table[index];
+            assert_eq!((entry.gid.raw, entry.gid_index), (expected.0, index as u32));
+            assert_eq!((entry.port_num, entry.gid_type), (1, 2));
+            let mut attr: IbvAhAttr = zeroed();
+            (attr.is_global, attr.port_num) = (1, 1);
+            (attr.grh.dgid.raw, attr.grh.sgid_index) = (expected.0, index as u8);
+            let path = ah::path(own, &attr).unwrap();
+            assert_eq!((path.address, path.dgid), (LinkAddress::Ip(ip), expected));
+        }
+        assert_eq!(gid_at(public, 2), Gid::default());
+    }
+    assert!(roce > 0 && iwarp > 0);
+    call!(device::free_devices(list));
 }

@@ -12,7 +12,7 @@ use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
 use polyverbs_wire::mad::{self, cm};
 use verbs_api::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::{Half, QpType};
-use verbs_api::{Gid, LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
+use verbs_api::{LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
 
 use super::private;
 use super::types::{
@@ -313,7 +313,7 @@ impl State {
             } => self.answered(id, |to| match status {
                 0 => Ok(Answer {
                     address: LinkAddress::Ip(to),
-                    gid: gid_of(to),
+                    gid: to.into(),
                     qp_num: qpn,
                     qkey: q_key,
                     private_data,
@@ -486,7 +486,7 @@ impl Backend for Agent {
             let data = data.map_err(|_| ConnectError::Unreachable(to))?;
             let path = Path {
                 packet_life_time: PACKET_LIFE_TIME,
-                ..Path::new(LinkAddress::Ip(to.ip()), gid_of(own), gid_of(to.ip()))
+                ..Path::new(LinkAddress::Ip(to.ip()), own.into(), to.ip().into())
             };
             let service_id = service_id(port_space::UDP, to.port());
             let asked =
@@ -539,11 +539,7 @@ impl Backend for Agent {
             let path = Path {
                 mtu: offer.path_mtu.unwrap_or(verbs_api::Mtu::Mtu1024),
                 packet_life_time: PACKET_LIFE_TIME,
-                ..Path::new(
-                    LinkAddress::Ip(to.ip()),
-                    offer.endpoint.gid,
-                    gid_of(to.ip()),
-                )
+                ..Path::new(LinkAddress::Ip(to.ip()), offer.endpoint.gid, to.ip().into())
             };
             let service_id = service_id(port_space::TCP, to.port());
             let (qpn, psn) = (offer.endpoint.qp_num, offer.endpoint.sq_psn);
@@ -779,13 +775,6 @@ mod sidr_status {
     pub(super) const VALID: u8 = 0;
     pub(super) const UNSUPPORTED: u8 = 1;
     pub(super) const REJECTED: u8 = 2;
-}
-
-fn gid_of(address: IpAddr) -> Gid {
-    match address {
-        IpAddr::V4(ip) => Gid(ip.to_ipv6_mapped().octets()),
-        IpAddr::V6(ip) => Gid(ip.octets()),
-    }
 }
 
 /// The bit of an EUI-64 that says that no manufacturer gave it.

@@ -59,22 +59,27 @@ pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceA
             max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::Mtu4096,
             address,
-            gids: vec![gid(address)],
+            gids: gids(address),
             pkeys: vec![0xffff],
             qkey_viol_cntr: 0,
         }],
     }
 }
 
-// That of an IP address, or a link-local one made of the address on another link.
-fn gid(address: LinkAddress) -> Gid {
+// As Linux has them: the link-local one, and behind it that of the address. A port of an in-process network has the number
+// that it has there in place of an address.
+fn gids(address: LinkAddress) -> Vec<Gid> {
     if let LinkAddress::Ip(ip) = address {
-        return crate::codec::gid_of(ip);
+        return Gid::roce_table(ip).to_vec();
     }
-    let mut octets = [0; 16];
-    octets[..2].copy_from_slice(&[0xfe, 0x80]);
-    if let LinkAddress::InProcess(number) = address {
-        octets[8..].copy_from_slice(&number.to_be_bytes());
-    }
-    Gid(octets)
+    const PREFIXES: [[u8; 2]; 2] = [[0xfe, 0x80], [0xfd, 0]];
+    let with = |prefix: [u8; 2]| {
+        let mut octets = [0; 16];
+        octets[..2].copy_from_slice(&prefix);
+        if let LinkAddress::InProcess(number) = address {
+            octets[8..].copy_from_slice(&number.to_be_bytes());
+        }
+        Gid(octets)
+    };
+    PREFIXES.map(with).to_vec()
 }

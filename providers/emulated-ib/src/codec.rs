@@ -571,18 +571,10 @@ fn xrc_of(packet: &Packet<'_>) -> Option<u32> {
     of_request.or((packet.facts.service == Service::Xrc).then_some(0))
 }
 
-/// The identifier of an address: of IPv4 as IPv6 maps it.
-pub fn gid_of(address: IpAddr) -> Gid {
-    match address {
-        IpAddr::V4(ip) => Gid(ip.to_ipv6_mapped().octets()),
-        IpAddr::V6(ip) => Gid(ip.octets()),
-    }
-}
-
 // The group of an address that datagrams to groups came to. Groups of IPv4 are written as the RDMA connection manager
 // does of those that are no RoCEv2 addresses: ff0e::ffff:a.b.c.d.
 fn group_of(address: IpAddr) -> Gid {
-    let Gid(mut octets) = gid_of(address);
+    let Gid(mut octets) = address.into();
     if address.is_ipv4() {
         octets[..2].copy_from_slice(&[0xff, 0x0e]);
     }

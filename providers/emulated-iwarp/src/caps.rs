@@ -1,5 +1,7 @@
 //! What an emulated iWARP device claims.
 
+use std::net::IpAddr;
+
 use verbs_api::{
     AtomicScope, BaselineGaps, DeviceAttributes, Features, Gid, Limits, LinkAddress, Mtu,
     PortAttributes, PortCaps, PortState, Transport,
@@ -70,11 +72,10 @@ pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
     }
 }
 
-// An iWARP port's identifier is its link address, zeros behind it.
 fn gid(address: LinkAddress) -> Gid {
-    let mut octets = [0; 16];
-    if let LinkAddress::InProcess(number) = address {
-        octets[..8].copy_from_slice(&number.to_be_bytes());
-    }
-    Gid(octets)
+    Gid::iwarp(match address {
+        LinkAddress::Ip(ip) => ip,
+        LinkAddress::InProcess(number) => IpAddr::from((number as u32).to_be_bytes()),
+        _ => IpAddr::from([0; 4]),
+    })
 }

@@ -140,7 +140,7 @@ impl Host {
             bmme: self.bmme,
             context: self.context.clone(),
             pd: self.pd.clone(),
-            gid: port.gids[0],
+            gid: port.gids[usize::from(port.address_gid_index())],
         })
     }
 }

@@ -144,12 +144,23 @@ pub struct PortAttributes {
     pub active_mtu: Mtu,
     /// Where it is found on its link.
     pub address: LinkAddress,
-    /// Its global identifiers, by index.
+    /// Its global identifiers, by index. RoCE has the link-local one at 0 and that of its IP address behind it.
     pub gids: Vec<Gid>,
     /// Its partition keys, by index.
     pub pkeys: Vec<u16>,
     /// Datagrams refused for a wrong Q_Key.
     pub qkey_viol_cntr: u32,
+}
+
+impl PortAttributes {
+    /// Index of the GID of the port's IP address, which peers of every kind reach; 0 where it has no such.
+    pub fn address_gid_index(&self) -> u8 {
+        let LinkAddress::Ip(ip) = self.address else {
+            return 0;
+        };
+        let found = self.gids.iter().position(|&gid| gid == Gid::from(ip));
+        found.map_or(0, |index| index as u8)
+    }
 }
 
 /// The feature bits of an extension as a device offers them: the set's name and the names of its bits.

@@ -222,12 +222,14 @@ impl ConnectOptions {
 }
 
 impl Qp {
-    /// What a peer needs to know to connect to this queue pair through port 1.
+    /// What a peer needs to know to connect to this queue pair through port 1, with the
+    /// [GID of its address](crate::PortAttributes::address_gid_index).
     ///
     /// # Errors
     /// The queue pair was destroyed, or its device removed.
     pub fn endpoint(&self) -> Result<QpEndpoint, VerbError> {
-        self.endpoint_at(1, 0)
+        let port = self.node().context().query_port(1)?;
+        self.endpoint_at(1, port.address_gid_index())
     }
 
     /// The same through this port and its identifier of this index.

@@ -6,7 +6,6 @@
 use std::env;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
@@ -129,20 +128,19 @@ fn describe(at: &Path, device: &Device) -> io::Result<()> {
     ];
     write(&port, &about)?;
     write(&port.join("pkeys"), &[("0", "0xffff".to_owned())])?;
-    let octets = match device.address {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    };
-    write(&port.join("gids"), &[("0", by_fours(&octets))])?;
     let gid_type = match device.transport {
         TransportName::Roce if !infiniband => "RoCE v2",
         _ => "IB/RoCE v1",
     };
-    write(&port.join("gid_attrs/types"), &[("0", gid_type.to_owned())])?;
-    write(
-        &port.join("gid_attrs/ndevs"),
-        &[("0", interface.unwrap_or_default())],
-    )
+    for (index, gid) in device.gids().iter().enumerate() {
+        let index = index.to_string();
+        let one = |text: String| [(index.as_str(), text)];
+        write(&port.join("gids"), &one(by_fours(&gid.0)))?;
+        write(&port.join("gid_attrs/types"), &one(gid_type.to_owned()))?;
+        let interface = interface.clone().unwrap_or_default();
+        write(&port.join("gid_attrs/ndevs"), &one(interface))?;
+    }
+    Ok(())
 }
 
 // Hexadecimal, a colon behind each two octets, as the kernel shows GUIDs and GIDs.

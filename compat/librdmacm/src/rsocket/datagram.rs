@@ -18,7 +18,7 @@ use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, Ah, Completion, ConnectOptions, Cq, Data, Gid, LinkAddress, Memory, Mr, Notify, Qp,
+    Access, Ah, Completion, ConnectOptions, Cq, Data, LinkAddress, Memory, Mr, Notify, Qp,
     QpOptions, Qpn, ReceiveRequest, Send, Transport, UdDestination,
 };
 
@@ -188,13 +188,6 @@ fn errno_of(error: &std::io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-fn gid_of(ip: IpAddr) -> Gid {
-    match ip {
-        IpAddr::V4(ip) => Gid(ip.to_ipv6_mapped().octets()),
-        IpAddr::V6(ip) => Gid(ip.octets()),
-    }
-}
-
 impl Port {
     fn new(device: &Arc<Opened>, waiters: &Arc<Waiters>) -> Result<Self, Errno> {
         let mtu = device.context.query_port(1)?.active_mtu.octets() as usize;
@@ -243,7 +236,7 @@ impl Port {
     }
 
     fn route(&self, ip: IpAddr, qp_num: u32) -> Result<UdDestination, Errno> {
-        let path = AddressVector::new(LinkAddress::Ip(ip), gid_of(ip), 1);
+        let path = AddressVector::new(LinkAddress::Ip(ip), ip.into(), 1);
         let ah: Ah = self.device.pd.create_ah(path).wait()?;
         Ok(UdDestination {
             ah,
