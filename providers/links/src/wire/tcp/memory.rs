@@ -3,6 +3,21 @@
 //! The link that accepted a connection has a [`Port`] where the one that connected asks for memory. Both have it from
 //! then on ([`Near`]); each goes over to it by itself, at an octet of TCP's stream that it puts down there. What comes by
 //! TCP behind that is a bell, and says that the connection has ended.
+//!
+//! # Who wakes whom
+//!
+//! Each side has a word in the memory that says whether its watch thread sleeps. A writer that finds the reader asleep sends
+//! a bell over TCP, which the thread's epoll sees; a writer that finds it awake sends nothing, and relies on the reader to
+//! look. No record is forgotten as long as these hold:
+//!
+//! 1. *Publish, fence, read the word; write the word, fence, look.* The writer publishes before it reads the word
+//!    ([`StreamMemory::asleep`]), the thread writes the word before it looks ([`TcpLink::sleep`]): one of them sees the other.
+//! 2. *A word that may be "awake" is of a stream that the thread looks at.* A word begins as "asleep". It becomes "awake" by
+//!    [`TcpLink::wake`], only for streams in `Inbound::near`, or because the peer has sent a bell: whoever reads that puts the
+//!    stream there, and rings for the thread where it may sleep. Streams leave `near` only when they are gone.
+//! 3. *That look sees whatever the writer may have published without a bell*: octets of a ring that this side has not begun
+//!    to read as well ([`Stream::has_some`]), and room in a full ring ([`Stream::has_room`]). Each direction goes over by
+//!    itself, so that a stream may be in `near` for the sake of what it sends.
 
 use std::sync::OnceLock;
 
@@ -501,11 +516,20 @@ impl<C: StreamCodec> TcpLink<C> {
 }
 
 impl<C: StreamCodec> Stream<C> {
+    // Whether memory has octets that can be taken now: octets that TCP carries before them announce themselves.
     fn has_some(&self) -> bool {
-        let is_read = self.reads_memory.load(Ordering::Relaxed)
-            && !self.has_ended.load(Ordering::Relaxed)
-            && !self.is_gone();
-        is_read && self.near.get().is_some_and(|near| near.memory.has_some())
+        if self.has_ended.load(Ordering::Relaxed) || self.is_gone() {
+            return false;
+        }
+        let Some(Near { memory, .. }) = self.near.get() else {
+            return false;
+        };
+        let is_read = self.reads_memory.load(Ordering::Relaxed);
+        let may_be_read = || {
+            let start = memory.started();
+            start.is_some_and(|start| start <= self.socket.received())
+        };
+        memory.has_some() && (is_read || may_be_read())
     }
 
     fn has_room(&self) -> bool {

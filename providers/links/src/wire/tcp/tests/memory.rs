@@ -346,12 +346,50 @@ impl Stranger {
     }
 }
 
+fn frame(number: u32) -> OctetQueue {
+    let mut frame = OctetQueue::default();
+    let header = Header::Data { key: 2, number };
+    Toy.encode(&mut number.clone(), &header, &Payload::Empty, &mut frame);
+    frame
+}
+
+// The peer sends no bell to a thread that is awake: so that thread looks also where it has written to memory, but not read
+// there yet.
+#[test]
+fn what_begins_in_memory_while_the_thread_is_awake_is_seen_before_it_sleeps() {
+    for by_tcp in 0..3 {
+        let mut stranger = Stranger::new();
+        let link = Arc::clone(&stranger.sink.link);
+        stranger.sink.send(2, 0, b"goes over");
+        link.flush();
+        assert_eq!(link.counts().by_memory, 1);
+        let frames: Vec<_> = (0..=by_tcp).map(frame).collect();
+        let before = &frames[..by_tcp as usize];
+        let start: usize = before.iter().map(OctetQueue::len).sum();
+        link.wake();
+        stranger.memory.start(start as u64);
+        assert_eq!(
+            stranger.memory.put(frames[by_tcp as usize].waiting()),
+            HEAD + 1
+        );
+        let is_seen = link.sleep() || !lock(&stranger.sink.frames).is_empty();
+        // Before TCP's octets have come nobody looks for them again and again: they wake the thread.
+        assert_eq!(is_seen, by_tcp == 0);
+        for frame in before {
+            stranger.connection.send(&[frame.waiting().into()]).unwrap();
+        }
+        if by_tcp == 0 {
+            link.watch().leave();
+        }
+        let found = brought(&stranger.sink, frames.len());
+        assert!(numbers(&found).into_iter().eq(0..=by_tcp));
+    }
+}
+
 #[test]
 fn a_peer_that_begins_where_it_cannot_is_lost() {
     let mut stranger = Stranger::new();
-    let mut frame = OctetQueue::default();
-    let header = Header::Data { key: 2, number: 0 };
-    Toy.encode(&mut 0, &header, &Payload::Empty, &mut frame);
+    let frame = frame(0);
     stranger.connection.send(&[frame.waiting().into()]).unwrap();
     assert_eq!(numbers(&brought(&stranger.sink, 1)), [0]);
     stranger.memory.start(3);
@@ -373,10 +411,7 @@ fn who_rings_without_end_keeps_nothing_from_coming() {
     let mut stranger = Stranger::new();
     stranger.memory.start(0);
     for number in 0..20 {
-        let mut frame = OctetQueue::default();
-        let header = Header::Data { key: 2, number };
-        Toy.encode(&mut number.clone(), &header, &Payload::Empty, &mut frame);
-        stranger.memory.put(frame.waiting());
+        stranger.memory.put(frame(number).waiting());
         stranger
             .connection
             .send(&[[0; 200_000][..].into()])
