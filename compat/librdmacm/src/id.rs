@@ -233,7 +233,8 @@ fn random() -> u32 {
     RandomState::new().build_hasher().finish() as u32
 }
 
-const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=u16::MAX;
+// Above those that Linux gives to connections: a listener of TCP may have to have the port later.
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 61_000..=u16::MAX;
 
 /// A port of those that are assigned.
 pub fn some_port() -> u16 {
@@ -583,6 +584,10 @@ pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<()
     local.set_port(port);
     if is_nowhere {
         show_local(public, own, local);
+        // To open a device takes a while, and qperf tells its peer the port before it listens: it has to listen at once.
+        // Where none can be opened, listening says so.
+        let at = (!local.ip().is_unspecified()).then_some(local.ip());
+        let _ = device::all(at, public.service());
         return Ok(());
     }
     let device = device::at(local.ip(), public.service())?;
