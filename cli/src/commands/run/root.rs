@@ -102,6 +102,8 @@ fn describe(at: &Path, device: &Device) -> io::Result<()> {
         ("sys_image_guid", guid),
         ("node_desc", device.name.clone()),
         ("fw_ver", env!("CARGO_PKG_VERSION").to_owned()),
+        ("hw_rev", "0x0".to_owned()),
+        ("hca_type", "polyverbs".to_owned()),
         ("board_id", "polyverbs".to_owned()),
     ];
     write(at, &about)?;
@@ -124,6 +126,8 @@ fn describe(at: &Path, device: &Device) -> io::Result<()> {
         ("sm_lid", format!("{lid:#x}")),
         ("lid_mask_count", "0".to_owned()),
         ("sm_sl", "0".to_owned()),
+        // As ibv_query_port tells it: a connection manager, and GIDs that are IP addresses.
+        ("cap_mask", "0x04010000".to_owned()),
         ("rate", "2.5 Gb/sec (1X SDR)".to_owned()),
     ];
     write(&port, &about)?;
