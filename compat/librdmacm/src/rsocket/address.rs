@@ -49,7 +49,7 @@ pub(crate) unsafe fn read(
 /// Tells a program an address: as much as there is room for, and how long it is.
 ///
 /// # Errors
-/// The length is null, or there is no room at all.
+/// The length is null, or the target is and has room.
 ///
 /// # Safety
 /// `length` is null or writable, and as many octets as it says are writable at `target`.
@@ -60,17 +60,17 @@ pub(crate) unsafe fn write(
 ) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let length = unsafe { length.as_mut() }.ok_or(Errno(libc::EFAULT))?;
-    if target.is_null() {
+    // Who has no room only asks how long it is, as librspreload does.
+    if target.is_null() && *length > 0 {
         return Err(Errno(libc::EFAULT));
     }
     let (raw, size) = (write_raw(address), length_of(address) as socklen_t);
-    // SAFETY: no more than there is room for, and no more than was made.
-    unsafe {
-        ptr::copy_nonoverlapping(
-            (&raw const raw).cast::<u8>(),
-            target.cast::<u8>(),
-            (*length).min(size) as usize,
-        );
+    let room = (*length).min(size) as usize;
+    if room > 0 {
+        // SAFETY: no more than there is room for, and no more than was made.
+        unsafe {
+            ptr::copy_nonoverlapping((&raw const raw).cast::<u8>(), target.cast::<u8>(), room);
+        }
     }
     *length = size;
     Ok(())

@@ -582,8 +582,37 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
             Socket::Stream(stream) => stream.is_listening().into(),
             Socket::Datagram(_) => 0,
         }),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => one(match socket {
+            Socket::Stream(_) => libc::IPPROTO_TCP,
+            Socket::Datagram(_) => libc::IPPROTO_UDP,
+        }),
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => one(match socket.local() {
+            SocketAddr::V4(_) => libc::AF_INET,
+            SocketAddr::V6(_) => libc::AF_INET6,
+        }),
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => match socket {
+            Socket::Stream(stream) => Ok(tcp_info(stream)),
+            Socket::Datagram(_) => Err(Errno(libc::ENOPROTOOPT)),
+        },
         _ => socket.with_options(|options, _| options.get(level, name)),
     }
+}
+
+// `struct tcp_info` as rdma-core's rsockets fill it: whether there is a connection, and how much may be under way.
+fn tcp_info(stream: &Stream) -> Vec<u8> {
+    const LENGTH: usize = 104;
+    const STATE: usize = 0;
+    const CONGESTION_WINDOW: usize = 80;
+    const ESTABLISHED: u8 = 1;
+    const CLOSED: u8 = 7;
+    let mut info = vec![0; LENGTH];
+    info[STATE] = match stream.is_open() {
+        true => ESTABLISHED,
+        false => CLOSED,
+    };
+    let window = stream.with_options(|options, _| u32::from(options.sizes.sends));
+    info[CONGESTION_WINDOW..][..4].copy_from_slice(&window.to_ne_bytes());
+    info
 }
 
 /// `rgetsockopt`.
@@ -753,6 +782,41 @@ mod tests {
         for (domain, kind, protocol, why) in kinds {
             assert_eq!(failed(socket(domain, kind, protocol)), why);
         }
+    }
+
+    #[test]
+    fn what_preloaded_programs_ask_of_a_socket_is_answered() {
+        let fd = socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        let mut length = 0;
+        // SAFETY: room as the length says.
+        unsafe {
+            // librspreload asks so which family a socket has.
+            let answer = getsockname(fd, std::ptr::null_mut(), &raw mut length);
+            assert_eq!((answer, length), (0, 16));
+            let mut found = [0_u8; 104];
+            let at = found.as_mut_ptr().cast();
+            let mut get = |level, name, room| {
+                length = room;
+                let answer = getsockopt(fd, level, name, at, &raw mut length);
+                (answer, length)
+            };
+            assert_eq!(get(libc::IPPROTO_TCP, libc::TCP_INFO, 104), (0, 104));
+            let number = size_of::<c_int>() as socklen_t;
+            for (level, name, expected) in [
+                (libc::SOL_SOCKET, libc::SO_DOMAIN, libc::AF_INET),
+                (libc::SOL_SOCKET, libc::SO_PROTOCOL, libc::IPPROTO_TCP),
+                (libc::SOL_SOCKET, libc::SO_BROADCAST, 0),
+                (libc::IPPROTO_IP, libc::IP_TOS, 0),
+            ] {
+                let mut value: c_int = -1;
+                length = number;
+                let at = (&raw mut value).cast();
+                assert_eq!(getsockopt(fd, level, name, at, &raw mut length), 0);
+                assert_eq!((value, length), (expected, number));
+            }
+            assert_eq!(found[0], 7, "no connection");
+        }
+        assert_eq!(close(fd), 0);
     }
 
     #[test]

@@ -70,6 +70,17 @@ pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
     those_that_open(devices().iter().filter(is_there), opened)
 }
 
+/// The devices that a listener at this address listens on; `both`: where that is any, of both families.
+///
+/// # Errors
+/// There is none, or none of them can be opened.
+pub(crate) fn listening(address: IpAddr, both: bool) -> Result<Vec<Arc<Opened>>, Errno> {
+    if both && address.is_unspecified() {
+        return those_that_open(devices().iter(), opened);
+    }
+    at(address)
+}
+
 /// The device from which an address is reached: at `from`, where that says one.
 ///
 /// # Errors

@@ -49,6 +49,8 @@ pub(crate) struct Options {
     keep_interval: u32,
     keep_count: u32,
     max_segment: u32,
+    type_of_service: u32,
+    broadcast: bool,
 }
 
 /// `SOL_RDMA`.
@@ -57,6 +59,9 @@ const RDMA_SQSIZE: c_int = 0;
 const RDMA_RQSIZE: c_int = 1;
 const RDMA_INLINE: c_int = 2;
 const RDMA_IOMAPSIZE: c_int = 3;
+
+// What a program that asks how congestion is handled prints.
+const CONGESTION: &[u8] = b"rdma\0";
 
 /// Requests that a queue has at least.
 pub(crate) const FEWEST: u32 = 16;
@@ -80,6 +85,11 @@ fn ring(value: &[u8]) -> Result<u32, Errno> {
 }
 
 impl Options {
+    /// Whether a listener of IPv6 everywhere leaves IPv4 out.
+    pub(crate) fn is_alone_in_family(&self) -> bool {
+        self.v6_only
+    }
+
     /// Sets an option. `is_made`: what the sizes are of is there already.
     ///
     /// # Errors
@@ -116,6 +126,10 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse_addr = number(value)? != 0,
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.keep_alive = number(value)? != 0,
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.oob_inline = number(value)? != 0,
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => self.broadcast = number(value)? != 0,
+            (libc::IPPROTO_IP, libc::IP_TOS) => self.type_of_service = number(value)?,
+            // There is one way only, and rdma-core's rsockets take every name for it.
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {}
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.no_delay = number(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.max_segment = number(value)?,
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.keep_idle = positive(value)?,
@@ -149,6 +163,9 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => one(self.reuse_addr.into()),
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => one(self.keep_alive.into()),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => one(self.oob_inline.into()),
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => one(self.broadcast.into()),
+            (libc::IPPROTO_IP, libc::IP_TOS) => one(self.type_of_service),
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => Ok(CONGESTION.to_vec()),
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => one(self.no_delay.into()),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => one(or(self.max_segment, 2048)),
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => one(or(self.keep_idle, 7200)),
@@ -187,6 +204,8 @@ mod tests {
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 3),
             (libc::SOL_SOCKET, libc::SO_REUSEADDR, 1),
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+            (libc::SOL_SOCKET, libc::SO_BROADCAST, 1),
+            (libc::IPPROTO_IP, libc::IP_TOS, 0x10),
             (RDMA, RDMA_SQSIZE, 100),
             (RDMA, RDMA_RQSIZE, 101),
             (RDMA, RDMA_INLINE, 200),

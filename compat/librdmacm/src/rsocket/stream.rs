@@ -76,6 +76,27 @@ impl Family {
         };
         SocketAddr::new(ip, 0)
     }
+
+    /// The address that a program means: a socket of IPv6 names those of IPv4 as IPv6 maps them.
+    ///
+    /// # Errors
+    /// It is of the other family.
+    fn meant(self, at: SocketAddr) -> Result<SocketAddr, Errno> {
+        if at.is_ipv4() != (self == Self::V4) {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        Ok(SocketAddr::new(at.ip().to_canonical(), at.port()))
+    }
+
+    /// An address as the program has it.
+    fn shown(self, at: SocketAddr) -> SocketAddr {
+        match at.ip() {
+            IpAddr::V4(ip) if self == Self::V6 => {
+                SocketAddr::new(ip.to_ipv6_mapped().into(), at.port())
+            }
+            _ => at,
+        }
+    }
 }
 
 /// What may be done without waiting, as `poll` has it.
@@ -220,9 +241,7 @@ impl Stream {
             if !matches!(state.stage, Stage::New) || state.local.is_some() {
                 return Err(Errno::INVAL);
             }
-            if at.is_ipv4() != (state.family == Family::V4) {
-                return Err(Errno(libc::EAFNOSUPPORT));
-            }
+            let at = state.family.meant(at)?;
             if !at.ip().is_unspecified() {
                 device::at(at.ip()).map_err(|_| Errno(libc::EADDRNOTAVAIL))?;
             }
@@ -243,7 +262,9 @@ impl Stream {
         let mut at = state.local.unwrap_or_else(|| state.family.unspecified());
         let mut listeners = Vec::new();
         let mut refused = Errno(libc::ENODEV);
-        for device in device::at(at.ip())? {
+        // One that listens everywhere takes both families, unless it is told otherwise.
+        let both = state.family == Family::V6 && !state.options.is_alone_in_family();
+        for device in device::listening(at.ip(), both)? {
             let own = SocketAddr::new(device.address, at.port());
             match device.connector.listen(own, backlog.max(1)) {
                 Ok(listener) => {
@@ -316,7 +337,7 @@ impl Stream {
             state.local = local.map(|local| SocketAddr::new(device.address, local.port()));
             state.peer = Some(peer);
             drop(state);
-            return Ok((made, peer));
+            return Ok((made, family.shown(peer)));
         }
     }
 
@@ -355,20 +376,18 @@ impl Stream {
 
     /// Connects.
     pub(crate) fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
-        let from = self.look(|state| match state.stage {
+        let begins = self.look(|state| match state.stage {
             Stage::New => {
-                if to.is_ipv4() != (state.family == Family::V4) {
-                    return Err(Errno(libc::EAFNOSUPPORT));
-                }
+                let to = state.family.meant(to)?;
                 state.stage = Stage::Connecting;
-                Ok(Some(state.local))
+                Ok(Some((to, state.local)))
             }
             Stage::Connecting => Ok(None),
             Stage::Open => Err(Errno(libc::EISCONN)),
             Stage::Listening(_) | Stage::Closed => Err(Errno::INVAL),
         })?;
-        match from {
-            Some(from) => {
+        match begins {
+            Some((to, from)) => {
                 let begun = self.begin_connect(to, from);
                 if let Err(error) = begun {
                     self.look(|state| state.stage = Stage::New);
@@ -615,12 +634,15 @@ impl Stream {
     }
 
     pub(crate) fn local(&self) -> SocketAddr {
-        self.look(|state| state.local.unwrap_or_else(|| state.family.unspecified()))
+        self.look(|state| {
+            let local = state.local.unwrap_or_else(|| state.family.unspecified());
+            state.family.shown(local)
+        })
     }
 
     pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
         self.look(|state| match (&state.stage, state.peer) {
-            (Stage::Open, Some(peer)) => Ok(peer),
+            (Stage::Open, Some(peer)) => Ok(state.family.shown(peer)),
             _ => Err(NOT_CONNECTED),
         })
     }
@@ -628,6 +650,11 @@ impl Stream {
     /// What went wrong since the last look.
     pub(crate) fn take_error(&self) -> Option<Errno> {
         self.look(|state| state.error.take())
+    }
+
+    /// Whether octets go to and fro.
+    pub(crate) fn is_open(&self) -> bool {
+        self.look(|state| matches!(state.stage, Stage::Open))
     }
 
     pub(crate) fn is_listening(&self) -> bool {
@@ -952,6 +979,44 @@ transport = "iwarp"
         send_all(&active, &block[sent..]);
         assert_eq!(reader.join().unwrap(), 1 << 20);
         active.close();
+    }
+
+    #[test]
+    fn a_listener_of_ipv6_everywhere_takes_ipv4_too() {
+        let to = at(0);
+        let listener = Stream::new(Family::V6);
+        listener.bind(Family::V6.unspecified()).unwrap();
+        listener.listen(4).unwrap();
+        let port = listener.local().port();
+        let mapped =
+            |port| SocketAddr::new(Ipv4Addr::new(127, 0, 41, 22).to_ipv6_mapped().into(), port);
+        for (family, to) in [
+            (Family::V4, SocketAddr::new(to.ip(), port)),
+            (Family::V6, mapped(port)),
+        ] {
+            let active = Stream::new(family);
+            let accepting = thread::spawn({
+                let listener = Arc::clone(&listener);
+                move || listener.accept().unwrap()
+            });
+            active.connect(to).unwrap();
+            let (passive, peer) = accepting.join().unwrap();
+            assert_eq!(peer, mapped(active.local().port()));
+            assert_eq!(passive.local(), mapped(port));
+            assert_eq!(active.peer(), Ok(to));
+            active.close();
+            passive.close();
+        }
+        listener.close();
+        let alone = Stream::new(Family::V6);
+        alone.with_options(|options, _| {
+            let on = 1_u32.to_ne_bytes();
+            options
+                .set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &on, false)
+                .unwrap();
+        });
+        // There is no device at an address of IPv6.
+        assert_eq!(alone.listen(4), Err(Errno(libc::ENODEV)));
     }
 
     #[test]
