@@ -43,28 +43,10 @@ pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
             return Err(Errno::INVAL);
         }
         drop(state);
-        let service = public.service();
-        let at = (!local.ip().is_unspecified()).then(|| local.ip());
-        let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
-        // One that listens everywhere takes both families, unless it is told otherwise.
-        let takes_both = local.is_ipv6() && !own.inner.lock().options.is_alone_in_family;
-        let mut devices = device::all(at, service)?;
-        devices.retain(|device| takes_both || same_family(device));
-        let backlog = usize::try_from(backlog).unwrap_or_default();
-        let mut ears = ears(&devices, service, local.port(), backlog);
-        // An assigned port may be somebody's already.
-        for _ in 0..MORE_PORTS {
-            let in_use = matches!(ears, Err(ConnectError::AddressInUse(_)));
-            if !in_use || !own.inner.lock().has_assigned_port {
-                break;
-            }
-            let other = SocketAddr::new(local.ip(), id::some_port());
-            id::show_local(public, own, other);
-            ears = self::ears(&devices, service, other.port(), backlog);
-        }
-        let ears = ears.map_err(|error| errno::of(&error))?;
+        let mut ears = std::mem::take(&mut own.inner.lock().reserved);
         if ears.is_empty() {
-            return Err(Errno(libc::ENODEV));
+            let backlog = usize::try_from(backlog).unwrap_or_default();
+            ears = ears_at(public, own, local, backlog)?;
         }
         own.inner.lock().part = Part::Listening(ears.iter().map(|(_, ear)| ear.clone()).collect());
         for (device, ear) in ears {
@@ -80,6 +62,41 @@ pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
 
 // Tries of other ports, where one was assigned that is in use.
 const MORE_PORTS: usize = 8;
+
+/// Listeners at each device of the identifier's address. Where its port is an assigned one it may become another.
+///
+/// # Errors
+/// There is no device, or the port is somebody's.
+pub fn ears_at(
+    public: &mut RdmaCmId,
+    own: &id::Own,
+    local: SocketAddr,
+    backlog: usize,
+) -> Result<Vec<(Arc<CmDevice>, Ear)>, Errno> {
+    let service = public.service();
+    let at = (!local.ip().is_unspecified()).then(|| local.ip());
+    let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
+    // One that listens everywhere takes both families, unless it is told otherwise.
+    let takes_both = local.is_ipv6() && !own.inner.lock().options.is_alone_in_family;
+    let mut devices = device::all(at, service)?;
+    devices.retain(|device| takes_both || same_family(device));
+    let mut ears = self::ears(&devices, service, local.port(), backlog);
+    // An assigned port may be somebody's already.
+    for _ in 0..MORE_PORTS {
+        let in_use = matches!(ears, Err(ConnectError::AddressInUse(_)));
+        if !in_use || !own.inner.lock().has_assigned_port {
+            break;
+        }
+        let other = SocketAddr::new(local.ip(), id::some_port());
+        id::show_local(public, own, other);
+        ears = self::ears(&devices, service, other.port(), backlog);
+    }
+    let ears = ears.map_err(|error| errno::of(&error))?;
+    if ears.is_empty() {
+        return Err(Errno(libc::ENODEV));
+    }
+    Ok(ears)
+}
 
 fn ears(
     devices: &[Arc<CmDevice>],

@@ -25,7 +25,7 @@ use crate::abi::{
 use crate::channel::{self, Data, Queued};
 use crate::device::{self, CmDevice, Service};
 use crate::errno::done;
-use crate::{address, multicast};
+use crate::{address, connect, multicast};
 
 /// An identifier as it lies in memory.
 type IdObject = Object<RdmaCmId, Own>;
@@ -60,6 +60,8 @@ pub struct State {
     pub local: Option<SocketAddr>,
     /// Whether the program left the port open.
     pub has_assigned_port: bool,
+    /// Listeners that nobody hears yet, at such a port.
+    pub reserved: Vec<(Arc<CmDevice>, Ear)>,
     /// The peer's.
     pub remote: Option<SocketAddr>,
     /// Whether `rdma_resolve_route` was called.
@@ -145,6 +147,7 @@ impl Inner {
                 device: None,
                 local: None,
                 has_assigned_port: false,
+                reserved: Vec::new(),
                 remote: None,
                 has_route: false,
                 part: Part::Nothing,
@@ -419,11 +422,12 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
         let mut state = inner.lock();
         state.is_destroyed = true;
         let part = std::mem::replace(&mut state.part, Part::Nothing);
+        let reserved = std::mem::take(&mut state.reserved);
         let events = Arc::clone(&state.channel);
         let is_sync = state.is_sync;
         drop(state);
         // Whoever is at the other end is told.
-        drop(part);
+        drop((part, reserved));
         let is_of = |queued: &Queued| Arc::ptr_eq(&queued.of, &inner);
         for queued in events.take(is_of) {
             queued.of.acknowledged();
@@ -584,10 +588,12 @@ pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<()
     local.set_port(port);
     if is_nowhere {
         show_local(public, own, local);
-        // To open a device takes a while, and qperf tells its peer the port before it listens: it has to listen at once.
-        // Where none can be opened, listening says so.
-        let at = (!local.ip().is_unspecified()).then_some(local.ip());
-        let _ = device::all(at, public.service());
+        if local.ip().is_unspecified() && own.inner.lock().has_assigned_port {
+            // The port is told to peers now. qperf does so before it listens: who asks meanwhile waits, and is not refused.
+            // Where there is no device to listen at, listening says so.
+            let reserved = connect::ears_at(public, own, local, 0).unwrap_or_default();
+            own.inner.lock().reserved = reserved;
+        }
         return Ok(());
     }
     let device = device::at(local.ip(), public.service())?;
@@ -627,12 +633,15 @@ pub unsafe extern "C" fn resolve_addr(
     done(unsafe { own(id) }.and_then(|(public, own)| {
         // SAFETY: as the caller promises.
         let remote = unsafe { address::read(dst) }?;
-        let state = own.inner.lock();
+        let mut state = own.inner.lock();
         if state.remote.is_some() || !matches!(state.part, Part::Nothing) {
             return Err(Errno::INVAL);
         }
         let is_bound = state.local.is_some();
+        let reserved = std::mem::take(&mut state.reserved);
         drop(state);
+        // It will not listen.
+        drop(reserved);
         if !is_bound && !src.is_null() {
             // SAFETY: as the caller promises.
             let local = unsafe { address::read(src) }?;

@@ -1,23 +1,22 @@
-//! An identifier that is bound to every address: its devices are open, so that listening takes no time.
+//! An identifier that is bound to every address: its port is told to peers, and nobody who asks there is refused.
 #![allow(unsafe_code)]
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ptr;
 
 use polyverbs_librdmacm::abi::port_space;
-use polyverbs_librdmacm::{address, channel, id};
+use polyverbs_librdmacm::{address, channel, connect, id};
 
 const DEVICES: &str = r#"
 [[device]]
 address = "127.0.41.31"
+transport = "iwarp"
 "#;
-const ROCE: &str = "127.0.41.31:4791";
 
 #[test]
-fn devices_are_open_before_the_program_listens() {
+fn who_asks_before_the_program_listens_waits() {
     // SAFETY: nothing has looked at the environment yet, and there is no other test here.
     unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) };
-    drop(UdpSocket::bind(ROCE).expect("nobody is there yet"));
     let channel = channel::create();
     let mut made = ptr::null_mut();
     let mut everywhere = address::write("0.0.0.0:0".parse().unwrap());
@@ -28,5 +27,15 @@ fn devices_are_open_before_the_program_listens() {
         assert_eq!(created, 0);
         assert_eq!(id::bind_addr(made, (&raw mut everywhere).cast()), 0);
     }
-    assert!(UdpSocket::bind(ROCE).is_err(), "the device is not open");
+    // SAFETY: as above.
+    let port = u16::from_be(unsafe { id::get_src_port(made) });
+    let told = SocketAddr::from(([127, 0, 41, 31], port));
+    let _asked = TcpStream::connect(told).expect("the port takes streams");
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(connect::listen(made, 0), 0);
+        assert_eq!(u16::from_be(id::get_src_port(made)), port);
+        assert_eq!(id::destroy(made), 0);
+    }
+    TcpListener::bind(told).expect("the port is free again");
 }
