@@ -234,14 +234,26 @@ fn send_to(
     fd: c_int,
     sources: &[IoSlice<'_>],
     flags: c_int,
-    to: Option<SocketAddr>,
+    to: impl FnOnce() -> Result<Option<SocketAddr>, Errno>,
 ) -> Result<usize, Errno> {
     let socket = table::get(fd)?;
     let how = sends(flags)?;
     match &socket {
-        Socket::Stream(_) if to.is_some() => Err(Errno(libc::EISCONN)),
+        // An address is not looked at here, as Linux's TCP does not: sockperf names one that is none.
         Socket::Stream(stream) => stream.send(sources, how),
-        Socket::Datagram(datagram) => datagram.send(sources, how, to),
+        Socket::Datagram(datagram) => datagram.send(sources, how, to()?),
+    }
+}
+
+// SAFETY of the callers: as many octets as it says are readable at the address, unless that is null.
+unsafe fn destination(
+    address: *const sockaddr,
+    length: socklen_t,
+) -> Result<Option<SocketAddr>, Errno> {
+    match address.is_null() {
+        true => Ok(None),
+        // SAFETY: as the caller promises.
+        false => Ok(Some(unsafe { address::read(address, length) }?)),
     }
 }
 
@@ -325,7 +337,7 @@ pub unsafe extern "C" fn send(
 ) -> ssize_t {
     // SAFETY: as the caller promises.
     let source = unsafe { source(from, length) };
-    count(source.and_then(|source| send_to(fd, &[IoSlice::new(source)], flags, None)))
+    count(source.and_then(|source| send_to(fd, &[IoSlice::new(source)], flags, || Ok(None))))
 }
 
 /// `rsendto`.
@@ -343,11 +355,8 @@ pub unsafe extern "C" fn sendto(
     // SAFETY: as the caller promises.
     let source = unsafe { source(from, length) };
     count(source.and_then(|source| {
-        let to = match address.is_null() {
-            true => None,
-            // SAFETY: as the caller promises.
-            false => Some(unsafe { address::read(address, address_length) }?),
-        };
+        // SAFETY: as the caller promises.
+        let to = || unsafe { destination(address, address_length) };
         send_to(fd, &[IoSlice::new(source)], flags, to)
     }))
 }
@@ -365,11 +374,8 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         }
         // SAFETY: as the caller promises.
         let sources = unsafe { sources(message.msg_iov, message.msg_iovlen) }?;
-        let to = match message.msg_name.is_null() {
-            true => None,
-            // SAFETY: as the caller promises.
-            false => Some(unsafe { address::read(message.msg_name.cast(), message.msg_namelen) }?),
-        };
+        // SAFETY: as the caller promises.
+        let to = || unsafe { destination(message.msg_name.cast(), message.msg_namelen) };
         send_to(fd, &sources, flags, to)
     }))
 }
@@ -412,7 +418,7 @@ pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, length: c_int) ->
     count(vector_count(length).and_then(|length| {
         // SAFETY: as the caller promises.
         let sources = unsafe { sources(list, length) }?;
-        send_to(fd, &sources, 0, None)
+        send_to(fd, &sources, 0, || Ok(None))
     }))
 }
 
@@ -815,6 +821,10 @@ mod tests {
                 assert_eq!((value, length), (expected, number));
             }
             assert_eq!(found[0], 7, "no connection");
+            // To a stream an address means nothing, be it one or not.
+            let none = found.as_ptr().cast();
+            let sent = sendto(fd, found.as_ptr().cast(), 1, 0, none, 16);
+            assert_eq!(failed(sent as c_int), libc::ENOTCONN);
         }
         assert_eq!(close(fd), 0);
     }

@@ -16,6 +16,8 @@ use std::sync::{Arc, Mutex};
 
 use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     Access, Ah, Completion, ConnectOptions, Cq, Data, LinkAddress, Memory, Mr, Notify, Qp,
@@ -186,6 +188,20 @@ use header::Kind;
 
 fn errno_of(error: &std::io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+// A socket of the system that does not wait. By a system call, not by the function of C: librspreload has one in its place,
+// which would make an rsocket, which would want a socket.
+fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
+    let family = match at {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::DGRAM, flags, None)?;
+    set_socket_reuseaddr(&socket, reuses)?;
+    bind(&socket, &at)?;
+    Ok(socket.into())
 }
 
 impl Port {
@@ -444,10 +460,8 @@ impl State {
         if at.is_ipv4() != (self.family == Family::V4) {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
-        let udp = UdpSocket::bind(at).map_err(|error| errno_of(&error))?;
-        udp.set_nonblocking(true)
-            .map_err(|error| errno_of(&error))?;
-        self.udp = Some(udp);
+        let reuses = self.options.reuses_address();
+        self.udp = Some(udp_at(at, reuses).map_err(|errno| Errno(errno.raw_os_error()))?);
         Ok(())
     }
 

@@ -90,6 +90,11 @@ impl Options {
         self.v6_only
     }
 
+    /// Whether its address may be another's too.
+    pub(crate) fn reuses_address(&self) -> bool {
+        self.reuse_addr
+    }
+
     /// Sets an option. `is_made`: what the sizes are of is there already.
     ///
     /// # Errors
