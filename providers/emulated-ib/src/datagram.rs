@@ -167,8 +167,9 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         half.counters.dropped += 1;
         return;
     };
+    let needed = GRH_OCTETS + frame.payload.len();
     let mut spans = Spans::new();
-    let gathered = qp.gather_receive(&receive, cx, &mut spans);
+    let gathered = qp.gather_receive(&receive, needed as u64, cx, &mut spans);
     if let Err(fault) = gathered {
         half.current = Some(receive);
         return qp.fail_responder(
@@ -179,7 +180,6 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         );
     }
     let room: usize = spans.iter().map(|span| span.len()).sum();
-    let needed = GRH_OCTETS + frame.payload.len();
     if room < needed {
         // The receive stays for the next datagram.
         half.current = Some(receive);

@@ -451,12 +451,12 @@ fn send<'p>(
     let Some(receive) = half.current.take() else {
         return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, header.psn));
     };
+    let length = payload.len() as u64;
     let mut spans = Spans::new();
-    if let Err(fault) = qp.gather_receive(&receive, cx, &mut spans) {
+    if let Err(fault) = qp.gather_receive(&receive, received + length, cx, &mut spans) {
         let nak = Nak::RemoteOperation;
         return Err(refuse_receive(half, receive, nak, fault.local_status()));
     }
-    let length = payload.len() as u64;
     let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
     if received + length > room && !rules::is_broken(Rule::ReceiveLength) {
         let nak = Nak::InvalidRequest;

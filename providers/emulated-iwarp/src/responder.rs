@@ -210,11 +210,11 @@ fn fill(
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
+    let end = u64::from(offset) + payload.len() as u64;
     let mut spans = Spans::new();
-    qp.gather_receive(receive, cx, &mut spans)
+    qp.gather_receive(receive, end, cx, &mut spans)
         .map_err(Breach::Receive)?;
     let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
-    let end = u64::from(offset) + payload.len() as u64;
     // Offsets have 32 bits, whatever room there is.
     if end > u64::from(u32::MAX) {
         return Err(Breach::TooLong);

@@ -196,7 +196,8 @@ pub fn gather<'p>(
     Ok(())
 }
 
-/// The same for the entries of a receive.
+/// The same for the entries of a receive, as far as a message of `length` bytes reaches: entries behind its end are not
+/// checked.
 ///
 /// # Errors
 /// The first entry that is refused.
@@ -206,10 +207,17 @@ pub fn gather_raw<'p>(
     pin: &'p Pin,
     list: &[RawSge],
     user: LocalUse,
+    length: u64,
     into: &mut Spans<'p>,
 ) -> Result<(), Fault> {
+    let mut room = 0;
     for sge in list.iter().filter(|sge| sge.length != 0) {
-        keys.check_local(pin, sge.lkey, sge.addr, u64::from(sge.length), user)?
+        if room >= length {
+            return Ok(());
+        }
+        let entry = u64::from(sge.length);
+        room += entry;
+        keys.check_local(pin, sge.lkey, sge.addr, entry, user)?
             .for_each(|span| into.push(span));
     }
     Ok(())

@@ -1093,7 +1093,8 @@ impl<D: Driver> Qp<D> {
         None
     }
 
-    /// Gathers what a receive names, checked for writing.
+    /// Gathers what a receive names, checked for writing, as far as a message of `length` bytes reaches. A message of no
+    /// bytes touches no memory, and so needs no valid entry.
     ///
     /// # Errors
     /// The first entry that is refused.
@@ -1101,6 +1102,7 @@ impl<D: Driver> Qp<D> {
     pub fn gather_receive<'p>(
         &self,
         receive: &Receive,
+        length: u64,
         cx: &Cx<'p, D>,
         into: &mut Spans<'p>,
     ) -> Result<(), Fault> {
@@ -1114,6 +1116,7 @@ impl<D: Driver> Qp<D> {
             cx.pin,
             receive.sges.as_slice(),
             user,
+            length,
             into,
         )
     }

@@ -225,7 +225,8 @@ fn send<'p>(
         return Err(Refusal::INVALID);
     };
     let mut spans = Spans::new();
-    if let Err(fault) = peer.gather_receive(&receive, cx, &mut spans) {
+    let length = asked.payload.len() as u64;
+    if let Err(fault) = peer.gather_receive(&receive, length, cx, &mut spans) {
         half.current = Some(receive);
         let own = fault.local_status();
         return Err(Refusal::of_receive(WcStatus::RemOpErr, own));

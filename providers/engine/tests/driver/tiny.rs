@@ -210,7 +210,7 @@ fn respond<D: Tiny>(
         .take()
         .or_else(|| qp.take_receive(&mut half, waiting, &mut cx.effects))?;
     let mut spans = Spans::new();
-    let gathered = qp.gather_receive(&receive, cx, &mut spans);
+    let gathered = qp.gather_receive(&receive, payload.len() as u64, cx, &mut spans);
     let room: usize = spans.iter().map(|span| span.len()).sum();
     if gathered.is_err() || room < payload.len() {
         half.current = Some(receive);

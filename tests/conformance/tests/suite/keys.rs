@@ -28,6 +28,7 @@ cases! {
     a_local_stretch_outside_its_region_is_refused: ANY_DEVICE;
     a_bad_key_of_a_receive_fails_the_receive: ANY_DEVICE;
     an_empty_stretch_is_not_looked_at: ANY_DEVICE;
+    a_receive_is_checked_as_far_as_the_message_reaches: ANY_DEVICE;
     a_message_beyond_the_limit_is_refused: ANY_DEVICE;
     inline_octets_are_copied_while_posting: ANY_DEVICE;
     deregistering_while_a_peer_reads: ANY_DEVICE;
@@ -439,6 +440,45 @@ fn an_empty_stretch_is_not_looked_at(rig: &Rig) {
     rig.succeeds(&pair.near, Send::new(nowhere).signaled(2));
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 0));
+}
+
+// covers 2.09 3.34
+fn a_receive_is_checked_as_far_as_the_message_reaches(rig: &Rig) {
+    let pair = rig.rc();
+    let landing = rig.far.region(64, Access::LOCAL_WRITE);
+    let nowhere = Sge {
+        addr: 0,
+        length: 256,
+        lkey: LKey::new(0),
+    };
+    pair.far
+        .post_receive(ReceiveRequest::new(1, nowhere))
+        .expect("a receive");
+    let nothing = Sge {
+        length: 0,
+        ..nowhere
+    };
+    rig.succeeds(&pair.near, Send::new(nothing).signaled(1));
+    let got = rig.take(&pair.far.cq, 1).remove(0);
+    assert_eq!((got.status, got.byte_len), (WcStatus::Success, 0));
+
+    let into = [landing.sge(0, 8), nowhere];
+    pair.far
+        .post_receive(ReceiveRequest::new(2, &into))
+        .expect("a receive");
+    rig.scratch.fill(1);
+    rig.succeeds(&pair.near, Send::new(rig.scratch.sge(0, 8)).signaled(2));
+    let got = rig.take(&pair.far.cq, 1).remove(0);
+    assert_eq!((got.status, got.byte_len), (WcStatus::Success, 8));
+    assert_eq!(landing.bytes(0, 8), rig.scratch.bytes(0, 8));
+
+    pair.far
+        .post_receive(ReceiveRequest::new(5, &into))
+        .expect("a receive");
+    let send = Send::new(rig.scratch.sge(0, 9)).signaled(3);
+    pair.near.post_one(send).expect("a send");
+    let got = rig.take(&pair.far.cq, 1).remove(0);
+    assert_eq!((got.wr_id, got.status), (5, WcStatus::LocProtErr));
 }
 
 // covers 2.11
