@@ -289,12 +289,15 @@ impl Identifier {
     /// # Errors
     /// None was, or it has been answered.
     pub fn accept(&self, qp: &Qp, options: ConnectionOptions) -> Result<(), ConnectError> {
-        let accepted = self
-            .inner
-            .take_asked()?
-            .accept(&self.inner.context, qp, options);
+        let asked = self.inner.take_asked()?;
         let weak = Arc::downgrade(&self.inner);
-        accepted.on_done(move |done| established(&weak, done, Vec::new()));
+        let then = {
+            let weak = Weak::clone(&weak);
+            move |done| established(&weak, done, Vec::new())
+        };
+        if let Err(error) = asked.accept_then(&self.inner.context, qp, options, then) {
+            established(&weak, Err(error), Vec::new());
+        }
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! each phase looks it up again. No thread waits: a phase begins in the handler of the one before.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::carrier::Carrier;
 use verbs_api::objects::{ObjectId, ObjectKind};
@@ -752,6 +752,7 @@ impl ListenSink<Offer> for IncomingQueue {
         self.waiting.push(Incoming {
             side: Some(side),
             peer: offer,
+            others: Arc::downgrade(&self.waiting),
         });
     }
 
@@ -770,6 +771,8 @@ impl Asked for Incoming {
 pub struct Incoming {
     side: Option<Arc<Side>>,
     peer: Offer,
+    /// The requests of the same listener.
+    others: Weak<Waiting<Self>>,
 }
 
 impl Incoming {
@@ -900,6 +903,31 @@ impl Incoming {
         let (endpoint, options) = numbered(options, own.endpoint.sq_psn, &self.peer);
         accept.begin(&endpoint, options, own, is_stream);
         started
+    }
+}
+
+impl Incoming {
+    /// Accepts, and calls `then` when the other side has completed. A peer that has completed may ask for another
+    /// connection at once: the listener does not hand that request out before `then` is in place, so that programs hear
+    /// of the two in the order in which they happened.
+    ///
+    /// # Errors
+    /// What is known to have failed at once; `then` is not called.
+    pub fn accept_then(
+        self,
+        context: &Context,
+        qp: &Qp,
+        options: ConnectionOptions,
+        then: impl FnOnce(Result<Connection, ConnectError>) + Send + 'static,
+    ) -> Result<(), ConnectError> {
+        let _held = self.others.upgrade().map(|others| others.hold());
+        let accepted = self.accept(context, qp, options);
+        if accepted.is_done() {
+            then(Ok(accepted.wait()?));
+        } else {
+            accepted.on_done(then);
+        }
+        Ok(())
     }
 }
 

@@ -23,8 +23,19 @@ pub(crate) struct Waiting<T> {
 struct State<T> {
     waiting: VecDeque<T>,
     takers: VecDeque<Completer<T, ConnectError>>,
+    /// How many [`Hold`]s there are.
+    holds: usize,
     /// Why no more come.
     over: Option<VerbError>,
+}
+
+/// Holds requests back.
+pub(crate) struct Hold<T: Asked>(Arc<Waiting<T>>);
+
+impl<T: Asked> Drop for Hold<T> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
 }
 
 impl<T: Asked> Waiting<T> {
@@ -33,6 +44,7 @@ impl<T: Asked> Waiting<T> {
         let state = State {
             waiting: VecDeque::new(),
             takers: VecDeque::new(),
+            holds: 0,
             over: None,
         };
         Arc::new(Self {
@@ -69,7 +81,11 @@ impl<T: Asked> Waiting<T> {
             }
         });
         let mut state = self.lock();
-        let first = match (state.waiting.pop_front(), &state.over) {
+        let first = match state.holds {
+            0 => state.waiting.pop_front(),
+            _ => None,
+        };
+        let first = match (first, &state.over) {
             (Some(first), _) => Some(Ok(first)),
             (None, Some(over)) => Some(Err(over.clone().into())),
             (None, None) => None,
@@ -83,6 +99,29 @@ impl<T: Asked> Waiting<T> {
             completer.complete(first);
         }
         started
+    }
+
+    /// Until the hold is dropped, requests wait even where somebody wants one.
+    pub(crate) fn hold(self: &Arc<Self>) -> Hold<T> {
+        self.lock().holds += 1;
+        Hold(Arc::clone(self))
+    }
+
+    // The last hold hands out what came meanwhile, in its order.
+    fn release(&self) {
+        loop {
+            let mut state = self.lock();
+            let is_last = state.holds == 1;
+            if !is_last || state.waiting.is_empty() || state.takers.is_empty() {
+                state.holds -= 1;
+                return;
+            }
+            let next = (state.takers.pop_front(), state.waiting.pop_front());
+            drop(state);
+            if let (Some(taker), Some(one)) = next {
+                taker.complete(Ok(one));
+            }
+        }
     }
 
     /// No more are taken, and those that wait are dropped.
@@ -104,7 +143,11 @@ impl<T: Asked> Waiting<T> {
 
     fn put(&self, one: T, is_first: bool) {
         let mut state = self.lock();
-        if let Some(taker) = state.takers.pop_front() {
+        let taker = match state.holds {
+            0 => state.takers.pop_front(),
+            _ => None,
+        };
+        if let Some(taker) = taker {
             drop(state);
             // One that has gone meanwhile hands it back.
             taker.complete(Ok(one));
@@ -113,7 +156,8 @@ impl<T: Asked> Waiting<T> {
             drop(state);
         } else if is_first {
             state.waiting.push_front(one);
-        } else if state.waiting.len() < self.most {
+        } else if state.waiting.len() < self.most.saturating_add(state.takers.len()) {
+            // Takers there are only where requests are held back.
             state.waiting.push_back(one);
         } else {
             drop(state);

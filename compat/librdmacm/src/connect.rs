@@ -542,23 +542,16 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
                     reads: incoming.offered_reads(),
                     qp_num: incoming.remote_qpn().value(),
                 };
-                let accepted = incoming.accept(&device.context, &qp, options);
-                if accepted.is_done() {
-                    match accepted.wait() {
-                        Err(error) => {
-                            inner.lock().part = Part::Nothing;
-                            return Err(errno::of(&error));
-                        }
-                        done => established(inner, done, data, device.transport()),
+                let weak = Arc::downgrade(inner);
+                let transport = device.transport();
+                let then = move |done| {
+                    if let Some(this) = weak.upgrade() {
+                        established(&this, done, data, transport);
                     }
-                } else {
-                    let weak = Arc::downgrade(inner);
-                    let transport = device.transport();
-                    accepted.on_done(move |done| {
-                        if let Some(this) = weak.upgrade() {
-                            established(&this, done, data, transport);
-                        }
-                    });
+                };
+                if let Err(error) = incoming.accept_then(&device.context, &qp, options, then) {
+                    inner.lock().part = Part::Nothing;
+                    return Err(errno::of(&error));
                 }
                 // SAFETY: as the caller promises.
                 unsafe { id::complete(public, own) }

@@ -1,11 +1,12 @@
 //! Identifiers and channels of events.
 
+use conformance::Flavour;
 use polyverbs::Qp;
 use polyverbs_connection::{
     ChannelEvent, ConnectError, ConnectionOptions, EventChannel, Happened, Identifier,
 };
 
-use crate::ends::{Ends, address_of, on_each};
+use crate::ends::{Ends, address_of, on, on_each};
 
 fn options() -> ConnectionOptions {
     ConnectionOptions::new()
@@ -72,6 +73,41 @@ fn what_happens_to_many_identifiers_comes_in_its_order_on_one_channel() {
         for identifier in [listener, asking, asked] {
             ends.end(identifier.destroy());
         }
+    });
+}
+
+// covers 7.60
+#[test]
+fn an_accepted_connection_comes_before_what_its_peer_asks_next() {
+    // Over sockets the two messages come by themselves.
+    on(&[Flavour::Ib, Flavour::Iwarp], |ends| {
+        let channel = EventChannel::new();
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let next_qp = ends.near_qp();
+        let listener = Identifier::new(&channel, &ends.far.connector, &ends.rig.far.context);
+        let at = listener.listen(address_of(&ends.rig.far), 0).unwrap();
+        let (connector, context) = (&ends.near.connector, &ends.rig.near.context);
+        let first = connector.connect(context, &near, at, options());
+        let mut event = next(ends, &channel);
+        let asked = event.take_request().unwrap();
+        drop(event);
+        let (connector, context) = (connector.clone(), context.clone());
+        first.on_done(move |accepted| {
+            accepted.unwrap().complete().on_done(move |connection| {
+                std::mem::forget(connection);
+                connector
+                    .connect(&context, &next_qp, at, options())
+                    .on_done(|_| {});
+            });
+        });
+        asked.accept(&far, options()).unwrap();
+        let told = [next(ends, &channel), next(ends, &channel)];
+        let told = told.each_ref().map(ChannelEvent::happened);
+        assert!(matches!(told[0], Happened::Established { .. }), "{told:?}");
+        assert!(
+            matches!(told[1], Happened::ConnectRequest { .. }),
+            "{told:?}"
+        );
     });
 }
 
