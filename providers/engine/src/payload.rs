@@ -196,7 +196,7 @@ pub fn gather<'p>(
     Ok(())
 }
 
-/// The same for the entries of a receive, as far as a message of `length` bytes reaches: entries behind its end are not
+/// The same for the entries of a receive, as far as a message of `length` bytes reaches: what is behind its end is not
 /// checked.
 ///
 /// # Errors
@@ -210,14 +210,14 @@ pub fn gather_raw<'p>(
     length: u64,
     into: &mut Spans<'p>,
 ) -> Result<(), Fault> {
-    let mut room = 0;
+    let mut rest = length;
     for sge in list.iter().filter(|sge| sge.length != 0) {
-        if room >= length {
-            return Ok(());
+        let reached = rest.min(u64::from(sge.length));
+        if reached == 0 {
+            break;
         }
-        let entry = u64::from(sge.length);
-        room += entry;
-        keys.check_local(pin, sge.lkey, sge.addr, entry, user)?
+        rest -= reached;
+        keys.check_local(pin, sge.lkey, sge.addr, reached, user)?
             .for_each(|span| into.push(span));
     }
     Ok(())

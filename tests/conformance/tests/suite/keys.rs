@@ -396,8 +396,8 @@ fn a_bad_key_of_a_receive_fails_the_receive(rig: &Rig) {
         stale,
         closed.sge(0, 64),
         Sge {
-            length: 65,
-            ..landing.sge(0, 64)
+            length: 8,
+            ..landing.sge(60, 4)
         },
     ] {
         let pair = rig.rc();
@@ -462,11 +462,23 @@ fn a_receive_is_checked_as_far_as_the_message_reaches(rig: &Rig) {
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 0));
 
+    let beyond = Sge {
+        length: 100,
+        ..landing.sge(56, 8)
+    };
+    pair.far
+        .post_receive(ReceiveRequest::new(2, beyond))
+        .expect("a receive");
+    rig.scratch.fill(1);
+    rig.succeeds(&pair.near, Send::new(rig.scratch.sge(0, 8)).signaled(4));
+    let got = rig.take(&pair.far.cq, 1).remove(0);
+    assert_eq!((got.status, got.byte_len), (WcStatus::Success, 8));
+    assert_eq!(landing.bytes(56, 8), rig.scratch.bytes(0, 8));
+
     let into = [landing.sge(0, 8), nowhere];
     pair.far
         .post_receive(ReceiveRequest::new(2, &into))
         .expect("a receive");
-    rig.scratch.fill(1);
     rig.succeeds(&pair.near, Send::new(rig.scratch.sge(0, 8)).signaled(2));
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 8));
