@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -543,6 +544,20 @@ fn gid_type(state: &State) -> u32 {
     match state.shared.listed.transport() {
         Transport::InfiniBand if state.shared.listed.configured().lid().is_none() => ROCE_V2,
         _ => IB_OR_IWARP,
+    }
+}
+
+/// What `ibv_wc.sl` says of a datagram that a RoCE device received: which headers it had, as drivers of hardware report it
+/// (RoCEv2 has no service level, and IBA A17.4.5.1 wants the completion to tell). UCX drops datagrams whose routing header
+/// does not fit. Elsewhere it is the service level, which is 0.
+pub(crate) fn packet_type(state: &State) -> u8 {
+    const UDP: u8 = 1 << 3;
+    const OVER_IPV6: u8 = 1;
+    const OVER_IPV4: u8 = 2;
+    match (gid_type(state), state.shared.listed.address()) {
+        (ROCE_V2, IpAddr::V4(_)) => UDP | OVER_IPV4,
+        (ROCE_V2, IpAddr::V6(_)) => UDP | OVER_IPV6,
+        _ => 0,
     }
 }
 

@@ -40,6 +40,8 @@ pub struct State {
     // Completions that were fetched to find those of a queue pair that was reset.
     kept: Mutex<VecDeque<Completion>>,
     has_kept: AtomicBool,
+    // Of datagrams: see `context::packet_type`.
+    packet_type: u8,
     // What `ibv_start_poll` found: the program's alone until `ibv_end_poll`.
     current: UnsafeCell<Completion>,
 }
@@ -165,6 +167,7 @@ unsafe fn make(
         acknowledged: Condvar::new(),
         kept: Mutex::default(),
         has_kept: AtomicBool::new(false),
+        packet_type: context::packet_type(state),
         current: UnsafeCell::default(),
     };
     let at = CqObject::create(c, own);
@@ -244,7 +247,15 @@ fn imm_data(done: &Completion) -> u32 {
     }
 }
 
-fn wc(done: &Completion) -> IbvWc {
+// Only datagrams have a routing header.
+fn sl(done: &Completion, packet_type: u8) -> u8 {
+    match done.wc_flags.contains(WcFlags::GRH) {
+        true => packet_type,
+        false => 0,
+    }
+}
+
+fn wc(done: &Completion, packet_type: u8) -> IbvWc {
     IbvWc {
         wr_id: done.wr_id,
         status: done.status as c_int,
@@ -257,7 +268,7 @@ fn wc(done: &Completion) -> IbvWc {
         wc_flags: u32::from(done.wc_flags.bits()),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: sl(done, packet_type),
         dlid_path_bits: 0,
     }
 }
@@ -295,7 +306,7 @@ unsafe fn poll_through(
         };
         for done in filled.iter() {
             // SAFETY: fewer than the program has room for.
-            unsafe { target.add(found).write(wc(done)) };
+            unsafe { target.add(found).write(wc(done, state.packet_type)) };
             found += 1;
         }
         if filled.len() < room {
@@ -376,7 +387,7 @@ fn extended() -> [Slot; 18] {
     slots[cq_ex::READ_SRC_QP] = slot!("ibv_wc_read_src_qp" => read_src_qp);
     slots[cq_ex::READ_WC_FLAGS] = slot!("ibv_wc_read_wc_flags" => read_wc_flags);
     slots[cq_ex::READ_SLID] = slot!("ibv_wc_read_slid" => read_zero);
-    slots[cq_ex::READ_SL] = slot!("ibv_wc_read_sl" => read_zero);
+    slots[cq_ex::READ_SL] = slot!("ibv_wc_read_sl" => read_sl);
     slots[cq_ex::READ_DLID_PATH_BITS] = slot!("ibv_wc_read_dlid_path_bits" => read_zero);
     slots
 }
@@ -448,6 +459,15 @@ extern "C" fn end_poll(_: *mut IbvCqEx) {}
 
 extern "C" fn read_zero(_: *mut IbvCqEx) -> u32 {
     0
+}
+
+unsafe extern "C" fn read_sl(cq: *mut IbvCqEx) -> u8 {
+    // SAFETY: between start and end of a poll the queue is the caller's alone.
+    let (state, done) = unsafe {
+        let state = CqObject::own_unchecked(cq);
+        (state, &*state.current.get())
+    };
+    sl(done, state.packet_type)
 }
 
 macro_rules! readers {
