@@ -6,11 +6,6 @@
 // Symbols with versions can only be written in assembly.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
-use std::ptr;
-
-use polyverbs_libibverbs::errno::Errno;
-
 // Jumps to the function; where there is a trace, by way of what writes it, which is told the function and the name.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
@@ -79,31 +74,8 @@ macro_rules! symbol {
 /// A symbol that is not there: it answers as such functions do that fail.
 macro_rules! absent {
     ($name:literal $at:literal $version:literal => $answer:ident) => {
-        symbol! { $name $at $version => $crate::$answer }
+        symbol! { $name $at $version => polyverbs_libibverbs::absent::$answer }
     };
 }
 
 mod symbols;
-
-// For functions that answer an error number.
-extern "C" fn number() -> c_int {
-    Errno::OPNOTSUPP.set()
-}
-
-// For functions that answer -1.
-extern "C" fn minus_one() -> c_int {
-    Errno::OPNOTSUPP.set();
-    -1
-}
-
-// For functions that answer a pointer.
-extern "C" fn null() -> *mut c_void {
-    Errno::OPNOTSUPP.set();
-    ptr::null_mut()
-}
-
-// For functions that answer nothing, or a number that is 0 where there is none.
-extern "C" fn nothing() -> c_int {
-    Errno::OPNOTSUPP.set();
-    0
-}

@@ -25,7 +25,7 @@ use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
 use crate::sinks::Sinks;
 use crate::trace::entry::slot;
-use crate::{cq, dm, mr, mw, object, pd, post, qp_ex, srq, xrc};
+use crate::{absent, cq, dm, mr, mw, object, pd, post, qp_ex, srq, xrc};
 
 /// An open device as it lies in memory.
 #[repr(C)]
@@ -161,6 +161,17 @@ fn slots() -> ([Slot; OPS_SLOTS], [Slot; VERBS_SLOTS]) {
     long[verbs::QUERY_DEVICE_EX] = slot!("ibv_query_device_ex" => query_device_ex);
     long[verbs::CREATE_CQ_EX] = slot!("ibv_create_cq_ex" => cq::create_ex);
     long[verbs::CREATE_QP_EX] = slot!("ibv_create_qp_ex" => qp_ex::create);
+    // An empty place would answer the same, but no trace would tell. What is left empty takes an object of these.
+    long[verbs::ALLOC_NULL_MR] = slot!("ibv_alloc_null_mr" => absent::null);
+    long[verbs::CREATE_COUNTERS] = slot!("ibv_create_counters" => absent::null);
+    long[verbs::CREATE_FLOW_ACTION_ESP] = slot!("ibv_create_flow_action_esp" => absent::null);
+    long[verbs::MODIFY_QP_RATE_LIMIT] = slot!("ibv_modify_qp_rate_limit" => absent::number);
+    long[verbs::MODIFY_CQ] = slot!("ibv_modify_cq" => absent::number);
+    long[verbs::POST_SRQ_OPS] = slot!("ibv_post_srq_ops" => absent::post_srq_ops);
+    long[verbs::CREATE_RWQ_IND_TABLE] = slot!("ibv_create_rwq_ind_table" => absent::null);
+    long[verbs::CREATE_WQ] = slot!("ibv_create_wq" => absent::null);
+    long[verbs::QUERY_RT_VALUES] = slot!("ibv_query_rt_values_ex" => absent::number);
+    long[verbs::CREATE_FLOW] = slot!("ibv_create_flow" => absent::null);
     (short, long)
 }
 
@@ -788,4 +799,42 @@ pub extern "C" fn fork_init() -> c_int {
 /// `ibv_is_fork_initialized`: not needed.
 pub extern "C" fn is_fork_initialized() -> c_int {
     2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_says_so_through_the_table() {
+        type Two<T> = extern "C" fn(*mut c_void, *mut c_void) -> T;
+        let (_, long) = slots();
+        for place in [
+            verbs::ALLOC_NULL_MR,
+            verbs::CREATE_COUNTERS,
+            verbs::CREATE_FLOW_ACTION_ESP,
+            verbs::CREATE_RWQ_IND_TABLE,
+            verbs::CREATE_WQ,
+            verbs::CREATE_FLOW,
+        ] {
+            // SAFETY: a function that makes something of two pointers at most.
+            let make = unsafe { std::mem::transmute::<Slot, Two<*mut c_void>>(long[place]) };
+            assert!(make(ptr::null_mut(), ptr::null_mut()).is_null());
+            assert_eq!(Errno::last(), Errno::OPNOTSUPP);
+        }
+        for place in [
+            verbs::MODIFY_QP_RATE_LIMIT,
+            verbs::MODIFY_CQ,
+            verbs::QUERY_RT_VALUES,
+        ] {
+            // SAFETY: a function of two pointers that answers an error number.
+            let ask = unsafe { std::mem::transmute::<Slot, Two<c_int>>(long[place]) };
+            assert_eq!(ask(ptr::null_mut(), ptr::null_mut()), libc::EOPNOTSUPP);
+        }
+        let (mut op, mut bad) = (0_u8, ptr::null_mut());
+        let op = (&raw mut op).cast();
+        // SAFETY: the second pointer is written.
+        let answer = unsafe { absent::post_srq_ops(ptr::null_mut(), op, &raw mut bad) };
+        assert_eq!((answer, bad), (libc::EOPNOTSUPP, op));
+    }
 }

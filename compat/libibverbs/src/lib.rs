@@ -5,6 +5,7 @@
 //! and the rules of verbs are those of `verbs-api`. Which symbol is which function stands in the crate `polyverbs-compat`.
 
 pub mod abi;
+pub mod absent;
 pub mod ah;
 pub mod context;
 pub mod cq;

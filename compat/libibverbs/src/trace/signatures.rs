@@ -185,6 +185,7 @@ signatures! {
     "ibv_dereg_mr" ("mr") Number;
     "ibv_import_mr" ("pd mr_handle:i") Mr;
     "ibv_unimport_mr" ("mr") Nothing;
+    "ibv_alloc_null_mr" ("pd") Pointer;
     "ibv_advise_mr" ("pd advice:i flags:x sg_list num_sge:i") Number;
     "ibv_alloc_mw" ("pd type:i") Pointer;
     "ibv_dealloc_mw" ("mw") Number;
@@ -239,6 +240,15 @@ signatures! {
     "ibv_query_srq" ("srq srq_attr") Number;
     "ibv_get_srq_num" ("srq srq_num:I") Number;
     "ibv_destroy_srq" ("srq") Number;
+    "ibv_post_srq_ops" ("srq op bad_op") Number;
+    "ibv_modify_cq" ("cq attr") Number;
+    "ibv_modify_qp_rate_limit" ("qp attr") Number;
+    "ibv_create_wq" ("context wq_init_attr") Pointer;
+    "ibv_create_rwq_ind_table" ("context init_attr") Pointer;
+    "ibv_create_flow" ("qp flow") Pointer;
+    "ibv_create_flow_action_esp" ("context esp") Pointer;
+    "ibv_create_counters" ("context init_attr") Pointer;
+    "ibv_query_rt_values_ex" ("context values") Number;
     "ibv_create_ah" ("pd attr:H") Pointer;
     "ibv_init_ah_from_wc" ("context port_num:i wc grh ah_attr:H") Number;
     "ibv_create_ah_from_wc" ("pd wc grh port_num:i") Pointer;

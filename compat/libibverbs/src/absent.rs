@@ -1,0 +1,46 @@
+//! What is not there: it answers as such functions do that fail, so that a trace names it.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use crate::errno::Errno;
+
+/// For functions that answer an error number.
+pub extern "C" fn number() -> c_int {
+    Errno::OPNOTSUPP.set()
+}
+
+/// For functions that answer -1.
+pub extern "C" fn minus_one() -> c_int {
+    Errno::OPNOTSUPP.set();
+    -1
+}
+
+/// For functions that answer a pointer.
+pub extern "C" fn null() -> *mut c_void {
+    Errno::OPNOTSUPP.set();
+    ptr::null_mut()
+}
+
+/// For functions that answer nothing, or a number that is 0 where there is none.
+pub extern "C" fn nothing() -> c_int {
+    Errno::OPNOTSUPP.set();
+    0
+}
+
+/// `ibv_post_srq_ops`, of tag matching: the first operation is the one that failed.
+///
+/// # Safety
+/// `bad_op` is null or writable.
+pub unsafe extern "C" fn post_srq_ops(
+    _srq: *mut c_void,
+    op: *mut c_void,
+    bad_op: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    if let Some(bad_op) = unsafe { bad_op.as_mut() } {
+        *bad_op = op;
+    }
+    number()
+}
