@@ -14,7 +14,7 @@ use verbs_api::{
     VerbError,
 };
 
-use crate::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
+use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
 use crate::error::ConnectError;
 use crate::ib;
 use crate::in_process::InProcess;
@@ -103,6 +103,24 @@ pub struct Connector {
     backend: Arc<dyn Backend>,
     /// The device's, where the connector is made for one.
     context: Option<Context>,
+    arrival: Arrival,
+}
+
+/// What becomes of private data that has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrival {
+    /// Zeros behind it, up to the length that InfiniBand's messages have.
+    Padded,
+    /// As the transport has it.
+    AsSent,
+}
+
+impl Arrival {
+    fn padded(self, private_data: &mut Vec<u8>, length: usize) {
+        if self == Self::Padded && private_data.len() < length {
+            private_data.resize(length, 0);
+        }
+    }
 }
 
 impl Connector {
@@ -119,8 +137,8 @@ impl Connector {
             Some(_) => return Err(VerbError::UnsupportedVerb("connect").into()),
         };
         Ok(Self {
-            backend,
             context: Some(context.clone()),
+            ..Self::new(backend)
         })
     }
 
@@ -129,7 +147,15 @@ impl Connector {
         Self {
             backend,
             context: None,
+            arrival: Arrival::Padded,
         }
+    }
+
+    /// Private data of peers is as the transport has it: padded with zeros by InfiniBand's messages, exact with iWARP's.
+    /// Otherwise it is padded with either, because a program that relies on a length works with one of them only.
+    pub const fn with_private_data_as_sent(mut self) -> Self {
+        self.arrival = Arrival::AsSent;
+        self
     }
 
     pub(crate) fn watch<T: Asked>(&self, waiting: &Arc<Waiting<T>>) -> RemovalWatch {
@@ -148,6 +174,7 @@ impl Connector {
     pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<Listener, ConnectError> {
         let queue = Arc::new(IncomingQueue {
             backend: Arc::clone(&self.backend),
+            arrival: self.arrival,
             waiting: Waiting::new(backlog),
         });
         let at = self
@@ -182,7 +209,7 @@ impl Connector {
         let brings_up = options.takes_psn.is_none();
         let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(context, qp);
-        let side = Side::new(&self.backend);
+        let side = Side::new(&self.backend, self.arrival);
         let of = Arc::clone(&side);
         side.wait_for(Box::new(move |told| {
             let Some(told) = request.unless(told) else {
@@ -488,6 +515,7 @@ type Waiter = Box<dyn FnOnce(Option<Told>) + Send>;
 /// One end of a connection.
 struct Side {
     backend: Arc<dyn Backend>,
+    arrival: Arrival,
     state: Mutex<SideState>,
 }
 
@@ -503,9 +531,10 @@ struct SideState {
 }
 
 impl Side {
-    fn new(backend: &Arc<dyn Backend>) -> Arc<Self> {
+    fn new(backend: &Arc<dyn Backend>, arrival: Arrival) -> Arc<Self> {
         Arc::new(Self {
             backend: Arc::clone(backend),
+            arrival,
             state: Mutex::default(),
         })
     }
@@ -539,7 +568,14 @@ impl Side {
 }
 
 impl Sink for Side {
-    fn told(&self, what: Told) {
+    fn told(&self, mut what: Told) {
+        let limits = PrivateDataLimits::INFINIBAND;
+        match &mut what {
+            Told::Accepted(peer) => self.arrival.padded(&mut peer.private_data, limits.accept),
+            // Where nobody listens, nobody has said anything.
+            Told::Rejected(said) if !said.is_empty() => self.arrival.padded(said, limits.reject),
+            _ => {}
+        }
         let is_last = what == Told::Lingered;
         let is_end = !matches!(what, Told::Accepted(_) | Told::Completed) && !is_last;
         let mut state = self.lock();
@@ -606,7 +642,7 @@ impl Accepted {
         self.peer.endpoint.qp_num
     }
 
-    /// What the peer said when it accepted.
+    /// What the peer said when it accepted, with zeros behind it up to at least 196 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.peer.private_data
     }
@@ -722,6 +758,7 @@ pub struct Listener {
 
 struct IncomingQueue {
     backend: Arc<dyn Backend>,
+    arrival: Arrival,
     waiting: Arc<Waiting<Incoming>>,
 }
 
@@ -746,8 +783,10 @@ impl Drop for Listener {
 }
 
 impl ListenSink<Offer> for IncomingQueue {
-    fn asked(&self, token: Token, offer: Offer) {
-        let side = Side::new(&self.backend);
+    fn asked(&self, token: Token, mut offer: Offer) {
+        let length = PrivateDataLimits::INFINIBAND.connect;
+        self.arrival.padded(&mut offer.private_data, length);
+        let side = Side::new(&self.backend, self.arrival);
         side.set_token(token);
         self.waiting.push(Incoming {
             side: Some(side),
@@ -776,7 +815,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// What who asks said.
+    /// What the peer said when it asked, with zeros behind it up to at least 56 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.peer.private_data
     }

@@ -30,6 +30,9 @@ pub enum ConnectError {
     /// There is no connection any more.
     #[error("not connected")]
     NotConnected,
+    /// Something answers there that does not speak the protocol of RDMA connections.
+    #[error("what answers there is no RDMA device")]
+    NoDevice,
     /// A later phase of a request failed.
     #[error("phase {phase:?}: {error}")]
     Phase {
@@ -49,7 +52,7 @@ pub enum ConnectError {
     /// The peer, or nobody, does not want a connection. The queue pair is as it was and may be used again.
     #[error("the connection was refused")]
     Refused {
-        /// What the peer said.
+        /// What the peer said, with zeros behind it up to at least 148 bytes; zeros or nothing where it said nothing.
         private_data: Vec<u8>,
     },
     /// Nobody answered in time.

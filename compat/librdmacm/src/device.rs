@@ -43,7 +43,9 @@ impl CmDevice {
         }
         // SAFETY: just opened, and never closed.
         let context = unsafe { context::own(public) }?.context.clone();
-        let connector = Connector::of(&context).map_err(|error| crate::errno::of(&error))?;
+        let connector = Connector::of(&context)
+            .map_err(|error| crate::errno::of(&error))?
+            .with_private_data_as_sent();
         Ok(Arc::new(Self {
             listed,
             public,

@@ -9,6 +9,7 @@ pub fn of(error: &ConnectError) -> Errno {
         ConnectError::Aborted => libc::ECONNABORTED,
         ConnectError::AddressInUse(_) => libc::EADDRINUSE,
         ConnectError::Connected => libc::EISCONN,
+        ConnectError::NoDevice => libc::EPROTO,
         ConnectError::NotConnected => libc::ENOTCONN,
         ConnectError::Phase { error, .. } => return error.clone().into(),
         ConnectError::PrivateData { .. } => libc::EINVAL,

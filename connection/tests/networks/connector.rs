@@ -166,6 +166,31 @@ fn read_limits_are_the_least_of_both_and_from_the_own_point_of_view() {
     });
 }
 
+#[test]
+fn private_data_is_as_long_on_every_transport() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let asked = ends.connect_with(&near, ConnectionOptions::new().private_data(b"may I"));
+        let incoming = ends.end(ends.listener.next());
+        let mut expected = [0; 56];
+        expected[..5].copy_from_slice(b"may I");
+        assert_eq!(incoming.private_data(), expected);
+        incoming.reject(b"not today").unwrap();
+        let mut expected = [0; 148];
+        expected[..9].copy_from_slice(b"not today");
+        let private_data = expected.to_vec();
+        assert_eq!(ends.error(asked), ConnectError::Refused { private_data });
+        let asked = ends.connect_with(&near, ConnectionOptions::new());
+        let incoming = ends.end(ends.listener.next());
+        assert_eq!(incoming.private_data(), [0; 56]);
+        let options = ConnectionOptions::new().private_data(b"you may");
+        let _accepted = incoming.accept(&ends.rig.far.context, &far, options);
+        let mut expected = [0; 196];
+        expected[..7].copy_from_slice(b"you may");
+        assert_eq!(ends.end(asked).private_data(), expected);
+    });
+}
+
 // covers 7.76
 #[test]
 fn a_buffer_that_is_too_small_gets_what_it_has_room_for() {

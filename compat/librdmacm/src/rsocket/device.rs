@@ -47,7 +47,9 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
     let context = listed.open()?;
     let made = Arc::new(Opened {
         pd: context.alloc_pd().wait()?,
-        connector: Connector::of(&context).map_err(|error| errno::of(&error))?,
+        connector: Connector::of(&context)
+            .map_err(|error| errno::of(&error))?
+            .with_private_data_as_sent(),
         context,
         address: listed.address(),
         transport: listed.transport(),
