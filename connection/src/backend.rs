@@ -146,6 +146,9 @@ pub trait AnswerSink: Send + Sync + 'static {
     fn answered(&self, answer: Result<Answer, ConnectError>);
 }
 
+/// Takes the outcome of a ping: called once, with no lock held.
+pub type PingSink = Box<dyn FnOnce(Result<(), ConnectError>) + Send>;
+
 /// A transport's part of connections.
 pub trait Backend: Send + Sync + 'static {
     /// How much private data each message takes.
@@ -197,6 +200,16 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Nobody wants to hear of it any more: the other is told that it was aborted, or that it has ended.
     fn forget(&self, token: Token);
+
+    /// Asks whether a device of this transport is at an address; port 0 where no program's is known. No program there hears
+    /// of it.
+    ///
+    /// # Errors
+    /// There is no way to this address; by default, that this transport cannot be asked.
+    fn ping(&self, to: SocketAddr, sink: PingSink) -> Result<(), ConnectError> {
+        let _ = (to, sink);
+        Err(VerbError::UnsupportedVerb("ping").into())
+    }
 
     /// Takes questions which queue pair serves datagrams of an address, whose ports are none of those of
     /// [`listen`](Self::listen); port 0 has one assigned. Answers the address.

@@ -18,6 +18,7 @@ pub mod ib;
 mod in_process;
 pub mod mpa;
 pub mod network_direct;
+mod ping;
 mod waiting;
 
 pub use channel::{ChannelEvent, EventChannel, Happened, Identifier};

@@ -182,6 +182,43 @@ fn two_ends_connect_talk_and_part() {
     }
 }
 
+#[test]
+fn a_device_answers_a_ping_and_no_program_hears_of_it() {
+    let near = End::new("127.0.4.11");
+    let far = End::with("127.0.4.12", |options| options.address.set_port(4791));
+    let listener = far.listen("127.0.4.12");
+    let next = listener.next();
+    for port in [listener.address().port(), 0] {
+        let to = SocketAddr::new(listener.address().ip(), port);
+        near.connector.ping(&near.context, to).wait().unwrap();
+    }
+    assert!(!next.is_done());
+    let refused = SocketAddr::new(listener.address().ip(), 9);
+    let refused = near.connector.ping(&near.context, refused).wait();
+    assert!(matches!(refused, Err(ConnectError::Refused { .. })));
+    let other = std::net::TcpListener::bind("127.0.4.12:0").unwrap();
+    let at = other.local_addr().unwrap();
+    let asked = near.connector.ping(&near.context, at);
+    drop(other.accept().unwrap());
+    assert!(matches!(asked.wait(), Err(ConnectError::NoDevice)));
+}
+
+#[test]
+fn private_data_is_as_it_was_sent_where_that_is_wanted() {
+    let (near, far) = (End::new("127.0.4.13"), End::new("127.0.4.14"));
+    let (exact, peer) = (
+        near.connector.clone().with_private_data_as_sent(),
+        far.connector.clone().with_private_data_as_sent(),
+    );
+    let listener = peer.listen("127.0.4.14:0".parse().unwrap(), 0).unwrap();
+    let options = || ConnectionOptions::new().private_data(b"exact");
+    let asked = exact.connect(&near.context, &near.qp, listener.address(), options());
+    let incoming = listener.next().wait().unwrap();
+    assert_eq!(incoming.private_data(), b"exact");
+    let _accepted = incoming.accept(&far.context, &far.qp, options());
+    assert_eq!(asked.wait().unwrap().private_data(), b"exact");
+}
+
 // covers 7.48 7.72
 #[test]
 fn private_data_goes_both_ways() {
@@ -199,7 +236,8 @@ fn private_data_goes_both_ways() {
     let options = ConnectionOptions::new().private_data(b"welcome");
     let accepted = incoming.accept(&far.context, &far.qp, options);
     let mine = asked.wait().unwrap();
-    assert_eq!(mine.private_data(), b"welcome");
+    assert!(mine.private_data().starts_with(b"welcome\0"));
+    assert_eq!(mine.private_data().len(), 196);
     let _near = mine.complete().wait().unwrap();
     let _far = accepted.wait().unwrap();
 
@@ -229,7 +267,8 @@ fn one_that_was_rejected_can_connect_again() {
         .unwrap()
         .reject(b"not today")
         .unwrap();
-    let private_data = b"not today".to_vec();
+    let mut private_data = b"not today".to_vec();
+    private_data.resize(148, 0);
     assert_eq!(error(asked), ConnectError::Refused { private_data });
     assert_eq!(near.state(), QpState::Reset);
     let _both = near.connected(&far, &listener);
@@ -296,7 +335,7 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
     std::thread::sleep(Duration::from_millis(5));
     second.write_all(&reply[9..len]).unwrap();
     let accepted = asked.wait().unwrap();
-    assert_eq!(accepted.private_data(), b"old");
+    assert!(accepted.private_data().starts_with(b"old\0"));
     let connection = accepted.complete().wait().unwrap();
     drop(second);
     connection.disconnected().wait().unwrap();

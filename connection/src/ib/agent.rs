@@ -21,7 +21,8 @@ use super::types::{
 };
 use super::{Manager, ManagerOptions};
 use crate::backend::{
-    Answer, AnswerSink, Backend, ListenSink, Offer, PrivateDataLimits, Question, Sink, Token, Told,
+    Answer, AnswerSink, Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Question, Sink,
+    Token, Told,
 };
 use crate::error::ConnectError;
 use crate::panics::FirstPanic;
@@ -499,6 +500,13 @@ impl Backend for Agent {
         })
     }
 
+    // Any connection manager answers for a service that nobody has.
+    fn ping(&self, to: SocketAddr, sink: PingSink) -> Result<(), ConnectError> {
+        let discard = SocketAddr::new(to.ip(), DISCARD);
+        let sink = Arc::new(Pinging(Mutex::new(Some(sink))));
+        self.resolve(discard, Vec::new(), sink)
+    }
+
     fn answer(&self, token: Token, answer: Option<Answer>) {
         let Ok(port) = self.port() else { return };
         let end = self.with(&*port, |state, _| {
@@ -631,6 +639,20 @@ impl Backend for Agent {
             (state.ends.remove(&id), state.lingering.remove(&id))
         });
         drop(end);
+    }
+}
+
+struct Pinging(Mutex<Option<PingSink>>);
+
+impl AnswerSink for Pinging {
+    fn answered(&self, answer: Result<Answer, ConnectError>) {
+        let sink = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(sink) = sink {
+            sink(match answer {
+                Ok(_) | Err(ConnectError::Refused { .. }) => Ok(()),
+                Err(error) => Err(error),
+            });
+        }
     }
 }
 
@@ -779,6 +801,8 @@ mod sidr_status {
 
 /// The bit of an EUI-64 that says that no manufacturer gave it.
 const LOCALLY_ADMINISTERED: u64 = 1 << 57;
+/// The port that discards (RFC 863), at which nobody serves.
+const DISCARD: u16 = 9;
 /// First of the ports that are assigned.
 const FIRST_PORT: u16 = 49_152;
 /// How soon an answer comes, 1.07 s, and how often it is asked for again: who is not there is known after nine seconds.

@@ -17,8 +17,9 @@ use verbs_api::carrier::{
 use verbs_api::qp::{Half, QpType};
 use verbs_api::{Gid, LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
 
+use super::ping;
 use super::{Depth, Depths, Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
-use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
+use crate::backend::{Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Sink, Token, Told};
 use crate::error::ConnectError;
 
 /// Connections of one device on an IP network, by MPA's requests and replies on its streams.
@@ -253,6 +254,17 @@ impl End {
         };
         match output {
             Output::Pending => Step::Nothing,
+            Output::Requested { private_data } if private_data == ping::PRIVATE_DATA => {
+                // Nothing is wanted of the program.
+                let refused = course.negotiation.answer(StartReply::Reject, b"");
+                let reply = course.negotiation.poll_octets();
+                if let (Some(port), true) = (self.port.upgrade(), refused.is_ok()) {
+                    port.send(stream, &reply);
+                    port.close(stream, StreamClose::Graceful);
+                }
+                course.phase = Phase::Over;
+                Step::Nothing
+            }
             Output::Requested { private_data } => {
                 let offer = self.offer(stream, course.negotiation.asked(), private_data);
                 match course.listener.clone() {
@@ -632,6 +644,10 @@ impl Backend for Agent {
         } else {
             port.close(stream, StreamClose::Abrupt);
         }
+    }
+
+    fn ping(&self, to: SocketAddr, sink: PingSink) -> Result<(), ConnectError> {
+        ping::ping(&self.port()?, to, sink)
     }
 
     fn disconnect(&self, token: Token) {

@@ -5,6 +5,7 @@
 mod agent;
 mod depth;
 mod negotiation;
+mod ping;
 
 pub use agent::Agent;
 pub use depth::{Depth, Depths};

@@ -12,6 +12,20 @@ use polyverbs::{ConnectOptions, LinkAddress, ReceiveRequest, Send, WcStatus};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
 use rig::{End, device_at, error};
 
+#[test]
+fn a_device_answers_a_ping_and_no_program_hears_of_it() {
+    let (near, far) = (End::new("127.0.20.7:4791"), End::new("127.0.20.8:4791"));
+    // One without a connection manager answers as well.
+    for listener in [None, Some(far.connector.listen(far.at(0), 0).unwrap())] {
+        let at = listener
+            .as_ref()
+            .map_or(far.at(0), |listener| listener.address());
+        let next = listener.as_ref().map(|listener| listener.next());
+        near.connector.ping(&near.context, at).wait().unwrap();
+        assert!(next.is_none_or(|next| !next.is_done()));
+    }
+}
+
 // covers 7.55 7.58
 #[test]
 fn devices_that_meet_by_an_address_exchange_messages() {

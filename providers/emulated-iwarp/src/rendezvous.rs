@@ -187,10 +187,7 @@ impl Rendezvous {
             .is_some_and(|_| !state.waiting.contains_key(&both));
         if !exists || is_late || state.callers.len() >= MAX_CALLERS {
             drop(state);
-            let mut reply = frame(Kind::Reply, b"");
-            reply.header.reject = true;
-            streams.send(stream, &encoded(&reply));
-            return streams.close(stream, StreamClose::Graceful);
+            return reject(streams, stream);
         }
         // One that asks again has lost its first stream.
         let before = state.callers.insert(both, caller);
@@ -200,6 +197,13 @@ impl Rendezvous {
         }
         self.answer(streams, both);
     }
+}
+
+fn reject(streams: &Streams, stream: Qpn) {
+    let mut reply = frame(Kind::Reply, b"");
+    reply.header.reject = true;
+    streams.send(stream, &encoded(&reply));
+    streams.close(stream, StreamClose::Graceful);
 }
 
 // Begins a stream to the other queue pair's device.
@@ -414,23 +418,23 @@ impl StreamSink for Called {
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
         let all = arrived.get_or_insert_default();
         all.extend_from_slice(octets);
-        let asked = match start::decode(all) {
+        let whole = match start::decode(all) {
             Ok(None) => return,
-            Ok(Some((request, len))) => both_of(&request, self.from)
-                .filter(|_| request.kind == Kind::Request)
-                .filter(|_| len == all.len())
-                .map(|both| (both, request.header)),
+            Ok(Some((request, len))) => (request.kind == Kind::Request && len == all.len())
+                .then(|| (both_of(&request, self.from), request.header)),
             Err(_) => None,
         };
         drop(arrived);
-        match asked {
-            Some((both, request)) => {
+        match whole {
+            Some((Some(both), request)) => {
                 let caller = Caller {
                     stream: self.stream,
                     request,
                 };
                 streams.rendezvous.asked(&streams, both, caller);
             }
+            // It names no queue pair: whoever only asks whether a device answers hears that one does.
+            Some((None, _)) => reject(&streams, self.stream),
             // Whoever goes on without the answer is cut off as well.
             None => streams.close(self.stream, StreamClose::Abrupt),
         }

@@ -1,0 +1,142 @@
+//! Asks whether something that speaks MPA answers at an address.
+//!
+//! The request can only be refused. Its private data says what it is, so that a device of ours refuses it by itself; and it
+//! demands markers, so that Linux's siw does. Any reply is the answer.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use polyverbs_wire::iwarp::start::{self, Kind, MAX_START_LEN, Start};
+use verbs_api::carrier::{StreamClose, StreamEnd, StreamPort, StreamSink};
+use verbs_api::{Qpn, VerbError};
+
+use crate::backend::PingSink;
+use crate::error::ConnectError;
+
+/// Private data of a request that is only to be refused.
+pub(super) const PRIVATE_DATA: &[u8] = b"polyverbs ping";
+/// How long an answer may take: as long as TCP waits before it asks a second time, and a half.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// Where the devices of Polyverbs listen for queue pairs that name each other by number.
+const OWN_PORT: u16 = 4791;
+
+/// Sends the request to `to`, and tells the sink what comes of it.
+pub(super) fn ping(
+    port: &Arc<dyn StreamPort>,
+    to: SocketAddr,
+    sink: PingSink,
+) -> Result<(), ConnectError> {
+    let number = if to.port() == 0 { OWN_PORT } else { to.port() };
+    let to = SocketAddr::new(to.ip(), number);
+    let pinging = Arc::new(Pinging {
+        port: Arc::downgrade(port),
+        state: Mutex::new(State {
+            stream: None,
+            is_connected: false,
+            arrived: Vec::new(),
+            sink: Some(sink),
+        }),
+    });
+    let begun = port.connect(to, Arc::clone(&pinging) as Arc<dyn StreamSink>);
+    let stream = begun.map_err(|error| {
+        ConnectError::from(VerbError::argument("address", format!("{to}: {error}")))
+    })?;
+    port.wake_at(stream, port.now() + PATIENCE);
+    let mut state = pinging.lock();
+    state.stream = Some(stream);
+    let is_connected = state.is_connected;
+    drop(state);
+    if is_connected {
+        port.send(stream, &request());
+    }
+    Ok(())
+}
+
+fn request() -> Vec<u8> {
+    let mut octets = [0; MAX_START_LEN];
+    let length = Start::new(Kind::Request, None, PRIVATE_DATA).and_then(|mut start| {
+        start.header.markers = true;
+        start.header.crc = true;
+        start.encode(&mut octets)
+    });
+    octets[..length.unwrap_or_default()].to_vec()
+}
+
+struct Pinging {
+    port: Weak<dyn StreamPort>,
+    state: Mutex<State>,
+}
+
+struct State {
+    stream: Option<Qpn>,
+    is_connected: bool,
+    arrived: Vec<u8>,
+    sink: Option<PingSink>,
+}
+
+impl Pinging {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, mut state: MutexGuard<'_, State>, outcome: Result<(), ConnectError>) {
+        let (sink, stream) = (state.sink.take(), state.stream.take());
+        drop(state);
+        if let (Some(port), Some(stream)) = (self.port.upgrade(), stream) {
+            port.close(stream, StreamClose::Abrupt);
+        }
+        if let Some(sink) = sink {
+            sink(outcome);
+        }
+    }
+}
+
+impl StreamSink for Pinging {
+    fn connected(&self) {
+        let mut state = self.lock();
+        state.is_connected = true;
+        let stream = state.stream;
+        drop(state);
+        if let (Some(port), Some(stream)) = (self.port.upgrade(), stream) {
+            port.send(stream, &request());
+        }
+    }
+
+    fn octets(&self, octets: &[u8]) {
+        let mut state = self.lock();
+        state.arrived.extend_from_slice(octets);
+        let outcome = match start::decode(&state.arrived) {
+            Ok(None) => return,
+            Ok(Some((reply, _))) if reply.kind == Kind::Reply => Ok(()),
+            _ => Err(ConnectError::NoDevice),
+        };
+        self.end(state, outcome);
+    }
+
+    fn begun(&self) {}
+
+    fn ended(&self, end: StreamEnd) {
+        let mut state = self.lock();
+        // Nothing is left to be closed.
+        state.stream = None;
+        let error = match end {
+            _ if state.is_connected => ConnectError::NoDevice,
+            StreamEnd::Refused => ConnectError::Refused {
+                private_data: Vec::new(),
+            },
+            StreamEnd::Closed | StreamEnd::Reset => ConnectError::NoDevice,
+            StreamEnd::TimedOut | StreamEnd::Unreachable => ConnectError::TimedOut,
+        };
+        self.end(state, Err(error));
+    }
+
+    fn due(&self) {
+        let state = self.lock();
+        let error = match state.is_connected {
+            true => ConnectError::NoDevice,
+            false => ConnectError::TimedOut,
+        };
+        self.end(state, Err(error));
+    }
+}
