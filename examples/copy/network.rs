@@ -106,7 +106,7 @@ impl Store {
         server.post_receives()?;
         let path = self.path_of(&name)?;
         let part = Part::create(&path)?;
-        let moved = store_file(&server, &sinks, &part.file, &part.path, progress)?;
+        let moved = store_file(&server, &sinks, &part.file, &path, progress)?;
         let copied = Copied {
             bytes: moved.bytes,
             windows: 0,
@@ -151,15 +151,15 @@ pub(crate) fn clean(folder: &Path) -> Result<()> {
 }
 
 /// A file that is being written: gone if it is not kept.
-struct Part {
-    file: File,
+pub(super) struct Part {
+    pub(super) file: File,
     path: PathBuf,
     is_kept: bool,
 }
 
 impl Part {
     // Beside the file that it will be, under a name of its own.
-    fn create(whole: &Path) -> Result<Self> {
+    pub(super) fn create(whole: &Path) -> Result<Self> {
         let name = whole.file_name().unwrap_or_default().to_string_lossy();
         for attempt in 0..1000 {
             let id = std::process::id();
@@ -175,13 +175,13 @@ impl Part {
                     });
                 }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(cannot("write", &path, &error)),
+                Err(error) => return Err(cannot("write", whole, &error)),
             }
         }
         Err(format!("too many unfinished copies of {name}").into())
     }
 
-    fn keep(mut self, whole: &Path) -> Result<()> {
+    pub(super) fn keep(mut self, whole: &Path) -> Result<()> {
         fs::rename(&self.path, whole).map_err(|error| cannot("write", whole, &error))?;
         self.is_kept = true;
         Ok(())

@@ -16,7 +16,8 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ use sha2::{Digest as _, Sha256};
 #[path = "network.rs"]
 pub(crate) mod network;
 
+use network::Part;
+
 /// Anything that went wrong, in words.
 pub(crate) type Error = Box<dyn std::error::Error + std::marker::Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
@@ -45,8 +48,13 @@ const WINDOWS: u32 = 8;
 const PAGE: u64 = 4096;
 /// After so long without a completion a side looks whether the other is still there.
 const SILENCE: Duration = Duration::from_secs(1);
+/// How long it sleeps at a time.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Tells the completion of such a look from all others.
 const LOOK: u64 = u64::MAX;
+
+/// Set where the program is to end: a side that waits fails then, and puts away what it has made.
+pub(crate) static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// How a file is copied.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +108,7 @@ pub(crate) fn requirements() -> Requirements {
 
 /// Copies the file `from` to `to` over `device`: the client on a thread of its own, the server on this one.
 ///
-/// `progress` is told the octets written so far.
+/// `progress` is told the octets written so far. A copy that fails, or differs, leaves `to` as it was.
 pub(crate) fn copy(
     device: &Device,
     from: &Path,
@@ -131,7 +139,7 @@ pub(crate) fn copy(
     let (sent, stored) = thread::scope(|scope| {
         let sending =
             scope.spawn(|| send_file(&client, &windows, &source, from, |_| ()).map_err(&fail));
-        let stored = store_file(&server, &sinks, &target, to, progress).map_err(&fail);
+        let stored = store_file(&server, &sinks, target.file(), to, progress).map_err(&fail);
         (sending.join(), stored)
     });
     let elapsed = begun.elapsed();
@@ -144,14 +152,18 @@ pub(crate) fn copy(
     if sent.bytes != stored.bytes {
         return Err(format!("{} octets were sent, {} arrived", sent.bytes, stored.bytes).into());
     }
-    Ok(Copied {
+    let copied = Copied {
         bytes: sent.bytes,
         windows: sent.requests,
         pieces: stored.requests,
         client_digest: sent.digest,
         server_digest: stored.digest,
         elapsed,
-    })
+    };
+    if copied.is_intact() {
+        target.keep()?;
+    }
+    Ok(copied)
 }
 
 /// What went through one side, and in how many requests.
@@ -180,7 +192,7 @@ fn open_source(from: &Path) -> Result<File> {
     Ok(source)
 }
 
-fn open_files(from: &Path, to: &Path) -> Result<(File, File)> {
+fn open_files(from: &Path, to: &Path) -> Result<(File, Target)> {
     let source = open_source(from)?;
     let found = source
         .metadata()
@@ -191,8 +203,51 @@ fn open_files(from: &Path, to: &Path) -> Result<(File, File)> {
     if is_same {
         return Err(cannot("write", to, &"it is the file that is to be copied"));
     }
-    let target = File::create(to).map_err(|error| cannot("write", to, &error))?;
-    Ok((source, target))
+    Ok((source, Target::open(to)?))
+}
+
+/// What is written to.
+enum Target {
+    /// A file that takes the place of another when it is whole.
+    File(Part, PathBuf),
+    /// What cannot be put in place so: a device file, a pipe.
+    Stream(File),
+}
+
+impl Target {
+    fn open(to: &Path) -> Result<Self> {
+        let there = fs::metadata(to).ok();
+        if there.as_ref().is_some_and(|there| !there.is_file()) {
+            let stream = File::create(to).map_err(|error| cannot("write", to, &error))?;
+            return Ok(Self::Stream(stream));
+        }
+        if there.is_some() {
+            let opened = fs::OpenOptions::new().write(true).open(to);
+            opened.map_err(|error| cannot("write", to, &error))?;
+        }
+        // Behind a symbolic link, where there is one.
+        let whole = fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
+        let part = Part::create(&whole)?;
+        if let Some(there) = there {
+            let kept = part.file.set_permissions(there.permissions());
+            kept.map_err(|error| cannot("write", to, &error))?;
+        }
+        Ok(Self::File(part, whole))
+    }
+
+    fn file(&self) -> &File {
+        match self {
+            Self::File(part, _) => &part.file,
+            Self::Stream(file) => file,
+        }
+    }
+
+    fn keep(self) -> Result<()> {
+        match self {
+            Self::File(part, whole) => part.keep(&whole),
+            Self::Stream(_) => Ok(()),
+        }
+    }
 }
 
 /// One side of the connection: an open device of its own, and what is made from it.
@@ -248,15 +303,22 @@ impl Side {
     // At least one completion. A side that hears nothing for a while looks whether the other is still there.
     fn wait<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion]> {
         let mut is_looking = false;
+        let mut silence = Duration::ZERO;
         loop {
+            if INTERRUPTED.load(Ordering::Relaxed) {
+                return Err("interrupted".into());
+            }
             let mut filled = self.cq.poll(slots)?.len();
             if filled == 0 {
-                match self.cq.next().wait_for(SILENCE)? {
+                match self.cq.next().wait_for(PAUSE)? {
                     Some(done) => {
                         slots[0] = done;
                         filled = 1;
                     }
-                    None if is_looking => continue,
+                    None if is_looking || silence < SILENCE => {
+                        silence += PAUSE;
+                        continue;
+                    }
                     None => {
                         // A write of nothing to nowhere is answered by the other device, or by nobody.
                         let nowhere = RemoteAddress::new(0, RKey::new(0));
@@ -273,6 +335,7 @@ impl Side {
             }
             if slots[..filled].iter().all(is_look) {
                 is_looking = false;
+                silence = Duration::ZERO;
                 continue;
             }
             return Ok(&mut slots[..filled]);
