@@ -7,7 +7,7 @@
 //! ```
 //! let devices = polyverbs::devices()?;
 //! let matrix = capability_matrix::Matrix::verified(&devices, &mut |_| ())?;
-//! println!("{}", matrix.to_text(false));
+//! println!("{}", matrix.to_text(100, false));
 //! assert!(matrix.mismatches().next().is_none());
 //! # Ok::<(), polyverbs::RegistryError>(())
 //! ```

@@ -10,8 +10,10 @@ use polyverbs::probe::{Verdict, Verified};
 
 use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
-/// Columns that the text fits.
-const WIDTH: u16 = 100;
+/// Columns below which what the rows are about is left out.
+const WIDE: usize = 64;
+/// Columns from which on those of the devices are all of one width.
+const ROOMY: usize = 100;
 
 const GOOD: Style = AnsiColor::Green.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();
@@ -20,46 +22,51 @@ const DIM: Style = Style::new().dimmed();
 const BOLD: Style = Style::new().bold();
 
 impl Matrix {
-    /// A table for each section that has rows, at most 100 columns wide, then each mismatch with its evidence. With
-    /// `colours`, escape sequences of a terminal.
-    pub fn to_text(&self, colours: bool) -> String {
+    /// A table for each section that has rows, then each mismatch with its evidence, in `width` columns. With `colours`,
+    /// escape sequences of a terminal.
+    pub fn to_text(&self, width: usize, colours: bool) -> String {
         let mut text = String::new();
         for section in Section::ALL {
             if self.section(section).next().is_some() {
                 let gap = if text.is_empty() { "" } else { "\n" };
                 // Writing to a string does not fail.
-                let _ = writeln!(text, "{gap}{}", self.section_to_text(section, colours));
+                let _ = writeln!(
+                    text,
+                    "{gap}{}",
+                    self.section_to_text(section, width, colours)
+                );
             }
         }
         if self.is_verified() {
             text.push('\n');
-            self.findings(&mut text, colours);
+            self.findings(&mut text, width, colours);
         }
         text
     }
 
-    /// The table of one section, at most 100 columns wide.
-    pub fn section_to_text(&self, section: Section, colours: bool) -> String {
+    /// The table of one section, in `width` columns. Where these are few it does not tell what the rows are about.
+    pub fn section_to_text(&self, section: Section, width: usize, colours: bool) -> String {
         let rows: Vec<_> = self.section(section).collect();
-        let table = self.text_table(section, rows);
+        let table = self.text_table(section, rows, width);
         let plain = table.trim_fmt();
         if colours { coloured(&plain) } else { plain }
     }
 
-    fn text_table(&self, section: Section, rows: Vec<&Row>) -> Table {
+    fn text_table(&self, section: Section, rows: Vec<&Row>, width: usize) -> Table {
+        let is_wide = width >= WIDE;
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
         table.set_style(TableComponent::HeaderLines, '─');
         table.set_style(TableComponent::MiddleHeaderIntersections, '─');
         table
             .set_content_arrangement(ContentArrangement::Dynamic)
-            .set_width(WIDTH);
+            .set_width(u16::try_from(width).unwrap_or(u16::MAX));
         let devices = self.columns.iter().map(|column| column.device.name.clone());
         table.set_header(
             [section.title().to_uppercase()]
                 .into_iter()
                 .chain(devices)
-                .chain([String::new()]),
+                .chain(is_wide.then(String::new)),
         );
         for row in rows {
             let cells = row.cells.iter().map(shown);
@@ -67,7 +74,7 @@ impl Matrix {
                 [row.name.clone()]
                     .into_iter()
                     .chain(cells)
-                    .chain([row.about.to_owned()]),
+                    .chain(is_wide.then(|| row.about.to_owned())),
             );
         }
         let alignment = match section {
@@ -76,17 +83,19 @@ impl Matrix {
         };
         let last = self.columns.len() + 1;
         for (index, column) in table.column_iter_mut().enumerate() {
-            if index == 0 {
-                column.set_constraint(ColumnConstraint::ContentWidth);
-            } else if index < last {
+            if index > 0 && index < last {
                 column.set_cell_alignment(alignment);
+            }
+            if is_wide && index == 0 {
+                column.set_constraint(ColumnConstraint::ContentWidth);
+            } else if width >= ROOMY && index < last {
                 column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(10)));
             }
         }
         table
     }
 
-    fn findings(&self, text: &mut String, colours: bool) {
+    fn findings(&self, text: &mut String, width: usize, colours: bool) {
         for verdict in [Verdict::Mismatch, Verdict::NotVerifiable] {
             for (row, column, found) in self.probed() {
                 if found.verdict == verdict {
@@ -98,7 +107,7 @@ impl Matrix {
                         reason(found)
                     );
                     let style = style_of(verdict);
-                    for part in wrapped(&line) {
+                    for part in wrapped(&line, width) {
                         let _ = match colours {
                             true => writeln!(text, "{style}{part}{style:#}"),
                             false => writeln!(text, "{part}"),
@@ -107,10 +116,12 @@ impl Matrix {
                 }
             }
         }
-        let _ = match colours {
-            true => writeln!(text, "{BOLD}{}{BOLD:#}", self.summary()),
-            false => writeln!(text, "{}", self.summary()),
-        };
+        for part in wrapped(&self.summary(), width) {
+            let _ = match colours {
+                true => writeln!(text, "{BOLD}{part}{BOLD:#}"),
+                false => writeln!(text, "{part}"),
+            };
+        }
     }
 
     /// How many cells have each verdict, in one line.
@@ -208,15 +219,15 @@ fn coloured(plain: &str) -> String {
     text
 }
 
-// Lines of at most a terminal's width, the later ones indented.
-fn wrapped(line: &str) -> Vec<String> {
+// Lines of at most `width` columns, the later ones indented.
+fn wrapped(line: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in line.split(' ') {
         let last = lines.len() - 1;
         let length = lines[last].chars().count() + 1 + word.chars().count();
         if lines[last].is_empty() {
             lines[last].push_str(word);
-        } else if length <= usize::from(WIDTH) {
+        } else if length <= width {
             lines[last].push(' ');
             lines[last].push_str(word);
         } else {

@@ -83,14 +83,14 @@ fn a_table_of_markdown_has_as_many_cells_in_each_row() {
 fn without_devices_there_are_still_pages() {
     let matrix = matrix(&[]);
     assert!(matrix.to_html().contains("</html>"));
-    assert!(!matrix.to_text(false).is_empty() && !matrix.to_markdown().is_empty());
+    assert!(!matrix.to_text(100, false).is_empty() && !matrix.to_markdown().is_empty());
     assert_eq!(matrix.to_json()["devices"], serde_json::json!([]));
 }
 
 #[test]
 fn many_devices_still_fit_the_terminal() {
     let devices: Vec<_> = devices().into_iter().cycle().take(4).collect();
-    let text = matrix(&devices).to_text(false);
+    let text = matrix(&devices).to_text(100, false);
     assert!(
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"

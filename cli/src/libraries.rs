@@ -1,12 +1,17 @@
 //! The C libraries: where they are, and putting them where they are found.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
+
+use crate::commands::install;
+use crate::output::complain;
 
 /// What programs ask for; both are one file.
 pub(crate) const VERBS: &str = "libibverbs.so.1";
@@ -44,7 +49,7 @@ impl Libraries {
         for file in [&verbs, &redirect] {
             anyhow::ensure!(
                 file.exists(),
-                "there is no {}: build the libraries with `cargo build --release`, or install them with `polyverbs install`",
+                "there is no {}: build the libraries with `cargo build --release` in a clone of Polyverbs",
                 file.display(),
             );
         }
@@ -53,6 +58,26 @@ impl Libraries {
             folder,
             redirect,
         })
+    }
+
+    /// The same for a command that `cargo install` has put where it is, which leaves libraries out: the first time they are
+    /// built, in the clone that the command was built from, and put where it finds them.
+    pub(crate) fn find_or_build() -> anyhow::Result<Self> {
+        let missing = match Self::find() {
+            Ok(found) => return Ok(found),
+            Err(missing) => missing,
+        };
+        let command = env::current_exe().context("cannot find this command's own file")?;
+        let bin = command
+            .parent()
+            .filter(|bin| bin.file_name() == Some(OsStr::new("bin")));
+        let Some(bin) = bin.filter(|bin| is_installed_by_cargo(bin) && is_own(Path::new(CLONE)))
+        else {
+            return Err(missing);
+        };
+        let built = build()?;
+        install::put_libraries(&bin.with_file_name("lib").join("polyverbs"), built)?;
+        Self::find()
     }
 
     /// What the dynamic linker is told: a folder that has both under their names, and the file to load first. Theirs, or
@@ -82,6 +107,62 @@ impl Libraries {
         let redirect = folder.join(REDIRECT);
         Ok((folder, redirect))
     }
+}
+
+/// What this command was built from, where it was built.
+const CLONE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+// What cargo has installed beside the folder it lists there.
+fn is_installed_by_cargo(bin: &Path) -> bool {
+    let listed = fs::read_to_string(bin.with_file_name(".crates.toml"));
+    listed.is_ok_and(|listed| listed.contains(concat!("\"", env!("CARGO_PKG_NAME"), " ")))
+}
+
+// Nobody else's files are built and run.
+fn is_own(clone: &Path) -> bool {
+    let owner = |path: &Path| fs::metadata(path).map(|there| there.uid()).ok();
+    let manifest = owner(&clone.join("cli/Cargo.toml"));
+    manifest.is_some() && manifest == owner(Path::new("/proc/self"))
+}
+
+fn build() -> anyhow::Result<Libraries> {
+    complain(&format!(
+        "the libraries of `run` are built, this once, in {CLONE}"
+    ));
+    let cargo = Command::new("cargo")
+        .current_dir(CLONE)
+        .args([
+            "build",
+            "--release",
+            "--message-format=json-render-diagnostics",
+        ])
+        .args(["-p", "polyverbs-compat", "-p", "polyverbs-redirect"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    anyhow::ensure!(
+        cargo.status.success(),
+        "the libraries could not be built in {CLONE}"
+    );
+    let messages = String::from_utf8_lossy(&cargo.stdout);
+    let file = |name: &str| {
+        let messages = messages
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        let mut files = messages.flat_map(|message: serde_json::Value| {
+            let files = message["filenames"].as_array().cloned().unwrap_or_default();
+            files
+                .into_iter()
+                .filter_map(|file| Some(PathBuf::from(file.as_str()?)))
+        });
+        let found = files.find(|file| file.ends_with(name));
+        found.with_context(|| format!("cargo built no {name}"))
+    };
+    Ok(Libraries {
+        verbs: file(BUILT)?,
+        folder: None,
+        redirect: file(REDIRECT)?,
+    })
 }
 
 // The dynamic linker's lists are separated by these.

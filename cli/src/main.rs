@@ -5,6 +5,7 @@
 #[cfg(feature = "breakable-rules")]
 mod broken;
 mod commands;
+mod interrupt;
 mod libraries;
 mod output;
 
@@ -15,11 +16,11 @@ mod transfer;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{
-    capture, copy, devices, dissect, install, matrix, network, perf, ping, plan, put, run, serve,
-    tour,
+    capture, completions, copy, devices, dissect, install, matrix, network, perf, ping, plan, put,
+    run, serve, tour,
 };
 use output::AlreadyTold;
 
@@ -27,7 +28,7 @@ use output::AlreadyTold;
 ///
 /// Without a command: a short guided tour.
 #[derive(Parser)]
-#[command(name = "polyverbs", version, disable_help_subcommand = true, after_help = EXAMPLES)]
+#[command(name = "polyverbs", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
@@ -35,22 +36,19 @@ struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  polyverbs                                          a short guided tour
-  polyverbs devices                                  the devices there are
-  polyverbs matrix                                   what each can do
-  polyverbs plan --device iw0 read-and-invalidate    what an operation becomes
-  polyverbs copy FILE --device ib0 --to COPY         a file over a device, verified
-  polyverbs serve --device ib0 --listen 127.0.0.1:7471 --dir IN
-  polyverbs put FILE 127.0.0.1:7471 --device ib0     a file to another process or machine
-  polyverbs ping 127.0.0.1 --device ib0              whether a device answers there
-  polyverbs perf send-latency --device ib0           how fast it is
-  polyverbs perf send-latency 127.0.0.1:7472 --device ib0
-  polyverbs dissect FILE.pcap                        what is in a capture
-  polyverbs run -- ibv_devinfo                       an unmodified program on our devices";
+  polyverbs
+  polyverbs devices
+  polyverbs copy FILE --device ib0 --to COPY
+  polyverbs serve --device ib0 --listen 127.0.0.1:4420 --dir IN
+  polyverbs put FILE 127.0.0.1:4420 --device ib0
+  polyverbs ping 127.0.0.1:4420 --device ib0
+  polyverbs run -- ibv_devinfo
+Each command has more: polyverbs COMMAND --help";
 
 #[derive(Subcommand)]
 enum Command {
     Capture(capture::Arguments),
+    Completions(completions::Arguments),
     Copy(copy::Arguments),
     Devices(devices::Arguments),
     Dissect(dissect::Arguments),
@@ -62,6 +60,11 @@ enum Command {
     Put(put::Arguments),
     Run(run::Arguments),
     Serve(serve::Arguments),
+}
+
+/// The command line as clap has it.
+pub(crate) fn command() -> clap::Command {
+    Arguments::command()
 }
 
 fn main() -> ExitCode {
@@ -76,10 +79,13 @@ fn main() -> ExitCode {
     }
     let result = match arguments.command {
         Some(Command::Run(arguments)) => run::run(&arguments),
-        _ => perform(arguments).map(|()| ExitCode::SUCCESS),
+        _ => interrupt::watch()
+            .and_then(|()| perform(arguments))
+            .map(|()| ExitCode::SUCCESS),
     };
     match result {
         Ok(code) => code,
+        Err(_) if interrupt::happened() => std::process::exit(interrupt::told()),
         // `polyverbs … | head` is no failure: whoever read the output has seen enough.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<AlreadyTold>() => ExitCode::FAILURE,
@@ -100,6 +106,7 @@ fn perform(arguments: Arguments) -> anyhow::Result<()> {
                 Err(error) => Err(anyhow::anyhow!(said(&error))),
             }
         }
+        Some(Command::Completions(arguments)) => completions::run(&arguments),
         Some(Command::Copy(arguments)) => copy::run(&arguments),
         Some(Command::Devices(arguments)) => devices::run(&arguments),
         Some(Command::Dissect(arguments)) => dissect::run(&arguments),

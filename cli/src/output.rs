@@ -60,9 +60,57 @@ pub(crate) fn device(name: &str) -> anyhow::Result<Device> {
     Ok(device.clone())
 }
 
-/// A bar on standard error, if that is a terminal.
+/// Columns that text for standard output may take: those of the terminal, or what `COLUMNS` says. Into a file or a pipe 100,
+/// so that the same is written everywhere.
+pub(crate) fn width() -> usize {
+    let said = || std::env::var("COLUMNS").ok()?.parse().ok();
+    terminal_size::terminal_size_of(io::stdout())
+        .map(|(width, _)| usize::from(width.0))
+        .or_else(said)
+        .filter(|width| *width > 0)
+        .unwrap_or(100)
+        .max(40)
+}
+
+/// Words in lines of at most `width` columns; those behind the first line begin with `indent` blanks.
+pub(crate) fn wrapped<'w>(
+    words: impl IntoIterator<Item = &'w str>,
+    separator: &str,
+    indent: usize,
+    width: usize,
+) -> String {
+    let mut text = String::new();
+    let mut column = indent;
+    let mut is_first = true;
+    for word in words {
+        let length = word.chars().count();
+        if is_first {
+            is_first = false;
+        } else if column + separator.len() + length > width {
+            text.push_str(separator.trim_end());
+            text.push('\n');
+            text.extend(std::iter::repeat_n(' ', indent));
+            column = indent;
+        } else {
+            text.push_str(separator);
+            column += separator.len();
+        }
+        text.push_str(word);
+        column += length;
+    }
+    text
+}
+
+/// A number of things: `1 window`, `2 windows`.
+pub(crate) fn count(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
+
+/// A bar on standard error, if that is a terminal that may be written over.
 pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
-    let target = if io::stderr().is_terminal() {
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let target = if io::stderr().is_terminal() && !is_plain {
         ProgressDrawTarget::stderr_with_hz(15)
     } else {
         ProgressDrawTarget::hidden()
@@ -74,7 +122,7 @@ pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     bar
 }
 
-/// Octets in the unit that fits: `1.5 GiB`.
+/// Bytes in the unit that fits: `1.5 GiB`.
 pub(crate) fn octets(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
@@ -90,7 +138,7 @@ pub(crate) fn octets(count: u64) -> String {
     }
 }
 
-/// Octets per second, decimal: `1.23 GB/s`.
+/// Bytes per second, decimal: `1.23 GB/s`.
 pub(crate) fn rate(octets_per_second: f64) -> String {
     let (value, unit) = match octets_per_second {
         rate if rate >= 1e9 => (rate / 1e9, "GB/s"),
@@ -123,7 +171,7 @@ fn three_digits(value: f64) -> String {
     }
 }
 
-/// Reads a number of octets: `4096`, `64k`, `1M`, `2G`, with or without `iB`.
+/// Reads a number of bytes: `4096`, `64k`, `1M`, `2G`, with or without `iB`.
 pub(crate) fn parse_octets(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let shift = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
@@ -131,19 +179,29 @@ pub(crate) fn parse_octets(text: &str) -> Result<u64, String> {
         "k" | "kib" => 10,
         "m" | "mib" => 20,
         "g" | "gib" => 30,
-        _ => return Err("a number of octets is like 4096, 64k, 1M or 2G".into()),
+        _ => return Err("a number of bytes is like 4096, 64k, 1M or 2G".into()),
     };
     let number: u64 = digits
         .parse()
-        .map_err(|_| "a number of octets is like 4096, 64k, 1M or 2G")?;
+        .map_err(|_| "a number of bytes is like 4096, 64k, 1M or 2G")?;
     number
         .checked_mul(1 << shift)
-        .ok_or_else(|| "too many octets".into())
+        .ok_or_else(|| "too many bytes".into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_wrapped_and_things_counted() {
+        let words = ["one", "two", "three", "four"];
+        assert_eq!(wrapped(words, " ", 2, 9), "one two\n  three\n  four");
+        assert_eq!(wrapped(words, ", ", 0, 80), "one, two, three, four");
+        assert_eq!(wrapped(["longer than that"], " ", 2, 4), "longer than that");
+        assert_eq!(count(1, "window"), "1 window");
+        assert_eq!(count(0, "window"), "0 windows");
+    }
 
     #[test]
     fn sizes_are_read_and_written() {

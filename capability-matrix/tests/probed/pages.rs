@@ -14,7 +14,7 @@ const FAILING: &str = "core.ud: ";
 
 #[test]
 fn in_text_it_stands_at_the_end_with_its_evidence() {
-    let text = MATRIX.to_text(false);
+    let text = MATRIX.to_text(100, false);
     let line = |start: &str| {
         let found = text
             .lines()
@@ -34,7 +34,7 @@ fn in_text_it_stands_at_the_end_with_its_evidence() {
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"
     );
-    let coloured = MATRIX.to_text(true);
+    let coloured = MATRIX.to_text(100, true);
     assert!(
         coloured.contains("\u{1b}[1m\u{1b}[31m✗ ib0 SRQ"),
         "{coloured}"

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-/// Run another command, and write what its device sends and receives to a file
+/// Write the packets of another command to a file
 ///
-/// For devices at an address. Any dissector reads the file, and `polyverbs dissect` does.
+/// Runs the command, and writes what its device sends and receives: a device at an address, as `put`, `serve`, `ping` and
+/// `perf` have it. Wireshark reads the file, and so does `polyverbs dissect`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  polyverbs capture PACKETS put FILE 127.0.0.1:7471 --device ib0
+  polyverbs capture PACKETS put FILE 127.0.0.1:4420 --device ib0
   polyverbs capture PACKETS ping 127.0.0.1 --device ib0 --count 3")]
 pub(crate) struct Arguments {
     /// The file; what is there is replaced

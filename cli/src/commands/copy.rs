@@ -7,8 +7,10 @@ use polyverbs::Device;
 use polyverbs::emulated::{self, EmulatedOptions, FaultSpec};
 use serde_json::{Value, json};
 
+use crate::interrupt::{self, Ending};
 use crate::output::{
-    AlreadyTold, BOLD, DIM, GOOD, octets, parse_octets, print_json, progress, rate, say, seconds,
+    AlreadyTold, BAD, BOLD, DIM, GOOD, count, octets, parse_octets, print_json, progress, rate,
+    say, seconds, width, wrapped,
 };
 use crate::transfer::{self, Copied, CopyOptions, Digest, WINDOW};
 
@@ -38,8 +40,8 @@ pub(crate) struct Arguments {
     /// Run over a link with these faults: an emulated device of this kind is made for it
     #[arg(long, value_name = "FAULTS")]
     fault: Option<FaultSpec>,
-    /// Octets of one read: up to 1M
-    #[arg(long, value_name = "OCTETS", default_value = "256k", value_parser = parse_piece)]
+    /// Bytes of one read: up to 1M
+    #[arg(long, value_name = "BYTES", default_value = "256k", value_parser = parse_piece)]
     piece: u32,
     /// Reads in flight
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -52,7 +54,7 @@ pub(crate) struct Arguments {
 pub(crate) fn parse_piece(text: &str) -> Result<u32, String> {
     match parse_octets(text)? {
         piece @ 1.. if piece <= u64::from(WINDOW) => Ok(piece as u32),
-        _ => Err(format!("a piece has 1 to {WINDOW} octets")),
+        _ => Err(format!("a piece has 1 to {WINDOW} bytes")),
     }
 }
 
@@ -91,9 +93,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Err(AlreadyTold.into());
     }
     anyhow::bail!(
-        "the digests differ: {} is not what {} is",
+        "the digests differ: {} was left as it was",
         arguments.to.display(),
-        arguments.file.display()
     )
 }
 
@@ -125,6 +126,15 @@ pub(crate) fn copy(
         total,
         "{bar:32.cyan/dim} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta} left",
     );
+    let (shown, whole) = (bar.clone(), total);
+    let what = to.display().to_string();
+    interrupt::says(Ending::ByItself, move || {
+        let copied = octets(shown.position());
+        format!(
+            "{copied} of {} copied, and {what} is as it was",
+            octets(whole)
+        )
+    });
     let copied = transfer::copy(device, from, to, options, |octets| bar.set_position(octets));
     bar.finish_and_clear();
     let copied = copied.map_err(anyhow::Error::from_boxed)?;
@@ -153,51 +163,35 @@ pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     } = run.copied;
     let speed = bytes as f64 / elapsed.as_secs_f64();
     say!(
-        "{BOLD}{}{BOLD:#}  {} in {}, {}; {windows} windows, {pieces} pieces",
+        "{BOLD}{}{BOLD:#}  {} in {}, {}; {}, {}",
         device.name(),
         octets(bytes),
         seconds(elapsed),
         rate(speed),
+        count(windows, "window"),
+        count(pieces, "piece"),
     )?;
-    let width = device.name().len();
-    say!(
-        "{:width$}  client sha256 {}",
-        "",
-        hexadecimal(&client_digest)
-    )?;
-    let verdict = if run.copied.is_intact() {
-        format!("{GOOD}equal{GOOD:#}")
-    } else {
-        "DIFFERENT".to_owned()
-    };
-    say!(
-        "{:width$}  server sha256 {} {verdict}",
-        "",
-        hexadecimal(&server_digest)
-    )?;
+    let indent = device.name().len();
+    print_digests(&client_digest, &server_digest)?;
     let counters = run.counters.iter().filter(|(_, count)| *count > 0);
     let counters: Vec<_> = counters
         .map(|(name, count)| format!("{name} {count}"))
         .collect();
-    for line in wrap(&counters, 96 - width) {
-        say!("{:width$}  {DIM}{line}{DIM:#}", "")?;
-    }
+    let counters = counters.iter().map(String::as_str);
+    let counters = wrapped(counters, ", ", indent + 2, width());
+    say!("{:indent$}  {DIM}{counters}{DIM:#}", "")?;
     Ok(())
 }
 
-// Parts joined by commas, in lines of at most `width` columns.
-fn wrap(parts: &[String], width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for part in parts {
-        match lines.last_mut() {
-            Some(line) if line.len() + 2 + part.len() <= width => {
-                line.push_str(", ");
-                line.push_str(part);
-            }
-            _ => lines.push(part.clone()),
-        }
+/// Both digests: one line where they are equal.
+pub(crate) fn print_digests(client: &Digest, server: &Digest) -> anyhow::Result<()> {
+    if client == server {
+        say!("sha256 {} {GOOD}equal{GOOD:#}", hexadecimal(server))?;
+    } else {
+        say!("client {}", hexadecimal(client))?;
+        say!("server {} {BAD}DIFFERENT{BAD:#}", hexadecimal(server))?;
     }
-    lines
+    Ok(())
 }
 
 fn to_json(device: &Device, arguments: &Arguments, run: &Run) -> Value {

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use capability_matrix::DeviceReport;
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 
-use crate::output::{BOLD, DIM, print_json, say};
+use crate::output::{BOLD, DIM, print_json, say, width, wrapped};
 
 /// List the devices there are
 #[derive(clap::Args)]
@@ -13,7 +13,7 @@ use crate::output::{BOLD, DIM, print_json, say};
 Examples:
   polyverbs devices
   polyverbs devices --json | jq '.[].name'
-  polyverbs devices --json | jq '.[] | select(.transport == \"iwarp\") | .limits.max_qp'")]
+  polyverbs devices --json | jq '.[] | {name, transport}'")]
 pub(crate) struct Arguments {
     /// Print a JSON array with everything that the devices tell about themselves
     #[arg(long)]
@@ -44,24 +44,31 @@ pub(crate) fn print(devices: &[DeviceReport]) -> anyhow::Result<()> {
     table.load_preset(presets::NOTHING);
     table.set_style(TableComponent::HeaderLines, '─');
     table.set_style(TableComponent::MiddleHeaderIntersections, '─');
-    table
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(100);
-    table.set_header([
-        "DEVICE",
-        "TRANSPORT",
-        "PROVIDER",
-        "PORT",
-        "STATE",
-        "ADDRESS",
-        "MTU",
-        "FEATURES",
-        "GAPS",
-    ]);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    let shown: &[&str] = match width() {
+        ..77 => &["DEVICE", "TRANSPORT", "ADDRESS"],
+        77..94 => &[
+            "DEVICE",
+            "TRANSPORT",
+            "PORT",
+            "STATE",
+            "ADDRESS",
+            "MTU",
+            "FEATURES",
+            "GAPS",
+        ],
+        _ => &HEADERS,
+    };
+    let visible = |cells: [String; 9]| {
+        let columns = HEADERS.into_iter().zip(cells);
+        let columns = columns.filter(|(header, _)| shown.contains(header));
+        columns.map(|(_, cell)| cell).collect::<Vec<_>>()
+    };
+    table.set_header(shown);
     for device in devices {
         for (index, port) in device.ports.iter().enumerate() {
             let once = |text: String| if index == 0 { text } else { String::new() };
-            table.add_row([
+            table.add_row(visible([
                 once(device.name.clone()),
                 once(device.transport.to_owned()),
                 once(device.provider.to_owned()),
@@ -71,34 +78,36 @@ pub(crate) fn print(devices: &[DeviceReport]) -> anyhow::Result<()> {
                 port.active_mtu.to_string(),
                 once(device.features.len().to_string()),
                 once(device.gaps.len().to_string()),
-            ]);
+            ]));
         }
     }
     say!("{}\n", table.trim_fmt())?;
     for device in devices {
-        say!("{BOLD}{}{BOLD:#}  {}", device.name, list(&device.features))?;
+        let words = [device.name.as_str(), ""].into_iter();
+        let words = words.chain(device.features.iter().map(String::as_str));
+        let list = wrapped(words, " ", INDENT, width());
+        let list = list.trim_start_matches(&device.name);
+        say!("{BOLD}{}{BOLD:#}{list}", device.name)?;
         if !device.gaps.is_empty() {
-            let gaps: Vec<_> = device.gaps.iter().map(ToString::to_string).collect();
-            say!("     {DIM}gaps: {}{DIM:#}", list(&gaps))?;
+            let words = ["gaps:"].into_iter();
+            let gaps = words.chain(device.gaps.iter().copied());
+            let gaps = wrapped(gaps, " ", INDENT, width());
+            say!("{:INDENT$}{DIM}{gaps}{DIM:#}", "")?;
         }
     }
     Ok(())
 }
 
-// Names separated by blanks, in lines of at most 95 columns that the caller has begun with five.
-fn list(names: &[String]) -> String {
-    let mut text = String::new();
-    let mut column = 0;
-    for name in names {
-        if column > 0 && column + 1 + name.len() > 88 {
-            text.push_str("\n     ");
-            column = 0;
-        } else if column > 0 {
-            text.push(' ');
-            column += 1;
-        }
-        text.push_str(name);
-        column += name.len();
-    }
-    text
-}
+const HEADERS: [&str; 9] = [
+    "DEVICE",
+    "TRANSPORT",
+    "PROVIDER",
+    "PORT",
+    "STATE",
+    "ADDRESS",
+    "MTU",
+    "FEATURES",
+    "GAPS",
+];
+/// Blanks in front of what belongs to a device.
+const INDENT: usize = 5;

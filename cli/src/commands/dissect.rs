@@ -22,7 +22,7 @@ use crate::output::{AlreadyTold, BAD, BOLD, DIM, GOOD, octets, print_json, say};
 Examples:
   polyverbs dissect FILE.pcap
   polyverbs dissect FILE.pcap --json | jq .summary
-  polyverbs dissect FILE.pcap --json | jq '.packets[].content.roce.headers.bth | select(. != null)'")]
+  polyverbs dissect FILE.pcap --json | jq '.packets[].content.roce.headers'")]
 pub(crate) struct Arguments {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux's cooked capture
     file: PathBuf,
@@ -94,8 +94,7 @@ fn print_unfinished(pdu: &Pdu) -> anyhow::Result<()> {
         connection, offset, ..
     } = pdu;
     let count = octets.0.len();
-    let line =
-        format!("at the end, connection {connection}: {count} octets from octet {offset} on");
+    let line = format!("at the end, connection {connection}: {count} bytes from byte {offset} on");
     match complaint {
         None => say!("{DIM}{line} are not whole{DIM:#}")?,
         Some(complaint) => say!("{line}  {BAD}{complaint}{BAD:#}")?,

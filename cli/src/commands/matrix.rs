@@ -1,14 +1,16 @@
 //! `polyverbs matrix`: what each device can do, side by side.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use capability_matrix::Matrix;
 use clap::ValueEnum;
 use polyverbs::Device;
 
-use crate::output::{AlreadyTold, progress};
+use crate::interrupt::{self, Ending};
+use crate::output::{AlreadyTold, progress, width};
 
 /// Show what each device can do, side by side
 ///
@@ -23,7 +25,7 @@ Examples:
   polyverbs matrix --verify
   polyverbs matrix --verify --format html --output matrix.html
   polyverbs matrix --format markdown
-  polyverbs matrix --verify --format json | jq '.rows[] | select(.cells.iw0.claimed) | .feature'")]
+  polyverbs matrix --verify --json | jq '.rows[] | .feature'")]
 pub(crate) struct Arguments {
     /// Only this device; may be given several times
     #[arg(long, value_name = "NAME")]
@@ -34,6 +36,9 @@ pub(crate) struct Arguments {
     /// How it is shown
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
+    /// The same as --format json
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
     /// Write it to a file instead of standard output
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -66,21 +71,41 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         false => Matrix::of(&devices)?,
     };
     let colours = arguments.output.is_none() && use_colours();
-    let text = match arguments.format {
-        Format::Text => matrix.to_text(colours),
+    let format = match arguments.json {
+        true => Format::Json,
+        false => arguments.format,
+    };
+    let text = match format {
+        Format::Text => matrix.to_text(width(), colours),
         Format::Markdown => matrix.to_markdown(),
         Format::Json => serde_json::to_string_pretty(&matrix.to_json())? + "\n",
         Format::Html => matrix.to_html(),
     };
     match &arguments.output {
         None => std::io::stdout().write_all(text.as_bytes())?,
-        Some(path) => std::fs::write(path, text)
-            .with_context(|| format!("cannot write {}", path.display()))?,
+        Some(path) => {
+            write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
     }
     match matrix.mismatches().next() {
         None => Ok(()),
         Some(_) => Err(AlreadyTold.into()),
     }
+}
+
+// A file is replaced when all of it is written.
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Ok(std::fs::write(path, text)?);
+    }
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let folder = path.parent().filter(|folder| folder != &Path::new(""));
+    let mut file = tempfile::Builder::new()
+        .permissions(std::fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
 }
 
 fn use_colours() -> bool {
@@ -89,6 +114,12 @@ fn use_colours() -> bool {
 
 fn verified(devices: &[Device]) -> anyhow::Result<Matrix> {
     let bar = progress(0, "{bar:32.cyan/dim} {pos}/{len} {msg}");
+    let shown = bar.clone();
+    interrupt::says(Ending::AtOnce, move || {
+        let (done, all) = (shown.position(), shown.length().unwrap_or_default());
+        shown.finish_and_clear();
+        format!("{done} of {all} probes were run, and nothing is written")
+    });
     let matrix = Matrix::verified(devices, &mut |step| {
         bar.set_length(step.total as u64);
         bar.set_position(step.done as u64);

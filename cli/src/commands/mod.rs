@@ -1,6 +1,7 @@
 //! One module for each subcommand.
 
 pub(crate) mod capture;
+pub(crate) mod completions;
 pub(crate) mod copy;
 pub(crate) mod devices;
 pub(crate) mod dissect;

@@ -2,8 +2,9 @@
 
 use std::fs::File;
 use std::io::BufWriter;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
@@ -12,13 +13,100 @@ use polyverbs::Device;
 use polyverbs::connection::{devices_at, source_of};
 use polyverbs::emulated::{self, EmulatedOptions, FaultSpec, OctetCapture, Tap};
 
+use super::ping;
+
+/// A host, by name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    host: String,
+    port: u16,
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong =
+            || format!("it is HOST:PORT, as 127.0.0.1:{PORT}, [::1]:{PORT} or localhost:{PORT}");
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let host = unbracketed(host).ok_or_else(wrong)?;
+        let port = port.parse().map_err(|_| wrong())?;
+        Ok(Self {
+            host: host.to_owned(),
+            port,
+        })
+    }
+}
+
+/// A host, by name or address, and perhaps a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    pub(crate) host: String,
+    pub(crate) port: Option<u16>,
+}
+
+impl FromStr for Host {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(Endpoint { host, port }) = text.parse() {
+            let port = Some(port);
+            return Ok(Self { host, port });
+        }
+        let bare = text
+            .strip_prefix('[')
+            .and_then(|text| text.strip_suffix(']'));
+        let host = bare.unwrap_or(text);
+        let is_address = host.parse::<IpAddr>().is_ok();
+        if host.is_empty() || (host.contains(':') && !is_address) {
+            return Err("it is HOST or HOST:PORT, as localhost or 127.0.0.1:4420".into());
+        }
+        let (host, port) = (host.to_owned(), None);
+        Ok(Self { host, port })
+    }
+}
+
+// Colons belong to an address of IPv6, which then has brackets.
+fn unbracketed(host: &str) -> Option<&str> {
+    let host = match host.strip_prefix('[') {
+        Some(host) => host.strip_suffix(']')?,
+        None if host.contains(':') => return None,
+        None => host,
+    };
+    (!host.is_empty()).then_some(host)
+}
+
+/// The addresses of a host, those that the system prefers first.
+pub(crate) fn addresses_of(host: &str, port: u16) -> anyhow::Result<Vec<SocketAddr>> {
+    let found = (host, port).to_socket_addrs();
+    let found = found.map_err(|error| anyhow::anyhow!("no address of {host} is known: {error}"))?;
+    let mut addresses = Vec::new();
+    for address in found {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    anyhow::ensure!(!addresses.is_empty(), "{host} has no address");
+    Ok(addresses)
+}
+
+impl Endpoint {
+    /// Where to listen: at the first of its addresses.
+    pub(crate) fn own(&self) -> anyhow::Result<SocketAddr> {
+        Ok(addresses_of(&self.host, self.port)?[0])
+    }
+}
+
+/// A port for examples: that of NVMe over fabrics.
+const PORT: u16 = 4420;
+
 /// Where the device is, and what its link does
 #[derive(clap::Args, Clone)]
 pub(crate) struct DeviceOptions {
     /// The device
     #[arg(long, value_name = "NAME")]
     pub(crate) device: String,
-    /// What its link does to frames on their way out: see `polyverbs copy --help`
+    /// What its link does to frames that it sends: see `polyverbs copy --help`
     #[arg(long, value_name = "FAULTS")]
     pub(crate) fault: Option<FaultSpec>,
 }
@@ -44,12 +132,42 @@ impl DeviceOptions {
 
     /// The device from which `to` is reached: at `from`, where that is named.
     pub(crate) fn reaching(&self, to: SocketAddr, from: Option<IpAddr>) -> anyhow::Result<Device> {
-        let from = match from {
-            Some(from) => from,
-            None => source_of(to).map_err(|error| anyhow::anyhow!("no way to {to}: {error}"))?,
-        };
-        self.at(from)
+        match from {
+            Some(from) => self.at(from),
+            None => self.at(way_to(to)?),
+        }
     }
+
+    /// The first address of an endpoint where a device answers, and the device from which it is reached. Of an endpoint with
+    /// one address nobody is asked.
+    pub(crate) fn choose(
+        &self,
+        to: &Endpoint,
+        from: Option<IpAddr>,
+    ) -> anyhow::Result<(Device, SocketAddr)> {
+        let mut addresses = addresses_of(&to.host, to.port)?;
+        if let Some(from) = from {
+            addresses.retain(|address| address.is_ipv4() == from.is_ipv4());
+            anyhow::ensure!(
+                !addresses.is_empty(),
+                "{} has no address of the kind of {from}",
+                to.host
+            );
+        }
+        for &address in addresses.iter().skip_while(|_| addresses.len() == 1) {
+            if let Ok(device) = self.reaching(address, from)
+                && ping::answers(&device, address)
+            {
+                return Ok((device, address));
+            }
+        }
+        Ok((self.reaching(addresses[0], from)?, addresses[0]))
+    }
+}
+
+/// The address of this machine from which another is reached.
+pub(crate) fn way_to(to: SocketAddr) -> anyhow::Result<IpAddr> {
+    source_of(to).map_err(|error| anyhow::anyhow!("no way to {to}: {error}"))
 }
 
 /// Where what the devices of this command send and receive goes.
@@ -70,4 +188,46 @@ pub(crate) fn captured(
     let result = work();
     capture.flush().with_context(cannot)?;
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_names_or_addresses_with_or_without_a_port() {
+        let endpoint = |text: &str| text.parse::<Endpoint>().map(|it| (it.host, it.port));
+        for (text, host) in [
+            ("127.0.0.1:1", "127.0.0.1"),
+            ("[::1]:1", "::1"),
+            ("localhost:1", "localhost"),
+        ] {
+            assert_eq!(endpoint(text), Ok((host.to_owned(), 1)));
+        }
+        for text in [
+            "",
+            ":1",
+            "localhost",
+            "::1",
+            "[::1]",
+            "[::1:1",
+            "a:b:1",
+            "a:65536",
+            "a:",
+            "[]:1",
+        ] {
+            assert!(endpoint(text).is_err(), "{text}");
+        }
+        let host = |text: &str| text.parse::<Host>().map(|it| (it.host, it.port));
+        for (text, name, port) in [
+            ("127.0.0.1", "127.0.0.1", None),
+            ("::1", "::1", None),
+            ("[::1]", "::1", None),
+            ("[::1]:7", "::1", Some(7)),
+            ("localhost:7", "localhost", Some(7)),
+        ] {
+            assert_eq!(host(text), Ok((name.to_owned(), port)));
+        }
+        assert!(host("").is_err() && host("a:b").is_err());
+    }
 }

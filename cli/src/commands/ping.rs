@@ -1,81 +1,303 @@
-//! `polyverbs ping`: whether somebody manages connections at an address.
+//! `polyverbs ping`: whether an RDMA device answers at an address.
 
-use std::io::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::io::{ErrorKind, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
-use polyverbs::{QpOptions, Requirements};
+use polyverbs::connection::{ConnectError, Connector};
+use polyverbs::{Context, Device, Requirements, Transport};
 use serde_json::json;
 
-use super::network::DeviceOptions;
-use crate::output::{nanoseconds, say};
+use super::network::{DeviceOptions, Host, addresses_of, way_to};
+use crate::interrupt::{self, Ending};
+use crate::output::{AlreadyTold, say, seconds};
 
 /// Find out whether an RDMA device answers at an address, and how soon
 ///
-/// It asks for a connection to a service that nobody has, and waits for the refusal: any device with a connection manager
-/// gives one, and no program there is disturbed.
+/// Over RoCE the connection manager there is asked for a service that nobody has, and answers at once: the port does not
+/// matter. Over iWARP a request that can only be refused goes to the port; without one, to that of Polyverbs' own devices.
+/// No program there hears of either.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   polyverbs ping 127.0.0.1 --device ib0
+  polyverbs ping localhost:4420 --device iw0
   polyverbs ping 192.0.2.7 --device ib0 --count 10 --interval 0.2 --json")]
 pub(crate) struct Arguments {
-    /// The address
-    address: IpAddr,
+    /// The host, by name or address, and perhaps a port
+    #[arg(value_name = "HOST[:PORT]")]
+    to: Host,
     #[command(flatten)]
     device: DeviceOptions,
     /// The own address, if not that of the way there
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
     /// How often
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
     /// Seconds in between
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
-    interval: f64,
-    /// Print a JSON object in each line
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    interval: Duration,
+    /// Seconds that an answer may take
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    timeout: Duration,
+    /// Print a JSON object in each line, the last one of all
     #[arg(long)]
     json: bool,
 }
 
-/// The port that is asked for: the one that discards (RFC 863).
-const PORT: u16 = 9;
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .map_err(|_| "a number of seconds is like 1 or 0.2")?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "no such time".to_owned())
+}
+
+/// The port of RoCEv2, and of Polyverbs' iWARP devices.
+const PORT: u16 = 4791;
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let to = SocketAddr::new(arguments.address, PORT);
-    let interval = Duration::try_from_secs_f64(arguments.interval)
-        .map_err(|error| anyhow::anyhow!("--interval: {error}"))?;
-    let device = arguments.device.reaching(to, arguments.from)?;
-    let context = device.open(&Requirements::new())?;
-    let connector = Connector::of(&context)?;
-    let pd = context.alloc_pd().wait()?;
-    let cq = context.create_cq(1).wait()?;
-    let qp = pd.create_qp(QpOptions::rc(&cq)).wait()?;
-    for number in 1..=arguments.count {
-        if number > 1 {
-            thread::sleep(interval);
+    let Host { host, port } = &arguments.to;
+    let addresses = addresses_of(host, port.unwrap_or(0))?;
+    let of_kind = |to: &&SocketAddr| {
+        arguments
+            .from
+            .is_none_or(|from| from.is_ipv4() == to.is_ipv4())
+    };
+    let mut candidates = addresses
+        .iter()
+        .copied()
+        .filter(|to| of_kind(&to))
+        .peekable();
+    // Of several addresses the last is asked whatever comes of it.
+    loop {
+        let to = candidates.next();
+        let to = to.ok_or_else(|| anyhow::anyhow!("{host} has no address of that kind"))?;
+        let pinger = Pinger::new(arguments, to)?;
+        let is_last = candidates.peek().is_none();
+        if is_last || matches!(pinger.once(arguments.timeout), Ok(Some(_))) {
+            return pinger.all(arguments);
         }
-        let began = Instant::now();
-        let asked = connector.connect(&context, &qp, to, ConnectionOptions::new());
-        match asked.wait() {
-            // Dropped, the connection is given up: whoever listens there hears no more of it.
-            Ok(_) | Err(ConnectError::Refused { .. }) => {}
-            Err(error) => anyhow::bail!("{}: {error}", arguments.address),
-        }
-        let time = began.elapsed();
-        if arguments.json {
-            let seconds = time.as_secs_f64();
-            say!(
-                "{}",
-                json!({ "address": arguments.address, "number": number, "seconds": seconds })
-            )?;
-        } else {
-            let time = nanoseconds(time.as_secs_f64() * 1e9);
-            say!("{} answers in {time}", arguments.address)?;
-        }
-        std::io::stdout().flush()?;
     }
-    Ok(())
 }
+
+/// Whether a device answers there, soon.
+pub(super) fn answers(device: &Device, to: SocketAddr) -> bool {
+    let context = device.open(&Requirements::new());
+    let ping = context.map_err(anyhow::Error::new).and_then(|context| {
+        let connector = Connector::of(&context)?;
+        Ok(ping(&connector, &context, to, Duration::from_secs(1)))
+    });
+    matches!(ping, Ok(Some((_, Ok(())))))
+}
+
+type Answer = (Duration, Result<(), ConnectError>);
+
+// What came of it and when; `None` where nothing has.
+fn ping(
+    connector: &Connector,
+    context: &Context,
+    to: SocketAddr,
+    patience: Duration,
+) -> Option<Answer> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let began = Instant::now();
+    connector.ping(context, to).on_done(move |answer| {
+        // Nobody waits any more where this fails.
+        let _ = sender.send((began.elapsed(), answer));
+    });
+    receiver.recv_timeout(patience).ok()
+}
+
+struct Pinger {
+    connector: Connector,
+    context: Context,
+    to: SocketAddr,
+    from: IpAddr,
+    transport: Transport,
+}
+
+impl Pinger {
+    fn new(arguments: &Arguments, to: SocketAddr) -> anyhow::Result<Self> {
+        let from = match arguments.from {
+            Some(from) => from,
+            None => apart(way_to(to)?, to.ip()),
+        };
+        // The own device would answer for the others.
+        let is_own = from == to.ip();
+        anyhow::ensure!(
+            !is_own || is_held(to.ip()),
+            "no RDMA device is at {}: nobody there has port {PORT}",
+            to.ip()
+        );
+        let device = arguments.device.at(from)?;
+        let context = device.open(&Requirements::new())?;
+        Ok(Self {
+            connector: Connector::of(&context)?,
+            transport: device.attributes().transport,
+            context,
+            to,
+            from,
+        })
+    }
+
+    /// How soon it answers; `None` where nobody does.
+    fn once(&self, timeout: Duration) -> anyhow::Result<Option<Duration>> {
+        match ping(&self.connector, &self.context, self.to, timeout.min(SOON)) {
+            None => {}
+            answer => return self.outcome(answer),
+        }
+        anyhow::ensure!(
+            !self.is_refused(),
+            "no RDMA device is at {}: its kernel refuses UDP port {PORT}",
+            self.to.ip()
+        );
+        // What has been sent may have been lost.
+        let rest = timeout.saturating_sub(SOON);
+        let again = ping(&self.connector, &self.context, self.to, rest);
+        self.outcome(again)
+    }
+
+    fn outcome(&self, answer: Option<Answer>) -> anyhow::Result<Option<Duration>> {
+        let port = match self.to.port() {
+            0 => PORT,
+            port => port,
+        };
+        let to = SocketAddr::new(self.to.ip(), port);
+        match answer {
+            Some((time, Ok(()))) => Ok(Some(time)),
+            Some((_, Err(ConnectError::Refused { .. }))) if self.to.port() == 0 => {
+                Err(anyhow::anyhow!(
+                    "no iWARP device of Polyverbs is at {}: its kernel refuses TCP port {PORT}; another device answers at \
+                 the port of a program that listens: add it",
+                    self.to.ip()
+                ))
+            }
+            Some((_, Err(ConnectError::Refused { .. }))) => Err(anyhow::anyhow!(
+                "nobody listens at {to}: the kernel there refuses it"
+            )),
+            Some((_, Err(ConnectError::NoDevice))) => {
+                Err(anyhow::anyhow!("what listens at {to} is no RDMA device"))
+            }
+            Some((_, Err(ConnectError::TimedOut))) | None => Ok(None),
+            Some((_, Err(error))) => Err(anyhow::anyhow!("{}: {error}", self.to.ip())),
+        }
+    }
+
+    /// Whether the kernel there says that nobody has the port of RoCEv2.
+    fn is_refused(&self) -> bool {
+        let refused = || {
+            let socket = UdpSocket::bind((self.from, 0))?;
+            socket.connect((self.to.ip(), PORT))?;
+            socket.set_read_timeout(Some(SOON))?;
+            socket.send(&[])?;
+            socket.recv(&mut [0])
+        };
+        self.transport == Transport::InfiniBand
+            && refused().is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    }
+
+    fn all(&self, arguments: &Arguments) -> anyhow::Result<()> {
+        let tally = Arc::new(Mutex::new(Tally::default()));
+        let (shared, address) = (Arc::clone(&tally), self.to.ip());
+        interrupt::says(Ending::AtOnce, move || locked(&shared).to_string());
+        for number in 1..=arguments.count {
+            if number > 1 {
+                thread::sleep(arguments.interval);
+            }
+            locked(&tally).sent += 1;
+            let time = self.once(arguments.timeout)?;
+            locked(&tally).times.extend(time);
+            let line = match time {
+                _ if arguments.json => {
+                    let seconds = time.map(|time| time.as_secs_f64());
+                    json!({ "address": address, "number": number, "seconds": seconds }).to_string()
+                }
+                Some(time) => format!("{address} answers in {}", seconds(time)),
+                None => format!(
+                    "{address} does not answer within {}",
+                    seconds(arguments.timeout)
+                ),
+            };
+            say!("{line}")?;
+            std::io::stdout().flush()?;
+        }
+        let tally = locked(&tally);
+        match arguments.json {
+            true => say!("{}", tally.to_json(address))?,
+            false => say!("{tally}")?,
+        }
+        match tally.times.is_empty() {
+            true => Err(AlreadyTold.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// What has come of all.
+#[derive(Default)]
+struct Tally {
+    sent: u64,
+    times: Vec<Duration>,
+}
+
+impl Tally {
+    /// The shortest, the one in the middle, the longest.
+    fn spread(&self) -> Option<[Duration; 3]> {
+        let mut times = self.times.clone();
+        times.sort_unstable();
+        Some([*times.first()?, times[times.len() / 2], *times.last()?])
+    }
+
+    fn to_json(&self, address: IpAddr) -> serde_json::Value {
+        let spread = self
+            .spread()
+            .map(|spread| spread.map(|time| time.as_secs_f64()));
+        let [min, median, max] = spread.map_or([None; 3], |spread| spread.map(Some));
+        json!({
+            "address": address,
+            "asked": self.sent,
+            "answered": self.times.len(),
+            "min_seconds": min,
+            "median_seconds": median,
+            "max_seconds": max,
+        })
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} asked, {} answered", self.sent, self.times.len())?;
+        let Some(spread) = self.spread() else {
+            return Ok(());
+        };
+        let [min, median, max] = spread.map(seconds);
+        write!(f, ": min {min}, median {median}, max {max}")
+    }
+}
+
+fn locked(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An own address other than `to`: every address in 127.0.0.0/8 is this machine's.
+fn apart(from: IpAddr, to: IpAddr) -> IpAddr {
+    if from != to || !to.is_ipv4() {
+        return from;
+    }
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 128 | (high & 0x3f), middle, low).into()
+}
+
+/// Whether a process has the port of RoCEv2 there, or of Polyverbs' iWARP devices.
+fn is_held(at: IpAddr) -> bool {
+    let is_in_use = |error: std::io::Error| error.kind() == ErrorKind::AddrInUse;
+    UdpSocket::bind((at, PORT)).is_err_and(is_in_use)
+        || TcpListener::bind((at, PORT)).is_err_and(is_in_use)
+}
+
+/// A device of this network answers within this.
+const SOON: Duration = Duration::from_millis(50);

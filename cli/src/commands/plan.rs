@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::output::{DIM, device, print_json, say};
 
-/// Show what a portable operation becomes on a device, before anything is posted
+/// Show what a portable operation becomes on a device
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Operation {
-    /// Read remote octets and end the key of their local sink
+    /// Read remote bytes and end the key of their local sink
     ReadAndInvalidate,
     /// Open memory to a peer under a fresh key
     RegisterForRemoteAccess,

@@ -1,14 +1,15 @@
 //! `polyverbs put`: a file to another process or machine.
 
 use std::io::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::copy::hexadecimal;
-use super::network::DeviceOptions;
-use crate::output::{AlreadyTold, BOLD, GOOD, octets, print_json, progress, rate, say, seconds};
+use super::copy::{hexadecimal, print_digests};
+use super::network::{DeviceOptions, Endpoint};
+use crate::interrupt::{self, Ending};
+use crate::output::{AlreadyTold, BOLD, count, octets, print_json, progress, rate, say, seconds};
 use crate::transfer::network;
 
 /// Send a file to `polyverbs serve`, and compare what arrived
@@ -17,14 +18,15 @@ use crate::transfer::network;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  polyverbs put FILE 127.0.0.1:7471 --device ib0
-  polyverbs put FILE 192.0.2.7:7471 --device ib0 --fault drop=1%,reorder=1%,corrupt=0.1%")]
+  polyverbs put FILE 127.0.0.1:4420 --device ib0
+  polyverbs put FILE localhost:4420 --device iw0
+  polyverbs put FILE 192.0.2.7:4420 --device ib0 --fault drop=1%,reorder=1%")]
 pub(crate) struct Arguments {
     /// The file
     file: PathBuf,
     /// Where it goes
-    #[arg(value_name = "ADDRESS:PORT")]
-    to: SocketAddr,
+    #[arg(value_name = "HOST:PORT")]
+    to: Endpoint,
     #[command(flatten)]
     device: DeviceOptions,
     /// The own address, if not that of the way there
@@ -36,21 +38,22 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let device = arguments.device.reaching(arguments.to, arguments.from)?;
     let total = std::fs::metadata(&arguments.file).map_or(0, |file| file.len());
+    let (device, to) = arguments.device.choose(&arguments.to, arguments.from)?;
     let bar = progress(
         total,
         "{bar:32.cyan/dim} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta} left",
     );
-    let copied = network::put(&device, &arguments.file, arguments.to, |octets| {
+    let shown = bar.clone();
+    interrupt::says(Ending::ByItself, move || {
+        let sent = octets(shown.position());
+        format!("{sent} of {} sent, and nothing is stored", octets(total))
+    });
+    let copied = network::put(&device, &arguments.file, to, |octets| {
         bar.set_position(octets);
     });
     bar.finish_and_clear();
     let copied = copied.map_err(anyhow::Error::from_boxed)?;
-    let (client, server) = (
-        hexadecimal(&copied.client_digest),
-        hexadecimal(&copied.server_digest),
-    );
     let speed = copied.bytes as f64 / copied.elapsed.as_secs_f64();
     if arguments.json {
         let counters: serde_json::Map<_, _> = device
@@ -60,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .collect();
         print_json(&json!({
             "file": arguments.file.to_string_lossy(),
-            "to": arguments.to,
+            "to": to,
             "device": device.name(),
             "transport": device.attributes().transport.name(),
             "fault": arguments.device.fault.map(|fault| fault.to_string()),
@@ -68,8 +71,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "windows": copied.windows,
             "digests": {
                 "algorithm": "sha256",
-                "client": client,
-                "server": server,
+                "client": hexadecimal(&copied.client_digest),
+                "server": hexadecimal(&copied.server_digest),
                 "equal": copied.is_intact(),
             },
             "seconds": copied.elapsed.as_secs_f64(),
@@ -79,21 +82,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return copied.is_intact().then_some(()).ok_or(AlreadyTold.into());
     }
     say!(
-        "{BOLD}{}{BOLD:#}  {} in {}, {}; {} windows",
+        "{BOLD}{}{BOLD:#}  {} in {}, {}; {}",
         device.name(),
         octets(copied.bytes),
         seconds(copied.elapsed),
         rate(speed),
-        copied.windows,
+        count(copied.windows, "window"),
     )?;
-    let width = device.name().len();
-    say!("{:width$}  client sha256 {client}", "")?;
-    let verdict = if copied.is_intact() {
-        format!("{GOOD}equal{GOOD:#}")
-    } else {
-        "DIFFERENT".to_owned()
-    };
-    say!("{:width$}  server sha256 {server} {verdict}", "")?;
+    print_digests(&copied.client_digest, &copied.server_digest)?;
     anyhow::ensure!(copied.is_intact(), "the digests differ");
     Ok(())
 }

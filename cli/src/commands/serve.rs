@@ -1,43 +1,48 @@
 //! `polyverbs serve`: stores the files that `polyverbs put` sends.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
-use polyverbs::connection::{Connector, Incoming};
+use polyverbs::connection::{ConnectError, Connector, Incoming, Listener};
 use serde_json::json;
 
 use super::copy::{hexadecimal, parse_piece};
-use super::network::DeviceOptions;
-use crate::output::{BOLD, GOOD, complain, octets, rate, say, seconds};
+use super::network::{DeviceOptions, Endpoint};
+use crate::interrupt::{self, Ending};
+use crate::output::{BOLD, GOOD, complain, count, octets, rate, say, seconds};
 use crate::transfer::network::{Store, Stored, clean};
 use crate::transfer::{CopyOptions, requirements};
 
-/// Store the files that `polyverbs put` sends, from other processes and machines
+/// Store the files that `polyverbs put` sends
 ///
-/// The first line says where it listens. A file that does not arrive whole is not there afterwards; what a server that was
+/// They come from other processes and machines. The first line says where it listens. A file that does not arrive whole is not there afterwards; what a server that was
 /// killed has left in the folder, the next one removes.
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "polyverbs serve --device NAME --listen HOST:PORT --dir DIR [OPTIONS]",
+    after_help = "\
 Examples:
-  polyverbs serve --device ib0 --listen 127.0.0.1:7471 --dir IN
-  polyverbs serve --device iw0 --listen [::1]:0 --dir IN --files 1 --json")]
+  polyverbs serve --device ib0 --listen 127.0.0.1:4420 --dir IN
+  polyverbs serve --device iw0 --listen [::1]:0 --dir IN --files 1 --json"
+)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     device: DeviceOptions,
     /// An address of this machine, and a port; port 0 has one assigned
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    listen: SocketAddr,
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Endpoint,
     /// Where files go; one of the same name is replaced
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// End after so many connections
     #[arg(long, value_name = "N")]
     files: Option<u64>,
-    /// Octets of one read: up to 1M
-    #[arg(long, value_name = "OCTETS", default_value = "256k", value_parser = parse_piece)]
+    /// Bytes of one read: up to 1M
+    #[arg(long, value_name = "BYTES", default_value = "256k", value_parser = parse_piece)]
     piece: u32,
     /// Reads in flight
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -54,9 +59,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         arguments.dir.display()
     );
     clean(&arguments.dir).map_err(anyhow::Error::from_boxed)?;
-    let device = arguments.device.at(arguments.listen.ip())?;
+    let listen = arguments.listen.own()?;
+    let device = arguments.device.at(listen.ip())?;
     let context = device.open(&requirements())?;
-    let listener = Connector::of(&context)?.listen(arguments.listen, 0)?;
+    let listener = Connector::of(&context)?.listen(listen, 0)?;
     let store = Arc::new(Store {
         device,
         folder: arguments.dir.clone(),
@@ -75,19 +81,47 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         )?;
     }
     std::io::stdout().flush()?;
+    let stored = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&stored);
+    interrupt::says(Ending::ByItself, move || {
+        format!("{} stored", count(counted.load(Ordering::SeqCst), "file"))
+    });
     let mut failures = 0;
     let mut running = Vec::new();
     for _ in 0..arguments.files.unwrap_or(u64::MAX) {
-        let incoming = listener.next().wait()?;
-        let (store, is_json) = (Arc::clone(&store), arguments.json);
-        running.push(thread::spawn(move || take(&store, incoming, is_json)));
+        let Some(incoming) = next(&listener)? else {
+            break;
+        };
+        let (store, stored) = (Arc::clone(&store), Arc::clone(&stored));
+        let is_json = arguments.json;
+        running.push(thread::spawn(move || {
+            let is_stored = take(&store, incoming, is_json);
+            stored.fetch_add(is_stored.into(), Ordering::SeqCst);
+            is_stored
+        }));
         running.retain(|thread| arguments.files.is_some() || !thread.is_finished());
     }
     for thread in running {
         failures += u64::from(!thread.join().unwrap_or(false));
     }
-    anyhow::ensure!(failures == 0, "{failures} files did not arrive");
+    anyhow::ensure!(!interrupt::happened(), "interrupted");
+    anyhow::ensure!(failures == 0, "{} did not arrive", count(failures, "file"));
     Ok(())
+}
+
+// The next request; `None` where the command was interrupted.
+fn next(listener: &Listener) -> Result<Option<Incoming>, ConnectError> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    listener.next().on_done(move |incoming| {
+        // Nobody takes any more where this fails.
+        let _ = sender.send(incoming);
+    });
+    while !interrupt::happened() {
+        if let Ok(incoming) = receiver.recv_timeout(Duration::from_millis(100)) {
+            return incoming.map(Some);
+        }
+    }
+    Ok(None)
 }
 
 // What fails is told at once, and does not end the others.
@@ -126,7 +160,7 @@ fn tell(Stored { path, copied }: &Stored, is_json: bool) -> anyhow::Result<()> {
         };
         let speed = copied.bytes as f64 / copied.elapsed.as_secs_f64();
         say!(
-            "{}  {} in {}, {}; sha256 {} {verdict}",
+            "{}  {} in {}, {}\n  sha256 {} {verdict}",
             path.display(),
             octets(copied.bytes),
             seconds(copied.elapsed),

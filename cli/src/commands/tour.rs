@@ -5,7 +5,7 @@ use std::io::Write as _;
 use capability_matrix::{Matrix, Section};
 
 use crate::commands::{copy, devices};
-use crate::output::{BOLD, DIM, GOOD, octets, progress, say};
+use crate::output::{BOLD, DIM, GOOD, octets, progress, say, width, wrapped};
 use crate::transfer::CopyOptions;
 
 const FILE: usize = 64 << 20;
@@ -22,7 +22,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let matrix = Matrix::of(&all)?;
     for section in [Section::Operations, Section::Features, Section::Gaps] {
         if matrix.section(section).next().is_some() {
-            say!("{}\n", matrix.section_to_text(section, false))?;
+            say!("{}\n", matrix.section_to_text(section, width(), false))?;
         }
     }
 
@@ -74,16 +74,19 @@ fn next(one: &str, other: &str) -> anyhow::Result<()> {
         ),
     ];
     for (command, why) in tries {
-        say!("  {command:<62}  {DIM}{why}{DIM:#}")?;
+        if 2 + 62 + 2 + 26 <= width() {
+            say!("  {command:<62}  {DIM}{why}{DIM:#}")?;
+        } else {
+            say!("  {DIM}# {why}{DIM:#}\n  {command}")?;
+        }
     }
-    say!(
-        "\nFrom a clone, `cargo run --release --` stands for `polyverbs`. The program that ran is\n\
-         examples/copy/transfer.rs; the README has a smaller one to begin with."
-    )?;
+    let last = "From a clone, `cargo run --release --` stands for `polyverbs`. The program that ran is \
+                examples/copy/transfer.rs; the README has a smaller one to begin with.";
+    say!("\n{}", wrapped(last.split(' '), " ", 0, width()))?;
     Ok(())
 }
 
-// Octets without a pattern that a fault could hide in.
+// Bytes without a pattern that a fault could hide in.
 fn generate(path: &std::path::Path) -> anyhow::Result<()> {
     let bar = progress(FILE as u64, "{bar:32.cyan/dim} generating a file");
     let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);

@@ -134,8 +134,8 @@ fn a_wrong_command_line_is_told_in_one_line() {
         assert!(copy("--depth", depth).contains("--depth"), "{depth}");
     }
     let perf = |test, size| complaint(&["perf", test, "--device", "ib0", "--size", size]);
-    assert!(perf("atomic-latency", "16").contains("an atomic operation has 8 octets, not 16"));
-    assert!(perf("bandwidth", "0").contains("1 octet to 1G"));
+    assert!(perf("atomic-latency", "16").contains("an atomic operation has 8 bytes, not 16"));
+    assert!(perf("bandwidth", "0").contains("1 byte to 1G"));
     assert_eq!(run(&["fly"]).status.code(), Some(2));
 }
 

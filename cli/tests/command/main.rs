@@ -9,9 +9,11 @@ use serde_json::Value;
 mod copy;
 mod dissect;
 mod errors;
+mod interrupted;
 mod network;
 mod run;
 mod shown;
+mod terminal;
 
 const DEVICES: [&str; 2] = ["ib0", "iw0"];
 

@@ -200,11 +200,118 @@ fn a_client_that_is_killed_leaves_nothing_and_others_are_served() {
 #[test]
 fn a_device_answers_where_a_process_has_one() {
     for device in DEVICES {
-        let _server = Server::new(device, "127.0.36.1:0", &[]);
-        let ping = ["ping", "127.0.36.1", "--device", device, "--count", "2"];
-        let told = text(&[&ping[..], &["--interval", "0.01"]].concat());
-        assert_eq!(told.lines().count(), 2, "{told}");
-        assert!(told.starts_with("127.0.36.1 answers in "), "{told}");
+        for at in ["127.0.36.1", "[::1]"] {
+            let server = Server::new(device, &format!("{at}:0"), &["--files", "1"]);
+            let plain = at.trim_matches(['[', ']']);
+            for to in [plain, &server.address] {
+                let ping = ["ping", to, "--device", device, "--count", "2"];
+                let told = text(&[&ping[..], &["--interval", "0.01"]].concat());
+                let lines: Vec<_> = told.lines().collect();
+                assert_eq!(lines.len(), 3, "{told}");
+                assert!(
+                    lines[0].starts_with(&format!("{plain} answers in ")),
+                    "{told}"
+                );
+                assert!(lines[2].starts_with("2 asked, 2 answered: min "), "{told}");
+            }
+            // No program has heard of it: the server still waits for its one file.
+            let mut server = server;
+            arrives(&mut server, device, 1, &[]);
+            assert_eq!(server.process.end(), (true, String::new()));
+        }
+    }
+}
+
+#[test]
+fn a_device_answers_within_one_round_trip() {
+    for device in DEVICES {
+        let server = Server::new(device, "127.0.43.1:0", &[]);
+        let ping = ["ping", &server.address, "--device", device, "--count", "20"];
+        let told = text(&[&ping[..], &["--interval", "0", "--json"]].concat());
+        let last: Value = serde_json::from_str(told.lines().last().unwrap()).unwrap();
+        assert_eq!(
+            (&last["asked"], &last["answered"]),
+            (&20.into(), &20.into())
+        );
+        let at = |name: &str| last[name].as_f64().unwrap();
+        assert!(at("min_seconds") <= at("median_seconds"));
+        assert!(at("median_seconds") <= at("max_seconds"));
+        // Retries begin after five milliseconds.
+        assert!(at("min_seconds") < 0.005, "{told}");
+    }
+}
+
+#[test]
+fn a_kernel_that_refuses_and_silence_are_no_device() {
+    let ping = |device, to: &str| {
+        let ping = ["ping", to, "--device", device, "--count", "1"];
+        complaint(&[&ping[..], &["--timeout", "4"]].concat())
+    };
+    for at in ["127.0.44.1", "::1"] {
+        let told = ping("ib0", at);
+        assert!(
+            told.contains(&format!("no RDMA device is at {at}: ")),
+            "{told}"
+        );
+        let told = ping("iw0", at);
+        assert!(
+            told.contains(&format!("device of Polyverbs is at {at}: "))
+                || told.contains("no RDMA device is at"),
+            "{told}"
+        );
+    }
+    assert!(ping("iw0", "127.0.44.1:9").contains("the kernel there refuses it"));
+    let other = std::net::TcpListener::bind("127.0.44.1:0").unwrap();
+    let at = other.local_addr().unwrap().to_string();
+    assert_eq!(
+        ping("iw0", &at),
+        format!("polyverbs: what listens at {at} is no RDMA device")
+    );
+    // A socket that answers nothing.
+    let _silent = std::net::UdpSocket::bind("127.0.44.2:4791").unwrap();
+    let ping = [
+        "ping",
+        "127.0.44.2",
+        "--device",
+        "ib0",
+        "--count",
+        "1",
+        "--timeout",
+        "0.2",
+    ];
+    let silent = super::run(&ping);
+    assert_eq!(silent.status.code(), Some(1));
+    let told = String::from_utf8(silent.stdout).unwrap();
+    assert_eq!(
+        told,
+        "127.0.44.2 does not answer within 200 ms\n1 asked, 0 answered\n"
+    );
+}
+
+#[test]
+fn hosts_have_names() {
+    for device in DEVICES {
+        let mut server = Server::new(device, "localhost:0", &["--files", "1"]);
+        let (_, port) = server.address.rsplit_once(':').unwrap();
+        server.address = format!("localhost:{port}");
+        let told = text(&["ping", &server.address, "--device", device, "--count", "1"]);
+        assert!(told.contains("1 answered"), "{told}");
+        arrives(&mut server, device, 4097, &[]);
+    }
+    let unknown = complaint(&[
+        "put",
+        "Cargo.toml",
+        "no.such.host.invalid:1",
+        "--device",
+        "ib0",
+    ]);
+    assert!(
+        unknown.contains("no address of no.such.host.invalid is known"),
+        "{unknown}"
+    );
+    for wrong in ["localhost", "::1", "1.2.3.4", "a:b:c", "localhost:port"] {
+        let told = complaint(&["put", "Cargo.toml", wrong, "--device", "ib0"]);
+        assert!(told.contains("it is HOST:PORT"), "{told}");
     }
 }
 

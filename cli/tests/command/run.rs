@@ -316,6 +316,23 @@ fn the_command_installs_itself_with_its_libraries() {
             & 0o111,
         0o111
     );
+    let pages = prefix.join("share/man/man1");
+    let page = |name| fs::read_to_string(pages.join(name)).unwrap();
+    assert!(page("polyverbs.1").contains(".SH SUBCOMMANDS"));
+    assert!(page("polyverbs-ping.1").contains("No program there"));
+    assert_eq!(fs::read_dir(&pages).unwrap().count(), 14);
+    for script in [
+        "bash-completion/completions/polyverbs",
+        "fish/vendor_completions.d/polyverbs.fish",
+        "zsh/site-functions/_polyverbs",
+    ] {
+        assert!(
+            fs::metadata(prefix.join("share").join(script))
+                .unwrap()
+                .len()
+                > 1000
+        );
+    }
     // Again, over what is there; and it runs from there, moved.
     assert!(install.output().unwrap().status.success());
     assert_eq!(fs::read_dir(&lib).unwrap().count(), 3);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{DEVICES, Folder, json, text};
+use super::{DEVICES, Folder, complaint, json, text};
 
 fn names(value: &Value) -> Vec<&str> {
     value
@@ -63,6 +63,7 @@ fn tables_fit_a_hundred_columns() {
 fn a_matrix_has_every_format() {
     let folder = Folder::new();
     let matrix = json(&["matrix", "--format", "json"]);
+    assert_eq!(json(&["matrix", "--json"]), matrix);
     let claims = matrix["claims"].as_array().unwrap();
     let row = claims
         .iter()
@@ -222,9 +223,23 @@ fn the_tour_copies_over_every_device() {
 }
 
 #[test]
+fn shells_complete_every_command() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = text(&["completions", shell]);
+        for command in ["capture", "ping", "serve"] {
+            assert!(script.contains(command), "{shell}");
+        }
+    }
+    assert!(complaint(&["completions", "tcsh"]).contains("bash"));
+}
+
+#[test]
 fn help_has_examples() {
+    assert_eq!(text(&["help"]), text(&["--help"]));
+    assert!(complaint(&["help", "fly"]).contains("unrecognized subcommand 'fly'"));
     for command in ["copy", "devices", "matrix", "perf", "plan"] {
         let help = text(&[command, "--help"]);
+        assert_eq!(text(&["help", command]), help);
         assert!(help.contains("Examples:\n  polyverbs "), "{help}");
     }
     assert!(text(&["--help"]).contains("a short guided tour"));

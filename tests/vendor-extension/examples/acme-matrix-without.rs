@@ -4,6 +4,6 @@ use capability_matrix::Matrix;
 
 fn main() -> Result<(), polyverbs::RegistryError> {
     let matrix = Matrix::verified(&polyverbs::devices()?, &mut |_| ())?;
-    print!("{}", matrix.to_text(false));
+    print!("{}", matrix.to_text(100, false));
     std::process::exit(i32::from(matrix.mismatches().next().is_some()));
 }

@@ -8,12 +8,14 @@ mod report;
 mod tests;
 mod yardstick;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use clap::ValueEnum;
+use indicatif::ProgressBar;
 
-use super::network::DeviceOptions;
-use crate::output::{device, parse_octets, print_json};
+use super::network::{DeviceOptions, Endpoint};
+use crate::interrupt::{self, Ending};
+use crate::output::{device, parse_octets, print_json, progress};
 use tests::Job;
 
 /// Measure a device, each figure beside the limit that it runs into
@@ -33,30 +35,30 @@ Examples:
 Between two processes:
   polyverbs perf --listen 127.0.0.1:7472 --device ib0
   polyverbs perf send-latency 127.0.0.1:7472 --device ib0
-  polyverbs perf read-bandwidth 127.0.0.1:7472 --device ib0 --size 64k --fault drop=1%")]
+  polyverbs perf read-bandwidth localhost:7472 --device ib0 --fault drop=1%")]
 pub(crate) struct Arguments {
     /// What is measured
     #[arg(value_enum, required_unless_present = "listen")]
     test: Option<Test>,
     /// Where the other process listens; without one, both ends are in this process
-    #[arg(value_name = "ADDRESS:PORT")]
-    to: Option<SocketAddr>,
+    #[arg(value_name = "HOST:PORT")]
+    to: Option<Endpoint>,
     #[command(flatten)]
     device: DeviceOptions,
     /// Take part in the measurements of others, at an address of this machine; port 0 has one assigned
-    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["test", "size", "iters"])]
-    listen: Option<SocketAddr>,
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["test", "size", "iters"])]
+    listen: Option<Endpoint>,
     /// End after so many connections
     #[arg(long, value_name = "N", requires = "listen")]
     connections: Option<u64>,
     /// The own address, if not that of the way there
     #[arg(long, value_name = "ADDRESS", requires = "to")]
     from: Option<IpAddr>,
-    /// Octets of each operation, up to 1G; atomics have 8 [default: 64 for send-latency and message-rate, 8 for the
-    /// other latencies, 1M for octets per second]
-    #[arg(long, value_name = "OCTETS", value_parser = parse_size)]
+    /// Bytes of each operation, up to 1G; atomics have 8 [default: 64 for send-latency and message-rate, 8 for the
+    /// other latencies, 1M for bytes per second]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     size: Option<u32>,
-    /// How many operations are measured [default: 200000; 2000 for octets per second]
+    /// How many operations are measured [default: 200000; 2000 for bytes per second]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     iters: Option<u64>,
     /// Print a JSON object
@@ -75,11 +77,11 @@ pub(crate) enum Test {
     ReadLatency,
     /// A fetch-and-add, posted and polled by one thread
     AtomicLatency,
-    /// Octets per second of writes
+    /// Bytes per second of writes
     Bandwidth,
-    /// Octets per second of reads, from another process
+    /// Bytes per second of reads, from another process
     ReadBandwidth,
-    /// Octets per second of sends, to another process
+    /// Bytes per second of sends, to another process
     SendBandwidth,
     /// Writes per second: in one process in batches of 32 with one doorbell
     MessageRate,
@@ -147,29 +149,45 @@ impl Test {
 fn parse_size(text: &str) -> Result<u32, String> {
     match parse_octets(text)? {
         size @ 1..=LARGEST => Ok(size as u32),
-        _ => Err("an operation has 1 octet to 1G".into()),
+        _ => Err("an operation has 1 byte to 1G".into()),
     }
+}
+
+/// A bar of so many operations.
+fn bar(total: u64) -> ProgressBar {
+    let bar = progress(total, "{bar:32.cyan/dim} {percent}%  {eta} left");
+    let shown = bar.clone();
+    interrupt::says(Ending::AtOnce, move || {
+        let done = shown.position();
+        shown.finish_and_clear();
+        format!("{done} of {total} operations done, and no figure")
+    });
+    bar
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = &arguments.device;
-    if let Some(at) = arguments.listen {
+    if let Some(listen) = &arguments.listen {
+        let at = listen.own()?;
         let device = options.at(at.ip())?;
         return remote::listen(&device, at, arguments.connections, arguments.json);
     }
     let Some(test) = arguments.test else {
         anyhow::bail!("nothing says what is measured");
     };
-    let device = match arguments.to {
-        Some(to) => options.reaching(to, arguments.from)?,
+    let (device, to) = match &arguments.to {
+        Some(to) => {
+            let (device, to) = options.choose(to, arguments.from)?;
+            (device, Some(to))
+        }
         None if options.fault.is_some() => {
             anyhow::bail!("faults are those of the way to another process: name its address")
         }
-        None => device(&options.device)?,
+        None => (device(&options.device)?, None),
     };
     let size = arguments.size.unwrap_or(test.size());
     if test == Test::AtomicLatency && size != 8 {
-        anyhow::bail!("an atomic operation has 8 octets, not {size}");
+        anyhow::bail!("an atomic operation has 8 bytes, not {size}");
     }
     let job = Job {
         device: &device,
@@ -177,20 +195,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         size,
         iterations: arguments.iters.unwrap_or(test.iterations()),
     };
-    let figures = match arguments.to {
+    let figures = match to {
         Some(to) => remote::measure(&job, to)?,
         None => tests::run(&job)?,
     };
     if arguments.json {
         let mut object = report::to_json(&device, test, size, &figures);
-        if let Some(to) = arguments.to {
+        if let Some(to) = to {
             object["to"] = to.to_string().into();
             object["fault"] = options.fault.map(|fault| fault.to_string()).into();
         }
         return print_json(&object);
     }
-    report::print(&device, test, size, arguments.to, &figures)
+    report::print(&device, test, size, to, &figures)
 }
 
-/// Octets of the largest operation.
+/// Bytes of the largest operation.
 const LARGEST: u64 = 1 << 30;

@@ -48,7 +48,7 @@ impl Side {
             .map_err(|rejected| anyhow::anyhow!("{rejected}"))
     }
 
-    /// Posts a receive with room for so many octets.
+    /// Posts a receive with room for so many bytes.
     pub(super) fn receive(&self, size: u32) -> anyhow::Result<()> {
         let room = self.region.sge(0, size)?;
         Ok(self.qp.post_receive(ReceiveRequest::new(0, room))?)

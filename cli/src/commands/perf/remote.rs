@@ -1,12 +1,12 @@
 //! The same between two processes: one listens, the other measures.
 //!
-//! The request for a connection says what is measured and how large, its answer where the octets go. What a send finds no
+//! The request for a connection says what is measured and how large, its answer where the bytes go. What a send finds no
 //! receive for would end a stream: a side that sends keeps to what the other has receives for.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,11 +24,12 @@ use super::figures::{Figures, in_blocks, one_by_one};
 use super::pair::{DEPTH, Side, check};
 use super::player::Player;
 use super::tests::Job;
-use crate::output::{complain, progress, say};
+use crate::interrupt::{self, Ending};
+use crate::output::{complain, count, say};
 
 /// Private data of a request begins with it.
 const MAGIC: &[u8; 8] = b"polyperf";
-/// Operations in flight where octets or messages are counted.
+/// Operations in flight where bytes or messages are counted.
 const IN_FLIGHT: u64 = 64;
 /// Messages that whoever counts them lets the sender know of at a time.
 const CREDIT: u64 = 32;
@@ -152,7 +153,7 @@ pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> 
     end.watch(&connection);
     let timed_twice = !job.test.counts_octets() && job.test != Test::MessageRate;
     let total = job.iterations * if timed_twice { 2 } else { 1 };
-    let bar = progress(total, "{bar:32.cyan/dim} {percent}%  {eta} left");
+    let bar = super::bar(total);
     let figures = run(job, &end, remote, &bar);
     bar.finish_and_clear();
     let figures = figures?;
@@ -294,9 +295,16 @@ pub(super) fn listen(
         say!("{} listens at {}", device.name(), listener.address())?;
     }
     std::io::stdout().flush()?;
+    let taken = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&taken);
+    interrupt::says(Ending::AtOnce, move || {
+        let connections = count(counted.load(Ordering::Relaxed), "connection");
+        format!("{connections} taken")
+    });
     let mut running = Vec::new();
     for _ in 0..connections.unwrap_or(u64::MAX) {
         let incoming = listener.next().wait()?;
+        taken.fetch_add(1, Ordering::Relaxed);
         let device = device.clone();
         running.push(thread::spawn(move || {
             if let Err(error) = attend(&device, incoming) {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::Test;
 use super::figures::{Each, Figures};
-use crate::output::{BOLD, DIM, nanoseconds, octets, rate, say};
+use crate::output::{BOLD, DIM, nanoseconds, octets, rate, say, width, wrapped};
 
 const QUANTILES: [(&str, f64); 5] = [
     ("p50", 0.5),
@@ -68,7 +68,7 @@ pub(super) fn print(
             nanoseconds(*clock)
         )?;
         say!("  {}", quantiles(histogram))?;
-        for line in bars(histogram) {
+        for line in bars(histogram, width()) {
             say!("  {line}")?;
         }
     }
@@ -87,7 +87,7 @@ fn quantiles(histogram: &Histogram<u64>) -> String {
         ));
     }
     parts.push(format!("max {}", time(histogram.max())));
-    parts.join("  ")
+    wrapped(parts.iter().map(String::as_str), "  ", 2, width())
 }
 
 fn time(picoseconds: u64) -> String {
@@ -95,9 +95,10 @@ fn time(picoseconds: u64) -> String {
 }
 
 // A bar for each of a dozen steps up to the ninety-ninth percentile, and one for what is above.
-fn bars(histogram: &Histogram<u64>) -> Vec<String> {
+fn bars(histogram: &Histogram<u64>, width: usize) -> Vec<String> {
     const STEPS: u64 = 12;
-    const WIDTH: f64 = 50.0;
+    // Beside a label, a percentage and blanks.
+    let longest = (width - 20).min(50) as f64;
     let least = histogram.min();
     let most = histogram.value_at_quantile(0.99).max(least + 1);
     let step = nice((most - least).div_ceil(STEPS));
@@ -123,7 +124,7 @@ fn bars(histogram: &Histogram<u64>) -> Vec<String> {
         .unwrap_or(1)
         .max(1);
     let line = |(label, count): &(String, u64)| {
-        let eighths = (*count as f64 / largest as f64 * WIDTH * 8.0).round() as usize;
+        let eighths = (*count as f64 / largest as f64 * longest * 8.0).round() as usize;
         let part = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
         let percent = *count as f64 / histogram.len().max(1) as f64 * 100.0;
         format!("{label} {}{part} {percent:.1}%", "█".repeat(eighths / 8))
@@ -209,7 +210,7 @@ mod tests {
         for value in 1..=1000u64 {
             histogram.record(value * 100).unwrap();
         }
-        let lines = bars(&histogram);
+        let lines = bars(&histogram, 80);
         let percents = lines.iter().map(|line| {
             line.rsplit(' ')
                 .next()

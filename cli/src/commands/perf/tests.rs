@@ -11,7 +11,6 @@ use super::figures::{Each, Figures, in_blocks, one_by_one, rounded};
 use super::pair::{Side, connected};
 use super::player::Player;
 use super::yardstick::{self, End, Line, Yardstick, around};
-use crate::output::progress;
 
 /// What is to be measured.
 pub(super) struct Job<'d> {
@@ -23,7 +22,7 @@ pub(super) struct Job<'d> {
 
 /// Writes of one doorbell.
 const BATCH: usize = 32;
-/// Writes in flight where octets are counted.
+/// Writes in flight where bytes are counted.
 const IN_FLIGHT: usize = 16;
 
 pub(super) fn run(job: &Job<'_>) -> anyhow::Result<Figures> {
@@ -33,7 +32,7 @@ pub(super) fn run(job: &Job<'_>) -> anyhow::Result<Figures> {
         Test::Bandwidth | Test::MessageRate => job.iterations,
         _ => 2 * job.iterations,
     };
-    let bar = progress(total, "{bar:32.cyan/dim} {percent}%  {eta} left");
+    let bar = super::bar(total);
     let figures = match job.test {
         Test::SendLatency => send_latency(job, &one, &other, &bar),
         Test::WriteLatency => latency(job, &one, &bar, || {
@@ -84,7 +83,7 @@ fn latency(
     let beside_atomic = || around(name, yardstick::read_modify_write, measure);
     let (((median, each), atomic), copy) = if job.size >= 4096 {
         let memcpy = || yardstick::memcpy(job.size as usize);
-        let (measured, copy) = around("a memcpy of as many octets", memcpy, beside_atomic)?;
+        let (measured, copy) = around("a memcpy of as many bytes", memcpy, beside_atomic)?;
         (measured, Some(copy))
     } else {
         (beside_atomic()?, None)
@@ -111,7 +110,7 @@ fn bandwidth(
         other,
         bar,
         IN_FLIGHT,
-        "a memcpy of as many octets",
+        "a memcpy of as many bytes",
         || yardstick::memcpy(size),
     )
 }

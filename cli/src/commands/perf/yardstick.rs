@@ -53,7 +53,7 @@ pub(super) fn read_modify_write() -> f64 {
     median(&mut blocks)
 }
 
-/// One copy of `size` octets from one buffer to another, both used over and over.
+/// One copy of `size` bytes from one buffer to another, both used over and over.
 pub(super) fn memcpy(size: usize) -> f64 {
     // At page boundaries, as registered memory is: elsewhere some processors copy much slower.
     let (mut source, mut target) = (vec![1u8; size + PAGE], vec![2u8; size + PAGE]);

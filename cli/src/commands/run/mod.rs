@@ -19,27 +19,35 @@ use polyverbs_configuration::{
 use crate::libraries::Libraries;
 use crate::output::complain;
 
-/// Run an unmodified program: our libibverbs.so.1 and librdmacm.so.1 in front of those of the system
+/// Run an unmodified program on our devices
 ///
-/// It sees a RoCE device (ib0, ib1 …) and an iWARP device (iw0, iw1 …) at the loopback address and at every other
+/// It finds our libibverbs.so.1 and librdmacm.so.1 before those of the system. It sees a RoCE device (ib0, ib1 …) and an iWARP device (iw0, iw1 …) at the loopback address and at every other
 /// address of this machine; no hardware, no kernel module, no privileges. Other processes and machines are reached at
 /// theirs.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A DEVICE is the name of one that there would be, or a new one: name=…,transport=roce|iwarp,address=…,
-wire=no (queue pairs of one process only),shared-memory=no (sockets between processes of this machine too),
-crc=no (iWARP without checksums),
-speaks-first=yes (iWARP servers that speak first, to clients with Linux's siw),link-layer=ethernet|infiniband,fault=…, and limits
-by their names (max_qp=16).
-What is not said is taken as name=ib0, ib1 …, transport=roce, address=127.0.0.1. Where there is a --device, the program sees those that are named, in that order.
+A DEVICE is the name of one that there would be, or describes a new one by
+settings with commas between them:
+  name=NAME                         ib0, ib1 … unless set
+  transport=roce|iwarp              roce unless set
+  address=ADDRESS                   127.0.0.1 unless set
+  link-layer=ethernet|infiniband    what the port of a RoCE device reports
+  fault=FAULTS                      as --fault
+  shared-memory=no                  sockets within this machine too
+  wire=no                           queue pairs of one process only
+  crc=no                            iWARP without checksums
+  speaks-first=yes                  iWARP servers that send first
+  max_qp=16                         and other limits, by their names
+With --device the program sees the named devices only, in that order.
 
 A FILE of --config is TOML: `polyverbs run --show` prints one to begin with.
 
 Examples:
   polyverbs run -- ibv_devinfo -v
-  polyverbs run -- ibv_rc_pingpong -d ib0 -g 0              and elsewhere: … -g 0 ADDRESS
+  polyverbs run -- ibv_rc_pingpong -d ib0 -g 0
+  polyverbs run -- ibv_rc_pingpong -d ib0 -g 0 127.0.0.1
   polyverbs run --device iw0 -- rping -s
-  polyverbs run --device name=mlx5_0,link-layer=infiniband,max_qp=100 -- ibv_devinfo
+  polyverbs run --device name=mlx5_0,max_qp=100 -- ibv_devinfo
   polyverbs run --fault drop=1%,delay=1ms --pcap PACKETS -- ib_write_bw
   polyverbs run --trace=CALLS -- ibv_devices")]
 pub(crate) struct Arguments {
@@ -88,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let [program, rest @ ..] = &*arguments.program else {
         anyhow::bail!("there is no program to run");
     };
-    let libraries = Libraries::find()?;
+    let libraries = Libraries::find_or_build()?;
     for file in [&configuration.trace, &configuration.pcap]
         .into_iter()
         .flatten()

@@ -147,7 +147,7 @@ fn describe(at: &Path, device: &Device) -> io::Result<()> {
     Ok(())
 }
 
-// Hexadecimal, a colon behind each two octets, as the kernel shows GUIDs and GIDs.
+// Hexadecimal, a colon behind each two bytes, as the kernel shows GUIDs and GIDs.
 fn by_fours(octets: &[u8]) -> String {
     let groups: Vec<String> = octets
         .chunks(2)

@@ -1,0 +1,29 @@
+//! `polyverbs completions`: what a shell completes command lines with.
+
+use std::io::Write as _;
+
+use clap_complete::{Shell, generate};
+
+/// Print a shell's completions of this command
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  source <(polyverbs completions bash)
+  polyverbs completions fish | source")]
+pub(crate) struct Arguments {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    std::io::stdout().write_all(&of(arguments.shell))?;
+    Ok(())
+}
+
+/// The script.
+pub(crate) fn of(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    generate(shell, &mut crate::command(), "polyverbs", &mut script);
+    script
+}
