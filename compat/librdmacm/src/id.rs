@@ -25,6 +25,7 @@ use crate::abi::{
 use crate::channel::{self, Data, Queued};
 use crate::device::{self, CmDevice, Service};
 use crate::errno::done;
+use crate::ports::Port;
 use crate::{address, connect, multicast};
 
 /// An identifier as it lies in memory.
@@ -60,6 +61,8 @@ pub struct State {
     pub local: Option<SocketAddr>,
     /// Whether the program left the port open.
     pub has_assigned_port: bool,
+    // The port that it was bound to.
+    port: Option<Port>,
     /// Listeners that nobody hears yet, at such a port.
     pub reserved: Vec<(Arc<CmDevice>, Ear)>,
     /// The peer's.
@@ -89,6 +92,8 @@ pub struct Options {
     pub tos: u8,
     /// Acknowledge timeout.
     pub ack_timeout: Option<u8>,
+    /// A port that others have too, where they have set this.
+    pub reuses_address: bool,
     /// A listener for one family only.
     pub is_alone_in_family: bool,
 }
@@ -147,6 +152,7 @@ impl Inner {
                 device: None,
                 local: None,
                 has_assigned_port: false,
+                port: None,
                 reserved: Vec::new(),
                 remote: None,
                 has_route: false,
@@ -423,6 +429,7 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
         state.is_destroyed = true;
         let part = std::mem::replace(&mut state.part, Part::Nothing);
         let reserved = std::mem::take(&mut state.reserved);
+        state.port = None;
         let events = Arc::clone(&state.channel);
         let is_sync = state.is_sync;
         drop(state);
@@ -571,21 +578,31 @@ fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
 /// with the kernel: pyverbs asks the device at once, and takes no care that there is none.
 ///
 /// # Errors
-/// It has one; no device has the address.
+/// It has one; no device has the address; an identifier of this process has the port.
 pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<(), Errno> {
     let mut state = own.inner.lock();
     if state.local.is_some() || !matches!(state.part, Part::Nothing) {
         return Err(Errno::INVAL);
     }
-    let port = match local.port() {
-        0 => some_port(),
-        port => port,
-    };
     state.has_assigned_port = local.port() == 0;
+    let mut local = local;
+    if state.has_assigned_port {
+        local.set_port(some_port());
+    }
+    let port = Port::take(public.service(), local, state.options.reuses_address)?;
     let is_nowhere = local.ip().is_unspecified() || state.is_sync && local.ip().is_loopback();
     drop(state);
-    let mut local = local;
-    local.set_port(port);
+    bind_at(public, own, local, is_nowhere)?;
+    own.inner.lock().port = Some(port);
+    Ok(())
+}
+
+fn bind_at(
+    public: &mut RdmaCmId,
+    own: &Own,
+    local: SocketAddr,
+    is_nowhere: bool,
+) -> Result<(), Errno> {
     if is_nowhere {
         show_local(public, own, local);
         if local.ip().is_unspecified() && own.inner.lock().has_assigned_port {

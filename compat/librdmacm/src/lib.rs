@@ -16,5 +16,6 @@ pub mod info;
 pub mod multicast;
 pub mod names;
 pub mod options;
+mod ports;
 pub mod qp;
 pub mod rsocket;

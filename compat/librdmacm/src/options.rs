@@ -54,8 +54,7 @@ pub unsafe extern "C" fn set(
         match (level, name) {
             (ID, TOS) => state.options.tos = octet()?,
             (ID, ALONE_IN_FAMILY) => state.options.is_alone_in_family = number()? != 0,
-            // An address is taken as long as somebody listens at it, and no longer.
-            (ID, REUSE_ADDRESS) => drop(number()?),
+            (ID, REUSE_ADDRESS) => state.options.reuses_address = number()? != 0,
             (ID, ACK_TIMEOUT) => {
                 state.options.ack_timeout = Some(octet().and_then(|code| match code {
                     0..=31 => Ok(code),

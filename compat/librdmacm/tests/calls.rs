@@ -368,6 +368,37 @@ fn who_has_a_channel_has_the_device_of_loopback_at_once() {
     call!(channel::destroy(channel));
 }
 
+#[test]
+fn a_port_is_of_one_identifier_until_that_is_destroyed() {
+    let bind = |id, text: &str| {
+        let mut at = sockaddr(text);
+        call!(id::bind_addr(id, (&raw mut at).cast()))
+    };
+    let channel = channel::create();
+    let first = new_id(channel, port_space::TCP);
+    let [second, third] = [(); 2].map(|()| new_id(channel, port_space::TCP));
+    let datagrams = new_id(channel, port_space::UDP);
+    assert_eq!(bind(first, "0.0.0.0:7001"), 0);
+    refused(bind(second, "0.0.0.0:7001"), libc::EADDRNOTAVAIL);
+    refused(bind(second, "127.0.0.1:7001"), libc::EADDRNOTAVAIL);
+    assert_eq!(bind(datagrams, "0.0.0.0:7001"), 0);
+    assert_eq!(call!(id::destroy(first)), 0);
+    assert_eq!(bind(second, "127.0.0.1:7001"), 0);
+    refused(bind(third, "127.0.0.1:7001"), libc::EADDRINUSE);
+    let others = [(); 2].map(|()| new_id(channel, port_space::TCP));
+    for id in others {
+        const REUSE_ADDRESS: c_int = 1;
+        let mut yes: c_int = 1;
+        let value = (&raw mut yes).cast();
+        assert_eq!(call!(options::set(id, 0, REUSE_ADDRESS, value, 4)), 0);
+        assert_eq!(bind(id, "127.0.0.1:7002"), 0);
+    }
+    for id in [second, third, datagrams].into_iter().chain(others) {
+        assert_eq!(call!(id::destroy(id)), 0);
+    }
+    call!(channel::destroy(channel));
+}
+
 fn gid_at(device: *mut IbvContext, index: c_int) -> Gid {
     let mut gid = IbvGid { raw: [0xff; 16] };
     let answer = call!(context::query_gid(device, 1, index, &raw mut gid));
