@@ -85,7 +85,11 @@ impl Family {
         if at.is_ipv4() != (self == Self::V4) {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
-        Ok(SocketAddr::new(at.ip().to_canonical(), at.port()))
+        Ok(match at.ip().to_canonical() {
+            IpAddr::V4(ip) => SocketAddr::new(ip.into(), at.port()),
+            // With its scope.
+            IpAddr::V6(_) => at,
+        })
     }
 
     /// An address as the program has it.
