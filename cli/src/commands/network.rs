@@ -155,6 +155,11 @@ impl DeviceOptions {
             );
         }
         for &address in addresses.iter().skip_while(|_| addresses.len() == 1) {
+            // The own device, made there, would answer for others.
+            let is_own = way_to(address).is_ok_and(|way| way == address.ip());
+            if is_own && !ping::is_held(address.ip()) {
+                continue;
+            }
             if let Ok(device) = self.reaching(address, from)
                 && ping::answers(&device, address)
             {

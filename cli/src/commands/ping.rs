@@ -76,9 +76,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     loop {
         let to = candidates.next();
         let to = to.ok_or_else(|| anyhow::anyhow!("{host} has no address of that kind"))?;
-        let pinger = Pinger::new(arguments, to)?;
-        let is_last = candidates.peek().is_none();
-        if is_last || matches!(pinger.once(arguments.timeout), Ok(Some(_))) {
+        let pinger = Pinger::new(arguments, to);
+        if candidates.peek().is_none() {
+            return pinger?.all(arguments);
+        }
+        if let Ok(pinger) = pinger
+            && matches!(pinger.once(arguments.timeout), Ok(Some(_)))
+        {
             return pinger.all(arguments);
         }
     }
@@ -293,7 +297,7 @@ fn apart(from: IpAddr, to: IpAddr) -> IpAddr {
 }
 
 /// Whether a process has the port of RoCEv2 there, or of Polyverbs' iWARP devices.
-fn is_held(at: IpAddr) -> bool {
+pub(super) fn is_held(at: IpAddr) -> bool {
     let is_in_use = |error: std::io::Error| error.kind() == ErrorKind::AddrInUse;
     UdpSocket::bind((at, PORT)).is_err_and(is_in_use)
         || TcpListener::bind((at, PORT)).is_err_and(is_in_use)

@@ -247,19 +247,10 @@ fn a_kernel_that_refuses_and_silence_are_no_device() {
         let ping = ["ping", to, "--device", device, "--count", "1"];
         complaint(&[&ping[..], &["--timeout", "4"]].concat())
     };
-    for at in ["127.0.44.1", "::1"] {
-        let told = ping("ib0", at);
-        assert!(
-            told.contains(&format!("no RDMA device is at {at}: ")),
-            "{told}"
-        );
-        let told = ping("iw0", at);
-        assert!(
-            told.contains(&format!("device of Polyverbs is at {at}: "))
-                || told.contains("no RDMA device is at"),
-            "{told}"
-        );
-    }
+    // At an address that no other test has.
+    let at = "127.0.44.1";
+    assert!(ping("ib0", at).contains("no RDMA device is at 127.0.44.1: "));
+    assert!(ping("iw0", at).contains("no iWARP device of Polyverbs is at 127.0.44.1: "));
     assert!(ping("iw0", "127.0.44.1:9").contains("the kernel there refuses it"));
     let other = std::net::TcpListener::bind("127.0.44.1:0").unwrap();
     let at = other.local_addr().unwrap().to_string();
