@@ -14,12 +14,12 @@ use verbs_api::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::{Half, QpType};
 use verbs_api::{LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
 
-use super::private;
 use super::types::{
     CmError, CommId, Event, ListenerId, Path, Rejection, Reply, Request, Requested, Resolution,
     Transport,
 };
 use super::{Manager, ManagerOptions};
+use super::{looks, private};
 use crate::backend::{
     Answer, AnswerSink, Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Question, Sink,
     Token, Told,
@@ -102,7 +102,7 @@ impl Agent {
         };
         // A process that is started anew is another adapter: its queue pairs are none of those that were there before.
         let manager = Manager::new(ManagerOptions {
-            ca_guid: random(0) | LOCALLY_ADMINISTERED,
+            ca_guid: looks::guid(random(0) as u32),
             comm_id_base,
             comm_id_bits,
             seed: random(1),
@@ -681,14 +681,14 @@ impl Agent {
     fn unlisten_in(&self, space: u16, at: SocketAddr) {
         let Ok(port) = self.port() else { return };
         let service = service_id(space, at.port());
-        let listening = self.with(&*port, |state, now| {
+        let listening = self.with(&*port, |state, _| {
             let found = state
                 .listeners
                 .iter()
                 .find(|(_, of)| of.at == at && of.service_id == service);
             let id = *found?.0;
             // It is there, as was just seen.
-            let _ = state.manager.unlisten(now, id);
+            let _ = state.manager.unlisten(id);
             state.listeners.remove(&id)
         });
         if let Some(listening) = listening {
@@ -799,8 +799,6 @@ mod sidr_status {
     pub(super) const REJECTED: u8 = 2;
 }
 
-/// The bit of an EUI-64 that says that no manufacturer gave it.
-const LOCALLY_ADMINISTERED: u64 = 1 << 57;
 /// The port that discards (RFC 863), at which nobody serves.
 const DISCARD: u16 = 9;
 /// First of the ports that are assigned.

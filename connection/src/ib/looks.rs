@@ -3,7 +3,8 @@
 //! A connection that carries nothing does not tell that the other side is gone, and a process that was killed says no last
 //! word where no operating system speaks for it. So each adapter that connections are with is asked now and then, once for
 //! all of them, for the end of a connection that there is not: a connection manager confirms that, so that whoever asks may
-//! stop asking. One that has done so, and then does not, is gone, and its connections with it.
+//! stop asking. One that has done so, and then does not, is gone, and its connections with it. One whose number says that it
+//! is of this library need not have done so before: it may have been killed right after it connected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -76,7 +77,7 @@ impl Manager {
             due: now.after(FIRST),
             transaction_id: 0,
             unanswered: 0,
-            has_answered: false,
+            has_answered: always_answers(guid),
         };
         self.looks.set(adapter, look);
     }
@@ -207,6 +208,15 @@ impl Manager {
     }
 }
 
+/// The number of an adapter of this library, by which others know that it answers.
+pub(super) const fn guid(number: u32) -> u64 {
+    OURS | number as u64
+}
+
+const fn always_answers(guid: u64) -> bool {
+    guid >> u32::BITS == OURS >> u32::BITS
+}
+
 /// What a question names the adapter by that it is for. Other connection managers take no notice of it.
 fn named(guid: u64) -> [u8; 16] {
     let mut named = [0; 16];
@@ -216,6 +226,8 @@ fn named(guid: u64) -> [u8; 16] {
 }
 
 const MARK: [u8; 8] = *b"polyverb";
+/// Begins an EUI-64 that no manufacturer gave: that bit, and "pvb".
+const OURS: u64 = 0x0270_7662_0000_0000;
 /// When who has begun to connect is looked for.
 const FIRST: Duration = Duration::from_millis(500);
 /// When one that has not answered is asked again, and how often.

@@ -2,6 +2,7 @@ use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Rej, Req};
 
 use super::*;
+use crate::ib::looks;
 
 const EVERY: Duration = Duration::from_secs(4);
 
@@ -102,6 +103,20 @@ fn lost_questions_and_answers_end_nothing() {
     pair.pass(Duration::from_secs(600));
     assert_eq!(pair.state(NEAR, near), Some(State::Established));
     assert_eq!(pair.state(FAR, far), Some(State::Established));
+}
+
+#[test]
+fn a_process_that_is_killed_right_after_it_connected_is_missed() {
+    for gone in [NEAR, FAR] {
+        let mut pair = pair();
+        for (number, end) in pair.ends.iter_mut().enumerate() {
+            end.options.ca_guid = looks::guid(number as u32);
+        }
+        let (near, far) = pair.connected(0x11);
+        pair.loses = Box::new(move |from, _| from == gone);
+        pair.pass(Duration::from_secs(15));
+        assert_eq!(pair.lost(1 - gone), [[far, near][gone]]);
+    }
 }
 
 // Another connection manager may leave a question about nothing unanswered: it is not gone for that.
