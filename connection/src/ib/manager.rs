@@ -109,16 +109,13 @@ impl Manager {
         Ok((id, service_id))
     }
 
-    /// Takes no more requests. Those that nobody has answered are refused.
+    /// Takes no more requests. Those that have been told of are still to be answered.
     ///
     /// # Errors
     /// There is no such listener.
-    pub fn unlisten(&mut self, now: Time, listener: ListenerId) -> Result<(), CmError> {
-        self.listeners.remove(&listener).ok_or(CmError::Unknown)?;
-        for id in self.unanswered(listener).collect::<Vec<_>>() {
-            self.destroy(now, CommId(id))?;
-        }
-        Ok(())
+    pub fn unlisten(&mut self, listener: ListenerId) -> Result<(), CmError> {
+        let removed = self.listeners.remove(&listener);
+        removed.map(drop).ok_or(CmError::Unknown)
     }
 
     /// The requests of this listener that no program has answered.

@@ -236,6 +236,22 @@ fn a_program_that_takes_its_time_is_waited_for() {
     accepted.wait().unwrap();
 }
 
+// covers 7.47
+#[test]
+fn a_request_that_was_taken_outlives_its_listener_and_one_that_waits_is_refused() {
+    let (near, far) = (End::new("127.0.31.1:4791"), End::new("127.0.31.2:4791"));
+    let second = End::new("127.0.31.3:4791");
+    let listener = far.connector.listen(far.at(14), 0).unwrap();
+    let asked = near.connect(far.at(14), ConnectionOptions::new());
+    let incoming = listener.next().wait().unwrap();
+    let waits = second.connect(far.at(14), ConnectionOptions::new());
+    drop(listener);
+    let accepted = far.accept(incoming, ConnectionOptions::new());
+    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    accepted.wait().unwrap();
+    assert!(matches!(error(waits), ConnectError::Refused { .. }));
+}
+
 // covers 7.62
 #[test]
 fn a_device_that_is_removed_ends_what_is_asked_of_it() {

@@ -104,11 +104,19 @@ fn what_is_given_up_ends_as_its_state_demands() {
 
 // covers 7.16 7.17
 #[test]
-fn a_listener_that_goes_refuses_what_waits() {
+fn a_listener_that_goes_leaves_the_requests_that_it_told_of_to_be_answered() {
     let mut pair = Pair::new();
-    let (near, _, _) = pair.asked(0x11);
+    let (near, far, _) = pair.asked(0x11);
     let listener = pair.listener;
-    pair.ends[FAR].unlisten(pair.now, listener).unwrap();
+    pair.ends[FAR].unlisten(listener).unwrap();
+    pair.settle();
+    assert_eq!(pair.events(NEAR), []);
+    let rejection = Rejection {
+        reason: reason::CONSUMER,
+        info: &[],
+        private_data: &[],
+    };
+    pair.ends[FAR].reject(pair.now, far, &rejection).unwrap();
     pair.settle();
     assert!(matches!(
         &pair.events(NEAR)[..],
@@ -126,7 +134,7 @@ fn a_listener_that_goes_refuses_what_waits() {
         }]
     ));
     assert!(pair.now <= asked_at.after(Duration::from_millis(50)));
-    let gone = pair.ends[FAR].unlisten(pair.now, listener);
+    let gone = pair.ends[FAR].unlisten(listener);
     assert_eq!(gone, Err(CmError::Unknown));
 }
 
@@ -135,7 +143,7 @@ fn a_listener_that_goes_refuses_what_waits() {
 fn a_listener_may_come_a_little_later_than_who_asks_for_it() {
     let mut pair = Pair::new();
     let listener = pair.listener;
-    pair.ends[FAR].unlisten(pair.now, listener).unwrap();
+    pair.ends[FAR].unlisten(listener).unwrap();
     let near = pair.ends[NEAR].connect(pair.now, &request(0x11)).unwrap();
     let asked = pair.ends[NEAR].poll_message().unwrap();
     pair.deliver(FAR, &asked);
