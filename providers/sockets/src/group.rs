@@ -181,6 +181,9 @@ impl Lease {
                 };
                 lease.socket().begin_anew();
                 lease.empty().map_err(system)?;
+                if let Some(rings) = &lease.group.shared.rings {
+                    rings.let_go(range);
+                }
                 return Ok(lease);
             }
         }

@@ -8,7 +8,8 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate, fcntl_add_seals, fcntl_get_seals,
+    fstat, ftruncate, memfd_create, seek,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
@@ -48,6 +49,19 @@ impl SharedMemory {
         let is_sealed = fcntl_get_seals(&descriptor).is_ok_and(|seals| seals.contains(SEALS));
         let size = fstat(&descriptor).ok()?.st_size;
         (is_sealed && u64::try_from(size) == Ok(octets)).then_some(Self(descriptor))
+    }
+
+    /// Where the next page is that somebody has touched.
+    pub(crate) fn next_touched(&self, from: u64) -> Option<u64> {
+        // The offset of the descriptor is of no other use.
+        seek(&self.0, SeekFrom::Data(from)).ok()
+    }
+
+    /// Gives pages back to the system: they are zeros again.
+    pub(crate) fn release(&self, offset: u64, length: u64) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Where the system refuses, they stay until the last process is gone.
+        let _ = fallocate(&self.0, flags, offset, length);
     }
 
     /// Maps a part, of whole pages.

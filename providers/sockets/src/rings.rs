@@ -84,8 +84,43 @@ impl Rings {
     }
 
     fn ring(&self, from: QpnRange, to: QpnRange) -> io::Result<Mapping> {
-        let number = to.index() * RANGES + from.index();
-        self.memory.map((PAGE + number * RING) as u64, RING)
+        self.memory.map(place(from.index(), to.index()), RING)
+    }
+
+    /// Gives back the memory of what the last holder of a range has left. Call it with the range leased, before anything is
+    /// put down from it or read there.
+    pub(crate) fn let_go(&self, range: QpnRange) {
+        for other in (0..RANGES).filter_map(QpnRange::of_index) {
+            if self.has_records(other, range) {
+                self.let_go_ring(other, range, true);
+            }
+            if self.has_records(range, other) {
+                self.let_go_ring(range, other, false);
+            }
+        }
+    }
+
+    // Whether somebody has written there since the memory was made, or given back.
+    fn has_records(&self, from: QpnRange, to: QpnRange) -> bool {
+        let first = place(from.index(), to.index());
+        let touched = self.memory.next_touched(first + PAGE as u64);
+        touched.is_some_and(|touched| touched < first + RING as u64)
+    }
+
+    // What lies in a ring that nobody reads is of an older generation, also where a writer has just begun with it. Of one
+    // that has a reader only he knows what he still wants.
+    fn let_go_ring(&self, from: QpnRange, to: QpnRange, is_unread: bool) {
+        let Ok(ring) = self.ring(from, to) else {
+            return;
+        };
+        let tail = ring.long(TAIL).load(Ordering::Acquire);
+        if is_unread {
+            ring.long(HEAD).store(tail, Ordering::Release);
+        }
+        if ring.long(HEAD).load(Ordering::Acquire) == tail {
+            let records = place(from.index(), to.index()) + PAGE as u64;
+            self.memory.release(records, ROOM as u64);
+        }
     }
 
     /// Whether the holder of a range has to be woken, after something was put down.
@@ -496,6 +531,11 @@ impl Drop for Mailbox {
 // Where a position lies among the records.
 const fn offset(position: u64) -> usize {
     (position % ROOM as u64) as usize
+}
+
+// Where a ring begins.
+const fn place(from: usize, to: usize) -> u64 {
+    (PAGE + (to * RANGES + from) * RING) as u64
 }
 
 const fn aligned(position: u64) -> u64 {

@@ -226,3 +226,47 @@ fn nonsense_in_a_ring_is_left_out() {
     put(&mut writer, &rings, b"sense", 0);
     assert_eq!(all(&mut mailbox), [b"sense"]);
 }
+
+// Pages that somebody has touched.
+fn pages(rings: &Rings) -> u64 {
+    rustix::fs::fstat(rings).unwrap().st_blocks as u64 / 8
+}
+
+#[test]
+fn the_memory_of_a_range_is_given_back_to_its_next_holder() {
+    const MESSAGES: usize = 40;
+    let message = [7; 50_000];
+    let (rings, mut writer, mut dead) = pair();
+    let mut back = Writer::new(&rings, range(TO), range(FROM)).unwrap();
+    let mut other = Mailbox::new(
+        Arc::clone(&rings),
+        "127.0.3.90:4791".parse().unwrap(),
+        range(FROM),
+    );
+    for _ in 0..MESSAGES {
+        assert_eq!(put(&mut writer, &rings, &message, 0), Put::Taken);
+        assert_eq!(put(&mut back, &rings, &message, 0), Put::Taken);
+    }
+    assert_eq!(all(&mut other).len(), MESSAGES);
+    // What he has said last is still to be read, and what he has not read is nobody's.
+    assert_eq!(put(&mut back, &rings, b"last", 0), Put::Taken);
+    assert_eq!(dead.receive(&mut |_| ()), AT_ONCE);
+    let before = pages(&rings);
+    std::mem::forget(dead);
+    rings.let_go(range(TO));
+    assert!(
+        pages(&rings) < before / 2 + 10,
+        "{} of {before}",
+        pages(&rings)
+    );
+    assert_eq!(all(&mut other), [b"last"]);
+    rings.let_go(range(TO));
+    assert!(pages(&rings) < 10, "{}", pages(&rings));
+    // Whoever wrote before and whoever reads now meet.
+    let mut next = mailbox(&rings);
+    assert_eq!(put(&mut writer, &rings, b"next", 0), Put::Taken);
+    assert_eq!(all(&mut next), [b"next"]);
+    let mut writer = Writer::new(&rings, range(TO), range(FROM)).unwrap();
+    assert_eq!(put(&mut writer, &rings, b"first", 0), Put::Taken);
+    assert_eq!(all(&mut other), [b"first"]);
+}
