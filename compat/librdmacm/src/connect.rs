@@ -66,7 +66,7 @@ const MORE_PORTS: usize = 8;
 /// Listeners at each device of the identifier's address. Where its port is an assigned one it may become another.
 ///
 /// # Errors
-/// There is no device, or the port is somebody's.
+/// There is no device at its address, or the port is somebody's.
 pub fn ears_at(
     public: &mut RdmaCmId,
     own: &id::Own,
@@ -92,7 +92,8 @@ pub fn ears_at(
         ears = self::ears(&devices, service, other.port(), backlog);
     }
     let ears = ears.map_err(|error| errno::of(&error))?;
-    if ears.is_empty() {
+    // Everywhere may be nowhere: a family without a device is listened to in vain, as with the kernel.
+    if ears.is_empty() && at.is_some() {
         return Err(Errno(libc::ENODEV));
     }
     Ok(ears)

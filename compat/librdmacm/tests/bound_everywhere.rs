@@ -1,11 +1,12 @@
-//! An identifier that is bound to every address: its port is told to peers, and nobody who asks there is refused.
+//! Identifiers that are bound to every address.
 #![allow(unsafe_code)]
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ptr;
+use std::sync::Once;
 
-use polyverbs_librdmacm::abi::port_space;
-use polyverbs_librdmacm::{address, channel, connect, id};
+use polyverbs_librdmacm::abi::{RdmaCmId, port_space};
+use polyverbs_librdmacm::{address, channel, connect, id, options};
 
 const DEVICES: &str = r#"
 [[device]]
@@ -13,21 +14,27 @@ address = "127.0.41.31"
 transport = "iwarp"
 "#;
 
-#[test]
-fn who_asks_before_the_program_listens_waits() {
-    // SAFETY: nothing has looked at the environment yet, and there is no other test here.
-    unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) };
-    let channel = channel::create();
+fn bound(everywhere: &str) -> *mut RdmaCmId {
+    static ONCE: Once = Once::new();
+    // SAFETY: every test begins with it, before anything looks at the environment.
+    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
     let mut made = ptr::null_mut();
-    let mut everywhere = address::write("0.0.0.0:0".parse().unwrap());
+    let mut everywhere = address::write(everywhere.parse().unwrap());
     // SAFETY: pointers are to what the test has, or to what the library made.
     unsafe {
         let context = ptr::null_mut();
-        let created = id::create(channel, &raw mut made, context, port_space::TCP);
+        let created = id::create(channel::create(), &raw mut made, context, port_space::TCP);
         assert_eq!(created, 0);
         assert_eq!(id::bind_addr(made, (&raw mut everywhere).cast()), 0);
     }
-    // SAFETY: as above.
+    made
+}
+
+// Its port is told to peers, and nobody who asks there is refused.
+#[test]
+fn who_asks_before_the_program_listens_waits() {
+    let made = bound("0.0.0.0:0");
+    // SAFETY: the identifier is live.
     let port = u16::from_be(unsafe { id::get_src_port(made) });
     let told = SocketAddr::from(([127, 0, 41, 31], port));
     let _asked = TcpStream::connect(told).expect("the port takes streams");
@@ -38,4 +45,24 @@ fn who_asks_before_the_program_listens_waits() {
         assert_eq!(id::destroy(made), 0);
     }
     TcpListener::bind(told).expect("the port is free again");
+}
+
+// As with the kernel: a server of both families has a listener each, and one may have no device.
+#[test]
+fn a_family_without_a_device_is_listened_to_in_vain() {
+    const ID: i32 = 0;
+    const AF_ONLY: i32 = 2;
+    let made = bound("[::]:7474");
+    let only = 1_i32;
+    // SAFETY: the identifier is live, and the option has the size that is told.
+    unsafe {
+        let value = (&raw const only).cast_mut().cast();
+        assert_eq!(
+            options::set(made, ID, AF_ONLY, value, size_of_val(&only)),
+            0
+        );
+        assert_eq!(connect::listen(made, 4), 0);
+        assert_eq!(id::destroy(made), 0);
+    }
+    TcpListener::bind("127.0.41.31:7474").expect("the other family's port is free");
 }
