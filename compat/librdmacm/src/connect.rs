@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, DatagramListener, DatagramService,
-    Listener, ReadLimits,
+    Listener, ReadLimits, flush,
 };
 use polyverbs_libibverbs::abi::IbvQpAttr;
 use polyverbs_libibverbs::context::{self, lock};
@@ -282,6 +282,7 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
                 options = options.brought_up_by_program(state.psn);
             }
             state.part = Part::Busy;
+            state.qp = Some(qp.id());
             drop(state);
             begin(&own.inner, &device, &qp, to, options, is_programs)?;
         }
@@ -371,21 +372,36 @@ fn established(
     }
 }
 
+// A peer over iWARP has gone before its first message. Linux takes a connection for established once it has answered, and
+// programs that serve many end where they hear of anything else.
+fn came_and_went(this: &Arc<Inner>, data: Data) {
+    this.lock().part = Part::Nothing;
+    this.post(event::ESTABLISHED, 0, data);
+    this.end();
+}
+
 // There is a connection. What is told of its beginning comes before what is told of its end.
 fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     let (ended, lingered) = (connection.disconnected(), connection.lingered());
     let mut state = this.lock();
     state.part = Part::Connected(Arc::new(connection));
-    let device = state.device.clone();
+    let (device, qp) = (state.device.clone(), state.qp);
     drop(state);
     tell();
+    let Some(device) = device else { return };
+    let transport = device.transport();
     let weak = Arc::downgrade(this);
     ended.on_done(move |_| {
-        if let Some(this) = weak.upgrade() {
-            this.end();
+        let Some(this) = weak.upgrade() else { return };
+        // As Linux's devices do: programs that wait for a completion only would wait for ever.
+        if transport == Transport::Iwarp
+            && let Some(qp) = qp.and_then(|qp| device.context.find_qp(qp))
+        {
+            flush(&device.context, &qp).on_done(|_| {});
         }
+        this.end();
     });
-    if device.is_some_and(|device| device.transport() == Transport::InfiniBand) {
+    if transport == Transport::InfiniBand {
         let weak = Arc::downgrade(this);
         lingered.on_done(move |outcome| {
             if let (Ok(()), Some(this)) = (outcome, weak.upgrade()) {
@@ -537,6 +553,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
                 if is_programs && device.transport() == Transport::InfiniBand {
                     options = options.brought_up_by_program(state.psn);
                 }
+                state.qp = Some(qp.id());
                 drop(state);
                 let data = Data::Connection {
                     private_data: Vec::new(),
@@ -545,8 +562,11 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
                 };
                 let weak = Arc::downgrade(inner);
                 let transport = device.transport();
-                let then = move |done| {
-                    if let Some(this) = weak.upgrade() {
+                let then = move |done: Result<Connection, ConnectError>| {
+                    let Some(this) = weak.upgrade() else { return };
+                    if done.is_err() && transport == Transport::Iwarp {
+                        came_and_went(&this, data);
+                    } else {
                         established(&this, done, data, transport);
                     }
                 };

@@ -16,6 +16,7 @@ use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::events::Events;
 use polyverbs_libibverbs::object::Object;
+use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{Gid, Mtu, Psn, Transport};
 
@@ -71,6 +72,8 @@ pub struct State {
     pub has_route: bool,
     /// What it has become.
     pub part: Part,
+    /// The queue pair that it connects.
+    pub qp: Option<ObjectId>,
     /// Whether the end of its connection was told.
     pub is_over: bool,
     /// Options that the program has set.
@@ -161,6 +164,7 @@ impl Inner {
                 options: Options::default(),
                 psn: some_psn(),
                 steps: None,
+                qp: None,
                 template: None,
                 groups: HashMap::new(),
             }),
