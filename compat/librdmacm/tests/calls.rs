@@ -2,13 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::ptr;
 
 use polyverbs_libibverbs::abi::{
-    IbvAhAttr, IbvContext, IbvGid, IbvGidEntry, IbvQpCap, IbvQpInitAttr, qp_type,
+    IbvAhAttr, IbvContext, IbvGid, IbvGidEntry, IbvQpAttr, IbvQpCap, IbvQpInitAttr, qp_type,
 };
-use polyverbs_libibverbs::{ah, context};
+use polyverbs_libibverbs::{ah, context, qp as verbs_qp};
 use polyverbs_librdmacm::abi::{
     Address, RdmaAddrinfo, RdmaCmEvent, RdmaCmId, RdmaConnParam, RdmaEventChannel, event,
     port_space,
@@ -16,6 +17,7 @@ use polyverbs_librdmacm::abi::{
 use polyverbs_librdmacm::{
     address, channel, connect, device, endpoint, id, info, multicast, options, qp,
 };
+use verbs_api::qp::QpState;
 use verbs_api::{Gid, LinkAddress, Transport};
 
 // A call of a function of the library, as C makes it.
@@ -339,6 +341,70 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
     for channel in [channel, server_channel, other] {
         call!(channel::destroy(channel));
     }
+}
+
+/// MPA's request of revision 1 (RFC 5044, 7.1), with CRCs: nothing more is said before messages.
+const PLAIN: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
+/// One of revision 2 (RFC 6581, 4), which agrees on a write without octets as the first message: IRD 1, ORD 1.
+const ENHANCED: &[u8] = b"MPA ID Req Frame\x50\x02\0\x04\x80\x01\x80\x01";
+
+// What a server hears of a peer over iWARP that has its reply and then goes, and the state that its queue pair has then.
+fn of_a_peer_that_goes(request: &[u8]) -> ([c_int; 2], c_int) {
+    let channel = channel::create();
+    let listener = new_id(channel, port_space::TCP);
+    let mut at = sockaddr("127.0.0.1:0");
+    assert_eq!(call!(id::bind_addr(listener, (&raw mut at).cast())), 0);
+    assert_eq!(call!(connect::listen(listener, 1)), 0);
+    let port = u16::from_be(call!(id::get_src_port(listener)));
+
+    let mut peer = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    peer.write_all(request).unwrap();
+    let (kind, server, status) = next(channel);
+    assert_eq!((kind, status), (event::CONNECT_REQUEST, 0));
+    let mut init = queue_pair();
+    assert_eq!(call!(qp::create(server, ptr::null_mut(), &raw mut init)), 0);
+    assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+    let mut reply = vec![0; request.len()];
+    peer.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..16], *b"MPA ID Rep Frame");
+    drop(peer);
+
+    let told = [(); 2].map(|()| {
+        let (kind, of, status) = next(channel);
+        assert_eq!((of, status), (server, 0));
+        kind
+    });
+    let mut attr: IbvQpAttr = zeroed();
+    let (mut init, mask) = (queue_pair(), 1);
+    assert_eq!(
+        call!(verbs_qp::query(
+            (*server).qp,
+            &raw mut attr,
+            mask,
+            &raw mut init
+        )),
+        0
+    );
+    for id in [server, listener] {
+        call!(endpoint::destroy(id));
+    }
+    call!(channel::destroy(channel));
+    (told, attr.qp_state)
+}
+
+#[test]
+fn the_end_of_a_stream_flushes() {
+    let heard = [event::ESTABLISHED, event::DISCONNECTED];
+    assert_eq!(of_a_peer_that_goes(PLAIN), (heard, QpState::Err as c_int));
+}
+
+#[test]
+fn who_goes_before_the_first_message_was_there() {
+    let heard = [event::ESTABLISHED, event::DISCONNECTED];
+    assert_eq!(
+        of_a_peer_that_goes(ENHANCED),
+        (heard, QpState::Err as c_int)
+    );
 }
 
 #[test]
