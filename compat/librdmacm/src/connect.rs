@@ -372,8 +372,8 @@ fn established(
     }
 }
 
-// A peer over iWARP has gone before its first message. Linux takes a connection for established once it has answered, and
-// programs that serve many end where they hear of anything else.
+// A peer over iWARP has gone, or said nothing, before its first message. Linux takes a connection for established once it
+// has answered, and programs that serve many end where they hear of anything else.
 fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.lock().part = Part::Nothing;
     this.post(event::ESTABLISHED, 0, data);
@@ -562,12 +562,15 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
                 };
                 let weak = Arc::downgrade(inner);
                 let transport = device.transport();
-                let then = move |done: Result<Connection, ConnectError>| {
+                let then = move |done| {
                     let Some(this) = weak.upgrade() else { return };
-                    if done.is_err() && transport == Transport::Iwarp {
-                        came_and_went(&this, data);
-                    } else {
-                        established(&this, done, data, transport);
+                    match done {
+                        Err(ConnectError::Aborted | ConnectError::TimedOut)
+                            if transport == Transport::Iwarp =>
+                        {
+                            came_and_went(&this, data);
+                        }
+                        done => established(&this, done, data, transport),
                     }
                 };
                 if let Err(error) = incoming.accept_then(&device.context, &qp, options, then) {
