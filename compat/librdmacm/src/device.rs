@@ -129,15 +129,17 @@ fn fitting(at: Option<IpAddr>, service: Service) -> impl Iterator<Item = &'stati
     })
 }
 
+/// Whether there is a device at an address.
+pub fn is_at(address: IpAddr, service: Service) -> bool {
+    fitting(Some(address), service).next().is_some()
+}
+
 /// The device at an address: the first where there are several.
 ///
 /// # Errors
 /// There is none, or none that has datagrams.
 pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
-    let is_there = fitting(Some(address), Service::Connections)
-        .next()
-        .is_some();
-    let none = if is_there {
+    let none = if is_at(address, Service::Connections) {
         Errno::OPNOTSUPP
     } else {
         Errno(libc::ENODEV)

@@ -97,7 +97,7 @@ pub struct Options {
     pub ack_timeout: Option<u8>,
     /// A port that others have too, where they have set this.
     pub reuses_address: bool,
-    /// A listener for one family only.
+    /// Of one family only: another one may have the port of the other family.
     pub is_alone_in_family: bool,
 }
 
@@ -593,9 +593,12 @@ pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<()
     if state.has_assigned_port {
         local.set_port(some_port());
     }
-    let port = Port::take(public.service(), local, state.options.reuses_address)?;
-    let is_nowhere = local.ip().is_unspecified() || state.is_sync && local.ip().is_loopback();
+    let port = Port::take(public.service(), local, state.options)?;
+    // libfabric tries loopback on machines whose devices are elsewhere.
+    let may_be_nowhere = state.is_sync && local.ip().is_loopback();
     drop(state);
+    let is_nowhere = local.ip().is_unspecified()
+        || may_be_nowhere && !device::is_at(local.ip(), public.service());
     bind_at(public, own, local, is_nowhere)?;
     own.inner.lock().port = Some(port);
     Ok(())

@@ -8,12 +8,12 @@ use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
 
 use crate::device::Service;
+use crate::id::Options;
 
 struct Bound {
     service: Service,
     at: SocketAddr,
-    // May be shared with others of which this is true.
-    is_shared: bool,
+    options: Options,
 }
 
 static BOUND: Mutex<Vec<Bound>> = Mutex::new(Vec::new());
@@ -25,15 +25,18 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Takes the port of an address; `is_shared` where `RDMA_OPTION_ID_REUSEADDR` is set.
+    /// Takes the port of an address. Two identifiers may have the same where both have set `RDMA_OPTION_ID_REUSEADDR`, or
+    /// `RDMA_OPTION_ID_AFONLY` for addresses of two families.
     ///
     /// # Errors
     /// An identifier has it: at this address, or one of the two at every address.
-    pub(crate) fn take(service: Service, at: SocketAddr, is_shared: bool) -> Result<Self, Errno> {
+    pub(crate) fn take(service: Service, at: SocketAddr, options: Options) -> Result<Self, Errno> {
         let mut bound = lock(&BOUND);
         let of_others = bound.iter().filter(|other| {
             let is_same = other.service == service && other.at.port() == at.port();
-            is_same && !(other.is_shared && is_shared)
+            let is_shared = other.options.reuses_address && options.reuses_address;
+            let are_alone = other.options.is_alone_in_family && options.is_alone_in_family;
+            is_same && !is_shared && !(are_alone && other.at.is_ipv4() != at.is_ipv4())
         });
         for other in of_others {
             if other.at.ip().is_unspecified() || at.ip().is_unspecified() {
@@ -46,7 +49,7 @@ impl Port {
         bound.push(Bound {
             service,
             at,
-            is_shared,
+            options,
         });
         Ok(Self { service, at })
     }

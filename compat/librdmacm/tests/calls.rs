@@ -408,27 +408,40 @@ fn who_goes_before_the_first_message_was_there() {
 }
 
 #[test]
-fn the_loopback_address_names_a_device_when_a_peer_is_named() {
+fn who_is_bound_to_loopback_has_its_device_at_once() {
+    let channel = channel::create();
     for ps in [port_space::TCP, port_space::UDP] {
-        let id = new_id(ptr::null_mut(), ps);
-        let (mut from, mut to) = (sockaddr("127.0.0.1:0"), sockaddr("127.0.0.1:7471"));
-        let (from, to) = ((&raw mut from).cast(), (&raw mut to).cast());
-        assert_eq!(call!(id::bind_addr(id, from)), 0);
-        assert!(call!((*id).verbs).is_null());
-        assert_eq!(call!(id::resolve_addr(id, ptr::null_mut(), to, 1)), 0);
-        assert!(!call!((*id).verbs).is_null());
-        assert_eq!(call!(id::destroy(id)), 0);
+        for channel in [channel, ptr::null_mut()] {
+            let id = new_id(channel, ps);
+            let mut from = sockaddr("127.0.0.1:0");
+            assert_eq!(call!(id::bind_addr(id, (&raw mut from).cast())), 0);
+            assert!(!call!((*id).verbs).is_null());
+            assert_eq!(call!(id::destroy(id)), 0);
+        }
     }
+    call!(channel::destroy(channel));
 }
 
 #[test]
-fn who_has_a_channel_has_the_device_of_loopback_at_once() {
+fn a_port_of_both_families_is_of_two_that_say_so() {
+    const ONE_FAMILY: c_int = 2;
     let channel = channel::create();
-    for ps in [port_space::TCP, port_space::UDP] {
-        let id = new_id(channel, ps);
-        let mut from = sockaddr("127.0.0.1:0");
-        assert_eq!(call!(id::bind_addr(id, (&raw mut from).cast())), 0);
-        assert!(!call!((*id).verbs).is_null());
+    let bind = |is_of_one_family: bool, text: &str| {
+        let id = new_id(channel, port_space::TCP);
+        let (mut at, mut yes) = (sockaddr(text), c_int::from(is_of_one_family));
+        let value = (&raw mut yes).cast();
+        assert_eq!(call!(options::set(id, 0, ONE_FAMILY, value, 4)), 0);
+        (id, call!(id::bind_addr(id, (&raw mut at).cast())))
+    };
+    let (first, bound) = bind(true, "0.0.0.0:7003");
+    assert_eq!(bound, 0);
+    let (second, bound) = bind(false, "[::]:7003");
+    refused(bound, libc::EADDRNOTAVAIL);
+    let (third, bound) = bind(true, "0.0.0.0:7003");
+    refused(bound, libc::EADDRNOTAVAIL);
+    let (fourth, bound) = bind(true, "[::]:7003");
+    assert_eq!(bound, 0);
+    for id in [first, second, third, fourth] {
         assert_eq!(call!(id::destroy(id)), 0);
     }
     call!(channel::destroy(channel));
