@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread;
 use std::time::Duration;
 
 // The C library reads clocks without the kernel where it can, and where it cannot (valgrind) as well.
@@ -166,8 +165,8 @@ impl Era {
 
     fn start(self: &Arc<Self>, clock: Clock, network: &Weak<dyn Progress>) -> bool {
         let (era, network) = (Arc::clone(self), Weak::clone(network));
-        let thread = thread::Builder::new().name("polyverbs-timer".to_owned());
-        thread.spawn(move || era.run(clock, &network)).is_ok()
+        polyverbs_sockets::thread::start("polyverbs-timer", move || era.run(clock, &network))
+            .is_ok()
     }
 
     fn run(&self, clock: Clock, network: &Weak<dyn Progress>) {
@@ -260,6 +259,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
+    use std::thread;
     use std::time::Instant;
 
     use super::*;

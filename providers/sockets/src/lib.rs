@@ -23,6 +23,7 @@ pub mod receive;
 mod rings;
 mod sys;
 pub mod tcp;
+pub mod thread;
 pub mod udp;
 pub mod watch;
 

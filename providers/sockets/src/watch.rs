@@ -201,8 +201,7 @@ impl Watch {
     /// No thread could be started.
     pub fn start(self: &Arc<Self>, duty: Weak<dyn Duty>) -> io::Result<()> {
         let watch = Arc::clone(self);
-        let thread = thread::Builder::new().name("polyverbs-watch".to_owned());
-        thread.spawn(move || watch.run(&duty)).map(drop)
+        crate::thread::start("polyverbs-watch", move || watch.run(&duty))
     }
 
     /// Ends the thread.
