@@ -423,6 +423,40 @@ fn who_is_bound_to_loopback_has_its_device_at_once() {
 }
 
 #[test]
+fn who_waits_is_bound_to_loopback_without_a_device_there() {
+    let channel = channel::create();
+    for ps in [port_space::TCP, port_space::UDP] {
+        let bind = |channel| {
+            let id = new_id(channel, ps);
+            let mut from = sockaddr("127.0.0.2:0");
+            (id, call!(id::bind_addr(id, (&raw mut from).cast())))
+        };
+        let (waits, bound) = bind(ptr::null_mut());
+        assert_eq!(bound, 0);
+        assert!(call!((*waits).verbs).is_null());
+        let (asks, bound) = bind(channel);
+        refused(bound, libc::ENODEV);
+        for id in [waits, asks] {
+            assert_eq!(call!(id::destroy(id)), 0);
+        }
+    }
+    call!(channel::destroy(channel));
+}
+
+#[test]
+fn who_is_bound_to_loopback_has_the_device_when_a_peer_is_named() {
+    for ps in [port_space::TCP, port_space::UDP] {
+        let id = new_id(ptr::null_mut(), ps);
+        let (mut from, mut to) = (sockaddr("127.0.0.1:0"), sockaddr("127.0.0.1:7471"));
+        let (from, to) = ((&raw mut from).cast(), (&raw mut to).cast());
+        assert_eq!(call!(id::bind_addr(id, from)), 0);
+        assert_eq!(call!(id::resolve_addr(id, ptr::null_mut(), to, 1)), 0);
+        assert!(!call!((*id).verbs).is_null());
+        assert_eq!(call!(id::destroy(id)), 0);
+    }
+}
+
+#[test]
 fn a_port_of_both_families_is_of_two_that_say_so() {
     const ONE_FAMILY: c_int = 2;
     let channel = channel::create();
