@@ -349,7 +349,12 @@ impl Watch {
                 patience.learn(!self.is_polled() && duty.upgrade().is_some_and(has_some));
             }
             if let Some(duty) = duty.upgrade() {
-                self.visit(|| guarded(|| duty.progress()));
+                // A poller that has the turn may be waiting for this processor: trying again without a pause would keep it
+                // from giving the turn back until the scheduler's next tick, milliseconds.
+                if self.visit(|| guarded(|| duty.progress())).is_none() {
+                    thread::sleep(WAY);
+                    continue;
+                }
                 // Where it was mostly in vain, somebody else needs the processor for something to come.
                 let is_worth_it = vain < VAIN || vain.is_multiple_of(AGAIN);
                 let found = is_worth_it && self.linger(&*duty, seen);
@@ -610,7 +615,7 @@ const QUICK: Duration = Duration::from_micros(1);
 /// After so many polls, since a poller last said that it would sleep, the thread is told of them.
 const UNHEARD: u64 = 64;
 
-/// How often a poller yields to whoever has the turn before it sleeps.
+/// How often a poller yields to whoever has the turn before it sleeps, and how long it then sleeps, as the thread does.
 const YIELDS: u32 = 100;
 const WAY: Duration = Duration::from_micros(20);
 

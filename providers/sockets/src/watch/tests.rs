@@ -140,6 +140,43 @@ fn while_somebody_polls_the_thread_stands_back() {
     assert!(by_thread < 100, "{by_thread} of 200 by the thread");
 }
 
+/// Something has always come in by other ways than a descriptor.
+#[derive(Default)]
+struct NeverEmpty {
+    rounds: AtomicUsize,
+}
+
+impl Duty for NeverEmpty {
+    fn progress(&self) {}
+
+    fn attend(&self, _token: u64) {}
+
+    fn sleep(&self) -> bool {
+        self.rounds.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+}
+
+#[test]
+fn the_thread_leaves_the_processor_to_a_poller_that_has_the_turn() {
+    let watch = Arc::new(Watch::new().unwrap());
+    let duty = Arc::new(NeverEmpty::default());
+    let rounds = || duty.rounds.load(Ordering::SeqCst);
+    let began = Instant::now();
+    let weak = Arc::downgrade(&duty);
+    watch
+        .poll(|| {
+            watch.start(weak).unwrap();
+            while rounds() < 500 {
+                assert!(began.elapsed() < LONG);
+                thread::sleep(WAY);
+            }
+        })
+        .unwrap();
+    watch.stop();
+    assert!(began.elapsed() >= WAY * 499, "{:?}", began.elapsed());
+}
+
 #[test]
 fn who_polls_where_nothing_wakes_the_thread_is_noticed() {
     let (reader, _told) = Reader::new();
