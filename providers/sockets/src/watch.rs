@@ -259,6 +259,13 @@ impl Watch {
         self.stands_back.load(Ordering::Relaxed)
     }
 
+    /// Whether the thread stands back, and pollers have found nothing to sleep for: they look again and again.
+    pub fn is_polled_only(&self) -> bool {
+        let handed_back = self.handed_back.load(Ordering::Relaxed);
+        let polls = self.epoch.load(Ordering::Relaxed).wrapping_sub(handed_back);
+        self.stood_back() && polls >= UNHEARD
+    }
+
     /// Whether a system call costs so little that who polls has the time for one more.
     pub fn has_quick_calls(&self) -> bool {
         self.call_takes < QUICK

@@ -639,9 +639,10 @@ impl<C: DatagramCodec> UdpLink<C> {
         network.deliver(frame, now);
     }
 
-    // Whether it is an acknowledge that waits for the next look.
+    // Whether it is an acknowledge that waits for the next look. One for a program that sleeps does not: what it is woken for
+    // first may be told from the order.
     fn put_off(&self, arrival: &Arrival, datagram: &[u8], later: &mut Later) -> bool {
-        let is_acknowledge = self.codec.is_acknowledge(datagram);
+        let is_acknowledge = self.codec.is_acknowledge(datagram) && self.watch.is_polled_only();
         let octets = ArrayVec::try_from(datagram).ok().filter(|_| is_acknowledge);
         let put = octets.is_some_and(|octets| later.try_push((*arrival, octets)).is_ok());
         if put {
@@ -806,7 +807,14 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         match manner.stands_for.filter(|_| may_wait) {
             Some(stands_for) if self.put_behind(flow, to, stands_for, &frame.header) => return,
             Some(_) => {}
-            None => self.lanes[flow].has_spoken.store(true, Ordering::Relaxed),
+            None => {
+                self.lanes[flow].has_spoken.store(true, Ordering::Relaxed);
+                // A program that sleeps for completions may count on the order that hardware has: the acknowledge of a
+                // message arrives before the answer to it.
+                if self.notes[flow].behind.is_set() && !self.watch.is_polled_only() {
+                    self.append_behind(flow, from, true);
+                }
+            }
         }
         let route = Route::new(to, manner);
         if !self.append(flow, route, from, &frame, false) {

@@ -219,6 +219,25 @@ fn the_thread_tidies_up_behind_pollers_that_stay() {
 }
 
 #[test]
+fn who_has_said_that_it_would_sleep_does_not_only_poll() {
+    let (reader, _told) = Reader::new();
+    let watch = &reader.watch;
+    let began = Instant::now();
+    for _ in 0..3 {
+        while !watch.is_polled_only() {
+            assert!(began.elapsed() < LONG);
+            watch.poll(|| reader.read());
+        }
+        watch.hand_back();
+        for _ in 1..UNHEARD {
+            assert!(!watch.is_polled_only());
+            watch.poll(|| reader.read());
+        }
+        assert!(!watch.is_polled_only());
+    }
+}
+
+#[test]
 fn who_only_sends_for_a_while_is_not_replaced() {
     if is_memory_checked() {
         // There is no poller who makes no pause then.
