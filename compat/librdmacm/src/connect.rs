@@ -368,16 +368,32 @@ fn established(
                 this.post(event::ESTABLISHED, 0, data);
             });
         }
+        Err(ConnectError::Aborted | ConnectError::TimedOut) if transport == Transport::Iwarp => {
+            came_and_went(this, data);
+        }
         Err(error) => failed(this, &error, transport),
     }
 }
 
-// A peer over iWARP has gone, or said nothing, before its first message. Linux takes a connection for established once it
-// has answered, and programs that serve many end where they hear of anything else.
+// A peer over iWARP has gone behind its reply, or has gone, or said nothing, before its first message. Linux takes a
+// connection for established once there is a reply, and programs that serve many end where they hear of anything else.
 fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.lock().part = Part::Nothing;
+    flush_stream(this);
     this.post(event::ESTABLISHED, 0, data);
     this.end();
+}
+
+// A stream has ended. As Linux's devices do: programs that wait for a completion only would wait for ever.
+fn flush_stream(this: &Arc<Inner>) {
+    let state = this.lock();
+    let (device, qp) = (state.device.clone(), state.qp);
+    drop(state);
+    if let (Some(device), Some(qp)) = (device, qp)
+        && let Some(qp) = device.context.find_qp(qp)
+    {
+        flush(&device.context, &qp).on_done(|_| {});
+    }
 }
 
 // There is a connection. What is told of its beginning comes before what is told of its end.
@@ -385,7 +401,7 @@ fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     let (ended, lingered) = (connection.disconnected(), connection.lingered());
     let mut state = this.lock();
     state.part = Part::Connected(Arc::new(connection));
-    let (device, qp) = (state.device.clone(), state.qp);
+    let device = state.device.clone();
     drop(state);
     tell();
     let Some(device) = device else { return };
@@ -393,11 +409,8 @@ fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     let weak = Arc::downgrade(this);
     ended.on_done(move |_| {
         let Some(this) = weak.upgrade() else { return };
-        // As Linux's devices do: programs that wait for a completion only would wait for ever.
-        if transport == Transport::Iwarp
-            && let Some(qp) = qp.and_then(|qp| device.context.find_qp(qp))
-        {
-            flush(&device.context, &qp).on_done(|_| {});
+        if transport == Transport::Iwarp {
+            flush_stream(&this);
         }
         this.end();
     });
@@ -563,14 +576,8 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
                 let weak = Arc::downgrade(inner);
                 let transport = device.transport();
                 let then = move |done| {
-                    let Some(this) = weak.upgrade() else { return };
-                    match done {
-                        Err(ConnectError::Aborted | ConnectError::TimedOut)
-                            if transport == Transport::Iwarp =>
-                        {
-                            came_and_went(&this, data);
-                        }
-                        done => established(&this, done, data, transport),
+                    if let Some(this) = weak.upgrade() {
+                        established(&this, done, data, transport);
                     }
                 };
                 if let Err(error) = incoming.accept_then(&device.context, &qp, options, then) {
