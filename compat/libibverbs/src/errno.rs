@@ -12,6 +12,8 @@ pub struct Errno(pub c_int);
 impl Errno {
     /// An argument is not allowed.
     pub const INVAL: Self = Self(libc::EINVAL);
+    /// There is no memory at an address.
+    pub const FAULT: Self = Self(libc::EFAULT);
     /// There is no such thing here.
     pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
     /// No room.

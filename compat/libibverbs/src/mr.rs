@@ -70,6 +70,22 @@ fn options(rights: Access, iova: u64) -> MrOptions {
     }
 }
 
+/// A kernel's device pins the pages of a region, and so refuses memory that is not mapped.
+///
+/// # Errors
+/// It is not, or not all of it.
+fn check_mapped(addr: *mut c_void, length: usize) -> Result<(), Errno> {
+    // SAFETY: it asks for a number.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    let before = addr.addr() % page;
+    let (page, length) = (addr.wrapping_byte_sub(before), before + length);
+    // SAFETY: with this flag nothing is written; the addresses are only looked up.
+    match unsafe { libc::msync(page, length, libc::MS_ASYNC) } {
+        0 => Ok(()),
+        _ => Err(Errno::FAULT),
+    }
+}
+
 unsafe fn register(
     pd: *mut IbvPd,
     addr: *mut c_void,
@@ -88,6 +104,9 @@ unsafe fn register(
     let reach = if is_implicit { ADDRESS_SPACE } else { length };
     if addr.addr().checked_add(reach).is_none() {
         return Err(Errno::INVAL);
+    }
+    if flags & access::ON_DEMAND == 0 {
+        check_mapped(addr, length)?;
     }
     let options = options(rights, iova);
     // SAFETY: the program keeps the memory until it has deregistered it, and accesses it as C does.
@@ -314,6 +333,7 @@ pub unsafe extern "C" fn rereg(
             if addr.is_null() || length == 0 || addr.addr().checked_add(length).is_none() {
                 return Err(Errno::INVAL);
             }
+            check_mapped(addr, length)?;
             // SAFETY: the program keeps the memory until it has deregistered it.
             change = unsafe { change.borrowed(addr.cast(), length) }.iova(addr as u64);
         }

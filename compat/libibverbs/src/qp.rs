@@ -385,7 +385,8 @@ fn attributes(
     wanted.rnr_retry = has(mask::RNR_RETRY).then_some(attr.rnr_retry);
     wanted.rq_psn = has(mask::RQ_PSN).then_some(Psn::new(attr.rq_psn));
     wanted.max_rd_atomic = has(mask::MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic);
-    wanted.min_rnr_timer = has(mask::MIN_RNR_TIMER).then_some(attr.min_rnr_timer);
+    // A packet has five bits for it, and a kernel's device cuts off what programs set above them.
+    wanted.min_rnr_timer = has(mask::MIN_RNR_TIMER).then_some(attr.min_rnr_timer & 0x1f);
     wanted.sq_psn = has(mask::SQ_PSN).then_some(Psn::new(attr.sq_psn));
     wanted.max_dest_rd_atomic = has(mask::MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
     wanted.dest_qp_num = has(mask::DEST_QPN).then_some(Qpn::new(attr.dest_qp_num));
