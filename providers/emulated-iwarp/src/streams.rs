@@ -193,20 +193,23 @@ impl Streams {
     // ---- listeners
 
     fn attend_listener(&self, token: u64) {
-        let found = self
-            .lock()
-            .listeners
-            .get(&token)
-            .map(|listening| (Arc::clone(&listening.listener), Arc::clone(&listening.sink)));
-        let Some((listener, sink)) = found else {
-            return;
-        };
         for _ in 0..AT_ONCE {
-            let (socket, from) = match listener.accept() {
+            // Under the lock: once `unlisten` has returned nobody else has the listener, and its port is free.
+            let state = self.lock();
+            let Some(listening) = state.listeners.get(&token) else {
+                return;
+            };
+            let sink = Arc::clone(&listening.sink);
+            let (socket, from) = match listening.listener.accept() {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => return,
-                Err(_) => return self.pause(token, &listener),
+                Err(_) => {
+                    let listener = Arc::clone(&listening.listener);
+                    drop(state);
+                    return self.pause(token, &listener);
+                }
             };
+            drop(state);
             let early = Early {
                 connection: self.connection(socket, Way::In, from),
                 peer: from.ip(),

@@ -1,9 +1,9 @@
 //! Two devices on an IP network of one machine: streams over TCP, in real time.
 
 use std::io::{BufRead, BufReader, Lines};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use bmme as _;
@@ -11,6 +11,7 @@ use emulated_iwarp::terminate::TerminateCode;
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_links::{Rate, StreamFaults};
+use verbs_api::carrier::{Carrier, StreamListener, StreamSink};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -397,4 +398,36 @@ fn whoever_writes_to_a_killed_peer_is_told() {
         assert_eq!(failed, Some(WcStatus::WrFlushErr));
         echoed.end.wait_for_state(QpState::Err);
     }
+}
+
+/// Takes its time over whoever connects.
+struct Slow(Arc<Barrier>);
+
+impl StreamListener for Slow {
+    fn accepted(&self, _stream: Qpn, _from: SocketAddr) -> Option<Arc<dyn StreamSink>> {
+        self.0.wait();
+        self.0.wait();
+        None
+    }
+}
+
+#[test]
+fn a_port_is_free_once_it_is_listened_to_no_more() {
+    let end = End::new("127.0.6.71:6001", 64, |_| {});
+    let Some(Carrier::Streams(port)) = end.wire.device.carrier() else {
+        panic!("no streams")
+    };
+    let turns = Arc::new(Barrier::new(2));
+    let at = port
+        .listen(
+            "127.0.6.71:0".parse().unwrap(),
+            Arc::new(Slow(Arc::clone(&turns))),
+        )
+        .unwrap();
+    let _asks = TcpStream::connect(at).unwrap();
+    turns.wait();
+    port.unlisten(at);
+    let again = TcpListener::bind(at);
+    turns.wait();
+    again.expect("the port is free");
 }
