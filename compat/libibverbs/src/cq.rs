@@ -40,7 +40,7 @@ pub struct State {
     // Completions that were fetched to find those of a queue pair that was reset.
     kept: Mutex<VecDeque<Completion>>,
     has_kept: AtomicBool,
-    // Of datagrams: see `context::packet_type`.
+    // See `context::packet_type`; 0 where it is not RoCE.
     packet_type: u8,
     // What `ibv_start_poll` found: the program's alone until `ibv_end_poll`.
     current: UnsafeCell<Completion>,
@@ -247,12 +247,22 @@ fn imm_data(done: &Completion) -> u32 {
     }
 }
 
-// Only datagrams have a routing header.
 fn sl(done: &Completion, packet_type: u8) -> u8 {
     match done.wc_flags.contains(WcFlags::GRH) {
         true => packet_type,
         false => 0,
     }
+}
+
+// Linux's rxe reports a routing header for whatever it received, of connections too, and programs that were written for it
+// compare all of the flags (async-rdma does).
+fn wc_flags(done: &Completion, packet_type: u8) -> u32 {
+    let is_roce = packet_type != 0;
+    let received = match is_roce && done.opcode.is_receive() {
+        true => done.wc_flags | WcFlags::GRH,
+        false => done.wc_flags,
+    };
+    u32::from(received.bits())
 }
 
 fn wc(done: &Completion, packet_type: u8) -> IbvWc {
@@ -265,7 +275,7 @@ fn wc(done: &Completion, packet_type: u8) -> IbvWc {
         imm_data: imm_data(done),
         qp_num: done.qp_num.value(),
         src_qp: done.src_qp.value(),
-        wc_flags: u32::from(done.wc_flags.bits()),
+        wc_flags: wc_flags(done, packet_type),
         pkey_index: 0,
         slid: 0,
         sl: sl(done, packet_type),
@@ -470,6 +480,15 @@ unsafe extern "C" fn read_sl(cq: *mut IbvCqEx) -> u8 {
     sl(done, state.packet_type)
 }
 
+unsafe extern "C" fn read_wc_flags(cq: *mut IbvCqEx) -> u32 {
+    // SAFETY: between start and end of a poll the queue is the caller's alone.
+    let (state, done) = unsafe {
+        let state = CqObject::own_unchecked(cq);
+        (state, &*state.current.get())
+    };
+    wc_flags(done, state.packet_type)
+}
+
 macro_rules! readers {
     ($($name:ident: $ty:ty = $read:expr;)*) => {$(
         unsafe extern "C" fn $name(cq: *mut IbvCqEx) -> $ty {
@@ -488,7 +507,6 @@ readers! {
     read_imm_data: u32 = imm_data;
     read_qp_num: u32 = |done| done.qp_num.value();
     read_src_qp: u32 = |done| done.src_qp.value();
-    read_wc_flags: u32 = |done| u32::from(done.wc_flags.bits());
 }
 
 const _: () = assert!(

@@ -1,0 +1,204 @@
+//! What a kernel's devices do, and programs count on, where the manual pages say nothing or otherwise.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::time::{Duration, Instant};
+use std::{io, mem, ptr};
+
+use polyverbs_libibverbs::abi::{
+    IbvContext, IbvCq, IbvMr, IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvWc,
+    access, qp_type,
+};
+use polyverbs_libibverbs::{context, cq, device, mr, pd, post, qp};
+
+const DEVICES: &str = "[[device]]\nname = \"ib0\"\nwire = false\n";
+const PAGE: usize = 4096;
+const LOCAL_WRITE: c_int = 1;
+const CHANGE_TRANSLATION: c_int = 1;
+const MIN_RNR_TIMER: c_int = 1 << 15;
+const WRONG_ARGUMENT: c_int = -1;
+
+// A call of a function of C.
+macro_rules! call {
+    ($call:expr) => {{
+        // SAFETY: pointers are to what the test has or the library made, or to what it must refuse.
+        unsafe { $call }
+    }};
+}
+
+fn last() -> Option<c_int> {
+    io::Error::last_os_error().raw_os_error()
+}
+
+/// Three pages, the one in the middle not mapped.
+fn pages_with_a_hole() -> *mut u8 {
+    let (rights, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    let pages = call!(libc::mmap(ptr::null_mut(), 3 * PAGE, rights, flags, -1, 0));
+    assert_ne!(pages, libc::MAP_FAILED);
+    let pages = pages.cast::<u8>();
+    assert_eq!(call!(libc::munmap(pages.add(PAGE).cast(), PAGE)), 0);
+    pages
+}
+
+fn open() -> *mut IbvContext {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    // SAFETY: every test begins with it, before anything looks at the environment.
+    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+    device::open_device(device::devices()[0].as_public())
+}
+
+// A structure of numbers and null pointers.
+fn zeroed<T>() -> T {
+    // SAFETY: of the structures of C that the tests use zero is a value.
+    unsafe { mem::zeroed() }
+}
+
+fn register(pd: *mut IbvPd, addr: *mut u8, length: usize, flags: c_int) -> *mut IbvMr {
+    call!(mr::reg(pd, addr.cast::<c_void>(), length, flags))
+}
+
+#[test]
+fn memory_that_is_not_mapped_is_refused_as_by_a_kernel() {
+    let context = open();
+    let pd = call!(pd::alloc(context));
+    let first = pages_with_a_hole();
+    let (hole, third) = (first.wrapping_add(PAGE), first.wrapping_add(2 * PAGE));
+
+    for (addr, length) in [
+        (hole, PAGE),
+        (hole.wrapping_add(1), 1),
+        (first, PAGE + 1),
+        (first, 3 * PAGE),
+        (third.wrapping_sub(1), 2),
+    ] {
+        assert!(register(pd, addr, length, LOCAL_WRITE).is_null());
+        assert_eq!(last(), Some(libc::EFAULT), "{addr:?} {length}");
+    }
+    // Memory on demand may come later.
+    let on_demand = LOCAL_WRITE | access::ON_DEMAND as c_int;
+    let later = register(pd, first, 3 * PAGE, on_demand);
+    assert!(!later.is_null(), "{:?}", last());
+    assert_eq!(call!(mr::dereg(later)), 0);
+
+    let region = register(pd, first.wrapping_add(7), PAGE - 7, LOCAL_WRITE);
+    assert!(!region.is_null(), "{:?}", last());
+    let flags = CHANGE_TRANSLATION;
+    let moved = |addr: *mut u8, length| {
+        call!(mr::rereg(
+            region,
+            flags,
+            ptr::null_mut(),
+            addr.cast(),
+            length,
+            0
+        ))
+    };
+    assert_eq!(moved(first, 2 * PAGE), WRONG_ARGUMENT);
+    assert_eq!(last(), Some(libc::EFAULT));
+    assert_eq!(moved(third, PAGE), 0);
+
+    assert_eq!(call!(mr::dereg(region)), 0);
+    assert_eq!(call!(pd::dealloc(pd)), 0);
+    assert_eq!(call!(context::close_device(context)), 0);
+}
+
+/// A connection of a queue pair with itself.
+struct Loop {
+    context: *mut IbvContext,
+    pd: *mut IbvPd,
+    queue: *mut IbvCq,
+    qp: *mut IbvQp,
+}
+
+impl Loop {
+    fn new(min_rnr_timer: u8) -> Self {
+        let context = open();
+        let pd = call!(pd::alloc(context));
+        let queue = call!(cq::create(context, 4, ptr::null_mut(), ptr::null_mut(), 0));
+        let mut init: IbvQpInitAttr = zeroed();
+        (init.send_cq, init.recv_cq) = (queue, queue);
+        init.qp_type = qp_type::RC;
+        (init.cap.max_send_wr, init.cap.max_recv_wr) = (1, 1);
+        let qp = call!(qp::create(pd, &raw mut init));
+        let mut attr: IbvQpAttr = zeroed();
+        attr.port_num = 1;
+        attr.path_mtu = 3;
+        attr.dest_qp_num = call!((*qp).qp_num);
+        attr.ah_attr.is_global = 1;
+        attr.ah_attr.port_num = 1;
+        attr.min_rnr_timer = min_rnr_timer;
+        let gid = &raw mut attr.ah_attr.grh.dgid;
+        assert_eq!(call!(context::query_gid(context, 1, 0, gid)), 0);
+        // State, then: rights, partition, port; route, MTU, first PSN, timer, depth, the peer's number; timeout, retries, depth,
+        // PSN.
+        let to_init = 1 << 3 | 1 << 4 | 1 << 5;
+        let to_rtr = 1 << 7 | 1 << 8 | 1 << 12 | MIN_RNR_TIMER | 1 << 17 | 1 << 20;
+        let to_rts = 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
+        for (state, rest) in [(1, to_init), (2, to_rtr), (3, to_rts)] {
+            attr.qp_state = state;
+            assert_eq!(call!(qp::modify(qp, &raw mut attr, 1 | rest)), 0);
+        }
+        Self {
+            context,
+            pd,
+            queue,
+            qp,
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        assert_eq!(call!(qp::destroy(self.qp)), 0);
+        assert_eq!(call!(cq::destroy(self.queue)), 0);
+        assert_eq!(call!(pd::dealloc(self.pd)), 0);
+        assert_eq!(call!(context::close_device(self.context)), 0);
+    }
+}
+
+/// DLSlime asks for 32, where five bits go into the packet.
+#[test]
+fn a_min_rnr_timer_is_cut_to_its_five_bits_as_by_a_kernel() {
+    let connection = Loop::new(32 + 5);
+    let mut init: IbvQpInitAttr = zeroed();
+    let mut known: IbvQpAttr = zeroed();
+    let (known_at, init_at) = (&raw mut known, &raw mut init);
+    let asked = call!(qp::query(connection.qp, known_at, MIN_RNR_TIMER, init_at));
+    assert_eq!((asked, known.min_rnr_timer), (0, 5));
+}
+
+/// async-rdma takes a completion for one with immediate data if these are its flags, and no others.
+#[test]
+fn what_a_connection_receives_has_a_routing_header_as_with_rxe() {
+    const GRH: u32 = 1;
+    const WITH_IMM: u32 = 2;
+    const SEND_WITH_IMM: c_int = 3;
+    const SIGNALED: u32 = 2;
+    let connection = Loop::new(0);
+    let mut receive: IbvRecvWr = zeroed();
+    let mut send: IbvSendWr = zeroed();
+    (send.opcode, send.send_flags) = (SEND_WITH_IMM, SIGNALED);
+    let (mut no_receive, mut no_send) = (ptr::null_mut(), ptr::null_mut());
+    let posted = call!(post::recv(
+        connection.qp,
+        &raw mut receive,
+        &raw mut no_receive
+    ));
+    assert_eq!(posted, 0);
+    let posted = call!(post::send(connection.qp, &raw mut send, &raw mut no_send));
+    assert_eq!(posted, 0);
+    let mut flags = [None; 2];
+    let end = Instant::now() + Duration::from_secs(30);
+    while flags.contains(&None) {
+        assert!(Instant::now() < end);
+        let mut done: IbvWc = zeroed();
+        if call!(cq::poll(connection.queue, 1, &raw mut done)) == 1 {
+            assert_eq!(done.status, 0);
+            flags[usize::from(done.opcode >= 128)] = Some(done.wc_flags);
+        }
+    }
+    assert_eq!(flags, [Some(0), Some(GRH | WITH_IMM)]);
+}
