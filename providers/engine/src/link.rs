@@ -185,6 +185,14 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
+    /// A queue pair has been destroyed, and its process may end: what was taken for streams that this side has ended goes to
+    /// the system, which is waited for a moment where it must be.
+    fn drain(&self) {
+        if let Some(link) = self.inner() {
+            link.drain();
+        }
+    }
+
     /// The traffic class of every frame that arrives is wanted from now on. Until then it may be missing from most of them, as
     /// long as congestion that is marked again and again is told of.
     fn tell_classes(&self) {

@@ -1713,7 +1713,11 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
             if let Some(effects) = effects {
                 effects.run();
             }
-            qp.device.network().progress();
+            let network = qp.device.network();
+            network.progress();
+            if let Some(link) = network.link() {
+                link.drain();
+            }
             reply.send(Ok(()));
         });
     }

@@ -11,7 +11,8 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use polyverbs_engine::link::{Deliver, Frame, Link, Offered};
 use polyverbs_engine::lock::{Lock, LockClass};
@@ -19,7 +20,8 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{
-    Admission, Connection, Duty, Ready, Received, Source, StreamError, TcpSocket, Watch,
+    Admission, Connection, Duty, LastWords, Ready, Received, Source, StreamError, TcpSocket, Watch,
+    at_exit,
 };
 use rustc_hash::FxHashMap;
 use verbs_api::LinkAddress;
@@ -289,6 +291,9 @@ impl<C: StreamCodec> TcpLink<C> {
             attend: Box::new(attend),
         });
         self.watch.start(Arc::downgrade(&duty))?;
+        // Sends complete when the link has taken them.
+        let words: Arc<dyn LastWords> = Arc::clone(self) as _;
+        at_exit(Arc::downgrade(&words));
         self.meetings.are_read.store(true, Ordering::Release);
         Ok(duty)
     }
@@ -600,6 +605,33 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
+    // Writes what was taken for these streams, for a second at most: longer is not waited for a peer that reads nothing. It
+    // does so by itself, for the caller may be whoever reads.
+    fn write_all(&self, streams: Vec<Arc<Stream<C>>>) {
+        let until = Instant::now() + DRAIN;
+        for stream in streams {
+            while self.tries_again(&stream) {
+                self.flush();
+                if !stream.has_unwritten() || Instant::now() >= until {
+                    break;
+                }
+                thread::sleep(DRAIN_STEP);
+            }
+        }
+    }
+
+    // Has the next flush try a stream that was full; whether anything waits on it.
+    fn tries_again(&self, stream: &Arc<Stream<C>>) -> bool {
+        let mut outgoing = lock(&stream.outgoing);
+        let has_some = outgoing.is_unwritten();
+        // One that stands still by chance is tried when its time has come.
+        if has_some && outgoing.held_until == Time::default() {
+            outgoing.is_full = false;
+            self.mark(stream, &mut outgoing);
+        }
+        has_some
+    }
+
     // While a stream has more than its socket takes: it may be full many times until all has left.
     fn watch_room(&self, stream: &Stream<C>, outgoing: &mut Outgoing<C>, wanted: bool) {
         if std::mem::replace(&mut outgoing.wants_word, wanted) != wanted {
@@ -904,6 +936,10 @@ impl<C: StreamCodec> Stream<C> {
         self.is_gone.load(Ordering::Relaxed)
     }
 
+    fn has_unwritten(&self) -> bool {
+        lock(&self.outgoing).is_unwritten()
+    }
+
     fn frame<'p>(
         &self,
         header: C::Header,
@@ -927,6 +963,10 @@ impl<C: StreamCodec> Stream<C> {
 impl<C: StreamCodec> Outgoing<C> {
     fn waiting(&self) -> usize {
         self.octets.len()
+    }
+
+    fn is_unwritten(&self) -> bool {
+        !self.is_over && self.waiting() > 0
     }
 }
 
@@ -1063,6 +1103,22 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
 
     fn hand_back(&self) {
         self.watch.hand_back();
+    }
+
+    fn drain(&self) {
+        if !self.ending.is_any() {
+            return;
+        }
+        let ending = self.ending.with(|ending| ending.clone());
+        self.write_all(ending.iter().filter_map(|(_, end)| end.upgrade()).collect());
+    }
+}
+
+impl<C: StreamCodec> LastWords for TcpLink<C> {
+    fn say(&self) {
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        let streams = streams.values().map(Arc::clone).collect();
+        self.write_all(streams);
     }
 }
 
@@ -1235,6 +1291,9 @@ const LOOKS: u32 = 16;
 const LATEST: u32 = 64;
 /// Octets that leave before the segment size is asked for again.
 const ASK_AGAIN: usize = 1 << 20;
+/// How long a destroyed queue pair or the end of the process waits for what is still to be written, and how often it tries.
+const DRAIN: Duration = Duration::from_secs(1);
+const DRAIN_STEP: Duration = Duration::from_micros(200);
 /// Buffers that are kept for the next one who needs one.
 const SPARE: usize = 64;
 

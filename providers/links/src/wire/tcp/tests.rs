@@ -377,6 +377,73 @@ fn a_graceful_end_is_told_behind_the_last_frame() {
     }
 }
 
+/// A link with a thread, whose stream has taken all it can, and the peer, who has read nothing of it. The first must be kept.
+fn full_stream() -> (Arc<dyn Duty>, [Arc<Sink>; 2], u32) {
+    let [one, other] = pair_with(TcpLinkOptions {
+        max_frame: 60_000,
+        ..TcpLinkOptions::default()
+    });
+    let network = Arc::clone(&one) as Arc<dyn Progress>;
+    let duty = one.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    let stream = one.link.stream(1).unwrap();
+    let payload = vec![1; 60_000];
+    // The system takes more some time after it has refused some.
+    let (mut taken, mut refused) = (0, 0);
+    while refused < 50 {
+        if one.offer(1, taken, &payload) {
+            (taken, refused) = (taken + 1, 0);
+        } else {
+            refused += 1;
+            one.link.tries_again(&stream);
+            thread::sleep(Duration::from_millis(1));
+        }
+        one.link.flush();
+        assert!(taken < 10_000);
+    }
+    assert!(stream.has_unwritten());
+    (duty, [one, other], taken)
+}
+
+#[test]
+fn drain_waits_until_an_ended_stream_is_written() {
+    let (_duty, [one, other], taken) = full_stream();
+    // A stream that goes on is not waited for.
+    one.link.drain();
+    let stream = one.link.stream(1).unwrap();
+    assert!(stream.has_unwritten());
+    one.say(Header::Close(1));
+    one.say(Header::Reset(1));
+    let reader = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        other.drive(taken as usize + 1)
+    });
+    one.link.drain();
+    assert!(!stream.has_unwritten());
+    assert_eq!(
+        reader.join().unwrap()[taken as usize].header,
+        Header::Ended(2)
+    );
+}
+
+#[test]
+fn drain_gives_up_on_a_peer_that_reads_nothing() {
+    let (_duty, [one, _other], _) = full_stream();
+    one.say(Header::Close(1));
+    let began = Instant::now();
+    one.link.drain();
+    assert!(one.link.stream(1).unwrap().has_unwritten());
+    assert!((DRAIN..LONG).contains(&began.elapsed()));
+}
+
+#[test]
+fn a_process_that_ends_writes_what_its_streams_took() {
+    let (_duty, [one, other], taken) = full_stream();
+    let reader = thread::spawn(move || other.drive(taken as usize));
+    one.link.say();
+    assert!(!one.link.stream(1).unwrap().has_unwritten());
+    assert!(numbers(&reader.join().unwrap()).into_iter().eq(0..taken));
+}
+
 #[test]
 fn an_abortive_end_is_told_to_the_peer() {
     let [one, other] = pair();
