@@ -923,6 +923,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn hand_back(&self) {
+        // Not left to the thread, which may not get a processor before the peer has run out of room for requests.
+        if self.notes.iter().any(|notes| notes.behind.is_set()) {
+            self.flush();
+        }
         self.watch.hand_back();
     }
 

@@ -414,6 +414,27 @@ fn what_waits_in_a_dialogue_leaves_when_the_thread_tidies_up() {
 }
 
 #[test]
+fn what_waits_leaves_before_a_poller_sleeps() {
+    let polled = Polled::at(["127.0.3.184", "127.0.3.185"]);
+    let began = Instant::now();
+    let mut rounds = 0;
+    while rounds < 10 {
+        assert!(began.elapsed() < LONG);
+        let before = polled.left();
+        let is_polled = polled.leave(&[5, SUMS_UP], 0).is_some();
+        // The thread, which takes over, would send it as well, some time later.
+        let turn = polled.one.watch().visit(|| {
+            polled.one.hand_back();
+            polled.left() - before
+        });
+        if let (true, Some(left)) = (is_polled, turn) {
+            assert_eq!(left, 2);
+            rounds += 1;
+        }
+    }
+}
+
+#[test]
 fn a_socket_that_is_left_to_pollers_is_read_when_they_are_gone() {
     let polled = Polled::at(["127.0.3.182", "127.0.3.183"]);
     for number in 1..=20 {
