@@ -415,7 +415,7 @@ fn what_waits_in_a_dialogue_leaves_when_the_thread_tidies_up() {
 
 #[test]
 fn what_waits_leaves_before_a_poller_sleeps() {
-    let polled = Polled::at(["127.0.3.184", "127.0.3.185"]);
+    let polled = Polled::at(["127.0.3.187", "127.0.3.188"]);
     let began = Instant::now();
     let mut rounds = 0;
     while rounds < 10 {
