@@ -140,6 +140,18 @@ fn everything(near: &End, far: &End) {
     assert_eq!(far.memory.to_vec(0, 8).unwrap(), 99_u64.to_ne_bytes());
 }
 
+// Whoever remembers queue pairs of the first by their numbers does not take those of the second for them.
+#[test]
+fn the_next_holder_of_a_range_has_other_numbers() {
+    let number = || {
+        let end = End::new("127.0.39.1:14791", |_| {});
+        (end.wire.link.lease().range(), end.qp.qp_num())
+    };
+    let (first, second) = (number(), number());
+    assert_eq!(first.0, second.0);
+    assert_ne!(first.1, second.1);
+}
+
 #[test]
 fn two_devices_exchange_everything_over_sockets() {
     let near = End::new("127.0.10.1:14791", |_| {});

@@ -46,10 +46,12 @@ pub struct DeviceOptions {
     pub limits: Vec<(Limit, u64)>,
     /// Queue pair numbers: first, and the one behind the last.
     pub qp_numbers: (u32, u32),
+    /// How far behind the first number the one is that is given first.
+    pub qp_numbers_after: u32,
 }
 
 impl Default for DeviceOptions {
-    /// No latency, the linked extensions, every feature, every number, the driver's own limits.
+    /// No latency, the linked extensions, every feature, every number from the first, the driver's own limits.
     fn default() -> Self {
         Self {
             command_latency: Duration::ZERO,
@@ -57,6 +59,7 @@ impl Default for DeviceOptions {
             without: Features::empty(),
             limits: Vec::new(),
             qp_numbers: (0x11, 0xff_ffff),
+            qp_numbers_after: 0,
         }
     }
 }
@@ -141,7 +144,11 @@ impl<D: Driver> Device<D> {
                 Arc::clone(network.timers()),
                 options.command_latency,
             ),
-            qpns: QpnPool::new(options.qp_numbers.0, options.qp_numbers.1),
+            qpns: QpnPool::new(
+                options.qp_numbers.0,
+                options.qp_numbers.1,
+                options.qp_numbers_after,
+            ),
             queue_pairs: Pool::default(),
             qps: Directory::new(),
             groups: RwLock::default(),

@@ -9,18 +9,26 @@ pub struct QpnPool {
 }
 
 struct State {
-    next: u32,
+    first: u32,
     end: u32,
+    next: u32,
+    /// How many have never been used.
+    fresh: u32,
     freed: VecDeque<u32>,
     used: HashSet<u32>,
 }
 
 impl QpnPool {
-    /// Numbers from `first` up to `end`, which is not among them. 0 and 1 are never ordinary.
-    pub fn new(first: u32, end: u32) -> Self {
+    /// Numbers from `first` up to `end`, which is not among them. 0 and 1 are never ordinary. The one that is `after` behind
+    /// the first is given first, and the first behind the last.
+    pub fn new(first: u32, end: u32, after: u32) -> Self {
+        let (first, end) = (first.max(2), end.min(0xff_ffff));
+        let fresh = end.saturating_sub(first);
         let state = State {
-            next: first.max(2),
-            end: end.min(0xff_ffff),
+            first,
+            end,
+            next: first + after.checked_rem(fresh).unwrap_or_default(),
+            fresh,
             freed: VecDeque::new(),
             used: HashSet::new(),
         };
@@ -32,12 +40,7 @@ impl QpnPool {
     /// The next number: one never used while there is any, else the one that has rested longest.
     pub fn allocate(&self) -> Option<u32> {
         let mut state = self.state();
-        let qpn = if state.next < state.end {
-            state.next += 1;
-            state.next - 1
-        } else {
-            state.freed.pop_front()?
-        };
+        let qpn = state.fresh().or_else(|| state.freed.pop_front())?;
         state.used.insert(qpn);
         Some(qpn)
     }
@@ -55,6 +58,19 @@ impl QpnPool {
     }
 }
 
+impl State {
+    fn fresh(&mut self) -> Option<u32> {
+        self.fresh = self.fresh.checked_sub(1)?;
+        let qpn = self.next;
+        self.next = if qpn + 1 < self.end {
+            qpn + 1
+        } else {
+            self.first
+        };
+        Some(qpn)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,7 +78,7 @@ mod tests {
     // covers 6.13
     #[test]
     fn a_small_range_is_used_up_and_refilled_with_the_number_that_rested_longest() {
-        let pool = QpnPool::new(0, 10);
+        let pool = QpnPool::new(0, 10, 0);
         let all: Vec<_> = std::iter::from_fn(|| pool.allocate()).collect();
         assert_eq!(all, (2..10).collect::<Vec<_>>());
         assert_eq!(pool.allocate(), None);
@@ -73,5 +89,17 @@ mod tests {
             (pool.allocate(), pool.allocate(), pool.allocate()),
             (Some(5), Some(3), None)
         );
+    }
+    #[test]
+    fn a_range_that_is_begun_within_wraps() {
+        for (after, expected) in [
+            (3, [5, 6, 2, 3, 4]),
+            (4, [6, 2, 3, 4, 5]),
+            (5, [2, 3, 4, 5, 6]),
+        ] {
+            let pool = QpnPool::new(0, 7, after);
+            assert!(std::iter::from_fn(|| pool.allocate()).eq(expected));
+        }
+        assert_eq!(QpnPool::new(7, 7, 1).allocate(), None);
     }
 }
