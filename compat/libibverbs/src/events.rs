@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use crate::context::lock;
 use crate::errno::Errno;
@@ -129,9 +129,8 @@ impl<T> Events<T> {
     // Whoever polls is not to be told of what was taken back. Whoever reads just now has its octet already, so that this must
     // not wait, although the program may have left the descriptor as one that does.
     fn forget_one(&self) {
-        static NOWHERE: OnceLock<Option<File>> = OnceLock::new();
-        let nowhere = NOWHERE.get_or_init(|| File::options().write(true).open("/dev/null").ok());
-        if let Some(nowhere) = nowhere {
+        // Not kept open: what the process has does not grow with what it once did.
+        if let Ok(nowhere) = File::options().write(true).open("/dev/null") {
             let (from, to) = (self.fd(), nowhere.as_raw_fd());
             let (here, there) = (std::ptr::null_mut(), std::ptr::null_mut());
             // SAFETY: between descriptors that are open; no offsets.
