@@ -144,6 +144,8 @@ pub struct TcpLink<C: StreamCodec> {
     held: Chore<Vec<Arc<Stream<C>>>>,
     /// Streams that this end has ended, and until when the peer may take for its end.
     ending: Chore<VecDeque<(Time, Weak<Stream<C>>)>>,
+    /// How long the next ones are waited for.
+    patience: Mutex<Duration>,
     /// Streams that came with something to read.
     fresh: Chore<Vec<Arc<Stream<C>>>>,
     news: Chore<VecDeque<(Arc<Stream<C>>, News)>>,
@@ -169,6 +171,8 @@ struct Stream<C: StreamCodec> {
     is_deaf: AtomicBool,
     /// Nothing more comes, or it cannot be read: told also to those who do not read.
     has_ended: AtomicBool,
+    /// This end has ended it, and has waited for what was to be written.
+    is_drained: AtomicBool,
     meeting: Option<Meeting>,
     near: OnceLock<Near>,
     is_near: AtomicBool,
@@ -254,6 +258,7 @@ impl<C: StreamCodec> TcpLink<C> {
             dirty: Chore::default(),
             held: Chore::default(),
             ending: Chore::default(),
+            patience: Mutex::new(DRAIN),
             fresh: Chore::default(),
             news: Chore::default(),
             leaves_some: AtomicBool::new(false),
@@ -377,6 +382,7 @@ impl<C: StreamCodec> TcpLink<C> {
             is_gone: AtomicBool::new(false),
             is_deaf: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
+            is_drained: AtomicBool::new(false),
             meeting,
             near: OnceLock::new(),
             is_near: AtomicBool::new(false),
@@ -605,19 +611,24 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // Writes what was taken for these streams, for a second at most: longer is not waited for a peer that reads nothing. It
-    // does so by itself, for the caller may be whoever reads.
-    fn write_all(&self, streams: Vec<Arc<Stream<C>>>) {
-        let until = Instant::now() + DRAIN;
-        for stream in streams {
-            while self.tries_again(&stream) {
+    // Writes what was taken for these streams, until then at the latest; whether all of it. It does so by itself, for the
+    // caller may be whoever reads.
+    fn write_all(&self, streams: &[Arc<Stream<C>>], until: Instant) -> bool {
+        let write = |stream| {
+            while self.tries_again(stream) {
                 self.flush();
-                if !stream.has_unwritten() || Instant::now() >= until {
+                if !stream.has_unwritten() {
                     break;
+                }
+                if Instant::now() >= until {
+                    return false;
                 }
                 thread::sleep(DRAIN_STEP);
             }
-        }
+            true
+        };
+        // Each is tried.
+        streams.iter().filter(|stream| !write(*stream)).count() == 0
     }
 
     // Has the next flush try a stream that was full; whether anything waits on it.
@@ -1110,15 +1121,27 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             return;
         }
         let ending = self.ending.with(|ending| ending.clone());
-        self.write_all(ending.iter().filter_map(|(_, end)| end.upgrade()).collect());
+        let is_new = |stream: &Arc<Stream<C>>| !stream.is_drained.swap(true, Ordering::Relaxed);
+        let ending = ending.iter().filter_map(|(_, stream)| stream.upgrade());
+        let ending = ending.filter(is_new).collect::<Vec<_>>();
+        if ending.is_empty() {
+            return;
+        }
+        // Peers that read nothing are waited for a second in all, however many queue pairs they had.
+        let mut patience = lock(&self.patience);
+        let until = Instant::now() + *patience;
+        *patience = match self.write_all(&ending, until) {
+            true => DRAIN,
+            false => until.saturating_duration_since(Instant::now()),
+        };
     }
 }
 
 impl<C: StreamCodec> LastWords for TcpLink<C> {
     fn say(&self) {
         let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        let streams = streams.values().map(Arc::clone).collect();
-        self.write_all(streams);
+        let streams = streams.values().map(Arc::clone).collect::<Vec<_>>();
+        self.write_all(&streams, Instant::now() + DRAIN);
     }
 }
 
@@ -1291,7 +1314,7 @@ const LOOKS: u32 = 16;
 const LATEST: u32 = 64;
 /// Octets that leave before the segment size is asked for again.
 const ASK_AGAIN: usize = 1 << 20;
-/// How long a destroyed queue pair or the end of the process waits for what is still to be written, and how often it tries.
+/// How long destroyed queue pairs or the end of the process wait for what is still to be written, and how often it is tried.
 const DRAIN: Duration = Duration::from_secs(1);
 const DRAIN_STEP: Duration = Duration::from_micros(200);
 /// Buffers that are kept for the next one who needs one.

@@ -433,6 +433,10 @@ fn drain_gives_up_on_a_peer_that_reads_nothing() {
     one.link.drain();
     assert!(one.link.stream(1).unwrap().has_unwritten());
     assert!((DRAIN..LONG).contains(&began.elapsed()));
+    // Nor are others waited for until one has been written, or that one again.
+    assert_eq!(*lock(&one.link.patience), Duration::ZERO);
+    one.link.drain();
+    assert_eq!(*lock(&one.link.patience), Duration::ZERO);
 }
 
 #[test]
