@@ -5,6 +5,8 @@
 //! frame by frame (`pump`). Answers arrive later ([`handle_answer`]), and what is lost is sent again: after a sequence
 //! error, a timeout, or a hole in read responses (IBTA 9.9.2).
 
+use std::time::Duration;
+
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::LocalUse;
@@ -69,6 +71,10 @@ pub struct RequesterRest {
     rnr_until: Option<Time>,
     // Without an answer until then, the oldest frame is sent again.
     ack_until: Option<Time>,
+    // When that wait began, however often the frame has been sent since.
+    waits_since: Option<Time>,
+    // How long answers took lately, at most.
+    slowest: Duration,
     // The first request of the queue that has not been sent whole, of a link.
     cursor: usize,
     // Everything before it has been acknowledged, of a link.
@@ -96,6 +102,26 @@ impl Requester {
         (rest.unacked, rest.sent) = (sq_psn, sq_psn);
         (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
         (rest.retries_left, rest.rnr_left) = (rest.retry_cnt, rest.rnr_retry);
+        (rest.waits_since, rest.slowest) = (None, Duration::ZERO);
+    }
+}
+
+impl RequesterRest {
+    // How long an answer is waited for: at least what the code says, and four times that at most (IBTA 9.7.6.1.3). It is
+    // more than the least where answers of this peer have taken that long: a device in software has to wait for a processor
+    // where there are few, at either end, and retries are for what is lost.
+    fn patience(&self) -> Option<Duration> {
+        let least = ack_timeout(self.timeout)?;
+        Some((self.slowest * 2).clamp(least, least * 4))
+    }
+
+    // An answer has come.
+    fn note_answer(&mut self, now: Time) {
+        self.ack_until = None;
+        if let Some(since) = self.waits_since.take() {
+            let took = Duration::from_nanos(now.0.saturating_sub(since.0));
+            self.slowest = took.max(self.slowest - self.slowest / 8);
+        }
     }
 }
 
@@ -454,9 +480,11 @@ fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     if half.driver.rest.ack_until.is_some() {
         return;
     }
-    if let Some(timeout) = ack_timeout(half.driver.rest.timeout) {
-        let until = cx.soon().after(timeout);
+    if let Some(patience) = half.driver.rest.patience() {
+        let now = cx.soon();
+        let until = now.after(patience);
         half.driver.rest.ack_until = Some(until);
+        half.driver.rest.waits_since.get_or_insert(now);
         qp.wake_at(half, until);
     }
 }
@@ -543,7 +571,7 @@ fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
         let executed = execute(qp, half, &request, cx);
         if let Executed::Done(status, octets) = executed {
             half.driver.rest.rnr_until = None;
-            half.driver.rest.ack_until = None;
+            (half.driver.rest.ack_until, half.driver.rest.waits_since) = (None, None);
             qp.complete(half, &request, status, octets, cx);
         } else {
             half.queue.push_front(Wqe {
@@ -939,7 +967,7 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
         wqe.phase = Phase::Done(WcStatus::Success);
     }
     let reached = lost_answer.map_or(psn, |first| if ahead(first, psn) < 0 { first } else { psn });
-    progress_to(half, reached);
+    progress_to(half, reached, cx);
     complete_in_order(qp, half, cx);
     if lost_answer.is_some() {
         ask_again(half);
@@ -955,7 +983,7 @@ fn ask_again(half: &mut Sending) {
     }
 }
 
-fn progress_to(half: &mut Sending, psn: u32) {
+fn progress_to(half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
     let frames = ahead(psn, half.driver.rest.unacked);
     if frames > 0 {
         let under_way = under_way(half, half.driver.rest.sent);
@@ -964,7 +992,7 @@ fn progress_to(half: &mut Sending, psn: u32) {
         half.driver.rest.unacked = psn;
         half.driver.rest.retries_left = half.driver.rest.retry_cnt;
         half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
-        half.driver.rest.ack_until = None;
+        half.driver.rest.note_answer(cx.soon());
         half.driver.rest.asked_again = None;
     }
 }
@@ -1010,7 +1038,7 @@ fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
     go_back(half, half.driver.rest.unacked);
     let until = cx.now().after(rnr_delay(code));
     half.driver.rest.rnr_until = Some(until);
-    half.driver.rest.ack_until = None;
+    half.driver.rest.note_answer(cx.soon());
     half.driver.rest.retries_left = half.driver.rest.retry_cnt;
     qp.wake_at(half, until);
 }
@@ -1030,7 +1058,7 @@ fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
         return fail_front(qp, half, WcStatus::RetryExcErr, cx);
     }
     half.driver.rest.retries_left -= 1;
-    half.driver.rest.ack_until = None;
+    half.driver.rest.note_answer(cx.soon());
     slow_down(half);
     go_back(half, half.driver.rest.unacked);
 }
@@ -1101,7 +1129,7 @@ fn read_response(
     } else {
         (reached >> shift) as u32
     };
-    progress_to(half, advance(wqe.first, taken));
+    progress_to(half, advance(wqe.first, taken), cx);
     if reached == whole {
         half.queue[index].phase = Phase::Done(WcStatus::Success);
         half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
@@ -1140,7 +1168,7 @@ fn extension_response(
     }
     half.queue[index].phase = Phase::Done(WcStatus::Success);
     half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
-    progress_to(half, advance(header.psn, 1));
+    progress_to(half, advance(header.psn, 1), cx);
     complete_in_order(qp, half, cx);
 }
 
@@ -1164,6 +1192,6 @@ fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mu
     half.queue[index].received = u64::from(place_original(original, &spans));
     half.queue[index].phase = Phase::Done(WcStatus::Success);
     half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
-    progress_to(half, advance(psn, 1));
+    progress_to(half, advance(psn, 1), cx);
     complete_in_order(qp, half, cx);
 }

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use emulated_ib::header::{Body, Nak, Position, Syndrome};
-use polyverbs_engine::time::rnr_delay;
+use polyverbs_engine::time::{ack_timeout, rnr_delay};
 use support::*;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::*;
@@ -55,6 +55,65 @@ fn silence_is_waited_for_as_long_as_the_code_says() {
     rig.run_for(Duration::from_secs(1_000_000));
     assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
     assert_eq!(rig.requests().len(), 1);
+}
+
+// covers 3.60
+#[test]
+fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
+    let least = ack_timeout(14).unwrap();
+    // Each answer is nearly too late for twice as long as the one before it took.
+    for (number, tenths) in [(1, 9), (2, 17), (3, 33), (4, 39)] {
+        rig.wire.rule(|frame| match frame.header.body.is_request() {
+            true => Fate::Pass,
+            false => Fate::Hold,
+        });
+        rig.a
+            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(number));
+        rig.run_for(least * tenths / 10);
+        assert_eq!(rig.a.done(), [], "{number}");
+        rig.release();
+        assert_eq!(rig.a.done(), [(number, WcStatus::Success)]);
+    }
+    let began = rig.now();
+    rig.wire.rule(|_| Fate::Drop);
+    rig.a
+        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(5));
+    rig.run();
+    assert_eq!(rig.a.done(), [(5, WcStatus::RetryExcErr)]);
+    assert_eq!(rig.now() - began, least * 4);
+
+    // One that is quick again is waited for no longer than the code says.
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
+    rig.wire.rule(|frame| match frame.header.body.is_request() {
+        true => Fate::Pass,
+        false => Fate::Hold,
+    });
+    rig.a
+        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+    rig.run_for(least * 9 / 10);
+    rig.release();
+    rig.wire.pass();
+    for number in 2..8 {
+        rig.a
+            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(number));
+        rig.run();
+    }
+    assert_eq!(rig.a.done().len(), 7);
+    let began = rig.now();
+    rig.wire.rule(|_| Fate::Drop);
+    rig.a
+        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(8));
+    rig.run();
+    assert_eq!(rig.now() - began, least);
 }
 
 // covers 3.61
