@@ -1139,8 +1139,11 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
 
 impl<C: StreamCodec> LastWords for TcpLink<C> {
     fn say(&self) {
-        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        let streams = streams.values().map(Arc::clone).collect::<Vec<_>>();
+        // Not under the lock: a stream that fails is taken away.
+        let streams = {
+            let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+            streams.values().map(Arc::clone).collect::<Vec<_>>()
+        };
         self.write_all(&streams, Instant::now() + DRAIN);
     }
 }

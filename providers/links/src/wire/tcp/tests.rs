@@ -1,3 +1,4 @@
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -446,6 +447,21 @@ fn a_process_that_ends_writes_what_its_streams_took() {
     one.link.say();
     assert!(!one.link.stream(1).unwrap().has_unwritten());
     assert!(numbers(&reader.join().unwrap()).into_iter().eq(0..taken));
+}
+
+#[test]
+fn a_process_that_ends_does_not_wait_for_a_peer_that_is_gone() {
+    let (duty, [one, other], _) = full_stream();
+    // Nobody else finds out.
+    drop(duty);
+    assert_eq!(Arc::strong_count(&other), 1);
+    drop(other);
+    let (ended, end) = mpsc::channel();
+    thread::spawn(move || {
+        one.link.say();
+        ended.send(one.link.stream(1).is_none())
+    });
+    assert_eq!(end.recv_timeout(LONG), Ok(true));
 }
 
 #[test]
