@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::BufWriter;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
@@ -78,8 +78,15 @@ fn unbracketed(host: &str) -> Option<&str> {
 
 /// The addresses of a host, those that the system prefers first.
 pub(crate) fn addresses_of(host: &str, port: u16) -> anyhow::Result<Vec<SocketAddr>> {
-    let found = (host, port).to_socket_addrs();
-    let found = found.map_err(|error| anyhow::anyhow!("no address of {host} is known: {error}"))?;
+    let found = match (host, port).to_socket_addrs() {
+        Ok(found) => found.collect::<Vec<_>>(),
+        // Where no table of hosts is; what this name means is fixed (RFC 6761, 6.3).
+        Err(_) if host.eq_ignore_ascii_case("localhost") => vec![
+            (Ipv4Addr::LOCALHOST, port).into(),
+            (Ipv6Addr::LOCALHOST, port).into(),
+        ],
+        Err(error) => anyhow::bail!("no address of {host} is known: {error}"),
+    };
     let mut addresses = Vec::new();
     for address in found {
         if !addresses.contains(&address) {
