@@ -21,8 +21,11 @@ use polyverbs::connection::{Connection, ConnectionOptions, Connector, devices_at
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, Context, Cq, Device, Memory, Mr, Qp, QpOptions, RKey, Read, ReceiveRequest,
-    RemoteAddress, Requirements, Send, WcOpcode, WorkRequest, Write, read_sink_access,
+    Access, Completion, Context, Cq, Device, Memory, Mr, Qp, QpOptions, RKey, RemoteAddress,
+    Requirements,
+    completion::WcOpcode,
+    portable::read_sink_access,
+    wr::{self, ReceiveRequest, WorkRequest},
 };
 
 type Error = Box<dyn std::error::Error>;
@@ -137,7 +140,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
             return Err(format!("a ping of {length} octets").into());
         }
         let sink = end.pong.mr.sge(0, length as u32)?;
-        end.post(Read::new(sink, source.remote).signaled(0))?;
+        end.post(wr::Read::new(sink, source.remote).signaled(0))?;
         end.completed(WcOpcode::RdmaRead)?;
         let text = end.pong.text(length)?;
         if arguments.is_verbose {
@@ -153,7 +156,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
             return Err("the buffer is smaller than the ping".into());
         }
         let data = end.pong.mr.sge(0, length as u32)?;
-        end.post(Write::new(data, target.remote).signaled(0))?;
+        end.post(wr::Write::new(data, target.remote).signaled(0))?;
         end.completed(WcOpcode::RdmaWrite)?;
         end.say(&end.pong, 0)?;
     }
@@ -307,7 +310,7 @@ impl End {
         message[..8].copy_from_slice(&remote.addr.to_be_bytes());
         message[8..12].copy_from_slice(&remote.rkey.value().to_be_bytes());
         message[12..].copy_from_slice(&(length as u32).to_be_bytes());
-        self.post(Send::new(&message).signaled(0))
+        self.post(wr::Send::new(&message).signaled(0))
     }
 
     // The next message: what it advertises; `None` where the other side has ended the connection.
@@ -347,7 +350,7 @@ impl End {
             let Some(done) = self.cq.next().wait_for(SILENCE)? else {
                 if !is_looking {
                     let nowhere = RemoteAddress::new(0, RKey::new(0));
-                    self.post(Write::new((), nowhere).signaled(LOOK))?;
+                    self.post(wr::Write::new((), nowhere).signaled(LOOK))?;
                     is_looking = true;
                 }
                 continue;

@@ -5,10 +5,7 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use polyverbs::{
-    Completion, FastRegister, Features, LocalInvalidate, Memory, Operations, PageList, QpOptions,
-    connect_pair,
-};
+use polyverbs::{Completion, Features, Memory, Operations, PageList, QpOptions, connect_pair, wr};
 use polyverbs_benches::Outcome;
 use polyverbs_benches::rig::{REMOTE, Rig};
 
@@ -48,12 +45,12 @@ fn fast_registration(rig: &Rig, memory: &Memory) -> Outcome<impl FnMut() + use<>
         let _peer = &far;
         key.advance();
         near.post_one(
-            FastRegister::new(key.rkey(), &pages)
+            wr::FastRegister::new(key.rkey(), &pages)
                 .access(REMOTE)
                 .signaled(1),
         )
         .unwrap();
-        near.post_one(LocalInvalidate::new(key.rkey()).signaled(2))
+        near.post_one(wr::LocalInvalidate::new(key.rkey()).signaled(2))
             .unwrap();
         let done = cq.poll(&mut completions).unwrap();
         assert!(done.len() == 2 && done.iter().all(|done| done.status.is_success()));

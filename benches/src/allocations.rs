@@ -6,8 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use polyverbs::{
-    Batch, Buffer, BufferPool, CompareSwap, Completion, Cq, FetchAdd, Qp, QpOptions, Read,
-    ReceiveRequest, RemoteAddress, Send, Sge, WorkRequest, Write, connect_pair,
+    Batch, Buffer, BufferPool, Completion, Cq, Qp, QpOptions, RemoteAddress, Sge, connect_pair,
+    wr::{self, ReceiveRequest, WorkRequest},
 };
 
 use crate::Outcome;
@@ -72,39 +72,42 @@ const TURNS: [(&str, Turn); 12] = [
     ("receive into a private buffer", |bench| {
         let buffer = bench.buffer();
         bench.receive(buffer);
-        bench.request(Send::new(bench.local).signaled(1), 2);
+        bench.request(wr::Send::new(bench.local).signaled(1), 2);
     }),
     ("unsignaled sends of private buffers", |bench| {
         for _ in 0..4 {
             bench.receive(bench.local);
             let buffer = bench.buffer();
-            bench.request(Send::new(buffer), 1);
+            bench.request(wr::Send::new(buffer), 1);
         }
         bench.send(bench.local);
     }),
     ("write", |bench| {
-        bench.request(Write::new(bench.local, bench.remote).signaled(1), 1)
+        bench.request(wr::Write::new(bench.local, bench.remote).signaled(1), 1)
     }),
     ("write of inline octets", |bench| {
-        bench.request(Write::new(&[7; 32], bench.remote).signaled(1), 1)
+        bench.request(wr::Write::new(&[7; 32], bench.remote).signaled(1), 1)
     }),
     ("read", |bench| {
-        bench.request(Read::new(bench.local, bench.remote).signaled(1), 1)
+        bench.request(wr::Read::new(bench.local, bench.remote).signaled(1), 1)
     }),
     ("compare and swap", |bench| {
         bench.request(
-            CompareSwap::new(bench.word, bench.remote, 0, 0).signaled(1),
+            wr::CompareSwap::new(bench.word, bench.remote, 0, 0).signaled(1),
             1,
         );
     }),
     ("fetch and add", |bench| {
-        bench.request(FetchAdd::new(bench.word, bench.remote, 1).signaled(1), 1)
+        bench.request(
+            wr::FetchAdd::new(bench.word, bench.remote, 1).signaled(1),
+            1,
+        )
     }),
     ("batch of 32 writes", |bench| {
-        bench.batch(|bench| Write::new(bench.local, bench.remote).into())
+        bench.batch(|bench| wr::Write::new(bench.local, bench.remote).into())
     }),
     ("batch of 32 reads", |bench| {
-        bench.batch(|bench| Read::new(bench.local, bench.remote).into())
+        bench.batch(|bench| wr::Read::new(bench.local, bench.remote).into())
     }),
 ];
 
@@ -127,15 +130,15 @@ impl Bench {
             .expect("a buffer: each comes back with its completion")
     }
 
-    fn receive(&self, data: impl Into<polyverbs::Data<'static>>) {
+    fn receive(&self, data: impl Into<polyverbs::wr::Data<'static>>) {
         self.far
             .post_receive(ReceiveRequest::new(2, data))
             .expect("a receive with room");
     }
 
-    fn send(&mut self, data: impl Into<polyverbs::Data<'static>>) {
+    fn send(&mut self, data: impl Into<polyverbs::wr::Data<'static>>) {
         self.receive(self.local);
-        self.request(Send::new(data).signaled(1), 2);
+        self.request(wr::Send::new(data).signaled(1), 2);
     }
 
     fn request(&mut self, request: impl Into<WorkRequest<'static>>, completions: usize) {
@@ -151,7 +154,7 @@ impl Bench {
             self.batch.push(request);
         }
         self.batch
-            .push(Write::new(self.local, self.remote).signaled(1));
+            .push(wr::Write::new(self.local, self.remote).signaled(1));
         self.near
             .post(&mut self.batch)
             .expect("requests within the region");

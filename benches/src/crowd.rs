@@ -1,8 +1,8 @@
 //! Many connected queue pairs: what they occupy, and what a request costs among them.
 
 use polyverbs::{
-    Completion, Cq, Memory, Mr, Qp, QpOptions, ReceiveRequest, RemoteAddress, Sge, Write,
-    connect_pair,
+    Completion, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, connect_pair,
+    wr::{self, ReceiveRequest},
 };
 
 use crate::Outcome;
@@ -113,7 +113,7 @@ impl Crowd {
         source: Sge,
         target: RemoteAddress,
     ) {
-        qp.post_one(Write::new(source, target).signaled(1))
+        qp.post_one(wr::Write::new(source, target).signaled(1))
             .expect("a write within the region");
         loop {
             let done = cq.poll(completions).expect("a queue that nobody overruns");

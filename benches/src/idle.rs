@@ -7,8 +7,8 @@ use std::time::Duration;
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Listener};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, ReceiveRequest, Requirements,
-    Send, WcStatus,
+    Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, Requirements, WcStatus,
+    wr::{self, ReceiveRequest},
 };
 
 use crate::Outcome;
@@ -176,7 +176,7 @@ impl Crowd {
                 .map_err(|refused| refused.reason)?;
         }
         for qp in self.near.iter().step_by(SAMPLE) {
-            qp.post_one(Send::new(near.mr.sge(0, 64)?).signaled(2))?;
+            qp.post_one(wr::Send::new(near.mr.sge(0, 64)?).signaled(2))?;
             far.done()?;
             near.done()?;
         }

@@ -1,8 +1,8 @@
 //! Two connected queue pairs, and one thread that posts to one of them and polls.
 
 use polyverbs::{
-    Batch, CompareSwap, Completion, Cq, Memory, Mr, Qp, QpOptions, Read, RemoteAddress, Sge,
-    WorkRequest, Write, connect_pair,
+    Batch, Completion, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, connect_pair,
+    wr::{self, WorkRequest},
 };
 
 use crate::Outcome;
@@ -79,28 +79,28 @@ impl Loopback {
     #[inline]
     pub fn write(&mut self) {
         let (source, target) = self.places();
-        self.run(Write::new(source, target).signaled(1));
+        self.run(wr::Write::new(source, target).signaled(1));
     }
 
     /// A read, posted and polled.
     #[inline]
     pub fn read(&mut self) {
         let (source, target) = self.places();
-        self.run(Read::new(source, target).signaled(1));
+        self.run(wr::Read::new(source, target).signaled(1));
     }
 
     /// A compare-and-swap that does not find what it compares with, posted and polled. For loopbacks of 8 octets.
     #[inline]
     pub fn compare_swap(&mut self) {
         let (source, target) = self.places();
-        self.run(CompareSwap::new(source, target, u64::MAX, 0).signaled(1));
+        self.run(wr::CompareSwap::new(source, target, u64::MAX, 0).signaled(1));
     }
 
     /// A compare-and-swap that swaps, posted and polled. For loopbacks of 8 octets.
     #[inline]
     pub fn compare_swap_taken(&mut self) {
         let (source, target) = self.places();
-        self.run(CompareSwap::new(source, target, 0, 0).signaled(1));
+        self.run(wr::CompareSwap::new(source, target, 0, 0).signaled(1));
     }
 
     /// A batch of writes: one doorbell, the last one signaled and polled.
@@ -108,7 +108,7 @@ impl Loopback {
     pub fn write_batch(&mut self) {
         for index in 1..=BATCH {
             let (source, target) = self.places();
-            let write = Write::new(source, target);
+            let write = wr::Write::new(source, target);
             let last = index == BATCH;
             self.batch
                 .push(if last { write.signaled(1) } else { write });

@@ -5,7 +5,7 @@
 use std::fs;
 use std::time::Duration;
 
-use polyverbs::{Memory, OutOfRange};
+use polyverbs::{Memory, memory::OutOfRange};
 
 /// Octets of memory that the process has in use, or `None` where the system does not tell.
 pub fn resident() -> Option<u64> {

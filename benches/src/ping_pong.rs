@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use polyverbs::{
-    Completion, Cq, Memory, Mr, Qp, QpOptions, ReceiveRequest, Send, Sge, connect_pair,
+    Completion, Cq, Memory, Mr, Qp, QpOptions, Sge, connect_pair,
+    wr::{self, ReceiveRequest},
 };
 
 use crate::Outcome;
@@ -142,7 +143,7 @@ impl Side {
     #[inline]
     fn send(&mut self) {
         self.sent += 1;
-        let mut send = Send::new(self.source);
+        let mut send = wr::Send::new(self.source);
         if self.sent.is_multiple_of(self.manner.signaled_every) {
             send = send.signaled(self.sent);
         }

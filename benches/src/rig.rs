@@ -2,7 +2,8 @@
 
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, BaselineGaps, Context, Cq, Device, Extensions, Memory, Mr, Pd, QpOptions, Requirements,
+    Access, Context, Cq, Device, Memory, Mr, Pd, QpOptions, Requirements, capability::BaselineGaps,
+    extension::Extensions,
 };
 
 use crate::Outcome;

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use emulated_ib::InfiniBand;
 use emulated_iwarp::Iwarp;
 use polyverbs::provider::DeviceOps;
-use polyverbs::{
-    Completion, Cq, Device, Memory, Mr, Qp, QpOptions, Read, WcStatus, Write, connect_pair,
-};
+use polyverbs::{Completion, Cq, Device, Memory, Mr, Qp, QpOptions, WcStatus, connect_pair, wr};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_links::wire::Offload;
 
@@ -151,9 +149,9 @@ impl WiredPair {
             while posted <= count && posted - done < DEPTH {
                 let result = if posted < count {
                     near.qp
-                        .post_one(Write::new(source, target).signaled(posted))
+                        .post_one(wr::Write::new(source, target).signaled(posted))
                 } else {
-                    let read = Read::new(near.mr.sge(128 << 10, 8)?, self.far.mr.remote(0));
+                    let read = wr::Read::new(near.mr.sge(128 << 10, 8)?, self.far.mr.remote(0));
                     near.qp.post_one(read.signaled(posted))
                 };
                 result.map_err(|error| format!("{error:?}"))?;

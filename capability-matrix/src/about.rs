@@ -133,7 +133,7 @@ const ABOUT: &[(&str, &str)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polyverbs::{BaselineGaps, Features, Limit, Operations};
+    use polyverbs::{Features, Limit, Operations, capability::BaselineGaps};
 
     #[test]
     fn every_row_says_what_it_is() {

@@ -2,7 +2,9 @@
 
 use polyverbs::probe::{CORE_FEATURES, CORE_PROBES, Probe};
 use polyverbs::{
-    DeviceAttributes, ExtensionDescriptor, Extensions, FeatureInfo, FeatureSet, Features,
+    Features,
+    capability::{DeviceAttributes, FeatureSet},
+    extension::{ExtensionDescriptor, Extensions, FeatureInfo},
 };
 
 use crate::about::about;

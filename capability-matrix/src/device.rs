@@ -1,8 +1,9 @@
 //! One device as a value that can be written as JSON.
 
 use polyverbs::{
-    AtomicScope, DeviceAttributes, Limit, Limits, LinkAddress, PortAttributes, PortState,
-    feature_names,
+    Limit,
+    capability::{AtomicScope, DeviceAttributes, Limits, PortAttributes, PortState, feature_names},
+    ids::LinkAddress,
 };
 use serde::{Serialize, Serializer};
 

@@ -9,7 +9,7 @@
 //! let matrix = capability_matrix::Matrix::verified(&devices, &mut |_| ())?;
 //! println!("{}", matrix.to_text(100, false));
 //! assert!(matrix.mismatches().next().is_none());
-//! # Ok::<(), polyverbs::RegistryError>(())
+//! # Ok::<(), polyverbs::provider::RegistryError>(())
 //! ```
 #![forbid(unsafe_code)]
 

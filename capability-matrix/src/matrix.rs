@@ -3,8 +3,10 @@
 use polyverbs::probe::{Verdict, Verified};
 use polyverbs::qp::QpType;
 use polyverbs::{
-    BaselineGaps, Device, DeviceAttributes, Extensions, FeatureInfo, Features, Limit, Operations,
-    RegistryError,
+    Device, Features, Limit, Operations,
+    capability::{BaselineGaps, DeviceAttributes},
+    extension::{Extensions, FeatureInfo},
+    provider::RegistryError,
 };
 
 use crate::about::about;

@@ -1,7 +1,7 @@
 //! The probes of each feature, run on each device.
 
 use polyverbs::probe::{Probe, Rig, verify};
-use polyverbs::{Device, Extensions, RegistryError};
+use polyverbs::{Device, extension::Extensions, provider::RegistryError};
 
 use crate::described::described;
 use crate::matrix::{Matrix, Proof, Section};

@@ -1,7 +1,11 @@
 //! The matrix of made-up devices: whatever they claim and are called, every page stays whole.
 
 use capability_matrix::{Claim, Matrix, Section};
-use polyverbs::{BaselineGaps, DeviceAttributes, ExtensionFeatures, Extensions, Features};
+use polyverbs::{
+    Features,
+    capability::{BaselineGaps, DeviceAttributes, ExtensionFeatures},
+    extension::Extensions,
+};
 
 fn devices() -> Vec<DeviceAttributes> {
     let mut devices: Vec<_> = (polyverbs::devices().unwrap().iter())

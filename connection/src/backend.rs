@@ -7,7 +7,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use verbs_api::qp::{Half, QpType};
-use verbs_api::{Gid, LinkAddress, Mtu, Psn, QpEndpoint, Qpn, VerbError};
+use verbs_api::{
+    QpEndpoint, VerbError,
+    capability::Mtu,
+    ids::{Gid, LinkAddress, Psn, Qpn},
+};
 
 use crate::error::ConnectError;
 

@@ -10,7 +10,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use verbs_api::{Completer, Context, Outcome, Qp, Started, Transport, VerbError};
+use verbs_api::{
+    Context, Qp, Started, Transport, VerbError,
+    provider::{Completer, Outcome},
+};
 
 use crate::connector::{Connection, ConnectionOptions, Connector, Incoming, Listener};
 use crate::error::ConnectError;

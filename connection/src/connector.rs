@@ -6,12 +6,14 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use verbs_api::carrier::Carrier;
 use verbs_api::objects::{ObjectId, ObjectKind};
+use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{Half, QpAttributes, QpState, QpType};
 use verbs_api::{
-    Completer, ConnectOptions, Context, Mtu, Outcome, Psn, Qp, QpEndpoint, Qpn, Started, Transport,
-    VerbError,
+    ConnectOptions, Context, Qp, QpEndpoint, Started, Transport, VerbError,
+    capability::Mtu,
+    ids::{Psn, Qpn},
+    provider::{Completer, Outcome},
 };
 
 use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};

@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use verbs_api::qp::{AddressVector, QpType};
-use verbs_api::{Context, Gid, LinkAddress, Port, Qp, Qpn, Started, VerbError};
+use verbs_api::{
+    Context, Qp, Started, VerbError,
+    ids::{Gid, LinkAddress, Port, Qpn},
+};
 
 use crate::backend::{Answer, AnswerSink, Backend, ListenSink, Question, Token};
 use crate::connector::{Connector, Request, begin, fits};

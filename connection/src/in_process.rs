@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use verbs_api::DeviceId;
+use verbs_api::objects::DeviceId;
 use verbs_api::qp::Half;
 
 use crate::backend::{

@@ -3,7 +3,7 @@
 //! The values are those of its header `nddef.h`. A flag that is not known is an error that names the argument.
 
 use bitflags::bitflags;
-use verbs_api::{Access, Notify, SendFlags, VerbError};
+use verbs_api::{Access, VerbError, completion::Notify, wr::SendFlags};
 
 bitflags! {
     /// Flags of requests.

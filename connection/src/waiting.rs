@@ -3,7 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use verbs_api::{Completer, Context, Outcome, Started, VerbError};
+use verbs_api::{
+    Context, Started, VerbError,
+    provider::{Completer, Outcome},
+};
 
 use crate::backend::Token;
 use crate::error::ConnectError;

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Cq, LKey, Memory, Mr, Pd, Qp, QpOptions, RKey,
-    ReceiveRequest, RemoteAddress, Requirements, Send, Sge, Started, VerbError, WcStatus, Write,
+    Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey,
+    RemoteAddress, Requirements, Started, VerbError, WcStatus,
+    wr::{self, ReceiveRequest},
 };
 use polyverbs_connection::backend::{Backend, PrivateDataLimits};
 use polyverbs_connection::{
@@ -152,7 +153,7 @@ fn an_accept_ends_when_the_other_side_has_completed() {
         assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
 
         rig.memory.write(100, b"hello").unwrap();
-        near.post_one(Send::new(rig.mr.sge(100, 5).unwrap()).signaled(1))
+        near.post_one(wr::Send::new(rig.mr.sge(100, 5).unwrap()).signaled(1))
             .unwrap();
         let done = rig.completions(2);
         assert!(done.iter().all(|done| done.status == WcStatus::Success));
@@ -559,14 +560,14 @@ fn each_failure_has_its_status() {
     };
     let rig = Rig::new("ib0");
     let data = rig.mr.sge(0, 64).unwrap();
-    let send = |qp: &Qp| qp.post_one(Send::new(data).signaled(1)).unwrap();
+    let send = |qp: &Qp| qp.post_one(wr::Send::new(data).signaled(1)).unwrap();
     let nowhere = RemoteAddress::new(0, RKey::new(0xbad));
-    let write = |qp: &Qp| qp.post_one(Write::new(data, nowhere).signaled(1)).unwrap();
-    let foreign = Sge {
-        lkey: LKey::new(0xbad),
-        ..data
+    let write = |qp: &Qp| {
+        qp.post_one(wr::Write::new(data, nowhere).signaled(1))
+            .unwrap()
     };
-    let unread = |qp: &Qp| qp.post_one(Send::new(foreign).signaled(1)).unwrap();
+    let outside = data.at(0, 64);
+    let unread = |qp: &Qp| qp.post_one(wr::Send::new(outside).signaled(1)).unwrap();
     assert_eq!(
         far_side(&rig, &send, true),
         [WcStatus::RemInvReqErr, WcStatus::LocLenErr]

@@ -9,8 +9,9 @@ use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs::provider::DeviceOps;
 use polyverbs::qp::QpState;
 use polyverbs::{
-    Access, Completion, Context, Cq, Device, Memory, Mr, Qp, QpOptions, ReceiveRequest,
-    Requirements, Send, Started, WcStatus,
+    Access, Completion, Context, Cq, Device, Memory, Mr, Qp, QpOptions, Requirements, Started,
+    WcStatus,
+    wr::{self, ReceiveRequest},
 };
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Connector, Listener};
 use polyverbs_engine::device::DeviceOptions;
@@ -98,7 +99,7 @@ fn say(from: &End, to: &End, text: &[u8]) {
     to.post_receive(7);
     from.memory.write(1024, text).unwrap();
     let octets = from.mr.sge(1024, text.len() as u32).unwrap();
-    from.qp.post_one(Send::new(octets).signaled(8)).unwrap();
+    from.qp.post_one(wr::Send::new(octets).signaled(8)).unwrap();
     let done = to.completion();
     assert_eq!((done.wr_id, done.status), (7, WcStatus::Success));
     assert_eq!(done.byte_len as usize, text.len());
@@ -154,7 +155,7 @@ fn what_is_posted_after_the_peer_has_disconnected_fails() {
     one.disconnect(&near.context, &near.qp).wait().unwrap();
     other.disconnected().wait().unwrap();
     let octets = far.mr.sge(1024, 8).unwrap();
-    far.qp.post_one(Send::new(octets).signaled(2)).unwrap();
+    far.qp.post_one(wr::Send::new(octets).signaled(2)).unwrap();
     let mut ids = far.flushed(2);
     ids.sort_unstable();
     assert_eq!(ids, [1, 2]);
@@ -394,7 +395,7 @@ fn said_first(far: &End, ip: &str) -> Option<Vec<u8>> {
     let accepted = incoming.accept(&far.context, &far.qp, ConnectionOptions::new());
     let _connection = accepted.wait().unwrap();
     far.qp
-        .post_one(Send::new(&b"first"[..]).signaled(1))
+        .post_one(wr::Send::new(&b"first"[..]).signaled(1))
         .unwrap();
     peer.set_read_timeout(Some(Duration::from_millis(300)))
         .unwrap();

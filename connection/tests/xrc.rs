@@ -11,8 +11,9 @@ use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::provider::DeviceOps;
 use polyverbs::qp::{Half, QpState};
 use polyverbs::{
-    Access, Context, Cq, Device, Features, Memory, Mr, Pd, Qp, QpOptions, ReceiveRequest,
-    Requirements, Send, SrqOptions, WcStatus,
+    Access, Context, Cq, Device, Features, Memory, Mr, Pd, Qp, QpOptions, Requirements, SrqOptions,
+    WcStatus,
+    wr::{self, ReceiveRequest},
 };
 use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, ReadLimits};
 use polyverbs_engine::device::DeviceOptions;
@@ -237,7 +238,7 @@ impl Drop for Target {
 }
 
 fn send(near: &End, initiator: &Qp, queue: u32, text: &str) {
-    let message = Send::new(text.as_bytes()).with(remote_srqn(queue));
+    let message = wr::Send::new(text.as_bytes()).with(remote_srqn(queue));
     initiator.post_one(message.signaled(1)).unwrap();
     let done = near.cq.next().wait().unwrap();
     assert_eq!(done.status, WcStatus::Success, "{text}");

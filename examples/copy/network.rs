@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Access, Completion, Device, Send};
+use polyverbs::{Access, Completion, Device, wr};
 
 use super::{
     Copied, CopyOptions, LOOK, Message, Result, Side, WINDOW, WINDOWS, cannot, open_source,
@@ -45,7 +45,7 @@ pub(crate) fn put(
 
     let begun = Instant::now();
     client.post(
-        Send::new(
+        wr::Send::new(
             &*Message::File {
                 name: name.to_owned(),
             }

@@ -24,9 +24,11 @@ use std::time::{Duration, Instant};
 
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Batch, Bmme, BufferPool, Completion, ConnectOptions, Context, Cq, Device, FastRegister,
-    Features, Limit, Memory, MrKey, PageList, Pd, Qp, QpOptions, RKey, ReadAndInvalidate,
-    RemoteAddress, Requirements, Send, SendWithInvalidate, WorkRequest, Write, read_sink_access,
+    Access, Batch, BufferPool, Completion, ConnectOptions, Context, Cq, Device, Features, Limit,
+    Memory, MrKey, PageList, Pd, Qp, QpOptions, RKey, RemoteAddress, Requirements,
+    bmme::Bmme,
+    portable::{ReadAndInvalidate, read_sink_access},
+    wr::{self, WorkRequest},
 };
 use sha2::{Digest as _, Sha256};
 
@@ -36,7 +38,7 @@ pub(crate) mod network;
 use network::Part;
 
 /// Anything that went wrong, in words.
-pub(crate) type Error = Box<dyn std::error::Error + std::marker::Send + Sync>;
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 /// A SHA-256 of what went through one side.
 pub(crate) type Digest = [u8; 32];
@@ -322,7 +324,7 @@ impl Side {
                     None => {
                         // A write of nothing to nowhere is answered by the other device, or by nobody.
                         let nowhere = RemoteAddress::new(0, RKey::new(0));
-                        self.post(Write::new((), nowhere).signaled(LOOK))?;
+                        self.post(wr::Write::new((), nowhere).signaled(LOOK))?;
                         is_looking = true;
                         continue;
                     }
@@ -399,8 +401,8 @@ struct Lendable {
 
 impl Lendable {
     // Registers the first `length` octets under the next key: whoever kept the last one is refused.
-    fn register(&self, length: u32, access: Access) -> FastRegister<'_> {
-        FastRegister::new(self.key.advance(), &self.pages)
+    fn register(&self, length: u32, access: Access) -> wr::FastRegister<'_> {
+        wr::FastRegister::new(self.key.advance(), &self.pages)
             .length(length)
             .access(access)
     }
@@ -483,14 +485,14 @@ fn lend(side: &Side, index: usize, window: &Lendable, length: u32, offset: u64) 
     .encode();
     let mut batch = Batch::with_capacity(2);
     batch.push(register);
-    batch.push(Send::new(&*message).signaled(index as u64));
+    batch.push(wr::Send::new(&*message).signaled(index as u64));
     Ok(side.qp.post(&mut batch)?)
 }
 
 // Tells the server that this was all, and waits until it has that.
 fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()> {
     let (bytes, digest) = (moved.bytes, moved.digest);
-    side.post(Send::new(&*Message::End { bytes, digest }.encode()).signaled(LOOK))?;
+    side.post(wr::Send::new(&*Message::End { bytes, digest }.encode()).signaled(LOOK))?;
     loop {
         for done in side.wait(slots)? {
             if done.opcode.is_receive() {
@@ -582,7 +584,7 @@ fn store_file(
             if let Some(key) = piece.ends {
                 // A receive for the client's next message has to be there before it may send one.
                 side.post_receives()?;
-                side.post(SendWithInvalidate::new((), key))?;
+                side.post(wr::SendWithInvalidate::new((), key))?;
             }
         }
     }
@@ -591,7 +593,7 @@ fn store_file(
     }
     moved.digest = digest.finalize().into();
     let (bytes, digest) = (moved.bytes, moved.digest);
-    side.post(Send::new(&*Message::End { bytes, digest }.encode()))?;
+    side.post(wr::Send::new(&*Message::End { bytes, digest }.encode()))?;
     Ok(moved)
 }
 

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use verbs_api::{Device, LinkAddress, Registry};
+use verbs_api::{Device, Registry, ids::LinkAddress};
 
 pub use polyverbs_links::wire::source_of;
 

@@ -4,9 +4,7 @@
 //! it needs, opens a device that has it, makes its objects, posts typed work requests and polls their completions:
 //!
 //! ```
-//! use polyverbs::{
-//!     Access, Completion, Limit, Memory, QpOptions, Requirements, Write, connect_pair, open,
-//! };
+//! use polyverbs::{Access, Completion, Limit, Memory, QpOptions, Requirements, connect_pair, open, wr};
 //!
 //! // Say what is needed: a device that has it is opened, or the error lists what each device lacks.
 //! let device = open(Requirements::new().at_least(Limit::MaxMsgSz, 1 << 20))?;
@@ -25,7 +23,7 @@
 //! memory.write(0, b"one write, any transport")?;
 //!
 //! // Post and poll are direct calls: this writes 24 octets into the peer's memory.
-//! near.post_one(Write::new(region.sge(0, 24)?, region.remote(32)).signaled(7))?;
+//! near.post_one(wr::Write::new(region.sge(0, 24)?, region.remote(32)).signaled(7))?;
 //! let done = cq.next().wait()?;
 //! assert!(done.status.is_success() && done.wr_id == 7);
 //! assert_eq!(memory.to_vec(32, 24)?, b"one write, any transport");
@@ -33,8 +31,13 @@
 //! ```
 //!
 //! The same lines run on every device. [`devices`] lists them; [`Requirements`] choose one; [`emulated`] makes more.
-//! What differs between transports is behind the portable operations ([`ReadAndInvalidate`],
-//! [`RegisterForRemoteAccess`]) and is shown by [`Context::plan`] before anything is posted.
+//! What differs between transports is behind the [portable operations](portable) and is shown by [`Context::plan`] before
+//! anything is posted.
+//!
+//! The root has what every program types. The rest is by topic: work requests in [`wr`], queue pair attributes and states in
+//! [`qp`], what a device tells about itself in [`capability`], completions and events in [`completion`] and [`event`],
+//! connections in [`connection`]. What a vendor needs for a provider or an extension is in [`provider`], [`extension`] and
+//! [`probe`].
 #![forbid(unsafe_code)]
 
 pub mod connection;
@@ -44,14 +47,13 @@ pub mod emulated;
 #[doc(hidden)]
 pub use polyverbs_engine::rules;
 
-pub use bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
+pub use bmme;
 pub use verbs_api::*;
 
 // Providers and extensions register themselves where their crates are linked, and a crate that nothing names is not
 // linked: a dependency alone registers nothing. These lines are what makes the default devices, and what they can do,
 // exist in every program that names this crate.
 use block_loopback as _;
-use bmme as _;
 use emulated_ib as _;
 use emulated_iwarp as _;
 use low_latency_qp as _;

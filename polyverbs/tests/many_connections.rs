@@ -20,8 +20,10 @@ use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Context, Cq, FetchAdd, Memory, Mr, Qp, QpOptions, RKey, Read, ReceiveRequest,
-    RemoteAddress, Requirements, Send, WcOpcode, WorkRequest, Write, read_sink_access,
+    Access, Context, Cq, Memory, Mr, Qp, QpOptions, RKey, RemoteAddress, Requirements,
+    completion::WcOpcode,
+    portable::read_sink_access,
+    wr::{self, ReceiveRequest, WorkRequest},
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -213,7 +215,7 @@ impl End {
         message[..8].copy_from_slice(&number.to_be_bytes());
         message[8..16].copy_from_slice(&remote.addr.to_be_bytes());
         message[16..20].copy_from_slice(&remote.rkey.value().to_be_bytes());
-        self.post(Send::new(&message).signaled(0))?;
+        self.post(wr::Send::new(&message).signaled(0))?;
         self.completed().await
     }
 
@@ -231,14 +233,14 @@ impl End {
     // Counts in the server's memory, writes there, and reads what it wrote.
     async fn count_on(&mut self, server: RemoteAddress, number: u64) -> Result<()> {
         let before = self.buffer_mr.sge(0, 8)?;
-        self.post(FetchAdd::new(before, server, 1).signaled(0))?;
+        self.post(wr::FetchAdd::new(before, server, 1).signaled(0))?;
         self.completed().await?;
         assert_eq!(self.buffer.to_vec(0, 8)?, (number - 1).to_ne_bytes());
         let behind = RemoteAddress::new(server.addr + 8, server.rkey);
-        self.post(Write::new(&number.to_be_bytes(), behind).signaled(0))?;
+        self.post(wr::Write::new(&number.to_be_bytes(), behind).signaled(0))?;
         self.completed().await?;
         let sink = self.buffer_mr.sge(8, 8)?;
-        self.post(Read::new(sink, behind).signaled(0))?;
+        self.post(wr::Read::new(sink, behind).signaled(0))?;
         self.completed().await?;
         assert_eq!(self.buffer.to_vec(8, 8)?, number.to_be_bytes());
         Ok(())

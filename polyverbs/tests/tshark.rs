@@ -15,6 +15,10 @@ use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{EmulatedOptions, OctetCapture, Tap, device_at};
 use polyverbs::qp::{AddressVector, QpType};
 use polyverbs::*;
+use polyverbs::{
+    capability::Mtu,
+    wr::{self, ReceiveRequest, UdDestination},
+};
 use polyverbs_dissect::Capture;
 use tempfile::NamedTempFile;
 
@@ -151,36 +155,39 @@ fn reliable(near: &End, far: &End) {
     for length in LENGTHS {
         let (local, remote) = (near.sge(length), far.mr.remote(HALF as u64));
         far.receive(&there);
-        qp.post_one(Send::new(local).signaled(1)).unwrap();
+        qp.post_one(wr::Send::new(local).signaled(1)).unwrap();
         far.receive(&there);
-        qp.post_one(SendWithImmediate::new(local, *b"imm!").signaled(2))
+        qp.post_one(wr::SendWithImmediate::new(local, *b"imm!").signaled(2))
             .unwrap();
         far.receive(&there);
-        qp.post_one(WriteWithImmediate::new(local, remote, *b"imm!").signaled(3))
+        qp.post_one(wr::WriteWithImmediate::new(local, remote, *b"imm!").signaled(3))
             .unwrap();
-        qp.post_one(Write::new(local, remote).signaled(4)).unwrap();
-        qp.post_one(Read::new(local, remote).signaled(5)).unwrap();
+        qp.post_one(wr::Write::new(local, remote).signaled(4))
+            .unwrap();
+        qp.post_one(wr::Read::new(local, remote).signaled(5))
+            .unwrap();
         (0..5).for_each(|_| near.done());
         (0..3).for_each(|_| far.done());
     }
     let (word, remote) = (near.sge(8), far.mr.remote(0));
-    qp.post_one(FetchAdd::new(word, remote, 5).signaled(1))
+    qp.post_one(wr::FetchAdd::new(word, remote, 5).signaled(1))
         .unwrap();
-    qp.post_one(CompareSwap::new(word, remote, 5, 6).signaled(2))
+    qp.post_one(wr::CompareSwap::new(word, remote, 5, 6).signaled(2))
         .unwrap();
-    qp.post_one(AtomicWrite::new(word, remote).signaled(3))
+    qp.post_one(wr::AtomicWrite::new(word, remote).signaled(3))
         .unwrap();
-    qp.post_one(Flush::new(remote, 8, Access::FLUSH_GLOBAL).signaled(4))
+    qp.post_one(wr::Flush::new(remote, 8, Access::FLUSH_GLOBAL).signaled(4))
         .unwrap();
     (0..4).for_each(|_| near.done());
     // Of a receive that comes late, and of a key that there is not.
-    qp.post_one(Send::new(word).signaled(5)).unwrap();
+    qp.post_one(wr::Send::new(word).signaled(5)).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     far.receive(&there);
     near.done();
     far.done();
     let nowhere = RemoteAddress::new(0, RKey::new(0x1234_5678));
-    qp.post_one(Write::new(word, nowhere).signaled(6)).unwrap();
+    qp.post_one(wr::Write::new(word, nowhere).signaled(6))
+        .unwrap();
     assert_eq!(near.take().status, WcStatus::RemAccessErr);
 }
 
@@ -193,11 +200,11 @@ fn invalidating(near: &End, far: &End) {
     for length in [100, 300] {
         let key = far.pd.alloc_key(1).wait().unwrap();
         let rkey = key.advance();
-        let register = FastRegister::new(rkey, &pages).access(Access::REMOTE_READ);
+        let register = wr::FastRegister::new(rkey, &pages).access(Access::REMOTE_READ);
         there.post_one(register.signaled(1)).unwrap();
         far.done();
         far.receive(&there);
-        let send = SendWithInvalidate::new(near.sge(length), rkey);
+        let send = wr::SendWithInvalidate::new(near.sge(length), rkey);
         qp.post_one(send.signaled(2)).unwrap();
         near.done();
         far.done();
@@ -211,11 +218,12 @@ fn unreliable(near: &End, far: &End) {
     for length in LENGTHS {
         let (local, remote) = (near.sge(length), far.mr.remote(HALF as u64));
         (0..3).for_each(|_| far.receive(&there));
-        qp.post_one(Send::new(local).signaled(1)).unwrap();
-        qp.post_one(SendWithImmediate::new(local, *b"imm!").signaled(2))
+        qp.post_one(wr::Send::new(local).signaled(1)).unwrap();
+        qp.post_one(wr::SendWithImmediate::new(local, *b"imm!").signaled(2))
             .unwrap();
-        qp.post_one(Write::new(local, remote).signaled(3)).unwrap();
-        qp.post_one(WriteWithImmediate::new(local, remote, *b"imm!").signaled(4))
+        qp.post_one(wr::Write::new(local, remote).signaled(3))
+            .unwrap();
+        qp.post_one(wr::WriteWithImmediate::new(local, remote, *b"imm!").signaled(4))
             .unwrap();
         (0..4).for_each(|_| near.done());
         (0..3).for_each(|_| far.done());
@@ -237,9 +245,9 @@ fn datagrams(near: &End, far: &End) {
         remote_qkey: Q_KEY,
     };
     (0..2).for_each(|_| far.receive(&there));
-    qp.post_one(Send::new(near.sge(100)).to(&to).signaled(1))
+    qp.post_one(wr::Send::new(near.sge(100)).to(&to).signaled(1))
         .unwrap();
-    let send = SendWithImmediate::new(near.sge(101), *b"imm!").to(&to);
+    let send = wr::SendWithImmediate::new(near.sge(101), *b"imm!").to(&to);
     qp.post_one(send.signaled(2)).unwrap();
     (0..2).for_each(|_| near.done());
     (0..2).for_each(|_| far.done());
@@ -285,18 +293,20 @@ fn streamed(near: &End, far: &End, at: &str) {
     for length in [100, 5000] {
         let (local, remote) = (near.sge(length), far.mr.remote(HALF as u64));
         (0..2).for_each(|_| far.receive(&there));
-        qp.post_one(Send::new(local).signaled(1)).unwrap();
-        qp.post_one(Send::new(local).solicited().signaled(2))
+        qp.post_one(wr::Send::new(local).signaled(1)).unwrap();
+        qp.post_one(wr::Send::new(local).solicited().signaled(2))
             .unwrap();
-        qp.post_one(Write::new(local, remote).signaled(3)).unwrap();
-        qp.post_one(Read::new(local, remote).signaled(4)).unwrap();
+        qp.post_one(wr::Write::new(local, remote).signaled(3))
+            .unwrap();
+        qp.post_one(wr::Read::new(local, remote).signaled(4))
+            .unwrap();
         (0..4).for_each(|_| near.done());
         (0..2).for_each(|_| far.done());
     }
     let (word, remote) = (near.sge(8), far.mr.remote(0));
-    qp.post_one(FetchAdd::new(word, remote, 5).signaled(1))
+    qp.post_one(wr::FetchAdd::new(word, remote, 5).signaled(1))
         .unwrap();
-    qp.post_one(CompareSwap::new(word, remote, 5, 6).signaled(2))
+    qp.post_one(wr::CompareSwap::new(word, remote, 5, 6).signaled(2))
         .unwrap();
     (0..2).for_each(|_| near.done());
     let memory = Memory::zeroed(4096).unwrap();
@@ -305,18 +315,19 @@ fn streamed(near: &End, far: &End, at: &str) {
     for is_solicited in [false, true] {
         let key = far.pd.alloc_key(1).wait().unwrap();
         let rkey = key.advance();
-        let register = FastRegister::new(rkey, &pages).access(Access::REMOTE_READ);
+        let register = wr::FastRegister::new(rkey, &pages).access(Access::REMOTE_READ);
         there.post_one(register.signaled(1)).unwrap();
         far.done();
         far.receive(&there);
-        let send = SendWithInvalidate::new(near.sge(100), rkey).signaled(2);
+        let send = wr::SendWithInvalidate::new(near.sge(100), rkey).signaled(2);
         let send = if is_solicited { send.solicited() } else { send };
         qp.post_one(send).unwrap();
         near.done();
         far.done();
     }
     let nowhere = RemoteAddress::new(0, RKey::new(0x1234_5678));
-    qp.post_one(Read::new(word, nowhere).signaled(6)).unwrap();
+    qp.post_one(wr::Read::new(word, nowhere).signaled(6))
+        .unwrap();
     assert_ne!(near.take().status, WcStatus::Success);
 }
 

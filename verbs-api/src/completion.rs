@@ -4,6 +4,7 @@ use std::fmt;
 
 use bitflags::bitflags;
 
+pub use crate::cq::NextCompletion;
 use crate::extension::ExtensionOperation;
 use crate::ids::{Qpn, RKey};
 use crate::memory::{Buffer, Buffers, Loan};

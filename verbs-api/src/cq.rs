@@ -301,7 +301,7 @@ impl Cq {
     }
 }
 
-fn check_cqe(cqe: u32, attributes: &crate::DeviceAttributes) -> Result<(), VerbError> {
+fn check_cqe(cqe: u32, attributes: &crate::capability::DeviceAttributes) -> Result<(), VerbError> {
     if cqe == 0 {
         return Err(VerbError::argument(
             "cqe",

@@ -1,5 +1,7 @@
 //! Asynchronous events.
 
+pub use crate::channel::{CompletionChannel, CqEvent, NextCqEvent};
+pub use crate::context::{AsyncEvent, NextEvent};
 use crate::ids::Port;
 
 /// What happened.

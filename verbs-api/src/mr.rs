@@ -17,7 +17,7 @@ use crate::objects::{
 use crate::pd::Pd;
 use crate::portable::Sink;
 use crate::provider::{MrChange, MrOps, RegionMemory, Reply};
-use crate::work_request::{RemoteAddress, Sge};
+use crate::wr::{RemoteAddress, Sge};
 
 /// How memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -296,22 +296,18 @@ impl Mr {
                 size: size as usize,
             });
         }
-        Ok(Sge {
-            addr: iova.wrapping_add(offset as u64),
+        Ok(Sge::new(
+            iova.wrapping_add(offset as u64),
             length,
-            lkey: self.lkey(),
-        })
+            self.lkey(),
+        ))
     }
 
     /// The whole region, up to the 2^32 - 1 octets that an entry can name.
     pub fn sge_all(&self) -> Sge {
         let Shape { iova, length } = self.shape();
         let length = u32::try_from(length).unwrap_or(u32::MAX);
-        Sge {
-            addr: iova,
-            length,
-            lkey: self.lkey(),
-        }
+        Sge::new(iova, length, self.lkey())
     }
 
     /// What a peer is told to reach the octet at `offset`.
@@ -511,11 +507,7 @@ impl MrKey {
 
     /// A stretch that the key was registered for.
     pub fn sge(&self, addr: u64, length: u32) -> Sge {
-        Sge {
-            addr,
-            length,
-            lkey: self.lkey(),
-        }
+        Sge::new(addr, length, self.lkey())
     }
 
     /// A stretch that the key was registered for, as the sink of a portable read-and-invalidate.

@@ -19,7 +19,7 @@ pub(crate) type MwObject = Object<dyn MwOps, MwExtra>;
 /// A memory window: opens a part of a region to peers. Cloning shares it.
 ///
 /// Type 1 is bound with [`Qp::bind_mw`](crate::Qp::bind_mw), type 2 with a posted
-/// [`BindWindow`](crate::BindWindow).
+/// [`BindWindow`](crate::wr::BindWindow).
 #[derive(Clone)]
 #[doc(alias = "ibv_mw")]
 pub struct Mw {

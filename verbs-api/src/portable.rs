@@ -19,10 +19,10 @@ use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
 use crate::pd::Pd;
 use crate::post::PostReason;
-use crate::provider::MwType;
-use crate::work_request::{
-    BindWindow, FastRegister, LocalInvalidate, Operation, Operations, Read, ReadWithInvalidate,
-    RemoteAddress, SendFlags, Sge, WorkRequest, Write,
+use crate::provider::{MwType, Operation};
+use crate::wr::{
+    BindWindow, FastRegister, LocalInvalidate, Operations, Read, ReadWithInvalidate, RemoteAddress,
+    SendFlags, Sge, WorkRequest, Write,
 };
 
 /// Slots of a send queue that a portable operation takes at most.
@@ -118,7 +118,7 @@ impl Plan {
     /// The features without which there is no form of it.
     ///
     /// ```
-    /// use verbs_api::{Features, Plan, ReadAndInvalidate, RemoteAddress, Sink};
+    /// use verbs_api::{Features, RemoteAddress, portable::{Plan, ReadAndInvalidate, Sink}};
     /// let operation = ReadAndInvalidate::new(RemoteAddress::default(), &Sink::default());
     /// let plan = Plan::of(&operation, Features::IWARP_MANDATORY).unwrap();
     /// assert_eq!(plan.slots(), 1);

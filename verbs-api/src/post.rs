@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::extension::QpVariant;
 use crate::objects::ObjectId;
 use crate::qp::{QpState, QpType};
-use crate::work_request::Operations;
+use crate::wr::Operations;
 
 /// What a queue pair allows: fixed when it was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::{fmt, mem, slice};
 use crate::error::ErrorKind;
 use crate::memory::Buffer;
 use crate::post::{PostError, PostReason};
-use crate::work_request::{Data, ReceiveRequest};
+use crate::wr::{Data, ReceiveRequest};
 
 /// A receive that was not posted: here it is back, with its buffers.
 pub struct RefusedReceive<'a> {

@@ -15,16 +15,17 @@ use crate::error::VerbError;
 use crate::extension::{ExtensionDescriptor, Extensions};
 use crate::provider::{CONTRACT_VERSION, DeviceOps, Provider};
 
-/// A provider that registers itself where its crate is linked and named: see [`link_provider`](crate::link_provider).
+/// A provider that registers itself where its crate is linked and named: see [`link_provider`](crate::provider::link_provider).
 pub struct LinkedProvider(pub &'static dyn Provider);
 
 inventory::collect!(LinkedProvider);
 
 /// Registers a `static` provider wherever its crate is linked and named.
+#[doc(hidden)]
 #[macro_export]
-macro_rules! link_provider {
+macro_rules! __link_provider {
     ($provider:path) => {
-        $crate::inventory::submit! { $crate::LinkedProvider(&$provider) }
+        $crate::inventory::submit! { $crate::provider::LinkedProvider(&$provider) }
     };
 }
 

@@ -10,7 +10,7 @@ use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, ObjectId, T
 use crate::post::{PostError, PostReason};
 use crate::provider::{Reply, SrqOps};
 use crate::receive::{RefusedReceive, post_one_receive, post_receives};
-use crate::work_request::ReceiveRequest;
+use crate::wr::ReceiveRequest;
 
 /// What a shared receive queue is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

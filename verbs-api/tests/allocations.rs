@@ -6,6 +6,10 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use verbs_api::*;
+use verbs_api::{
+    completion::Notify,
+    wr::{self, ReceiveRequest},
+};
 
 mod mock;
 
@@ -39,21 +43,17 @@ fn a_million_posts_allocate_nothing() {
     let (pd, cq, qp, _) = mock::pair(&context);
     mock.record.store(false, Ordering::SeqCst);
     let pool = pd.register_buffers(4, 64).wait().unwrap();
-    let sge = Sge {
-        addr: 0,
-        length: 8,
-        lkey: LKey::new(1),
-    };
+    let sge = mock::sge(0, 8, 1);
     let mut batch = Batch::with_capacity(32);
     let mut slots: [Completion; 64] = std::array::from_fn(|_| Completion::default());
     let mut round = || {
         for _ in 0..16 {
-            batch.push(Send::new(sge));
-            batch.push(Write::new(sge, RemoteAddress::default()).signaled(1));
+            batch.push(wr::Send::new(sge));
+            batch.push(wr::Write::new(sge, RemoteAddress::default()).signaled(1));
         }
         qp.post(&mut batch).unwrap();
-        qp.post_one(Send::new(sge).signaled(2)).unwrap();
-        qp.post_one(Send::new(pool.take().unwrap()).signaled(3))
+        qp.post_one(wr::Send::new(sge).signaled(2)).unwrap();
+        qp.post_one(wr::Send::new(pool.take().unwrap()).signaled(3))
             .unwrap();
         qp.post_receive(ReceiveRequest::new(4, sge)).unwrap();
         cq.arm(Notify::Next).unwrap();

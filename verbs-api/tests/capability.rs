@@ -3,8 +3,15 @@
 use std::sync::Arc;
 
 use bmme::Bmme;
+use verbs_api::extension::Extension as _;
 use verbs_api::provider::{CONTRACT_VERSION, Provider};
 use verbs_api::*;
+use verbs_api::{
+    capability::{BaselineGaps, DeviceAttributes, PortCaps},
+    memory::MwType,
+    provider::{RegistryError, link_provider},
+    wr::{self, PostReason},
+};
 
 mod mock;
 
@@ -93,7 +100,9 @@ fn gap_and_block_lists_are_not_implied_by_bmme() {
     let gaps = PageList::gaps(&ranges).unwrap();
     let blocks = PageList::blocks(&ranges, 1000, 0, 2000).unwrap();
     for (pages, missing) in [(gaps, Features::SG_GAPS), (blocks, Features::BLOCK_LIST)] {
-        let refused = qp.post_one(FastRegister::new(&key, &pages)).unwrap_err();
+        let refused = qp
+            .post_one(wr::FastRegister::new(&key, &pages))
+            .unwrap_err();
         assert_eq!(refused.reason, PostReason::Unsupported { missing });
     }
 }
@@ -168,13 +177,9 @@ fn limits_are_named_with_what_was_wanted_and_what_is_offered() {
         .wait()
         .unwrap();
     assert!(qp.cap().max_send_wr >= 3);
-    let sges = [Sge {
-        addr: 0,
-        length: 1,
-        lkey: LKey::new(1),
-    }; 2];
+    let sges = [mock::sge(0, 1, 1); 2];
     let refused = qp
-        .post_one(Read::new(&sges, RemoteAddress::default()))
+        .post_one(wr::Read::new(&sges, RemoteAddress::default()))
         .unwrap_err();
     assert_eq!(refused.reason, PostReason::TooManySges { max: 1, given: 2 });
     assert_eq!(

@@ -7,6 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use verbs_api::*;
+use verbs_api::{
+    event::EventType,
+    wr::{self, PostReason},
+};
 
 mod mock;
 
@@ -165,7 +169,7 @@ fn removal_ends_every_outstanding_verb_and_refuses_later_ones() {
     assert_eq!(a.query().unwrap_err(), VerbError::DeviceRemoved);
     assert_eq!(context.query_port(1).unwrap_err(), VerbError::DeviceRemoved);
     assert_eq!(
-        a.post_one(Send::new(())).unwrap_err().reason,
+        a.post_one(wr::Send::new(())).unwrap_err().reason,
         PostReason::DeviceRemoved
     );
     assert_eq!(

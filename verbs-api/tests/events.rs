@@ -6,6 +6,12 @@ use std::thread;
 
 use verbs_api::objects::ObjectKind;
 use verbs_api::*;
+use verbs_api::{
+    completion::Notify,
+    event::{EventSubject, EventType},
+    provider::in_handler,
+    wr::ReceiveRequest,
+};
 
 mod mock;
 

@@ -5,6 +5,15 @@ use std::any::Any;
 use verbs_api::probe::{Outcome, Probe, Rig};
 use verbs_api::provider::CONTRACT_VERSION;
 use verbs_api::*;
+use verbs_api::{
+    capability::{Direction, ExtensionFeatures, ExtensionLimit, FeatureSet},
+    extension::{
+        ExtensionDescriptor, ExtensionOperation, Extensions, FeatureInfo, Part, WireOpcodes,
+        extension_id, feature,
+    },
+    provider::RegistryError,
+    wr::{self, WorkRequest},
+};
 
 mod mock;
 
@@ -327,9 +336,9 @@ fn the_number_on_the_wire_is_made_of_the_name() {
 /// A request is moved where it is built: an extension's is no larger than the largest of the core.
 #[test]
 fn requests_of_extensions_make_no_request_larger() {
-    assert!(size_of::<ExtensionRequest<'_>>() <= size_of::<FastRegister<'_>>());
+    assert!(size_of::<wr::ExtensionRequest<'_>>() <= size_of::<wr::FastRegister<'_>>());
     assert_eq!(
         size_of::<WorkRequest<'_>>(),
-        size_of::<FastRegister<'_>>() + 8
+        size_of::<wr::FastRegister<'_>>() + 8
     );
 }

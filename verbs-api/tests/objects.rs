@@ -7,6 +7,13 @@ use std::thread;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::*;
+use verbs_api::{
+    event::CompletionChannel,
+    ids::{Gid, LinkAddress},
+    memory::{MrReregister, MwType},
+    portable::RemoteAccess,
+    wr::{self, PostReason},
+};
 
 mod mock;
 
@@ -222,7 +229,7 @@ fn a_request_in_flight_makes_its_object_busy() {
         VerbError::InvalidHandle(ObjectKind::Qp)
     );
     assert_eq!(
-        qp.post_one(Send::new(())).unwrap_err().reason,
+        qp.post_one(wr::Send::new(())).unwrap_err().reason,
         PostReason::InvalidHandle
     );
     assert_eq!(
@@ -361,7 +368,7 @@ fn a_region_that_moves_to_another_domain_holds_that_one() {
 // covers 5.27
 #[test]
 fn handles_are_shared_between_threads() {
-    fn shared<T: std::marker::Send + Sync + Clone>() {}
+    fn shared<T: Send + Sync + Clone>() {}
     shared::<Context>();
     shared::<Pd>();
     shared::<Cq>();

@@ -1,6 +1,14 @@
 //! Portable operations: the plan is what is posted.
 
+use verbs_api::provider::Operation as _;
 use verbs_api::*;
+use verbs_api::{
+    portable::{
+        Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, RemoteAccess, Sink,
+        read_sink_access,
+    },
+    wr::{self, PostReason, SendFlags},
+};
 
 mod mock;
 
@@ -130,7 +138,7 @@ fn read_sink_rights_say_what_they_expose() {
 
 #[test]
 fn a_program_cannot_set_the_flags_of_halves() {
-    let request = Send::new(()).flags(SendFlags::all());
+    let request = wr::Send::new(()).flags(SendFlags::all());
     assert_eq!(
         request.common().flags,
         SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED

@@ -1,33 +1,35 @@
 //! Posting: what is refused, what is drained, and where the buffers are.
 
+use verbs_api::provider::Operation as _;
 use verbs_api::qp::{AddressVector, QpState};
 use verbs_api::*;
+use verbs_api::{
+    ids::{Gid, LinkAddress, Qpn},
+    memory::MwType,
+    wr::{self, Data, PostReason, ReceiveBatch, ReceiveRequest, UdDestination, WorkRequest},
+};
 
 mod mock;
 
 const REMOTE: RemoteAddress = RemoteAddress::new(0x1000, RKey::new(0x123));
-const SGE: Sge = Sge {
-    addr: 0x2000,
-    length: 8,
-    lkey: LKey::new(0x456),
-};
+const SGE: Sge = mock::sge(0x2000, 8, 0x456);
 
 fn request(operation: Operations, pages: &PageList) -> WorkRequest<'_> {
     match operation {
-        Operations::WRITE => Write::new(SGE, REMOTE).into(),
-        Operations::WRITE_WITH_IMM => WriteWithImmediate::new(SGE, REMOTE, [0; 4]).into(),
-        Operations::SEND => Send::new(SGE).into(),
-        Operations::SEND_WITH_IMM => SendWithImmediate::new(SGE, [0; 4]).into(),
-        Operations::READ => Read::new(SGE, REMOTE).into(),
-        Operations::ATOMIC_CMP_AND_SWP => CompareSwap::new(SGE, REMOTE, 0, 1).into(),
-        Operations::ATOMIC_FETCH_AND_ADD => FetchAdd::new(SGE, REMOTE, 1).into(),
-        Operations::LOCAL_INV => LocalInvalidate::new(REMOTE.rkey).into(),
-        Operations::BIND_MW => BindWindow::new(REMOTE.rkey, SGE.lkey, 0, 8).into(),
-        Operations::SEND_WITH_INV => SendWithInvalidate::new(SGE, REMOTE.rkey).into(),
-        Operations::READ_WITH_INV => ReadWithInvalidate::new(SGE, REMOTE).into(),
-        Operations::FAST_REGISTER => FastRegister::new(REMOTE.rkey, pages).into(),
-        Operations::FLUSH => Flush::new(REMOTE, 8, Access::FLUSH_GLOBAL).into(),
-        _ => AtomicWrite::new(SGE, REMOTE).into(),
+        Operations::WRITE => wr::Write::new(SGE, REMOTE).into(),
+        Operations::WRITE_WITH_IMM => wr::WriteWithImmediate::new(SGE, REMOTE, [0; 4]).into(),
+        Operations::SEND => wr::Send::new(SGE).into(),
+        Operations::SEND_WITH_IMM => wr::SendWithImmediate::new(SGE, [0; 4]).into(),
+        Operations::READ => wr::Read::new(SGE, REMOTE).into(),
+        Operations::ATOMIC_CMP_AND_SWP => wr::CompareSwap::new(SGE, REMOTE, 0, 1).into(),
+        Operations::ATOMIC_FETCH_AND_ADD => wr::FetchAdd::new(SGE, REMOTE, 1).into(),
+        Operations::LOCAL_INV => wr::LocalInvalidate::new(REMOTE.rkey).into(),
+        Operations::BIND_MW => wr::BindWindow::new(REMOTE.rkey, SGE.lkey(), 0, 8).into(),
+        Operations::SEND_WITH_INV => wr::SendWithInvalidate::new(SGE, REMOTE.rkey).into(),
+        Operations::READ_WITH_INV => wr::ReadWithInvalidate::new(SGE, REMOTE).into(),
+        Operations::FAST_REGISTER => wr::FastRegister::new(REMOTE.rkey, pages).into(),
+        Operations::FLUSH => wr::Flush::new(REMOTE, 8, Access::FLUSH_GLOBAL).into(),
+        _ => wr::AtomicWrite::new(SGE, REMOTE).into(),
     }
 }
 
@@ -71,9 +73,9 @@ fn a_queue_pair_refuses_exactly_the_operations_it_was_not_made_for() {
         assert_eq!(qp.query().unwrap().state, QpState::Rts);
         for operation in Operations::all().iter() {
             let posted = match (qp_type, operation) {
-                (qp::QpType::Ud, Operations::SEND) => qp.post_one(Send::new(SGE).to(&to)),
+                (qp::QpType::Ud, Operations::SEND) => qp.post_one(wr::Send::new(SGE).to(&to)),
                 (qp::QpType::Ud, Operations::SEND_WITH_IMM) => {
-                    qp.post_one(SendWithImmediate::new(SGE, [0; 4]).to(&to))
+                    qp.post_one(wr::SendWithImmediate::new(SGE, [0; 4]).to(&to))
                 }
                 _ => qp.post_one(request(operation, &pages)),
             };
@@ -103,8 +105,8 @@ fn a_queue_pair_refuses_exactly_the_operations_it_was_not_made_for() {
 fn a_batch_is_posted_up_to_its_first_bad_entry() {
     let (_mock, context) = mock::open();
     let (_pd, cq, qp, _) = mock::pair(&context);
-    let good = |wr_id| Send::new(SGE).signaled(wr_id);
-    let bad = || FetchAdd::new(Sge { length: 4, ..SGE }, REMOTE, 1).signaled(99);
+    let good = |wr_id| wr::Send::new(SGE).signaled(wr_id);
+    let bad = || wr::FetchAdd::new(SGE.at(0x2000, 4), REMOTE, 1).signaled(99);
     let mut batch = Batch::new();
     batch.push(good(1));
     batch.push(good(2));
@@ -145,7 +147,7 @@ fn a_full_queue_hands_back_what_it_did_not_take() {
     let pool = pd.register_buffers(100, 16).wait().unwrap();
     let mut batch = Batch::new();
     for wr_id in 0..100 {
-        batch.push(Send::new(pool.take().unwrap()).signaled(wr_id));
+        batch.push(wr::Send::new(pool.take().unwrap()).signaled(wr_id));
     }
     let error = qp.post(&mut batch).unwrap_err();
     assert_eq!(
@@ -177,7 +179,7 @@ fn a_buffer_travels_with_its_request_and_returns_with_the_completion() {
     let mut buffer = pool.take().unwrap();
     buffer[..5].copy_from_slice(b"hello");
     buffer.set_len(5);
-    qp.post_one(Send::new(buffer).signaled(1)).unwrap();
+    qp.post_one(wr::Send::new(buffer).signaled(1)).unwrap();
     qp.post_receive(pool.take().unwrap()).unwrap();
     assert!(pool.take().is_none());
     let mut slots: [Completion; 4] = Default::default();
@@ -187,8 +189,8 @@ fn a_buffer_travels_with_its_request_and_returns_with_the_completion() {
     }
     assert_eq!(texts, [5, 32]);
     // A slot that is filled again gives up what it held.
-    qp.post_one(Send::new(()).signaled(2)).unwrap();
-    qp.post_one(Send::new(()).signaled(3)).unwrap();
+    qp.post_one(wr::Send::new(()).signaled(2)).unwrap();
+    qp.post_one(wr::Send::new(()).signaled(3)).unwrap();
     assert!(
         cq.poll(&mut slots)
             .unwrap()
@@ -204,14 +206,16 @@ fn inline_octets_are_for_sends_and_writes_of_the_size_asked_for() {
     let (_mock, context) = mock::open();
     let (_pd, _cq, qp, _) = mock::pair(&context);
     let octets = [7_u8; 65];
-    qp.post_one(Send::new(&octets[..64])).unwrap();
-    qp.post_one(Write::new(&octets[..64], REMOTE)).unwrap();
+    qp.post_one(wr::Send::new(&octets[..64])).unwrap();
+    qp.post_one(wr::Write::new(&octets[..64], REMOTE)).unwrap();
     let too_long = PostReason::InlineTooLong { max: 64, given: 65 };
     assert_eq!(
-        qp.post_one(Send::new(&octets[..])).unwrap_err().reason,
+        qp.post_one(wr::Send::new(&octets[..])).unwrap_err().reason,
         too_long
     );
-    let read = qp.post_one(Read::new(&octets[..8], REMOTE)).unwrap_err();
+    let read = qp
+        .post_one(wr::Read::new(&octets[..8], REMOTE))
+        .unwrap_err();
     assert_eq!(read.reason, PostReason::InlineNotAllowed);
     let receive = qp
         .post_receive(ReceiveRequest::new(1, &octets[..8]))
@@ -229,12 +233,9 @@ fn the_sum_of_the_entries_is_bounded() {
         .create_qp(QpOptions::rc(&cq).max_send_sge(4))
         .wait()
         .unwrap();
-    let long = [Sge {
-        length: u32::MAX,
-        ..SGE
-    }; 4];
+    let long = [SGE.at(0x2000, u32::MAX); 4];
     let given = 4 * u64::from(u32::MAX);
-    let refused = qp.post_one(Send::new(&long)).unwrap_err();
+    let refused = qp.post_one(wr::Send::new(&long)).unwrap_err();
     assert_eq!(
         refused.reason,
         PostReason::MessageTooLong {
@@ -250,7 +251,7 @@ fn posting_in_a_wrong_state_is_refused_and_posts_nothing() {
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(8).wait().unwrap();
     let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-    let refused = qp.post_one(Send::new(SGE)).unwrap_err();
+    let refused = qp.post_one(wr::Send::new(SGE)).unwrap_err();
     assert_eq!(refused.reason, PostReason::InvalidState(QpState::Reset));
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
 }
@@ -316,14 +317,20 @@ fn datagrams_need_a_live_destination_of_their_domain() {
     };
     let own = destination(pd.create_ah(path).wait().unwrap());
     let foreign = destination(other.create_ah(path).wait().unwrap());
-    let reason = |request: Send<'_>| qp.post_one(request).unwrap_err().reason;
-    assert_eq!(reason(Send::new(SGE)), PostReason::NoDestination);
-    assert_eq!(reason(Send::new(SGE).to(&foreign)), PostReason::ForeignAh);
-    qp.post_one(Send::new(SGE).to(&own)).unwrap();
+    let reason = |request: wr::Send<'_>| qp.post_one(request).unwrap_err().reason;
+    assert_eq!(reason(wr::Send::new(SGE)), PostReason::NoDestination);
+    assert_eq!(
+        reason(wr::Send::new(SGE).to(&foreign)),
+        PostReason::ForeignAh
+    );
+    qp.post_one(wr::Send::new(SGE).to(&own)).unwrap();
     own.ah.clone().destroy().wait().unwrap();
-    assert_eq!(reason(Send::new(SGE).to(&own)), PostReason::InvalidHandle);
+    assert_eq!(
+        reason(wr::Send::new(SGE).to(&own)),
+        PostReason::InvalidHandle
+    );
     let rc = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-    let refused = rc.post_one(Send::new(SGE).to(&own)).unwrap_err();
+    let refused = rc.post_one(wr::Send::new(SGE).to(&own)).unwrap_err();
     assert_eq!(refused.reason, PostReason::DestinationOnConnected);
     assert!(
         pd.create_ah(AddressVector {
@@ -366,7 +373,7 @@ fn a_key_has_a_fresh_byte_for_each_use() {
     assert_eq!(key.rkey(), first.next());
     assert_eq!(same.rkey(), key.rkey(), "clones share it");
     assert_eq!(key.lkey().value(), key.rkey().value());
-    assert_eq!(key.sge(16, 8).lkey, key.lkey());
+    assert_eq!(key.sge(16, 8).lkey(), key.lkey());
 }
 
 #[test]
@@ -379,7 +386,7 @@ fn type_1_windows_are_bound_by_a_verb() {
         .wait()
         .unwrap();
     let mw = pd.alloc_mw(MwType::Type1).wait().unwrap();
-    let bind = BindWindow::new(mw.rkey(), mr.lkey(), mr.iova(), 64).access(Access::REMOTE_READ);
+    let bind = wr::BindWindow::new(mw.rkey(), mr.lkey(), mr.iova(), 64).access(Access::REMOTE_READ);
     assert_ne!(qp.bind_mw(&bind).unwrap(), mw.rkey());
     let ud = pd.create_qp(QpOptions::ud(&cq)).wait().unwrap();
     let missing = Operations::BIND_MW;
@@ -399,8 +406,8 @@ fn stretches_of_a_region_are_checked() {
         .register_with(memory.range(10, 80).unwrap(), options)
         .wait()
         .unwrap();
-    assert_eq!(mr.sge_all().length, 80);
-    assert_eq!(mr.sge(70, 10).unwrap().addr, u64::MAX - 130);
+    assert_eq!(mr.sge_all().length(), 80);
+    assert_eq!(mr.sge(70, 10).unwrap().addr(), u64::MAX - 130);
     assert!(mr.sge(71, 10).is_err() && mr.sge(usize::MAX, 1).is_err());
     assert_eq!(mr.remote(4), RemoteAddress::new(u64::MAX - 196, mr.rkey()));
     let zero_based = MrOptions::new(Access::LOCAL_WRITE).zero_based();

@@ -5,6 +5,10 @@ use verbs_api::qp::QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use verbs_api::qp::QpType::{Rc, Uc, Ud};
 use verbs_api::qp::*;
 use verbs_api::*;
+use verbs_api::{
+    capability::Mtu,
+    ids::{Gid, LinkAddress, Psn, Qpn},
+};
 
 mod mock;
 

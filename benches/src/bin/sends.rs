@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use polyverbs::{
-    Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, ReceiveRequest, RemoteAddress, Send,
-    Sge, WcStatus, Write,
+    Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, WcStatus,
+    wr::{self, ReceiveRequest},
 };
 use polyverbs_benches::Outcome;
 use polyverbs_benches::rig::{DEFAULT_DEVICE, REMOTE, Rig};
@@ -105,7 +105,7 @@ impl Pair {
     }
 
     fn post_send(&self) {
-        let posted = self.near.post_one(Send::new(self.data).signaled(0));
+        let posted = self.near.post_one(wr::Send::new(self.data).signaled(0));
         posted.expect("there is room");
     }
 
@@ -140,7 +140,7 @@ impl Pair {
         let mut slots = Default::default();
         let began = Instant::now();
         for _ in 0..turns {
-            let write = Write::new(self.data, self.target).signaled(0);
+            let write = wr::Write::new(self.data, self.target).signaled(0);
             self.near.post_one(write).expect("there is room");
             poll(&self.sent, 1, &mut slots);
         }

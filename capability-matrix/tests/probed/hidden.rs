@@ -2,7 +2,9 @@
 
 use polyverbs::probe::Verdict;
 use polyverbs::{
-    Baseline, Device, DeviceAttributes, Extensions, FeatureInfo, FeatureSet, Features,
+    Device, Features,
+    capability::{Baseline, DeviceAttributes, FeatureSet},
+    extension::{Extensions, FeatureInfo},
 };
 
 use crate::{examined, telling};

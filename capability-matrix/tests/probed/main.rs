@@ -11,7 +11,9 @@ use capability_matrix::Matrix;
 use polyverbs::probe::{Rig, Verified, verify};
 use polyverbs::provider::{ContextOps, DeviceOps, EventSink};
 use polyverbs::{
-    BaselineGaps, Device, DeviceAttributes, Extensions, FeatureInfo, Features, Grant, VerbError,
+    Device, Features, VerbError,
+    capability::{BaselineGaps, DeviceAttributes, Grant},
+    extension::{Extensions, FeatureInfo},
 };
 
 /// A device that tells something else about itself than the one behind it does.

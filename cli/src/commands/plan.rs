@@ -4,8 +4,11 @@ use std::io::Write as _;
 
 use clap::ValueEnum;
 use polyverbs::{
-    Context, Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, RemoteAddress,
-    Requirements, SendFlags, Sink, read_sink_access,
+    Context, RemoteAddress, Requirements,
+    portable::{
+        Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, Sink, read_sink_access,
+    },
+    wr::SendFlags,
 };
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use polyverbs::emulated::FaultSpec;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use verbs_api::{Direction, Gid, Limit};
+use verbs_api::{Limit, capability::Direction, ids::Gid};
 
 use crate::{addresses, text};
 

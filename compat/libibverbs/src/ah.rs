@@ -5,7 +5,10 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr};
 
 use verbs_api::qp::AddressVector;
-use verbs_api::{Ah, Context, Gid, LinkAddress, Transport};
+use verbs_api::{
+    Ah, Context, Transport,
+    ids::{Gid, LinkAddress},
+};
 
 use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvGid, IbvGlobalRoute, IbvGrh, IbvPd, IbvWc};
 use crate::context;

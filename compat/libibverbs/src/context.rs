@@ -12,8 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::objects::ObjectId;
 use verbs_api::{
-    AsyncEvent, AtomicScope, Context, DestroyError, Device, EventSubject, EventType, Features, Gid,
-    Memory, Mr, Pd, PortAttributes, PortState, Qp, Requirements, Started, Transport,
+    Context, DestroyError, Device, Features, Memory, Mr, Pd, Qp, Requirements, Started, Transport,
+    capability::{AtomicScope, PortAttributes, PortState},
+    event::{AsyncEvent, EventSubject, EventType},
+    ids::Gid,
 };
 
 use crate::abi::{

@@ -8,7 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::{mem, ptr};
 
-use verbs_api::{Completion, Cq, Notify, Qpn, WcFlags};
+use verbs_api::{
+    Completion, Cq,
+    completion::{Notify, WcFlags},
+    ids::Qpn,
+};
 
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvWc, Slot, cq_ex};
 use crate::context::{self, lock};

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use verbs_api::{DestroyError, ErrorKind, OpenError, PostReason, VerbError};
+use verbs_api::{DestroyError, ErrorKind, OpenError, VerbError, wr::PostReason};
 
 /// An error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Mutex;
 
-use verbs_api::{Access, Mr, MrOptions, MrReregister};
+use verbs_api::{Access, Mr, MrOptions, memory::MrReregister};
 
 use crate::abi::{IbvMr, IbvPd, IbvSge, access};
 use crate::errno::{Errno, code, pointer};

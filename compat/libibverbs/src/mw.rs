@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 
 use verbs_api::provider::MwType;
-use verbs_api::{Access, BindWindow, LKey, Mw, RKey};
+use verbs_api::{Access, Mw, RKey, ids::LKey, wr};
 
 use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo, IbvPd, IbvQp};
 use crate::errno::{Errno, code, pointer};
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn dealloc(mw: *mut IbvMw) -> c_int {
 ///
 /// # Safety
 /// Nobody deregisters the region meanwhile.
-pub unsafe fn request<'a>(window: RKey, info: &IbvMwBindInfo) -> Result<BindWindow<'a>, Errno> {
+pub unsafe fn request<'a>(window: RKey, info: &IbvMwBindInfo) -> Result<wr::BindWindow<'a>, Errno> {
     let region = if info.mr.is_null() {
         LKey::default()
     } else {
@@ -71,7 +71,7 @@ pub unsafe fn request<'a>(window: RKey, info: &IbvMwBindInfo) -> Result<BindWind
     let length = if info.mr.is_null() { 0 } else { info.length };
     // A window gives remote rights only; that to write here goes without saying.
     let access = rights(info.mw_access_flags)? - Access::LOCAL_WRITE;
-    Ok(BindWindow::new(window, region, info.addr, length).access(access))
+    Ok(wr::BindWindow::new(window, region, info.addr, length).access(access))
 }
 
 /// The slot `bind_mw`, for windows of type 1.

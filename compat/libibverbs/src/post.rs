@@ -7,9 +7,9 @@ use std::slice;
 
 use ::xrc::remote_srqn;
 use verbs_api::{
-    AtomicWrite, Batch, CompareSwap, Data, FetchAdd, LocalInvalidate, PostReason, Qpn, RKey, Read,
-    ReceiveRequest, RemoteAddress, Send, SendFlags, SendWithImmediate, SendWithInvalidate, Sge,
-    UdDestination, WorkRequest, Write, WriteWithImmediate,
+    Batch, RKey, RemoteAddress, Sge,
+    ids::Qpn,
+    wr::{self, Data, PostReason, ReceiveRequest, SendFlags, UdDestination, WorkRequest},
 };
 
 use crate::abi::{IbvQp, IbvRecvWr, IbvSendWr, IbvSge, Rdma, qp_type, send_flags, wr_opcode};
@@ -18,14 +18,6 @@ use crate::errno::Errno;
 use crate::mw;
 use crate::qp::{QpObject, State};
 use crate::sinks::Sinks;
-
-// An entry of a program's list is one of ours.
-const _: () = assert!(
-    size_of::<Sge>() == size_of::<IbvSge>()
-        && std::mem::offset_of!(Sge, addr) == 0
-        && std::mem::offset_of!(Sge, length) == 8
-        && std::mem::offset_of!(Sge, lkey) == 12
-);
 
 #[inline]
 fn list<'a>(first: *const IbvSge, count: c_int) -> Result<&'a [Sge], Errno> {
@@ -36,7 +28,8 @@ fn list<'a>(first: *const IbvSge, count: c_int) -> Result<&'a [Sge], Errno> {
     if first.is_null() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: a list of as many entries, as the program says; each is laid out as ours is, and any octets are one.
+    // SAFETY: a list of as many entries, as the program says; `Sge` is laid out like an `ibv_sge`, any bytes are one, and
+    // this library makes no buffer pool whose key a program could name.
     Ok(unsafe { slice::from_raw_parts(first.cast(), count) })
 }
 
@@ -50,12 +43,12 @@ fn data<'a>(list: &'a [Sge]) -> Data<'a> {
 }
 
 fn octets<'a>(sge: &Sge) -> &'a [u8] {
-    if sge.length == 0 {
+    if sge.length() == 0 {
         return &[];
     }
-    let at = std::ptr::with_exposed_provenance(sge.addr as usize);
+    let at = std::ptr::with_exposed_provenance(sge.addr() as usize);
     // SAFETY: inline octets are read while posting, from memory that the program names and nobody writes meanwhile.
-    unsafe { slice::from_raw_parts(at, sge.length as usize) }
+    unsafe { slice::from_raw_parts(at, sge.length() as usize) }
 }
 
 fn remote(rdma: Rdma) -> RemoteAddress {
@@ -119,40 +112,46 @@ unsafe fn request<'a>(
         };
     }
     let mut request: WorkRequest<'a> = match wr.opcode {
-        wr_opcode::RDMA_WRITE => made!(Write::new(data, remote(rdma))),
-        wr_opcode::RDMA_WRITE_WITH_IMM => made!(WriteWithImmediate::new(data, remote(rdma), imm)),
+        wr_opcode::RDMA_WRITE => made!(wr::Write::new(data, remote(rdma))),
+        wr_opcode::RDMA_WRITE_WITH_IMM => {
+            made!(wr::WriteWithImmediate::new(data, remote(rdma), imm))
+        }
         wr_opcode::SEND => match to {
-            Some(to) => Send::new(data).to(to).into(),
-            None => made!(Send::new(data)),
+            Some(to) => wr::Send::new(data).to(to).into(),
+            None => made!(wr::Send::new(data)),
         },
         wr_opcode::SEND_WITH_IMM => match to {
-            Some(to) => SendWithImmediate::new(data, imm).to(to).into(),
-            None => made!(SendWithImmediate::new(data, imm)),
+            Some(to) => wr::SendWithImmediate::new(data, imm).to(to).into(),
+            None => made!(wr::SendWithImmediate::new(data, imm)),
         },
         wr_opcode::RDMA_READ => match sinks {
-            None => made!(Read::new(data, remote(rdma))),
+            None => made!(wr::Read::new(data, remote(rdma))),
             Some(sinks) => {
                 sink.extend(entries.iter().map(|entry| sinks.entry(entry)));
-                made!(Read::new(self::data(sink), remote(rdma)))
+                made!(wr::Read::new(self::data(sink), remote(rdma)))
             }
         },
         wr_opcode::ATOMIC_CMP_AND_SWP => {
-            made!(CompareSwap::new(
+            made!(wr::CompareSwap::new(
                 data,
                 target,
                 atomic.compare_add,
                 atomic.swap
             ))
         }
-        wr_opcode::ATOMIC_FETCH_AND_ADD => made!(FetchAdd::new(data, target, atomic.compare_add)),
-        wr_opcode::LOCAL_INV => LocalInvalidate::new(RKey::new(wr.imm_data)).into(),
+        wr_opcode::ATOMIC_FETCH_AND_ADD => {
+            made!(wr::FetchAdd::new(data, target, atomic.compare_add))
+        }
+        wr_opcode::LOCAL_INV => wr::LocalInvalidate::new(RKey::new(wr.imm_data)).into(),
         wr_opcode::BIND_MW => {
             let bind = &wr.bind_mw;
             // SAFETY: the program ends no region that a request being posted names.
             unsafe { mw::request(RKey::new(bind.rkey), &bind.bind_info) }?.into()
         }
-        wr_opcode::SEND_WITH_INV => made!(SendWithInvalidate::new(data, RKey::new(wr.imm_data))),
-        wr_opcode::ATOMIC_WRITE => made!(AtomicWrite::new(data, remote(rdma))),
+        wr_opcode::SEND_WITH_INV => {
+            made!(wr::SendWithInvalidate::new(data, RKey::new(wr.imm_data)))
+        }
+        wr_opcode::ATOMIC_WRITE => made!(wr::AtomicWrite::new(data, remote(rdma))),
         _ => return Err(Errno::OPNOTSUPP),
     };
     request.set_common(wr.wr_id, flags(wr.send_flags));
@@ -232,12 +231,12 @@ fn plain_of<'a>(
     let remote = || remote(unsafe { wr.wr.rdma });
     // It borrows all that it names, so that nothing is left to drop.
     let mut request = ManuallyDrop::new(match wr.opcode {
-        wr_opcode::SEND => WorkRequest::Send(Send::new(data).flags(flags).wr_id(wr.wr_id)),
+        wr_opcode::SEND => WorkRequest::Send(wr::Send::new(data).flags(flags).wr_id(wr.wr_id)),
         wr_opcode::RDMA_WRITE => {
-            WorkRequest::Write(Write::new(data, remote()).flags(flags).wr_id(wr.wr_id))
+            WorkRequest::Write(wr::Write::new(data, remote()).flags(flags).wr_id(wr.wr_id))
         }
         wr_opcode::RDMA_READ if state.sinks.is_none() => {
-            WorkRequest::Read(Read::new(data, remote()).flags(flags).wr_id(wr.wr_id))
+            WorkRequest::Read(wr::Read::new(data, remote()).flags(flags).wr_id(wr.wr_id))
         }
         _ => return None,
     });

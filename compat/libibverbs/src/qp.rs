@@ -12,8 +12,9 @@ use block_loopback::BlockLoopback;
 use verbs_api::objects::ObjectKind;
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, DestroyError, Gid, Mtu, Operations, Psn, Qp, QpOptions, Qpn, Started,
-    Transport,
+    Access, DestroyError, Operations, Qp, QpOptions, Started, Transport,
+    capability::{BaselineGaps, Mtu},
+    ids::{Gid, Psn, Qpn},
 };
 
 use crate::abi::{

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use verbs_api::{Access, BaselineGaps, Context, LKey, Sge};
+use verbs_api::{Access, Context, Sge, capability::BaselineGaps, ids::LKey};
 
 /// The keys for reads, by the keys that the program has.
 #[derive(Default)]
@@ -39,7 +39,8 @@ impl Sinks {
     /// An entry of a read's list as the device wants it.
     pub fn entry(&self, sge: &Sge) -> Sge {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let lkey = all.get(&sge.lkey.value()).copied().unwrap_or(sge.lkey);
-        Sge { lkey, ..*sge }
+        let lkey = all.get(&sge.lkey().value()).copied().unwrap_or(sge.lkey());
+        // SAFETY: `lkey` is the program's own number or the key of a region made for it; there are no buffer pools here.
+        unsafe { Sge::from_raw(sge.addr(), sge.length(), lkey) }
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 
 use ::xrc::{OpenXrcd, Xrc, Xrcd};
-use verbs_api::{DestroyError, Qpn};
+use verbs_api::{DestroyError, ids::Qpn};
 
 use crate::abi::{IbvContext, IbvQp, IbvQpOpenAttr, IbvXrcd, IbvXrcdInitAttr, qp_type};
 use crate::context::{self, lock};

@@ -18,7 +18,11 @@ use polyverbs_libibverbs::events::Events;
 use polyverbs_libibverbs::object::Object;
 use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
-use verbs_api::{Gid, Mtu, Psn, Transport};
+use verbs_api::{
+    Transport,
+    capability::Mtu,
+    ids::{Gid, Psn},
+};
 
 use crate::abi::{
     IbvSaPathRec, RdmaAddr, RdmaCmId, RdmaEventChannel, RdmaIbAddr, RdmaRoute, event, port_space,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
+use verbs_api::ids::{Gid, LinkAddress};
 use verbs_api::qp::AddressVector;
-use verbs_api::{Gid, LinkAddress};
 
 use crate::abi::{RdmaCmId, RdmaCmJoinMcAttrEx, event};
 use crate::address;

@@ -18,7 +18,10 @@ use polyverbs_librdmacm::{
     address, channel, connect, device, endpoint, id, info, multicast, options, qp,
 };
 use verbs_api::qp::QpState;
-use verbs_api::{Gid, LinkAddress, Transport};
+use verbs_api::{
+    Transport,
+    ids::{Gid, LinkAddress},
+};
 
 // A call of a function of the library, as C makes it.
 macro_rules! call {

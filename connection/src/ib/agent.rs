@@ -10,9 +10,12 @@ use std::time::Duration;
 use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
 use polyverbs_wire::mad::{self, cm};
-use verbs_api::carrier::{ManagementPort, ManagementSink};
+use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::{Half, QpType};
-use verbs_api::{LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
+use verbs_api::{
+    QpEndpoint, VerbError,
+    ids::{LinkAddress, Psn, Qpn},
+};
 
 use super::types::{
     CmError, CommId, Event, ListenerId, Path, Rejection, Reply, Request, Requested, Resolution,
@@ -545,7 +548,9 @@ impl Backend for Agent {
             let data = private::with_addresses(private::REQ, source, to, &offer.private_data);
             let data = data.map_err(unreachable)?;
             let path = Path {
-                mtu: offer.path_mtu.unwrap_or(verbs_api::Mtu::Mtu1024),
+                mtu: offer
+                    .path_mtu
+                    .unwrap_or(verbs_api::capability::Mtu::Mtu1024),
                 packet_life_time: PACKET_LIFE_TIME,
                 ..Path::new(LinkAddress::Ip(to.ip()), offer.endpoint.gid, to.ip().into())
             };

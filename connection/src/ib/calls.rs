@@ -3,7 +3,7 @@
 use polyverbs_engine::time::Time;
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Drep, Dreq, Message, Mra, Rep, Req, Rtu, SidrRep, SidrReq, reason};
-use verbs_api::Qpn;
+use verbs_api::ids::Qpn;
 
 use super::connection::{Connection, State};
 use super::limits::fits;
@@ -327,7 +327,7 @@ impl Manager {
                 id,
                 &Resolution {
                     status: 2,
-                    qpn: verbs_api::Qpn::default(),
+                    qpn: verbs_api::ids::Qpn::default(),
                     q_key: 0,
                     private_data: &[],
                 },

@@ -5,7 +5,10 @@ use std::time::Duration;
 use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::cm::Message;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{Access, Psn, Qpn};
+use verbs_api::{
+    Access,
+    ids::{Psn, Qpn},
+};
 
 use super::manager::PeerKey;
 use super::types::{ListenerId, Path, Transport};

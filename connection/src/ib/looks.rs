@@ -12,7 +12,7 @@ use std::time::Duration;
 use polyverbs_engine::time::Time;
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Drep, Dreq};
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 use super::connection::State;
 use super::manager::Manager;

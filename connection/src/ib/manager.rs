@@ -6,7 +6,7 @@ use std::time::Duration;
 use polyverbs_engine::time::Time;
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Message, Rej, reason};
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 use verbs_api::qp::{QpAttributes, QpState};
 
 use super::connection::{Connection, State};

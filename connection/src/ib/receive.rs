@@ -5,7 +5,10 @@ use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{
     Apr, Drep, Dreq, Lap, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq, reason,
 };
-use verbs_api::{Gid, LinkAddress, Mtu, Psn, Qpn};
+use verbs_api::{
+    capability::Mtu,
+    ids::{Gid, LinkAddress, Psn, Qpn},
+};
 
 use super::connection::{Connection, State};
 use super::manager::{Listening, Manager, remove_own};

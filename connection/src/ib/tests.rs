@@ -6,8 +6,8 @@ use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::cm::{Message, reason};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
 use verbs_api::qp::{QpAttrMask, QpState};
-use verbs_api::{Gid, LinkAddress, Psn, Qpn};
 
 use super::*;
 

@@ -2,7 +2,10 @@
 
 use polyverbs_wire::mad::cm::Message;
 use thiserror::Error;
-use verbs_api::{Gid, LinkAddress, Mtu, Port, Psn, Qpn};
+use verbs_api::{
+    capability::Mtu,
+    ids::{Gid, LinkAddress, Port, Psn, Qpn},
+};
 
 use super::connection::State;
 

@@ -11,11 +11,14 @@ use polyverbs_wire::iwarp::terminate::TerminateCode;
 use polyverbs_wire::iwarp::{
     self as wire, Framing, Opcode, SegmentBuffer, SegmentHeader, Untagged, ddp,
 };
-use verbs_api::carrier::{
+use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
 };
 use verbs_api::qp::{Half, QpType};
-use verbs_api::{Gid, LinkAddress, Psn, QpEndpoint, Qpn, VerbError};
+use verbs_api::{
+    QpEndpoint, VerbError,
+    ids::{Gid, LinkAddress, Psn, Qpn},
+};
 
 use super::ping;
 use super::{Depth, Depths, Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};

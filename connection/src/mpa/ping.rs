@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use polyverbs_wire::iwarp::start::{self, Kind, MAX_START_LEN, Start};
-use verbs_api::carrier::{StreamClose, StreamEnd, StreamPort, StreamSink};
-use verbs_api::{Qpn, VerbError};
+use verbs_api::provider::carrier::{StreamClose, StreamEnd, StreamPort, StreamSink};
+use verbs_api::{VerbError, ids::Qpn};
 
 use crate::backend::PingSink;
 use crate::error::ConnectError;

@@ -5,7 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use polyverbs::qp::{Half, QpType};
-use polyverbs::{LinkAddress, Mtu, Psn, QpEndpoint, Qpn};
+use polyverbs::{
+    QpEndpoint,
+    capability::Mtu,
+    ids::{LinkAddress, Psn, Qpn},
+};
 use polyverbs_connection::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
 use polyverbs_connection::{ConnectError, Connector, ib};
 use polyverbs_wire::layout::{Header, Octets};
@@ -16,8 +20,8 @@ use polyverbs_wire::mad::cm::{
 use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use verbs_api::Gid;
-use verbs_api::carrier::{ManagementPort, ManagementSink};
+use verbs_api::ids::Gid;
+use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const PORT: u16 = 4420;

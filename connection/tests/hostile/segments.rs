@@ -4,7 +4,10 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use polyverbs::{Access, Memory, Mr, Qp, ReceiveRequest, Send};
+use polyverbs::{
+    Access, Memory, Mr, Qp,
+    wr::{self, ReceiveRequest},
+};
 use polyverbs_connection::{Connection, ConnectionOptions};
 use polyverbs_wire::iwarp::start::{Kind, Start};
 use polyverbs_wire::iwarp::{
@@ -156,7 +159,7 @@ fn the_passive_side_says_nothing_before_the_active_one_has() {
     let mut bare = Bare::new(&target);
     // Posted with the accept; it waits for the first frame of the other side.
     bare.qp
-        .post_one(Send::new(&b"early"[..]).signaled(2))
+        .post_one(wr::Send::new(&b"early"[..]).signaled(2))
         .unwrap();
     let while_nothing_comes = Some(Duration::from_millis(300));
     bare.stream.set_read_timeout(while_nothing_comes).unwrap();

@@ -2,7 +2,7 @@
 
 use conformance::Flavour;
 use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Psn, Qp, VerbError, WcStatus};
+use polyverbs::{Qp, VerbError, WcStatus, ids::Psn};
 use polyverbs_connection::{ConnectError, ConnectionOptions, flush};
 
 use crate::ends::{Ends, on, on_each, state};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use conformance::Flavour;
 use polyverbs::qp::QpState;
-use polyverbs::{Send, WcStatus};
+use polyverbs::{WcStatus, wr};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits, flush};
 
 use crate::ends::{Ends, on, on_each, state};
@@ -293,7 +293,7 @@ fn traffic_before_the_rtu_makes_the_connection() {
         ends.rig.settle();
         assert!(!accepted.is_done());
         let began = Instant::now();
-        near.post_one(Send::new(&b"I am here"[..]).signaled(1))
+        near.post_one(wr::Send::new(&b"I am here"[..]).signaled(1))
             .unwrap();
         let at_far = ends.end(accepted);
         assert!(began.elapsed() < Duration::from_millis(900));

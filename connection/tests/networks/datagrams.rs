@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use conformance::{End, Flavour};
-use polyverbs::{ConnectOptions, Qp, QpOptions, Send, UdDestination, VerbError};
+use polyverbs::{
+    ConnectOptions, Qp, QpOptions, VerbError,
+    wr::{self, UdDestination},
+};
 use polyverbs_connection::ConnectError;
 
 use crate::ends::{Ends, Side, address_of, on, on_each};
@@ -48,7 +51,7 @@ fn who_asks_a_port_learns_the_queue_pair_and_its_key_and_sends() {
             remote_qpn: service.qp_num,
             remote_qkey: service.qkey,
         };
-        let send = Send::new(&b"hello"[..]).signaled(1);
+        let send = wr::Send::new(&b"hello"[..]).signaled(1);
         near.post_one(send.to(&destination)).unwrap();
         let done = ends.take(&ends.far, 1);
         assert_eq!((done[0].wr_id, done[0].status.is_success()), (5, true));

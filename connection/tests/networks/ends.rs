@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use conformance::{End, Flavour, Rig};
 use polyverbs::qp::QpState;
 use polyverbs::{
-    Access, Completion, Cq, LinkAddress, Memory, Mr, Qp, QpOptions, ReceiveRequest, Started,
+    Access, Completion, Cq, Memory, Mr, Qp, QpOptions, Started, ids::LinkAddress,
+    wr::ReceiveRequest,
 };
 use polyverbs_connection::backend::Backend;
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming,
     Listener, ib, mpa,
 };
-use verbs_api::Qpn;
-use verbs_api::carrier::{
+use verbs_api::ids::Qpn;
+use verbs_api::provider::carrier::{
     Carrier, ManagementPort, ManagementSink, StreamAgreed, StreamClose, StreamListener, StreamPort,
     StreamSink, StreamWishes,
 };
@@ -348,7 +349,7 @@ impl Ends {
         self.far.post_receive(far, 7);
         self.near.memory.write(0, b"hello").unwrap();
         let data = self.near.mr.sge(0, 5).unwrap();
-        near.post_one(polyverbs::Send::new(data).signaled(8))
+        near.post_one(polyverbs::wr::Send::new(data).signaled(8))
             .unwrap();
         let done = self.rig.take(&self.far.cq, 1);
         assert_eq!((done[0].wr_id, done[0].status.is_success()), (7, true));

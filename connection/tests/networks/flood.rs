@@ -9,7 +9,7 @@ use polyverbs_wire::mad;
 use polyverbs_wire::mad::cm::{Message, header_of};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use verbs_api::carrier::Carrier;
+use verbs_api::provider::carrier::Carrier;
 
 use crate::ends::{Ends, on};
 

@@ -8,7 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::qp::QpState;
-use polyverbs::{ConnectOptions, LinkAddress, ReceiveRequest, Send, WcStatus};
+use polyverbs::{
+    ConnectOptions, WcStatus,
+    ids::LinkAddress,
+    wr::{self, ReceiveRequest},
+};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
 use rig::{End, device_at, error};
 
@@ -62,7 +66,7 @@ fn devices_that_meet_by_an_address_exchange_messages() {
         far.post_receive(5);
         near.memory.write(100, b"hello").unwrap();
         let data = near.mr.sge(100, 5).unwrap();
-        near.qp.post_one(Send::new(data).signaled(1)).unwrap();
+        near.qp.post_one(wr::Send::new(data).signaled(1)).unwrap();
         assert_eq!(near.completion().status, WcStatus::Success);
         assert_eq!(far.completion().wr_id, 5);
         assert_eq!(far.memory.to_vec(0, 5).unwrap(), b"hello");
@@ -143,7 +147,7 @@ fn a_queue_pair_without_acknowledges_is_asked_for_as_one_and_meets_its_own_kind(
     other.post_receive(ReceiveRequest::new(9, room)).unwrap();
     near.memory.write(100, b"hello").unwrap();
     let data = near.mr.sge(100, 5).unwrap();
-    one.post_one(Send::new(data).signaled(1)).unwrap();
+    one.post_one(wr::Send::new(data).signaled(1)).unwrap();
     assert_eq!(near.completion().status, WcStatus::Success);
     let done = far.completion();
     assert_eq!((done.wr_id, done.status), (9, WcStatus::Success));
@@ -338,7 +342,7 @@ fn code_0_has_a_sender_without_a_receive_wait_655_milliseconds() {
     let _far = accepted.wait().unwrap();
     let began = Instant::now();
     near.qp
-        .post_one(Send::new(&b"early"[..]).signaled(1))
+        .post_one(wr::Send::new(&b"early"[..]).signaled(1))
         .unwrap();
     thread::sleep(Duration::from_millis(100));
     far.post_receive(1);

@@ -7,8 +7,8 @@ use emulated_ib::{InfiniBand, OnWire, WireOptions};
 use polyverbs::provider::DeviceOps;
 use polyverbs::qp::QpState;
 use polyverbs::{
-    Access, Completion, Context, Cq, Device, Memory, Mr, Pd, Qp, QpOptions, ReceiveRequest,
-    Requirements, Started,
+    Access, Completion, Context, Cq, Device, Memory, Mr, Pd, Qp, QpOptions, Requirements, Started,
+    wr::ReceiveRequest,
 };
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener,

@@ -4,7 +4,9 @@ use polyverbs_engine::emulation::{
     DeliveryFilter, Emulation, EmulationPart, Gains, QpHandle, QpHooks, Station,
 };
 use polyverbs_engine::rules::{self, Rule};
-use verbs_api::{DeviceAttributes, Features, Gid, QpExtension, VerbError};
+use verbs_api::{
+    Features, VerbError, capability::DeviceAttributes, extension::QpExtension, ids::Gid,
+};
 
 use crate::LoopbackFeatures;
 

@@ -21,8 +21,12 @@ mod probes;
 use bitflags::bitflags;
 use verbs_api::qp::QpType;
 use verbs_api::{
-    Context, Extension, ExtensionDescriptor, FeatureInfo, FeatureSet, QpExtension, QpShape,
-    Unsupported, VerbError, feature, link_extension,
+    Context, VerbError,
+    capability::FeatureSet,
+    extension::{
+        Extension, ExtensionDescriptor, FeatureInfo, QpExtension, QpShape, Unsupported, feature,
+        link_extension,
+    },
 };
 
 pub use emulation::{EMULATION, InSoftware};

@@ -3,7 +3,7 @@
 use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains, MemoryManagement};
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{Binding, KeyTable};
-use verbs_api::{Access, DeviceAttributes, Features, PageList, Transport};
+use verbs_api::{Access, Features, PageList, Transport, capability::DeviceAttributes};
 
 /// The emulation, on the key table of the engine.
 pub struct OnKeyTable;

@@ -13,9 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 use verbs_api::{
-    Access, Batch, Completer, Completion, Cq, FastRegister, Features, LKey, LocalInvalidate, MrKey,
-    Notify, Operation, Operations, PageList, Pd, PostReason, Qp, QpOptions, RKey, RemoteAddress,
-    SendFlags, Sge, Started, VerbError, WcStatus, WorkRequest, connect_pair,
+    Access, Batch, Completion, Cq, Features, MrKey, Operations, PageList, Pd, Qp, QpOptions, RKey,
+    RemoteAddress, Sge, Started, VerbError, WcStatus,
+    completion::Notify,
+    connect_pair,
+    provider::{Completer, Operation},
+    wr::{self, PostReason, SendFlags, WorkRequest},
 };
 
 /// Requests that a slot has outstanding at most: a mapping invalidates the key of before and registers
@@ -132,12 +135,11 @@ pub enum FmrError {
 pub struct FmrMapping {
     /// The key for peers.
     pub rkey: RKey,
-    /// The key for local requests.
-    pub lkey: LKey,
     /// The address of the first octet, as requests and peers name it.
     pub iova: u64,
     /// Octets.
     pub length: u64,
+    sge: Sge,
 }
 
 impl FmrMapping {
@@ -148,11 +150,7 @@ impl FmrMapping {
 
     /// A stretch for a request's scatter/gather list.
     pub const fn sge(&self, offset: u64, length: u32) -> Sge {
-        Sge {
-            addr: self.iova.wrapping_add(offset),
-            length,
-            lkey: self.lkey,
-        }
+        self.sge.at(self.iova.wrapping_add(offset), length)
     }
 }
 
@@ -447,14 +445,14 @@ impl Inner {
         let rkey = slot.key.advance();
         let mapping = FmrMapping {
             rkey,
-            lkey: slot.key.lkey(),
+            sge: slot.key.sge(iova, 0),
             iova,
             length: pages.len(),
         };
         let mut requests: Vec<WorkRequest<'_>> = Vec::with_capacity(2);
-        requests.extend(before.map(|key| LocalInvalidate::new(key).into()));
+        requests.extend(before.map(|key| wr::LocalInvalidate::new(key).into()));
         requests.push(
-            FastRegister::new(rkey, pages)
+            wr::FastRegister::new(rkey, pages)
                 .access(access)
                 .iova(iova)
                 .into(),
@@ -481,7 +479,9 @@ impl Inner {
             return Started::ready(Ok(()));
         }
         let keys = slots.iter().filter_map(|slot| slot.registered);
-        let requests = keys.map(|key| LocalInvalidate::new(key).into()).collect();
+        let requests = keys
+            .map(|key| wr::LocalInvalidate::new(key).into())
+            .collect();
         let (refused, started) = self.post(requests, ());
         let posted = slots.len() - refused;
         for slot in &mut slots[..posted] {

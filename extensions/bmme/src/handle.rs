@@ -1,6 +1,9 @@
 //! Base memory management as a typed handle.
 
-use verbs_api::{Context, Extension, Features, MrKey, Operations, Pd, Started, Unsupported};
+use verbs_api::{
+    Context, Features, MrKey, Operations, Pd, Started,
+    extension::{Extension, Unsupported},
+};
 
 /// Base memory management: allocated keys, fast-register, local invalidate, send-with-invalidate; also
 /// read-with-invalidate and windows of type 2 where they were granted as well.

@@ -10,7 +10,10 @@ mod fmr_pool;
 mod handle;
 mod probes;
 
-use verbs_api::{ExtensionDescriptor, FeatureInfo, Features, feature, link_extension};
+use verbs_api::{
+    Features,
+    extension::{ExtensionDescriptor, FeatureInfo, feature, link_extension},
+};
 
 pub use emulation::{EMULATION, OnKeyTable};
 pub use fmr_pool::{Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};

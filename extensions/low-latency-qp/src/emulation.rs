@@ -7,7 +7,11 @@ use polyverbs_engine::emulation::{
     CompletionObserver, Emulation, EmulationPart, Gains, QpHandle, QpHooks,
 };
 use polyverbs_engine::rules::{self, Rule};
-use verbs_api::{DeviceAttributes, Held, QpExtension, VerbError, WcStatus};
+use verbs_api::{
+    VerbError, WcStatus,
+    capability::DeviceAttributes,
+    extension::{Held, QpExtension},
+};
 
 use crate::{Counts, LowLatencyFeatures, Watch};
 

@@ -31,8 +31,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
 use verbs_api::{
-    Context, Extension, ExtensionDescriptor, FeatureInfo, FeatureSet, Held, QpExtension, QpShape,
-    Unsupported, VerbError, feature, link_extension,
+    Context, VerbError,
+    capability::FeatureSet,
+    extension::{
+        Extension, ExtensionDescriptor, FeatureInfo, Held, QpExtension, QpShape, Unsupported,
+        feature, link_extension,
+    },
 };
 
 pub use emulation::{EMULATION, InSoftware};

@@ -6,7 +6,9 @@ use polyverbs_engine::operation::{
     Arrived, AtomicOp, MaskedAtomics, Octets, OperationEmulation, StandardOperation, TargetMemory,
 };
 use polyverbs_engine::rules::{self, Rule};
-use verbs_api::{DeviceAttributes, ExtensionOperation, RemoteAddress, Transport};
+use verbs_api::{
+    RemoteAddress, Transport, capability::DeviceAttributes, extension::ExtensionOperation,
+};
 use zerocopy::FromBytes;
 
 use crate::MaskedFeatures;

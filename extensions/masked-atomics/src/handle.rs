@@ -1,6 +1,9 @@
 //! The typed handle.
 
-use verbs_api::{Context, Extension, Operations, Unsupported};
+use verbs_api::{
+    Context, Operations,
+    extension::{Extension, Unsupported},
+};
 
 use crate::{COMPARE_SWAP, FETCH_ADD, MaskedFeatures};
 

@@ -29,7 +29,10 @@ mod probes;
 mod request;
 
 use bitflags::bitflags;
-use verbs_api::{ExtensionDescriptor, FeatureInfo, FeatureSet, feature, link_extension};
+use verbs_api::{
+    capability::FeatureSet,
+    extension::{ExtensionDescriptor, FeatureInfo, feature, link_extension},
+};
 
 pub use emulation::{EMULATION, InSoftware};
 pub use handle::MaskedAtomics;

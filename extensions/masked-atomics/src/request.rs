@@ -1,7 +1,11 @@
 //! The work requests: operands in network order, as they travel.
 
 use polyverbs_engine::operation::AtomicOp;
-use verbs_api::{Data, ExtensionOperation, ExtensionRequest, OperationData, RKey, RemoteAddress};
+use verbs_api::{
+    RKey, RemoteAddress,
+    extension::{ExtensionOperation, OperationData},
+    wr::{self, Data},
+};
 use zerocopy::byteorder::network_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -84,8 +88,8 @@ impl MaskedCompareSwap {
     }
 
     /// The request, with the eight octets that the original goes to.
-    pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> ExtensionRequest<'a> {
-        ExtensionRequest::new(&COMPARE_SWAP, self, result)
+    pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
+        wr::ExtensionRequest::new(&COMPARE_SWAP, self, result)
     }
 
     pub(crate) fn parts(&self) -> (RemoteAddress, AtomicOp) {
@@ -127,8 +131,8 @@ impl MaskedFetchAdd {
     }
 
     /// The request, with the eight octets that the original goes to.
-    pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> ExtensionRequest<'a> {
-        ExtensionRequest::new(&FETCH_ADD, self, result)
+    pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
+        wr::ExtensionRequest::new(&FETCH_ADD, self, result)
     }
 
     pub(crate) fn parts(&self) -> (RemoteAddress, AtomicOp) {

@@ -19,9 +19,12 @@ use polyverbs_links::{
     Bound, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
 };
 use verbs_api::{
-    Access, AtomicScope, Completion, ConnectOptions, Context, Device, Extensions, FetchAdd,
-    LinkAddress, Memory, Mtu, PostReason, Qp, QpOptions, RemoteAddress, Requirements, Sge,
-    WcStatus, extension_id,
+    Access, Completion, ConnectOptions, Context, Device, Memory, Qp, QpOptions, RemoteAddress,
+    Requirements, Sge, WcStatus,
+    capability::{AtomicScope, Mtu},
+    extension::{Extensions, extension_id},
+    ids::LinkAddress,
+    wr::{self, PostReason},
 };
 
 /// A link on which frames are noted, and some of the first device's answers are lost.
@@ -241,7 +244,7 @@ fn iwarp_carries_it_as_its_own() {
     };
     assert_eq!(lab.run(swap), (WcStatus::Success, 0xff, 0x11ff));
     let ordinary = |qp: &Qp, sink: Sge, remote| {
-        let request = FetchAdd::new(sink, remote, 1).signaled(1);
+        let request = wr::FetchAdd::new(sink, remote, 1).signaled(1);
         qp.post_one(request).map_err(|refused| refused.reason)
     };
     assert_eq!(lab.run(ordinary), (WcStatus::Success, 0xff, 0x100));
@@ -296,7 +299,7 @@ fn the_scope_of_masked_atomics_is_one_of_its_own() {
     assert_eq!(without.masked_atomic_cap, AtomicScope::None);
     assert_eq!(without.atomic_cap, with.atomic_cap);
     let ordinary = |qp: &Qp, sink: Sge, remote| {
-        let request = FetchAdd::new(sink, remote, 1).signaled(1);
+        let request = wr::FetchAdd::new(sink, remote, 1).signaled(1);
         qp.post_one(request).map_err(|refused| refused.reason)
     };
     assert_eq!(lab.run(ordinary), (WcStatus::Success, 0xff, 0x100));

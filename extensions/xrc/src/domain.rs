@@ -16,7 +16,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use polyverbs_engine::emulation::{Target, Targets};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
-use verbs_api::{DeviceId, VerbError};
+use verbs_api::{VerbError, objects::DeviceId};
 
 use crate::emulation::Shared;
 
@@ -302,7 +302,7 @@ mod tests {
     use emulated_ib::InfiniBand;
     use polyverbs_engine::device::{Device as Engine, DeviceOptions};
     use polyverbs_links::Simulation;
-    use verbs_api::{Device, LinkAddress, Requirements};
+    use verbs_api::{Device, Requirements, ids::LinkAddress};
 
     use super::*;
 

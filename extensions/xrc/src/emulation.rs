@@ -9,8 +9,12 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, PostOps, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus};
 use verbs_api::{
-    DeviceAttributes, EventSubject, EventType, Features, Held, Operations, PostReason, QpExtension,
-    Qpn, ReceiveRequest, Transport, VerbError, WorkRequest,
+    Features, Operations, Transport, VerbError,
+    capability::DeviceAttributes,
+    event::{EventSubject, EventType},
+    extension::{Held, QpExtension},
+    ids::Qpn,
+    wr::{PostReason, ReceiveRequest, WorkRequest},
 };
 
 use crate::XrcFeatures;

@@ -5,7 +5,7 @@
 //! own and belongs to the domain: whoever opens the domain may open the target.
 //!
 //! ```no_run
-//! use verbs_api::{ConnectOptions, Features, QpOptions, Requirements, Send, SrqOptions, open};
+//! use verbs_api::{ConnectOptions, Features, QpOptions, Requirements, SrqOptions, open, wr};
 //! use xrc::{OpenXrcd, Xrc, XrcFeatures, remote_srqn};
 //! let device = open(Requirements::new().needs(Features::SRQ).needs(XrcFeatures::XRC))?;
 //! let xrc = device.extension::<Xrc>()?;
@@ -18,7 +18,7 @@
 //! let initiator = pd.create_qp(QpOptions::rc(&cq).with(&xrc)).wait()?;
 //! initiator.connect(&target.endpoint()?, ConnectOptions::new()).wait()?;
 //! target.connect(&initiator.endpoint()?, ConnectOptions::new()).wait()?;
-//! initiator.post_one(Send::new(b"hello").with(remote_srqn(srq.number()))).map_err(|refused| refused.reason)?;
+//! initiator.post_one(wr::Send::new(b"hello").with(remote_srqn(srq.number()))).map_err(|refused| refused.reason)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -34,8 +34,11 @@ mod qp_types;
 
 use bitflags::bitflags;
 use verbs_api::{
-    ExtensionDescriptor, FeatureInfo, FeatureSet, RequestAttribute, RequestAttributeKind, feature,
-    link_extension,
+    capability::FeatureSet,
+    extension::{
+        ExtensionDescriptor, FeatureInfo, RequestAttribute, RequestAttributeKind, feature,
+        link_extension,
+    },
 };
 
 pub use emulation::{EMULATION, InSoftware};

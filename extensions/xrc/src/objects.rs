@@ -11,8 +11,9 @@ use polyverbs_engine::srq::Srq as EngineSrq;
 use verbs_api::objects::Holder;
 use verbs_api::provider::own;
 use verbs_api::{
-    Context, Cq, DestroyError, Extension, Held, Pd, Qp, QpExtension, QpOptions, Qpn, Srq,
-    SrqOptions, Started, Unsupported, VerbError,
+    Context, Cq, DestroyError, Pd, Qp, QpOptions, Srq, SrqOptions, Started, VerbError,
+    extension::{Extension, Held, QpExtension, Unsupported},
+    ids::Qpn,
 };
 
 use crate::domain::{Domain, FileId, Flags};

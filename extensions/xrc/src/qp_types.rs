@@ -1,7 +1,7 @@
 //! Initiators and targets: variants of the reliable connection.
 
+use verbs_api::extension::{QpExtension, QpVariant};
 use verbs_api::qp::{QpAttrMask, QpState, QpType, Transition};
-use verbs_api::{QpExtension, QpVariant};
 
 use crate::{REMOTE_SRQN, XRC, Xrc};
 

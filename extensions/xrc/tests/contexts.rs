@@ -11,9 +11,11 @@ use polyverbs_links::Simulation;
 use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, ErrorKind, EventSubject, EventType,
-    Features, LinkAddress, Memory, Mr, Qp, QpOptions, ReceiveRequest, Requirements, Send,
-    SrqOptions, VerbError,
+    Access, Completion, ConnectOptions, Context, Cq, Device, ErrorKind, Features, Memory, Mr, Qp,
+    QpOptions, Requirements, SrqOptions, VerbError,
+    event::{EventSubject, EventType},
+    ids::LinkAddress,
+    wr::{self, ReceiveRequest},
 };
 use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
 
@@ -162,7 +164,7 @@ fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
     for round in 0..3_u8 {
         for (which, program) in programs.iter().enumerate() {
             let octets = [round, which as u8];
-            let message = Send::new(&octets).with(remote_srqn(program.srq.number()));
+            let message = wr::Send::new(&octets).with(remote_srqn(program.srq.number()));
             sender.post_one(message.signaled(1)).unwrap();
         }
     }
@@ -189,7 +191,7 @@ fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
         .wait()
         .unwrap();
     target.destroy().wait().unwrap();
-    let message = Send::new(&[9]).with(remote_srqn(programs[2].srq.number()));
+    let message = wr::Send::new(&[9]).with(remote_srqn(programs[2].srq.number()));
     sender.post_one(message.signaled(2)).unwrap();
     assert_eq!(programs[2].received().len(), 1);
     kept.destroy().wait().unwrap();
@@ -265,7 +267,7 @@ fn a_queue_that_overran_ends_the_targets_that_need_it_and_no_others() {
     let (beside, beside_sends) = initiator(&lab, &apart);
     let to = |program: &Program| remote_srqn(program.srq.number());
     for id in 0..3 {
-        let message = Send::new(&[1]).with(to(&full));
+        let message = wr::Send::new(&[1]).with(to(&full));
         sender.post_one(message.signaled(id)).unwrap();
     }
     // Whether the message came that could not be told, its sender is not left to guess: the target is gone.
@@ -275,12 +277,12 @@ fn a_queue_that_overran_ends_the_targets_that_need_it_and_no_others() {
     assert!(told.contains(&EventType::QpFatal), "{told:?}");
     assert_eq!(target.query().unwrap().state, QpState::Err);
     // A target that does not need the queue goes on, until it does.
-    let message = Send::new(&[2]).with(to(&other));
+    let message = wr::Send::new(&[2]).with(to(&other));
     beside.post_one(message.signaled(7)).unwrap();
     assert!(completions(&beside_sends)[0].status.is_success());
     assert_eq!(other.received().len(), 1);
     assert_eq!(apart.query().unwrap().state, QpState::Rts);
-    let message = Send::new(&[3]).with(to(&full));
+    let message = wr::Send::new(&[3]).with(to(&full));
     beside.post_one(message.signaled(8)).unwrap();
     assert_eq!(apart.query().unwrap().state, QpState::Err);
     let told: Vec<_> = other.events().into_iter().map(|(event, _)| event).collect();

@@ -1,8 +1,12 @@
 //! What an emulated InfiniBand device claims.
 
 use verbs_api::{
-    AtomicScope, BaselineGaps, DeviceAttributes, Features, Gid, Limits, LinkAddress, Mtu,
-    PortAttributes, PortCaps, PortState, Transport,
+    Features, Transport,
+    capability::{
+        AtomicScope, BaselineGaps, DeviceAttributes, Limits, Mtu, PortAttributes, PortCaps,
+        PortState,
+    },
+    ids::{Gid, LinkAddress},
 };
 
 /// Numbers of the device: what the engine's structures carry, not what memory there is.

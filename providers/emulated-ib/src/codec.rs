@@ -21,7 +21,7 @@ use polyverbs_wire::roce::{
     Operation, Packet, Reth, Service, SyndromeKind, Xrceth,
 };
 use verbs_api::qp::QpType;
-use verbs_api::{Access, Gid, RKey, RemoteAddress};
+use verbs_api::{Access, RKey, RemoteAddress, ids::Gid};
 
 use crate::header::{Aeth, Beside, Body, Carriage, Header, Nak, Position, Syndrome};
 

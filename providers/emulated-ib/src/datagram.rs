@@ -10,7 +10,12 @@ use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
 use polyverbs_engine::request::{Beside, Op, Request};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::qp::{AddressVector, QpState, QpType};
-use verbs_api::{LinkAddress, SendFlags, WcFlags, WcOpcode, WcStatus};
+use verbs_api::{
+    WcStatus,
+    completion::{WcFlags, WcOpcode},
+    ids::LinkAddress,
+    wr::SendFlags,
+};
 
 use crate::header::{Aeth, Body, Carriage, Header, advance};
 use crate::{Cx, Qp, QpRef, Sending};
@@ -175,7 +180,7 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         return qp.fail_responder(
             half,
             fault.local_status(),
-            verbs_api::EventType::QpFatal,
+            verbs_api::event::EventType::QpFatal,
             cx,
         );
     }

@@ -12,10 +12,13 @@ use polyverbs_engine::pin::pin;
 use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::GSI_QP;
-use verbs_api::carrier::{Carrier, ManagementPort};
+use verbs_api::provider::carrier::{Carrier, ManagementPort};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
-    DeviceAttributes, Features, LinkAddress, Mtu, PostReason, Qpn, VerbError, WcStatus, WorkRequest,
+    Features, VerbError, WcStatus,
+    capability::{DeviceAttributes, Mtu},
+    ids::{LinkAddress, Qpn},
+    wr::{PostReason, WorkRequest},
 };
 
 use crate::header::{Aeth, Body, Carriage, Header, Position, Syndrome, advance, ahead};

@@ -6,7 +6,7 @@
 use polyverbs_engine::operation::{self, Aligned, Octets, TargetMemory};
 use polyverbs_engine::payload::{Payload, Spans};
 use polyverbs_engine::request::Request;
-use verbs_api::{ExtensionOperation, WcStatus};
+use verbs_api::{WcStatus, extension::ExtensionOperation};
 
 use crate::header::{Body, Header};
 use crate::requester::{Attempt, hand_over, status_of, take_turn};

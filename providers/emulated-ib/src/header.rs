@@ -1,7 +1,7 @@
 //! Headers of InfiniBand's transport, as values.
 
 use verbs_api::qp::QpType;
-use verbs_api::{Access, Gid, RemoteAddress};
+use verbs_api::{Access, RemoteAddress, ids::Gid};
 
 pub use polyverbs_engine::request::Beside;
 

@@ -19,9 +19,9 @@ use polyverbs_engine::time::Time;
 use polyverbs_links::wire::UdpLink;
 use polyverbs_wire::mad::cm::{self, Message, Rej, SidrRep};
 use polyverbs_wire::mad::{self, GSI_Q_KEY, GSI_QP, MAD_LEN};
-use verbs_api::carrier::{ManagementPort, ManagementSink};
+use verbs_api::ids::{LinkAddress, Qpn};
+use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::QpType;
-use verbs_api::{LinkAddress, Qpn};
 
 use crate::InfiniBand;
 use crate::codec::RoceV2;

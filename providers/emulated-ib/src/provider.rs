@@ -9,7 +9,7 @@ use polyverbs_links::emulated::{
 };
 use polyverbs_links::{DatagramLink, DatagramOptions, RealHost};
 use verbs_api::provider::DeviceOps;
-use verbs_api::{Mtu, inventory};
+use verbs_api::{capability::Mtu, inventory};
 
 use crate::InfiniBand;
 use crate::header::Header;
@@ -35,7 +35,7 @@ pub static WITH_2A: EmulatedIb = EmulatedIb {
 
 inventory::submit! { LinkedKind(&PROVIDER.0) }
 inventory::submit! { LinkedKind(&WITH_2A) }
-verbs_api::link_provider!(PROVIDER);
+verbs_api::provider::link_provider!(PROVIDER);
 
 impl EmulatedKind for EmulatedIb {
     fn name(&self) -> &'static str {

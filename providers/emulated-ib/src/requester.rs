@@ -17,7 +17,10 @@ use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
-use verbs_api::{Access, ExtensionOperation, LinkAddress, RemoteAddress, SendFlags, Sge, WcStatus};
+use verbs_api::{
+    Access, RemoteAddress, Sge, WcStatus, extension::ExtensionOperation, ids::LinkAddress,
+    wr::SendFlags,
+};
 
 use crate::driver::full_frame;
 use crate::header::{
@@ -372,7 +375,7 @@ fn sink<'p>(
 #[cold]
 fn check_open(list: &[Sge], cx: &Cx<'_>) -> Result<(), Fault> {
     let is_open = |sge: &Sge| {
-        let fields = cx.keys().fields(sge.lkey.value());
+        let fields = cx.keys().fields(sge.lkey().value());
         fields.is_some_and(|fields| fields.access.contains(Access::REMOTE_WRITE))
     };
     if list.iter().all(is_open) {

@@ -16,7 +16,12 @@ use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::memory::Span;
 use verbs_api::qp::{QpState, QpType};
-use verbs_api::{Access, EventType, LinkAddress, RemoteAddress, WcFlags, WcOpcode, WcStatus};
+use verbs_api::{
+    Access, RemoteAddress, WcStatus,
+    completion::{WcFlags, WcOpcode},
+    event::EventType,
+    ids::LinkAddress,
+};
 
 use crate::driver::full_frame;
 use crate::header::{Beside, Body, Carriage, Header, Nak, Position, advance, ahead, packets};

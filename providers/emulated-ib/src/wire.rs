@@ -10,7 +10,7 @@ use polyverbs_engine::network::Progress;
 use polyverbs_links::emulated::EmulatedError;
 use polyverbs_links::wire::{GroupOptions, Lease, UdpLink, UdpLinkOptions, WatchedLink};
 use polyverbs_links::{DatagramOptions, FaultyLink, RealHost};
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 use crate::InfiniBand;
 use crate::codec::RoceV2;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use emulated_ib::header::{Beside, Body, Position};
 use support::*;
 use verbs_api::qp::QpType;
-use verbs_api::*;
+use verbs_api::{capability::Mtu, ids::LinkAddress, wr};
 
 const SEND: Body = Body::Send(Position::Only, Beside::Nothing);
 
@@ -48,7 +48,7 @@ fn a_mark_is_told_to_the_sender_and_not_too_often() {
 fn frames_of_reliable_connections_may_be_marked() {
     for (rig, bits) in [(Rig::rc(), 0b10), (Rig::uc(), 0)] {
         rig.b.receive(1, 0, 64);
-        rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
+        rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
         rig.run();
         assert_eq!(rig.wire.log()[0].header.carriage.traffic_class & 0b11, bits);
     }
@@ -66,7 +66,7 @@ fn a_sender_that_is_told_has_less_under_way() {
                 // A round between, so that each counts.
                 rig.inject([rig.answer(0, Body::Congestion, &[])]);
                 rig.a
-                    .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+                    .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
                 rig.run();
             }
             rig.a.done();
@@ -74,7 +74,7 @@ fn a_sender_that_is_told_has_less_under_way() {
         rig.wire.forget();
         rig.wire.rule(|_| Fate::Drop);
         rig.a
-            .post(Write::new(rig.a.sge(0, 65_536), rig.b.remote(0)).signaled(2));
+            .post(wr::Write::new(rig.a.sge(0, 65_536), rig.b.remote(0)).signaled(2));
         rig.wire.log().len()
     };
     let (free, told) = (most_under_way(false), most_under_way(true));

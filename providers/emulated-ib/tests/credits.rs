@@ -4,7 +4,7 @@ mod support;
 
 use emulated_ib::header::{Aeth, Body, Syndrome};
 use support::{Rig, Setup, ok};
-use verbs_api::*;
+use verbs_api::wr;
 
 fn credits(rig: &Rig) -> Vec<(u32, Option<u32>)> {
     let answers = rig.wire.log();
@@ -22,10 +22,10 @@ fn acknowledges_count_messages_and_tell_how_many_receives_are_left() {
     for id in 0..6 {
         rig.b.receive(id, 0, 64);
     }
-    rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
     rig.run();
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(100)).signaled(2));
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(100)).signaled(2));
     rig.run();
     // Five receives are left after the send, of which the code can promise four; a write takes none.
     assert_eq!(credits(&rig), [(1, Some(5)), (2, Some(6))]);
@@ -40,12 +40,12 @@ fn a_requester_sends_no_further_than_its_credits_and_one_message_beyond_as_a_pro
     });
     rig.b.receive(0, 0, 64);
     rig.b.receive(1, 0, 64);
-    rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(100));
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(100));
     rig.run();
     rig.wire.forget();
     // One receive is left, and known to be: of three sends one goes, and then one more by itself, to ask.
     for id in 0..3 {
-        rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(id));
+        rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(id));
     }
     let sends = rig.requests().len();
     assert_eq!(
@@ -69,11 +69,11 @@ fn a_responder_with_a_shared_queue_sets_no_limit_for_good() {
     for id in 0..2 {
         rig.b.receive(id, 0, 64);
     }
-    rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
     rig.run();
     assert_eq!(credits(&rig), [(1, None)]);
     // An answer with a limit comes too late.
-    rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(2));
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(2));
     rig.run();
     let mut late = rig.answer(1, Body::Acknowledge(Syndrome::Ack), b"");
     late.header.aeth = Aeth::new(2, 0);
@@ -81,7 +81,7 @@ fn a_responder_with_a_shared_queue_sets_no_limit_for_good() {
     rig.wire.forget();
     for id in 3..6 {
         rig.b.receive(id, 0, 64);
-        rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(id));
+        rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(id));
     }
     rig.run();
     assert_eq!(rig.a.done(), ok([1, 2, 3, 4, 5]));

@@ -4,6 +4,7 @@ mod support;
 
 use support::*;
 use verbs_api::*;
+use verbs_api::{capability::Mtu, completion::WcOpcode, wr};
 
 const MTUS: [Option<Mtu>; 6] = [
     Some(Mtu::Mtu256),
@@ -30,13 +31,14 @@ fn every_operation_of_any_length_arrives_over_every_mtu() {
             b.receive(11, 0, 32_768);
             b.receive(12, 32_768, 32_768);
             b.receive(13, 0, 0);
-            a.post(Send::new(a.sge(0, length)).signaled(1));
-            a.post(SendWithImmediate::new(a.sge(0, length), *b"imm1").signaled(2));
-            a.post(Write::new(a.sge(0, length), b.remote(65_536)).signaled(3));
+            a.post(wr::Send::new(a.sge(0, length)).signaled(1));
+            a.post(wr::SendWithImmediate::new(a.sge(0, length), *b"imm1").signaled(2));
+            a.post(wr::Write::new(a.sge(0, length), b.remote(65_536)).signaled(3));
             a.post(
-                WriteWithImmediate::new(a.sge(0, length), b.remote(98_304), *b"imm2").signaled(4),
+                wr::WriteWithImmediate::new(a.sge(0, length), b.remote(98_304), *b"imm2")
+                    .signaled(4),
             );
-            a.post(Read::new(a.sge(131_072, length), b.remote(65_536)).signaled(5));
+            a.post(wr::Read::new(a.sge(131_072, length), b.remote(65_536)).signaled(5));
             rig.run();
             let sent: Vec<_> = a.completions();
             let sent: Vec<_> = sent

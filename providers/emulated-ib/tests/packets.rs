@@ -4,7 +4,7 @@ mod support;
 
 use emulated_ib::header::{Body, Position, Syndrome, advance, ahead};
 use support::*;
-use verbs_api::*;
+use verbs_api::{capability::Mtu, wr};
 
 use Position::{First, Last, Middle, Only};
 
@@ -45,7 +45,7 @@ fn the_path_mtu_counts_payload_only() {
     for (length, expected) in cases {
         let rig = rig();
         rig.b.receive(1, 0, 1024);
-        rig.a.post(Send::new(rig.a.sge(0, length)).signaled(1));
+        rig.a.post(wr::Send::new(rig.a.sge(0, length)).signaled(1));
         rig.run();
         let seen: Vec<_> = packets(&rig)
             .into_iter()
@@ -60,9 +60,9 @@ fn the_path_mtu_counts_payload_only() {
 fn a_message_of_nothing_is_one_packet_of_nothing() {
     let rig = rig();
     rig.b.receive(1, 0, 8);
-    rig.a.post(Send::new(()).signaled(1));
-    rig.a.post(Write::new((), rig.b.remote(0)).signaled(2));
-    rig.a.post(Read::new((), rig.b.remote(0)).signaled(3));
+    rig.a.post(wr::Send::new(()).signaled(1));
+    rig.a.post(wr::Write::new((), rig.b.remote(0)).signaled(2));
+    rig.a.post(wr::Read::new((), rig.b.remote(0)).signaled(3));
     rig.run();
     let sent: Vec<_> = packets(&rig)
         .iter()
@@ -78,10 +78,10 @@ fn a_packet_takes_a_number_and_a_read_those_of_its_responses() {
     let rig = rig();
     rig.b.receive(1, 0, 1024);
     let (a, b) = (&rig.a, &rig.b);
-    a.post(Send::new(a.sge(0, 2 * MTU)).signaled(1));
-    a.post(Read::new(a.sge(0, 3 * MTU + 1), b.remote(0)).signaled(2));
-    a.post(Read::new((), b.remote(0)).signaled(3));
-    a.post(FetchAdd::new(a.sge(0, 8), b.remote(0), 1).signaled(4));
+    a.post(wr::Send::new(a.sge(0, 2 * MTU)).signaled(1));
+    a.post(wr::Read::new(a.sge(0, 3 * MTU + 1), b.remote(0)).signaled(2));
+    a.post(wr::Read::new((), b.remote(0)).signaled(3));
+    a.post(wr::FetchAdd::new(a.sge(0, 8), b.remote(0), 1).signaled(4));
     rig.run();
     let numbers: Vec<_> = packets(&rig).iter().map(|packet| packet.0).collect();
     assert_eq!(numbers, [0, 1, 2, 6, 7]);
@@ -103,9 +103,9 @@ fn the_last_packet_of_a_message_asks_for_an_acknowledge() {
     let rig = rig();
     rig.b.receive(1, 0, 4096);
     let length = 9 * MTU;
-    rig.a.post(Send::new(rig.a.sge(0, length)).signaled(1));
+    rig.a.post(wr::Send::new(rig.a.sge(0, length)).signaled(1));
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(2));
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(2));
     rig.run();
     let packets = packets(&rig);
     assert_eq!(packets.len(), 10);
@@ -116,7 +116,7 @@ fn the_last_packet_of_a_message_asks_for_an_acknowledge() {
     // And now and then within a long one, so that its sender learns how far it has come.
     let rig = self::rig();
     rig.a
-        .post(Write::new(rig.a.sge(0, 200 * MTU), rig.b.remote(65_536)).signaled(1));
+        .post(wr::Write::new(rig.a.sge(0, 200 * MTU), rig.b.remote(65_536)).signaled(1));
     rig.run();
     let within = self::packets(&rig);
     let within = within.iter().filter(|packet| !packet.1.ends() && packet.3);
@@ -128,7 +128,7 @@ fn the_last_packet_of_a_message_asks_for_an_acknowledge() {
 fn an_acknowledge_has_the_number_of_what_it_acknowledges() {
     let rig = rig();
     rig.b.receive(1, 0, 1024);
-    rig.a.post(Send::new(rig.a.sge(0, 3 * MTU)).signaled(1));
+    rig.a.post(wr::Send::new(rig.a.sge(0, 3 * MTU)).signaled(1));
     rig.run();
     let ack = Body::Acknowledge(Syndrome::Ack);
     assert_eq!(rig.answers().last(), Some(&(2, ack)));

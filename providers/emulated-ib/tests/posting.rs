@@ -3,31 +3,40 @@
 mod support;
 
 use support::*;
+use verbs_api::provider::Operation;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    capability::Mtu,
+    completion::{Notify, WcFlags, WcOpcode},
+    wr::{self, PostReason, ReceiveRequest, SendFlags, UdDestination, WorkRequest},
+};
 
 // One request of each operation, with nothing wrong but perhaps the service.
 fn each_operation<'r>(rig: &Rig, to: Option<&'r UdDestination>) -> Vec<WorkRequest<'r>> {
     let (a, b) = (&rig.a, &rig.b);
     let (data, remote) = (a.sge(0, 8), b.remote(0));
-    let (mut send, mut send_imm) = (Send::new(data), SendWithImmediate::new(data, [0; 4]));
+    let (mut send, mut send_imm) = (
+        wr::Send::new(data),
+        wr::SendWithImmediate::new(data, [0; 4]),
+    );
     if let Some(to) = to {
         (send, send_imm) = (send.to(to), send_imm.to(to));
     }
     vec![
         send.into(),
         send_imm.into(),
-        Write::new(data, remote).into(),
-        WriteWithImmediate::new(data, remote, [0; 4]).into(),
-        BindWindow::new(RKey::new(1), a.mr.lkey(), 0, 8).into(),
-        LocalInvalidate::new(RKey::new(1)).into(),
-        Read::new(data, remote).into(),
-        CompareSwap::new(data, remote, 0, 0).into(),
-        FetchAdd::new(data, remote, 0).into(),
-        SendWithInvalidate::new(data, b.mr.rkey()).into(),
-        FastRegister::default().into(),
-        AtomicWrite::new(data, remote).into(),
-        Flush::new(remote, 8, Access::FLUSH_GLOBAL).into(),
+        wr::Write::new(data, remote).into(),
+        wr::WriteWithImmediate::new(data, remote, [0; 4]).into(),
+        wr::BindWindow::new(RKey::new(1), a.mr.lkey(), 0, 8).into(),
+        wr::LocalInvalidate::new(RKey::new(1)).into(),
+        wr::Read::new(data, remote).into(),
+        wr::CompareSwap::new(data, remote, 0, 0).into(),
+        wr::FetchAdd::new(data, remote, 0).into(),
+        wr::SendWithInvalidate::new(data, b.mr.rkey()).into(),
+        wr::FastRegister::default().into(),
+        wr::AtomicWrite::new(data, remote).into(),
+        wr::Flush::new(remote, 8, Access::FLUSH_GLOBAL).into(),
     ]
 }
 
@@ -107,7 +116,7 @@ fn a_send_carries_a_destination_on_datagrams_only() {
     let reason = rig
         .a
         .qp
-        .post_one(Send::new(rig.a.sge(0, 8)).to(&to))
+        .post_one(wr::Send::new(rig.a.sge(0, 8)).to(&to))
         .unwrap_err()
         .reason;
     assert_eq!(reason, PostReason::DestinationOnConnected);
@@ -115,7 +124,7 @@ fn a_send_carries_a_destination_on_datagrams_only() {
     assert_eq!(
         rig.a
             .qp
-            .post_one(Send::new(rig.a.sge(0, 8)))
+            .post_one(wr::Send::new(rig.a.sge(0, 8)))
             .unwrap_err()
             .reason,
         PostReason::NoDestination
@@ -127,8 +136,8 @@ fn a_send_carries_a_destination_on_datagrams_only() {
 fn a_list_stops_at_its_first_bad_entry() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
-    let bad = || Send::new(&[0; 65]);
-    let good = |id| Write::new(a.sge(0, 8), b.remote(0)).signaled(id);
+    let bad = || wr::Send::new(&[0; 65]);
+    let good = |id| wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(id);
     let mut batch = Batch::new();
     batch.push(good(1));
     batch.push(good(2));
@@ -178,7 +187,7 @@ fn a_full_queue_refuses_and_unsignaled_requests_never_block_it() {
         connect(&peer, a.path(), qp.qp_num(), &rig.setup, 2, 1);
         // No receive: the first waits, and what is behind it fills the queue.
         let send = || {
-            qp.post_one(Send::new(a.sge(0, 8)))
+            qp.post_one(wr::Send::new(a.sge(0, 8)))
                 .map_err(|rejected| rejected.reason)
         };
         (0..4).for_each(|_| send().unwrap());
@@ -193,7 +202,8 @@ fn a_full_queue_refuses_and_unsignaled_requests_never_block_it() {
         assert_eq!((b.done(), a.done()), (ok(0..5), vec![]));
         // A slot is free again when its request is done, whether anybody polls or not.
         for _ in 0..100 {
-            qp.post_one(Write::new(a.sge(0, 8), b.remote(0))).unwrap();
+            qp.post_one(wr::Write::new(a.sge(0, 8), b.remote(0)))
+                .unwrap();
             rig.run();
         }
         assert_eq!(a.done(), []);
@@ -219,11 +229,11 @@ fn a_queue_armed_for_solicited_completions_sleeps_through_the_others() {
         (0..8).for_each(|id| b.receive(id, 0, 64));
         let data = a.sge(0, 8);
         let plain: [WorkRequest<'_>; 4] = [
-            Send::new(data).into(),
-            SendWithImmediate::new(data, [0; 4]).into(),
-            WriteWithImmediate::new(data, b.remote(512), [0; 4]).into(),
+            wr::Send::new(data).into(),
+            wr::SendWithImmediate::new(data, [0; 4]).into(),
+            wr::WriteWithImmediate::new(data, b.remote(512), [0; 4]).into(),
             // On a plain write the mark means nothing, and there is no completion that it could mark.
-            Write::new(data, b.remote(512))
+            wr::Write::new(data, b.remote(512))
                 .flags(SendFlags::SOLICITED)
                 .into(),
         ];
@@ -234,9 +244,9 @@ fn a_queue_armed_for_solicited_completions_sleeps_through_the_others() {
         }
         assert_eq!((notices.load(Ordering::Relaxed), b.done().len()), (0, 3));
         let marked: [WorkRequest<'_>; 3] = [
-            Send::new(data).solicited().into(),
-            SendWithImmediate::new(data, [0; 4]).solicited().into(),
-            WriteWithImmediate::new(data, b.remote(512), [0; 4])
+            wr::Send::new(data).solicited().into(),
+            wr::SendWithImmediate::new(data, [0; 4]).solicited().into(),
+            wr::WriteWithImmediate::new(data, b.remote(512), [0; 4])
                 .solicited()
                 .into(),
         ];
@@ -267,8 +277,8 @@ fn only_marked_requests_complete_visibly_unless_the_queue_pair_signals_all() {
                 ..Setup::default()
             });
             let (a, b) = (&rig.a, &rig.b);
-            (0..3).for_each(|id| a.post(Write::new(a.sge(0, 8), b.remote(0)).wr_id(id)));
-            a.post(Write::new(a.sge(0, 8), b.remote(0)).signaled(3));
+            (0..3).for_each(|id| a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).wr_id(id)));
+            a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(3));
             rig.run();
             assert_eq!(a.done(), if sq_sig_all { ok(0..4) } else { ok([3]) });
         }
@@ -277,7 +287,7 @@ fn only_marked_requests_complete_visibly_unless_the_queue_pair_signals_all() {
     rig.wire.rule(|_| Fate::Drop);
     (0..3).for_each(|id| {
         rig.a
-            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).wr_id(id))
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).wr_id(id))
     });
     rig.a.go_to(QpState::Err);
     assert_eq!(rig.a.done(), [0, 1, 2].map(|id| (id, WcStatus::WrFlushErr)));
@@ -294,10 +304,10 @@ fn what_succeeded_in_silence_stays_silent_and_what_follows_an_error_is_flushed()
         let (a, b) = (&rig.a, &rig.b);
         a.receive(20, 0, 8);
         a.receive(21, 0, 8);
-        a.post(Write::new(a.sge(0, 8), b.remote(0)).wr_id(1));
-        a.post(Write::new(a.sge(0, 8), b.remote(0)).wr_id(2));
-        a.post(Write::new(a.sge(0, 8), RemoteAddress::default()).wr_id(3));
-        a.post(Write::new(a.sge(0, 8), b.remote(0)).wr_id(4));
+        a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).wr_id(1));
+        a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).wr_id(2));
+        a.post(wr::Write::new(a.sge(0, 8), RemoteAddress::default()).wr_id(3));
+        a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).wr_id(4));
         rig.run();
         let all = a.completions();
         let of = |receives: bool| {
@@ -341,7 +351,7 @@ fn the_queue_pair_is_in_error_before_its_first_error_can_be_seen() {
         .on_completion(move |_| states.lock().unwrap().push(qp.query().unwrap().state));
     rig.a.cq.arm(Notify::Next).unwrap();
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), RemoteAddress::default()));
+        .post(wr::Write::new(rig.a.sge(0, 8), RemoteAddress::default()));
     assert_eq!(*seen.lock().unwrap(), [QpState::Err]);
 }
 
@@ -357,18 +367,18 @@ fn atomics_have_eight_octets_at_an_aligned_place() {
         };
         let rig = make();
         let (a, b) = (&rig.a, &rig.b);
-        let short = FetchAdd::new(a.sge(0, 7), b.remote(0), 1);
+        let short = wr::FetchAdd::new(a.sge(0, 7), b.remote(0), 1);
         assert_eq!(
             a.qp.post_one(short).unwrap_err().reason,
             PostReason::AtomicLength { given: 7 }
         );
         b.memory.store_u64(0, 5).unwrap();
-        a.post(FetchAdd::new(a.sge(0, 8), b.remote(0), 2).signaled(1));
-        a.post(CompareSwap::new(a.sge(8, 8), b.remote(0), 7, 9).signaled(2));
-        a.post(CompareSwap::new(a.sge(16, 8), b.remote(0), 7, 11).signaled(3));
+        a.post(wr::FetchAdd::new(a.sge(0, 8), b.remote(0), 2).signaled(1));
+        a.post(wr::CompareSwap::new(a.sge(8, 8), b.remote(0), 7, 9).signaled(2));
+        a.post(wr::CompareSwap::new(a.sge(16, 8), b.remote(0), 7, 11).signaled(3));
         // The result may lie anywhere, also in pieces.
         let pieces = [a.sge(33, 3), a.sge(41, 5)];
-        a.post(FetchAdd::new(&pieces, b.remote(0), 1).signaled(4));
+        a.post(wr::FetchAdd::new(&pieces, b.remote(0), 1).signaled(4));
         rig.run();
         let done = a.completions();
         assert!(
@@ -384,8 +394,8 @@ fn atomics_have_eight_octets_at_an_aligned_place() {
                 let rig = make();
                 let (sink, place) = (rig.a.sge(0, 8), rig.b.remote(8 + misaligned));
                 let request: WorkRequest<'_> = match swap {
-                    true => CompareSwap::new(sink, place, 0, 9).signaled(1).into(),
-                    false => FetchAdd::new(sink, place, 9).signaled(1).into(),
+                    true => wr::CompareSwap::new(sink, place, 0, 9).signaled(1).into(),
+                    false => wr::FetchAdd::new(sink, place, 9).signaled(1).into(),
                 };
                 rig.a.post(request);
                 rig.run();
@@ -419,7 +429,7 @@ fn a_datagram_needs_a_route_of_its_domain_and_fits_one_frame() {
             ..to(0)
         };
         let reason = |length, to: &UdDestination| {
-            a.qp.post_one(Send::new(a.sge(0, length)).to(to).signaled(1))
+            a.qp.post_one(wr::Send::new(a.sge(0, length)).to(to).signaled(1))
                 .map_err(|rejected| rejected.reason)
         };
         let max = mtu.map_or(4096, Mtu::octets) as usize;
@@ -458,7 +468,7 @@ fn forty_octets_come_before_every_datagram_and_are_counted() {
             remote_qpn: b.qp.qp_num(),
             remote_qkey: 0x1111,
         };
-        let send = |length| a.post(Send::new(a.sge(0, length)).to(&to));
+        let send = |length| a.post(wr::Send::new(a.sge(0, length)).to(&to));
         b.write(0, &[0xee; 128]);
         b.receive(1, 0, 40 + 8);
         send(9);
@@ -502,7 +512,7 @@ fn write_with_immediate_takes_a_receive_and_leaves_its_octets_alone() {
         b.qp.post_receive(ReceiveRequest::new(3, ())).unwrap();
         let immediate = [0x00, 0x01, 0xfe, 0xff];
         for length in [10, 3000, 0] {
-            a.post(WriteWithImmediate::new(
+            a.post(wr::WriteWithImmediate::new(
                 a.sge(0, length),
                 b.remote(8192),
                 immediate,

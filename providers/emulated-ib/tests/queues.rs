@@ -9,6 +9,11 @@ use emulated_ib::header::{Beside, Body, Position};
 use support::*;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    completion::Notify,
+    event::EventType,
+    wr::{self, PostReason, ReceiveRequest, UdDestination},
+};
 
 fn shared(size: u32) -> Rig {
     Rig::new(Setup {
@@ -18,7 +23,7 @@ fn shared(size: u32) -> Rig {
 }
 
 fn send(rig: &Rig, count: u64) {
-    (0..count).for_each(|id| rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(id)));
+    (0..count).for_each(|id| rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(id)));
     rig.run();
     assert_eq!(rig.a.done(), ok(0..count));
 }
@@ -47,8 +52,8 @@ fn receives_go_to_the_shared_queue_and_not_to_its_queue_pairs() {
     connect(&other, rig.a.path(), peer.qp_num(), &rig.setup, 5, 6);
     connect(&peer, rig.b.path(), other.qp_num(), &rig.setup, 6, 5);
     for _ in 0..2 {
-        rig.a.post(Send::new(rig.a.sge(0, 8)));
-        peer.post_one(Send::new(rig.a.sge(0, 8))).unwrap();
+        rig.a.post(wr::Send::new(rig.a.sge(0, 8)));
+        peer.post_one(wr::Send::new(rig.a.sge(0, 8))).unwrap();
     }
     rig.run();
     let takers: Vec<_> = rig
@@ -142,13 +147,7 @@ fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
             }
             2 => {
                 rig.inject([first]);
-                b.post(
-                    Send::new(Sge {
-                        lkey: LKey::new(1),
-                        ..b.sge(0, 8)
-                    })
-                    .wr_id(7),
-                );
+                b.post(wr::Send::new(with_lkey(b.sge(0, 8), 1)).wr_id(7));
                 expected = vec![(7, WcStatus::LocProtErr), (0, WcStatus::WrFlushErr)];
             }
             _ => {
@@ -207,13 +206,13 @@ fn a_broken_shared_queue_is_told_and_ends_the_queue_pairs_that_need_it() {
             (EventType::SrqErr, b.srq.as_ref().unwrap().id())
         );
         // What needs no receive goes on.
-        a.post(Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
+        a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
         rig.run();
         assert_eq!(
             (a.done(), b.events(), b.state()),
             (ok([1]), vec![], QpState::Rts)
         );
-        a.post(Send::new(a.sge(0, 8)).signaled(2));
+        a.post(wr::Send::new(a.sge(0, 8)).signaled(2));
         rig.run();
         assert_eq!((b.state(), b.done()), (QpState::Err, vec![]));
         assert_eq!(
@@ -241,7 +240,7 @@ fn an_overrun_ends_the_queue_and_its_queue_pairs_and_no_others() {
         connect(&other, b.path(), peer.qp_num(), &rig.setup, 3, 4);
         connect(&peer, a.path(), other.qp_num(), &rig.setup, 4, 3);
         for id in 0..3 {
-            a.post(Write::new(a.sge(0, 8), b.remote(0)).signaled(id));
+            a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(id));
             rig.run();
         }
         let events = a.events();
@@ -251,7 +250,7 @@ fn an_overrun_ends_the_queue_and_its_queue_pairs_and_no_others() {
         assert_eq!(a.cq.poll(&mut slots).map(|done| done.len()).ok(), Some(2));
         assert!(matches!(a.cq.poll(&mut slots), Err(VerbError::CqOverrun)));
         other
-            .post_one(Write::new(a.sge(0, 8), b.remote(0)).signaled(9))
+            .post_one(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(9))
             .unwrap();
         rig.run();
         let done: Vec<_> = poll(&cq)
@@ -280,8 +279,8 @@ fn arming_is_for_one_notice_and_the_wider_wish_counts() {
     });
     let told = || notices.swap(0, Ordering::Relaxed);
     (0..20).for_each(|id| b.receive(id, 0, 64));
-    let plain = || a.post(Send::new(a.sge(0, 8)));
-    let solicited = || a.post(Send::new(a.sge(0, 8)).solicited());
+    let plain = || a.post(wr::Send::new(a.sge(0, 8)));
+    let solicited = || a.post(wr::Send::new(a.sge(0, 8)).solicited());
     // Not armed: nothing. Armed once: one notice.
     solicited();
     assert_eq!(told(), 0);
@@ -335,7 +334,7 @@ fn no_wake_up_is_lost_between_arming_and_polling() {
                 }
                 b.qp.post_receive(ReceiveRequest::new(round, b.sge(0, 8)))
                     .unwrap();
-                a.post(Send::new(a.sge(0, 8)));
+                a.post(wr::Send::new(a.sge(0, 8)));
             }
         });
         // Waits for each: a notice that was lost would be waited for in vain.
@@ -353,7 +352,7 @@ fn a_completion_queue_keeps_what_is_in_it_when_its_size_changes() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     let write = |ids: std::ops::Range<u64>| {
-        ids.for_each(|id| a.post(Write::new(a.sge(0, 8), b.remote(0)).signaled(id)));
+        ids.for_each(|id| a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(id)));
         rig.run();
     };
     write(0..5);
@@ -373,11 +372,11 @@ fn a_completion_queue_keeps_what_is_in_it_when_its_size_changes() {
 fn completions_outlive_their_queue_pair_and_none_is_added() {
     let rig = Rig::rc();
     let Rig { a, b, .. } = &rig;
-    a.post(Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
     rig.run();
     let number = b.qp.qp_num();
     b.receive(2, 0, 8);
-    a.post(Send::new(a.sge(0, 8)).signaled(3));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(3));
     rig.run();
     b.receive(4, 0, 8);
     let b_qp = b.qp.clone();
@@ -413,8 +412,8 @@ fn a_shared_queue_serves_datagrams_too() {
         remote_qkey: 0x1111,
     };
     b.receive(1, 0, 48);
-    a.post(Send::new(a.sge(0, 9)).to(&to));
-    a.post(Send::new(a.sge(0, 8)).to(&to));
+    a.post(wr::Send::new(a.sge(0, 9)).to(&to));
+    a.post(wr::Send::new(a.sge(0, 8)).to(&to));
     rig.run();
     // The one that was too long left the receive for the next.
     assert_eq!(b.done(), ok([1]));

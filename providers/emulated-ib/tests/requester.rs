@@ -9,6 +9,7 @@ use polyverbs_engine::time::{ack_timeout, rnr_delay};
 use support::*;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::*;
+use verbs_api::{capability::Mtu, event::EventType, memory::MwType, wr};
 
 const MTU: usize = 1024;
 
@@ -32,7 +33,7 @@ fn silence_is_waited_for_as_long_as_the_code_says() {
             });
             rig.wire.rule(|_| Fate::Drop);
             rig.a
-                .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+                .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
             rig.run();
             assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
             let tries = u32::from(retry_cnt) + 1;
@@ -51,7 +52,7 @@ fn silence_is_waited_for_as_long_as_the_code_says() {
     });
     rig.wire.rule(|_| Fate::Drop);
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
     rig.run_for(Duration::from_secs(1_000_000));
     assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
     assert_eq!(rig.requests().len(), 1);
@@ -73,7 +74,7 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
             false => Fate::Hold,
         });
         rig.a
-            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(number));
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(number));
         rig.run_for(least * tenths / 10);
         assert_eq!(rig.a.done(), [], "{number}");
         rig.release();
@@ -82,7 +83,7 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
     let began = rig.now();
     rig.wire.rule(|_| Fate::Drop);
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(5));
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(5));
     rig.run();
     assert_eq!(rig.a.done(), [(5, WcStatus::RetryExcErr)]);
     assert_eq!(rig.now() - began, least * 4);
@@ -98,20 +99,20 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
         false => Fate::Hold,
     });
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
     rig.run_for(least * 9 / 10);
     rig.release();
     rig.wire.pass();
     for number in 2..8 {
         rig.a
-            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(number));
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(number));
         rig.run();
     }
     assert_eq!(rig.a.done().len(), 7);
     let began = rig.now();
     rig.wire.rule(|_| Fate::Drop);
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(8));
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(8));
     rig.run();
     assert_eq!(rig.now() - began, least);
 }
@@ -124,7 +125,7 @@ fn seven_retries_are_seven_and_progress_gives_them_back() {
         ..Setup::default()
     });
     rig.wire.rule(|_| Fate::Drop);
-    rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
     rig.run();
     assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
     assert_eq!(rig.requests().len(), 8);
@@ -151,7 +152,7 @@ fn seven_retries_are_seven_and_progress_gives_them_back() {
     rig.a.write(0, &pattern(64, 1));
     for id in 0..20 {
         rig.a
-            .post(Write::new(rig.a.sge(0, 64), rig.b.remote(64 * id as usize)).signaled(id));
+            .post(wr::Write::new(rig.a.sge(0, 64), rig.b.remote(64 * id as usize)).signaled(id));
         rig.run();
     }
     assert_eq!(rig.a.done(), ok(0..20));
@@ -172,7 +173,7 @@ fn sequence_naks_use_up_retries_too() {
         if first { Fate::Drop } else { Fate::Pass }
     });
     rig.a
-        .post(Write::new(rig.a.sge(0, 2 * MTU), rig.b.remote(0)).signaled(1));
+        .post(wr::Write::new(rig.a.sge(0, 2 * MTU), rig.b.remote(0)).signaled(1));
     rig.run();
     // One NAK: the others are silent until the gap is closed, so without a timer nothing more happens.
     assert_eq!(rig.naks(), [(0, Nak::SequenceError)]);
@@ -201,7 +202,7 @@ fn a_lost_frame_is_sent_again_from_the_number_that_the_nak_names() {
     let data = pattern(5 * MTU, 4);
     rig.a.write(0, &data);
     rig.a
-        .post(Write::new(rig.a.sge(0, data.len()), rig.b.remote(0)).signaled(1));
+        .post(wr::Write::new(rig.a.sge(0, data.len()), rig.b.remote(0)).signaled(1));
     rig.run();
     let numbers: Vec<_> = rig.requests().iter().map(|(offset, _)| *offset).collect();
     assert_eq!(numbers, [0, 1, 2, 3, 4, 2, 3, 4]);
@@ -221,7 +222,7 @@ fn a_missing_receive_counts_for_itself() {
         rnr_retry: 0,
         ..Setup::default()
     });
-    rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
     assert_eq!(rig.a.done(), [(1, WcStatus::RnrRetryExcErr)]);
     // Neither counter uses up the other.
     let rig = Rig::new(Setup {
@@ -229,7 +230,7 @@ fn a_missing_receive_counts_for_itself() {
         retry_cnt: 0,
         ..Setup::default()
     });
-    (0..4).for_each(|id| rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(id)));
+    (0..4).for_each(|id| rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(id)));
     rig.run();
     assert_eq!(rig.a.done()[0], (0, WcStatus::RnrRetryExcErr));
     assert_eq!(rig.a.counters().rnr_naks, 4);
@@ -245,7 +246,7 @@ fn a_missing_receive_counts_for_itself() {
             Fate::Twice
         }
     });
-    rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
     assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
     rig.b.receive(1, 0, 8);
     rig.run();
@@ -262,7 +263,7 @@ fn each_code_delays_as_the_table_says() {
             timeout: 0,
             ..Setup::default()
         });
-        rig.a.post(Send::new(rig.a.sge(0, 8)).signaled(1));
+        rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
         assert_eq!(rig.answers(), [(0, Body::Acknowledge(Syndrome::Rnr(code)))]);
         rig.run();
         assert_eq!(rig.now(), rnr_delay(code), "code {code}");
@@ -279,7 +280,7 @@ fn an_acknowledge_covers_what_was_before() {
     rig.wire.rule(|_| Fate::Drop);
     (0..4).for_each(|id| {
         rig.a
-            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
     });
     rig.inject([rig.answer(1, Body::Acknowledge(Syndrome::Ack), b"")]);
     assert_eq!(rig.a.done(), ok([0, 1]));
@@ -305,11 +306,11 @@ fn an_acknowledge_covers_what_was_before() {
     });
     (0..3).for_each(|id| {
         rig.a
-            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
     });
     assert_eq!(rig.a.done(), []);
     rig.a
-        .post(Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(3));
+        .post(wr::Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(3));
     assert_eq!(rig.a.done(), ok(0..4));
 }
 
@@ -334,15 +335,15 @@ fn a_lost_read_response_is_asked_for_again_and_not_acknowledged_away() {
         rig.b.memory.store_u64(0, 77).unwrap();
         if atomic {
             rig.a
-                .post(FetchAdd::new(rig.a.sge(64, 8), rig.b.remote(0), 1).signaled(1));
+                .post(wr::FetchAdd::new(rig.a.sge(64, 8), rig.b.remote(0), 1).signaled(1));
         } else {
             rig.a
-                .post(Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(1));
+                .post(wr::Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(1));
         }
         assert_eq!(rig.a.done(), []);
         // The acknowledge of the write tells that the answer was lost.
         rig.a
-            .post(Write::new(rig.a.sge(0, 8), rig.b.remote(512)).signaled(2));
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(512)).signaled(2));
         rig.run();
         assert_eq!(rig.a.done(), ok([1, 2]));
         assert_eq!(rig.a.memory.load_u64(64).unwrap(), 77);
@@ -365,7 +366,7 @@ fn each_nak_has_its_status() {
         rig.wire.rule(|_| Fate::Drop);
         (0..3).for_each(|id| {
             rig.a
-                .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+                .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
         });
         rig.inject([rig.answer(1, nak(code), b"")]);
         let expected = [
@@ -392,7 +393,7 @@ fn an_answer_that_does_not_fit_is_a_bad_response() {
         let rig = Rig::rc();
         rig.wire.rule(|_| Fate::Drop);
         rig.a
-            .post(Read::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+            .post(wr::Read::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
         rig.inject([rig.answer(0, body, &vec![1; length])]);
         assert_eq!(
             rig.a.done(),
@@ -403,7 +404,7 @@ fn an_answer_that_does_not_fit_is_a_bad_response() {
     let rig = Rig::rc();
     rig.wire.rule(|_| Fate::Drop);
     rig.a
-        .post(FetchAdd::new(rig.a.sge(0, 8), rig.b.remote(0), 1).signaled(1));
+        .post(wr::FetchAdd::new(rig.a.sge(0, 8), rig.b.remote(0), 1).signaled(1));
     rig.inject([rig.answer(0, Body::ReadResponse(Position::Only), b"")]);
     assert_eq!(rig.a.done(), [(1, WcStatus::BadRespErr)]);
 }
@@ -428,7 +429,7 @@ fn a_read_goes_on_from_the_first_octet_that_is_missing() {
         let data = pattern(4 * MTU + 100, 5);
         rig.b.write(0, &data);
         rig.a
-            .post(Read::new(rig.a.sge(8192, data.len()), rig.b.remote(0)).signaled(1));
+            .post(wr::Read::new(rig.a.sge(8192, data.len()), rig.b.remote(0)).signaled(1));
         rig.run();
         assert_eq!(
             (rig.a.done(), rig.a.read(8192, data.len())),
@@ -468,11 +469,14 @@ fn traffic_crosses_the_end_of_the_numbers() {
     });
     for id in 0..4 {
         b.receive(id, 65_536 + 8192 * id as usize, 8192);
-        a.post(Write::new(a.sge(0, data.len()), b.remote(8192 * id as usize)).signaled(10 + id));
         a.post(
-            Read::new(a.sge(131_072, data.len()), b.remote(8192 * id as usize)).signaled(20 + id),
+            wr::Write::new(a.sge(0, data.len()), b.remote(8192 * id as usize)).signaled(10 + id),
         );
-        a.post(Send::new(a.sge(0, data.len())).signaled(30 + id));
+        a.post(
+            wr::Read::new(a.sge(131_072, data.len()), b.remote(8192 * id as usize))
+                .signaled(20 + id),
+        );
+        a.post(wr::Send::new(a.sge(0, data.len())).signaled(30 + id));
     }
     rig.run();
     let expected = (0..4).flat_map(|id| [10 + id, 20 + id, 30 + id]);
@@ -497,8 +501,8 @@ fn reads_beyond_the_budget_wait_and_nothing_passes_them() {
             Fate::Hold
         }
     });
-    (0..3).for_each(|id| a.post(Read::new(a.sge(0, 8), b.remote(0)).signaled(id)));
-    a.post(Write::new(a.sge(0, 8), b.remote(64)).signaled(3));
+    (0..3).for_each(|id| a.post(wr::Read::new(a.sge(0, 8), b.remote(0)).signaled(id)));
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(64)).signaled(3));
     for asked in 1..=3 {
         let reads = rig
             .requests()
@@ -518,19 +522,16 @@ fn faults_of_the_requester_have_their_own_statuses() {
     type Case = fn(&Rig) -> WcStatus;
     let cases: [Case; 5] = [
         |rig| {
-            let sge = Sge {
-                lkey: LKey::new(0x999),
-                ..rig.a.sge(0, 8)
-            };
-            rig.a.post(Send::new(sge).signaled(1));
+            let sge = with_lkey(rig.a.sge(0, 8), 0x999);
+            rig.a.post(wr::Send::new(sge).signaled(1));
             WcStatus::LocProtErr
         },
         |rig| {
-            let sge = Sge {
-                addr: rig.a.memory.address() + MEMORY as u64 - 4,
-                ..rig.a.sge(0, 8)
-            };
-            rig.a.post(Write::new(sge, rig.b.remote(0)).signaled(1));
+            let sge = rig
+                .a
+                .sge(0, 8)
+                .at(rig.a.memory.address() + MEMORY as u64 - 4, 8);
+            rig.a.post(wr::Write::new(sge, rig.b.remote(0)).signaled(1));
             WcStatus::LocProtErr
         },
         |rig| {
@@ -541,19 +542,19 @@ fn faults_of_the_requester_have_their_own_statuses() {
                 .wait()
                 .unwrap();
             rig.a
-                .post(Read::new(mr.sge(0, 8).unwrap(), rig.b.remote(0)).signaled(1));
+                .post(wr::Read::new(mr.sge(0, 8).unwrap(), rig.b.remote(0)).signaled(1));
             WcStatus::LocProtErr
         },
         |rig| {
             rig.a
-                .post(LocalInvalidate::new(RKey::new(0x123_4567)).signaled(1));
+                .post(wr::LocalInvalidate::new(RKey::new(0x123_4567)).signaled(1));
             WcStatus::LocQpOpErr
         },
         |rig| {
             let mw = rig.a.pd.alloc_mw(MwType::Type2).wait().unwrap();
             let beyond = rig.a.memory.address() + MEMORY as u64 - 4;
-            let bind =
-                BindWindow::new(mw.rkey(), rig.a.mr.lkey(), beyond, 8).access(Access::REMOTE_READ);
+            let bind = wr::BindWindow::new(mw.rkey(), rig.a.mr.lkey(), beyond, 8)
+                .access(Access::REMOTE_READ);
             rig.a.post(bind.signaled(1));
             WcStatus::MwBindErr
         },
@@ -564,10 +565,10 @@ fn faults_of_the_requester_have_their_own_statuses() {
                 direct,
                 ..Setup::default()
             });
-            rig.a.post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)));
+            rig.a.post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)));
             let status = case(&rig);
             rig.a
-                .post(Write::new(rig.a.sge(0, 8), rig.b.remote(64)).signaled(2));
+                .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(64)).signaled(2));
             rig.run();
             assert_eq!(
                 rig.a.done(),
@@ -593,7 +594,7 @@ fn a_draining_queue_finishes_what_has_begun_and_says_so_once() {
         }
     });
     let budget = u64::from(rig.setup.max_rd_atomic);
-    (0..10).for_each(|id| a.post(Read::new(a.sge(0, 8), b.remote(0)).signaled(id)));
+    (0..10).for_each(|id| a.post(wr::Read::new(a.sge(0, 8), b.remote(0)).signaled(id)));
     a.modify(
         QpAttributes::new()
             .qp_state(QpState::Sqd)
@@ -602,7 +603,7 @@ fn a_draining_queue_finishes_what_has_begun_and_says_so_once() {
     .unwrap();
     assert!(a.qp.query().unwrap().sq_draining);
     assert_eq!((a.events(), a.done()), (vec![], vec![]));
-    a.post(Read::new(a.sge(0, 8), b.remote(0)).signaled(10));
+    a.post(wr::Read::new(a.sge(0, 8), b.remote(0)).signaled(10));
     rig.release();
     rig.run_for(Duration::from_nanos(1));
     assert_eq!(a.done(), ok(0..budget));
@@ -629,7 +630,7 @@ fn draining_retries_what_was_lost_and_an_empty_queue_is_drained_at_once() {
             Fate::Drop
         }
     });
-    a.post(Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
     let drain = QpAttributes::new()
         .qp_state(QpState::Sqd)
         .en_sqd_async_notify(true);
@@ -659,13 +660,13 @@ fn the_responder_carries_out_in_posting_order() {
         });
         let (a, b) = (&rig.a, &rig.b);
         a.write(0, b"old.new.");
-        a.post(Write::new(a.sge(0, 4), b.remote(0)));
+        a.post(wr::Write::new(a.sge(0, 4), b.remote(0)));
         // Read, then overwritten: an InfiniBand responder does both in the order of their numbers.
-        a.post(Read::new(a.sge(64, 4), b.remote(0)).signaled(1));
-        a.post(Write::new(a.sge(4, 4), b.remote(0)).signaled(2));
+        a.post(wr::Read::new(a.sge(64, 4), b.remote(0)).signaled(1));
+        a.post(wr::Write::new(a.sge(4, 4), b.remote(0)).signaled(2));
         b.receive(3, 128, 8);
-        a.post(Write::new(a.sge(0, 4), b.remote(512)));
-        a.post(Send::new(a.sge(0, 4)).signaled(4));
+        a.post(wr::Write::new(a.sge(0, 4), b.remote(512)));
+        a.post(wr::Send::new(a.sge(0, 4)).signaled(4));
         rig.run();
         assert_eq!((a.done(), b.done()), (ok([1, 2, 4]), ok([3])));
         assert_eq!(
@@ -689,8 +690,8 @@ fn a_fenced_request_waits_for_reads_and_atomics_only() {
     });
     a.write(0, b"new!");
     b.write(0, b"old!");
-    a.post(Read::new(a.sge(64, 4), b.remote(0)).signaled(1));
-    a.post(Write::new(a.sge(0, 4), b.remote(0)).fence().signaled(2));
+    a.post(wr::Read::new(a.sge(64, 4), b.remote(0)).signaled(1));
+    a.post(wr::Write::new(a.sge(0, 4), b.remote(0)).fence().signaled(2));
     assert_eq!(rig.requests().len(), 1);
     assert_eq!(b.read(0, 4), b"old!");
     rig.release();
@@ -701,8 +702,8 @@ fn a_fenced_request_waits_for_reads_and_atomics_only() {
     );
     // Unfenced it is sent at once: a read that has to be asked for again then finds the new octets.
     b.write(0, b"old!");
-    a.post(Read::new(a.sge(64, 4), b.remote(0)).signaled(3));
-    a.post(Write::new(a.sge(0, 4), b.remote(0)).signaled(4));
+    a.post(wr::Read::new(a.sge(64, 4), b.remote(0)).signaled(3));
+    a.post(wr::Write::new(a.sge(0, 4), b.remote(0)).signaled(4));
     assert_eq!(b.read(0, 4), b"new!");
     // A fence does not wait for writes.
     let rig = Rig::rc();
@@ -714,8 +715,12 @@ fn a_fenced_request_waits_for_reads_and_atomics_only() {
             Fate::Hold
         }
     });
-    a.post(Write::new(a.sge(0, 4), b.remote(0)).signaled(1));
-    a.post(Write::new(a.sge(0, 4), b.remote(64)).fence().signaled(2));
+    a.post(wr::Write::new(a.sge(0, 4), b.remote(0)).signaled(1));
+    a.post(
+        wr::Write::new(a.sge(0, 4), b.remote(64))
+            .fence()
+            .signaled(2),
+    );
     assert_eq!(rig.requests().len(), 2);
 }
 
@@ -732,8 +737,8 @@ fn completions_keep_the_order_of_posting() {
             Fate::Pass
         }
     });
-    a.post(Read::new(a.sge(0, 8), b.remote(0)).signaled(1));
-    a.post(Write::new(a.sge(0, 8), b.remote(64)).signaled(2));
+    a.post(wr::Read::new(a.sge(0, 8), b.remote(0)).signaled(1));
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(64)).signaled(2));
     assert_eq!(a.done(), []);
     rig.wire.pass();
     rig.release();
@@ -747,10 +752,10 @@ fn completions_keep_the_order_of_posting() {
         Body::Acknowledge(_) => Fate::Hold,
         _ => Fate::Pass,
     });
-    a.post(Write::new(a.sge(0, 8), b.remote(64)).signaled(1));
-    let bind = BindWindow::new(mw.rkey(), a.mr.lkey(), a.memory.address(), 8);
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(64)).signaled(1));
+    let bind = wr::BindWindow::new(mw.rkey(), a.mr.lkey(), a.memory.address(), 8);
     a.post(bind.access(Access::REMOTE_READ).signaled(2));
-    a.post(Write::new(a.sge(0, 8), b.remote(96)).signaled(3));
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(96)).signaled(3));
     rig.run_for(Duration::from_micros(1));
     assert_eq!(a.done(), []);
     rig.wire.pass();
@@ -769,8 +774,8 @@ fn an_answer_that_comes_before_its_question_was_repeated_is_taken() {
     });
     rig.wire.rule(|_| Fate::Drop);
     let (a, b) = (&rig.a, &rig.b);
-    a.post(Send::new(a.sge(0, 8)).signaled(1));
-    a.post(Read::new(a.sge(0, 3 * PIECE), b.remote(0)).signaled(2));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
+    a.post(wr::Read::new(a.sge(0, 3 * PIECE), b.remote(0)).signaled(2));
     rig.inject([rig.answer(0, Body::Acknowledge(Syndrome::Rnr(1)), &[])]);
     let octets = pattern(PIECE, 3);
     for (number, packet) in (0..).zip(octets.chunks(256)) {

@@ -7,6 +7,12 @@ use polyverbs_engine::time::Time;
 use support::*;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    event::EventType,
+    ids::Qpn,
+    memory::MwType,
+    wr::{self, ReceiveRequest, UdDestination},
+};
 
 use Position::{First, Last, Middle, Only};
 
@@ -398,7 +404,7 @@ fn access_that_is_not_allowed_ends_the_connection_and_is_told() {
         },
         |rig| {
             let mw = rig.b.pd.alloc_mw(MwType::Type1).wait().unwrap();
-            let bind = BindWindow::new(mw.rkey(), rig.b.mr.lkey(), rig.b.memory.address(), 4)
+            let bind = wr::BindWindow::new(mw.rkey(), rig.b.mr.lkey(), rig.b.memory.address(), 4)
                 .access(ALL_REMOTE - Access::FLUSH_GLOBAL - Access::FLUSH_PERSISTENT);
             let rkey = rig.b.qp.bind_mw(&bind).unwrap();
             std::mem::forget(mw);
@@ -445,9 +451,9 @@ fn the_requester_of_a_forbidden_access_sees_it() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     let nowhere = RemoteAddress::new(1, RKey::new(0x7777_7777));
-    a.post(Write::new(a.sge(0, 3000), b.remote(0)).signaled(1));
-    a.post(Write::new(a.sge(0, 3000), nowhere));
-    a.post(Send::new(a.sge(0, 8)));
+    a.post(wr::Write::new(a.sge(0, 3000), b.remote(0)).signaled(1));
+    a.post(wr::Write::new(a.sge(0, 3000), nowhere));
+    a.post(wr::Send::new(a.sge(0, 8)));
     rig.run();
     let expected = [
         (1, WcStatus::Success),
@@ -467,13 +473,10 @@ fn the_requester_of_a_forbidden_access_sees_it() {
 fn a_bad_receive_fails_there_and_is_a_remote_operation_error_here() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
-    let sge = Sge {
-        lkey: LKey::new(0x4242),
-        ..b.sge(0, 64)
-    };
+    let sge = with_lkey(b.sge(0, 64), 0x4242);
     b.qp.post_receive(ReceiveRequest::new(3, sge)).unwrap();
     b.receive(4, 0, 64);
-    a.post(Send::new(a.sge(0, 8)).signaled(1));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
     rig.run();
     assert_eq!(rig.naks(), [(0, Nak::RemoteOperation)]);
     assert_eq!(a.done(), [(1, WcStatus::RemOpErr)]);
@@ -492,7 +495,7 @@ fn a_send_longer_than_its_receive_is_a_length_error_there() {
         let (a, b) = (&rig.a, &rig.b);
         b.receive(3, 0, 64);
         b.receive(4, 0, 64);
-        a.post(Send::new(a.sge(0, length)).signaled(1));
+        a.post(wr::Send::new(a.sge(0, length)).signaled(1));
         rig.run();
         assert_eq!(a.done(), [(1, WcStatus::RemInvReqErr)]);
         assert_eq!(
@@ -511,7 +514,7 @@ fn a_send_without_receive_is_tried_again_and_harms_nobody() {
         ..Setup::default()
     });
     let (a, b) = (&rig.a, &rig.b);
-    a.post(Send::new(a.sge(0, 8)).signaled(1));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
     rig.run();
     let rnr = (0, Body::Acknowledge(Syndrome::Rnr(1)));
     assert_eq!(rig.answers(), [rnr; 3]);
@@ -535,7 +538,7 @@ fn a_receive_posted_in_time_takes_what_waited() {
     });
     let (a, b) = (&rig.a, &rig.b);
     a.write(0, &pattern(6000, 3));
-    (0..3).for_each(|id| a.post(Send::new(a.sge(0, 6000)).signaled(id)));
+    (0..3).for_each(|id| a.post(wr::Send::new(a.sge(0, 6000)).signaled(id)));
     // Far more tries than seven: seven means for ever. The frames behind cost no retry either.
     rig.run_for(std::time::Duration::from_millis(20));
     assert_eq!((a.done(), b.done()), (vec![], vec![]));
@@ -556,7 +559,7 @@ fn write_with_immediate_waits_with_its_last_frame_only() {
     let (a, b) = (&rig.a, &rig.b);
     let data = pattern(2 * MTU + 100, 9);
     a.write(0, &data);
-    a.post(WriteWithImmediate::new(a.sge(0, data.len()), b.remote(0), *b"imm!").signaled(1));
+    a.post(wr::WriteWithImmediate::new(a.sge(0, data.len()), b.remote(0), *b"imm!").signaled(1));
     assert_eq!(
         rig.answers().last(),
         Some(&(2, Body::Acknowledge(Syndrome::Rnr(14))))
@@ -579,7 +582,7 @@ fn a_failed_remote_invalidation_fails_the_receive_and_draws_no_nak() {
     b.receive(3, 0, 64);
     b.receive(4, 0, 64);
     // A region that was registered in the ordinary way cannot be invalidated.
-    a.post(SendWithInvalidate::new(a.sge(0, 8), b.mr.rkey()).signaled(1));
+    a.post(wr::SendWithInvalidate::new(a.sge(0, 8), b.mr.rkey()).signaled(1));
     rig.run();
     assert_eq!(rig.naks(), []);
     assert_eq!(a.done(), ok([1]));
@@ -688,14 +691,14 @@ fn a_uc_sender_does_not_notice_what_is_lost() {
         if count == 2 { Fate::Drop } else { Fate::Pass }
     });
     a.write(0, &pattern(3000, 1));
-    (1..=3).for_each(|id| a.post(Send::new(a.sge(0, 3000)).signaled(id)));
+    (1..=3).for_each(|id| a.post(wr::Send::new(a.sge(0, 3000)).signaled(id)));
     rig.run();
     assert_eq!((a.done(), b.done()), (ok(1..=3), ok(1..=2)));
     assert_eq!(b.read(8192, 3000), pattern(3000, 1));
     // Nobody has a receive: dropped, and the next one that finds one arrives.
-    a.post(Send::new(a.sge(0, 8)).signaled(4));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(4));
     b.receive(3, 0, 64);
-    a.post(Send::new(a.sge(0, 8)).signaled(5));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(5));
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([4, 5]), ok([3])));
 }
@@ -719,7 +722,7 @@ fn a_datagram_that_cannot_be_taken_is_dropped() {
             ..to(0x1111)
         },
     );
-    let send = |id, length, to| a.post(Send::new(a.sge(0, length)).to(to).signaled(id));
+    let send = |id, length, to| a.post(wr::Send::new(a.sge(0, length)).to(to).signaled(id));
     send(1, 8, &right);
     b.receive(1, 0, 40 + 64);
     send(2, 8, &wrong);
@@ -746,7 +749,7 @@ fn an_empty_shared_queue_makes_rc_wait_and_others_drop() {
         ..Setup::default()
     });
     let (a, b) = (&rig.a, &rig.b);
-    a.post(Send::new(a.sge(0, 8)).signaled(1));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
     assert_eq!(rig.answers(), [(0, Body::Acknowledge(Syndrome::Rnr(14)))]);
     b.receive(1, 0, 64);
     rig.run();
@@ -758,7 +761,7 @@ fn an_empty_shared_queue_makes_rc_wait_and_others_drop() {
         ..Setup::default()
     });
     let (a, b) = (&rig.a, &rig.b);
-    a.post(Send::new(a.sge(0, 8)).signaled(1));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
     b.receive(1, 0, 64);
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([1]), vec![]));
@@ -775,7 +778,7 @@ fn an_empty_shared_queue_makes_rc_wait_and_others_drop() {
         remote_qpn: b.qp.qp_num(),
         remote_qkey: 0x1111,
     };
-    a.post(Send::new(a.sge(0, 8)).to(&to).signaled(1));
+    a.post(wr::Send::new(a.sge(0, 8)).to(&to).signaled(1));
     b.receive(1, 0, 64);
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([1]), vec![]));

@@ -7,6 +7,10 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::network::Network;
 use polyverbs_engine::time::{Host, Time};
 use verbs_api::*;
+use verbs_api::{
+    ids::LinkAddress,
+    wr::{self, ReceiveRequest},
+};
 
 struct Still;
 
@@ -46,7 +50,7 @@ fn messages_writes_reads_and_atomics_arrive() {
     memory.write(0, b"hello").unwrap();
     b.post_receive(ReceiveRequest::new(7, mr.sge(100, 16).unwrap()))
         .unwrap();
-    a.post_one(Send::new(mr.sge(0, 5).unwrap()).signaled(1))
+    a.post_one(wr::Send::new(mr.sge(0, 5).unwrap()).signaled(1))
         .unwrap();
     let done = cq.poll(&mut slots).unwrap();
     assert_eq!(done.len(), 2);
@@ -57,12 +61,12 @@ fn messages_writes_reads_and_atomics_arrive() {
     assert_eq!((done[1].wr_id, done[1].status), (1, WcStatus::Success));
     assert_eq!(memory.to_vec(100, 5).unwrap(), b"hello");
 
-    a.post_one(Write::new(mr.sge(0, 5).unwrap(), mr.remote(200)).signaled(2))
+    a.post_one(wr::Write::new(mr.sge(0, 5).unwrap(), mr.remote(200)).signaled(2))
         .unwrap();
-    a.post_one(Read::new(mr.sge(300, 5).unwrap(), mr.remote(200)).signaled(3))
+    a.post_one(wr::Read::new(mr.sge(300, 5).unwrap(), mr.remote(200)).signaled(3))
         .unwrap();
     memory.store_u64(400, 41).unwrap();
-    a.post_one(FetchAdd::new(mr.sge(408, 8).unwrap(), mr.remote(400), 1).signaled(4))
+    a.post_one(wr::FetchAdd::new(mr.sge(408, 8).unwrap(), mr.remote(400), 1).signaled(4))
         .unwrap();
     let done = cq.poll(&mut slots).unwrap();
     assert_eq!(

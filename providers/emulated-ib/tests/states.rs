@@ -6,6 +6,11 @@ use emulated_ib::header::{Beside, Body, Position};
 use support::*;
 use verbs_api::qp::{BadModify, QpAttrMask, QpAttributes, QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    event::EventType,
+    ids::Psn,
+    wr::{self, PostReason, ReceiveRequest, UdDestination},
+};
 
 const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 
@@ -102,7 +107,7 @@ fn attributes_given_again_in_init_take_effect() {
         ))
         .unwrap();
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
     rig.run();
     assert_eq!(rig.a.done(), [(1, WcStatus::RemInvReqErr)]);
 }
@@ -122,7 +127,7 @@ fn receives_are_processed_from_rtr_on_and_sends_from_rts_on() {
         b.modify(step).unwrap();
     }
     let send = || {
-        a.qp.post_one(Send::new(a.sge(0, 8)).signaled(9))
+        a.qp.post_one(wr::Send::new(a.sge(0, 8)).signaled(9))
             .map_err(|rejected| rejected.reason)
     };
     let receive = || {
@@ -135,7 +140,7 @@ fn receives_are_processed_from_rtr_on_and_sends_from_rts_on() {
     assert_eq!(receive(), Ok(()));
     assert_eq!(send(), Err(PostReason::InvalidState(QpState::Init)));
     // What arrives before RTR is dropped, and sent again until it is taken.
-    b.post(Send::new(b.sge(0, 8)).signaled(1));
+    b.post(wr::Send::new(b.sge(0, 8)).signaled(1));
     assert_eq!((a.done(), rig.wire.log().len()), (vec![], 1));
     a.modify(to_rtr).unwrap();
     assert_eq!(send(), Err(PostReason::InvalidState(QpState::Rtr)));
@@ -182,7 +187,7 @@ fn attributes_change_in_rts_and_the_path_in_sqd() {
     (0..9).for_each(|id| b.receive(id, 1024 + 64 * id as usize, 64));
     let post = |ids: std::ops::Range<u64>| {
         for id in ids {
-            a.post(Send::new(&[id as u8; 4]).signaled(id));
+            a.post(wr::Send::new(&[id as u8; 4]).signaled(id));
         }
     };
     post(0..3);
@@ -224,11 +229,7 @@ fn a_send_error_stops_the_send_queue_of_an_unreliable_queue_pair_only() {
             remote_qkey: 0x1111,
         };
         let send = |id, lkey| {
-            let request = Send::new(Sge {
-                lkey,
-                ..a.sge(0, 8)
-            })
-            .signaled(id);
+            let request = wr::Send::new(with_lkey(a.sge(0, 8), lkey)).signaled(id);
             a.post(if qp_type == QpType::Ud {
                 request.to(&to)
             } else {
@@ -236,8 +237,8 @@ fn a_send_error_stops_the_send_queue_of_an_unreliable_queue_pair_only() {
             });
         };
         a.receive(7, 4096, 128);
-        send(1, LKey::new(0x1234));
-        send(2, a.mr.lkey());
+        send(1, 0x1234);
+        send(2, a.mr.lkey().value());
         if qp_type == QpType::Rc {
             assert_eq!(a.state(), QpState::Err);
             let expected = [
@@ -263,7 +264,7 @@ fn a_send_error_stops_the_send_queue_of_an_unreliable_queue_pair_only() {
             remote_qpn: a.qp.qp_num(),
             remote_qkey: 0x1111,
         };
-        let answer = Send::new(b.sge(0, 8)).signaled(3);
+        let answer = wr::Send::new(b.sge(0, 8)).signaled(3);
         b.post(if qp_type == QpType::Ud {
             answer.to(&back)
         } else {
@@ -273,7 +274,7 @@ fn a_send_error_stops_the_send_queue_of_an_unreliable_queue_pair_only() {
         assert_eq!(a.done(), ok([7]), "{qp_type:?}");
         a.go_to(QpState::Rts);
         b.receive(8, 4096, 128);
-        send(4, a.mr.lkey());
+        send(4, a.mr.lkey().value());
         rig.run();
         assert_eq!(a.done(), ok([4]));
         assert_eq!(b.done(), ok([3, 8]));
@@ -319,7 +320,7 @@ fn reset_empties_the_queues_in_silence_and_begins_afresh() {
     let (a, b) = (&rig.a, &rig.b);
     rig.wire.rule(|_| Fate::Drop);
     (0..3).for_each(|id| a.receive(id, 0, 64));
-    (3..6).for_each(|id| a.post(Send::new(a.sge(0, 8)).signaled(id)));
+    (3..6).for_each(|id| a.post(wr::Send::new(a.sge(0, 8)).signaled(id)));
     for side in [a, b] {
         side.go_to(QpState::Reset);
     }
@@ -330,7 +331,7 @@ fn reset_empties_the_queues_in_silence_and_begins_afresh() {
     // Connected again, with the same numbers: nothing is left of the earlier life.
     rig.connect();
     b.receive(7, 0, 64);
-    a.post(Send::new(a.sge(0, 8)).signaled(8));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(8));
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([8]), ok([7])));
     // From every state.
@@ -438,10 +439,10 @@ fn in_err_everything_is_taken_and_flushed_in_order() {
     let (a, b) = (&rig.a, &rig.b);
     rig.wire.rule(|_| Fate::Drop);
     a.receive(1, 0, 64);
-    a.post(Send::new(a.sge(0, 8)).signaled(2));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(2));
     a.go_to(QpState::Err);
-    a.post(Send::new(a.sge(0, 8)).wr_id(3));
-    a.post(Send::new(a.sge(0, 8)).signaled(4));
+    a.post(wr::Send::new(a.sge(0, 8)).wr_id(3));
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(4));
     a.receive(5, 0, 64);
     let all: Vec<_> = a.done();
     assert!(

@@ -5,7 +5,7 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use support::*;
-use verbs_api::*;
+use verbs_api::{capability::Mtu, wr};
 
 /// One octet past what requests may touch.
 const GUARD: usize = 200_000;
@@ -18,12 +18,12 @@ fn post_all(rig: &Rig) {
     a.write(GUARD, &pattern(1000, 9));
     b.receive(11, 0, 600);
     b.receive(12, 4096, 0);
-    a.post(Send::new(a.sge(0, 600)).signaled(1));
-    a.post(WriteWithImmediate::new(a.sge(0, 600), b.remote(8192), *b"imm.").signaled(2));
-    a.post(Read::new(a.sge(4096, 600), b.remote(8192)).signaled(3));
-    a.post(FetchAdd::new(a.sge(8192, 8), b.remote(16_384), 5).signaled(4));
-    a.post(AtomicWrite::new(a.sge(0, 8), b.remote(16_392)).signaled(5));
-    a.post(Write::new(a.sge(0, 0), b.remote(0)).signaled(6));
+    a.post(wr::Send::new(a.sge(0, 600)).signaled(1));
+    a.post(wr::WriteWithImmediate::new(a.sge(0, 600), b.remote(8192), *b"imm.").signaled(2));
+    a.post(wr::Read::new(a.sge(4096, 600), b.remote(8192)).signaled(3));
+    a.post(wr::FetchAdd::new(a.sge(8192, 8), b.remote(16_384), 5).signaled(4));
+    a.post(wr::AtomicWrite::new(a.sge(0, 8), b.remote(16_392)).signaled(5));
+    a.post(wr::Write::new(a.sge(0, 0), b.remote(0)).signaled(6));
 }
 
 fn setup() -> Setup {

@@ -14,9 +14,11 @@ use polyverbs_links::{DatagramFaults, DatagramOptions, Rate};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, CompareSwap, Completion, ConnectOptions, Context, Cq, Device, FetchAdd, Memory, Mr,
-    Mtu, Operations, Pd, Qp, QpOptions, Read, ReceiveRequest, Requirements, Send,
-    SendWithImmediate, UdDestination, WcFlags, WcStatus, WorkRequest, Write,
+    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations, Pd, Qp,
+    QpOptions, Requirements, WcStatus,
+    capability::Mtu,
+    completion::WcFlags,
+    wr::{self, ReceiveRequest, UdDestination, WorkRequest},
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -118,14 +120,14 @@ fn everything(near: &End, far: &End) {
         near.memory.write(0, &data).unwrap();
         let local = near.mr.sge(0, length as u32).unwrap();
         let remote = far.mr.remote(half as u64);
-        near.succeeds(Write::new(local, remote).signaled(1));
+        near.succeeds(wr::Write::new(local, remote).signaled(1));
         assert_eq!(far.memory.to_vec(half, length).unwrap(), data);
         let sink = near.mr.sge(half, length as u32).unwrap();
-        near.succeeds(Read::new(sink, remote).signaled(2));
+        near.succeeds(wr::Read::new(sink, remote).signaled(2));
         assert_eq!(near.memory.to_vec(half, length).unwrap(), data);
         let room = far.mr.sge(0, half as u32).unwrap();
         far.qp.post_receive(ReceiveRequest::new(3, room)).unwrap();
-        near.succeeds(SendWithImmediate::new(local, *b"imm!").signaled(4));
+        near.succeeds(wr::SendWithImmediate::new(local, *b"imm!").signaled(4));
         let received = far.take(1).remove(0);
         assert_eq!((received.wr_id, received.byte_len), (3, length as u32));
         assert!(received.wc_flags.contains(WcFlags::WITH_IMM));
@@ -134,9 +136,9 @@ fn everything(near: &End, far: &End) {
     }
     far.memory.write(0, &7_u64.to_ne_bytes()).unwrap();
     let result = near.mr.sge(0, 8).unwrap();
-    near.succeeds(FetchAdd::new(result, far.mr.remote(0), 5).signaled(5));
+    near.succeeds(wr::FetchAdd::new(result, far.mr.remote(0), 5).signaled(5));
     assert_eq!(near.memory.to_vec(0, 8).unwrap(), 7_u64.to_ne_bytes());
-    near.succeeds(CompareSwap::new(result, far.mr.remote(0), 12, 99).signaled(6));
+    near.succeeds(wr::CompareSwap::new(result, far.mr.remote(0), 12, 99).signaled(6));
     assert_eq!(near.memory.to_vec(0, 8).unwrap(), 12_u64.to_ne_bytes());
     assert_eq!(far.memory.to_vec(0, 8).unwrap(), 99_u64.to_ne_bytes());
 }
@@ -217,14 +219,14 @@ fn one_of_each(near: &End, far: &End, length: usize) {
     let data = octets(length, length);
     near.memory.write(0, &data).unwrap();
     let local = near.mr.sge(0, length as u32).unwrap();
-    near.succeeds(Write::new(local, far.mr.remote(half as u64)).signaled(1));
+    near.succeeds(wr::Write::new(local, far.mr.remote(half as u64)).signaled(1));
     assert!(far.memory.to_vec(half, length).unwrap() == data);
     let sink = near.mr.sge(half, length as u32).unwrap();
-    near.succeeds(Read::new(sink, far.mr.remote(half as u64)).signaled(2));
+    near.succeeds(wr::Read::new(sink, far.mr.remote(half as u64)).signaled(2));
     assert!(near.memory.to_vec(half, length).unwrap() == data);
     let room = far.mr.sge(0, half as u32).unwrap();
     far.qp.post_receive(ReceiveRequest::new(3, room)).unwrap();
-    near.succeeds(Send::new(local).signaled(4));
+    near.succeeds(wr::Send::new(local).signaled(4));
     far.take(1);
     assert!(far.memory.to_vec(0, length).unwrap() == data);
 }
@@ -283,7 +285,7 @@ fn in_a_long_conversation_too_the_header_before_a_datagram_has_its_class() {
     let data = near.mr.sge(0, 8).unwrap();
     for _ in 0..300 {
         receive(&far.qp);
-        near.qp.post_one(Send::new(data)).unwrap();
+        near.qp.post_one(wr::Send::new(data)).unwrap();
         far.take(1);
     }
     let [from, to] = [&near, &far].map(|end| {
@@ -305,7 +307,7 @@ fn in_a_long_conversation_too_the_header_before_a_datagram_has_its_class() {
     };
     for _ in 0..100 {
         receive(&to);
-        from.post_one(Send::new(data).to(&destination)).unwrap();
+        from.post_one(wr::Send::new(data).to(&destination)).unwrap();
         far.take(1);
         assert_eq!(far.memory.to_vec(20, 2).unwrap(), [0x45, 0x68]);
     }
@@ -318,7 +320,7 @@ fn a_peer_that_is_gone_ends_in_a_completion() {
     connect(&near, &far, ConnectOptions::new().timeout(8).retry_cnt(2));
     drop(far);
     let data = near.mr.sge(0, 8).unwrap();
-    let done = near.run(Send::new(data).signaled(1));
+    let done = near.run(wr::Send::new(data).signaled(1));
     assert_eq!(done.status, WcStatus::RetryExcErr);
 }
 
@@ -331,7 +333,7 @@ fn a_program_that_sleeps_is_woken() {
         .post_receive(ReceiveRequest::new(9, far.mr.sge(0, 64).unwrap()))
         .unwrap();
     let data = near.mr.sge(0, 8).unwrap();
-    near.qp.post_one(Send::new(data)).unwrap();
+    near.qp.post_one(wr::Send::new(data)).unwrap();
     let began = Instant::now();
     // Nobody polls: the thread of the device brings it, and the receive is there at the first look.
     std::thread::sleep(Duration::from_millis(50));
@@ -360,7 +362,7 @@ fn who_polls_no_more_acknowledges_what_he_was_told() {
         }
         let room = far.mr.sge(0, 64).unwrap();
         far.qp.post_receive(ReceiveRequest::new(9, room)).unwrap();
-        near.qp.post_one(Send::new(data).signaled(1)).unwrap();
+        near.qp.post_one(wr::Send::new(data).signaled(1)).unwrap();
         far.take(1);
         assert_eq!(near.take(1)[0].status, WcStatus::Success);
     }

@@ -3,8 +3,12 @@
 use std::net::IpAddr;
 
 use verbs_api::{
-    AtomicScope, BaselineGaps, DeviceAttributes, Features, Gid, Limits, LinkAddress, Mtu,
-    PortAttributes, PortCaps, PortState, Transport,
+    Features, Transport,
+    capability::{
+        AtomicScope, BaselineGaps, DeviceAttributes, Limits, Mtu, PortAttributes, PortCaps,
+        PortState,
+    },
+    ids::{Gid, LinkAddress},
 };
 
 /// Numbers of the device: what the engine's structures carry, not what memory there is.

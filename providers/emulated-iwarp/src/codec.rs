@@ -13,7 +13,7 @@ use polyverbs_wire::iwarp::{
     self, ExtensionHeader, Framing, Layout, Opcode, Reject, SegmentBuffer, SegmentHeader,
     TerminateCode as WireCode, ddp,
 };
-use verbs_api::carrier::ReadyForms;
+use verbs_api::provider::carrier::ReadyForms;
 
 use crate::header::{
     AtomicRequest, AtomicResponse, Body, ExtensionMessage, Header, Message, ReadRequest, Ready,

@@ -23,7 +23,7 @@ use polyverbs_engine::driver::Change;
 use polyverbs_engine::link::{Frame, Offered, OwnedFrame};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 use verbs_api::qp::QpState;
 
 use crate::driver::Iwarp;

@@ -12,7 +12,7 @@ use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
 use polyverbs_engine::qp::Responder;
 use polyverbs_engine::request::{self, Op, Request};
 use verbs_api::qp::QpState;
-use verbs_api::{EventType, RemoteAddress, SendFlags, WcStatus};
+use verbs_api::{RemoteAddress, WcStatus, event::EventType, wr::SendFlags};
 
 use crate::driver::Iwarp;
 use crate::header::{
@@ -335,8 +335,8 @@ fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Message {
     untagged(
         QN_REQUEST,
         Body::ReadRequest(ReadRequest {
-            sink_stag: sink.lkey.value(),
-            sink_to: sink.addr,
+            sink_stag: sink.lkey().value(),
+            sink_to: sink.addr(),
             length: request.length as u32,
             source_stag: remote.rkey.value(),
             source_to: remote.addr,

@@ -9,11 +9,13 @@ use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::time::Time;
-use verbs_api::carrier::{Carrier, StreamPort};
+use verbs_api::provider::carrier::{Carrier, StreamPort};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    DeviceAttributes, Features, LinkAddress, Operations, PostReason, VerbError, WcStatus,
-    WorkRequest,
+    Features, Operations, VerbError, WcStatus,
+    capability::DeviceAttributes,
+    ids::LinkAddress,
+    wr::{PostReason, WorkRequest},
 };
 
 use crate::connection::Ends;

@@ -7,7 +7,7 @@ use polyverbs_engine::operation::{
 };
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::request::{Op, Request};
-use verbs_api::{ExtensionOperation, Transport, WcStatus};
+use verbs_api::{Transport, WcStatus, extension::ExtensionOperation};
 
 use crate::connection::Peer;
 use crate::direct::{Failure, Far, untagged, within_budget};

@@ -5,7 +5,7 @@
 
 pub use polyverbs_engine::operation::AtomicOp;
 use polyverbs_engine::operation::Octets;
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 use crate::terminate::{Terminate, TerminateCode};
 

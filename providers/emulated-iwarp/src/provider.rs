@@ -22,7 +22,7 @@ pub struct EmulatedIwarp;
 pub static PROVIDER: EmulatedProvider<EmulatedIwarp> = EmulatedProvider(EmulatedIwarp);
 
 inventory::submit! { LinkedKind(&PROVIDER.0) }
-verbs_api::link_provider!(PROVIDER);
+verbs_api::provider::link_provider!(PROVIDER);
 
 /// Payload octets of a segment: what MPA without markers leaves of a TCP segment of 1,460 octets when DDP has had its 18
 /// (RFC 5044 section 4.1).

@@ -13,10 +13,10 @@ use std::time::Duration;
 use polyverbs_wire::iwarp::start::{
     self, Enhanced, Kind, LEFT_TO_PROGRAM, MAX_START_LEN, Settings, Start, StartHeader,
 };
-use verbs_api::carrier::{
+use verbs_api::ids::{LinkAddress, Qpn};
+use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
 };
-use verbs_api::{LinkAddress, Qpn};
 
 use crate::connection::Peer;
 use crate::streams::{Streams, give_up};

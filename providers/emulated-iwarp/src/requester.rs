@@ -19,7 +19,7 @@ use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::qp::QpState;
-use verbs_api::{Access, EventType, RemoteAddress, SendFlags, Sge, WcStatus};
+use verbs_api::{Access, RemoteAddress, Sge, WcStatus, event::EventType, wr::SendFlags};
 
 use crate::connection::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::driver::Terminates;
@@ -397,8 +397,8 @@ fn read(
     sink_spans(qp, request, cx.pin)?;
     let sink = sink(request);
     let body = Body::ReadRequest(ReadRequest {
-        sink_stag: sink.lkey.value(),
-        sink_to: sink.addr,
+        sink_stag: sink.lkey().value(),
+        sink_to: sink.addr(),
         length: request.length as u32,
         source_stag: remote.rkey.value(),
         source_to: remote.addr,
@@ -485,7 +485,8 @@ pub(crate) fn sink_spans<'p>(
             access: Access::REMOTE_WRITE,
         };
         let keys = qp.device.keys();
-        let region = keys.check_remote(pin, sink.lkey.value(), sink.addr, request.length, user)?;
+        let region =
+            keys.check_remote(pin, sink.lkey().value(), sink.addr(), request.length, user)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
@@ -574,11 +575,11 @@ fn place_response(
         return Err(Breach::Opcode);
     }
     let sink = sink(&request);
-    if segment.stag != sink.lkey.value() {
+    if segment.stag != sink.lkey().value() {
         return Err(Breach::ResponseStag);
     }
     let end = wqe.received + payload.len() as u64;
-    let follows = segment.to == sink.addr.wrapping_add(wqe.received);
+    let follows = segment.to == sink.addr().wrapping_add(wqe.received);
     if !follows || end > request.length || segment.last != (end == request.length) {
         return Err(Breach::ResponseBounds);
     }

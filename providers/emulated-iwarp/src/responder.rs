@@ -16,7 +16,10 @@ use polyverbs_engine::pin::{Pin, pin};
 use polyverbs_engine::receive_ring::Receive;
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
-use verbs_api::{Access, WcFlags, WcOpcode, WcStatus};
+use verbs_api::{
+    Access, WcStatus,
+    completion::{WcFlags, WcOpcode},
+};
 
 use crate::connection::{self, Peer, emit, is_ready, offer, offer_segments, say};
 use crate::header::{

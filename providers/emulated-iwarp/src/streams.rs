@@ -25,12 +25,12 @@ use polyverbs_links::wire::{
     TcpSocket, TcpTap, Way,
 };
 use polyverbs_wire::iwarp::Framing;
-use verbs_api::carrier::{
+use verbs_api::ids::{LinkAddress, Qpn};
+use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
     StreamWishes,
 };
 use verbs_api::qp::QpState;
-use verbs_api::{LinkAddress, Qpn};
 
 use crate::codec::{self, MpaCodec};
 use crate::connection::{self, Peer, is_ready};

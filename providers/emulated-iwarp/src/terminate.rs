@@ -5,7 +5,7 @@
 //! that came from the peer the status of the request that it was about ([`TerminateCode::request_status`]).
 
 use polyverbs_engine::fault::Fault;
-use verbs_api::{EventType, WcStatus};
+use verbs_api::{WcStatus, event::EventType};
 
 use crate::header::Message;
 

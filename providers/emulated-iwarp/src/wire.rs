@@ -9,8 +9,8 @@ use polyverbs_engine::network::Progress;
 use polyverbs_links::RealHost;
 use polyverbs_links::emulated::EmulatedError;
 use polyverbs_links::wire::{TcpLink, TcpLinkOptions, TcpOptions, TcpTap, WatchedLink};
-use verbs_api::LinkAddress;
-use verbs_api::carrier::{StreamPort, StreamWishes};
+use verbs_api::ids::LinkAddress;
+use verbs_api::provider::carrier::{StreamPort, StreamWishes};
 
 use crate::codec::MpaCodec;
 use crate::driver::Iwarp;

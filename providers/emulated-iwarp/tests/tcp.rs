@@ -11,12 +11,14 @@ use emulated_iwarp::terminate::TerminateCode;
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_links::{Rate, StreamFaults};
-use verbs_api::carrier::{Carrier, StreamListener, StreamSink};
 use verbs_api::provider::DeviceOps;
+use verbs_api::provider::carrier::{Carrier, StreamListener, StreamSink};
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Qp, QpEndpoint, QpOptions,
-    Qpn, Read, ReceiveRequest, RemoteAddress, Requirements, Send, WcStatus, Write,
+    RemoteAddress, Requirements, WcStatus,
+    ids::Qpn,
+    wr::{self, ReceiveRequest},
 };
 
 const ALL: Access = Access::LOCAL_WRITE
@@ -135,7 +137,7 @@ fn messages_longer_than_what_may_wait_arrive_whole() {
         let all = near.mr.sge(0, LARGE as u32).unwrap();
         let room = far.mr.sge(0, LARGE as u32).unwrap();
         far.qp.post_receive(ReceiveRequest::new(7, room)).unwrap();
-        near.qp.post_one(Send::new(all).signaled(1)).unwrap();
+        near.qp.post_one(wr::Send::new(all).signaled(1)).unwrap();
         assert_eq!(near.completion().status, WcStatus::Success);
         let done = far.completion();
         assert_eq!((done.wr_id, done.byte_len as usize), (7, LARGE));
@@ -145,15 +147,15 @@ fn messages_longer_than_what_may_wait_arrive_whole() {
         near.memory.write(0, &pattern(LARGE, 2)).unwrap();
         let half = near.mr.sge(0, LARGE as u32 / 2).unwrap();
         let sink = near.mr.sge(LARGE / 2, LARGE as u32 / 2).unwrap();
-        let write = Write::new(half, far.remote()).signaled(2);
+        let write = wr::Write::new(half, far.remote()).signaled(2);
         near.qp.post_one(write).unwrap();
         near.qp
-            .post_one(Read::new(sink, far.remote()).signaled(3))
+            .post_one(wr::Read::new(sink, far.remote()).signaled(3))
             .unwrap();
         let back = far.mr.sge(LARGE / 2, 1 << 20).unwrap();
         let onto = near.mr.remote(LARGE as u64 / 2);
         far.qp
-            .post_one(Read::new(back, near.remote()).signaled(4))
+            .post_one(wr::Read::new(back, near.remote()).signaled(4))
             .unwrap();
         assert_eq!(near.completion().wr_id, 2);
         assert_eq!(near.completion().status, WcStatus::Success);
@@ -165,9 +167,11 @@ fn messages_longer_than_what_may_wait_arrive_whole() {
         let data = far.mr.sge(0, 1 << 20).unwrap();
         let again = near.mr.sge(0, 1 << 20).unwrap();
         near.qp
-            .post_one(Read::new(again, far.remote()).signaled(5))
+            .post_one(wr::Read::new(again, far.remote()).signaled(5))
             .unwrap();
-        far.qp.post_one(Write::new(data, onto).signaled(6)).unwrap();
+        far.qp
+            .post_one(wr::Write::new(data, onto).signaled(6))
+            .unwrap();
         assert_eq!(near.completion().status, WcStatus::Success);
         assert_eq!(far.completion().status, WcStatus::Success);
     }
@@ -189,7 +193,9 @@ fn a_flipped_bit_ends_in_a_terminate_where_there_are_checksums() {
     {
         assert!(began.elapsed() < LONG);
         let data = near.mr.sge(0, 4096).unwrap();
-        let _ = near.qp.post_one(Write::new(data, far.remote()).signaled(1));
+        let _ = near
+            .qp
+            .post_one(wr::Write::new(data, far.remote()).signaled(1));
         let mut slots: [Completion; 8] = std::array::from_fn(|_| Completion::default());
         near.cq.poll(&mut slots).unwrap();
     }
@@ -214,7 +220,9 @@ fn a_reset_ends_both_ends_in_time() {
     while near.qp.query().unwrap().state != QpState::Err {
         assert!(began.elapsed() < LONG);
         let data = near.mr.sge(0, 64).unwrap();
-        let _ = near.qp.post_one(Write::new(data, far.remote()).signaled(1));
+        let _ = near
+            .qp
+            .post_one(wr::Write::new(data, far.remote()).signaled(1));
         let mut slots: [Completion; 8] = std::array::from_fn(|_| Completion::default());
         near.cq.poll(&mut slots).unwrap();
     }
@@ -254,7 +262,7 @@ fn echo() {
         // The next message comes when this one is back.
         end.qp.post_receive(ReceiveRequest::new(1, room)).unwrap();
         let data = end.mr.sge(0, done.byte_len).unwrap();
-        end.qp.post_one(Send::new(data)).unwrap();
+        end.qp.post_one(wr::Send::new(data)).unwrap();
     }
 }
 
@@ -327,7 +335,7 @@ impl Echoed {
         let room = end.mr.sge(LARGE / 2, length as u32).unwrap();
         end.qp.post_receive(ReceiveRequest::new(1, room)).unwrap();
         let data = end.mr.sge(0, length as u32).unwrap();
-        end.qp.post_one(Send::new(data).signaled(2)).unwrap();
+        end.qp.post_one(wr::Send::new(data).signaled(2)).unwrap();
         let mut done = [end.completion(), end.completion()];
         done.sort_by_key(|done| done.wr_id);
         let told = done.map(|done| (done.wr_id, done.status));
@@ -387,7 +395,7 @@ fn whoever_writes_to_a_killed_peer_is_told() {
         while failed.is_none() {
             assert!(began.elapsed() < Duration::from_secs(10));
             let data = end.mr.sge(0, 1 << 20).unwrap();
-            let _ = end.qp.post_one(Send::new(data).signaled(3));
+            let _ = end.qp.post_one(wr::Send::new(data).signaled(3));
             let mut slots: [Completion; 8] = std::array::from_fn(|_| Completion::default());
             let done = end.cq.poll(&mut slots).unwrap();
             failed = done

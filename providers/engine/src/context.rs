@@ -10,8 +10,10 @@ use verbs_api::provider::{
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, Baseline, Features, LKey, Operations, Port, PortAttributes, RKey, Unsupported,
-    VerbError,
+    Access, Features, Operations, RKey, VerbError,
+    capability::{Baseline, PortAttributes},
+    extension::Unsupported,
+    ids::{LKey, Port},
 };
 
 use crate::cq::Cq;

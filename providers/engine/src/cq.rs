@@ -7,7 +7,10 @@ use verbs_api::memory::Loan;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{CompletionSink, CqInit, CqOps, EventSink, Reply};
 use verbs_api::{
-    Completion, EventSubject, EventType, Notify, Qpn, VerbError, WcFlags, WcOpcode, WcStatus,
+    Completion, VerbError, WcStatus,
+    completion::{Notify, WcFlags, WcOpcode},
+    event::{EventSubject, EventType},
+    ids::Qpn,
 };
 
 use crate::commands::Commands;

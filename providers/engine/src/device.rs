@@ -5,14 +5,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use verbs_api::carrier::Carrier;
 use verbs_api::objects::ObjectId;
+use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
-    Baseline, BaselineGaps, DeviceAttributes, EventSubject, EventType, ExtensionOperation,
-    Extensions, Features, Gid, Grant, Limit, Limits, LinkAddress, Mtu, PortAttributes, PortState,
-    Transport, VerbError,
+    Features, Limit, Transport, VerbError,
+    capability::{
+        Baseline, BaselineGaps, DeviceAttributes, Grant, Limits, Mtu, PortAttributes, PortState,
+    },
+    event::{EventSubject, EventType},
+    extension::{ExtensionOperation, Extensions},
+    ids::{Gid, LinkAddress},
 };
 
 use crate::commands::Commands;
@@ -555,7 +559,7 @@ fn claim(
     if attributes.transport == Transport::Iwarp {
         let missing = Features::IWARP_MANDATORY - features;
         if features.contains(Features::BMME) && !missing.is_empty() {
-            let names = verbs_api::feature_names(missing).join(", ");
+            let names = verbs_api::capability::feature_names(missing).join(", ");
             return Err(VerbError::argument(
                 "features",
                 format!("an iWARP device with BMME must have {names} too"),

@@ -9,9 +9,14 @@
 
 use std::fmt::Debug;
 
-use verbs_api::carrier::Carrier;
+use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{DeviceAttributes, LinkAddress, Mtu, PostReason, VerbError, WcStatus, WorkRequest};
+use verbs_api::{
+    VerbError, WcStatus,
+    capability::{DeviceAttributes, Mtu},
+    ids::LinkAddress,
+    wr::{PostReason, WorkRequest},
+};
 
 use crate::device::{Cx, Device};
 use crate::link::Frame;
@@ -43,7 +48,7 @@ pub enum Executed {
 /// ```compile_fail,E0046
 /// # use polyverbs_engine::{device::{Cx, Device}, driver::{Change, Driver, Executed}, link::Frame,
 /// #     qp::{Qp, Requester, Responder}, request::Request, time::Time};
-/// # use verbs_api::{DeviceAttributes, LinkAddress};
+/// # use verbs_api::{capability::DeviceAttributes, ids::LinkAddress};
 /// struct Halting;
 ///
 /// impl Driver for Halting {

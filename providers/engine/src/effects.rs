@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use verbs_api::event::{EventSubject, EventType};
 use verbs_api::provider::EventSink;
-use verbs_api::{EventSubject, EventType};
 
 use crate::cq::Cq;
 

@@ -1,6 +1,6 @@
 //! What an extension plugs into a software device: its emulation.
 //!
-//! An [`Emulation`] is the [part](verbs_api::Part) of an extension that software devices need. A device is made with a
+//! An [`Emulation`] is the [part](verbs_api::extension::Part) of an extension that software devices need. A device is made with a
 //! set of extensions and claims what their emulations say that it gains; without any of them it claims no such feature
 //! and refuses what belongs to it. What an emulation does is plugged in here and nowhere else.
 
@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, QpOps};
 use verbs_api::{
-    Access, AtomicScope, DeviceAttributes, ExtensionDescriptor, ExtensionFeatures, Extensions,
-    FeatureSet, Features, Gid, Held, LinkAddress, PageList, Part, QpExtension, QpVariant,
-    Unsupported, VerbError, WcStatus,
+    Access, Features, PageList, VerbError, WcStatus,
+    capability::{AtomicScope, DeviceAttributes, ExtensionFeatures, FeatureSet},
+    extension::{ExtensionDescriptor, Extensions, Held, Part, QpExtension, QpVariant, Unsupported},
+    ids::{Gid, LinkAddress},
 };
 
 use crate::cq::Cq;
@@ -245,7 +246,7 @@ pub struct Gains {
 ///
 /// ```
 /// use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
-/// use verbs_api::{DeviceAttributes, ExtensionDescriptor};
+/// use verbs_api::{capability::DeviceAttributes, extension::ExtensionDescriptor};
 ///
 /// struct Nothing;
 ///

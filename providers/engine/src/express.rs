@@ -6,7 +6,11 @@
 //! doorbell share one look at the peer and one turn of its lock.
 
 use verbs_api::memory::Span;
-use verbs_api::{Access, Data, Operation, RemoteAddress, Send, SendFlags, Sge, WorkRequest};
+use verbs_api::{
+    Access, RemoteAddress, Sge,
+    provider::Operation,
+    wr::{self, Data, SendFlags, WorkRequest},
+};
 
 use crate::device::Cx;
 use crate::driver::Driver;
@@ -119,8 +123,8 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
         let length = match data {
             Data::Sge(sge) | Data::Sges([sge]) => {
                 let source = self.local(sge, Access::empty())?;
-                target(sge.length)?.copy_from(source);
-                sge.length
+                target(sge.length())?.copy_from(source);
+                sge.length()
             }
             Data::Inline(octets) => {
                 target(octets.len() as u32)?.write(octets);
@@ -139,10 +143,10 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
             return None;
         };
         let sink = self.read_sink(sge, D::READ_SINK)?;
-        sink.copy_from(self.remote(remote, sge.length, Access::REMOTE_READ)?);
-        self.step(sge.length);
+        sink.copy_from(self.remote(remote, sge.length(), Access::REMOTE_READ)?);
+        self.step(sge.length());
         self.rare.reads += 1;
-        Some(sge.length)
+        Some(sge.length())
     }
 
     #[inline]
@@ -156,7 +160,8 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
             return None;
         };
         let sink = self.read_sink(sge, Access::LOCAL_WRITE)?;
-        if sge.length != 8 || !sink.address().is_multiple_of(8) || !remote.addr.is_multiple_of(8) {
+        if sge.length() != 8 || !sink.address().is_multiple_of(8) || !remote.addr.is_multiple_of(8)
+        {
             return None;
         }
         let original = self
@@ -169,9 +174,9 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
     }
 
     #[inline]
-    fn send(&mut self, request: &Send<'_>) -> Option<u32> {
+    fn send(&mut self, request: &wr::Send<'_>) -> Option<u32> {
         let length = match request.data() {
-            Data::Sge(sge) | Data::Sges([sge]) => sge.length,
+            Data::Sge(sge) | Data::Sges([sge]) => sge.length(),
             Data::Inline(octets) => octets.len() as u32,
             _ => return None,
         };
@@ -207,10 +212,13 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
             pd: self.qp.pd,
             access,
         };
-        self.qp
-            .device
-            .keys()
-            .flat(self.cx.pin, sge.lkey.value(), sge.addr, sge.length, user)
+        self.qp.device.keys().flat(
+            self.cx.pin,
+            sge.lkey().value(),
+            sge.addr(),
+            sge.length(),
+            user,
+        )
     }
 
     // What the queue pair permits, then what the key opens.

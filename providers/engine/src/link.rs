@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use verbs_api::{Gid, LinkAddress, VerbError};
+use verbs_api::{
+    VerbError,
+    ids::{Gid, LinkAddress},
+};
 
 use crate::payload::Payload;
 use crate::time::Time;

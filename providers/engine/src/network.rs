@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 use crate::device::Device;
 use crate::driver::Driver;

@@ -6,7 +6,10 @@
 
 use smallvec::SmallVec;
 use verbs_api::memory::Span;
-use verbs_api::{Access, ExtensionOperation, Held, OperationData, RemoteAddress, Transport};
+use verbs_api::{
+    Access, RemoteAddress, Transport,
+    extension::{ExtensionOperation, Held, OperationData},
+};
 
 use crate::fault::Fault;
 use crate::key_table::{KeyTable, LocalUse, Region, RemoteUse};

@@ -188,9 +188,9 @@ pub fn gather<'p>(
     user: LocalUse,
     into: &mut Spans<'p>,
 ) -> Result<(), Fault> {
-    for sge in list.iter().filter(|sge| sge.length != 0) {
-        let length = u64::from(sge.length);
-        keys.check_local(pin, sge.lkey.value(), sge.addr, length, user)?
+    for sge in list.iter().filter(|sge| sge.length() != 0) {
+        let length = u64::from(sge.length());
+        keys.check_local(pin, sge.lkey().value(), sge.addr(), length, user)?
             .for_each(|span| into.push(span));
     }
     Ok(())

@@ -14,8 +14,13 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{PostOps, QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify_of};
 use verbs_api::{
-    Access, BindWindow, EventSubject, EventType, ExtensionOperation, Features, Gid, Operation,
-    PostReason, Qpn, RKey, ReceiveRequest, SendFlags, VerbError, WcOpcode, WcStatus, WorkRequest,
+    Access, Features, RKey, VerbError, WcStatus,
+    completion::WcOpcode,
+    event::{EventSubject, EventType},
+    extension::ExtensionOperation,
+    ids::{Gid, Qpn},
+    provider::Operation,
+    wr::{self, PostReason, ReceiveRequest, SendFlags, WorkRequest},
 };
 
 use crate::cq::{Cq, Done, Plain};
@@ -1572,9 +1577,9 @@ impl<D: Driver> QpActions for Pooled<Qp<D>> {
 pub(crate) fn receive_of(request: &ReceiveRequest<'_>) -> Receive {
     let sges = request.data.sges();
     let raw = |sge: &verbs_api::Sge| RawSge {
-        addr: sge.addr,
-        length: sge.length,
-        lkey: sge.lkey.value(),
+        addr: sge.addr(),
+        length: sge.length(),
+        lkey: sge.lkey().value(),
     };
     let list = match sges.list {
         [] => SmallSges::default(),
@@ -1649,12 +1654,12 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
         (**self).counters()
     }
 
-    fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostReason> {
+    fn bind_mw(&self, bind: &wr::BindWindow<'_>) -> Result<RKey, PostReason> {
         // A window of type 1 takes its next key at the bind: told in advance, as the verb answers before it is done.
         let signaled = bind.common();
         let key = bind.window.next();
-        let mut request =
-            BindWindow::new(bind.window, bind.region, bind.addr, bind.length).access(bind.access);
+        let mut request = wr::BindWindow::new(bind.window, bind.region, bind.addr, bind.length)
+            .access(bind.access);
         request = request.wr_id(signaled.wr_id).flags(signaled.flags);
         self.post(&[WorkRequest::from(request)])
             .map_err(|(_, reason)| reason)?;

@@ -2,8 +2,11 @@
 
 use verbs_api::memory::Loan;
 use verbs_api::{
-    Access, Data, ExtensionOperation, Held, Operation, PageList, RemoteAddress, SendFlags, Sge,
-    UdDestination, WcOpcode, WorkRequest,
+    Access, PageList, RemoteAddress, Sge,
+    completion::WcOpcode,
+    extension::{ExtensionOperation, Held},
+    provider::Operation,
+    wr::{Data, SendFlags, UdDestination, WorkRequest},
 };
 
 use std::sync::Arc;

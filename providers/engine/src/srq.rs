@@ -5,7 +5,11 @@ use std::sync::{Arc, Weak};
 
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, Reply, SrqInit, SrqOps};
-use verbs_api::{EventSubject, EventType, PostReason, ReceiveRequest, VerbError};
+use verbs_api::{
+    VerbError,
+    event::{EventSubject, EventType},
+    wr::{PostReason, ReceiveRequest},
+};
 
 use crate::commands::Commands;
 use crate::effects::{Effects, QpActions};

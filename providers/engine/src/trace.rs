@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use verbs_api::{Operations, SendFlags, WcStatus};
+use verbs_api::{Operations, WcStatus, wr::SendFlags};
 
 use crate::request::{Beside, Op, Request};
 

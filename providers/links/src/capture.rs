@@ -20,7 +20,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 /// How much a [`Capture`] keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame};
 use polyverbs_engine::time::Time;
-use verbs_api::{LinkAddress, Mtu};
+use verbs_api::{capability::Mtu, ids::LinkAddress};
 
 use crate::chance::Chance;
 use crate::fault::{Between, DatagramFaults};

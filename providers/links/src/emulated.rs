@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use verbs_api::provider::{DeviceOps, Provider};
-use verbs_api::{Extensions, Features, Limit, LinkAddress, VerbError};
+use verbs_api::{Features, Limit, VerbError, extension::Extensions, ids::LinkAddress};
 
 use crate::wire::{GroupOptions, WireTap};
 use crate::{FaultSpec, FaultSpecError};

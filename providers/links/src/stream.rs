@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame};
 use polyverbs_engine::time::Time;
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 use crate::chance::Chance;
 use crate::fault::{Between, StreamFaults};

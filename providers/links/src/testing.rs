@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 pub(crate) const A: LinkAddress = LinkAddress::InProcess(1);
 pub(crate) const B: LinkAddress = LinkAddress::InProcess(2);

@@ -1,9 +1,6 @@
 //! Memory that is registered by work requests.
 
-use verbs_api::{
-    Access, FastRegister, LKey, LocalInvalidate, Memory, MrKey, PageList, Pd, RKey, RemoteAddress,
-    Sge,
-};
+use verbs_api::{Access, Memory, MrKey, PageList, Pd, RKey, RemoteAddress, Sge, ids::LKey, wr};
 
 use crate::rig::{fill, within};
 
@@ -40,19 +37,19 @@ impl Fast {
     }
 
     /// The request that registers the memory under the key as it is now.
-    pub fn register(&self, access: Access) -> FastRegister<'_> {
-        FastRegister::new(&self.key, &self.pages).access(access)
+    pub fn register(&self, access: Access) -> wr::FastRegister<'_> {
+        wr::FastRegister::new(&self.key, &self.pages).access(access)
     }
 
     /// The request that registers it under the key with the next byte.
-    pub fn register_afresh(&self, access: Access) -> FastRegister<'_> {
+    pub fn register_afresh(&self, access: Access) -> wr::FastRegister<'_> {
         self.key.advance();
         self.register(access)
     }
 
     /// The request that invalidates the key as it is now.
-    pub fn invalidate(&self) -> LocalInvalidate<'static> {
-        LocalInvalidate::new(&self.key)
+    pub fn invalidate(&self) -> wr::LocalInvalidate<'static> {
+        wr::LocalInvalidate::new(&self.key)
     }
 
     /// The key for peers, as it is now.

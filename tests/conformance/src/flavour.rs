@@ -27,9 +27,14 @@ use polyverbs_links::{
     Between, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
 };
 use polyverbs_wire::iwarp::Framing;
-use verbs_api::carrier::ReadyForms;
 use verbs_api::provider::DeviceOps;
-use verbs_api::{Extensions, Features, LinkAddress, Mtu, PortState};
+use verbs_api::provider::carrier::ReadyForms;
+use verbs_api::{
+    Features,
+    capability::{Mtu, PortState},
+    extension::Extensions,
+    ids::LinkAddress,
+};
 use xrc as _;
 
 /// How long a frame is under way on a link.

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use verbs_api::{BaselineGaps, Context, Features, feature_names};
+use verbs_api::{
+    Context, Features,
+    capability::{BaselineGaps, feature_names},
+};
 
 /// What a device must have for a body to be run on it.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,11 +2,13 @@
 
 use std::ops::Deref;
 
-use verbs_api::carrier::Carrier;
+use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    ConnectOptions, Context, Cq, EventType, Features, FetchAdd, Operation, Operations, Pd, Qp,
-    QpOptions, Read, ReceiveRequest, RemoteAddress, WcStatus, WorkRequest, Write,
+    ConnectOptions, Context, Cq, Features, Operations, Pd, Qp, QpOptions, RemoteAddress, WcStatus,
+    event::EventType,
+    provider::Operation,
+    wr::{self, ReceiveRequest, WorkRequest},
 };
 
 use crate::rig::poll_all;
@@ -201,7 +203,7 @@ impl Rig {
     /// The same for some number of octets.
     pub fn can_write_octets(&self, pair: &Pair, remote: RemoteAddress, length: u32) -> bool {
         let data = self.scratch.sge(0, length);
-        self.is_granted(pair, Write::new(data, remote).signaled(ATTEMPT))
+        self.is_granted(pair, wr::Write::new(data, remote).signaled(ATTEMPT))
     }
 
     /// Whether the far device lets this pair read eight octets there.
@@ -212,13 +214,13 @@ impl Rig {
     /// The same for some number of octets.
     pub fn can_read_octets(&self, pair: &Pair, remote: RemoteAddress, length: u32) -> bool {
         let sink = self.scratch.sge(0x8000, length);
-        self.is_granted(pair, Read::new(sink, remote).signaled(ATTEMPT))
+        self.is_granted(pair, wr::Read::new(sink, remote).signaled(ATTEMPT))
     }
 
     /// Whether the far device lets this pair operate atomically there.
     pub fn can_add(&self, pair: &Pair, remote: RemoteAddress) -> bool {
         let result = self.scratch.sge(0x8000, 8);
-        self.is_granted(pair, FetchAdd::new(result, remote, 1).signaled(ATTEMPT))
+        self.is_granted(pair, wr::FetchAdd::new(result, remote, 1).signaled(ATTEMPT))
     }
 
     /// Posts a signaled request and tells whether the far device let it access its memory.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use verbs_api::probe::{Evidence, Pace, Probe, Rig, Verified, verify};
 use verbs_api::provider::DeviceOps;
-use verbs_api::{Device, FeatureBits, FeatureInfo, OpenError, Requirements};
+use verbs_api::{Device, OpenError, Requirements, capability::FeatureBits, extension::FeatureInfo};
 
 use std::sync::Arc;
 

@@ -2,9 +2,12 @@
 
 use verbs_api::qp::QpType;
 use verbs_api::{
-    Access, BaselineGaps, BindWindow, DestroyError, ErrorKind, FastRegister, Features, Gid, LKey,
-    LocalInvalidate, Memory, MrOptions, MwType, Operations, PageList, Pd, PostReason, QpOptions,
-    RKey, SrqOptions, Started, VerbError, WorkRequest, Write,
+    Access, DestroyError, ErrorKind, Features, Memory, MrOptions, Operations, PageList, Pd,
+    QpOptions, RKey, SrqOptions, Started, VerbError,
+    capability::BaselineGaps,
+    ids::{Gid, LKey},
+    memory::MwType,
+    wr::{self, PostReason, WorkRequest},
 };
 
 use crate::needs::Missing;
@@ -42,13 +45,13 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
             let list = PageList::map(&[(&memory).into()], 4096, 1)
                 .expect("a page list")
                 .list;
-            lacks_request(rig, FastRegister::new(RKey::new(0x100), &list));
-            lacks_request(rig, LocalInvalidate::new(RKey::new(0x100)));
+            lacks_request(rig, wr::FastRegister::new(RKey::new(0x100), &list));
+            lacks_request(rig, wr::LocalInvalidate::new(RKey::new(0x100)));
         }
         Features::WINDOW_1 => {
             names(feature, pd.alloc_mw(MwType::Type1));
             let pair = rig.rc();
-            let bind = BindWindow::new(RKey::new(0x100), LKey::new(0x200), 0, 8);
+            let bind = wr::BindWindow::new(RKey::new(0x100), LKey::new(0x200), 0, 8);
             let reason = PostReason::Unsupported { missing: feature };
             assert_eq!(pair.far.bind_mw(&bind), Err(reason));
             works(rig, &pair.far);
@@ -58,7 +61,7 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
             lacks_operation(rig, pd, Operations::BIND_MW, Features::WINDOW_2);
             lacks_request(
                 rig,
-                BindWindow::new(RKey::new(0x100), LKey::new(0x200), 0, 8),
+                wr::BindWindow::new(RKey::new(0x100), LKey::new(0x200), 0, 8),
             );
         }
         Features::READ_WITH_INVALIDATE => {
@@ -103,8 +106,8 @@ fn refuses_request(rig: &Rig, feature: Features) {
     };
     let list = list.expect("a list");
     let request: WorkRequest<'_> = match feature {
-        Features::LOCAL_INVALIDATE_FENCE => LocalInvalidate::new(&fast.key).fence().into(),
-        _ => FastRegister::new(&fast.key, &list).into(),
+        Features::LOCAL_INVALIDATE_FENCE => wr::LocalInvalidate::new(&fast.key).fence().into(),
+        _ => wr::FastRegister::new(&fast.key, &list).into(),
     };
     let pair = rig.rc();
     let refused = pair
@@ -159,7 +162,7 @@ fn lacks_request<'a>(rig: &Rig, request: impl Into<WorkRequest<'a>>) {
 fn works(rig: &Rig, side: &Side) {
     assert_eq!(side.qp_type(), QpType::Rc);
     let nothing = verbs_api::RemoteAddress::default();
-    rig.succeeds(side, Write::new((), nothing).signaled(1));
+    rig.succeeds(side, wr::Write::new((), nothing).signaled(1));
 }
 
 /// The verb was refused, and the refusal names a part of `features` and nothing else.

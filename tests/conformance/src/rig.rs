@@ -8,9 +8,12 @@ use std::time::{Duration, Instant};
 use low_latency_qp::{LowLatency, Progress, Watch};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{
-    Access, AsyncEvent, BaselineGaps, Completion, Context, Cq, DestroyError, Device,
-    DeviceAttributes, EventType, Memory, Mr, MrOptions, Mw, MwType, OutOfRange, Pd, RemoteAddress,
-    Requirements, Sge, Started, Transport, VerbError, read_sink_access,
+    Access, Completion, Context, Cq, DestroyError, Device, Memory, Mr, MrOptions, Mw, Pd,
+    RemoteAddress, Requirements, Sge, Started, Transport, VerbError,
+    capability::{BaselineGaps, DeviceAttributes},
+    event::{AsyncEvent, EventType},
+    memory::{MwType, OutOfRange},
+    portable::read_sink_access,
 };
 
 use crate::flavour::Carried;

@@ -23,6 +23,10 @@ use polyverbs_links::wire::{Arrival, DatagramCodec, Envelope, ThroughOctets};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    capability::Mtu,
+    ids::{LinkAddress, Psn, Qpn},
+};
 
 use crate::at_work::{self, AtWork, Peer};
 use crate::program::{Program, RIGHTS};

@@ -20,10 +20,10 @@ use polyverbs_engine::time::Time;
 use polyverbs_links::Simulation;
 use polyverbs_links::wire::{Found, StreamCodec};
 use polyverbs_wire::iwarp::{Framing, Sender};
-use verbs_api::carrier::ReadyForms;
 use verbs_api::provider::DeviceOps;
+use verbs_api::provider::carrier::ReadyForms;
 use verbs_api::qp::connect_pair;
-use verbs_api::{LinkAddress, Operations, Qp, QpOptions, Write};
+use verbs_api::{Operations, Qp, QpOptions, ids::LinkAddress, wr};
 
 use crate::at_work::{self, AtWork, Peer};
 use crate::program::Program;
@@ -76,7 +76,7 @@ impl Peer for Rig {
         self.wire.state().is_open = true;
         let connected = connect_pair(&self.at_work.qp, &self.peer_qp);
         connected.wait().expect("a connection");
-        let nothing = Write::new((), verbs_api::RemoteAddress::default());
+        let nothing = wr::Write::new((), verbs_api::RemoteAddress::default());
         self.peer_qp.post_one(nothing).expect("it is ready");
         self.at_work.network.progress();
         let mut wire = self.wire.state();

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use verbs_api::provider::DeviceOps;
+use verbs_api::wr::{self, ReceiveRequest, WorkRequest};
 use verbs_api::*;
 
 use crate::script::Script;
@@ -72,13 +73,13 @@ impl Program {
         let word = self.mr.sge(LOCAL, 8).expect("within");
         let remote = RemoteAddress::new(0x1000, RKey::new(0x77));
         let posted = match which % 8 {
-            0 => qp.post_one(Send::new(local).signaled(id)),
-            1 => qp.post_one(Write::new(local, remote).signaled(id)),
-            2 => qp.post_one(WriteWithImmediate::new(local, remote, *b"imm!").signaled(id)),
-            3 | 4 => qp.post_one(Read::new(local, remote).signaled(id)),
-            5 => qp.post_one(FetchAdd::new(word, remote, 1).signaled(id)),
-            6 => qp.post_one(CompareSwap::new(word, remote, 1, 2).signaled(id)),
-            _ => qp.post_one(Send::new(local).fence().signaled(id)),
+            0 => qp.post_one(wr::Send::new(local).signaled(id)),
+            1 => qp.post_one(wr::Write::new(local, remote).signaled(id)),
+            2 => qp.post_one(wr::WriteWithImmediate::new(local, remote, *b"imm!").signaled(id)),
+            3 | 4 => qp.post_one(wr::Read::new(local, remote).signaled(id)),
+            5 => qp.post_one(wr::FetchAdd::new(word, remote, 1).signaled(id)),
+            6 => qp.post_one(wr::CompareSwap::new(word, remote, 1, 2).signaled(id)),
+            _ => qp.post_one(wr::Send::new(local).fence().signaled(id)),
         };
         if posted.is_err() {
             self.outstanding.remove(&id);
@@ -143,9 +144,9 @@ impl Program {
         let sink = there.mr.sge(1024, 1000).expect("within");
         let remote = self.mr.remote(1024);
         let requests: [WorkRequest<'_>; 3] = [
-            Send::new(local).signaled(1).into(),
-            Write::new(local, remote).signaled(2).into(),
-            Read::new(sink, remote).fence().signaled(3).into(),
+            wr::Send::new(local).signaled(1).into(),
+            wr::Write::new(local, remote).signaled(2).into(),
+            wr::Read::new(sink, remote).fence().signaled(3).into(),
         ];
         for request in requests {
             theirs.post_one(request).expect("it is ready");

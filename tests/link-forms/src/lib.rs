@@ -6,8 +6,8 @@
 use std::fmt;
 
 use verbs_api::{
-    Device, FastRegister, Memory, Operations, PageList, QpOptions, RKey, Registry, Requirements,
-    connect_pair, feature_names,
+    Device, Memory, Operations, PageList, QpOptions, RKey, Registry, Requirements,
+    capability::feature_names, connect_pair, wr,
 };
 
 /// What is registered, and what each device makes of it.
@@ -55,9 +55,9 @@ fn fast_register(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let pages = PageList::map(&[(&memory).into()], 4096, 1)?.list;
     let allocated = pd.alloc_key(1).wait();
     let request = match &allocated {
-        Ok(key) => FastRegister::new(key, &pages),
+        Ok(key) => wr::FastRegister::new(key, &pages),
         // Refused for what it is, before anybody looks for a key.
-        Err(_) => FastRegister::new(RKey::new(0x100), &pages),
+        Err(_) => wr::FastRegister::new(RKey::new(0x100), &pages),
     };
     let posted = near.post_one(request.signaled(1));
     // Two refusals where there is none of it: of a queue pair for it, and of the request on any other.

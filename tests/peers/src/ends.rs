@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use polyverbs::connection::ConnectError;
 use polyverbs::qp::QpType;
-use polyverbs::{Send, WcStatus, Write};
+use polyverbs::{WcStatus, wr};
 
 use crate::ours::{Host, TIMEOUT, remote};
 use crate::report::{Outcome, Row};
@@ -134,11 +134,11 @@ fn theirs_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     let connection = connection.context("no connection")?;
     let (data, to) = (ours.sge(0, OCTETS)?, remote(&card, HALF));
     for _ in 0..DEPTH {
-        ours.qp.post_one(Write::new(data, to).signaled(1))?;
+        ours.qp.post_one(wr::Write::new(data, to).signaled(1))?;
     }
     for _ in 0..WRITES {
         ours.completes()?;
-        ours.qp.post_one(Write::new(data, to).signaled(1))?;
+        ours.qp.post_one(wr::Write::new(data, to).signaled(1))?;
     }
     theirs.begin("die")?;
     let began = Instant::now();
@@ -148,7 +148,7 @@ fn theirs_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
             break done.status;
         }
         // It may have gone into its error state meanwhile, and answers then.
-        drop(ours.qp.post_one(Write::new(data, to).signaled(1)));
+        drop(ours.qp.post_one(wr::Write::new(data, to).signaled(1)));
     };
     let completed = began.elapsed();
     within(connection.disconnected())??;
@@ -246,7 +246,7 @@ pub(crate) fn victim(host: &Host, to: std::net::SocketAddr) -> anyhow::Result<()
     let accepted = within(ours.ask(to, &[])?)??;
     let _connection = within(accepted.complete())??;
     println!("connected");
-    ours.succeeds(Send::new(ours.sge(0, 1)?).signaled(0))?;
+    ours.succeeds(wr::Send::new(ours.sge(0, 1)?).signaled(0))?;
     loop {
         std::thread::park();
     }

@@ -2,10 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use polyverbs::qp::QpType;
-use polyverbs::{
-    CompareSwap, FastRegister, FetchAdd, PageList, RKey, Read, Send, SendWithImmediate,
-    SendWithInvalidate, WcFlags, WcStatus, Write, WriteWithImmediate,
-};
+use polyverbs::{PageList, RKey, WcStatus, completion::WcFlags, wr};
 
 use crate::ours::{Host, QKEY, remote};
 use crate::report::{Outcome, Row};
@@ -136,7 +133,7 @@ fn send_out(stage: &mut Stage) -> anyhow::Result<()> {
         stage.theirs.tell(&format!("recv 0 {HALF:x}"))?;
         stage.ours.fill(0, length, seed as u8)?;
         let data = stage.ours.sge(0, length)?;
-        stage.ours.succeeds(Send::new(data).signaled(1))?;
+        stage.ours.succeeds(wr::Send::new(data).signaled(1))?;
         let (received, _) = stage.theirs.completes()?;
         ensure!(received as usize == length, "{received} octets of {length}");
         stage.peer_checks(0, length, seed)?;
@@ -164,7 +161,7 @@ fn send_immediate_out(stage: &mut Stage) -> anyhow::Result<()> {
         let data = stage.ours.sge(0, length)?;
         stage
             .ours
-            .succeeds(SendWithImmediate::new(data, [1, 2, 3, seed as u8]).signaled(1))?;
+            .succeeds(wr::SendWithImmediate::new(data, [1, 2, 3, seed as u8]).signaled(1))?;
         let (received, imm) = stage.theirs.completes()?;
         ensure!(received as usize == length && imm == 0x0102_0300 + seed as u32);
         stage.peer_checks(0, length, seed)?;
@@ -196,19 +193,22 @@ fn send_invalidate_out(stage: &mut Stage) -> anyhow::Result<()> {
     to.rkey = key;
     stage.ours.fill(0, 1000, 1)?;
     let data = stage.ours.sge(0, 1000)?;
-    stage.ours.succeeds(Write::new(data, to).signaled(1))?;
+    stage.ours.succeeds(wr::Write::new(data, to).signaled(1))?;
     stage.say()?;
     stage.peer_checks(HALF, 1000, 1)?;
     stage.theirs.tell("recv 0 1000")?;
     stage
         .ours
-        .succeeds(SendWithInvalidate::new(data, key).signaled(1))?;
+        .succeeds(wr::SendWithInvalidate::new(data, key).signaled(1))?;
     let (received, invalidated) = stage.theirs.completes()?;
     // Neither driver tells programs which key it was; that it is gone shows.
     let is_told = [0, key.value()].contains(&invalidated);
     ensure!(received == 1000 && is_told, "{invalidated:x} for {key:?}");
     stage.peer_checks(0, 1000, 1)?;
-    stage.ours.qp.post_one(Write::new(data, to).signaled(1))?;
+    stage
+        .ours
+        .qp
+        .post_one(wr::Write::new(data, to).signaled(1))?;
     let done = stage.ours.next()?;
     // On a stream the write is gone before the answer comes.
     let is_gone = done.status == WcStatus::Success && !stage.is_infiniband;
@@ -233,7 +233,7 @@ fn send_invalidate_in(stage: &mut Stage) -> anyhow::Result<()> {
         .next_consumer_key();
     let range = ours.memory.range(HALF, 1000).context("a range")?;
     let mapped = PageList::map(&[range], 4096, 16).map_err(|error| anyhow::anyhow!("{error}"))?;
-    let registration = FastRegister::new(&key, &mapped.list).access(Host::KEY_RIGHTS);
+    let registration = wr::FastRegister::new(&key, &mapped.list).access(Host::KEY_RIGHTS);
     ours.succeeds(registration.signaled(1))?;
     let (at, rkey) = (mapped.list.address(), key.rkey());
     let write = format!("write 0 3e8 {at:x} {:x}", rkey.value());
@@ -266,7 +266,7 @@ fn write_out(stage: &mut Stage) -> anyhow::Result<()> {
         stage.ours.fill(0, length, seed as u8)?;
         let data = stage.ours.sge(0, length)?;
         let to = remote(&stage.card, HALF);
-        stage.ours.succeeds(Write::new(data, to).signaled(1))?;
+        stage.ours.succeeds(wr::Write::new(data, to).signaled(1))?;
         stage.say()?;
         stage.peer_checks(HALF, length, seed)?;
     }
@@ -293,7 +293,7 @@ fn write_immediate_out(stage: &mut Stage) -> anyhow::Result<()> {
         stage.ours.fill(0, length, seed as u8)?;
         let data = stage.ours.sge(0, length)?;
         let to = remote(&stage.card, HALF);
-        let write = WriteWithImmediate::new(data, to, [9, 8, 7, seed as u8]);
+        let write = wr::WriteWithImmediate::new(data, to, [9, 8, 7, seed as u8]);
         stage.ours.succeeds(write.signaled(1))?;
         let (received, imm) = stage.theirs.completes()?;
         ensure!(received as usize == length && imm == 0x0908_0700 + seed as u32);
@@ -323,7 +323,7 @@ fn read_out(stage: &mut Stage) -> anyhow::Result<()> {
         stage.peer_fills(HALF, length, seed)?;
         let sink = stage.ours.sge(0, length)?;
         let from = remote(&stage.card, HALF);
-        stage.ours.succeeds(Read::new(sink, from).signaled(1))?;
+        stage.ours.succeeds(wr::Read::new(sink, from).signaled(1))?;
         stage.ours.check(0, length, seed as u8)?;
     }
     Ok(())
@@ -346,12 +346,12 @@ fn swap_out(stage: &mut Stage) -> anyhow::Result<()> {
     stage.theirs.tell("put 0 64")?;
     let (result, word) = (stage.ours.sge(0, 8)?, remote(&stage.card, 0));
     for old in 100..200 {
-        let swap = CompareSwap::new(result, word, old, old + 1);
+        let swap = wr::CompareSwap::new(result, word, old, old + 1);
         stage.ours.succeeds(swap.signaled(1))?;
         ensure!(stage.ours.memory.load_u64(0)? == old, "the value before");
     }
     // One that finds another value changes nothing.
-    let swap = CompareSwap::new(result, word, 7, 8);
+    let swap = wr::CompareSwap::new(result, word, 7, 8);
     stage.ours.succeeds(swap.signaled(1))?;
     ensure!(stage.ours.memory.load_u64(0)? == 200);
     ensure!(stage.theirs.number(0)? == 200, "theirs");
@@ -378,7 +378,7 @@ fn add_out(stage: &mut Stage) -> anyhow::Result<()> {
     for turn in 0..100 {
         stage
             .ours
-            .succeeds(FetchAdd::new(result, word, 3).signaled(1))?;
+            .succeeds(wr::FetchAdd::new(result, word, 3).signaled(1))?;
         ensure!(stage.ours.memory.load_u64(0)? == 5 + 3 * turn);
     }
     ensure!(stage.theirs.number(0)? == 305, "theirs");
@@ -403,7 +403,9 @@ fn datagram_out(stage: &mut Stage) -> anyhow::Result<()> {
         stage.theirs.tell(&format!("recv 0 {HALF:x}"))?;
         stage.ours.fill(0, length, seed as u8)?;
         let data = stage.ours.sge(0, length)?;
-        stage.ours.succeeds(Send::new(data).to(&way).signaled(1))?;
+        stage
+            .ours
+            .succeeds(wr::Send::new(data).to(&way).signaled(1))?;
         let (received, _) = stage.theirs.completes()?;
         ensure!(received as usize == GRH + length, "{received} octets");
         stage.peer_checks(GRH, length, seed)?;

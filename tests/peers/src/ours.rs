@@ -13,9 +13,12 @@ use polyverbs::connection::{
 use polyverbs::emulated::{self, EmulatedOptions, OctetCapture, Tap};
 use polyverbs::qp::{AddressVector, ConnectOptions, QpAttributes, QpState, QpType};
 use polyverbs::{
-    Access, Bmme, Completion, Context, Cq, Gid, LinkAddress, Memory, Mr, Mtu, Pd, Psn, Qp,
-    QpOptions, Qpn, RKey, ReceiveRequest, RemoteAddress, Requirements, Sge, Started, Transport,
-    UdDestination, WcStatus, WorkRequest,
+    Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey, RemoteAddress,
+    Requirements, Sge, Started, Transport, WcStatus,
+    bmme::Bmme,
+    capability::Mtu,
+    ids::{Gid, LinkAddress, Psn, Qpn},
+    wr::{ReceiveRequest, UdDestination, WorkRequest},
 };
 
 use crate::theirs::{Card, pattern};

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use polyverbs::Send;
 use polyverbs::qp::QpType;
+use polyverbs::wr;
 
 use crate::Size;
 use crate::ours::{Host, Ours};
@@ -104,7 +104,7 @@ fn exchange(ours: &Ours, size: Size, begins: bool) -> anyhow::Result<()> {
     let data = ours.sge(0, octets)?;
     let (mut sent, mut received, mut completed) = (0, 0, 0);
     if begins {
-        ours.qp.post_one(Send::new(data).signaled(u64::MAX))?;
+        ours.qp.post_one(wr::Send::new(data).signaled(u64::MAX))?;
         sent += 1;
     }
     while received < count || completed < count {
@@ -119,7 +119,7 @@ fn exchange(ours: &Ours, size: Size, begins: bool) -> anyhow::Result<()> {
             ours.receive(0, octets)?;
         }
         if sent < count {
-            ours.qp.post_one(Send::new(data).signaled(u64::MAX))?;
+            ours.qp.post_one(wr::Send::new(data).signaled(u64::MAX))?;
             sent += 1;
         }
     }

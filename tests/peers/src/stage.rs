@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use polyverbs::connection::{ConnectError, Connection, Listener};
 use polyverbs::qp::QpType;
-use polyverbs::{Send, Started};
+use polyverbs::{Started, wr};
 
 use crate::ours::{Host, MTU, Ours};
 use crate::theirs::{Card, Peer, gid_text, hexadecimal, octets};
@@ -128,7 +128,7 @@ impl Stage {
     pub(crate) fn say(&mut self) -> anyhow::Result<()> {
         self.theirs.tell("recv 0 8")?;
         self.ours
-            .succeeds(Send::new(self.ours.sge(0, 1)?).signaled(0))?;
+            .succeeds(wr::Send::new(self.ours.sge(0, 1)?).signaled(0))?;
         self.theirs.completes().map(drop)
     }
 
@@ -204,7 +204,7 @@ fn we_connect(ours: &Ours, theirs: &mut Peer, to: SocketAddr) -> anyhow::Result<
     ensure!(answer == "ok", "{accept}: {answer}");
     theirs.tell("recv 0 8")?;
     // Whoever asked for a connection of iWARP begins.
-    ours.succeeds(Send::new(ours.sge(0, 1)?).signaled(0))?;
+    ours.succeeds(wr::Send::new(ours.sge(0, 1)?).signaled(0))?;
     theirs.completes()?;
     Ok(Met {
         own,
@@ -259,7 +259,7 @@ pub(crate) fn ensure_words(told: &[u8], expected: &[u8]) -> anyhow::Result<()> {
 }
 
 /// What a verb answers, that answers soon.
-pub(crate) fn within<T: std::marker::Send + 'static>(
+pub(crate) fn within<T: Send + 'static>(
     started: Started<T, ConnectError>,
 ) -> anyhow::Result<Result<T, ConnectError>> {
     let (ended, answer) = mpsc::channel();

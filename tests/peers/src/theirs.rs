@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use polyverbs::Gid;
+use polyverbs::ids::Gid;
 
 /// A queue pair, and the memory behind it, as its owner tells of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,6 +14,10 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    capability::Mtu,
+    ids::{LinkAddress, Psn},
+};
 
 /// Octets of each side's memory.
 pub const MEMORY: usize = 1 << 18;

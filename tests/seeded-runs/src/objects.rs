@@ -7,6 +7,12 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    capability::Mtu,
+    ids::{LKey, Psn},
+    memory::{MrReregister, MwType},
+    wr::{self, ReceiveRequest, WorkRequest},
+};
 
 use crate::endpoint::{Chosen, Endpoint, MEMORY, Pair};
 
@@ -366,7 +372,7 @@ impl World {
         let legal = depth && !key.valid && key.pd == self.connections[connection].pd;
         assert!(!bound || key.valid);
         let rkey = key.index << 8 | u32::from(byte);
-        let mut request = FastRegister::new(RKey::new(rkey), &pages)
+        let mut request = wr::FastRegister::new(RKey::new(rkey), &pages)
             .access(access)
             .signaled(self.steps);
         let mut iova = range.address();
@@ -448,7 +454,7 @@ impl World {
         let legal = window_fits && key.pd == pd;
         let (target_index, old) = (target.index, key.rkey());
         let name = RKey::new(key.index << 8 | u32::from(byte));
-        let request = BindWindow::new(name, LKey::new(target.rkey()), addr, length)
+        let request = wr::BindWindow::new(name, LKey::new(target.rkey()), addr, length)
             .access(access)
             .signaled(self.steps);
         if legal {
@@ -529,7 +535,7 @@ impl World {
         if let Some(at) = at {
             self.keys[at].unbind();
         }
-        let request = LocalInvalidate::new(RKey::new(rkey)).signaled(self.steps);
+        let request = wr::LocalInvalidate::new(RKey::new(rkey)).signaled(self.steps);
         self.local(
             connection,
             request.into(),
@@ -566,7 +572,7 @@ impl World {
             ReceiveRequest::new(9, ())
         };
         to.post_receive(receive).expect("room");
-        from.post_one(SendWithInvalidate::new((), RKey::new(rkey)).signaled(self.steps))
+        from.post_one(wr::SendWithInvalidate::new((), RKey::new(rkey)).signaled(self.steps))
             .expect("room");
         self.pair.run_for(Duration::from_millis(2));
         let sent: Vec<_> = self
@@ -629,12 +635,12 @@ impl World {
         from.put(0, &octets);
         let [compare, value] = [rng.random_range(0..2), rng.random()];
         let request: WorkRequest<'_> = match kind {
-            0 => Write::new(sge, remote).signaled(self.steps).into(),
-            1 => Read::new(sge, remote).signaled(self.steps).into(),
-            2 => CompareSwap::new(sge, remote, compare, value)
+            0 => wr::Write::new(sge, remote).signaled(self.steps).into(),
+            1 => wr::Read::new(sge, remote).signaled(self.steps).into(),
+            2 => wr::CompareSwap::new(sge, remote, compare, value)
                 .signaled(self.steps)
                 .into(),
-            _ => FetchAdd::new(sge, remote, value)
+            _ => wr::FetchAdd::new(sge, remote, value)
                 .signaled(self.steps)
                 .into(),
         };

@@ -8,6 +8,10 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use verbs_api::qp::QpType;
 use verbs_api::*;
+use verbs_api::{
+    completion::WcOpcode,
+    wr::{self, ReceiveRequest, SendFlags, WorkRequest},
+};
 
 use crate::endpoint::{Chosen, Endpoint, Pair};
 
@@ -156,7 +160,7 @@ impl Run {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let signaled = rng.random_bool(0.5);
         let id = own.id();
-        let mut request = FastRegister::new(rkey, &pages).access(access).wr_id(id);
+        let mut request = wr::FastRegister::new(rkey, &pages).access(access).wr_id(id);
         if signaled {
             request = request.signaled(id);
         }
@@ -354,7 +358,7 @@ impl Direction {
             match rng.random_range(0..9) {
                 0 => {
                     message = Some(Message::send(octets));
-                    Send::new(sge).wr_id(id).flags(flags).into()
+                    wr::Send::new(sge).wr_id(id).flags(flags).into()
                 }
                 1 => {
                     let immediate = rng.random();
@@ -362,7 +366,7 @@ impl Direction {
                         immediate: Some(immediate),
                         ..Message::send(octets)
                     });
-                    SendWithImmediate::new(sge, immediate)
+                    wr::SendWithImmediate::new(sge, immediate)
                         .wr_id(id)
                         .flags(flags)
                         .into()
@@ -382,11 +386,11 @@ impl Direction {
                         ..Message::send(octets)
                     });
                     match registered {
-                        Some((_, rkey)) => SendWithInvalidate::new(sge, rkey)
+                        Some((_, rkey)) => wr::SendWithInvalidate::new(sge, rkey)
                             .wr_id(id)
                             .flags(flags)
                             .into(),
-                        None => Send::new(sge).wr_id(id).flags(flags).into(),
+                        None => wr::Send::new(sge).wr_id(id).flags(flags).into(),
                     }
                 }
                 3 | 4 => {
@@ -402,7 +406,7 @@ impl Direction {
                     }
                     let place = zone + rng.random_range(0..=size - length);
                     self.model[place - WRITTEN..][..length].copy_from_slice(&octets);
-                    Write::new(sge, to.remote(place))
+                    wr::Write::new(sge, to.remote(place))
                         .wr_id(id)
                         .flags(flags)
                         .into()
@@ -419,7 +423,7 @@ impl Direction {
                         immediate: Some(immediate),
                         invalidated: None,
                     });
-                    WriteWithImmediate::new(sge, to.remote(place), immediate)
+                    wr::WriteWithImmediate::new(sge, to.remote(place), immediate)
                         .wr_id(id)
                         .flags(flags)
                         .into()
@@ -428,7 +432,7 @@ impl Direction {
                     posted.opcode = WcOpcode::RdmaRead;
                     let place = SHARED + rng.random_range(0..=SHARED_LENGTH - length);
                     posted.result = Some(self.model[place - WRITTEN..][..length].to_vec());
-                    Read::new(sge, to.remote(place))
+                    wr::Read::new(sge, to.remote(place))
                         .wr_id(id)
                         .flags(flags)
                         .into()
@@ -439,7 +443,7 @@ impl Direction {
                     let value: [u8; 8] = rng.random();
                     from.put(at, &value);
                     self.model[place - WRITTEN..][..8].copy_from_slice(&value);
-                    AtomicWrite::new(from.sge(at, 8), to.remote(place))
+                    wr::AtomicWrite::new(from.sge(at, 8), to.remote(place))
                         .wr_id(id)
                         .flags(flags)
                         .into()
@@ -469,7 +473,7 @@ impl Direction {
             posted.opcode = WcOpcode::FetchAdd;
             let add = rng.random();
             counter.copy_from_slice(&now.wrapping_add(add).to_ne_bytes());
-            return FetchAdd::new(sink, to.remote(place), add)
+            return wr::FetchAdd::new(sink, to.remote(place), add)
                 .wr_id(posted.id)
                 .flags(flags)
                 .into();
@@ -484,7 +488,7 @@ impl Direction {
         if compare == now {
             counter.copy_from_slice(&swap.to_ne_bytes());
         }
-        CompareSwap::new(sink, to.remote(place), compare, swap)
+        wr::CompareSwap::new(sink, to.remote(place), compare, swap)
             .wr_id(posted.id)
             .flags(flags)
             .into()

@@ -17,9 +17,13 @@ use polyverbs_links::{
 use polyverbs_wire::iwarp::Framing;
 use rand::Rng;
 use rand::rngs::SmallRng;
-use verbs_api::carrier::ReadyForms;
+use verbs_api::provider::carrier::ReadyForms;
 use verbs_api::qp::QpState;
 use verbs_api::*;
+use verbs_api::{
+    ids::LinkAddress,
+    wr::{self, ReceiveRequest, WorkRequest},
+};
 
 /// Octets of a request at most, and of the place that each has on both sides.
 const SLOT: usize = 3072;
@@ -406,15 +410,15 @@ impl Side {
         let (place, id) = (to.mr.remote(at as u64), number as u64);
         let immediate = (number as u32).to_be_bytes();
         let request: WorkRequest<'_> = match kind {
-            Kind::Send => Send::new(sge).signaled(id).into(),
-            Kind::Write => Write::new(sge, place).signaled(id).into(),
-            Kind::WriteWithImmediate => WriteWithImmediate::new(sge, place, immediate)
+            Kind::Send => wr::Send::new(sge).signaled(id).into(),
+            Kind::Write => wr::Write::new(sge, place).signaled(id).into(),
+            Kind::WriteWithImmediate => wr::WriteWithImmediate::new(sge, place, immediate)
                 .signaled(id)
                 .into(),
-            Kind::Read => Read::new(sge, to.mr.remote(SHARED as u64))
+            Kind::Read => wr::Read::new(sge, to.mr.remote(SHARED as u64))
                 .signaled(id)
                 .into(),
-            Kind::FetchAdd => FetchAdd::new(sge, to.mr.remote(COUNTER as u64), 1)
+            Kind::FetchAdd => wr::FetchAdd::new(sge, to.mr.remote(COUNTER as u64), 1)
                 .signaled(id)
                 .into(),
         };

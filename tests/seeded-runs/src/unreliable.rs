@@ -7,6 +7,11 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use verbs_api::qp::QpType;
 use verbs_api::*;
+use verbs_api::{
+    completion::WcOpcode,
+    event::EventType,
+    wr::{self, ReceiveRequest, UdDestination, WorkRequest},
+};
 
 use crate::endpoint::{Chosen, Pair};
 use crate::reliable::length;
@@ -68,7 +73,7 @@ pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
                 let immediate = number.to_be_bytes();
                 let slot = sent.written.len();
                 let request: WorkRequest<'_> = match qp_type {
-                    QpType::Ud => SendWithImmediate::new(sge, immediate)
+                    QpType::Ud => wr::SendWithImmediate::new(sge, immediate)
                         .to(&destination)
                         .signaled(number.into())
                         .into(),
@@ -77,14 +82,14 @@ pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
                         let remote = to.remote(WRITTEN + slot * SLOT);
                         if rng.random_bool(0.5) {
                             sent.immediates.insert(number, slot);
-                            WriteWithImmediate::new(sge, remote, immediate)
+                            wr::WriteWithImmediate::new(sge, remote, immediate)
                                 .signaled(number.into())
                                 .into()
                         } else {
-                            Write::new(sge, remote).signaled(number.into()).into()
+                            wr::Write::new(sge, remote).signaled(number.into()).into()
                         }
                     }
-                    _ => SendWithImmediate::new(sge, immediate)
+                    _ => wr::SendWithImmediate::new(sge, immediate)
                         .signaled(number.into())
                         .into(),
                 };

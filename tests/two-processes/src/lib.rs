@@ -25,7 +25,10 @@ use polyverbs_engine::device::DeviceOptions;
 use stand_in::StandIn;
 use verbs_api::probe::{Clock, Evidence, Probe, Rig, Verified, verify};
 use verbs_api::provider::DeviceOps;
-use verbs_api::{Device, FeatureInfo, QpVariant, Requirements, Transport};
+use verbs_api::{
+    Device, Requirements, Transport,
+    extension::{FeatureInfo, QpVariant},
+};
 
 /// Set for the other process: what kind of device it has, and where.
 const OTHER: &str = "POLYVERBS_OTHER_PROCESS";
@@ -39,7 +42,7 @@ macro_rules! other_process {
     ($($variant:expr),* $(,)?) => {
         #[test]
         fn as_the_other_process() {
-            static VARIANTS: &[&::verbs_api::QpVariant] = &[$(&$variant),*];
+            static VARIANTS: &[&::verbs_api::extension::QpVariant] = &[$(&$variant),*];
             $crate::serve(VARIANTS);
         }
     };

@@ -11,7 +11,9 @@ use verbs_api::provider::{
     QpOps, Reply,
 };
 use verbs_api::{
-    Access, Completion, EventSubject, EventType, PageList, QpVariant, Requirements, VerbError,
+    Access, Completion, PageList, Requirements, VerbError,
+    event::{EventSubject, EventType},
+    extension::QpVariant,
 };
 
 use crate::memory::{Change, Mirror};

@@ -8,12 +8,15 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::RegionMemory;
 use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpType};
 use verbs_api::{
-    Access, CompareSwap, Completion, Data, ErrorKind, EventSubject, EventType, ExtensionOperation,
-    ExtensionRequest, Extensions, FastRegister, FetchAdd, Gid, LKey, LinkAddress, LocalInvalidate,
-    Memory, Mtu, Operation, Operations, PageList, PostReason, Psn, QpExtension, QpVariant, Qpn,
-    RKey, Read, ReceiveRequest, RemoteAddress, RequestAttribute, Send, SendFlags,
-    SendWithImmediate, SendWithInvalidate, Sge, VerbError, WcFlags, WcOpcode, WcStatus,
-    WorkRequest, Write, WriteWithImmediate,
+    Access, Completion, ErrorKind, Memory, Operations, PageList, RKey, RemoteAddress, Sge,
+    VerbError, WcStatus,
+    capability::Mtu,
+    completion::{WcFlags, WcOpcode},
+    event::{EventSubject, EventType},
+    extension::{ExtensionOperation, Extensions, QpExtension, QpVariant, RequestAttribute},
+    ids::{Gid, LKey, LinkAddress, Psn, Qpn},
+    provider::Operation,
+    wr::{self, Data, PostReason, ReceiveRequest, SendFlags, WorkRequest},
 };
 
 use crate::memory::{Change, octets_of};
@@ -514,7 +517,7 @@ impl Octets {
             Data::Inline(octets) => Self::Inline(octets.to_vec()),
             data => {
                 let list = data.sges().list.iter();
-                let said = list.map(|sge| (sge.addr, sge.length, sge.lkey.value()));
+                let said = list.map(|sge| (sge.addr(), sge.length(), sge.lkey().value()));
                 Self::Sges(said.collect())
             }
         }
@@ -524,10 +527,10 @@ impl Octets {
         let Self::Sges(list) = self else {
             return Vec::new();
         };
-        let sge = |&(addr, length, lkey): &(u64, u32, u32)| Sge {
-            addr,
-            length,
-            lkey: LKey::new(lkey),
+        // SAFETY: the probe's process said an entry that it was given here; this one makes no buffer pools.
+        #[allow(unsafe_code)]
+        let sge = |&(addr, length, lkey): &(u64, u32, u32)| unsafe {
+            Sge::from_raw(addr, length, LKey::new(lkey))
         };
         list.iter().map(sge).collect()
     }
@@ -705,25 +708,30 @@ impl Request {
             }};
         }
         match &self.what {
-            What::Send => posted!(Send::new(data)),
-            What::SendWithImmediate(imm) => posted!(SendWithImmediate::new(data, *imm)),
+            What::Send => posted!(wr::Send::new(data)),
+            What::SendWithImmediate(imm) => posted!(wr::SendWithImmediate::new(data, *imm)),
             What::SendWithInvalidate(rkey) => {
-                posted!(SendWithInvalidate::new(data, RKey::new(*rkey)))
+                posted!(wr::SendWithInvalidate::new(data, RKey::new(*rkey)))
             }
-            What::Write(addr, rkey) => posted!(Write::new(data, remote(addr, rkey))),
+            What::Write(addr, rkey) => posted!(wr::Write::new(data, remote(addr, rkey))),
             What::WriteWithImmediate(addr, rkey, imm) => {
-                posted!(WriteWithImmediate::new(data, remote(addr, rkey), *imm))
+                posted!(wr::WriteWithImmediate::new(data, remote(addr, rkey), *imm))
             }
-            What::Read(addr, rkey) => posted!(Read::new(data, remote(addr, rkey))),
+            What::Read(addr, rkey) => posted!(wr::Read::new(data, remote(addr, rkey))),
             What::CompareSwap(addr, rkey, compare, swap) => {
-                posted!(CompareSwap::new(data, remote(addr, rkey), *compare, *swap))
+                posted!(wr::CompareSwap::new(
+                    data,
+                    remote(addr, rkey),
+                    *compare,
+                    *swap
+                ))
             }
             What::FetchAdd(addr, rkey, add) => {
-                posted!(FetchAdd::new(data, remote(addr, rkey), *add))
+                posted!(wr::FetchAdd::new(data, remote(addr, rkey), *add))
             }
             What::FastRegister(pages) => {
                 let list = pages.list();
-                let register = FastRegister::new(RKey::new(pages.key), &list)
+                let register = wr::FastRegister::new(RKey::new(pages.key), &list)
                     .access(Access::from_bits_retain(pages.access))
                     .iova(pages.iova);
                 let posted: (T, Option<PageList>) = posted!(match pages.length {
@@ -732,10 +740,10 @@ impl Request {
                 });
                 (posted.0, Some(list))
             }
-            What::LocalInvalidate(key) => posted!(LocalInvalidate::new(RKey::new(*key))),
+            What::LocalInvalidate(key) => posted!(wr::LocalInvalidate::new(RKey::new(*key))),
             What::Extension(extension, name, body) => {
                 let operation = operation(extension, name);
-                posted!(ExtensionRequest::new(operation, &body[..], data))
+                posted!(wr::ExtensionRequest::new(operation, &body[..], data))
             }
         }
     }

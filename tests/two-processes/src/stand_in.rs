@@ -16,8 +16,11 @@ use verbs_api::provider::{
 };
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus};
 use verbs_api::{
-    Completion, DeviceAttributes, Gid, Grant, LKey, LinkAddress, Notify, Port, PortAttributes,
-    PostReason, Qpn, RKey, ReceiveRequest, VerbError, WorkRequest,
+    Completion, RKey, VerbError,
+    capability::{DeviceAttributes, Grant, PortAttributes},
+    completion::Notify,
+    ids::{Gid, LKey, LinkAddress, Port, Qpn},
+    wr::{PostReason, ReceiveRequest, WorkRequest},
 };
 
 use crate::memory::{Change, Mirror};

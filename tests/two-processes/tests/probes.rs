@@ -4,7 +4,7 @@
 use polyverbs as _;
 use two_processes::{examined, other_process};
 use verbs_api::probe::{Probe, Verdict};
-use verbs_api::{ExtensionDescriptor, Transport};
+use verbs_api::{Transport, extension::ExtensionDescriptor};
 
 other_process!(xrc::INITIATOR);
 

@@ -3,7 +3,7 @@
 use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::operation::{Arrived, Octets, OperationEmulation, TargetMemory};
-use verbs_api::{DeviceAttributes, ExtensionOperation};
+use verbs_api::{capability::DeviceAttributes, extension::ExtensionOperation};
 use zerocopy::FromBytes;
 
 use crate::request::{CHECKSUM, Range};

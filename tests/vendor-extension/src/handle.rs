@@ -1,6 +1,9 @@
 //! The typed handle.
 
-use verbs_api::{Context, Extension, Operations, RemoteAddress, Unsupported};
+use verbs_api::{
+    Context, Operations, RemoteAddress,
+    extension::{Extension, Unsupported},
+};
 
 use crate::{CHECKSUM, Checksums, Range};
 

@@ -22,8 +22,8 @@ mod request;
 
 use bitflags::bitflags;
 use verbs_api::{
-    Direction, ExtensionDescriptor, ExtensionLimit, FeatureInfo, FeatureSet, feature,
-    link_extension,
+    capability::{Direction, ExtensionLimit, FeatureSet},
+    extension::{ExtensionDescriptor, FeatureInfo, feature, link_extension},
 };
 
 pub use handle::Checksum;

@@ -2,8 +2,9 @@
 
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Rig};
 use verbs_api::{
-    Access, ErrorKind, ExtensionRequest, QpOptions, RemoteAddress, WcStatus, Write, ensure,
-    ensure_eq,
+    Access, ErrorKind, QpOptions, RemoteAddress, WcStatus,
+    probe::{ensure, ensure_eq},
+    wr,
 };
 
 use crate::{CHECKSUM, Checksum, MAX_RANGE, RANGE, Range};
@@ -75,7 +76,7 @@ fn pair(rig: &Rig) -> Result<(Checksum, Pair), Evidence> {
 }
 
 /// The request, whose answer goes to the beginning of the scratch memory.
-fn to_scratch<'r>(rig: &Rig, range: &'r Range) -> Result<ExtensionRequest<'r>, Evidence> {
+fn to_scratch<'r>(rig: &Rig, range: &'r Range) -> Result<wr::ExtensionRequest<'r>, Evidence> {
     Ok(range.request(rig.scratch.sge(0, 4)?))
 }
 
@@ -137,7 +138,7 @@ fn after_a_write(rig: &Rig) -> Outcome {
     let memory = rig.far.region(8192, rights)?;
     rig.scratch.fill(9)?;
     let expected = crc32c::crc32c(&rig.scratch.bytes(4096, 8192)?);
-    let write = Write::new(rig.scratch.sge(4096, 8192)?, memory.remote(0));
+    let write = wr::Write::new(rig.scratch.sge(4096, 8192)?, memory.remote(0));
     pair.near.post_one(write)?;
     let found = checksum(rig, &pair, handle.range(memory.remote(0), 8192))?;
     ensure_eq!(found, expected, "the checksum behind a write");

@@ -1,6 +1,10 @@
 //! The work request: its body in network order, as it travels.
 
-use verbs_api::{Data, ExtensionOperation, ExtensionRequest, OperationData, RKey, RemoteAddress};
+use verbs_api::{
+    RKey, RemoteAddress,
+    extension::{ExtensionOperation, OperationData},
+    wr::{self, Data},
+};
 use zerocopy::byteorder::network_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -31,8 +35,8 @@ impl Range {
     }
 
     /// The request. The checksum goes to the first four octets of `sink`, an integer of this machine.
-    pub fn request<'a>(&'a self, sink: impl Into<Data<'a>>) -> ExtensionRequest<'a> {
-        ExtensionRequest::new(&CHECKSUM, self, sink)
+    pub fn request<'a>(&'a self, sink: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
+        wr::ExtensionRequest::new(&CHECKSUM, self, sink)
     }
 
     pub(crate) fn remote(&self) -> RemoteAddress {

@@ -7,8 +7,12 @@ use polyverbs_engine::request::Request;
 use polyverbs_engine::time::Time;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    AtomicScope, BaselineGaps, DeviceAttributes, Features, Gid, Limits, LinkAddress, Mtu,
-    PortAttributes, PortCaps, PortState, Transport,
+    Features, Transport,
+    capability::{
+        AtomicScope, BaselineGaps, DeviceAttributes, Limits, Mtu, PortAttributes, PortCaps,
+        PortState,
+    },
+    ids::{Gid, LinkAddress},
 };
 
 use crate::{Cx, Qp, Receiving, Requester, Responder, Sending, requester};
@@ -142,7 +146,7 @@ mod overrides {
                 &self,
                 _: &Qp,
                 request: &Request<'_>,
-            ) -> Result<(), verbs_api::PostReason> {
+            ) -> Result<(), verbs_api::wr::PostReason> {
                 requester::check_post(request)
             }
         };
@@ -154,7 +158,7 @@ mod overrides {
             fn express(
                 qp: &Qp,
                 half: &mut Requester,
-                requests: &[verbs_api::WorkRequest<'_>],
+                requests: &[verbs_api::wr::WorkRequest<'_>],
                 cx: &mut Cx<'_>,
             ) -> usize {
                 polyverbs_engine::express::run(qp, half, requests, cx)

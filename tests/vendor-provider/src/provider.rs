@@ -22,7 +22,7 @@ const NUMBERS: (u32, u32) = (0x4000, 0x8000);
 pub static PROVIDER: EmulatedProvider<Kind> = EmulatedProvider(Kind);
 
 inventory::submit! { LinkedKind(&PROVIDER.0) }
-verbs_api::link_provider!(PROVIDER);
+verbs_api::provider::link_provider!(PROVIDER);
 
 impl EmulatedKind for Kind {
     fn name(&self) -> &'static str {

@@ -8,7 +8,7 @@ use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Op, Request, Source};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpAttributes, QpState};
-use verbs_api::{ExtensionOperation, LinkAddress, WcStatus};
+use verbs_api::{WcStatus, extension::ExtensionOperation, ids::LinkAddress};
 
 use crate::responder::{Answer, Asked, Refusal, extension, respond};
 use crate::{Cx, Qp, QpRef, Requester};
@@ -277,9 +277,9 @@ fn drain(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
 
 /// What the device has no place for is refused before it is queued.
 #[cfg(feature = "some")]
-pub(crate) fn check_post(request: &Request<'_>) -> Result<(), verbs_api::PostReason> {
+pub(crate) fn check_post(request: &Request<'_>) -> Result<(), verbs_api::wr::PostReason> {
     match request.op {
-        Op::Read(_, Some(_)) => Err(verbs_api::PostReason::Unsupported {
+        Op::Read(_, Some(_)) => Err(verbs_api::wr::PostReason::Unsupported {
             missing: verbs_api::Features::READ_WITH_INVALIDATE,
         }),
         _ => Ok(()),

@@ -8,7 +8,11 @@ use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::request::{Beside, Op, Request};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, EventType, LinkAddress, RemoteAddress, SendFlags, WcFlags, WcOpcode, WcStatus,
+    Access, RemoteAddress, WcStatus,
+    completion::{WcFlags, WcOpcode},
+    event::EventType,
+    ids::LinkAddress,
+    wr::SendFlags,
 };
 
 use crate::{Cx, Qp, Responder};

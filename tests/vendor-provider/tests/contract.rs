@@ -39,7 +39,7 @@ const USES: &str = "\
 #![allow(unused_imports)]
 use polyverbs_engine::{device::{Cx, Device}, driver::{Change, Driver, Executed}, link::Frame};
 use polyverbs_engine::{qp::{Qp, Requester, Responder}, request::Request, time::Time};
-use verbs_api::{DeviceAttributes, LinkAddress};
+use verbs_api::{capability::DeviceAttributes, ids::LinkAddress};
 ";
 
 /// What the compiler says to a driver without `missing`; `None` where it takes it.

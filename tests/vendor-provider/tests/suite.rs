@@ -3,7 +3,7 @@
 use acme_fabric::AcmeFabric;
 use conformance::{Fabric, Flavour, OtherFlavour, examined};
 use polyverbs_engine::device::DeviceOptions;
-use verbs_api::Extensions;
+use verbs_api::extension::Extensions;
 use verbs_api::probe::{CORE_FEATURES, CORE_PROBES, Verdict};
 
 const ACME: Flavour = Flavour::Other(&OtherFlavour {

@@ -4,7 +4,7 @@ use bitflags::bitflags;
 
 use super::{BaselineGaps, DeviceAttributes, FeatureSet};
 use crate::qp::QpType;
-use crate::work_request::Operations;
+use crate::wr::Operations;
 
 bitflags! {
     /// What a device is expected to do without being asked, as bits that can be needed.

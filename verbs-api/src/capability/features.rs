@@ -35,7 +35,7 @@ bitflags! {
         const LOCAL_INVALIDATE_FENCE = 1 << 1;
         /// Memory windows of type 1: bound by a verb of their own, usable by every queue pair of the domain.
         ///
-        /// * Guarantees: [`MwType::Type1`](crate::MwType::Type1) can be allocated, bound, rebound and unbound.
+        /// * Guarantees: [`MwType::Type1`](crate::memory::MwType::Type1) can be allocated, bound, rebound and unbound.
         /// * Limits: [`Limit::MaxMw`](crate::Limit::MaxMw).
         /// * Who: InfiniBand; never iWARP.
         /// * Source: IBTA 10.6.7.2.
@@ -91,14 +91,14 @@ bitflags! {
         const SRQ = 1 << 9;
         /// An 8-octet write that is atomic for every reader.
         ///
-        /// * Guarantees: [`AtomicWrite`](crate::AtomicWrite).
+        /// * Guarantees: [`AtomicWrite`](crate::wr::AtomicWrite).
         /// * Limits: 8 octets, 8-aligned.
         /// * Who: newer InfiniBand devices; never iWARP.
         /// * Source: IBTA volume 1 release 1.5, memory placement extensions.
         const ATOMIC_WRITE = 1 << 10;
         /// A request that completes when earlier writes are visible or persistent at the peer.
         ///
-        /// * Guarantees: [`Flush`](crate::Flush).
+        /// * Guarantees: [`Flush`](crate::wr::Flush).
         /// * Limits: none.
         /// * Who: newer InfiniBand devices; never iWARP.
         /// * Source: IBTA volume 1 release 1.5, memory placement extensions.

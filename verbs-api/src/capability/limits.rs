@@ -79,7 +79,7 @@ pub enum Direction {
 /// A number of an extension: a `static` of its crate.
 ///
 /// ```
-/// use verbs_api::{Direction, ExtensionLimit, Requirements};
+/// use verbs_api::{Requirements, capability::{Direction, ExtensionLimit}};
 /// static MAX_RANGE: ExtensionLimit = ExtensionLimit::new("checksum", "max_range", Direction::LargerIsStronger);
 /// let wanted = Requirements::new().at_least(&MAX_RANGE, 4096);
 /// ```

@@ -13,7 +13,6 @@ pub use inner::Outcome;
 pub(crate) use inner::{ContextInner, ContextShared};
 
 use crate::capability::{DeviceAttributes, Features, Grant, Limits, PortAttributes};
-use crate::carrier::Carrier;
 use crate::channel::CompletionChannel;
 use crate::control::Started;
 use crate::cq::{Cq, CqOptions};
@@ -23,6 +22,7 @@ use crate::ids::Port;
 use crate::mr::Mr;
 use crate::objects::{Birth, DestroyError, Object, ObjectId, ObjectKind};
 use crate::pd::Pd;
+use crate::provider::carrier::Carrier;
 use crate::provider::{DeviceOps, Reply};
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -55,7 +55,7 @@ impl fmt::Debug for DeviceId {
 /// An open device: what a program makes everything else from. Cloning shares it.
 ///
 /// The features granted are exactly those that [`open`](crate::open) was asked for; the device may
-/// have more. Every error of a verb after [`DeviceRemoved`](crate::EventType::DeviceRemoved) is
+/// have more. Every error of a verb after [`DeviceRemoved`](crate::event::EventType::DeviceRemoved) is
 /// [`VerbError::DeviceRemoved`]; objects can still be destroyed.
 #[derive(Clone)]
 #[doc(alias = "ibv_context")]

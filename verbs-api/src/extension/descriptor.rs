@@ -10,10 +10,10 @@ use crate::provider::CONTRACT_VERSION;
 
 /// One feature bit of an extension: a bit of its own set, or a bit of the core that it makes work.
 ///
-/// Made by [`feature!`](crate::feature).
+/// Made by [`feature!`](crate::extension::feature).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureInfo {
-    /// Name of the set ([`FeatureSet::SET`](crate::FeatureSet::SET)).
+    /// Name of the set ([`FeatureSet::SET`](crate::capability::FeatureSet::SET)).
     pub set: &'static str,
     /// Name of the bit.
     pub name: &'static str,
@@ -26,15 +26,16 @@ pub struct FeatureInfo {
 /// A [`FeatureInfo`]: `feature!(Set::BIT, "what it is")`.
 ///
 /// ```
-/// use verbs_api::{Features, feature};
+/// use verbs_api::{Features, extension::feature};
 /// let info = feature!(Features::BMME, "fast-register and invalidate");
 /// assert_eq!((info.set, info.name, info.bits), ("core", "BMME", 1));
 /// ```
+#[doc(hidden)]
 #[macro_export]
-macro_rules! feature {
+macro_rules! __feature {
     ($set:ident::$bit:ident, $about:expr) => {
-        $crate::FeatureInfo {
-            set: <$set as $crate::FeatureSet>::SET,
+        $crate::extension::FeatureInfo {
+            set: <$set as $crate::capability::FeatureSet>::SET,
             name: stringify!($bit),
             bits: $set::$bit.bits(),
             about: $about,
@@ -76,7 +77,7 @@ pub trait Part: Any + Send + Sync {
 /// What an extension tells about itself: a public `static` of its crate.
 ///
 /// ```
-/// use verbs_api::{ExtensionDescriptor, FeatureSet, feature};
+/// use verbs_api::{capability::FeatureSet, extension::{ExtensionDescriptor, feature}};
 ///
 /// bitflags::bitflags! {
 ///     #[derive(Clone, Copy, Debug)]
@@ -196,7 +197,7 @@ impl fmt::Debug for ExtensionDescriptor {
 }
 
 /// The set of the core's bits.
-pub(super) const CORE: &str = <crate::Features as crate::FeatureSet>::SET;
+pub(super) const CORE: &str = <crate::Features as crate::capability::FeatureSet>::SET;
 
 /// The number of an extension on the wire, made of its name: 32 bits (FNV-1a).
 ///

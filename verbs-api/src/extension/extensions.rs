@@ -8,16 +8,17 @@ use super::{ExtensionDescriptor, ExtensionOperation, Part};
 use crate::provider::CONTRACT_VERSION;
 use crate::registry::RegistryError;
 
-/// An extension that registers itself where its crate is linked and named: see [`link_extension`](crate::link_extension).
+/// An extension that registers itself where its crate is linked and named: see [`link_extension`](crate::extension::link_extension).
 pub struct LinkedExtension(pub &'static ExtensionDescriptor);
 
 inventory::collect!(LinkedExtension);
 
 /// Registers a `static` extension wherever its crate is linked and named.
+#[doc(hidden)]
 #[macro_export]
-macro_rules! link_extension {
+macro_rules! __link_extension {
     ($extension:path) => {
-        $crate::inventory::submit! { $crate::LinkedExtension(&$extension) }
+        $crate::inventory::submit! { $crate::extension::LinkedExtension(&$extension) }
     };
 }
 

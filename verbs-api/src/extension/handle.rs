@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::capability::{FeatureSet, feature_names};
 use crate::context::Context;
-use crate::work_request::Operations;
+use crate::wr::Operations;
 
 /// The typed handle of an extension: who has one, was granted its features.
 ///

@@ -11,6 +11,8 @@ mod numbers;
 mod operation;
 mod queue_pair;
 
+#[doc(inline)]
+pub use crate::{__feature as feature, __link_extension as link_extension};
 pub use attribute::{RequestAttribute, RequestAttributeKind};
 pub use descriptor::{ExtensionDescriptor, FeatureInfo, Part, WireOpcodes, extension_id};
 pub use extensions::{Extensions, LinkedExtension};

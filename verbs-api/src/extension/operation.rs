@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::numbers::{Number, Numbers};
 use super::{FeatureInfo, extension_id};
 use crate::completion::WcOpcode;
-use crate::work_request::Operations;
+use crate::wr::Operations;
 
 /// Operations of extensions that one process can have.
 const MOST: usize = 32;
@@ -42,7 +42,7 @@ pub enum OperationData {
 /// out where it was posted.
 ///
 /// ```
-/// use verbs_api::{ExtensionOperation, FeatureInfo, FeatureSet, OperationData, feature};
+/// use verbs_api::{capability::FeatureSet, extension::{ExtensionOperation, FeatureInfo, OperationData, feature}};
 /// # bitflags::bitflags! { #[derive(Clone, Copy)] pub struct Checksums: u64 { const REMOTE = 1; } }
 /// # impl FeatureSet for Checksums { const SET: &'static str = "checksum"; }
 /// const REMOTE: FeatureInfo = feature!(Checksums::REMOTE, "the checksum of a remote range");

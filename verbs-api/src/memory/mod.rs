@@ -22,3 +22,6 @@ pub(crate) use loan::{lend, take_back, take_back_into};
 pub use page_list::{Mapped, PageList, PageListError};
 pub use private::{Buffer, BufferPool, Buffers};
 pub use span::Span;
+
+pub use crate::mr::MrReregister;
+pub use crate::provider::MwType;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Allocation;
 use crate::ids::LKey;
-use crate::work_request::Sge;
+use crate::wr::Sge;
 
 struct Pool {
     allocation: Arc<Allocation>,
@@ -102,7 +102,7 @@ impl fmt::Debug for BufferPool {
 ///
 /// ```compile_fail
 /// fn after_post(batch: &mut verbs_api::Batch<'_>, mut buffer: verbs_api::Buffer) {
-///     batch.push(verbs_api::Send::new(buffer));
+///     batch.push(verbs_api::wr::Send::new(buffer));
 ///     buffer[0] = 1; // handed over: the program no longer holds it
 /// }
 /// ```
@@ -129,11 +129,7 @@ impl Buffer {
             .registration
             .get()
             .map_or(LKey::new(0), |registration| registration.lkey);
-        Sge {
-            addr: self.start().expose_provenance() as u64,
-            length: self.length,
-            lkey,
-        }
+        Sge::new(self.start().expose_provenance() as u64, self.length, lkey)
     }
 
     fn start(&self) -> *mut u8 {

@@ -23,3 +23,4 @@ pub(crate) use slab::Slab;
 pub(crate) use table::{Reserved, Table};
 
 pub use crate::ah::Ah;
+pub use crate::context::DeviceId;

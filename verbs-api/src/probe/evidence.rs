@@ -132,8 +132,9 @@ impl<T> From<DestroyError<T>> for Evidence {
 }
 
 /// Sees that a condition holds, in a probe: otherwise what follows is the evidence.
+#[doc(hidden)]
 #[macro_export]
-macro_rules! ensure {
+macro_rules! __ensure {
     ($condition:expr, $($found:tt)+) => {
         if !$condition {
             return Err($crate::probe::Evidence::wrong(format!($($found)+)));
@@ -142,8 +143,9 @@ macro_rules! ensure {
 }
 
 /// Sees that two values are equal, in a probe: otherwise both are the evidence, with what they are.
+#[doc(hidden)]
 #[macro_export]
-macro_rules! ensure_eq {
+macro_rules! __ensure_eq {
     ($found:expr, $expected:expr, $($what:tt)+) => {
         match (&$found, &$expected) {
             (found, expected) => {

@@ -12,6 +12,8 @@ mod verify;
 
 use std::fmt;
 
+#[doc(inline)]
+pub use crate::{__ensure as ensure, __ensure_eq as ensure_eq};
 pub use core::{CORE_FEATURES, CORE_PROBES};
 pub use evidence::{Evidence, EvidenceKind};
 pub use pair::{Pair, Side};
@@ -28,7 +30,7 @@ pub type Outcome = Result<(), Evidence>;
 ///
 /// ```
 /// use verbs_api::probe::{Outcome, Probe, Rig};
-/// use verbs_api::{Access, Features, FeatureInfo, Write, ensure, feature};
+/// use verbs_api::{Access, Features, extension::{FeatureInfo, feature}, probe::ensure, wr};
 ///
 /// const BMME: FeatureInfo = feature!(Features::BMME, "fast-register and invalidate");
 ///

@@ -9,10 +9,9 @@ use crate::completion::WcStatus;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::Pd;
+use crate::provider::Operation;
 use crate::qp::{ConnectOptions, Qp, QpOptions, QpState, QpType};
-use crate::work_request::{
-    FetchAdd, Operation, Operations, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write,
-};
+use crate::wr::{FetchAdd, Operations, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write};
 
 /// The identity of requests that helpers post.
 const ATTEMPT: u64 = 0xa77e_3b70;
@@ -178,7 +177,7 @@ impl Rig {
     ) -> Result<WcStatus, Evidence> {
         let mut request = request.into();
         let common = request.common_mut();
-        common.flags |= crate::SendFlags::SIGNALED;
+        common.flags |= crate::wr::SendFlags::SIGNALED;
         let (wr_id, opcode) = (request.common().wr_id, request.wc_opcode());
         side.post_one(request)?;
         let done = self.take(&side.cq, 1)?.remove(0);

@@ -20,7 +20,7 @@ use crate::objects::DestroyError;
 use crate::pd::Pd;
 use crate::provider::MwType;
 use crate::registry::Device;
-use crate::work_request::{FastRegister, LocalInvalidate, RemoteAddress, Sge};
+use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress, Sge};
 
 /// Octets of a page.
 const PAGE: u64 = 4096;
@@ -350,6 +350,17 @@ impl End {
         let memory = allocate(length)?;
         let mr = pd.register_with(&memory, options).wait()?;
         Ok(Region { memory, mr })
+    }
+
+    /// Eight bytes under a key that opens nothing: their region was deregistered.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn dead_sge(&self) -> Result<Sge, Evidence> {
+        let Region { mr, .. } = self.region(64, Access::LOCAL_WRITE)?;
+        let sge = mr.sge_all().at(mr.iova(), 8);
+        mr.deregister().wait()?;
+        Ok(sge)
     }
 
     /// Memory of this many octets, and an allocated key that it can be registered under.

@@ -223,7 +223,7 @@ impl ConnectOptions {
 
 impl Qp {
     /// What a peer needs to know to connect to this queue pair through port 1, with the
-    /// [GID of its address](crate::PortAttributes::address_gid_index).
+    /// [GID of its address](crate::capability::PortAttributes::address_gid_index).
     ///
     /// # Errors
     /// The queue pair was destroyed, or its device removed.

@@ -12,3 +12,5 @@ pub use connect::{ConnectOptions, Half, QpEndpoint, connect_pair};
 pub use options::QpOptions;
 pub use pair::{Qp, Rejected};
 pub use state::*;
+
+pub use crate::srq::SrqStatus;

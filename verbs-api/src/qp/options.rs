@@ -8,7 +8,7 @@ use crate::extension::{QpExtension, QpShape, QpVariant};
 use crate::objects::ObjectId;
 use crate::post::QpRules;
 use crate::srq::Srq;
-use crate::work_request::Operations;
+use crate::wr::Operations;
 
 impl QpType {
     /// The operations that this service has, whatever the device can do.

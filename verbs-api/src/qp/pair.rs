@@ -18,11 +18,10 @@ use crate::objects::{
 use crate::pd::Pd;
 use crate::portable::{Lowered, Portable};
 use crate::post::{PostError, PostReason, QpRules};
-use crate::provider::{QpInit, QpOps, Reply};
+use crate::provider::{Common, Operation, QpInit, QpOps, Reply};
 use crate::receive::{RefusedReceive, post_one_receive, post_receives};
-use crate::work_request::{
-    Batch, BindWindow, Common, Operation, Operations, ReceiveRequest, Special, WorkRequest,
-};
+use crate::wr::requests::Special;
+use crate::wr::{Batch, BindWindow, Operations, ReceiveRequest, WorkRequest};
 
 pub(crate) struct QpExtra {
     rules: Arc<QpRules>,

@@ -9,8 +9,20 @@ use verbs_api::objects::{Holder, ObjectId};
 use verbs_api::provider::*;
 use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
 use verbs_api::*;
+use verbs_api::{
+    capability::{
+        AtomicScope, BaselineGaps, DeviceAttributes, Grant, Limits, Mtu, PortAttributes, PortCaps,
+        PortState,
+    },
+    completion::{Notify, WcOpcode},
+    event::{EventSubject, EventType},
+    extension::Extensions,
+    ids::{Gid, LKey, LinkAddress, Port, Qpn},
+    memory::MwType,
+    wr::{self, PostReason, ReceiveRequest, SendFlags, WorkRequest},
+};
 
-type Command = Box<dyn FnOnce() + std::marker::Send>;
+type Command = Box<dyn FnOnce() + Send>;
 
 /// What a test does to the device, and sees of it.
 #[derive(Default)]
@@ -79,11 +91,11 @@ impl Mock {
         *self.live.lock().unwrap().entry(kind).or_default() += by;
     }
 
-    fn command<T: 'static + std::marker::Send>(
+    fn command<T: 'static + Send>(
         &self,
         verb: &'static str,
         reply: Reply<T>,
-        carry_out: impl FnOnce() -> Result<T, VerbError> + std::marker::Send + 'static,
+        carry_out: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
     ) {
         let mut fail = self.fail.lock().unwrap();
         let place = fail.iter().position(|&failing| failing == verb);
@@ -103,11 +115,11 @@ impl Mock {
         }
     }
 
-    fn make<T: ?Sized + std::marker::Send + Sync + 'static>(
+    fn make<T: ?Sized + Send + Sync + 'static>(
         self: &Arc<Self>,
         kind: &'static str,
         reply: Reply<Arc<T>>,
-        make: impl FnOnce(Part) -> Arc<T> + std::marker::Send + 'static,
+        make: impl FnOnce(Part) -> Arc<T> + Send + 'static,
     ) {
         let part = Part {
             mock: Arc::clone(self),
@@ -552,7 +564,7 @@ impl QpOps for MockQp {
         }
     }
 
-    fn bind_mw(&self, _: &BindWindow<'_>) -> Result<RKey, PostReason> {
+    fn bind_mw(&self, _: &wr::BindWindow<'_>) -> Result<RKey, PostReason> {
         Ok(RKey::new(0x0007_7701))
     }
 
@@ -638,3 +650,10 @@ pub fn pair(context: &Context) -> (Pd, Cq, Qp, Qp) {
 }
 
 pub const ALL_TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
+
+/// An entry of made-up numbers: the mock opens no memory.
+#[allow(unsafe_code)]
+pub const fn sge(addr: u64, length: u32, lkey: u32) -> Sge {
+    // SAFETY: nothing is behind a key of the mock.
+    unsafe { Sge::from_raw(addr, length, LKey::new(lkey)) }
+}

@@ -2,8 +2,11 @@
 
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, BaselineGaps, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations,
-    Qp, QpOptions, ReceiveRequest, Requirements, WorkRequest, read_sink_access,
+    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations, Qp, QpOptions,
+    Requirements,
+    capability::BaselineGaps,
+    portable::read_sink_access,
+    wr::{ReceiveRequest, WorkRequest},
 };
 
 /// Requests that a queue takes.

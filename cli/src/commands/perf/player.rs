@@ -1,6 +1,9 @@
 //! One side of a message that goes to and fro, in one process and between two alike.
 
-use polyverbs::{Completion, Data, Send};
+use polyverbs::{
+    Completion,
+    wr::{self, Data},
+};
 
 use super::pair::{Side, check};
 
@@ -52,7 +55,7 @@ impl<'s> Player<'s> {
             Some(octets) => Data::from(octets.as_slice()),
             None => Data::from(self.side.region.sge(0, self.size)?),
         };
-        let mut request = Send::new(data);
+        let mut request = wr::Send::new(data);
         self.sent += 1;
         if self.sent.is_multiple_of(Self::SIGNAL_EVERY) {
             request = request.signaled(0);

@@ -14,8 +14,8 @@ use indicatif::ProgressBar;
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Device, FetchAdd, Operations, RKey, Read,
-    RemoteAddress, Requirements, Send, Write,
+    Access, Completion, ConnectOptions, Context, Device, Operations, RKey, RemoteAddress,
+    Requirements, wr,
 };
 use serde_json::json;
 
@@ -177,11 +177,11 @@ fn run(
             latency(job, 2, bar, || player.ask(|slots| end.next(slots)))
         }
         Test::WriteLatency => latency(job, 1, bar, || {
-            side.post(Write::new(local, remote).signaled(0))?;
+            side.post(wr::Write::new(local, remote).signaled(0))?;
             end.take(&mut slots, 1)
         }),
         Test::ReadLatency => latency(job, 1, bar, || {
-            side.post(Read::new(local, remote).signaled(0))?;
+            side.post(wr::Read::new(local, remote).signaled(0))?;
             end.take(&mut slots, 1)
         }),
         Test::AtomicLatency => {
@@ -189,15 +189,15 @@ fn run(
                 anyhow::bail!("{} has no atomic operations", job.device.name());
             }
             latency(job, 1, bar, || {
-                side.post(FetchAdd::new(local, remote, 1).signaled(0))?;
+                side.post(wr::FetchAdd::new(local, remote, 1).signaled(0))?;
                 end.take(&mut slots, 1)
             })
         }
         Test::Bandwidth | Test::MessageRate => in_flight(job, end, bar, || {
-            side.post(Write::new(local, remote).signaled(0))
+            side.post(wr::Write::new(local, remote).signaled(0))
         }),
         Test::ReadBandwidth => in_flight(job, end, bar, || {
-            side.post(Read::new(local, remote).signaled(0))
+            side.post(wr::Read::new(local, remote).signaled(0))
         }),
         Test::SendBandwidth => sends(job, end, bar),
     }
@@ -266,7 +266,7 @@ fn sends(job: &Job<'_>, end: &End, bar: &ProgressBar) -> anyhow::Result<Figures>
     };
     let median = in_blocks(job.iterations, bar, || {
         settle(sent, 2 * CREDIT - 1)?;
-        end.side.post(Send::new(local).signaled(0))?;
+        end.side.post(wr::Send::new(local).signaled(0))?;
         sent += 1;
         Ok(())
     })?;
@@ -349,7 +349,7 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
             if silent > LOOK {
                 // Whoever is gone does not answer this.
                 silence = Silence::default();
-                let look = Write::new((), RemoteAddress::default()).signaled(LOOKED);
+                let look = wr::Write::new((), RemoteAddress::default()).signaled(LOOKED);
                 end.side.post(look)?;
             } else if test.sends_messages() {
                 rest(silent);
@@ -368,7 +368,7 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
         end.side.receive(size)?;
         counted += 1;
         if test == Test::SendBandwidth && counted % CREDIT == 0 {
-            end.side.post(Send::new(()).signaled(0))?;
+            end.side.post(wr::Send::new(()).signaled(0))?;
         }
     }
     end.side.hang_up();

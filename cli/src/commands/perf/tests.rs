@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use indicatif::ProgressBar;
-use polyverbs::{Batch, Completion, Device, FetchAdd, Operations, Read, Write};
+use polyverbs::{Batch, Completion, Device, Operations, wr};
 
 use super::Test;
 use super::figures::{Each, Figures, in_blocks, one_by_one, rounded};
@@ -36,17 +36,17 @@ pub(super) fn run(job: &Job<'_>) -> anyhow::Result<Figures> {
     let figures = match job.test {
         Test::SendLatency => send_latency(job, &one, &other, &bar),
         Test::WriteLatency => latency(job, &one, &bar, || {
-            one.post(Write::new(from, to).signaled(0))
+            one.post(wr::Write::new(from, to).signaled(0))
         }),
         Test::ReadLatency => latency(job, &one, &bar, || {
-            one.post(Read::new(from, to).signaled(0))
+            one.post(wr::Read::new(from, to).signaled(0))
         }),
         Test::AtomicLatency => {
             if !one.does(Operations::ATOMIC_FETCH_AND_ADD) {
                 anyhow::bail!("{} has no atomic operations", job.device.name());
             }
             latency(job, &one, &bar, || {
-                one.post(FetchAdd::new(from, to, 1).signaled(0))
+                one.post(wr::FetchAdd::new(from, to, 1).signaled(0))
             })
         }
         Test::Bandwidth => bandwidth(job, &one, &other, &bar),
@@ -148,9 +148,9 @@ fn writes(
     let mut batch = Batch::with_capacity(count);
     let mut once = || {
         for _ in 1..count {
-            batch.push(Write::new(from, to));
+            batch.push(wr::Write::new(from, to));
         }
-        batch.push(Write::new(from, to).signaled(0));
+        batch.push(wr::Write::new(from, to).signaled(0));
         one.qp.post(&mut batch)?;
         one.spin(&mut slots, 1)
     };

@@ -20,8 +20,10 @@ use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, Ah, Completion, ConnectOptions, Cq, Data, LinkAddress, Memory, Mr, Notify, Qp,
-    QpOptions, Qpn, ReceiveRequest, Send, Transport, UdDestination,
+    Access, Ah, Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, Transport,
+    completion::Notify,
+    ids::{LinkAddress, Qpn},
+    wr::{self, Data, ReceiveRequest, UdDestination},
 };
 
 use super::device::{self, Opened};
@@ -270,7 +272,7 @@ impl Port {
         let outside = |_| Errno::INVAL;
         self.source.0.write(at, octets).map_err(outside)?;
         let sge = self.source.1.sge(at, octets.len() as u32);
-        let request = Send::new(Data::Sge(sge.map_err(outside)?))
+        let request = wr::Send::new(Data::Sge(sge.map_err(outside)?))
             .to(to)
             .signaled(slot.into());
         self.qp.post_one(request).map_err(|refused| {

@@ -7,9 +7,11 @@ use std::time::Instant;
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, Completion, Cq, Data, Memory, Mr, Notify, OutOfRange, Qp, QpOptions, RKey,
-    ReceiveRequest, RemoteAddress, Send, Sge, Transport, VerbError, WcStatus, WorkRequest, Write,
-    WriteWithImmediate,
+    Access, Completion, Cq, Memory, Mr, Qp, QpOptions, RKey, RemoteAddress, Sge, Transport,
+    VerbError, WcStatus,
+    completion::Notify,
+    memory::OutOfRange,
+    wr::{self, Data, ReceiveRequest, WorkRequest},
 };
 
 use super::device::Opened;
@@ -359,11 +361,11 @@ impl Lane {
         let bits = message.bits();
         let id = taken.to_id();
         let posted = match self.notices {
-            Some(_) => self.post(Send::new(Data::Inline(&bits.to_ne_bytes())).signaled(id)),
+            Some(_) => self.post(wr::Send::new(Data::Inline(&bits.to_ne_bytes())).signaled(id)),
             None => {
                 let nowhere = RemoteAddress::default();
                 let imm = bits.to_be_bytes();
-                self.post(WriteWithImmediate::new(Data::None, nowhere, imm).signaled(id))
+                self.post(wr::WriteWithImmediate::new(Data::None, nowhere, imm).signaled(id))
             }
         };
         self.posted(posted, taken);
@@ -374,12 +376,12 @@ impl Lane {
         let bits = message.bits();
         let id = taken.to_id();
         let posted = match self.notices {
-            Some(_) => self.post(Write::new(data, remote(to))).and_then(|()| {
-                self.post(Send::new(Data::Inline(&bits.to_ne_bytes())).signaled(id))
+            Some(_) => self.post(wr::Write::new(data, remote(to))).and_then(|()| {
+                self.post(wr::Send::new(Data::Inline(&bits.to_ne_bytes())).signaled(id))
             }),
             None => {
                 let imm = bits.to_be_bytes();
-                self.post(WriteWithImmediate::new(data, remote(to), imm).signaled(id))
+                self.post(wr::WriteWithImmediate::new(data, remote(to), imm).signaled(id))
             }
         };
         self.posted(posted, taken);
@@ -501,12 +503,12 @@ impl Lane {
         let posted = if inline {
             let mut scratch = std::mem::take(&mut self.scratch);
             let data = Self::inline(&mut scratch, source, octets as usize);
-            let posted = self.post(Write::new(data, remote(target)).signaled(id));
+            let posted = self.post(wr::Write::new(data, remote(target)).signaled(id));
             self.scratch = scratch;
             posted
         } else {
             let sges = self.fill(source, stretch);
-            self.post(Write::new(Data::Sges(used(&sges)), remote(target)).signaled(id))
+            self.post(wr::Write::new(Data::Sges(used(&sges)), remote(target)).signaled(id))
         };
         self.posted(posted, taken);
         Ok(octets)
@@ -582,7 +584,7 @@ impl Lane {
         }
         if let Some(taken) = self.out.take_control(1) {
             self.last_traffic = Instant::now();
-            let nothing = Write::new(Data::None, RemoteAddress::default());
+            let nothing = wr::Write::new(Data::None, RemoteAddress::default());
             let posted = self.post(nothing.signaled(taken.to_id()));
             self.posted(posted, taken);
         }
@@ -690,7 +692,7 @@ fn total(source: &[IoSlice<'_>]) -> usize {
 }
 
 fn used(sges: &[Sge; 2]) -> &[Sge] {
-    match sges[1].length {
+    match sges[1].length() {
         0 => &sges[..1],
         _ => sges,
     }

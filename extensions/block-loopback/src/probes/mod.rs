@@ -3,8 +3,12 @@
 use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side};
 use verbs_api::qp::{AddressVector, QpType};
 use verbs_api::{
-    Access, BaselineGaps, ConnectOptions, ErrorKind, FeatureInfo, Features, Gid, QpOptions, Qpn,
-    Send, UdDestination, ensure, ensure_eq, feature,
+    Access, ConnectOptions, ErrorKind, Features, QpOptions,
+    capability::BaselineGaps,
+    extension::{FeatureInfo, feature},
+    ids::{Gid, Qpn},
+    probe::{ensure, ensure_eq},
+    wr::{self, UdDestination},
 };
 
 use crate::{BLOCK_MULTICAST, BlockLoopback};
@@ -87,7 +91,7 @@ impl Station {
             remote_qkey: QKEY,
         };
         self.side
-            .post_one(Send::new(b"to all").to(&to).signaled(99))?;
+            .post_one(wr::Send::new(b"to all").to(&to).signaled(99))?;
         Ok(())
     }
 

@@ -3,8 +3,11 @@
 use verbs_api::probe::{Evidence, Fast, Outcome, Pair, Rig};
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, BaselineGaps, Batch, Completion, LocalInvalidate, MrOptions, RKey, Read,
-    ReadWithInvalidate, Send, SendWithInvalidate, WcFlags, WcStatus, ensure, ensure_eq,
+    Access, Batch, Completion, MrOptions, RKey, WcStatus,
+    capability::BaselineGaps,
+    completion::WcFlags,
+    probe::{ensure, ensure_eq},
+    wr,
 };
 
 use super::register::REFUSED;
@@ -30,7 +33,7 @@ pub(super) fn stale_key(rig: &Rig) -> Outcome {
         !rig.can_read(&rig.rc()?, fast.remote(0))?,
         "a peer read through an invalidated key"
     );
-    let local = Send::new(fast.sge(0, 8));
+    let local = wr::Send::new(fast.sge(0, 8));
     rig.fails(&rig.rc()?.far, local, &[WcStatus::LocProtErr])?;
     rig.succeeds(&pair.far, fast.register(OPEN))?;
     ensure!(
@@ -44,7 +47,7 @@ pub(super) fn stale_key(rig: &Rig) -> Outcome {
 pub(super) fn stale_byte(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     let fast = registered(rig, &pair)?;
-    let request = LocalInvalidate::new(fast.rkey().next());
+    let request = wr::LocalInvalidate::new(fast.rkey().next());
     rig.fails(&rig.rc()?.far, request, REFUSED)?;
     ensure!(
         rig.can_write(&pair, fast.remote(0))?,
@@ -57,7 +60,7 @@ pub(super) fn stale_byte(rig: &Rig) -> Outcome {
 pub(super) fn no_such_key(rig: &Rig) -> Outcome {
     let ordinary = rig.far.region(64, OPEN)?;
     for wrong in [RKey::new(0), RKey::new(u32::MAX), ordinary.mr.rkey()] {
-        rig.fails(&rig.rc()?.far, LocalInvalidate::new(wrong), REFUSED)?;
+        rig.fails(&rig.rc()?.far, wr::LocalInvalidate::new(wrong), REFUSED)?;
     }
     ensure!(
         rig.can_write(&rig.rc()?, ordinary.remote(0))?,
@@ -78,7 +81,7 @@ pub(super) fn fenced(rig: &Rig) -> Outcome {
         source.fill(round)?;
         let mut batch = Batch::new();
         batch.push(sink.register_afresh(SINK));
-        batch.push(Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
+        batch.push(wr::Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
         batch.push(sink.invalidate().fence().signaled(2));
         pair.near.post(&mut batch)?;
         let done = rig.take(&pair.near.cq, 2)?;
@@ -97,7 +100,7 @@ pub(super) fn fenced(rig: &Rig) -> Outcome {
             "what was read"
         );
     }
-    let unusable = Send::new(sink.sge(0, 8));
+    let unusable = wr::Send::new(sink.sge(0, 8));
     rig.fails(&pair.near, unusable, &[WcStatus::LocProtErr])
 }
 
@@ -114,7 +117,7 @@ pub(super) fn fenced_all(rig: &Rig) -> Outcome {
         batch.push(sink.register(SINK));
     }
     for sink in &sinks {
-        batch.push(Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
+        batch.push(wr::Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
     }
     for sink in &sinks {
         batch.push(sink.invalidate().fence().signaled(2));
@@ -148,7 +151,7 @@ pub(super) fn read(rig: &Rig) -> Outcome {
     for round in 0..5 {
         source.fill(round)?;
         rig.succeeds(&pair.near, sink.register_afresh(SINK))?;
-        let read = ReadWithInvalidate::new(sink.sge(0, LONG), source.remote(0));
+        let read = wr::ReadWithInvalidate::new(sink.sge(0, LONG), source.remote(0));
         rig.succeeds(&pair.near, read)?;
         ensure_eq!(
             sink.bytes(0, LONG as usize)?,
@@ -156,7 +159,7 @@ pub(super) fn read(rig: &Rig) -> Outcome {
             "what was read"
         );
     }
-    let unusable = Send::new(sink.sge(0, 8));
+    let unusable = wr::Send::new(sink.sge(0, 8));
     rig.fails(&pair.near, unusable, &[WcStatus::LocProtErr])
 }
 
@@ -165,7 +168,7 @@ pub(super) fn read_ordinary(rig: &Rig) -> Outcome {
     let source = rig.far.region(64, OPEN)?;
     let ordinary = rig.near.region(64, SINK)?;
     let pair = rig.rc()?;
-    let read = ReadWithInvalidate::new(ordinary.sge(0, 64)?, source.remote(0));
+    let read = wr::ReadWithInvalidate::new(ordinary.sge(0, 64)?, source.remote(0));
     let status = rig.run(&pair.near, read)?;
     ensure!(
         !status.is_success(),
@@ -184,7 +187,7 @@ fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Result<Completion, Ev
     let landing = rig.far.region(64, Access::LOCAL_WRITE)?;
     pair.far.receive(&landing, 0, 64)?;
     pair.near
-        .post_one(SendWithInvalidate::new(&MESSAGE, key).signaled(77))?;
+        .post_one(wr::SendWithInvalidate::new(&MESSAGE, key).signaled(77))?;
     let got = rig.take(&pair.far.cq, 1)?.remove(0);
     ensure_eq!(
         landing.bytes(0, MESSAGE.len())?,
@@ -223,7 +226,7 @@ pub(super) fn send_without_receive(rig: &Rig) -> Outcome {
     let (pair, other) = (rig.rc()?, rig.rc()?);
     let fast = registered(rig, &other)?;
     pair.near
-        .post_one(SendWithInvalidate::new(&MESSAGE, fast.rkey()).signaled(1))?;
+        .post_one(wr::SendWithInvalidate::new(&MESSAGE, fast.rkey()).signaled(1))?;
     rig.settle();
     ensure!(
         rig.can_write(&other, fast.remote(0))?,
@@ -297,7 +300,7 @@ pub(super) fn send_foreign_domain(rig: &Rig) -> Outcome {
         .region_with(&pd, 64, MrOptions::new(Access::LOCAL_WRITE))?;
     let stranger = rig.rc_in(&pd)?;
     stranger.far.receive(&landing, 0, 64)?;
-    let send = SendWithInvalidate::new(&MESSAGE, fast.rkey()).signaled(1);
+    let send = wr::SendWithInvalidate::new(&MESSAGE, fast.rkey()).signaled(1);
     stranger.near.post_one(send)?;
     let got = rig.take(&stranger.far.cq, 1)?.remove(0);
     ensure_eq!(

@@ -2,8 +2,10 @@
 
 use verbs_api::probe::{Evidence, Outcome, Pair, Rig};
 use verbs_api::{
-    Access, BindWindow, FastRegister, Memory, MemoryRange, MrKey, MrOptions, MwType, PageList,
-    RemoteAddress, Write, ensure, ensure_eq,
+    Access, Memory, MrKey, MrOptions, PageList, RemoteAddress,
+    memory::{MemoryRange, MwType},
+    probe::{ensure, ensure_eq},
+    wr,
 };
 
 use super::OPEN;
@@ -25,7 +27,7 @@ pub(super) fn zero_based_region(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     rig.succeeds(
         &pair.near,
-        Write::new(rig.scratch.sge(0, 1000)?, RemoteAddress::new(0, key)),
+        wr::Write::new(rig.scratch.sge(0, 1000)?, RemoteAddress::new(0, key)),
     )?;
     rig.settle();
     ensure_eq!(
@@ -43,10 +45,10 @@ pub(super) fn zero_based_offset(rig: &Rig) -> Outcome {
     let mapped = PageList::map(&[range], 4096, 2).map_err(unusable)?;
     let key = rig.finish(rig.far.pd.alloc_key(2))?;
     let pair = rig.rc()?;
-    let request = FastRegister::new(&key, &mapped.list).access(OPEN | Access::ZERO_BASED);
+    let request = wr::FastRegister::new(&key, &mapped.list).access(OPEN | Access::ZERO_BASED);
     rig.succeeds(&pair.far, request)?;
     rig.scratch.fill(0x42)?;
-    let write = Write::new(rig.scratch.sge(0, 5000)?, RemoteAddress::new(0, key.rkey()));
+    let write = wr::Write::new(rig.scratch.sge(0, 5000)?, RemoteAddress::new(0, key.rkey()));
     rig.succeeds(&pair.near, write)?;
     rig.settle();
     ensure_eq!(
@@ -61,7 +63,7 @@ pub(super) fn zero_based_offset(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn unusable(error: verbs_api::PageListError) -> Evidence {
+fn unusable(error: verbs_api::memory::PageListError) -> Evidence {
     Evidence::wrong(error.to_string())
 }
 
@@ -79,7 +81,7 @@ impl Pieces {
         rig: &Rig,
         pair: &Pair,
         places: &[(usize, usize)],
-        list: impl FnOnce(&[MemoryRange]) -> Result<PageList, verbs_api::PageListError>,
+        list: impl FnOnce(&[MemoryRange]) -> Result<PageList, verbs_api::memory::PageListError>,
     ) -> Result<Self, Evidence> {
         let memory = Memory::zeroed(1 << 15).ok_or_else(|| Evidence::not_here("out of memory"))?;
         let ranges = places
@@ -88,7 +90,7 @@ impl Pieces {
             .collect::<Result<Vec<_>, _>>()?;
         let list = list(&ranges).map_err(unusable)?;
         let key = rig.finish(rig.far.pd.alloc_key(list.entries()))?;
-        let request = FastRegister::new(&key, &list).access(OPEN | Access::MW_BIND);
+        let request = wr::FastRegister::new(&key, &list).access(OPEN | Access::MW_BIND);
         rig.succeeds(&pair.far, request)?;
         Ok(Self {
             memory,
@@ -117,7 +119,7 @@ impl Pieces {
 fn carries(rig: &Rig, pair: &Pair, pieces: &Pieces, skip: usize) -> Outcome {
     let length = pieces.list.len() as usize;
     rig.scratch.fill(0x77)?;
-    let write = Write::new(rig.scratch.sge(0, length as u32)?, pieces.remote());
+    let write = wr::Write::new(rig.scratch.sge(0, length as u32)?, pieces.remote());
     rig.succeeds(&pair.near, write)?;
     rig.settle();
     let written = pieces.gathered(skip)?;
@@ -181,10 +183,10 @@ pub(super) fn gaps_window(rig: &Rig) -> Outcome {
     let key = mw.rkey().next();
     // From the last octet of the first piece into the second.
     let first = pieces.list.address() + 4;
-    let bind = BindWindow::new(key, pieces.key.lkey(), first, 16).access(Access::REMOTE_WRITE);
+    let bind = wr::BindWindow::new(key, pieces.key.lkey(), first, 16).access(Access::REMOTE_WRITE);
     rig.succeeds(&pair.far, bind)?;
     rig.scratch.fill(0x19)?;
-    let write = Write::new(rig.scratch.sge(0, 16)?, RemoteAddress::new(first, key));
+    let write = wr::Write::new(rig.scratch.sge(0, 16)?, RemoteAddress::new(first, key));
     rig.succeeds(&pair.near, write)?;
     rig.settle();
     ensure_eq!(

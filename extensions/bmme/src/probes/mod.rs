@@ -6,7 +6,7 @@ mod register;
 mod windows;
 
 use verbs_api::probe::{Evidence, Fast, Pair, Probe, Rig};
-use verbs_api::{Access, FeatureInfo};
+use verbs_api::{Access, extension::FeatureInfo};
 
 use crate::{
     BLOCK_LIST, BMME, FENCE, READ_WITH_INVALIDATE, SG_GAPS, WINDOW_1, WINDOW_2A, WINDOW_2B, ZBVA,

@@ -2,8 +2,10 @@
 
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::{
-    Access, Batch, FastRegister, Memory, PageList, RKey, Send, VerbError, WcOpcode, WcStatus,
-    Write, ensure, ensure_eq,
+    Access, Batch, Memory, PageList, RKey, VerbError, WcStatus,
+    completion::WcOpcode,
+    probe::{ensure, ensure_eq},
+    wr,
 };
 
 use super::{OPEN, registered};
@@ -22,7 +24,7 @@ pub(super) fn fresh_key(rig: &Rig) -> Outcome {
         !rig.can_read(&rig.rc()?, fast.remote(0))?,
         "a peer read through a key that was never registered"
     );
-    let local = Send::new(fast.sge(0, 8));
+    let local = wr::Send::new(fast.sge(0, 8));
     rig.fails(&rig.rc()?.far, local, &[WcStatus::LocProtErr])
 }
 
@@ -34,7 +36,7 @@ pub(super) fn one_list(rig: &Rig) -> Outcome {
     let target = rig.far.region(4096, OPEN)?;
     let mut batch = Batch::new();
     batch.push(fast.register(Access::LOCAL_WRITE));
-    batch.push(Write::new(fast.sge(100, 64), target.remote(0)).signaled(2));
+    batch.push(wr::Write::new(fast.sge(100, 64), target.remote(0)).signaled(2));
     pair.near.post(&mut batch)?;
     let done = rig.take(&pair.near.cq, 1)?.remove(0);
     ensure_eq!(
@@ -73,7 +75,7 @@ pub(super) fn foreign_domain(rig: &Rig) -> Outcome {
 pub(super) fn wrong_index(rig: &Rig) -> Outcome {
     let fast = rig.far.fast(4096)?;
     let other = RKey::new(fast.rkey().value() ^ 0x100_0000);
-    let wrong = FastRegister::new(other, &fast.pages).access(OPEN);
+    let wrong = wr::FastRegister::new(other, &fast.pages).access(OPEN);
     rig.fails(&rig.rc()?.far, wrong, REFUSED)?;
     // The key that was meant is free still.
     let pair = rig.rc()?;
@@ -131,7 +133,7 @@ pub(super) fn depth(rig: &Rig) -> Outcome {
         .ok_or_else(|| verbs_api::probe::Evidence::not_here("out of memory"))?;
     let two = PageList::map(&[(&memory).into()], 4096, 2);
     let two = two.map_err(|error| verbs_api::probe::Evidence::not_here(error.to_string()))?;
-    let beyond = FastRegister::new(&key, &two.list).access(OPEN);
+    let beyond = wr::FastRegister::new(&key, &two.list).access(OPEN);
     rig.fails(&rig.rc()?.far, beyond, REFUSED)
 }
 
@@ -183,11 +185,11 @@ pub(super) fn completions(rig: &Rig) -> Outcome {
     let fast = rig.near.fast(4096)?;
     let target = rig.far.region(64, OPEN)?;
     let mut batch = Batch::new();
-    batch.push(Write::new((), target.remote(0)).signaled(1));
+    batch.push(wr::Write::new((), target.remote(0)).signaled(1));
     batch.push(fast.register(OPEN).signaled(2));
-    batch.push(Write::new(fast.sge(0, 8), target.remote(0)));
+    batch.push(wr::Write::new(fast.sge(0, 8), target.remote(0)));
     batch.push(fast.invalidate().signaled(3));
-    batch.push(Write::new((), target.remote(0)).signaled(4));
+    batch.push(wr::Write::new((), target.remote(0)).signaled(4));
     pair.near.post(&mut batch)?;
     let done = rig.take(&pair.near.cq, 4)?;
     let found: Vec<_> = done

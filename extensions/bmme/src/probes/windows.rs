@@ -3,8 +3,10 @@
 use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, BindWindow, DestroyError, LocalInvalidate, MrOptions, Mw, MwType, RKey, RemoteAddress,
-    WcStatus, ensure, ensure_eq,
+    Access, DestroyError, MrOptions, Mw, RKey, RemoteAddress, WcStatus,
+    memory::MwType,
+    probe::{ensure, ensure_eq},
+    wr,
 };
 
 use super::register::REFUSED;
@@ -19,18 +21,18 @@ fn host(rig: &Rig) -> Result<Region, Evidence> {
 }
 
 /// A bind of a stretch of `host`; a type-2 window gets its next byte.
-fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> BindWindow<'a> {
+fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
     let key = match mw.mw_type() {
         MwType::Type1 => mw.rkey(),
         MwType::Type2 => mw.rkey().next(),
     };
-    BindWindow::new(key, host.mr.lkey(), host.mr.iova() + offset, length)
+    wr::BindWindow::new(key, host.mr.lkey(), host.mr.iova() + offset, length)
         .access(READ_WRITE)
         .signaled(1)
 }
 
 /// Binds a window of either type and answers its key.
-fn bind(rig: &Rig, side: &Side, mw: &Mw, request: BindWindow<'_>) -> Result<RKey, Evidence> {
+fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> Result<RKey, Evidence> {
     if mw.mw_type() == MwType::Type2 {
         let key = request.window;
         rig.succeeds(side, request)?;
@@ -141,7 +143,7 @@ pub(super) fn type_2_bounds(rig: &Rig) -> Outcome {
 pub(super) fn type_1_invalidate(rig: &Rig) -> Outcome {
     let host = host(rig)?;
     let (pair, _mw, key) = bound(rig, MwType::Type1, &host)?;
-    rig.fails(&rig.rc()?.far, LocalInvalidate::new(key), REFUSED)?;
+    rig.fails(&rig.rc()?.far, wr::LocalInvalidate::new(key), REFUSED)?;
     ensure!(
         rig.can_write(&pair, at(&host, 0, key))?,
         "a type-1 window was invalidated"
@@ -219,7 +221,7 @@ pub(super) fn type_2_key(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     let mw = rig.far.window(MwType::Type2)?;
     let key = mw.rkey().with_key_byte(0xa7);
-    let request = BindWindow::new(key, host.mr.lkey(), host.mr.iova(), 64).access(READ_WRITE);
+    let request = wr::BindWindow::new(key, host.mr.lkey(), host.mr.iova(), 64).access(READ_WRITE);
     rig.succeeds(&pair.far, request)?;
     ensure_eq!(mw.rkey(), key, "the window's key after the bind");
     ensure!(
@@ -237,12 +239,12 @@ pub(super) fn type_2_key(rig: &Rig) -> Outcome {
 pub(super) fn type_2_invalidate(rig: &Rig) -> Outcome {
     let host = host(rig)?;
     let (pair, _mw, key) = bound(rig, MwType::Type2, &host)?;
-    rig.fails(&rig.rc()?.far, LocalInvalidate::new(key), REFUSED)?;
+    rig.fails(&rig.rc()?.far, wr::LocalInvalidate::new(key), REFUSED)?;
     ensure!(
         rig.can_write(&pair, at(&host, 0, key))?,
         "a window was invalidated through another queue pair"
     );
-    rig.succeeds(&pair.far, LocalInvalidate::new(key))?;
+    rig.succeeds(&pair.far, wr::LocalInvalidate::new(key))?;
     ensure!(
         !rig.can_write(&pair, at(&host, 0, key))?,
         "a peer wrote through an invalidated window"
@@ -256,7 +258,7 @@ pub(super) fn type_2_region(rig: &Rig) -> Outcome {
     let fast = registered(rig, &pair)?;
     let mw = rig.far.window(MwType::Type2)?;
     let key = mw.rkey().next();
-    let bind = BindWindow::new(key, fast.lkey(), fast.pages.address(), 64).access(READ_WRITE);
+    let bind = wr::BindWindow::new(key, fast.lkey(), fast.pages.address(), 64).access(READ_WRITE);
     rig.succeeds(&pair.far, bind)?;
     rig.fails(&rig.rc()?.far, fast.invalidate(), REFUSED)?;
     let through = RemoteAddress::new(fast.pages.address(), key);

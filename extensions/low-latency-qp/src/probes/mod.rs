@@ -3,8 +3,10 @@
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Rig};
 use verbs_api::qp::QpType;
 use verbs_api::{
-    Access, ErrorKind, FeatureInfo, Features, QpOptions, Read, Send, SrqOptions, WcStatus, Write,
-    ensure, ensure_eq, feature,
+    Access, ErrorKind, Features, QpOptions, SrqOptions, WcStatus,
+    extension::{FeatureInfo, feature},
+    probe::{ensure, ensure_eq},
+    wr,
 };
 
 use crate::{LOW_LATENCY, LowLatency, Progress, Watch};
@@ -75,7 +77,7 @@ fn receive(rig: &Rig) -> Outcome {
     let landing = rig.far.region(4096, Access::LOCAL_WRITE)?;
     for round in 0..20_u64 {
         pair.far.receive(&landing, 64 * round as usize, 64)?;
-        pair.near.post_one(Send::new(&round.to_ne_bytes()))?;
+        pair.near.post_one(wr::Send::new(&round.to_ne_bytes()))?;
         rig.until("the progress of a receive", || progress.receives() > round)?;
         ensure_eq!(progress.receives(), round + 1, "receives");
         ensure_eq!(
@@ -104,9 +106,9 @@ fn send(rig: &Rig) -> Outcome {
     let source = rig.far.region(64, open)?;
     source.set_word(0, 77)?;
     pair.far
-        .post_one(Write::new(source.sge(0, 8)?, target.remote(0)))?;
+        .post_one(wr::Write::new(source.sge(0, 8)?, target.remote(0)))?;
     pair.far
-        .post_one(Read::new(source.sge(8, 8)?, target.remote(0)).signaled(2))?;
+        .post_one(wr::Read::new(source.sge(8, 8)?, target.remote(0)).signaled(2))?;
     rig.until("the progress of two requests", || progress.sends() >= 2)?;
     ensure_eq!(progress.sends(), 2, "requests, signaled or not");
     ensure_eq!(
@@ -141,9 +143,9 @@ fn what_is_watched(rig: &Rig) -> Outcome {
     for what in [Watch::SENDS, Watch::RECEIVES, Watch::all()] {
         let (pair, progress) = watched(rig, what)?;
         pair.far.receive(&landing, 0, 64)?;
-        pair.near.post_one(Send::new(&[1]))?;
+        pair.near.post_one(wr::Send::new(&[1]))?;
         rig.take(&pair.far.cq, 1)?;
-        let nothing = Write::new((), verbs_api::RemoteAddress::default());
+        let nothing = wr::Write::new((), verbs_api::RemoteAddress::default());
         rig.succeeds(&pair.far, nothing)?;
         let expected = (
             u64::from(what.contains(Watch::SENDS)),
@@ -160,11 +162,8 @@ fn flushed(rig: &Rig) -> Outcome {
     let (pair, progress) = watched(rig, Watch::all())?;
     let landing = rig.far.region(64, Access::LOCAL_WRITE)?;
     pair.far.receive(&landing, 0, 8)?;
-    let bad = verbs_api::Sge {
-        lkey: verbs_api::LKey::new(0x12_3456),
-        ..landing.sge(0, 8)?
-    };
-    pair.far.post_one(Send::new(bad).signaled(1))?;
+    let bad = rig.far.dead_sge()?;
+    pair.far.post_one(wr::Send::new(bad).signaled(1))?;
     let done = rig.take(&pair.far.cq, 2)?;
     let mut found: Vec<_> = done.iter().map(|done| done.status).collect();
     found.sort_by_key(|status| *status as u8);
@@ -206,7 +205,7 @@ fn shared(rig: &Rig) -> Outcome {
 fn off(rig: &Rig) -> Outcome {
     let (_, progress) = watched(rig, Watch::all())?;
     let pair = rig.rc()?;
-    let nothing = Write::new((), verbs_api::RemoteAddress::default());
+    let nothing = wr::Write::new((), verbs_api::RemoteAddress::default());
     rig.succeeds(&pair.far, nothing)?;
     ensure_eq!(
         progress.sends(),

@@ -2,8 +2,11 @@
 
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Region, Rig};
 use verbs_api::{
-    Access, BaselineGaps, Completion, ExtensionRequest, FeatureInfo, Features, FetchAdd, MrOptions,
-    QpOptions, RemoteAddress, Transport, WcStatus, ensure, ensure_eq, feature,
+    Access, Completion, Features, MrOptions, QpOptions, RemoteAddress, Transport, WcStatus,
+    capability::BaselineGaps,
+    extension::{FeatureInfo, feature},
+    probe::{ensure, ensure_eq},
+    wr,
 };
 
 use crate::{COMPARE_SWAP, FETCH_ADD, MASKED_64, MaskedAtomics, MaskedCompareSwap, MaskedFetchAdd};
@@ -132,7 +135,7 @@ impl Word {
         rig: &Rig,
         pair: &Pair,
         before: u64,
-        request: ExtensionRequest<'_>,
+        request: wr::ExtensionRequest<'_>,
     ) -> Result<(u64, u64), Evidence> {
         self.target.set_word(0, before)?;
         rig.scratch.set_word(0, 0xdead_dead_dead_dead)?;
@@ -374,7 +377,7 @@ fn beside_ordinary(rig: &Rig) -> Outcome {
     let pair = rig.connected(near, rig.far.side(verbs_api::qp::QpType::Rc)?)?;
     let sink = rig.scratch.sge(0, 8)?;
     for round in 0..50 {
-        let ordinary = FetchAdd::new(sink, word.remote(), 1);
+        let ordinary = wr::FetchAdd::new(sink, word.remote(), 1);
         rig.succeeds(&pair.near, ordinary)?;
         ensure_eq!(
             rig.scratch.word(0)?,

@@ -1,10 +1,7 @@
 //! What other features promise, through an initiator.
 
 use verbs_api::probe::{Outcome, Rig};
-use verbs_api::{
-    Access, Send, SendWithImmediate, SendWithInvalidate, WcStatus, Write, WriteWithImmediate,
-    ensure_eq,
-};
+use verbs_api::{Access, WcStatus, probe::ensure_eq, wr};
 
 use super::{Lane, Mailbox};
 use crate::remote_srqn;
@@ -19,15 +16,19 @@ pub(super) fn waiting(rig: &Rig) -> Outcome {
     full.receives(2)?;
     let to = |mailbox: &Mailbox| remote_srqn(mailbox.srq.number());
     lane.initiator
-        .post_one(Send::new(b"waits").with(to(&empty)).signaled(1))?;
+        .post_one(wr::Send::new(b"waits").with(to(&empty)).signaled(1))?;
     lane.initiator
-        .post_one(Send::new(b"behind").with(to(&full)).signaled(2))?;
+        .post_one(wr::Send::new(b"behind").with(to(&full)).signaled(2))?;
     rig.nothing_on(&full.cq)?;
     rig.nothing_on(&lane.initiator.cq)?;
     // Other initiators of the domain are not held up.
     let beside = Lane::made(rig, lane.domain)?;
     beside.connect(rig)?;
-    beside.ends(rig, Send::new(b"beside").with(to(&full)), WcStatus::Success)?;
+    beside.ends(
+        rig,
+        wr::Send::new(b"beside").with(to(&full)),
+        WcStatus::Success,
+    )?;
     rig.take(&full.cq, 1)?;
     empty.receives(1)?;
     let done = rig.take(&lane.initiator.cq, 2)?;
@@ -48,11 +49,11 @@ pub(super) fn immediates(rig: &Rig) -> Outcome {
     let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
     mailbox.receives(2)?;
     let number = remote_srqn(mailbox.srq.number());
-    let message = SendWithImmediate::new(b"", *b"imm!").with(number);
+    let message = wr::SendWithImmediate::new(b"", *b"imm!").with(number);
     rig.succeeds(&lane.initiator, message)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let region = rig.far.region(64, rights)?;
-    let write = WriteWithImmediate::new(b"tail", region.remote(0), *b"last").with(number);
+    let write = wr::WriteWithImmediate::new(b"tail", region.remote(0), *b"last").with(number);
     rig.succeeds(&lane.initiator, write)?;
     let done = rig.take(&mailbox.cq, 2)?;
     let immediates: Vec<_> = done.iter().map(|done| done.immediate()).collect();
@@ -74,8 +75,8 @@ pub(super) fn invalidated(rig: &Rig) -> Outcome {
     let theirs = rig.far.fast(4096)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     rig.succeeds(&pair.far, theirs.register(rights))?;
-    let message = SendWithInvalidate::new(b"done", theirs.rkey()).with(number);
+    let message = wr::SendWithInvalidate::new(b"done", theirs.rkey()).with(number);
     lane.ends(rig, message, WcStatus::Success)?;
-    let write = Write::new(rig.scratch.sge(0, 8)?, theirs.remote(0)).with(number);
+    let write = wr::Write::new(rig.scratch.sge(0, 8)?, theirs.remote(0)).with(number);
     lane.ends(rig, write, WcStatus::RemAccessErr)
 }

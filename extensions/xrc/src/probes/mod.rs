@@ -7,8 +7,9 @@ mod traffic;
 use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side};
 use verbs_api::qp::QpType;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Cq, FeatureInfo, Features, Pd, Qp, ReceiveRequest,
-    SrqOptions, WcStatus, WorkRequest, feature,
+    Access, Completion, ConnectOptions, Cq, Features, Pd, Qp, SrqOptions, WcStatus,
+    extension::{FeatureInfo, feature},
+    wr::{ReceiveRequest, WorkRequest},
 };
 
 use crate::{OpenXrcd, XRC, Xrc, XrcSrq, Xrcd};

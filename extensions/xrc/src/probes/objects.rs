@@ -5,8 +5,11 @@ use std::os::fd::AsFd;
 use verbs_api::probe::{Evidence, Outcome, Rig};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    DestroyError, ErrorKind, EventType, PostReason, Qpn, ReceiveRequest, Send, WcStatus, ensure,
-    ensure_eq,
+    DestroyError, ErrorKind, WcStatus,
+    event::EventType,
+    ids::Qpn,
+    probe::{ensure, ensure_eq},
+    wr::{self, PostReason, ReceiveRequest},
 };
 
 use super::{Lane, Mailbox, anonymous};
@@ -102,13 +105,13 @@ pub(super) fn initiator(rig: &Rig) -> Outcome {
         refused.is_err_and(|refused| refused.reason == PostReason::NoReceives),
         "an initiator takes a receive"
     );
-    let Err(refused) = side.post_one(Send::new(&[1])) else {
+    let Err(refused) = side.post_one(wr::Send::new(&[1])) else {
         return Err(Evidence::wrong("a request that names no queue is posted"));
     };
     ensure_eq!(refused.kind(), ErrorKind::InvalidArgument, "the refusal");
     // It is for initiators alone.
     let pair = rig.rc()?;
-    let refused = pair.near.post_one(Send::new(&[1]).with(remote_srqn(1)));
+    let refused = pair.near.post_one(wr::Send::new(&[1]).with(remote_srqn(1)));
     ensure!(
         refused.is_err(),
         "an ordinary queue pair posts a request that names a queue"
@@ -127,8 +130,11 @@ pub(super) fn target(rig: &Rig) -> Outcome {
         (0, 0),
         "requests that it has room for"
     );
-    ensure!(target.post_one(Send::new(&[1])).is_err(), "a target sends");
-    let named = Send::new(&[1]).with(remote_srqn(1));
+    ensure!(
+        target.post_one(wr::Send::new(&[1])).is_err(),
+        "a target sends"
+    );
+    let named = wr::Send::new(&[1]).with(remote_srqn(1));
     ensure!(target.post_one(named).is_err(), "a target sends to a queue");
     let landing = rig.far.region(8, verbs_api::Access::LOCAL_WRITE)?;
     let refused = target.post_receive(ReceiveRequest::new(1, landing.sge(0, 8)?));
@@ -156,7 +162,7 @@ pub(super) fn handles(rig: &Rig) -> Outcome {
     let second = rig.finish(lane.domain.open_target(number))?;
     ensure_eq!(second.qp_num(), number, "the number of a second handle");
     rig.finish_destroy(lane.target.destroy())?;
-    let message = Send::new(&[7]).with(remote_srqn(mailbox.srq.number()));
+    let message = wr::Send::new(&[7]).with(remote_srqn(mailbox.srq.number()));
     rig.succeeds(&lane.initiator, message)?;
     rig.take(&mailbox.cq, 1)?;
     ensure_eq!(
@@ -225,7 +231,7 @@ pub(super) fn transitions(rig: &Rig) -> Outcome {
     let without_reads = QpAttributes::new()
         .qp_state(QpState::Rtr)
         .ah_attr(path)
-        .path_mtu(verbs_api::Mtu::Mtu1024)
+        .path_mtu(verbs_api::capability::Mtu::Mtu1024)
         .dest_qp_num(here.qp_num)
         .rq_psn(here.sq_psn);
     if rig.outcome(fresh.modify(without_reads))?.is_ok() {
@@ -257,7 +263,7 @@ pub(super) fn transitions(rig: &Rig) -> Outcome {
     }
     rig.finish(other.modify(sending.retry_cnt(7).rnr_retry(7).max_rd_atomic(1)))?;
     // The lane is as it was.
-    let message = Send::new(&[1]).with(remote_srqn(mailbox.srq.number()));
+    let message = wr::Send::new(&[1]).with(remote_srqn(mailbox.srq.number()));
     lane.ends(rig, message, WcStatus::Success)?;
     Ok(())
 }

@@ -3,8 +3,10 @@
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, CompareSwap, ConnectOptions, FetchAdd, MrOptions, Read, ReceiveRequest, Send,
-    SendWithInvalidate, WcOpcode, WcStatus, Write, WriteWithImmediate, ensure, ensure_eq,
+    Access, ConnectOptions, MrOptions, WcStatus,
+    completion::WcOpcode,
+    probe::{ensure, ensure_eq},
+    wr::{self, ReceiveRequest},
 };
 
 use super::{Lane, Mailbox, anonymous, local};
@@ -26,7 +28,7 @@ pub(super) fn delivery(rig: &Rig) -> Outcome {
     first.receives(2)?;
     second.receives(2)?;
     for (mailbox, other, octets) in [(&second, &first, b"to two"), (&first, &second, b"to one")] {
-        let message = Send::new(octets).with(remote_srqn(mailbox.srq.number()));
+        let message = wr::Send::new(octets).with(remote_srqn(mailbox.srq.number()));
         rig.succeeds(&lane.initiator, message)?;
         let done = rig.take(&mailbox.cq, 1)?.remove(0);
         ensure_eq!(
@@ -58,14 +60,14 @@ pub(super) fn protection(rig: &Rig) -> Outcome {
         let region = rig.far.region_with(&other_pd, 64, open)?;
         let write = |mailbox: &Mailbox| -> Result<_, verbs_api::probe::Evidence> {
             let source = rig.scratch.sge(0, 8)?;
-            Ok(Write::new(source, region.remote(0)).with(remote_srqn(mailbox.srq.number())))
+            Ok(wr::Write::new(source, region.remote(0)).with(remote_srqn(mailbox.srq.number())))
         };
         lane.ends(rig, write(&others)?, WcStatus::Success)?;
         if foreign {
             lane.ends(rig, write(&mine)?, WcStatus::RemAccessErr)?;
         } else {
             let sink = rig.scratch.sge(8, 8)?;
-            let read = Read::new(sink, region.remote(0)).with(remote_srqn(mine.srq.number()));
+            let read = wr::Read::new(sink, region.remote(0)).with(remote_srqn(mine.srq.number()));
             lane.ends(rig, read, WcStatus::RemAccessErr)?;
         }
         rig.settle();
@@ -86,7 +88,7 @@ pub(super) fn receive_memory(rig: &Rig) -> Outcome {
     let elsewhere = rig.far.region_with(&other_pd, 64, local())?;
     let receive = ReceiveRequest::new(5, elsewhere.sge(0, 64)?);
     mailbox.srq.post_receive(receive)?;
-    let message = Send::new(&[1]).with(remote_srqn(mailbox.srq.number()));
+    let message = wr::Send::new(&[1]).with(remote_srqn(mailbox.srq.number()));
     lane.ends(rig, message, WcStatus::RemOpErr)?;
     let done = rig.take(&mailbox.cq, 1)?.remove(0);
     ensure_eq!(
@@ -105,7 +107,7 @@ pub(super) fn foreign_queue(rig: &Rig) -> Outcome {
     let gone = Mailbox::new(rig, &other, &rig.far.pd)?.srq.number();
     for number in [foreign.srq.number(), gone, 0] {
         let lane = Lane::new(rig)?;
-        let message = Send::new(&[1]).with(remote_srqn(number));
+        let message = wr::Send::new(&[1]).with(remote_srqn(number));
         lane.ends(rig, message, WcStatus::RemInvReqErr)?;
         rig.settle();
         ensure_eq!(
@@ -118,7 +120,7 @@ pub(super) fn foreign_queue(rig: &Rig) -> Outcome {
     // Its receive is there for a target of its own.
     let lane = Lane::made(rig, other)?;
     lane.connect(rig)?;
-    let message = Send::new(&[1]).with(remote_srqn(foreign.srq.number()));
+    let message = wr::Send::new(&[1]).with(remote_srqn(foreign.srq.number()));
     lane.ends(rig, message, WcStatus::Success)?;
     rig.take(&foreign.cq, 1)?;
     Ok(())
@@ -138,10 +140,10 @@ pub(super) fn starved(rig: &Rig) -> Outcome {
     let lane = Lane::made(rig, domain)?;
     lane.connect_with(rig, ConnectOptions::new().rnr_retry(0))?;
     lane.initiator
-        .post_one(Send::new(b"refused").with(to(&empty)).signaled(1))?;
+        .post_one(wr::Send::new(b"refused").with(to(&empty)).signaled(1))?;
     // The queue pair may be in ERR by now, and refuses no request for that.
     lane.initiator
-        .post_one(Send::new(b"behind").with(to(&full)).signaled(2))?;
+        .post_one(wr::Send::new(b"behind").with(to(&full)).signaled(2))?;
     // What becomes of requests behind one that failed is another rule.
     let done = rig.take(&lane.initiator.cq, 2)?;
     ensure_eq!(
@@ -154,7 +156,11 @@ pub(super) fn starved(rig: &Rig) -> Outcome {
     // Other initiators of the domain are not held up.
     let beside = Lane::made(rig, lane.domain)?;
     beside.connect(rig)?;
-    beside.ends(rig, Send::new(b"beside").with(to(&full)), WcStatus::Success)?;
+    beside.ends(
+        rig,
+        wr::Send::new(b"beside").with(to(&full)),
+        WcStatus::Success,
+    )?;
     rig.take(&full.cq, 1)?;
     Ok(())
 }
@@ -180,7 +186,7 @@ pub(super) fn order(rig: &Rig) -> Outcome {
         let number = mailboxes[mailbox].srq.number();
         let octets = turn.to_ne_bytes();
         lane.initiator.post_one(
-            Send::new(&octets)
+            wr::Send::new(&octets)
                 .with(remote_srqn(number))
                 .signaled(u64::from(turn)),
         )?;
@@ -217,17 +223,20 @@ pub(super) fn operations(rig: &Rig) -> Outcome {
     rig.scratch.fill(3)?;
     let (source, sink) = (rig.scratch.sge(0, 8000)?, rig.scratch.sge(16384, 8000)?);
     lane.initiator
-        .post_one(Write::new(source, region.remote(0)).with(number))?;
-    lane.initiator
-        .post_one(Read::new(sink, region.remote(0)).with(number).signaled(1))?;
+        .post_one(wr::Write::new(source, region.remote(0)).with(number))?;
+    lane.initiator.post_one(
+        wr::Read::new(sink, region.remote(0))
+            .with(number)
+            .signaled(1),
+    )?;
     let word = rig.scratch.sge(32768, 8)?;
-    let add = FetchAdd::new(word, region.remote(8184), 5);
+    let add = wr::FetchAdd::new(word, region.remote(8184), 5);
     lane.initiator
         .post_one(add.with(number).fence().signaled(2))?;
-    let swap = CompareSwap::new(word, region.remote(8184), 5, 9);
+    let swap = wr::CompareSwap::new(word, region.remote(8184), 5, 9);
     lane.initiator
         .post_one(swap.with(number).fence().signaled(3))?;
-    let last = WriteWithImmediate::new(b"tail", region.remote(8100), *b"last");
+    let last = wr::WriteWithImmediate::new(b"tail", region.remote(8100), *b"last");
     lane.initiator.post_one(last.with(number).signaled(4))?;
     let done = rig.take(&lane.initiator.cq, 4)?;
     let ended: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
@@ -267,11 +276,11 @@ pub(super) fn keys(rig: &Rig) -> Outcome {
     let theirs = rig.far.fast(4096)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     rig.succeeds(&pair.far, theirs.register(rights))?;
-    let write = Write::new(own.sge(0, 64), theirs.remote(0)).with(number);
+    let write = wr::Write::new(own.sge(0, 64), theirs.remote(0)).with(number);
     lane.ends(rig, write, WcStatus::Success)?;
     ensure_eq!(theirs.bytes(0, 64)?, own.bytes(0, 64)?, "what was written");
     rig.succeeds(&lane.initiator, own.invalidate().fence())?;
-    let message = SendWithInvalidate::new(b"done", theirs.rkey()).with(number);
+    let message = wr::SendWithInvalidate::new(b"done", theirs.rkey()).with(number);
     lane.ends(rig, message, WcStatus::Success)?;
     let done = rig.take(&mailbox.cq, 1)?.remove(0);
     ensure_eq!(

@@ -16,6 +16,12 @@ use polyverbs_engine::time::Time;
 use polyverbs_links::{Bound, Simulation};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    capability::Mtu,
+    event::EventType,
+    ids::{LinkAddress, Psn, Qpn},
+    wr::{ReceiveRequest, WorkRequest},
+};
 
 pub type OwnFrame = OwnedFrame<Header>;
 
@@ -594,4 +600,11 @@ pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
 
 pub fn ok(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     ids.into_iter().map(|id| (id, WcStatus::Success)).collect()
+}
+
+/// The same stretch under another key, for the device to refuse.
+#[allow(unsafe_code)]
+pub fn with_lkey(sge: Sge, lkey: u32) -> Sge {
+    // SAFETY: no buffer pool has this key.
+    unsafe { Sge::from_raw(sge.addr(), sge.length(), verbs_api::ids::LKey::new(lkey)) }
 }

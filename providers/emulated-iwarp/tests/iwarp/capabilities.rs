@@ -4,8 +4,11 @@ use emulated_iwarp::Iwarp;
 use polyverbs_engine::device::{Device, DeviceOptions};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{
-    AtomicScope, BaselineGaps, Extensions, Features, LinkAddress, PortCaps, PostReason, QpOptions,
-    Read, SendWithImmediate, Transport, VerbError, WcStatus,
+    Features, QpOptions, Transport, VerbError, WcStatus,
+    capability::{AtomicScope, BaselineGaps, PortCaps},
+    extension::Extensions,
+    ids::LinkAddress,
+    wr::{self, PostReason},
 };
 
 use crate::lab::Lab;
@@ -59,11 +62,11 @@ fn a_read_has_one_entry() {
     let refused = lab
         .a
         .qp
-        .post_one(Read::new(&two, lab.b.remote(0)))
+        .post_one(wr::Read::new(&two, lab.b.remote(0)))
         .unwrap_err();
     assert_eq!(refused.reason, PostReason::TooManySges { max: 1, given: 2 });
     lab.a
-        .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
+        .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
     assert_eq!(lab.a.statuses(), [(1, WcStatus::Success)]);
 }
 
@@ -73,7 +76,7 @@ fn a_send_carries_no_immediate_data() {
     let refused = lab
         .a
         .qp
-        .post_one(SendWithImmediate::new((), [1, 2, 3, 4]))
+        .post_one(wr::SendWithImmediate::new((), [1, 2, 3, 4]))
         .unwrap_err();
     assert!(matches!(
         refused.reason,

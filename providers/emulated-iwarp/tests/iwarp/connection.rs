@@ -3,7 +3,7 @@
 use std::thread;
 
 use verbs_api::qp::{QpAttributes, QpState};
-use verbs_api::{ConnectOptions, EventType, FetchAdd, PortState, Read, Send, WcStatus, Write};
+use verbs_api::{ConnectOptions, WcStatus, capability::PortState, event::EventType, wr};
 
 use crate::lab::{Lab, Wire};
 
@@ -29,9 +29,9 @@ fn what_is_posted_before_the_peer_is_ready_waits_for_it() {
         lab.b.fill(32, b"data");
         lab.a.connect(&lab.b, ConnectOptions::new());
         lab.a
-            .post(Write::new(&b"early"[..], lab.b.remote(0)).signaled(1));
+            .post(wr::Write::new(&b"early"[..], lab.b.remote(0)).signaled(1));
         lab.a
-            .post(Read::new(lab.a.sge(64, 4), lab.b.remote(32)).signaled(2));
+            .post(wr::Read::new(lab.a.sge(64, 4), lab.b.remote(32)).signaled(2));
         lab.settle();
         assert_eq!((lab.a.statuses(), lab.a.state()), (vec![], QpState::Rts));
         lab.b.connect(&lab.a, ConnectOptions::new());
@@ -49,7 +49,7 @@ fn what_is_posted_before_the_peer_is_ready_waits_for_it() {
 fn a_receive_posted_in_init_is_there_when_the_connection_is() {
     both(|lab| {
         lab.a.connect(&lab.b, ConnectOptions::new());
-        lab.a.post(Send::new(&b"early"[..]).signaled(1));
+        lab.a.post(wr::Send::new(&b"early"[..]).signaled(1));
         let access = verbs_api::Access::REMOTE_READ;
         let init = QpAttributes::new()
             .qp_state(QpState::Init)
@@ -63,7 +63,7 @@ fn a_receive_posted_in_init_is_there_when_the_connection_is() {
         let rtr = QpAttributes::new()
             .qp_state(QpState::Rtr)
             .ah_attr(path)
-            .path_mtu(verbs_api::Mtu::Mtu1024)
+            .path_mtu(verbs_api::capability::Mtu::Mtu1024)
             .dest_qp_num(peer.qp_num)
             .rq_psn(peer.sq_psn)
             .max_dest_rd_atomic(1)
@@ -90,7 +90,7 @@ fn sqd_closes_the_connection_in_good_order() {
         lab.a.receive(1, 0, 8);
         lab.b.receive(10, 0, 8);
         lab.b.receive(11, 0, 8);
-        lab.a.post(Send::new(&b"last"[..]).signaled(2));
+        lab.a.post(wr::Send::new(&b"last"[..]).signaled(2));
         modify(&lab.a, QpState::Sqd);
         lab.settle();
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
@@ -114,7 +114,7 @@ fn sqd_with_work_outstanding_is_an_error() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|_| false);
     lab.a
-        .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
+        .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
     modify(&lab.a, QpState::Sqd);
     assert_eq!(lab.a.state(), QpState::Err);
     assert_eq!(lab.a.statuses(), [(1, WrFlushErr)]);
@@ -151,7 +151,7 @@ fn whoever_leaves_takes_the_peer_along() {
             lab.settle();
             assert_eq!(lab.b.state(), QpState::Err);
             assert_eq!(lab.b.statuses(), [(10, WrFlushErr)]);
-            lab.b.post(Send::new(()).signaled(11));
+            lab.b.post(wr::Send::new(()).signaled(11));
             assert_eq!(lab.b.statuses(), [(11, WrFlushErr)]);
         });
     }
@@ -163,8 +163,8 @@ fn a_pair_connects_again_after_a_reset() {
         let mut lab = lab.connected(ConnectOptions::new());
         for round in 0..5 {
             lab.b.receive(round, 0, 8);
-            lab.a.post(Write::new(&b"x"[..], lab.b.remote(round)));
-            lab.a.post(Send::new(()));
+            lab.a.post(wr::Write::new(&b"x"[..], lab.b.remote(round)));
+            lab.a.post(wr::Send::new(()));
             lab.settle();
             assert_eq!(lab.b.statuses(), [(round, Success)]);
             modify(&lab.a, QpState::Reset);
@@ -182,7 +182,7 @@ fn a_send_completion_says_nothing_about_the_peer() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|_| false);
     lab.b.receive(10, 0, 8);
-    lab.a.post(Send::new(&b"lost"[..]).signaled(1));
+    lab.a.post(wr::Send::new(&b"lost"[..]).signaled(1));
     assert_eq!(lab.a.statuses(), [(1, Success)]);
     lab.b.device.remove();
     lab.settle();
@@ -210,9 +210,9 @@ fn a_queue_pair_may_be_its_own_peer() {
     both(|lab| {
         lab.a.connect(&lab.a, ConnectOptions::new());
         lab.a.receive(10, 100, 8);
-        lab.a.post(Send::new(&b"myself"[..]).signaled(1));
+        lab.a.post(wr::Send::new(&b"myself"[..]).signaled(1));
         lab.a
-            .post(FetchAdd::new(lab.a.sge(0, 8), lab.a.remote(8), 3).signaled(2));
+            .post(wr::FetchAdd::new(lab.a.sge(0, 8), lab.a.remote(8), 3).signaled(2));
         lab.settle();
         let mut done = lab.a.statuses();
         done.sort_by_key(|(wr_id, _)| *wr_id);
@@ -232,7 +232,7 @@ fn a_port_that_is_down_holds_requests_back() {
         let lab = lab.connected(ConnectOptions::new());
         lab.a.device.set_port_state(PortState::Down);
         lab.a
-            .post(Write::new(&b"held"[..], lab.b.remote(0)).signaled(1));
+            .post(wr::Write::new(&b"held"[..], lab.b.remote(0)).signaled(1));
         lab.settle();
         assert_eq!((lab.a.statuses(), lab.b.octets(0, 4)), (vec![], vec![0; 4]));
         lab.a.device.set_port_state(PortState::Active);
@@ -253,9 +253,10 @@ fn two_threads_post_to_each_other_and_one_end_goes_away() {
             for (from, to) in [(a, b), (b, a)] {
                 scope.spawn(move || {
                     for number in 0..200 {
-                        let _ = from
-                            .qp
-                            .post_one(Write::new(&[number as u8; 8][..], to.remote(number * 8)));
+                        let _ = from.qp.post_one(wr::Write::new(
+                            &[number as u8; 8][..],
+                            to.remote(number * 8),
+                        ));
                     }
                 });
             }
@@ -283,7 +284,7 @@ fn ends_that_come_up_and_go_at_once_never_stay_half_open() {
         });
         if lab.a.state() == QpState::Rts {
             lab.a
-                .post(Write::new(&b"?"[..], lab.b.remote(0)).signaled(1));
+                .post(wr::Write::new(&b"?"[..], lab.b.remote(0)).signaled(1));
             assert_eq!(
                 lab.a.statuses(),
                 [],

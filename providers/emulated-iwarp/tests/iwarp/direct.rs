@@ -3,12 +3,14 @@
 use bmme::Bmme;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, BindWindow, CompareSwap, EventType, FastRegister, FetchAdd, LocalInvalidate, Mr, MrKey,
-    MrOptions, MwType, PageList, RKey, Read, ReadWithInvalidate, RemoteAddress, Send,
-    SendWithInvalidate, Sge, WcFlags, WcOpcode, WcStatus, Write, WriteWithImmediate,
+    Access, Mr, MrKey, MrOptions, PageList, RKey, RemoteAddress, Sge, WcStatus,
+    completion::{WcFlags, WcOpcode},
+    event::EventType,
+    memory::MwType,
+    wr,
 };
 
-use crate::lab::{ALL, Lab, Side};
+use crate::lab::{ALL, Lab, Side, with_lkey};
 
 use WcStatus::{LocProtErr, RemAccessErr, RemInvReqErr, Success, WrFlushErr};
 
@@ -23,7 +25,7 @@ fn fast_register(side: &Side, access: Access, length: usize) -> MrKey {
     let pages = PageList::map(&[side.memory.range(0, length).unwrap()], 4096, 16)
         .unwrap()
         .list;
-    side.post(FastRegister::new(key.rkey(), &pages).access(access));
+    side.post(wr::FastRegister::new(key.rkey(), &pages).access(access));
     key
 }
 
@@ -35,9 +37,9 @@ fn sends_and_writes_arrive() {
         a.fill(0, b"a message longer than a frame");
         b.receive(10, 100, 64);
         b.receive(11, 200, 64);
-        a.post(Send::new(a.sge(0, 29)).signaled(1));
-        a.post(Write::new(&[a.sge(0, 2), a.sge(2, 5)], b.remote(300)).signaled(2));
-        a.post(Send::new(&b"inline"[..]).signaled(3));
+        a.post(wr::Send::new(a.sge(0, 29)).signaled(1));
+        a.post(wr::Write::new(&[a.sge(0, 2), a.sge(2, 5)], b.remote(300)).signaled(2));
+        a.post(wr::Send::new(&b"inline"[..]).signaled(3));
         assert_eq!(a.statuses(), [(1, Success), (2, Success), (3, Success)]);
         lab.settle();
         let received = b.poll();
@@ -59,8 +61,8 @@ fn messages_without_octets_arrive_and_name_no_memory() {
     Lab::everywhere(|lab| {
         let nowhere = RemoteAddress::new(77, RKey::new(0xdead_beef));
         lab.b.receive(10, 0, 0);
-        lab.a.post(Send::new(()).signaled(1));
-        lab.a.post(Write::new((), nowhere).signaled(2));
+        lab.a.post(wr::Send::new(()).signaled(1));
+        lab.a.post(wr::Write::new((), nowhere).signaled(2));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success), (2, Success)]);
         assert_eq!(lab.b.statuses(), [(10, Success)]);
@@ -72,12 +74,8 @@ fn messages_without_octets_arrive_and_name_no_memory() {
 fn a_read_of_nothing_looks_at_no_key() {
     Lab::everywhere(|lab| {
         let nowhere = RemoteAddress::new(77, RKey::new(0xdead_beef));
-        let sink = Sge {
-            addr: 5,
-            length: 0,
-            lkey: verbs_api::LKey::new(0xbad_bad),
-        };
-        lab.a.post(Read::new(sink, nowhere).signaled(1));
+        let sink = with_lkey(Sge::default().at(5, 0), 0xbad_bad);
+        lab.a.post(wr::Read::new(sink, nowhere).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)]);
     });
@@ -88,9 +86,11 @@ fn a_write_with_immediate_takes_a_receive_of_its_own() {
     Lab::everywhere(|lab| {
         lab.a.fill(0, b"octets of the write");
         lab.b.receive(10, 500, 4);
-        lab.a.post(Write::new(lab.a.sge(0, 3), lab.b.remote(400)));
+        lab.a
+            .post(wr::Write::new(lab.a.sge(0, 3), lab.b.remote(400)));
         lab.a.post(
-            WriteWithImmediate::new(lab.a.sge(0, 19), lab.b.remote(300), [1, 2, 3, 4]).signaled(1),
+            wr::WriteWithImmediate::new(lab.a.sge(0, 19), lab.b.remote(300), [1, 2, 3, 4])
+                .signaled(1),
         );
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)]);
@@ -115,7 +115,7 @@ fn reads_bring_what_is_there() {
     Lab::everywhere(|lab| {
         lab.b.fill(0, b"far away, and longer than a frame");
         lab.a
-            .post(Read::new(lab.a.sge(64, 33), lab.b.remote(0)).signaled(1));
+            .post(wr::Read::new(lab.a.sge(64, 33), lab.b.remote(0)).signaled(1));
         lab.settle();
         let done = lab.a.poll();
         assert_eq!(
@@ -132,10 +132,10 @@ fn atomics_come_together_and_adding_zero_changes_nothing() {
     Lab::everywhere(|lab| {
         let (a, b) = (&lab.a, &lab.b);
         b.memory.store_u64(8, 40).unwrap();
-        a.post(FetchAdd::new(a.sge(0, 8), b.remote(8), 0).signaled(1));
-        a.post(FetchAdd::new(a.sge(8, 8), b.remote(8), 2).signaled(2));
-        a.post(CompareSwap::new(a.sge(16, 8), b.remote(8), 42, 7).signaled(3));
-        a.post(CompareSwap::new(&[a.sge(24, 3), a.sge(27, 5)], b.remote(8), 42, 8).signaled(4));
+        a.post(wr::FetchAdd::new(a.sge(0, 8), b.remote(8), 0).signaled(1));
+        a.post(wr::FetchAdd::new(a.sge(8, 8), b.remote(8), 2).signaled(2));
+        a.post(wr::CompareSwap::new(a.sge(16, 8), b.remote(8), 42, 7).signaled(3));
+        a.post(wr::CompareSwap::new(&[a.sge(24, 3), a.sge(27, 5)], b.remote(8), 42, 8).signaled(4));
         lab.settle();
         assert_eq!(
             a.statuses(),
@@ -158,11 +158,11 @@ fn an_atomic_must_fall_on_an_aligned_address_whatever_its_offset() {
             b.pd.register_with(b.memory.range(4, 64).unwrap(), options)
                 .wait()
                 .unwrap();
-        a.post(FetchAdd::new(a.sge(0, 8), odd.remote(4), 5).signaled(1));
+        a.post(wr::FetchAdd::new(a.sge(0, 8), odd.remote(4), 5).signaled(1));
         lab.settle();
         assert_eq!(a.statuses(), [(1, Success)]);
         assert_eq!(b.memory.load_u64(8), Ok(5));
-        a.post(FetchAdd::new(a.sge(0, 8), odd.remote(0), 5).signaled(2));
+        a.post(wr::FetchAdd::new(a.sge(0, 8), odd.remote(0), 5).signaled(2));
         lab.settle();
         assert_eq!(a.statuses(), [(2, RemInvReqErr)]);
         assert_eq!(a.terminates().1, Some((0, 2, 0x07)));
@@ -178,7 +178,7 @@ fn a_read_sink_without_remote_write_is_refused_before_anything_leaves() {
         let sink = lab.a.register(Access::LOCAL_WRITE);
         let sent = lab.wire.as_ref().map(|wire| wire.seen().len());
         lab.a
-            .post(Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
+            .post(wr::Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
         assert_eq!(lab.a.statuses(), [(1, LocProtErr)]);
         if let (Some(before), Some(wire)) = (sent, &lab.wire) {
             let requests = wire.seen()[before..]
@@ -204,23 +204,20 @@ fn read_with_invalidate_closes_the_sink_before_its_completion() {
         let (a, b) = (&lab.a, &lab.b);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let key = fast_register(a, access, 4096);
-        let sink = Sge {
-            addr: a.memory.address(),
-            ..key.sge(0, 16)
-        };
+        let sink = key.sge(a.memory.address(), 16);
         b.fill(0, b"sixteen octets..");
         // While the key is valid, the peer may write there.
-        b.post(Write::new(&b"early"[..], key.remote(sink.addr + 100)).signaled(9));
+        b.post(wr::Write::new(&b"early"[..], key.remote(sink.addr() + 100)).signaled(9));
         lab.settle();
         assert_eq!(
             (b.statuses(), a.octets(100, 5)),
             (vec![(9, Success)], b"early".to_vec())
         );
-        a.post(ReadWithInvalidate::new(sink, b.remote(0)).signaled(1));
+        a.post(wr::ReadWithInvalidate::new(sink, b.remote(0)).signaled(1));
         lab.settle();
         assert_eq!(a.statuses(), [(1, Success)]);
         assert_eq!(a.octets(0, 16), b"sixteen octets..");
-        a.post(Send::new(sink).signaled(2));
+        a.post(wr::Send::new(sink).signaled(2));
         assert_eq!(a.statuses(), [(2, LocProtErr)], "the key is free");
     });
 }
@@ -230,16 +227,13 @@ fn read_with_invalidate_closes_the_sink_before_its_completion() {
 fn after_read_with_invalidate_the_peer_may_not_write_to_the_sink() {
     Lab::everywhere(|lab| {
         let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
-        let sink = Sge {
-            addr: lab.a.memory.address(),
-            ..key.sge(0, 16)
-        };
+        let sink = key.sge(lab.a.memory.address(), 16);
         lab.a
-            .post(ReadWithInvalidate::new(sink, lab.b.remote(0)).signaled(1));
+            .post(wr::ReadWithInvalidate::new(sink, lab.b.remote(0)).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)]);
         lab.b
-            .post(Write::new(&b"late"[..], key.remote(sink.addr)).signaled(9));
+            .post(wr::Write::new(&b"late"[..], key.remote(sink.addr())).signaled(9));
         lab.settle();
         assert_eq!(lab.b.terminates().1, Some((1, 1, 0x00)));
         assert_eq!(lab.a.octets(0, 4), [0; 4]);
@@ -251,14 +245,11 @@ fn after_read_with_invalidate_the_peer_may_not_write_to_the_sink() {
 fn a_read_and_a_fenced_invalidate_succeed() {
     Lab::everywhere(|lab| {
         let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
-        let sink = Sge {
-            addr: lab.a.memory.address(),
-            ..key.sge(0, 64)
-        };
+        let sink = key.sge(lab.a.memory.address(), 64);
         lab.b.fill(0, &[7; 64]);
-        lab.a.post(Read::new(sink, lab.b.remote(0)).signaled(1));
+        lab.a.post(wr::Read::new(sink, lab.b.remote(0)).signaled(1));
         lab.a
-            .post(LocalInvalidate::new(key.rkey()).fence().signaled(2));
+            .post(wr::LocalInvalidate::new(key.rkey()).fence().signaled(2));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success), (2, Success)]);
         assert_eq!(lab.a.octets(0, 64), [7; 64]);
@@ -270,14 +261,11 @@ fn a_read_and_a_fenced_invalidate_succeed() {
 fn an_unfenced_invalidate_may_close_the_sink_of_a_read_under_way() {
     let lab = Lab::stream(None);
     let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
-    let sink = Sge {
-        addr: lab.a.memory.address(),
-        ..key.sge(0, 64)
-    };
+    let sink = key.sge(lab.a.memory.address(), 64);
     lab.b.fill(0, &[7; 64]);
     let mut batch = verbs_api::Batch::new();
-    batch.push(Read::new(sink, lab.b.remote(0)).signaled(1));
-    batch.push(LocalInvalidate::new(key.rkey()).signaled(2));
+    batch.push(wr::Read::new(sink, lab.b.remote(0)).signaled(1));
+    batch.push(wr::LocalInvalidate::new(key.rkey()).signaled(2));
     lab.a.qp.post(&mut batch).unwrap();
     lab.settle();
     assert_eq!(lab.a.statuses(), [(1, LocProtErr), (2, Success)]);
@@ -292,14 +280,14 @@ fn a_send_with_invalidate_closes_the_key_and_says_so() {
         let (a, b) = (&lab.a, &lab.b);
         let key = fast_register(b, ALL, 4096);
         b.receive(10, 8000, 16);
-        a.post(SendWithInvalidate::new(&b"done"[..], key.rkey()).signaled(1));
+        a.post(wr::SendWithInvalidate::new(&b"done"[..], key.rkey()).signaled(1));
         lab.settle();
         assert_eq!(a.statuses(), [(1, Success)]);
         let received = b.poll();
         assert_eq!((received[0].status, received[0].byte_len), (Success, 4));
         assert!(received[0].flags.contains(WcFlags::WITH_INV));
         assert_eq!(received[0].imm, key.rkey().value().to_be_bytes());
-        a.post(Write::new(&b"x"[..], key.remote(b.memory.address())).signaled(2));
+        a.post(wr::Write::new(&b"x"[..], key.remote(b.memory.address())).signaled(2));
         lab.settle();
         assert_eq!(a.terminates().1, Some((1, 1, 0x00)));
     });
@@ -311,7 +299,7 @@ fn a_send_with_invalidate_that_finds_no_receive_leaves_the_key_alone() {
     Lab::everywhere(|lab| {
         let key = fast_register(&lab.b, ALL, 4096);
         lab.a
-            .post(SendWithInvalidate::new((), key.rkey()).signaled(1));
+            .post(wr::SendWithInvalidate::new((), key.rkey()).signaled(1));
         lab.settle();
         assert_eq!(lab.a.terminates().1, Some((1, 2, 0x02)));
         assert!(
@@ -334,7 +322,7 @@ fn a_key_that_cannot_be_invalidated_fails_the_receive_and_ends_the_connection() 
         lab.b.receive(11, 0, 16);
         let ordinary = lab.b.mr.rkey();
         lab.a
-            .post(SendWithInvalidate::new(&b"data"[..], ordinary).signaled(1));
+            .post(wr::SendWithInvalidate::new(&b"data"[..], ordinary).signaled(1));
         lab.settle();
         assert_eq!(lab.b.statuses(), [(10, RemInvReqErr), (11, WrFlushErr)]);
         assert_eq!(lab.b.octets(0, 4), b"data", "the octets were delivered");
@@ -364,7 +352,7 @@ fn a_key_of_another_domain_cannot_be_invalidated_and_is_told_as_a_violation() {
         keys.fast_register(key.rkey().value(), pd, &pages, ALL, 0, 4096)
             .unwrap();
         lab.b.receive(10, 0, 16);
-        lab.a.post(SendWithInvalidate::new((), key.rkey()));
+        lab.a.post(wr::SendWithInvalidate::new((), key.rkey()));
         lab.settle();
         assert_eq!(lab.b.statuses(), [(10, RemInvReqErr)]);
         assert_eq!(lab.a.terminates().1, Some((0, 1, 9)));
@@ -375,7 +363,7 @@ fn a_key_of_another_domain_cannot_be_invalidated_and_is_told_as_a_violation() {
 #[test]
 fn a_send_without_a_receive_ends_the_connection() {
     Lab::everywhere(|lab| {
-        lab.a.post(Send::new(&b"nobody waits"[..]).signaled(1));
+        lab.a.post(wr::Send::new(&b"nobody waits"[..]).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)], "it had been handed over");
         assert_eq!(
@@ -387,7 +375,7 @@ fn a_send_without_a_receive_ends_the_connection() {
             (lab.a.events(), lab.b.events()),
             (vec![EventType::QpFatal], vec![EventType::QpReqErr])
         );
-        lab.a.post(Send::new(()).signaled(2));
+        lab.a.post(wr::Send::new(()).signaled(2));
         assert_eq!(lab.a.statuses(), [(2, WrFlushErr)]);
     });
 }
@@ -398,7 +386,7 @@ fn a_send_longer_than_its_receive_fails_both() {
     Lab::everywhere(|lab| {
         lab.b.receive(10, 0, 8);
         lab.b.receive(11, 0, 8);
-        lab.a.post(Send::new(&b"nine octets"[..]).signaled(1));
+        lab.a.post(wr::Send::new(&b"nine octets"[..]).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success)]);
         assert_eq!(
@@ -412,15 +400,12 @@ fn a_send_longer_than_its_receive_fails_both() {
 #[test]
 fn a_receive_with_a_bad_key_is_its_own_sides_fault() {
     Lab::everywhere(|lab| {
-        let bad = Sge {
-            lkey: verbs_api::LKey::new(0x7777_7777),
-            ..lab.b.sge(0, 8)
-        };
+        let bad = with_lkey(lab.b.sge(0, 8), 0x7777_7777);
         lab.b
             .qp
-            .post_receive(verbs_api::ReceiveRequest::new(10, bad))
+            .post_receive(verbs_api::wr::ReceiveRequest::new(10, bad))
             .unwrap();
-        lab.a.post(Send::new(&b"octets"[..]).signaled(1));
+        lab.a.post(wr::Send::new(&b"octets"[..]).signaled(1));
         lab.settle();
         assert_eq!(lab.b.statuses(), [(10, LocProtErr)]);
         assert_eq!(lab.a.terminates().1, Some((1, 0, 0)));
@@ -458,7 +443,8 @@ fn refused_writes_are_told_by_their_codes() {
     for (remote, code) in cases {
         Lab::everywhere(|lab| {
             let (remote, _mr) = remote(lab);
-            lab.a.post(Write::new(&b"nowhere"[..], remote).signaled(1));
+            lab.a
+                .post(wr::Write::new(&b"nowhere"[..], remote).signaled(1));
             lab.settle();
             assert_eq!(lab.a.statuses(), [(1, Success)]);
             assert_eq!(lab.a.terminates().1, Some((1, 1, code)));
@@ -496,7 +482,8 @@ fn refused_reads_fail_with_their_status() {
     for (remote, code) in cases {
         Lab::everywhere(|lab| {
             let (remote, _mr) = remote(lab);
-            lab.a.post(Read::new(lab.a.sge(0, 8), remote).signaled(1));
+            lab.a
+                .post(wr::Read::new(lab.a.sge(0, 8), remote).signaled(1));
             lab.settle();
             assert_eq!(lab.a.statuses(), [(1, RemAccessErr)]);
             assert_eq!(lab.a.terminates().1, Some((0, 1, code)));
@@ -516,7 +503,7 @@ fn what_the_queue_pair_does_not_permit_is_an_unexpected_message() {
         };
         let lab = lab.connected(verbs_api::ConnectOptions::new().access(Access::REMOTE_WRITE));
         lab.a
-            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
+            .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, RemInvReqErr)]);
         assert_eq!(lab.a.terminates().1, Some((0, 2, 6)));
@@ -537,13 +524,13 @@ fn no_budget_serves_nothing() {
         };
         let lab = make().connected(ConnectOptions::new().max_dest_rd_atomic(0));
         lab.a
-            .post(FetchAdd::new(lab.a.sge(0, 8), lab.b.remote(0), 1).signaled(1));
+            .post(wr::FetchAdd::new(lab.a.sge(0, 8), lab.b.remote(0), 1).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, RemInvReqErr)]);
         assert_eq!(lab.a.terminates().1, Some((0, 2, 7)));
         let lab = make().connected(ConnectOptions::new().max_rd_atomic(0));
         lab.a
-            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
+            .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
         assert_eq!(lab.a.statuses(), [(1, WcStatus::LocQpOpErr)]);
     }
 }
@@ -555,17 +542,17 @@ fn windows_open_a_stretch_to_one_queue_pair() {
         let window = b.pd.alloc_mw(MwType::Type2).wait().unwrap();
         let key = window.rkey().next();
         let start = b.memory.address() + 100;
-        let bind = BindWindow::new(key, b.mr.lkey(), start, 50)
+        let bind = wr::BindWindow::new(key, b.mr.lkey(), start, 50)
             .access(Access::REMOTE_WRITE | Access::ZERO_BASED);
         b.post(bind.signaled(5));
         assert_eq!(b.statuses(), [(5, Success)]);
-        a.post(Write::new(&b"window"[..], RemoteAddress::new(44, key)).signaled(1));
+        a.post(wr::Write::new(&b"window"[..], RemoteAddress::new(44, key)).signaled(1));
         lab.settle();
         assert_eq!(
             (a.statuses(), b.octets(144, 6)),
             (vec![(1, Success)], b"window".to_vec())
         );
-        a.post(Write::new(&b"window"[..], RemoteAddress::new(45, key)).signaled(2));
+        a.post(wr::Write::new(&b"window"[..], RemoteAddress::new(45, key)).signaled(2));
         lab.settle();
         assert_eq!(a.terminates().1, Some((1, 1, 0x01)));
     });

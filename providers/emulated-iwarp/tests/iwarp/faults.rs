@@ -13,8 +13,9 @@ use polyverbs_links::{Bound, FaultSpec, Simulation, StreamLink, StreamOptions};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Cq, FetchAdd, LinkAddress, Memory, Qp, QpOptions, Read, ReceiveRequest, Requirements,
-    Send, Transport, WcStatus, connect_pair,
+    Access, Cq, Memory, Qp, QpOptions, Requirements, Transport, WcStatus, connect_pair,
+    ids::LinkAddress,
+    wr::{self, ReceiveRequest},
 };
 
 use crate::lab::poll;
@@ -76,12 +77,12 @@ fn run(spec: &str, seed: u64) -> Run {
             .unwrap();
         let outbox = mr.sge(number as usize * size, LENGTH).unwrap();
         let _ = match number % 3 {
-            0 => a.post_one(Send::new(outbox).signaled(number)),
+            0 => a.post_one(wr::Send::new(outbox).signaled(number)),
             1 => a.post_one(
-                Read::new(mr.sge(32768, 200).unwrap(), mr.remote(40000)).signaled(number),
+                wr::Read::new(mr.sge(32768, 200).unwrap(), mr.remote(40000)).signaled(number),
             ),
             _ => a.post_one(
-                FetchAdd::new(mr.sge(33000, 8).unwrap(), mr.remote(49152), 1).signaled(number),
+                wr::FetchAdd::new(mr.sge(33000, 8).unwrap(), mr.remote(49152), 1).signaled(number),
             ),
         };
         simulation.run_for(Duration::from_micros(20)).unwrap();
@@ -223,9 +224,9 @@ fn the_registered_device_reaches_itself_with_and_without_frames() {
         memory.write(0, b"to myself").unwrap();
         b.post_receive(ReceiveRequest::new(1, mr.sge(100, 9).unwrap()))
             .unwrap();
-        a.post_one(Send::new(mr.sge(0, 9).unwrap()).signaled(2))
+        a.post_one(wr::Send::new(mr.sge(0, 9).unwrap()).signaled(2))
             .unwrap();
-        a.post_one(Read::new(mr.sge(200, 9).unwrap(), mr.remote(0)).signaled(3))
+        a.post_one(wr::Read::new(mr.sge(200, 9).unwrap(), mr.remote(0)).signaled(3))
             .unwrap();
         let done = [&at_b, &at_a, &at_a].map(|cq| cq.next().wait().unwrap().status);
         assert_eq!(done, [WcStatus::Success; 3]);

@@ -15,9 +15,12 @@ use polyverbs_engine::time::{Host, Time};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, EventType, LinkAddress, Memory, Mr,
-    Operations, Pd, Qp, QpOptions, RemoteAddress, Requirements, Sge, WcFlags, WcOpcode, WcStatus,
-    WorkRequest,
+    Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Operations, Pd, Qp, QpOptions,
+    RemoteAddress, Requirements, Sge, WcStatus,
+    completion::{WcFlags, WcOpcode},
+    event::EventType,
+    ids::LinkAddress,
+    wr::WorkRequest,
 };
 
 /// Every right that a region can have.
@@ -206,7 +209,7 @@ impl Side {
     }
 
     pub(crate) fn receive(&self, wr_id: u64, offset: usize, length: u32) {
-        let request = verbs_api::ReceiveRequest::new(wr_id, self.sge(offset, length));
+        let request = verbs_api::wr::ReceiveRequest::new(wr_id, self.sge(offset, length));
         self.qp.post_receive(request).unwrap();
     }
 
@@ -355,4 +358,11 @@ impl Lab {
     pub(crate) fn wire(&self) -> &Arc<Wire> {
         self.wire.as_ref().unwrap()
     }
+}
+
+/// The same stretch under another key, for the device to refuse.
+#[allow(unsafe_code)]
+pub(crate) fn with_lkey(sge: Sge, lkey: u32) -> Sge {
+    // SAFETY: no buffer pool has this key.
+    unsafe { Sge::from_raw(sge.addr(), sge.length(), verbs_api::ids::LKey::new(lkey)) }
 }

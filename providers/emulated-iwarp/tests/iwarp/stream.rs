@@ -10,10 +10,7 @@ use emulated_iwarp::header::{
 };
 use polyverbs_engine::link::OwnedFrame;
 use verbs_api::qp::QpState;
-use verbs_api::{
-    Batch, ConnectOptions, EventType, FetchAdd, LinkAddress, Read, Send, WcStatus, Write,
-    WriteWithImmediate,
-};
+use verbs_api::{Batch, ConnectOptions, WcStatus, event::EventType, ids::LinkAddress, wr};
 
 use crate::lab::Lab;
 
@@ -25,8 +22,9 @@ fn writes_can_be_seen_once_a_later_send_has_been_delivered() {
     let lab = Lab::stream(Some(16));
     lab.b.receive(10, 4096, 8);
     lab.a.fill(0, &[9; 1000]);
-    lab.a.post(Write::new(lab.a.sge(0, 1000), lab.b.remote(0)));
-    lab.a.post(Send::new(()));
+    lab.a
+        .post(wr::Write::new(lab.a.sge(0, 1000), lab.b.remote(0)));
+    lab.a.post(wr::Send::new(()));
     lab.settle();
     assert_eq!(lab.b.statuses(), [(10, Success)]);
     assert_eq!(lab.b.octets(0, 1000), [9; 1000]);
@@ -36,8 +34,8 @@ fn read_then_write(lab: &Lab, fenced: bool) -> Vec<u8> {
     lab.b.fill(0, b"old");
     lab.a.fill(0, b"new");
     let mut batch = Batch::new();
-    batch.push(Read::new(lab.a.sge(64, 3), lab.b.remote(0)).signaled(1));
-    let write = Write::new(lab.a.sge(0, 3), lab.b.remote(0)).signaled(2);
+    batch.push(wr::Read::new(lab.a.sge(64, 3), lab.b.remote(0)).signaled(1));
+    let write = wr::Write::new(lab.a.sge(0, 3), lab.b.remote(0)).signaled(2);
     batch.push(if fenced { write.fence() } else { write });
     lab.a.qp.post(&mut batch).unwrap();
     lab.run();
@@ -73,9 +71,9 @@ fn how_long_a_read_waits_is_drawn_from_the_seed() {
         let early = |_| {
             lab.b.fill(0, b"old");
             lab.a
-                .post(Read::new(lab.a.sge(64, 3), lab.b.remote(0)).signaled(1));
+                .post(wr::Read::new(lab.a.sge(64, 3), lab.b.remote(0)).signaled(1));
             lab.pass(Duration::from_micros(50));
-            lab.a.post(Write::new(&b"new"[..], lab.b.remote(0)));
+            lab.a.post(wr::Write::new(&b"new"[..], lab.b.remote(0)));
             lab.run();
             assert_eq!(lab.a.statuses(), [(1, Success)]);
             lab.a.octets(64, 3) == b"old"
@@ -99,12 +97,12 @@ fn reads_are_answered_and_completed_in_order() {
     lab.b.receive(50, 8192, 8);
     lab.b.fill(0, b"0123456789abcdef");
     lab.a
-        .post(Read::new(lab.a.sge(0, 16), lab.b.remote(0)).signaled(1));
+        .post(wr::Read::new(lab.a.sge(0, 16), lab.b.remote(0)).signaled(1));
     lab.a
-        .post(FetchAdd::new(lab.a.sge(16, 8), lab.b.remote(64), 1).signaled(2));
-    lab.a.post(Send::new(()).signaled(3));
+        .post(wr::FetchAdd::new(lab.a.sge(16, 8), lab.b.remote(64), 1).signaled(2));
+    lab.a.post(wr::Send::new(()).signaled(3));
     lab.a
-        .post(Read::new(lab.a.sge(24, 4), lab.b.remote(4)).signaled(4));
+        .post(wr::Read::new(lab.a.sge(24, 4), lab.b.remote(4)).signaled(4));
     lab.settle();
     assert_eq!(lab.a.statuses(), [], "the send is over, but not its turn");
     lab.run();
@@ -154,9 +152,9 @@ fn the_requester_keeps_to_its_budget() {
     });
     for wr_id in 0..5 {
         lab.a
-            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(2 * wr_id));
+            .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(2 * wr_id));
         lab.a
-            .post(FetchAdd::new(lab.a.sge(8, 8), lab.b.remote(8), 1).signaled(2 * wr_id + 1));
+            .post(wr::FetchAdd::new(lab.a.sge(8, 8), lab.b.remote(8), 1).signaled(2 * wr_id + 1));
     }
     lab.run();
     assert_eq!(
@@ -183,7 +181,7 @@ fn the_responder_refuses_what_is_beyond_its_budget() {
         .connected(ConnectOptions::new().max_rd_atomic(3).max_dest_rd_atomic(2));
     for wr_id in 1..=3 {
         lab.a
-            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(wr_id));
+            .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(wr_id));
     }
     lab.settle();
     assert_eq!(
@@ -200,10 +198,10 @@ fn a_refused_read_fails_and_what_came_before_it_does_not() {
     lab.b.receive(10, 0, 8);
     let bad = verbs_api::RemoteAddress::new(0, verbs_api::RKey::new(0x4242_4242));
     let mut batch = Batch::new();
-    batch.push(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
-    batch.push(Read::new(lab.a.sge(0, 8), bad).signaled(2));
-    batch.push(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(3));
-    batch.push(Send::new(()).signaled(4));
+    batch.push(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
+    batch.push(wr::Read::new(lab.a.sge(0, 8), bad).signaled(2));
+    batch.push(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(3));
+    batch.push(wr::Send::new(()).signaled(4));
     lab.a.qp.post(&mut batch).unwrap();
     lab.settle();
     let done = lab.a.statuses();
@@ -227,7 +225,7 @@ fn a_damaged_segment_ends_in_terminate_and_is_not_placed() {
         true
     });
     lab.a
-        .post(Write::new(&b"octets"[..], lab.b.remote(0)).signaled(1));
+        .post(wr::Write::new(&b"octets"[..], lab.b.remote(0)).signaled(1));
     lab.settle();
     assert_eq!(lab.b.octets(0, 6), [0; 6]);
     assert_eq!(
@@ -244,7 +242,7 @@ fn a_damaged_segment_ends_in_terminate_and_is_not_placed() {
 /// Changes the frames that arrive, and answers the code with which the receiver ended the connection.
 fn tampered(
     post: impl Fn(&Lab),
-    tamper: impl FnMut(&mut OwnedFrame<Header>) -> bool + std::marker::Send + 'static,
+    tamper: impl FnMut(&mut OwnedFrame<Header>) -> bool + Send + 'static,
 ) -> (Lab, Option<(u8, u8, u8)>) {
     let lab = Lab::stream(Some(8));
     lab.b.receive(10, 4096, 64);
@@ -258,8 +256,8 @@ fn tampered(
 }
 
 fn untagged(
-    change: impl Fn(&mut Untagged) + std::marker::Send + 'static,
-) -> impl FnMut(&mut OwnedFrame<Header>) -> bool + std::marker::Send {
+    change: impl Fn(&mut Untagged) + Send + 'static,
+) -> impl FnMut(&mut OwnedFrame<Header>) -> bool + Send {
     move |frame| {
         if let Message::Untagged(segment) = &mut frame.header.message
             && !matches!(segment.body, Body::Terminate(_))
@@ -274,7 +272,7 @@ fn untagged(
 fn order_and_place_of_untagged_messages_are_checked() {
     let send = |lab: &Lab| {
         lab.a
-            .post(Send::new(&b"twenty octets of it."[..]).signaled(1))
+            .post(wr::Send::new(&b"twenty octets of it."[..]).signaled(1))
     };
     assert_eq!(
         tampered(send, untagged(|segment| segment.msn += 1)).1,
@@ -294,7 +292,7 @@ fn order_and_place_of_untagged_messages_are_checked() {
     );
     let read = |lab: &Lab| {
         lab.a
-            .post(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1))
+            .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1))
     };
     assert_eq!(
         tampered(read, untagged(|segment| segment.qn = 0)).1,
@@ -319,7 +317,7 @@ fn immediate_data_has_eight_octets() {
     for length in [7, 9] {
         let post = |lab: &Lab| {
             lab.a
-                .post(WriteWithImmediate::new((), lab.b.remote(0), [1; 4]).signaled(1))
+                .post(wr::WriteWithImmediate::new((), lab.b.remote(0), [1; 4]).signaled(1))
         };
         let (lab, code) = tampered(post, move |frame| {
             if let Message::Untagged(Untagged {
@@ -341,7 +339,7 @@ fn immediate_data_has_eight_octets() {
 fn a_read_response_must_be_what_was_asked_for() {
     let read = |lab: &Lab| {
         lab.a
-            .post(Read::new(lab.a.sge(0, 24), lab.b.remote(0)).signaled(1))
+            .post(wr::Read::new(lab.a.sge(0, 24), lab.b.remote(0)).signaled(1))
     };
     let response = |change: fn(&mut Tagged, &mut Vec<u8>)| {
         move |frame: &mut OwnedFrame<Header>| {
@@ -384,7 +382,7 @@ fn a_response_that_nobody_asked_for_ends_the_connection() {
         true
     });
     lab.a
-        .post(Write::new(&b"octets"[..], lab.b.remote(0)).signaled(1));
+        .post(wr::Write::new(&b"octets"[..], lab.b.remote(0)).signaled(1));
     lab.settle();
     assert_eq!(lab.a.terminates().1, Some((0, 2, 6)));
     assert_eq!(lab.b.octets(0, 6), [0; 6]);
@@ -403,7 +401,7 @@ fn a_sink_that_is_closed_while_the_read_is_under_way_fails_it() {
     let lab = lab.connected(ConnectOptions::new());
     let sink = lab.a.register(crate::lab::ALL);
     lab.a
-        .post(Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
+        .post(wr::Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
     lab.settle();
     sink.deregister().wait().unwrap();
     lab.run();
@@ -434,8 +432,8 @@ fn a_stream_that_is_reset_leaves_a_prefix() {
             true
         });
         let mut batch = Batch::new();
-        (0..4).for_each(|wr_id| batch.push(Send::new(lab.a.sge(0, 20)).signaled(wr_id)));
-        batch.push(Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(4));
+        (0..4).for_each(|wr_id| batch.push(wr::Send::new(lab.a.sge(0, 20)).signaled(wr_id)));
+        batch.push(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(4));
         lab.a.qp.post(&mut batch).unwrap();
         lab.settle();
         let (from, to) = (LinkAddress::InProcess(2), LinkAddress::InProcess(1));
@@ -473,14 +471,14 @@ fn a_reset_that_names_only_the_connection_reaches_both_its_ends() {
     let lab = Lab::stream(None);
     lab.a.receive(1, 0, 8);
     lab.b.receive(2, 0, 8);
-    lab.a.post(Write::new(&b"x"[..], lab.b.remote(0)));
+    lab.a.post(wr::Write::new(&b"x"[..], lab.b.remote(0)));
     let key = Arc::new(std::sync::Mutex::new(None));
     let noted = Arc::clone(&key);
     lab.wire().tamper(move |frame| {
         *noted.lock().unwrap() = Some(stream_key(&frame.header));
         true
     });
-    lab.a.post(Write::new(&b"x"[..], lab.b.remote(0)));
+    lab.a.post(wr::Write::new(&b"x"[..], lab.b.remote(0)));
     lab.settle();
     let key = key.lock().unwrap().unwrap();
     for (from, to) in [(1, 2), (2, 1)] {
@@ -511,7 +509,7 @@ fn frames_of_an_earlier_connection_are_not_taken() {
         kept.lock().unwrap().get_or_insert(frame.clone());
         true
     });
-    lab.a.post(Write::new(&b"late"[..], lab.b.remote(0)));
+    lab.a.post(wr::Write::new(&b"late"[..], lab.b.remote(0)));
     lab.settle();
     lab.b.fill(0, &[0; 4]);
     let reset = verbs_api::qp::QpAttributes::new().qp_state(QpState::Reset);
@@ -533,7 +531,7 @@ fn answers_to_atomics_wait_for_room_and_are_carried_out_once() {
     lab.wire().fill(Some(LinkAddress::InProcess(2)));
     let remote = lab.b.remote(0);
     for id in 1..=3 {
-        let add = FetchAdd::new(lab.a.sge(8 * id as usize, 8), remote, 1);
+        let add = wr::FetchAdd::new(lab.a.sge(8 * id as usize, 8), remote, 1);
         lab.a.post(add.signaled(id));
     }
     lab.run();
@@ -545,7 +543,8 @@ fn answers_to_atomics_wait_for_room_and_are_carried_out_once() {
     assert_eq!(lab.a.statuses(), []);
     lab.wire().fill(None);
     // What comes next has them served.
-    lab.a.post(Read::new(lab.a.sge(64, 8), remote).signaled(4));
+    lab.a
+        .post(wr::Read::new(lab.a.sge(64, 8), remote).signaled(4));
     lab.run();
     assert_eq!(lab.a.statuses(), [1, 2, 3, 4].map(|id| (id, Success)));
     let words = [1, 2, 3, 8].map(|word| lab.a.octets(8 * word, 8));

@@ -3,9 +3,12 @@
 use emulated_iwarp::header::{Body, Message, Untagged};
 use emulated_iwarp::terminate::Terminate;
 use verbs_api::qp::QpState;
-use verbs_api::{LKey, RKey, Read, ReceiveRequest, RemoteAddress, Send, Sge, Write};
+use verbs_api::{
+    RKey, RemoteAddress,
+    wr::{self, ReceiveRequest},
+};
 
-use crate::lab::Lab;
+use crate::lab::{Lab, with_lkey};
 
 fn said(lab: &Lab) -> Vec<Terminate> {
     let terminate = |message| match message {
@@ -33,11 +36,11 @@ fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
         let lab = Lab::stream(max_frame);
         // Two that are refused, of different kinds, before the peer hears anything.
         lab.a
-            .post(Write::new(&b"nowhere"[..], nowhere()).signaled(1));
+            .post(wr::Write::new(&b"nowhere"[..], nowhere()).signaled(1));
         lab.a
-            .post(Read::new(lab.a.sge(0, 8), nowhere()).signaled(2));
+            .post(wr::Read::new(lab.a.sge(0, 8), nowhere()).signaled(2));
         lab.b
-            .post(Send::new(&b"from the other side"[..]).signaled(3));
+            .post(wr::Send::new(&b"from the other side"[..]).signaled(3));
         lab.settle();
         let said = said(&lab);
         assert_eq!(said.len(), 1, "{said:?}");
@@ -61,12 +64,9 @@ fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
 #[test]
 fn a_fault_of_ones_own_is_about_nothing_of_the_peers() {
     let lab = Lab::stream(None);
-    let bad = Sge {
-        lkey: LKey::new(0x7777_7777),
-        ..lab.b.sge(0, 8)
-    };
+    let bad = with_lkey(lab.b.sge(0, 8), 0x7777_7777);
     lab.b.qp.post_receive(ReceiveRequest::new(10, bad)).unwrap();
-    lab.a.post(Send::new(&b"octets"[..]).signaled(1));
+    lab.a.post(wr::Send::new(&b"octets"[..]).signaled(1));
     lab.settle();
     let said = said(&lab);
     let error = said[0].error;
@@ -80,7 +80,7 @@ fn a_fault_of_ones_own_is_about_nothing_of_the_peers() {
 fn a_refused_read_is_told_with_its_request() {
     let lab = Lab::stream(None);
     lab.a
-        .post(Read::new(lab.a.sge(8, 100), nowhere()).signaled(1));
+        .post(wr::Read::new(lab.a.sge(8, 100), nowhere()).signaled(1));
     lab.settle();
     let asked = lab.wire().seen().into_iter().find(|message| {
         matches!(message, Message::Untagged(segment) if matches!(segment.body, Body::ReadRequest(_)))

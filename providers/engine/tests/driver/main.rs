@@ -19,8 +19,17 @@ use polyverbs_engine::time::{Host, Time};
 use tiny::*;
 use verbs_api::probe::Probe;
 use verbs_api::provider::DeviceOps;
+use verbs_api::provider::Operation;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
+use verbs_api::{
+    capability::{DeviceAttributes, FeatureSet, Mtu},
+    completion::{Notify, WcOpcode},
+    event::EventType,
+    extension::{ExtensionDescriptor, ExtensionOperation, Extensions, FeatureInfo, Part, feature},
+    ids::{Gid, LKey, LinkAddress, Psn},
+    wr::{self, PostReason, ReceiveRequest, WorkRequest},
+};
 
 /// A clock that a test sets.
 #[derive(Default)]
@@ -280,8 +289,9 @@ fn suite<D: Tiny>() {
         assert_eq!((a.state(), b.state()), (QpState::Rts, QpState::Rts));
         a.memory.write(0, b"octets of the message").unwrap();
         b.receive(1, 100, 64);
-        a.qp.post_one(Send::new(a.sge(0, 21)).signaled(10)).unwrap();
-        a.qp.post_one(Write::new(a.sge(0, 6), b.mr.remote(200)).signaled(11))
+        a.qp.post_one(wr::Send::new(a.sge(0, 21)).signaled(10))
+            .unwrap();
+        a.qp.post_one(wr::Write::new(a.sge(0, 6), b.mr.remote(200)).signaled(11))
             .unwrap();
         assert_eq!(
             (a.done(), b.done()),
@@ -291,14 +301,15 @@ fn suite<D: Tiny>() {
         assert_eq!(b.memory.to_vec(200, 6).unwrap(), b"octets");
         let mut batch = Batch::with_capacity(4);
         for wr_id in 0..4 {
-            batch.push(Write::new(a.sge(0, 8), b.mr.remote(8 * wr_id)).signaled(wr_id));
+            batch.push(wr::Write::new(a.sge(0, 8), b.mr.remote(8 * wr_id)).signaled(wr_id));
         }
         a.qp.post(&mut batch).unwrap();
         assert_eq!(a.done(), ok([0, 1, 2, 3]));
         if !framed {
             // No receive yet: it waits in the queue, and what comes behind it waits too.
-            a.qp.post_one(Send::new(a.sge(0, 21)).signaled(12)).unwrap();
-            a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(13))
+            a.qp.post_one(wr::Send::new(a.sge(0, 21)).signaled(12))
+                .unwrap();
+            a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(13))
                 .unwrap();
             assert_eq!(a.done(), []);
             b.receive(2, 100, 64);
@@ -309,9 +320,9 @@ fn suite<D: Tiny>() {
         }
         b.receive(3, 0, 64);
         let outside = RemoteAddress::new(b.mr.iova() + 4090, b.mr.rkey());
-        a.qp.post_one(Write::new(a.sge(0, 8), outside).signaled(14))
+        a.qp.post_one(wr::Write::new(a.sge(0, 8), outside).signaled(14))
             .unwrap();
-        a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(15))
+        a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(15))
             .unwrap();
         let ended = [(14, WcStatus::RemAccessErr), (15, WcStatus::WrFlushErr)];
         assert_eq!(a.done(), ended);
@@ -423,7 +434,7 @@ fn an_override_replaces_the_default_and_the_books_stay_balanced() {
     let before = rig.notes.count("express");
     rig.a
         .qp
-        .post_one(Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(1))
+        .post_one(wr::Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(1))
         .unwrap();
     assert_eq!(rig.notes.count("express") - before, 1);
     balanced::<All>();
@@ -460,69 +471,69 @@ fn one_table_says_what_an_operation_is() {
     let service = |qp_type: QpType| qp_type.operations();
     assert!(service(QpType::Rc).is_all());
     let list: [(WorkRequest<'_>, Operations, WcOpcode); 14] = [
-        (Send::new(()).into(), Operations::SEND, WcOpcode::Send),
+        (wr::Send::new(()).into(), Operations::SEND, WcOpcode::Send),
         (
-            SendWithImmediate::new((), [0; 4]).into(),
+            wr::SendWithImmediate::new((), [0; 4]).into(),
             Operations::SEND_WITH_IMM,
             WcOpcode::Send,
         ),
         (
-            SendWithInvalidate::new((), RKey::new(1)).into(),
+            wr::SendWithInvalidate::new((), RKey::new(1)).into(),
             Operations::SEND_WITH_INV,
             WcOpcode::Send,
         ),
         (
-            Write::new((), RemoteAddress::default()).into(),
+            wr::Write::new((), RemoteAddress::default()).into(),
             Operations::WRITE,
             WcOpcode::RdmaWrite,
         ),
         (
-            WriteWithImmediate::new((), RemoteAddress::default(), [0; 4]).into(),
+            wr::WriteWithImmediate::new((), RemoteAddress::default(), [0; 4]).into(),
             Operations::WRITE_WITH_IMM,
             WcOpcode::RdmaWrite,
         ),
         (
-            Read::new((), RemoteAddress::default()).into(),
+            wr::Read::new((), RemoteAddress::default()).into(),
             Operations::READ,
             WcOpcode::RdmaRead,
         ),
         (
-            ReadWithInvalidate::new(Sge::default(), RemoteAddress::default()).into(),
+            wr::ReadWithInvalidate::new(Sge::default(), RemoteAddress::default()).into(),
             Operations::READ_WITH_INV,
             WcOpcode::RdmaRead,
         ),
         (
-            CompareSwap::new((), RemoteAddress::default(), 0, 0).into(),
+            wr::CompareSwap::new((), RemoteAddress::default(), 0, 0).into(),
             Operations::ATOMIC_CMP_AND_SWP,
             WcOpcode::CompSwap,
         ),
         (
-            FetchAdd::new((), RemoteAddress::default(), 0).into(),
+            wr::FetchAdd::new((), RemoteAddress::default(), 0).into(),
             Operations::ATOMIC_FETCH_AND_ADD,
             WcOpcode::FetchAdd,
         ),
         (
-            AtomicWrite::new((), RemoteAddress::default()).into(),
+            wr::AtomicWrite::new((), RemoteAddress::default()).into(),
             Operations::ATOMIC_WRITE,
             WcOpcode::AtomicWrite,
         ),
         (
-            Flush::new(RemoteAddress::default(), 0, Access::FLUSH_GLOBAL).into(),
+            wr::Flush::new(RemoteAddress::default(), 0, Access::FLUSH_GLOBAL).into(),
             Operations::FLUSH,
             WcOpcode::Flush,
         ),
         (
-            FastRegister::default().into(),
+            wr::FastRegister::default().into(),
             Operations::FAST_REGISTER,
             WcOpcode::FastRegister,
         ),
         (
-            LocalInvalidate::new(RKey::new(1)).into(),
+            wr::LocalInvalidate::new(RKey::new(1)).into(),
             Operations::LOCAL_INV,
             WcOpcode::LocalInv,
         ),
         (
-            BindWindow::new(RKey::new(1), LKey::new(1), 0, 0).into(),
+            wr::BindWindow::new(RKey::new(1), LKey::new(1), 0, 0).into(),
             Operations::BIND_MW,
             WcOpcode::BindMw,
         ),
@@ -571,10 +582,14 @@ fn fill<D: Tiny>(rig: &Rig<D>, room: u32) {
     for wr_id in 0..room {
         rig.a
             .qp
-            .post_one(Send::new(rig.a.sge(0, 8)).signaled(wr_id.into()))
+            .post_one(wr::Send::new(rig.a.sge(0, 8)).signaled(wr_id.into()))
             .unwrap();
     }
-    let refused = rig.a.qp.post_one(Send::new(rig.a.sge(0, 8))).unwrap_err();
+    let refused = rig
+        .a
+        .qp
+        .post_one(wr::Send::new(rig.a.sge(0, 8)))
+        .unwrap_err();
     assert_eq!(refused.reason, PostReason::QueueFull { max: room });
 }
 
@@ -583,7 +598,7 @@ fn fill<D: Tiny>(rig: &Rig<D>, room: u32) {
 fn a_driver_may_refuse_a_request_which_then_uses_no_slot() {
     let rig: Rig<Some_> = Rig::new(false);
     rig.notes.veto.store(true, Ordering::SeqCst);
-    let write = |wr_id| Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(wr_id);
+    let write = |wr_id| wr::Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(wr_id);
     let refused = rig.a.qp.post_one(write(1)).unwrap_err();
     assert_eq!(
         refused.reason,
@@ -614,7 +629,7 @@ fn a_request_on_an_idle_queue_is_sent_by_its_poster_and_others_wait_their_turn()
     let rig: Rig<Plain> = Rig::new(false);
     let (a, b) = (&rig.a, &rig.b);
     rig.notes.order();
-    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(1))
+    a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(1))
         .unwrap();
     assert_eq!(
         rig.notes.order(),
@@ -622,9 +637,10 @@ fn a_request_on_an_idle_queue_is_sent_by_its_poster_and_others_wait_their_turn()
         "tried once, and not scheduled"
     );
     assert_eq!(a.done(), ok([1]));
-    a.qp.post_one(Send::new(a.sge(0, 8)).signaled(2)).unwrap();
+    a.qp.post_one(wr::Send::new(a.sge(0, 8)).signaled(2))
+        .unwrap();
     rig.notes.order();
-    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(3))
+    a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(3))
         .unwrap();
     // Not the new one is tried, but the one that waits.
     assert_eq!(rig.notes.order(), ["pump", "execute"]);
@@ -632,7 +648,7 @@ fn a_request_on_an_idle_queue_is_sent_by_its_poster_and_others_wait_their_turn()
     // Handlers run with no lock held: they post to the queue that brought them.
     let (qp, sge, to) = (a.qp.clone(), a.sge(0, 8), b.mr.remote(0));
     a.cq.on_completion(move |_| {
-        qp.post_one(Write::new(sge, to).signaled(4)).unwrap();
+        qp.post_one(wr::Write::new(sge, to).signaled(4)).unwrap();
     });
     a.cq.arm(Notify::Next).unwrap();
     b.receive(1, 100, 64);
@@ -651,7 +667,7 @@ fn what_is_sent_while_another_thread_delivers_is_delivered() {
             scope.spawn(move || {
                 let mut next = 0;
                 for wr_id in 0..EACH {
-                    let write = || Write::new(from.sge(0, 8), to.mr.remote(64)).signaled(wr_id);
+                    let write = || wr::Write::new(from.sge(0, 8), to.mr.remote(64)).signaled(wr_id);
                     while from.qp.post_one(write()).is_err() {
                         // The other thread delivers.
                         thread::yield_now();
@@ -689,7 +705,8 @@ fn an_answer_that_waits_for_the_next_request_leaves_with_a_control_verb_too() {
     ];
     for verb in verbs {
         b.receive(1, 0, 64);
-        a.qp.post_one(Send::new(a.sge(0, 8)).signaled(2)).unwrap();
+        a.qp.post_one(wr::Send::new(a.sge(0, 8)).signaled(2))
+            .unwrap();
         assert_eq!((b.done(), rig.wire.answers_left()), (ok([1]).to_vec(), 1));
         verb(b);
         assert_eq!(rig.wire.answers_left(), 0);
@@ -712,7 +729,7 @@ fn a_queue_pair_is_flushed_while_its_frames_are_out() {
     let (a, b) = (&rig.a, &rig.b);
     rig.wire.hold();
     for wr_id in 0..3 {
-        a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(wr_id))
+        a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(wr_id))
             .unwrap();
     }
     assert_eq!(a.done(), []);
@@ -736,8 +753,9 @@ fn a_queue_pair_is_flushed_while_its_frames_are_out() {
 fn the_driver_hears_of_a_failure_before_the_rest_is_flushed() {
     let rig: Rig<All> = Rig::new(false);
     let (a, b) = (&rig.a, &rig.b);
-    a.qp.post_one(Send::new(a.sge(0, 100)).signaled(1)).unwrap();
-    a.qp.post_one(Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(2))
+    a.qp.post_one(wr::Send::new(a.sge(0, 100)).signaled(1))
+        .unwrap();
+    a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(2))
         .unwrap();
     rig.notes.order();
     // Too short for the message that waits.
@@ -762,7 +780,8 @@ fn the_driver_hears_of_a_failure_before_the_rest_is_flushed() {
 fn entering_error_twice_is_entering_it_once() {
     let rig: Rig<Plain> = Rig::new(false);
     let (a, b) = (&rig.a, &rig.b);
-    a.qp.post_one(Send::new(a.sge(0, 8)).signaled(1)).unwrap();
+    a.qp.post_one(wr::Send::new(a.sge(0, 8)).signaled(1))
+        .unwrap();
     a.receive(2, 0, 8);
     a.to_error();
     a.to_error();
@@ -785,7 +804,7 @@ fn entering_error_twice_is_entering_it_once() {
     let outside = RemoteAddress::new(0, RKey::new(0xff00));
     let other = rig.b.pd.create_qp(QpOptions::rc(&b.cq)).wait().unwrap();
     connect(&other, a).unwrap();
-    let _ = other.post_one(Write::new(b.sge(0, 8), outside));
+    let _ = other.post_one(wr::Write::new(b.sge(0, 8), outside));
     assert_eq!(a.events(), []);
 }
 

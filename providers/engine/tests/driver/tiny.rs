@@ -17,6 +17,16 @@ use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
 use verbs_api::qp::{AddressVector, QpState};
 use verbs_api::*;
+use verbs_api::{
+    capability::{
+        AtomicScope, BaselineGaps, DeviceAttributes, Limits, Mtu, PortAttributes, PortCaps,
+        PortState,
+    },
+    completion::WcOpcode,
+    event::EventType,
+    ids::{Gid, LinkAddress},
+    wr::{PostReason, WorkRequest},
+};
 
 /// What a driver's own methods noted.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use polyverbs_engine::payload::Payload;
 use polyverbs_sockets::{QpnRange, StreamError};
-use verbs_api::Gid;
+use verbs_api::ids::Gid;
 
 use super::queue::OctetQueue;
 

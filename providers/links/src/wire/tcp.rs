@@ -24,7 +24,7 @@ use polyverbs_sockets::{
     at_exit,
 };
 use rustc_hash::FxHashMap;
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 use super::codec::{Found, Leaving, News, StreamCodec};
 use super::queue::OctetQueue;

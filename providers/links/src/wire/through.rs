@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use polyverbs_engine::link::{Deliver, Frame, Link, Offered, SharedLink};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
-use verbs_api::LinkAddress;
+use verbs_api::ids::LinkAddress;
 
 use super::codec::{Arrival, DatagramCodec, Envelope, Found, Leaving, StreamCodec};
 use super::octets::OctetTap;

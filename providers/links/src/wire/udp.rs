@@ -21,7 +21,11 @@ use polyverbs_sockets::{
     Duty, FlowSockets, HandError, Handed, LastWords, Lease, Mailbox, Membership, Message, QpnRange,
     ReceiveBatch, Service, Source, UdpOptions, UdpSocket, Watch, at_exit, interface_mtu,
 };
-use verbs_api::{Gid, LinkAddress, Mtu, VerbError};
+use verbs_api::{
+    VerbError,
+    capability::Mtu,
+    ids::{Gid, LinkAddress},
+};
 
 use super::behind::{Behind, Kept};
 use super::codec::{Arrival, Common, DatagramCodec, Envelope};

@@ -4,10 +4,11 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Rig, needs};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, AtomicScope, BaselineGaps, Batch, CompareSwap, ConnectOptions, Device, ErrorKind,
-    FastRegister, Features, FetchAdd, Memory, MrOptions, OpenError, Operations, PageList,
-    PageListError, PortCaps, PostReason, QpOptions, Read, ReceiveRequest, Requirements, Send,
-    SendWithInvalidate, Transport, VerbError, WcStatus, Write,
+    Access, Batch, ConnectOptions, Device, ErrorKind, Features, Memory, MrOptions, OpenError,
+    Operations, PageList, QpOptions, Requirements, Transport, VerbError, WcStatus,
+    capability::{AtomicScope, BaselineGaps, PortCaps},
+    memory::PageListError,
+    wr::{self, PostReason, ReceiveRequest},
 };
 
 cases! {
@@ -60,7 +61,7 @@ fn base_memory_management_is_all_of_it(rig: &Rig) {
     pair.far.receive(&landing, 0, 64);
     rig.succeeds(
         &pair.near,
-        SendWithInvalidate::new(&[1], fast.rkey()).signaled(4),
+        wr::SendWithInvalidate::new(&[1], fast.rkey()).signaled(4),
     );
     assert_eq!(
         rig.take(&pair.far.cq, 1)[0].invalidated_rkey(),
@@ -109,11 +110,14 @@ fn a_layout_has_a_bit_of_its_own(rig: &Rig) {
     let blocks = PageList::blocks(&ranges, 1000, 10, 1500).expect("a list");
     let gaps = PageList::gaps(&ranges).expect("a list");
     for (list, bit) in [(blocks, Features::BLOCK_LIST), (gaps, Features::SG_GAPS)] {
-        let request = FastRegister::new(&key, &list).access(OPEN).signaled(1);
+        let request = wr::FastRegister::new(&key, &list).access(OPEN).signaled(1);
         if rig.attributes().features.contains(bit) {
             rig.succeeds(&pair.far, request);
             assert!(rig.can_write(&pair, key.remote(list.address())));
-            rig.succeeds(&pair.far, verbs_api::LocalInvalidate::new(&key).signaled(2));
+            rig.succeeds(
+                &pair.far,
+                verbs_api::wr::LocalInvalidate::new(&key).signaled(2),
+            );
         } else {
             let refused = pair
                 .far
@@ -165,22 +169,22 @@ fn the_scope_of_atomics_is_what_they_do(rig: &Rig) {
     let pair = rig.rc();
     rig.succeeds(
         &pair.near,
-        FetchAdd::new(result(), target.remote(8), 2).signaled(1),
+        wr::FetchAdd::new(result(), target.remote(8), 2).signaled(1),
     );
     assert_eq!((before(), now()), (40, 42));
     rig.succeeds(
         &pair.near,
-        CompareSwap::new(result(), target.remote(8), 42, 7).signaled(2),
+        wr::CompareSwap::new(result(), target.remote(8), 42, 7).signaled(2),
     );
     assert_eq!((before(), now()), (42, 7));
     rig.succeeds(
         &pair.near,
-        CompareSwap::new(result(), target.remote(8), 42, 9).signaled(3),
+        wr::CompareSwap::new(result(), target.remote(8), 42, 9).signaled(3),
     );
     assert_eq!((before(), now()), (7, 7));
     rig.succeeds(
         &pair.near,
-        FetchAdd::new(result(), target.remote(8), u64::MAX).signaled(4),
+        wr::FetchAdd::new(result(), target.remote(8), u64::MAX).signaled(4),
     );
     assert_eq!((before(), now()), (7, 6));
     // The core has no masked atomics: their scope says nothing about these.
@@ -194,7 +198,7 @@ fn adding_nothing_probes_for_atomics(rig: &Rig) {
         .memory
         .store_u64(0, 0x0123_4567_89ab_cdef)
         .expect("inside");
-    let probe = || FetchAdd::new(rig.scratch.sge(0, 8), target.remote(0), 0).signaled(1);
+    let probe = || wr::FetchAdd::new(rig.scratch.sge(0, 8), target.remote(0), 0).signaled(1);
     rig.succeeds(&rig.rc().near, probe());
     assert_eq!(rig.scratch.memory.load_u64(0), Ok(0x0123_4567_89ab_cdef));
 
@@ -308,8 +312,11 @@ fn a_reply_may_hold_unknown_bits(rig: &Rig) {
         .check(&attributes)
         .expect("nothing is asked for");
     assert!(grant.features().is_empty());
-    let names = verbs_api::feature_names(attributes.features);
-    assert_eq!(names, verbs_api::feature_names(rig.attributes().features));
+    let names = verbs_api::capability::feature_names(attributes.features);
+    assert_eq!(
+        names,
+        verbs_api::capability::feature_names(rig.attributes().features)
+    );
 }
 
 // covers 1.10
@@ -367,7 +374,9 @@ fn what_was_not_asked_for_is_not_granted(rig: &Rig) {
     );
     let cq = rig.finish(context.create_cq(8));
     let qp = rig.finish(pd.create_qp(QpOptions::rc(&cq)));
-    let refused = qp.post_one(verbs_api::LocalInvalidate::new(verbs_api::RKey::new(0x100)));
+    let refused = qp.post_one(verbs_api::wr::LocalInvalidate::new(verbs_api::RKey::new(
+        0x100,
+    )));
     assert_eq!(
         refused.expect_err("not created for it").reason,
         PostReason::OperationNotEnabled {
@@ -379,7 +388,7 @@ fn what_was_not_asked_for_is_not_granted(rig: &Rig) {
 // covers 1.11
 fn an_absent_verb_is_no_wrong_argument(rig: &Rig) {
     let features = rig.attributes().features;
-    let absent = rig.outcome(rig.far.pd.alloc_mw(verbs_api::MwType::Type1));
+    let absent = rig.outcome(rig.far.pd.alloc_mw(verbs_api::memory::MwType::Type1));
     if let Err(error) = absent {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(!features.contains(Features::WINDOW_1));
@@ -433,12 +442,12 @@ fn a_send_queue_holds_what_it_says(rig: &Rig) {
     // The peer has no receive: all of them wait.
     for wr_id in 0..u64::from(max) {
         pair.near
-            .post_one(Send::new(()).signaled(wr_id))
+            .post_one(wr::Send::new(()).signaled(wr_id))
             .expect("as many as it says");
     }
     let full = pair
         .near
-        .post_one(Send::new(()).signaled(99))
+        .post_one(wr::Send::new(()).signaled(99))
         .expect_err("one more");
     assert_eq!(full.reason, PostReason::QueueFull { max });
     for wr_id in 0..u64::from(max) {
@@ -455,7 +464,7 @@ fn a_send_queue_holds_what_it_says(rig: &Rig) {
     pair.far
         .post_receive(ReceiveRequest::new(9, ()))
         .expect("a receive");
-    rig.succeeds(&pair.near, Send::new(()).signaled(7));
+    rig.succeeds(&pair.near, wr::Send::new(()).signaled(7));
 }
 
 // covers 1.13
@@ -488,11 +497,11 @@ fn reads_and_atomics_share_a_budget(rig: &Rig) {
         let sink = rig.scratch.sge(512 * n as usize, 512);
         if atomics && n % 2 == 1 {
             let result = rig.scratch.sge(512 * n as usize, 8);
-            batch.push(FetchAdd::new(result, target.remote(8 * n), 0).signaled(n));
+            batch.push(wr::FetchAdd::new(result, target.remote(8 * n), 0).signaled(n));
         } else {
-            batch.push(Read::new(sink, target.remote(n)).signaled(n));
+            batch.push(wr::Read::new(sink, target.remote(n)).signaled(n));
         }
-        batch.push(Write::new((), target.remote(0)));
+        batch.push(wr::Write::new((), target.remote(0)));
     }
     pair.near.post(&mut batch).expect("a batch that is taken");
     let done = rig.take(&pair.near.cq, 10);
@@ -519,10 +528,15 @@ fn a_page_size_is_of_the_devices_set(rig: &Rig) {
     for shift in 4..20 {
         let size = 1 << shift;
         let list = PageList::map(ranges, size, 8).expect("a list").list;
-        let request = FastRegister::new(&key, &list).access(OPEN).signaled(shift);
+        let request = wr::FastRegister::new(&key, &list)
+            .access(OPEN)
+            .signaled(shift);
         if supported & size != 0 {
             rig.succeeds(&pair.far, request);
-            rig.succeeds(&pair.far, verbs_api::LocalInvalidate::new(&key).signaled(0));
+            rig.succeeds(
+                &pair.far,
+                verbs_api::wr::LocalInvalidate::new(&key).signaled(0),
+            );
         } else {
             let refused = pair
                 .far

@@ -5,8 +5,10 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Needs, Pair, Rig, Side, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, Completion, Cq, EventType, Features, PostReason, Read, ReceiveRequest,
-    RemoteAddress, Send, SrqOptions, VerbError, WcStatus, Write,
+    Access, Completion, Cq, Features, RemoteAddress, SrqOptions, VerbError, WcStatus,
+    capability::BaselineGaps,
+    event::EventType,
+    wr::{self, PostReason, ReceiveRequest},
 };
 
 use crate::support::{datagrams, done, go_to, half_connected, ok, poll, statuses};
@@ -55,7 +57,7 @@ fn left(cq: &Cq) -> Vec<(u64, WcStatus)> {
 
 fn write(rig: &Rig, pair: &Pair, place: RemoteAddress, ids: std::ops::Range<u64>) {
     for id in ids {
-        let write = Write::new(rig.scratch.sge(0, 8), place).signaled(id);
+        let write = wr::Write::new(rig.scratch.sge(0, 8), place).signaled(id);
         pair.near.post_one(write).expect("posted");
     }
     rig.settle();
@@ -93,7 +95,7 @@ fn an_overrun_of_receives_ends_the_receiver(rig: &Rig) {
     let pair = on(rig, &cq);
     (0..4).for_each(|at| pair.near.receive(&desk, at * 64, 64));
     for id in 0..3 {
-        let send = Send::new(&[1; 8]).signaled(id);
+        let send = wr::Send::new(&[1; 8]).signaled(id);
         pair.far.post_one(send).expect("posted");
         rig.settle();
     }
@@ -159,7 +161,7 @@ fn an_overrun_is_for_good(rig: &Rig) {
     assert_eq!(left(&cq), ok([0]));
     assert!(overran(&cq));
     // There is room now, and nothing comes in all the same.
-    let late = Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(9);
+    let late = wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(9);
     pair.near.post_one(late).expect("taken");
     rig.settle();
     assert!(overran(&cq));
@@ -241,7 +243,9 @@ fn long_completions_are_kept_when_the_size_changes(rig: &Rig) {
     let (pair, to) = datagrams(rig);
     for id in 0..6 {
         pair.far.receive(&desk, id * 64, 64);
-        let send = Send::new(rig.scratch.sge(0, id as u32)).to(&to).signaled(1);
+        let send = wr::Send::new(rig.scratch.sge(0, id as u32))
+            .to(&to)
+            .signaled(1);
         rig.succeeds(&pair.near, send);
     }
     rig.settle();
@@ -293,7 +297,7 @@ fn completions_outlive_their_queue_pair(rig: &Rig) {
     let number = pair.near.qp_num();
     write(rig, &pair, place.remote(0), 1..3);
     pair.near.receive(&desk, 3, 8);
-    let send = Send::new(&[7; 8]).signaled(9);
+    let send = wr::Send::new(&[7; 8]).signaled(9);
     rig.succeeds(&pair.far, send);
     rig.settle();
     pair.near.receive(&desk, 64, 8);
@@ -322,7 +326,7 @@ fn nothing_is_added_for_a_queue_pair_that_is_gone(rig: &Rig) {
     // What waits for a peer that is not ready.
     let pair = half_connected(rig);
     let desk = rig.near.region(64, OPEN);
-    let read = Read::new(rig.scratch.sge(0, 8), RemoteAddress::default()).signaled(1);
+    let read = wr::Read::new(rig.scratch.sge(0, 8), RemoteAddress::default()).signaled(1);
     pair.near.post_one(read).expect("posted");
     pair.near.receive(&desk, 0, 8);
     rig.finish_destroy(pair.near.qp.clone().destroy());
@@ -331,9 +335,9 @@ fn nothing_is_added_for_a_queue_pair_that_is_gone(rig: &Rig) {
     let place = rig.far.region(1 << 15, OPEN);
     let pair = rig.rc();
     pair.near.receive(&desk, 0, 8);
-    let read = Read::new(rig.scratch.sge(0, 20_000), place.remote(0)).signaled(1);
+    let read = wr::Read::new(rig.scratch.sge(0, 20_000), place.remote(0)).signaled(1);
     pair.near.post_one(read).expect("posted");
-    let send = Send::new(&[7; 8]).signaled(9);
+    let send = wr::Send::new(&[7; 8]).signaled(9);
     pair.far.post_one(send).expect("posted");
     rig.step();
     rig.finish_destroy(pair.near.qp.clone().destroy());
@@ -358,7 +362,7 @@ fn buffers_come_home_after_their_queue_pair(rig: &Rig) {
             .post_receive(pool.take().expect("a buffer"))
             .expect("a receive");
     }
-    rig.succeeds(&pair.far, Send::new(b"polyverb").signaled(1));
+    rig.succeeds(&pair.far, wr::Send::new(b"polyverb").signaled(1));
     rig.settle();
     rig.finish_destroy(pair.near.qp.clone().destroy());
     assert_eq!(pool.available(), 3, "the receive that nothing came for");

@@ -10,10 +10,14 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, Completion, ConnectOptions, Cq, DestroyError, Device, ErrorKind,
-    EventSubject, EventType, FetchAdd, Memory, Notify, Pd, PortState, PostReason, Qp, QpOptions,
-    RKey, Read, ReceiveRequest, RemoteAddress, Requirements, Send, Transport, VerbError, WcOpcode,
-    WcStatus, Write, connect_pair, in_handler,
+    Access, Completion, ConnectOptions, Cq, DestroyError, Device, ErrorKind, Memory, Pd, Qp,
+    QpOptions, RKey, RemoteAddress, Requirements, Transport, VerbError, WcStatus,
+    capability::{BaselineGaps, PortState},
+    completion::{Notify, WcOpcode},
+    connect_pair,
+    event::{EventSubject, EventType},
+    provider::in_handler,
+    wr::{self, PostReason, ReceiveRequest},
 };
 
 cases! {
@@ -50,7 +54,7 @@ fn poll(cq: &Cq) -> Vec<Completion> {
 }
 
 // Serves a queue in its handler: polls until nothing is left, arms, and looks again.
-fn serve(cq: &Cq, handle: impl Fn(&Completion) + std::marker::Send + Sync + 'static) {
+fn serve(cq: &Cq, handle: impl Fn(&Completion) + Send + Sync + 'static) {
     cq.on_completion(move |cq| {
         loop {
             let done = poll(cq);
@@ -79,14 +83,14 @@ fn a_request_is_answered_by_the_thread_that_brings_it(rig: &Rig) {
             let question = memory.load_u64(0).expect("within");
             memory.store_u64(1024, question + 1).expect("within");
             count.fetch_add(1, Ordering::SeqCst);
-            qp.post_one(Send::new(answer).signaled(1))
+            qp.post_one(wr::Send::new(answer).signaled(1))
                 .expect("posted from a handler");
         }
     });
     pair.near.receive(&rig.scratch, 512, 8);
     rig.scratch.memory.store_u64(0, 41).expect("within");
     pair.near
-        .post_one(Send::new(rig.scratch.sge(0, 8)).signaled(2))
+        .post_one(wr::Send::new(rig.scratch.sge(0, 8)).signaled(2))
         .expect("posted");
     let done = rig.take(&pair.near.cq, 2);
     assert!(done.iter().all(|done| done.status.is_success()));
@@ -121,14 +125,14 @@ fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
                 note.store_u64(1024, region.iova()).expect("within");
                 note.store_u64(1032, region.rkey().value().into())
                     .expect("within");
-                qp.post_one(Send::new(key_at))
+                qp.post_one(wr::Send::new(key_at))
                     .expect("posted from a handler");
                 *keep.lock().expect("no test fails here") = Some(region);
             });
         });
         pair.near.receive(&rig.scratch, 512, 16);
         pair.near
-            .post_one(Send::new(rig.scratch.sge(0, 8)).signaled(2))
+            .post_one(wr::Send::new(rig.scratch.sge(0, 8)).signaled(2))
             .expect("posted");
         assert_eq!(rig.take(&pair.near.cq, 2).len(), 2);
         let word = |at| rig.scratch.memory.load_u64(at).expect("within");
@@ -137,7 +141,7 @@ fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
         rig.scratch.put(0, b"by key");
         rig.succeeds(
             &pair.near,
-            Write::new(rig.scratch.sge(0, 6), remote).signaled(3),
+            wr::Write::new(rig.scratch.sge(0, 6), remote).signaled(3),
         );
         rig.settle();
         assert_eq!(target.to_vec(0, 6).expect("within"), b"by key");
@@ -156,11 +160,11 @@ fn start_traffic(rig: &Rig, pair: &Pair, target: RemoteAddress, desk: &conforman
         pair.far.receive(desk, wr_id * 1024, 1024);
     }
     for wr_id in 0..16 {
-        let send = Send::new(rig.scratch.sge(0, 1024)).signaled(wr_id);
+        let send = wr::Send::new(rig.scratch.sge(0, 1024)).signaled(wr_id);
         pair.near.post_one(send).expect("posted");
-        let write = Write::new(rig.scratch.sge(0, 8000), target).signaled(100 + wr_id);
+        let write = wr::Write::new(rig.scratch.sge(0, 8000), target).signaled(100 + wr_id);
         pair.near.post_one(write).expect("posted");
-        let read = Read::new(rig.scratch.sge(0x8000, 8000), target).signaled(200 + wr_id);
+        let read = wr::Read::new(rig.scratch.sge(0x8000, 8000), target).signaled(200 + wr_id);
         pair.near.post_one(read).expect("posted");
     }
 }
@@ -208,7 +212,7 @@ fn nothing_completes_once_a_queue_pair_is_destroyed_under_fire(rig: &Rig) {
         thread::scope(|scope| {
             scope.spawn(|| {
                 for wr_id in 0..2000 {
-                    let write = Write::new(rig.scratch.sge(0, 64), region.remote(0));
+                    let write = wr::Write::new(rig.scratch.sge(0, 64), region.remote(0));
                     let posted = near.qp.post_one(write.wr_id(wr_id));
                     match posted {
                         Ok(()) => {}
@@ -386,7 +390,7 @@ fn a_removed_device_ends_requests_and_is_not_opened_again(rig: &Rig) {
     let desk = rig.far.region(4096, rights());
     (0..4).for_each(|at| pair.far.receive(&desk, at * 64, 64));
     rig.near.device.set_port_state(PortState::Down);
-    let write = Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1);
+    let write = wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1);
     pair.near.post_one(write).expect("posted");
     rig.near.device.set_port_state(PortState::Active);
     rig.far.device.remove();
@@ -453,7 +457,7 @@ fn objects_of_one_handle_serve_another(rig: &Rig) {
     drop((second, pd));
     // No handle of the context is left: its objects keep it, and work.
     found
-        .post_one(Write::new((), RemoteAddress::default()).signaled(1))
+        .post_one(wr::Write::new((), RemoteAddress::default()).signaled(1))
         .expect("posted");
     assert!(rig.take(&cq, 1)[0].status.is_success());
     drop((a, b, found));
@@ -566,7 +570,10 @@ fn communication_is_established_once(rig: &Rig) {
     }
     for at in 0..3 {
         far.receive(&desk, at * 64, 64);
-        rig.succeeds(&near, Send::new(rig.scratch.sge(0, 8)).signaled(at as u64));
+        rig.succeeds(
+            &near,
+            wr::Send::new(rig.scratch.sge(0, 8)).signaled(at as u64),
+        );
         rig.settle();
     }
     let told = order.lock().expect("no test fails here").clone();
@@ -587,7 +594,7 @@ fn to_rtr(rig: &Rig, side: &Side, peer: &verbs_api::qp::QpEndpoint) {
     let rtr = QpAttributes::new()
         .qp_state(QpState::Rtr)
         .ah_attr(path)
-        .path_mtu(verbs_api::Mtu::Mtu1024)
+        .path_mtu(verbs_api::capability::Mtu::Mtu1024)
         .dest_qp_num(peer.qp_num)
         .rq_psn(peer.sq_psn)
         .max_dest_rd_atomic(4)
@@ -611,7 +618,7 @@ fn faults_without_a_receive_raise_their_event(rig: &Rig) {
     let pair = rig.connected_with(near, far, closed);
     let verdict = rig.verdict(
         &pair,
-        Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1),
+        wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1),
     );
     assert_ne!(verdict, WcStatus::Success);
     // A queue that overruns ends those that complete there.
@@ -622,7 +629,7 @@ fn faults_without_a_receive_raise_their_event(rig: &Rig) {
     let pair = rig.connected(rig.near.side(QpType::Rc), far);
     (0..3).for_each(|at| pair.far.receive(&desk, at * 8, 8));
     for wr_id in 0..3 {
-        let send = Send::new(rig.scratch.sge(0, 8)).signaled(wr_id);
+        let send = wr::Send::new(rig.scratch.sge(0, 8)).signaled(wr_id);
         pair.near.post_one(send).expect("posted");
     }
     rig.settle();
@@ -638,7 +645,7 @@ fn a_fault_with_a_receive_is_told_by_it(rig: &Rig) {
     pair.far.receive(&desk, 64, 8);
     pair.far.receive(&desk, 128, 8);
     // Longer than what was posted for it: over a link, more than one frame.
-    let send = Send::new(rig.scratch.sge(0, 4000)).signaled(1);
+    let send = wr::Send::new(rig.scratch.sge(0, 4000)).signaled(1);
     pair.near.post_one(send).expect("posted");
     rig.settle();
     let ended: Vec<_> = poll(&pair.far.cq)
@@ -670,9 +677,9 @@ fn eight_threads_post_on_one_queue_pair(rig: &Rig) {
                     for count in round * EACH..(round + 1) * EACH {
                         let wr_id = number << 32 | count;
                         let result = rig.scratch.sge(512 + number as usize * 8, 8);
-                        let add = FetchAdd::new(result, desk.remote(0), 1).signaled(wr_id);
+                        let add = wr::FetchAdd::new(result, desk.remote(0), 1).signaled(wr_id);
                         let data = rig.scratch.sge(0, 100);
-                        let write = Write::new(data, desk.remote(64)).signaled(wr_id);
+                        let write = wr::Write::new(data, desk.remote(64)).signaled(wr_id);
                         let posted = match count % 4 {
                             0 if has_atomics => pair.near.post_one(add),
                             _ => pair.near.post_one(write),

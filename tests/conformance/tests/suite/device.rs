@@ -9,10 +9,13 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Flavour, Pair, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, Completion, ConnectOptions, Cq, ErrorKind, EventType, Features, FetchAdd,
-    Gid, LinkAddress, Mtu, Notify, PortState, QpOptions, RKey, Read, ReceiveRequest, RemoteAddress,
-    Send, SendWithInvalidate, Transport, VerbError, WcOpcode, WcStatus, WorkRequest, Write,
-    WriteWithImmediate,
+    Access, Completion, ConnectOptions, Cq, ErrorKind, Features, QpOptions, RKey, RemoteAddress,
+    Transport, VerbError, WcStatus,
+    capability::{BaselineGaps, Mtu, PortState},
+    completion::{Notify, WcOpcode},
+    event::EventType,
+    ids::{Gid, LinkAddress},
+    wr::{self, ReceiveRequest, WorkRequest},
 };
 
 cases! {
@@ -52,15 +55,15 @@ fn a_queue_pair_connected_to_itself_works(rig: &Rig) {
     let desk = rig.near.region(4096, OPEN);
     side.receive(&desk, 512, 64);
     desk.put(0, b"to myself");
-    let send = side.post_one(Send::new(desk.sge(0, 9)).signaled(1));
+    let send = side.post_one(wr::Send::new(desk.sge(0, 9)).signaled(1));
     if rig.attributes().transport == Transport::Iwarp && (connected.is_err() || send.is_err()) {
         // A stream has two ends: this one is refused, and nothing hangs.
         return;
     }
     connected.expect("a connection");
-    let write = Write::new(desk.sge(0, 9), desk.remote(1024)).signaled(2);
+    let write = wr::Write::new(desk.sge(0, 9), desk.remote(1024)).signaled(2);
     side.post_one(write).expect("posted");
-    let read = Read::new(desk.sge(2048, 9), desk.remote(1024)).signaled(3);
+    let read = wr::Read::new(desk.sge(2048, 9), desk.remote(1024)).signaled(3);
     side.post_one(read).expect("posted");
     rig.run_for(Duration::from_secs(2));
     let done = poll(&side.cq);
@@ -119,22 +122,22 @@ fn outcome_of(rig: &Rig, same: bool, seed: u64) -> [Outcome; 2] {
             _ => desk.remote(below(1 << 12) * 8),
         };
         let request: WorkRequest<'_> = match below(6) {
-            0 => Send::new(data).signaled(wr_id).into(),
-            1 if imm => WriteWithImmediate::new(data, remote, *b"imm.")
+            0 => wr::Send::new(data).signaled(wr_id).into(),
+            1 if imm => wr::WriteWithImmediate::new(data, remote, *b"imm.")
                 .signaled(wr_id)
                 .into(),
-            2 => Read::new(rig.scratch.sge(0x8000, length), remote)
+            2 => wr::Read::new(rig.scratch.sge(0x8000, length), remote)
                 .signaled(wr_id)
                 .into(),
-            3 if atomics => FetchAdd::new(rig.scratch.sge(0x8000, 8), remote, 1)
+            3 if atomics => wr::FetchAdd::new(rig.scratch.sge(0x8000, 8), remote, 1)
                 .signaled(wr_id)
                 .into(),
             4 if below(12) == 0 && end.context.features().contains(Features::BMME) => {
-                SendWithInvalidate::new(data, RKey::new(0xfff_ff00))
+                wr::SendWithInvalidate::new(data, RKey::new(0xfff_ff00))
                     .signaled(wr_id)
                     .into()
             }
-            _ => Write::new(data, remote).signaled(wr_id).into(),
+            _ => wr::Write::new(data, remote).signaled(wr_id).into(),
         };
         pair.near.post_one(request).expect("posted");
         if rig.is_framed() {
@@ -195,7 +198,7 @@ fn without_a_peer_a_reliable_sender_gives_up(rig: &Rig) {
         pair.far
             .modify(QpAttributes::new().qp_state(QpState::Reset)),
     );
-    let write = Write::new(rig.scratch.sge(0, 8), RemoteAddress::default()).signaled(1);
+    let write = wr::Write::new(rig.scratch.sge(0, 8), RemoteAddress::default()).signaled(1);
     pair.near.post_one(write).expect("posted");
     rig.run_for(Duration::from_secs(60));
     let done = poll(&pair.near.cq);
@@ -216,7 +219,7 @@ fn without_a_peer_an_unreliable_sender_notices_nothing(rig: &Rig) {
     let pair = rig.uc();
     let number = pair.far.qp.qp_num();
     rig.finish_destroy(pair.far.qp.destroy());
-    let write = Write::new(rig.scratch.sge(0, 8), RemoteAddress::default()).signaled(1);
+    let write = wr::Write::new(rig.scratch.sge(0, 8), RemoteAddress::default()).signaled(1);
     rig.succeeds(&pair.near, write);
     assert_eq!(pair.near.state(), QpState::Rts, "{number} is gone");
 }
@@ -231,7 +234,7 @@ fn a_port_that_goes_down_fails_nothing_by_itself(rig: &Rig) {
     assert_eq!(rig.near.events(), [EventType::PortErr]);
     let port = rig.near.context.query_port(1).expect("a port");
     assert_eq!(port.state, PortState::Down);
-    let write = |wr_id| Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(wr_id);
+    let write = |wr_id| wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(wr_id);
     pair.near.post_one(write(1)).expect("posted");
     rig.run_for(Duration::from_millis(2));
     assert_eq!(
@@ -267,7 +270,7 @@ fn the_mtu_is_the_lesser_of_path_and_port(rig: &Rig) {
         assert_eq!(found, Some(mtu.min(port.active_mtu)));
         let desk = rig.far.region(8192, OPEN);
         rig.scratch.fill(code);
-        let write = Write::new(rig.scratch.sge(0, 5000), desk.remote(0)).signaled(1);
+        let write = wr::Write::new(rig.scratch.sge(0, 5000), desk.remote(0)).signaled(1);
         rig.succeeds(&pair.near, write);
         rig.settle();
         assert_eq!(desk.bytes(0, 5000), rig.scratch.bytes(0, 5000));
@@ -427,7 +430,7 @@ fn arming_within_the_handler_loses_nothing(rig: &Rig) {
                         thread::yield_now();
                     }
                     posted.fetch_add(1, Ordering::SeqCst);
-                    let write = Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1);
+                    let write = wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1);
                     pair.near.post_one(write).expect("posted");
                 }
             });
@@ -483,7 +486,7 @@ fn a_query_tells_what_is_in_force(rig: &Rig) {
     let inline = [7; 48];
     let desk = rig.far.region(64, OPEN);
     pair.far.receive(&desk, 0, 64);
-    rig.succeeds(&pair.near, Send::new(&inline[..]).signaled(1));
+    rig.succeeds(&pair.near, wr::Send::new(&inline[..]).signaled(1));
     assert_eq!(set.cur_qp_state, None);
     if rig.attributes().transport == Transport::InfiniBand {
         draining(rig, &pair);
@@ -496,7 +499,7 @@ fn draining(rig: &Rig, pair: &Pair) {
     let is_draining = || pair.near.query().expect("a queue pair").sq_draining;
     for is_there in [true, false] {
         rig.near.device.set_port_state(PortState::Down);
-        let read = Read::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1);
+        let read = wr::Read::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1);
         pair.near.post_one(read).expect("posted");
         rig.finish(pair.near.modify(QpAttributes::new().qp_state(QpState::Sqd)));
         assert!(is_draining());

@@ -4,9 +4,10 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Pair, Rig, needs, one_of};
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Batch, BindWindow, ErrorKind, FastRegister, Features, Limit, LocalInvalidate, Memory,
-    MemoryRange, MrKey, MwType, PageList, PageListError, PostReason, RKey, Read, Send, WcOpcode,
-    WcStatus, Write,
+    Access, Batch, ErrorKind, Features, Limit, Memory, MrKey, PageList, RKey, WcStatus,
+    completion::WcOpcode,
+    memory::{MemoryRange, MwType, PageListError},
+    wr::{self, PostReason},
 };
 
 cases! {
@@ -78,7 +79,7 @@ fn a_fresh_key_opens_nothing(rig: &Rig) {
         !rig.can_write(&rig.rc(), fast.key.remote(0)),
         "not at address 0 either"
     );
-    let send = Send::new(fast.sge(0, 8)).signaled(1);
+    let send = wr::Send::new(fast.sge(0, 8)).signaled(1);
     rig.fails(&rig.rc().far, send, WcStatus::LocProtErr);
     // It is none the worse for it.
     let pair = rig.rc();
@@ -92,7 +93,7 @@ fn a_key_must_be_free_to_be_registered(rig: &Rig) {
     let pair = rig.rc();
     rig.succeeds(&pair.far, fast.register(OPEN).signaled(1));
     let other = rig.rc();
-    let again = FastRegister::new(fast.rkey().next(), &fast.pages)
+    let again = wr::FastRegister::new(fast.rkey().next(), &fast.pages)
         .access(OPEN)
         .signaled(2);
     rig.fails(&other.far, again, WcStatus::LocQpOpErr);
@@ -113,7 +114,7 @@ fn only_an_allocated_key_of_the_domain_is_registered(rig: &Rig) {
     );
 
     let ordinary = rig.far.region(4096, OPEN);
-    let wrong_kind = FastRegister::new(ordinary.mr.rkey().next(), &fast.pages).access(OPEN);
+    let wrong_kind = wr::FastRegister::new(ordinary.mr.rkey().next(), &fast.pages).access(OPEN);
     rig.fails(&rig.rc().far, wrong_kind.signaled(1), WcStatus::LocQpOpErr);
     assert!(
         rig.can_write(&rig.rc(), ordinary.remote(0)),
@@ -122,7 +123,7 @@ fn only_an_allocated_key_of_the_domain_is_registered(rig: &Rig) {
 
     if rig.attributes().features.intersects(Features::WINDOW_2) {
         let window = rig.far.window(MwType::Type2);
-        let wrong_kind = FastRegister::new(window.rkey(), &fast.pages).access(OPEN);
+        let wrong_kind = wr::FastRegister::new(window.rkey(), &fast.pages).access(OPEN);
         rig.fails(&rig.rc().far, wrong_kind.signaled(1), WcStatus::LocQpOpErr);
     }
     let pair = rig.rc();
@@ -134,7 +135,7 @@ fn a_key_maps_no_more_than_it_was_allocated_for(rig: &Rig) {
     let shallow = rig.far.fast(4096);
     let deep = rig.far.fast(3 * 4096);
     assert_eq!((shallow.key.max_num_sg(), deep.pages.entries()), (1, 3));
-    let request = FastRegister::new(&shallow.key, &deep.pages)
+    let request = wr::FastRegister::new(&shallow.key, &deep.pages)
         .access(OPEN)
         .signaled(1);
     rig.fails(&rig.rc().far, request, WcStatus::LocQpOpErr);
@@ -150,7 +151,7 @@ fn a_wrong_index_leaves_the_key_free(rig: &Rig) {
     let fast = rig.far.fast(4096);
     let key = fast.rkey().value();
     for wrong in [key ^ 0x4000_0000, key & 0xff, u32::MAX] {
-        let request = FastRegister::new(RKey::new(wrong), &fast.pages)
+        let request = wr::FastRegister::new(RKey::new(wrong), &fast.pages)
             .access(OPEN)
             .signaled(1);
         rig.fails(&rig.rc().far, request, WcStatus::LocQpOpErr);
@@ -198,7 +199,7 @@ fn requests_behind_a_registration_may_use_it(rig: &Rig) {
             batch.push(fast.invalidate());
         }
         batch.push(fast.register_afresh(OPEN));
-        batch.push(Write::new(fast.sge(0, 8192), target.remote(0)).signaled(1));
+        batch.push(wr::Write::new(fast.sge(0, 8192), target.remote(0)).signaled(1));
         pair.near.post(&mut batch).expect("a batch that is taken");
         assert_eq!(rig.take(&pair.near.cq, 1)[0].status, WcStatus::Success);
         rig.settle();
@@ -213,10 +214,10 @@ fn local_operations_complete_like_others(rig: &Rig) {
     let pair = rig.rc();
     let mut batch = Batch::new();
     batch.push(fast.register(OPEN).signaled(1));
-    batch.push(Write::new(fast.sge(0, 4096), target.remote(0)).signaled(2));
-    batch.push(Read::new(fast.sge(0, 4096), target.remote(0)).signaled(3));
+    batch.push(wr::Write::new(fast.sge(0, 4096), target.remote(0)).signaled(2));
+    batch.push(wr::Read::new(fast.sge(0, 4096), target.remote(0)).signaled(3));
     batch.push(fast.invalidate().fence().signaled(4));
-    batch.push(Write::new((), target.remote(0)).signaled(5));
+    batch.push(wr::Write::new((), target.remote(0)).signaled(5));
     pair.near.post(&mut batch).expect("a batch that is taken");
     let done = rig.take(&pair.near.cq, 5);
     let seen: Vec<_> = done
@@ -252,7 +253,7 @@ fn an_unsignaled_local_operation_completes_only_if_it_fails(rig: &Rig) {
     pair.near.post(&mut batch).expect("a batch that is taken");
     rig.nothing_on(&pair.near.cq);
 
-    batch.push(LocalInvalidate::new(RKey::new(u32::MAX)).wr_id(3));
+    batch.push(wr::LocalInvalidate::new(RKey::new(u32::MAX)).wr_id(3));
     batch.push(fast.register(OPEN).wr_id(4));
     pair.near.post(&mut batch).expect("a batch that is taken");
     let done = rig.take(&pair.near.cq, 2);
@@ -349,8 +350,8 @@ impl Listed {
         }
     }
 
-    fn register(&self) -> FastRegister<'_> {
-        FastRegister::new(&self.key, &self.list)
+    fn register(&self) -> wr::FastRegister<'_> {
+        wr::FastRegister::new(&self.key, &self.list)
             .access(OPEN | Access::MW_BIND)
             .signaled(1)
     }
@@ -404,7 +405,7 @@ impl Listed {
         let landing = &rig.scratch;
         pair.near.receive(landing, 0x8000, length);
         let whole = self.key.sge(self.list.address(), length);
-        rig.succeeds(&pair.far, Send::new(whole).signaled(2));
+        rig.succeeds(&pair.far, wr::Send::new(whole).signaled(2));
         let got = rig.take(&pair.near.cq, 1).remove(0);
         assert_eq!((got.status, got.byte_len), (WcStatus::Success, length));
         assert_eq!(landing.bytes(0x8000, length as usize), wanted);
@@ -490,7 +491,7 @@ fn a_window_opens_a_stretch_of_a_list(rig: &Rig) {
     let mw = rig.far.window(MwType::Type2);
     let addr = listed.list.address() + 900;
     let key = mw.rkey().next();
-    let bind = BindWindow::new(key, listed.key.lkey(), addr, 200).access(Access::REMOTE_WRITE);
+    let bind = wr::BindWindow::new(key, listed.key.lkey(), addr, 200).access(Access::REMOTE_WRITE);
     rig.succeeds(&pair.far, bind.signaled(2));
     rig.scratch.fill(0x71);
     let remote = verbs_api::RemoteAddress::new(addr, key);

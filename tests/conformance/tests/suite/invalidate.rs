@@ -4,9 +4,12 @@ use crate::cases;
 use conformance::{Fast, Pair, Region, Rig, needs, one_of};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, Batch, BindWindow, Completion, Features, LocalInvalidate, MwType,
-    Operations, QpOptions, RKey, Read, ReadAndInvalidate, ReadWithInvalidate, Send,
-    SendWithInvalidate, WcFlags, WcStatus, Write, read_sink_access,
+    Access, Batch, Completion, Features, Operations, QpOptions, RKey, WcStatus,
+    capability::BaselineGaps,
+    completion::WcFlags,
+    memory::MwType,
+    portable::{ReadAndInvalidate, read_sink_access},
+    wr,
 };
 
 const BMME: Features = Features::BMME;
@@ -75,7 +78,7 @@ fn a_fenced_invalidate_waits_for_the_read(rig: &Rig) {
         let source = source(rig, round);
         let mut batch = Batch::new();
         batch.push(sink.register_afresh(sink_access(rig)));
-        batch.push(Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
+        batch.push(wr::Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
         batch.push(sink.invalidate().fence().signaled(2));
         pair.near.post(&mut batch).expect("a batch that is taken");
         assert_eq!(
@@ -85,7 +88,7 @@ fn a_fenced_invalidate_waits_for_the_read(rig: &Rig) {
         );
         assert_eq!(sink.bytes(0, LONG as usize), source.bytes(0, LONG as usize));
     }
-    let unusable = Send::new(sink.sge(0, 8)).signaled(3);
+    let unusable = wr::Send::new(sink.sge(0, 8)).signaled(3);
     rig.fails(&pair.near, unusable, WcStatus::LocProtErr);
 }
 
@@ -99,7 +102,7 @@ fn a_fenced_invalidate_waits_for_all_reads(rig: &Rig) {
         batch.push(sink.register(sink_access(rig)));
     }
     for sink in &sinks {
-        batch.push(Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
+        batch.push(wr::Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
     }
     for sink in &sinks {
         batch.push(sink.invalidate().fence().signaled(2));
@@ -124,7 +127,7 @@ fn an_unfenced_invalidate_harms_no_memory(rig: &Rig) {
         let sink = rig.near.fast(8192);
         let mut batch = Batch::new();
         batch.push(sink.register(sink_access(rig)));
-        batch.push(Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
+        batch.push(wr::Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
         batch.push(sink.invalidate().signaled(2));
         pair.near.post(&mut batch).expect("a batch that is taken");
         let done = rig.take(&pair.near.cq, 2);
@@ -165,14 +168,14 @@ fn a_read_may_be_fenced(rig: &Rig) {
     let sink = rig.near.fast(8192);
     let mut batch = Batch::new();
     batch.push(sink.register(sink_access(rig)));
-    batch.push(Read::new(sink.sge(0, 2000), source.remote(0)).signaled(1));
+    batch.push(wr::Read::new(sink.sge(0, 2000), source.remote(0)).signaled(1));
     batch.push(
-        Read::new(sink.sge(2000, 2000), source.remote(2000))
+        wr::Read::new(sink.sge(2000, 2000), source.remote(2000))
             .fence()
             .signaled(2),
     );
     batch.push(sink.invalidate().fence().signaled(3));
-    batch.push(Write::new((), source.remote(0)).fence().signaled(4));
+    batch.push(wr::Write::new((), source.remote(0)).fence().signaled(4));
     pair.near.post(&mut batch).expect("a batch that is taken");
     assert_eq!(
         statuses(&rig.take(&pair.near.cq, 4)),
@@ -228,7 +231,7 @@ fn an_invalidated_key_is_free(rig: &Rig) {
     rig.succeeds(&pair.far, fast.invalidate().signaled(2));
     assert!(!rig.can_write(&rig.rc(), fast.remote(0)));
     assert!(!rig.can_read(&rig.rc(), fast.remote(0)));
-    let local = Send::new(fast.sge(0, 8)).signaled(3);
+    let local = wr::Send::new(fast.sge(0, 8)).signaled(3);
     rig.fails(&rig.rc().far, local, WcStatus::LocProtErr);
     rig.succeeds(&pair.far, fast.register(OPEN).signaled(4));
     assert!(rig.can_write(&pair, fast.remote(0)));
@@ -243,7 +246,7 @@ fn a_free_key_stays_free(rig: &Rig) {
     rig.succeeds(&pair.far, fast.invalidate().signaled(3));
     rig.succeeds(&pair.far, fast.invalidate().signaled(4));
     assert!(!rig.can_read(&rig.rc(), fast.remote(0)));
-    let stale = LocalInvalidate::new(fast.rkey().next()).signaled(5);
+    let stale = wr::LocalInvalidate::new(fast.rkey().next()).signaled(5);
     rig.fails(&rig.rc().far, stale, WcStatus::LocQpOpErr);
     rig.succeeds(&pair.far, fast.register(OPEN).signaled(6));
 }
@@ -254,11 +257,11 @@ fn what_is_no_valid_key_cannot_be_invalidated(rig: &Rig) {
     let fast = registered(rig, &pair);
     let key = fast.rkey().value();
     for wrong in [0, key ^ 0x4000_0000, u32::MAX, key & 0xff] {
-        let request = LocalInvalidate::new(RKey::new(wrong)).signaled(1);
+        let request = wr::LocalInvalidate::new(RKey::new(wrong)).signaled(1);
         rig.fails(&rig.rc().far, request, WcStatus::LocQpOpErr);
     }
     let ordinary = rig.far.region(64, OPEN);
-    let request = LocalInvalidate::new(ordinary.mr.rkey()).signaled(1);
+    let request = wr::LocalInvalidate::new(ordinary.mr.rkey()).signaled(1);
     rig.fails(&rig.rc().far, request, WcStatus::LocQpOpErr);
     assert!(rig.can_write(&rig.rc(), ordinary.remote(0)));
     let stranger = rig.rc_in(&rig.far.other_pd());
@@ -286,7 +289,10 @@ fn a_region_with_a_window_cannot_be_invalidated(rig: &Rig) {
         rig.can_write(&pair, fast.remote(0)),
         "and so does the region"
     );
-    rig.succeeds(&pair.far, LocalInvalidate::new(window.rkey()).signaled(2));
+    rig.succeeds(
+        &pair.far,
+        wr::LocalInvalidate::new(window.rkey()).signaled(2),
+    );
     rig.succeeds(&pair.far, fast.invalidate().signaled(3));
     assert!(!rig.can_write(&pair, fast.remote(0)));
 }
@@ -295,7 +301,7 @@ fn a_region_with_a_window_cannot_be_invalidated(rig: &Rig) {
 fn window_on(rig: &Rig, pair: &Pair, fast: &Fast) -> (verbs_api::Mw, RKey) {
     let window = rig.far.window(MwType::Type2);
     let key = window.rkey().next();
-    let bind = BindWindow::new(key, fast.lkey(), fast.pages.address(), fast.pages.len());
+    let bind = wr::BindWindow::new(key, fast.lkey(), fast.pages.address(), fast.pages.len());
     rig.succeeds(&pair.far, bind.access(Access::REMOTE_WRITE).signaled(9));
     (window, key)
 }
@@ -309,7 +315,7 @@ fn the_byte_must_be_the_current_one(rig: &Rig) {
     rig.succeeds(&pair.far, fast.invalidate().signaled(1));
     rig.succeeds(&pair.far, fast.register_afresh(OPEN).signaled(2));
     for stale in [old, fast.rkey().next()] {
-        let request = LocalInvalidate::new(stale).signaled(3);
+        let request = wr::LocalInvalidate::new(stale).signaled(3);
         rig.fails(&rig.rc().far, request, WcStatus::LocQpOpErr);
     }
     assert!(rig.can_write(&pair, fast.remote(0)));
@@ -324,12 +330,12 @@ fn read_with_invalidate_frees_the_sink(rig: &Rig) {
     for round in 0..10 {
         let request = sink.register_afresh(sink_access(rig));
         pair.near.post_one(request).expect("a registration");
-        let read = ReadWithInvalidate::new(sink.sge(0, LONG), source.remote(0)).signaled(round);
+        let read = wr::ReadWithInvalidate::new(sink.sge(0, LONG), source.remote(0)).signaled(round);
         rig.succeeds(&pair.near, read);
         assert_eq!(sink.bytes(0, LONG as usize), source.bytes(0, LONG as usize));
         // Free at the completion: it can be registered, and opens nothing to the peer meanwhile.
     }
-    let exposed = Write::new(source.sge(0, 8), sink.remote(0)).signaled(1);
+    let exposed = wr::Write::new(source.sge(0, 8), sink.remote(0)).signaled(1);
     pair.far.post_one(exposed).expect("a write");
     rig.settle();
     assert_eq!(
@@ -338,7 +344,7 @@ fn read_with_invalidate_frees_the_sink(rig: &Rig) {
         "the peer may not write the sink any more"
     );
     assert_eq!(sink.bytes(0, 8), source.bytes(0, 8), "and has not");
-    let unusable = Read::new(sink.sge(0, 8), source.remote(0)).signaled(2);
+    let unusable = wr::Read::new(sink.sge(0, 8), source.remote(0)).signaled(2);
     rig.fails(&rig.rc().near, unusable, WcStatus::LocProtErr);
 }
 
@@ -347,7 +353,7 @@ fn a_sink_that_cannot_be_invalidated_ends_the_connection(rig: &Rig) {
     let source = source(rig, 6);
     let ordinary = rig.near.region(64, sink_access(rig));
     let pair = rig.rc();
-    let read = ReadWithInvalidate::new(ordinary.sge(0, 64), source.remote(0)).signaled(1);
+    let read = wr::ReadWithInvalidate::new(ordinary.sge(0, 64), source.remote(0)).signaled(1);
     let status = rig.run(&pair.near, read);
     assert!(
         !status.is_success(),
@@ -365,7 +371,7 @@ const MESSAGE: [u8; 16] = *b"the key is yours";
 
 /// Sends a message that invalidates `key`, and answers the far completion.
 fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Completion {
-    let send = SendWithInvalidate::new(&MESSAGE, key).signaled(77);
+    let send = wr::SendWithInvalidate::new(&MESSAGE, key).signaled(77);
     pair.near.post_one(send).expect("a send");
     rig.take(&pair.far.cq, 1).remove(0)
 }
@@ -411,7 +417,7 @@ fn send_with_invalidate_frees_a_window(rig: &Rig) {
     // The window is free, and cut from the queue pair; the region is not touched.
     let other = rig.rc();
     let next = window.rkey().next();
-    let bind = BindWindow::new(next, fast.lkey(), fast.pages.address(), 64);
+    let bind = wr::BindWindow::new(next, fast.lkey(), fast.pages.address(), 64);
     rig.succeeds(&other.far, bind.access(Access::REMOTE_WRITE).signaled(1));
     assert!(rig.can_write(&pair, fast.remote(0)));
 }
@@ -422,7 +428,7 @@ fn send_with_invalidate_secures_a_receive_first(rig: &Rig) {
     let pair = rig.rc();
     let other = rig.rc();
     let fast = registered(rig, &other);
-    let send = SendWithInvalidate::new(&MESSAGE, fast.rkey()).signaled(1);
+    let send = wr::SendWithInvalidate::new(&MESSAGE, fast.rkey()).signaled(1);
     pair.near.post_one(send).expect("a send");
     rig.settle();
     assert!(
@@ -468,7 +474,7 @@ fn receive_fails(rig: &Rig, pair: &Pair, key: RKey) {
     let landing = landing(rig);
     pair.far.receive(&landing, 64, 64);
     pair.far.receive(&landing, 128, 64);
-    let send = SendWithInvalidate::new(&MESSAGE, key).signaled(77);
+    let send = wr::SendWithInvalidate::new(&MESSAGE, key).signaled(77);
     pair.near.post_one(send).expect("a send");
     let done = rig.take(&pair.far.cq, 2);
     let expected = [(64, WcStatus::RemInvReqErr), (128, WcStatus::WrFlushErr)];
@@ -519,7 +525,7 @@ fn a_type_1_window_fails_the_receive(rig: &Rig) {
     let fast = registered(rig, &pair);
     let window = rig.far.window(MwType::Type1);
     let addr = fast.pages.address();
-    let bind = BindWindow::new(window.rkey(), fast.lkey(), addr, 64);
+    let bind = wr::BindWindow::new(window.rkey(), fast.lkey(), addr, 64);
     let bind = bind.access(Access::REMOTE_WRITE).signaled(1);
     let key = pair.far.bind_mw(&bind).expect("a bind that is taken");
     rig.take(&pair.far.cq, 1);

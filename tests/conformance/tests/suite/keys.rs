@@ -4,12 +4,18 @@
 use std::time::Duration;
 
 use crate::cases;
+use crate::support::forged;
 use conformance::{ANY_DEVICE, Pair, Rig, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, Batch, ConnectOptions, DestroyError, ErrorKind, EventType, Features,
-    Flush, LKey, MrOptions, MrReregister, PostReason, RKey, Read, ReceiveRequest, RemoteAddress,
-    Send, Sge, SrqOptions, WcStatus, Write, read_sink_access,
+    Access, Batch, ConnectOptions, DestroyError, ErrorKind, Features, MrOptions, RKey,
+    RemoteAddress, SrqOptions, WcStatus,
+    capability::BaselineGaps,
+    event::EventType,
+    ids::LKey,
+    memory::MrReregister,
+    portable::read_sink_access,
+    wr::{self, PostReason, ReceiveRequest},
 };
 
 cases! {
@@ -136,7 +142,7 @@ fn every_kind_of_flush_is_asked_for(rig: &Rig) {
         let options = ConnectOptions::new().access((OPEN - Access::LOCAL_WRITE) | both);
         rig.connected_with(rig.near.side(QpType::Rc), rig.far.side(QpType::Rc), options)
     };
-    let flush = |remote, placement| Flush::new(remote, 8, placement).signaled(1);
+    let flush = |remote, placement| wr::Flush::new(remote, 8, placement).signaled(1);
     let global = rig.far.region(64, Access::FLUSH_GLOBAL);
     assert!(rig.is_granted(&pair(), flush(global.remote(0), Access::FLUSH_GLOBAL)));
     assert!(!rig.is_granted(&pair(), flush(global.remote(0), Access::FLUSH_PERSISTENT)));
@@ -222,7 +228,7 @@ fn a_region_serves_its_domain(rig: &Rig) {
     assert!(!rig.can_read(&rig.rc_in(&other), region.remote(0)));
     assert!(!rig.can_write(&rig.rc_in(&other), region.remote(0)));
     let stranger = rig.rc_in(&other);
-    let send = Send::new(region.sge(0, 8)).signaled(1);
+    let send = wr::Send::new(region.sge(0, 8)).signaled(1);
     rig.fails(&stranger.far, send, WcStatus::LocProtErr);
     assert!(rig.can_read(&rig.rc(), region.remote(0)));
 }
@@ -245,7 +251,7 @@ fn a_shared_receive_belongs_to_the_queues_domain(rig: &Rig) {
     let pair = pair_on(&srq);
     srq.post_receive(ReceiveRequest::new(1, of_the_queue.sge(0, 64)))
         .expect("a receive");
-    rig.succeeds(&pair.near, Send::new(&[7; 8]).signaled(1));
+    rig.succeeds(&pair.near, wr::Send::new(&[7; 8]).signaled(1));
     assert_eq!(rig.take(&pair.far.cq, 1)[0].status, WcStatus::Success);
     assert_eq!(of_the_queue.bytes(0, 8), [7; 8]);
 
@@ -258,7 +264,7 @@ fn a_shared_receive_belongs_to_the_queues_domain(rig: &Rig) {
 /// A message that arrives and cannot be taken.
 fn receive_fails(rig: &Rig, pair: &Pair, status: WcStatus) {
     pair.near
-        .post_one(Send::new(&[7; 8]).signaled(9))
+        .post_one(wr::Send::new(&[7; 8]).signaled(9))
         .expect("a send");
     assert_eq!(rig.take(&pair.far.cq, 1)[0].status, status);
     assert_eq!(pair.far.state(), QpState::Err);
@@ -276,20 +282,16 @@ fn receive_fails(rig: &Rig, pair: &Pair, status: WcStatus) {
 // covers 2.08 2.68
 fn no_octets_name_no_memory(rig: &Rig) {
     let pair = rig.rc();
-    let nowhere = Sge {
-        addr: 3,
-        length: 0,
-        lkey: LKey::new(0xdead_beef),
-    };
+    let nowhere = forged(3, 0, 0xdead_beef);
     for remote in [
         RemoteAddress::new(u64::MAX, NO_KEY),
         RemoteAddress::new(0, RKey::new(0)),
         RemoteAddress::new(1, RKey::new(u32::MAX)),
     ] {
-        rig.succeeds(&pair.near, Write::new((), remote).signaled(1));
-        rig.succeeds(&pair.near, Write::new(nowhere, remote).signaled(2));
-        rig.succeeds(&pair.near, Read::new((), remote).signaled(3));
-        rig.succeeds(&pair.near, Read::new(nowhere, remote).signaled(4));
+        rig.succeeds(&pair.near, wr::Write::new((), remote).signaled(1));
+        rig.succeeds(&pair.near, wr::Write::new(nowhere, remote).signaled(2));
+        rig.succeeds(&pair.near, wr::Read::new((), remote).signaled(3));
+        rig.succeeds(&pair.near, wr::Read::new(nowhere, remote).signaled(4));
     }
     rig.settle();
     assert_eq!(pair.far.state(), QpState::Rts);
@@ -304,8 +306,8 @@ fn no_octets_need_the_queue_pairs_permission(rig: &Rig) {
     };
     let remote = RemoteAddress::new(0, NO_KEY);
     let invalid = WcStatus::RemInvReqErr;
-    let write = || Write::new((), remote).signaled(1);
-    let read = || Read::new((), remote).signaled(1);
+    let write = || wr::Write::new((), remote).signaled(1);
+    let read = || wr::Read::new((), remote).signaled(1);
     assert_eq!(
         rig.verdict(&pair(Access::REMOTE_WRITE), write()),
         WcStatus::Success
@@ -319,12 +321,12 @@ fn no_octets_need_the_queue_pairs_permission(rig: &Rig) {
 }
 
 /// A bad request between two good ones: its status, and what becomes of the queue pair.
-fn shows_at_execution(rig: &Rig, bad: impl Into<verbs_api::WorkRequest<'static>>) {
+fn shows_at_execution(rig: &Rig, bad: impl Into<verbs_api::wr::WorkRequest<'static>>) {
     let pair = rig.rc();
     let mut batch = Batch::new();
-    batch.push(Write::new((), RemoteAddress::default()).signaled(1));
+    batch.push(wr::Write::new((), RemoteAddress::default()).signaled(1));
     batch.push(bad);
-    batch.push(Write::new((), RemoteAddress::default()).signaled(3));
+    batch.push(wr::Write::new((), RemoteAddress::default()).signaled(3));
     pair.near
         .post(&mut batch)
         .expect("taken at post, whatever the key");
@@ -342,30 +344,26 @@ fn shows_at_execution(rig: &Rig, bad: impl Into<verbs_api::WorkRequest<'static>>
 // covers 2.09
 fn a_bad_local_key_shows_at_execution(rig: &Rig) {
     let target = rig.far.region(64, OPEN);
-    let sge = |lkey| Sge {
-        addr: rig.scratch.mr.iova(),
-        length: 8,
-        lkey,
-    };
+    let sge = |lkey: LKey| forged(rig.scratch.mr.iova(), 8, lkey.value());
     let stale = LKey::new(rig.scratch.mr.lkey().value() ^ 1);
     let elsewhere = rig
         .near
         .region_with(&rig.near.other_pd(), 64, MrOptions::new(OPEN));
     for lkey in [LKey::new(0), LKey::new(u32::MAX), stale] {
-        shows_at_execution(rig, Send::new(sge(lkey)).signaled(2));
-        shows_at_execution(rig, Write::new(sge(lkey), target.remote(0)).signaled(2));
-        shows_at_execution(rig, Read::new(sge(lkey), target.remote(0)).signaled(2));
+        shows_at_execution(rig, wr::Send::new(sge(lkey)).signaled(2));
+        shows_at_execution(rig, wr::Write::new(sge(lkey), target.remote(0)).signaled(2));
+        shows_at_execution(rig, wr::Read::new(sge(lkey), target.remote(0)).signaled(2));
     }
-    shows_at_execution(rig, Send::new(elsewhere.sge(0, 8)).signaled(2));
+    shows_at_execution(rig, wr::Send::new(elsewhere.sge(0, 8)).signaled(2));
     let read_only = rig.near.region(64, Access::empty());
     shows_at_execution(
         rig,
-        Read::new(read_only.sge(0, 8), target.remote(0)).signaled(2),
+        wr::Read::new(read_only.sge(0, 8), target.remote(0)).signaled(2),
     );
     let gone = rig.near.region(64, OPEN);
     let dead = gone.sge(0, 8);
     rig.finish_destroy(gone.mr.deregister());
-    shows_at_execution(rig, Write::new(dead, target.remote(0)).signaled(2));
+    shows_at_execution(rig, wr::Write::new(dead, target.remote(0)).signaled(2));
     assert_eq!(target.bytes(0, 64), [0; 64]);
 }
 
@@ -379,8 +377,8 @@ fn a_local_stretch_outside_its_region_is_refused(rig: &Rig) {
         (first, 4097),
         (u64::MAX - 3, 8),
     ] {
-        let sge = Sge { addr, length, lkey };
-        shows_at_execution(rig, Send::new(sge).signaled(2));
+        let sge = forged(addr, length, lkey.value());
+        shows_at_execution(rig, wr::Send::new(sge).signaled(2));
     }
 }
 
@@ -388,17 +386,11 @@ fn a_local_stretch_outside_its_region_is_refused(rig: &Rig) {
 fn a_bad_key_of_a_receive_fails_the_receive(rig: &Rig) {
     let landing = rig.far.region(64, Access::LOCAL_WRITE);
     let closed = rig.far.region(64, Access::REMOTE_READ);
-    let stale = Sge {
-        lkey: LKey::new(landing.mr.lkey().value() ^ 1),
-        ..landing.sge(0, 64)
-    };
+    let stale = forged(landing.mr.iova(), 64, landing.mr.lkey().value() ^ 1);
     for bad in [
         stale,
         closed.sge(0, 64),
-        Sge {
-            length: 8,
-            ..landing.sge(60, 4)
-        },
+        landing.sge(60, 4).at(landing.mr.iova() + 60, 8),
     ] {
         let pair = rig.rc();
         pair.far
@@ -412,11 +404,7 @@ fn a_bad_key_of_a_receive_fails_the_receive(rig: &Rig) {
 fn an_empty_stretch_is_not_looked_at(rig: &Rig) {
     let pair = rig.rc();
     let landing = rig.far.region(64, Access::LOCAL_WRITE);
-    let nowhere = Sge {
-        addr: u64::MAX,
-        length: 0,
-        lkey: LKey::new(0xdead_beef),
-    };
+    let nowhere = forged(u64::MAX, 0, 0xdead_beef);
     rig.scratch.fill(1);
     let into = [nowhere, landing.sge(0, 4), nowhere, landing.sge(8, 56)];
     pair.far
@@ -428,7 +416,7 @@ fn an_empty_stretch_is_not_looked_at(rig: &Rig) {
         nowhere,
         rig.scratch.sge(6, 4),
     ];
-    rig.succeeds(&pair.near, Send::new(&from).signaled(1));
+    rig.succeeds(&pair.near, wr::Send::new(&from).signaled(1));
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 10));
     assert_eq!(landing.bytes(0, 4), rig.scratch.bytes(0, 4));
@@ -437,7 +425,7 @@ fn an_empty_stretch_is_not_looked_at(rig: &Rig) {
     pair.far
         .post_receive(ReceiveRequest::new(2, nowhere))
         .expect("a receive");
-    rig.succeeds(&pair.near, Send::new(nowhere).signaled(2));
+    rig.succeeds(&pair.near, wr::Send::new(nowhere).signaled(2));
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 0));
 }
@@ -446,31 +434,21 @@ fn an_empty_stretch_is_not_looked_at(rig: &Rig) {
 fn a_receive_is_checked_as_far_as_the_message_reaches(rig: &Rig) {
     let pair = rig.rc();
     let landing = rig.far.region(64, Access::LOCAL_WRITE);
-    let nowhere = Sge {
-        addr: 0,
-        length: 256,
-        lkey: LKey::new(0),
-    };
+    let nowhere = forged(0, 256, 0);
     pair.far
         .post_receive(ReceiveRequest::new(1, nowhere))
         .expect("a receive");
-    let nothing = Sge {
-        length: 0,
-        ..nowhere
-    };
-    rig.succeeds(&pair.near, Send::new(nothing).signaled(1));
+    let nothing = nowhere.at(0, 0);
+    rig.succeeds(&pair.near, wr::Send::new(nothing).signaled(1));
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 0));
 
-    let beyond = Sge {
-        length: 100,
-        ..landing.sge(56, 8)
-    };
+    let beyond = landing.sge(56, 8).at(landing.mr.iova() + 56, 100);
     pair.far
         .post_receive(ReceiveRequest::new(2, beyond))
         .expect("a receive");
     rig.scratch.fill(1);
-    rig.succeeds(&pair.near, Send::new(rig.scratch.sge(0, 8)).signaled(4));
+    rig.succeeds(&pair.near, wr::Send::new(rig.scratch.sge(0, 8)).signaled(4));
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 8));
     assert_eq!(landing.bytes(56, 8), rig.scratch.bytes(0, 8));
@@ -479,7 +457,7 @@ fn a_receive_is_checked_as_far_as_the_message_reaches(rig: &Rig) {
     pair.far
         .post_receive(ReceiveRequest::new(2, &into))
         .expect("a receive");
-    rig.succeeds(&pair.near, Send::new(rig.scratch.sge(0, 8)).signaled(2));
+    rig.succeeds(&pair.near, wr::Send::new(rig.scratch.sge(0, 8)).signaled(2));
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 8));
     assert_eq!(landing.bytes(0, 8), rig.scratch.bytes(0, 8));
@@ -487,7 +465,7 @@ fn a_receive_is_checked_as_far_as_the_message_reaches(rig: &Rig) {
     pair.far
         .post_receive(ReceiveRequest::new(5, &into))
         .expect("a receive");
-    let send = Send::new(rig.scratch.sge(0, 9)).signaled(3);
+    let send = wr::Send::new(rig.scratch.sge(0, 9)).signaled(3);
     pair.near.post_one(send).expect("a send");
     let got = rig.take(&pair.far.cq, 1).remove(0);
     assert_eq!((got.wr_id, got.status), (5, WcStatus::LocProtErr));
@@ -497,21 +475,18 @@ fn a_receive_is_checked_as_far_as_the_message_reaches(rig: &Rig) {
 fn a_message_beyond_the_limit_is_refused(rig: &Rig) {
     let max = rig.attributes().limits.max_msg_sz;
     let half = u32::try_from(max / 2).unwrap_or(u32::MAX);
-    let sge = Sge {
-        length: half,
-        ..rig.scratch.sge(0, 8)
-    };
-    let all = Sge {
-        length: u32::MAX,
-        ..sge
-    };
+    let sge = rig.scratch.sge(0, 8).at(rig.scratch.mr.iova(), half);
+    let all = sge.at(sge.addr(), u32::MAX);
     let pair = rig.rc();
-    for list in [[sge, sge, Sge { length: 1, ..sge }], [all, all, all]] {
-        let given: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
+    for list in [[sge, sge, sge.at(sge.addr(), 1)], [all, all, all]] {
+        let given: u64 = list.iter().map(|sge| u64::from(sge.length())).sum();
         let expected = PostReason::MessageTooLong { max, given };
-        let refused = pair.near.post_one(Send::new(&list)).expect_err("too long");
+        let refused = pair
+            .near
+            .post_one(wr::Send::new(&list))
+            .expect_err("too long");
         assert_eq!(refused.reason, expected);
-        let write = Write::new(&list, RemoteAddress::new(0, NO_KEY));
+        let write = wr::Write::new(&list, RemoteAddress::new(0, NO_KEY));
         assert_eq!(
             pair.near.post_one(write).expect_err("too long").reason,
             expected
@@ -529,10 +504,10 @@ fn inline_octets_are_copied_while_posting(rig: &Rig) {
     pair.far.receive(&landing, 0, 64);
     let mut octets = *b"before";
     pair.near
-        .post_one(Write::new(&octets, target.remote(0)).signaled(1))
+        .post_one(wr::Write::new(&octets, target.remote(0)).signaled(1))
         .expect("a write");
     pair.near
-        .post_one(Send::new(&octets).signaled(2))
+        .post_one(wr::Send::new(&octets).signaled(2))
         .expect("a send");
     octets.fill(0);
     let sent = rig.take(&pair.near.cq, 2);
@@ -548,13 +523,13 @@ fn inline_octets_are_copied_while_posting(rig: &Rig) {
     let too_long = vec![0_u8; max.max(64) + 1];
     let refused = pair
         .near
-        .post_one(Send::new(&too_long[..]))
+        .post_one(wr::Send::new(&too_long[..]))
         .expect_err("too long");
     assert!(
         matches!(refused.reason, PostReason::InlineTooLong { .. }),
         "{refused}"
     );
-    let read = Read::new(&[0; 4], target.remote(0));
+    let read = wr::Read::new(&[0; 4], target.remote(0));
     let refused = pair
         .near
         .post_one(read)
@@ -573,7 +548,7 @@ fn deregistering_while_a_peer_reads(rig: &Rig) {
             .near
             .region(LENGTH, read_sink_access(&rig.near.context).access);
         let pair = rig.rc();
-        let read = Read::new(sink.sge(0, LENGTH as u32), source.remote(0)).signaled(1);
+        let read = wr::Read::new(sink.sge(0, LENGTH as u32), source.remote(0)).signaled(1);
         pair.near.post_one(read).expect("a read");
         rig.run_for(Duration::from_nanos(moment * 500));
         rig.finish_destroy(source.mr.clone().deregister());
@@ -653,9 +628,9 @@ fn a_refused_change_leaves_the_region(rig: &Rig) {
             .mr
             .rereg(MrReregister::new().access(OPEN | Access::MW_BIND)),
     );
-    let window = rig.far.window(verbs_api::MwType::Type2);
+    let window = rig.far.window(verbs_api::memory::MwType::Type2);
     let key = window.rkey().next();
-    let bind = verbs_api::BindWindow::new(key, region.mr.lkey(), region.mr.iova(), 64);
+    let bind = verbs_api::wr::BindWindow::new(key, region.mr.lkey(), region.mr.iova(), 64);
     rig.succeeds(&pair.far, bind.access(Access::REMOTE_READ).signaled(1));
     let change = MrReregister::new().access(OPEN);
     let refused = rig
@@ -674,7 +649,7 @@ fn a_sink_needs_what_the_transport_says(rig: &Rig) {
     source.fill(3);
     let local = rig.near.region(64, Access::LOCAL_WRITE);
     let pair = rig.rc();
-    let read = Read::new(local.sge(0, 64), source.remote(0)).signaled(1);
+    let read = wr::Read::new(local.sge(0, 64), source.remote(0)).signaled(1);
     if rig.has_gap(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
         rig.fails(&pair.near, read, WcStatus::LocProtErr);
         assert_eq!(local.bytes(0, 64), [0; 64]);
@@ -692,7 +667,7 @@ fn a_sink_needs_what_the_transport_says(rig: &Rig) {
     let sink = rig.near.region(64, portable);
     rig.succeeds(
         &rig.rc().near,
-        Read::new(sink.sge(0, 64), source.remote(0)).signaled(2),
+        wr::Read::new(sink.sge(0, 64), source.remote(0)).signaled(2),
     );
     assert_eq!(sink.bytes(0, 64), source.bytes(0, 64));
 }
@@ -703,7 +678,7 @@ fn a_read_has_as_many_sinks_as_the_device_says(rig: &Rig) {
     source.fill(3);
     let pair = rig.rc();
     let sinks = [rig.scratch.sge(0, 10), rig.scratch.sge(100, 54)];
-    let read = Read::new(&sinks, source.remote(0)).signaled(1);
+    let read = wr::Read::new(&sinks, source.remote(0)).signaled(1);
     if rig.attributes().limits.max_sge_rd == 1 {
         let refused = pair.near.post_one(read).expect_err("two sinks");
         assert_eq!(refused.reason, PostReason::TooManySges { max: 1, given: 2 });
@@ -711,7 +686,7 @@ fn a_read_has_as_many_sinks_as_the_device_says(rig: &Rig) {
         rig.nothing_on(&pair.near.cq);
         rig.succeeds(
             &pair.near,
-            Read::new(sinks[0], source.remote(0)).signaled(2),
+            wr::Read::new(sinks[0], source.remote(0)).signaled(2),
         );
     } else {
         rig.succeeds(&pair.near, read);
@@ -728,10 +703,10 @@ fn a_sink_is_open_to_its_peer_where_it_must_be(rig: &Rig) {
         .near
         .region(8192, read_sink_access(&rig.near.context).access);
     let pair = rig.rc();
-    let read = Read::new(sink.sge(0, 4096), source.remote(0)).signaled(1);
+    let read = wr::Read::new(sink.sge(0, 4096), source.remote(0)).signaled(1);
     pair.near.post_one(read).expect("a read");
     // The peer writes behind what the read fetches, while it is under way.
-    let write = Write::new(source.sge(0, 8), sink.remote(4096)).signaled(2);
+    let write = wr::Write::new(source.sge(0, 8), sink.remote(4096)).signaled(2);
     pair.far.post_one(write).expect("a write");
     rig.settle();
     if rig.has_gap(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
@@ -788,23 +763,14 @@ fn a_zero_based_region_counts_from_its_first_octet(rig: &Rig) {
     let lkey = region.mr.lkey();
     rig.succeeds(
         &pair.far,
-        Send::new(Sge {
-            addr: 100,
-            length: 50,
-            lkey,
-        })
-        .signaled(1),
+        wr::Send::new(forged(100, 50, lkey.value())).signaled(1),
     );
     assert_eq!(rig.take(&pair.near.cq, 1)[0].byte_len, 50);
     assert_eq!(landing.bytes(0x4000, 50), region.bytes(100, 50));
-    let outside = Sge {
-        addr: 4096,
-        length: 1,
-        lkey,
-    };
+    let outside = forged(4096, 1, lkey.value());
     rig.fails(
         &pair.far,
-        Send::new(outside).signaled(2),
+        wr::Send::new(outside).signaled(2),
         WcStatus::LocProtErr,
     );
 }
@@ -841,7 +807,7 @@ fn a_zero_based_fast_registration_keeps_its_offset(rig: &Rig) {
         .list;
     let key = rig.finish(rig.far.pd.alloc_key(2));
     let pair = rig.rc();
-    let register = verbs_api::FastRegister::new(&key, &list)
+    let register = verbs_api::wr::FastRegister::new(&key, &list)
         .access(OPEN | Access::ZERO_BASED)
         .iova(0)
         .signaled(1);

@@ -11,9 +11,14 @@ use conformance::{ANY_DEVICE, Rig, Steer};
 use polyverbs_links::emulated::{EmulatedKind, EmulatedOptions};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, Ah, BaselineGaps, BindWindow, Cq, DestroyError, Device, Features, Gid, Memory, Mr,
-    MrKey, MrOptions, Mw, MwType, Notify, PageList, Pd, Qp, QpOptions, Read, ReadAndInvalidate,
-    Requirements, Send, Srq, SrqOptions, Started, WorkRequest, Write,
+    Access, Ah, Cq, DestroyError, Device, Features, Memory, Mr, MrKey, MrOptions, Mw, PageList, Pd,
+    Qp, QpOptions, Requirements, Srq, SrqOptions, Started,
+    capability::BaselineGaps,
+    completion::Notify,
+    ids::Gid,
+    memory::MwType,
+    portable::ReadAndInvalidate,
+    wr::{self, WorkRequest},
 };
 
 cases! {
@@ -149,7 +154,7 @@ fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
     if features.intersects(Features::WINDOW_2) {
         let window = rig.far.window(MwType::Type2);
         let key = window.rkey().with_key_byte(7);
-        let bind = BindWindow::new(key, desk.mr.lkey(), desk.mr.iova(), 64);
+        let bind = wr::BindWindow::new(key, desk.mr.lkey(), desk.mr.iova(), 64);
         let _ = pair
             .far
             .post_one(bind.access(Access::REMOTE_READ).signaled(1));
@@ -157,7 +162,7 @@ fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
     }
     if features.contains(Features::BMME) {
         let fast = rig.near.fast(4096);
-        let access = verbs_api::read_sink_access(&rig.near.context).access;
+        let access = verbs_api::portable::read_sink_access(&rig.near.context).access;
         let _ = pair.near.post_one(fast.register_afresh(access));
         let sink = fast.key.sink(fast.pages.address(), 4096);
         let _ = pair
@@ -167,13 +172,17 @@ fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
     }
     for wr_id in 0..chance.below(12) as u64 {
         let request: WorkRequest<'_> = match chance.below(4) {
-            0 => Send::new(rig.scratch.sge(0, 300)).signaled(wr_id).into(),
-            1 => Write::new(rig.scratch.sge(0, 5000), desk.remote(64)).into(),
-            2 => Read::new(rig.scratch.sge(0x8000, 5000), desk.remote(64))
+            0 => wr::Send::new(rig.scratch.sge(0, 300))
                 .signaled(wr_id)
                 .into(),
-            _ if chance.one_in(6) => Write::new(rig.scratch.sge(0, 8), desk.remote(1 << 20)).into(),
-            _ => Write::new(rig.scratch.sge(0, 8), desk.remote(8))
+            1 => wr::Write::new(rig.scratch.sge(0, 5000), desk.remote(64)).into(),
+            2 => wr::Read::new(rig.scratch.sge(0x8000, 5000), desk.remote(64))
+                .signaled(wr_id)
+                .into(),
+            _ if chance.one_in(6) => {
+                wr::Write::new(rig.scratch.sge(0, 8), desk.remote(1 << 20)).into()
+            }
+            _ => wr::Write::new(rig.scratch.sge(0, 8), desk.remote(8))
                 .signaled(wr_id)
                 .into(),
         };
@@ -222,10 +231,7 @@ impl Thing {
     }
 }
 
-fn left<T: std::marker::Send + 'static>(
-    rig: &Rig,
-    destroy: Started<(), DestroyError<T>>,
-) -> Option<T> {
+fn left<T: Send + 'static>(rig: &Rig, destroy: Started<(), DestroyError<T>>) -> Option<T> {
     match rig.outcome(destroy) {
         Ok(()) => None,
         Err(DestroyError::Busy { object, held_by }) => {
@@ -265,7 +271,7 @@ fn tree(rig: &Rig) -> Vec<Thing> {
     if features.intersects(Features::WINDOW_2) {
         let window = pd.alloc_mw(MwType::Type2).wait().expect("a window");
         let key = window.rkey().with_key_byte(7);
-        let bind = BindWindow::new(key, region.mr.lkey(), region.mr.iova(), 64);
+        let bind = wr::BindWindow::new(key, region.mr.lkey(), region.mr.iova(), 64);
         rig.succeeds(&pair.far, bind.access(Access::REMOTE_READ).signaled(1));
         things.push(Thing::Mw(window));
     }

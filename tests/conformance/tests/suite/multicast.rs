@@ -4,8 +4,10 @@ use crate::cases;
 use conformance::{Region, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, ConnectOptions, DestroyError, Features, Gid, Qpn, ReceiveRequest, Send,
-    UdDestination, WcStatus,
+    Access, ConnectOptions, DestroyError, Features, WcStatus,
+    capability::BaselineGaps,
+    ids::{Gid, Qpn},
+    wr::{self, ReceiveRequest, UdDestination},
 };
 
 use crate::support::{QKEY, go_to, poll};
@@ -109,7 +111,7 @@ fn each_member_is_looked_at_for_itself(rig: &Rig) {
         remote_qpn: Qpn::MULTICAST,
         remote_qkey: QKEY,
     };
-    rig.succeeds(&sender, Send::new(b"to everybody").to(&to).signaled(1));
+    rig.succeeds(&sender, wr::Send::new(b"to everybody").to(&to).signaled(1));
     rig.settle();
     for side in [&good, &last] {
         let done = poll(&side.cq);
@@ -122,7 +124,7 @@ fn each_member_is_looked_at_for_itself(rig: &Rig) {
         assert_eq!(side.counters().dropped, 1, "dropped only there");
     }
     // What was too short for this one is there for the next.
-    rig.succeeds(&sender, Send::new(b"tiny").to(&to).signaled(2));
+    rig.succeeds(&sender, wr::Send::new(b"tiny").to(&to).signaled(2));
     rig.settle();
     assert_eq!(poll(&short.cq).len(), 1);
 }

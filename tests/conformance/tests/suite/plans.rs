@@ -6,9 +6,13 @@ use crate::cases;
 use conformance::{ANY_DEVICE, End, Fast, Pair, Rig, needs, one_of};
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Device, Features, Memory, Operations, Plan,
-    PlanStep, PortState, PostReason, RKey, Read, ReadAndInvalidate, RegisterForRemoteAccess,
-    RemoteAccess, RemoteAddress, Requirements, Send, SendFlags, WcStatus, Write, read_sink_access,
+    Access, Completion, ConnectOptions, Context, Device, Features, Memory, Operations, RKey,
+    RemoteAddress, Requirements, WcStatus,
+    capability::PortState,
+    portable::{
+        Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, RemoteAccess, read_sink_access,
+    },
+    wr::{self, PostReason, SendFlags},
 };
 
 cases! {
@@ -109,7 +113,7 @@ fn a_read_and_invalidate_is_executed_as_planned(rig: &Rig) {
         .collect();
     assert_eq!(found, expected);
     // The sink's key died with it.
-    let dead = Send::new(sink.sge(0, 8)).signaled(9);
+    let dead = wr::Send::new(sink.sge(0, 8)).signaled(9);
     rig.fails(&pair.near, dead, WcStatus::LocProtErr);
 }
 
@@ -125,13 +129,13 @@ fn plans_are_executed_in_the_order_of_posting(rig: &Rig) {
     let mut expected = Vec::new();
     let step = |operation, flags| PlanStep { operation, flags };
     for (sink, wr_id) in sinks.iter().zip(1..) {
-        let read = Read::new(rig.scratch.sge(0, 20_000), source.remote(0)).signaled(100);
+        let read = wr::Read::new(rig.scratch.sge(0, 20_000), source.remote(0)).signaled(100);
         pair.near.post_one(read).expect("posted");
         expected.push(step(Operations::READ, SendFlags::SIGNALED));
         let fetch = fetch(source.remote(64), sink, wr_id);
         expected.extend(rig.near.context.plan(&fetch).expect("a plan").steps);
         pair.near.post_portable(fetch).expect("posted");
-        let write = Write::new(rig.scratch.sge(30_000, 100), source.remote(40_000));
+        let write = wr::Write::new(rig.scratch.sge(30_000, 100), source.remote(40_000));
         pair.near.post_one(write).expect("posted");
         expected.push(step(Operations::WRITE, SendFlags::empty()));
     }
@@ -213,7 +217,7 @@ fn opens_through(
     }
     rig.finish(access.revoke());
     let last = RemoteAddress::new(memory.address(), keys[keys.len() - 1]);
-    let write = Write::new(rig.scratch.sge(0, 8), last).signaled(99);
+    let write = wr::Write::new(rig.scratch.sge(0, 8), last).signaled(99);
     rig.run(&pair.near, write);
     rig.settle();
     assert_eq!(pair.far.state(), QpState::Err, "refused");
@@ -225,7 +229,10 @@ fn a_plan_that_nothing_was_granted_for_names_what_is_missing(rig: &Rig) {
     let context = device
         .open(&Requirements::new())
         .expect("a device that opens");
-    let fetch = ReadAndInvalidate::new(RemoteAddress::default(), &verbs_api::Sink::default());
+    let fetch = ReadAndInvalidate::new(
+        RemoteAddress::default(),
+        &verbs_api::portable::Sink::default(),
+    );
     let missing = FENCED;
     assert_eq!(
         context.plan(&fetch),
@@ -265,7 +272,7 @@ fn one_completion_where_the_second_half_fails(rig: &Rig) {
         .region(LENGTH as usize, read_sink_access(&rig.near.context).access);
     // An ordinary region cannot be invalidated: not as a second request, nor with the read.
     let rkey = RKey::new(into.mr.lkey().value());
-    let sink = verbs_api::Sink::new(into.sge(0, LENGTH), rkey);
+    let sink = verbs_api::portable::Sink::new(into.sge(0, LENGTH), rkey);
     let fetch = ReadAndInvalidate::new(source.remote(0), &sink).wr_id(42);
     pair.near.post_portable(fetch).expect("posted");
     let done = rig.take(&pair.near.cq, 1);
@@ -281,7 +288,7 @@ fn one_completion_for_each_operation_that_is_flushed(rig: &Rig) {
     let sinks: Vec<_> = (0..3).map(|_| sink(rig, &pair)).collect();
     // Nothing gets through: everything is queued.
     rig.near.device.set_port_state(PortState::Down);
-    let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(1);
+    let write = wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(1);
     pair.near.post_one(write).expect("posted");
     for (sink, wr_id) in sinks.iter().zip(2..) {
         let fetch = fetch(source.remote(0), sink, wr_id);
@@ -339,14 +346,14 @@ fn an_operation_takes_the_slots_of_its_plan_or_none(rig: &Rig) {
     let room = pair.near.cap().max_send_wr;
     let fillers = room - slots + 1;
     for wr_id in 0..fillers {
-        let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id.into());
+        let write = wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id.into());
         pair.near.post_one(write).expect("posted");
     }
     let refused = pair.near.post_portable(fetch(source.remote(0), &sink, 77));
     assert_eq!(refused, Err(PostReason::QueueFull { max: room }));
     for wr_id in fillers..room {
         // Half an operation would have left no room.
-        let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id.into());
+        let write = wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id.into());
         pair.near.post_one(write).expect("posted");
     }
     rig.near.device.set_port_state(PortState::Active);
@@ -378,14 +385,14 @@ fn reserved_slots_hold_as_many_operations_as_asked_for(rig: &Rig) {
     let sinks: Vec<_> = (0..3).map(|_| sink(rig, &pair)).collect();
     rig.near.device.set_port_state(PortState::Down);
     for wr_id in [1, 3] {
-        let write = Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id);
+        let write = wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id);
         pair.near.post_one(write).expect("posted");
         if wr_id == 1 {
             let fetch = fetch(source.remote(0), &sinks[0], 2);
             pair.near.post_portable(fetch).expect("room was reserved");
         }
     }
-    let more = Write::new(rig.scratch.sge(0, 8), source.remote(0));
+    let more = wr::Write::new(rig.scratch.sge(0, 8), source.remote(0));
     let refused = pair.near.post_one(more).expect_err("reserved for others");
     assert_eq!(refused.reason, PostReason::QueueFull { max: 2 });
     for (sink, wr_id) in sinks[1..].iter().zip(4..) {

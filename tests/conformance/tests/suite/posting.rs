@@ -8,10 +8,11 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Rig, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, Batch, CompareSwap, Completion, Cq, Features, FetchAdd, Memory, Notify,
-    Operation, Operations, PostReason, Read, RemoteAddress, Send, SendFlags, SendWithImmediate,
-    SendWithInvalidate, UdDestination, WcFlags, WcOpcode, WcStatus, WorkRequest, Write,
-    WriteWithImmediate,
+    Access, Batch, Completion, Cq, Features, Memory, Operations, RemoteAddress, WcStatus,
+    capability::BaselineGaps,
+    completion::{Notify, WcFlags, WcOpcode},
+    provider::Operation,
+    wr::{self, PostReason, SendFlags, UdDestination, WorkRequest},
 };
 
 use crate::support::{
@@ -63,13 +64,13 @@ fn a_queue_armed_for_solicited_sleeps_through_the_rest(rig: &Rig) {
     let (data, place) = (rig.scratch.sge(0, 8), desk.remote(2048));
     let requests = |flags: SendFlags| {
         let all: [WorkRequest<'static>; 4] = [
-            Send::new(data).flags(flags).into(),
-            SendWithImmediate::new(data, [1; 4]).flags(flags).into(),
-            WriteWithImmediate::new(data, place, [2; 4])
+            wr::Send::new(data).flags(flags).into(),
+            wr::SendWithImmediate::new(data, [1; 4]).flags(flags).into(),
+            wr::WriteWithImmediate::new(data, place, [2; 4])
                 .flags(flags)
                 .into(),
             // There is no completion at the other end that the mark could be on.
-            Write::new(data, place).flags(flags).into(),
+            wr::Write::new(data, place).flags(flags).into(),
         ];
         let taken = move |request: &WorkRequest<'_>| offered.contains(request.operation());
         all.into_iter().filter(taken)
@@ -108,7 +109,7 @@ fn a_solicited_invalidation_is_noticed(rig: &Rig) {
         rig.succeeds(&pair.far, fast.register_afresh(OPEN).signaled(1));
         pair.far.receive(&desk, 0, 64);
         pair.far.cq.arm(Notify::Solicited).expect("armed");
-        let send = SendWithInvalidate::new((), fast.rkey()).signaled(2);
+        let send = wr::SendWithInvalidate::new((), fast.rkey()).signaled(2);
         let send = if solicited { send.solicited() } else { send };
         rig.succeeds(&pair.near, send);
         let taken = rig.take(&pair.far.cq, 1);
@@ -126,7 +127,7 @@ fn only_marked_requests_complete_visibly(rig: &Rig) {
     for listed in [false, true] {
         let mut batch = Batch::new();
         for id in 0..8 {
-            let write = Write::new(rig.scratch.sge(0, 1500), desk.remote(0)).wr_id(id);
+            let write = wr::Write::new(rig.scratch.sge(0, 1500), desk.remote(0)).wr_id(id);
             batch.push(if id % 4 == 3 {
                 write.signaled(id)
             } else {
@@ -149,10 +150,10 @@ fn a_queue_pair_that_signals_all_completes_all(rig: &Rig) {
     });
     let pair = rig.connected(all, rig.far.side(QpType::Rc));
     let mut batch = Batch::new();
-    batch.push(Write::new(rig.scratch.sge(0, 8), desk.remote(0)).wr_id(1));
-    batch.push(Read::new(rig.scratch.sge(64, 2000), desk.remote(0)).wr_id(2));
-    batch.push(Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(3));
-    batch.push(Write::new(&b"inline"[..], desk.remote(0)).wr_id(4));
+    batch.push(wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).wr_id(1));
+    batch.push(wr::Read::new(rig.scratch.sge(64, 2000), desk.remote(0)).wr_id(2));
+    batch.push(wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(3));
+    batch.push(wr::Write::new(&b"inline"[..], desk.remote(0)).wr_id(4));
     pair.near.post(&mut batch).expect("posted");
     assert_eq!(done(rig, &pair.near.cq), ok([1, 2, 3, 4]));
 }
@@ -162,18 +163,18 @@ fn unsignaled_requests_that_fail_complete(rig: &Rig) {
     let pair = half_connected(rig);
     let nowhere = RemoteAddress::default();
     for id in 0..3 {
-        let read = Read::new(rig.scratch.sge(0, 8), nowhere).wr_id(id);
+        let read = wr::Read::new(rig.scratch.sge(0, 8), nowhere).wr_id(id);
         pair.near.post_one(read).expect("posted");
     }
     go_to(rig, &pair.near, QpState::Err);
     assert_eq!(done(rig, &pair.near.cq), flushed(0..3));
     // Failed, each for its own reason: here, and there.
     let pair = rig.rc();
-    let bad = Write::new(unusable(rig), nowhere).wr_id(4);
+    let bad = wr::Write::new(unusable(rig), nowhere).wr_id(4);
     pair.near.post_one(bad).expect("posted");
     assert_eq!(done(rig, &pair.near.cq), [(4, WcStatus::LocProtErr)]);
     let pair = rig.rc();
-    let bad = Read::new(rig.scratch.sge(0, 8), nowhere).wr_id(5);
+    let bad = wr::Read::new(rig.scratch.sge(0, 8), nowhere).wr_id(5);
     pair.near.post_one(bad).expect("posted");
     assert_eq!(done(rig, &pair.near.cq), [(5, WcStatus::RemAccessErr)]);
 }
@@ -183,7 +184,7 @@ fn success_in_silence_stays_silent(rig: &Rig) {
     let desk = rig.far.region(4096, OPEN);
     for listed in [false, true] {
         let pair = rig.rc();
-        let write = |id| Write::new(rig.scratch.sge(0, 2000), desk.remote(0)).wr_id(id);
+        let write = |id| wr::Write::new(rig.scratch.sge(0, 2000), desk.remote(0)).wr_id(id);
         let mut batch = Batch::new();
         batch.push(write(1));
         batch.push(write(2));
@@ -191,7 +192,7 @@ fn success_in_silence_stays_silent(rig: &Rig) {
             pair.near.post(&mut batch).expect("posted");
             rig.settle();
         }
-        batch.push(Read::new(rig.scratch.sge(64, 8), RemoteAddress::default()).wr_id(3));
+        batch.push(wr::Read::new(rig.scratch.sge(64, 8), RemoteAddress::default()).wr_id(3));
         pair.near.post(&mut batch).expect("posted");
         assert_eq!(done(rig, &pair.near.cq), [(3, WcStatus::RemAccessErr)]);
         assert_eq!(pair.near.state(), QpState::Err);
@@ -210,9 +211,9 @@ fn a_failure_tells_what_it_promises_and_no_more(rig: &Rig) {
     pair.near
         .post_receive(pool.take().expect("a buffer"))
         .expect("a receive");
-    let bad = Read::new(unusable(rig), RemoteAddress::default()).wr_id(7);
+    let bad = wr::Read::new(unusable(rig), RemoteAddress::default()).wr_id(7);
     pair.near.post_one(bad).expect("posted");
-    let handed = Send::new(pool.take().expect("a buffer")).wr_id(8);
+    let handed = wr::Send::new(pool.take().expect("a buffer")).wr_id(8);
     pair.near.post_one(handed).expect("posted");
     rig.settle();
     let mut all = poll(&pair.near.cq);
@@ -242,12 +243,12 @@ fn the_error_comes_first_then_the_flush(rig: &Rig) {
         });
         let pair = rig.connected(near, rig.far.side(QpType::Rc));
         (0..3).for_each(|at| pair.near.receive(&desk, at * 64, 64));
-        let read = |id| Read::new(rig.scratch.sge(0, 8), good.remote(0)).signaled(id);
+        let read = |id| wr::Read::new(rig.scratch.sge(0, 8), good.remote(0)).signaled(id);
         let mut batch = Batch::new();
         batch.push(read(100));
-        batch.push(Read::new(bad, RemoteAddress::default()).wr_id(101));
+        batch.push(wr::Read::new(bad, RemoteAddress::default()).wr_id(101));
         batch.push(read(102));
-        batch.push(Read::new(bad, RemoteAddress::default()).signaled(103));
+        batch.push(wr::Read::new(bad, RemoteAddress::default()).signaled(103));
         batch.push(read(104));
         pair.near.post(&mut batch).expect("posted");
         let sent = done(rig, &pair.near.cq);
@@ -278,7 +279,7 @@ fn the_state_changes_before_the_error_is_seen(rig: &Rig) {
         } else {
             rig.scratch.sge(0, 8)
         };
-        let read = Read::new(sink, RemoteAddress::default()).wr_id(1);
+        let read = wr::Read::new(sink, RemoteAddress::default()).wr_id(1);
         pair.near.post_one(read).expect("posted");
         rig.settle();
         let status = if locally {
@@ -302,7 +303,7 @@ fn in_err_everything_is_taken_and_flushed_behind(rig: &Rig) {
     let at_far = rig.far.side(QpType::Rc);
     let at_far = at_far.endpoint().expect("an endpoint");
     rig.finish(near.connect(&at_far, verbs_api::ConnectOptions::new()));
-    let read = |id| Read::new(rig.scratch.sge(0, 8), RemoteAddress::default()).wr_id(id);
+    let read = |id| wr::Read::new(rig.scratch.sge(0, 8), RemoteAddress::default()).wr_id(id);
     (0..2).for_each(|id| near.post_one(read(id)).expect("posted"));
     (0..2).for_each(|at| near.receive(&desk, at, 8));
     go_to(rig, &near, QpState::Err);
@@ -328,8 +329,8 @@ fn atomics_answer_eight_octets(rig: &Rig) {
     for given in [0, 7] {
         let result = rig.scratch.sge(0, given);
         let given = u64::from(given);
-        let add = near.post_one(FetchAdd::new(result, counter.remote(0), 1));
-        let swap = near.post_one(CompareSwap::new(result, counter.remote(0), 0, 1));
+        let add = near.post_one(wr::FetchAdd::new(result, counter.remote(0), 1));
+        let swap = near.post_one(wr::CompareSwap::new(result, counter.remote(0), 0, 1));
         for refused in [add, swap] {
             let reason = refused.expect_err("too short").reason;
             assert_eq!(reason, PostReason::AtomicLength { given });
@@ -346,24 +347,28 @@ fn atomics_answer_eight_octets(rig: &Rig) {
     };
     let place = counter.remote(0);
     done(
-        FetchAdd::new(rig.scratch.sge(0, 8), place, 2)
+        wr::FetchAdd::new(rig.scratch.sge(0, 8), place, 2)
             .signaled(1)
             .into(),
     );
     done(
-        CompareSwap::new(rig.scratch.sge(8, 8), place, 7, 9)
+        wr::CompareSwap::new(rig.scratch.sge(8, 8), place, 7, 9)
             .signaled(2)
             .into(),
     );
     // Not equal: nothing is swapped, and the answer says what is there.
     done(
-        CompareSwap::new(rig.scratch.sge(16, 8), place, 7, 11)
+        wr::CompareSwap::new(rig.scratch.sge(16, 8), place, 7, 11)
             .signaled(3)
             .into(),
     );
     // Wraps. The result may lie at any address, and in pieces.
     let pieces = [rig.scratch.sge(33, 3), rig.scratch.sge(41, 5)];
-    done(FetchAdd::new(&pieces, place, u64::MAX).signaled(4).into());
+    done(
+        wr::FetchAdd::new(&pieces, place, u64::MAX)
+            .signaled(4)
+            .into(),
+    );
     let results = [0, 8, 16].map(|at| word(&rig.scratch.memory, at));
     assert_eq!((results, word(&counter.memory, 0)), ([5, 7, 9], 8));
     let split = [rig.scratch.bytes(33, 3), rig.scratch.bytes(41, 5)].concat();
@@ -372,7 +377,7 @@ fn atomics_answer_eight_octets(rig: &Rig) {
     // Room for more is allowed, and not used.
     rig.scratch.put(64, &[0xab; 32]);
     done(
-        FetchAdd::new(rig.scratch.sge(64, 24), place, 0)
+        wr::FetchAdd::new(rig.scratch.sge(64, 24), place, 0)
             .signaled(5)
             .into(),
     );
@@ -386,8 +391,8 @@ fn a_misaligned_atomic_changes_nothing(rig: &Rig) {
     for at in [1, 2, 4, 7] {
         let (sink, place) = (rig.scratch.sge(0, 8), counter.remote(8 + at));
         let requests: [WorkRequest<'_>; 2] = [
-            FetchAdd::new(sink, place, 9).signaled(1).into(),
-            CompareSwap::new(sink, place, 0, 9).signaled(1).into(),
+            wr::FetchAdd::new(sink, place, 9).signaled(1).into(),
+            wr::CompareSwap::new(sink, place, 0, 9).signaled(1).into(),
         ];
         for request in requests {
             rig.scratch.put(0, &[0xab; 8]);
@@ -399,8 +404,10 @@ fn a_misaligned_atomic_changes_nothing(rig: &Rig) {
     }
 }
 
-fn send_to<'r>(rig: &Rig, to: &'r UdDestination, length: u32, id: u64) -> Send<'r> {
-    Send::new(rig.scratch.sge(0, length)).to(to).signaled(id)
+fn send_to<'r>(rig: &Rig, to: &'r UdDestination, length: u32, id: u64) -> wr::Send<'r> {
+    wr::Send::new(rig.scratch.sge(0, length))
+        .to(to)
+        .signaled(id)
 }
 
 // covers 3.32
@@ -459,7 +466,7 @@ fn forty_octets_come_before_each_datagram(rig: &Rig) {
     desk.put(0, &[0xee; 4096]);
     pair.far.receive(&desk, 0, 48);
     let two = [desk.sge(1024, 30), desk.sge(2048, 30)];
-    let request = verbs_api::ReceiveRequest::new(1024, &two);
+    let request = verbs_api::wr::ReceiveRequest::new(1024, &two);
     pair.far.post_receive(request).expect("a receive");
     pair.far.receive(&desk, 3000, 40);
     // Too long by one: dropped, and the receive is there for the next.

@@ -1,8 +1,8 @@
 //! The probes of the core and of every extension on every kind of device: what is claimed is proven, what is not is refused.
 
 use conformance::{Flavour, examined};
+use verbs_api::extension::{ExtensionDescriptor, Extensions};
 use verbs_api::probe::{CORE_FEATURES, CORE_PROBES, Verdict, Verified};
-use verbs_api::{ExtensionDescriptor, Extensions};
 
 fn cells(flavour: Flavour) -> Vec<(String, Verified)> {
     let extensions = Extensions::linked().expect("extensions that fit together");

@@ -6,8 +6,10 @@ use crate::cases;
 use conformance::{Needs, Pair, Region, Rig, Side, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, ConnectOptions, EventType, Features, PostReason, ReceiveRequest, Send,
-    Srq, SrqOptions, UdDestination, WcStatus,
+    Access, ConnectOptions, Features, Srq, SrqOptions, WcStatus,
+    capability::BaselineGaps,
+    event::EventType,
+    wr::{self, PostReason, ReceiveRequest, UdDestination},
 };
 
 use crate::support::{QKEY, datagrams_to, done, flushed, go_to, ok, poll, statuses, unusable};
@@ -80,7 +82,7 @@ impl Desk {
 
 fn send(rig: &Rig, pair: &Pair, ids: std::ops::Range<u64>) {
     for id in ids.clone() {
-        let send = Send::new(rig.scratch.sge(0, 8)).signaled(id);
+        let send = wr::Send::new(rig.scratch.sge(0, 8)).signaled(id);
         pair.near.post_one(send).expect("posted");
     }
     assert_eq!(done(rig, &pair.near.cq), ok(ids));
@@ -173,7 +175,7 @@ fn the_last_receive_is_told_when_the_state_is_changed(rig: &Rig) {
     assert_eq!(desk.waiting(), 3);
     // Nothing more comes, whatever is done to it.
     go_to(rig, &pair.far, QpState::Err);
-    let late = Send::new(rig.scratch.sge(0, 8)).signaled(9);
+    let late = wr::Send::new(rig.scratch.sge(0, 8)).signaled(9);
     pair.near.post_one(late).expect("taken");
     assert_eq!((done(rig, &pair.far.cq), taken(&told)), (vec![], vec![]));
 }
@@ -184,7 +186,7 @@ fn the_last_receive_is_told_after_an_error_of_its_own(rig: &Rig) {
     let pair = desk.pair(rig);
     let told = listen(rig, &pair.far);
     desk.fill(0..4);
-    let bad = Send::new(unusable(rig)).wr_id(50);
+    let bad = wr::Send::new(unusable(rig)).wr_id(50);
     pair.far.post_one(bad).expect("posted");
     rig.settle();
     assert_eq!(taken(&told), [(LAST, vec![(50, WcStatus::LocProtErr)])]);
@@ -199,7 +201,7 @@ fn the_last_receive_is_told_after_an_error_of_the_peer(rig: &Rig) {
     let told = listen(rig, &pair.far);
     assert_eq!(desk.post_of(0, 8), Ok(()));
     desk.fill(1..4);
-    let long = Send::new(rig.scratch.sge(0, 4000)).signaled(1);
+    let long = wr::Send::new(rig.scratch.sge(0, 4000)).signaled(1);
     pair.near.post_one(long).expect("posted");
     rig.settle();
     assert_eq!(taken(&told), [(LAST, vec![(0, WcStatus::LocLenErr)])]);
@@ -210,7 +212,7 @@ fn the_last_receive_is_told_after_an_error_of_the_peer(rig: &Rig) {
     let told = listen(rig, &pair.far);
     desk.fill(0..4);
     let nowhere = verbs_api::RemoteAddress::default();
-    let write = verbs_api::Write::new(rig.scratch.sge(0, 8), nowhere).signaled(1);
+    let write = verbs_api::wr::Write::new(rig.scratch.sge(0, 8), nowhere).signaled(1);
     pair.near.post_one(write).expect("posted");
     rig.settle();
     let mut events: Vec<_> = taken(&told).into_iter().map(|(event, _)| event).collect();
@@ -242,7 +244,7 @@ fn a_receive_in_progress_completes_before_it_is_told(rig: &Rig) {
     let told = listen(rig, &pair.far);
     desk.fill(0..4);
     send(rig, &pair, 0..1);
-    let long = Send::new(rig.scratch.sge(0, 8000)).signaled(1);
+    let long = wr::Send::new(rig.scratch.sge(0, 8000)).signaled(1);
     pair.near.post_one(long).expect("posted");
     // Over a link some of it has come; elsewhere all of it. How much through sockets nobody knows, perhaps nothing.
     rig.step();
@@ -310,10 +312,10 @@ fn other_services_tell_it_too(rig: &Rig) {
         let told = listen(rig, &pair.far);
         desk.fill(0..4);
         let data = rig.scratch.sge(0, 8);
-        let send = Send::new(data).signaled(1);
+        let send = wr::Send::new(data).signaled(1);
         let send = to
             .as_ref()
-            .map_or(send, |to| Send::new(data).to(to).signaled(1));
+            .map_or(send, |to| wr::Send::new(data).to(to).signaled(1));
         pair.near.post_one(send).expect("posted");
         rig.settle();
         go_to(rig, &pair.far, QpState::Err);

@@ -4,8 +4,11 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Pair, Region, Rig};
 use verbs_api::qp::{AddressVector, QpAttributes, QpEndpoint, QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, ConnectOptions, EventType, PostReason, Psn, ReceiveRequest, Send,
-    Transport, UdDestination, WcStatus,
+    Access, ConnectOptions, Transport, WcStatus,
+    capability::BaselineGaps,
+    event::EventType,
+    ids::Psn,
+    wr::{self, PostReason, ReceiveRequest, UdDestination},
 };
 
 use crate::support::{QKEY, datagrams_to, done, flushed, go_to, ok, poll, statuses, unusable};
@@ -111,7 +114,7 @@ impl<'r> Stage<'r> {
     }
 
     fn send(&self, id: u64) -> Result<(), PostReason> {
-        let send = Send::new(self.desk.sge(0, 8)).wr_id(id);
+        let send = wr::Send::new(self.desk.sge(0, 8)).wr_id(id);
         let send = match &self.to_near {
             Some(to) => send.to(to),
             None => send,
@@ -122,7 +125,7 @@ impl<'r> Stage<'r> {
 
     /// The near end sends.
     fn arrive(&self, id: u64) {
-        let send = Send::new(self.rig.scratch.sge(0, 8)).signaled(id);
+        let send = wr::Send::new(self.rig.scratch.sge(0, 8)).signaled(id);
         let send = match &self.to_far {
             Some(to) => send.to(to),
             None => send,
@@ -227,7 +230,7 @@ fn in_sqd(stage: &Stage<'_>) {
 
 fn in_sqe(stage: &Stage<'_>) {
     let Stage { rig, pair, .. } = stage;
-    let bad = Send::new(unusable(rig)).wr_id(20);
+    let bad = wr::Send::new(unusable(rig)).wr_id(20);
     let bad = match &stage.to_near {
         Some(to) => bad.to(to),
         None => bad,
@@ -248,7 +251,7 @@ fn in_sqe(stage: &Stage<'_>) {
     assert_eq!(stage.send(22), Ok(()));
     assert_eq!((stage.far(), stage.near()), (vec![], ok([128])));
     // It fails once more, so that ERR is entered from here.
-    let bad = Send::new(unusable(rig)).wr_id(23);
+    let bad = wr::Send::new(unusable(rig)).wr_id(23);
     let bad = match &stage.to_near {
         Some(to) => bad.to(to),
         None => bad,
@@ -300,7 +303,7 @@ fn a_draining_queue_starts_nothing_new(rig: &Rig) {
             (pair.near.state(), pair.far.state()),
             (QpState::Err, QpState::Err)
         );
-        let send = Send::new(rig.scratch.sge(0, 8)).wr_id(1);
+        let send = wr::Send::new(rig.scratch.sge(0, 8)).wr_id(1);
         pair.near.post_one(send).expect("taken");
         return assert_eq!(done(rig, &pair.near.cq), flushed([1]));
     }
@@ -329,7 +332,7 @@ fn what_was_begun_is_finished_while_draining(rig: &Rig) {
     let desk = rig.far.region(1 << 16, OPEN);
     pair.far.receive(&desk, 0, 1 << 15);
     pair.far.receive(&desk, 1 << 15, 1 << 15);
-    let long = |id| Send::new(rig.scratch.sge(0, 20_000)).signaled(id);
+    let long = |id| wr::Send::new(rig.scratch.sge(0, 20_000)).signaled(id);
     pair.near.post_one(long(1)).expect("posted");
     let drain = QpAttributes::new()
         .qp_state(QpState::Sqd)

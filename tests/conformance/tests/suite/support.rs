@@ -3,7 +3,7 @@
 use conformance::{Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
-    Completion, ConnectOptions, Cq, LKey, Sge, UdDestination, WcStatus, qp::AddressVector,
+    Completion, ConnectOptions, Cq, Sge, WcStatus, ids::LKey, qp::AddressVector, wr::UdDestination,
 };
 
 /// Ids and statuses.
@@ -78,8 +78,12 @@ pub(crate) fn datagrams(rig: &Rig) -> (Pair, UdDestination) {
 
 /// A stretch that no key opens.
 pub(crate) fn unusable(rig: &Rig) -> Sge {
-    Sge {
-        lkey: LKey::new(0x12_3456),
-        ..rig.scratch.sge(0, 8)
-    }
+    forged(rig.scratch.mr.iova(), 8, 0x12_3456)
+}
+
+/// An entry of made-up numbers.
+#[allow(unsafe_code)]
+pub(crate) fn forged(addr: u64, length: u32, lkey: u32) -> Sge {
+    // SAFETY: emulated devices tell the regions of buffer pools from others, whoever names them.
+    unsafe { Sge::from_raw(addr, length, LKey::new(lkey)) }
 }

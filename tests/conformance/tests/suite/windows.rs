@@ -4,9 +4,13 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Pair, Region, Rig, Side, needs, one_of};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, BaselineGaps, Batch, BindWindow, DestroyError, ErrorKind, Features, LKey,
-    LocalInvalidate, MrOptions, Mw, MwType, Operations, PostReason, QpOptions, RKey, RemoteAddress,
-    Send, WcOpcode, WcStatus,
+    Access, Batch, DestroyError, ErrorKind, Features, MrOptions, Mw, Operations, QpOptions, RKey,
+    RemoteAddress, WcStatus,
+    capability::BaselineGaps,
+    completion::WcOpcode,
+    ids::LKey,
+    memory::MwType,
+    wr::{self, PostReason},
 };
 
 const TYPE_1: Features = Features::WINDOW_1;
@@ -58,19 +62,19 @@ fn host(rig: &Rig) -> Region {
 }
 
 /// A bind of a stretch of `host`; a type-2 window gets its next byte.
-fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> BindWindow<'a> {
+fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
     let key = if mw.mw_type() == MwType::Type1 {
         mw.rkey()
     } else {
         mw.rkey().next()
     };
-    BindWindow::new(key, host.mr.lkey(), host.mr.iova() + offset, length)
+    wr::BindWindow::new(key, host.mr.lkey(), host.mr.iova() + offset, length)
         .access(READ_WRITE)
         .signaled(1)
 }
 
 /// Binds a window of either type and answers its key.
-fn bind(rig: &Rig, side: &Side, mw: &Mw, request: BindWindow<'_>) -> RKey {
+fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> RKey {
     if mw.mw_type() == MwType::Type2 {
         let key = request.window;
         rig.succeeds(side, request);
@@ -182,7 +186,7 @@ fn a_type_2_window_cannot_be_bound_to_nothing(rig: &Rig) {
         bind_of(&mw, &host, 0, 0),
         WcStatus::MwBindErr,
     );
-    let no_region = BindWindow::new(mw.rkey().next(), LKey::new(0), host.mr.iova(), 64);
+    let no_region = wr::BindWindow::new(mw.rkey().next(), LKey::new(0), host.mr.iova(), 64);
     rig.fails(
         &rig.rc().far,
         no_region.access(READ_WRITE).signaled(1),
@@ -303,7 +307,7 @@ fn a_bind_stays_inside_the_region(rig: &Rig) {
         (u64::MAX - 3, 8),
         (first, u64::MAX),
     ] {
-        let request = BindWindow::new(mw.rkey().next(), host.mr.lkey(), addr, length);
+        let request = wr::BindWindow::new(mw.rkey().next(), host.mr.lkey(), addr, length);
         let request = request.access(READ_WRITE).signaled(1);
         rig.fails(&rig.rc().far, request, WcStatus::MwBindErr);
     }
@@ -334,7 +338,7 @@ fn a_bind_to_a_zero_based_region_keeps_its_bounds(rig: &Rig) {
     let host = rig.far.region_with(&rig.far.pd, 4096, options);
     let mw = rig.far.window(MwType::Type2);
     for (addr, length) in [(4096, 1), (4000, 97), (host.memory.address(), 64)] {
-        let request = BindWindow::new(mw.rkey().next(), host.mr.lkey(), addr, length);
+        let request = wr::BindWindow::new(mw.rkey().next(), host.mr.lkey(), addr, length);
         let request = request.access(READ_WRITE).signaled(1);
         rig.fails(&rig.rc().far, request, WcStatus::MwBindErr);
     }
@@ -434,11 +438,11 @@ fn a_key_works_as_soon_as_the_peer_has_it(rig: &Rig) {
         let key = mw.rkey().next();
         let mut batch = Batch::new();
         if round > 0 {
-            batch.push(LocalInvalidate::new(mw.rkey()));
+            batch.push(wr::LocalInvalidate::new(mw.rkey()));
         }
-        batch.push(bind_of(&mw, &host, 0, 64).flags(verbs_api::SendFlags::empty()));
+        batch.push(bind_of(&mw, &host, 0, 64).flags(verbs_api::wr::SendFlags::empty()));
         let advert = key.value().to_be_bytes();
-        batch.push(Send::new(&advert));
+        batch.push(wr::Send::new(&advert));
         pair.far.post(&mut batch).expect("a batch that is taken");
         let got = rig.take(&pair.near.cq, 1).remove(0);
         assert_eq!((got.status, got.byte_len), (WcStatus::Success, 4));
@@ -455,10 +459,10 @@ fn a_key_of_type_1_works_as_soon_as_the_peer_has_it(rig: &Rig) {
     let mw = rig.far.window(MwType::Type1);
     for round in 0..100 {
         pair.near.receive(&rig.scratch, 0, 64);
-        let request = bind_of(&mw, &host, 0, 64).flags(verbs_api::SendFlags::empty());
+        let request = bind_of(&mw, &host, 0, 64).flags(verbs_api::wr::SendFlags::empty());
         let key = pair.far.bind_mw(&request).expect("a bind that is taken");
         pair.far
-            .post_one(Send::new(&key.value().to_be_bytes()))
+            .post_one(wr::Send::new(&key.value().to_be_bytes()))
             .expect("a send");
         assert_eq!(rig.take(&pair.near.cq, 1)[0].status, WcStatus::Success);
         assert!(rig.can_write(&pair, at(&host, 0, key)), "round {round}");
@@ -472,7 +476,7 @@ fn unreliable_connections_bind(rig: &Rig) {
     let mw = rig.far.window(MwType::Type2);
     let key = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64));
     rig.scratch.fill(9);
-    let write = verbs_api::Write::new(rig.scratch.sge(0, 8), at(&host, 0, key)).signaled(1);
+    let write = verbs_api::wr::Write::new(rig.scratch.sge(0, 8), at(&host, 0, key)).signaled(1);
     rig.succeeds(&pair.near, write);
     rig.settle();
     assert_eq!(host.bytes(0, 8), rig.scratch.bytes(0, 8));
@@ -506,13 +510,13 @@ fn datagrams_do_not_bind(rig: &Rig) {
 fn an_invalidated_window_is_free(rig: &Rig) {
     let host = host(rig);
     let (pair, mw, key) = bound(rig, MwType::Type2, &host);
-    rig.succeeds(&pair.far, LocalInvalidate::new(key).signaled(2));
+    rig.succeeds(&pair.far, wr::LocalInvalidate::new(key).signaled(2));
     // Cut from its queue pair: another one may bind it.
     let other = rig.rc();
     let again = bind(rig, &other.far, &mw, bind_of(&mw, &host, 0, 64));
     assert!(rig.can_write(&other, at(&host, 0, again)));
     assert!(!rig.can_write(&pair, at(&host, 0, key)), "the old key");
-    rig.succeeds(&other.far, LocalInvalidate::new(again).signaled(3));
+    rig.succeeds(&other.far, wr::LocalInvalidate::new(again).signaled(3));
     rig.finish_destroy(host.mr.deregister());
 }
 
@@ -523,7 +527,7 @@ fn a_type_1_window_cannot_be_invalidated(rig: &Rig) {
     let other = rig.rc();
     rig.fails(
         &other.far,
-        LocalInvalidate::new(key).signaled(2),
+        wr::LocalInvalidate::new(key).signaled(2),
         WcStatus::LocQpOpErr,
     );
     assert!(rig.can_write(&pair, at(&host, 0, key)), "it is bound still");
@@ -536,7 +540,7 @@ fn only_its_queue_pair_invalidates_a_window(rig: &Rig) {
     let other = rig.rc();
     rig.fails(
         &other.far,
-        LocalInvalidate::new(key).signaled(2),
+        wr::LocalInvalidate::new(key).signaled(2),
         WcStatus::LocQpOpErr,
     );
     assert!(rig.can_write(&pair, at(&host, 0, key)));
@@ -544,14 +548,14 @@ fn only_its_queue_pair_invalidates_a_window(rig: &Rig) {
     let other = rig.rc();
     let landing = rig.far.region(64, Access::LOCAL_WRITE);
     other.far.receive(&landing, 0, 64);
-    let send = verbs_api::SendWithInvalidate::new(&[1, 2, 3, 4], key);
+    let send = verbs_api::wr::SendWithInvalidate::new(&[1, 2, 3, 4], key);
     other.near.post_one(send).expect("a send");
     rig.settle();
     assert_eq!(rig.take(&other.far.cq, 1)[0].status, WcStatus::RemInvReqErr);
     assert_eq!(other.far.state(), QpState::Err);
     assert!(rig.can_write(&pair, at(&host, 0, key)));
 
-    rig.succeeds(&pair.far, LocalInvalidate::new(mw.rkey()).signaled(2));
+    rig.succeeds(&pair.far, wr::LocalInvalidate::new(mw.rkey()).signaled(2));
     assert!(!rig.can_write(&pair, at(&host, 0, key)));
 }
 

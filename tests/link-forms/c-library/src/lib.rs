@@ -1,7 +1,7 @@
 //! What a library for C finds registered: `link_forms.h` is its header.
 
 use link_forms::Report;
-use polyverbs::{Registry, RegistryError};
+use polyverbs::{Registry, provider::RegistryError};
 
 /// Prints what the linker kept of what registers itself.
 #[unsafe(no_mangle)]

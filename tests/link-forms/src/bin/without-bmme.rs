@@ -4,7 +4,7 @@
 use emulated_ib as _;
 use emulated_iwarp as _;
 
-fn main() -> Result<(), verbs_api::RegistryError> {
+fn main() -> Result<(), verbs_api::provider::RegistryError> {
     print!("{}", link_forms::Report::of(verbs_api::registry()?));
     Ok(())
 }

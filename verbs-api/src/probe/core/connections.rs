@@ -1,16 +1,15 @@
 //! Connected services, and messages over them.
 
+use super::super::{ensure, ensure_eq};
 use super::{filled, fresh, statuses};
 use crate::access::Access;
 use crate::completion::{WcOpcode, WcStatus};
 use crate::event::EventType;
-use crate::ids::LKey;
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
 use crate::qp::{QpState, QpType};
-use crate::work_request::{
-    Batch, Data, Read, ReceiveRequest, Send, SendWithImmediate, Sge, Write, WriteWithImmediate,
+use crate::wr::{
+    Batch, Data, Read, ReceiveRequest, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
-use crate::{ensure, ensure_eq};
 
 /// What peers may do with the memory of most probes.
 const OPEN: Access = Access::LOCAL_WRITE
@@ -62,10 +61,7 @@ pub(super) fn rc_order(rig: &Rig) -> Outcome {
 pub(super) fn rc_flush(rig: &Rig) -> Outcome {
     let (pair, desk) = (rig.rc()?, desk(rig, 64)?);
     pair.near.receive(&rig.scratch, 0, 64)?;
-    let no_key = Sge {
-        lkey: LKey::new(0x12_3456),
-        ..rig.scratch.sge(0, 8)?
-    };
+    let no_key = rig.near.dead_sge()?;
     let mut batch = Batch::new();
     batch.push(Write::new(no_key, desk.remote(0)).wr_id(1));
     batch.push(Write::new(rig.scratch.sge(0, 8)?, desk.remote(0)).wr_id(2));

@@ -1,13 +1,13 @@
 //! Unreliable datagrams, and groups.
 
+use super::super::{ensure, ensure_eq};
 use super::filled;
 use crate::access::Access;
 use crate::completion::{WcFlags, WcStatus};
 use crate::ids::{Gid, Qpn};
 use crate::probe::{Evidence, Outcome, Region, Rig, Side};
 use crate::qp::{AddressVector, ConnectOptions, QpType};
-use crate::work_request::{Send, SendWithImmediate, UdDestination};
-use crate::{ensure, ensure_eq};
+use crate::wr::{Send, SendWithImmediate, UdDestination};
 
 const QKEY: u32 = 0x1111;
 

@@ -1,5 +1,6 @@
 //! Regions, atomics, and what writes become.
 
+use super::super::{ensure, ensure_eq};
 use super::{filled, fresh};
 use crate::access::Access;
 use crate::completion::WcStatus;
@@ -7,8 +8,7 @@ use crate::ids::RKey;
 use crate::memory::Memory;
 use crate::mr::{MrOptions, MrReregister};
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
-use crate::work_request::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, RemoteAddress, Write};
-use crate::{ensure, ensure_eq};
+use crate::wr::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, RemoteAddress, Write};
 
 /// Everything that a peer can do with plain requests.
 const OPEN: Access = Access::LOCAL_WRITE

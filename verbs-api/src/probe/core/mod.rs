@@ -1,6 +1,6 @@
 //! The core's own features, and what proves them.
 //!
-//! An extension brings its probes along; these are those of the [baseline](crate::Baseline) and of the bits that no
+//! An extension brings its probes along; these are those of the [baseline](crate::capability::Baseline) and of the bits that no
 //! extension has. They are listed as an extension would list them.
 
 mod connections;
@@ -13,7 +13,7 @@ use crate::access::Access;
 use crate::capability::{Baseline, Features};
 use crate::completion::{Completion, WcStatus};
 use crate::extension::FeatureInfo;
-use crate::feature;
+use crate::extension::feature;
 use crate::qp::{ConnectOptions, QpType};
 
 macro_rules! features {

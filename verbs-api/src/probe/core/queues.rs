@@ -1,5 +1,6 @@
 //! Completion queues that change their size, and receive queues that are shared.
 
+use super::super::{ensure, ensure_eq};
 use super::{filled, statuses};
 use crate::access::Access;
 use crate::completion::WcStatus;
@@ -9,8 +10,7 @@ use crate::probe::rig::poll_all;
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
 use crate::qp::QpType;
 use crate::srq::{Srq, SrqOptions};
-use crate::work_request::{ReceiveRequest, Send, Write};
-use crate::{ensure, ensure_eq};
+use crate::wr::{ReceiveRequest, Send, Write};
 
 // covers 3.89
 pub(super) fn resize_cq(rig: &Rig) -> Outcome {

@@ -11,12 +11,13 @@
 //! * Posting, polling and arming are direct calls that allocate nothing.
 //! * After a destroy has been answered with success, neither a completion nor an event comes from that object.
 
+pub mod carrier;
+
 use std::any::Any;
 use std::sync::Arc;
 
 use crate::access::Access;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
-use crate::carrier::Carrier;
 use crate::completion::{Completion, Notify};
 use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
@@ -25,8 +26,18 @@ use crate::ids::{Gid, LKey, Port, Qpn, RKey};
 use crate::memory::Allocation;
 use crate::objects::ObjectId;
 use crate::post::PostReason;
+use crate::provider::carrier::Carrier;
 use crate::qp::{AddressVector, QpAttributes, QpCap, QpCounters, QpStatus, QpType};
-use crate::work_request::{ReceiveRequest, WorkRequest};
+use crate::wr::{ReceiveRequest, WorkRequest};
+
+#[doc(inline)]
+pub use crate::__link_provider as link_provider;
+pub use crate::context::Outcome;
+pub use crate::control::{Completer, handler_scope, in_handler, run_handler};
+pub use crate::post::QpRules;
+pub use crate::registry::{LinkedProvider, RegistryError};
+pub use crate::wr::data::{Lent, Sges};
+pub use crate::wr::requests::{Common, Operation};
 
 /// Version of this contract. A provider or an extension states the one it was built for.
 pub const CONTRACT_VERSION: u32 = 1;
@@ -272,12 +283,12 @@ pub struct QpInit {
     pub srq: Option<Arc<dyn SrqOps>>,
     /// Sizes, at least.
     pub cap: QpCap,
-    /// How many of `cap.max_send_wr` only requests with [`SendFlags::RESERVED`](crate::SendFlags::RESERVED) may take.
+    /// How many of `cap.max_send_wr` only requests with [`SendFlags::RESERVED`](crate::wr::SendFlags::RESERVED) may take.
     pub reserved_wr: u32,
     /// Every request completes with a completion.
     pub sq_sig_all: bool,
     /// Operations that it will do, checked against the grant.
-    pub operations: crate::work_request::Operations,
+    pub operations: crate::wr::Operations,
     /// Flags and modes of extensions, checked against the grant: a provider honours each or refuses.
     pub extensions: Vec<QpExtension>,
 }
@@ -443,9 +454,9 @@ pub trait QpOps: AsAny {
     ///
     /// # Errors
     /// As for a posted request.
-    fn bind_mw(&self, _bind: &crate::work_request::BindWindow<'_>) -> Result<RKey, PostReason> {
+    fn bind_mw(&self, _bind: &crate::wr::BindWindow<'_>) -> Result<RKey, PostReason> {
         Err(PostReason::OperationNotEnabled {
-            missing: crate::work_request::Operations::BIND_MW,
+            missing: crate::wr::Operations::BIND_MW,
         })
     }
 

@@ -691,7 +691,7 @@ impl<'a> ReadWithInvalidate<'a> {
             common: Common::default(),
             data: Data::Sge(sink),
             remote,
-            invalidate: sink.lkey,
+            invalidate: sink.lkey(),
         }
     }
 }

@@ -1,0 +1,21 @@
+//! Typed work requests: one type per operation, and one enum over them.
+//!
+//! Import the module and name its types with it, `wr::Send`: three of them are called like traits of the prelude or of
+//! `std::io`.
+
+mod batch;
+pub(crate) mod data;
+mod receive;
+pub(crate) mod requests;
+
+pub use batch::Batch;
+pub use data::{Data, RemoteAddress, Sge, UdDestination};
+pub use receive::{ReceiveBatch, ReceiveRequest};
+pub use requests::{
+    AtomicWrite, BindWindow, CompareSwap, ExtensionRequest, FastRegister, FetchAdd, Flush,
+    LocalInvalidate, Operations, Read, ReadWithInvalidate, Send, SendFlags, SendWithImmediate,
+    SendWithInvalidate, WorkRequest, Write, WriteWithImmediate,
+};
+
+pub use crate::post::PostReason;
+pub use crate::receive::RefusedReceive;
