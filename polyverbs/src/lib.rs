@@ -54,6 +54,7 @@ pub use verbs_api::*;
 // linked: a dependency alone registers nothing. These lines are what makes the default devices, and what they can do,
 // exist in every program that names this crate.
 use block_loopback as _;
+use bmme as _;
 use emulated_ib as _;
 use emulated_iwarp as _;
 use low_latency_qp as _;
