@@ -611,24 +611,29 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // Writes what was taken for these streams, until then at the latest; whether all of it. It does so by itself, for the
-    // caller may be whoever reads.
+    // Writes what was taken for these streams, until then at the latest; whether all of it. Every stream is tried, also
+    // after one whose peer reads nothing.
     fn write_all(&self, streams: &[Arc<Stream<C>>], until: Instant) -> bool {
-        let write = |stream| {
-            while self.tries_again(stream) {
-                self.flush();
-                if !stream.has_unwritten() {
-                    break;
-                }
-                if Instant::now() >= until {
-                    return false;
-                }
-                thread::sleep(DRAIN_STEP);
+        let mut all = true;
+        for stream in streams {
+            all &= self.write_out(stream, until);
+        }
+        all
+    }
+
+    // It flushes by itself and waits for no reader, for the caller may be the one who reads.
+    fn write_out(&self, stream: &Arc<Stream<C>>, until: Instant) -> bool {
+        while self.tries_again(stream) {
+            self.flush();
+            if !stream.has_unwritten() {
+                break;
             }
-            true
-        };
-        // Each is tried.
-        streams.iter().filter(|stream| !write(*stream)).count() == 0
+            if Instant::now() >= until {
+                return false;
+            }
+            thread::sleep(DRAIN_STEP);
+        }
+        true
     }
 
     // Has the next flush try a stream that was full; whether anything waits on it.
