@@ -21,6 +21,18 @@ fn nak(nak: Nak) -> Body {
     Body::Acknowledge(Syndrome::Nak(nak))
 }
 
+fn hold_answers(rig: &Rig) {
+    rig.wire.rule(|frame| match frame.header.body.is_request() {
+        true => Fate::Pass,
+        false => Fate::Hold,
+    });
+}
+
+fn post_write(rig: &Rig, wr_id: u64) {
+    rig.a
+        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(wr_id));
+}
+
 // covers 3.60
 #[test]
 fn silence_is_waited_for_as_long_as_the_code_says() {
@@ -32,8 +44,7 @@ fn silence_is_waited_for_as_long_as_the_code_says() {
                 ..Setup::default()
             });
             rig.wire.rule(|_| Fate::Drop);
-            rig.a
-                .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+            post_write(&rig, 1);
             rig.run();
             assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
             let tries = u32::from(retry_cnt) + 1;
@@ -51,8 +62,7 @@ fn silence_is_waited_for_as_long_as_the_code_says() {
         ..Setup::default()
     });
     rig.wire.rule(|_| Fate::Drop);
-    rig.a
-        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+    post_write(&rig, 1);
     rig.run_for(Duration::from_secs(1_000_000));
     assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
     assert_eq!(rig.requests().len(), 1);
@@ -69,12 +79,8 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
     let least = ack_timeout(14).unwrap();
     // Each answer is nearly too late for twice as long as the one before it took.
     for (number, tenths) in [(1, 9), (2, 17), (3, 33), (4, 39)] {
-        rig.wire.rule(|frame| match frame.header.body.is_request() {
-            true => Fate::Pass,
-            false => Fate::Hold,
-        });
-        rig.a
-            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(number));
+        hold_answers(&rig);
+        post_write(&rig, number);
         rig.run_for(least * tenths / 10);
         assert_eq!(rig.a.done(), [], "{number}");
         rig.release();
@@ -82,8 +88,7 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
     }
     let began = rig.now();
     rig.wire.rule(|_| Fate::Drop);
-    rig.a
-        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(5));
+    post_write(&rig, 5);
     rig.run();
     assert_eq!(rig.a.done(), [(5, WcStatus::RetryExcErr)]);
     assert_eq!(rig.now() - began, least * 4);
@@ -94,25 +99,19 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
         retry_cnt: 0,
         ..Setup::default()
     });
-    rig.wire.rule(|frame| match frame.header.body.is_request() {
-        true => Fate::Pass,
-        false => Fate::Hold,
-    });
-    rig.a
-        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+    hold_answers(&rig);
+    post_write(&rig, 1);
     rig.run_for(least * 9 / 10);
     rig.release();
     rig.wire.pass();
     for number in 2..8 {
-        rig.a
-            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(number));
+        post_write(&rig, number);
         rig.run();
     }
     assert_eq!(rig.a.done().len(), 7);
     let began = rig.now();
     rig.wire.rule(|_| Fate::Drop);
-    rig.a
-        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(8));
+    post_write(&rig, 8);
     rig.run();
     assert_eq!(rig.now() - began, least);
 }
