@@ -10,66 +10,135 @@ use crate::ids::{Qpn, RKey};
 use crate::memory::{Buffer, Buffers, Loan};
 
 /// How a request ended.
+///
+/// A request of a reliable connection that fails leaves the queue pair in the error state; what was posted behind it is
+/// flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_wc_status")]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum WcStatus {
+    /// The request was carried out. [`Send`](crate::work_request::Send) and [`Write`](crate::work_request::Write) say
+    /// what that means for the peer.
+    #[doc(alias = "IBV_WC_SUCCESS")]
     #[default]
     Success = 0,
+    /// A receive: the message was longer than the entries posted for it; on InfiniBand its sender sees
+    /// [`RemInvReqErr`](Self::RemInvReqErr). A send: it is longer than the port or the path MTU of a datagram allows.
+    /// Post longer receives, or send less at once.
+    #[doc(alias = "IBV_WC_LOC_LEN_ERR")]
     LocLenErr = 1,
+    /// The queue pair could not carry out the request itself: a fast-register or a local invalidate that its key does
+    /// not allow, or an operation that the device does not understand. Check the state of the key.
+    #[doc(alias = "IBV_WC_LOC_QP_OP_ERR")]
     LocQpOpErr = 2,
+    /// Reliable datagrams only, which no device here has: the end-to-end context could not carry out the request.
+    #[doc(alias = "IBV_WC_LOC_EEC_OP_ERR")]
     LocEecOpErr = 3,
+    /// A scatter/gather entry of the request, sent or received, is refused: an unknown or invalidated `lkey`, another
+    /// protection domain, bytes outside of the region, or a missing
+    /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE). Over iWARP the sink of a read needs remote write as well.
+    #[doc(alias = "IBV_WC_LOC_PROT_ERR")]
     LocProtErr = 4,
+    /// The queue pair was in, or went into, the error state before the request was done: it may or may not have been
+    /// carried out. The first completion with another status tells the cause; without one look at the asynchronous
+    /// events. Over iWARP this is all that becomes of requests behind a lost connection, or behind a write that the
+    /// peer refused.
+    #[doc(alias = "IBV_WC_WR_FLUSH_ERR")]
     WrFlushErr = 5,
+    /// A window could not be bound: the region lacks [`Access::MW_BIND`](crate::Access::MW_BIND), or local write for a
+    /// window that may be written, is of another protection domain, or is smaller than the window; or a window of type
+    /// 2 is bound already.
+    #[doc(alias = "IBV_WC_MW_BIND_ERR")]
     MwBindErr = 6,
+    /// The peer answered what was not asked: an opcode or a placement that fits no request. A fault of the peer's
+    /// device or of the network.
+    #[doc(alias = "IBV_WC_BAD_RESP_ERR")]
     BadRespErr = 7,
+    /// A receive: the peer's write with immediate data met a protection error in the memory of this side.
+    #[doc(alias = "IBV_WC_LOC_ACCESS_ERR")]
     LocAccessErr = 8,
+    /// A requester: the peer takes no such request. Its queue pair does not permit the operation, an atomic is not
+    /// aligned, more reads are outstanding than it granted, or (InfiniBand only) a message is longer than its receive.
+    /// Over iWARP only reads and atomics end so. A receive: the message was no valid one, or asked to invalidate a key
+    /// that may not be.
+    #[doc(alias = "IBV_WC_REM_INV_REQ_ERR")]
     RemInvReqErr = 9,
+    /// A requester: the peer's key does not give the right, is of another protection domain or invalid, or the bytes
+    /// lie outside of it. Compare address, length and `rkey` with what the peer advertised. On InfiniBand this is told
+    /// of writes, reads and atomics; over iWARP of reads and atomics only, for a write has completed by then.
+    #[doc(alias = "IBV_WC_REM_ACCESS_ERR")]
     RemAccessErr = 10,
+    /// A requester: the peer could not carry out a valid request for a reason of its own, such as a receive whose
+    /// memory is refused; it sees [`LocProtErr`](Self::LocProtErr) there. Over iWARP only reads and atomics end so.
+    #[doc(alias = "IBV_WC_REM_OP_ERR")]
     RemOpErr = 11,
+    /// InfiniBand only: the peer has not acknowledged in time after `retry_cnt` retries. It is gone, unreachable, not
+    /// ready to receive, of another number than was connected, or too slow for `timeout`. TCP retransmits for iWARP,
+    /// where a lost connection flushes instead.
+    #[doc(alias = "IBV_WC_RETRY_EXC_ERR")]
     RetryExcErr = 12,
+    /// InfiniBand only: the peer had no receive posted after `rnr_retry` retries. Post receives ahead, or set
+    /// `rnr_retry` to 7, which waits without end. Over iWARP a message without a receive ends the connection.
+    #[doc(alias = "IBV_WC_RNR_RETRY_EXC_ERR")]
     RnrRetryExcErr = 13,
+    /// Reliable datagrams only: queue pair and end-to-end context are of different domains.
+    #[doc(alias = "IBV_WC_LOC_RDD_VIOL_ERR")]
     LocRddViolErr = 14,
+    /// Reliable datagrams only: the peer refused the request for its domain or its Q_Key.
+    #[doc(alias = "IBV_WC_REM_INV_RD_REQ_ERR")]
     RemInvRdReqErr = 15,
+    /// The peer aborted the operation.
+    #[doc(alias = "IBV_WC_REM_ABORT_ERR")]
     RemAbortErr = 16,
+    /// Reliable datagrams only: the end-to-end context is unknown.
+    #[doc(alias = "IBV_WC_INV_EECN_ERR")]
     InvEecnErr = 17,
+    /// Reliable datagrams only: the end-to-end context is in a state that does not allow the request.
+    #[doc(alias = "IBV_WC_INV_EEC_STATE_ERR")]
     InvEecStateErr = 18,
+    /// The device has failed: nothing more can be done with it.
+    #[doc(alias = "IBV_WC_FATAL_ERR")]
     FatalErr = 19,
+    /// A management datagram was not answered in time; no queue pair of a program sees it.
+    #[doc(alias = "IBV_WC_RESP_TIMEOUT_ERR")]
     RespTimeoutErr = 20,
+    /// None of the others, or a code that is not known: `vendor_err` may tell more. Over iWARP a read whose sink could
+    /// not be invalidated ends so.
+    #[doc(alias = "IBV_WC_GENERAL_ERR")]
     GeneralErr = 21,
 }
 
 impl WcStatus {
-    const ALL: [Self; 22] = [
-        Self::Success,
-        Self::LocLenErr,
-        Self::LocQpOpErr,
-        Self::LocEecOpErr,
-        Self::LocProtErr,
-        Self::WrFlushErr,
-        Self::MwBindErr,
-        Self::BadRespErr,
-        Self::LocAccessErr,
-        Self::RemInvReqErr,
-        Self::RemAccessErr,
-        Self::RemOpErr,
-        Self::RetryExcErr,
-        Self::RnrRetryExcErr,
-        Self::LocRddViolErr,
-        Self::RemInvRdReqErr,
-        Self::RemAbortErr,
-        Self::InvEecnErr,
-        Self::InvEecStateErr,
-        Self::FatalErr,
-        Self::RespTimeoutErr,
-        Self::GeneralErr,
+    // By code.
+    const ALL: [(Self, &str); 22] = [
+        (Self::Success, "success"),
+        (Self::LocLenErr, "local length error"),
+        (Self::LocQpOpErr, "local QP operation error"),
+        (Self::LocEecOpErr, "local EE context operation error"),
+        (Self::LocProtErr, "local protection error"),
+        (Self::WrFlushErr, "work request flushed error"),
+        (Self::MwBindErr, "memory window bind error"),
+        (Self::BadRespErr, "bad response error"),
+        (Self::LocAccessErr, "local access error"),
+        (Self::RemInvReqErr, "remote invalid request error"),
+        (Self::RemAccessErr, "remote access error"),
+        (Self::RemOpErr, "remote operation error"),
+        (Self::RetryExcErr, "transport retry counter exceeded"),
+        (Self::RnrRetryExcErr, "RNR retry counter exceeded"),
+        (Self::LocRddViolErr, "local RDD violation error"),
+        (Self::RemInvRdReqErr, "remote invalid RD request"),
+        (Self::RemAbortErr, "remote aborted error"),
+        (Self::InvEecnErr, "invalid EE context number"),
+        (Self::InvEecStateErr, "invalid EE context state"),
+        (Self::FatalErr, "fatal error"),
+        (Self::RespTimeoutErr, "response timeout error"),
+        (Self::GeneralErr, "general error"),
     ];
 
     /// The status of this code; an unknown code is a general error, never a success.
     pub const fn from_code(code: u8) -> Self {
         if (code as usize) < Self::ALL.len() {
-            Self::ALL[code as usize]
+            Self::ALL[code as usize].0
         } else {
             Self::GeneralErr
         }
@@ -81,16 +150,23 @@ impl WcStatus {
     }
 }
 
+impl fmt::Display for WcStatus {
+    /// The name of the status in words: "remote access error".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::ALL[*self as usize].1)
+    }
+}
+
 /// What completed: an operation of the core by its name, one of an extension by [`extension`](Self::extension).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_wc_opcode")]
 pub struct WcOpcode(u8);
 
 macro_rules! wc_opcodes {
-    ($($name:ident = $code:literal,)*) => {
-        #[allow(non_upper_case_globals, missing_docs, reason = "they read as the variants of an enum")]
+    ($($(#[$attribute:meta])+ $name:ident = $code:literal,)*) => {
+        #[allow(non_upper_case_globals, reason = "they read as the variants of an enum")]
         impl WcOpcode {
-            $(pub const $name: Self = Self($code);)*
+            $($(#[$attribute])+ pub const $name: Self = Self($code);)*
 
             const NAMES: &[(u8, &str)] = &[$(($code, stringify!($name)),)*];
         }
@@ -98,17 +174,44 @@ macro_rules! wc_opcodes {
 }
 
 wc_opcodes! {
+    /// A [`Send`](crate::work_request::Send), [`SendWithImmediate`](crate::work_request::SendWithImmediate) or
+    /// [`SendWithInvalidate`](crate::work_request::SendWithInvalidate).
+    #[doc(alias = "IBV_WC_SEND")]
     Send = 0,
+    /// A [`Write`](crate::work_request::Write) or [`WriteWithImmediate`](crate::work_request::WriteWithImmediate).
+    #[doc(alias = "IBV_WC_RDMA_WRITE")]
     RdmaWrite = 1,
+    /// A [`Read`](crate::work_request::Read) or [`ReadWithInvalidate`](crate::work_request::ReadWithInvalidate): the
+    /// bytes lie in its entries.
+    #[doc(alias = "IBV_WC_RDMA_READ")]
     RdmaRead = 2,
+    /// A [`CompareSwap`](crate::work_request::CompareSwap): the value from before lies in its entry.
+    #[doc(alias = "IBV_WC_COMP_SWAP")]
     CompSwap = 3,
+    /// A [`FetchAdd`](crate::work_request::FetchAdd): the value from before lies in its entry.
+    #[doc(alias = "IBV_WC_FETCH_ADD")]
     FetchAdd = 4,
+    /// A [`BindWindow`](crate::work_request::BindWindow): the window has its new key.
+    #[doc(alias = "IBV_WC_BIND_MW")]
     BindMw = 5,
+    /// A [`LocalInvalidate`](crate::work_request::LocalInvalidate): the key gives no access any more.
+    #[doc(alias = "IBV_WC_LOCAL_INV")]
     LocalInv = 6,
+    /// A [`FastRegister`](crate::work_request::FastRegister): the key gives access.
+    #[doc(alias = "IB_WC_REG_MR")]
     FastRegister = 7,
+    /// A [`Flush`](crate::work_request::Flush) of remote memory: the bytes are where the request asked for.
+    #[doc(alias = "IBV_WC_FLUSH")]
     Flush = 8,
+    /// An [`AtomicWrite`](crate::work_request::AtomicWrite).
+    #[doc(alias = "IBV_WC_ATOMIC_WRITE")]
     AtomicWrite = 9,
+    /// A receive, by a message that was sent.
+    #[doc(alias = "IBV_WC_RECV")]
     Recv = 128,
+    /// A receive, by a [`WriteWithImmediate`](crate::work_request::WriteWithImmediate) of the peer: the bytes lie where
+    /// the peer wrote them, not in the receive.
+    #[doc(alias = "IBV_WC_RECV_RDMA_WITH_IMM")]
     RecvRdmaWithImm = 129,
 }
 
@@ -251,4 +354,33 @@ pub enum Notify {
     Next,
     /// The next solicited one, or the next error.
     Solicited,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_has_its_code_and_its_own_words() {
+        let mut words = Vec::new();
+        for (code, (status, _)) in WcStatus::ALL.iter().enumerate() {
+            assert_eq!(*status as usize, code);
+            assert_eq!(WcStatus::from_code(code as u8), *status);
+            words.push(status.to_string());
+        }
+        assert_eq!(
+            words[WcStatus::RemAccessErr as usize],
+            "remote access error"
+        );
+        words.sort();
+        words.dedup();
+        assert_eq!(words.len(), WcStatus::ALL.len());
+    }
+
+    #[test]
+    fn an_unknown_code_is_a_general_error() {
+        for code in WcStatus::ALL.len() as u8..=u8::MAX {
+            assert_eq!(WcStatus::from_code(code), WcStatus::GeneralErr);
+        }
+    }
 }
