@@ -95,6 +95,9 @@ pub enum PageListError {
         /// Blocks given.
         given: usize,
     },
+    /// The bytes of a list are counted in 64 bits.
+    #[error("the list has 2^64 bytes or more")]
+    TooLong,
 }
 
 impl PageList {
@@ -103,10 +106,11 @@ impl PageList {
     /// The first element may begin anywhere in a page; every later one begins on a page boundary or where its
     /// predecessor ended; every one but the last ends on a page boundary or where its successor begins. The address of
     /// the first octet is that of the first element. A shorter prefix than was given is not an error: compare
-    /// [`Mapped::elements`]. An element that fits in part is mapped in part and not counted.
+    /// [`Mapped::elements`]. An element that fits in part is mapped in part and not counted. An empty element is legal
+    /// anywhere, takes no page and is counted; the rules above are about the others.
     ///
     /// # Errors
-    /// The page size is no power of two, or nothing can be mapped.
+    /// The page size is no power of two, there is nothing to map, or there are 2^64 bytes or more.
     #[doc(alias = "ib_map_mr_sg")]
     pub fn map(
         elements: &[MemoryRange],
@@ -116,33 +120,34 @@ impl PageList {
         if !page_size.is_power_of_two() {
             return Err(PageListError::PageSize(page_size));
         }
+        let address = first_address(elements)?;
         let offset_in_page = page_size - 1;
         let mut pages: Vec<u64> = Vec::new();
         let mut end = 0;
         let mut mapped = 0;
         let mut length = 0;
         for element in elements {
+            if element.is_empty() {
+                mapped += 1;
+                continue;
+            }
             let (start, stop) = (element.address(), element.address() + element.len() as u64);
             let contiguous = !pages.is_empty() && start == end;
             if !pages.is_empty() && !contiguous && (start | end) & offset_in_page != 0 {
                 break;
             }
-            let mut page = start & !offset_in_page;
-            if contiguous && start & offset_in_page != 0 {
-                page += page_size;
-            }
-            let mut covered = start.max(page.min(stop));
-            if contiguous && start & offset_in_page != 0 {
-                covered = stop.min(page);
-            }
+            let mut page = if contiguous {
+                start.next_multiple_of(page_size)
+            } else {
+                start & !offset_in_page
+            };
             while page < stop && (pages.len() as u64) < u64::from(max_pages) {
                 pages.push(page);
                 page += page_size;
-                covered = stop.min(page);
             }
-            length += covered - start;
-            end = covered;
-            if covered != stop {
+            end = page.clamp(start, stop);
+            length = add(length, end - start)?;
+            if end != stop {
                 break;
             }
             mapped += 1;
@@ -150,7 +155,6 @@ impl PageList {
         if length == 0 {
             return Err(PageListError::Empty);
         }
-        let address = elements[0].address();
         let first_offset = address & offset_in_page;
         let entries = pages.len() as u32;
         let used = &elements[..elements.len().min(mapped + 1)];
@@ -175,18 +179,15 @@ impl PageList {
     /// Maps `elements` whole, whatever their sizes and the gaps between them. Needs `SG_GAPS`.
     ///
     /// # Errors
-    /// There is nothing to map.
+    /// There is nothing to map, or there are 2^64 bytes or more.
     pub fn gaps(elements: &[MemoryRange]) -> Result<Self, PageListError> {
+        let address = first_address(elements)?;
         let mut length = 0;
-        let pieces: Vec<_> = elements
-            .iter()
-            .filter(|element| !element.is_empty())
-            .map(|element| {
-                length += element.len() as u64;
-                (length - element.len() as u64, element.address())
-            })
-            .collect();
-        let &(_, address) = pieces.first().ok_or(PageListError::Empty)?;
+        let mut pieces = Vec::new();
+        for element in elements.iter().filter(|element| !element.is_empty()) {
+            pieces.push((length, element.address()));
+            length = add(length, element.len() as u64)?;
+        }
         let entries = pieces.len() as u32;
         Ok(Self::new(
             Pieces::Elements(pieces),
@@ -202,7 +203,8 @@ impl PageList {
     /// Needs `BLOCK_LIST`. The block size need be neither a power of two nor aligned; the last block may be short.
     ///
     /// # Errors
-    /// The offset lies outside the first block, a block has another size, or the count does not fit the length.
+    /// The offset lies outside the first block, a block has another size, the count does not fit the length, or the end
+    /// lies 2^64 bytes or more behind the start of the first block.
     pub fn blocks(
         blocks: &[MemoryRange],
         block_size: u64,
@@ -218,7 +220,7 @@ impl PageList {
                 block_size,
             });
         }
-        let end = first_offset.saturating_add(length);
+        let end = add(first_offset, length)?;
         let needed = end.div_ceil(block_size);
         if needed != blocks.len() as u64 {
             return Err(PageListError::Length {
@@ -377,6 +379,16 @@ impl PageList {
     }
 }
 
+// The address of the first byte of all.
+fn first_address(elements: &[MemoryRange]) -> Result<u64, PageListError> {
+    let first = elements.iter().find(|element| !element.is_empty());
+    first.map(MemoryRange::address).ok_or(PageListError::Empty)
+}
+
+fn add(length: u64, more: u64) -> Result<u64, PageListError> {
+    length.checked_add(more).ok_or(PageListError::TooLong)
+}
+
 fn flatten(pieces: Pieces, length: u64) -> Pieces {
     let flat = match &pieces {
         Pieces::Flat(address) => Some(*address),
@@ -429,6 +441,26 @@ mod tests {
         );
     }
 
+    // covers 2.31
+    #[test]
+    fn empty_elements_are_mapped_wherever_they_lie_and_name_no_byte() {
+        let (memory, other) = (Memory::zeroed(4096).unwrap(), Memory::zeroed(64).unwrap());
+        let empty = other.range(64, 0).unwrap();
+        let first = memory.range(0, 4096).unwrap();
+        for elements in [
+            [empty.clone(), first.clone(), empty.clone()],
+            [empty.clone(), empty.clone(), first.clone()],
+            [first.clone(), empty.clone(), empty.clone()],
+        ] {
+            let mapped = PageList::map(&elements, 4096, 1).unwrap();
+            assert_eq!(mapped.elements, 3);
+            assert_eq!(mapped.list.address(), memory.address());
+            assert_eq!(mapped.list.locate(0), Some((memory.address(), 4096)));
+        }
+        let nothing = PageList::map(&[empty], 4096, 8).unwrap_err();
+        assert_eq!(nothing, PageListError::Empty);
+    }
+
     // covers 2.32
     #[test]
     fn a_gap_list_maps_every_element() {
@@ -456,5 +488,7 @@ mod tests {
         assert!(PageList::blocks(&blocks, 1000, 1000, 4000).is_err());
         assert!(PageList::blocks(&blocks, 1000, 37, 3900).is_err());
         assert!(PageList::blocks(&blocks, 1000, 37, 4964).is_err());
+        let past_64_bits = PageList::blocks(&blocks[..1], u64::MAX, 1, u64::MAX);
+        assert_eq!(past_64_bits.unwrap_err(), PageListError::TooLong);
     }
 }
