@@ -185,19 +185,20 @@ impl MrReregister {
     #[must_use]
     pub fn memory(mut self, memory: impl Into<MemoryRange>) -> Self {
         let range = memory.into();
-        self.translation = Some((range.to_region(), Some(range)));
+        self.translation = Some((RegionMemory::from(&range), Some(range)));
         self
     }
 
     /// Other memory, of the program.
     ///
     /// # Safety
-    /// As for [`Pd::register_borrowed`].
+    /// As for [`Pd::register_borrowed`], for every region that this or a clone is applied to.
     #[allow(unsafe_code)]
     #[must_use]
     pub unsafe fn borrowed(mut self, address: *mut u8, length: usize) -> Self {
-        let address = address.expose_provenance();
-        self.translation = Some((RegionMemory::Borrowed { address, length }, None));
+        // SAFETY: the caller's.
+        let memory = unsafe { RegionMemory::borrowed(address, length) };
+        self.translation = Some((memory, None));
         self
     }
 

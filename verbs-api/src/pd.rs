@@ -68,7 +68,7 @@ impl Pd {
     #[doc(alias = "ibv_reg_mr_iova2")]
     pub fn register_with(&self, memory: impl Into<MemoryRange>, options: MrOptions) -> Started<Mr> {
         let range = memory.into();
-        self.reg_mr(range.to_region(), options, Some(range), false)
+        self.reg_mr(RegionMemory::from(&range), options, Some(range), false)
     }
 
     /// Registers memory of the program.
@@ -78,8 +78,9 @@ impl Pd {
     ///
     /// # Safety
     /// `length` octets from `address` stay mapped, and readable and writable, until the
-    /// deregistration was answered or the last handle of the region and everything posted with it is
-    /// gone. In that time the program accesses them only as [`memory::copy`](crate::memory::copy) does.
+    /// deregistration or a change to other memory was answered, or the last handle of the region and everything
+    /// posted with it is gone. In that time the program accesses them only as
+    /// [`memory::copy`](crate::memory::copy) does.
     #[allow(unsafe_code)]
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_borrowed(
@@ -88,13 +89,9 @@ impl Pd {
         length: usize,
         options: MrOptions,
     ) -> Started<Mr> {
-        let address = address.expose_provenance();
-        self.reg_mr(
-            RegionMemory::Borrowed { address, length },
-            options,
-            None,
-            false,
-        )
+        // SAFETY: the caller's.
+        let memory = unsafe { RegionMemory::borrowed(address, length) };
+        self.reg_mr(memory, options, None, false)
     }
 
     /// Registers `count` private buffers of `size` octets each: local rights only, handed over when
@@ -107,13 +104,8 @@ impl Pd {
         else {
             return Started::ready(Err(VerbError::Resources("memory")));
         };
-        let allocation = Arc::clone(pool.allocation());
-        let length = allocation.len();
-        let memory = RegionMemory::Owned {
-            allocation,
-            offset: 0,
-            length,
-        };
+        let length = pool.allocation().len();
+        let memory = RegionMemory::owned(Arc::clone(pool.allocation()), 0, length);
         let (started, outcome) = self.context().begin();
         self.reg_mr(memory, MrOptions::new(Access::LOCAL_WRITE), None, true)
             .on_done(move |result| {

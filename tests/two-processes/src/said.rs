@@ -3,7 +3,6 @@
 //! Numbers of the registry are of one process: operations, opcodes and attributes of extensions go by their names.
 
 use serde::{Deserialize, Serialize};
-use verbs_api::memory::Allocation;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::RegionMemory;
 use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpType};
@@ -848,10 +847,6 @@ pub(crate) fn subject_of(object: Option<(u32, u32)>) -> EventSubject {
 
 /// Memory of the other process that stands for a region's.
 pub(crate) fn zeroed(octets: usize) -> Result<RegionMemory, VerbError> {
-    let allocation = Allocation::zeroed(octets).ok_or(VerbError::Resources("memory"))?;
-    Ok(RegionMemory::Owned {
-        allocation: allocation.into(),
-        offset: 0,
-        length: octets,
-    })
+    let memory = Memory::zeroed(octets).ok_or(VerbError::Resources("memory"))?;
+    Ok(RegionMemory::from(&memory.into()))
 }

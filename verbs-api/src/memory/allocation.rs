@@ -14,7 +14,7 @@ const MAPPED: usize = 128 * 1024;
 
 /// Page-aligned, zeroed memory, freed when dropped.
 #[derive(Debug)]
-pub struct Allocation {
+pub(crate) struct Allocation {
     start: NonNull<u8>,
     length: usize,
 }
@@ -27,7 +27,7 @@ unsafe impl Sync for Allocation {}
 
 impl Allocation {
     /// `length` zeroed octets at a page boundary, or `None` where the system has no such memory.
-    pub fn zeroed(length: usize) -> Option<Self> {
+    pub(crate) fn zeroed(length: usize) -> Option<Self> {
         let start = match length {
             0 => NonNull::dangling(),
             MAPPED.. => {
@@ -46,18 +46,13 @@ impl Allocation {
     }
 
     /// The first octet.
-    pub fn as_ptr(&self) -> *mut u8 {
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
     /// Octets.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.length
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
     }
 }
 

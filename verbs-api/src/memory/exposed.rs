@@ -7,7 +7,6 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::{Allocation, Span};
-use crate::provider::RegionMemory;
 
 /// Memory that may be registered with remote rights or by fast-register. Cloning shares it.
 ///
@@ -130,6 +129,10 @@ impl Memory {
             .ok_or_else(|| self.out_of_range(offset, 8))
     }
 
+    pub(crate) const fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
+    }
+
     fn span(&self, offset: usize, length: usize) -> Result<Span<'_>, OutOfRange> {
         if offset
             .checked_add(length)
@@ -182,15 +185,6 @@ impl MemoryRange {
     /// The address of the first octet.
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset as u64
-    }
-
-    pub(crate) fn to_region(&self) -> RegionMemory {
-        let allocation = Arc::clone(&self.memory.allocation);
-        RegionMemory::Owned {
-            allocation,
-            offset: self.offset,
-            length: self.length,
-        }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
 use crate::extension::{Extensions, QpExtension};
 use crate::ids::{Gid, LKey, Port, Qpn, RKey};
-use crate::memory::Allocation;
+use crate::memory::{Allocation, MemoryRange};
 use crate::objects::ObjectId;
 use crate::post::PostReason;
 use crate::provider::carrier::Carrier;
@@ -197,48 +197,83 @@ pub trait CqOps: AsAny {
     fn destroy(&self, reply: Reply<()>);
 }
 
-/// The memory that a region is made of.
+/// The memory that a region is made of: a [`MemoryRange`], which this keeps alive, or memory that the program keeps.
+///
+/// A provider may copy to and from it, as [`memory::copy`](crate::memory::copy) does, until it has answered the
+/// deregistration, or the change to other memory.
+///
+/// Whoever names memory of the program answers for it:
+///
+/// ```
+/// let mut words = [0u64; 8];
+/// // SAFETY: no region is made of it.
+/// unsafe { verbs_api::provider::RegionMemory::borrowed(words.as_mut_ptr().cast(), 64) };
+/// ```
+///
+/// ```compile_fail
+/// let mut words = [0u64; 8];
+/// verbs_api::provider::RegionMemory::borrowed(words.as_mut_ptr().cast(), 64);
+/// ```
 #[derive(Clone, Debug)]
-pub enum RegionMemory {
-    /// Memory that the library owns, `length` octets from `offset`.
-    Owned {
-        /// Keeps it.
-        allocation: Arc<Allocation>,
-        /// First octet.
-        offset: usize,
-        /// Octets.
-        length: usize,
-    },
-    /// Memory of the program, never touched after the deregistration has been answered.
-    Borrowed {
-        /// First octet.
-        address: usize,
-        /// Octets.
-        length: usize,
-    },
+pub struct RegionMemory {
+    address: usize,
+    length: usize,
+    // None: of the program.
+    _allocation: Option<Arc<Allocation>>,
 }
 
 impl RegionMemory {
-    /// Octets.
-    pub const fn len(&self) -> usize {
-        match self {
-            Self::Owned { length, .. } | Self::Borrowed { length, .. } => *length,
+    /// `length` bytes from `address`.
+    ///
+    /// # Safety
+    /// As for [`Pd::register_borrowed`](crate::Pd::register_borrowed), for every region made of this or of a clone.
+    #[allow(unsafe_code)]
+    pub unsafe fn borrowed(address: *mut u8, length: usize) -> Self {
+        Self {
+            address: address.expose_provenance(),
+            length,
+            _allocation: None,
         }
+    }
+
+    /// `length` bytes of `allocation` from `offset`.
+    ///
+    /// # Panics
+    /// They lie outside.
+    pub(crate) fn owned(allocation: Arc<Allocation>, offset: usize, length: usize) -> Self {
+        let end = offset.checked_add(length);
+        assert!(
+            end.is_some_and(|end| end <= allocation.len()),
+            "{length} bytes from {offset} lie outside an allocation of {}",
+            allocation.len()
+        );
+        Self {
+            address: allocation.as_ptr().expose_provenance() + offset,
+            length,
+            _allocation: Some(allocation),
+        }
+    }
+
+    /// Bytes.
+    pub const fn len(&self) -> usize {
+        self.length
     }
 
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.length == 0
     }
 
-    /// The address of the first octet in the process.
-    pub fn address(&self) -> usize {
-        match self {
-            Self::Owned {
-                allocation, offset, ..
-            } => allocation.as_ptr().expose_provenance() + offset,
-            Self::Borrowed { address, .. } => *address,
-        }
+    /// The address of the first byte in the process.
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+}
+
+impl From<&MemoryRange> for RegionMemory {
+    fn from(range: &MemoryRange) -> Self {
+        let allocation = Arc::clone(range.memory().allocation());
+        Self::owned(allocation, range.offset(), range.len())
     }
 }
 
@@ -356,8 +391,8 @@ pub trait MrOps: AsAny {
     /// Remote key; 0 where no remote access was granted.
     fn rkey(&self) -> RKey;
 
-    /// Changes memory, domain or rights. A failure named `InvalidArgument`, `Busy` or `Unsupported` leaves the region
-    /// as it was.
+    /// Changes memory, domain or rights, and answers when no access to memory that was replaced is in progress any more. A
+    /// failure named `InvalidArgument`, `Busy` or `Unsupported` leaves the region as it was.
     fn rereg(&self, _change: MrChange, reply: Reply<()>) {
         reply.unsupported("rereg_mr");
     }
@@ -489,4 +524,34 @@ pub trait Provider: Sync {
     /// # Errors
     /// Why there are none: which mandatory part is missing.
     fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_of_a_range_is_its_bytes_and_keeps_them() {
+        let memory = crate::Memory::zeroed(64).unwrap();
+        let (address, range) = (memory.address(), memory.range(8, 40).unwrap());
+        let weak = Arc::downgrade(memory.allocation());
+        let region = RegionMemory::from(&range);
+        drop((memory, range));
+        assert_eq!((region.address() as u64, region.len()), (address + 8, 40));
+        assert!(weak.upgrade().is_some());
+        drop(region);
+        assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
+    fn no_region_reaches_outside_of_its_allocation() {
+        let allocation = Arc::new(Allocation::zeroed(64).unwrap());
+        let is_made = |offset, length| {
+            let allocation = Arc::clone(&allocation);
+            std::panic::catch_unwind(|| RegionMemory::owned(allocation, offset, length)).is_ok()
+        };
+        assert!(is_made(0, 64) && is_made(64, 0) && is_made(63, 1));
+        assert!(!is_made(0, 65) && !is_made(64, 1) && !is_made(65, 0));
+        assert!(!is_made(usize::MAX, 2) && !is_made(1, usize::MAX));
+    }
 }
