@@ -227,7 +227,8 @@ impl<D: Driver> PdOps for Pd<D> {
                 .ok_or(VerbError::Resources("memory keys"))?;
             device
                 .keys()
-                .set_region(key, init.memory, init.iova, init.access, init.private);
+                .set_region(key, init.memory, init.iova, init.access, init.private)
+                .expect("a region that was just allocated");
             Ok(Mr::make(&pd, key, init.access, false, place))
         });
     }
@@ -440,6 +441,8 @@ impl<D: Driver> MrOps for Mr<D> {
                 "an allocated key is registered by work requests",
             )));
         }
+        // Memory that was replaced is touched no more when the change is answered.
+        let reply = Reply::new(move |result| pin::after_grace(move || reply.send(result)));
         self.device.commands().run(reply, move || {
             let pd = change
                 .pd
@@ -468,7 +471,7 @@ impl<D: Driver> MrOps for Mr<D> {
                 return reply.send(Err(bound_windows(&mr.device, key)));
             }
             pin::after_grace(move || {
-                mr.device.keys().release(key);
+                let _ = mr.device.keys().release(key);
                 drop(mr);
                 reply.send(Ok(()));
             });
@@ -504,7 +507,7 @@ impl<D: Driver> MwOps for Mw<D> {
                 .unwrap_or_else(PoisonError::into_inner)
                 .remove(&mw.key);
             pin::after_grace(move || {
-                mw.device.keys().release(mw.key);
+                let _ = mw.device.keys().release(mw.key);
                 drop(mw);
                 reply.send(Ok(()));
             });

@@ -113,6 +113,17 @@ impl KeyFields {
         }
     }
 
+    /// Its memory can be replaced: of other kinds `base` is another's, and bound windows have copied it.
+    fn check_unbound_region(&self) -> Result<(), Fault> {
+        if self.state == KeyState::Unused {
+            return Err(Fault::Key);
+        }
+        if self.kind != KeyKind::Region || self.link != 0 {
+            return Err(Fault::Operation);
+        }
+        Ok(())
+    }
+
     fn pack(&self) -> u64 {
         u64::from(self.key)
             | (self.state as u64) << 8
@@ -165,11 +176,19 @@ impl Default for Slot {
     }
 }
 
-/// What keeps the memory behind a key alive.
+/// What keeps the memory behind a key alive. It changes together with the fields, and is dropped after a grace period.
 #[derive(Default)]
 struct Keep {
     memory: Option<RegionMemory>,
     pages: Option<Box<PageList>>,
+    // Nothing is kept, and the index is still in use.
+    is_disabled: bool,
+}
+
+impl Keep {
+    fn is_empty(&self) -> bool {
+        self.memory.is_none() && self.pages.is_none()
+    }
 }
 
 impl Slot {
@@ -232,6 +251,22 @@ impl Slot {
         }
         self.sequence.store(sequence + 2, Ordering::Release);
         result
+    }
+
+    /// Changes the slot, and the memory that it keeps if that succeeds. Call with no lock held.
+    fn change_memory<T>(
+        &self,
+        memory: RegionMemory,
+        change: impl FnOnce(&mut KeyFields) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let mut keep = self.keep();
+        let changed = self.change(change)?;
+        let old = keep.memory.replace(memory);
+        drop(keep);
+        if let Some(old) = old {
+            pin::after_grace(move || drop(old));
+        }
+        Ok(changed)
     }
 
     fn take(&self) -> u64 {
@@ -416,7 +451,10 @@ impl KeyTable {
         .ok()
     }
 
-    /// Makes a region of its own memory valid.
+    /// Makes an ordinary region valid, with its own memory. What that replaces is freed when nobody uses it any more.
+    ///
+    /// # Errors
+    /// The key is not in use, is of another kind, or windows are bound to it; it stays as it was.
     pub fn set_region(
         &self,
         key: u32,
@@ -424,13 +462,11 @@ impl KeyTable {
         iova: u64,
         access: Access,
         private: bool,
-    ) {
-        let Some(slot) = self.slots.get(key >> 8) else {
-            return;
-        };
+    ) -> Result<(), Fault> {
+        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
         let (base, length) = (memory.address() as u64, memory.len() as u64);
-        slot.keep().memory = Some(memory);
-        let _ = slot.change(|fields| -> Result<(), ()> {
+        slot.change_memory(memory, |fields| {
+            fields.check_unbound_region()?;
             let state = KeyState::Valid;
             *fields = KeyFields {
                 state,
@@ -442,30 +478,26 @@ impl KeyTable {
                 ..*fields
             };
             Ok(())
-        });
+        })
     }
 
-    /// Changes a region that no window is bound to. What was replaced is freed when nobody uses it any more.
+    /// Changes an ordinary region. What was replaced is freed when nobody uses it any more.
     ///
     /// # Errors
-    /// Windows are bound to it: how many.
+    /// The key is not in use, is of another kind, or windows are bound to it; it stays as it was.
     pub fn change_region(
         &self,
         key: u32,
         translation: Option<(RegionMemory, u64)>,
         pd: Option<u32>,
         access: Option<Access>,
-    ) -> Result<u32, u64> {
-        let Some(slot) = self.slots.get(key >> 8) else {
-            return Ok(key);
-        };
+    ) -> Result<u32, Fault> {
+        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
         let place = translation
             .as_ref()
             .map(|(memory, iova)| (memory.address() as u64, memory.len() as u64, *iova));
-        let new_key = slot.change(|fields| {
-            if fields.link != 0 {
-                return Err(fields.link);
-            }
+        let change = |fields: &mut KeyFields| {
+            fields.check_unbound_region()?;
             if let Some((base, length, iova)) = place {
                 *fields = KeyFields {
                     base,
@@ -483,42 +515,54 @@ impl KeyTable {
                 fields.key = fields.key.wrapping_add(1);
             }
             Ok(key & !0xff | u32::from(fields.key))
-        })?;
-        if let Some((memory, _)) = translation {
-            let old = slot.keep().memory.replace(memory);
-            pin::after_grace(move || drop(old));
+        };
+        match translation {
+            Some((memory, _)) => slot.change_memory(memory, change),
+            None => slot.change(change),
         }
-        Ok(new_key)
     }
 
-    /// Makes a key useless at once. Call [`release`](Self::release) when the pins held now have ended.
+    /// Makes a key useless at once. What kept its memory is freed when the pins held now have ended: then call
+    /// [`release`](Self::release). Call with no lock held.
     ///
     /// # Errors
-    /// Windows are bound to the region: how many. Nothing was changed.
-    pub fn disable(&self, key: u32) -> Result<(), u64> {
-        let Some(slot) = self.slots.get(key >> 8) else {
-            return Ok(());
-        };
+    /// The key is not in use, or windows are bound to the region; it stays as it was.
+    pub fn disable(&self, key: u32) -> Result<(), Fault> {
+        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
+        let mut keep = slot.keep();
         let parent = slot.change(|fields| {
+            if fields.state == KeyState::Unused {
+                return Err(Fault::Key);
+            }
             if !fields.kind.is_window() && fields.link != 0 {
-                return Err(fields.link);
+                return Err(Fault::Operation);
             }
             let parent =
                 (fields.kind.is_window() && fields.state == KeyState::Valid).then_some(fields.link);
             fields.state = KeyState::Unused;
             Ok(parent)
         })?;
+        let kept = std::mem::take(&mut *keep);
+        keep.is_disabled = true;
+        drop(keep);
         self.unlink(parent);
+        if !kept.is_empty() {
+            pin::after_grace(move || drop(kept));
+        }
         Ok(())
     }
 
-    /// Gives the index of a disabled key back, and what kept its memory.
-    pub fn release(&self, key: u32) {
-        if let Some(slot) = self.slots.get(key >> 8) {
-            let kept = std::mem::take(&mut *slot.keep());
-            self.slots.free(key >> 8);
-            drop(kept);
+    /// Gives the index of a disabled key back, once.
+    ///
+    /// # Errors
+    /// The key was not disabled; it stays as it was.
+    pub fn release(&self, key: u32) -> Result<(), Fault> {
+        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
+        if !std::mem::take(&mut slot.keep().is_disabled) {
+            return Err(Fault::Key);
         }
+        self.slots.free(key >> 8);
+        Ok(())
     }
 
     /// What a key says now, if its index is in use.
@@ -939,6 +983,18 @@ impl KeyTable {
             .get(index)
             .expect("an index that was allocated")
             .change(change)
+    }
+}
+
+impl Drop for KeyTable {
+    fn drop(&mut self) {
+        let take = |index| Some(std::mem::take(&mut *self.slots.get(index)?.keep()));
+        let mut kept: Vec<_> = (0..self.slots.end()).filter_map(take).collect();
+        kept.retain(|keep| !keep.is_empty());
+        if !kept.is_empty() {
+            // What a check has answered is bounded by a pin, not by the table.
+            pin::after_grace(move || drop(kept));
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{KeyKind, KeyTable, LocalUse, RemoteUse};
 use polyverbs_engine::pin::pin;
-use verbs_api::Access;
+use verbs_api::provider::RegionMemory;
+use verbs_api::{Access, Memory, PageList};
 
 // covers 6.15
 #[test]
@@ -16,12 +17,53 @@ fn a_table_gives_out_as_many_keys_as_it_was_made_for_and_never_key_0() {
         all.iter().all(|key| key >> 8 != 0),
         "index 0 is nobody's: {all:x?}"
     );
+    let early = table.release(all[2]);
+    assert_eq!(early, Err(Fault::Key), "it still opens something");
     table.disable(all[2]).unwrap();
-    table.release(all[2]);
+    table.release(all[2]).unwrap();
+    let twice = (table.disable(all[2]), table.release(all[2]));
+    assert_eq!(
+        twice,
+        (Err(Fault::Key), Err(Fault::Key)),
+        "an index is given back once"
+    );
     let again = allocate().unwrap();
     assert_eq!(again >> 8, all[2] >> 8);
     assert_ne!(again, all[2], "a stale key opens nothing");
     assert_eq!(allocate(), None);
+}
+
+#[test]
+fn only_an_ordinary_region_is_given_memory_of_its_own() {
+    let table = KeyTable::new(5);
+    let memory = Memory::zeroed(4096).unwrap();
+    let range = |at, length| memory.range(at, length).unwrap();
+    let pages = PageList::gaps(&[range(2048, 64), range(0, 64)]).unwrap();
+    let paged = table.allocate(KeyKind::FastRegion, 1, 2).unwrap();
+    table
+        .fast_register(paged, 1, &pages, Access::LOCAL_WRITE, 0, 128)
+        .unwrap();
+    let window = table.allocate(KeyKind::Window2B, 1, 0).unwrap();
+    let region = || RegionMemory::from(&range(0, 4096));
+    let is_refused = |key, why| {
+        let set = table.set_region(key, region(), 0, Access::LOCAL_WRITE, false);
+        let changed = table.change_region(key, Some((region(), 0)), None, None);
+        assert_eq!((set, changed), (Err(why), Err(why)));
+    };
+    is_refused(paged, Fault::Operation);
+    is_refused(window, Fault::Operation);
+    is_refused(4 << 8, Fault::Key);
+    let pin = pin();
+    let user = LocalUse {
+        pd: 1,
+        private: false,
+        write: true,
+    };
+    let stretches = table.check_local(&pin, paged, 0, 128, user).unwrap();
+    let mut found = Vec::new();
+    stretches.for_each(|span| found.push((span.address(), span.len())));
+    let at = memory.address();
+    assert_eq!(found, [(at + 2048, 64), (at, 64)]);
 }
 
 // covers 6.15

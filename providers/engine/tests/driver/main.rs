@@ -15,6 +15,7 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::operation::{Arrived, Octets, OperationEmulation, TargetMemory};
+use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::{Host, Time};
 use tiny::*;
 use verbs_api::probe::Probe;
@@ -746,6 +747,21 @@ fn a_queue_pair_is_flushed_while_its_frames_are_out() {
     rig.wire.release();
     rig.network.progress();
     assert_eq!((a.done(), a.state()), (vec![], QpState::Err));
+}
+
+#[test]
+fn a_verb_that_takes_memory_away_is_answered_when_the_pins_have_ended_that_may_have_found_it() {
+    let rig: Rig<Plain> = Rig::new(false);
+    let Side { pd, mr, .. } = &rig.a;
+    let other = pd.register(&Memory::zeroed(64).unwrap(), Access::LOCAL_WRITE);
+    let other = other.wait().unwrap();
+    let pin = pin();
+    let change = mr.rereg(MrReregister::new().memory(Memory::zeroed(64).unwrap()));
+    let end = other.deregister();
+    assert!(!change.is_done() && !end.is_done());
+    drop(pin);
+    change.wait().unwrap();
+    end.wait().unwrap();
 }
 
 // covers 6.10
