@@ -13,10 +13,10 @@
 
 use std::fmt;
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError};
 
 use crate::lock::{Lock, LockClass, LockGuard};
-use crate::sync::{AtomicPtr, AtomicU64, Line, Ordering};
+use crate::sync::{AtomicPtr, AtomicU64, Line, Mutex, Ordering};
 
 /// A completion as it lies in the ring: the meaning of the words is the caller's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +78,7 @@ impl std::error::Error for TooSmall {}
 pub struct CompletionRing {
     /// The current array; null before the first push. Read-mostly.
     current: AtomicPtr<Array>,
+    arrays: Mutex<Arrays>,
     producer: Line<Lock<Producer>>,
     consumer: Line<Consumer>,
 }
@@ -95,7 +96,6 @@ impl CompletionRing {
             capacity: capacity.max(1),
             room: capacity.max(1),
             armed: Armed::No,
-            arrays: vec![],
         };
         let consumer = Consumer {
             lock: Lock::new(LockClass::CqConsumer, ()),
@@ -103,6 +103,7 @@ impl CompletionRing {
         };
         Self {
             current: AtomicPtr::new(ptr::null_mut()),
+            arrays: Mutex::new(Arrays(Vec::new())),
             producer: Line(Lock::new(LockClass::CqProducer, producer)),
             consumer: Line(consumer),
         }
@@ -209,8 +210,8 @@ impl CompletionRing {
             producer.room = capacity;
         }
         if let Some(old) = self.array().filter(|old| old.len() != array_len(capacity)) {
-            let new = producer.array(array_len(capacity));
-            // SAFETY: `producer` owns every array of this ring and drops none before the ring.
+            let new = self.empty_array(capacity, producer.tail);
+            // SAFETY: `arrays` keeps it as long as this ring lives.
             let new_array = unsafe { &*new };
             new_array.refill(old, producer.tail - pending, producer.tail);
             self.current.store(new, Ordering::Release);
@@ -233,16 +234,25 @@ impl CompletionRing {
 
     #[cold]
     fn make(&self, producer: &mut Producer) -> &Array {
-        let array = producer.array(array_len(producer.capacity));
+        let array = self.empty_array(producer.capacity, producer.tail);
         self.current.store(array, Ordering::Release);
-        // SAFETY: `producer` owns every array of this ring and drops none before the ring.
+        // SAFETY: `arrays` keeps it as long as this ring lives.
         unsafe { &*array }
+    }
+
+    /// An array of this ring, whose slots are all empty for the positions from `tail` on.
+    fn empty_array(&self, capacity: u32, tail: u64) -> *mut Array {
+        let mut arrays = self.arrays.lock().unwrap_or_else(PoisonError::into_inner);
+        let array = arrays.of_len(array_len(capacity));
+        // SAFETY: the pointers of the list are live.
+        unsafe { &*array }.clear(tail);
+        array
     }
 
     #[inline]
     fn array(&self) -> Option<&Array> {
         let array = self.current.load(Ordering::Acquire);
-        // SAFETY: null, or an array that `Producer::arrays` keeps as long as this ring lives.
+        // SAFETY: null, or an array that `arrays` keeps as long as this ring lives.
         unsafe { array.as_ref() }
     }
 
@@ -310,33 +320,9 @@ pub struct Producer {
     /// How many entries may wait: the capacity, and none at all once the ring was closed.
     room: u32,
     armed: Armed,
-    /// Every array the ring ever used, the pointer owned. Those that a resize left stay, because
-    /// an empty poll reads without a lock; they are used again, so there is one per size.
-    arrays: Vec<*mut Array>,
 }
 
-// SAFETY: the arrays consist of atomics, and the lock around this serialises the list of them.
-unsafe impl Send for Producer {}
-
 impl Producer {
-    /// An array of this length, whose slots are all empty for the positions from `tail` on.
-    fn array(&mut self, len: usize) -> *mut Array {
-        // SAFETY: the pointers of the list are live.
-        let known = self
-            .arrays
-            .iter()
-            .find(|&&array| unsafe { &*array }.len() == len);
-        let array = known
-            .copied()
-            .unwrap_or_else(|| Box::into_raw(Box::new(Array::new(len))));
-        if known.is_none() {
-            self.arrays.push(array);
-        }
-        // SAFETY: as above.
-        unsafe { &*array }.clear(self.tail);
-        array
-    }
-
     /// Refuses every entry from now on; those that wait can still be polled.
     pub fn close(&mut self) {
         self.room = 0;
@@ -357,21 +343,41 @@ impl Producer {
     }
 }
 
-impl Drop for Producer {
-    fn drop(&mut self) {
-        for array in self.arrays.drain(..) {
-            // SAFETY: made by `Box::into_raw`, owned by the list, and the ring is going.
-            drop(unsafe { Box::from_raw(array) });
-        }
-    }
-}
-
 impl fmt::Debug for Producer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Producer")
             .field("tail", &self.tail)
             .field("armed", &self.armed)
             .finish()
+    }
+}
+
+/// Every array a ring ever used, the pointers owned. Those that a resize left stay, because an empty poll reads without a
+/// lock; they are used again, so there is one per size.
+struct Arrays(Vec<*mut Array>);
+
+// SAFETY: the arrays consist of atomics, and the lock around this serialises the list of them.
+unsafe impl Send for Arrays {}
+
+impl Arrays {
+    fn of_len(&mut self, len: usize) -> *mut Array {
+        // SAFETY: the pointers of the list are live.
+        let has_len = |&&array: &&*mut Array| unsafe { &*array }.len() == len;
+        if let Some(&known) = self.0.iter().find(has_len) {
+            return known;
+        }
+        let array = Box::into_raw(Box::new(Array::new(len)));
+        self.0.push(array);
+        array
+    }
+}
+
+impl Drop for Arrays {
+    fn drop(&mut self) {
+        for array in self.0.drain(..) {
+            // SAFETY: made by `Box::into_raw`, owned by the list, and the ring is going.
+            drop(unsafe { Box::from_raw(array) });
+        }
     }
 }
 
@@ -544,6 +550,17 @@ mod tests {
         assert_eq!(poll(&ring, 9), [0]);
         ring.resize(8).unwrap();
         assert_eq!((push(&ring, 1), ring.capacity()), (Err(Overrun), 8));
+    }
+
+    #[test]
+    fn a_ring_keeps_what_was_pushed_whosever_producer_was_named() {
+        let ring = CompletionRing::new(64);
+        let other = CompletionRing::new(64);
+        ring.push(&mut other.producer(), entry(7)).unwrap();
+        drop(other);
+        let elsewhere = CompletionRing::new(64);
+        push(&elsewhere, 8).unwrap();
+        assert_eq!(poll(&ring, 9), [7]);
     }
 
     #[test]
