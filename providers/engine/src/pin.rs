@@ -159,9 +159,13 @@ pub fn run_ready() {
 
 /// Makes pins cheaper by a fence that reaches all running threads of the process.
 ///
-/// On Linux that is `membarrier` with `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, after registration. It
-/// must not fail from now on. The first call counts.
-pub fn use_process_fence(fence: fn()) {
+/// On Linux that is `membarrier` with `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, after registration. The first call counts.
+///
+/// # Safety
+/// From now on every call of `fence` makes all running threads of the process fence before it returns: the pins of those
+/// that do not are overlooked, and what they use is freed.
+#[allow(unsafe_code)]
+pub unsafe fn use_process_fence(fence: fn()) {
     let mut registry = DOMAIN.registry();
     if registry.process_fence.is_none() {
         registry.process_fence = Some(fence);

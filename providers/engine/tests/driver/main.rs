@@ -753,7 +753,7 @@ fn a_queue_pair_is_flushed_while_its_frames_are_out() {
 fn a_verb_that_takes_memory_away_is_answered_when_the_pins_have_ended_that_may_have_found_it() {
     let rig: Rig<Plain> = Rig::new(false);
     let Side { pd, mr, .. } = &rig.a;
-    let other = pd.register(&Memory::zeroed(64).unwrap(), Access::LOCAL_WRITE);
+    let other = pd.register(Memory::zeroed(64).unwrap(), Access::LOCAL_WRITE);
     let other = other.wait().unwrap();
     let pin = pin();
     let change = mr.rereg(MrReregister::new().memory(Memory::zeroed(64).unwrap()));
