@@ -47,14 +47,18 @@ pub mod emulated;
 #[doc(hidden)]
 pub use polyverbs_engine::rules;
 
-pub use bmme;
+/// Fast registration and invalidation by work requests: the handle of the extension, and a pool of such keys.
+pub mod bmme {
+    pub use ::bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
+}
+
 pub use verbs_api::*;
 
 // Providers and extensions register themselves where their crates are linked, and a crate that nothing names is not
 // linked: a dependency alone registers nothing. These lines are what makes the default devices, and what they can do,
 // exist in every program that names this crate.
+use ::bmme as _;
 use block_loopback as _;
-use bmme as _;
 use emulated_ib as _;
 use emulated_iwarp as _;
 use low_latency_qp as _;

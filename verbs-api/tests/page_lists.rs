@@ -1,7 +1,8 @@
 //! Lists of any ranges, the empty ones among them, against what an byte-by-byte reading of the documentation gives.
 
 use proptest::prelude::*;
-use verbs_api::{Memory, MemoryRange, PageList};
+use verbs_api::memory::MemoryRange;
+use verbs_api::{Memory, PageList};
 
 /// Bytes of each memory that ranges are taken from.
 const SIZE: usize = 160;

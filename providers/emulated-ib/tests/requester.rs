@@ -30,7 +30,7 @@ fn hold_answers(rig: &Rig) {
 
 fn post_write(rig: &Rig, wr_id: u64) {
     rig.a
-        .post(Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(wr_id));
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(wr_id));
 }
 
 // covers 3.60

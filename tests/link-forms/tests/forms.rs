@@ -53,6 +53,7 @@ fn named_by_the_facade() -> (BTreeSet<String>, BTreeSet<String>) {
     let source = std::fs::read_to_string(format!("{ROOT}/polyverbs/src/lib.rs")).unwrap();
     let named = source.lines().filter_map(|line| {
         let name = line.strip_prefix("use ")?.strip_suffix(" as _;")?;
+        let name = name.trim_start_matches("::");
         Some(name.replace('_', "-"))
     });
     named.partition(|name| Path::new(ROOT).join("extensions").join(name).exists())

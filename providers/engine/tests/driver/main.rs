@@ -756,7 +756,8 @@ fn a_verb_that_takes_memory_away_is_answered_when_the_pins_have_ended_that_may_h
     let other = pd.register(Memory::zeroed(64).unwrap(), Access::LOCAL_WRITE);
     let other = other.wait().unwrap();
     let pin = pin();
-    let change = mr.rereg(MrReregister::new().memory(Memory::zeroed(64).unwrap()));
+    let change =
+        mr.rereg(verbs_api::memory::MrReregister::new().memory(Memory::zeroed(64).unwrap()));
     let end = other.deregister();
     assert!(!change.is_done() && !end.is_done());
     drop(pin);
