@@ -285,7 +285,7 @@ pub struct Completion {
     /// The sender's queue pair: of datagrams, and of receives that a connection of an extension's variant brings.
     pub src_qp: Qpn,
     /// The device's own code of a failure.
-    pub vendor_err: u16,
+    pub vendor_err: u32,
     /// Immediate data, or the invalidated key in network order: see `wc_flags`.
     pub imm_data: [u8; 4],
     loan: Loan,
@@ -382,5 +382,9 @@ mod tests {
         for code in WcStatus::ALL.len() as u8..=u8::MAX {
             assert_eq!(WcStatus::from_code(code), WcStatus::GeneralErr);
         }
+    }
+    #[test]
+    fn a_completion_fits_one_line_of_the_cache() {
+        assert_eq!(size_of::<Completion>(), 64);
     }
 }

@@ -274,7 +274,7 @@ fn wc(done: &Completion, packet_type: u8) -> IbvWc {
         wr_id: done.wr_id,
         status: done.status as c_int,
         opcode: c_int::from(done.opcode.code()),
-        vendor_err: u32::from(done.vendor_err),
+        vendor_err: done.vendor_err,
         byte_len: done.byte_len,
         imm_data: imm_data(done),
         qp_num: done.qp_num.value(),
@@ -506,7 +506,7 @@ macro_rules! readers {
 
 readers! {
     read_opcode: c_int = |done| c_int::from(done.opcode.code());
-    read_vendor_err: u32 = |done| u32::from(done.vendor_err);
+    read_vendor_err: u32 = |done| done.vendor_err;
     read_byte_len: u32 = |done| done.byte_len;
     read_imm_data: u32 = imm_data;
     read_qp_num: u32 = |done| done.qp_num.value();
@@ -516,3 +516,15 @@ readers! {
 const _: () = assert!(
     WcFlags::GRH.bits() == 1 && WcFlags::WITH_IMM.bits() == 2 && WcFlags::WITH_INV.bits() == 8
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_32_bits_of_a_vendor_error_are_handed_on() {
+        let mut done = Completion::default();
+        done.vendor_err = 0x8123_4567;
+        assert_eq!(wc(&done, 0).vendor_err, 0x8123_4567);
+    }
+}

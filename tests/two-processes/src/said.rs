@@ -771,7 +771,7 @@ pub(crate) struct Done {
     byte_len: u32,
     qp_num: u32,
     src_qp: u32,
-    vendor_err: u16,
+    vendor_err: u32,
     imm_data: [u8; 4],
 }
 
