@@ -290,6 +290,8 @@ macro_rules! requests {
 
 requests! {
     /// A message into the peer's next receive.
+    ///
+    /// Its completion says the same as that of a [`Write`]: it is no proof that the peer's program has the message.
     Send {
         /// Where a datagram goes; none on connected queue pairs.
         destination: Option<&'a UdDestination>,
@@ -310,12 +312,26 @@ requests! {
     } SEND_WITH_INV => Send, read_or_atomic: false, check: checks::connected;
 
     /// Octets into remote memory; the peer's program is not told.
+    ///
+    /// A successful completion always means that the local memory may be used again. Beyond that:
+    /// * Reliable connections of InfiniBand and RoCE: the peer's adapter has acknowledged the bytes. A write that is
+    ///   refused fails here.
+    /// * iWARP: the bytes were handed to the stream, no more (RFC 5040 section 5.1). They may still be on their way or
+    ///   be lost with the connection, and a refusal is seen only as the end of the connection.
+    /// * Unreliable connections: the bytes have left, and nobody tells whether they arrive.
+    ///
+    /// On no transport may the peer's program rely on the bytes because of it. A later [`Send`] or
+    /// [`WriteWithImmediate`] of the same queue pair is ordered behind the write: when the peer's receive completes, the
+    /// bytes are there. A later [`Read`] is as well: when it completes, they are placed.
     Write {
         /// Where they go.
         remote: RemoteAddress,
     } WRITE => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
     /// Octets into remote memory, then four octets that complete a receive of the peer.
+    ///
+    /// Its completion says the same as that of a [`Write`], also about the receive: over iWARP the peer's receive may
+    /// still be to come, or never. The completion of that receive tells the peer that the bytes are there.
     WriteWithImmediate {
         /// Where they go.
         remote: RemoteAddress,
