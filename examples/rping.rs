@@ -254,7 +254,7 @@ impl End {
         let options = QpOptions::rc(&cq).max_send_wr(16).max_recv_wr(2);
         let qp = pd.create_qp(options).wait()?;
         let buffer = |length, access| -> Result<Buffer> {
-            let memory = Memory::zeroed(length).ok_or("out of memory")?;
+            let memory = Memory::zeroed(length)?;
             let mr = pd.register(&memory, access).wait()?;
             Ok(Buffer { memory, mr })
         };

@@ -101,7 +101,7 @@ impl Side {
         let context = device.open(&Requirements::new())?;
         let pd = context.alloc_pd().wait()?;
         let cq = context.create_cq(256).wait()?;
-        let memory = Memory::zeroed(4096).ok_or("no memory")?;
+        let memory = Memory::zeroed(4096)?;
         let mr = pd.register(&memory, Access::LOCAL_WRITE).wait()?;
         Ok(Self {
             connector: Connector::of(&context)?,

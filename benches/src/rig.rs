@@ -108,7 +108,7 @@ impl Rig {
     /// # Errors
     /// Out of memory, or the device refused.
     pub fn memory(&self, length: usize, access: Access) -> Outcome<(Memory, Mr)> {
-        let memory = Memory::zeroed(length).ok_or("out of memory")?;
+        let memory = Memory::zeroed(length)?;
         for page in (0..length).step_by(4096) {
             memory.write(page, &[1])?;
         }

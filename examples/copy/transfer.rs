@@ -366,7 +366,7 @@ impl Side {
     }
 
     fn lendable(&self, length: u32) -> Result<Lendable> {
-        let memory = Memory::zeroed(length as usize).ok_or("out of memory")?;
+        let memory = Memory::zeroed(length as usize)?;
         let pages = PageList::map(&[(&memory).into()], PAGE, WINDOW / PAGE as u32)?.list;
         let key = self.bmme.alloc_key(&self.pd, pages.entries()).wait()?;
         Ok(Lendable { memory, pages, key })

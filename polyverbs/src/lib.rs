@@ -17,7 +17,7 @@
 //! connect_pair(&near, &far).wait()?;
 //!
 //! // A peer may write this memory at any time, so octets are copied in and out of it.
-//! let memory = Memory::zeroed(64).ok_or("out of memory")?;
+//! let memory = Memory::zeroed(64)?;
 //! let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
 //! let region = pd.register(&memory, rights).wait()?;
 //! memory.write(0, b"one write, any transport")?;

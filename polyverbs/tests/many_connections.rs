@@ -148,9 +148,9 @@ impl End {
             .max_recv_wr(4)
             .max_inline_data(MESSAGE as u32);
         let qp = pd.create_qp(options).await?;
-        let message = Memory::zeroed(MESSAGE).ok_or("memory")?;
+        let message = Memory::zeroed(MESSAGE)?;
         let message_mr = pd.register(&message, Access::LOCAL_WRITE).await?;
-        let buffer = Memory::zeroed(16).ok_or("memory")?;
+        let buffer = Memory::zeroed(16)?;
         let shared = Access::LOCAL_WRITE
             | Access::REMOTE_READ
             | Access::REMOTE_WRITE

@@ -75,7 +75,7 @@ impl Pair {
         } else {
             rig.context.create_cq(2 * DEPTH).wait()?
         };
-        let memory = Memory::zeroed(8192).ok_or("out of memory")?;
+        let memory = Memory::zeroed(8192)?;
         let mr = rig.pd.register(&memory, REMOTE).wait()?;
         let options = || {
             let options = QpOptions::rc(&sent).recv_cq(&received);

@@ -61,7 +61,7 @@ pub unsafe extern "C" fn alloc(
         if attr.length == 0 || attr.length as u64 > MAX_SIZE || attr.log_align_req > 12 {
             return Err(Errno::INVAL);
         }
-        let memory = Memory::zeroed(attr.length).ok_or(Errno::NOMEM)?;
+        let memory = Memory::zeroed(attr.length)?;
         let handle = state.shared.next_handle();
         context::lock(&state.shared.dms).insert(handle, memory.clone());
         Ok(create(context, handle, memory, false))

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use verbs_api::{DestroyError, ErrorKind, OpenError, VerbError, wr::PostReason};
+use verbs_api::{DestroyError, ErrorKind, OpenError, OutOfMemory, PostReason, VerbError};
 
 /// An error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,12 @@ impl From<ErrorKind> for Errno {
 impl From<VerbError> for Errno {
     fn from(error: VerbError) -> Self {
         error.kind().into()
+    }
+}
+
+impl From<OutOfMemory> for Errno {
+    fn from(_: OutOfMemory) -> Self {
+        Self::NOMEM
     }
 }
 

@@ -161,7 +161,7 @@ impl FmrMapping {
 /// use bmme::{FmrPool, FmrPoolOptions};
 /// use verbs_api::{Memory, PageList};
 /// let pool = FmrPool::create(pd, FmrPoolOptions::new(8, 16)).wait()?;
-/// let memory = Memory::zeroed(65_536).ok_or("out of memory")?;
+/// let memory = Memory::zeroed(65_536)?;
 /// let pages = PageList::map(&[(&memory).into()], 4096, 16)?.list;
 /// let mut fmr = pool.take()?;
 /// let mapping = fmr.map(&pages, pages.address()).wait()?;

@@ -51,7 +51,7 @@ fn fast_register(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let plain = || pd.create_qp(QpOptions::rc(&cq)).wait();
     let (near, far) = (able.or_else(|_| plain())?, plain()?);
     connect_pair(&near, &far).wait()?;
-    let memory = Memory::zeroed(4096).ok_or("out of memory")?;
+    let memory = Memory::zeroed(4096)?;
     let pages = PageList::map(&[(&memory).into()], 4096, 1)?.list;
     let allocated = pd.alloc_key(1).wait();
     let request = match &allocated {

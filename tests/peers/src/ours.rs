@@ -123,7 +123,7 @@ impl Host {
         };
         let options = options.max_send_wr(128).max_recv_wr(512);
         let qp = self.pd.create_qp(options).wait()?;
-        let memory = Memory::zeroed(MEMORY).context("memory")?;
+        let memory = Memory::zeroed(MEMORY)?;
         let mr = self.pd.register(&memory, self.rights()).wait()?;
         let init = QpAttributes::new()
             .qp_state(QpState::Init)

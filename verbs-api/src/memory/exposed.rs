@@ -21,6 +21,14 @@ pub struct Memory {
     allocation: Arc<Allocation>,
 }
 
+/// The system has no memory of this size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("no memory for {length} bytes")]
+pub struct OutOfMemory {
+    /// Bytes wanted.
+    pub length: usize,
+}
+
 /// An access beyond the end of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("octets {offset} to {offset} + {length} lie outside a memory of {size} octets")]
@@ -34,10 +42,14 @@ pub struct OutOfRange {
 }
 
 impl Memory {
-    /// `length` zeroed octets at a page boundary, or `None` where the system has no such memory.
-    pub fn zeroed(length: usize) -> Option<Self> {
-        Some(Self {
-            allocation: Arc::new(Allocation::zeroed(length)?),
+    /// `length` zeroed bytes at a page boundary.
+    ///
+    /// # Errors
+    /// The system has no such memory.
+    pub fn zeroed(length: usize) -> Result<Self, OutOfMemory> {
+        let allocation = Allocation::zeroed(length).ok_or(OutOfMemory { length })?;
+        Ok(Self {
+            allocation: Arc::new(allocation),
         })
     }
 
@@ -202,5 +214,17 @@ impl From<Memory> for MemoryRange {
 impl From<&Memory> for MemoryRange {
     fn from(memory: &Memory) -> Self {
         memory.clone().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_the_system_has_is_an_error_that_says_how_much() {
+        let error = Memory::zeroed(usize::MAX).unwrap_err();
+        assert_eq!(error, OutOfMemory { length: usize::MAX });
+        assert!(error.to_string().contains(&usize::MAX.to_string()));
     }
 }

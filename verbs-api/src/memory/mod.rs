@@ -15,8 +15,8 @@ mod page_list;
 mod private;
 mod span;
 
-pub(crate) use allocation::Allocation;
-pub use exposed::{Memory, MemoryRange, OutOfRange};
+pub use allocation::Allocation;
+pub use exposed::{Memory, MemoryRange, OutOfMemory, OutOfRange};
 pub use loan::Loan;
 pub(crate) use loan::{lend, take_back, take_back_into};
 pub use page_list::{Mapped, PageList, PageListError};

@@ -6,7 +6,7 @@ use std::panic::Location;
 use crate::completion::WcStatus;
 use crate::error::{ErrorKind, VerbError};
 use crate::extension::Unsupported;
-use crate::memory::OutOfRange;
+use crate::memory::{OutOfMemory, OutOfRange};
 use crate::objects::DestroyError;
 use crate::post::{PostError, PostReason};
 use crate::qp::Rejected;
@@ -121,6 +121,7 @@ from_errors! {
     PostError: |error| error.kind();
     Rejected<'_>: |error| error.kind();
     RefusedReceive<'_>: |error| error.kind();
+    OutOfMemory: |error| ErrorKind::Resources;
     OutOfRange: |error| ErrorKind::Internal;
 }
 

@@ -388,7 +388,7 @@ impl End {
 
 #[track_caller]
 fn allocate(length: usize) -> Result<Memory, Evidence> {
-    Memory::zeroed(length).ok_or_else(|| Evidence::not_here("out of memory"))
+    Ok(Memory::zeroed(length)?)
 }
 
 impl Region {

@@ -30,8 +30,7 @@ impl Side {
         let cq = context.create_cq(2 * DEPTH).wait()?;
         let options = QpOptions::rc(&cq).max_send_wr(DEPTH).max_recv_wr(DEPTH);
         let qp = pd.create_qp(options).wait()?;
-        let memory = Memory::zeroed(size.max(8) as usize);
-        let memory = memory.ok_or_else(|| anyhow::anyhow!("out of memory"))?;
+        let memory = Memory::zeroed(size.max(8) as usize)?;
         let mut rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         rights |= read_sink_access(context).access;
         let has_atomics = !context.attributes().gaps.contains(BaselineGaps::NO_ATOMICS);

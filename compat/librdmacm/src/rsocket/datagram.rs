@@ -213,7 +213,7 @@ impl Port {
         let limits = device.context.limits();
         let slots = SLOTS.min(limits.max_qp_wr).min(limits.max_cqe / 2);
         let area = |access| -> Result<(Memory, Mr), Errno> {
-            let memory = Memory::zeroed(slot * slots as usize).ok_or(Errno::NOMEM)?;
+            let memory = Memory::zeroed(slot * slots as usize)?;
             let mr = device.pd.register(&memory, access).wait()?;
             Ok((memory, mr))
         };

@@ -27,7 +27,7 @@ struct Registered {
 
 impl Registered {
     fn new(device: &Opened, length: usize, access: Access) -> Result<Self, Errno> {
-        let memory = Memory::zeroed(length).ok_or(Errno::NOMEM)?;
+        let memory = Memory::zeroed(length)?;
         let mr = device.pd.register(&memory, access).wait()?;
         Ok(Self { memory, mr })
     }

@@ -83,7 +83,7 @@ impl Pieces {
         places: &[(usize, usize)],
         list: impl FnOnce(&[MemoryRange]) -> Result<PageList, verbs_api::memory::PageListError>,
     ) -> Result<Self, Evidence> {
-        let memory = Memory::zeroed(1 << 15).ok_or_else(|| Evidence::not_here("out of memory"))?;
+        let memory = Memory::zeroed(1 << 15)?;
         let ranges = places
             .iter()
             .map(|&(offset, length)| memory.range(offset, length))

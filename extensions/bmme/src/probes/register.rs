@@ -129,8 +129,7 @@ pub(super) fn depth(rig: &Rig) -> Outcome {
         ),
     }
     let key = rig.finish(rig.far.pd.alloc_key(1))?;
-    let memory = Memory::zeroed(8192)
-        .ok_or_else(|| verbs_api::probe::Evidence::not_here("out of memory"))?;
+    let memory = Memory::zeroed(8192)?;
     let two = PageList::map(&[(&memory).into()], 4096, 2);
     let two = two.map_err(|error| verbs_api::probe::Evidence::not_here(error.to_string()))?;
     let beyond = wr::FastRegister::new(&key, &two.list).access(OPEN);

@@ -67,7 +67,7 @@ pub(super) fn rights(rig: &Rig) -> Outcome {
 
 // covers 2.04
 pub(super) fn legal_rights(rig: &Rig) -> Outcome {
-    let memory = Memory::zeroed(64).ok_or_else(|| Evidence::not_here("out of memory"))?;
+    let memory = Memory::zeroed(64)?;
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let made = rig.outcome(rig.far.pd.register_with(&memory, MrOptions::new(access)))?;
         ensure!(made.is_err(), "a region was made with {access:?} alone");
@@ -172,7 +172,7 @@ pub(super) fn rereg_domain(rig: &Rig) -> Outcome {
 // covers 2.15
 pub(super) fn rereg_memory(rig: &Rig) -> Outcome {
     let desk = rig.far.region(4096, OPEN)?;
-    let memory = Memory::zeroed(8192).ok_or_else(|| Evidence::not_here("out of memory"))?;
+    let memory = Memory::zeroed(8192)?;
     memory.write(8184, b"the end.")?;
     rig.finish(desk.mr.rereg(MrReregister::new().memory(&memory)))?;
     ensure_eq!(desk.mr.len(), 8192, "the region's length");
