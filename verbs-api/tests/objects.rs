@@ -1,5 +1,7 @@
 //! Destroying: Busy and by whom, two at once, in flight, deferred; identities.
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -392,4 +394,43 @@ fn the_region_of_private_buffers_cannot_be_found_and_opened() {
     };
     assert!(context.find_mr(held_by[0].id).is_none());
     drop(pool);
+}
+
+// Two handles of one object, and one of another.
+fn are_equal_by_object<H: Clone + Eq + Hash + std::fmt::Debug>(one: H, other: H) {
+    let again = one.clone();
+    assert_eq!(one, again);
+    assert_ne!(one, other);
+    let distinct = HashSet::from([one, again, other]);
+    assert_eq!(distinct.len(), 2);
+}
+
+#[test]
+fn handles_are_equal_where_they_are_of_one_object() {
+    let (_mock, context) = mock::open();
+    let (_mock, elsewhere) = mock::open();
+    let pd = context.alloc_pd().wait().unwrap();
+    let foreign = elsewhere.alloc_pd().wait().unwrap();
+    assert_eq!(pd.open_device(), context);
+    let cq = context.create_cq(8).wait().unwrap();
+    let memory = Memory::zeroed(64).unwrap();
+    let path = AddressVector::new(LinkAddress::InProcess(1), Gid::default(), 1);
+
+    let region = || pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
+    are_equal_by_object(region(), region());
+    let key = || pd.alloc_key(1).wait().unwrap();
+    are_equal_by_object(key(), key());
+    let window = || pd.alloc_mw(MwType::Type2).wait().unwrap();
+    are_equal_by_object(window(), window());
+    let srq = || pd.create_srq(SrqOptions::new(8)).wait().unwrap();
+    are_equal_by_object(srq(), srq());
+    let ah = || pd.create_ah(path).wait().unwrap();
+    are_equal_by_object(ah(), ah());
+    let qp = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+    are_equal_by_object(qp(), qp());
+    let channel = || context.create_completion_channel().unwrap();
+    are_equal_by_object(channel(), channel());
+    are_equal_by_object(cq, context.create_cq(8).wait().unwrap());
+    are_equal_by_object(pd, foreign);
+    are_equal_by_object(context, elsewhere);
 }

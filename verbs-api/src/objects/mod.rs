@@ -9,6 +9,7 @@
 
 mod destroy;
 mod id;
+mod identity;
 pub(crate) mod node;
 mod object;
 mod slab;
