@@ -139,6 +139,22 @@ fn a_batch_is_posted_up_to_its_first_bad_entry() {
     assert_eq!((batch.len(), cq.poll(&mut slots).unwrap().len()), (2, 0));
 }
 
+#[test]
+fn a_batch_is_extended_and_gone_through_in_the_order_of_its_requests() {
+    let good = |wr_id| Send::new(SGE).signaled(wr_id);
+    let mut batch: Batch<'_> = (1..3).map(good).collect();
+    batch.extend((3..5).map(good));
+    batch.extend([WorkRequest::from(Write::new(SGE, REMOTE).signaled(5))]);
+    let mut seen = Vec::new();
+    for request in &batch {
+        seen.push(request.common().wr_id);
+    }
+    assert_eq!(seen, [1, 2, 3, 4, 5]);
+    assert_eq!(batch.len(), 5, "gone through by reference");
+    let taken = batch.into_iter().map(|request| request.common().wr_id);
+    assert_eq!(taken.collect::<Vec<_>>(), seen);
+}
+
 // covers 3.22
 #[test]
 fn a_full_queue_hands_back_what_it_did_not_take() {

@@ -1,5 +1,7 @@
 //! Requests that are posted together, with one doorbell.
 
+use std::{slice, vec};
+
 use super::WorkRequest;
 
 /// Work requests in the order in which they are to be posted.
@@ -72,10 +74,34 @@ impl<'a> Batch<'a> {
     }
 }
 
-impl<'a> FromIterator<WorkRequest<'a>> for Batch<'a> {
-    fn from_iter<I: IntoIterator<Item = WorkRequest<'a>>>(requests: I) -> Self {
-        Self {
-            requests: requests.into_iter().collect(),
-        }
+impl<'a, R: Into<WorkRequest<'a>>> Extend<R> for Batch<'a> {
+    fn extend<I: IntoIterator<Item = R>>(&mut self, requests: I) {
+        self.requests.extend(requests.into_iter().map(Into::into));
+    }
+}
+
+impl<'a, R: Into<WorkRequest<'a>>> FromIterator<R> for Batch<'a> {
+    fn from_iter<I: IntoIterator<Item = R>>(requests: I) -> Self {
+        let mut batch = Self::new();
+        batch.extend(requests);
+        batch
+    }
+}
+
+impl<'a> IntoIterator for Batch<'a> {
+    type Item = WorkRequest<'a>;
+    type IntoIter = vec::IntoIter<WorkRequest<'a>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.requests.into_iter()
+    }
+}
+
+impl<'b, 'a> IntoIterator for &'b Batch<'a> {
+    type Item = &'b WorkRequest<'a>;
+    type IntoIter = slice::Iter<'b, WorkRequest<'a>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.requests.iter()
     }
 }
