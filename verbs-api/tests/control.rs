@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::Duration;
 
 use verbs_api::*;
 use verbs_api::{
@@ -106,6 +107,17 @@ fn every_verb_can_be_started_in_a_handler_and_none_waited_for() {
 
 fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     pin!(future).poll(&mut TaskContext::from_waker(Waker::noop()))
+}
+
+#[test]
+fn a_verb_goes_on_where_the_time_to_wait_has_passed() {
+    let (mock, context) = mock::open();
+    mock.delay();
+    let mut pd = context.alloc_pd();
+    assert!(pd.wait_for(Duration::ZERO).unwrap().is_none());
+    mock.run_all();
+    let pd = pd.wait_for(Duration::ZERO).unwrap();
+    assert_eq!((pd.is_some(), mock.live("pd")), (true, 1));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::mem;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::Duration;
 
 pub use handler::{handler_scope, in_handler, run_handler};
 pub(crate) use wait::{Waiters, block_on, block_on_for};
@@ -136,29 +137,58 @@ impl<T, E: From<VerbError>> Started<T, E> {
     /// # Errors
     /// What the verb answers; [`VerbError::WouldDeadlock`] in a handler, always: the verb goes on.
     pub fn wait(mut self) -> Result<T, E> {
+        loop {
+            if let Some(outcome) = self.wait_for(Duration::MAX)? {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// The same for `time` at most; `None` where the verb has not ended by then. It goes on, and may be waited for again.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use verbs_api::{Started, VerbError};
+    /// let (mut started, completer) = Started::<u32>::pending();
+    /// assert_eq!(started.wait_for(Duration::ZERO)?, None);
+    /// completer.complete(Ok(7));
+    /// assert_eq!(started.wait_for(Duration::ZERO)?, Some(7));
+    /// # Ok::<(), VerbError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait); [`VerbError::InvalidArgument`] where the outcome was handed out before.
+    pub fn wait_for(&mut self, time: Duration) -> Result<Option<T>, E> {
         if in_handler() {
             return Err(VerbError::WouldDeadlock.into());
         }
         let result = match &mut self.inner {
             Inner::Ready(result) => result.take(),
             Inner::Pending(shared) => {
-                let mut state = shared.lock();
-                while matches!(*state, State::Pending { .. }) {
-                    state = shared
-                        .done
-                        .wait(state)
-                        .unwrap_or_else(PoisonError::into_inner);
+                let mut state = shared.wait_for(time);
+                if let State::Pending { .. } = *state {
+                    return Ok(None);
                 }
                 state.take_result()
             }
         };
-        result.unwrap_or_else(|| Err(VerbError::Internal("a result was taken twice").into()))
+        match result {
+            Some(result) => result.map(Some),
+            None => Err(VerbError::argument("started", "its outcome was handed out before").into()),
+        }
     }
 }
 
 impl<T, E> Shared<T, E> {
     fn lock(&self) -> MutexGuard<'_, State<T, E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // Locked when the verb has ended or `time` has passed.
+    fn wait_for(&self, time: Duration) -> MutexGuard<'_, State<T, E>> {
+        let is_pending = |state: &mut State<T, E>| matches!(state, State::Pending { .. });
+        let waited = self.done.wait_timeout_while(self.lock(), time, is_pending);
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn unclaimed(&self, result: Result<T, E>) {

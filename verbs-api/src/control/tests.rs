@@ -3,6 +3,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
+use crate::error::ErrorKind;
 
 struct Counted(Arc<AtomicU32>);
 
@@ -21,6 +22,32 @@ fn a_waiting_thread_gets_the_result() {
     });
     assert_eq!(started.wait(), Ok(3));
     assert!(other.join().unwrap());
+}
+
+#[test]
+fn a_verb_that_was_waited_for_in_vain_can_be_waited_for_again() {
+    let (mut started, completer) = Started::<u32>::pending();
+    assert_eq!(started.wait_for(Duration::ZERO), Ok(None));
+    assert_eq!(started.wait_for(Duration::from_micros(1)), Ok(None));
+    let other = thread::spawn(move || completer.complete(Ok(3)));
+    assert_eq!(started.wait_for(Duration::MAX), Ok(Some(3)));
+    assert!(other.join().unwrap());
+
+    let (mut failing, completer) = Started::<u32>::pending();
+    assert_eq!(failing.wait_for(Duration::ZERO), Ok(None));
+    completer.complete(Err(VerbError::DeviceRemoved));
+    assert_eq!(failing.wait(), Err(VerbError::DeviceRemoved));
+}
+
+#[test]
+fn an_outcome_is_handed_out_once() {
+    let (pending, completer) = Started::<u32>::pending();
+    completer.complete(Ok(3));
+    for mut started in [pending, Started::ready(Ok(3))] {
+        assert_eq!(started.wait_for(Duration::ZERO), Ok(Some(3)));
+        let again = started.wait_for(Duration::ZERO).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::InvalidArgument);
+    }
 }
 
 // covers 5.01
@@ -49,7 +76,11 @@ fn waiting_in_a_handler_is_an_error_even_when_ready() {
             Started::<u32>::ready(Ok(1)).wait(),
             Err(VerbError::WouldDeadlock)
         );
-        let (started, _completer) = Started::<u32>::pending();
+        let (mut started, _completer) = Started::<u32>::pending();
+        assert_eq!(
+            started.wait_for(Duration::ZERO),
+            Err(VerbError::WouldDeadlock)
+        );
         assert_eq!(started.wait(), Err(VerbError::WouldDeadlock));
     });
 }
