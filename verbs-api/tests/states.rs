@@ -240,6 +240,32 @@ fn a_refused_modify_says_from_to_missing_forbidden_and_changes_nothing() {
 }
 
 #[test]
+fn queue_pairs_that_are_no_pair_are_refused_before_either_changes() {
+    let (_mock, context) = mock::open();
+    let pd = context.alloc_pd().wait().unwrap();
+    let cq = context.create_cq(8).wait().unwrap();
+    let make = |options| pd.create_qp(options).wait().unwrap();
+    let rc = make(QpOptions::rc(&cq));
+    let uc = make(QpOptions::uc(&cq));
+    let ud = make(QpOptions::ud(&cq));
+    let datagrams = make(QpOptions::ud(&cq));
+    for (a, b, why) in [
+        (&rc, &uc, "qp_type: RC and UC cannot be connected"),
+        (&uc, &rc, "qp_type: UC and RC cannot be connected"),
+        (&rc, &ud, "qp_type: RC and UD cannot be connected"),
+        (&rc, &rc, "qp: is one queue pair twice"),
+        (&ud, &datagrams, "qp_type: datagrams have no peer"),
+    ] {
+        let error = connect_pair(a, b).wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().starts_with(why), "{error}");
+        for qp in [a, b] {
+            assert_eq!(qp.query().unwrap().state, Reset, "{why}");
+        }
+    }
+}
+
+#[test]
 fn connecting_gives_each_type_its_masks_and_stops_at_the_first_failure() {
     let (mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();

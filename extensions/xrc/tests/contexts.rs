@@ -11,11 +11,9 @@ use polyverbs_links::Simulation;
 use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, ErrorKind, Features, Memory, Mr, Qp,
-    QpOptions, Requirements, SrqOptions, VerbError,
-    event::{EventSubject, EventType},
-    ids::LinkAddress,
-    wr::{self, ReceiveRequest},
+    Access, Completion, ConnectOptions, Context, Cq, Device, ErrorKind, EventSubject, EventType,
+    Features, LinkAddress, Memory, Mr, Qp, QpOptions, ReceiveRequest, Requirements, Send,
+    SrqOptions, VerbError, connect_pair,
 };
 use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
 
@@ -137,6 +135,39 @@ fn initiator(lab: &Lab, target: &Qp) -> (Qp, Cq) {
     target.connect(&here, ConnectOptions::new()).wait().unwrap();
     qp.connect(&there, ConnectOptions::new()).wait().unwrap();
     (qp, cq)
+}
+
+#[test]
+fn an_initiator_is_paired_with_a_target_only() {
+    let lab = Lab::new();
+    let (near, far) = (open(&lab.near), open(&lab.far));
+    let (pd, cq) = (
+        near.alloc_pd().wait().unwrap(),
+        near.create_cq(16).wait().unwrap(),
+    );
+    let xrc: Xrc = near.extension().unwrap();
+    let make = |options| pd.create_qp(options).wait().unwrap();
+    let initiator = make(QpOptions::rc(&cq).with(&xrc));
+    let another = make(QpOptions::rc(&cq).with(&xrc));
+    let ordinary = make(QpOptions::rc(&cq));
+    for (a, b, why) in [
+        (&initiator, &another, "XRC_INI and XRC_INI"),
+        (&initiator, &ordinary, "XRC_INI and RC"),
+        (&ordinary, &initiator, "RC and XRC_INI"),
+    ] {
+        let error = connect_pair(a, b).wait().unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+        for qp in [a, b] {
+            assert_eq!(qp.query().unwrap().state, QpState::Reset);
+        }
+    }
+    let file = tempfile::tempfile().unwrap();
+    let domain = domain(&far, &file, true).unwrap();
+    let target = domain.create_target().wait().unwrap();
+    connect_pair(&initiator, &target).wait().unwrap();
+    for qp in [&initiator, &target] {
+        assert_eq!(qp.query().unwrap().state, QpState::Rts);
+    }
 }
 
 fn object(subject: EventSubject) -> Option<ObjectId> {

@@ -372,9 +372,10 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
 /// Connects two queue pairs of this process with each other.
 ///
 /// # Errors
-/// Of the first step that failed.
+/// [`VerbError::InvalidArgument`] where the two cannot be a pair: they are of different services, are variants that never
+/// meet, or are one and the same. Neither has changed then. Otherwise of the first step that failed.
 pub fn connect_pair(a: &Qp, b: &Qp) -> Started<()> {
-    let endpoints = a.endpoint().and_then(|at_a| Ok((at_a, b.endpoint()?)));
+    let endpoints = check_pair(a, b).and_then(|()| Ok((a.endpoint()?, b.endpoint()?)));
     let (at_a, at_b) = match endpoints {
         Ok(endpoints) => endpoints,
         Err(error) => return Started::ready(Err(error)),
@@ -387,4 +388,30 @@ pub fn connect_pair(a: &Qp, b: &Qp) -> Started<()> {
         second.on_done(move |second| outcome.complete(first.and(second)));
     });
     started
+}
+
+fn check_pair(a: &Qp, b: &Qp) -> Result<(), VerbError> {
+    if a == b {
+        let reason = "is one queue pair twice: give its own endpoint to `Qp::connect`";
+        return Err(VerbError::argument("qp", reason));
+    }
+    let meet = match (a.half(), b.half()) {
+        (Half::Both, Half::Both) => a.qp_type() == b.qp_type(),
+        halves => matches!(
+            halves,
+            (Half::Requester, Half::Responder) | (Half::Responder, Half::Requester)
+        ),
+    };
+    if !meet {
+        let reason = format!("{} and {} cannot be connected", service(a), service(b));
+        return Err(VerbError::argument("qp_type", reason));
+    }
+    Ok(())
+}
+
+fn service(qp: &Qp) -> String {
+    match qp.variant() {
+        Some(variant) => variant.name().to_owned(),
+        None => format!("{:?}", qp.qp_type()).to_uppercase(),
+    }
 }
