@@ -35,26 +35,15 @@ pub mod wr;
 
 pub use access::Access;
 pub use ah::Ah;
-
-pub use capability::*;
-pub use channel::{CompletionChannel, CqEvent, NextCqEvent};
-pub use completion::*;
-pub use context::{AsyncEvent, Context, DeviceId, NextEvent, Outcome};
-pub use control::{Completer, Started, handler_scope, in_handler, run_handler};
-pub use cq::{Cq, CqOptions, NextCompletion};
-pub use error::*;
-pub use event::*;
-pub use extension::{
-    Extension, ExtensionDescriptor, ExtensionOperation, Extensions, FeatureInfo, Held,
-    LinkedExtension, OperationData, Part, QpExtension, QpShape, QpVariant, RequestAttribute,
-    RequestAttributeKind, Unsupported, WireOpcodes, extension_id,
-};
-pub use ids::*;
-pub use memory::{
-    Buffer, BufferPool, Buffers, Mapped, Memory, MemoryRange, OutOfMemory, OutOfRange, PageList,
-    PageListError,
-};
-pub use mr::{Mr, MrKey, MrOptions, MrReregister};
+pub use capability::{Features, Limit, Requirements, Transport};
+pub use completion::{Completion, WcStatus};
+pub use context::Context;
+pub use control::Started;
+pub use cq::{Cq, CqOptions};
+pub use error::{ErrorKind, VerbError};
+pub use ids::RKey;
+pub use memory::{Buffer, BufferPool, Memory, PageList};
+pub use mr::{Mr, MrKey, MrOptions};
 pub use mw::Mw;
 pub use objects::DestroyError::{self, Busy};
 pub use pd::Pd;

@@ -141,10 +141,10 @@ fn a_batch_is_posted_up_to_its_first_bad_entry() {
 
 #[test]
 fn a_batch_is_extended_and_gone_through_in_the_order_of_its_requests() {
-    let good = |wr_id| Send::new(SGE).signaled(wr_id);
+    let good = |wr_id| wr::Send::new(SGE).signaled(wr_id);
     let mut batch: Batch<'_> = (1..3).map(good).collect();
     batch.extend((3..5).map(good));
-    batch.extend([WorkRequest::from(Write::new(SGE, REMOTE).signaled(5))]);
+    batch.extend([WorkRequest::from(wr::Write::new(SGE, REMOTE).signaled(5))]);
     let mut seen = Vec::new();
     for request in &batch {
         seen.push(request.common().wr_id);

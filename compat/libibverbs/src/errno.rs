@@ -3,7 +3,9 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use verbs_api::{DestroyError, ErrorKind, OpenError, OutOfMemory, PostReason, VerbError};
+use verbs_api::{
+    DestroyError, ErrorKind, OpenError, VerbError, memory::OutOfMemory, wr::PostReason,
+};
 
 /// An error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

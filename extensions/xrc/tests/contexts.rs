@@ -11,9 +11,11 @@ use polyverbs_links::Simulation;
 use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, ErrorKind, EventSubject, EventType,
-    Features, LinkAddress, Memory, Mr, Qp, QpOptions, ReceiveRequest, Requirements, Send,
-    SrqOptions, VerbError, connect_pair,
+    Access, Completion, ConnectOptions, Context, Cq, Device, ErrorKind, Features, Memory, Mr, Qp,
+    QpOptions, Requirements, SrqOptions, VerbError, connect_pair,
+    event::{EventSubject, EventType},
+    ids::LinkAddress,
+    wr::{self, ReceiveRequest},
 };
 use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
 

@@ -847,6 +847,6 @@ pub(crate) fn subject_of(object: Option<(u32, u32)>) -> EventSubject {
 
 /// Memory of the other process that stands for a region's.
 pub(crate) fn zeroed(octets: usize) -> Result<RegionMemory, VerbError> {
-    let memory = Memory::zeroed(octets).ok_or(VerbError::Resources("memory"))?;
+    let memory = Memory::zeroed(octets).map_err(|_| VerbError::Resources("memory"))?;
     Ok(RegionMemory::from(&memory.into()))
 }

@@ -15,7 +15,7 @@ mod page_list;
 mod private;
 mod span;
 
-pub use allocation::Allocation;
+pub(crate) use allocation::Allocation;
 pub use exposed::{Memory, MemoryRange, OutOfMemory, OutOfRange};
 pub use loan::Loan;
 pub(crate) use loan::{lend, take_back, take_back_into};
