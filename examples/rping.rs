@@ -292,15 +292,11 @@ impl End {
 
     fn post_receive(&self) -> Result<()> {
         let room = self.message.mr.sge(0, MESSAGE as u32)?;
-        self.qp
-            .post_receive(ReceiveRequest::new(0, room))
-            .map_err(|refused| refused.to_string().into())
+        Ok(self.qp.post_receive(ReceiveRequest::new(0, room))?)
     }
 
     fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<()> {
-        self.qp
-            .post_one(request)
-            .map_err(|rejected| rejected.to_string().into())
+        Ok(self.qp.post_one(request)?)
     }
 
     // Advertises a buffer; of the server's messages only that they come is looked at.

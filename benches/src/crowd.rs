@@ -159,8 +159,7 @@ impl Crowd {
     fn use_each(&mut self) -> Outcome<()> {
         let sink = self.source;
         for qp in self.near.iter().chain(&self.far) {
-            qp.post_receive(ReceiveRequest::new(0, sink))
-                .map_err(|refused| refused.reason)?;
+            qp.post_receive(ReceiveRequest::new(0, sink))?;
             Self::write_on(
                 qp,
                 &self.cq,

@@ -15,7 +15,7 @@ use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{Access, Completion, Device, wr};
 
 use super::{
-    Copied, CopyOptions, LOOK, Message, Result, Side, WINDOW, WINDOWS, cannot, open_source,
+    Copied, CopyOptions, Failed, LOOK, Message, Result, Side, WINDOW, WINDOWS, cannot, open_source,
     send_file, store_file,
 };
 
@@ -40,7 +40,10 @@ pub(crate) fn put(
     let options = ConnectionOptions::new();
     let asked = connector.connect(&client.context, &client.qp, to, options);
     let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
-    let connection = connected.map_err(|error| format!("{to}: {error}"))?;
+    let connection = connected.map_err(|error| Failed {
+        what: to.to_string(),
+        cause: error.into(),
+    })?;
     client.watch(&connection);
 
     let begun = Instant::now();
@@ -138,7 +141,7 @@ const PART: &str = ".part";
 
 /// Removes what servers left in a folder that were killed. A file that is being written is locked by whoever writes it.
 pub(crate) fn clean(folder: &Path) -> Result<()> {
-    let entries = fs::read_dir(folder).map_err(|error| cannot("read", folder, &error))?;
+    let entries = fs::read_dir(folder).map_err(|error| cannot("read", folder, error))?;
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let is_part = name.starts_with('.') && name.ends_with(PART);
@@ -167,7 +170,7 @@ impl Part {
             match File::create_new(&path) {
                 Ok(file) => {
                     // As long as this process lives: see `clean`.
-                    file.lock().map_err(|error| cannot("lock", &path, &error))?;
+                    file.lock().map_err(|error| cannot("lock", &path, error))?;
                     return Ok(Self {
                         file,
                         path,
@@ -175,14 +178,14 @@ impl Part {
                     });
                 }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(cannot("write", whole, &error)),
+                Err(error) => return Err(cannot("write", whole, error).into()),
             }
         }
         Err(format!("too many unfinished copies of {name}").into())
     }
 
     pub(super) fn keep(mut self, whole: &Path) -> Result<()> {
-        fs::rename(&self.path, whole).map_err(|error| cannot("write", whole, &error))?;
+        fs::rename(&self.path, whole).map_err(|error| cannot("write", whole, error))?;
         self.is_kept = true;
         Ok(())
     }

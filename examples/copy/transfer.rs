@@ -13,12 +13,13 @@
 //! InfiniBand, and [`read_sink_access`] grants the sink what the transport needs.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -128,13 +129,10 @@ pub(crate) fn copy(
     let sinks = server.lendables(options.depth, options.piece)?;
 
     let begun = Instant::now();
-    let failure = Mutex::new(None);
+    let failure = OnceLock::new();
     // Whoever fails hangs up, so that the other does not wait for ever; the first failure is the one to tell.
     let fail = |error: Error| {
-        failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(error);
+        let _ = failure.set(error);
         hang_up(&client.qp);
         hang_up(&server.qp);
     };
@@ -145,7 +143,7 @@ pub(crate) fn copy(
         (sending.join(), stored)
     });
     let elapsed = begun.elapsed();
-    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(error) = failure.into_inner() {
         return Err(error);
     }
     let (Ok(Ok(sent)), Ok(stored)) = (sent, stored) else {
@@ -178,18 +176,33 @@ struct Moved {
     peer_digest: Digest,
 }
 
-fn cannot(verb: &str, path: &Path, error: &dyn std::fmt::Display) -> Error {
-    format!("cannot {verb} {}: {error}", path.display()).into()
+/// An error, and what it was about.
+#[derive(Debug)]
+struct Failed {
+    what: String,
+    cause: Error,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.cause)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+fn cannot(verb: &str, path: &Path, cause: impl Into<Error>) -> Failed {
+    Failed {
+        what: format!("cannot {verb} {}", path.display()),
+        cause: cause.into(),
+    }
 }
 
 fn open_source(from: &Path) -> Result<File> {
-    let source = File::open(from).map_err(|error| cannot("read", from, &error))?;
+    let source = File::open(from).map_err(|error| cannot("read", from, error))?;
     let found = source.metadata();
-    if found
-        .map_err(|error| cannot("read", from, &error))?
-        .is_dir()
-    {
-        return Err(cannot("read", from, &"it is a directory"));
+    if found.map_err(|error| cannot("read", from, error))?.is_dir() {
+        return Err(cannot("read", from, "it is a directory").into());
     }
     Ok(source)
 }
@@ -198,12 +211,12 @@ fn open_files(from: &Path, to: &Path) -> Result<(File, Target)> {
     let source = open_source(from)?;
     let found = source
         .metadata()
-        .map_err(|error| cannot("read", from, &error))?;
+        .map_err(|error| cannot("read", from, error))?;
     let is_same = fs::metadata(to).is_ok_and(|there| {
         found.is_file() && (there.dev(), there.ino()) == (found.dev(), found.ino())
     });
     if is_same {
-        return Err(cannot("write", to, &"it is the file that is to be copied"));
+        return Err(cannot("write", to, "it is the file that is to be copied").into());
     }
     Ok((source, Target::open(to)?))
 }
@@ -220,19 +233,19 @@ impl Target {
     fn open(to: &Path) -> Result<Self> {
         let there = fs::metadata(to).ok();
         if there.as_ref().is_some_and(|there| !there.is_file()) {
-            let stream = File::create(to).map_err(|error| cannot("write", to, &error))?;
+            let stream = File::create(to).map_err(|error| cannot("write", to, error))?;
             return Ok(Self::Stream(stream));
         }
         if there.is_some() {
             let opened = fs::OpenOptions::new().write(true).open(to);
-            opened.map_err(|error| cannot("write", to, &error))?;
+            opened.map_err(|error| cannot("write", to, error))?;
         }
         // Behind a symbolic link, where there is one.
         let whole = fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
         let part = Part::create(&whole)?;
         if let Some(there) = there {
             let kept = part.file.set_permissions(there.permissions());
-            kept.map_err(|error| cannot("write", to, &error))?;
+            kept.map_err(|error| cannot("write", to, error))?;
         }
         Ok(Self::File(part, whole))
     }
@@ -295,9 +308,7 @@ impl Side {
     // A message for each window, and the last one.
     fn post_receives(&self) -> Result<()> {
         while let Some(buffer) = self.messages.take() {
-            self.qp
-                .post_receive(buffer)
-                .map_err(|refused| refused.to_string())?;
+            self.qp.post_receive(buffer)?;
         }
         Ok(())
     }
@@ -356,9 +367,7 @@ impl Side {
     }
 
     fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<()> {
-        self.qp
-            .post_one(request)
-            .map_err(|rejected| rejected.to_string().into())
+        Ok(self.qp.post_one(request)?)
     }
 
     fn lendables(&self, count: u32, length: u32) -> Result<Vec<Lendable>> {
@@ -428,8 +437,7 @@ fn send_file(
     let mut is_read = false;
     loop {
         while !is_read && let Some(index) = free.pop() {
-            let length = fill(source, &mut octets)
-                .map_err(|error| format!("cannot read {}: {error}", from.display()))?;
+            let length = fill(source, &mut octets).map_err(|error| cannot("read", from, error))?;
             is_read = length < octets.len();
             if length == 0 {
                 free.push(index);
@@ -576,7 +584,7 @@ fn store_file(
             digest.update(&*stretch);
             target
                 .write_all_at(stretch, piece.offset)
-                .map_err(|error| format!("cannot write {}: {error}", to.display()))?;
+                .map_err(|error| cannot("write", to, error))?;
             free.push(piece.sink);
             moved.bytes += u64::from(piece.length);
             moved.requests += 1;

@@ -1,5 +1,7 @@
 //! What posting checks before a provider sees a request, and how it refuses.
 
+use std::fmt;
+
 use thiserror::Error;
 
 use crate::capability::{Features, feature_names};
@@ -188,13 +190,14 @@ impl PostReason {
     }
 }
 
-/// A batch was not posted whole: entries before `index` were, the entry at `index` is now the first of what remains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("request {index} was refused: {reason}")]
+/// A request was not posted. Of a batch, those before it were, and it is now the first of what remains.
+///
+/// As text it counts from one: the entry at index 2 is "request 3 of the batch".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PostError {
-    /// Entries posted.
+    /// Requests posted before it; 0 for one that was posted by itself.
     pub index: usize,
-    /// Why the next was refused.
+    /// Why it was refused.
     pub reason: PostReason,
 }
 
@@ -204,3 +207,25 @@ impl PostError {
         self.reason.kind()
     }
 }
+
+impl From<PostReason> for PostError {
+    fn from(reason: PostReason) -> Self {
+        Self { index: 0, reason }
+    }
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { index, reason } = self;
+        match index {
+            0 => write!(f, "refused: {reason}"),
+            _ => write!(
+                f,
+                "request {} of the batch was refused, those before it were posted: {reason}",
+                index + 1
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PostError {}

@@ -1,40 +1,10 @@
 //! Posting receives, to a queue pair or to a shared queue.
 
-use std::{fmt, mem, slice};
+use std::{mem, slice};
 
-use crate::error::ErrorKind;
 use crate::memory::Buffer;
 use crate::post::{PostError, PostReason};
 use crate::wr::{Data, ReceiveRequest};
-
-/// A receive that was not posted: here it is back, with its buffers.
-pub struct RefusedReceive<'a> {
-    /// The request.
-    pub request: ReceiveRequest<'a>,
-    /// Why.
-    pub reason: PostReason,
-}
-
-impl RefusedReceive<'_> {
-    /// The kind of the refusal.
-    pub const fn kind(&self) -> ErrorKind {
-        self.reason.kind()
-    }
-}
-
-impl fmt::Debug for RefusedReceive<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RefusedReceive").field(&self.reason).finish()
-    }
-}
-
-impl fmt::Display for RefusedReceive<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the receive was refused: {}", self.reason)
-    }
-}
-
-impl std::error::Error for RefusedReceive<'_> {}
 
 impl From<Buffer> for ReceiveRequest<'_> {
     fn from(buffer: Buffer) -> Self {
@@ -59,32 +29,37 @@ fn check(request: &ReceiveRequest<'_>, max_sge: u32) -> Result<(), PostReason> {
     }
 }
 
+/// Posts a request that nobody needs afterwards.
 #[inline]
-#[allow(clippy::result_large_err)] // A request that was not posted goes back to the caller by value.
-pub(crate) fn post_one_receive<'a>(
+pub(crate) fn post_owned<'a>(
     mut request: ReceiveRequest<'a>,
+    post_in_place: impl FnOnce(&mut ReceiveRequest<'a>) -> Result<(), PostError>,
+) -> Result<(), PostError> {
+    let holds_buffers = request.data.holds_buffers();
+    let posted = post_in_place(&mut request);
+    if !holds_buffers {
+        // Entries own nothing: this saves the look at which kind of data they are.
+        mem::forget(request);
+    }
+    posted
+}
+
+#[inline]
+pub(crate) fn post_in_place(
+    request: &mut ReceiveRequest<'_>,
     live: Result<(), PostReason>,
     max_sge: u32,
     post: impl FnOnce(&[ReceiveRequest<'_>]) -> Outcome,
-) -> Result<(), RefusedReceive<'a>> {
-    if let Err(reason) = live.and_then(|()| check(&request, max_sge)) {
-        return Err(RefusedReceive { request, reason });
+) -> Result<(), PostError> {
+    live?;
+    check(request, max_sge)?;
+    if !request.data.holds_buffers() {
+        return post(slice::from_ref(request)).map_err(|(_, reason)| reason.into());
     }
-    let lends = request.data.holds_buffers();
-    if lends {
-        request.data.lend();
-    }
-    let Err((_, reason)) = post(slice::from_ref(&request)) else {
-        if !lends {
-            // Of entries alone nothing is left, and nobody need look which they were.
-            mem::forget(request);
-        }
-        return Ok(());
-    };
-    if lends {
-        request.data.take_back();
-    }
-    Err(RefusedReceive { request, reason })
+    request.data.lend();
+    let posted = post(slice::from_ref(request));
+    request.data.end_loan(posted.is_ok());
+    posted.map_err(|(_, reason)| reason.into())
 }
 
 #[inline]
@@ -94,7 +69,7 @@ pub(crate) fn post_receives(
     max_sge: u32,
     post: impl FnOnce(&[ReceiveRequest<'_>]) -> Outcome,
 ) -> Result<(), PostError> {
-    live.map_err(|reason| PostError { index: 0, reason })?;
+    live?;
     let mut valid = 0;
     let mut refusal = None;
     for request in requests.iter_mut() {

@@ -9,7 +9,7 @@ use crate::error::VerbError;
 use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, ObjectId, Ticket, destroy};
 use crate::post::{PostError, PostReason};
 use crate::provider::{Reply, SrqOps};
-use crate::receive::{RefusedReceive, post_one_receive, post_receives};
+use crate::receive::{post_in_place, post_owned, post_receives};
 use crate::wr::ReceiveRequest;
 
 /// What a shared receive queue is made of.
@@ -123,15 +123,28 @@ impl Srq {
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
     ///
     /// # Errors
-    /// Why it was not posted, and the request with its buffers.
+    /// Why it was not posted. The request is dropped and its buffers go back to their pools;
+    /// [`post_receive_in_place`](Self::post_receive_in_place) keeps it.
     #[inline]
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_receive<'a>(
         &self,
         request: impl Into<ReceiveRequest<'a>>,
-    ) -> Result<(), RefusedReceive<'a>> {
+    ) -> Result<(), PostError> {
+        post_owned(request.into(), |request| {
+            self.post_receive_in_place(request)
+        })
+    }
+
+    /// Posts one receive where it lies. Afterwards its buffers are with the queue, and its data is empty.
+    ///
+    /// # Errors
+    /// Why it was not posted; it is as it was, with its buffers.
+    #[inline]
+    #[doc(alias = "ibv_post_srq_recv")]
+    pub fn post_receive_in_place(&self, request: &mut ReceiveRequest<'_>) -> Result<(), PostError> {
         let live = self.check_live();
-        post_one_receive(request.into(), live, self.max_sge, |requests| {
+        post_in_place(request, live, self.max_sge, |requests| {
             self.ops.post(requests)
         })
     }

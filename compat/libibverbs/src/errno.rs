@@ -3,9 +3,7 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use verbs_api::{
-    DestroyError, ErrorKind, OpenError, VerbError, memory::OutOfMemory, wr::PostReason,
-};
+use verbs_api::{DestroyError, ErrorKind, OpenError, PostError, VerbError, memory::OutOfMemory};
 
 /// An error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +75,9 @@ impl<T> From<DestroyError<T>> for Errno {
     }
 }
 
-impl From<PostReason> for Errno {
-    fn from(reason: PostReason) -> Self {
-        reason.kind().into()
+impl From<PostError> for Errno {
+    fn from(error: PostError) -> Self {
+        error.kind().into()
     }
 }
 

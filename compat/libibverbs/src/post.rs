@@ -7,9 +7,9 @@ use std::slice;
 
 use ::xrc::remote_srqn;
 use verbs_api::{
-    Batch, RKey, RemoteAddress, Sge,
+    Batch, PostError, RKey, RemoteAddress, Sge,
     ids::Qpn,
-    wr::{self, Data, PostReason, ReceiveRequest, SendFlags, UdDestination, WorkRequest},
+    wr::{self, Data, ReceiveRequest, SendFlags, UdDestination, WorkRequest},
 };
 
 use crate::abi::{IbvQp, IbvRecvWr, IbvSendWr, IbvSge, Rdma, qp_type, send_flags, wr_opcode};
@@ -208,7 +208,7 @@ fn refused<T>(errno: Errno, at: *mut T, bad: *mut *mut T) -> c_int {
 // The short way for what nearly every request is: alone, on a connection, with octets in one place. It is built where it
 // is posted, because moving it costs as much as all else here; what is none of these is left to `request`.
 #[inline]
-unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(), PostReason>> {
+unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(), PostError>> {
     if !matches!(kind, qp_type::RC | qp_type::UC) || wr.num_sge != 1 || !wr.next.is_null() {
         return None;
     }
@@ -225,7 +225,7 @@ fn plain_of<'a>(
     state: &State,
     wr: &IbvSendWr,
     data: impl Into<Data<'a>>,
-) -> Option<Result<(), PostReason>> {
+) -> Option<Result<(), PostError>> {
     let flags = flags(wr.send_flags);
     // SAFETY: which part of the union there is, the opcode says; all are plain numbers.
     let remote = || remote(unsafe { wr.wr.rdma });
@@ -258,7 +258,7 @@ unsafe fn one(
     };
     match state.qp.post_one(request) {
         Ok(()) => 0,
-        Err(rejected) => refused(rejected.reason.into(), first, bad),
+        Err(rejected) => refused(rejected.into(), first, bad),
     }
 }
 
@@ -301,7 +301,7 @@ unsafe fn several(
             // SAFETY: as many were taken from the list.
             at = unsafe { (*at).next };
         }
-        return refused(error.reason.into(), at, bad);
+        return refused(error.into(), at, bad);
     }
     match unknown {
         Some((errno, at)) => refused(errno, at, bad),
@@ -317,7 +317,7 @@ unsafe fn several(
 pub unsafe fn each_receive(
     first: *mut IbvRecvWr,
     bad: *mut *mut IbvRecvWr,
-    post: impl Fn(ReceiveRequest<'_>) -> Result<(), PostReason>,
+    post: impl Fn(ReceiveRequest<'_>) -> Result<(), PostError>,
 ) -> c_int {
     let mut next = first;
     // SAFETY: as the caller promises.
@@ -344,10 +344,5 @@ pub unsafe extern "C" fn recv(
     // SAFETY: as the caller promises.
     let state = unsafe { QpObject::own_unchecked(qp.cast()) };
     // SAFETY: as the caller promises.
-    unsafe {
-        each_receive(first, bad, |request| {
-            let posted = state.qp.post_receive(request);
-            posted.map_err(|refused| refused.reason)
-        })
-    }
+    unsafe { each_receive(first, bad, |request| state.qp.post_receive(request)) }
 }

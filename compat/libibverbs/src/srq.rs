@@ -229,9 +229,5 @@ pub unsafe extern "C" fn post_recv(
     // SAFETY: as the caller promises.
     let own = unsafe { SrqObject::own_unchecked(srq) };
     // SAFETY: as the caller promises.
-    unsafe {
-        post::each_receive(first, bad, |request| {
-            own.post_receive(request).map_err(|refused| refused.reason)
-        })
-    }
+    unsafe { post::each_receive(first, bad, |request| own.post_receive(request)) }
 }

@@ -17,7 +17,7 @@
 //! let qp = pd.create_qp(QpOptions::rc(&cq).operations(&masked)).wait()?;
 //! // Four counters of 16 bits in one word: add one to each.
 //! let add = MaskedFetchAdd::new(counters, 0x0001_0001_0001_0001).fields(0x8000_8000_8000_8000);
-//! qp.post_one(add.request(sink).signaled(7)).map_err(|refused| refused.reason)?;
+//! qp.post_one(add.request(sink).signaled(7))?;
 //! # Ok(())
 //! # }
 //! ```

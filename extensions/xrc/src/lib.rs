@@ -18,7 +18,7 @@
 //! let initiator = pd.create_qp(QpOptions::rc(&cq).with(&xrc)).wait()?;
 //! initiator.connect(&target.endpoint()?, ConnectOptions::new()).wait()?;
 //! target.connect(&initiator.endpoint()?, ConnectOptions::new()).wait()?;
-//! initiator.post_one(wr::Send::new(b"hello").with(remote_srqn(srq.number()))).map_err(|refused| refused.reason)?;
+//! initiator.post_one(wr::Send::new(b"hello").with(remote_srqn(srq.number())))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

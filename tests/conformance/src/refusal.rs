@@ -53,7 +53,7 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
             let pair = rig.rc();
             let bind = wr::BindWindow::new(RKey::new(0x100), LKey::new(0x200), 0, 8);
             let reason = PostReason::Unsupported { missing: feature };
-            assert_eq!(pair.far.bind_mw(&bind), Err(reason));
+            assert_eq!(pair.far.bind_mw(&bind), Err(reason.into()));
             works(rig, &pair.far);
         }
         Features::WINDOW_2A | Features::WINDOW_2B => {

@@ -61,7 +61,7 @@ fn fast_register(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     };
     let posted = near.post_one(request.signaled(1));
     // Two refusals where there is none of it: of a queue pair for it, and of the request on any other.
-    posted.map_err(|refused| format!("{}; {}", refusal.unwrap_or_default(), refused.reason))?;
+    posted.map_err(|refused| format!("{}; {refused}", refusal.unwrap_or_default()))?;
     let done = cq.next().wait()?;
     match done.status.is_success() {
         true => Ok(()),

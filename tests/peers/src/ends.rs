@@ -148,7 +148,7 @@ fn theirs_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
             break done.status;
         }
         // It may have gone into its error state meanwhile, and answers then.
-        drop(ours.qp.post_one(wr::Write::new(data, to).signaled(1)));
+        let _ = ours.qp.post_one(wr::Write::new(data, to).signaled(1));
     };
     let completed = began.elapsed();
     within(connection.disconnected())??;

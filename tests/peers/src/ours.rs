@@ -302,8 +302,7 @@ impl Ours {
         &self,
         request: impl Into<WorkRequest<'a>>,
     ) -> anyhow::Result<Completion> {
-        let posted = self.qp.post_one(request.into());
-        posted.map_err(|error| anyhow::anyhow!("{:?}", error.reason))?;
+        self.qp.post_one(request)?;
         self.completes()
     }
 }

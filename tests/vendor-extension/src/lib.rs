@@ -9,7 +9,7 @@
 //! let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(64).wait()?);
 //! let qp = pd.create_qp(QpOptions::rc(&cq).operations(&checksum)).wait()?;
 //! let range = checksum.range(log, 4096);
-//! qp.post_one(range.request(sink).signaled(7)).map_err(|refused| refused.reason)?;
+//! qp.post_one(range.request(sink).signaled(7))?;
 //! # Ok(())
 //! # }
 //! ```

@@ -9,8 +9,6 @@ use crate::extension::Unsupported;
 use crate::memory::{OutOfMemory, OutOfRange};
 use crate::objects::DestroyError;
 use crate::post::{PostError, PostReason};
-use crate::qp::Rejected;
-use crate::receive::RefusedReceive;
 
 /// What kind of thing a probe found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,8 +117,6 @@ from_errors! {
     Unsupported: |error| ErrorKind::Unsupported;
     PostReason: |error| error.kind();
     PostError: |error| error.kind();
-    Rejected<'_>: |error| error.kind();
-    RefusedReceive<'_>: |error| error.kind();
     OutOfMemory: |error| ErrorKind::Resources;
     OutOfRange: |error| ErrorKind::Internal;
 }

@@ -10,7 +10,7 @@ mod state;
 pub use attributes::*;
 pub use connect::{ConnectOptions, Half, QpEndpoint, connect_pair};
 pub use options::QpOptions;
-pub use pair::{Qp, Rejected};
+pub use pair::Qp;
 pub use state::*;
 
 pub use crate::srq::SrqStatus;

@@ -1,14 +1,14 @@
 //! The queue pair as a program has it.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{fmt, slice};
+use std::{fmt, mem, slice};
 
 use super::options::rules;
 use super::poster::Poster;
 use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpStatus, QpType};
 use crate::capability::Features;
 use crate::control::Started;
-use crate::error::{ErrorKind, VerbError};
+use crate::error::VerbError;
 use crate::extension::{ExtensionOperation, QpVariant, RequestAttribute};
 use crate::ids::{Gid, Psn, Qpn, RKey};
 use crate::objects::{
@@ -19,7 +19,7 @@ use crate::pd::Pd;
 use crate::portable::{Lowered, Portable};
 use crate::post::{PostError, PostReason, QpRules};
 use crate::provider::{Common, Operation, QpInit, QpOps, Reply};
-use crate::receive::{RefusedReceive, post_one_receive, post_receives};
+use crate::receive::{post_in_place, post_owned, post_receives};
 use crate::wr::requests::Special;
 use crate::wr::{Batch, BindWindow, Operations, ReceiveRequest, WorkRequest};
 
@@ -64,35 +64,6 @@ pub struct Qp {
     object: Poster,
     rules: Arc<QpRules>,
 }
-
-/// A request that was not posted: here it is back, with its buffers.
-pub struct Rejected<'a> {
-    /// The request.
-    pub request: WorkRequest<'a>,
-    /// Why.
-    pub reason: PostReason,
-}
-
-impl Rejected<'_> {
-    /// The kind of the refusal.
-    pub const fn kind(&self) -> ErrorKind {
-        self.reason.kind()
-    }
-}
-
-impl fmt::Debug for Rejected<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Rejected").field(&self.reason).finish()
-    }
-}
-
-impl fmt::Display for Rejected<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the request was refused: {}", self.reason)
-    }
-}
-
-impl std::error::Error for Rejected<'_> {}
 
 impl Qp {
     pub(crate) fn of(object: Arc<QpObject>) -> Self {
@@ -270,33 +241,37 @@ impl Qp {
     /// Posts one request.
     ///
     /// # Errors
-    /// Why it was not posted, and the request with its buffers.
+    /// Why it was not posted. The request is dropped and its buffers go back to their pools;
+    /// [`post_in_place`](Self::post_in_place) keeps it.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)] // The request is built where it is used: moving it costs as much as a lock.
-    #[allow(clippy::result_large_err)] // The request goes back to the caller by value.
-    pub fn post_one<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), Rejected<'a>> {
+    pub fn post_one<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), PostError> {
         let mut request = request.into();
-        match self.post_in_place(&mut request) {
-            Ok(()) => Ok(()),
-            Err(reason) => Err(Rejected { request, reason }),
+        let lends = request.common().special.contains(Special::LENDS);
+        let posted = self.post_in_place(&mut request);
+        if !lends {
+            // Only buffers are owned: this saves the look at which operation and which data it is.
+            mem::forget(request);
         }
+        posted
     }
 
-    /// Posts one request where it lies. Where it was posted it is spent: nothing of the caller's is in it any more.
+    /// Posts one request where it lies. Afterwards its buffers are with the device, and its data is empty.
     ///
     /// # Errors
     /// Why it was not posted; it is as it was, with its buffers.
     #[doc(alias = "ibv_post_send")]
-    pub fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostReason> {
+    pub fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostError> {
         self.check(request).map_err(|reason| self.refused(reason))?;
-        if !request.common().special.is_empty() {
+        let special = request.common().special;
+        if !special.is_empty() {
             self.prepare(request)?;
         }
         let posted = self.object.poster().post_send(slice::from_ref(request));
-        posted.map_err(|(_, reason)| {
-            take_back(slice::from_mut(request));
-            self.refused(reason)
-        })
+        if special.contains(Special::LENDS) {
+            request.data_mut().end_loan(posted.is_ok());
+        }
+        posted.map_err(|(_, reason)| self.refused(reason).into())
     }
 
     /// Posts a portable operation: as many requests as this device needs for it, and one completion
@@ -305,21 +280,18 @@ impl Qp {
     /// # Errors
     /// Why it was not posted; nothing of it was.
     #[inline]
-    pub fn post_portable(&self, operation: impl Portable) -> Result<(), PostReason> {
+    pub fn post_portable(&self, operation: impl Portable) -> Result<(), PostError> {
         let Lowered { first, second } = operation.lower(self.rules.features)?;
         self.check(&first)?;
-        let Some(second) = second else {
-            return self
-                .object
-                .poster()
-                .post_send(slice::from_ref(&first))
-                .map_err(|(_, reason)| self.refused(reason));
+        let poster = self.object.poster();
+        let posted = match second {
+            None => poster.post_send(slice::from_ref(&first)),
+            Some(second) => {
+                self.check(&second)?;
+                poster.post_send(&[first, second])
+            }
         };
-        self.check(&second)?;
-        self.object
-            .poster()
-            .post_send(&[first, second])
-            .map_err(|(_, reason)| self.refused(reason))
+        posted.map_err(|(_, reason)| self.refused(reason).into())
     }
 
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
@@ -327,16 +299,29 @@ impl Qp {
     /// Post many ahead: a message that finds none waits or is lost, as the service has it.
     ///
     /// # Errors
-    /// Why it was not posted, and the request with its buffers.
+    /// Why it was not posted. The request is dropped and its buffers go back to their pools;
+    /// [`post_receive_in_place`](Self::post_receive_in_place) keeps it.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_receive<'a>(
         &self,
         request: impl Into<ReceiveRequest<'a>>,
-    ) -> Result<(), RefusedReceive<'a>> {
+    ) -> Result<(), PostError> {
+        post_owned(request.into(), |request| {
+            self.post_receive_in_place(request)
+        })
+    }
+
+    /// Posts one receive where it lies. Afterwards its buffers are with the device, and its data is empty.
+    ///
+    /// # Errors
+    /// Why it was not posted; it is as it was, with its buffers.
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub fn post_receive_in_place(&self, request: &mut ReceiveRequest<'_>) -> Result<(), PostError> {
         let accepts = self.check_receive();
         let max_sge = self.rules.max_recv_sge;
-        post_one_receive(request.into(), accepts, max_sge, |requests| {
+        post_in_place(request, accepts, max_sge, |requests| {
             self.post_recv(requests)
         })
     }
@@ -364,22 +349,20 @@ impl Qp {
     /// # Errors
     /// As for a posted request.
     #[doc(alias = "ibv_bind_mw")]
-    pub fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostReason> {
+    pub fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostError> {
         let missing = Features::WINDOW_1 - self.rules.features;
         if !missing.is_empty() {
-            return Err(PostReason::Unsupported { missing });
+            return Err(PostReason::Unsupported { missing }.into());
         }
         let has_sends = self.rules.variant.is_none_or(QpVariant::has_sends);
         let of_service = self.rules.qp_type.operations();
         if !has_sends || !of_service.contains(Operations::BIND_MW) {
-            return Err(PostReason::OperationNotEnabled {
-                missing: Operations::BIND_MW,
-            });
+            let missing = Operations::BIND_MW;
+            return Err(PostReason::OperationNotEnabled { missing }.into());
         }
         bind.validate(&self.rules)?;
-        self.ops()
-            .bind_mw(bind)
-            .map_err(|reason| self.refused(reason))
+        let bound = self.ops().bind_mw(bind);
+        bound.map_err(|reason| self.refused(reason).into())
     }
 
     /// Changes attributes and state.

@@ -259,6 +259,15 @@ impl Data<'_> {
         };
     }
 
+    // After an attempt to post: buffers that the device has are no longer of this request, others are its own again.
+    pub(crate) fn end_loan(&mut self, posted: bool) {
+        if posted {
+            *self = Self::None;
+        } else {
+            self.take_back();
+        }
+    }
+
     // Takes back the buffers of a request that was not posted.
     pub(crate) fn take_back(&mut self) {
         let Self::Lent(lent) = self else { return };

@@ -18,4 +18,3 @@ pub use requests::{
 };
 
 pub use crate::post::PostReason;
-pub use crate::receive::RefusedReceive;

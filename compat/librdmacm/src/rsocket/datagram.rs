@@ -277,7 +277,7 @@ impl Port {
             .signaled(slot.into());
         self.qp.post_one(request).map_err(|refused| {
             self.free.push(slot);
-            Errno::from(refused.reason)
+            Errno::from(refused)
         })?;
         Ok(true)
     }

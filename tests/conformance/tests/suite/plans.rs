@@ -242,7 +242,10 @@ fn a_plan_that_nothing_was_granted_for_names_what_is_missing(rig: &Rig) {
     let all = FENCED - rig.near.context.features();
     if !all.is_empty() {
         let refused = pair.near.post_portable(fetch);
-        assert_eq!(refused, Err(PostReason::Unsupported { missing: all }));
+        assert_eq!(
+            refused,
+            Err(PostReason::Unsupported { missing: all }.into())
+        );
     }
     assert!(RegisterForRemoteAccess::outline(context.features(), false).is_err());
     let plan = RegisterForRemoteAccess::outline(context.features(), true)
@@ -350,7 +353,7 @@ fn an_operation_takes_the_slots_of_its_plan_or_none(rig: &Rig) {
         pair.near.post_one(write).expect("posted");
     }
     let refused = pair.near.post_portable(fetch(source.remote(0), &sink, 77));
-    assert_eq!(refused, Err(PostReason::QueueFull { max: room }));
+    assert_eq!(refused, Err(PostReason::QueueFull { max: room }.into()));
     for wr_id in fillers..room {
         // Half an operation would have left no room.
         let write = wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id.into());

@@ -492,7 +492,8 @@ fn datagrams_do_not_bind(rig: &Rig) {
     let before = mw.rkey();
     let refused = side.bind_mw(&bind_of(&mw, &host, 0, 64));
     let missing = Operations::BIND_MW;
-    assert_eq!(refused, Err(PostReason::OperationNotEnabled { missing }));
+    let reason = PostReason::OperationNotEnabled { missing };
+    assert_eq!(refused, Err(reason.into()));
     let refused = side
         .post_one(bind_of(&mw, &host, 0, 64))
         .expect_err("a refusal");
