@@ -137,7 +137,8 @@ impl VerbError {
     }
 }
 
-struct GapNames(BaselineGaps);
+/// The names of gaps, as text.
+pub(crate) struct GapNames(pub(crate) BaselineGaps);
 
 impl fmt::Display for GapNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

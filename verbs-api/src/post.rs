@@ -4,8 +4,8 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::capability::{Features, feature_names};
-use crate::error::ErrorKind;
+use crate::capability::{BaselineGaps, Features, feature_names};
+use crate::error::{ErrorKind, GapNames};
 use crate::extension::QpVariant;
 use crate::objects::ObjectId;
 use crate::qp::{QpState, QpType};
@@ -26,6 +26,8 @@ pub struct QpRules {
     pub operations: Operations,
     /// Features granted to the program.
     pub features: Features,
+    /// What the device lacks of the baseline and the program was not granted.
+    pub gaps: BaselineGaps,
     /// Entries of a request other than a read.
     pub max_send_sge: u32,
     /// Entries of a read.
@@ -65,6 +67,14 @@ pub enum PostReason {
     AtomicLength {
         /// Octets given.
         given: u64,
+    },
+    /// The device lacks the operation: its gaps say so.
+    #[error("{}: this device has the gap {}", operation.names().join(", "), GapNames(*gaps))]
+    BaselineGap {
+        /// The operation.
+        operation: Operations,
+        /// The gaps that close it.
+        gaps: BaselineGaps,
     },
     /// A datagram destination on a connected queue pair.
     #[error("a destination is for datagrams; this queue pair is connected")]
@@ -124,7 +134,10 @@ pub enum PostReason {
     #[error("a fast-register needs a page list")]
     NoPages,
     /// The queue pair was not created for this operation.
-    #[error("the queue pair was not created for {}", missing.names().join(", "))]
+    #[error(
+        "the queue pair was not created for {}: QpOptions::operations adds it, where the service has it",
+        missing.names().join(", ")
+    )]
     OperationNotEnabled {
         /// The operation.
         missing: Operations,
@@ -170,7 +183,7 @@ pub enum PostReason {
         given: usize,
     },
     /// The program was not granted a feature that the request uses.
-    #[error("needs {}", feature_names(*missing).join(", "))]
+    #[error("needs {}: ask for it with Requirements::needs at open", feature_names(*missing).join(", "))]
     Unsupported {
         /// The features.
         missing: Features,
@@ -184,7 +197,9 @@ impl PostReason {
             Self::DeviceRemoved => ErrorKind::DeviceRemoved,
             Self::InvalidHandle => ErrorKind::InvalidHandle,
             Self::QueueFull { .. } => ErrorKind::Resources,
-            Self::OperationNotEnabled { .. } | Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::BaselineGap { .. }
+            | Self::OperationNotEnabled { .. }
+            | Self::Unsupported { .. } => ErrorKind::Unsupported,
             _ => ErrorKind::InvalidArgument,
         }
     }

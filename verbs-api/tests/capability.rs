@@ -10,7 +10,7 @@ use verbs_api::{
     capability::{BaselineGaps, DeviceAttributes, PortCaps},
     memory::MwType,
     provider::{RegistryError, link_provider},
-    wr::{self, PostReason},
+    wr::{self, PostReason, WorkRequest},
 };
 
 mod mock;
@@ -230,6 +230,44 @@ fn baseline_gaps_are_named() {
     let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
     assert!(!qp.operations().contains(Operations::SEND_WITH_IMM));
     assert!(qp.operations().contains(Operations::WRITE_WITH_IMM));
+}
+
+// covers 3.20
+#[test]
+fn a_refused_operation_names_the_gap_or_what_to_type() {
+    let refused = |context: &Context, wanted: fn(&Cq) -> QpOptions, request: WorkRequest<'_>| {
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(64).wait().unwrap();
+        let qp = pd.create_qp(wanted(&cq)).wait().unwrap();
+        let refused: PostError = qp.post_one(request).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        refused.reason.to_string()
+    };
+    let (_mock, _, iwarp) = mock::open_with(mock::iwarp("iwarp0"));
+    let with_immediate = || wr::SendWithImmediate::new((), [0; 4]).into();
+    assert_eq!(
+        refused(&iwarp, QpOptions::rc, with_immediate()),
+        "SEND_WITH_IMM: this device has the gap NO_SEND_WITH_IMMEDIATE"
+    );
+    let (_mock, device, full) = mock::open_with(mock::attributes("mock0"));
+    let plain = device.open(&Requirements::new()).unwrap();
+    assert_eq!(
+        refused(
+            &plain,
+            QpOptions::rc,
+            wr::LocalInvalidate::new(RKey::new(1)).into()
+        ),
+        "needs BMME: ask for it with Requirements::needs at open"
+    );
+    assert_eq!(
+        refused(
+            &full,
+            |cq| QpOptions::rc(cq).only(Operations::SEND),
+            with_immediate()
+        ),
+        "the queue pair was not created for SEND_WITH_IMM: \
+         QpOptions::operations adds it, where the service has it"
+    );
 }
 
 // covers 1.10 3.20

@@ -13,7 +13,7 @@ use verbs_api::provider::carrier::{Carrier, StreamPort};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     Features, Operations, VerbError, WcStatus,
-    capability::DeviceAttributes,
+    capability::{BaselineGaps, DeviceAttributes},
     ids::LinkAddress,
     wr::{PostReason, WorkRequest},
 };
@@ -205,8 +205,9 @@ impl Driver for Iwarp {
                 }),
                 _ => Ok(()),
             },
-            Op::Send(Beside::Immediate(_)) => Err(PostReason::OperationNotEnabled {
-                missing: Operations::SEND_WITH_IMM,
+            Op::Send(Beside::Immediate(_)) => Err(PostReason::BaselineGap {
+                operation: Operations::SEND_WITH_IMM,
+                gaps: BaselineGaps::NO_SEND_WITH_IMMEDIATE,
             }),
             Op::AtomicWrite(_) => Err(PostReason::Unsupported {
                 missing: Features::ATOMIC_WRITE,

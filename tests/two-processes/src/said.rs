@@ -9,7 +9,7 @@ use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpTyp
 use verbs_api::{
     Access, Completion, ErrorKind, Memory, Operations, PageList, RKey, RemoteAddress, Sge,
     VerbError, WcStatus,
-    capability::Mtu,
+    capability::{BaselineGaps, Mtu},
     completion::{WcFlags, WcOpcode},
     event::{EventSubject, EventType},
     extension::{ExtensionOperation, Extensions, QpExtension, QpVariant, RequestAttribute},
@@ -167,6 +167,7 @@ impl From<Failure> for VerbError {
 /// Why a request was not posted, as far as a probe looks at it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Refusal {
+    Gap(OperationNames, u32),
     NotEnabled(OperationNames),
     QueueFull(u32),
     State(u8),
@@ -177,6 +178,7 @@ pub(crate) enum Refusal {
 impl From<PostReason> for Refusal {
     fn from(reason: PostReason) -> Self {
         match reason {
+            PostReason::BaselineGap { operation, gaps } => Self::Gap(operation.into(), gaps.bits()),
             PostReason::OperationNotEnabled { missing } => Self::NotEnabled(missing.into()),
             PostReason::QueueFull { max } => Self::QueueFull(max),
             PostReason::InvalidState(state) => Self::State(state as u8),
@@ -189,6 +191,10 @@ impl From<PostReason> for Refusal {
 impl From<Refusal> for PostReason {
     fn from(refusal: Refusal) -> Self {
         match refusal {
+            Refusal::Gap(names, gaps) => Self::BaselineGap {
+                operation: names.operations(),
+                gaps: BaselineGaps::from_bits_retain(gaps),
+            },
             Refusal::NotEnabled(names) => Self::OperationNotEnabled {
                 missing: names.operations(),
             },

@@ -6,7 +6,7 @@ use crate::cq::Cq;
 use crate::error::VerbError;
 use crate::extension::{QpExtension, QpShape, QpVariant};
 use crate::objects::ObjectId;
-use crate::post::QpRules;
+use crate::post::{PostReason, QpRules};
 use crate::srq::Srq;
 use crate::wr::Operations;
 
@@ -176,8 +176,7 @@ impl QpOptions {
         if self.variant().is_some_and(|variant| !variant.has_sends()) {
             return Ok(Operations::empty());
         }
-        // Who was granted what the device says that it lacks is refused by the device, not here.
-        let device_gaps = device.gaps - grant.set::<Baseline>().gaps();
+        let device_gaps = ungranted_gaps(device, grant);
         let service = Baseline::taken_by(self.qp_type, Operations::empty()).gaps() & device_gaps;
         if !service.is_empty() {
             return Err(VerbError::BaselineGap(service));
@@ -201,10 +200,7 @@ impl QpOptions {
             };
             return Err(VerbError::argument("operations", reason));
         }
-        let mut missing = wanted.required_features() - features;
-        if wanted.contains(Operations::BIND_MW) && !features.intersects(Features::WINDOW_2) {
-            missing |= Features::WINDOW_2B;
-        }
+        let missing = missing_features(wanted, features);
         if !missing.is_empty() {
             return Err(VerbError::Unsupported { missing });
         }
@@ -284,6 +280,33 @@ impl QpOptions {
     }
 }
 
+// Who was granted what the device says that it lacks is refused by the device, not here.
+pub(super) fn ungranted_gaps(device: &DeviceAttributes, grant: &Grant) -> BaselineGaps {
+    device.gaps - grant.set::<Baseline>().gaps()
+}
+
+fn missing_features(operations: Operations, granted: Features) -> Features {
+    let mut missing = operations.required_features() - granted;
+    if operations.contains(Operations::BIND_MW) && !granted.intersects(Features::WINDOW_2) {
+        missing |= Features::WINDOW_2B;
+    }
+    missing
+}
+
+/// Why a queue pair of these rules does not do `operation`.
+pub(super) fn why_closed(rules: &QpRules, operation: Operations) -> PostReason {
+    let of_service = operation & rules.qp_type.operations();
+    let (_, gaps) = gaps_of(of_service, rules.gaps);
+    let missing = missing_features(of_service, rules.features);
+    if !gaps.is_empty() {
+        PostReason::BaselineGap { operation, gaps }
+    } else if !missing.is_empty() {
+        PostReason::Unsupported { missing }
+    } else {
+        PostReason::OperationNotEnabled { missing: operation }
+    }
+}
+
 // The operations that gaps close, and those gaps.
 fn gaps_of(operations: Operations, gaps: BaselineGaps) -> (Operations, BaselineGaps) {
     let atomics = Operations::ATOMIC_CMP_AND_SWP.union(Operations::ATOMIC_FETCH_AND_ADD);
@@ -312,18 +335,20 @@ pub(super) fn rules(
     qp_type: QpType,
     pd: ObjectId,
     operations: Operations,
-    features: Features,
-    limits: &Limits,
+    device: &DeviceAttributes,
+    grant: &Grant,
     cap: &QpCap,
     has_srq: bool,
 ) -> QpRules {
+    let limits = &device.limits;
     QpRules {
         qp_type,
         variant: None,
         special_operations: Operations::empty(),
         pd,
         operations,
-        features,
+        features: grant.features(),
+        gaps: ungranted_gaps(device, grant),
         max_send_sge: cap.max_send_sge,
         max_sge_rd: limits.max_sge_rd,
         max_recv_sge: cap.max_recv_sge,

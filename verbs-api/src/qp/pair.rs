@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, mem, slice};
 
-use super::options::rules;
+use super::options::{rules, why_closed};
 use super::poster::Poster;
 use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpStatus, QpType};
 use crate::capability::Features;
@@ -82,7 +82,7 @@ impl Qp {
 
     fn start(pd: &Pd, options: QpOptions) -> Result<Started<Self>, VerbError> {
         let context = pd.context();
-        let (attributes, features) = (context.attributes(), context.features());
+        let attributes = context.attributes();
         let operations = options.granted_operations(attributes, &context.grant)?;
         let cap = options.checked_cap(&attributes.limits)?;
         options.check_extensions(&context.grant, cap)?;
@@ -119,8 +119,8 @@ impl Qp {
             qp_type,
             pd.id(),
             operations,
-            features,
-            &attributes.limits,
+            attributes,
+            &context.grant,
             &cap,
             srq.is_some(),
         );
@@ -580,7 +580,7 @@ impl Qp {
     fn check_special(&self, request: &impl Operation) -> Result<(), PostReason> {
         let operation = request.operation();
         if !self.rules.special_operations.contains(operation) {
-            return Err(PostReason::OperationNotEnabled { missing: operation });
+            return Err(why_closed(&self.rules, operation));
         }
         let needed = self.rules.variant.and_then(QpVariant::request_attribute);
         let given = request.common().attribute().map(RequestAttribute::kind);

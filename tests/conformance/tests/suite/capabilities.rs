@@ -378,9 +378,9 @@ fn what_was_not_asked_for_is_not_granted(rig: &Rig) {
         0x100,
     )));
     assert_eq!(
-        refused.expect_err("not created for it").reason,
-        PostReason::OperationNotEnabled {
-            missing: Operations::LOCAL_INV
+        refused.expect_err("not asked for").reason,
+        PostReason::Unsupported {
+            missing: Features::BMME
         }
     );
 }
