@@ -1,7 +1,8 @@
 //! The errors of control verbs.
 
-use std::fmt;
+use std::{fmt, io};
 
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::capability::{BaselineGaps, Features, ShortLimit, feature_names};
@@ -84,6 +85,14 @@ pub enum VerbError {
     /// A number beyond a limit.
     #[error("{0}")]
     Limit(ShortLimit),
+    /// The operating system refused.
+    #[error("{verb}: {}", io::Error::from_raw_os_error(*errno))]
+    Os {
+        /// What was asked of it: a system call, or what one was part of.
+        verb: &'static str,
+        /// Its error number.
+        errno: i32,
+    },
     /// Nothing left of what it takes.
     #[error("out of {0}")]
     Resources(&'static str),
@@ -113,6 +122,15 @@ impl VerbError {
         }
     }
 
+    /// The operating system refused `verb`. An error that has no number of its own gets the nearest, or `EIO`.
+    pub fn os(verb: &'static str, error: impl Into<io::Error>) -> Self {
+        let error = error.into();
+        let errno = error
+            .raw_os_error()
+            .unwrap_or_else(|| errno_of(error.kind()).raw_os_error());
+        Self::Os { verb, errno }
+    }
+
     /// The kind of the fault.
     pub const fn kind(&self) -> ErrorKind {
         match self {
@@ -126,6 +144,7 @@ impl VerbError {
             Self::Internal(_) => ErrorKind::Internal,
             Self::InvalidHandle(_) => ErrorKind::InvalidHandle,
             Self::Limit(_) => ErrorKind::Limit,
+            Self::Os { errno, .. } => kind_of(Errno::from_raw_os_error(*errno)),
             Self::Resources(_) => ErrorKind::Resources,
             Self::BaselineGap(_)
             | Self::Extension(_)
@@ -134,6 +153,48 @@ impl VerbError {
             | Self::UnsupportedVerb(_) => ErrorKind::Unsupported,
             Self::WouldDeadlock => ErrorKind::WouldDeadlock,
         }
+    }
+}
+
+const fn kind_of(errno: Errno) -> ErrorKind {
+    match errno {
+        Errno::BUSY | Errno::ADDRINUSE | Errno::EXIST => ErrorKind::Busy,
+        Errno::CANCELED => ErrorKind::Canceled,
+        Errno::NODEV | Errno::NXIO | Errno::IO => ErrorKind::DeviceRemoved,
+        Errno::INVAL | Errno::BADF | Errno::FAULT => ErrorKind::InvalidArgument,
+        Errno::NOENT
+        | Errno::ADDRNOTAVAIL
+        | Errno::CONNREFUSED
+        | Errno::HOSTUNREACH
+        | Errno::NETUNREACH => ErrorKind::NotFound,
+        Errno::OPNOTSUPP
+        | Errno::NOSYS
+        | Errno::AFNOSUPPORT
+        | Errno::PROTONOSUPPORT
+        | Errno::PERM
+        | Errno::ACCESS => ErrorKind::Unsupported,
+        Errno::DEADLK => ErrorKind::WouldDeadlock,
+        // ENOMEM, ENOSPC, EMFILE, ENFILE, ENOBUFS, EAGAIN …: the system has none left, or none now.
+        _ => ErrorKind::Resources,
+    }
+}
+
+fn errno_of(kind: io::ErrorKind) -> Errno {
+    match kind {
+        io::ErrorKind::AddrInUse => Errno::ADDRINUSE,
+        io::ErrorKind::AddrNotAvailable => Errno::ADDRNOTAVAIL,
+        io::ErrorKind::AlreadyExists => Errno::EXIST,
+        io::ErrorKind::ConnectionRefused => Errno::CONNREFUSED,
+        io::ErrorKind::ConnectionReset => Errno::CONNRESET,
+        io::ErrorKind::InvalidInput => Errno::INVAL,
+        io::ErrorKind::NotConnected => Errno::NOTCONN,
+        io::ErrorKind::NotFound => Errno::NOENT,
+        io::ErrorKind::OutOfMemory => Errno::NOMEM,
+        io::ErrorKind::PermissionDenied => Errno::ACCESS,
+        io::ErrorKind::StorageFull => Errno::NOSPC,
+        io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+        io::ErrorKind::Unsupported => Errno::OPNOTSUPP,
+        _ => Errno::IO,
     }
 }
 

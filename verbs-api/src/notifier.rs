@@ -16,15 +16,13 @@ pub(crate) struct Notifier {
 
 impl Notifier {
     pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
-        if self.fd.get().is_none() {
-            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            let fd = eventfd(0, flags).map_err(|_| VerbError::Resources("file descriptors"))?;
-            let _ = self.fd.set(fd);
+        if let Some(fd) = self.fd.get() {
+            return Ok(fd.as_fd());
         }
-        self.fd
-            .get()
-            .map(OwnedFd::as_fd)
-            .ok_or(VerbError::Resources("file descriptors"))
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let fd = eventfd(0, flags).map_err(|errno| VerbError::os("eventfd", errno))?;
+        // Of two threads that ask at the same time, both get the first one's.
+        Ok(self.fd.get_or_init(|| fd).as_fd())
     }
 
     /// Makes the descriptor readable, if there is one.

@@ -59,7 +59,10 @@ impl From<ErrorKind> for Errno {
 
 impl From<VerbError> for Errno {
     fn from(error: VerbError) -> Self {
-        error.kind().into()
+        match error {
+            VerbError::Os { errno, .. } => Self(errno),
+            other => other.kind().into(),
+        }
     }
 }
 
@@ -71,7 +74,7 @@ impl From<OutOfMemory> for Errno {
 
 impl<T> From<DestroyError<T>> for Errno {
     fn from(error: DestroyError<T>) -> Self {
-        error.kind().into()
+        error.into_verb_error().into()
     }
 }
 
@@ -109,4 +112,20 @@ pub fn minus_one(result: Result<c_int, Errno>) -> c_int {
         errno.set();
         -1
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_system_keeps_its_number() {
+        for errno in [libc::EMFILE, libc::ENETUNREACH, libc::EACCES] {
+            let error = std::io::Error::from_raw_os_error(errno);
+            let error = VerbError::os("eventfd", error);
+            assert_eq!(Errno::from(error.clone()), Errno(errno));
+            let failed = DestroyError::<()>::Failed(error);
+            assert_eq!(Errno::from(failed), Errno(errno));
+        }
+    }
 }

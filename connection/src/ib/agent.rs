@@ -718,7 +718,7 @@ impl Agent {
             match port.serve(service) {
                 Ok(()) => return Ok((chosen, service)),
                 Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                    return Err(VerbError::Resources("sockets for services").into());
+                    return Err(VerbError::os("claim of a service", error).into());
                 }
                 Err(_) if at.port() != 0 => return Err(ConnectError::AddressInUse(chosen)),
                 Err(_) => {}

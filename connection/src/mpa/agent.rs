@@ -520,7 +520,7 @@ impl Backend for Agent {
         let listening = self.port()?.listen(at, Arc::new(ear));
         listening.map_err(|error| match error.kind() {
             std::io::ErrorKind::AddrInUse => ConnectError::AddressInUse(at),
-            _ => VerbError::argument("address", format!("{at}: {error}")).into(),
+            _ => VerbError::os("listen", error).into(),
         })
     }
 
@@ -562,7 +562,7 @@ impl Backend for Agent {
             Ok(stream) => end.began(stream),
             Err(error) => {
                 end.leave();
-                return Err(VerbError::argument("address", format!("{to}: {error}")).into());
+                return Err(VerbError::os("connect", error).into());
             }
         }
         Ok(end.token)

@@ -39,9 +39,7 @@ pub(super) fn ping(
         }),
     });
     let begun = port.connect(to, Arc::clone(&pinging) as Arc<dyn StreamSink>);
-    let stream = begun.map_err(|error| {
-        ConnectError::from(VerbError::argument("address", format!("{to}: {error}")))
-    })?;
+    let stream = begun.map_err(|error| VerbError::os("connect", error))?;
     port.wake_at(stream, port.now() + PATIENCE);
     let mut state = pinging.lock();
     state.stream = Some(stream);

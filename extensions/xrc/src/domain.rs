@@ -252,7 +252,7 @@ impl Claim {
     }
 
     fn take(file: FileId) -> Result<Self, VerbError> {
-        let unusable = |error: io::Error| VerbError::argument("fd", error.to_string());
+        let unusable = |error| VerbError::os("claim of a domain", error);
         let address = file.socket().map_err(unusable)?;
         // Who has it may let go of it between the two looks.
         for _ in 0..ATTEMPTS {

@@ -119,7 +119,7 @@ impl Xrc {
         let Some(fd) = how.file else {
             return Ok(Domain::anonymous());
         };
-        let file = FileId::of(fd).map_err(|error| VerbError::argument("fd", error.to_string()))?;
+        let file = FileId::of(fd).map_err(|error| VerbError::os("fstat", error))?;
         Domain::of_file(self.context.device_id(), file, how.flags)
     }
 }

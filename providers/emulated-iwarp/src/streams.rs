@@ -703,7 +703,7 @@ impl StreamPort for Streams {
 
     fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
         let local = SocketAddr::new(self.address, 0);
-        let socket = TcpSocket::connect(Some(local), to, &self.tcp).map_err(io::Error::other)?;
+        let socket = TcpSocket::connect(Some(local), to, &self.tcp)?;
         let early = Early {
             connection: self.connection(socket, Way::Out, to),
             peer: to.ip(),

@@ -130,6 +130,17 @@ impl From<io::Error> for StreamError {
     }
 }
 
+impl From<StreamError> for io::Error {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::Refused => Errno::CONNREFUSED.into(),
+            StreamError::Reset => Errno::CONNRESET.into(),
+            StreamError::TimedOut => Errno::TIMEDOUT.into(),
+            StreamError::Unreachable(error) | StreamError::Other(error) => error,
+        }
+    }
+}
+
 /// What was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {

@@ -944,7 +944,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         if ip.is_ipv4() != self.lease.address().is_ipv4() {
             return Err(no_address());
         }
-        Self::join(self, ip).map_err(|error| VerbError::argument("gid", error.to_string()))
+        Self::join(self, ip).map_err(|error| VerbError::os("join of a multicast group", error))
     }
 
     fn leave(&self, group: Gid) {
