@@ -7,6 +7,8 @@ use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use polyverbs::Device;
 
+use crate::NAME;
+
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
@@ -35,7 +37,7 @@ impl std::error::Error for AlreadyTold {}
 pub(crate) fn complain(what: &str) {
     let line = what.split_whitespace().collect::<Vec<_>>().join(" ");
     // Nobody is left to be told where this fails.
-    let _ = writeln!(anstream::stderr(), "{BAD}polyverbs:{BAD:#} {line}");
+    let _ = writeln!(anstream::stderr(), "{BAD}{NAME}:{BAD:#} {line}");
 }
 
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {

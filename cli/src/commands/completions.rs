@@ -24,6 +24,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// The script.
 pub(crate) fn of(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
-    generate(shell, &mut crate::command(), "polyverbs", &mut script);
+    generate(shell, &mut crate::command(), crate::NAME, &mut script);
     script
 }

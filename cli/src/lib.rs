@@ -1,0 +1,172 @@
+//! The `polyverbs` command: what RDMA devices there are, what they can do, what an operation becomes on them, a file
+//! copied over them, and how fast they are.
+//!
+//! It shows the providers and extensions that are linked and named. A program that names one more crate than the project's
+//! own `polyverbs` has that crate's devices and features in every command:
+//!
+//! ```ignore
+//! use acme_checksum as _;
+//!
+//! fn main() -> std::process::ExitCode {
+//!     polyverbs_cli::main()
+//! }
+//! ```
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "breakable-rules")]
+mod broken;
+mod commands;
+mod interrupt;
+mod libraries;
+mod output;
+
+// The portable program, as a user of the library would write it: the example and this command run one source.
+#[path = "../../examples/copy/transfer.rs"]
+mod transfer;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use commands::{
+    capture, completions, copy, devices, dissect, install, matrix, network, perf, ping, plan, put,
+    run, serve, tour,
+};
+use output::AlreadyTold;
+
+/// What the command calls itself, whatever its file is called: examples, man pages and completions say the same.
+const NAME: &str = "polyverbs";
+
+/// RDMA verbs for InfiniBand, RoCE and iWARP alike, and without any RDMA device.
+///
+/// Without a command: a short guided tour.
+#[derive(Parser)]
+#[command(name = NAME, bin_name = NAME, version, max_term_width = 100, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  polyverbs
+  polyverbs devices
+  polyverbs copy FILE --device ib0 --to COPY
+  polyverbs serve --device ib0 --listen 127.0.0.1:4420 --dir IN
+  polyverbs put FILE 127.0.0.1:4420 --device ib0
+  polyverbs ping 127.0.0.1:4420 --device ib0
+  polyverbs run -- ibv_devinfo
+Each command has more: polyverbs COMMAND --help";
+
+#[derive(Subcommand)]
+enum Command {
+    Capture(capture::Arguments),
+    Completions(completions::Arguments),
+    Copy(copy::Arguments),
+    Devices(devices::Arguments),
+    Dissect(dissect::Arguments),
+    Install(install::Arguments),
+    Matrix(matrix::Arguments),
+    Perf(perf::Arguments),
+    Ping(ping::Arguments),
+    Plan(plan::Arguments),
+    Put(put::Arguments),
+    Run(run::Arguments),
+    Serve(serve::Arguments),
+}
+
+/// The command line as clap has it.
+pub(crate) fn command() -> clap::Command {
+    Arguments::command()
+}
+
+/// Runs the command on the arguments of the process, and answers its exit status: all of what a `main` has to do.
+///
+/// * It calls itself `polyverbs`, in usage and errors, and its version is that of this crate.
+/// * `polyverbs run` finds its libraries as ever: beside the executable, or in `lib/polyverbs` beside its `bin`. They are
+///   libraries of their own, so the unmodified programs that it runs have what those were linked with.
+/// * `polyverbs install` puts the running executable in place, so what it is linked with stays.
+///
+/// Signals are this function's from now on, and an interrupted command ends the process.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
+    #[cfg(feature = "breakable-rules")]
+    if let Err(error) = broken::from_environment() {
+        output::complain(&format!("{error:#}"));
+        return ExitCode::FAILURE;
+    }
+    let result = match arguments.command {
+        Some(Command::Run(arguments)) => run::run(&arguments),
+        _ => interrupt::watch()
+            .and_then(|()| perform(arguments))
+            .map(|()| ExitCode::SUCCESS),
+    };
+    match result {
+        Ok(code) => code,
+        Err(_) if interrupt::happened() => std::process::exit(interrupt::told()),
+        // `polyverbs … | head` is no failure: whoever read the output has seen enough.
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<AlreadyTold>() => ExitCode::FAILURE,
+        Err(error) => {
+            output::complain(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(arguments: Arguments) -> anyhow::Result<()> {
+    match arguments.command {
+        None => tour::run(),
+        Some(Command::Capture(arguments)) => {
+            let command = std::iter::once(NAME.to_owned()).chain(arguments.command);
+            match Arguments::try_parse_from(command) {
+                Ok(inner) => network::captured(&arguments.file, || perform(inner)),
+                Err(error) => Err(anyhow::anyhow!(said(&error))),
+            }
+        }
+        Some(Command::Completions(arguments)) => completions::run(&arguments),
+        Some(Command::Copy(arguments)) => copy::run(&arguments),
+        Some(Command::Devices(arguments)) => devices::run(&arguments),
+        Some(Command::Dissect(arguments)) => dissect::run(&arguments),
+        Some(Command::Install(arguments)) => install::run(&arguments),
+        Some(Command::Matrix(arguments)) => matrix::run(&arguments),
+        Some(Command::Perf(arguments)) => perf::run(&arguments),
+        Some(Command::Ping(arguments)) => ping::run(&arguments),
+        Some(Command::Plan(arguments)) => plan::run(&arguments),
+        Some(Command::Put(arguments)) => put::run(&arguments),
+        Some(Command::Run(_)) => anyhow::bail!("run has --pcap itself"),
+        Some(Command::Serve(arguments)) => serve::run(&arguments),
+    }
+}
+
+// Help goes out as clap has it; a wrong command line gets one line, like every other error.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    ) {
+        return match error.print() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    output::complain(&said(error));
+    ExitCode::from(2)
+}
+
+// What is wrong with a command line, in one line.
+fn said(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let said: Vec<_> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let said = said.join(" ");
+    format!("{}; try --help", said.trim_start_matches("error: "))
+}
