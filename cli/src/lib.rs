@@ -4,8 +4,9 @@
 //! It shows the providers and extensions that are linked and named. A program that names one more crate than the project's
 //! own `polyverbs` has that crate's devices and features in every command:
 //!
-//! ```ignore
-//! use acme_checksum as _;
+//! ```no_run
+//! # mod vendor_extension {}
+//! use vendor_extension as _;
 //!
 //! fn main() -> std::process::ExitCode {
 //!     polyverbs_cli::main()

@@ -1,17 +1,34 @@
-//! What is linked decides: one line of a program adds the row, and nothing else does.
+//! What is linked decides: one line of a program has the command show the extension, and nothing else does.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-const LINE: &str = "use acme_checksum as _;\n";
+use serde_json::Value;
 
-fn output(example: &str) -> String {
+const LINE: &str = "use acme_checksum as _;\n\n";
+const ROW: &str = "acme-checksum::RANGE";
+
+/// What the command prints that an example is.
+fn output(example: &str, arguments: &[&str]) -> String {
     let test = std::env::current_exe().unwrap();
     let built = test.parent().and_then(|deps| deps.parent()).unwrap();
-    let output = Command::new(built.join("examples").join(example)).output();
-    let output = output.unwrap();
-    assert!(output.status.success(), "{example} found a mismatch");
+    let mut command = Command::new(built.join("examples").join(example));
+    let output = command.args(arguments).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{example} {arguments:?}: {complaint}"
+    );
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// The cells of the extension's row in the verified matrix, if there is one.
+fn cells(example: &str) -> Option<Value> {
+    let matrix = output(example, &["matrix", "--verify", "--json"]);
+    let matrix: Value = serde_json::from_str(&matrix).unwrap();
+    let mut rows = matrix["rows"].as_array().unwrap().iter();
+    let row = rows.find(|row| row["feature"] == ROW)?;
+    Some(row["cells"].clone())
 }
 
 fn source(example: &str) -> String {
@@ -27,19 +44,26 @@ fn source(example: &str) -> String {
 // covers 1.17
 #[test]
 fn one_line_adds_the_row_and_removing_it_removes_the_row() {
-    let (with, without) = (source("acme-matrix"), source("acme-matrix-without"));
+    let (with, without) = (source("polyverbs"), source("polyverbs-without"));
     assert_eq!(with.replacen(LINE, "", 1), without);
     assert_ne!(with, without);
-    let row = |text: &str| {
-        let mut rows = text
-            .lines()
-            .filter(|line| line.contains("acme-checksum::RANGE"));
-        rows.next().map(str::to_owned)
-    };
-    let shown = row(&output("acme-matrix")).expect("a row of the extension");
-    let verified = shown.matches("7/7").count();
-    assert_eq!(verified, 2, "both devices: {shown}");
-    assert_eq!(row(&output("acme-matrix-without")), None);
+    let cells_with = cells("polyverbs").expect("a row of the extension");
+    for device in ["ib0", "iw0"] {
+        let cell = &cells_with[device];
+        assert_eq!(cell["verdict"], "verified", "{device}: {cell}");
+        assert_eq!(cell["probes_passed"], 7, "{device}: {cell}");
+    }
+    assert_eq!(cells("polyverbs-without"), None);
+}
+
+#[test]
+fn every_command_shows_it_and_calls_itself_polyverbs() {
+    let devices = output("polyverbs", &["devices", "--json"]);
+    assert_eq!(devices.matches(ROW).count(), 2, "both devices: {devices}");
+    let without = output("polyverbs-without", &["devices", "--json"]);
+    assert!(!without.contains(ROW), "{without}");
+    let usage = output("polyverbs-without", &["matrix", "--help"]);
+    assert!(usage.contains("Usage: polyverbs matrix"), "{usage}");
 }
 
 #[test]

@@ -1,0 +1,5 @@
+//! The `polyverbs` command, without the extension.
+
+fn main() -> std::process::ExitCode {
+    polyverbs_cli::main()
+}
