@@ -233,10 +233,17 @@ impl Drop for Entry {
     }
 }
 
+// A device of another kind may be opened with the feature all the same, to see that it is refused.
+fn not_the_engines(_: VerbError) -> VerbError {
+    VerbError::UnsupportedHere(
+        "XRC takes queues of the software engine, and the device has others".into(),
+    )
+}
+
 impl XrcSrq {
     fn add(domain: Arc<Domain>, srq: Srq, cq: &Cq) -> Result<Self, VerbError> {
-        let engine_srq: Arc<EngineSrq> = own(srq.ops(), "srq")?;
-        let engine_cq: Arc<EngineCq> = own(cq.ops(), "cq")?;
+        let engine_srq: Arc<EngineSrq> = own(srq.ops(), "srq").map_err(not_the_engines)?;
+        let engine_cq: Arc<EngineCq> = own(cq.ops(), "cq").map_err(not_the_engines)?;
         let number = domain.add_srq(srq.id(), |number| Target {
             number,
             srq: Arc::clone(&engine_srq),
