@@ -1,0 +1,32 @@
+//! Shared receive queues: what is posted is counted.
+
+use std::sync::Arc;
+
+use verbs_api::provider::{Reply, SrqOps};
+use verbs_api::wr::ReceiveRequest;
+
+use crate::meter::{Meter, Posted};
+
+pub(crate) struct ReceiveQueue {
+    pub(crate) behind: Arc<dyn SrqOps>,
+    pub(crate) meter: Arc<Meter>,
+}
+
+impl SrqOps for ReceiveQueue {
+    fn post(&self, requests: &[ReceiveRequest<'_>]) -> Posted {
+        let outcome = self.behind.post(requests);
+        self.meter.receives(requests.len(), outcome)
+    }
+
+    fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>) {
+        self.behind.modify(srq_limit, max_wr, reply);
+    }
+
+    fn query(&self) -> (u32, u32, u32) {
+        self.behind.query()
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        self.behind.destroy(reply);
+    }
+}
