@@ -73,6 +73,20 @@ pub fn with_groups_spelled_out(code: &str, root: &str) -> String {
     out
 }
 
+/// The names that the items of a file make public, without those that are hidden from its documentation; a glob is `*`.
+///
+/// Expects text without comments and literals.
+pub fn public_names(code: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut rest = code;
+    while !rest.trim().is_empty() {
+        let (item, behind) = rest.split_at(item_end(rest));
+        names.extend(public_names_of(item));
+        rest = behind;
+    }
+    names
+}
+
 /// Whether `code` holds `token` as a path of its own, not as part of a longer word.
 pub fn has_token(code: &str, token: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -81,6 +95,79 @@ pub fn has_token(code: &str, token: &str) -> bool {
         let after = code[at + token.len()..].chars().next();
         !before.is_some_and(is_word) && !after.is_some_and(is_word)
     })
+}
+
+/// The words between `pub` and the name of an item.
+const KEYWORDS: &[&str] = &[
+    "async", "const", "enum", "extern", "fn", "mod", "static", "struct", "trait", "type", "union",
+    "unsafe",
+];
+
+fn public_names_of(item: &str) -> Vec<String> {
+    let (attributes, item) = split_attributes(item.trim_start_matches([';', '\n', ' ']));
+    let hidden = attributes.contains("doc(hidden)");
+    let Some(public) = item.strip_prefix("pub ").filter(|_| !hidden) else {
+        return Vec::new();
+    };
+    if let Some(tree) = public.trim_start().strip_prefix("use ") {
+        let dense = tree.split_whitespace().collect::<Vec<_>>().join(" ");
+        return imported(dense.trim_end_matches(';'), "");
+    }
+    let mut words = public.split(|c: char| !c.is_alphanumeric() && c != '_');
+    let name = words.find(|word| !word.is_empty() && !KEYWORDS.contains(word));
+    name.map(str::to_owned).into_iter().collect()
+}
+
+/// The attributes of an item, and what is behind them.
+fn split_attributes(item: &str) -> (&str, &str) {
+    let mut rest = item;
+    while let Some(attribute) = rest.trim_start().strip_prefix('#') {
+        let depth = |depth: &mut i32, c| {
+            *depth += i32::from(c == '[') - i32::from(c == ']');
+            Some((*depth, c))
+        };
+        let mut depths = attribute.chars().scan(0, depth);
+        let end = depths.position(|at| at == (0, ']'));
+        rest = &attribute[end.map_or(attribute.len(), |end| end + 1)..];
+    }
+    let attributes = item.len() - rest.len();
+    (&item[..attributes], rest.trim_start())
+}
+
+/// The names that a tree of `use` brings in below `parent`.
+fn imported(tree: &str, parent: &str) -> Vec<String> {
+    let tree = tree.trim();
+    if let Some(members) = tree
+        .strip_prefix('{')
+        .and_then(|tree| tree.strip_suffix('}'))
+    {
+        let members = members_of(members);
+        return members
+            .iter()
+            .flat_map(|tree| imported(tree, parent))
+            .collect();
+    }
+    let group = tree.find('{').unwrap_or(tree.len());
+    if let Some(at) = tree[..group].find("::") {
+        return imported(&tree[at + 2..], &tree[..at]);
+    }
+    let name = match tree.split_once(" as ") {
+        Some((_, renamed)) => renamed,
+        None if tree == "self" => parent,
+        None => tree,
+    };
+    let is_name = !matches!(name, "" | "_");
+    is_name.then(|| name.to_owned()).into_iter().collect()
+}
+
+/// What a group holds, cut at the commas that are in no group inside it.
+fn members_of(group: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let cut = |c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        c == ',' && depth == 0
+    };
+    group.split(cut).collect()
 }
 
 /// The end of the comment or literal that begins at `at`, if one does.
@@ -216,6 +303,16 @@ mod tests {
         let code = with_groups_spelled_out("use std::{fmt, fs::{self, File},\n net};", "std");
         assert!(has_token(&code, "std::fs") && has_token(&code, "std::net"));
         assert!(!has_token(&code, "std::process"));
+    }
+
+    #[test]
+    fn public_names_are_those_that_a_glob_import_brings() {
+        let code = "#![deny(unsafe_code)] mod a; pub mod b; pub(crate) mod c; use d::E;
+            pub use f::{self, G, h::{I as J, K}, L as _,};
+            #[doc( )] #[doc(hidden)] pub use m; #[cfg(feature = )] pub unsafe fn n<T>(o: T) { p(); }
+            #[derive(Debug)] pub struct Q(pub u8); pub const fn r() {} impl Q { pub fn s() {} } pub use t::*;";
+        let names = public_names(code);
+        assert_eq!(names, ["b", "f", "G", "J", "K", "n", "Q", "r", "*"]);
     }
 
     #[test]
