@@ -44,6 +44,8 @@ pub struct Receiving {
     stream: Stream,
     /// Forms of the ready-to-receive indication, one of which comes first.
     awaits: ReadyForms,
+    /// An indication came as a write, and may come once more.
+    may_repeat: bool,
 }
 
 impl Sending {
@@ -74,19 +76,26 @@ impl Receiving {
             mpa: fpdu::Receiver::new(framing),
             stream,
             awaits,
+            may_repeat: false,
         }
     }
 
-    // What a segment is: an indication, if one is awaited and this is it.
+    // What a segment is: an indication, if one is awaited and this is it. One that is repeated is no message of the program's
+    // either, and needs no right to write.
     #[inline]
     fn message<'o>(&mut self, ulpdu: &'o [u8]) -> Result<Arrived<'o>, Reject> {
         let arrived = message(&rdmap::decode(ulpdu)?, ulpdu)?;
-        if self.awaits.is_empty() {
-            return Ok(arrived);
-        }
-        let awaits = std::mem::take(&mut self.awaits);
+        let is_first = !self.awaits.is_empty();
+        let awaits = match (is_first, self.may_repeat) {
+            (true, _) => std::mem::take(&mut self.awaits),
+            (false, true) => ReadyForms::WRITE,
+            (false, false) => return Ok(arrived),
+        };
         Ok(match ready(&arrived, awaits) {
-            Some(ready) => (Message::Ready(ready), &[]),
+            Some(ready) => {
+                self.may_repeat = is_first && matches!(ready, Ready::Write);
+                (Message::Ready(ready), &[])
+            }
             None => arrived,
         })
     }
