@@ -21,8 +21,8 @@ use polyverbs::connection::{Connection, ConnectionOptions, Connector, devices_at
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, Context, Cq, Device, Memory, Mr, Qp, QpOptions, RKey, RemoteAddress,
-    Requirements,
+    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Qp, QpOptions, RKey,
+    RemoteAddress, Requirements,
     completion::WcOpcode,
     portable::read_sink_access,
     wr::{self, ReceiveRequest, WorkRequest},
@@ -209,8 +209,13 @@ const fn after(letter: u8) -> u8 {
     if letter == b'z' { b'A' } else { letter + 1 }
 }
 
+// What the peer may do with the memory that it is told of.
+const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
 fn one_read() -> ConnectionOptions {
-    ConnectionOptions::new().reads(1, 1)
+    ConnectionOptions::new()
+        .qp(ConnectOptions::new().access(RIGHTS))
+        .reads(1, 1)
 }
 
 /// A buffer of the other side.
@@ -258,7 +263,7 @@ impl End {
             let mr = pd.register(&memory, access).wait()?;
             Ok(Buffer { memory, mr })
         };
-        let shared = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let shared = Access::LOCAL_WRITE | RIGHTS;
         let end = Self {
             ping: buffer(LARGEST, shared)?,
             pong: buffer(LARGEST, shared | read_sink_access(&context).access)?,
@@ -273,7 +278,7 @@ impl End {
             .qp_state(QpState::Init)
             .pkey_index(0)
             .port_num(1)
-            .qp_access_flags(Access::REMOTE_READ | Access::REMOTE_WRITE);
+            .qp_access_flags(RIGHTS);
         end.qp.modify(init).wait()?;
         end.post_receive()?;
         Ok(end)

@@ -5,7 +5,9 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use polyverbs::{Completion, Features, Memory, Operations, PageList, QpOptions, connect_pair, wr};
+use polyverbs::{
+    Access, Completion, Features, Memory, Operations, PageList, QpOptions, connect_pair, wr,
+};
 use polyverbs_benches::Outcome;
 use polyverbs_benches::rig::{REMOTE, Rig};
 
@@ -37,7 +39,7 @@ fn fast_registration(rig: &Rig, memory: &Memory) -> Outcome<impl FnMut() + use<>
     let options = || QpOptions::rc(&cq).operations(operations);
     let near = rig.pd.create_qp(options()).wait()?;
     let far = rig.pd.create_qp(options()).wait()?;
-    connect_pair(&near, &far).wait()?;
+    connect_pair(&near, &far, Access::empty()).wait()?;
     let pages = PageList::map(&[memory.into()], 4096, (LENGTH / 4096) as u32)?.list;
     let key = rig.pd.alloc_key((LENGTH / 4096) as u32).wait()?;
     let mut completions: [Completion; 2] = Default::default();
@@ -69,7 +71,7 @@ fn queue_pairs(criterion: &mut Criterion) {
     });
     group.bench_function("connect two", |bencher| {
         let connect = |(near, far)| {
-            connect_pair(&near, &far).wait().unwrap();
+            connect_pair(&near, &far, Access::empty()).wait().unwrap();
             black_box((near, far))
         };
         bencher.iter_batched(|| (create(), create()), connect, BatchSize::SmallInput);

@@ -12,7 +12,7 @@ use polyverbs::{
 
 use crate::Outcome;
 use crate::loopback::BATCH;
-use crate::rig::{REMOTE, Rig};
+use crate::rig::{PEERS, REMOTE, Rig};
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
@@ -184,7 +184,7 @@ pub fn per_request(rig: &Rig, turns: u32) -> Outcome<Vec<(&'static str, u64)>> {
     let cq = rig.context.create_cq(256).wait()?;
     let near = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
     let far = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
-    connect_pair(&near, &far).wait()?;
+    connect_pair(&near, &far, PEERS).wait()?;
     let (_memory, region) = rig.memory(4096, REMOTE)?;
     let mut bench = Bench {
         near,

@@ -7,7 +7,7 @@ use polyverbs::{
 
 use crate::Outcome;
 use crate::memory::resident;
-use crate::rig::{REMOTE, Rig};
+use crate::rig::{PEERS, REMOTE, Rig};
 use crate::yardstick::shuffled;
 
 /// Slots of each send queue and of each receive queue.
@@ -148,7 +148,7 @@ impl Crowd {
         for _ in 0..pairs {
             let near = rig.pd.create_qp(options()).wait()?;
             let far = rig.pd.create_qp(options()).wait()?;
-            connect_pair(&near, &far).wait()?;
+            connect_pair(&near, &far, PEERS).wait()?;
             self.near.push(near);
             self.far.push(far);
         }

@@ -7,7 +7,7 @@ use polyverbs::{
 
 use crate::Outcome;
 use crate::memory::plain_copy;
-use crate::rig::{REMOTE, Rig};
+use crate::rig::{PEERS, REMOTE, Rig};
 
 /// Requests of a batch: one doorbell, the last one signaled.
 pub const BATCH: usize = 32;
@@ -56,7 +56,7 @@ impl Loopback {
         let options = options(rig, &cq)?;
         let near = rig.pd.create_qp(options.clone()).wait()?;
         let far = rig.pd.create_qp(options).wait()?;
-        connect_pair(&near, &far).wait()?;
+        connect_pair(&near, &far, PEERS).wait()?;
         let size = length as usize;
         let (memory, region) = rig.memory(2 * PLACES * size.next_multiple_of(8), REMOTE)?;
         let source = |turn| region.sge(turn * size, length);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use polyverbs::{
-    Completion, Cq, Memory, Mr, Qp, QpOptions, Sge, connect_pair,
+    Access, Completion, Cq, Memory, Mr, Qp, QpOptions, Sge, connect_pair,
     wr::{self, ReceiveRequest},
 };
 
@@ -76,7 +76,7 @@ impl PingPong {
     /// One refused.
     pub fn between([near, far]: [&Rig; 2], manner: Manner) -> Outcome<Self> {
         let (near, far) = (Side::new(near, manner)?, Side::new(far, manner)?);
-        connect_pair(&near.qp, &far.qp).wait()?;
+        connect_pair(&near.qp, &far.qp, Access::empty()).wait()?;
         let mut sides = [near, far];
         for side in &mut sides {
             while side.refill.len() >= AT_ONCE {

@@ -17,11 +17,13 @@ pub const DEVICE_VARIABLE: &str = "POLYVERBS_BENCH_DEVICE";
 /// Rights of memory that only its own queue pairs reach.
 pub const LOCAL: Access = Access::LOCAL_WRITE;
 
-/// Rights of memory that peers reach, and that reads may fill on every transport.
-pub const REMOTE: Access = Access::LOCAL_WRITE
-    .union(Access::REMOTE_WRITE)
+/// What peers may do through a queue pair.
+pub const PEERS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
+
+/// Rights of memory that peers reach, and that reads may fill on every transport.
+pub const REMOTE: Access = Access::LOCAL_WRITE.union(PEERS);
 
 /// A device of its own, opened for everything it has, with a protection domain.
 pub struct Rig {

@@ -16,7 +16,7 @@ use polyverbs_links::wire::Offload;
 use crate::Outcome;
 use crate::partner::Partner;
 use crate::ping_pong::{Manner, PingPong};
-use crate::rig::{REMOTE, Rig};
+use crate::rig::{PEERS, REMOTE, Rig};
 
 /// Octets of a write.
 pub const WRITE: u32 = 64 << 10;
@@ -102,7 +102,7 @@ impl WiredPair {
     fn of(hosts: [u8; 2], device: impl Fn(u8) -> Outcome<OnWire>) -> Outcome<Self> {
         let [near, far] = hosts;
         let (near, far) = (Side::new(device(near)?)?, Side::new(device(far)?)?);
-        connect_pair(&near.qp, &far.qp).wait()?;
+        connect_pair(&near.qp, &far.qp, PEERS).wait()?;
         let messages = PingPong::between([&near.rig, &far.rig], Manner::default())?;
         let far = Arc::new(far);
         Ok(Self {

@@ -61,12 +61,12 @@ impl Default for ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// 16 reads each way, no private data.
+    /// 16 reads each way, no private data, no rights for the peer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Attributes of the queue pair.
+    /// Attributes of the queue pair, [what the peer may do](ConnectOptions::access) among them.
     pub fn qp(mut self, qp: ConnectOptions) -> Self {
         self.qp = qp;
         self

@@ -543,9 +543,10 @@ fn each_failure_has_its_status() {
     let far_side = |rig: &Rig, request: &dyn Fn(&Qp), receives: bool| {
         let (near, far) = (rig.qp(), rig.qp());
         let qp = ConnectOptions::new().rnr_retry(0);
-        let asked = rig.connect(&near, ConnectionOptions::new().qp(qp));
+        let options = ConnectionOptions::new().qp(qp.access(Access::REMOTE_WRITE));
+        let asked = rig.connect(&near, options.clone());
         let incoming = rig.listener.next().wait().unwrap();
-        let accepted = rig.accept(incoming, &far);
+        let accepted = incoming.accept(&rig.context, &far, options);
         let near_end = asked.wait().unwrap().complete().wait().unwrap();
         let far_end = accepted.wait().unwrap();
         if receives {

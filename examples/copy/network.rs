@@ -12,11 +12,11 @@ use std::time::Instant;
 
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Access, Completion, Device, wr};
+use polyverbs::{Completion, Device, wr};
 
 use super::{
-    Copied, CopyOptions, Failed, LOOK, Message, Result, Side, WINDOW, WINDOWS, cannot, open_source,
-    send_file, store_file,
+    Copied, CopyOptions, Failed, LOOK, Message, RIGHTS, Result, Side, WINDOW, WINDOWS, cannot,
+    open_source, open_to_reads, send_file, store_file,
 };
 
 /// Sends the file `from` to whoever stores files at `to`, under its own name.
@@ -37,7 +37,7 @@ pub(crate) fn put(
     client.prepare()?;
     let windows = client.lendables(WINDOWS, WINDOW)?;
     let connector = Connector::of(&client.context)?;
-    let options = ConnectionOptions::new();
+    let options = ConnectionOptions::new().qp(open_to_reads());
     let asked = connector.connect(&client.context, &client.qp, to, options);
     let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
     let connection = connected.map_err(|error| Failed {
@@ -90,7 +90,11 @@ impl Store {
         let server = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, depth)?;
         server.prepare()?;
         let sinks = server.lendables(depth, self.options.piece)?;
-        let accepted = incoming.accept(&server.context, &server.qp, ConnectionOptions::new());
+        let accepted = incoming.accept(
+            &server.context,
+            &server.qp,
+            ConnectionOptions::new().qp(open_to_reads()),
+        );
         let connection = accepted.wait()?;
         server.watch(&connection);
 
@@ -207,7 +211,7 @@ impl Side {
             .qp_state(QpState::Init)
             .pkey_index(0)
             .port_num(1)
-            .qp_access_flags(Access::empty());
+            .qp_access_flags(RIGHTS);
         self.qp.modify(init).wait()?;
         self.post_receives()
     }

@@ -386,11 +386,20 @@ fn is_look(done: &Completion) -> bool {
     !done.opcode.is_receive() && done.wr_id == LOOK
 }
 
+/// Each side reads what the other lends, and writes nothing, nowhere, to see that the other is there.
+pub(crate) const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// How a queue pair is brought up whose peer has these rights.
+pub(crate) fn open_to_reads() -> ConnectOptions {
+    ConnectOptions::new().access(RIGHTS)
+}
+
 fn connect(one: &Qp, other: &Qp) -> Result<()> {
     let (at_one, at_other) = (one.endpoint()?, other.endpoint()?);
     // Both are started before either is waited for: a stream needs both ends.
-    let first = one.connect(&at_other, ConnectOptions::new());
-    let second = other.connect(&at_one, ConnectOptions::new());
+    let options = open_to_reads();
+    let first = one.connect(&at_other, options);
+    let second = other.connect(&at_one, options);
     first.wait()?;
     Ok(second.wait()?)
 }

@@ -14,7 +14,7 @@
 //! let cq = device.create_cq(16).wait()?;
 //! let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
 //! let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
-//! connect_pair(&near, &far).wait()?;
+//! connect_pair(&near, &far, Access::REMOTE_WRITE).wait()?;
 //!
 //! // A peer may write this memory at any time, so octets are copied in and out of it.
 //! let memory = Memory::zeroed(64)?;

@@ -20,7 +20,8 @@ use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Context, Cq, Memory, Mr, Qp, QpOptions, RKey, RemoteAddress, Requirements,
+    Access, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RKey, RemoteAddress,
+    Requirements,
     completion::WcOpcode,
     portable::read_sink_access,
     wr::{self, ReceiveRequest, WorkRequest},
@@ -28,6 +29,10 @@ use polyverbs::{
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
+/// What each end may do with the memory that it is told of.
+const RIGHTS: Access = Access::REMOTE_READ
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_ATOMIC);
 const CONNECTIONS: usize = 100;
 /// Requests of each: enough for a connection to go over to memory, and for some on the way there.
 const REQUESTS: u64 = 40;
@@ -161,7 +166,7 @@ impl End {
             .qp_state(QpState::Init)
             .pkey_index(0)
             .port_num(1)
-            .qp_access_flags(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            .qp_access_flags(RIGHTS);
         qp.modify(init).await?;
         let end = Self {
             context: context.clone(),
@@ -262,7 +267,9 @@ fn serve(device: &str) -> Result<()> {
             let context = context.clone();
             spawner.spawn(async move {
                 let mut end = End::new(&context).await?;
-                let options = ConnectionOptions::new().reads(4, 4);
+                let options = ConnectionOptions::new()
+                    .qp(ConnectOptions::new().access(RIGHTS))
+                    .reads(4, 4);
                 let connection = incoming.accept(&context, &end.qp, options).await?;
                 for number in 0..REQUESTS {
                     let (asked, _) = end.heard().await?;
@@ -288,7 +295,9 @@ fn ask(device: &str, server: SocketAddr) -> Result<()> {
         let context = context.clone();
         tasks.spawn(async move {
             let mut end = End::new(&context).await?;
-            let options = ConnectionOptions::new().reads(4, 4);
+            let options = ConnectionOptions::new()
+                .qp(ConnectOptions::new().access(RIGHTS))
+                .reads(4, 4);
             let connector = Connector::of(&context)?;
             let asked = connector.connect(&context, &end.qp, server, options);
             let connection = asked.await?.complete().await?;

@@ -38,7 +38,7 @@ fn read_and_invalidate_is_one_request_on_iwarp_and_two_on_infiniband() {
                 .unwrap()
         };
         let (a, b) = (make(), make());
-        connect_pair(&a, &b).wait().unwrap();
+        connect_pair(&a, &b, Access::empty()).wait().unwrap();
         assert!(a.cap().max_send_wr >= 64 + 8);
         let operation =
             ReadAndInvalidate::new(RemoteAddress::new(1, RKey::new(2)), &sink(&pd)).wr_id(42);
@@ -95,7 +95,7 @@ fn access_is_opened_by_the_best_means_and_its_plan_is_what_is_posted() {
                 .unwrap()
         };
         let (a, b) = (make(), make());
-        connect_pair(&a, &b).wait().unwrap();
+        connect_pair(&a, &b, Access::empty()).wait().unwrap();
         let memory = Memory::zeroed(10_000).unwrap();
         let remote = RemoteAccess::prepare(&pd, &memory, access, allow_plain)
             .wait()

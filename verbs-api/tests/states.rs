@@ -273,7 +273,7 @@ fn connecting_gives_each_type_its_masks_and_stops_at_the_first_failure() {
     for options in [QpOptions::rc(&cq), QpOptions::uc(&cq)] {
         let a = pd.create_qp(options.clone()).wait().unwrap();
         let b = pd.create_qp(options).wait().unwrap();
-        connect_pair(&a, &b).wait().unwrap();
+        connect_pair(&a, &b, Access::empty()).wait().unwrap();
         let (at_a, at_b) = (a.query().unwrap(), b.query().unwrap());
         assert_eq!((at_a.state, at_b.state), (Rts, Rts));
         assert_eq!(at_a.attributes.dest_qp_num, Some(b.qp_num()));

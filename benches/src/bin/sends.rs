@@ -14,7 +14,7 @@ use polyverbs::{
     wr::{self, ReceiveRequest},
 };
 use polyverbs_benches::Outcome;
-use polyverbs_benches::rig::{DEFAULT_DEVICE, REMOTE, Rig};
+use polyverbs_benches::rig::{DEFAULT_DEVICE, PEERS, REMOTE, Rig};
 
 const OCTETS: u32 = 64;
 const DEPTH: u32 = 64;
@@ -83,10 +83,9 @@ impl Pair {
         };
         let near = rig.pd.create_qp(options()).wait()?;
         let far = rig.pd.create_qp(options()).wait()?;
-        near.connect(&far.endpoint()?, ConnectOptions::new())
-            .wait()?;
-        far.connect(&near.endpoint()?, ConnectOptions::new())
-            .wait()?;
+        let options = ConnectOptions::new().access(PEERS);
+        near.connect(&far.endpoint()?, options).wait()?;
+        far.connect(&near.endpoint()?, options).wait()?;
         Ok(Self {
             data: mr.sge(0, OCTETS)?,
             room: mr.sge(4096, OCTETS)?,

@@ -224,8 +224,14 @@ impl Wanted {
 // A busy machine is not a dead one: 0.27 s.
 const ACK_TIMEOUT: u8 = 16;
 
+// What Linux's connection manager grants peers; its programs are asked nothing about it.
+const RIGHTS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
 fn qp_options(state: &State) -> ConnectOptions {
     ConnectOptions::new()
+        .access(RIGHTS)
         .traffic_class(state.options.tos)
         .timeout(state.options.ack_timeout.unwrap_or(ACK_TIMEOUT))
 }
@@ -703,10 +709,7 @@ pub unsafe extern "C" fn init_qp_attr(
         let target = code.and_then(QpState::from_code).ok_or(Errno::INVAL)?;
         let step = match (target, public.service(), device.transport()) {
             (QpState::Init, Service::Datagrams, _) => first_step().qkey(QKEY),
-            (QpState::Init, ..) => {
-                let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-                first_step().qp_access_flags(rights)
-            }
+            (QpState::Init, ..) => first_step().qp_access_flags(RIGHTS),
             (QpState::Rtr | QpState::Rts, Service::Datagrams, _) => {
                 let step = QpAttributes::new().qp_state(target);
                 match target {

@@ -245,12 +245,14 @@ impl FmrPool {
                     (Ok(qp), Ok(peer)) => (qp, peer),
                     (Err(error), _) | (_, Err(error)) => return done(Err(error)),
                 };
-                connect_pair(&qp, &peer).on_done(move |connected| match connected {
-                    Ok(()) => fill(pd, options, Vec::new(), move |slots| {
-                        done(slots.map(|clean| Self::of(options, clean, (qp, peer), cq)));
-                    }),
-                    Err(error) => done(Err(error)),
-                });
+                connect_pair(&qp, &peer, Access::empty()).on_done(
+                    move |connected| match connected {
+                        Ok(()) => fill(pd, options, Vec::new(), move |slots| {
+                            done(slots.map(|clean| Self::of(options, clean, (qp, peer), cq)));
+                        }),
+                        Err(error) => done(Err(error)),
+                    },
+                );
             });
         });
     }

@@ -32,7 +32,9 @@ fn add_in(context: &Context, pd: &Pd, masked: &MaskedAtomics, target: RemoteAddr
         .wait()
         .unwrap();
     let peer = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-    connect_pair(&qp, &peer).wait().unwrap();
+    connect_pair(&qp, &peer, Access::REMOTE_ATOMIC)
+        .wait()
+        .unwrap();
     let memory = Memory::zeroed(8).unwrap();
     let sink = pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
     let add = MaskedFetchAdd::new(target, addend(number)).fields(FIELDS);

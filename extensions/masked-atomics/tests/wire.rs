@@ -129,7 +129,7 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
         let (qp, cq, result, sink) = side(&self.near);
         let (peer, _far_cq, target, mr) = side(&self.far);
         target.store_u64(0, 0xff).unwrap();
-        let options = ConnectOptions::new();
+        let options = ConnectOptions::new().access(Access::REMOTE_ATOMIC);
         let first = qp.connect(&peer.endpoint().unwrap(), options);
         let second = peer.connect(&qp.endpoint().unwrap(), options);
         self.settle();

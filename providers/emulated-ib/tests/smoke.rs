@@ -40,11 +40,13 @@ fn messages_writes_reads_and_atomics_arrive() {
     let cq = context.create_cq(64).wait().unwrap();
     let a = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
     let b = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-    connect_pair(&a, &b).wait().unwrap();
+    let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    connect_pair(&a, &b, remote).wait().unwrap();
     let memory = Memory::zeroed(4096).unwrap();
-    let rights =
-        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let mr = pd.register(&memory, rights).wait().unwrap();
+    let mr = pd
+        .register(&memory, remote | Access::LOCAL_WRITE)
+        .wait()
+        .unwrap();
     let mut slots: [Completion; 8] = Default::default();
 
     memory.write(0, b"hello").unwrap();

@@ -101,6 +101,10 @@ impl End {
     }
 }
 
+fn open() -> ConnectOptions {
+    ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+}
+
 fn connect(near: &End, far: &End, options: ConnectOptions) {
     let (a, b) = (near.qp.endpoint().unwrap(), far.qp.endpoint().unwrap());
     near.qp.connect(&b, options).wait().unwrap();
@@ -160,7 +164,7 @@ fn devices_begin_with_numbers_of_their_own() {
 fn two_devices_exchange_everything_over_sockets() {
     let near = End::new("127.0.10.1:14791", |_| {});
     let far = End::new("127.0.10.2:14791", |_| {});
-    connect(&near, &far, ConnectOptions::new());
+    connect(&near, &far, open());
     everything(&near, &far);
     everything(&far, &near);
     assert_eq!(near.counts().malformed + near.counts().damaged, 0);
@@ -172,7 +176,7 @@ fn every_path_mtu_carries_messages_of_every_length() {
         let near = End::new("127.0.11.1:14791", |_| {});
         let far = End::new("127.0.11.2:14791", |_| {});
         let mtu = Mtu::from_code(code).unwrap();
-        connect(&near, &far, ConnectOptions::new().path_mtu(mtu));
+        connect(&near, &far, open().path_mtu(mtu));
         everything(&near, &far);
     }
 }
@@ -181,7 +185,7 @@ fn every_path_mtu_carries_messages_of_every_length() {
 fn devices_of_ipv6_are_found_as_well() {
     let near = End::new("[::1]:14791", |_| {});
     let far = End::new("[::1]:14791", |_| {});
-    connect(&near, &far, ConnectOptions::new());
+    connect(&near, &far, open());
     everything(&near, &far);
 }
 
@@ -207,7 +211,7 @@ fn what_is_lost_doubled_reordered_or_damaged_is_made_good() {
     let faulty = |seed| faulty(Rate::percent(1), seed);
     let near = End::new("127.0.12.1:14791", faulty(1));
     let far = End::new("127.0.12.2:14791", faulty(2));
-    connect(&near, &far, ConnectOptions::new().timeout(14));
+    connect(&near, &far, open().timeout(14));
     for _ in 0..8 {
         everything(&near, &far);
     }
@@ -237,7 +241,7 @@ fn long_messages_arrive_whole_at_every_path_mtu() {
         let near = End::new("127.0.15.1:14791", |_| {});
         let far = End::new("127.0.15.2:14791", |_| {});
         let mtu = Mtu::from_code(code).unwrap();
-        connect(&near, &far, ConnectOptions::new().path_mtu(mtu));
+        connect(&near, &far, open().path_mtu(mtu));
         one_of_each(&near, &far, 1 << 20);
         one_of_each(&far, &near, (1 << 20) + 77);
     }
@@ -251,7 +255,7 @@ fn a_receiver_with_little_room_is_not_drowned() {
         let far = End::new("127.0.16.2:14791", little);
         let mtu = Mtu::from_code(code).unwrap();
         // Patient: a test is not about how soon a loaded machine answers.
-        connect(&near, &far, ConnectOptions::new().path_mtu(mtu).timeout(16));
+        connect(&near, &far, open().path_mtu(mtu).timeout(16));
         one_of_each(&near, &far, 1 << 20);
         let counters = near.qp.counters();
         let frames = 3 * (1 << 20) / u64::from(mtu.octets());
@@ -267,7 +271,7 @@ fn long_messages_survive_faults() {
         let far = End::new("127.0.17.2:14791", faulty(7));
         let mtu = Mtu::from_code(code).unwrap();
         // Patient: a test is not about how soon a loaded machine answers.
-        connect(&near, &far, ConnectOptions::new().path_mtu(mtu).timeout(16));
+        connect(&near, &far, open().path_mtu(mtu).timeout(16));
         one_of_each(&near, &far, 1 << 20);
     }
 }
@@ -277,7 +281,7 @@ fn long_messages_survive_faults() {
 fn in_a_long_conversation_too_the_header_before_a_datagram_has_its_class() {
     let near = End::new("127.0.18.1:14791", |_| {});
     let far = End::new("127.0.18.2:14791", |_| {});
-    connect(&near, &far, ConnectOptions::new());
+    connect(&near, &far, open());
     let receive = |qp: &Qp| {
         let room = far.mr.sge(0, 64).unwrap();
         qp.post_receive(ReceiveRequest::new(9, room)).unwrap();
@@ -328,7 +332,7 @@ fn a_peer_that_is_gone_ends_in_a_completion() {
 fn a_program_that_sleeps_is_woken() {
     let near = End::new("127.0.14.1:14791", |_| {});
     let far = End::new("127.0.14.2:14791", |_| {});
-    connect(&near, &far, ConnectOptions::new());
+    connect(&near, &far, open());
     far.qp
         .post_receive(ReceiveRequest::new(9, far.mr.sge(0, 64).unwrap()))
         .unwrap();

@@ -102,7 +102,7 @@ impl End {
 
 fn connect(near: &End, far: &End) {
     let (at_near, at_far) = (near.qp.endpoint().unwrap(), far.qp.endpoint().unwrap());
-    let options = ConnectOptions::new();
+    let options = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
     near.qp.connect(&at_far, options).wait().unwrap();
     far.qp.connect(&at_near, options).wait().unwrap();
 }

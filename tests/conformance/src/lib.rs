@@ -22,7 +22,7 @@ mod time;
 pub use fast::Fast;
 pub use flavour::{Fabric, Flavour, OtherFlavour, Steer};
 pub use needs::{ANY_DEVICE, Needs, needs, one_of};
-pub use pair::{Pair, Side};
+pub use pair::{Pair, Side, open};
 pub use probing::{examined, probe_rig};
 pub use rig::{End, Region, Rig};
 

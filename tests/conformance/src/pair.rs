@@ -5,7 +5,8 @@ use std::ops::Deref;
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    ConnectOptions, Context, Cq, Features, Operations, Pd, Qp, QpOptions, RemoteAddress, WcStatus,
+    Access, ConnectOptions, Context, Cq, Features, Operations, Pd, Qp, QpOptions, RemoteAddress,
+    WcStatus,
     event::EventType,
     provider::Operation,
     wr::{self, ReceiveRequest, WorkRequest},
@@ -16,6 +17,11 @@ use crate::{End, Region, Rig};
 
 /// The identity of requests that helpers post.
 const ATTEMPT: u64 = 0xa77e_3b70;
+
+/// Options of a queue pair whose peer may write, read and operate atomically, and nothing else that a program has to ask for.
+pub fn open() -> ConnectOptions {
+    ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+}
 
 /// A queue pair, and a completion queue that nobody else uses.
 pub struct Side {
@@ -125,9 +131,9 @@ impl Rig {
         self.connected(self.near.side(QpType::Uc), self.far.side(QpType::Uc))
     }
 
-    /// Connects these, with the options that every program gets that asks for none.
+    /// Connects these with [`open`].
     pub fn connected(&self, near: Side, far: Side) -> Pair {
-        self.connected_with(near, far, ConnectOptions::new())
+        self.connected_with(near, far, open())
     }
 
     /// Connects these, with the same options on both sides.

@@ -23,7 +23,7 @@ use polyverbs_wire::iwarp::{Framing, Sender};
 use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::ReadyForms;
 use verbs_api::qp::connect_pair;
-use verbs_api::{Operations, Qp, QpOptions, ids::LinkAddress, wr};
+use verbs_api::{Access, Operations, Qp, QpOptions, ids::LinkAddress, wr};
 
 use crate::at_work::{self, AtWork, Peer};
 use crate::program::Program;
@@ -74,7 +74,7 @@ impl Peer for Rig {
     fn connect(&mut self) {
         self.peer.drain();
         self.wire.state().is_open = true;
-        let connected = connect_pair(&self.at_work.qp, &self.peer_qp);
+        let connected = connect_pair(&self.at_work.qp, &self.peer_qp, RIGHTS);
         connected.wait().expect("a connection");
         let nothing = wr::Write::new((), verbs_api::RemoteAddress::default());
         self.peer_qp.post_one(nothing).expect("it is ready");
@@ -85,6 +85,11 @@ impl Peer for Rig {
         self.sent = [0; 4];
     }
 }
+
+/// What peers may do: all that they ask for.
+const RIGHTS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
 
 impl Rig {
     fn new() -> Self {
@@ -105,7 +110,9 @@ impl Rig {
         let neighbours = [qp(&victim), qp(&honest)];
         let (at_victim, at_peer) = (qp(&victim), qp(&peer));
         let [one, other] = &neighbours;
-        connect_pair(one, other).wait().expect("a connection");
+        connect_pair(one, other, RIGHTS)
+            .wait()
+            .expect("a connection");
         let mut rig = Self {
             at_work: AtWork {
                 simulation,

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use verbs_api::{
-    Device, Memory, Operations, PageList, QpOptions, RKey, Registry, Requirements,
+    Access, Device, Memory, Operations, PageList, QpOptions, RKey, Registry, Requirements,
     capability::feature_names, connect_pair, wr,
 };
 
@@ -50,7 +50,7 @@ fn fast_register(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let refusal = able.as_ref().err().map(ToString::to_string);
     let plain = || pd.create_qp(QpOptions::rc(&cq)).wait();
     let (near, far) = (able.or_else(|_| plain())?, plain()?);
-    connect_pair(&near, &far).wait()?;
+    connect_pair(&near, &far, Access::empty()).wait()?;
     let memory = Memory::zeroed(4096)?;
     let pages = PageList::map(&[(&memory).into()], 4096, 1)?.list;
     let allocated = pd.alloc_key(1).wait();

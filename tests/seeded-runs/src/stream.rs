@@ -25,6 +25,11 @@ use verbs_api::{
     wr::{self, ReceiveRequest, WorkRequest},
 };
 
+/// What each side may do with the memory of the other.
+const PEERS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
 /// Octets of a request at most, and of the place that each has on both sides.
 const SLOT: usize = 3072;
 const REQUESTS: usize = 48;
@@ -168,7 +173,7 @@ impl Run {
         let most = Duration::from_micros(rng.random_range(0..60));
         let sides =
             [1, 2].map(|number| Side::new(&network, number, ServiceDelay { max: most, seed }));
-        let connected = connect_pair(&sides[0].qp, &sides[1].qp);
+        let connected = connect_pair(&sides[0].qp, &sides[1].qp, PEERS);
         simulation
             .run_for(Duration::from_millis(1))
             .expect("a network that is woken");
@@ -368,11 +373,10 @@ impl Side {
             .wait()
             .expect("a queue pair");
         let memory = Memory::zeroed(MEMORY).expect("memory");
-        let rights = Access::LOCAL_WRITE
-            | Access::REMOTE_WRITE
-            | Access::REMOTE_READ
-            | Access::REMOTE_ATOMIC;
-        let mr = pd.register(&memory, rights).wait().expect("a region");
+        let mr = pd
+            .register(&memory, PEERS | Access::LOCAL_WRITE)
+            .wait()
+            .expect("a region");
         Self {
             engine,
             cq,

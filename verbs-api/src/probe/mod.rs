@@ -16,7 +16,7 @@ use std::fmt;
 pub use crate::{__ensure as ensure, __ensure_eq as ensure_eq};
 pub use core::{CORE_FEATURES, CORE_PROBES};
 pub use evidence::{Evidence, EvidenceKind};
-pub use pair::{Pair, Side};
+pub use pair::{Pair, Side, open};
 pub use rig::{Clock, End, Fast, Pace, Region, Rig};
 pub use verify::{Finding, ProbeResult, Verdict, Verified, refusal_of, verify};
 

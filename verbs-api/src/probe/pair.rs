@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use super::rig::poll_all;
 use super::{End, Evidence, Outcome, Region, Rig};
+use crate::access::Access;
 use crate::capability::Features;
 use crate::completion::WcStatus;
 use crate::context::Context;
@@ -15,6 +16,11 @@ use crate::wr::{FetchAdd, Operations, Read, ReceiveRequest, RemoteAddress, WorkR
 
 /// The identity of requests that helpers post.
 const ATTEMPT: u64 = 0xa77e_3b70;
+
+/// Options of a queue pair whose peer may write, read and operate atomically, and nothing else that a program has to ask for.
+pub fn open() -> ConnectOptions {
+    ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+}
 
 /// A queue pair, and a completion queue that nobody else uses.
 pub struct Side {
@@ -136,13 +142,13 @@ impl Rig {
         self.connected(self.near.side(QpType::Rc)?, far)
     }
 
-    /// Connects these, with the options that every program gets that asks for none.
+    /// Connects these with [`open`].
     ///
     /// # Errors
     /// The device's.
     #[track_caller]
     pub fn connected(&self, near: Side, far: Side) -> Result<Pair, Evidence> {
-        self.connected_with(near, far, ConnectOptions::new())
+        self.connected_with(near, far, open())
     }
 
     /// Connects these, with the same options on both sides.

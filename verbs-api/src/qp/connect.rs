@@ -63,7 +63,7 @@ impl Default for ConnectOptions {
             port_num: 1,
             pkey_index: 0,
             sgid_index: 0,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            access: Access::empty(),
             qkey: 0x1111_1111,
             path_mtu: None,
             sq_psn: None,
@@ -92,8 +92,8 @@ macro_rules! setters {
 }
 
 impl ConnectOptions {
-    /// Port 1, peers may write, read and operate atomically, seven retries, everything else as the
-    /// device has it.
+    /// Port 1, seven retries, everything else as the device has it. Peers may send, and do nothing with memory before
+    /// [`access`](Self::access) grants it.
     pub fn new() -> Self {
         Self::default()
     }
@@ -105,7 +105,9 @@ impl ConnectOptions {
         pkey_index: u16;
         /// Index of the own global identifier.
         sgid_index: u8;
-        /// What peers may do through the queue pair.
+        /// What peers may do through the queue pair, with memory that grants it too. Nothing unless set.
+        ///
+        /// It is about requests of the peer's: the answers to own reads need no right here, on no transport.
         access: Access;
         /// The Q_Key of datagrams.
         qkey: u32;
@@ -369,12 +371,13 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
     wanted.unwrap_or_else(|| limit.min(16) as u8)
 }
 
-/// Connects two queue pairs of this process with each other.
+/// Connects two queue pairs of this process with each other, and grants each what it may do with the memory behind the
+/// other: [`Access::empty`] is enough for sends.
 ///
 /// # Errors
 /// [`VerbError::InvalidArgument`] where the two cannot be a pair: they are of different services, are variants that never
 /// meet, or are one and the same. Neither has changed then. Otherwise of the first step that failed.
-pub fn connect_pair(a: &Qp, b: &Qp) -> Started<()> {
+pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
     let endpoints = check_pair(a, b).and_then(|()| Ok((a.endpoint()?, b.endpoint()?)));
     let (at_a, at_b) = match endpoints {
         Ok(endpoints) => endpoints,
@@ -382,8 +385,9 @@ pub fn connect_pair(a: &Qp, b: &Qp) -> Started<()> {
     };
     // Both are started before either is waited for: a stream transport needs both ends.
     let (started, outcome) = a.node().context().begin();
-    let first = a.connect(&at_b, ConnectOptions::new());
-    let second = b.connect(&at_a, ConnectOptions::new());
+    let options = ConnectOptions::new().access(access);
+    let first = a.connect(&at_b, options);
+    let second = b.connect(&at_a, options);
     first.on_done(move |first| {
         second.on_done(move |second| outcome.complete(first.and(second)));
     });

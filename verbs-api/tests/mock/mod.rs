@@ -645,7 +645,7 @@ pub fn pair(context: &Context) -> (Pd, Cq, Qp, Qp) {
     let cq = context.create_cq(256).wait().unwrap();
     let qp = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
     let (a, b) = (qp(), qp());
-    connect_pair(&a, &b).wait().unwrap();
+    connect_pair(&a, &b, Access::empty()).wait().unwrap();
     (pd, cq, a, b)
 }
 

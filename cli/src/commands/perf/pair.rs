@@ -97,13 +97,19 @@ pub(super) fn check(done: &Completion) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a side may do with the other's memory.
+pub(super) const RIGHTS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
 /// Two sides, connected.
 pub(super) fn connected(device: &Device, size: u32) -> anyhow::Result<(Side, Side)> {
     let (one, other) = (Side::open(device, size)?, Side::open(device, size)?);
     let (at_one, at_other) = (one.qp.endpoint()?, other.qp.endpoint()?);
     // Both are started before either is waited for: a stream needs both ends.
-    let first = one.qp.connect(&at_other, ConnectOptions::new());
-    let second = other.qp.connect(&at_one, ConnectOptions::new());
+    let options = ConnectOptions::new().access(RIGHTS);
+    let first = one.qp.connect(&at_other, options);
+    let second = other.qp.connect(&at_one, options);
     first.wait()?;
     second.wait()?;
     Ok((one, other))

@@ -21,7 +21,7 @@ use serde_json::json;
 
 use super::Test;
 use super::figures::{Figures, in_blocks, one_by_one};
-use super::pair::{DEPTH, Side, check};
+use super::pair::{DEPTH, RIGHTS, Side, check};
 use super::player::Player;
 use super::tests::Job;
 use crate::interrupt::{self, Ending};
@@ -377,7 +377,7 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
 
 // On a busy machine the other side may not get its turn for a while: that is a figure, and no failure.
 fn options() -> ConnectionOptions {
-    ConnectionOptions::new().qp(ConnectOptions::new().timeout(17))
+    ConnectionOptions::new().qp(ConnectOptions::new().access(RIGHTS).timeout(17))
 }
 
 fn asked(private_data: &[u8]) -> Option<(Test, u32)> {

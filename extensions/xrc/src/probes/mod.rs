@@ -4,7 +4,7 @@ mod carried;
 mod objects;
 mod traffic;
 
-use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side};
+use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side, open};
 use verbs_api::qp::QpType;
 use verbs_api::{
     Access, Completion, ConnectOptions, Cq, Features, Pd, Qp, SrqOptions, WcStatus,
@@ -127,7 +127,7 @@ impl Lane {
     }
 
     fn connect(&self, rig: &Rig) -> Outcome {
-        self.connect_with(rig, ConnectOptions::new())
+        self.connect_with(rig, open())
     }
 
     fn connect_with(&self, rig: &Rig, options: ConnectOptions) -> Outcome {

@@ -3,9 +3,9 @@
 use std::thread;
 
 use verbs_api::qp::{QpAttributes, QpState};
-use verbs_api::{ConnectOptions, WcStatus, capability::PortState, event::EventType, wr};
+use verbs_api::{WcStatus, capability::PortState, event::EventType, wr};
 
-use crate::lab::{Lab, Wire};
+use crate::lab::{Lab, Wire, open};
 
 use WcStatus::{Success, WrFlushErr};
 
@@ -27,14 +27,14 @@ fn modify(lab_side: &crate::lab::Side, state: QpState) {
 fn what_is_posted_before_the_peer_is_ready_waits_for_it() {
     both(|lab| {
         lab.b.fill(32, b"data");
-        lab.a.connect(&lab.b, ConnectOptions::new());
+        lab.a.connect(&lab.b, open());
         lab.a
             .post(wr::Write::new(&b"early"[..], lab.b.remote(0)).signaled(1));
         lab.a
             .post(wr::Read::new(lab.a.sge(64, 4), lab.b.remote(32)).signaled(2));
         lab.settle();
         assert_eq!((lab.a.statuses(), lab.a.state()), (vec![], QpState::Rts));
-        lab.b.connect(&lab.a, ConnectOptions::new());
+        lab.b.connect(&lab.a, open());
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, Success), (2, Success)]);
         assert_eq!(
@@ -48,7 +48,7 @@ fn what_is_posted_before_the_peer_is_ready_waits_for_it() {
 #[test]
 fn a_receive_posted_in_init_is_there_when_the_connection_is() {
     both(|lab| {
-        lab.a.connect(&lab.b, ConnectOptions::new());
+        lab.a.connect(&lab.b, open());
         lab.a.post(wr::Send::new(&b"early"[..]).signaled(1));
         let access = verbs_api::Access::REMOTE_READ;
         let init = QpAttributes::new()
@@ -86,7 +86,7 @@ fn a_receive_posted_in_init_is_there_when_the_connection_is() {
 #[test]
 fn sqd_closes_the_connection_in_good_order() {
     both(|lab| {
-        let lab = lab.connected(ConnectOptions::new());
+        let lab = lab.connected(open());
         lab.a.receive(1, 0, 8);
         lab.b.receive(10, 0, 8);
         lab.b.receive(11, 0, 8);
@@ -145,7 +145,7 @@ fn whoever_leaves_takes_the_peer_along() {
     ];
     for leave in ways {
         both(|lab| {
-            let lab = lab.connected(ConnectOptions::new());
+            let lab = lab.connected(open());
             lab.b.receive(10, 0, 8);
             leave(&lab);
             lab.settle();
@@ -160,7 +160,7 @@ fn whoever_leaves_takes_the_peer_along() {
 #[test]
 fn a_pair_connects_again_after_a_reset() {
     both(|lab| {
-        let mut lab = lab.connected(ConnectOptions::new());
+        let mut lab = lab.connected(open());
         for round in 0..5 {
             lab.b.receive(round, 0, 8);
             lab.a.post(wr::Write::new(&b"x"[..], lab.b.remote(round)));
@@ -171,7 +171,7 @@ fn a_pair_connects_again_after_a_reset() {
             lab.settle();
             assert_eq!(lab.b.state(), QpState::Err);
             modify(&lab.b, QpState::Reset);
-            lab = lab.connected(ConnectOptions::new());
+            lab = lab.connected(open());
         }
     });
 }
@@ -195,20 +195,14 @@ fn a_peer_that_is_not_there_refuses_the_connection() {
     let endpoint = lab.b.qp.endpoint().unwrap();
     lab.b.qp.clone().destroy().wait().unwrap();
     // To ready-to-receive it gets; the next step finds the error state.
-    assert!(
-        lab.a
-            .qp
-            .connect(&endpoint, ConnectOptions::new())
-            .wait()
-            .is_err()
-    );
+    assert!(lab.a.qp.connect(&endpoint, open()).wait().is_err());
     assert_eq!(lab.a.state(), QpState::Err);
 }
 
 #[test]
 fn a_queue_pair_may_be_its_own_peer() {
     both(|lab| {
-        lab.a.connect(&lab.a, ConnectOptions::new());
+        lab.a.connect(&lab.a, open());
         lab.a.receive(10, 100, 8);
         lab.a.post(wr::Send::new(&b"myself"[..]).signaled(1));
         lab.a
@@ -229,7 +223,7 @@ fn a_queue_pair_may_be_its_own_peer() {
 #[test]
 fn a_port_that_is_down_holds_requests_back() {
     both(|lab| {
-        let lab = lab.connected(ConnectOptions::new());
+        let lab = lab.connected(open());
         lab.a.device.set_port_state(PortState::Down);
         lab.a
             .post(wr::Write::new(&b"held"[..], lab.b.remote(0)).signaled(1));
@@ -272,9 +266,9 @@ fn ends_that_come_up_and_go_at_once_never_stay_half_open() {
         let lab = Lab::unconnected(None, Default::default());
         let (to_a, to_b) = (lab.a.qp.endpoint().unwrap(), lab.b.qp.endpoint().unwrap());
         thread::scope(|scope| {
-            scope.spawn(|| lab.a.qp.connect(&to_b, ConnectOptions::new()).wait());
+            scope.spawn(|| lab.a.qp.connect(&to_b, open()).wait());
             scope.spawn(|| {
-                let _ = lab.b.qp.connect(&to_a, ConnectOptions::new()).wait();
+                let _ = lab.b.qp.connect(&to_a, open()).wait();
                 let _ = lab
                     .b
                     .qp

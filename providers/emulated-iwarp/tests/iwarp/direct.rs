@@ -10,7 +10,7 @@ use verbs_api::{
     wr,
 };
 
-use crate::lab::{ALL, Lab, Side, with_lkey};
+use crate::lab::{ALL, Lab, Side, open, with_lkey};
 
 use WcStatus::{LocProtErr, RemAccessErr, RemInvReqErr, Success, WrFlushErr};
 
@@ -513,7 +513,6 @@ fn what_the_queue_pair_does_not_permit_is_an_unexpected_message() {
 // covers 1.13
 #[test]
 fn no_budget_serves_nothing() {
-    use verbs_api::ConnectOptions;
     for wire in [false, true] {
         let make = || {
             if wire {
@@ -522,13 +521,13 @@ fn no_budget_serves_nothing() {
                 Lab::unconnected(None, Default::default())
             }
         };
-        let lab = make().connected(ConnectOptions::new().max_dest_rd_atomic(0));
+        let lab = make().connected(open().max_dest_rd_atomic(0));
         lab.a
             .post(wr::FetchAdd::new(lab.a.sge(0, 8), lab.b.remote(0), 1).signaled(1));
         lab.settle();
         assert_eq!(lab.a.statuses(), [(1, RemInvReqErr)]);
         assert_eq!(lab.a.terminates().1, Some((0, 2, 7)));
-        let lab = make().connected(ConnectOptions::new().max_rd_atomic(0));
+        let lab = make().connected(open().max_rd_atomic(0));
         lab.a
             .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
         assert_eq!(lab.a.statuses(), [(1, WcStatus::LocQpOpErr)]);

@@ -35,7 +35,13 @@ fn pair(context: &verbs_api::Context) -> ([Qp; 2], [Cq; 2], Memory, verbs_api::M
     let pd = context.alloc_pd().wait().unwrap();
     let cqs = [(); 2].map(|()| context.create_cq(256).wait().unwrap());
     let qps = [0, 1].map(|side| pd.create_qp(QpOptions::rc(&cqs[side])).wait().unwrap());
-    connect_pair(&qps[0], &qps[1]).wait().unwrap();
+    connect_pair(
+        &qps[0],
+        &qps[1],
+        Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+    )
+    .wait()
+    .unwrap();
     let memory = Memory::zeroed(65536).unwrap();
     let access =
         Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;

@@ -278,15 +278,20 @@ pub(crate) struct Lab {
     pub(crate) b: Side,
 }
 
+/// Options of a queue pair whose peer may write, read and operate atomically.
+pub(crate) fn open() -> ConnectOptions {
+    ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+}
+
 impl Lab {
     /// On a direct network, connected.
     pub(crate) fn direct() -> Self {
-        Self::unconnected(None, ServiceDelay::default()).connected(ConnectOptions::new())
+        Self::unconnected(None, ServiceDelay::default()).connected(open())
     }
 
     /// Over a stream with frames of at most `max_frame` octets, connected.
     pub(crate) fn stream(max_frame: Option<usize>) -> Self {
-        Self::over(max_frame, ServiceDelay::default()).connected(ConnectOptions::new())
+        Self::over(max_frame, ServiceDelay::default()).connected(open())
     }
 
     /// Over a stream whose responders take their time, not connected.

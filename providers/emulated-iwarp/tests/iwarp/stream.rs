@@ -10,9 +10,9 @@ use emulated_iwarp::header::{
 };
 use polyverbs_engine::link::OwnedFrame;
 use verbs_api::qp::QpState;
-use verbs_api::{Batch, ConnectOptions, WcStatus, event::EventType, ids::LinkAddress, wr};
+use verbs_api::{Batch, WcStatus, event::EventType, ids::LinkAddress, wr};
 
-use crate::lab::Lab;
+use crate::lab::{Lab, open};
 
 use WcStatus::{BadRespErr, LocProtErr, RemAccessErr, RemInvReqErr, Success, WrFlushErr};
 
@@ -54,7 +54,7 @@ fn an_unfenced_write_may_overtake_a_read_and_a_fenced_one_never_does() {
             max: Duration::from_micros(100),
             seed,
         };
-        let lab = Lab::over(None, service).connected(ConnectOptions::new());
+        let lab = Lab::over(None, service).connected(open());
         assert_eq!(read_then_write(&lab, true), b"old", "seed {seed}");
     }
 }
@@ -67,7 +67,7 @@ fn how_long_a_read_waits_is_drawn_from_the_seed() {
             max: Duration::from_micros(100),
             seed,
         };
-        let lab = Lab::over(None, service).connected(ConnectOptions::new());
+        let lab = Lab::over(None, service).connected(open());
         let early = |_| {
             lab.b.fill(0, b"old");
             lab.a
@@ -93,7 +93,7 @@ fn reads_are_answered_and_completed_in_order() {
         max: Duration::from_micros(100),
         seed: 3,
     };
-    let lab = Lab::over(Some(8), service).connected(ConnectOptions::new());
+    let lab = Lab::over(Some(8), service).connected(open());
     lab.b.receive(50, 8192, 8);
     lab.b.fill(0, b"0123456789abcdef");
     lab.a
@@ -123,8 +123,7 @@ fn the_requester_keeps_to_its_budget() {
         max: Duration::from_micros(100),
         seed: 3,
     };
-    let lab = Lab::over(None, service)
-        .connected(ConnectOptions::new().max_rd_atomic(2).max_dest_rd_atomic(2));
+    let lab = Lab::over(None, service).connected(open().max_rd_atomic(2).max_dest_rd_atomic(2));
     let outstanding = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
     let count = Arc::clone(&outstanding);
     lab.wire().tamper(move |frame| {
@@ -177,8 +176,7 @@ fn the_responder_refuses_what_is_beyond_its_budget() {
         max: Duration::from_micros(100),
         seed: 3,
     };
-    let lab = Lab::over(None, service)
-        .connected(ConnectOptions::new().max_rd_atomic(3).max_dest_rd_atomic(2));
+    let lab = Lab::over(None, service).connected(open().max_rd_atomic(3).max_dest_rd_atomic(2));
     for wr_id in 1..=3 {
         lab.a
             .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(wr_id));
@@ -398,7 +396,7 @@ fn a_sink_that_is_closed_while_the_read_is_under_way_fails_it() {
             seed: 1,
         },
     );
-    let lab = lab.connected(ConnectOptions::new());
+    let lab = lab.connected(open());
     let sink = lab.a.register(crate::lab::ALL);
     lab.a
         .post(wr::Read::new(sink.sge(0, 8).unwrap(), lab.b.remote(0)).signaled(1));
@@ -516,7 +514,7 @@ fn frames_of_an_earlier_connection_are_not_taken() {
     lab.a.qp.modify(reset).wait().unwrap();
     lab.settle();
     lab.b.qp.modify(reset).wait().unwrap();
-    let lab = lab.connected(ConnectOptions::new());
+    let lab = lab.connected(open());
     lab.wire().inject(late.lock().unwrap().clone().unwrap());
     lab.settle();
     assert_eq!(

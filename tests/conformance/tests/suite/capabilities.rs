@@ -489,7 +489,7 @@ fn reads_and_atomics_share_a_budget(rig: &Rig) {
     let target = rig.far.region(4096, OPEN);
     target.fill(1);
     let far = rig.far.side(QpType::Rc);
-    let one = ConnectOptions::new().max_rd_atomic(1).max_dest_rd_atomic(1);
+    let one = conformance::open().max_rd_atomic(1).max_dest_rd_atomic(1);
     let pair = rig.connected_with(near, far, one);
     let atomics = !rig.has_gap(BaselineGaps::NO_ATOMICS);
     let mut batch = Batch::new();

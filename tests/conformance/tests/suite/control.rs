@@ -453,7 +453,7 @@ fn objects_of_one_handle_serve_another(rig: &Rig) {
     let [a, b] = made;
     let found = second.find_qp(a.id()).expect("the same queue pair");
     drop(first);
-    rig.finish(connect_pair(&found, &b));
+    rig.finish(connect_pair(&found, &b, Access::REMOTE_WRITE));
     drop((second, pd));
     // No handle of the context is left: its objects keep it, and work.
     found
@@ -612,8 +612,8 @@ fn faults_without_a_receive_raise_their_event(rig: &Rig) {
         "QP_ACCESS_ERR, as the helper sees to"
     );
     assert!(poll(&pair.far.cq).is_empty());
-    // What the queue pair does not allow is an invalid request.
-    let closed = ConnectOptions::new().access(Access::empty());
+    // What the queue pair does not allow is an invalid request, and it allows nothing unless it is told to.
+    let closed = ConnectOptions::new();
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let pair = rig.connected_with(near, far, closed);
     let verdict = rig.verdict(

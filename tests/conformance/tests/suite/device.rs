@@ -51,7 +51,7 @@ fn poll(cq: &Cq) -> Vec<Completion> {
 fn a_queue_pair_connected_to_itself_works(rig: &Rig) {
     let side = rig.near.side(QpType::Rc);
     let itself = side.endpoint().expect("an endpoint");
-    let connected = rig.outcome(side.connect(&itself, ConnectOptions::new().timeout(8)));
+    let connected = rig.outcome(side.connect(&itself, conformance::open().timeout(8)));
     let desk = rig.near.region(4096, OPEN);
     side.receive(&desk, 512, 64);
     desk.put(0, b"to myself");
@@ -226,7 +226,7 @@ fn without_a_peer_an_unreliable_sender_notices_nothing(rig: &Rig) {
 
 // covers 6.20
 fn a_port_that_goes_down_fails_nothing_by_itself(rig: &Rig) {
-    let options = ConnectOptions::new().timeout(12).retry_cnt(7);
+    let options = conformance::open().timeout(12).retry_cnt(7);
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let pair = rig.connected_with(near, far, options);
     let desk = rig.far.region(64, OPEN);
@@ -263,7 +263,7 @@ fn the_mtu_is_the_lesser_of_path_and_port(rig: &Rig) {
     for code in 1..=5 {
         let mtu = Mtu::from_code(code).expect("a code of the table");
         assert_eq!(mtu.octets(), 128 << code);
-        let options = ConnectOptions::new().path_mtu(mtu);
+        let options = conformance::open().path_mtu(mtu);
         let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
         let pair = rig.connected_with(near, far, options);
         let found = pair.near.query().expect("a queue pair").attributes.path_mtu;

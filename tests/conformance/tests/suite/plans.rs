@@ -6,8 +6,8 @@ use crate::cases;
 use conformance::{ANY_DEVICE, End, Fast, Pair, Rig, needs, one_of};
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Device, Features, Memory, Operations, RKey,
-    RemoteAddress, Requirements, WcStatus,
+    Access, Completion, Context, Device, Features, Memory, Operations, RKey, RemoteAddress,
+    Requirements, WcStatus,
     capability::PortState,
     portable::{
         Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, RemoteAccess, read_sink_access,
@@ -380,7 +380,7 @@ fn reserved_slots_hold_as_many_operations_as_asked_for(rig: &Rig) {
         let options = rig.near.options(verbs_api::qp::QpType::Rc, cq);
         options.max_send_wr(2).reserve_portable(3)
     });
-    let options = ConnectOptions::new().timeout(18);
+    let options = conformance::open().timeout(18);
     let far = rig.far.side(verbs_api::qp::QpType::Rc);
     let pair = rig.connected_with(near, far, options);
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
