@@ -239,7 +239,7 @@ fn a_request_posted_in_place_is_kept_until_it_is_taken() {
     qp.post_receive_in_place(&mut receive).unwrap();
     assert!(matches!(receive.data, Data::None));
     let peer = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-    connect_pair(&qp, &peer).wait().unwrap();
+    connect_pair(&qp, &peer, Access::empty()).wait().unwrap();
     qp.post_in_place(&mut send).unwrap();
     assert!(matches!(send.data(), Data::None));
     qp.post_in_place(&mut send).unwrap();

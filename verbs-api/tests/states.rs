@@ -256,7 +256,7 @@ fn queue_pairs_that_are_no_pair_are_refused_before_either_changes() {
         (&rc, &rc, "qp: is one queue pair twice"),
         (&ud, &datagrams, "qp_type: datagrams have no peer"),
     ] {
-        let error = connect_pair(a, b).wait().unwrap_err();
+        let error = connect_pair(a, b, Access::empty()).wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().starts_with(why), "{error}");
         for qp in [a, b] {

@@ -157,7 +157,7 @@ fn an_initiator_is_paired_with_a_target_only() {
         (&initiator, &ordinary, "XRC_INI and RC"),
         (&ordinary, &initiator, "RC and XRC_INI"),
     ] {
-        let error = connect_pair(a, b).wait().unwrap_err();
+        let error = connect_pair(a, b, Access::empty()).wait().unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
         for qp in [a, b] {
             assert_eq!(qp.query().unwrap().state, QpState::Reset);
@@ -166,7 +166,7 @@ fn an_initiator_is_paired_with_a_target_only() {
     let file = tempfile::tempfile().unwrap();
     let domain = domain(&far, &file, true).unwrap();
     let target = domain.create_target().wait().unwrap();
-    connect_pair(&initiator, &target).wait().unwrap();
+    connect_pair(&initiator, &target, Access::empty()).wait().unwrap();
     for qp in [&initiator, &target] {
         assert_eq!(qp.query().unwrap().state, QpState::Rts);
     }

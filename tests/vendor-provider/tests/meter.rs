@@ -34,7 +34,7 @@ fn what_is_posted_and_polled_is_counted() {
     let srq = pd.create_srq(SrqOptions::new(4)).wait().unwrap();
     let near = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
     let far = pd.create_qp(QpOptions::rc(&cq).srq(&srq)).wait().unwrap();
-    connect_pair(&near, &far).wait().unwrap();
+    connect_pair(&near, &far, Access::empty()).wait().unwrap();
     let memory = Memory::zeroed(64).unwrap();
     let region = pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
     assert_eq!(counted(&device), [0, 0, 0]);
