@@ -308,9 +308,8 @@ impl End {
     fn say(&self, buffer: &Buffer, length: usize) -> Result<()> {
         let remote = buffer.mr.remote(0);
         let mut message = [0; MESSAGE];
-        message[..8].copy_from_slice(&remote.addr.to_be_bytes());
-        message[8..12].copy_from_slice(&remote.rkey.value().to_be_bytes());
-        message[12..].copy_from_slice(&(length as u32).to_be_bytes());
+        message[..RemoteAddress::BYTES].copy_from_slice(&remote.to_bytes());
+        message[RemoteAddress::BYTES..].copy_from_slice(&(length as u32).to_be_bytes());
         self.post(wr::Send::new(&message).signaled(0))
     }
 
@@ -326,14 +325,10 @@ impl End {
         }
         let octets = self.message.memory.to_vec(0, MESSAGE)?;
         self.post_receive()?;
-        let [a, b, c, d, e, f, g, h, k, l, m, n, w, x, y, z] = octets[..] else {
-            return Err("a message of a wrong length".into());
-        };
-        let addr = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
-        let rkey = RKey::new(u32::from_be_bytes([k, l, m, n]));
+        let (remote, length) = octets.split_at(RemoteAddress::BYTES);
         Ok(Some(Advertised {
-            remote: RemoteAddress::new(addr, rkey),
-            length: u32::from_be_bytes([w, x, y, z]) as usize,
+            remote: RemoteAddress::from_bytes(remote.try_into()?),
+            length: u32::from_be_bytes(length.try_into()?) as usize,
         }))
     }
 

@@ -683,8 +683,7 @@ impl Message {
                 offset,
             } => {
                 octets.extend(1u32.to_be_bytes());
-                octets.extend(remote.rkey.value().to_be_bytes());
-                octets.extend(remote.addr.to_be_bytes());
+                octets.extend(remote.to_bytes());
                 octets.extend(offset.to_be_bytes());
                 octets.extend(length.to_be_bytes());
             }
@@ -709,8 +708,8 @@ impl Message {
         let octets = &mut octets;
         let message = match short(octets)? {
             1 => {
-                let rkey = RKey::new(short(octets)?);
-                let remote = RemoteAddress::new(long(octets)?, rkey);
+                let remote = octets.split_off(..RemoteAddress::BYTES)?.try_into().ok()?;
+                let remote = RemoteAddress::from_bytes(remote);
                 let offset = long(octets)?;
                 let length = short(octets).filter(|length| (1..=WINDOW).contains(length))?;
                 Self::Window {

@@ -20,8 +20,7 @@ use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RKey, RemoteAddress,
-    Requirements,
+    Access, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Requirements,
     completion::WcOpcode,
     portable::read_sink_access,
     wr::{self, ReceiveRequest, WorkRequest},
@@ -218,8 +217,7 @@ impl End {
         let remote = self.buffer_mr.remote(0);
         let mut message = [0; MESSAGE];
         message[..8].copy_from_slice(&number.to_be_bytes());
-        message[8..16].copy_from_slice(&remote.addr.to_be_bytes());
-        message[16..20].copy_from_slice(&remote.rkey.value().to_be_bytes());
+        message[8..20].copy_from_slice(&remote.to_bytes());
         self.post(wr::Send::new(&message).signaled(0))?;
         self.completed().await
     }
@@ -230,9 +228,9 @@ impl End {
         }
         let octets = self.message.to_vec(0, MESSAGE)?;
         self.post_receive()?;
-        let long = |at: usize| u64::from_be_bytes(octets[at..at + 8].try_into().unwrap());
-        let rkey = RKey::new((long(16) >> 32) as u32);
-        Ok((long(0), RemoteAddress::new(long(8), rkey)))
+        let number = u64::from_be_bytes(octets[..8].try_into()?);
+        let remote = RemoteAddress::from_bytes(octets[8..20].try_into()?);
+        Ok((number, remote))
     }
 
     // Counts in the server's memory, writes there, and reads what it wrote.

@@ -73,6 +73,14 @@ impl Sge {
 }
 
 /// Remote memory: an address and the key that a peer gave for it.
+///
+/// A peer is told of memory in any message: here are the bytes, and there what they name.
+///
+/// ```
+/// use verbs_api::{RKey, RemoteAddress};
+/// let told = RemoteAddress::new(0x1000, RKey::new(7)).to_bytes();
+/// assert_eq!(RemoteAddress::from_bytes(told), RemoteAddress::new(0x1000, RKey::new(7)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RemoteAddress {
     /// Address of the first octet; for zero-based memory, its offset.
@@ -82,6 +90,9 @@ pub struct RemoteAddress {
 }
 
 impl RemoteAddress {
+    /// Bytes of the form that peers exchange.
+    pub const BYTES: usize = 12;
+
     /// Names remote memory.
     pub const fn new(addr: u64, rkey: RKey) -> Self {
         Self { addr, rkey }
@@ -93,6 +104,22 @@ impl RemoteAddress {
         Self {
             addr: self.addr.wrapping_add(offset),
             rkey: self.rkey,
+        }
+    }
+
+    /// Address and key, in network order: what a peer is told.
+    pub const fn to_bytes(self) -> [u8; Self::BYTES] {
+        let [a, b, c, d, e, f, g, h] = self.addr.to_be_bytes();
+        let [i, j, k, l] = self.rkey.value().to_be_bytes();
+        [a, b, c, d, e, f, g, h, i, j, k, l]
+    }
+
+    /// What a peer has told. Any bytes name something; whether it exists the peer's device decides.
+    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = bytes;
+        Self {
+            addr: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
+            rkey: RKey::new(u32::from_be_bytes([i, j, k, l])),
         }
     }
 }

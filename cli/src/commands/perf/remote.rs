@@ -14,8 +14,8 @@ use indicatif::ProgressBar;
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Device, Operations, RKey, RemoteAddress,
-    Requirements, wr,
+    Access, Completion, ConnectOptions, Context, Device, Operations, RemoteAddress, Requirements,
+    wr,
 };
 use serde_json::json;
 
@@ -328,8 +328,7 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
     let end = End::new(device, size)?;
     let remote = end.side.region.remote(0);
     let mut answer = MAGIC.to_vec();
-    answer.extend(remote.addr.to_be_bytes());
-    answer.extend(remote.rkey.value().to_be_bytes());
+    answer.extend(remote.to_bytes());
     let options = options().private_data(&answer);
     let connection = incoming
         .accept(&end.context, &end.side.qp, options)
@@ -388,10 +387,8 @@ fn asked(private_data: &[u8]) -> Option<(Test, u32)> {
 }
 
 fn remote_of(private_data: &[u8]) -> Option<RemoteAddress> {
-    let (addr, rest) = private_data.strip_prefix(MAGIC)?.split_first_chunk()?;
-    let rkey = u32::from_be_bytes(*rest.first_chunk()?);
-    let addr = u64::from_be_bytes(*addr);
-    Some(RemoteAddress::new(addr, RKey::new(rkey)))
+    let told = private_data.strip_prefix(MAGIC)?.first_chunk()?;
+    Some(RemoteAddress::from_bytes(*told))
 }
 
 #[cfg(test)]
