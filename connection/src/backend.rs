@@ -19,7 +19,7 @@ use crate::error::ConnectError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// How much private data each message takes, in octets of the program's.
+/// How much private data each message takes, in bytes of the program's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateDataLimits {
     /// With `connect`.

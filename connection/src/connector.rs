@@ -78,7 +78,7 @@ impl ConnectionOptions {
         self
     }
 
-    /// What the peer is told.
+    /// What the peer is told: as much as [`Connector::max_private_data`] says.
     pub fn private_data(mut self, private_data: &[u8]) -> Self {
         self.private_data = private_data.to_vec();
         self
@@ -151,6 +151,12 @@ impl Connector {
             context: None,
             arrival: Arrival::Padded,
         }
+    }
+
+    /// How many bytes of private data each message of a connection takes: `connect`, `accept` and `reject` refuse more, with
+    /// [`ConnectError::PrivateData`]. What [`PrivateDataLimits::INFINIBAND`] allows with these three fits on every transport.
+    pub fn max_private_data(&self) -> PrivateDataLimits {
+        self.backend.private_data()
     }
 
     /// Private data of peers is as the transport has it: padded with zeros by InfiniBand's messages, exact with iWARP's.

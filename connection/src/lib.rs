@@ -21,6 +21,7 @@ pub mod network_direct;
 mod ping;
 mod waiting;
 
+pub use backend::PrivateDataLimits;
 pub use channel::{ChannelEvent, EventChannel, Happened, Identifier};
 pub use connector::{
     Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, flush,

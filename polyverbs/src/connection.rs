@@ -11,7 +11,7 @@ pub use polyverbs_links::wire::source_of;
 pub use polyverbs_connection::{
     Accepted, ChannelEvent, ConnectError, Connection, ConnectionOptions, Connector,
     DatagramListener, DatagramQuestion, DatagramService, EventChannel, Happened, Identifier,
-    Incoming, Listener, Phase, ReadLimits, flush,
+    Incoming, Listener, Phase, PrivateDataLimits, ReadLimits, flush,
 };
 
 /// The devices of a registry from which an address is reached: those that are where the way there begins. Devices on a

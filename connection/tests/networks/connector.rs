@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use conformance::Flavour;
 use polyverbs::qp::QpState;
 use polyverbs::{WcStatus, wr};
-use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits, flush};
+use polyverbs_connection::{ConnectError, ConnectionOptions, PrivateDataLimits, ReadLimits, flush};
 
 use crate::ends::{Ends, on, on_each, state};
 
@@ -188,6 +188,46 @@ fn private_data_is_as_long_on_every_transport() {
         let mut expected = [0; 196];
         expected[..7].copy_from_slice(b"you may");
         assert_eq!(ends.end(asked).private_data(), expected);
+    });
+}
+
+// covers 7.52
+#[test]
+fn private_data_is_as_long_as_the_connector_says_and_no_longer() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let max = ends.near.connector.max_private_data();
+        let least = PrivateDataLimits::INFINIBAND;
+        assert!(
+            max.connect >= least.connect
+                && max.accept >= least.accept
+                && max.reject >= least.reject
+        );
+        let says = |length| ConnectionOptions::new().private_data(&vec![7; length]);
+        let too_long = |max| ConnectError::PrivateData { len: max + 1, max };
+
+        let asked = ends.connect_with(&near, says(max.connect + 1));
+        assert_eq!(ends.error(asked), too_long(max.connect));
+        let asked = ends.connect_with(&near, says(max.connect));
+        let incoming = ends.end(ends.listener.next());
+        assert_eq!(incoming.private_data(), vec![7; max.connect]);
+        let refused = incoming.reject(&vec![7; max.reject + 1]);
+        assert_eq!(refused, Err(too_long(max.reject)));
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+
+        let (asked, incoming) = ends.ask(&near);
+        incoming.reject(&vec![7; max.reject]).unwrap();
+        let private_data = vec![7; max.reject];
+        assert_eq!(ends.error(asked), ConnectError::Refused { private_data });
+
+        let context = &ends.rig.far.context;
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = incoming.accept(context, &far, says(max.accept + 1));
+        assert_eq!(ends.error(accepted), too_long(max.accept));
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        let (asked, incoming) = ends.ask(&near);
+        let _accepted = incoming.accept(context, &far, says(max.accept));
+        assert_eq!(ends.end(asked).private_data(), vec![7; max.accept]);
     });
 }
 
