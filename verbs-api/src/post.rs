@@ -38,6 +38,8 @@ pub struct QpRules {
     pub has_srq: bool,
     /// Inline octets.
     pub max_inline_data: u32,
+    /// Whether a read may fill private buffers: what grants peers nothing.
+    pub reads_into_buffers: bool,
     /// Octets of a message; the path MTU for datagrams is checked by the provider.
     pub max_msg_sz: u64,
     /// Pages, blocks or elements of a fast-register.
@@ -142,6 +144,12 @@ pub enum PostReason {
         /// The operation.
         missing: Operations,
     },
+    /// A read into a buffer of a [`BufferPool`](crate::BufferPool), where the device has
+    /// [`BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE`](crate::capability::BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE).
+    #[error(
+        "this device reads only into memory that grants REMOTE_WRITE, and a private buffer grants peers nothing"
+    )]
+    PrivateReadSink,
     /// A page list of pages that the device does not have.
     #[error(
         "pages of {given} octets; the device has those of the bits {supported:#x} (page_size_cap)"
@@ -199,6 +207,7 @@ impl PostReason {
             Self::QueueFull { .. } => ErrorKind::Resources,
             Self::BaselineGap { .. }
             | Self::OperationNotEnabled { .. }
+            | Self::PrivateReadSink
             | Self::Unsupported { .. } => ErrorKind::Unsupported,
             _ => ErrorKind::InvalidArgument,
         }

@@ -340,7 +340,7 @@ pub(super) fn rules(
     cap: &QpCap,
     has_srq: bool,
 ) -> QpRules {
-    let limits = &device.limits;
+    let DeviceAttributes { limits, gaps, .. } = device;
     QpRules {
         qp_type,
         variant: None,
@@ -353,6 +353,7 @@ pub(super) fn rules(
         max_sge_rd: limits.max_sge_rd,
         max_recv_sge: cap.max_recv_sge,
         has_srq,
+        reads_into_buffers: !gaps.contains(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE),
         max_inline_data: cap.max_inline_data,
         max_msg_sz: limits.max_msg_sz,
         max_fast_reg_page_list_len: limits.max_fast_reg_page_list_len,

@@ -603,7 +603,19 @@ impl Qp {
             self.check_attribute(request.common())?;
         }
         if special.contains(Special::LENDS) {
+            self.check_sink(request)?;
             request.data_mut().lend();
+        }
+        Ok(())
+    }
+
+    fn check_sink(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
+        let is_read = matches!(
+            request,
+            WorkRequest::Read(_) | WorkRequest::ReadWithInvalidate(_)
+        );
+        if is_read && !self.rules.reads_into_buffers {
+            return Err(PostReason::PrivateReadSink);
         }
         Ok(())
     }

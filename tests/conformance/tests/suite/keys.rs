@@ -41,6 +41,7 @@ cases! {
     a_region_is_changed: ANY_DEVICE;
     a_refused_change_leaves_the_region: ANY_DEVICE;
     a_sink_needs_what_the_transport_says: ANY_DEVICE;
+    a_private_sink_is_filled_or_refused_at_once: ANY_DEVICE;
     a_read_has_as_many_sinks_as_the_device_says: ANY_DEVICE;
     a_sink_is_open_to_its_peer_where_it_must_be: ANY_DEVICE;
     a_zero_based_region_counts_from_its_first_octet: needs(Features::ZBVA);
@@ -670,6 +671,46 @@ fn a_sink_needs_what_the_transport_says(rig: &Rig) {
         wr::Read::new(sink.sge(0, 64), source.remote(0)).signaled(2),
     );
     assert_eq!(sink.bytes(0, 64), source.bytes(0, 64));
+}
+
+// covers 2.60
+fn a_private_sink_is_filled_or_refused_at_once(rig: &Rig) {
+    let source = rig.far.region(64, OPEN);
+    source.fill(3);
+    let pool = rig.finish(rig.near.pd.register_buffers(1, 64));
+    let buffer = pool.take().expect("a buffer");
+    let pair = rig.rc();
+    let read = wr::Read::new(buffer, source.remote(0)).signaled(1);
+    if rig.has_gap(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
+        let refused = pair.near.post_one(read).expect_err("no peer may write it");
+        assert_eq!(refused.reason, PostReason::PrivateReadSink);
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        drop(refused);
+        assert_eq!(pool.available(), 1, "the buffer came back");
+        // The queue pair is as it was, and so is what a batch has posted before.
+        let mut batch = Batch::new();
+        batch.push(wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(2));
+        batch.push(wr::Read::new(
+            pool.take().expect("a buffer"),
+            source.remote(0),
+        ));
+        let refused = pair
+            .near
+            .post(&mut batch)
+            .expect_err("no peer may write it");
+        assert_eq!(
+            (refused.index, refused.reason),
+            (1, PostReason::PrivateReadSink)
+        );
+        let done = rig.take(&pair.near.cq, 1).remove(0);
+        assert_eq!((done.wr_id, done.status), (2, WcStatus::Success));
+    } else {
+        pair.near.post_one(read).expect("a read");
+        let mut done = rig.take(&pair.near.cq, 1).remove(0);
+        assert_eq!(done.status, WcStatus::Success);
+        assert_eq!(done.buffer(), source.bytes(0, 64));
+        drop(done.take_buffers());
+    }
 }
 
 // covers 2.61 1.13
