@@ -390,8 +390,9 @@ impl Mr {
                     drop(hold.map(|hold| object.node.swap_parent(hold)));
                 }
                 drop(ticket);
+                let table = Arc::clone(object.node.context().table());
                 drop(object);
-                outcome.complete(result);
+                outcome.complete(result.map_err(|error| table.name_holders(error)));
             }),
         );
         Ok(started)

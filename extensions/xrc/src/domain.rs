@@ -199,7 +199,7 @@ impl Domain {
 impl Contents {
     // What of the domain lives.
     fn holders(&self) -> impl Iterator<Item = Holder> {
-        let holder = |kind| move |id| Holder { kind, id };
+        let holder = |kind| move |id| Holder::new(kind, id);
         let srqs = self.srqs.values().map(|(id, _)| *id);
         let qps = self.targets.values().flat_map(|shared| shared.handles());
         srqs.map(holder(ObjectKind::Srq))

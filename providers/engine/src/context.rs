@@ -411,10 +411,7 @@ fn bound_windows<D: Driver>(device: &Device<D>, key: u32) -> VerbError {
         .filter(|&(&window, _)| device.keys().is_bound_to(window, key));
     VerbError::Busy(
         bound
-            .map(|(_, &id)| Holder {
-                kind: ObjectKind::Mw,
-                id,
-            })
+            .map(|(_, &id)| Holder::new(ObjectKind::Mw, id))
             .collect(),
     )
 }

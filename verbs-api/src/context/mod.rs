@@ -246,8 +246,8 @@ impl Context {
             }
             Err(held_by) => {
                 return Started::ready(Err(DestroyError::Busy {
+                    held_by: self.inner.table().named(held_by),
                     object: self,
-                    held_by,
                 }));
             }
         }

@@ -80,18 +80,18 @@ pub(crate) trait Handle: Send + 'static {
 /// Destroys the object of `handle`: Busy, or accepted, and then every other handle is invalid.
 pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
     let object = Arc::clone(handle.object());
-    object.node.context().retry_deferred();
+    let context = Arc::clone(object.node.context());
+    context.retry_deferred();
     match object.node.begin_destroy() {
         Ok(()) => {}
         Err(Refusal::Dead(error)) => return Started::ready(Err(DestroyError::Failed(error))),
         Err(Refusal::Busy(held_by)) => {
             return Started::ready(Err(DestroyError::Busy {
                 object: handle,
-                held_by,
+                held_by: context.table().named(held_by),
             }));
         }
     }
-    let context = Arc::clone(object.node.context());
     context.discard_events(object.node.id());
     // A removal takes the object away, which is what was asked for. But memory is the program's again
     // only when the provider says so: an access may be in progress.
@@ -119,7 +119,7 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
             completer.complete(Err(match error {
                 VerbError::Busy(held_by) => DestroyError::Busy {
                     object: handle,
-                    held_by,
+                    held_by: context.table().named(held_by),
                 },
                 error => DestroyError::Failed(error),
             }));

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::ids::{LKey, Qpn, RKey};
+
 /// The identity of an object within its context: never used again for another object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId {
@@ -79,15 +81,37 @@ impl fmt::Display for ObjectKind {
 
 /// One that uses an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Holder {
     /// What it is.
     pub kind: ObjectKind,
     /// Which one.
     pub id: ObjectId,
+    /// Its own number, where it has one: of a queue pair `qp_num`, of a region `lkey`, of a window `rkey`.
+    pub number: Option<u32>,
+}
+
+impl Holder {
+    /// The object of this identity.
+    pub const fn new(kind: ObjectKind, id: ObjectId) -> Self {
+        Self {
+            kind,
+            id,
+            number: None,
+        }
+    }
 }
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.id)
+        let Self { kind, id, number } = *self;
+        match (kind, number) {
+            (ObjectKind::Qp, Some(number)) => write!(f, "{kind} {}", Qpn::new(number)),
+            (ObjectKind::Mr, Some(key)) => write!(f, "{kind} with lkey {}", LKey::new(key)),
+            (ObjectKind::Mw, Some(key)) => write!(f, "{kind} with rkey {}", RKey::new(key)),
+            // Programs have no name for these.
+            (ObjectKind::Request | ObjectKind::Multicast, _) => write!(f, "a {kind}"),
+            _ => write!(f, "{kind} {id}"),
+        }
     }
 }

@@ -25,6 +25,8 @@ pub(crate) trait AnyObject: Send + Sync + 'static {
     }
     /// The device was removed: whoever waits for the object is to look again.
     fn on_removed(&self);
+    /// The number by which the program knows it, if it has one.
+    fn number(&self) -> Option<u32>;
 }
 
 /// What the books say about one object.
@@ -101,10 +103,7 @@ impl Node {
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        Holder {
-            kind: self.kind,
-            id: self.id,
-        }
+        Holder::new(self.kind, self.id)
     }
 
     pub(crate) fn context(&self) -> &Arc<ContextInner> {

@@ -15,14 +15,24 @@ pub(crate) trait Ops: Send + Sync + 'static {
 
     /// Whether the program may use it: told where that is checked by the provider.
     fn admit(&self, _open: bool) {}
+
+    /// The number by which the program knows it, if it has one.
+    fn number(&self) -> Option<u32> {
+        None
+    }
 }
 
 macro_rules! ops {
-    ($($ops:ident.$destroy:ident;)*) => {
+    ($($ops:ident.$destroy:ident $(, $number:ident)?;)*) => {
         $(impl Ops for dyn $ops {
             fn destroy(&self, reply: Reply<()>) {
                 $ops::$destroy(self, reply);
             }
+            $(
+                fn number(&self) -> Option<u32> {
+                    Some(self.$number().value())
+                }
+            )?
         })*
     };
 }
@@ -30,8 +40,8 @@ macro_rules! ops {
 ops! {
     AhOps.destroy;
     CqOps.destroy;
-    MrOps.dereg;
-    MwOps.dealloc;
+    MrOps.dereg, lkey;
+    MwOps.dealloc, rkey;
     PdOps.dealloc;
     SrqOps.destroy;
 }
@@ -43,6 +53,10 @@ impl Ops for dyn QpOps {
 
     fn admit(&self, open: bool) {
         QpOps::admit(self, open);
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.qp_num().value())
     }
 }
 
@@ -76,6 +90,10 @@ impl<O: Ops + ?Sized, X: Extra> AnyObject for Object<O, X> {
 
     fn on_removed(&self) {
         self.extra.on_removed();
+    }
+
+    fn number(&self) -> Option<u32> {
+        self.ops.number()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The objects of one context by identity.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -71,16 +72,37 @@ impl Table {
         let mut slots = self.lock();
         let taken = slots.slots.iter().enumerate().filter_map(|(index, slot)| {
             let (kind, _) = slot.entry.as_ref()?;
-            Some(Holder {
-                kind: *kind,
-                id: ObjectId::new(index as u32, slot.generation),
-            })
+            let id = ObjectId::new(index as u32, slot.generation);
+            Some(Holder::new(*kind, id))
         });
         let holders: Vec<_> = taken.collect();
         if holders.is_empty() {
             Ok(!std::mem::replace(&mut slots.closed, true))
         } else {
             Err(holders)
+        }
+    }
+
+    /// Each of these once, with its number. An object may end here: no lock is held.
+    pub(crate) fn named(&self, holders: Vec<Holder>) -> Vec<Holder> {
+        let mut seen = HashSet::new();
+        let once = holders.into_iter().filter(|holder| seen.insert(holder.id));
+        once.map(|holder| {
+            let object = self.find(holder.id);
+            let number = object.and_then(|object| object.number());
+            Holder {
+                number: number.or(holder.number),
+                ..holder
+            }
+        })
+        .collect()
+    }
+
+    /// The same for an error that names holders.
+    pub(crate) fn name_holders(&self, error: VerbError) -> VerbError {
+        match error {
+            VerbError::Busy(holders) => VerbError::Busy(self.named(holders)),
+            other => other,
         }
     }
 
@@ -111,10 +133,7 @@ impl Reserved {
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        Holder {
-            kind: self.kind,
-            id: self.id,
-        }
+        Holder::new(self.kind, self.id)
     }
 
     pub(crate) fn publish(&self, object: Weak<dyn AnyObject>) {
