@@ -2,7 +2,7 @@
 
 use polyverbs::{
     Limit,
-    capability::{AtomicScope, DeviceAttributes, Limits, PortAttributes, PortState, feature_names},
+    capability::{AtomicScope, DeviceAttributes, Limits, PortAttributes, feature_names},
     ids::LinkAddress,
 };
 use serde::{Serialize, Serializer};
@@ -38,7 +38,7 @@ pub struct DeviceReport {
 pub struct PortReport {
     /// Counted from 1.
     pub port: u8,
-    /// `"active"` or `"down"`.
+    /// As in verbs: `"active"`, `"down"` ….
     pub state: &'static str,
     /// Names of what it offers.
     pub caps: Vec<&'static str>,
@@ -84,15 +84,16 @@ impl PortReport {
     fn of(port: &PortAttributes) -> Self {
         Self {
             port: port.port,
-            state: match port.state {
-                PortState::Active => "active",
-                PortState::Down => "down",
-            },
+            state: port.state.name(),
             caps: port.caps.iter_names().map(|(name, _)| name).collect(),
             max_mtu: port.max_mtu.octets(),
             active_mtu: port.active_mtu.octets(),
             address: address(port.address),
-            gids: port.gids.iter().map(ToString::to_string).collect(),
+            gids: port
+                .gids
+                .iter()
+                .map(|entry| entry.gid.to_string())
+                .collect(),
             pkeys: port.pkeys.clone(),
             qkey_viol_cntr: port.qkey_viol_cntr,
         }

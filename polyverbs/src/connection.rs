@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use verbs_api::{Device, Registry, ids::LinkAddress};
+use verbs_api::{Device, Registry};
 
 pub use polyverbs_links::wire::source_of;
 
@@ -23,13 +23,11 @@ pub fn devices_for(registry: &Registry, to: SocketAddr) -> Vec<Device> {
     devices_at(registry, source)
 }
 
-/// The devices of a registry that are at an address of this machine.
+/// The devices of a registry that are at an address of this machine: by their link address or by an entry of their GID table.
 pub fn devices_at(registry: &Registry, address: IpAddr) -> Vec<Device> {
     let is_there = |device: &&Device| {
         let ports = device.attributes().ports;
-        ports
-            .iter()
-            .any(|port| port.address == LinkAddress::Ip(address))
+        ports.iter().any(|port| port.is_at(address))
     };
     registry.devices().filter(is_there).cloned().collect()
 }

@@ -134,7 +134,7 @@ impl End {
 
     fn path(&self) -> AddressVector {
         let port = self.context.query_port(1).unwrap();
-        AddressVector::new(port.address, port.gids[0], 1)
+        AddressVector::new(port.address, port.gids[0].gid, 1)
     }
 }
 

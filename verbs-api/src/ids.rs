@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::capability::Transport;
+
 const MASK_24: u32 = 0x00ff_ffff;
 
 /// A queue pair number: 24 bits, host order here.
@@ -219,8 +221,39 @@ impl Gid {
                 octets[8..].copy_from_slice(&[a, b, c, d, e, f, g, h]);
                 IpAddr::from(octets)
             }
-            _ => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
+            _ => self.as_ip(),
         }
+    }
+
+    /// The IP address that these bytes are: of IPv4 where they are one that IPv6 maps.
+    pub fn as_ip(self) -> IpAddr {
+        let ip = Ipv6Addr::from(self.0);
+        ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
+    }
+}
+
+/// A GUID of a node, a port or a system: 8 bytes, network order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[doc(alias = "ibv_get_device_guid")]
+pub struct Guid(pub [u8; 8]);
+
+impl Guid {
+    /// The GUID of the software device at `address`: locally administered, with the end of the address.
+    pub fn software(transport: Transport, address: IpAddr) -> Self {
+        let [a, b, c, d] = last_four(address);
+        Self([0x02, 0x70, 0x76, transport as u8, a, b, c, d])
+    }
+}
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#018x}", u64::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Guid({self})")
     }
 }
 
@@ -228,14 +261,18 @@ const LINK_LOCAL: [u8; 2] = [0xfe, 0x80];
 
 // A software device has no Ethernet address: this one is locally administered, with the end of its IP address.
 fn software_mac(address: IpAddr) -> [u8; 6] {
-    let [a, b, c, d] = match address {
+    let [a, b, c, d] = last_four(address);
+    [0x02, 0x70, a, b, c, d]
+}
+
+fn last_four(address: IpAddr) -> [u8; 4] {
+    match address {
         IpAddr::V4(ip) => ip.octets(),
         IpAddr::V6(ip) => {
             let [.., a, b, c, d] = ip.octets();
             [a, b, c, d]
         }
-    };
-    [0x02, 0x70, a, b, c, d]
+    }
 }
 
 // RFC 4291, appendix A: the bit for universal addresses is inverted.

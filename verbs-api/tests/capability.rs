@@ -404,7 +404,7 @@ fn a_provider_is_registered_whole_or_not_at_all() {
     };
     let message = refused(Box::leak(Box::new(newer)));
     assert!(
-        message.contains("version 2") && message.contains("version 1"),
+        message.contains("version 3") && message.contains("version 2"),
         "{message}"
     );
     let error = VerbError::argument("hook poll", "is missing");

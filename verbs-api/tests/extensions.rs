@@ -183,7 +183,7 @@ fn an_extension_without_a_mandatory_part_is_refused() {
         .built_for(CONTRACT_VERSION + 1);
     let message = refused(&mut extensions, newer);
     assert!(
-        message.contains("version 2") && message.contains("version 1"),
+        message.contains("version 3") && message.contains("version 2"),
         "{message}"
     );
 }

@@ -7,7 +7,11 @@ use std::str::FromStr;
 
 use polyverbs::emulated::FaultSpec;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use verbs_api::{Limit, capability::Direction, ids::Gid};
+use verbs_api::{
+    Limit, Transport,
+    capability::Direction,
+    ids::{Gid, Guid},
+};
 
 use crate::{addresses, text};
 
@@ -196,12 +200,11 @@ impl Device {
 
     /// Its GUID: locally administered, with the end of its address.
     pub fn guid(&self) -> [u8; 8] {
-        let mut octets = [0x02, 0x70, 0x76, self.transport as u8, 0, 0, 0, 0];
-        match self.address {
-            IpAddr::V4(ip) => octets[4..].copy_from_slice(&ip.octets()),
-            IpAddr::V6(ip) => octets[4..].copy_from_slice(&ip.octets()[12..]),
-        }
-        octets
+        let transport = match self.transport {
+            TransportName::Roce => Transport::InfiniBand,
+            TransportName::Iwarp => Transport::Iwarp,
+        };
+        Guid::software(transport, self.address).0
     }
 
     /// Its GIDs, by index.

@@ -168,7 +168,7 @@ pub unsafe extern "C" fn init_from_wc(
         }
         let known = state.context.query_port(port)?;
         let (sender, receiver, traffic_class, hop_limit) = source_of(grh);
-        let sgid_index = known.gids.iter().position(|&gid| gid == receiver);
+        let sgid_index = known.gids.iter().position(|entry| entry.gid == receiver);
         *target = attr(&AddressVector {
             sgid_index: sgid_index.unwrap_or(0) as u8,
             traffic_class,

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use verbs_api::objects::ObjectId;
 use verbs_api::{
     Context, DestroyError, Device, Features, Memory, Mr, Pd, Qp, Requirements, Started, Transport,
-    capability::{AtomicScope, PortAttributes, PortState},
+    capability::{AtomicScope, PortAttributes},
     event::{AsyncEvent, EventSubject, EventType},
     ids::Gid,
 };
@@ -339,8 +339,8 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
     }
     IbvDeviceAttr {
         fw_ver,
-        node_guid: state.shared.listed.guid(),
-        sys_image_guid: state.shared.listed.guid(),
+        node_guid: u64::from_ne_bytes(attributes.node_guid.0),
+        sys_image_guid: u64::from_ne_bytes(attributes.sys_image_guid.0),
         max_mr_size: limits.max_mr_size,
         page_size_cap: limits.page_size_cap,
         vendor_id: VENDOR_ID,
@@ -446,13 +446,12 @@ pub unsafe extern "C" fn query_device_ex(
 const GID_TABLE: usize = 16;
 
 fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
-    let active = port.state == PortState::Active;
     // What iWARP devices answer too: neither InfiniBand nor anything that needs a routing header.
     const ETHERNET: u8 = 2;
     const INFINIBAND: u8 = 1;
     let lid = state.shared.listed.configured().lid();
     IbvPortAttr {
-        state: if active { 4 } else { 1 },
+        state: port.state as c_int,
         max_mtu: port.max_mtu as c_int,
         active_mtu: port.active_mtu as c_int,
         gid_tbl_len: GID_TABLE as c_int,
@@ -464,14 +463,14 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
         pkey_tbl_len: port.pkeys.len() as u16,
         lid: lid.unwrap_or(0),
         sm_lid: lid.unwrap_or(0),
-        lmc: 0,
+        lmc: port.subnet.lmc,
         max_vl_num: 1,
-        sm_sl: 0,
+        sm_sl: port.subnet.sm_sl,
         subnet_timeout: 0,
         init_type_reply: 0,
         active_width: 1,
         active_speed: 1,
-        phys_state: if active { 5 } else { 3 },
+        phys_state: port.phys_state as u8,
         link_layer: if lid.is_some() { INFINIBAND } else { ETHERNET },
         flags: 0,
         port_cap_flags2: 0,
@@ -525,7 +524,7 @@ unsafe fn gid_at(context: *mut IbvContext, port: u8, index: c_int) -> Result<Gid
     let port = state.context.query_port(port)?;
     let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
     match port.gids.get(index) {
-        Some(&gid) => Ok(gid),
+        Some(entry) => Ok(entry.gid),
         None if index < GID_TABLE => Ok(Gid::default()),
         None => Err(Errno::INVAL),
     }
@@ -584,8 +583,8 @@ fn entries(state: &State) -> Result<Vec<IbvGidEntry>, Errno> {
     let mut all = Vec::new();
     for number in ports {
         let port = state.context.query_port(number)?;
-        all.extend(port.gids.iter().zip(0..).map(|(gid, index)| IbvGidEntry {
-            gid: IbvGid { raw: gid.0 },
+        all.extend(port.gids.iter().zip(0..).map(|(entry, index)| IbvGidEntry {
+            gid: IbvGid { raw: entry.gid.0 },
             gid_index: index,
             port_num: u32::from(number),
             gid_type: gid_type(state),

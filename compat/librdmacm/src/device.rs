@@ -64,7 +64,7 @@ impl CmDevice {
     pub fn path(&self, path: &AddressVector) -> IbvAhAttr {
         let port = self.context.query_port(path.port_num);
         ah::attr(&AddressVector {
-            sgid_index: port.map_or(0, |port| port.address_gid_index()),
+            sgid_index: port.map_or(0, |port| port.default_gid_index()),
             ..*path
         })
     }

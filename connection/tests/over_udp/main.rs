@@ -281,12 +281,12 @@ fn addresses_have_identifiers_and_both_ends_see_each_others() {
         for (own, other) in [(&near, &far), (&far, &near)] {
             let path = own.qp.query().unwrap().attributes.ah_attr.unwrap();
             let port = other.context.query_port(1).unwrap();
-            assert_eq!(path.dgid, port.gids[1]);
+            assert_eq!(path.dgid, port.gids[1].gid);
             assert_eq!(path.address, LinkAddress::Ip(other.at(0).ip()));
         }
         let expected: std::net::Ipv6Addr = expected.parse().unwrap();
         assert_eq!(
-            far.context.query_port(1).unwrap().gids[1].0,
+            far.context.query_port(1).unwrap().gids[1].gid.0,
             expected.octets()
         );
     }

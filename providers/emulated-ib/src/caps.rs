@@ -1,12 +1,14 @@
 //! What an emulated InfiniBand device claims.
 
+use std::net::IpAddr;
+
 use verbs_api::{
     Features, Transport,
     capability::{
-        AtomicScope, BaselineGaps, DeviceAttributes, Limits, Mtu, PortAttributes, PortCaps,
-        PortState,
+        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Limits, PortAttributes,
+        PortCaps,
     },
-    ids::{Gid, LinkAddress},
+    ids::{Gid, Guid, LinkAddress},
 };
 
 /// Numbers of the device: what the engine's structures carry, not what memory there is.
@@ -46,10 +48,13 @@ pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceA
         | Features::ATOMIC_WRITE
         | Features::FLUSH;
     features.set(Features::WINDOW_2A, windows_2a);
+    let guid = Guid::software(Transport::InfiniBand, as_ip(address));
     DeviceAttributes {
         name: name.to_owned(),
         provider: "emulated-ib",
         transport: Transport::InfiniBand,
+        node_guid: guid,
+        sys_image_guid: guid,
         features,
         extensions: Vec::new(),
         gaps: BaselineGaps::empty(),
@@ -57,24 +62,19 @@ pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceA
         atomic_cap: AtomicScope::Global,
         masked_atomic_cap: AtomicScope::None,
         ports: vec![PortAttributes {
-            port: 1,
-            state: PortState::Active,
-            caps: PortCaps::ROCE_V2,
-            max_mtu: Mtu::Mtu4096,
-            active_mtu: Mtu::Mtu4096,
-            address,
+            port_guid: guid,
             gids: gids(address),
-            pkeys: vec![0xffff],
-            qkey_viol_cntr: 0,
+            ..PortAttributes::new(1, PortCaps::ROCE_V2, address)
         }],
     }
 }
 
 // As Linux has them: the link-local one, and behind it that of the address. A port of an in-process network has the number
 // that it has there in place of an address.
-fn gids(address: LinkAddress) -> Vec<Gid> {
+fn gids(address: LinkAddress) -> Vec<GidEntry> {
+    let roce = |gid| GidEntry::new(gid, GidType::RoceV2);
     if let LinkAddress::Ip(ip) = address {
-        return Gid::roce_table(ip).to_vec();
+        return Gid::roce_table(ip).map(roce).to_vec();
     }
     const PREFIXES: [[u8; 2]; 2] = [[0xfe, 0x80], [0xfd, 0]];
     let with = |prefix: [u8; 2]| {
@@ -83,7 +83,16 @@ fn gids(address: LinkAddress) -> Vec<Gid> {
         if let LinkAddress::InProcess(number) = address {
             octets[8..].copy_from_slice(&number.to_be_bytes());
         }
-        Gid(octets)
+        roce(Gid(octets))
     };
     PREFIXES.map(with).to_vec()
+}
+
+// The number of an in-process port stands for the address that it does not have.
+fn as_ip(address: LinkAddress) -> IpAddr {
+    match address {
+        LinkAddress::Ip(ip) => ip,
+        LinkAddress::InProcess(number) => IpAddr::from((number as u32).to_be_bytes()),
+        _ => IpAddr::from([0; 4]),
+    }
 }

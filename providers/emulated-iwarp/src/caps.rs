@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use verbs_api::{
     Features, Transport,
     capability::{
-        AtomicScope, BaselineGaps, DeviceAttributes, Limits, Mtu, PortAttributes, PortCaps,
-        PortState,
+        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Limits, PortAttributes,
+        PortCaps,
     },
-    ids::{Gid, LinkAddress},
+    ids::{Gid, Guid, LinkAddress},
 };
 
 /// Numbers of the device: what the engine's structures carry, not what memory there is.
@@ -51,10 +51,13 @@ pub const GAPS: BaselineGaps = BaselineGaps::NO_UD
 
 /// Everything that the device tells about itself, before the linked emulations add to it.
 pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
+    let guid = Guid::software(Transport::Iwarp, as_ip(address));
     DeviceAttributes {
         name: name.to_owned(),
         provider: "emulated-iwarp",
         transport: Transport::Iwarp,
+        node_guid: guid,
+        sys_image_guid: guid,
         features: Features::SRQ,
         extensions: Vec::new(),
         gaps: GAPS,
@@ -63,23 +66,29 @@ pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
         atomic_cap: AtomicScope::Global,
         masked_atomic_cap: AtomicScope::None,
         ports: vec![PortAttributes {
-            port: 1,
-            state: PortState::Active,
-            caps: PortCaps::IWARP,
-            max_mtu: Mtu::Mtu4096,
-            active_mtu: Mtu::Mtu4096,
-            address,
+            port_guid: guid,
             gids: vec![gid(address)],
-            pkeys: vec![0xffff],
-            qkey_viol_cntr: 0,
+            ..PortAttributes::new(1, PortCaps::IWARP, address)
         }],
     }
 }
 
-fn gid(address: LinkAddress) -> Gid {
-    Gid::iwarp(match address {
+fn gid(address: LinkAddress) -> GidEntry {
+    let ip = match address {
+        LinkAddress::Ip(ip) => Some(ip),
+        _ => None,
+    };
+    GidEntry {
+        ip,
+        ..GidEntry::new(Gid::iwarp(as_ip(address)), GidType::Iwarp)
+    }
+}
+
+// The number of an in-process port stands for the address that it does not have.
+fn as_ip(address: LinkAddress) -> IpAddr {
+    match address {
         LinkAddress::Ip(ip) => ip,
         LinkAddress::InProcess(number) => IpAddr::from((number as u32).to_be_bytes()),
         _ => IpAddr::from([0; 4]),
-    })
+    }
 }

@@ -12,7 +12,8 @@ use verbs_api::qp::QpCounters;
 use verbs_api::{
     Features, Limit, Transport, VerbError,
     capability::{
-        Baseline, BaselineGaps, DeviceAttributes, Grant, Limits, Mtu, PortAttributes, PortState,
+        Baseline, BaselineGaps, DeviceAttributes, Grant, Limits, Mtu, PhysState, PortAttributes,
+        PortState,
     },
     event::{EventSubject, EventType},
     extension::{ExtensionOperation, Extensions},
@@ -435,12 +436,17 @@ impl<D: Driver> Device<D> {
             .attributes
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        let changed = std::mem::replace(&mut attributes.ports[0].state, state) != state;
+        let port = &mut attributes.ports[0];
+        port.phys_state = match state {
+            PortState::Down => PhysState::Disabled,
+            _ => PhysState::LinkUp,
+        };
+        let before = std::mem::replace(&mut port.state, state);
+        let changed = before.is_active() != state.is_active();
         drop(attributes);
-        self.port_active
-            .store(state == PortState::Active, Ordering::Relaxed);
+        self.port_active.store(state.is_active(), Ordering::Relaxed);
         if changed {
-            let event = if state == PortState::Active {
+            let event = if state.is_active() {
                 EventType::PortActive
             } else {
                 EventType::PortErr

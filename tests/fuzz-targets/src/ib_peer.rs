@@ -202,7 +202,7 @@ impl Rig {
 
 fn path_to(program: &Program) -> AddressVector {
     let port = program.context.query_port(1).expect("port 1");
-    AddressVector::new(port.address, port.gids[0], 1)
+    AddressVector::new(port.address, port.gids[0].gid, 1)
 }
 
 fn make_qp(program: &Program, qp_type: QpType) -> Qp {

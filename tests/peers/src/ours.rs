@@ -143,7 +143,7 @@ impl Host {
             bmme: self.bmme,
             context: self.context.clone(),
             pd: self.pd.clone(),
-            gid: port.gids[usize::from(port.address_gid_index())],
+            gid: port.gid(port.default_gid_index()).unwrap_or_default(),
         })
     }
 }

@@ -256,7 +256,7 @@ impl Endpoint {
     /// The path to this side.
     pub fn path(&self) -> AddressVector {
         let port = self.context.query_port(1).expect("port 1");
-        AddressVector::new(port.address, port.gids[0], 1)
+        AddressVector::new(port.address, port.gids[0].gid, 1)
     }
 
     /// A stretch of its memory.

@@ -209,7 +209,7 @@ impl Peer {
         match ask {
             Ask::QueryPort { port } => {
                 let port = self.context.query_port(port)?;
-                let gid = port.gids.first();
+                let gid = port.gid(port.default_gid_index());
                 Ok(Answer::Port {
                     address: ip_of(port.address).to_string(),
                     gid: gid

@@ -17,7 +17,7 @@ use verbs_api::provider::{
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus};
 use verbs_api::{
     Completion, RKey, VerbError,
-    capability::{DeviceAttributes, Grant, PortAttributes},
+    capability::{DeviceAttributes, GidEntry, Grant, PortAttributes},
     completion::Notify,
     ids::{Gid, LKey, LinkAddress, Port, Qpn},
     wr::{PostReason, ReceiveRequest, WorkRequest},
@@ -225,7 +225,7 @@ impl ContextOps for Context {
         let ip: IpAddr = address.parse().map_err(|_| unexpected())?;
         Ok(PortAttributes {
             address: LinkAddress::Ip(ip),
-            gids: vec![Gid(gid)],
+            gids: vec![GidEntry::new(Gid(gid), self.port.gids[0].gid_type)],
             ..self.port.clone()
         })
     }

@@ -9,10 +9,10 @@ use verbs_api::qp::QpState;
 use verbs_api::{
     Features, Transport,
     capability::{
-        AtomicScope, BaselineGaps, DeviceAttributes, Limits, Mtu, PortAttributes, PortCaps,
-        PortState,
+        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Limits, Mtu, PortAttributes,
+        PortCaps,
     },
-    ids::{Gid, LinkAddress},
+    ids::{Gid, Guid, LinkAddress},
 };
 
 use crate::{Cx, Qp, Receiving, Requester, Responder, Sending, requester};
@@ -229,20 +229,15 @@ fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
         gid[8..].copy_from_slice(&number.to_be_bytes());
     }
     let port = PortAttributes {
-        port: 1,
-        state: PortState::Active,
-        caps: PortCaps::ROCE_V2,
-        max_mtu: Mtu::Mtu4096,
-        active_mtu: Mtu::Mtu4096,
-        address,
-        gids: vec![Gid(gid)],
-        pkeys: vec![0xffff],
-        qkey_viol_cntr: 0,
+        gids: vec![GidEntry::new(Gid(gid), GidType::RoceV2)],
+        ..PortAttributes::new(1, PortCaps::ROCE_V2, address)
     };
     DeviceAttributes {
         name: name.to_owned(),
         provider: "acme-fabric",
         transport: Transport::InfiniBand,
+        node_guid: Guid::default(),
+        sys_image_guid: Guid::default(),
         features: Features::SRQ,
         extensions: Vec::new(),
         gaps: BaselineGaps::NO_UC | BaselineGaps::NO_UD,

@@ -1,10 +1,12 @@
 //! What a device tells about itself and its ports.
 
+use std::net::IpAddr;
+
 use bitflags::bitflags;
 
 use super::{Baseline, BaselineGaps, FeatureSet, Features, Limit, Limits, feature_names};
 use crate::extension::FeatureInfo;
-use crate::ids::{Gid, LinkAddress, Port};
+use crate::ids::{Gid, Guid, LinkAddress, Port};
 
 /// The family of protocols that a device speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,11 +87,166 @@ impl PortCaps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_port_state")]
 pub enum PortState {
-    /// No traffic.
-    Down,
+    /// The device does not tell, or the port has no state.
+    Nop = 0,
+    /// No traffic: the link is down.
+    Down = 1,
+    /// The link is up; only subnet management passes.
+    Init = 2,
+    /// The subnet manager has configured the port but not yet activated it.
+    Armed = 3,
     /// Traffic.
     #[default]
-    Active,
+    Active = 4,
+    /// Traffic, although the link has failed for a moment.
+    ActiveDefer = 5,
+}
+
+impl PortState {
+    /// The verbs' code: 0 for NOP … 5 for ACTIVE_DEFER; 6 and above are nothing.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            0 => Self::Nop,
+            1 => Self::Down,
+            2 => Self::Init,
+            3 => Self::Armed,
+            4 => Self::Active,
+            5 => Self::ActiveDefer,
+            _ => return None,
+        })
+    }
+
+    /// As in verbs, in lower case: `"active_defer"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nop => "nop",
+            Self::Down => "down",
+            Self::Init => "init",
+            Self::Armed => "armed",
+            Self::Active => "active",
+            Self::ActiveDefer => "active_defer",
+        }
+    }
+
+    /// Whether traffic passes.
+    pub const fn is_active(self) -> bool {
+        matches!(self, Self::Active | Self::ActiveDefer)
+    }
+}
+
+/// What the link of a port does, below its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum PhysState {
+    /// Sends nothing and waits for a signal.
+    Sleep = 1,
+    /// Looks for a peer.
+    Polling = 2,
+    /// Switched off.
+    Disabled = 3,
+    /// Negotiates width and speed.
+    PortConfigurationTraining = 4,
+    /// Carries packets.
+    #[default]
+    LinkUp = 5,
+    /// Retrains after errors.
+    LinkErrorRecovery = 6,
+    /// Is being tested.
+    PhyTest = 7,
+}
+
+impl PhysState {
+    /// The code of a port's attributes: 1 for sleep … 7 for a test; others are nothing.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Sleep,
+            2 => Self::Polling,
+            3 => Self::Disabled,
+            4 => Self::PortConfigurationTraining,
+            5 => Self::LinkUp,
+            6 => Self::LinkErrorRecovery,
+            7 => Self::PhyTest,
+            _ => return None,
+        })
+    }
+}
+
+/// What a GID stands for, and which packets a path from it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ibv_gid_type")]
+pub enum GidType {
+    /// InfiniBand: subnet prefix and port GUID.
+    Ib,
+    /// RoCE version 1: a routing header directly on Ethernet, one broadcast domain.
+    RoceV1,
+    /// RoCE version 2: the GID is an IP address, the packets are UDP's.
+    RoceV2,
+    /// iWARP: an Ethernet address; connections are made by IP address.
+    Iwarp,
+}
+
+impl GidType {
+    /// As Linux shows it below `/sys`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ib => "IB",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+            Self::Iwarp => "iWARP",
+        }
+    }
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(alias = "ibv_gid_entry")]
+pub struct GidEntry {
+    /// The identifier; zero where the place in the table is empty.
+    pub gid: Gid,
+    /// What it stands for.
+    pub gid_type: GidType,
+    /// The IP address that it belongs to, where known.
+    pub ip: Option<IpAddr>,
+    /// Name of the network interface that it belongs to, where known.
+    pub interface: Option<String>,
+}
+
+impl GidEntry {
+    /// An entry of which no interface is known. The GID of RoCE version 2 is an IP address, so that one is known.
+    pub fn new(gid: Gid, gid_type: GidType) -> Self {
+        let is_ip = gid_type == GidType::RoceV2 && gid != Gid::default();
+        Self {
+            gid,
+            gid_type,
+            ip: is_ip.then(|| gid.as_ip()),
+            interface: None,
+        }
+    }
+
+    /// Whether the place in the table is empty.
+    pub fn is_empty(&self) -> bool {
+        self.gid == Gid::default()
+    }
+
+    // A path from it leaves the link.
+    fn is_routable(&self) -> bool {
+        self.ip.is_some_and(|ip| match ip {
+            IpAddr::V4(ip) => !ip.is_link_local() && !ip.is_unspecified(),
+            IpAddr::V6(ip) => !ip.is_unicast_link_local() && !ip.is_unspecified(),
+        })
+    }
+}
+
+/// What a subnet manager has assigned to a port. All zero where there is none: on Ethernet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Subnet {
+    /// How many low bits of the LID the port ignores, 0 to 7: it answers to 2^lmc LIDs.
+    pub lmc: u8,
+    /// LID of the subnet manager.
+    pub sm_lid: u16,
+    /// Service level to reach it at, 0 to 15.
+    pub sm_sl: u8,
+    /// Upper half of the GIDs of the subnet.
+    pub prefix: u64,
 }
 
 /// Payload octets of one packet: 256 to 4096, headers not counted.
@@ -136,16 +293,23 @@ pub struct PortAttributes {
     pub port: Port,
     /// Whether it carries traffic.
     pub state: PortState,
+    /// What its link does.
+    pub phys_state: PhysState,
+    /// Its GUID; zero where it has none.
+    pub port_guid: Guid,
     /// What it offers.
     pub caps: PortCaps,
     /// Largest packet payload that the port can carry.
     pub max_mtu: Mtu,
     /// Largest packet payload that is in force.
     pub active_mtu: Mtu,
-    /// Where it is found on its link.
+    /// Where it is found on its link: its LID, where it has one.
     pub address: LinkAddress,
-    /// Its global identifiers, by index. RoCE has the link-local one at 0 and that of its IP address behind it.
-    pub gids: Vec<Gid>,
+    /// What a subnet manager has assigned.
+    pub subnet: Subnet,
+    /// Its global identifiers, by index. Places may be empty. RoCE has the link-local one at 0 and that of its IP address
+    /// behind it.
+    pub gids: Vec<GidEntry>,
     /// Its partition keys, by index.
     pub pkeys: Vec<u16>,
     /// Datagrams refused for a wrong Q_Key.
@@ -153,13 +317,59 @@ pub struct PortAttributes {
 }
 
 impl PortAttributes {
-    /// Index of the GID of the port's IP address, which peers of every kind reach; 0 where it has no such.
-    pub fn address_gid_index(&self) -> u8 {
-        let LinkAddress::Ip(ip) = self.address else {
-            return 0;
+    /// An active port of no name: 4096-byte packets, one full-membership partition key, no GIDs, no subnet manager.
+    pub fn new(port: Port, caps: PortCaps, address: LinkAddress) -> Self {
+        Self {
+            port,
+            state: PortState::Active,
+            phys_state: PhysState::LinkUp,
+            port_guid: Guid::default(),
+            caps,
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: Mtu::Mtu4096,
+            address,
+            subnet: Subnet::default(),
+            gids: Vec::new(),
+            pkeys: vec![0xffff],
+            qkey_viol_cntr: 0,
+        }
+    }
+
+    /// Index of the GID to use where a program names none: RoCE version 2 with the port's own IP address, else with any
+    /// routable one, else the first entry that is not empty; 0 where all are.
+    pub fn default_gid_index(&self) -> u8 {
+        let position = |wanted: &dyn Fn(&GidEntry) -> bool| self.gids.iter().position(wanted);
+        let is_own = |entry: &GidEntry| {
+            entry.gid_type == GidType::RoceV2
+                && entry
+                    .ip
+                    .is_some_and(|ip| self.address == LinkAddress::Ip(ip))
         };
-        let found = self.gids.iter().position(|&gid| gid == Gid::from(ip));
+        let found = position(&is_own)
+            .or_else(|| position(&|entry| entry.gid_type == GidType::RoceV2 && entry.is_routable()))
+            .or_else(|| position(&|entry| !entry.is_empty()));
         found.map_or(0, |index| index as u8)
+    }
+
+    /// The GID of this index, if the table has it.
+    pub fn gid(&self, index: u8) -> Option<Gid> {
+        let entry = self.gids.get(usize::from(index));
+        entry
+            .filter(|entry| !entry.is_empty())
+            .map(|entry| entry.gid)
+    }
+
+    /// Whether the port is at this IP address: by its link address or by an entry of its GID table.
+    pub fn is_at(&self, ip: IpAddr) -> bool {
+        self.address == LinkAddress::Ip(ip) || self.gids.iter().any(|entry| entry.ip == Some(ip))
+    }
+
+    /// Its local identifier, where its address is one.
+    pub const fn lid(&self) -> Option<u16> {
+        match self.address {
+            LinkAddress::Lid(lid) => Some(lid),
+            _ => None,
+        }
     }
 }
 
@@ -186,6 +396,10 @@ pub struct DeviceAttributes {
     pub provider: &'static str,
     /// The family of protocols.
     pub transport: Transport,
+    /// GUID of the node; zero where it has none.
+    pub node_guid: Guid,
+    /// GUID of the system that the node is a part of; zero where it has none.
+    pub sys_image_guid: Guid,
     /// Opt-in abilities.
     pub features: Features,
     /// Opt-in abilities of extensions.
@@ -268,5 +482,81 @@ impl DeviceAttributes {
         Some(format!(
             "an iWARP device must have {names}, or list the gap"
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(address: &str, gids: &[(&str, GidType)]) -> PortAttributes {
+        let entry = |&(gid, of_type): &(&str, GidType)| {
+            let gid: IpAddr = gid.parse().unwrap();
+            GidEntry::new(gid.into(), of_type)
+        };
+        let address = LinkAddress::Ip(address.parse().unwrap());
+        PortAttributes {
+            gids: gids.iter().map(entry).collect(),
+            ..PortAttributes::new(1, PortCaps::ROCE_V2, address)
+        }
+    }
+
+    // covers 7.51
+    #[test]
+    fn the_default_gid_is_of_roce_v2_and_routable() {
+        use GidType::{Ib, Iwarp, RoceV1, RoceV2};
+        let cases: [(&[(&str, GidType)], u8); 6] = [
+            (
+                &[
+                    ("fe80::1", RoceV1),
+                    ("fe80::1", RoceV2),
+                    ("10.0.0.2", RoceV1),
+                    ("10.0.0.2", RoceV2),
+                ],
+                3,
+            ),
+            // The port's own address before another of its interface.
+            (&[("10.0.0.9", RoceV2), ("10.0.0.1", RoceV2)], 1),
+            (&[("169.254.0.1", RoceV2), ("2001:db8::1", RoceV2)], 1),
+            // Nothing routable: what there is, behind empty places.
+            (&[("::", RoceV2), ("fe80::1", RoceV2)], 1),
+            (&[("fe80::1", Ib), ("fe80::2", Ib)], 0),
+            (&[("270:a00:1::", Iwarp)], 0),
+        ];
+        for (gids, expected) in cases {
+            assert_eq!(
+                port("10.0.0.1", gids).default_gid_index(),
+                expected,
+                "{gids:?}"
+            );
+        }
+        assert_eq!(port("10.0.0.1", &[]).default_gid_index(), 0);
+    }
+
+    #[test]
+    fn a_port_is_at_the_addresses_of_its_gids_too() {
+        let mut port = port("10.0.0.1", &[("10.0.0.2", GidType::RoceV2)]);
+        port.address = LinkAddress::Mac([2; 6]);
+        assert!(port.is_at(IpAddr::from([10, 0, 0, 2])));
+        assert!(!port.is_at(IpAddr::from([10, 0, 0, 1])));
+        assert_eq!(port.gid(1), None);
+    }
+
+    #[test]
+    fn states_are_the_numbers_of_verbs() {
+        for code in 0..=6 {
+            let state = PortState::from_code(code);
+            assert_eq!(state.map(|state| state as u8), (code < 6).then_some(code));
+        }
+        let active = (0..6)
+            .filter_map(PortState::from_code)
+            .filter(|state| state.is_active());
+        let names: Vec<_> = active.map(PortState::name).collect();
+        assert_eq!(names, ["active", "active_defer"]);
+        for code in 0..=8 {
+            let state = PhysState::from_code(code);
+            let expected = (1..8).contains(&code).then_some(code);
+            assert_eq!(state.map(|state| state as u8), expected);
+        }
     }
 }

@@ -40,7 +40,7 @@ pub use crate::wr::data::{Lent, Sges};
 pub use crate::wr::requests::{Common, Operation};
 
 /// Version of this contract. A provider or an extension states the one it was built for.
-pub const CONTRACT_VERSION: u32 = 1;
+pub const CONTRACT_VERSION: u32 = 2;
 
 type Answer<T> = Box<dyn FnOnce(Result<T, VerbError>) + Send>;
 

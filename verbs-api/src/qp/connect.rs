@@ -42,7 +42,7 @@ pub enum Half {
 pub struct ConnectOptions {
     port_num: Port,
     pkey_index: u16,
-    sgid_index: u8,
+    sgid_index: Option<u8>,
     access: Access,
     qkey: u32,
     path_mtu: Option<Mtu>,
@@ -62,7 +62,7 @@ impl Default for ConnectOptions {
         Self {
             port_num: 1,
             pkey_index: 0,
-            sgid_index: 0,
+            sgid_index: None,
             access: Access::empty(),
             qkey: 0x1111_1111,
             path_mtu: None,
@@ -103,8 +103,9 @@ impl ConnectOptions {
         port_num: Port;
         /// Index of the partition key.
         pkey_index: u16;
-        /// Index of the own global identifier.
-        sgid_index: u8;
+        /// Index of the own global identifier; the port's
+        /// [default](crate::capability::PortAttributes::default_gid_index) unless set.
+        sgid_index: u8 => Some;
         /// What peers may do through the queue pair, with memory that grants it too. Nothing unless set.
         ///
         /// It is about requests of the peer's: the answers to own reads need no right here, on no transport.
@@ -181,7 +182,7 @@ impl ConnectOptions {
         let limits = &context.attributes().limits;
         let port = context.query_port(self.port_num)?;
         let path = AddressVector {
-            sgid_index: self.sgid_index,
+            sgid_index: self.sgid_index.unwrap_or(port.default_gid_index()),
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
             ..AddressVector::new(peer.address, peer.gid, self.port_num)
@@ -226,13 +227,13 @@ impl ConnectOptions {
 
 impl Qp {
     /// What a peer needs to know to connect to this queue pair through port 1, with the
-    /// [GID of its address](crate::capability::PortAttributes::address_gid_index).
+    /// [default GID](crate::capability::PortAttributes::default_gid_index).
     ///
     /// # Errors
     /// The queue pair was destroyed, or its device removed.
     pub fn endpoint(&self) -> Result<QpEndpoint, VerbError> {
         let port = self.node().context().query_port(1)?;
-        self.endpoint_at(1, port.address_gid_index())
+        self.endpoint_at(1, port.default_gid_index())
     }
 
     /// The same through this port and its identifier of this index.
@@ -242,8 +243,8 @@ impl Qp {
     pub fn endpoint_at(&self, port_num: Port, sgid_index: u8) -> Result<QpEndpoint, VerbError> {
         self.node().check_live()?;
         let port = self.node().context().query_port(port_num)?;
-        let gid = port.gids.get(usize::from(sgid_index));
-        let gid = *gid
+        let gid = port
+            .gid(sgid_index)
             .ok_or_else(|| VerbError::argument("sgid_index", "the port has no such identifier"))?;
         let (qp_num, sq_psn) = (self.qp_num(), self.sq_psn());
         Ok(QpEndpoint {

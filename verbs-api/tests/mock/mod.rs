@@ -11,13 +11,13 @@ use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpTyp
 use verbs_api::*;
 use verbs_api::{
     capability::{
-        AtomicScope, BaselineGaps, DeviceAttributes, Grant, Limits, Mtu, PortAttributes, PortCaps,
-        PortState,
+        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Grant, Limits, Mtu,
+        PortAttributes, PortCaps,
     },
     completion::{Notify, WcOpcode},
     event::{EventSubject, EventType},
     extension::Extensions,
-    ids::{Gid, LKey, LinkAddress, Port, Qpn},
+    ids::{Gid, Guid, LKey, LinkAddress, Port, Qpn},
     memory::MwType,
     wr::{self, PostReason, ReceiveRequest, SendFlags, WorkRequest},
 };
@@ -156,20 +156,20 @@ pub struct MockDevice {
 /// Attributes of an InfiniBand-like device that has every core feature but one kind of window.
 pub fn attributes(name: &str) -> DeviceAttributes {
     let port = |port| PortAttributes {
-        port,
-        state: PortState::Active,
-        caps: PortCaps::ROCE_V2,
-        max_mtu: Mtu::Mtu4096,
         active_mtu: Mtu::Mtu1024,
-        address: LinkAddress::InProcess(u64::from(port)),
-        gids: vec![Gid([port; 16])],
-        pkeys: vec![0xffff],
-        qkey_viol_cntr: 0,
+        gids: vec![GidEntry::new(Gid([port; 16]), GidType::RoceV2)],
+        ..PortAttributes::new(
+            port,
+            PortCaps::ROCE_V2,
+            LinkAddress::InProcess(u64::from(port)),
+        )
     };
     DeviceAttributes {
         name: name.into(),
         provider: "mock",
         transport: Transport::InfiniBand,
+        node_guid: Guid::default(),
+        sys_image_guid: Guid::default(),
         features: Features::all() - Features::WINDOW_2A - Features::READ_WITH_INVALIDATE,
         extensions: Vec::new(),
         gaps: BaselineGaps::empty(),

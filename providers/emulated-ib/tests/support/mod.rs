@@ -428,7 +428,7 @@ impl Side {
     /// The path to this side.
     pub fn path(&self) -> AddressVector {
         let port = self.context.query_port(1).unwrap();
-        AddressVector::new(port.address, port.gids[0], 1)
+        AddressVector::new(port.address, port.gids[0].gid, 1)
     }
 
     pub fn write(&self, offset: usize, octets: &[u8]) {

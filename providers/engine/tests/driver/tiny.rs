@@ -19,12 +19,12 @@ use verbs_api::qp::{AddressVector, QpState};
 use verbs_api::*;
 use verbs_api::{
     capability::{
-        AtomicScope, BaselineGaps, DeviceAttributes, Limits, Mtu, PortAttributes, PortCaps,
-        PortState,
+        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Limits, Mtu,
+        PortAttributes, PortCaps,
     },
     completion::WcOpcode,
     event::EventType,
-    ids::{Gid, LinkAddress},
+    ids::{Gid, Guid, LinkAddress},
     wr::{PostReason, WorkRequest},
 };
 
@@ -109,6 +109,8 @@ pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
         name: name.to_owned(),
         provider: "tiny",
         transport: Transport::InfiniBand,
+        node_guid: Guid::default(),
+        sys_image_guid: Guid::default(),
         features: Features::empty(),
         extensions: Vec::new(),
         gaps: BaselineGaps::empty(),
@@ -116,15 +118,10 @@ pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
         atomic_cap: AtomicScope::None,
         masked_atomic_cap: AtomicScope::None,
         ports: vec![PortAttributes {
-            port: 1,
-            state: PortState::Active,
-            caps: PortCaps::ROCE_V2,
             max_mtu: Mtu::Mtu2048,
             active_mtu: Mtu::Mtu2048,
-            address,
-            gids: vec![Gid([1; 16])],
-            pkeys: vec![0xffff],
-            qkey_viol_cntr: 0,
+            gids: vec![GidEntry::new(Gid([1; 16]), GidType::RoceV2)],
+            ..PortAttributes::new(1, PortCaps::ROCE_V2, address)
         }],
     }
 }

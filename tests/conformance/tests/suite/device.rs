@@ -346,7 +346,7 @@ fn groups_have_limits_and_are_freed_by_the_last(rig: &Rig) {
 // covers 6.24
 fn an_address_is_checked(rig: &Rig) {
     let port = rig.near.context.query_port(1).expect("a port");
-    let good = AddressVector::new(port.address, port.gids[0], 1);
+    let good = AddressVector::new(port.address, port.gids[0].gid, 1);
     let wrong = [
         (
             "port_num",

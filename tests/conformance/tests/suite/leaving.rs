@@ -287,7 +287,7 @@ fn tree(rig: &Rig) -> Vec<Thing> {
         things.extend([Thing::Srq(srq), Thing::Qp(side.qp), Thing::Cq(side.cq)]);
     }
     let port = rig.far.context.query_port(1).expect("a port");
-    let path = AddressVector::new(port.address, port.gids[0], 1);
+    let path = AddressVector::new(port.address, port.gids[0].gid, 1);
     if !rig.has_gap(BaselineGaps::NO_UD) {
         things.push(Thing::Ah(pd.create_ah(path).wait().expect("an address")));
     }
