@@ -161,6 +161,9 @@ pub struct Device {
     /// a server that speaks first needs it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub speaks_first: bool,
+    /// Whether slots of send queues are free only where a completion of the same or a later request was polled, as in hardware.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub strict_signaling: bool,
     /// What its port reports, of RoCE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_layer: Option<LinkLayer>,
@@ -182,6 +185,7 @@ impl Default for Device {
             shared_memory: true,
             crc: true,
             speaks_first: false,
+            strict_signaling: false,
             link_layer: None,
             fault: None,
             limits: BTreeMap::new(),
@@ -283,7 +287,7 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Reads `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes`, with limits by their names.
+    /// Reads `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=yes`, with limits by their names.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();
         for clause in text.split(',').map(str::trim) {
@@ -303,6 +307,7 @@ impl FromStr for Device {
                 "shared-memory" => device.shared_memory = yes_or_no(key, value)?,
                 "crc" => device.crc = yes_or_no(key, value)?,
                 "speaks-first" => device.speaks_first = yes_or_no(key, value)?,
+                "strict-signaling" => device.strict_signaling = yes_or_no(key, value)?,
                 "link-layer" => device.link_layer = Some(value.parse()?),
                 "fault" => {
                     let fault = value.parse::<FaultSpec>();
@@ -311,7 +316,7 @@ impl FromStr for Device {
                 limit => {
                     let name = limit.parse::<LimitName>().map_err(|_| {
                         format!(
-                            "{limit} is none of name, transport, address, wire, shared-memory, crc, speaks-first, link-layer, fault, and no limit"
+                            "{limit} is none of name, transport, address, wire, shared-memory, crc, speaks-first, strict-signaling, link-layer, fault, and no limit"
                         )
                     })?;
                     let number = value.parse();

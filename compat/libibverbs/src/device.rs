@@ -147,6 +147,7 @@ impl ListedDevice {
             tap: setup::tap(),
             without_crc: !known.crc,
             speaks_first: known.speaks_first,
+            strict_signaling: known.strict_signaling,
             without_shared_memory: !known.shared_memory,
             ..EmulatedOptions::default()
         };

@@ -51,6 +51,7 @@ impl EmulatedKind for EmulatedIb {
         let name = options.name.clone().unwrap_or_else(|| self.name.to_owned());
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
+            strict_signaling: options.strict_signaling,
             without: options.without,
             limits: options.limits.clone(),
             extensions: options.extensions.clone(),

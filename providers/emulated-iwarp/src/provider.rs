@@ -50,6 +50,7 @@ impl EmulatedKind for EmulatedIwarp {
         let driver = |address| Iwarp::new(name, address).service_delay(service);
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,
+            strict_signaling: options.strict_signaling,
             without: options.without,
             limits: options.limits.clone(),
             extensions: options.extensions.clone(),

@@ -121,8 +121,9 @@ impl<D: Driver> ContextOps for Context<D> {
             }
             let commands = Arc::clone(device.commands());
             let polled = (device.network().link()).is_some_and(|link| link.is_polled());
+            let strict = device.strict_signaling;
             let polled = polled.then_some(device as Arc<dyn Progress>);
-            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled);
+            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled, strict);
             Ok(cq)
         });
     }

@@ -108,7 +108,9 @@ pub struct Cq {
     commands: Arc<Commands>,
     // The device, where a thread has to look for what has arrived.
     device: Option<Arc<dyn Progress>>,
-    users: Mutex<Vec<Weak<dyn QpActions>>>,
+    users: Mutex<Vec<(u32, Weak<dyn QpActions>)>>,
+    // What is polled frees slots of send queues.
+    strict: bool,
 }
 
 impl Cq {
@@ -117,6 +119,7 @@ impl Cq {
         events: Arc<dyn EventSink>,
         commands: Arc<Commands>,
         device: Option<Arc<dyn Progress>>,
+        strict: bool,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -129,6 +132,7 @@ impl Cq {
             commands,
             device,
             users: Mutex::default(),
+            strict,
         })
     }
 
@@ -146,12 +150,12 @@ impl Cq {
         )
     }
 
-    pub(crate) fn attach(&self, qp: Weak<dyn QpActions>) {
+    pub(crate) fn attach(&self, qpn: u32, qp: Weak<dyn QpActions>) {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if users.len() == users.capacity() {
-            users.retain(|user| user.strong_count() > 0);
+            users.retain(|(_, user)| user.strong_count() > 0);
         }
-        users.push(qp);
+        users.push((qpn, qp));
     }
 
     /// Adds a completion. One that does not fit makes the queue fail.
@@ -230,10 +234,25 @@ impl Cq {
         // A queue pair that comes up meanwhile sees the queue fail, or is seen: `Qp::apply` has the counterpart.
         fence(Ordering::SeqCst);
         let users = std::mem::take(&mut *self.users.lock().unwrap_or_else(PoisonError::into_inner));
-        for qp in users.iter().filter_map(Weak::upgrade) {
+        for qp in users.iter().filter_map(|(_, user)| user.upgrade()) {
             qp.fatal(effects);
         }
         self.sink.notify();
+    }
+
+    #[cold]
+    fn free_slots(&self, polled: &[Completion]) {
+        for done in polled.iter().filter(|done| !done.opcode.is_receive()) {
+            let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_of = |user: &&(u32, Weak<dyn QpActions>)| {
+                user.0 == done.qp_num.value() && user.1.strong_count() > 0
+            };
+            let qp = users.iter().find(is_of).and_then(|(_, qp)| qp.upgrade());
+            drop(users);
+            if let Some(qp) = qp {
+                qp.polled();
+            }
+        }
     }
 
     /// Gives back the buffers of completions that nobody will poll.
@@ -278,6 +297,9 @@ impl CqOps for Cq {
         }
         if polled == 0 && self.failed.load(Ordering::Relaxed) {
             return Err(VerbError::CqOverrun);
+        }
+        if self.strict {
+            self.free_slots(&completions[..polled]);
         }
         Ok(polled)
     }

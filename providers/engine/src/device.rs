@@ -43,6 +43,8 @@ use crate::trace::Trace;
 pub struct DeviceOptions {
     /// How long each control verb takes.
     pub command_latency: Duration,
+    /// Whether a send queue's slots are freed as hardware frees them: by polling a completion of the same or a later request.
+    pub strict_signaling: bool,
     /// The extensions whose emulations it has; `None` for those that are linked.
     pub extensions: Option<Extensions>,
     /// Features that are not claimed although they could be.
@@ -60,6 +62,7 @@ impl Default for DeviceOptions {
     fn default() -> Self {
         Self {
             command_latency: Duration::ZERO,
+            strict_signaling: false,
             extensions: None,
             without: Features::empty(),
             limits: Vec::new(),
@@ -105,6 +108,7 @@ pub struct Device<D: Driver> {
     pub(crate) windows: Mutex<HashMap<u32, ObjectId>>,
     qkey_violations: AtomicU64,
     tracer: OnceLock<Trace>,
+    pub(crate) strict_signaling: bool,
 }
 
 impl<D: Driver> Device<D> {
@@ -167,6 +171,7 @@ impl<D: Driver> Device<D> {
             windows: Mutex::default(),
             qkey_violations: AtomicU64::new(0),
             tracer: OnceLock::new(),
+            strict_signaling: options.strict_signaling,
         });
         if !network.join(address, &device) {
             return Err(VerbError::argument(

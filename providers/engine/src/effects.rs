@@ -17,6 +17,9 @@ pub trait QpActions: Send + Sync {
 
     /// A completion queue overran: the queue pair cannot go on.
     fn fatal(self: Arc<Self>, effects: &mut Effects);
+
+    /// The oldest completion of its sends was polled.
+    fn polled(&self);
 }
 
 /// One thing to do.

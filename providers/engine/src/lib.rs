@@ -33,6 +33,7 @@ pub mod receive_ring;
 pub mod request;
 pub mod rules;
 pub mod slab;
+mod slots;
 pub mod srq;
 pub mod sync;
 pub mod time;

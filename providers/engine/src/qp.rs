@@ -39,6 +39,7 @@ use crate::pool::{PoolRef, PoolWeak, Pooled};
 use crate::receive_ring::{RawSge, Receive, ReceiveConsumer, ReceiveRing, SmallSges};
 use crate::request::{Op, QueuedRequest, Request};
 use crate::rules::{self, Rule};
+use crate::slots::{Held, Slots};
 use crate::srq::{Srq, SrqFailed};
 use crate::sync::{Line, prefetch};
 use crate::time::Time;
@@ -226,6 +227,8 @@ struct Cold<D: Driver> {
     extensions: QpExtensions,
     cap: QpCap,
     reserved_wr: u32,
+    // Where they are not freed as soon as a request has completed.
+    slots: Option<Slots>,
     me: PoolWeak<Qp<D>>,
     id: ObjectId,
     changing: Mutex<Changing>,
@@ -331,7 +334,7 @@ impl<D: Driver> Qp<D> {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
-            is_watched: is_traced || extensions.watches(),
+            is_watched: is_traced || device.strict_signaling || extensions.watches(),
             is_addressed: extensions.is_addressed(),
             qp_type: init.qp_type,
             qpn,
@@ -351,6 +354,7 @@ impl<D: Driver> Qp<D> {
                 extensions,
                 cap,
                 reserved_wr: init.reserved_wr,
+                slots: device.strict_signaling.then(Slots::default),
                 me,
                 id: init.id,
                 changing: Mutex::new(Changing {
@@ -361,8 +365,8 @@ impl<D: Driver> Qp<D> {
                 events,
             }),
         });
-        qp.send_cq.attach(qp.actions());
-        qp.recv_cq.attach(qp.actions());
+        qp.send_cq.attach(qpn, qp.actions());
+        qp.recv_cq.attach(qpn, qp.actions());
         qp
     }
 
@@ -531,7 +535,7 @@ impl<D: Driver> Qp<D> {
                 if self.lets_a_read_wait(requester, request, cx) {
                     return Ok(());
                 }
-                self.check_room(requester, request)?;
+                self.take_room(requester, request)?;
                 if !requester.is_next(request) && !overtakes(request) {
                     requester.push(request);
                     return Ok(());
@@ -547,12 +551,15 @@ impl<D: Driver> Qp<D> {
             }
             QpState::Sqd => {
                 self.device.driver().check_post(self, request)?;
-                self.check_room(requester, request)?;
+                self.take_room(requester, request)?;
                 requester.push(request);
                 Ok(())
             }
             QpState::Sqe | QpState::Err => {
                 self.flush_requester(requester, cx);
+                if let Some(slots) = &self.cold.slots {
+                    slots.take(request.flags.contains(SendFlags::RESERVED));
+                }
                 self.complete(requester, request, flushed(), 0, cx);
                 Ok(())
             }
@@ -576,6 +583,42 @@ impl<D: Driver> Qp<D> {
             self.wake_at(requester, cx.now());
         }
         waits
+    }
+
+    #[inline]
+    fn take_room(&self, requester: &Requester<D>, request: &Request<'_>) -> Result<(), PostReason> {
+        if self.is_watched
+            && let Some(slots) = &self.cold.slots
+        {
+            return self.take_slot(slots, request);
+        }
+        self.check_room(requester, request)
+    }
+
+    #[cold]
+    fn take_slot(&self, slots: &Slots, request: &Request<'_>) -> Result<(), PostReason> {
+        let Held { ordinary, reserved } = slots.held();
+        let all = self.cold.cap.max_send_wr;
+        let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
+        let is_reserved = request.flags.contains(SendFlags::RESERVED);
+        let for_ordinary = all - self.cold.reserved_wr;
+        if ordinary + reserved + needed > all {
+            return Err(PostReason::QueueFull { max: all });
+        }
+        if !is_reserved && ordinary + needed > for_ordinary {
+            return Err(PostReason::QueueFull { max: for_ordinary });
+        }
+        slots.take(is_reserved);
+        Ok(())
+    }
+
+    #[inline]
+    fn free_slot(&self, request: &Request<'_>, is_told: bool) {
+        if self.is_watched
+            && let Some(slots) = &self.cold.slots
+        {
+            slots.complete(request.flags.contains(SendFlags::RESERVED), is_told);
+        }
     }
 
     #[inline]
@@ -647,6 +690,7 @@ impl<D: Driver> Qp<D> {
             requester.count(&request.op);
             requester.first_half_failed = false;
             if !self.is_signaled(request.flags) {
+                self.free_slot(request, false);
                 if !request.loan.is_none() {
                     requester.loans = loans::join(requester.loans, request.loan);
                 }
@@ -671,6 +715,7 @@ impl<D: Driver> Qp<D> {
         }
         let second_half = request.flags.contains(SendFlags::SECOND_HALF);
         if second_half && flushed && std::mem::take(&mut requester.first_half_failed) {
+            self.free_slot(request, false);
             if !request.loan.is_none() {
                 requester.loans = loans::join(requester.loans, request.loan);
             }
@@ -707,6 +752,7 @@ impl<D: Driver> Qp<D> {
             loan: loans::join(request.loan, loan),
             ..Done::default()
         };
+        self.free_slot(request, true);
         self.send_cq.push(&done, &mut cx.effects);
     }
 
@@ -1407,6 +1453,9 @@ impl<D: Driver> Qp<D> {
         requester.direct = None;
         requester.first_half_failed = false;
         requester.draining = false;
+        if let Some(slots) = &self.cold.slots {
+            slots.reset();
+        }
         requester.driver = D::Requester::default();
         self.drop_receives(responder);
         responder.driver = D::Responder::default();
@@ -1562,6 +1611,12 @@ impl<D: Driver> QpActions for Pooled<Qp<D>> {
         std::mem::swap(&mut cx.effects, effects);
         self.advance(&mut self.requester(), &mut cx);
         std::mem::swap(&mut cx.effects, effects);
+    }
+
+    fn polled(&self) {
+        if let Some(slots) = &self.cold.slots {
+            slots.polled();
+        }
     }
 
     fn fatal(self: Arc<Self>, effects: &mut Effects) {

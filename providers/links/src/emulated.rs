@@ -19,6 +19,9 @@ pub struct EmulatedOptions {
     pub name: Option<String>,
     /// How long each control verb takes.
     pub command_latency: Duration,
+    /// Whether it frees slots of send queues as hardware does: only where the program polls a completion of the same or a later
+    /// request. A queue pair that never signals is full after `max_send_wr` requests.
+    pub strict_signaling: bool,
     /// What its link does to frames. Without any fault the network is direct.
     pub faults: FaultSpec,
     /// Frames even without faults: messages are cut to the path MTU.

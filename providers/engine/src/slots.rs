@@ -1,0 +1,105 @@
+//! Slots of a send queue where they are freed as hardware frees them: a request holds its slot until a completion that came
+//! with it or after it has been polled.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Slots of each sort.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) ordinary: u32,
+    /// Of those that portable operations have to themselves.
+    pub(crate) reserved: u32,
+}
+
+impl Held {
+    fn add(&mut self, is_reserved: bool) {
+        *(if is_reserved {
+            &mut self.reserved
+        } else {
+            &mut self.ordinary
+        }) += 1;
+    }
+}
+
+/// The slots of one send queue.
+#[derive(Default)]
+pub(crate) struct Slots(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    held: Held,
+    // Completed since the newest completion that there is to poll.
+    completed: Held,
+    // What each completion frees that nobody has polled yet, oldest first.
+    unpolled: VecDeque<Held>,
+}
+
+impl Slots {
+    pub(crate) fn held(&self) -> Held {
+        self.lock().held
+    }
+
+    /// A request was taken.
+    pub(crate) fn take(&self, is_reserved: bool) {
+        self.lock().held.add(is_reserved);
+    }
+
+    /// The oldest request has completed; `is_told` where there is a completion to poll.
+    pub(crate) fn complete(&self, is_reserved: bool, is_told: bool) {
+        let mut state = self.lock();
+        state.completed.add(is_reserved);
+        if is_told {
+            let freed = std::mem::take(&mut state.completed);
+            state.unpolled.push_back(freed);
+        }
+    }
+
+    /// The oldest completion was polled.
+    pub(crate) fn polled(&self) {
+        let mut state = self.lock();
+        let freed = state.unpolled.pop_front().unwrap_or_default();
+        state.held.ordinary = state.held.ordinary.saturating_sub(freed.ordinary);
+        state.held.reserved = state.held.reserved.saturating_sub(freed.reserved);
+    }
+
+    /// The queue was reset: it is empty.
+    pub(crate) fn reset(&self) {
+        *self.lock() = State::default();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_polled_completion_frees_what_completed_before_it() {
+        let slots = Slots::default();
+        (0..3).for_each(|_| slots.take(false));
+        slots.take(true);
+        slots.complete(false, false);
+        slots.complete(false, true);
+        slots.complete(false, false);
+        let all = Held {
+            ordinary: 3,
+            reserved: 1,
+        };
+        assert_eq!(slots.held(), all, "nobody has polled");
+        slots.polled();
+        assert_eq!(
+            slots.held(),
+            Held {
+                ordinary: 1,
+                reserved: 1
+            }
+        );
+        slots.complete(true, true);
+        slots.polled();
+        assert_eq!(slots.held(), Held::default());
+    }
+}
