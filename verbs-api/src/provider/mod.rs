@@ -289,6 +289,9 @@ pub struct MrInit {
     /// Rights, checked to be legal together.
     pub access: Access,
     /// Only requests that handed buffers over may name it.
+    ///
+    /// A program holds its buffers as exclusive slices. A device that cannot tell such a region from others gives it a local
+    /// key that no other region of the context has ever had: a program may still have entries with keys that are gone.
     pub private: bool,
 }
 
