@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{Allocation, Span};
 
@@ -108,6 +109,48 @@ impl Memory {
         let mut copy = vec![0; length];
         span.read(&mut copy);
         Ok(copy)
+    }
+
+    /// A copy of a value that lies at `offset`, aligned or not. What a peer writes meanwhile may be in it in part.
+    ///
+    /// ```
+    /// use verbs_api::Memory;
+    /// use zerocopy::byteorder::network_endian::{U32, U64};
+    /// use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
+    ///
+    /// #[derive(FromBytes, IntoBytes, Immutable, Unaligned)]
+    /// #[repr(C)]
+    /// struct Header {
+    ///     sequence: U64,
+    ///     length: U32,
+    /// }
+    ///
+    /// let memory = Memory::zeroed(64).ok_or("out of memory")?;
+    /// memory.write_from(20, &Header { sequence: 7.into(), length: 5.into() })?;
+    /// let header: Header = memory.read_as(20)?;
+    /// assert_eq!((header.sequence.get(), header.length.get()), (7, 5));
+    /// assert!(memory.read_as::<Header>(53).is_err(), "12 bytes from 53 on, of 64");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The value lies outside.
+    pub fn read_as<T: FromBytes + IntoBytes>(&self, offset: usize) -> Result<T, OutOfRange> {
+        let mut value = T::new_zeroed();
+        self.read(offset, value.as_mut_bytes())?;
+        Ok(value)
+    }
+
+    /// Copies a value in, aligned or not.
+    ///
+    /// # Errors
+    /// The value lies outside.
+    pub fn write_from<T: IntoBytes + Immutable>(
+        &self,
+        offset: usize,
+        value: &T,
+    ) -> Result<(), OutOfRange> {
+        self.write(offset, value.as_bytes())
     }
 
     /// One octet, with acquire order: a program that spins on the last octet of a message sees all before it.
