@@ -3,8 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::capability::PortAttributes;
+use crate::completion::{Completion, WcFlags};
 use crate::control::Started;
 use crate::error::VerbError;
+use crate::ids::{Gid, LinkAddress};
 use crate::objects::{Birth, DestroyError, Extra, Handle, Object, ObjectId, destroy};
 use crate::provider::AhOps;
 use crate::qp::AddressVector;
@@ -78,6 +81,80 @@ impl Ah {
     }
 }
 
+impl AddressVector {
+    /// The path back to the sender of a datagram that came through `port`. `grh` is what the receive has in front of the
+    /// message: without [`WcFlags::GRH`] it says nothing.
+    ///
+    /// # Errors
+    /// The datagram had no routing header, and the port has no LID.
+    #[doc(alias = "ibv_init_ah_from_wc")]
+    pub fn answering(
+        port: &PortAttributes,
+        completion: &Completion,
+        grh: &[u8; 40],
+    ) -> Result<Self, VerbError> {
+        let is_global = completion.wc_flags.contains(WcFlags::GRH);
+        if !is_global && port.lid().is_none() {
+            let reason = "has no routing header, and the port no LID";
+            return Err(VerbError::argument("completion", reason));
+        }
+        let route = Route::parse(grh).filter(|_| is_global).unwrap_or_default();
+        let address = match port.address {
+            LinkAddress::Lid(_) => LinkAddress::Lid(completion.slid),
+            own => own.peer(route.sgid),
+        };
+        let is_receiver = |index: &u8| port.gid(*index) == Some(route.dgid);
+        let sgid_index = (0..=u8::MAX).find(is_receiver);
+        Ok(Self {
+            is_global,
+            flow_label: route.flow_label,
+            sgid_index: sgid_index.unwrap_or(port.default_gid_index()),
+            src_path_bits: completion.dlid_path_bits,
+            traffic_class: route.traffic_class,
+            hop_limit: route.hop_limit,
+            sl: completion.sl,
+            ..Self::new(address, route.sgid, port.port)
+        })
+    }
+}
+
+// What a routing header says: an IPv6 header, or that of IPv4 in the last 20 of the 40 bytes.
+#[derive(Default)]
+struct Route {
+    sgid: Gid,
+    dgid: Gid,
+    flow_label: u32,
+    traffic_class: u8,
+    hop_limit: u8,
+}
+
+impl Route {
+    fn parse(grh: &[u8; 40]) -> Option<Self> {
+        if grh[0] >> 4 == 6 {
+            let first = u32::from_be_bytes(*grh.first_chunk()?);
+            return Some(Self {
+                sgid: Gid(*grh[8..].first_chunk()?),
+                dgid: Gid(*grh[24..].first_chunk()?),
+                flow_label: first & 0xf_ffff,
+                traffic_class: (first >> 20) as u8,
+                hop_limit: grh[7],
+            });
+        }
+        let v4 = &grh[20..];
+        let gid = |at: usize| {
+            let octets: [u8; 4] = *v4[at..].first_chunk()?;
+            Some(Gid::from(std::net::IpAddr::from(octets)))
+        };
+        Some(Self {
+            sgid: gid(12)?,
+            dgid: gid(16)?,
+            flow_label: 0,
+            traffic_class: v4[1],
+            hop_limit: v4[8],
+        })
+    }
+}
+
 impl Handle for Ah {
     type Ops = dyn AhOps;
     type Extra = AhExtra;
@@ -92,5 +169,67 @@ impl fmt::Debug for Ah {
         f.debug_struct("Ah")
             .field("path", &self.path())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capability::{GidEntry, GidType, PortCaps};
+
+    fn datagram(flags: WcFlags) -> Completion {
+        let mut done = Completion::default();
+        (done.wc_flags, done.slid, done.sl, done.dlid_path_bits) = (flags, 0x17, 3, 2);
+        done
+    }
+
+    // covers 6.24
+    #[test]
+    fn within_a_subnet_the_lid_leads_back() {
+        let port = PortAttributes::new(2, PortCaps::INFINIBAND, LinkAddress::Lid(9));
+        let done = datagram(WcFlags::empty());
+        let path = AddressVector::answering(&port, &done, &[0xff; 40]).unwrap();
+        assert_eq!(
+            (
+                path.is_global,
+                path.address,
+                path.sl,
+                path.src_path_bits,
+                path.port_num
+            ),
+            (false, LinkAddress::Lid(0x17), 3, 2, 2)
+        );
+        assert_eq!(path.dgid, Gid::default());
+    }
+
+    // covers 6.24
+    #[test]
+    fn a_routing_header_is_turned_round() {
+        let (sender, own) = ("2001:db8::2", "2001:db8::1");
+        let gid = |ip: &str| Gid::from(ip.parse::<std::net::IpAddr>().unwrap());
+        let address = LinkAddress::Ip(own.parse().unwrap());
+        let entry = |ip| GidEntry::new(gid(ip), GidType::RoceV2);
+        let port = PortAttributes {
+            gids: vec![entry("fe80::1"), entry("2001:db8::7"), entry(own)],
+            ..PortAttributes::new(1, PortCaps::ROCE_V2, address)
+        };
+        let mut grh = [0; 40];
+        grh[..4].copy_from_slice(&0x6ab1_2345_u32.to_be_bytes());
+        grh[7] = 63;
+        grh[8..24].copy_from_slice(&gid(sender).0);
+        grh[24..].copy_from_slice(&gid("2001:db8::7").0);
+        let done = datagram(WcFlags::GRH);
+        let path = AddressVector::answering(&port, &done, &grh).unwrap();
+        assert_eq!(path.address, LinkAddress::Ip(sender.parse().unwrap()));
+        assert_eq!(
+            (path.is_global, path.dgid, path.sgid_index),
+            (true, gid(sender), 1)
+        );
+        assert_eq!(
+            (path.traffic_class, path.flow_label, path.hop_limit),
+            (0xab, 0x1_2345, 63)
+        );
+        let none = AddressVector::answering(&port, &datagram(WcFlags::empty()), &grh);
+        assert!(none.is_err());
     }
 }

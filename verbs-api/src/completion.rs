@@ -286,11 +286,22 @@ pub struct Completion {
     pub src_qp: Qpn,
     /// The device's own code of a failure.
     pub vendor_err: u32,
+    /// The sender's LID, of a datagram on InfiniBand.
+    pub slid: u16,
+    /// The service level that a datagram came with.
+    pub sl: u8,
+    /// Low bits of the own LID that a datagram was sent to.
+    pub dlid_path_bits: u8,
+    /// Index of the partition key of a datagram to queue pair 1.
+    pub pkey_index: u16,
     /// Immediate data, or the invalidated key in network order: see `wc_flags`.
     pub imm_data: [u8; 4],
     loan: Loan,
     pub(crate) buffers: Buffers,
 }
+
+// A slot of a poll is one line of the cache.
+const _: () = assert!(size_of::<Completion>() <= 64);
 
 impl Completion {
     /// The key that the message invalidated.

@@ -327,6 +327,26 @@ pub enum LinkAddress {
     Mac([u8; 6]),
 }
 
+impl LinkAddress {
+    /// Whom `gid` stands for on the link of a port that has this address. On an in-process network routing headers name a
+    /// port by an IPv4 address: 127, and 24 bits of its number.
+    #[must_use]
+    pub fn peer(self, gid: Gid) -> Self {
+        match self {
+            Self::Ip(own) => Self::Ip(match gid.0 {
+                // A group of IPv4.
+                [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => [a, b, c, d].into(),
+                _ => gid.to_ip(own),
+            }),
+            Self::InProcess(_) => match gid.as_ip() {
+                IpAddr::V4(ip) => Self::InProcess(u64::from(ip.to_bits() & MASK_24)),
+                IpAddr::V6(_) => self,
+            },
+            _ => self,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use crate::access::Access;
 use crate::ah::Ah;
 use crate::capability::{Features, Limit};
+use crate::completion::Completion;
 use crate::context::{Context, ContextInner};
 use crate::control::Started;
 use crate::cq::Cq;
 use crate::error::VerbError;
+use crate::ids::Port;
 use crate::memory::{BufferPool, MemoryRange};
 use crate::mr::{Mr, MrKey, MrOptions, RegionKind};
 use crate::mw::Mw;
@@ -248,6 +250,24 @@ impl Pd {
             });
             pd.ops.create_ah(path, reply);
         })
+    }
+
+    /// Makes an address handle that leads back to the sender of a datagram: see [`AddressVector::answering`].
+    ///
+    /// # Errors
+    /// There is no such port, the datagram has no routing header, or the sender is on no network of the device.
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn create_ah_from(
+        &self,
+        completion: &Completion,
+        grh: &[u8; 40],
+        port_num: Port,
+    ) -> Started<Ah> {
+        let port = self.context().query_port(port_num);
+        match port.and_then(|port| AddressVector::answering(&port, completion, grh)) {
+            Ok(path) => self.create_ah(path),
+            Err(error) => Started::ready(Err(error)),
+        }
     }
 
     /// Gives the domain back: Busy while regions, windows, queues or address handles are in it.

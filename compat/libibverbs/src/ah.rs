@@ -2,13 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr};
 
 use verbs_api::qp::AddressVector;
-use verbs_api::{
-    Ah, Context, Transport,
-    ids::{Gid, LinkAddress},
-};
+use verbs_api::{Ah, Completion, Context, Transport, completion::WcFlags, ids::Gid};
 
 use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvGid, IbvGlobalRoute, IbvGrh, IbvPd, IbvWc};
 use crate::context;
@@ -19,18 +15,6 @@ use crate::pd;
 
 /// A handle as it lies in memory.
 pub type AhObject = Object<IbvAh, Ah>;
-
-/// Whom a GID stands for, on the link of a device of this address. Without a wire there is nobody else.
-fn address_of(gid: Gid, own: LinkAddress) -> LinkAddress {
-    let LinkAddress::Ip(own_ip) = own else {
-        return own;
-    };
-    LinkAddress::Ip(match gid.0 {
-        // A group of IPv4.
-        [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => IpAddr::from([a, b, c, d]),
-        _ => gid.to_ip(own_ip),
-    })
-}
 
 /// A path as our devices take it: a GID, or a LID where the port reports InfiniBand.
 ///
@@ -51,14 +35,16 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
         return Err(Errno::INVAL);
     }
     Ok(AddressVector {
-        address: address_of(gid, port.address),
-        dgid: gid,
+        // The LID of a neighbour stands for its GID.
+        is_global: true,
+        flow_label: attr.grh.flow_label,
         sgid_index,
-        port_num: attr.port_num,
+        src_path_bits: attr.src_path_bits,
         traffic_class: attr.grh.traffic_class,
         hop_limit: attr.grh.hop_limit,
         sl: attr.sl,
         static_rate: attr.static_rate,
+        ..AddressVector::new(port.address.peer(gid), gid, attr.port_num)
     })
 }
 
@@ -67,16 +53,16 @@ pub fn attr(path: &AddressVector) -> IbvAhAttr {
     IbvAhAttr {
         grh: IbvGlobalRoute {
             dgid: IbvGid { raw: path.dgid.0 },
-            flow_label: 0,
+            flow_label: path.flow_label,
             sgid_index: path.sgid_index,
             hop_limit: path.hop_limit,
             traffic_class: path.traffic_class,
         },
         dlid: 0,
         sl: path.sl,
-        src_path_bits: 0,
+        src_path_bits: path.src_path_bits,
         static_rate: path.static_rate,
-        is_global: 1,
+        is_global: path.is_global.into(),
         port_num: path.port_num,
     }
 }
@@ -122,29 +108,6 @@ pub unsafe extern "C" fn destroy(ah: *mut IbvAh) -> c_int {
     }))
 }
 
-const WITH_GRH: u32 = 1;
-
-// Where a datagram came from: an IPv6 header, or an IPv4 header in the last 20 of the 40 octets.
-fn source_of(grh: &IbvGrh) -> (Gid, Gid, u8, u8) {
-    let version = u32::from_be(grh.version_tclass_flow) >> 28;
-    if version == 6 {
-        let class = (u32::from_be(grh.version_tclass_flow) >> 20) as u8;
-        return (Gid(grh.sgid.raw), Gid(grh.dgid.raw), class, grh.hop_limit);
-    }
-    // SAFETY: plain octets, as many as the structure has.
-    let octets: [u8; 40] = unsafe { std::mem::transmute(*grh) };
-    let v4 = &octets[20..];
-    let gid = |from: usize| {
-        Gid::from(Ipv4Addr::new(
-            v4[from],
-            v4[from + 1],
-            v4[from + 2],
-            v4[from + 3],
-        ))
-    };
-    (gid(12), gid(16), v4[1], v4[8])
-}
-
 /// `ibv_init_ah_from_wc`.
 ///
 /// # Safety
@@ -163,19 +126,13 @@ pub unsafe extern "C" fn init_from_wc(
         let (Some(wc), Some(grh), Some(target)) = (wc, grh, target) else {
             return Err(Errno::INVAL);
         };
-        if wc.wc_flags & WITH_GRH == 0 {
-            return Err(Errno::INVAL);
-        }
+        let mut done = Completion::default();
+        done.wc_flags = WcFlags::from_bits_truncate(wc.wc_flags as u8);
+        done.sl = wc.sl;
+        // SAFETY: plain bytes, as many as the structure has.
+        let grh: [u8; 40] = unsafe { std::mem::transmute(*grh) };
         let known = state.context.query_port(port)?;
-        let (sender, receiver, traffic_class, hop_limit) = source_of(grh);
-        let sgid_index = known.gids.iter().position(|entry| entry.gid == receiver);
-        *target = attr(&AddressVector {
-            sgid_index: sgid_index.unwrap_or(0) as u8,
-            traffic_class,
-            hop_limit,
-            sl: wc.sl,
-            ..AddressVector::new(address_of(sender, known.address), sender, port)
-        });
+        *target = attr(&AddressVector::answering(&known, &done, &grh)?);
         Ok(())
     }))
 }

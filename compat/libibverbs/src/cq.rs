@@ -280,10 +280,10 @@ fn wc(done: &Completion, packet_type: u8) -> IbvWc {
         qp_num: done.qp_num.value(),
         src_qp: done.src_qp.value(),
         wc_flags: wc_flags(done, packet_type),
-        pkey_index: 0,
-        slid: 0,
+        pkey_index: done.pkey_index,
+        slid: done.slid,
         sl: sl(done, packet_type),
-        dlid_path_bits: 0,
+        dlid_path_bits: done.dlid_path_bits,
     }
 }
 

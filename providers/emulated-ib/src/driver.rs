@@ -230,6 +230,10 @@ impl Driver for InfiniBand {
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
+        if !path.is_global {
+            let reason = "every path on Ethernet has a routing header";
+            return Err(VerbError::argument("is_global", reason));
+        }
         let reaches = match (self.address, path.address) {
             (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
             (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),

@@ -333,6 +333,9 @@ impl<D: Driver> PdOps for Pd<D> {
             if path.sl > 15 || path.static_rate > 31 {
                 return Err(VerbError::argument("sl, static_rate", "beyond 15 or 31"));
             }
+            if path.flow_label >= 1 << 20 {
+                return Err(VerbError::argument("flow_label", "has more than 20 bits"));
+            }
             if usize::from(path.sgid_index) >= device.port_attributes().gids.len().max(1) {
                 return Err(VerbError::argument(
                     "sgid_index",

@@ -78,6 +78,7 @@ impl Done {
         into.qp_num = Qpn::new(qp_loan as u32);
         into.src_qp = Qpn::new(ext.map_or(0, |words| words[0] as u32));
         into.vendor_err = 0;
+        (into.slid, into.sl, into.dlid_path_bits, into.pkey_index) = (0, 0, 0, 0);
         loans::hand_back(into, Loan::from_bits((qp_loan >> 32) as u32));
     }
 }

@@ -377,7 +377,8 @@ impl From<Cap> for QpCap {
 struct Path {
     ip: std::net::IpAddr,
     dgid: [u8; 16],
-    numbers: [u8; 6],
+    flow_label: u32,
+    numbers: [u8; 8],
 }
 
 /// Attributes of a queue pair.
@@ -408,7 +409,10 @@ impl From<&QpAttributes> for Attributes {
             path: of.ah_attr.map(|path| Path {
                 ip: ip_of(path.address),
                 dgid: path.dgid.0,
+                flow_label: path.flow_label,
                 numbers: [
+                    path.is_global.into(),
+                    path.src_path_bits,
                     path.sgid_index,
                     path.port_num,
                     path.traffic_class,
@@ -458,6 +462,8 @@ impl From<&Attributes> for QpAttributes {
             qkey,
             ah_attr: of.path.as_ref().map(|path| {
                 let [
+                    is_global,
+                    src_path_bits,
                     sgid_index,
                     port_num,
                     traffic_class,
@@ -467,9 +473,12 @@ impl From<&Attributes> for QpAttributes {
                 ] = path.numbers;
                 AddressVector {
                     address: LinkAddress::Ip(path.ip),
+                    is_global: is_global != 0,
                     dgid: Gid(path.dgid),
+                    flow_label: path.flow_label,
                     sgid_index,
                     port_num,
+                    src_path_bits,
                     traffic_class,
                     hop_limit,
                     sl,

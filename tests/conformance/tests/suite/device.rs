@@ -15,8 +15,10 @@ use verbs_api::{
     completion::{Notify, WcOpcode},
     event::EventType,
     ids::{Gid, LinkAddress},
-    wr::{self, ReceiveRequest, WorkRequest},
+    wr::{self, ReceiveRequest, UdDestination, WorkRequest},
 };
+
+use crate::support;
 
 cases! {
     a_queue_pair_connected_to_itself_works: ANY_DEVICE;
@@ -28,6 +30,7 @@ cases! {
     the_mtu_is_the_lesser_of_path_and_port: ANY_DEVICE;
     groups_have_limits_and_are_freed_by_the_last: needs(Features::MULTICAST);
     an_address_is_checked: ANY_DEVICE.without(BaselineGaps::NO_UD);
+    a_datagram_is_answered_by_its_completion: ANY_DEVICE.without(BaselineGaps::NO_UD);
     arming_within_the_handler_loses_nothing: ANY_DEVICE;
     a_query_tells_what_is_in_force: ANY_DEVICE;
 }
@@ -378,6 +381,13 @@ fn an_address_is_checked(rig: &Rig) {
             },
         ),
         (
+            "flow_label",
+            AddressVector {
+                flow_label: 1 << 20,
+                ..good
+            },
+        ),
+        (
             "ah_attr.address",
             AddressVector {
                 address: LinkAddress::Lid(3),
@@ -392,6 +402,7 @@ fn an_address_is_checked(rig: &Rig) {
         }
     }
     let path = AddressVector {
+        flow_label: 0xf_ffff,
         sl: 15,
         static_rate: 31,
         ..good
@@ -400,6 +411,38 @@ fn an_address_is_checked(rig: &Rig) {
     // Every path has a routing header, so a group's address has one as well.
     assert_eq!(made.query().expect("an address"), path);
     rig.finish_destroy(made.destroy());
+}
+
+// covers 6.24
+fn a_datagram_is_answered_by_its_completion(rig: &Rig) {
+    let (pair, to) = support::datagrams(rig);
+    let desk = rig.far.region(64, Access::LOCAL_WRITE);
+    let home = rig.near.region(64, Access::LOCAL_WRITE);
+    pair.far.receive(&desk, 0, 64);
+    pair.near.receive(&home, 0, 64);
+    pair.near
+        .post_one(wr::Send::new(b"ask").to(&to))
+        .expect("posted");
+    let asked = rig.take(&pair.far.cq, 1).remove(0);
+    let grh: [u8; 40] = desk.bytes(0, 40).try_into().expect("a routing header");
+    let ah = rig.finish(rig.far.pd.create_ah_from(&asked, &grh, 1));
+    let back = UdDestination {
+        ah,
+        remote_qpn: asked.src_qp,
+        remote_qkey: support::QKEY,
+    };
+    pair.far
+        .post_one(wr::Send::new(b"answer").to(&back))
+        .expect("posted");
+    let answered = rig.take(&pair.near.cq, 1).remove(0);
+    assert_eq!(answered.src_qp, pair.far.qp_num());
+    assert_eq!(home.bytes(40, 6), b"answer");
+    let local = Completion::default();
+    let refused = rig.outcome(rig.far.pd.create_ah_from(&local, &grh, 1));
+    assert_eq!(
+        refused.map_err(|error| error.kind()).err(),
+        Some(ErrorKind::InvalidArgument)
+    );
 }
 
 // covers 6.25
