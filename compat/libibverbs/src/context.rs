@@ -14,7 +14,7 @@ use verbs_api::objects::ObjectId;
 use verbs_api::{
     Context, DestroyError, Device, Features, Memory, Mr, Pd, Qp, Requirements, Started, Transport,
     capability::{AtomicScope, PortAttributes},
-    event::{AsyncEvent, EventSubject, EventType},
+    event::{AsyncEvent, EventSubject},
     ids::Gid,
 };
 
@@ -712,27 +712,6 @@ pub unsafe extern "C" fn get_pkey_index(context: *mut IbvContext, port: u8, pkey
     }))
 }
 
-const fn event_code(event: EventType) -> c_int {
-    match event {
-        EventType::CqErr => 0,
-        EventType::QpFatal => 1,
-        EventType::QpReqErr => 2,
-        EventType::QpAccessErr => 3,
-        EventType::CommEst => 4,
-        EventType::SqDrained => 5,
-        EventType::PathMig => 6,
-        EventType::PathMigErr => 7,
-        EventType::PortActive => 9,
-        EventType::PortErr => 10,
-        EventType::SrqErr => 14,
-        EventType::SrqLimitReached => 15,
-        EventType::QpLastWqeReached => 16,
-        EventType::GidChange => 18,
-        // A removal is told as what a program knows.
-        _ => 8,
-    }
-}
-
 /// `ibv_get_async_event`.
 ///
 /// # Safety
@@ -754,7 +733,7 @@ pub unsafe extern "C" fn get_async_event(
         };
         let told = IbvAsyncEvent {
             element,
-            event_type: event_code(found.event_type()),
+            event_type: c_int::from(found.event_type().code()),
         };
         // SAFETY: as the caller promises.
         unsafe { event.write(told) };

@@ -843,6 +843,10 @@ const EVENTS: &[EventType] = &[
     EventType::PortActive,
     EventType::PortErr,
     EventType::GidChange,
+    EventType::LidChange,
+    EventType::PkeyChange,
+    EventType::SmChange,
+    EventType::ClientReregister,
     EventType::DeviceFatal,
     EventType::DeviceRemoved,
 ];

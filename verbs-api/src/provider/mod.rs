@@ -10,6 +10,19 @@
 //! * A verb that a provider does not implement answers [`VerbError::UnsupportedVerb`]: that is what the defaults do.
 //! * Posting, polling and arming are direct calls that allocate nothing.
 //! * After a destroy has been answered with success, neither a completion nor an event comes from that object.
+//!
+//! # Removal
+//!
+//! A provider whose device is gone does this, in order:
+//!
+//! 1. No verb starts any more: those that begin afterwards answer [`VerbError::DeviceRemoved`], and so do the outstanding
+//!    ones. A destroy that answers so has destroyed the object all the same; a deregistration still waits for accesses in
+//!    progress.
+//! 2. Queue pairs are closed ([`QpOps::admit`]) and go to ERR. The *provider* flushes: every request that was posted
+//!    completes once with [`WR_FLUSH_ERR`](crate::WcStatus::WrFlushErr), also where the hardware answers nothing any more; what
+//!    had completed before keeps its status. Completion queues can be polled until they are empty.
+//! 3. [`EventType::DeviceRemoved`] is told once, about [`EventSubject::Device`], and no event after it. The safe layer marks the
+//!    objects and tells the program.
 
 pub mod carrier;
 
