@@ -296,7 +296,6 @@ pub struct Completion {
     pub pkey_index: u16,
     /// Immediate data, or the invalidated key in network order: see `wc_flags`.
     pub imm_data: [u8; 4],
-    loan: Loan,
     pub(crate) buffers: Buffers,
 }
 
@@ -343,18 +342,12 @@ impl Completion {
     #[allow(unsafe_code)]
     #[inline]
     pub unsafe fn set_loan(&mut self, loan: Loan) {
-        self.loan = loan;
+        self.buffers.set_loan(loan);
     }
 
     #[inline]
     pub(crate) fn settle_loan(&mut self) {
-        if !self.buffers.is_empty() {
-            // Left from an earlier completion in the same slot.
-            self.buffers.take().for_each(drop);
-        }
-        if !self.loan.is_none() {
-            crate::memory::take_back_into(std::mem::take(&mut self.loan), &mut self.buffers);
-        }
+        self.buffers.settle();
     }
 }
 

@@ -166,7 +166,9 @@ fn an_initiator_is_paired_with_a_target_only() {
     let file = tempfile::tempfile().unwrap();
     let domain = domain(&far, &file, true).unwrap();
     let target = domain.create_target().wait().unwrap();
-    connect_pair(&initiator, &target, Access::empty()).wait().unwrap();
+    connect_pair(&initiator, &target, Access::empty())
+        .wait()
+        .unwrap();
     for qp in [&initiator, &target] {
         assert_eq!(qp.query().unwrap().state, QpState::Rts);
     }

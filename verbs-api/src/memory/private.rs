@@ -3,10 +3,11 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::Allocation;
+use super::{Allocation, Loan, take_back_into};
 use crate::ids::LKey;
 use crate::wr::Sge;
 
@@ -182,10 +183,23 @@ impl fmt::Debug for Buffer {
 /// The buffers that a completion hands back: its own first, then those of the unsignaled requests that it retires.
 #[derive(Debug, Default)]
 pub struct Buffers {
-    pub(crate) first: Option<Buffer>,
+    first: First,
     // Nearly always none: a pointer keeps a completion on one line of the cache, and an empty one nothing but zeros. Once
     // made it stays, so that a slot which is used again has its room.
     more: Option<Box<More>>,
+}
+
+// A completion has either: the loan from the provider until it is handed out, its buffers from then on.
+#[derive(Debug)]
+enum First {
+    Loan(Loan),
+    Buffer(Buffer),
+}
+
+impl Default for First {
+    fn default() -> Self {
+        Self::Loan(Loan::NONE)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -195,39 +209,74 @@ impl Buffers {
     /// How many there are.
     pub fn len(&self) -> usize {
         let more = self.more.as_ref().map_or(0, |more| more.0.len());
-        usize::from(self.first.is_some()) + more
+        usize::from(!self.is_empty()) + more
     }
 
     /// Whether there are none.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.first.is_none()
+        self.first().is_none()
     }
 
     /// The first buffer, if there is one.
     pub fn first(&self) -> Option<&Buffer> {
-        self.first.as_ref()
+        match &self.first {
+            First::Buffer(buffer) => Some(buffer),
+            First::Loan(_) => None,
+        }
     }
 
     /// Takes every buffer out.
     pub fn take(&mut self) -> impl Iterator<Item = Buffer> + '_ {
+        let first = self.take_first();
         let more = self.more.iter_mut().flat_map(|more| more.0.drain(..));
-        self.first.take().into_iter().chain(more)
+        first.into_iter().chain(more)
+    }
+
+    pub(crate) fn take_first(&mut self) -> Option<Buffer> {
+        match mem::take(&mut self.first) {
+            First::Buffer(buffer) => Some(buffer),
+            First::Loan(_) => None,
+        }
     }
 
     pub(crate) fn push(&mut self, buffer: Buffer) {
-        if self.first.is_none() {
-            self.first = Some(buffer);
+        if self.is_empty() {
+            self.first = First::Buffer(buffer);
         } else {
             self.more.get_or_insert_default().0.push(buffer);
         }
+    }
+
+    #[inline]
+    pub(crate) fn set_loan(&mut self, loan: Loan) {
+        self.first = First::Loan(loan);
+    }
+
+    /// Puts the buffers of the loan in its place. What the slot still had of an earlier completion goes back to its pool.
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if !matches!((&self.first, &self.more), (First::Loan(Loan::NONE), None)) {
+            self.settle_all();
+        }
+    }
+
+    fn settle_all(&mut self) {
+        let loan = match mem::take(&mut self.first) {
+            First::Loan(loan) => loan,
+            First::Buffer(_) => Loan::NONE,
+        };
+        if let Some(more) = &mut self.more {
+            more.0.clear();
+        }
+        take_back_into(loan, self);
     }
 }
 
 impl From<Buffer> for Buffers {
     fn from(buffer: Buffer) -> Self {
         Self {
-            first: Some(buffer),
+            first: First::Buffer(buffer),
             more: None,
         }
     }

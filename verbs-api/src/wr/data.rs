@@ -299,7 +299,7 @@ impl Data<'_> {
     pub(crate) fn take_back(&mut self) {
         let Self::Lent(lent) = self else { return };
         let mut buffers = crate::memory::take_back(lent.loan);
-        *self = match (buffers.first.take(), &lent.sges) {
+        *self = match (buffers.take_first(), &lent.sges) {
             (Some(buffer), LentSges::One(_)) => Self::Buffer(buffer),
             (first, _) => Self::Buffers(first.into_iter().chain(buffers.take()).collect()),
         };
