@@ -135,6 +135,18 @@ pub enum PostReason {
     /// A fast-register without pages.
     #[error("a fast-register needs a page list")]
     NoPages,
+    /// The operation needs features that the program was not granted.
+    #[error(
+        "{} needs {}, which the device lacks or the program did not ask for (Requirements::needs)",
+        operation.names().join(", "),
+        feature_names(*missing).join(", ")
+    )]
+    OperationNeeds {
+        /// The operation.
+        operation: Operations,
+        /// The features.
+        missing: Features,
+    },
     /// The queue pair was not created for this operation.
     #[error(
         "the queue pair was not created for {}: QpOptions::operations adds it, where the service has it",
@@ -191,7 +203,7 @@ pub enum PostReason {
         given: usize,
     },
     /// The program was not granted a feature that the request uses.
-    #[error("needs {}: ask for it with Requirements::needs at open", feature_names(*missing).join(", "))]
+    #[error("needs {}, which the device lacks or the program did not ask for (Requirements::needs)", feature_names(*missing).join(", "))]
     Unsupported {
         /// The features.
         missing: Features,
@@ -206,6 +218,7 @@ impl PostReason {
             Self::InvalidHandle => ErrorKind::InvalidHandle,
             Self::QueueFull { .. } => ErrorKind::Resources,
             Self::BaselineGap { .. }
+            | Self::OperationNeeds { .. }
             | Self::OperationNotEnabled { .. }
             | Self::PrivateReadSink
             | Self::Unsupported { .. } => ErrorKind::Unsupported,

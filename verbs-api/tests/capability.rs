@@ -257,7 +257,7 @@ fn a_refused_operation_names_the_gap_or_what_to_type() {
             QpOptions::rc,
             wr::LocalInvalidate::new(RKey::new(1)).into()
         ),
-        "needs BMME: ask for it with Requirements::needs at open"
+        "LOCAL_INV needs BMME, which the device lacks or the program did not ask for (Requirements::needs)"
     );
     assert_eq!(
         refused(

@@ -301,7 +301,7 @@ pub(super) fn why_closed(rules: &QpRules, operation: Operations) -> PostReason {
     if !gaps.is_empty() {
         PostReason::BaselineGap { operation, gaps }
     } else if !missing.is_empty() {
-        PostReason::Unsupported { missing }
+        PostReason::OperationNeeds { operation, missing }
     } else {
         PostReason::OperationNotEnabled { missing: operation }
     }

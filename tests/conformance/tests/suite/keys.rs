@@ -685,7 +685,6 @@ fn a_private_sink_is_filled_or_refused_at_once(rig: &Rig) {
         let refused = pair.near.post_one(read).expect_err("no peer may write it");
         assert_eq!(refused.reason, PostReason::PrivateReadSink);
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
-        drop(refused);
         assert_eq!(pool.available(), 1, "the buffer came back");
         // The queue pair is as it was, and so is what a batch has posted before.
         let mut batch = Batch::new();
