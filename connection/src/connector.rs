@@ -10,7 +10,7 @@ use verbs_api::objects::{ObjectId, ObjectKind};
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{Half, QpAttributes, QpState, QpType};
 use verbs_api::{
-    ConnectOptions, Context, Qp, QpEndpoint, Started, Transport, VerbError,
+    ArgumentReason, ConnectOptions, Context, Qp, QpEndpoint, Started, Transport, VerbError,
     capability::Mtu,
     ids::{Psn, Qpn},
     provider::{Completer, Outcome},
@@ -314,7 +314,7 @@ fn asking(offer: Offer) -> Result<Offer, ConnectError> {
 // What only asks is answered by what only answers, and each service by its own.
 fn meets(own: &Offer, peer: &Offer) -> Result<(), ConnectError> {
     if own.qp_type != peer.qp_type {
-        let why = format!("the peer asks for one of the service {:?}", peer.qp_type);
+        let why = ArgumentReason::PeerService(peer.qp_type);
         return Err(VerbError::argument("qp", why).into());
     }
     let why = match (peer.half, own.half) {
@@ -925,7 +925,11 @@ impl Incoming {
             && own < peer
         {
             let _ = reject(&side, b"");
-            let reason = format!("the peer sends packets of {} octets", peer.octets());
+            let reason = ArgumentReason::OutOfRange {
+                given: own.octets().into(),
+                least: peer.octets().into(),
+                most: u64::MAX,
+            };
             let error = VerbError::argument("path_mtu", reason);
             return Started::ready(Err(error.into()));
         }

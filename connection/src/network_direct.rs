@@ -3,7 +3,7 @@
 //! The values are those of its header `nddef.h`. A flag that is not known is an error that names the argument.
 
 use bitflags::bitflags;
-use verbs_api::{Access, VerbError, completion::Notify, wr::SendFlags};
+use verbs_api::{Access, ArgumentReason, VerbError, completion::Notify, wr::SendFlags};
 
 bitflags! {
     /// Flags of requests.
@@ -137,7 +137,7 @@ impl NotifyKind {
 }
 
 fn unknown(argument: &'static str, value: u32) -> VerbError {
-    VerbError::argument(argument, format!("{value:#x} is not known"))
+    VerbError::argument(argument, ArgumentReason::UnknownBits(value.into()))
 }
 
 #[cfg(test)]

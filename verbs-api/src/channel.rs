@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 
+use crate::argument::ArgumentReason;
 use crate::context::Context;
 use crate::control::{Started, Waiters, block_on};
 use crate::cq::{Cq, CqObject};
@@ -108,7 +109,7 @@ impl CompletionChannel {
         } else {
             Err(VerbError::argument(
                 "channel",
-                "belongs to another open device",
+                ArgumentReason::AnotherDevice,
             ))
         }
     }

@@ -5,6 +5,7 @@ use std::{fmt, io};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::argument::ArgumentReason;
 use crate::capability::{BaselineGaps, Features, ShortLimit, feature_names};
 use crate::extension::Unsupported;
 use crate::objects::{Holder, ObjectKind};
@@ -71,7 +72,7 @@ pub enum VerbError {
         /// The attribute, by its verbs name.
         argument: &'static str,
         /// What is wrong with it and what would be right.
-        reason: String,
+        reason: ArgumentReason,
     },
     /// The object was destroyed through another handle.
     #[error("the {0} was destroyed")]
@@ -115,7 +116,7 @@ pub enum VerbError {
 
 impl VerbError {
     /// A wrong argument.
-    pub fn argument(argument: &'static str, reason: impl Into<String>) -> Self {
+    pub fn argument(argument: &'static str, reason: impl Into<ArgumentReason>) -> Self {
         Self::InvalidArgument {
             argument,
             reason: reason.into(),

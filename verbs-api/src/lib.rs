@@ -7,6 +7,7 @@
 
 mod access;
 mod ah;
+mod argument;
 pub mod capability;
 mod channel;
 pub mod completion;
@@ -35,6 +36,7 @@ pub mod wr;
 
 pub use access::Access;
 pub use ah::Ah;
+pub use argument::ArgumentReason;
 pub use capability::{Features, Limit, Requirements, Transport};
 pub use completion::{Completion, WcStatus};
 pub use context::Context;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::Access;
+use crate::argument::ArgumentReason;
 use crate::capability::{Features, Limit};
 use crate::context::ContextInner;
 use crate::control::Started;
@@ -345,11 +346,11 @@ impl Mr {
                 "can be changed only together with the memory",
             ));
         }
-        if let Some(pd) = pd.as_ref().filter(|pd| !Arc::ptr_eq(pd.context(), context)) {
-            return Err(VerbError::argument(
-                "pd",
-                format!("{pd:?} belongs to another open device"),
-            ));
+        if pd
+            .as_ref()
+            .is_some_and(|pd| !Arc::ptr_eq(pd.context(), context))
+        {
+            return Err(VerbError::argument("pd", ArgumentReason::AnotherDevice));
         }
         let holder = self.object.node.holder();
         let hold = pd

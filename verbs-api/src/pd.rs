@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::access::Access;
 use crate::ah::Ah;
+use crate::argument::ArgumentReason;
 use crate::capability::{Features, Limit};
 use crate::completion::Completion;
 use crate::context::{Context, ContextInner};
@@ -194,7 +195,7 @@ impl Pd {
                 return self.birth(ObjectKind::Srq);
             };
             if !Arc::ptr_eq(cq.object().node.context(), self.context()) {
-                return Err(VerbError::argument("cq", "belongs to another open device"));
+                return Err(VerbError::argument("cq", ArgumentReason::AnotherDevice));
             }
             let parents = vec![Arc::clone(&self.object) as _, Arc::clone(cq.object()) as _];
             Birth::new(self.context(), ObjectKind::Srq, parents)
@@ -238,7 +239,11 @@ impl Pd {
         let checks = || {
             let ports = &self.context().attributes().ports;
             if path.port_num == 0 || usize::from(path.port_num) > ports.len() {
-                let reason = format!("is {}; ports are 1 to {}", path.port_num, ports.len());
+                let reason = ArgumentReason::OutOfRange {
+                    given: path.port_num.into(),
+                    least: 1,
+                    most: ports.len() as u64,
+                };
                 return Err(VerbError::argument("port_num", reason));
             }
             self.birth(ObjectKind::Ah)

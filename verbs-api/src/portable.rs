@@ -589,7 +589,7 @@ fn page_list(memory: &MemoryRange, limits: &Limits) -> Result<PageList, VerbErro
     };
     let max = limits.max_fast_reg_page_list_len;
     let mapped = PageList::map(std::slice::from_ref(memory), page, max)
-        .map_err(|error| VerbError::argument("memory", error.to_string()))?;
+        .map_err(|error| VerbError::argument("memory", error))?;
     if mapped.elements == 0 {
         let wanted = (memory.len() as u64).div_ceil(page) + 1;
         limits

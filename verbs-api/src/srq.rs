@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::argument::ArgumentReason;
 use crate::capability::Limit;
 use crate::control::Started;
 use crate::error::VerbError;
@@ -58,8 +59,11 @@ impl SrqOptions {
 
 fn check_limit(srq_limit: u32, max_wr: u32) -> Result<(), VerbError> {
     if srq_limit > max_wr {
-        let reason =
-            format!("is {srq_limit}, more than the {max_wr} requests that the queue holds");
+        let reason = ArgumentReason::OutOfRange {
+            given: srq_limit.into(),
+            least: 0,
+            most: max_wr.into(),
+        };
         return Err(VerbError::argument("srq_limit", reason));
     }
     Ok(())

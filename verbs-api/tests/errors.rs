@@ -2,7 +2,9 @@
 
 use std::io;
 
-use verbs_api::{ErrorKind, VerbError};
+use verbs_api::{ArgumentReason, ErrorKind, Operations, QpOptions, SrqOptions, VerbError};
+
+mod mock;
 
 #[test]
 fn an_error_of_the_system_has_its_text_its_number_and_a_kind() {
@@ -34,4 +36,30 @@ fn an_error_of_the_system_has_its_text_its_number_and_a_kind() {
     }
     let without_number = VerbError::os("listen", io::ErrorKind::AddrInUse);
     assert_eq!(without_number.kind(), ErrorKind::Busy);
+}
+
+#[test]
+fn a_wrong_argument_has_its_name_and_what_would_be_right() {
+    let (_mock, context) = mock::open();
+    let pd = context.alloc_pd().wait().unwrap();
+    let cq = context.create_cq(8).wait().unwrap();
+    let options = SrqOptions::new(8).srq_limit(9);
+    let error = pd.create_srq(options).wait().unwrap_err();
+    let reason = ArgumentReason::OutOfRange {
+        given: 9,
+        least: 0,
+        most: 8,
+    };
+    assert_eq!(error, VerbError::argument("srq_limit", reason));
+    assert_eq!(error.to_string(), "srq_limit: is 9, allowed are 0 to 8");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+
+    let options = QpOptions::ud(&cq).operations(Operations::WRITE);
+    let error = pd.create_qp(options).wait().unwrap_err();
+    assert_eq!(error.to_string(), "operations: Ud has no WRITE");
+    let unknown = Operations::from_bits_retain(1 << 30);
+    let options = QpOptions::rc(&cq).operations(unknown);
+    let error = pd.create_qp(options).wait().unwrap_err();
+    let text = "operations: the bits 0x40000000 have no meaning";
+    assert_eq!(error.to_string(), text);
 }

@@ -89,9 +89,9 @@ impl From<&BlockLoopback> for QpExtension {
 fn is_for_datagrams(shape: &QpShape) -> Result<(), VerbError> {
     match shape.qp_type {
         QpType::Ud => Ok(()),
-        other => Err(VerbError::argument(
+        _ => Err(VerbError::argument(
             "qp_type",
-            format!("{other:?} has no multicast whose loopback could be blocked"),
+            "only datagrams have multicast whose loopback could be blocked",
         )),
     }
 }

@@ -107,8 +107,7 @@ impl LowLatency {
     /// Nothing is to be watched, or something that there is not.
     pub fn watch(&self, what: Watch) -> Result<Progress, VerbError> {
         if what.is_empty() || !Watch::all().contains(what) {
-            let reason = format!("{:#x}: SENDS, RECEIVES or both", what.bits());
-            return Err(VerbError::argument("watch", reason));
+            return Err(VerbError::argument("watch", "SENDS, RECEIVES or both"));
         }
         let counts = Arc::default();
         Ok(Progress { what, counts })

@@ -59,7 +59,7 @@ impl Emulation for InSoftware {
             Some(qpn) => {
                 let found = domain.find_target(qpn.value());
                 let missing =
-                    || VerbError::argument("qp_num", format!("the domain has no target {qpn}"));
+                    || VerbError::argument("qp_num", "the domain has no target of this number");
                 (found.ok_or_else(missing)?, false)
             }
         };

@@ -15,7 +15,7 @@ use polyverbs_wire::mad::GSI_QP;
 use verbs_api::provider::carrier::{Carrier, ManagementPort};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
-    Features, VerbError, WcStatus,
+    ArgumentReason, Features, VerbError, WcStatus,
     capability::{DeviceAttributes, Mtu},
     ids::{LinkAddress, Qpn},
     wr::{PostReason, WorkRequest},
@@ -242,10 +242,7 @@ impl Driver for InfiniBand {
         if reaches {
             return Ok(());
         }
-        let reason = format!(
-            "{:?} is not on the network of {:?}",
-            path.address, self.address
-        );
+        let reason = ArgumentReason::NotOnNetwork(path.address);
         Err(VerbError::argument("ah_attr.address", reason))
     }
 

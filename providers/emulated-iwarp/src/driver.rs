@@ -12,7 +12,7 @@ use polyverbs_engine::time::Time;
 use verbs_api::provider::carrier::{Carrier, StreamPort};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Features, Operations, VerbError, WcStatus,
+    ArgumentReason, Features, Operations, VerbError, WcStatus,
     capability::{BaselineGaps, DeviceAttributes},
     ids::LinkAddress,
     wr::{PostReason, WorkRequest},
@@ -228,7 +228,7 @@ impl Driver for Iwarp {
         if reaches {
             return Ok(());
         }
-        let reason = format!("{:?}: not of the kind that the port's is", path.address);
+        let reason = ArgumentReason::NotOnNetwork(path.address);
         Err(VerbError::argument("ah_attr.address", reason))
     }
 

@@ -10,7 +10,7 @@ use verbs_api::provider::{
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, Features, Operations, RKey, VerbError,
+    Access, ArgumentReason, Features, Operations, RKey, VerbError,
     capability::{Baseline, PortAttributes},
     extension::Unsupported,
     ids::{LKey, Port},
@@ -81,10 +81,7 @@ impl<D: Driver> ContextOps for Context<D> {
             return Err(VerbError::DeviceRemoved);
         }
         if port != 1 {
-            return Err(VerbError::argument(
-                "port_num",
-                format!("{port}: the device has port 1 only"),
-            ));
+            return Err(wrong_port(port));
         }
         Ok(self.device.port_attributes())
     }
@@ -113,11 +110,14 @@ impl<D: Driver> ContextOps for Context<D> {
     fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
         let (device, events) = (Arc::clone(&self.device), Arc::clone(&self.events));
         self.device.commands().run(reply, move || {
-            if init.cqe > device.limits().max_cqe {
-                return Err(VerbError::argument(
-                    "cqe",
-                    format!("{} is above max_cqe", init.cqe),
-                ));
+            let max_cqe = device.limits().max_cqe;
+            if init.cqe > max_cqe {
+                let reason = ArgumentReason::OutOfRange {
+                    given: init.cqe.into(),
+                    least: 1,
+                    most: max_cqe.into(),
+                };
+                return Err(VerbError::argument("cqe", reason));
             }
             let commands = Arc::clone(device.commands());
             let polled = (device.network().link()).is_some_and(|link| link.is_polled());
@@ -325,10 +325,7 @@ impl<D: Driver> PdOps for Pd<D> {
         self.device.commands().run(reply, move || {
             let device = &pd.device;
             if path.port_num != 1 {
-                return Err(VerbError::argument(
-                    "port_num",
-                    format!("{}: the device has port 1", path.port_num),
-                ));
+                return Err(wrong_port(path.port_num));
             }
             if path.sl > 15 || path.static_rate > 31 {
                 return Err(VerbError::argument("sl, static_rate", "beyond 15 or 31"));
@@ -402,6 +399,16 @@ impl<D: Driver> Mr<D> {
             .fields(key)
             .map_or(key, |fields| key & !0xff | u32::from(fields.key))
     }
+}
+
+// The engine's devices have one port.
+fn wrong_port(port: Port) -> VerbError {
+    let reason = ArgumentReason::OutOfRange {
+        given: port.into(),
+        least: 1,
+        most: 1,
+    };
+    VerbError::argument("port_num", reason)
 }
 
 // The windows that keep a region from being changed.

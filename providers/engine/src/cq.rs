@@ -7,7 +7,7 @@ use verbs_api::memory::Loan;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{CompletionSink, CqInit, CqOps, EventSink, Reply};
 use verbs_api::{
-    Completion, VerbError, WcStatus,
+    ArgumentReason, Completion, VerbError, WcStatus,
     completion::{Notify, WcFlags, WcOpcode},
     event::{EventSubject, EventType},
     ids::Qpn,
@@ -328,7 +328,12 @@ impl CqOps for Cq {
                 resized => resized.map(|()| cqe.max(1)),
             };
             resized.map_err(|too_small| {
-                VerbError::argument("cqe", format!("{too_small}; they must fit"))
+                let reason = ArgumentReason::OutOfRange {
+                    given: cqe.into(),
+                    least: too_small.pending.into(),
+                    most: u64::MAX,
+                };
+                VerbError::argument("cqe", reason)
             })
         });
     }

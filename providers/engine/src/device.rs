@@ -10,7 +10,7 @@ use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::qp::QpCounters;
 use verbs_api::{
-    Features, Limit, Transport, VerbError,
+    ArgumentReason, Features, Limit, Transport, VerbError,
     capability::{
         Baseline, BaselineGaps, DeviceAttributes, Grant, Limits, Mtu, PhysState, PortAttributes,
         PortState,
@@ -174,10 +174,7 @@ impl<D: Driver> Device<D> {
             strict_signaling: options.strict_signaling,
         });
         if !network.join(address, &device) {
-            return Err(VerbError::argument(
-                "address",
-                format!("{address:?} has a device already"),
-            ));
+            return Err(VerbError::argument("address", "has a device already"));
         }
         Ok(device)
     }
@@ -358,7 +355,7 @@ impl<D: Driver> Device<D> {
         if !group.is_multicast() {
             return Err(VerbError::argument(
                 "gid",
-                format!("{group} is no multicast group: it must begin with ff"),
+                "is no multicast group: it must begin with ff",
             ));
         }
         if qp.qp_type != verbs_api::qp::QpType::Ud {
@@ -377,10 +374,7 @@ impl<D: Driver> Device<D> {
         }
         let members = groups.entry(group).or_default();
         if members.iter().any(|member| member.qpn == qp.qpn) {
-            return Err(VerbError::argument(
-                "gid",
-                format!("{group} is attached already"),
-            ));
+            return Err(VerbError::argument("gid", "is attached already"));
         }
         if members.len() >= self.limits.max_mcast_qp_attach as usize {
             return Err(VerbError::Resources(
@@ -404,10 +398,7 @@ impl<D: Driver> Device<D> {
                 })
         });
         match found {
-            None => Err(VerbError::argument(
-                "gid",
-                format!("{group} is not attached"),
-            )),
+            None => Err(VerbError::argument("gid", "is not attached")),
             Some(empty) => {
                 if empty {
                     groups.remove(&group);
@@ -517,10 +508,7 @@ fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
         return Err(VerbError::argument("name", "is empty"));
     }
     let [port] = &attributes.ports[..] else {
-        return Err(VerbError::argument(
-            "ports",
-            format!("{} of them; a device has one", attributes.ports.len()),
-        ));
+        return Err(VerbError::argument("ports", "a device has one"));
     };
     if port.port != 1 || attributes.limits.phys_port_cnt != 1 {
         return Err(VerbError::argument(
@@ -547,8 +535,8 @@ fn claim(
     let extensions = match &options.extensions {
         Some(extensions) => extensions,
         None => {
-            linked = Extensions::linked()
-                .map_err(|error| VerbError::argument("extensions", error.to_string()))?;
+            linked =
+                Extensions::linked().map_err(|error| VerbError::argument("extensions", error))?;
             &linked
         }
     };
@@ -570,10 +558,10 @@ fn claim(
     if attributes.transport == Transport::Iwarp {
         let missing = Features::IWARP_MANDATORY - features;
         if features.contains(Features::BMME) && !missing.is_empty() {
-            let names = verbs_api::capability::feature_names(missing).join(", ");
+            // On iWARP they come with BMME.
             return Err(VerbError::argument(
                 "features",
-                format!("an iWARP device with BMME must have {names} too"),
+                ArgumentReason::Lacks(missing),
             ));
         }
         let gaps = [

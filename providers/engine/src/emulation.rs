@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, QpOps};
 use verbs_api::{
-    Access, Features, PageList, VerbError, WcStatus,
+    Access, ArgumentReason, Features, PageList, VerbError, WcStatus,
     capability::{AtomicScope, DeviceAttributes, ExtensionFeatures, FeatureSet},
     extension::{ExtensionDescriptor, Extensions, Held, Part, QpExtension, QpVariant, Unsupported},
     ids::{Gid, LinkAddress},
@@ -346,7 +346,7 @@ impl Emulations {
     ) -> Result<Self, VerbError> {
         let parts = extensions
             .parts::<EmulationPart>(FAMILY)
-            .map_err(|error| VerbError::argument("extensions", error.to_string()))?;
+            .map_err(|error| VerbError::argument("extensions", error))?;
         // What builds on a feature that the device is to lack is not gained either.
         let mut driver = attributes.clone();
         driver.features -= without;
@@ -428,11 +428,11 @@ impl Gains {
         if untold == 0 {
             return Ok(());
         }
-        let name = extension.name();
-        Err(VerbError::argument(
-            "extensions",
-            format!("the emulation of {name} gains bits {untold:#x} that {name} does not describe"),
-        ))
+        let reason = ArgumentReason::Undescribed {
+            extension: extension.name(),
+            bits: untold,
+        };
+        Err(VerbError::argument("extensions", reason))
     }
 
     fn add_to(&self, attributes: &mut DeviceAttributes, extension: &ExtensionDescriptor) {

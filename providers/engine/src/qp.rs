@@ -14,7 +14,7 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{PostOps, QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify_of};
 use verbs_api::{
-    Access, Features, RKey, VerbError, WcStatus,
+    Access, ArgumentReason, Features, RKey, VerbError, WcStatus,
     completion::WcOpcode,
     event::{EventSubject, EventType},
     extension::ExtensionOperation,
@@ -1341,10 +1341,12 @@ impl<D: Driver> Qp<D> {
             .pkey_index
             .filter(|&index| usize::from(index) >= port.pkeys.len().max(1))
         {
-            return Err(VerbError::argument(
-                "pkey_index",
-                format!("{index}: the port has {} keys", port.pkeys.len()),
-            ));
+            let reason = ArgumentReason::OutOfRange {
+                given: index.into(),
+                least: 0,
+                most: port.pkeys.len().max(1) as u64 - 1,
+            };
+            return Err(VerbError::argument("pkey_index", reason));
         }
         let mut given = *given;
         given.path_mtu = given

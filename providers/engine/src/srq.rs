@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, Reply, SrqInit, SrqOps};
 use verbs_api::{
-    VerbError,
+    ArgumentReason, VerbError,
     event::{EventSubject, EventType},
     wr::{PostReason, ReceiveRequest},
 };
@@ -177,15 +177,21 @@ impl SrqOps for Srq {
             let mut state = srq.state.lock();
             let posted = state.queue.len() as u32;
             if let Some(max_wr) = max_wr.filter(|&max_wr| max_wr < posted) {
-                let reason = format!("{max_wr} is below the {posted} receives that are posted");
+                let reason = ArgumentReason::OutOfRange {
+                    given: max_wr.into(),
+                    least: posted.into(),
+                    most: u64::MAX,
+                };
                 return Err(VerbError::argument("max_wr", reason));
             }
             let size = max_wr.unwrap_or(state.max_wr);
             if let Some(limit) = srq_limit.filter(|&limit| limit > size) {
-                return Err(VerbError::argument(
-                    "srq_limit",
-                    format!("{limit} is above max_wr {size}"),
-                ));
+                let reason = ArgumentReason::OutOfRange {
+                    given: limit.into(),
+                    least: 0,
+                    most: size.into(),
+                };
+                return Err(VerbError::argument("srq_limit", reason));
             }
             state.max_wr = size;
             state.limit = srq_limit.unwrap_or(state.limit);

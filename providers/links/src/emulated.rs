@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 use verbs_api::provider::{DeviceOps, Provider};
-use verbs_api::{Features, Limit, VerbError, extension::Extensions, ids::LinkAddress};
+use verbs_api::{
+    ArgumentReason, Features, Limit, VerbError, extension::Extensions, ids::LinkAddress,
+};
 
 use crate::wire::{GroupOptions, WireTap};
 use crate::{FaultSpec, FaultSpecError};
@@ -116,7 +118,10 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
         match self.0.make(&options) {
             Ok(device) => Ok(vec![device]),
             Err(EmulatedError::Verb(error)) => Err(error),
-            Err(EmulatedError::Wire(error)) => Err(VerbError::argument(ADDRESS_VARIABLE, error)),
+            Err(EmulatedError::Wire(error)) => {
+                let reason = ArgumentReason::Said(error.into());
+                Err(VerbError::argument(ADDRESS_VARIABLE, reason))
+            }
             Err(EmulatedError::Fault(_)) => Err(VerbError::Internal("no faults do not fit")),
         }
     }
@@ -129,10 +134,7 @@ fn named_address() -> Result<Option<SocketAddr>, VerbError> {
     let Some(text) = std::env::var_os(ADDRESS_VARIABLE).filter(|text| !text.is_empty()) else {
         return Ok(None);
     };
-    let wrong = || {
-        let reason = format!("{} is no IP address", text.display());
-        VerbError::argument(ADDRESS_VARIABLE, reason)
-    };
+    let wrong = || VerbError::argument(ADDRESS_VARIABLE, "is no IP address");
     let address: IpAddr = text
         .to_str()
         .and_then(|text| text.parse().ok())

@@ -7,8 +7,8 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::RegionMemory;
 use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpType};
 use verbs_api::{
-    Access, Completion, ErrorKind, Memory, Operations, PageList, RKey, RemoteAddress, Sge,
-    VerbError, WcStatus,
+    Access, ArgumentReason, Completion, ErrorKind, Memory, Operations, PageList, RKey,
+    RemoteAddress, Sge, VerbError, WcStatus,
     capability::{BaselineGaps, Mtu},
     completion::{WcFlags, WcOpcode},
     event::{EventSubject, EventType},
@@ -159,7 +159,9 @@ impl From<Failure> for VerbError {
                 text,
                 ..
             } => Self::UnsupportedHere(text),
-            Failure { text, .. } => Self::argument("the other process", text),
+            Failure { text, .. } => {
+                Self::argument("the other process", ArgumentReason::Said(text.into()))
+            }
         }
     }
 }

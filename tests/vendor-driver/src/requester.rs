@@ -293,7 +293,7 @@ pub(crate) fn check_path(path: &verbs_api::qp::AddressVector) -> Result<(), verb
         LinkAddress::InProcess(_) => Ok(()),
         other => Err(verbs_api::VerbError::argument(
             "ah_attr.address",
-            format!("{other:?} is not in this process"),
+            verbs_api::ArgumentReason::NotOnNetwork(other),
         )),
     }
 }

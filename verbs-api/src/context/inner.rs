@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::AsyncEvent;
 use super::events::{EventQueue, fits};
+use crate::argument::ArgumentReason;
 use crate::capability::{DeviceAttributes, Features, Grant, PortAttributes};
 use crate::control::{Completer, Started};
 use crate::error::VerbError;
@@ -161,10 +162,12 @@ impl ContextInner {
         self.check_open()?;
         let ports = self.attributes.ports.len();
         if port == 0 || usize::from(port) > ports {
-            return Err(VerbError::argument(
-                "port_num",
-                format!("is {port}; ports are 1 to {ports}"),
-            ));
+            let reason = ArgumentReason::OutOfRange {
+                given: port.into(),
+                least: 1,
+                most: ports as u64,
+            };
+            return Err(VerbError::argument("port_num", reason));
         }
         self.ops.query_port(port)
     }

@@ -30,6 +30,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use crate::access::Access;
+use crate::argument::ArgumentReason;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
 use crate::completion::{Completion, Notify};
 use crate::error::VerbError;
@@ -116,7 +117,7 @@ pub fn own<T: Any + Send + Sync, O: AsAny + ?Sized>(
     Arc::clone(object)
         .as_any()
         .downcast()
-        .map_err(|_| VerbError::argument(argument, "belongs to a device of another provider"))
+        .map_err(|_| VerbError::argument(argument, ArgumentReason::AnotherProvider))
 }
 
 /// A device that can be opened.

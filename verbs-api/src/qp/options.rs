@@ -1,6 +1,7 @@
 //! What a queue pair is created with, and what of it is refused.
 
 use super::{QpCap, QpType};
+use crate::argument::ArgumentReason;
 use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Features, Grant, Limit, Limits};
 use crate::cq::Cq;
 use crate::error::VerbError;
@@ -193,10 +194,12 @@ impl QpOptions {
             }
         }
         if !foreign.is_empty() {
-            let names = foreign.names();
-            let reason = match names.is_empty() {
-                true => format!("{:#x} are no operations", foreign.bits()),
-                false => format!("{:?} has no {}", self.qp_type, names.join(", ")),
+            let reason = match foreign.names().is_empty() {
+                true => ArgumentReason::UnknownBits(foreign.bits()),
+                false => ArgumentReason::NotOfService {
+                    qp_type: self.qp_type,
+                    operations: foreign,
+                },
             };
             return Err(VerbError::argument("operations", reason));
         }
@@ -224,19 +227,17 @@ impl QpOptions {
         let Some(variant) = variants.next() else {
             return Ok(());
         };
-        let reason = if let Some(other) = variants.next() {
-            format!("both {} and {}", variant.name(), other.name())
+        let reason = if variants.next().is_some() {
+            "a queue pair is one variant only"
         } else if variant.base() != self.qp_type {
-            let (name, base) = (variant.name(), variant.base());
-            format!("{name} is a variant of {base:?}, not of {:?}", self.qp_type)
+            "it is a variant of another service"
         } else if self.srq.is_some() {
-            format!(
-                "{} takes no receives from a shared queue of its own",
-                variant.name()
-            )
+            "it takes no receives from a shared queue of its own"
         } else {
             return Ok(());
         };
+        let name = variant.name();
+        let reason = ArgumentReason::Variant { name, reason };
         Err(VerbError::argument("qp_type", reason))
     }
 

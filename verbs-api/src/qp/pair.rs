@@ -6,6 +6,7 @@ use std::{fmt, mem, slice};
 use super::options::{rules, why_closed};
 use super::poster::Poster;
 use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpStatus, QpType};
+use crate::argument::ArgumentReason;
 use crate::capability::Features;
 use crate::control::Started;
 use crate::error::VerbError;
@@ -108,10 +109,7 @@ impl Qp {
         );
         for (parent, argument) in parents.iter().zip(["pd", "send_cq", "recv_cq", "srq"]) {
             if !Arc::ptr_eq(parent.node().context(), context) {
-                return Err(VerbError::argument(
-                    argument,
-                    "belongs to another open device",
-                ));
+                return Err(VerbError::argument(argument, ArgumentReason::AnotherDevice));
             }
         }
         let birth = Birth::new(context, ObjectKind::Qp, parents)?;
@@ -451,18 +449,12 @@ impl Qp {
             return Err(VerbError::argument("qp_type", "multicast is for datagrams"));
         }
         if !group.is_multicast() {
-            return Err(VerbError::argument(
-                "gid",
-                format!("{group} is no multicast group"),
-            ));
+            return Err(VerbError::argument("gid", "is no multicast group"));
         }
         self.object.node.check_live()?;
         let mut attachments = self.object.extra.attachments();
         if attachments.iter().any(|known| known.group == group) {
-            return Err(VerbError::argument(
-                "gid",
-                format!("{group} was joined already"),
-            ));
+            return Err(VerbError::argument("gid", "was joined already"));
         }
         attachments.push(Attachment { group, hold: None });
         Ok(())
@@ -483,10 +475,7 @@ impl Qp {
         let check = if joined {
             Ok(())
         } else {
-            Err(VerbError::argument(
-                "gid",
-                format!("{group} was not joined"),
-            ))
+            Err(VerbError::argument("gid", "was not joined"))
         };
         let object = Arc::clone(self.object.object());
         let ops = Arc::clone(self.ops());

@@ -939,7 +939,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn join(&self, group: Gid) -> Result<(), VerbError> {
-        let no_address = || VerbError::argument("gid", format!("{group} has no address here"));
+        let no_address = || VerbError::argument("gid", "the group has no address here");
         let ip = self.codec.address_of_group(group).ok_or_else(no_address)?;
         if ip.is_ipv4() != self.lease.address().is_ipv4() {
             return Err(no_address());
