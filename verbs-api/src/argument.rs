@@ -19,6 +19,9 @@ pub enum ArgumentReason {
     /// The object was made by another provider.
     #[error("belongs to a device of another provider")]
     AnotherProvider,
+    /// Queue pairs of these services or variants never meet.
+    #[error("{0} and {1} cannot be connected")]
+    NoPair(&'static str, &'static str),
     /// The service does not have these operations.
     #[error("{qp_type:?} has no {}", operations.names().join(", "))]
     NotOfService {

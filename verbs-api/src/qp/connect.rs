@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{AddressVector, Qp, QpAttrMask, QpAttributes, QpState, QpType, transition};
 use crate::access::Access;
+use crate::argument::ArgumentReason;
 use crate::capability::Mtu;
 use crate::context::{Context, ContextInner};
 use crate::control::Started;
@@ -408,15 +409,17 @@ fn check_pair(a: &Qp, b: &Qp) -> Result<(), VerbError> {
         ),
     };
     if !meet {
-        let reason = format!("{} and {} cannot be connected", service(a), service(b));
+        let reason = ArgumentReason::NoPair(service(a), service(b));
         return Err(VerbError::argument("qp_type", reason));
     }
     Ok(())
 }
 
-fn service(qp: &Qp) -> String {
-    match qp.variant() {
-        Some(variant) => variant.name().to_owned(),
-        None => format!("{:?}", qp.qp_type()).to_uppercase(),
+fn service(qp: &Qp) -> &'static str {
+    match (qp.variant(), qp.qp_type()) {
+        (Some(variant), _) => variant.name(),
+        (None, QpType::Rc) => "RC",
+        (None, QpType::Uc) => "UC",
+        (None, QpType::Ud) => "UD",
     }
 }
