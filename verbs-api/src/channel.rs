@@ -7,10 +7,11 @@ use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use crate::argument::ArgumentReason;
 use crate::context::Context;
-use crate::control::{Started, Waiters, block_on};
+use crate::control::{Started, Waiters, block_on, block_on_for};
 use crate::cq::{Cq, CqObject};
 use crate::error::VerbError;
 use crate::notifier::Notifier;
@@ -76,6 +77,10 @@ impl Extra for ChannelQueue {
     fn on_removed(&self) {
         self.waiters.wake();
         self.notifier.raise();
+    }
+
+    fn on_destroyed(&self, _: ObjectId) {
+        self.waiters.wake();
     }
 }
 
@@ -199,6 +204,14 @@ impl NextCqEvent<'_> {
     /// The channel was destroyed or its device removed; `WouldDeadlock` in a handler.
     pub fn wait(self) -> Result<CqEvent, VerbError> {
         block_on(self)
+    }
+
+    /// The same for `time` at most; `None` where no queue has a notice by then.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for(self, time: Duration) -> Result<Option<CqEvent>, VerbError> {
+        block_on_for(self, time)
     }
 }
 

@@ -3,11 +3,13 @@
 use std::fmt;
 
 use bitflags::bitflags;
+use thiserror::Error;
 
-pub use crate::cq::NextCompletion;
+pub use crate::cq::{Completions, NextBatch, NextCompletion};
 use crate::extension::ExtensionOperation;
 use crate::ids::{Qpn, RKey};
 use crate::memory::{Buffer, Buffers, Loan};
+pub use crate::qp::submit::{SubmitError, Submitted};
 
 /// How a request ended.
 ///
@@ -301,8 +303,37 @@ pub struct Completion {
 
 // A slot of a poll is one line of the cache.
 const _: () = assert!(size_of::<Completion>() <= 64);
+/// A request completed with another status than success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("request {wr_id} of queue pair {qp_num}: {status} (vendor_err {vendor_err:#x})")]
+pub struct CompletionError {
+    /// From the request.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: WcStatus,
+    /// The queue pair.
+    pub qp_num: Qpn,
+    /// The device's own code of the failure.
+    pub vendor_err: u32,
+}
 
 impl Completion {
+    /// The completion where it is one of a success.
+    ///
+    /// # Errors
+    /// Another status. The buffers go back to their pools.
+    pub fn success(self) -> Result<Self, CompletionError> {
+        if self.status.is_success() {
+            return Ok(self);
+        }
+        Err(CompletionError {
+            wr_id: self.wr_id,
+            status: self.status,
+            qp_num: self.qp_num,
+            vendor_err: self.vendor_err,
+        })
+    }
+
     /// The key that the message invalidated.
     pub fn invalidated_rkey(&self) -> Option<RKey> {
         self.wc_flags

@@ -1,5 +1,7 @@
 //! Completion queues.
 
+pub(crate) mod router;
+
 use std::fmt;
 use std::future::Future;
 use std::os::fd::BorrowedFd;
@@ -7,6 +9,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
+
+use futures_core::Stream;
 
 use crate::capability::Limit;
 use crate::channel::{ChannelObject, CompletionChannel};
@@ -19,6 +23,7 @@ use crate::objects::{
     AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Ticket, destroy,
 };
 use crate::provider::{CompletionSink, CqInit, CqOps, Reply};
+use router::Router;
 
 /// What a completion queue is made of. A number of entries converts into it.
 #[derive(Clone, Debug)]
@@ -53,6 +58,8 @@ type CompletionHandler = Arc<dyn Fn(&Cq) + Send + Sync>;
 #[derive(Default)]
 struct CqSink {
     object: OnceLock<Weak<CqObject>>,
+    // Made with the first request that is submitted: a program that only polls has none.
+    router: OnceLock<Router>,
     channel: Option<Weak<ChannelObject>>,
     handler: Mutex<Option<CompletionHandler>>,
     waiters: Waiters,
@@ -66,10 +73,9 @@ impl CqSink {
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
-}
 
-impl CompletionSink for CqSink {
-    fn notify(&self) {
+    // Tells the program: one notice for each time that it armed the queue.
+    fn notice(&self) {
         self.notifier.raise();
         self.waiters.wake();
         let Some(object) = self.object.get() else {
@@ -89,13 +95,61 @@ impl CompletionSink for CqSink {
     }
 }
 
+impl CompletionSink for CqSink {
+    fn notify(&self) {
+        if self.router.get().is_none() {
+            return self.notice();
+        }
+        let object = self.object.get().cloned();
+        // As a handler: what is polled may give notices of other queues, and the stack stays flat.
+        run_handler(move || {
+            if let Some(object) = object.as_ref().and_then(Weak::upgrade)
+                && let Some(router) = object.extra.router()
+            {
+                router.on_notice(&object);
+            }
+        });
+    }
+}
+
 pub(crate) struct CqExtra {
     sink: Arc<CqSink>,
 }
 
+impl CqExtra {
+    #[inline]
+    fn router(&self) -> Option<&Router> {
+        self.sink.router.get()
+    }
+
+    /// The router, made now where there is none.
+    pub(crate) fn router_or_new(&self) -> &Router {
+        self.sink.router.get_or_init(Router::new)
+    }
+
+    /// Requests of this queue pair that have not completed never will.
+    pub(crate) fn end_requests_of(&self, qp: ObjectId) {
+        if let Some(router) = self.router() {
+            router.end(qp);
+        }
+    }
+
+    fn wake_all(&self) {
+        self.sink.waiters.wake();
+        if let Some(router) = self.router() {
+            router.wake_all();
+        }
+    }
+}
+
 impl Extra for CqExtra {
     fn on_removed(&self) {
-        self.sink.notify();
+        self.sink.notice();
+        self.wake_all();
+    }
+
+    fn on_destroyed(&self, _: ObjectId) {
+        self.wake_all();
     }
 }
 
@@ -203,10 +257,23 @@ impl Cq {
         if !self.object.node.is_live() {
             return self.poll_dead(slots);
         }
+        if let Some(router) = self.object.extra.router() {
+            return router.poll_program(&self.object, slots);
+        }
         let filled = self.ops.poll(slots)?;
         let filled = &mut slots[..filled];
         filled.iter_mut().for_each(Completion::settle_loan);
+        if !filled.is_empty() && self.object.extra.router().is_some() {
+            return Ok(self.sift(filled));
+        }
         Ok(filled)
+    }
+
+    // The first request was submitted while this thread polled.
+    #[cold]
+    fn sift<'s>(&self, polled: &'s mut [Completion]) -> &'s mut [Completion] {
+        let router = self.object.extra.router_or_new();
+        router.sift(&self.object, polled)
     }
 
     // After a removal, what has completed can still be fetched: buffers come back with it.
@@ -216,6 +283,9 @@ impl Cq {
         slots: &'s mut [Completion],
     ) -> Result<&'s mut [Completion], VerbError> {
         if self.object.node.is_removed() {
+            if let Some(router) = self.object.extra.router() {
+                return router.poll_program(&self.object, slots);
+            }
             let filled = self.ops.poll(slots)?;
             if filled > 0 {
                 let filled = &mut slots[..filled];
@@ -237,12 +307,41 @@ impl Cq {
     pub fn arm(&self, notify: Notify) -> Result<bool, VerbError> {
         self.object.node.check_live()?;
         self.object.extra.sink.notifier.clear();
+        if let Some(router) = self.object.extra.router() {
+            // Which completions are solicited is not known of those that were fetched: any raises the notice.
+            return Ok(router.arm_program(&self.object));
+        }
         Ok(self.ops.arm(notify))
     }
 
     /// The next completion: await it, or wait for it.
     pub fn next(&self) -> NextCompletion<'_> {
         NextCompletion { cq: self }
+    }
+
+    /// The next completions, at least one and as many as `slots` holds: await them, or wait for them.
+    ///
+    /// ```no_run
+    /// # fn example(cq: &verbs_api::Cq) -> Result<(), verbs_api::VerbError> {
+    /// let mut slots: [verbs_api::Completion; 16] = Default::default();
+    /// for done in cq.next_batch(&mut slots).wait()? {
+    ///     println!("{}: {}", done.wr_id, done.status);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn next_batch<'s>(&self, slots: &'s mut [Completion]) -> NextBatch<'_, 's> {
+        NextBatch {
+            cq: self,
+            slots: Some(slots),
+        }
+    }
+
+    /// Every completion from now on, as a stream that ends with an error: see [`poll`](Self::poll).
+    pub fn completions(&self) -> Completions<'_> {
+        Completions {
+            next: Some(self.next()),
+        }
     }
 
     /// Calls `handler` at each notice: one for each [`arm`](Self::arm).
@@ -366,13 +465,99 @@ impl Future for NextCompletion<'_> {
     type Output = Result<Completion, VerbError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        self.cq.poll_armed(cx, || self.fetch())
+    }
+}
+
+/// The next completions of a queue, at least one: await them, or [`wait`](Self::wait) for them.
+///
+/// Dropped, it loses nothing: completions are fetched only when they are handed out.
+#[must_use = "nothing is fetched unless this is awaited or waited for"]
+pub struct NextBatch<'c, 's> {
+    cq: &'c Cq,
+    slots: Option<&'s mut [Completion]>,
+}
+
+impl<'s> NextBatch<'_, 's> {
+    /// Waits in this thread. Answers the slots that were filled, as [`Cq::poll`] does.
+    ///
+    /// # Errors
+    /// As [`Cq::poll`]; there are no slots; `WouldDeadlock` in a handler.
+    pub fn wait(self) -> Result<&'s mut [Completion], VerbError> {
+        block_on(self)
+    }
+
+    /// The same for `time` at most; `None` where nothing has completed by then.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for(self, time: Duration) -> Result<Option<&'s mut [Completion]>, VerbError> {
+        block_on_for(self, time)
+    }
+}
+
+impl<'s> Future for NextBatch<'_, 's> {
+    type Output = Result<&'s mut [Completion], VerbError>;
+
+    /// # Panics
+    /// Polled again after it was ready.
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let Self { cq, slots } = self.get_mut();
+        let room = slots.take().expect("polled after it was ready");
+        if room.is_empty() {
+            return Poll::Ready(Err(VerbError::argument("slots", "has no room")));
+        }
+        let filled = cq.poll_armed(cx, || {
+            let filled = cq.poll(room)?.len();
+            Ok((filled > 0).then_some(filled))
+        });
+        match filled {
+            Poll::Ready(filled) => Poll::Ready(filled.map(|filled| &mut room[..filled])),
+            Poll::Pending => {
+                *slots = Some(room);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// The completions of a queue, one after the other, as a stream.
+///
+/// It ends behind its first error. Dropped, it loses nothing: a completion is fetched only when it is handed out.
+#[must_use = "nothing is fetched unless this is polled"]
+pub struct Completions<'c> {
+    next: Option<NextCompletion<'c>>,
+}
+
+impl Stream for Completions<'_> {
+    type Item = Result<Completion, VerbError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
+        let Some(next) = &mut self.next else {
+            return Poll::Ready(None);
+        };
+        let polled = Pin::new(next).poll(cx);
+        if let Poll::Ready(Err(_)) = polled {
+            self.next = None;
+        }
+        polled.map(Some)
+    }
+}
+
+impl Cq {
+    // Fetches; where there is nothing yet, has the task woken when there is.
+    fn poll_armed<T>(
+        &self,
+        cx: &TaskContext<'_>,
+        mut fetch: impl FnMut() -> Result<Option<T>, VerbError>,
+    ) -> Poll<Result<T, VerbError>> {
         loop {
-            if let Some(completion) = self.fetch()? {
-                return Poll::Ready(Ok(completion));
+            if let Some(fetched) = fetch()? {
+                return Poll::Ready(Ok(fetched));
             }
             // Registered before armed: no notice can come between.
-            self.cq.object.extra.sink.waiters.add(cx.waker());
-            if !self.cq.arm(Notify::Next)? {
+            self.object.extra.sink.waiters.add(cx.waker());
+            if !self.arm(Notify::Next)? {
                 return Poll::Pending;
             }
         }

@@ -1,7 +1,7 @@
 //! Asynchronous events.
 
 pub use crate::channel::{CompletionChannel, CqEvent, NextCqEvent};
-pub use crate::context::{AsyncEvent, NextEvent};
+pub use crate::context::{AsyncEvent, Events, NextEvent};
 use crate::ids::Port;
 
 /// What happened.

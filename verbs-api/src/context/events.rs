@@ -7,9 +7,12 @@ use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use futures_core::Stream;
 
 use super::ContextShared;
-use crate::control::{Waiters, block_on, run_handler};
+use crate::control::{Waiters, block_on, block_on_for, run_handler};
 use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
 use crate::notifier::Notifier;
@@ -192,6 +195,14 @@ impl NextEvent<'_> {
     pub fn wait(self) -> Result<AsyncEvent, VerbError> {
         block_on(self)
     }
+
+    /// The same for `time` at most; `None` where nothing has happened by then.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for(self, time: Duration) -> Result<Option<AsyncEvent>, VerbError> {
+        block_on_for(self, time)
+    }
 }
 
 impl Future for NextEvent<'_> {
@@ -205,6 +216,20 @@ impl Future for NextEvent<'_> {
             None if self.shared.is_removed() => Poll::Ready(Err(VerbError::DeviceRemoved)),
             None => Poll::Pending,
         }
+    }
+}
+
+/// The asynchronous events of a context as a stream, which ends where the device is gone and every event was fetched.
+#[must_use = "nothing is fetched unless this is polled"]
+pub struct Events<'c> {
+    pub(super) next: NextEvent<'c>,
+}
+
+impl Stream for Events<'_> {
+    type Item = AsyncEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.next).poll(cx).map(Result::ok)
     }
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-pub use events::{AsyncEvent, NextEvent};
+pub use events::{AsyncEvent, Events, NextEvent};
 pub use inner::Outcome;
 pub(crate) use inner::{ContextInner, ContextShared};
 
@@ -180,6 +180,13 @@ impl Context {
     pub fn next_event(&self) -> NextEvent<'_> {
         NextEvent {
             shared: &self.inner.shared,
+        }
+    }
+
+    /// Every asynchronous event from now on, as a stream. Each goes to one of those who wait.
+    pub fn events(&self) -> Events<'_> {
+        Events {
+            next: self.next_event(),
         }
     }
 

@@ -19,11 +19,11 @@ impl Wake for Unpark {
 }
 
 /// Drives `future` in this thread; in a handler it answers `WouldDeadlock` instead.
-pub(crate) fn block_on<T>(
-    future: impl Future<Output = Result<T, VerbError>>,
-) -> Result<T, VerbError> {
+pub(crate) fn block_on<T, E: From<VerbError>>(
+    future: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
     if in_handler() {
-        return Err(VerbError::WouldDeadlock);
+        return Err(VerbError::WouldDeadlock.into());
     }
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
@@ -37,12 +37,12 @@ pub(crate) fn block_on<T>(
 }
 
 /// The same for `time` at most; `None` where it has passed. What is ready at once is taken in any case.
-pub(crate) fn block_on_for<T>(
-    future: impl Future<Output = Result<T, VerbError>>,
+pub(crate) fn block_on_for<T, E: From<VerbError>>(
+    future: impl Future<Output = Result<T, E>>,
     time: Duration,
-) -> Result<Option<T>, VerbError> {
+) -> Result<Option<T>, E> {
     if in_handler() {
-        return Err(VerbError::WouldDeadlock);
+        return Err(VerbError::WouldDeadlock.into());
     }
     let end = Instant::now().checked_add(time);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));

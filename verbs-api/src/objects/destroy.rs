@@ -100,6 +100,7 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
         ObjectKind::Mr => context.begin_kept(),
         _ => context.begin_or(move || {
             removed.node.abandon();
+            removed.extra.on_destroyed(removed.node.id());
             Ok(())
         }),
     };
@@ -109,6 +110,7 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
         Ok(()) | Err(VerbError::DeviceRemoved) => {
             drop(handle);
             context.destroyed(object.node.kind());
+            object.extra.on_destroyed(object.node.id());
             object
                 .node
                 .finish_destroy(move || completer.complete(Ok(())));

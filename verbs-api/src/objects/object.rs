@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::node::{Node, Own};
-use super::{AnyObject, ObjectKind};
+use super::{AnyObject, ObjectId, ObjectKind};
 use crate::context::ContextInner;
 use crate::error::VerbError;
 use crate::provider::{AhOps, CqOps, MrOps, MwOps, PdOps, QpOps, Reply, SrqOps};
@@ -63,6 +63,9 @@ impl Ops for dyn QpOps {
 /// What a kind of object adds.
 pub(crate) trait Extra: Send + Sync + 'static {
     fn on_removed(&self) {}
+
+    /// The object was destroyed, on demand or with its last handle: the provider has it no more, or is about to.
+    fn on_destroyed(&self, _id: ObjectId) {}
 }
 
 impl Extra for () {}
@@ -116,6 +119,7 @@ impl<O: Ops + ?Sized, X: Extra> Drop for Object<O, X> {
         };
         let context = Arc::clone(self.node.context());
         context.discard_events(self.node.id());
+        self.extra.on_destroyed(self.node.id());
         let kind = self.node.kind();
         Remains {
             ops: Arc::clone(&self.ops),

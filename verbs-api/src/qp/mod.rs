@@ -6,6 +6,7 @@ mod options;
 mod pair;
 mod poster;
 mod state;
+pub(crate) mod submit;
 
 pub use attributes::*;
 pub use connect::{ConnectOptions, Half, QpEndpoint, connect_pair};

@@ -1,14 +1,15 @@
 //! The queue pair as a program has it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{fmt, mem, slice};
 
 use super::options::{rules, why_closed};
 use super::poster::Poster;
-use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpStatus, QpType};
 use crate::argument::ArgumentReason;
+use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpState, QpStatus, QpType};
 use crate::capability::Features;
 use crate::control::Started;
+use crate::cq::CqObject;
 use crate::error::VerbError;
 use crate::extension::{ExtensionOperation, QpVariant, RequestAttribute};
 use crate::ids::{Gid, Psn, Qpn, RKey};
@@ -28,6 +29,26 @@ pub(crate) struct QpExtra {
     rules: Arc<QpRules>,
     sq_psn: Psn,
     attachments: Mutex<Vec<Attachment>>,
+    queues: Queues,
+}
+
+/// Where a queue pair completes. It holds the queues as its parents, and no longer than those.
+#[derive(Clone)]
+pub(super) struct Queues {
+    pub(super) send: Weak<CqObject>,
+    pub(super) recv: Weak<CqObject>,
+}
+
+impl Queues {
+    // Requests that have not completed never will.
+    fn end_requests_of(&self, qp: ObjectId) {
+        for queue in [&self.send, &self.recv]
+            .into_iter()
+            .filter_map(Weak::upgrade)
+        {
+            queue.extra.end_requests_of(qp);
+        }
+    }
 }
 
 struct Attachment {
@@ -41,7 +62,11 @@ struct AttachmentHold {
     _reserved: Reserved,
 }
 
-impl Extra for QpExtra {}
+impl Extra for QpExtra {
+    fn on_destroyed(&self, id: ObjectId) {
+        self.queues.end_requests_of(id);
+    }
+}
 
 pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 
@@ -135,17 +160,21 @@ impl Qp {
             operations,
             extensions,
         };
+        let queues = Queues {
+            send: Arc::downgrade(send_cq.object()),
+            recv: Arc::downgrade(recv_cq.object()),
+        };
         let (started, outcome) = context.begin();
         pd.object.ops.create_qp(
             init,
             Reply::new(move |result| {
-                outcome.complete(result.map(|ops| Self::made(birth, ops, rules)));
+                outcome.complete(result.map(|ops| Self::made(birth, ops, rules, queues)));
             }),
         );
         Ok(started)
     }
 
-    fn made(birth: Birth, ops: Arc<dyn QpOps>, mut rules: QpRules) -> Self {
+    fn made(birth: Birth, ops: Arc<dyn QpOps>, mut rules: QpRules, queues: Queues) -> Self {
         // What the device made is at least what was asked for, and all of it may be used.
         let cap = ops.cap();
         rules.max_recv_sge = cap.max_recv_sge;
@@ -158,6 +187,7 @@ impl Qp {
             rules: birth.context().share_rules(rules),
             sq_psn,
             attachments,
+            queues,
         };
         Self::of(birth.finish(|node| Object { ops, node, extra }))
     }
@@ -371,7 +401,19 @@ impl Qp {
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attributes: QpAttributes) -> Started<()> {
         let ops = Arc::clone(self.ops());
-        self.request(Ok(()), move |reply| ops.modify(attributes, reply))
+        if attributes.qp_state != Some(QpState::Reset) {
+            return self.request(Ok(()), move |reply| ops.modify(attributes, reply));
+        }
+        let (id, queues) = (self.id(), self.queues().clone());
+        self.request(Ok(()), move |reply| {
+            let reset = Reply::new(move |result: Result<(), VerbError>| {
+                if result.is_ok() {
+                    queues.end_requests_of(id);
+                }
+                reply.send(result);
+            });
+            ops.modify(attributes, reset);
+        })
     }
 
     /// Whoever makes the connection is told of its end by other means: where the peer ends it in good order, what was posted
@@ -506,6 +548,10 @@ impl Qp {
 
     pub(super) fn ops(&self) -> &Arc<dyn QpOps> {
         &self.object.object().ops
+    }
+
+    pub(super) fn queues(&self) -> &Queues {
+        &self.object.extra.queues
     }
 
     pub(super) fn sq_psn(&self) -> Psn {

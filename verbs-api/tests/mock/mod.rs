@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use verbs_api::objects::{Holder, ObjectId};
 use verbs_api::provider::*;
@@ -40,6 +40,19 @@ pub struct Mock {
     /// Whether posts are recorded: off where allocations are counted.
     pub record: AtomicBool,
     pub closed: AtomicU32,
+    holds: AtomicBool,
+    held: Mutex<VecDeque<(Arc<MockCq>, Cqe)>>,
+    overran: AtomicBool,
+    cqs: Mutex<Vec<Weak<dyn CompletionSink>>>,
+}
+
+/// A completion in a queue.
+struct Cqe {
+    wr_id: u64,
+    status: WcStatus,
+    opcode: WcOpcode,
+    loan: memory::Loan,
+    byte_len: u32,
 }
 
 impl Mock {
@@ -81,6 +94,31 @@ impl Mock {
     pub fn broadcast(&self, event: EventType, subject: EventSubject) {
         let sinks = self.sinks.lock().unwrap().clone();
         sinks.iter().for_each(|sink| sink.event(event, subject));
+    }
+
+    /// From now on requests complete when the test says so.
+    pub fn hold(&self) {
+        self.holds.store(true, Ordering::SeqCst);
+    }
+
+    /// Completes one of the requests that are held, counted from the oldest.
+    pub fn complete(&self, index: usize, status: WcStatus) {
+        let held = self.held.lock().unwrap().remove(index);
+        let (cq, cqe) = held.expect("a request is held");
+        cq.push(Cqe { status, ..cqe });
+    }
+
+    pub fn held(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+
+    /// Every completion queue overruns.
+    pub fn overrun(&self) {
+        self.overran.store(true, Ordering::SeqCst);
+        let cqs = self.cqs.lock().unwrap().clone();
+        cqs.iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|cq| cq.notify());
     }
 
     pub fn remove(&self) {
@@ -253,6 +291,8 @@ impl ContextOps for MockContext {
     }
 
     fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
+        let sink = Arc::downgrade(&init.sink);
+        self.mock.cqs.lock().unwrap().push(sink);
         self.mock.make("cq", reply, move |part| {
             let queue = Mutex::new(VecDeque::with_capacity(64));
             Arc::new(MockCq {
@@ -272,16 +312,22 @@ impl ContextOps for MockContext {
 pub struct MockCq {
     part: Part,
     init: CqInit,
-    queue: Mutex<VecDeque<(u64, WcOpcode, memory::Loan, u32)>>,
+    queue: Mutex<VecDeque<Cqe>>,
     armed: AtomicBool,
 }
 
 impl MockCq {
-    fn complete(&self, wr_id: u64, opcode: WcOpcode, loan: memory::Loan, byte_len: u32) {
-        self.queue
-            .lock()
-            .unwrap()
-            .push_back((wr_id, opcode, loan, byte_len));
+    fn complete(self: &Arc<Self>, cqe: Cqe) {
+        let mock = &self.part.mock;
+        if mock.holds.load(Ordering::SeqCst) {
+            mock.held.lock().unwrap().push_back((Arc::clone(self), cqe));
+        } else {
+            self.push(cqe);
+        }
+    }
+
+    fn push(&self, cqe: Cqe) {
+        self.queue.lock().unwrap().push_back(cqe);
         if self.armed.swap(false, Ordering::SeqCst) {
             self.init.sink.notify();
         }
@@ -297,16 +343,19 @@ impl CqOps for MockCq {
         let mut queue = self.queue.lock().unwrap();
         let mut filled = 0;
         for slot in completions {
-            let Some((wr_id, opcode, loan, byte_len)) = queue.pop_front() else {
+            let Some(cqe) = queue.pop_front() else {
                 break;
             };
-            slot.wr_id = wr_id;
-            slot.status = WcStatus::Success;
-            slot.opcode = opcode;
+            slot.wr_id = cqe.wr_id;
+            slot.status = cqe.status;
+            slot.opcode = cqe.opcode;
             // SAFETY: the loan left the queue with the one completion that carries it.
-            unsafe { slot.set_loan(loan) };
-            slot.byte_len = byte_len;
+            unsafe { slot.set_loan(cqe.loan) };
+            slot.byte_len = cqe.byte_len;
             filled += 1;
+        }
+        if filled == 0 && self.part.mock.overran.load(Ordering::SeqCst) {
+            return Err(VerbError::CqOverrun);
         }
         Ok(filled)
     }
@@ -493,8 +542,13 @@ impl PostOps for MockQp {
             }
             let loan = request.data().sges().loan;
             if common.flags.contains(SendFlags::SIGNALED) || self.init.sq_sig_all {
-                self.send_cq
-                    .complete(common.wr_id, request.wc_opcode(), loan, 0);
+                self.send_cq.complete(Cqe {
+                    wr_id: common.wr_id,
+                    status: WcStatus::Success,
+                    opcode: request.wc_opcode(),
+                    loan,
+                    byte_len: 0,
+                });
             } else {
                 // SAFETY: the request has retired, and nothing else holds its loan.
                 unsafe { loan.release() };
@@ -514,8 +568,13 @@ impl PostOps for MockQp {
         for request in requests {
             let byte_len = request.data.len() as u32;
             let loan = request.data.sges().loan;
-            self.recv_cq
-                .complete(request.wr_id, WcOpcode::Recv, loan, byte_len);
+            self.recv_cq.complete(Cqe {
+                wr_id: request.wr_id,
+                status: WcStatus::Success,
+                opcode: WcOpcode::Recv,
+                loan,
+                byte_len,
+            });
         }
         Ok(())
     }

@@ -1,0 +1,471 @@
+//! Brings completions to the futures of their requests: one router for each queue on which a request was submitted.
+//!
+//! A submitted request carries a [`Ticket`] in the place of its `wr_id`. Whoever polls drains the queue through the
+//! router: a completion with a ticket goes to its slot and wakes one task; one of the program's own requests waits, in
+//! order, for the program's next poll.
+//!
+//! No wake-up is lost, because each step that may find work is followed by a look of whoever may have missed it:
+//! a task registers its waker and then sees that the provider is armed; the provider is armed and then asked whether it
+//! has something; a drain that others asked for meanwhile begins again.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::{array, mem};
+
+use super::CqObject;
+use crate::completion::{Completion, Notify};
+use crate::error::VerbError;
+use crate::objects::ObjectId;
+
+/// Completions that are taken from the provider at once.
+const BATCH: usize = 16;
+
+/// Names a submitted request: the `wr_id` under which the provider knows it.
+///
+/// The top bit, how often the slot was used before (31 bits), and the slot (32 bits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(u64);
+
+impl Ticket {
+    const MARK: u64 = 1 << 63;
+    const GENERATIONS: u32 = u32::MAX >> 1;
+
+    const fn new(index: u32, generation: u32) -> Self {
+        Self(Self::MARK | (generation as u64) << 32 | index as u64)
+    }
+
+    fn of_wr_id(wr_id: u64) -> Option<Self> {
+        (wr_id & Self::MARK != 0).then_some(Self(wr_id))
+    }
+
+    pub(crate) const fn wr_id(self) -> u64 {
+        self.0
+    }
+
+    const fn index(self) -> usize {
+        self.0 as u32 as usize
+    }
+
+    const fn generation(self) -> u32 {
+        (self.0 >> 32) as u32 & Self::GENERATIONS
+    }
+}
+
+pub(crate) struct Router {
+    // Drains that were asked for and have not ended. Who makes it 1 drains, for all others too.
+    claims: AtomicU32,
+    // The provider was asked for a notice that has not come.
+    is_armed: AtomicBool,
+    table: Mutex<Table>,
+}
+
+struct Table {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    // Slots whose completion is still to come.
+    outstanding: u32,
+    plain: VecDeque<Completion>,
+    is_program_armed: bool,
+    failure: Option<VerbError>,
+}
+
+struct Slot {
+    generation: u32,
+    // The queue pair, and the program's own `wr_id`.
+    owner: ObjectId,
+    wr_id: u64,
+    state: State,
+}
+
+enum State {
+    Free,
+    Waiting(Option<Waker>),
+    // Its future was dropped: the completion is thrown away.
+    Abandoned,
+    Done(Completion),
+    // No completion will come.
+    Ended,
+}
+
+/// Where a completion goes.
+enum Route {
+    Future(Option<Waker>),
+    Nobody,
+    Program,
+}
+
+/// What is done with the table unlocked.
+#[derive(Default)]
+struct Wakes {
+    wakers: [Option<Waker>; BATCH],
+    notice: bool,
+}
+
+impl Router {
+    pub(super) fn new() -> Self {
+        let table = Table {
+            slots: Vec::new(),
+            free: Vec::new(),
+            outstanding: 0,
+            plain: VecDeque::new(),
+            // The program may have armed the queue before there was a router.
+            is_program_armed: true,
+            failure: None,
+        };
+        Self {
+            claims: AtomicU32::new(0),
+            is_armed: AtomicBool::new(false),
+            table: Mutex::new(table),
+        }
+    }
+
+    /// A slot for a request of `owner`.
+    pub(crate) fn open(&self, owner: ObjectId, wr_id: u64) -> Ticket {
+        let mut table = self.lock();
+        table.outstanding += 1;
+        let index = table.free.pop().unwrap_or_else(|| {
+            table.slots.push(Slot {
+                generation: 0,
+                owner,
+                wr_id,
+                state: State::Free,
+            });
+            table.slots.len() as u32 - 1
+        });
+        let slot = &mut table.slots[index as usize];
+        (slot.owner, slot.wr_id) = (owner, wr_id);
+        slot.state = State::Waiting(None);
+        Ticket::new(index, slot.generation)
+    }
+
+    /// The request was not posted.
+    pub(crate) fn withdraw(&self, ticket: Ticket) {
+        let mut table = self.lock();
+        table.outstanding -= 1;
+        table.release(ticket.index());
+    }
+
+    /// What a future does: takes its completion, or has `waker` woken when there is more to see.
+    pub(crate) fn poll(
+        &self,
+        cq: &CqObject,
+        ticket: Ticket,
+        waker: &Waker,
+    ) -> Poll<Result<Completion, VerbError>> {
+        self.drain_unless_drained(cq);
+        let mut seen = self.look(ticket, waker);
+        if seen.is_pending() && !self.is_armed.load(Ordering::SeqCst) {
+            self.drain(cq);
+            seen = self.look(ticket, waker);
+        }
+        if seen.is_ready() {
+            return seen;
+        }
+        let failure = self.lock().failure.clone();
+        match failure.map_or_else(|| cq.node.check_live(), Err) {
+            Ok(()) => Poll::Pending,
+            Err(error) => {
+                self.abandon(ticket);
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+
+    fn look(&self, ticket: Ticket, waker: &Waker) -> Poll<Result<Completion, VerbError>> {
+        let mut waker = Some(waker.clone());
+        let mut table = self.lock();
+        let slot = &mut table.slots[ticket.index()];
+        if let State::Waiting(known) = &mut slot.state {
+            // What was known before is dropped with the table unlocked.
+            mem::swap(known, &mut waker);
+            return Poll::Pending;
+        }
+        let wr_id = slot.wr_id;
+        let state = table.release(ticket.index());
+        drop(table);
+        Poll::Ready(match state {
+            State::Done(mut completion) => {
+                completion.wr_id = wr_id;
+                Ok(completion)
+            }
+            _ => Err(VerbError::Canceled),
+        })
+    }
+
+    /// Nobody wants the completion any more.
+    pub(crate) fn drop_future(&self, cq: &CqObject, ticket: Ticket) {
+        let is_outstanding = self.abandon(ticket);
+        // Its buffers go back when it comes: somebody has to look.
+        if is_outstanding && !self.is_armed.load(Ordering::SeqCst) {
+            self.drain(cq);
+        }
+    }
+
+    // Answers whether the completion is still to come.
+    fn abandon(&self, ticket: Ticket) -> bool {
+        let mut table = self.lock();
+        let slot = &mut table.slots[ticket.index()];
+        let is_outstanding = matches!(slot.state, State::Waiting(_));
+        let before = if is_outstanding {
+            mem::replace(&mut slot.state, State::Abandoned)
+        } else {
+            table.release(ticket.index())
+        };
+        // A completion and a waker are dropped with the table unlocked.
+        drop(table);
+        drop(before);
+        is_outstanding
+    }
+
+    /// Requests of `owner` that have not completed never will.
+    pub(crate) fn end(&self, owner: ObjectId) {
+        let mut wakers = Vec::new();
+        let mut table = self.lock();
+        for index in 0..table.slots.len() {
+            let slot = &mut table.slots[index];
+            if slot.owner != owner {
+                continue;
+            }
+            match &mut slot.state {
+                State::Waiting(waker) => {
+                    wakers.extend(waker.take());
+                    slot.state = State::Ended;
+                }
+                State::Abandoned => drop(table.release(index)),
+                _ => continue,
+            }
+            table.outstanding -= 1;
+        }
+        drop(table);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Has every future look again.
+    pub(super) fn wake_all(&self) {
+        let wakers: Vec<_> = self.lock().wakers().collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The provider has given its notice.
+    pub(super) fn on_notice(&self, cq: &CqObject) {
+        self.is_armed.store(false, Ordering::SeqCst);
+        self.drain(cq);
+    }
+
+    /// What the program's poll answers: completions of its own requests.
+    pub(super) fn poll_program<'s>(
+        &self,
+        cq: &CqObject,
+        slots: &'s mut [Completion],
+    ) -> Result<&'s mut [Completion], VerbError> {
+        self.drain_unless_drained(cq);
+        slots.iter_mut().for_each(Completion::settle_loan);
+        let mut table = self.lock();
+        let filled = slots.len().min(table.plain.len());
+        for (slot, completion) in slots.iter_mut().zip(table.plain.drain(..filled)) {
+            *slot = completion;
+        }
+        let failure = table.failure.clone();
+        drop(table);
+        match failure.map_or_else(|| cq.node.check_live(), Err) {
+            Err(error) if filled == 0 => Err(error),
+            _ => Ok(&mut slots[..filled]),
+        }
+    }
+
+    /// Takes those with a ticket out of what was polled without the router, while that was made.
+    pub(super) fn sift<'s>(
+        &self,
+        cq: &CqObject,
+        polled: &'s mut [Completion],
+    ) -> &'s mut [Completion] {
+        let mut kept = 0;
+        for index in 0..polled.len() {
+            let route = self.lock().route(&mut polled[index]);
+            match route {
+                Route::Program => {
+                    polled.swap(kept, index);
+                    kept += 1;
+                }
+                Route::Future(Some(waker)) => waker.wake(),
+                Route::Future(None) | Route::Nobody => {}
+            }
+        }
+        self.drain(cq);
+        &mut polled[..kept]
+    }
+
+    /// Asks for one notice of a completion of the program's own; answers whether one is there already.
+    pub(super) fn arm_program(&self, cq: &CqObject) -> bool {
+        let mut table = self.lock();
+        if table.has_news() {
+            return true;
+        }
+        table.is_program_armed = true;
+        drop(table);
+        self.drain(cq);
+        self.lock().has_news()
+    }
+
+    // Sees what is there now: whoever drains at this moment begins again.
+    fn drain(&self, cq: &CqObject) {
+        if self.claims.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.drain_claimed(cq);
+        }
+    }
+
+    fn drain_unless_drained(&self, cq: &CqObject) {
+        let claimed = self
+            .claims
+            .compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
+        if claimed.is_ok() {
+            self.drain_claimed(cq);
+        }
+    }
+
+    // No lock is held while the provider is called: it may give a notice meanwhile, in this thread too.
+    fn drain_claimed(&self, cq: &CqObject) {
+        let mut claims = 1;
+        loop {
+            self.drain_once(cq);
+            let ended = self
+                .claims
+                .compare_exchange(claims, 0, Ordering::SeqCst, Ordering::SeqCst);
+            match ended {
+                Ok(_) => return,
+                Err(more) => claims = more,
+            }
+        }
+    }
+
+    fn drain_once(&self, cq: &CqObject) {
+        let mut slots: [Completion; BATCH] = array::from_fn(|_| Completion::default());
+        while cq.node.is_live() || cq.node.is_removed() {
+            match cq.ops.poll(&mut slots) {
+                Ok(0) if self.arm_provider(cq) => {}
+                Ok(0) => return,
+                Ok(filled) => self.distribute(cq, &mut slots[..filled]),
+                Err(error) => return self.fail(cq, error),
+            }
+        }
+    }
+
+    // Has the provider give a notice where somebody waits for one; answers whether to poll again.
+    fn arm_provider(&self, cq: &CqObject) -> bool {
+        let is_awaited = cq.node.is_live() && self.lock().is_awaited();
+        if !is_awaited || self.is_armed.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        let has_some = cq.ops.arm(Notify::Next);
+        if has_some {
+            // That may raise no notice.
+            self.is_armed.store(false, Ordering::SeqCst);
+        }
+        has_some
+    }
+
+    fn distribute(&self, cq: &CqObject, polled: &mut [Completion]) {
+        polled.iter_mut().for_each(Completion::settle_loan);
+        let room = cq.ops.cqe() as usize;
+        let mut wakes = Wakes::default();
+        let mut has_overrun = false;
+        let mut table = self.lock();
+        for (completion, wake) in polled.iter_mut().zip(&mut wakes.wakers) {
+            match table.route(completion) {
+                Route::Future(waker) => *wake = waker,
+                // Left in its place, and dropped with the table unlocked.
+                Route::Nobody => {}
+                Route::Program if table.plain.len() < room => {
+                    table.plain.push_back(mem::take(completion));
+                    wakes.notice |= mem::take(&mut table.is_program_armed);
+                }
+                Route::Program => has_overrun = true,
+            }
+        }
+        drop(table);
+        wakes.wakers.into_iter().flatten().for_each(Waker::wake);
+        if wakes.notice {
+            cq.extra.sink.notice();
+        }
+        if has_overrun {
+            self.fail(cq, VerbError::CqOverrun);
+        }
+    }
+
+    fn fail(&self, cq: &CqObject, error: VerbError) {
+        let mut table = self.lock();
+        if table.failure.is_some() {
+            return;
+        }
+        table.failure = Some(error);
+        let wakers: Vec<_> = table.wakers().collect();
+        drop(table);
+        wakers.into_iter().for_each(Waker::wake);
+        cq.extra.sink.notice();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn is_awaited(&self) -> bool {
+        self.outstanding > 0 || self.is_program_armed
+    }
+
+    fn has_news(&self) -> bool {
+        !self.plain.is_empty() || self.failure.is_some()
+    }
+
+    // Takes the completion where a future waits for it.
+    fn route(&mut self, completion: &mut Completion) -> Route {
+        let Some(ticket) = Ticket::of_wr_id(completion.wr_id) else {
+            return Route::Program;
+        };
+        let index = ticket.index();
+        let Some(slot) = self.slots.get_mut(index) else {
+            return Route::Program;
+        };
+        if slot.generation != ticket.generation() {
+            // Given out before, and ended; or never given out.
+            return if slot.generation > ticket.generation() {
+                Route::Nobody
+            } else {
+                Route::Program
+            };
+        }
+        match &mut slot.state {
+            State::Waiting(waker) => {
+                let waker = waker.take();
+                slot.state = State::Done(mem::take(completion));
+                self.outstanding -= 1;
+                Route::Future(waker)
+            }
+            State::Abandoned => {
+                self.outstanding -= 1;
+                self.release(index);
+                Route::Nobody
+            }
+            State::Free => Route::Program,
+            State::Done(_) | State::Ended => Route::Nobody,
+        }
+    }
+
+    fn release(&mut self, index: usize) -> State {
+        let slot = &mut self.slots[index];
+        slot.generation = (slot.generation + 1) & Ticket::GENERATIONS;
+        self.free.push(index as u32);
+        mem::replace(&mut slot.state, State::Free)
+    }
+
+    fn wakers(&mut self) -> impl Iterator<Item = Waker> + '_ {
+        let slots = self.slots.iter_mut();
+        slots.filter_map(|slot| match &mut slot.state {
+            State::Waiting(waker) => waker.take(),
+            _ => None,
+        })
+    }
+}
