@@ -3,7 +3,10 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
+use std::task::{Context as TaskContext, Poll, Waker};
 
 use verbs_api::*;
 use verbs_api::{
@@ -58,6 +61,42 @@ fn a_million_posts_allocate_nothing() {
         qp.post_receive(ReceiveRequest::new(4, sge)).unwrap();
         cq.arm(Notify::Next).unwrap();
         assert_eq!(cq.poll(&mut slots).unwrap().len(), 19);
+    };
+    round();
+    round();
+    let before = COUNT.get();
+    for _ in 0..30_000 {
+        round();
+    }
+    assert_eq!(COUNT.get() - before, 0);
+}
+
+fn completed(future: &mut completion::Submitted) -> Completion {
+    let mut cx = TaskContext::from_waker(Waker::noop());
+    let Poll::Ready(done) = Pin::new(future).poll(&mut cx) else {
+        panic!("the mock completes at once");
+    };
+    done.unwrap()
+}
+
+// covers 5.04 5.40
+#[test]
+fn futures_of_requests_allocate_nothing_once_there_is_room() {
+    let (mock, context) = mock::open();
+    let (pd, cq, qp, _) = mock::pair(&context);
+    mock.record.store(false, Ordering::SeqCst);
+    let pool = pd.register_buffers(4, 64).wait().unwrap();
+    let sge = mock::sge(0, 8, 1);
+    let mut slots: [Completion; 4] = Default::default();
+    let mut round = || {
+        let mut sent = qp.submit(wr::Send::new(sge).wr_id(1));
+        let mut received = qp.receive(pool.take().unwrap());
+        drop(qp.submit(wr::Send::new(pool.take().unwrap())));
+        qp.post_one(wr::Send::new(sge).signaled(2)).unwrap();
+        assert_eq!(completed(&mut received).take_buffers().count(), 1);
+        assert_eq!(completed(&mut sent).wr_id, 1);
+        cq.arm(Notify::Next).unwrap();
+        assert_eq!(cq.poll(&mut slots).unwrap().len(), 1);
     };
     round();
     round();
