@@ -15,6 +15,7 @@ mod posting;
 mod probes;
 mod shared_receive;
 mod states;
+mod submitted;
 mod support;
 mod windows;
 

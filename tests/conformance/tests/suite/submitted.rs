@@ -1,0 +1,207 @@
+//! Requests whose completions are awaited: a task looks again only when it was woken.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::cases;
+use conformance::{ANY_DEVICE, Rig};
+use verbs_api::{
+    Access, Completion, QpOptions, RKey, RemoteAddress, VerbError, WcStatus,
+    completion::{SubmitError, Submitted},
+    qp::{QpAttributes, QpState},
+    wr::{self, ReceiveRequest},
+};
+
+cases! {
+    futures_of_both_ends_and_polls_each_get_their_own: ANY_DEVICE;
+    dropped_futures_give_their_buffers_back: ANY_DEVICE;
+    a_failure_is_told_to_its_future_and_flushes_the_others: ANY_DEVICE;
+    an_overrun_is_told_to_every_future: ANY_DEVICE;
+    a_removal_is_told_to_every_future: ANY_DEVICE;
+    a_reset_is_told_to_every_future: ANY_DEVICE;
+}
+
+/// How long a task may have to wait for what other threads do.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+// Runs a future as an executor does: one that was not woken is not polled again.
+fn run<F: Future + Unpin>(rig: &Rig, mut future: F) -> F::Output {
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let began = Instant::now();
+    loop {
+        let polled = Pin::new(&mut future).poll(&mut TaskContext::from_waker(&waker));
+        if let Poll::Ready(output) = polled {
+            return output;
+        }
+        while !woken.0.swap(false, Ordering::SeqCst) {
+            assert!(began.elapsed() < PATIENCE, "nobody wakes the task");
+            if !rig.step() {
+                assert!(
+                    rig.is_on_sockets(),
+                    "nothing is due, and nobody has woken the task"
+                );
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+fn success(rig: &Rig, future: Submitted) -> Completion {
+    run(rig, future).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn rights() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
+}
+
+// covers 5.40
+fn futures_of_both_ends_and_polls_each_get_their_own(rig: &Rig) {
+    let pair = rig.rc();
+    let desk = rig.far.region(4096, rights());
+    let mut received = Vec::new();
+    let mut sent = Vec::new();
+    for number in 0..16_u32 {
+        let room = desk.sge(number as usize * 64, 64);
+        received.push(
+            pair.far
+                .qp
+                .receive(ReceiveRequest::new(number.into(), room)),
+        );
+    }
+    for number in 0..16_u32 {
+        let message = wr::Send::new(rig.scratch.sge(0, number + 1));
+        sent.push(pair.near.qp.submit(message.wr_id(number.into())));
+        let write = wr::Write::new(rig.scratch.sge(0, 8), desk.remote(2048));
+        let plain = write.signaled(100 + u64::from(number));
+        pair.near.post_one(plain).expect("posted");
+    }
+    // The last first.
+    for (number, future) in received.into_iter().enumerate().rev() {
+        let done = success(rig, future);
+        assert_eq!(
+            (done.wr_id, done.byte_len),
+            (number as u64, number as u32 + 1)
+        );
+    }
+    for (number, future) in sent.into_iter().enumerate().rev() {
+        assert_eq!(success(rig, future).wr_id, number as u64);
+    }
+    for number in 0..16 {
+        let done = run(rig, pair.near.cq.next()).expect("a queue that works");
+        assert_eq!(done.wr_id, 100 + number);
+    }
+}
+
+// covers 5.41
+fn dropped_futures_give_their_buffers_back(rig: &Rig) {
+    let pair = rig.rc();
+    let pool = rig.finish(rig.far.pd.register_buffers(2, 64));
+    let mut futures = (0..2).map(|_| {
+        let buffer = pool.take().expect("a buffer");
+        pair.far.qp.receive(buffer)
+    });
+    drop(futures.next());
+    let second = futures.next().expect("two");
+    for number in 1..=2 {
+        let message = wr::Send::new(rig.scratch.sge(0, number));
+        success(rig, pair.near.qp.submit(message));
+    }
+    let mut done = success(rig, second);
+    assert_eq!((done.buffer().len(), pool.available()), (2, 1));
+    done.take_buffers().for_each(drop);
+    assert_eq!(pool.available(), 2);
+}
+
+// covers 5.42
+fn a_failure_is_told_to_its_future_and_flushes_the_others(rig: &Rig) {
+    let pair = rig.rc();
+    let received = pair
+        .near
+        .qp
+        .receive(ReceiveRequest::new(7, rig.scratch.sge(0, 8)));
+    let nowhere = RemoteAddress::new(0, RKey::new(0xdead_be00));
+    let read = wr::Read::new(rig.scratch.sge(0, 8), nowhere).wr_id(3);
+    let Err(SubmitError::Failed(error)) = run(rig, pair.near.qp.submit(read)) else {
+        panic!("a read of nothing fails");
+    };
+    assert_eq!((error.wr_id, error.qp_num), (3, pair.near.qp.qp_num()));
+    assert_eq!(error.status, WcStatus::RemAccessErr);
+    let Err(SubmitError::Failed(error)) = run(rig, received) else {
+        panic!("a receive is flushed");
+    };
+    assert_eq!((error.wr_id, error.status), (7, WcStatus::WrFlushErr));
+}
+
+// covers 5.42
+fn an_overrun_is_told_to_every_future(rig: &Rig) {
+    let small = rig.finish(rig.near.context.create_cq(1));
+    let qp = rig.finish(rig.near.pd.create_qp(QpOptions::rc(&small).max_recv_wr(64)));
+    let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0);
+    let init = init.port_num(1).qp_access_flags(Access::empty());
+    rig.finish(qp.modify(init));
+    let futures: Vec<_> = (0..small.cqe() + 8)
+        .map(|_| qp.receive(ReceiveRequest::new(0, rig.scratch.sge(0, 8))))
+        .collect();
+    // All of them are flushed at once.
+    rig.finish(qp.modify(QpAttributes::new().qp_state(QpState::Err)));
+    let mut overran = 0;
+    for future in futures {
+        match run(rig, future) {
+            Err(SubmitError::Verb(VerbError::CqOverrun)) => overran += 1,
+            Err(SubmitError::Failed(error)) => assert_eq!(error.status, WcStatus::WrFlushErr),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_ne!(overran, 0);
+}
+
+// covers 5.42
+fn a_removal_is_told_to_every_future(rig: &Rig) {
+    let pair = rig.rc();
+    let receive = |wr_id| ReceiveRequest::new(wr_id, rig.scratch.sge(0, 8));
+    let (first, second) = (
+        pair.near.qp.receive(receive(1)),
+        pair.near.qp.receive(receive(2)),
+    );
+    rig.near.device.remove();
+    for future in [first, second] {
+        match run(rig, future) {
+            Err(SubmitError::Failed(error)) => assert_eq!(error.status, WcStatus::WrFlushErr),
+            Err(SubmitError::Verb(error)) => assert_eq!(error, VerbError::DeviceRemoved),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+// covers 5.42
+fn a_reset_is_told_to_every_future(rig: &Rig) {
+    let pair = rig.rc();
+    let receive = |wr_id| ReceiveRequest::new(wr_id, rig.scratch.sge(0, 8));
+    let (first, second) = (
+        pair.near.qp.receive(receive(1)),
+        pair.near.qp.receive(receive(2)),
+    );
+    drop(first);
+    rig.finish(
+        pair.near
+            .qp
+            .modify(QpAttributes::new().qp_state(QpState::Reset)),
+    );
+    let canceled = SubmitError::Verb(VerbError::Canceled);
+    assert_eq!(run(rig, second).expect_err("a reset"), canceled);
+}
