@@ -106,6 +106,7 @@ const ABOUT: &[(&str, &str)] = &[
     ("max_msg_sz", "octets of a message"),
     ("max_cq", "completion queues"),
     ("max_cqe", "entries of a completion queue"),
+    ("num_comp_vectors", "completion vectors"),
     ("max_mr", "memory regions and keys"),
     ("max_mr_size", "octets of a memory region"),
     ("max_mw", "memory windows"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::capability::Limit;
+use crate::capability::{DeviceAttributes, Limit};
 use crate::channel::{ChannelObject, CompletionChannel};
 use crate::completion::{Completion, Notify};
 use crate::context::Context;
@@ -29,13 +29,25 @@ use router::Router;
 #[derive(Clone, Debug)]
 pub struct CqOptions {
     cqe: u32,
+    comp_vector: u32,
     channel: Option<CompletionChannel>,
 }
 
 impl CqOptions {
     /// A queue of `cqe` entries at least.
     pub const fn new(cqe: u32) -> Self {
-        Self { cqe, channel: None }
+        Self {
+            cqe,
+            comp_vector: 0,
+            channel: None,
+        }
+    }
+
+    /// Which completion vector brings its notices, below `num_comp_vectors`; 0 unless set.
+    #[must_use]
+    pub const fn comp_vector(mut self, comp_vector: u32) -> Self {
+        self.comp_vector = comp_vector;
+        self
     }
 
     /// A queue whose notices go to `channel`.
@@ -198,10 +210,15 @@ impl Cq {
     }
 
     fn start(context: &Context, options: CqOptions) -> Result<Started<Self>, VerbError> {
-        let CqOptions { cqe, channel } = options;
+        let CqOptions {
+            cqe,
+            comp_vector,
+            channel,
+        } = options;
         let inner = &context.inner;
         inner.check_open()?;
         check_cqe(cqe, inner.attributes())?;
+        check_comp_vector(comp_vector, inner.attributes())?;
         let channel = channel
             .map(|channel| channel.object_of(context))
             .transpose()?;
@@ -217,6 +234,7 @@ impl Cq {
         let init = CqInit {
             id: birth.id(),
             cqe,
+            comp_vector,
             sink: Arc::clone(&sink) as Arc<dyn CompletionSink>,
         };
         let (started, outcome) = inner.begin();
@@ -301,17 +319,18 @@ impl Cq {
     /// Answers whether completions are there already, which may raise no notice: poll again.
     ///
     /// # Errors
-    /// The queue was destroyed, or its device removed.
+    /// The queue was destroyed, its device removed, or the device refused.
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline]
     pub fn arm(&self, notify: Notify) -> Result<bool, VerbError> {
         self.object.node.check_live()?;
         self.object.extra.sink.notifier.clear();
+        self.ops.drain();
         if let Some(router) = self.object.extra.router() {
             // Which completions are solicited is not known of those that were fetched: any raises the notice.
             return Ok(router.arm_program(&self.object));
         }
-        Ok(self.ops.arm(notify))
+        self.ops.arm(notify)
     }
 
     /// The next completion: await it, or wait for it.
@@ -368,7 +387,10 @@ impl Cq {
     /// # Errors
     /// The process is out of descriptors.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
-        self.object.extra.sink.notifier.fd()
+        match self.ops.fd() {
+            Some(own) => Ok(own),
+            None => self.object.extra.sink.notifier.fd(),
+        }
     }
 
     /// Changes the number of entries, keeping those that wait; answers how many there are now.
@@ -400,7 +422,20 @@ impl Cq {
     }
 }
 
-fn check_cqe(cqe: u32, attributes: &crate::capability::DeviceAttributes) -> Result<(), VerbError> {
+// Vector 0 is there also where a provider tells of none.
+fn check_comp_vector(comp_vector: u32, attributes: &DeviceAttributes) -> Result<(), VerbError> {
+    if comp_vector < attributes.limits.num_comp_vectors.max(1) {
+        return Ok(());
+    }
+    let reason = ArgumentReason::OutOfRange {
+        given: comp_vector.into(),
+        least: 0,
+        most: attributes.limits.num_comp_vectors.saturating_sub(1).into(),
+    };
+    Err(VerbError::argument("comp_vector", reason))
+}
+
+fn check_cqe(cqe: u32, attributes: &DeviceAttributes) -> Result<(), VerbError> {
     if cqe == 0 {
         return Err(VerbError::argument(
             "cqe",

@@ -102,7 +102,7 @@ impl Srq {
     }
 
     pub(crate) fn of(object: Arc<SrqObject>) -> Self {
-        let (_, max_sge, _) = object.ops.query();
+        let max_sge = object.ops.max_sge();
         Self {
             ops: Arc::clone(&object.ops),
             max_sge,
@@ -172,8 +172,9 @@ impl Srq {
     /// More than the queue holds.
     #[doc(alias = "ibv_modify_srq")]
     pub fn arm_limit(&self, srq_limit: u32) -> Started<()> {
-        let (max_wr, ..) = self.ops.query();
-        self.modify(check_limit(srq_limit, max_wr), Some(srq_limit), None)
+        let size = self.ops.query();
+        let check = size.and_then(|(max_wr, _)| check_limit(srq_limit, max_wr));
+        self.modify(check, Some(srq_limit), None)
     }
 
     /// Changes the number of requests that the queue holds.
@@ -216,10 +217,10 @@ impl Srq {
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqStatus, VerbError> {
         self.object.node.check_live()?;
-        let (max_wr, max_sge, srq_limit) = self.ops.query();
+        let (max_wr, srq_limit) = self.ops.query()?;
         Ok(SrqStatus {
             max_wr,
-            max_sge,
+            max_sge: self.max_sge,
             srq_limit,
         })
     }

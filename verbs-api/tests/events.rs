@@ -10,7 +10,8 @@ use verbs_api::{
     completion::Notify,
     event::{EventSubject, EventType},
     provider::in_handler,
-    wr::ReceiveRequest,
+    qp::QpState,
+    wr::{self, ReceiveRequest},
 };
 
 mod mock;
@@ -260,4 +261,51 @@ fn the_queue_descriptor_is_readable_from_notice_to_arming() {
     assert_eq!(cq.poll(&mut [Completion::default()]).unwrap().len(), 1);
     assert!(!cq.arm(Notify::Next).unwrap());
     assert!(!readable(cq.fd().unwrap()));
+}
+
+// covers 1.09
+#[test]
+fn queries_and_arming_tell_of_a_device_that_refuses() {
+    let (mock, context) = mock::open();
+    let (pd, cq, a, _b) = mock::pair(&context);
+    let srq = pd.create_srq(SrqOptions::new(8)).wait().unwrap();
+    let refused = VerbError::Resources("test resources");
+    mock.fail_next("query_qp");
+    assert_eq!(a.query().unwrap_err(), refused);
+    assert_eq!(a.query().unwrap().state, QpState::Rts);
+    mock.fail_next("query_srq");
+    assert_eq!(srq.query().unwrap_err(), refused);
+    // The limit is compared with the size that the device tells.
+    mock.fail_next("query_srq");
+    assert_eq!(srq.arm_limit(1).wait().unwrap_err(), refused);
+    mock.fail_next("arm");
+    assert_eq!(cq.arm(Notify::Next).unwrap_err(), refused);
+    assert!(!cq.arm(Notify::Next).unwrap());
+}
+
+#[test]
+fn a_queue_is_made_with_a_vector_that_the_device_has() {
+    let (mock, context) = mock::open();
+    assert_eq!(context.limits().num_comp_vectors, 2);
+    let made = context.create_cq(CqOptions::new(8).comp_vector(1)).wait();
+    made.unwrap();
+    context.create_cq(8).wait().unwrap();
+    let refused = context.create_cq(CqOptions::new(8).comp_vector(2)).wait();
+    let message = refused.unwrap_err().to_string();
+    assert!(message.contains("comp_vector"), "{message}");
+    assert_eq!(*mock.comp_vectors.lock().unwrap(), [1, 0]);
+}
+
+#[test]
+fn a_providers_own_descriptor_is_readable_until_the_queue_is_armed() {
+    let (mock, context) = mock::open();
+    mock.own_descriptors.store(true, Ordering::SeqCst);
+    let (_pd, cq, a, _b) = mock::pair(&context);
+    let is_readable = || readable(cq.fd().unwrap());
+    assert!(!cq.arm(Notify::Next).unwrap());
+    assert!(!is_readable());
+    a.post_one(wr::Send::new(b"one").signaled(1)).unwrap();
+    assert!(is_readable());
+    cq.arm(Notify::Next).unwrap();
+    assert!(!is_readable(), "arming has drained it");
 }

@@ -240,7 +240,7 @@ fn make(public: *mut IbvDevice, shared: Arc<Shared>, cmd_fd: OwnedFd) -> *mut Ib
                 ops: short,
                 cmd_fd: cmd_fd.as_raw_fd(),
                 async_fd: shared.events.fd(),
-                num_comp_vectors: 1,
+                num_comp_vectors: capped(shared.context.limits().num_comp_vectors.into()),
                 mutex: libc::PTHREAD_MUTEX_INITIALIZER,
                 abi_compat: ptr::without_provenance_mut(usize::MAX),
             },

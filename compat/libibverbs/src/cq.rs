@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::{mem, ptr};
 
 use verbs_api::{
-    Completion, Cq,
+    Completion, Cq, CqOptions,
     completion::{Notify, WcFlags},
     ids::Qpn,
 };
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn destroy_channel(channel: *mut IbvCompChannel) -> c_int 
 
 unsafe fn make(
     context: *mut IbvContext,
-    cqe: u32,
+    options: CqOptions,
     cq_context: *mut c_void,
     channel: *mut IbvCompChannel,
     slots: [Slot; 18],
@@ -145,7 +145,7 @@ unsafe fn make(
         // SAFETY: as the caller promises.
         told = Some(Arc::clone(unsafe { ChannelObject::own(channel) }?));
     }
-    let cq = state.context.create_cq(cqe).wait()?;
+    let cq = state.context.create_cq(options).wait()?;
     let c = IbvCqEx {
         cq: IbvCq {
             context,
@@ -195,12 +195,13 @@ pub unsafe extern "C" fn create(
     channel: *mut IbvCompChannel,
     comp_vector: c_int,
 ) -> *mut IbvCq {
-    if cqe <= 0 || comp_vector != 0 {
+    let (Ok(cqe @ 1..), Ok(comp_vector)) = (u32::try_from(cqe), u32::try_from(comp_vector)) else {
         return pointer(Err(Errno::INVAL));
-    }
+    };
+    let options = CqOptions::new(cqe).comp_vector(comp_vector);
     let slots = [ptr::null(); 18];
     // SAFETY: as the caller promises.
-    pointer(unsafe { make(context, cqe as u32, cq_context, channel, slots) }).cast()
+    pointer(unsafe { make(context, options, cq_context, channel, slots) }).cast()
 }
 
 /// `ibv_destroy_cq`. It waits until every event that was fetched is acknowledged.
@@ -430,11 +431,12 @@ pub unsafe extern "C" fn create_ex(
             if unknown || flags || attr.wc_flags & !STANDARD_FLAGS != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
-            if attr.cqe == 0 || attr.comp_vector != 0 {
+            if attr.cqe == 0 {
                 return Err(Errno::INVAL);
             }
+            let options = CqOptions::new(attr.cqe).comp_vector(attr.comp_vector);
             // SAFETY: as the caller promises.
-            unsafe { make(context, attr.cqe, attr.cq_context, attr.channel, extended()) }
+            unsafe { make(context, options, attr.cq_context, attr.channel, extended()) }
         });
     pointer(made)
 }

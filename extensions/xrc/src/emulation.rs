@@ -206,12 +206,14 @@ impl QpOps for Handle {
         }
     }
 
-    fn query(&self) -> QpStatus {
-        let gone = || QpStatus {
-            state: QpState::Err,
-            sq_draining: false,
-            attributes: QpAttributes::new(),
-            cap: QpCap::default(),
+    fn query(&self) -> Result<QpStatus, VerbError> {
+        let gone = || {
+            Ok(QpStatus {
+                state: QpState::Err,
+                sq_draining: false,
+                attributes: QpAttributes::new(),
+                cap: QpCap::default(),
+            })
         };
         self.shared.real().map_or_else(gone, |real| real.query())
     }

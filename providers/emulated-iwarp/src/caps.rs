@@ -24,6 +24,7 @@ pub const LIMITS: Limits = Limits {
     max_msg_sz: 1 << 31,
     max_cq: 1 << 16,
     max_cqe: 1 << 22,
+    num_comp_vectors: 1,
     max_mr: 1 << 22,
     max_mr_size: 1 << 47,
     max_mw: 1 << 20,

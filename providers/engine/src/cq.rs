@@ -305,7 +305,7 @@ impl CqOps for Cq {
         Ok(polled)
     }
 
-    fn arm(&self, notify: Notify) -> bool {
+    fn arm(&self, notify: Notify) -> Result<bool, VerbError> {
         let armed = self.ring.arm(match notify {
             Notify::Next => Armed::Next,
             Notify::Solicited => Armed::Solicited,
@@ -314,7 +314,7 @@ impl CqOps for Cq {
             self.awaited.store(true, Ordering::Relaxed);
             device.hand_back();
         }
-        armed
+        Ok(armed)
     }
 
     fn resize(&self, cqe: u32, reply: Reply<u32>) {

@@ -1694,17 +1694,17 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
         D::keep_receives(self);
     }
 
-    fn query(&self) -> QpStatus {
+    fn query(&self) -> Result<QpStatus, VerbError> {
         let attributes = self.changing().attributes;
         let draining = self.requester().draining;
         let state = self.state();
         // In any other state nothing drains: a failure has ended it.
-        QpStatus {
+        Ok(QpStatus {
             state,
             sq_draining: draining && state == QpState::Sqd,
             attributes,
             cap: self.cold.cap,
-        }
+        })
     }
 
     fn counters(&self) -> QpCounters {

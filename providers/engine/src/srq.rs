@@ -199,9 +199,13 @@ impl SrqOps for Srq {
         });
     }
 
-    fn query(&self) -> (u32, u32, u32) {
+    fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    fn query(&self) -> Result<(u32, u32), VerbError> {
         let state = self.state.lock();
-        (state.max_wr, self.max_sge, state.limit)
+        Ok((state.max_wr, state.limit))
     }
 
     fn destroy(&self, reply: Reply<()>) {

@@ -154,7 +154,15 @@ impl Peer {
                     cqe: cq.cqe(),
                     object: state.add(Object::Cq(cq)),
                 });
-                self.context.create_cq(CqInit { id, cqe, sink }, made);
+                self.context.create_cq(
+                    CqInit {
+                        id,
+                        cqe,
+                        comp_vector: 0,
+                        sink,
+                    },
+                    made,
+                );
             }
             Ask::RegisterMr {
                 pd,
@@ -217,7 +225,7 @@ impl Peer {
                         .0,
                 })
             }
-            Ask::Query { qp } => Ok(self.qp(qp)?.query().into()),
+            Ask::Query { qp } => Ok(self.qp(qp)?.query()?.into()),
             Ask::Poll { cq, most } => self.poll(cq, most),
             Ask::Post {
                 qp,

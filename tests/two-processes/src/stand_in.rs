@@ -14,7 +14,7 @@ use verbs_api::provider::{
     ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrInit, MrOps, PdOps, PostOps, QpInit, QpOps,
     Reply, own,
 };
-use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus};
+use verbs_api::qp::{QpAttributes, QpCap, QpStatus};
 use verbs_api::{
     Completion, RKey, VerbError,
     capability::{DeviceAttributes, GidEntry, Grant, PortAttributes},
@@ -297,8 +297,8 @@ impl CqOps for Cq {
     }
 
     // Probes poll.
-    fn arm(&self, _: Notify) -> bool {
-        false
+    fn arm(&self, _: Notify) -> Result<bool, VerbError> {
+        Ok(false)
     }
 
     fn destroy(&self, reply: Reply<()>) {
@@ -468,7 +468,7 @@ impl QpOps for Qp {
         way.begin(None, Ask::Modify { qp, attributes }, reply, done);
     }
 
-    fn query(&self) -> QpStatus {
+    fn query(&self) -> Result<QpStatus, VerbError> {
         let Object { way, object } = &self.object;
         match way.ask(Ask::Query { qp: *object }) {
             Ok(Answer::Status {
@@ -476,18 +476,14 @@ impl QpOps for Qp {
                 draining,
                 attributes,
                 cap,
-            }) => QpStatus {
+            }) => Ok(QpStatus {
                 state: state_of(state),
                 sq_draining: draining,
                 attributes: (&*attributes).into(),
                 cap: cap.into(),
-            },
-            _ => QpStatus {
-                state: QpState::Err,
-                sq_draining: false,
-                attributes: QpAttributes::new(),
-                cap: self.cap,
-            },
+            }),
+            Ok(_) => Err(unexpected()),
+            Err(error) => Err(error),
         }
     }
 

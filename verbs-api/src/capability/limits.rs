@@ -129,6 +129,8 @@ limits! {
     MaxCq max_cq: u32, LargerIsStronger;
     /// Entries of one completion queue.
     MaxCqe max_cqe: u32, LargerIsStronger;
+    /// Completion vectors: completion queues are spread over them, each on an interrupt or thread of its own.
+    NumCompVectors num_comp_vectors: u32, LargerIsStronger;
     /// Memory regions, allocated keys included.
     MaxMr max_mr: u32, LargerIsStronger;
     /// Octets of one memory region.

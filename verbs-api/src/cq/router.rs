@@ -358,12 +358,15 @@ impl Router {
         if !is_awaited || self.is_armed.swap(true, Ordering::SeqCst) {
             return false;
         }
-        let has_some = cq.ops.arm(Notify::Next);
-        if has_some {
-            // That may raise no notice.
+        let armed = cq.ops.arm(Notify::Next);
+        if !matches!(armed, Ok(false)) {
+            // No notice will come, or none need come.
             self.is_armed.store(false, Ordering::SeqCst);
         }
-        has_some
+        armed.unwrap_or_else(|error| {
+            self.fail(cq, error);
+            false
+        })
     }
 
     fn distribute(&self, cq: &CqObject, polled: &mut [Completion]) {

@@ -27,6 +27,7 @@
 pub mod carrier;
 
 use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::access::Access;
@@ -184,6 +185,9 @@ pub struct CqInit {
     pub id: ObjectId,
     /// Entries, at least.
     pub cqe: u32,
+    /// Which of the device's completion vectors brings the notices, below
+    /// [`num_comp_vectors`](crate::capability::Limits::num_comp_vectors).
+    pub comp_vector: u32,
     /// Told when the queue was armed and has something.
     pub sink: Arc<dyn CompletionSink>,
 }
@@ -200,7 +204,19 @@ pub trait CqOps: AsAny {
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError>;
 
     /// Asks for one notice. Answers whether completions are present already.
-    fn arm(&self, notify: Notify) -> bool;
+    ///
+    /// # Errors
+    /// The device refused: there will be no notice.
+    fn arm(&self, notify: Notify) -> Result<bool, VerbError>;
+
+    /// A descriptor of its own, readable from a notice until [`drain`](Self::drain). The sink is told of the notice all
+    /// the same. `None` has the safe layer make one when a program asks for it.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Takes the notices from the descriptor, before the queue is armed again. Never blocks.
+    fn drain(&self) {}
 
     /// Changes the number of entries.
     fn resize(&self, _cqe: u32, reply: Reply<u32>) {
@@ -439,8 +455,14 @@ pub trait SrqOps: AsAny {
     /// Sets the limit event, 0 for none; or the size.
     fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>);
 
-    /// Size, entries of a request, and the armed limit (0 for none).
-    fn query(&self) -> (u32, u32, u32);
+    /// Entries of a request: at least what was asked for.
+    fn max_sge(&self) -> u32;
+
+    /// Size, and the armed limit (0 for none).
+    ///
+    /// # Errors
+    /// The device refused, or is gone.
+    fn query(&self) -> Result<(u32, u32), VerbError>;
 
     /// Destroys it.
     fn destroy(&self, reply: Reply<()>);
@@ -495,7 +517,10 @@ pub trait QpOps: AsAny {
     fn keep_receives(&self) {}
 
     /// State, attributes and sizes.
-    fn query(&self) -> QpStatus;
+    ///
+    /// # Errors
+    /// The device refused, or is gone.
+    fn query(&self) -> Result<QpStatus, VerbError>;
 
     /// What it counted.
     fn counters(&self) -> QpCounters {

@@ -449,7 +449,7 @@ impl Qp {
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpStatus, VerbError> {
         self.object.node.check_live()?;
-        Ok(self.ops().query())
+        self.ops().query()
     }
 
     /// What it counted since it was created.

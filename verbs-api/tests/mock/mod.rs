@@ -2,6 +2,9 @@
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -44,6 +47,10 @@ pub struct Mock {
     held: Mutex<VecDeque<(Arc<MockCq>, Cqe)>>,
     overran: AtomicBool,
     cqs: Mutex<Vec<Weak<dyn CompletionSink>>>,
+    /// The completion vectors that queues were made with.
+    pub comp_vectors: Mutex<Vec<u32>>,
+    /// Completion queues that are made from now on have a descriptor of their own.
+    pub own_descriptors: AtomicBool,
 }
 
 /// A completion in a queue.
@@ -129,23 +136,25 @@ impl Mock {
         *self.live.lock().unwrap().entry(kind).or_default() += by;
     }
 
+    fn admitted(&self, verb: &'static str) -> Result<(), VerbError> {
+        let mut fail = self.fail.lock().unwrap();
+        match fail.iter().position(|&failing| failing == verb) {
+            Some(place) => {
+                fail.remove(place);
+                Err(VerbError::Resources("test resources"))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn command<T: 'static + Send>(
         &self,
         verb: &'static str,
         reply: Reply<T>,
         carry_out: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
     ) {
-        let mut fail = self.fail.lock().unwrap();
-        let place = fail.iter().position(|&failing| failing == verb);
-        let failed = place.map(|place| fail.remove(place)).is_some();
-        drop(fail);
-        let command = move || {
-            reply.send(if failed {
-                Err(VerbError::Resources("test resources"))
-            } else {
-                carry_out()
-            });
-        };
+        let admitted = self.admitted(verb);
+        let command = move || reply.send(admitted.and_then(|()| carry_out()));
         if self.delayed.load(Ordering::SeqCst) {
             self.commands.lock().unwrap().push_back(Box::new(command));
         } else {
@@ -221,6 +230,7 @@ pub fn attributes(name: &str) -> DeviceAttributes {
             max_msg_sz: 1 << 31,
             max_cq: 100,
             max_cqe: 4096,
+            num_comp_vectors: 2,
             max_mr: 1000,
             max_mr_size: 1 << 40,
             max_mw: 100,
@@ -295,10 +305,17 @@ impl ContextOps for MockContext {
         self.mock.cqs.lock().unwrap().push(sink);
         self.mock.make("cq", reply, move |part| {
             let queue = Mutex::new(VecDeque::with_capacity(64));
+            part.mock
+                .comp_vectors
+                .lock()
+                .unwrap()
+                .push(init.comp_vector);
+            let own = part.mock.own_descriptors.load(Ordering::SeqCst);
             Arc::new(MockCq {
                 part,
                 init,
                 queue,
+                notices: own.then(|| UnixStream::pair().unwrap()),
                 armed: AtomicBool::new(false),
             })
         });
@@ -314,6 +331,8 @@ pub struct MockCq {
     init: CqInit,
     queue: Mutex<VecDeque<Cqe>>,
     armed: AtomicBool,
+    // A byte for each notice.
+    notices: Option<(UnixStream, UnixStream)>,
 }
 
 impl MockCq {
@@ -329,6 +348,9 @@ impl MockCq {
     fn push(&self, cqe: Cqe) {
         self.queue.lock().unwrap().push_back(cqe);
         if self.armed.swap(false, Ordering::SeqCst) {
+            if let Some((to, _)) = &self.notices {
+                (&mut { to }).write_all(&[1]).unwrap();
+            }
             self.init.sink.notify();
         }
     }
@@ -360,9 +382,21 @@ impl CqOps for MockCq {
         Ok(filled)
     }
 
-    fn arm(&self, _: Notify) -> bool {
+    fn arm(&self, _: Notify) -> Result<bool, VerbError> {
+        self.part.mock.admitted("arm")?;
         self.armed.store(true, Ordering::SeqCst);
-        !self.queue.lock().unwrap().is_empty()
+        Ok(!self.queue.lock().unwrap().is_empty())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.notices.as_ref().map(|(_, from)| from.as_fd())
+    }
+
+    fn drain(&self) {
+        if let Some((_, from)) = &self.notices {
+            from.set_nonblocking(true).unwrap();
+            while (&mut { from }).read(&mut [0; 8]).is_ok() {}
+        }
     }
 
     fn destroy(&self, reply: Reply<()>) {
@@ -491,8 +525,13 @@ impl SrqOps for MockSrq {
         self.0.mock.command("modify_srq", reply, || Ok(()));
     }
 
-    fn query(&self) -> (u32, u32, u32) {
-        (self.1.max_wr, self.1.max_sge, self.1.srq_limit)
+    fn max_sge(&self) -> u32 {
+        self.1.max_sge
+    }
+
+    fn query(&self) -> Result<(u32, u32), VerbError> {
+        self.0.mock.admitted("query_srq")?;
+        Ok((self.1.max_wr, self.1.srq_limit))
     }
 
     fn destroy(&self, reply: Reply<()>) {
@@ -613,14 +652,15 @@ impl QpOps for MockQp {
             .command("modify_qp", reply, move || checked.map_err(VerbError::from));
     }
 
-    fn query(&self) -> QpStatus {
+    fn query(&self) -> Result<QpStatus, VerbError> {
+        self.part.mock.admitted("query_qp")?;
         let (state, attributes) = *self.state.lock().unwrap();
-        QpStatus {
+        Ok(QpStatus {
             state,
             sq_draining: false,
             attributes,
             cap: self.cap(),
-        }
+        })
     }
 
     fn bind_mw(&self, _: &wr::BindWindow<'_>) -> Result<RKey, PostReason> {
