@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
+use crate::argument::ArgumentReason;
 use crate::capability::{DeviceAttributes, Limit};
 use crate::channel::{ChannelObject, CompletionChannel};
 use crate::completion::{Completion, Notify};

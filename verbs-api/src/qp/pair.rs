@@ -5,8 +5,8 @@ use std::{fmt, mem, slice};
 
 use super::options::{rules, why_closed};
 use super::poster::Poster;
-use crate::argument::ArgumentReason;
 use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpState, QpStatus, QpType};
+use crate::argument::ArgumentReason;
 use crate::capability::Features;
 use crate::control::Started;
 use crate::cq::CqObject;
