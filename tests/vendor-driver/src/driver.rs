@@ -9,7 +9,7 @@ use verbs_api::qp::QpState;
 use verbs_api::{
     Features, Transport,
     capability::{
-        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Limits, Mtu, PortAttributes,
+        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Limits, PortAttributes,
         PortCaps,
     },
     ids::{Gid, Guid, LinkAddress},

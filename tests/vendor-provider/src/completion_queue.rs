@@ -1,5 +1,6 @@
 //! Completion queues: what is polled is counted.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use verbs_api::VerbError;
@@ -24,8 +25,16 @@ impl CqOps for CompletionQueue {
         Ok(polled)
     }
 
-    fn arm(&self, notify: Notify) -> bool {
+    fn arm(&self, notify: Notify) -> Result<bool, VerbError> {
         self.behind.arm(notify)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.behind.fd()
+    }
+
+    fn drain(&self) {
+        self.behind.drain();
     }
 
     fn resize(&self, cqe: u32, reply: Reply<u32>) {

@@ -52,7 +52,7 @@ impl QpOps for QueuePair {
         self.behind.keep_receives();
     }
 
-    fn query(&self) -> QpStatus {
+    fn query(&self) -> Result<QpStatus, VerbError> {
         self.behind.query()
     }
 

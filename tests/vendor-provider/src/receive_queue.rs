@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use verbs_api::VerbError;
 use verbs_api::provider::{Reply, SrqOps};
 use verbs_api::wr::ReceiveRequest;
 
@@ -22,7 +23,11 @@ impl SrqOps for ReceiveQueue {
         self.behind.modify(srq_limit, max_wr, reply);
     }
 
-    fn query(&self) -> (u32, u32, u32) {
+    fn max_sge(&self) -> u32 {
+        self.behind.max_sge()
+    }
+
+    fn query(&self) -> Result<(u32, u32), VerbError> {
         self.behind.query()
     }
 
