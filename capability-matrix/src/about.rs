@@ -96,6 +96,9 @@ const ABOUT: &[(&str, &str)] = &[
         "NO_READ_WITH_INVALIDATE",
         "read-with-invalidate is demanded, and its emulation not linked",
     ),
+    ("NO_REREG_MR", "a region cannot be changed"),
+    ("NO_RESIZE_CQ", "a completion queue keeps its size"),
+    ("NO_RC", "no reliable connections"),
     // Limits.
     ("max_qp", "queue pairs"),
     ("max_qp_wr", "requests outstanding on a queue"),

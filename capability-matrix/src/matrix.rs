@@ -3,7 +3,7 @@
 use polyverbs::probe::{Verdict, Verified};
 use polyverbs::qp::QpType;
 use polyverbs::{
-    Device, Features, Limit, Operations,
+    Device, Limit, Operations,
     capability::{BaselineGaps, DeviceAttributes},
     extension::{Extensions, FeatureInfo},
     provider::RegistryError,
@@ -368,9 +368,9 @@ const SERVICES: [(QpType, &str); 3] = [(QpType::Rc, "RC"), (QpType::Uc, "UC"), (
 
 fn has_service(device: &DeviceAttributes, service: QpType) -> bool {
     let lacking = match service {
+        QpType::Rc => BaselineGaps::NO_RC,
         QpType::Uc => BaselineGaps::NO_UC,
         QpType::Ud => BaselineGaps::NO_UD,
-        // Whatever a device is, it has reliable connections.
         _ => BaselineGaps::empty(),
     };
     !device.gaps.intersects(lacking)
@@ -402,9 +402,7 @@ fn operations_of(device: &DeviceAttributes, service: QpType) -> Operations {
         }
     }
     for operation in operations.iter() {
-        let is_window = operation == Operations::BIND_MW;
-        let has_window = device.features.intersects(Features::WINDOW_2);
-        if !device.features.contains(operation.required_features()) || (is_window && !has_window) {
+        if !operation.missing_features(device.features).is_empty() {
             operations -= operation;
         }
     }

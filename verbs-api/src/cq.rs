@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_core::Stream;
 
 use crate::argument::ArgumentReason;
-use crate::capability::{DeviceAttributes, Limit};
+use crate::capability::{BaselineGaps, DeviceAttributes, Limit};
 use crate::channel::{ChannelObject, CompletionChannel};
 use crate::completion::{Completion, Notify};
 use crate::context::Context;
@@ -397,16 +397,17 @@ impl Cq {
     /// Changes the number of entries, keeping those that wait; answers how many there are now.
     ///
     /// # Errors
-    /// Fewer than wait, or beyond `max_cqe`: the queue is as it was.
+    /// Fewer than wait, or beyond `max_cqe`: the queue is as it was. A device with the gap `NO_RESIZE_CQ` has no such verb.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Started<u32> {
         let node = &self.object.node;
         let object = Arc::clone(&self.object) as Arc<dyn AnyObject>;
-        let ticket =
-            match check_cqe(cqe, node.context().attributes()).and_then(|()| Ticket::new(object)) {
-                Ok(ticket) => ticket,
-                Err(error) => return Started::ready(Err(error)),
-            };
+        let checked = (node.context().check_gap(BaselineGaps::NO_RESIZE_CQ))
+            .and_then(|()| check_cqe(cqe, node.context().attributes()));
+        let ticket = match checked.and_then(|()| Ticket::new(object)) {
+            Ok(ticket) => ticket,
+            Err(error) => return Started::ready(Err(error)),
+        };
         let (started, outcome) = node.context().begin();
         let reply = Reply::new(move |result| {
             drop(ticket);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::Access;
 use crate::argument::ArgumentReason;
-use crate::capability::{Features, Limit};
+use crate::capability::{BaselineGaps, Features, Limit};
 use crate::context::ContextInner;
 use crate::control::Started;
 use crate::error::VerbError;
@@ -332,6 +332,7 @@ impl Mr {
 
     fn start_rereg(&self, change: MrReregister) -> Result<Started<()>, VerbError> {
         let context = self.object.node.context();
+        context.check_gap(BaselineGaps::NO_REREG_MR)?;
         let ticket = Ticket::new(Arc::clone(&self.object) as Arc<dyn AnyObject>)?;
         let MrReregister {
             translation,

@@ -7,8 +7,8 @@ use verbs_api::extension::Extension as _;
 use verbs_api::provider::{CONTRACT_VERSION, Provider};
 use verbs_api::*;
 use verbs_api::{
-    capability::{BaselineGaps, DeviceAttributes, PortCaps},
-    memory::MwType,
+    capability::{Baseline, BaselineGaps, DeviceAttributes, PortCaps},
+    memory::{self, MwType},
     provider::{RegistryError, link_provider},
     wr::{self, PostReason, WorkRequest},
 };
@@ -30,7 +30,7 @@ fn without(features: Features) -> DeviceAttributes {
 // covers 1.01
 #[test]
 fn each_member_of_bmme_is_refused_without_it() {
-    let (mock, _, context) = mock::open_with(without(Features::BMME));
+    let (mock, _, context) = mock::open_with(without(Features::BMME | Features::WINDOW_2));
     let (pd, cq, ..) = mock::pair(&context);
     let missing = Features::BMME;
     assert_eq!(
@@ -57,6 +57,23 @@ fn each_member_of_bmme_is_refused_without_it() {
     assert!(!bmme.operations().contains(Operations::READ_WITH_INV));
     let pd = context.alloc_pd().wait().unwrap();
     bmme.alloc_key(&pd, 4).wait().unwrap();
+}
+
+// covers 1.01
+#[test]
+fn windows_are_invalidated_without_bmme() {
+    let (_mock, _, context) = mock::open_with(without(Features::BMME));
+    let (pd, cq, ..) = mock::pair(&context);
+    let create = |operations| {
+        let options = QpOptions::rc(&cq).operations(operations);
+        pd.create_qp(options).wait()
+    };
+    create(Operations::BIND_MW | Operations::LOCAL_INV).unwrap();
+    for operation in [Operations::FAST_REGISTER, Operations::SEND_WITH_INV] {
+        let refused = create(operation | Operations::LOCAL_INV).unwrap_err();
+        let missing = Features::BMME;
+        assert_eq!(refused, VerbError::Unsupported { missing });
+    }
 }
 
 // covers 1.02 1.04 1.05 1.16
@@ -208,6 +225,41 @@ fn limits_are_named_with_what_was_wanted_and_what_is_offered() {
     for size in [0, 5000] {
         assert!(PageList::map(&[memory.clone().into()], size, 8).is_err());
     }
+}
+
+#[test]
+fn a_verb_behind_a_gap_is_refused_by_its_name() {
+    let all = BaselineGaps::NO_REREG_MR | BaselineGaps::NO_RESIZE_CQ | BaselineGaps::NO_RC;
+    let mut attributes = mock::attributes("mock0");
+    attributes.gaps |= all;
+    assert!(
+        !Baseline::of(&attributes)
+            .intersects(Baseline::RC | Baseline::REREG_MR | Baseline::RESIZE_CQ)
+    );
+    assert_eq!(
+        (Baseline::RC | Baseline::REREG_MR | Baseline::RESIZE_CQ).gaps(),
+        all
+    );
+    // Granted without the baseline, as programs are that need none of it.
+    let mut registry = Registry::new();
+    registry
+        .add_provider(mock::provider("mock", vec![attributes]))
+        .unwrap();
+    let device = registry.devices().next().unwrap();
+    let context = device.open(&Requirements::new()).unwrap();
+    let (pd, cq) = (
+        context.alloc_pd().wait().unwrap(),
+        context.create_cq(8).wait().unwrap(),
+    );
+    let memory = Memory::zeroed(64).unwrap();
+    let mr = pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
+    let change = memory::MrReregister::new().iova(4096);
+    let refused = mr.rereg(change).wait().unwrap_err();
+    assert_eq!(refused, VerbError::BaselineGap(BaselineGaps::NO_REREG_MR));
+    let refused = cq.resize(16).wait().unwrap_err();
+    assert_eq!(refused, VerbError::BaselineGap(BaselineGaps::NO_RESIZE_CQ));
+    let refused = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap_err();
+    assert_eq!(refused, VerbError::BaselineGap(BaselineGaps::NO_RC));
 }
 
 #[test]

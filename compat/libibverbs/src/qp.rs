@@ -235,12 +235,10 @@ fn everything(kind: QpType, context: &verbs_api::Context) -> Operations {
     let of_service = kind.operations().iter();
     of_service
         .filter(|operation| {
-            let windows = verbs_api::Features::WINDOW_2;
-            features.contains(operation.required_features())
+            operation.missing_features(features).is_empty()
                 && !CLOSED
                     .iter()
                     .any(|(gap, closed)| gaps.contains(*gap) && closed.contains(*operation))
-                && (*operation != Operations::BIND_MW || features.intersects(windows))
         })
         .collect()
 }

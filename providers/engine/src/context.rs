@@ -10,7 +10,7 @@ use verbs_api::provider::{
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, ArgumentReason, Features, Operations, RKey, VerbError,
+    Access, ArgumentReason, Features, RKey, VerbError,
     capability::{Baseline, PortAttributes},
     extension::Unsupported,
     ids::{LKey, Port},
@@ -141,13 +141,10 @@ pub struct Pd<D: Driver> {
 impl<D: Driver> Pd<D> {
     fn make_qp(&self, init: &QpInit) -> Result<Arc<dyn QpOps>, VerbError> {
         let device = &self.device;
-        let mut needed = init.operations.required_features();
-        if init.operations.contains(Operations::BIND_MW)
-            && !device.features().intersects(Features::WINDOW_2)
-        {
-            needed |= Features::WINDOW_2B;
+        let missing = init.operations.missing_features(device.features());
+        if !missing.is_empty() {
+            return Err(VerbError::Unsupported { missing });
         }
-        device.check_claimed(needed)?;
         device.check_baseline(Baseline::taken_by(init.qp_type, init.operations))?;
         for operation in init.operations.of_extensions() {
             if device.operation(operation).is_none() {

@@ -5,8 +5,7 @@ use std::ops::Deref;
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, ConnectOptions, Context, Cq, Features, Operations, Pd, Qp, QpOptions, RemoteAddress,
-    WcStatus,
+    Access, ConnectOptions, Context, Cq, Operations, Pd, Qp, QpOptions, RemoteAddress, WcStatus,
     event::EventType,
     provider::Operation,
     wr::{self, ReceiveRequest, WorkRequest},
@@ -67,10 +66,8 @@ impl Side {
 pub(crate) fn operations_of(context: &Context, qp_type: QpType) -> Operations {
     let features = context.features();
     let extras = qp_type.operations() - Operations::BASELINE;
-    let granted = extras.iter().filter(|&operation| {
-        let window = operation != Operations::BIND_MW || features.intersects(Features::WINDOW_2);
-        window && features.contains(operation.required_features())
-    });
+    let granted =
+        (extras.iter()).filter(|operation| operation.missing_features(features).is_empty());
     granted.fold(Operations::empty(), |all, one| all | one)
 }
 

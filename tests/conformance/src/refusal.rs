@@ -39,14 +39,17 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
         Features::BMME => {
             names(feature, pd.alloc_key(1));
             lacks_operation(rig, pd, Operations::FAST_REGISTER, feature);
-            lacks_operation(rig, pd, Operations::LOCAL_INV, feature);
             lacks_operation(rig, pd, Operations::SEND_WITH_INV, feature);
             let memory = Memory::zeroed(4096).expect("memory");
             let list = PageList::map(&[(&memory).into()], 4096, 1)
                 .expect("a page list")
                 .list;
             lacks_request(rig, wr::FastRegister::new(RKey::new(0x100), &list));
-            lacks_request(rig, wr::LocalInvalidate::new(RKey::new(0x100)));
+            // Windows can be invalidated without it.
+            if !rig.attributes().features.intersects(Features::WINDOW_2) {
+                lacks_operation(rig, pd, Operations::LOCAL_INV, feature);
+                lacks_request(rig, wr::LocalInvalidate::new(RKey::new(0x100)));
+            }
         }
         Features::WINDOW_1 => {
             names(feature, pd.alloc_mw(MwType::Type1));
@@ -121,6 +124,7 @@ fn refuses_request(rig: &Rig, feature: Features) {
 
 fn has_gap(rig: &Rig, pd: &Pd, gap: BaselineGaps) {
     let operation = match gap {
+        BaselineGaps::NO_RC => return lacks_service(rig, pd, QpOptions::rc, gap),
         BaselineGaps::NO_UD => return lacks_service(rig, pd, QpOptions::ud, gap),
         BaselineGaps::NO_UC => return lacks_service(rig, pd, QpOptions::uc, gap),
         BaselineGaps::NO_SEND_WITH_IMMEDIATE => Operations::SEND_WITH_IMM,

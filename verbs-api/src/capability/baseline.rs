@@ -81,7 +81,8 @@ impl Baseline {
     }
 }
 
-const LACKING: [(BaselineGaps, Baseline); 7] = [
+const LACKING: [(BaselineGaps, Baseline); 10] = [
+    (BaselineGaps::NO_RC, Baseline::RC),
     (BaselineGaps::NO_UD, Baseline::UD),
     (BaselineGaps::NO_UC, Baseline::UC),
     (
@@ -98,6 +99,8 @@ const LACKING: [(BaselineGaps, Baseline); 7] = [
         Baseline::LOCAL_READ_SINK,
     ),
     (BaselineGaps::NO_RNR_RETRY, Baseline::RNR_RETRY),
+    (BaselineGaps::NO_REREG_MR, Baseline::REREG_MR),
+    (BaselineGaps::NO_RESIZE_CQ, Baseline::RESIZE_CQ),
 ];
 
 const OPERATIONS: [(Operations, Baseline); 7] = [

@@ -33,5 +33,11 @@ bitflags! {
         const NO_ZBVA = 1 << 10;
         /// The transport demands read-with-invalidate and what emulates it is not linked.
         const NO_READ_WITH_INVALIDATE = 1 << 11;
+        /// A region cannot be changed: it is deregistered and made anew. Many drivers of hardware.
+        const NO_REREG_MR = 1 << 12;
+        /// A completion queue keeps the size that it was made with. Many drivers of hardware.
+        const NO_RESIZE_CQ = 1 << 13;
+        /// No reliable connections. Devices with datagrams of their own only.
+        const NO_RC = 1 << 14;
     }
 }

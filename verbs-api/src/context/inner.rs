@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::AsyncEvent;
 use super::events::{EventQueue, fits};
 use crate::argument::ArgumentReason;
-use crate::capability::{DeviceAttributes, Features, Grant, PortAttributes};
+use crate::capability::{
+    Baseline, BaselineGaps, DeviceAttributes, Features, Grant, PortAttributes,
+};
 use crate::control::{Completer, Started};
 use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
@@ -123,6 +125,19 @@ impl ContextInner {
 
     pub(crate) fn table(&self) -> &Arc<Table> {
         &self.shared.table
+    }
+
+    /// What of the baseline is refused here. Who was granted what the device says that it lacks is refused by the device.
+    pub(crate) fn gaps(&self) -> BaselineGaps {
+        self.attributes().gaps - self.grant.set::<Baseline>().gaps()
+    }
+
+    /// Whether a verb is behind no such gap.
+    pub(crate) fn check_gap(&self, gap: BaselineGaps) -> Result<(), VerbError> {
+        match self.gaps().contains(gap) {
+            true => Err(VerbError::BaselineGap(gap)),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn attributes(&self) -> &DeviceAttributes {

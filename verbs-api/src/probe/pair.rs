@@ -5,7 +5,6 @@ use std::ops::Deref;
 use super::rig::poll_all;
 use super::{End, Evidence, Outcome, Region, Rig};
 use crate::access::Access;
-use crate::capability::Features;
 use crate::completion::WcStatus;
 use crate::context::Context;
 use crate::cq::Cq;
@@ -71,10 +70,8 @@ impl Side {
 fn operations_of(context: &Context, qp_type: QpType) -> Operations {
     let features = context.features();
     let extras = qp_type.operations() - Operations::BASELINE;
-    let granted = extras.iter().filter(|&operation| {
-        let window = operation != Operations::BIND_MW || features.intersects(Features::WINDOW_2);
-        window && features.contains(operation.required_features())
-    });
+    let granted =
+        (extras.iter()).filter(|operation| operation.missing_features(features).is_empty());
     granted.fold(Operations::empty(), |all, one| all | one)
 }
 

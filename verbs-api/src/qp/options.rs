@@ -2,7 +2,8 @@
 
 use super::{QpCap, QpType};
 use crate::argument::ArgumentReason;
-use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Features, Grant, Limit, Limits};
+use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Grant, Limit, Limits};
+use crate::context::ContextInner;
 use crate::cq::Cq;
 use crate::error::VerbError;
 use crate::extension::{QpExtension, QpShape, QpVariant};
@@ -170,14 +171,15 @@ impl QpOptions {
 
     pub(super) fn granted_operations(
         &self,
-        device: &DeviceAttributes,
-        grant: &Grant,
+        context: &ContextInner,
     ) -> Result<Operations, VerbError> {
+        let grant = &context.grant;
         let features = grant.features();
         if self.variant().is_some_and(|variant| !variant.has_sends()) {
             return Ok(Operations::empty());
         }
-        let device_gaps = ungranted_gaps(device, grant);
+        // Who was granted what the device says that it lacks is refused by the device, not here.
+        let device_gaps = context.gaps();
         let service = Baseline::taken_by(self.qp_type, Operations::empty()).gaps() & device_gaps;
         if !service.is_empty() {
             return Err(VerbError::BaselineGap(service));
@@ -203,7 +205,7 @@ impl QpOptions {
             };
             return Err(VerbError::argument("operations", reason));
         }
-        let missing = missing_features(wanted, features);
+        let missing = wanted.missing_features(features);
         if !missing.is_empty() {
             return Err(VerbError::Unsupported { missing });
         }
@@ -281,24 +283,11 @@ impl QpOptions {
     }
 }
 
-// Who was granted what the device says that it lacks is refused by the device, not here.
-pub(super) fn ungranted_gaps(device: &DeviceAttributes, grant: &Grant) -> BaselineGaps {
-    device.gaps - grant.set::<Baseline>().gaps()
-}
-
-fn missing_features(operations: Operations, granted: Features) -> Features {
-    let mut missing = operations.required_features() - granted;
-    if operations.contains(Operations::BIND_MW) && !granted.intersects(Features::WINDOW_2) {
-        missing |= Features::WINDOW_2B;
-    }
-    missing
-}
-
 /// Why a queue pair of these rules does not do `operation`.
 pub(super) fn why_closed(rules: &QpRules, operation: Operations) -> PostReason {
     let of_service = operation & rules.qp_type.operations();
     let (_, gaps) = gaps_of(of_service, rules.gaps);
-    let missing = missing_features(of_service, rules.features);
+    let missing = of_service.missing_features(rules.features);
     if !gaps.is_empty() {
         PostReason::BaselineGap { operation, gaps }
     } else if !missing.is_empty() {
@@ -336,20 +325,19 @@ pub(super) fn rules(
     qp_type: QpType,
     pd: ObjectId,
     operations: Operations,
-    device: &DeviceAttributes,
-    grant: &Grant,
+    context: &ContextInner,
     cap: &QpCap,
     has_srq: bool,
 ) -> QpRules {
-    let DeviceAttributes { limits, gaps, .. } = device;
+    let DeviceAttributes { limits, gaps, .. } = context.attributes();
     QpRules {
         qp_type,
         variant: None,
         special_operations: Operations::empty(),
         pd,
         operations,
-        features: grant.features(),
-        gaps: ungranted_gaps(device, grant),
+        features: context.features(),
+        gaps: context.gaps(),
         max_send_sge: cap.max_send_sge,
         max_sge_rd: limits.max_sge_rd,
         max_recv_sge: cap.max_recv_sge,

@@ -109,7 +109,7 @@ impl Qp {
     fn start(pd: &Pd, options: QpOptions) -> Result<Started<Self>, VerbError> {
         let context = pd.context();
         let attributes = context.attributes();
-        let operations = options.granted_operations(attributes, &context.grant)?;
+        let operations = options.granted_operations(context)?;
         let cap = options.checked_cap(&attributes.limits)?;
         options.check_extensions(&context.grant, cap)?;
         let variant = options.variant();
@@ -138,15 +138,7 @@ impl Qp {
             }
         }
         let birth = Birth::new(context, ObjectKind::Qp, parents)?;
-        let rules = rules(
-            qp_type,
-            pd.id(),
-            operations,
-            attributes,
-            &context.grant,
-            &cap,
-            srq.is_some(),
-        );
+        let rules = rules(qp_type, pd.id(), operations, context, &cap, srq.is_some());
         let rules = variant.map_or(rules, |variant| rules.of_variant(variant));
         let init = QpInit {
             id: birth.id(),

@@ -59,19 +59,27 @@ impl Operations {
         .union(Self::ATOMIC_CMP_AND_SWP)
         .union(Self::ATOMIC_FETCH_AND_ADD);
 
-    /// The feature without which these operations cannot be granted.
-    pub fn required_features(self) -> Features {
-        let mut features = Features::empty();
-        if self.intersects(Self::LOCAL_INV | Self::SEND_WITH_INV | Self::FAST_REGISTER) {
-            features |= Features::BMME;
-        }
-        features.set(
+    /// The features that are not among these and without which these operations cannot be granted. A local invalidate
+    /// needs something to invalidate: keys of `BMME`, or windows of type 2.
+    pub fn missing_features(self, offered: Features) -> Features {
+        let has_windows = offered.intersects(Features::WINDOW_2);
+        let mut needed = Features::empty();
+        needed.set(
+            Features::BMME,
+            self.intersects(Self::SEND_WITH_INV | Self::FAST_REGISTER)
+                || self.contains(Self::LOCAL_INV) && !has_windows,
+        );
+        needed.set(
+            Features::WINDOW_2B,
+            self.contains(Self::BIND_MW) && !has_windows,
+        );
+        needed.set(
             Features::READ_WITH_INVALIDATE,
             self.contains(Self::READ_WITH_INV),
         );
-        features.set(Features::FLUSH, self.contains(Self::FLUSH));
-        features.set(Features::ATOMIC_WRITE, self.contains(Self::ATOMIC_WRITE));
-        features
+        needed.set(Features::FLUSH, self.contains(Self::FLUSH));
+        needed.set(Features::ATOMIC_WRITE, self.contains(Self::ATOMIC_WRITE));
+        needed - offered
     }
 }
 

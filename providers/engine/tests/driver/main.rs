@@ -550,11 +550,11 @@ fn one_table_says_what_an_operation_is() {
         if !Operations::BASELINE.contains(operation) {
             let refused = rig.a.qp.post_one(request).unwrap_err();
             // Of these the device has no feature, which is what is said.
-            let missing = match operation {
-                Operations::BIND_MW => Features::WINDOW_2B,
-                _ => operation.required_features(),
-            };
-            assert_eq!(refused.reason, PostReason::Unsupported { missing });
+            let missing = operation.missing_features(Features::empty());
+            assert_eq!(
+                refused.reason,
+                PostReason::OperationNeeds { operation, missing }
+            );
         }
         for qp_type in [QpType::Uc, QpType::Ud] {
             let options = match qp_type {
@@ -562,7 +562,7 @@ fn one_table_says_what_an_operation_is() {
                 _ => QpOptions::ud(&rig.a.cq),
             };
             let made = rig.a.pd.create_qp(options.only(operation)).wait();
-            let lacks = operation.required_features() | operation_window(operation);
+            let lacks = operation.missing_features(Features::empty());
             let legal = service(qp_type).contains(operation) && lacks.is_empty();
             assert_eq!(made.is_ok(), legal, "{qp_type:?} {operation:?}");
         }
@@ -571,13 +571,6 @@ fn one_table_says_what_an_operation_is() {
     assert_eq!(Operations::from_bits(1 << 31), None);
     assert_eq!(WcOpcode::from_code(0x6e).extension(), None);
     fill(&rig, rig.a.qp.cap().max_send_wr);
-}
-
-fn operation_window(operation: Operations) -> Features {
-    match operation {
-        Operations::BIND_MW => Features::WINDOW_2,
-        _ => Features::empty(),
-    }
 }
 
 // The queue has exactly this much room: a send without a receive holds up all.

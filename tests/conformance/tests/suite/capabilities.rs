@@ -379,7 +379,8 @@ fn what_was_not_asked_for_is_not_granted(rig: &Rig) {
     )));
     assert_eq!(
         refused.expect_err("not asked for").reason,
-        PostReason::Unsupported {
+        PostReason::OperationNeeds {
+            operation: verbs_api::Operations::LOCAL_INV,
             missing: Features::BMME
         }
     );
