@@ -17,7 +17,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const CONNECTIONS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(1);
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let context = open(Requirements::new())?;
     let executor = LocalExecutor::new();
     smol::block_on(executor.run(write_all(&context, &executor)))

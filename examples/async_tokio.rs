@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const CONNECTIONS: usize = 100;
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(greet_all())
 }
