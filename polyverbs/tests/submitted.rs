@@ -70,7 +70,7 @@ impl Ends {
     }
 }
 
-// covers 5.40 5.41
+// covers 5.30 5.31
 #[test]
 fn threads_await_cancel_and_poll_on_one_queue() {
     for device in DEVICES {
@@ -116,7 +116,7 @@ fn threads_await_cancel_and_poll_on_one_queue() {
     }
 }
 
-// covers 5.42
+// covers 5.32
 #[test]
 fn a_queue_pair_in_error_is_an_error_of_every_future() {
     for device in DEVICES {

@@ -79,7 +79,7 @@ fn completed(future: &mut completion::Submitted) -> Completion {
     done.unwrap()
 }
 
-// covers 5.04 5.40
+// covers 5.04 5.30
 #[test]
 fn futures_of_requests_allocate_nothing_once_there_is_room() {
     let (mock, context) = mock::open();

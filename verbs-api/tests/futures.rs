@@ -65,7 +65,7 @@ fn poll_one(cq: &Cq) -> Option<u64> {
     cq.poll(&mut slot).unwrap().first().map(|done| done.wr_id)
 }
 
-// covers 5.40
+// covers 5.30
 #[test]
 fn a_submitted_request_answers_with_its_own_wr_id() {
     let (_mock, context) = mock::open();
@@ -78,7 +78,7 @@ fn a_submitted_request_answers_with_its_own_wr_id() {
     assert_eq!(poll_one(&cq), None);
 }
 
-// covers 5.40
+// covers 5.30
 #[test]
 fn a_hundred_futures_of_one_queue_are_woken_one_by_one() {
     let (mock, context) = mock::open();
@@ -107,7 +107,7 @@ fn a_hundred_futures_of_one_queue_are_woken_one_by_one() {
     }
 }
 
-// covers 5.40
+// covers 5.30
 #[test]
 fn threads_that_wait_on_one_queue_each_get_their_own() {
     let (mock, context) = mock::open();
@@ -140,7 +140,7 @@ fn threads_that_wait_on_one_queue_each_get_their_own() {
     });
 }
 
-// covers 5.41
+// covers 5.31
 #[test]
 fn a_dropped_future_gives_its_buffers_back_when_its_request_completes() {
     let (mock, context) = mock::open();
@@ -160,7 +160,7 @@ fn a_dropped_future_gives_its_buffers_back_when_its_request_completes() {
     assert_eq!(poll_one(&cq), None);
 }
 
-// covers 5.40
+// covers 5.30
 #[test]
 fn plain_completions_come_in_order_and_wake_who_waits_for_them() {
     let (mock, context) = mock::open();
@@ -219,7 +219,7 @@ fn a_handler_gets_one_notice_for_each_arm_beside_futures() {
     assert!(Task::new().poll(&mut future).is_ready());
 }
 
-// covers 5.42
+// covers 5.32
 #[test]
 fn a_failed_request_is_an_error_that_says_which_and_why() {
     let (mock, context) = mock::open();
@@ -236,7 +236,7 @@ fn a_failed_request_is_an_error_that_says_which_and_why() {
     assert!(error.to_string().contains("remote access error"), "{error}");
 }
 
-// covers 5.42
+// covers 5.32
 #[test]
 fn a_refused_request_is_an_error_of_its_future_and_keeps_nothing() {
     let (mock, context) = mock::open();
@@ -257,7 +257,7 @@ fn a_refused_request_is_an_error_of_its_future_and_keeps_nothing() {
     );
 }
 
-// covers 5.42
+// covers 5.32
 #[test]
 fn an_overrun_ends_every_future_and_wakes_it() {
     let (mock, context) = mock::open();
@@ -278,7 +278,7 @@ fn an_overrun_ends_every_future_and_wakes_it() {
     assert_eq!(cq.poll(&mut []).unwrap_err(), VerbError::CqOverrun);
 }
 
-// covers 5.42
+// covers 5.32
 #[test]
 fn completions_that_nobody_polls_overrun_the_queue_beside_futures_too() {
     let (_mock, context) = mock::open();
@@ -300,7 +300,7 @@ fn completions_that_nobody_polls_overrun_the_queue_beside_futures_too() {
     assert_eq!(cq.poll(&mut []).unwrap_err(), VerbError::CqOverrun);
 }
 
-// covers 5.42
+// covers 5.32
 #[test]
 fn a_removed_device_ends_every_future_and_wakes_it() {
     let (mock, context) = mock::open();
@@ -320,7 +320,7 @@ fn a_removed_device_ends_every_future_and_wakes_it() {
     assert_eq!(qp.submit(send(3)).wait().unwrap_err(), refused);
 }
 
-// covers 5.42
+// covers 5.32
 #[test]
 fn a_reset_and_a_destruction_of_the_queue_pair_end_its_futures_alone() {
     let (mock, context) = mock::open();
@@ -390,7 +390,7 @@ fn a_wait_with_a_limit_may_be_repeated() {
     );
 }
 
-// covers 5.43
+// covers 5.33
 #[test]
 fn a_batch_is_what_is_there_and_at_least_one() {
     let (mock, context) = mock::open();
@@ -414,7 +414,7 @@ fn a_batch_is_what_is_there_and_at_least_one() {
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
 }
 
-// covers 5.43
+// covers 5.33
 #[test]
 fn completions_and_events_are_streams_that_end_with_the_device() {
     let (mock, context) = mock::open();
@@ -485,7 +485,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    // covers 5.40
+    // covers 5.30
     #[test]
     fn each_completion_reaches_its_future_or_one_poll(steps in steps()) {
         let (mock, context) = mock::open();

@@ -67,6 +67,8 @@ mod posting;
 mod shared_receive;
 #[path = "../../conformance/tests/suite/states.rs"]
 mod states;
+#[path = "../../conformance/tests/suite/submitted.rs"]
+mod submitted;
 #[path = "../../conformance/tests/suite/support.rs"]
 mod support;
 #[path = "../../conformance/tests/suite/windows.rs"]

@@ -69,7 +69,7 @@ fn rights() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
 }
 
-// covers 5.40
+// covers 5.30
 fn futures_of_both_ends_and_polls_each_get_their_own(rig: &Rig) {
     let pair = rig.rc();
     let desk = rig.far.region(4096, rights());
@@ -107,7 +107,7 @@ fn futures_of_both_ends_and_polls_each_get_their_own(rig: &Rig) {
     }
 }
 
-// covers 5.41
+// covers 5.31
 fn dropped_futures_give_their_buffers_back(rig: &Rig) {
     let pair = rig.rc();
     let pool = rig.finish(rig.far.pd.register_buffers(2, 64));
@@ -127,7 +127,7 @@ fn dropped_futures_give_their_buffers_back(rig: &Rig) {
     assert_eq!(pool.available(), 2);
 }
 
-// covers 5.42
+// covers 5.32
 fn a_failure_is_told_to_its_future_and_flushes_the_others(rig: &Rig) {
     let pair = rig.rc();
     let received = pair
@@ -147,7 +147,7 @@ fn a_failure_is_told_to_its_future_and_flushes_the_others(rig: &Rig) {
     assert_eq!((error.wr_id, error.status), (7, WcStatus::WrFlushErr));
 }
 
-// covers 5.42
+// covers 5.32
 fn an_overrun_is_told_to_every_future(rig: &Rig) {
     let small = rig.finish(rig.near.context.create_cq(1));
     let qp = rig.finish(rig.near.pd.create_qp(QpOptions::rc(&small).max_recv_wr(64)));
@@ -170,7 +170,7 @@ fn an_overrun_is_told_to_every_future(rig: &Rig) {
     assert_ne!(overran, 0);
 }
 
-// covers 5.42
+// covers 5.32
 fn a_removal_is_told_to_every_future(rig: &Rig) {
     let pair = rig.rc();
     let receive = |wr_id| ReceiveRequest::new(wr_id, rig.scratch.sge(0, 8));
@@ -188,7 +188,7 @@ fn a_removal_is_told_to_every_future(rig: &Rig) {
     }
 }
 
-// covers 5.42
+// covers 5.32
 fn a_reset_is_told_to_every_future(rig: &Rig) {
     let pair = rig.rc();
     let receive = |wr_id| ReceiveRequest::new(wr_id, rig.scratch.sge(0, 8));
