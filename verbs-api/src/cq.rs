@@ -110,8 +110,11 @@ impl CqSink {
 
 impl CompletionSink for CqSink {
     fn notify(&self) {
-        if self.router.get().is_none() {
+        let Some(router) = self.router.get() else {
             return self.notice();
+        };
+        if !router.on_notice() {
+            return;
         }
         let object = self.object.get().cloned();
         // As a handler: what is polled may give notices of other queues, and the stack stays flat.
@@ -119,7 +122,7 @@ impl CompletionSink for CqSink {
             if let Some(object) = object.as_ref().and_then(Weak::upgrade)
                 && let Some(router) = object.extra.router()
             {
-                router.on_notice(&object);
+                router.drain(&object);
             }
         });
     }

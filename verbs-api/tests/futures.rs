@@ -1,6 +1,7 @@
 //! Requests whose completions are awaited: each future gets its own, each poll of the program the program's.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -217,6 +218,21 @@ fn a_handler_gets_one_notice_for_each_arm_beside_futures() {
     }
     assert_eq!(*got.lock().unwrap(), [4, 3, 2]);
     assert!(Task::new().poll(&mut future).is_ready());
+}
+
+#[test]
+fn a_handler_that_panics_holds_up_no_future() {
+    let (_mock, context) = mock::open();
+    let (_pd, cq, qp, _) = mock::pair(&context);
+    qp.submit(send(0)).wait().unwrap();
+    qp.post_one(send(1).signaled(1)).unwrap();
+    assert_eq!(poll_one(&cq), Some(1));
+    // Nobody waits: it is found by the next look, which is that of arming.
+    qp.post_one(send(2).signaled(2)).unwrap();
+    cq.on_completion(|_| panic!("a fault of the program's"));
+    let arm = AssertUnwindSafe(|| cq.arm(Notify::Next));
+    assert!(catch_unwind(arm).is_err());
+    assert!(Task::new().poll(&mut qp.submit(send(3))).is_ready());
 }
 
 // covers 5.32

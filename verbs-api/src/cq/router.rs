@@ -16,6 +16,7 @@ use std::{array, mem};
 
 use super::CqObject;
 use crate::completion::{Completion, Notify};
+use crate::control::handler_scope;
 use crate::error::VerbError;
 use crate::objects::ObjectId;
 
@@ -143,8 +144,10 @@ impl Router {
     /// The request was not posted.
     pub(crate) fn withdraw(&self, ticket: Ticket) {
         let mut table = self.lock();
-        table.outstanding -= 1;
-        table.release(ticket.index());
+        // Otherwise it has ended with its queue pair.
+        if let State::Waiting(_) = table.release(ticket.index()) {
+            table.outstanding -= 1;
+        }
     }
 
     /// What a future does: takes its completion, or has `waker` woken when there is more to see.
@@ -248,10 +251,12 @@ impl Router {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The provider has given its notice.
-    pub(super) fn on_notice(&self, cq: &CqObject) {
+    /// The provider has given its notice; answers whether the caller has to [`drain`](Self::drain), because nobody does.
+    pub(super) fn on_notice(&self) -> bool {
         self.is_armed.store(false, Ordering::SeqCst);
-        self.drain(cq);
+        let add = |claims| (claims > 0).then_some(claims + 1);
+        let (set, fetched) = (Ordering::SeqCst, Ordering::SeqCst);
+        self.claims.fetch_update(set, fetched, add).is_err()
     }
 
     /// What the program's poll answers: completions of its own requests.
@@ -309,8 +314,8 @@ impl Router {
         self.lock().has_news()
     }
 
-    // Sees what is there now: whoever drains at this moment begins again.
-    fn drain(&self, cq: &CqObject) {
+    /// Sees what is there now: whoever drains at this moment begins again.
+    pub(super) fn drain(&self, cq: &CqObject) {
         if self.claims.fetch_add(1, Ordering::SeqCst) == 0 {
             self.drain_claimed(cq);
         }
@@ -325,19 +330,20 @@ impl Router {
         }
     }
 
-    // No lock is held while the provider is called: it may give a notice meanwhile, in this thread too.
+    // No lock is held while the provider is called: it may give a notice meanwhile, in this thread too. Handlers of the
+    // program run behind: one that panics or takes its time holds up no drain.
     fn drain_claimed(&self, cq: &CqObject) {
-        let mut claims = 1;
-        loop {
-            self.drain_once(cq);
-            let ended = self
-                .claims
-                .compare_exchange(claims, 0, Ordering::SeqCst, Ordering::SeqCst);
-            match ended {
-                Ok(_) => return,
-                Err(more) => claims = more,
+        handler_scope(|| {
+            let mut claims = 1;
+            loop {
+                self.drain_once(cq);
+                let (ended, more) = (Ordering::SeqCst, Ordering::SeqCst);
+                match self.claims.compare_exchange(claims, 0, ended, more) {
+                    Ok(_) => return,
+                    Err(more) => claims = more,
+                }
             }
-        }
+        });
     }
 
     fn drain_once(&self, cq: &CqObject) {
