@@ -125,7 +125,7 @@ impl Memory {
     ///     length: U32,
     /// }
     ///
-    /// let memory = Memory::zeroed(64).ok_or("out of memory")?;
+    /// let memory = Memory::zeroed(64)?;
     /// memory.write_from(20, &Header { sequence: 7.into(), length: 5.into() })?;
     /// let header: Header = memory.read_as(20)?;
     /// assert_eq!((header.sequence.get(), header.length.get()), (7, 5));
