@@ -1,0 +1,298 @@
+//! A key-value store whose server only waits: clients read, write and count in its memory.
+//!
+//! `key_value serve ADDRESS:PORT DEVICE` has the table, and a task of tokio's for each connection.
+//! `key_value try ADDRESS:PORT DEVICE tokio|smol` is a hundred clients, each a task, on one thread and one completion queue;
+//! each puts a value, gets it back and counts itself. Devices are `ib0` and `iw0`; nothing here asks which one it is.
+//!
+//! A key takes its slot by compare-and-swap of its tag, from where its hash says onwards; then a value is one write, a get
+//! is one read, and a count one fetch-and-add.
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use polyverbs::capability::Baseline;
+use polyverbs::connection::{ConnectionOptions, Connector, Incoming};
+use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::portable::read_sink_access;
+use polyverbs::{
+    Access, ConnectOptions, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RemoteAddress,
+    Requirements, wr,
+};
+use tokio::task::JoinSet;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const CLIENTS: usize = 100;
+const SLOTS: u64 = 4096;
+const VALUE: usize = 40;
+
+/// What the server's memory is made of. Atomic operations are of native integers.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Slot {
+    tag: u64,
+    count: u64,
+    entry: Entry,
+}
+
+/// What a put writes.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Entry {
+    length: u64,
+    value: [u8; VALUE],
+}
+
+const SLOT: u64 = size_of::<Slot>() as u64;
+const COUNT: u64 = std::mem::offset_of!(Slot, count) as u64;
+const ENTRY: u64 = std::mem::offset_of!(Slot, entry) as u64;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("key_value: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What the arguments ask for.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["serve", at, device] => on_tokio(serve(at.parse()?, device)),
+        ["try", server, device, "tokio"] => on_tokio(try_on_tokio(server.parse()?, device)),
+        ["try", server, device, "smol"] => smol::block_on(try_on_smol(server.parse()?, device)),
+        _ => Err("usage: key_value serve ADDRESS:PORT DEVICE\n       key_value try ADDRESS:PORT DEVICE tokio|smol".into()),
+    }
+}
+
+fn on_tokio(work: impl Future<Output = Result<()>>) -> Result<()> {
+    tokio::runtime::Builder::new_current_thread()
+        .build()?
+        .block_on(work)
+}
+
+async fn serve(at: SocketAddr, device: &str) -> Result<()> {
+    let context =
+        emulated::device_at(device, at.ip(), &EmulatedOptions::default())?.open(&needs())?;
+    let (pd, cq) = (context.alloc_pd().await?, context.create_cq(16).await?);
+    let table = Memory::zeroed((SLOTS * SLOT) as usize)?;
+    let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let region = pd.register(&table, Access::LOCAL_WRITE | remote).await?;
+    let options = ConnectionOptions::new()
+        .qp(ConnectOptions::new().access(remote))
+        .private_data(&region.remote(0).to_bytes());
+    let listener = Connector::of(&context)?.listen(at, CLIENTS)?;
+    println!("serving at {}", listener.address());
+    let mut served = JoinSet::new();
+    loop {
+        let incoming = listener.next().await?;
+        let qp = pd.create_qp(QpOptions::rc(&cq)).await?;
+        served.spawn(keep(context.clone(), qp, incoming, options.clone()));
+        while let Some(ended) = served.try_join_next() {
+            ended?.unwrap_or_else(|error| eprintln!("a client: {error}"));
+        }
+    }
+}
+
+// A client that dies or lies ends its own connection.
+async fn keep(
+    context: Context,
+    qp: Qp,
+    incoming: Incoming,
+    options: ConnectionOptions,
+) -> Result<()> {
+    let connection = incoming.accept(&context, &qp, options).await?;
+    Ok(connection.disconnected().await?)
+}
+
+async fn try_on_tokio(server: SocketAddr, device: &str) -> Result<()> {
+    let clients = Clients::new(server, device).await?;
+    let mut tasks = JoinSet::new();
+    for number in 0..CLIENTS {
+        tasks.spawn(clients.clone().try_store(number));
+    }
+    let mut greatest = 0;
+    while let Some(counted) = tasks.join_next().await {
+        greatest = greatest.max(counted??);
+    }
+    clients.report(greatest)
+}
+
+async fn try_on_smol(server: SocketAddr, device: &str) -> Result<()> {
+    let clients = Clients::new(server, device).await?;
+    let executor = smol::LocalExecutor::new();
+    let tasks: Vec<_> = (0..CLIENTS)
+        .map(|number| executor.spawn(clients.clone().try_store(number)))
+        .collect();
+    let all = async {
+        let mut greatest = 0;
+        for task in tasks {
+            greatest = greatest.max(task.await?);
+        }
+        clients.report(greatest)
+    };
+    executor.run(all).await
+}
+
+fn needs() -> Requirements {
+    Requirements::new().needs(Baseline::RC | Baseline::WRITE | Baseline::READ | Baseline::ATOMICS)
+}
+
+/// What all clients of a process share.
+#[derive(Clone)]
+struct Clients {
+    server: SocketAddr,
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+}
+
+impl Clients {
+    async fn new(server: SocketAddr, device: &str) -> Result<Self> {
+        let device = emulated::device_reaching(device, server, &EmulatedOptions::default())?;
+        let context = device.open(&needs())?;
+        let (pd, cq) = (
+            context.alloc_pd().await?,
+            context.create_cq(4 * CLIENTS as u32).await?,
+        );
+        Ok(Self {
+            server,
+            context,
+            pd,
+            cq,
+        })
+    }
+
+    async fn try_store(self, number: usize) -> Result<u64> {
+        let qp = self
+            .pd
+            .create_qp(QpOptions::rc(&self.cq).max_inline_data(64))
+            .await?;
+        let connector = Connector::of(&self.context)?;
+        let asked = connector.connect(&self.context, &qp, self.server, ConnectionOptions::new());
+        let accepted = asked.await?;
+        let (table, _) = accepted
+            .private_data()
+            .split_first_chunk()
+            .ok_or("the server told no address")?;
+        let store = Store::new(&self, &qp, RemoteAddress::from_bytes(*table)).await?;
+        let connection = accepted.complete().await?;
+
+        let (key, value) = (format!("client-{number}"), format!("value of {number}"));
+        store.put(&key, &value).await?;
+        let found = store.get(&key).await?;
+        if found.as_deref() != Some(value.as_str()) {
+            return Err(format!("{key}: put {value:?}, got {found:?}").into());
+        }
+        let visits = store.count("visits").await?;
+        connection.disconnect(&self.context, &qp).await?;
+        Ok(visits)
+    }
+
+    fn report(&self, visits: u64) -> Result<()> {
+        let device = &self.context.attributes().name;
+        println!("{CLIENTS} clients put, got and counted over {device}: {visits} visits");
+        Ok(())
+    }
+}
+
+/// A client's end: its queue pair, and room for one slot and for the answer of an atomic operation.
+struct Store {
+    qp: Qp,
+    table: RemoteAddress,
+    memory: Memory,
+    region: Mr,
+}
+
+impl Store {
+    async fn new(clients: &Clients, qp: &Qp, table: RemoteAddress) -> Result<Self> {
+        let memory = Memory::zeroed(SLOT as usize + 8)?;
+        let access = Access::LOCAL_WRITE | read_sink_access(&clients.context).access;
+        let region = clients.pd.register(&memory, access).await?;
+        Ok(Self {
+            qp: qp.clone(),
+            table,
+            memory,
+            region,
+        })
+    }
+
+    async fn put(&self, key: &str, value: &str) -> Result<()> {
+        let mut entry = Entry {
+            length: value.len() as u64,
+            value: [0; VALUE],
+        };
+        let room = entry.value.get_mut(..value.len());
+        room.ok_or("the value is too long")?
+            .copy_from_slice(value.as_bytes());
+        let slot = self.slot_of(key).await?;
+        self.qp
+            .submit(wr::Write::new(entry.as_bytes(), slot.plus(ENTRY)))
+            .await?;
+        Ok(())
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<String>> {
+        for at in self.probe(key) {
+            self.qp
+                .submit(wr::Read::new(self.region.sge(0, SLOT as u32)?, at))
+                .await?;
+            let slot: Slot = self.memory.read_as(0)?;
+            if slot.tag == tag(key) {
+                let value = slot
+                    .entry
+                    .value
+                    .get(..slot.entry.length as usize)
+                    .ok_or("a damaged slot")?;
+                return Ok(Some(String::from_utf8(value.to_vec())?));
+            } else if slot.tag == 0 {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    async fn count(&self, key: &str) -> Result<u64> {
+        let slot = self.slot_of(key).await?;
+        let answer = self.region.sge(SLOT as usize, 8)?;
+        self.qp
+            .submit(wr::FetchAdd::new(answer, slot.plus(COUNT), 1))
+            .await?;
+        Ok(self.memory.load_u64(SLOT as usize)? + 1)
+    }
+
+    // The slot that has the key's tag, or takes it.
+    async fn slot_of(&self, key: &str) -> Result<RemoteAddress> {
+        let answer = self.region.sge(SLOT as usize, 8)?;
+        for at in self.probe(key) {
+            self.qp
+                .submit(wr::CompareSwap::new(answer, at, 0, tag(key)))
+                .await?;
+            let found = self.memory.load_u64(SLOT as usize)?;
+            if found == 0 || found == tag(key) {
+                return Ok(at);
+            }
+        }
+        Err("the table is full".into())
+    }
+
+    fn probe(&self, key: &str) -> impl Iterator<Item = RemoteAddress> + use<> {
+        let (table, first) = (self.table, tag(key));
+        (0..SLOTS).map(move |step| table.plus(first.wrapping_add(step) % SLOTS * SLOT))
+    }
+}
+
+// FNV-1a, never 0: 0 is a free slot. Keys of one tag are one key here.
+fn tag(key: &str) -> u64 {
+    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.max(1)
+}
