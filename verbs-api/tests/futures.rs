@@ -110,6 +110,33 @@ fn a_hundred_futures_of_one_queue_are_woken_one_by_one() {
 
 // covers 5.30
 #[test]
+fn the_task_that_polled_last_is_woken() {
+    let (mock, context) = mock::open();
+    let (_pd, _cq, qp, _) = mock::pair(&context);
+    mock.hold();
+    let (first, last, mut future) = (Task::new(), Task::new(), qp.submit(send(1)));
+    assert!(first.poll(&mut future).is_pending() && last.poll(&mut future).is_pending());
+    mock.complete(0, WcStatus::Success);
+    assert_eq!((first.woken(), last.woken()), (0, 1));
+}
+
+// covers 5.30
+#[test]
+fn a_completion_that_comes_while_the_queue_is_armed_is_seen() {
+    let (mock, context) = mock::open();
+    let (_pd, _cq, qp, _) = mock::pair(&context);
+    mock.hold();
+    let (task, mut future) = (Task::new(), qp.submit(send(1)));
+    let _other = qp.submit(send(2));
+    assert!(task.poll(&mut future).is_pending());
+    mock.complete_late();
+    // Its notice has the queue armed again.
+    mock.complete(1, WcStatus::Success);
+    assert_eq!((mock.held(), task.woken()), (0, 1));
+}
+
+// covers 5.30
+#[test]
 fn threads_that_wait_on_one_queue_each_get_their_own() {
     let (mock, context) = mock::open();
     let (_pd, cq, qp, _) = mock::pair(&context);
@@ -147,12 +174,20 @@ fn a_dropped_future_gives_its_buffers_back_when_its_request_completes() {
     let (mock, context) = mock::open();
     let (pd, cq, qp, _) = mock::pair(&context);
     let pool = pd.register_buffers(2, 64).wait().unwrap();
+    // From here on nobody else waits for a notice of the queue.
+    qp.submit(send(0)).wait().unwrap();
+    qp.post_one(send(1).signaled(1)).unwrap();
+    assert_eq!(poll_one(&cq), Some(1));
     mock.hold();
+    let unpolled = || drop(qp.receive(pool.take().unwrap()));
+    unpolled();
+    mock.complete(0, WcStatus::Success);
+    assert_eq!(pool.available(), 2);
     // One that was polled, and one that was not.
     let mut polled = qp.submit(wr::Send::new(pool.take().unwrap()));
     assert!(Task::new().poll(&mut polled).is_pending());
     drop(polled);
-    drop(qp.receive(pool.take().unwrap()));
+    unpolled();
     assert_eq!((pool.available(), mock.held()), (0, 2));
     mock.complete(0, WcStatus::Success);
     assert_eq!(pool.available(), 1);

@@ -46,6 +46,7 @@ pub struct Mock {
     holds: AtomicBool,
     held: Mutex<VecDeque<(Arc<MockCq>, Cqe)>>,
     overran: AtomicBool,
+    late: AtomicBool,
     cqs: Mutex<Vec<Weak<dyn CompletionSink>>>,
     /// The completion vectors that queues were made with.
     pub comp_vectors: Mutex<Vec<u32>>,
@@ -117,6 +118,11 @@ impl Mock {
 
     pub fn held(&self) -> usize {
         self.held.lock().unwrap().len()
+    }
+
+    /// The oldest request that is held completes while a queue is armed, too late for what that answers.
+    pub fn complete_late(&self) {
+        self.late.store(true, Ordering::SeqCst);
     }
 
     /// Every completion queue overruns.
@@ -385,7 +391,12 @@ impl CqOps for MockCq {
     fn arm(&self, _: Notify) -> Result<bool, VerbError> {
         self.part.mock.admitted("arm")?;
         self.armed.store(true, Ordering::SeqCst);
-        Ok(!self.queue.lock().unwrap().is_empty())
+        let has_some = !self.queue.lock().unwrap().is_empty();
+        let mock = &self.part.mock;
+        if mock.late.swap(false, Ordering::SeqCst) {
+            mock.complete(0, WcStatus::Success);
+        }
+        Ok(has_some)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
