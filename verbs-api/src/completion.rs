@@ -19,7 +19,7 @@ pub use crate::qp::submit::{SubmitError, Submitted};
 #[doc(alias = "ibv_wc_status")]
 #[repr(u8)]
 pub enum WcStatus {
-    /// The request was carried out. [`Send`](crate::work_request::Send) and [`Write`](crate::work_request::Write) say
+    /// The request was carried out. [`Send`](crate::wr::Send) and [`Write`](crate::wr::Write) say
     /// what that means for the peer.
     #[doc(alias = "IBV_WC_SUCCESS")]
     #[default]
@@ -176,42 +176,42 @@ macro_rules! wc_opcodes {
 }
 
 wc_opcodes! {
-    /// A [`Send`](crate::work_request::Send), [`SendWithImmediate`](crate::work_request::SendWithImmediate) or
-    /// [`SendWithInvalidate`](crate::work_request::SendWithInvalidate).
+    /// A [`Send`](crate::wr::Send), [`SendWithImmediate`](crate::wr::SendWithImmediate) or
+    /// [`SendWithInvalidate`](crate::wr::SendWithInvalidate).
     #[doc(alias = "IBV_WC_SEND")]
     Send = 0,
-    /// A [`Write`](crate::work_request::Write) or [`WriteWithImmediate`](crate::work_request::WriteWithImmediate).
+    /// A [`Write`](crate::wr::Write) or [`WriteWithImmediate`](crate::wr::WriteWithImmediate).
     #[doc(alias = "IBV_WC_RDMA_WRITE")]
     RdmaWrite = 1,
-    /// A [`Read`](crate::work_request::Read) or [`ReadWithInvalidate`](crate::work_request::ReadWithInvalidate): the
+    /// A [`Read`](crate::wr::Read) or [`ReadWithInvalidate`](crate::wr::ReadWithInvalidate): the
     /// bytes lie in its entries.
     #[doc(alias = "IBV_WC_RDMA_READ")]
     RdmaRead = 2,
-    /// A [`CompareSwap`](crate::work_request::CompareSwap): the value from before lies in its entry.
+    /// A [`CompareSwap`](crate::wr::CompareSwap): the value from before lies in its entry.
     #[doc(alias = "IBV_WC_COMP_SWAP")]
     CompSwap = 3,
-    /// A [`FetchAdd`](crate::work_request::FetchAdd): the value from before lies in its entry.
+    /// A [`FetchAdd`](crate::wr::FetchAdd): the value from before lies in its entry.
     #[doc(alias = "IBV_WC_FETCH_ADD")]
     FetchAdd = 4,
-    /// A [`BindWindow`](crate::work_request::BindWindow): the window has its new key.
+    /// A [`BindWindow`](crate::wr::BindWindow): the window has its new key.
     #[doc(alias = "IBV_WC_BIND_MW")]
     BindMw = 5,
-    /// A [`LocalInvalidate`](crate::work_request::LocalInvalidate): the key gives no access any more.
+    /// A [`LocalInvalidate`](crate::wr::LocalInvalidate): the key gives no access any more.
     #[doc(alias = "IBV_WC_LOCAL_INV")]
     LocalInv = 6,
-    /// A [`FastRegister`](crate::work_request::FastRegister): the key gives access.
+    /// A [`FastRegister`](crate::wr::FastRegister): the key gives access.
     #[doc(alias = "IB_WC_REG_MR")]
     FastRegister = 7,
-    /// A [`Flush`](crate::work_request::Flush) of remote memory: the bytes are where the request asked for.
+    /// A [`Flush`](crate::wr::Flush) of remote memory: the bytes are where the request asked for.
     #[doc(alias = "IBV_WC_FLUSH")]
     Flush = 8,
-    /// An [`AtomicWrite`](crate::work_request::AtomicWrite).
+    /// An [`AtomicWrite`](crate::wr::AtomicWrite).
     #[doc(alias = "IBV_WC_ATOMIC_WRITE")]
     AtomicWrite = 9,
     /// A receive, by a message that was sent.
     #[doc(alias = "IBV_WC_RECV")]
     Recv = 128,
-    /// A receive, by a [`WriteWithImmediate`](crate::work_request::WriteWithImmediate) of the peer: the bytes lie where
+    /// A receive, by a [`WriteWithImmediate`](crate::wr::WriteWithImmediate) of the peer: the bytes lie where
     /// the peer wrote them, not in the receive.
     #[doc(alias = "IBV_WC_RECV_RDMA_WITH_IMM")]
     RecvRdmaWithImm = 129,
