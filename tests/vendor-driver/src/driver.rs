@@ -168,7 +168,11 @@ mod overrides {
                 false
             }
 
-            fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
+            fn path_mtu(
+                &self,
+                wanted: verbs_api::capability::Mtu,
+                active: verbs_api::capability::Mtu,
+            ) -> verbs_api::capability::Mtu {
                 wanted.min(active)
             }
 
