@@ -19,6 +19,7 @@ use crate::header::{
     AtomicRequest, AtomicResponse, Body, ExtensionMessage, Header, Message, ReadRequest, Ready,
     Stream, Tagged, TaggedOpcode, Untagged,
 };
+use crate::streams::EMPTY_WRITE;
 use crate::terminate::{Terminate, TerminateCode};
 
 /// The format of iWARP: MPA, DDP and RDMAP.
@@ -80,24 +81,31 @@ impl Receiving {
         }
     }
 
-    // What a segment is: an indication, if one is awaited and this is it. One that is repeated is no message of the program's
-    // either, and needs no right to write.
+    // What a segment is: an indication, if one is awaited and this is it.
     #[inline]
     fn message<'o>(&mut self, ulpdu: &'o [u8]) -> Result<Arrived<'o>, Reject> {
         let arrived = message(&rdmap::decode(ulpdu)?, ulpdu)?;
-        let is_first = !self.awaits.is_empty();
-        let awaits = match (is_first, self.may_repeat) {
-            (true, _) => std::mem::take(&mut self.awaits),
-            (false, true) => ReadyForms::WRITE,
-            (false, false) => return Ok(arrived),
-        };
+        if self.awaits.is_empty() {
+            return Ok(self.unless_repeated(arrived));
+        }
+        let awaits = std::mem::take(&mut self.awaits);
         Ok(match ready(&arrived, awaits) {
             Some(ready) => {
-                self.may_repeat = is_first && matches!(ready, Ready::Write);
+                self.may_repeat = matches!(ready, Ready::Write);
                 (Message::Ready(ready), &[])
             }
             None => arrived,
         })
+    }
+
+    // An indication that comes again is no message of the program's either, and needs no right to write.
+    #[inline]
+    fn unless_repeated<'o>(&mut self, arrived: Arrived<'o>) -> Arrived<'o> {
+        if !self.may_repeat || arrived != (EMPTY_WRITE, &[]) {
+            return arrived;
+        }
+        self.may_repeat = false;
+        (Message::Ready(Ready::Write), &[])
     }
 }
 

@@ -851,7 +851,7 @@ fn end_of(error: &StreamError) -> StreamEnd {
 }
 
 /// The indication that a side is ready, in the form of a write.
-const EMPTY_WRITE: Message = Message::Tagged(Tagged {
+pub(crate) const EMPTY_WRITE: Message = Message::Tagged(Tagged {
     opcode: TaggedOpcode::Write,
     stag: 0,
     to: 0,
