@@ -37,7 +37,8 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
     Ok(AddressVector {
         // The LID of a neighbour stands for its GID.
         is_global: true,
-        flow_label: attr.grh.flow_label,
+        // Its 20 bits, as the kernel takes them: UCX sets more.
+        flow_label: attr.grh.flow_label & 0xf_ffff,
         sgid_index,
         src_path_bits: attr.src_path_bits,
         traffic_class: attr.grh.traffic_class,
