@@ -328,6 +328,16 @@ pub enum LinkAddress {
 }
 
 impl LinkAddress {
+    /// The IP address, or one that stands for it where a software device derives numbers from its address: of a port of an
+    /// in-process network its number as IPv4, else the unspecified one.
+    pub fn ip_or_stand_in(self) -> IpAddr {
+        match self {
+            Self::Ip(ip) => ip,
+            Self::InProcess(number) => Ipv4Addr::from_bits(number as u32).into(),
+            _ => Ipv4Addr::UNSPECIFIED.into(),
+        }
+    }
+
     /// Whom `gid` stands for on the link of a port that has this address. On an in-process network routing headers name a
     /// port by an IPv4 address: 127, and 24 bits of its number.
     #[must_use]

@@ -1,7 +1,5 @@
 //! What an emulated InfiniBand device claims.
 
-use std::net::IpAddr;
-
 use verbs_api::{
     Features, Transport,
     capability::{
@@ -49,7 +47,7 @@ pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceA
         | Features::ATOMIC_WRITE
         | Features::FLUSH;
     features.set(Features::WINDOW_2A, windows_2a);
-    let guid = Guid::software(Transport::InfiniBand, as_ip(address));
+    let guid = Guid::software(Transport::InfiniBand, address.ip_or_stand_in());
     DeviceAttributes {
         name: name.to_owned(),
         provider: "emulated-ib",
@@ -87,13 +85,4 @@ fn gids(address: LinkAddress) -> Vec<GidEntry> {
         roce(Gid(octets))
     };
     PREFIXES.map(with).to_vec()
-}
-
-// The number of an in-process port stands for the address that it does not have.
-fn as_ip(address: LinkAddress) -> IpAddr {
-    match address {
-        LinkAddress::Ip(ip) => ip,
-        LinkAddress::InProcess(number) => IpAddr::from((number as u32).to_be_bytes()),
-        _ => IpAddr::from([0; 4]),
-    }
 }

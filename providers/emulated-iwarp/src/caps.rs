@@ -1,7 +1,5 @@
 //! What an emulated iWARP device claims.
 
-use std::net::IpAddr;
-
 use verbs_api::{
     Features, Transport,
     capability::{
@@ -52,7 +50,7 @@ pub const GAPS: BaselineGaps = BaselineGaps::NO_UD
 
 /// Everything that the device tells about itself, before the linked emulations add to it.
 pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
-    let guid = Guid::software(Transport::Iwarp, as_ip(address));
+    let guid = Guid::software(Transport::Iwarp, address.ip_or_stand_in());
     DeviceAttributes {
         name: name.to_owned(),
         provider: "emulated-iwarp",
@@ -81,15 +79,6 @@ fn gid(address: LinkAddress) -> GidEntry {
     };
     GidEntry {
         ip,
-        ..GidEntry::new(Gid::iwarp(as_ip(address)), GidType::Iwarp)
-    }
-}
-
-// The number of an in-process port stands for the address that it does not have.
-fn as_ip(address: LinkAddress) -> IpAddr {
-    match address {
-        LinkAddress::Ip(ip) => ip,
-        LinkAddress::InProcess(number) => IpAddr::from((number as u32).to_be_bytes()),
-        _ => IpAddr::from([0; 4]),
+        ..GidEntry::new(Gid::iwarp(address.ip_or_stand_in()), GidType::Iwarp)
     }
 }
