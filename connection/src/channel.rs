@@ -16,7 +16,7 @@ use verbs_api::{
 };
 
 use crate::connector::{Connection, ConnectionOptions, Connector, Incoming, Listener};
-use crate::error::ConnectError;
+use verbs_api::provider::backend::ConnectError;
 
 /// What has happened to an identifier.
 #[derive(Debug)]

@@ -16,12 +16,14 @@ use verbs_api::{
     provider::{Completer, Outcome},
 };
 
-use crate::backend::{Backend, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told};
-use crate::error::ConnectError;
 use crate::ib;
 use crate::in_process::InProcess;
 use crate::mpa;
 use crate::waiting::{Asked, RemovalWatch, Waiting};
+use verbs_api::provider::backend::ConnectError;
+use verbs_api::provider::backend::{
+    Backend, BringUp, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told,
+};
 
 /// Reads that an end serves and has outstanding, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,17 +128,19 @@ impl Arrival {
 }
 
 impl Connector {
-    /// For a device, whichever transport it has: InfiniBand's connection manager or MPA over an IP network, and where queue
-    /// pairs reach those of this device only, a network of that device's own on which any address may be listened at.
+    /// For a device, whichever transport it has: InfiniBand's connection manager or MPA over an IP network, what its provider
+    /// makes connections with, and where nothing leaves the process, a network of that device's own on which any address may
+    /// be listened at.
     ///
     /// # Errors
-    /// The device was removed, or its connections are made in a way that is not known here.
+    /// The device makes no connections, or in a way that is not known here.
     pub fn of(context: &Context) -> Result<Self, ConnectError> {
         let backend: Arc<dyn Backend> = match context.carrier() {
-            None => InProcess::of(context.device_id()),
             Some(Carrier::Datagrams(port)) => ib::Agent::of(&port)?,
             Some(Carrier::Streams(port)) => mpa::Agent::new(&port),
-            Some(_) => return Err(VerbError::UnsupportedVerb("connect").into()),
+            Some(Carrier::Backend(backend)) => backend,
+            Some(Carrier::InProcess) => InProcess::of(context.device_id()),
+            _ => return Err(VerbError::UnsupportedVerb("connect").into()),
         };
         Ok(Self {
             context: Some(context.clone()),
@@ -412,20 +416,29 @@ impl Target {
         found.map_err(ConnectError::in_queue_pair)
     }
 
+    /// The way to be ready that `side` has for it.
     fn bring_up(
         &self,
+        side: &Side,
         peer: &QpEndpoint,
         options: ConnectOptions,
     ) -> Result<Started<()>, ConnectError> {
         let qp = self.find()?;
         qp.keep_receives();
-        Ok(qp.connect(peer, options))
+        let planned = qp
+            .connect_steps(peer, options)
+            .map_err(ConnectError::in_queue_pair)?;
+        Ok(match side.backend.bring_up(side.token()?, planned)? {
+            BringUp::Steps(steps) => qp.modify_in_turn(*steps),
+            BringUp::ByBackend => Started::ready(Ok(())),
+        })
     }
 
     /// Ends a stream in good order that no carrier has ended: between queue pairs of one process.
     fn close(&self) -> Option<Started<()>> {
         let attributes = self.context.attributes();
-        if attributes.transport != Transport::Iwarp || self.context.carrier().is_some() {
+        let is_in_process = matches!(self.context.carrier(), Some(Carrier::InProcess));
+        if attributes.transport != Transport::Iwarp || !is_in_process {
             return None;
         }
         let qp = self.find().ok()?;
@@ -559,6 +572,17 @@ impl Side {
         self.lock().token.ok_or(ConnectError::NotConnected)
     }
 
+    /// The steps of a program that brings its queue pair up by itself.
+    fn steps(&self, planned: [QpAttributes; 3]) -> Result<[QpAttributes; 3], ConnectError> {
+        match self.backend.bring_up(self.token()?, planned)? {
+            BringUp::Steps(steps) => Ok(*steps),
+            BringUp::ByBackend => {
+                let what = "a queue pair that the program brings up, where the device does it";
+                Err(VerbError::UnsupportedHere(what.to_owned()).into())
+            }
+        }
+    }
+
     fn wait_for(&self, waiter: Waiter) {
         self.lock().waiter = Some(waiter);
     }
@@ -641,8 +665,10 @@ impl Accepted {
     /// # Errors
     /// The device was removed.
     pub fn steps(&self) -> Result<[QpAttributes; 3], ConnectError> {
+        let side = self.side.as_ref().ok_or(ConnectError::NotConnected)?;
         let context = &self.target.context;
-        Ok(self.options.reliable_steps(context, &self.peer.endpoint)?)
+        let planned = self.options.reliable_steps(context, &self.peer.endpoint)?;
+        side.steps(planned)
     }
 
     /// The peer's queue pair.
@@ -689,7 +715,10 @@ impl Accepted {
         }
         let (started, request) = begin(&self.target.context);
         let target = self.target.clone();
-        match self.target.bring_up(&self.peer.endpoint, self.options) {
+        match self
+            .target
+            .bring_up(&side, &self.peer.endpoint, self.options)
+        {
             Ok(up) => up.on_done(move |up| {
                 let done = up.map_err(ConnectError::in_queue_pair);
                 let told = done.and_then(|()| {
@@ -861,7 +890,8 @@ impl Incoming {
         let with_reads = with_path_mtu(with_reads(options.qp, reads), &self.peer);
         let own_psn = options.takes_psn.unwrap_or_default();
         let (endpoint, options) = numbered(with_reads, own_psn, &self.peer);
-        Ok(options.reliable_steps(context, &endpoint)?)
+        let side = self.side.as_ref().ok_or(ConnectError::NotConnected)?;
+        side.steps(options.reliable_steps(context, &endpoint)?)
     }
 
     /// Reads that the peer offers, from this side's point of view: what it serves, this side may start.
@@ -1012,7 +1042,7 @@ impl Accept {
             self.reached(|both| both.queue_pair = true);
             return self.send(own);
         }
-        let up = match self.target.bring_up(peer, options) {
+        let up = match self.target.bring_up(&self.side, peer, options) {
             Ok(up) => up,
             Err(error) => return self.fail(error),
         };

@@ -9,10 +9,10 @@ use verbs_api::{
     ids::{Gid, LinkAddress, Port, Qpn},
 };
 
-use crate::backend::{Answer, AnswerSink, Backend, ListenSink, Question, Token};
 use crate::connector::{Connector, Request, begin, fits};
-use crate::error::ConnectError;
 use crate::waiting::{Asked, RemovalWatch, Waiting};
+use verbs_api::provider::backend::ConnectError;
+use verbs_api::provider::backend::{Answer, AnswerSink, Backend, ListenSink, Question, Token};
 
 /// A queue pair for datagrams, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]

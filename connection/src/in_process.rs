@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use verbs_api::objects::DeviceId;
 use verbs_api::qp::Half;
 
-use crate::backend::{
+use crate::panics::FirstPanic;
+use verbs_api::provider::backend::ConnectError;
+use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, ListenSink, Offer, PrivateDataLimits, Question, Sink, Token, Told,
 };
-use crate::error::ConnectError;
-use crate::panics::FirstPanic;
 
 /// First port that is assigned where a program names none.
 const FIRST_PORT: u16 = 49152;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use verbs_api::{Context, Started};
 
 use crate::connector::{Connector, begin};
-use crate::error::ConnectError;
+use verbs_api::provider::backend::ConnectError;
 
 impl Connector {
     /// Asks whether an RDMA device answers at an address. No program there hears of it.

@@ -8,8 +8,8 @@ use verbs_api::{
     provider::{Completer, Outcome},
 };
 
-use crate::backend::Token;
-use crate::error::ConnectError;
+use verbs_api::provider::backend::ConnectError;
+use verbs_api::provider::backend::Token;
 
 /// Something that somebody asked.
 pub(crate) trait Asked: Send + 'static {

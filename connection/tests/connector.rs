@@ -11,11 +11,11 @@ use polyverbs::{
     RemoteAddress, Requirements, Started, VerbError, WcStatus,
     wr::{self, ReceiveRequest},
 };
-use polyverbs_connection::backend::{Backend, PrivateDataLimits};
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming,
     Listener, Phase, ReadLimits, flush,
 };
+use verbs_api::provider::backend::{Backend, PrivateDataLimits};
 
 const KINDS: [&str; 2] = ["ib0", "iw0"];
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use conformance::{Flavour, Rig};
-use polyverbs_connection::backend::Backend;
 use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, InProcess};
+use verbs_api::provider::backend::Backend;
 use verbs_api::{QpOptions, VerbError};
 
 // covers 5.15

@@ -1,5 +1,7 @@
 //! The state table of queue pairs: every transition, every attribute.
 
+use std::sync::atomic::Ordering;
+
 use verbs_api::qp::QpAttrMask as M;
 use verbs_api::qp::QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use verbs_api::qp::QpType::{Rc, Uc, Ud};
@@ -262,6 +264,23 @@ fn queue_pairs_that_are_no_pair_are_refused_before_either_changes() {
         for qp in [a, b] {
             assert_eq!(qp.query().unwrap().state, Reset, "{why}");
         }
+    }
+}
+
+#[test]
+fn a_device_that_connects_by_itself_is_told_the_peer() {
+    let (mock, context) = mock::open();
+    mock.connects.store(true, Ordering::SeqCst);
+    mock.fail_next("modify_qp");
+    let pd = context.alloc_pd().wait().unwrap();
+    let cq = context.create_cq(8).wait().unwrap();
+    let qp = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+    let (a, b) = (qp(), qp());
+    connect_pair(&a, &b, Access::empty()).wait().unwrap();
+    for (qp, peer) in [(&a, &b), (&b, &a)] {
+        let now = qp.query().unwrap();
+        let expected = (Rts, Some(peer.qp_num()));
+        assert_eq!((now.state, now.attributes.dest_qp_num), expected);
     }
 }
 

@@ -23,12 +23,12 @@ use super::types::{
 };
 use super::{Manager, ManagerOptions};
 use super::{looks, private};
-use crate::backend::{
+use crate::panics::FirstPanic;
+use verbs_api::provider::backend::ConnectError;
+use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Question, Sink,
     Token, Told,
 };
-use crate::error::ConnectError;
-use crate::panics::FirstPanic;
 
 /// Connections of one device on an IP network, by the messages of InfiniBand's connection manager.
 ///

@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use polyverbs_wire::layout::Header;
 use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_of};
 
+use verbs_api::provider::backend::PrivateDataLimits;
+
 use super::types::CmError;
 
 /// Octets of a REQ.
@@ -29,6 +31,13 @@ pub const SIDR_REQ: usize = 216;
 pub const SIDR_REP: usize = 136;
 /// Octets that the RDMA connection manager takes of a REQ and a SIDR_REQ.
 pub const RDMA_CM: usize = RdmaCm::LEN;
+
+// What programs are promised of it.
+const _: () = {
+    let limits = PrivateDataLimits::INFINIBAND;
+    assert!(limits.connect == REQ - RDMA_CM && limits.accept == REP && limits.reject == REJ);
+    assert!(limits.resolve == SIDR_REQ - RDMA_CM && limits.answer == SIDR_REP);
+};
 
 /// Between whom a connection of the RDMA connection manager is, and what the program says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,8 +22,10 @@ use verbs_api::{
 
 use super::ping;
 use super::{Depth, Depths, Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
-use crate::backend::{Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Sink, Token, Told};
-use crate::error::ConnectError;
+use verbs_api::provider::backend::ConnectError;
+use verbs_api::provider::backend::{
+    Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Sink, Token, Told,
+};
 
 /// Connections of one device on an IP network, by MPA's requests and replies on its streams.
 pub struct Agent {

@@ -11,8 +11,8 @@ use polyverbs_wire::iwarp::start::{self, Kind, MAX_START_LEN, Start};
 use verbs_api::provider::carrier::{StreamClose, StreamEnd, StreamPort, StreamSink};
 use verbs_api::{VerbError, ids::Qpn};
 
-use crate::backend::PingSink;
-use crate::error::ConnectError;
+use verbs_api::provider::backend::ConnectError;
+use verbs_api::provider::backend::PingSink;
 
 /// Private data of a request that is only to be refused.
 pub(super) const PRIVATE_DATA: &[u8] = b"polyverbs ping";

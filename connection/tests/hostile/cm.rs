@@ -10,7 +10,6 @@ use polyverbs::{
     capability::Mtu,
     ids::{LinkAddress, Psn, Qpn},
 };
-use polyverbs_connection::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
 use polyverbs_connection::{ConnectError, Connector, ib};
 use polyverbs_wire::layout::{Header, Octets};
 use polyverbs_wire::mad;
@@ -21,6 +20,7 @@ use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use verbs_api::ids::Gid;
+use verbs_api::provider::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));

@@ -12,12 +12,12 @@ use polyverbs::{
     Access, Completion, Cq, Memory, Mr, Qp, QpOptions, Started, ids::LinkAddress,
     wr::ReceiveRequest,
 };
-use polyverbs_connection::backend::Backend;
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming,
     Listener, ib, mpa,
 };
 use verbs_api::ids::Qpn;
+use verbs_api::provider::backend::Backend;
 use verbs_api::provider::carrier::{
     Carrier, ManagementPort, ManagementSink, StreamAgreed, StreamClose, StreamListener, StreamPort,
     StreamSink, StreamWishes,
@@ -200,11 +200,12 @@ impl Ends {
         let kept = Arc::new(Kept::default());
         let mut held: Option<Box<dyn Send + Sync>> = None;
         let (near, far, gate) = match rig.near.context.carrier() {
-            None => {
+            Some(Carrier::InProcess) => {
                 let network = InProcess::new();
                 let connector = || Connector::new(Arc::clone(&network) as Arc<dyn Backend>);
                 (connector(), connector(), Gate::InProcess(network))
             }
+            None => panic!("no carrier"),
             Some(carrier) => {
                 let near: Arc<dyn Backend> = match carrier {
                     Carrier::Datagrams(port) => {
@@ -221,7 +222,7 @@ impl Ends {
                         held = Some(Box::new(gated));
                         agent
                     }
-                    _ => panic!("a carrier that is not known"),
+                    other => panic!("{other:?}"),
                 };
                 let far = Connector::of(&rig.far.context).unwrap();
                 (Connector::new(near), far, Gate::Wire(kept))

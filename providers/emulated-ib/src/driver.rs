@@ -224,7 +224,9 @@ impl Driver for InfiniBand {
     }
 
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
-        let management = device.driver().management.as_ref()?;
+        let Some(management) = &device.driver().management else {
+            return Some(Carrier::InProcess);
+        };
         let port = Arc::clone(management) as Arc<dyn ManagementPort>;
         Some(Carrier::Datagrams(port))
     }

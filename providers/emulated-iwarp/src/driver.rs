@@ -245,7 +245,9 @@ impl Driver for Iwarp {
     }
 
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
-        let streams = device.driver().streams.as_ref()?;
+        let Some(streams) = &device.driver().streams else {
+            return Some(Carrier::InProcess);
+        };
         Some(Carrier::Streams(Arc::clone(streams) as Arc<dyn StreamPort>))
     }
 

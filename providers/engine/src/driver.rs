@@ -149,9 +149,9 @@ pub trait Driver: Sized + Send + Sync + 'static {
         false
     }
 
-    /// What connections with other devices are made over; by default there are none.
+    /// How connections are made; by default nothing leaves the process.
     fn carrier(_device: &Device<Self>) -> Option<Carrier> {
-        None
+        Some(Carrier::InProcess)
     }
 
     /// A last word before a request is taken: refusing it consumes no slot. Not asked for what

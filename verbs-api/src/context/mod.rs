@@ -108,7 +108,7 @@ impl Context {
         self.inner.device.counters()
     }
 
-    /// What connections with other devices are made over; `None` where queue pairs reach those of this device only.
+    /// How connections are made; `None` where the device knows of no way.
     pub fn carrier(&self) -> Option<Carrier> {
         self.inner.device.carrier()
     }

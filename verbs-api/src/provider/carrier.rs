@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::ids::Qpn;
 use crate::provider::AsAny;
+use crate::provider::backend::Backend;
 
 /// How a device carries what connections are made with.
 #[derive(Clone)]
@@ -20,6 +21,10 @@ pub enum Carrier {
     Datagrams(Arc<dyn ManagementPort>),
     /// Streams of octets that become those of queue pairs.
     Streams(Arc<dyn StreamPort>),
+    /// The provider makes them, as one over `librdmacm` does.
+    Backend(Arc<dyn Backend>),
+    /// Nothing leaves the process: queue pairs reach those of the same device.
+    InProcess,
 }
 
 impl fmt::Debug for Carrier {
@@ -27,6 +32,8 @@ impl fmt::Debug for Carrier {
         match self {
             Self::Datagrams(port) => f.debug_tuple("Datagrams").field(&port.address()).finish(),
             Self::Streams(port) => f.debug_tuple("Streams").field(&port.address()).finish(),
+            Self::Backend(_) => f.write_str("Backend"),
+            Self::InProcess => f.write_str("InProcess"),
         }
     }
 }

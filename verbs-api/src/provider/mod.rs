@@ -24,9 +24,11 @@
 //! 3. [`EventType::DeviceRemoved`] is told once, about [`EventSubject::Device`], and no event after it. The safe layer marks the
 //!    objects and tells the program.
 
+pub mod backend;
 pub mod carrier;
 
 use std::any::Any;
+use std::array::IntoIter;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -42,7 +44,7 @@ use crate::memory::{Allocation, MemoryRange};
 use crate::objects::ObjectId;
 use crate::post::PostReason;
 use crate::provider::carrier::Carrier;
-use crate::qp::{AddressVector, QpAttributes, QpCap, QpCounters, QpStatus, QpType};
+use crate::qp::{AddressVector, QpAttributes, QpCap, QpCounters, QpEndpoint, QpStatus, QpType};
 use crate::wr::{ReceiveRequest, WorkRequest};
 
 #[doc(inline)]
@@ -141,7 +143,7 @@ pub trait DeviceOps: AsAny {
         Vec::new()
     }
 
-    /// What connections with other devices are made over; `None` where there are no other devices.
+    /// How connections are made; `None`: there is no way that the device knows of, and asking for one is refused.
     fn carrier(&self) -> Option<Carrier> {
         None
     }
@@ -493,6 +495,27 @@ pub trait PostOps: Send + Sync {
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)>;
 }
 
+/// Modifies a queue pair with each of these, until one fails.
+pub fn modify_in_turn<T: QpOps + ?Sized>(qp: Arc<T>, steps: [QpAttributes; 3], reply: Reply<()>) {
+    next_step(qp, steps.into_iter(), reply);
+}
+
+fn next_step<T: QpOps + ?Sized>(
+    qp: Arc<T>,
+    mut steps: IntoIter<QpAttributes, 3>,
+    reply: Reply<()>,
+) {
+    let Some(step) = steps.next() else {
+        return reply.send(Ok(()));
+    };
+    let next = Arc::clone(&qp);
+    let then = Reply::new(move |result| match result {
+        Ok(()) => next_step(next, steps, reply),
+        Err(error) => reply.send(Err(error)),
+    });
+    qp.modify(step, then);
+}
+
 /// A queue pair.
 pub trait QpOps: AsAny {
     /// What posts: asked for once, then used for every request. It may be a part of the provider's object that lies
@@ -512,6 +535,16 @@ pub trait QpOps: AsAny {
 
     /// Changes attributes and state: [`check_modify`](crate::qp::check_modify) under the provider's lock.
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>);
+
+    /// Connects to a peer that connects to this one in turn: from RESET to ready to send. `steps` are what it is modified
+    /// with, one after the other, which is what this does by default; a device whose queue pairs are not brought up so
+    /// takes from them what it needs.
+    ///
+    /// The answer is that of the first step that failed; the queue pair stays in the state that it had reached.
+    fn connect(self: Arc<Self>, peer: &QpEndpoint, steps: [QpAttributes; 3], reply: Reply<()>) {
+        let _ = peer;
+        modify_in_turn(self, steps, reply);
+    }
 
     /// See [`Qp::keep_receives`](crate::Qp::keep_receives). By default nothing: for who keeps them anyway.
     fn keep_receives(&self) {}

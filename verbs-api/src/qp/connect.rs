@@ -10,7 +10,7 @@ use crate::context::{Context, ContextInner};
 use crate::control::Started;
 use crate::error::VerbError;
 use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
-use crate::provider::{QpOps, Reply};
+use crate::provider::modify_in_turn;
 
 /// What a peer needs to know to connect: exchange it by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,14 +277,40 @@ impl Qp {
     /// # Errors
     /// Of the first step that failed; the queue pair stays in the state that it had reached.
     pub fn connect(&self, peer: &QpEndpoint, options: ConnectOptions) -> Started<()> {
-        let steps = match self.qp_type() {
-            QpType::Ud => Err(VerbError::argument(
-                "qp_type",
-                "datagrams have no peer: activate it",
-            )),
-            _ => self.connect_steps(peer, &options),
+        let steps = match self.connect_steps(peer, options) {
+            Ok(steps) => steps,
+            Err(error) => return Started::ready(Err(error)),
         };
-        self.run(steps)
+        let (ops, peer) = (Arc::clone(self.ops()), *peer);
+        self.request(Ok(()), move |reply| ops.connect(&peer, steps, reply))
+    }
+
+    /// What [`connect`](Self::connect) does, as attributes: the way to INIT, to RTR and to RTS.
+    ///
+    /// # Errors
+    /// Datagrams have no peer; there is no such port; or the device was removed.
+    pub fn connect_steps(
+        &self,
+        peer: &QpEndpoint,
+        options: ConnectOptions,
+    ) -> Result<[QpAttributes; 3], VerbError> {
+        if self.qp_type() == QpType::Ud {
+            let reason = "datagrams have no peer: activate it";
+            return Err(VerbError::argument("qp_type", reason));
+        }
+        // Only a reliable one is told of reads.
+        let reliable = self.qp_type() == QpType::Rc;
+        let halves = (reliable && self.asks(), reliable && self.answers());
+        options.steps(self.node().context(), peer, self.sq_psn(), halves)
+    }
+
+    /// Modifies with each of these, until one fails: one control request.
+    ///
+    /// # Errors
+    /// Of the first step that failed; the queue pair stays in the state that it had reached.
+    pub fn modify_in_turn(&self, steps: [QpAttributes; 3]) -> Started<()> {
+        let ops = Arc::clone(self.ops());
+        self.request(Ok(()), move |reply| modify_in_turn(ops, steps, reply))
     }
 
     /// Brings a datagram queue pair from RESET to ready to send.
@@ -292,37 +318,21 @@ impl Qp {
     /// # Errors
     /// Of the first step that failed; the queue pair stays in the state that it had reached.
     pub fn activate(&self, options: ConnectOptions) -> Started<()> {
-        let steps = match self.qp_type() {
-            QpType::Ud => Ok(vec![
-                QpAttributes::new()
-                    .qp_state(QpState::Init)
-                    .pkey_index(options.pkey_index)
-                    .port_num(options.port_num)
-                    .qkey(options.qkey),
-                QpAttributes::new().qp_state(QpState::Rtr),
-                QpAttributes::new()
-                    .qp_state(QpState::Rts)
-                    .sq_psn(self.sq_psn()),
-            ]),
-            _ => Err(VerbError::argument(
-                "qp_type",
-                "this service has a peer: connect it",
-            )),
-        };
-        self.run(steps)
-    }
-
-    fn connect_steps(
-        &self,
-        peer: &QpEndpoint,
-        options: &ConnectOptions,
-    ) -> Result<Vec<QpAttributes>, VerbError> {
-        // Only a reliable one is told of reads.
-        let reliable = self.qp_type() == QpType::Rc;
-        let halves = (reliable && self.asks(), reliable && self.answers());
-        let context = self.node().context();
-        let steps = options.steps(context, peer, self.sq_psn(), halves)?;
-        Ok(steps.into())
+        if self.qp_type() != QpType::Ud {
+            let reason = "this service has a peer: connect it";
+            return Started::ready(Err(VerbError::argument("qp_type", reason)));
+        }
+        self.modify_in_turn([
+            QpAttributes::new()
+                .qp_state(QpState::Init)
+                .pkey_index(options.pkey_index)
+                .port_num(options.port_num)
+                .qkey(options.qkey),
+            QpAttributes::new().qp_state(QpState::Rtr),
+            QpAttributes::new()
+                .qp_state(QpState::Rts)
+                .sq_psn(self.sq_psn()),
+        ])
     }
 
     fn answers(&self) -> bool {
@@ -343,30 +353,6 @@ impl Qp {
             of_this.required.contains(attribute)
         })
     }
-
-    // The steps are one control request.
-    fn run(&self, steps: Result<Vec<QpAttributes>, VerbError>) -> Started<()> {
-        let (check, steps) = match steps {
-            Ok(steps) => (Ok(()), steps),
-            Err(error) => (Err(error), Vec::new()),
-        };
-        let ops = Arc::clone(self.ops());
-        self.request(check, move |reply| run(ops, steps.into_iter(), reply))
-    }
-}
-
-fn run(ops: Arc<dyn QpOps>, mut steps: std::vec::IntoIter<QpAttributes>, reply: Reply<()>) {
-    let Some(step) = steps.next() else {
-        return reply.send(Ok(()));
-    };
-    let next = Arc::clone(&ops);
-    ops.modify(
-        step,
-        Reply::new(move |result| match result {
-            Ok(()) => run(next, steps, reply),
-            Err(error) => reply.send(Err(error)),
-        }),
-    );
 }
 
 fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {

@@ -52,6 +52,8 @@ pub struct Mock {
     pub comp_vectors: Mutex<Vec<u32>>,
     /// Completion queues that are made from now on have a descriptor of their own.
     pub own_descriptors: AtomicBool,
+    /// Queue pairs are not modified to connect them: the device does it.
+    pub connects: AtomicBool,
 }
 
 /// A completion in a queue.
@@ -661,6 +663,15 @@ impl QpOps for MockQp {
         self.part
             .mock
             .command("modify_qp", reply, move || checked.map_err(VerbError::from));
+    }
+
+    fn connect(self: Arc<Self>, peer: &QpEndpoint, steps: [QpAttributes; 3], reply: Reply<()>) {
+        if !self.part.mock.connects.load(Ordering::SeqCst) {
+            return modify_in_turn(self, steps, reply);
+        }
+        let attributes = QpAttributes::new().dest_qp_num(peer.qp_num);
+        *self.state.lock().unwrap() = (QpState::Rts, attributes);
+        reply.send(Ok(()));
     }
 
     fn query(&self) -> Result<QpStatus, VerbError> {

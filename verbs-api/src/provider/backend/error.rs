@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
+use crate::error::VerbError;
 use thiserror::Error;
-use verbs_api::VerbError;
 
 /// What a request was doing when it failed. What earlier phases did stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,7 +67,8 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    pub(crate) const fn in_queue_pair(error: VerbError) -> Self {
+    /// Something done to the queue pair failed.
+    pub const fn in_queue_pair(error: VerbError) -> Self {
         Self::Phase {
             phase: Phase::QueuePair,
             error,

@@ -1,19 +1,19 @@
-//! What a transport does for the connector.
+//! What makes connections: what a transport, or a provider that connects by itself, does for the connector.
 //!
-//! A backend carries five messages between two ends and knows no queue pair. It calls a [`Sink`] with no lock held, and
-//! never from within a call that could not stand it: the sink may call back.
+//! A backend carries five messages between two ends. It calls a [`Sink`] with no lock held, and never from within a call that
+//! could not stand it: the sink may call back. It need not know queue pairs: the connector brings them up, with attributes
+//! that the backend may [change](Backend::bring_up), or that it leaves to the backend.
+
+mod error;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use verbs_api::qp::{Half, QpType};
-use verbs_api::{
-    QpEndpoint, VerbError,
-    capability::Mtu,
-    ids::{Gid, LinkAddress, Psn, Qpn},
-};
-
-use crate::error::ConnectError;
+pub use self::error::{ConnectError, Phase};
+use crate::capability::Mtu;
+use crate::error::VerbError;
+use crate::ids::{Gid, LinkAddress, Psn, Qpn};
+use crate::qp::{Half, QpAttributes, QpEndpoint, QpType};
 
 /// One end of a connection, as a backend names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,11 +37,11 @@ pub struct PrivateDataLimits {
 impl PrivateDataLimits {
     /// InfiniBand's messages, with the header of the RDMA connection manager.
     pub const INFINIBAND: Self = Self {
-        connect: crate::ib::private::REQ - crate::ib::private::RDMA_CM,
-        accept: crate::ib::private::REP,
-        reject: crate::ib::private::REJ,
-        resolve: crate::ib::private::SIDR_REQ - crate::ib::private::RDMA_CM,
-        answer: crate::ib::private::SIDR_REP,
+        connect: 56,
+        accept: 196,
+        reject: 148,
+        resolve: 180,
+        answer: 136,
     };
 
     /// MPA of revision 2.
@@ -101,6 +101,16 @@ pub enum Told {
     DisconnectConfirmed,
     /// Nothing can be under way any more of the connection, which has ended. From who [lingers](Backend::lingers) only.
     Lingered,
+}
+
+/// How the queue pair of an end comes to be ready.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BringUp {
+    /// It is modified so: to INIT, to RTR and to RTS.
+    Steps(Box<[QpAttributes; 3]>),
+    /// The backend does it, or what is behind it: it is ready to send when an end is told [`Told::Accepted`] or
+    /// [`Told::Completed`].
+    ByBackend,
 }
 
 /// Takes what an end is told.
@@ -192,6 +202,17 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// Who asked has given up.
     fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError>;
+
+    /// How the queue pair of this end is brought up: before it accepts, or where the other has accepted and it completes.
+    /// `planned` is what follows from the program's options and from what the other has said; a backend that knows more
+    /// (the path, service level, partition, numbers or timeouts) changes it.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    fn bring_up(&self, token: Token, planned: [QpAttributes; 3]) -> Result<BringUp, ConnectError> {
+        let _ = token;
+        Ok(BringUp::Steps(Box::new(planned)))
+    }
 
     /// The active end's queue pair is ready.
     fn complete(&self, token: Token);

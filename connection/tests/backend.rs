@@ -1,0 +1,222 @@
+//! Devices whose provider makes the connections.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use polyverbs::emulated::{EmulatedOptions, device};
+use polyverbs::qp::{QpAttributes, QpState};
+use polyverbs::{Context, Cq, Pd, Qp, QpOptions, Requirements, VerbError, WcStatus, wr};
+use polyverbs_connection::{
+    ConnectError, Connection, ConnectionOptions, Connector, InProcess, PrivateDataLimits,
+};
+use verbs_api::capability::{DeviceAttributes, Grant};
+use verbs_api::provider::backend::{Backend, BringUp, ListenSink, Offer, Sink, Token};
+use verbs_api::provider::carrier::Carrier;
+use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
+use verbs_api::{Device, ids::Psn, wr::ReceiveRequest};
+
+/// A device of ours, but for how connections are made.
+struct Connecting {
+    behind: Arc<dyn DeviceOps>,
+    carrier: Option<Carrier>,
+}
+
+impl DeviceOps for Connecting {
+    fn attributes(&self) -> DeviceAttributes {
+        self.behind.attributes()
+    }
+
+    fn open(
+        &self,
+        grant: &Grant,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Arc<dyn ContextOps>, VerbError> {
+        self.behind.open(grant, events)
+    }
+
+    fn carrier(&self) -> Option<Carrier> {
+        self.carrier.clone()
+    }
+}
+
+fn open(kind: &str, carrier: Option<Carrier>) -> Context {
+    let device = device(kind, &EmulatedOptions::default()).unwrap();
+    let behind = Arc::clone(device.ops());
+    Device::of(Arc::new(Connecting { behind, carrier }))
+        .open(&Requirements::new())
+        .unwrap()
+}
+
+/// Who brings queue pairs up.
+enum BroughtUp {
+    /// The connector, with attributes that the network knows.
+    Told(fn([QpAttributes; 3]) -> [QpAttributes; 3]),
+    /// The network: those that will be asked for next.
+    By(Mutex<VecDeque<Qp>>),
+}
+
+/// A provider's own network.
+struct Network {
+    messages: Arc<InProcess>,
+    brought_up: BroughtUp,
+}
+
+impl Network {
+    fn new(brought_up: BroughtUp) -> Arc<Self> {
+        Arc::new(Self {
+            messages: InProcess::new(),
+            brought_up,
+        })
+    }
+}
+
+impl Backend for Network {
+    fn private_data(&self) -> PrivateDataLimits {
+        self.messages.private_data()
+    }
+
+    fn listen(
+        &self,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink<Offer>>,
+    ) -> Result<SocketAddr, ConnectError> {
+        self.messages.listen(at, sink)
+    }
+
+    fn unlisten(&self, at: SocketAddr) {
+        self.messages.unlisten(at);
+    }
+
+    fn connect(
+        &self,
+        to: SocketAddr,
+        offer: Offer,
+        sink: Arc<dyn Sink>,
+    ) -> Result<Token, ConnectError> {
+        self.messages.connect(to, offer, sink)
+    }
+
+    fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError> {
+        self.messages.accept(token, offer, sink)
+    }
+
+    fn bring_up(&self, _: Token, planned: [QpAttributes; 3]) -> Result<BringUp, ConnectError> {
+        Ok(match &self.brought_up {
+            BroughtUp::Told(change) => BringUp::Steps(Box::new(change(planned))),
+            BroughtUp::By(next) => {
+                let qp = next.lock().unwrap().pop_front().unwrap();
+                qp.modify_in_turn(planned).on_done(Result::unwrap);
+                BringUp::ByBackend
+            }
+        })
+    }
+
+    fn complete(&self, token: Token) {
+        self.messages.complete(token);
+    }
+
+    fn reject(&self, token: Token, private_data: Vec<u8>) {
+        self.messages.reject(token, private_data);
+    }
+
+    fn disconnect(&self, token: Token) {
+        self.messages.disconnect(token);
+    }
+
+    fn forget(&self, token: Token) {
+        self.messages.forget(token);
+    }
+}
+
+/// Two queue pairs of a device that connects over `network`.
+struct Ends {
+    context: Context,
+    cq: Cq,
+    active: Qp,
+    passive: Qp,
+    _pd: Pd,
+}
+
+impl Ends {
+    fn new(kind: &str, network: &Arc<Network>) -> Self {
+        let backend = Arc::clone(network) as Arc<dyn Backend>;
+        let context = open(kind, Some(Carrier::Backend(backend)));
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(16).wait().unwrap();
+        let qp = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+        Self {
+            active: qp(),
+            passive: qp(),
+            context,
+            cq,
+            _pd: pd,
+        }
+    }
+
+    fn connect(&self) -> (Connection, Connection) {
+        let (context, options) = (&self.context, ConnectionOptions::new);
+        let connector = Connector::of(context).unwrap();
+        let listener = connector.listen("10.0.0.1:0".parse().unwrap(), 0);
+        let listener = listener.unwrap();
+        let asked = connector.connect(context, &self.active, listener.address(), options());
+        let incoming = listener.next().wait().unwrap();
+        let accepted = incoming.accept(context, &self.passive, options());
+        let active = asked.wait().unwrap().complete().wait().unwrap();
+        (active, accepted.wait().unwrap())
+    }
+
+    /// A message goes from one end to the other.
+    fn carry(&self) {
+        let receive = ReceiveRequest::new(7, ());
+        self.passive.post_receive(receive).unwrap();
+        self.active.post_one(wr::Send::new(()).signaled(8)).unwrap();
+        let mut seen: Vec<_> = (0..2)
+            .map(|_| self.cq.next().wait().unwrap())
+            .map(|done| (done.wr_id, done.status))
+            .collect();
+        seen.sort_by_key(|&(wr_id, _)| wr_id);
+        assert_eq!(seen, [(7, WcStatus::Success), (8, WcStatus::Success)]);
+    }
+}
+
+#[test]
+fn a_backend_supplies_what_queue_pairs_are_brought_up_with() {
+    let network = Network::new(BroughtUp::Told(|[init, rtr, rts]| {
+        let psn = Psn::new(0x77);
+        let rtr = rtr.rq_psn(psn).min_rnr_timer(3);
+        [init, rtr, rts.sq_psn(psn).timeout(9)]
+    }));
+    let ends = Ends::new("ib0", &network);
+    let _connections = ends.connect();
+    ends.carry();
+    for qp in [&ends.active, &ends.passive] {
+        let now = qp.query().unwrap().attributes;
+        assert_eq!((now.timeout, now.min_rnr_timer), (Some(9), Some(3)));
+    }
+}
+
+#[test]
+fn a_backend_brings_queue_pairs_up_itself() {
+    for kind in ["ib0", "iw0"] {
+        let network = Network::new(BroughtUp::By(Mutex::default()));
+        let ends = Ends::new(kind, &network);
+        let BroughtUp::By(next) = &network.brought_up else {
+            unreachable!()
+        };
+        let in_turn = [ends.passive.clone(), ends.active.clone()];
+        next.lock().unwrap().extend(in_turn);
+        let _connections = ends.connect();
+        assert!(next.lock().unwrap().is_empty());
+        assert_eq!(ends.active.query().unwrap().state, QpState::Rts);
+        ends.carry();
+    }
+}
+
+#[test]
+fn a_device_that_knows_no_way_is_not_given_one() {
+    let context = open("ib0", None);
+    let refused = Connector::of(&context).err().unwrap();
+    let expected = VerbError::UnsupportedVerb("connect");
+    assert_eq!(refused, ConnectError::Verb(expected));
+}
