@@ -353,10 +353,10 @@ impl Mr {
         {
             return Err(VerbError::argument("pd", ArgumentReason::AnotherDevice));
         }
-        let holder = self.object.node.holder();
+        let user = self.object.node.user();
         let hold = pd
             .as_ref()
-            .map(|pd| Hold::new(Arc::clone(&pd.object) as Arc<dyn AnyObject>, holder))
+            .map(|pd| Hold::new(Arc::clone(&pd.object) as Arc<dyn AnyObject>, user))
             .transpose()?;
         let translation = translation.map(|(memory, range)| {
             let iova = iova.unwrap_or_else(|| memory.address() as u64);

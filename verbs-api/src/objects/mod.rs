@@ -18,7 +18,7 @@ mod table;
 pub use destroy::DestroyError;
 pub(crate) use destroy::{Handle, destroy};
 pub use id::{Holder, ObjectId, ObjectKind};
-pub(crate) use node::{Ack, AnyObject, Birth, Hold, Ticket};
+pub(crate) use node::{Ack, AnyObject, Birth, Hold, Ticket, User};
 pub(crate) use object::{Deferred, Extra, Object, Ops};
 pub(crate) use slab::Slab;
 pub(crate) use table::{Reserved, Table};

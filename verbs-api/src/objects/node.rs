@@ -38,9 +38,22 @@ pub(crate) struct Node {
     book: Mutex<Book>,
 }
 
+/// Who uses an object. A domain has one for each of its queue pairs: it is kept small.
+#[derive(Clone, Copy)]
+pub(crate) struct User {
+    pub(crate) kind: ObjectKind,
+    pub(crate) id: ObjectId,
+}
+
+impl From<User> for Holder {
+    fn from(user: User) -> Self {
+        Self::new(user.kind, user.id)
+    }
+}
+
 struct Book {
-    holders: Slab<Holder>,
-    requests: Slab<Holder>,
+    holders: Slab<User>,
+    requests: Slab<User>,
     unacked: u32,
     when_acked: Option<Box<dyn FnOnce() + Send>>,
     own: Own,
@@ -103,7 +116,14 @@ impl Node {
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        Holder::new(self.kind, self.id)
+        self.user().into()
+    }
+
+    pub(crate) fn user(&self) -> User {
+        User {
+            kind: self.kind,
+            id: self.id,
+        }
     }
 
     pub(crate) fn context(&self) -> &Arc<ContextInner> {
@@ -127,7 +147,8 @@ impl Node {
         };
         // After a removal every request has ended, whether the provider answered it or not.
         let requests = book.requests.iter().filter(|_| !removed);
-        let holders: Vec<_> = book.holders.iter().chain(requests).copied().collect();
+        let users = book.holders.iter().chain(requests);
+        let holders: Vec<Holder> = users.map(|user| (*user).into()).collect();
         if !holders.is_empty() {
             return Err(Refusal::Busy(holders));
         }
@@ -175,9 +196,9 @@ impl Node {
         }
     }
 
-    /// Shows `holder` as one that uses the object.
-    pub(crate) fn add_holder(&self, holder: Holder) -> u32 {
-        self.lock().holders.insert(holder)
+    /// Shows `user` as one that uses the object.
+    pub(crate) fn add_holder(&self, user: User) -> u32 {
+        self.lock().holders.insert(user)
     }
 
     pub(crate) fn remove_holder(&self, slot: u32) {
@@ -227,10 +248,10 @@ impl Birth {
         parents: impl IntoIterator<Item = Arc<dyn AnyObject>>,
     ) -> Result<Self, VerbError> {
         let reserved = context.table().reserve(kind)?;
-        let holder = reserved.holder();
+        let user = reserved.user();
         let parents = parents.into_iter();
         let holds = parents
-            .map(|parent| Hold::new(parent, holder))
+            .map(|parent| Hold::new(parent, user))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             context: Arc::clone(context),
@@ -294,11 +315,11 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(parent: Arc<dyn AnyObject>, holder: Holder) -> Result<Self, VerbError> {
+    pub(crate) fn new(parent: Arc<dyn AnyObject>, user: User) -> Result<Self, VerbError> {
         let node = parent.node();
         let mut book = node.lock();
         node.check_live()?;
-        let slot = book.holders.insert(holder);
+        let slot = book.holders.insert(user);
         drop(book);
         Ok(Self { parent, slot })
     }
@@ -323,7 +344,7 @@ impl Ticket {
         let reserved = node.context.table().reserve(ObjectKind::Request)?;
         let mut book = node.lock();
         node.check_live()?;
-        let slot = book.requests.insert(reserved.holder());
+        let slot = book.requests.insert(reserved.user());
         drop(book);
         Ok(Self {
             object,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::{AnyObject, Holder, ObjectId, ObjectKind};
+use super::{AnyObject, Holder, ObjectId, ObjectKind, User};
 use crate::error::VerbError;
 
 // One sequence for the whole process: an identity of one context never equals one of another.
@@ -132,8 +132,11 @@ impl Reserved {
         self.id
     }
 
-    pub(crate) fn holder(&self) -> Holder {
-        Holder::new(self.kind, self.id)
+    pub(crate) fn user(&self) -> User {
+        User {
+            kind: self.kind,
+            id: self.id,
+        }
     }
 
     pub(crate) fn publish(&self, object: Weak<dyn AnyObject>) {

@@ -686,7 +686,7 @@ impl QpExtra {
         let hold = success.then(|| {
             let context = object.node.context();
             let reserved = context.table().reserve(ObjectKind::Multicast).ok()?;
-            let slot = object.node.add_holder(reserved.holder());
+            let slot = object.node.add_holder(reserved.user());
             Some(AttachmentHold {
                 slot,
                 _reserved: reserved,
