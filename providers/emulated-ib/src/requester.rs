@@ -187,7 +187,8 @@ fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) ->
 /// Whether a request of the queue has not left.
 #[inline]
 pub fn waits(half: &Sending) -> bool {
-    half.driver.rest.cursor < half.queue.len()
+    // Looked at first: the rest is on another line, which is not there yet where queue pairs are used in turn.
+    !half.queue.is_empty() && half.driver.rest.cursor < half.queue.len()
 }
 
 /// What became of a request that was handed to the peer directly.
