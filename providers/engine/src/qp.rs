@@ -228,7 +228,7 @@ struct Cold<D: Driver> {
     cap: QpCap,
     reserved_wr: u32,
     // Where they are not freed as soon as a request has completed.
-    slots: Option<Slots>,
+    slots: Option<Box<Slots>>,
     me: PoolWeak<Qp<D>>,
     id: ObjectId,
     changing: Mutex<Changing>,
@@ -354,7 +354,7 @@ impl<D: Driver> Qp<D> {
                 extensions,
                 cap,
                 reserved_wr: init.reserved_wr,
-                slots: device.strict_signaling.then(Slots::default),
+                slots: device.strict_signaling.then(Box::default),
                 me,
                 id: init.id,
                 changing: Mutex::new(Changing {
