@@ -12,6 +12,7 @@ use crate::context::{Context, ContextInner};
 use crate::control::Started;
 use crate::cq::Cq;
 use crate::error::VerbError;
+use crate::extension::SrqExtension;
 use crate::ids::Port;
 use crate::memory::{BufferPool, MemoryRange};
 use crate::mr::{Mr, MrKey, MrOptions, RegionKind};
@@ -180,26 +181,36 @@ impl Pd {
     /// as this lives. What completes there is the extension's to say.
     ///
     /// # Errors
-    /// As [`create_srq`](Self::create_srq).
-    pub fn create_srq_on(&self, options: SrqOptions, cq: &Cq) -> Started<Srq> {
-        self.make_srq(options, Some(cq))
+    /// As [`create_srq`](Self::create_srq); the extension's feature was not granted.
+    pub fn create_srq_of(
+        &self,
+        extension: SrqExtension,
+        options: SrqOptions,
+        cq: &Cq,
+    ) -> Started<Srq> {
+        self.make_srq(options, Some((extension, cq)))
     }
 
-    fn make_srq(&self, options: SrqOptions, cq: Option<&Cq>) -> Started<Srq> {
+    fn make_srq(&self, options: SrqOptions, of: Option<(SrqExtension, &Cq)>) -> Started<Srq> {
         let checks = || {
             self.context().require(Features::SRQ)?;
             self.check_limit(Limit::MaxSrqWr, u64::from(options.max_wr))?;
             self.check_limit(Limit::MaxSrqSge, u64::from(options.max_sge))?;
             options.check()?;
-            let Some(cq) = cq else {
+            let Some((extension, cq)) = &of else {
                 return self.birth(ObjectKind::Srq);
             };
+            let grant = &self.context().grant;
+            grant.require(extension.extension(), extension.feature())?;
             if !Arc::ptr_eq(cq.object().node.context(), self.context()) {
                 return Err(VerbError::argument("cq", ArgumentReason::AnotherDevice));
             }
             let parents = vec![Arc::clone(&self.object) as _, Arc::clone(cq.object()) as _];
             Birth::new(self.context(), ObjectKind::Srq, parents)
         };
+        let extension = of
+            .as_ref()
+            .map(|(extension, cq)| (extension.clone(), Arc::clone(cq.ops())));
         self.make(checks, move |pd, birth, outcome| {
             let SrqOptions {
                 max_wr,
@@ -211,6 +222,7 @@ impl Pd {
                 max_wr,
                 max_sge,
                 srq_limit,
+                extension,
             };
             let reply = Reply::new(move |result: Result<_, VerbError>| {
                 outcome.complete(result.map(|ops| Srq::new(birth, ops)));

@@ -124,6 +124,12 @@ impl Srq {
         self.object.node.id()
     }
 
+    /// What the requests of peers name it by, where an extension has them do so.
+    #[doc(alias = "ibv_get_srq_num")]
+    pub fn srq_num(&self) -> Option<u32> {
+        self.ops.srq_num()
+    }
+
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
     ///
     /// # Errors

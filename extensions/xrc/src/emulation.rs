@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use polyverbs_engine::emulation::{
-    Addressing, Emulation, EmulationPart, Gains, QpHandle, QpHooks, Sharing,
+    Addressing, Emulation, EmulationPart, Gains, NamedSrq, QpHandle, QpHooks, Sharing, SrqParts,
+    Target,
 };
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, PostOps, QpOps, Reply};
@@ -12,7 +13,7 @@ use verbs_api::{
     Features, Operations, Transport, VerbError,
     capability::DeviceAttributes,
     event::{EventSubject, EventType},
-    extension::{Held, QpExtension},
+    extension::{Held, QpExtension, SrqExtension},
     ids::Qpn,
     wr::{PostReason, ReceiveRequest, WorkRequest},
 };
@@ -38,6 +39,26 @@ impl Emulation for InSoftware {
             addresses_receives: true,
             ..Gains::default()
         }
+    }
+
+    fn extend_srq(
+        &self,
+        extension: &SrqExtension,
+        queue: SrqParts,
+    ) -> Result<Box<dyn NamedSrq>, VerbError> {
+        let domain: &Arc<Domain> = extension
+            .held()
+            .get()
+            .ok_or_else(|| VerbError::argument("xrcd", "made by Xrcd"))?;
+        let number = domain.add_srq(queue.id, |number| Target {
+            number,
+            srq: Arc::clone(&queue.srq),
+            cq: Arc::clone(&queue.cq),
+        })?;
+        Ok(Box::new(Place {
+            domain: Arc::clone(domain),
+            number,
+        }))
     }
 
     fn extend_qp(
@@ -74,6 +95,24 @@ impl Emulation for InSoftware {
             sharing: Some(Box::new(sharing)),
             ..QpHooks::default()
         })
+    }
+}
+
+/// The place of a shared receive queue in its domain.
+struct Place {
+    domain: Arc<Domain>,
+    number: u32,
+}
+
+impl NamedSrq for Place {
+    fn srq_num(&self) -> u32 {
+        self.number
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.domain.remove_srq(self.number);
     }
 }
 

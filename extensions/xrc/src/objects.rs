@@ -5,14 +5,10 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use polyverbs_engine::cq::Cq as EngineCq;
-use polyverbs_engine::emulation::Target;
-use polyverbs_engine::srq::Srq as EngineSrq;
 use verbs_api::objects::Holder;
-use verbs_api::provider::own;
 use verbs_api::{
     Context, Cq, DestroyError, Pd, Qp, QpOptions, Srq, SrqOptions, Started, VerbError,
-    extension::{Extension, Held, QpExtension, Unsupported},
+    extension::{Extension, Held, QpExtension, SrqExtension, Unsupported},
     ids::Qpn,
 };
 
@@ -163,11 +159,10 @@ impl Xrcd {
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, pd: &Pd, options: SrqOptions, cq: &Cq) -> Started<XrcSrq> {
         let domain = Arc::clone(&self.domain.domain);
-        let cq = cq.clone();
+        let of_domain = SrqExtension::new("xrc", &XRC, Held::new(domain));
         let (started, outcome) = pd.open_device().begin();
-        pd.create_srq_on(options, &cq).on_done(move |made| {
-            outcome.complete(made.and_then(|srq| XrcSrq::add(domain, srq, &cq)));
-        });
+        pd.create_srq_of(of_domain, options, cq)
+            .on_done(move |made| outcome.complete(made.and_then(XrcSrq::new)));
         started
     }
 
@@ -218,50 +213,26 @@ impl Xrcd {
 #[derive(Clone)]
 pub struct XrcSrq {
     srq: Srq,
-    entry: Arc<Entry>,
-}
-
-// The place in the domain, given back with the last handle.
-struct Entry {
-    domain: Arc<Domain>,
     number: u32,
 }
 
-impl Drop for Entry {
-    fn drop(&mut self) {
-        self.domain.remove_srq(self.number);
-    }
-}
-
-// A device of another kind may be opened with the feature all the same, to see that it is refused.
-fn not_the_engines(_: VerbError) -> VerbError {
-    VerbError::UnsupportedHere(
-        "XRC takes queues of the software engine, and the device has others".into(),
-    )
-}
-
 impl XrcSrq {
-    fn add(domain: Arc<Domain>, srq: Srq, cq: &Cq) -> Result<Self, VerbError> {
-        let engine_srq: Arc<EngineSrq> = own(srq.ops(), "srq").map_err(not_the_engines)?;
-        let engine_cq: Arc<EngineCq> = own(cq.ops(), "cq").map_err(not_the_engines)?;
-        let number = domain.add_srq(srq.id(), |number| Target {
-            number,
-            srq: Arc::clone(&engine_srq),
-            cq: Arc::clone(&engine_cq),
-        })?;
-        let entry = Arc::new(Entry { domain, number });
-        Ok(Self { srq, entry })
+    fn new(srq: Srq) -> Result<Self, VerbError> {
+        let Some(number) = srq.srq_num() else {
+            let what = "a shared receive queue with a number, which the device does not give it";
+            return Err(VerbError::UnsupportedHere(what.to_owned()));
+        };
+        Ok(Self { srq, number })
     }
 
     /// Its number: what a request of the peer names it by. 24 bits, unlike that of any other queue of the domain.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> u32 {
-        self.entry.number
+        self.number
     }
 
-    /// Destroys the queue. No request reaches it from now on.
+    /// Destroys the queue: no request reaches it any more.
     pub fn destroy(self) -> Started<(), DestroyError<Srq>> {
-        self.entry.domain.remove_srq(self.entry.number);
         self.srq.destroy()
     }
 }
@@ -276,6 +247,6 @@ impl Deref for XrcSrq {
 
 impl fmt::Debug for XrcSrq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} (number {})", self.srq, self.entry.number)
+        write!(f, "{:?} (number {})", self.srq, self.number)
     }
 }

@@ -19,7 +19,7 @@ use verbs_api::{
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::emulation::QpHandle;
+use crate::emulation::{QpHandle, SrqParts};
 use crate::key_table::KeyKind;
 use crate::network::Progress;
 use crate::pin;
@@ -307,8 +307,16 @@ impl<D: Driver> PdOps for Pd<D> {
         }
         self.device.commands().run(reply, move || {
             let commands = Arc::clone(pd.device.commands());
-            let srq: Arc<dyn SrqOps> = Srq::new(init, pd.number, Arc::clone(&pd.events), commands);
-            Ok(srq)
+            let srq = Srq::new(&init, pd.number, Arc::clone(&pd.events), commands);
+            if let Some((extension, cq)) = &init.extension {
+                let parts = SrqParts {
+                    id: init.id,
+                    srq: Arc::clone(&srq),
+                    cq: own(cq, "cq")?,
+                };
+                srq.set_place(pd.device.emulations().extend_srq(extension, parts)?);
+            }
+            Ok(srq as Arc<dyn SrqOps>)
         });
     }
 

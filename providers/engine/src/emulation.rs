@@ -11,7 +11,10 @@ use verbs_api::provider::{EventSink, QpOps};
 use verbs_api::{
     Access, ArgumentReason, Features, PageList, VerbError, WcStatus,
     capability::{AtomicScope, DeviceAttributes, ExtensionFeatures, FeatureSet},
-    extension::{ExtensionDescriptor, Extensions, Held, Part, QpExtension, QpVariant, Unsupported},
+    extension::{
+        ExtensionDescriptor, Extensions, FeatureInfo, Held, Part, QpExtension, QpVariant,
+        SrqExtension, Unsupported,
+    },
     ids::{Gid, LinkAddress},
 };
 
@@ -63,6 +66,22 @@ pub trait Emulation: Send + Sync + 'static {
         }))
     }
 
+    /// What a mode of the extension makes of a shared receive queue that is being created: the place where requests that
+    /// name it find it, given back when it is destroyed.
+    ///
+    /// # Errors
+    /// The queue cannot have it.
+    fn extend_srq(
+        &self,
+        extension: &SrqExtension,
+        _queue: SrqParts,
+    ) -> Result<Box<dyn NamedSrq>, VerbError> {
+        Err(VerbError::Extension(Unsupported {
+            extension: extension.extension(),
+            missing: vec![extension.feature().name],
+        }))
+    }
+
     /// Atomics with masks, for transports that carry them as their own.
     fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
         None
@@ -76,6 +95,22 @@ pub struct QpHandle<'h> {
     pub id: ObjectId,
     /// Where its events go.
     pub events: &'h Arc<dyn EventSink>,
+}
+
+/// A shared receive queue that is being created.
+pub struct SrqParts {
+    /// Its identity.
+    pub id: ObjectId,
+    /// The queue.
+    pub srq: Arc<Srq>,
+    /// Where its receives complete.
+    pub cq: Arc<Cq>,
+}
+
+/// The place of a shared receive queue that requests name, as long as it is there. Dropped, no request finds the queue.
+pub trait NamedSrq: Send + Sync {
+    /// Its name.
+    fn srq_num(&self) -> u32;
 }
 
 /// What an extension does for one queue pair.
@@ -377,14 +412,7 @@ impl Emulations {
     ) -> Result<QpExtensions, VerbError> {
         let mut all = QpExtensions::default();
         for extension in extensions {
-            let mut known = self.all.iter();
-            let emulation = known.find(|(name, _)| *name == extension.extension());
-            let (_, emulation) = emulation.ok_or_else(|| {
-                VerbError::Extension(Unsupported {
-                    extension: extension.extension(),
-                    missing: vec![extension.feature().name],
-                })
-            })?;
+            let emulation = self.named(extension.extension(), extension.feature())?;
             let hooks = emulation.extend_qp(extension, handle)?;
             all.filters.extend(hooks.delivery_filter);
             all.observers.extend(hooks.completion_observer);
@@ -400,6 +428,31 @@ impl Emulations {
             all._held.extend(extension.held().cloned());
         }
         Ok(all)
+    }
+
+    /// What the extension of a shared receive queue makes of it.
+    pub(crate) fn extend_srq(
+        &self,
+        extension: &SrqExtension,
+        queue: SrqParts,
+    ) -> Result<Box<dyn NamedSrq>, VerbError> {
+        self.named(extension.extension(), extension.feature())?
+            .extend_srq(extension, queue)
+    }
+
+    fn named(
+        &self,
+        extension: &'static str,
+        feature: &FeatureInfo,
+    ) -> Result<&'static dyn Emulation, VerbError> {
+        let mut known = self.all.iter();
+        let found = known.find(|(name, _)| *name == extension);
+        found.map(|(_, emulation)| *emulation).ok_or_else(|| {
+            VerbError::Extension(Unsupported {
+                extension,
+                missing: vec![feature.name],
+            })
+        })
     }
 
     fn add(&mut self, name: &'static str, emulation: &'static dyn Emulation) {

@@ -13,6 +13,7 @@ use verbs_api::{
 
 use crate::commands::Commands;
 use crate::effects::{Effects, QpActions};
+use crate::emulation::NamedSrq;
 use crate::lock::{Lock, LockClass};
 use crate::qp::receive_of;
 use crate::receive_ring::Receive;
@@ -41,6 +42,8 @@ struct State {
     destroyed: bool,
     failed: bool,
     starved: Starved,
+    /// Where requests that name it find it.
+    place: Option<Box<dyn NamedSrq>>,
 }
 
 /// Queue pairs that found no receive, in this order, each once however often it looks.
@@ -66,7 +69,7 @@ impl Starved {
 
 impl Srq {
     pub(crate) fn new(
-        init: SrqInit,
+        init: &SrqInit,
         pd: u32,
         events: Arc<dyn EventSink>,
         commands: Arc<Commands>,
@@ -78,6 +81,7 @@ impl Srq {
             destroyed: false,
             failed: false,
             starved: Starved::default(),
+            place: None,
         };
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -88,6 +92,10 @@ impl Srq {
             commands,
             state: Lock::new(LockClass::Receive, state),
         })
+    }
+
+    pub(crate) fn set_place(&self, place: Box<dyn NamedSrq>) {
+        self.state.lock().place = Some(place);
     }
 
     /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
@@ -203,6 +211,11 @@ impl SrqOps for Srq {
         self.max_sge
     }
 
+    fn srq_num(&self) -> Option<u32> {
+        let state = self.state.lock();
+        state.place.as_ref().map(|place| place.srq_num())
+    }
+
     fn query(&self) -> Result<(u32, u32), VerbError> {
         let state = self.state.lock();
         Ok((state.max_wr, state.limit))
@@ -214,7 +227,9 @@ impl SrqOps for Srq {
             let mut state = srq.state.lock();
             state.destroyed = true;
             let queue = std::mem::take(&mut state.queue);
+            let place = state.place.take();
             drop(state);
+            drop(place);
             for receive in queue {
                 crate::loans::release(verbs_api::memory::Loan::from_bits(receive.loan));
             }

@@ -38,7 +38,13 @@ impl PdOps for Domain {
         self.behind.alloc_mw(id, mw_type, reply);
     }
 
-    fn create_srq(&self, init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
+    fn create_srq(&self, mut init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
+        if let Some((_, cq)) = &mut init.extension {
+            match own::<CompletionQueue, _>(cq, "cq") {
+                Ok(queue) => *cq = Arc::clone(&queue.behind),
+                Err(error) => return reply.send(Err(error)),
+            }
+        }
         let meter = Arc::clone(&self.meter);
         self.behind.create_srq(
             init,

@@ -27,6 +27,10 @@ impl SrqOps for ReceiveQueue {
         self.behind.max_sge()
     }
 
+    fn srq_num(&self) -> Option<u32> {
+        self.behind.srq_num()
+    }
+
     fn query(&self) -> Result<(u32, u32), VerbError> {
         self.behind.query()
     }

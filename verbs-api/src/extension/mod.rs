@@ -10,6 +10,7 @@ mod handle;
 mod numbers;
 mod operation;
 mod queue_pair;
+mod shared_receive_queue;
 
 #[doc(inline)]
 pub use crate::{__feature as feature, __link_extension as link_extension};
@@ -20,3 +21,4 @@ pub use handle::{Extension, Unsupported};
 pub(crate) use operation::of_opcode;
 pub use operation::{ExtensionOperation, Held, OperationData};
 pub use queue_pair::{QpExtension, QpShape, QpVariant};
+pub use shared_receive_queue::SrqExtension;

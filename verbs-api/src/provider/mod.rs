@@ -38,7 +38,7 @@ use crate::capability::{DeviceAttributes, Grant, PortAttributes};
 use crate::completion::{Completion, Notify};
 use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
-use crate::extension::{Extensions, QpExtension};
+use crate::extension::{Extensions, QpExtension, SrqExtension};
 use crate::ids::{Gid, LKey, Port, Qpn, RKey};
 use crate::memory::{Allocation, MemoryRange};
 use crate::objects::ObjectId;
@@ -364,7 +364,7 @@ pub struct QpInit {
 }
 
 /// What a shared receive queue is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct SrqInit {
     /// Its identity in events.
     pub id: ObjectId,
@@ -374,6 +374,9 @@ pub struct SrqInit {
     pub max_sge: u32,
     /// Limit event, 0 for none.
     pub srq_limit: u32,
+    /// What an extension makes of it, checked against the grant, and where its receives complete: a provider honours it or
+    /// refuses. Without one they complete where the receives of its queue pairs do.
+    pub extension: Option<(SrqExtension, Arc<dyn CqOps>)>,
 }
 
 /// Kinds of memory windows.
@@ -459,6 +462,11 @@ pub trait SrqOps: AsAny {
 
     /// Entries of a request: at least what was asked for.
     fn max_sge(&self) -> u32;
+
+    /// What the requests of peers name it by, where an extension has them do so.
+    fn srq_num(&self) -> Option<u32> {
+        None
+    }
 
     /// Size, and the armed limit (0 for none).
     ///
