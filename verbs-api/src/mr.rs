@@ -456,20 +456,27 @@ impl fmt::Debug for Mr {
 /// ```
 #[derive(Clone)]
 pub struct MrKey {
-    object: Arc<MrObject>,
+    mr: Mr,
     max_num_sg: u32,
 }
 
 impl MrKey {
     pub(crate) fn new(birth: Birth, ops: Arc<dyn MrOps>, max_num_sg: u32) -> Self {
         let shape = Shape { iova: 0, length: 0 };
-        let Mr { object } = Mr::new(birth, ops, shape, None, RegionKind::Key);
-        Self { object, max_num_sg }
+        Self {
+            mr: Mr::new(birth, ops, shape, None, RegionKind::Key),
+            max_num_sg,
+        }
+    }
+
+    // For requests that name it: a program that has it could change the region.
+    pub(crate) const fn mr(&self) -> &Mr {
+        &self.mr
     }
 
     /// Its identity.
     pub fn id(&self) -> ObjectId {
-        self.object.node.id()
+        self.mr.id()
     }
 
     /// Pages, blocks or elements that a fast-register may give it.
@@ -488,16 +495,20 @@ impl MrKey {
 
     /// Goes on to the next consumer byte, and answers the key for peers.
     pub fn advance(&self) -> RKey {
-        self.object.extra.key_byte.fetch_add(1, Ordering::Relaxed);
+        self.mr
+            .object
+            .extra
+            .key_byte
+            .fetch_add(1, Ordering::Relaxed);
         self.rkey()
     }
 
     /// The key for peers, with the current consumer byte.
     pub fn rkey(&self) -> RKey {
-        let rkey = self.object.ops.rkey();
+        let rkey = self.mr.rkey();
         // Where a device tells no remote key before memory is registered, both keys are one.
         let rkey = if rkey.value() == 0 {
-            RKey::new(self.object.ops.lkey().value())
+            RKey::new(self.mr.lkey().value())
         } else {
             rkey
         };
@@ -506,7 +517,7 @@ impl MrKey {
 
     /// The key for local requests, with the current consumer byte.
     pub fn lkey(&self) -> LKey {
-        self.object.ops.lkey().with_key_byte(self.key_byte())
+        self.mr.lkey().with_key_byte(self.key_byte())
     }
 
     /// A stretch that the key was registered for.
@@ -531,7 +542,7 @@ impl MrKey {
     }
 
     fn key_byte(&self) -> u8 {
-        self.object.extra.key_byte.load(Ordering::Relaxed)
+        self.mr.object.extra.key_byte.load(Ordering::Relaxed)
     }
 }
 
@@ -546,13 +557,13 @@ impl Handle for MrKey {
     type Extra = MrExtra;
 
     fn object(&self) -> &Arc<MrObject> {
-        &self.object
+        &self.mr.object
     }
 }
 
 impl fmt::Debug for MrKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (key {})", self.object.node.holder(), self.rkey())
+        write!(f, "{} (key {})", self.mr.object.node.holder(), self.rkey())
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::control::Started;
 use crate::ids::RKey;
+use crate::mr::{Mr, MrKey};
 use crate::objects::{Birth, DestroyError, Extra, Handle, Object, ObjectId, destroy};
 use crate::provider::{MwOps, MwType};
 
@@ -72,5 +73,30 @@ impl Handle for Mw {
 impl fmt::Debug for Mw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({:?})", self.object.node.holder(), self.mw_type())
+    }
+}
+
+/// The region of a [bind](crate::wr::BindWindow), with the key that it has now: an [`Mr`] or an [`MrKey`].
+#[derive(Clone, Copy, Debug)]
+pub struct WindowRegion<'a> {
+    pub(crate) mr: &'a Mr,
+    pub(crate) key_byte: u8,
+}
+
+impl<'a> From<&'a Mr> for WindowRegion<'a> {
+    #[inline]
+    fn from(mr: &'a Mr) -> Self {
+        let key_byte = mr.lkey().key_byte();
+        Self { mr, key_byte }
+    }
+}
+
+impl<'a> From<&'a MrKey> for WindowRegion<'a> {
+    #[inline]
+    fn from(key: &'a MrKey) -> Self {
+        Self {
+            mr: key.mr(),
+            key_byte: key.lkey().key_byte(),
+        }
     }
 }

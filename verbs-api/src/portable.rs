@@ -13,7 +13,7 @@ use crate::capability::{BaselineGaps, Features, Limit, Limits};
 use crate::context::Context;
 use crate::control::Started;
 use crate::error::VerbError;
-use crate::ids::{LKey, RKey};
+use crate::ids::RKey;
 use crate::memory::{MemoryRange, PageList};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
@@ -289,8 +289,8 @@ enum Form<'a> {
         access: Access,
     },
     Window {
-        window: RKey,
-        region: LKey,
+        handles: Option<(&'a Mw, &'a Mr)>,
+        key_byte: u8,
         addr: u64,
         length: u64,
         access: Access,
@@ -311,16 +311,13 @@ impl RegisterForRemoteAccess<'_> {
                 pages: None,
                 access,
             },
-            Choice::Window => {
-                let (window, region) = (RKey::default(), LKey::default());
-                Form::Window {
-                    window,
-                    region,
-                    addr: 0,
-                    length: 0,
-                    access,
-                }
-            }
+            Choice::Window => Form::Window {
+                handles: None,
+                key_byte: 0,
+                addr: 0,
+                length: 0,
+                access,
+            },
             Choice::Region => Form::Region,
         };
         Ok(Self { form, wr_id: 0 })
@@ -351,14 +348,16 @@ impl Portable for RegisterForRemoteAccess<'_> {
                 Lowered::one(self.wr_id, request)
             }
             Form::Window {
-                window,
-                region,
+                handles,
+                key_byte,
                 addr,
                 length,
                 access,
             } => {
-                let request = BindWindow::new(window, region, addr, length).access(access);
-                Lowered::one(self.wr_id, request)
+                let request = handles.map_or_else(BindWindow::default, |(window, region)| {
+                    BindWindow::new(window, region, addr, length)
+                });
+                Lowered::one(self.wr_id, request.key_byte(key_byte).access(access))
             }
             // A write of no octets names no memory of the peer, on any transport.
             Form::Region => Lowered::one(self.wr_id, Write::new((), RemoteAddress::default())),
@@ -511,12 +510,14 @@ impl RemoteAccess {
                 access,
             },
             Means::Window {
-                region, key_byte, ..
+                region,
+                window,
+                key_byte,
             } => {
                 key_byte.fetch_add(1, Ordering::Relaxed);
                 Form::Window {
-                    window: self.rkey(),
-                    region: region.lkey(),
+                    handles: Some((window, region)),
+                    key_byte: self.rkey().key_byte(),
                     addr,
                     length,
                     // Local rights are the region's; a window has only those of peers.

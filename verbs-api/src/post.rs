@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::capability::{BaselineGaps, Features, feature_names};
 use crate::error::{ErrorKind, GapNames};
 use crate::extension::QpVariant;
-use crate::objects::ObjectId;
+use crate::objects::{ObjectId, ObjectKind};
 use crate::qp::{QpState, QpType};
 use crate::wr::Operations;
 
@@ -64,6 +64,9 @@ impl QpRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostReason {
+    /// A window or region that was made from another open device.
+    #[error("the {0} belongs to another open device")]
+    AnotherDevice(ObjectKind),
     /// The result or source of an atomic operation has eight octets.
     #[error("an atomic operation needs 8 octets, the data has {given}")]
     AtomicLength {
@@ -135,6 +138,9 @@ pub enum PostReason {
     /// A fast-register without pages.
     #[error("a fast-register needs a page list")]
     NoPages,
+    /// A bind without a window.
+    #[error("a bind needs a window")]
+    NoWindow,
     /// The operation needs features that the program was not granted.
     #[error(
         "{} needs {}, which the device lacks or the program did not ask for (Requirements::needs)",
@@ -208,6 +214,9 @@ pub enum PostReason {
         /// The features.
         missing: Features,
     },
+    /// A window of type 2 where one of type 1 is bound.
+    #[error("a window of type 2 is bound by a posted request, bind_mw is for those of type 1")]
+    WindowType,
 }
 
 impl PostReason {

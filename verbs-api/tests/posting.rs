@@ -4,8 +4,9 @@ use verbs_api::provider::Operation as _;
 use verbs_api::qp::{AddressVector, QpState};
 use verbs_api::*;
 use verbs_api::{
-    ids::{Gid, LinkAddress, Qpn},
+    ids::{Gid, LKey, LinkAddress, Qpn},
     memory::MwType,
+    objects::ObjectKind,
     wr::{self, Data, PostReason, ReceiveBatch, ReceiveRequest, UdDestination, WorkRequest},
 };
 
@@ -14,7 +15,7 @@ mod mock;
 const REMOTE: RemoteAddress = RemoteAddress::new(0x1000, RKey::new(0x123));
 const SGE: Sge = mock::sge(0x2000, 8, 0x456);
 
-fn request(operation: Operations, pages: &PageList) -> WorkRequest<'_> {
+fn request<'a>(operation: Operations, pages: &'a PageList, window: &'a Mw) -> WorkRequest<'a> {
     match operation {
         Operations::WRITE => wr::Write::new(SGE, REMOTE).into(),
         Operations::WRITE_WITH_IMM => wr::WriteWithImmediate::new(SGE, REMOTE, [0; 4]).into(),
@@ -24,7 +25,7 @@ fn request(operation: Operations, pages: &PageList) -> WorkRequest<'_> {
         Operations::ATOMIC_CMP_AND_SWP => wr::CompareSwap::new(SGE, REMOTE, 0, 1).into(),
         Operations::ATOMIC_FETCH_AND_ADD => wr::FetchAdd::new(SGE, REMOTE, 1).into(),
         Operations::LOCAL_INV => wr::LocalInvalidate::new(REMOTE.rkey).into(),
-        Operations::BIND_MW => wr::BindWindow::new(REMOTE.rkey, SGE.lkey(), 0, 8).into(),
+        Operations::BIND_MW => wr::BindWindow::unbind(window).into(),
         Operations::SEND_WITH_INV => wr::SendWithInvalidate::new(SGE, REMOTE.rkey).into(),
         Operations::READ_WITH_INV => wr::ReadWithInvalidate::new(SGE, REMOTE).into(),
         Operations::FAST_REGISTER => wr::FastRegister::new(REMOTE.rkey, pages).into(),
@@ -50,6 +51,7 @@ fn a_queue_pair_refuses_exactly_the_operations_it_was_not_made_for() {
     };
     let memory = Memory::zeroed(4096).unwrap();
     let pages = PageList::map(&[memory.into()], 4096, 1).unwrap().list;
+    let window = pd.alloc_mw(MwType::Type2).wait().unwrap();
     let peer = pd
         .create_qp(QpOptions::rc(&cq))
         .wait()
@@ -77,7 +79,7 @@ fn a_queue_pair_refuses_exactly_the_operations_it_was_not_made_for() {
                 (qp::QpType::Ud, Operations::SEND_WITH_IMM) => {
                     qp.post_one(wr::SendWithImmediate::new(SGE, [0; 4]).to(&to))
                 }
-                _ => qp.post_one(request(operation, &pages)),
+                _ => qp.post_one(request(operation, &pages, &window)),
             };
             match posted {
                 Ok(()) => assert!(qp_type.operations().contains(operation)),
@@ -476,14 +478,95 @@ fn type_1_windows_are_bound_by_a_verb() {
         .wait()
         .unwrap();
     let mw = pd.alloc_mw(MwType::Type1).wait().unwrap();
-    let bind = wr::BindWindow::new(mw.rkey(), mr.lkey(), mr.iova(), 64).access(Access::REMOTE_READ);
-    assert_ne!(qp.bind_mw(&bind).unwrap(), mw.rkey());
+    let bind = || wr::BindWindow::new(&mw, &mr, mr.iova(), 64).access(Access::REMOTE_READ);
+    assert_ne!(qp.bind_mw(bind()).unwrap(), mw.rkey());
     let ud = pd.create_qp(QpOptions::ud(&cq)).wait().unwrap();
     let missing = Operations::BIND_MW;
     assert_eq!(
-        ud.bind_mw(&bind).unwrap_err().reason,
+        ud.bind_mw(bind()).unwrap_err().reason,
         PostReason::OperationNotEnabled { missing }
     );
+    let type_2 = pd.alloc_mw(MwType::Type2).wait().unwrap();
+    let refused = qp.bind_mw(wr::BindWindow::unbind(&type_2)).unwrap_err();
+    assert_eq!(refused.reason, PostReason::WindowType);
+}
+
+struct Windowed {
+    pd: Pd,
+    qp: Qp,
+    mr: Mr,
+    mw: Mw,
+}
+
+impl Windowed {
+    fn new() -> Self {
+        let (_mock, context) = mock::open();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(8).wait().unwrap();
+        let options = QpOptions::rc(&cq).operations(Operations::BIND_MW);
+        let qp = || pd.create_qp(options.clone()).wait().unwrap();
+        let (qp, peer) = (qp(), qp());
+        connect_pair(&qp, &peer, Access::empty()).wait().unwrap();
+        let memory = Memory::zeroed(4096).unwrap();
+        let mr = pd.register(&memory, Access::MW_BIND);
+        Self {
+            qp,
+            mr: mr.wait().unwrap(),
+            mw: pd.alloc_mw(MwType::Type2).wait().unwrap(),
+            pd,
+        }
+    }
+
+    fn refusal(&self, bind: wr::BindWindow<'_>) -> PostReason {
+        self.qp.post_one(bind).unwrap_err().reason
+    }
+}
+
+// covers 2.44
+#[test]
+fn a_bind_names_live_objects_of_its_context() {
+    let (own, other) = (Windowed::new(), Windowed::new());
+    let bind = |mw, mr| wr::BindWindow::new(mw, mr, 0, 64);
+    own.qp.post_one(bind(&own.mw, &own.mr)).unwrap();
+    let foreign = PostReason::AnotherDevice;
+    let mw = foreign(ObjectKind::Mw);
+    assert_eq!(own.refusal(bind(&other.mw, &own.mr)), mw);
+    let mr = foreign(ObjectKind::Mr);
+    assert_eq!(own.refusal(bind(&own.mw, &other.mr)), mr);
+    let type_1 = own.pd.alloc_mw(MwType::Type1).wait().unwrap();
+    let refused = own.qp.bind_mw(bind(&type_1, &other.mr)).unwrap_err();
+    assert_eq!(refused.reason, mr);
+    assert_eq!(own.refusal(wr::BindWindow::default()), PostReason::NoWindow);
+    let (mw, mr) = (own.mw.clone(), own.mr.clone());
+    mw.destroy().wait().unwrap();
+    assert_eq!(
+        own.refusal(wr::BindWindow::unbind(&own.mw)),
+        PostReason::InvalidHandle
+    );
+    mr.deregister().wait().unwrap();
+    let mw = own.pd.alloc_mw(MwType::Type2).wait().unwrap();
+    assert_eq!(own.refusal(bind(&mw, &own.mr)), PostReason::InvalidHandle);
+}
+
+// covers 2.47
+#[test]
+fn a_bind_has_the_next_keys_or_the_bytes_that_it_is_given() {
+    let Windowed { mr, mw, pd, .. } = Windowed::new();
+    let bind = wr::BindWindow::new(&mw, &mr, 0, 64);
+    assert_eq!(
+        (bind.key(), bind.region_key()),
+        (mw.rkey().next(), mr.lkey())
+    );
+    let key = pd.alloc_key(8).wait().unwrap();
+    key.advance();
+    let bind = wr::BindWindow::new(&mw, &key, 0, 64);
+    assert_eq!(bind.region_key(), key.lkey());
+    let bind = bind.key_byte(0xa7).region_key_byte(0x5a);
+    assert_eq!(bind.key(), mw.rkey().with_key_byte(0xa7));
+    assert_eq!(bind.region_key(), key.lkey().with_key_byte(0x5a));
+    let unbind = wr::BindWindow::unbind(&mw);
+    assert_eq!((unbind.length, unbind.region_key()), (0, LKey::default()));
+    assert!(unbind.mw().is_some() && unbind.mr().is_none());
 }
 
 #[test]

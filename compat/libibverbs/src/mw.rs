@@ -4,9 +4,9 @@
 use std::ffi::c_int;
 
 use verbs_api::provider::MwType;
-use verbs_api::{Access, Mw, RKey, ids::LKey, wr};
+use verbs_api::{Access, Mw, RKey, wr};
 
-use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo, IbvPd, IbvQp};
+use crate::abi::{BindMw, IbvMw, IbvMwBind, IbvMwBindInfo, IbvPd, IbvQp};
 use crate::errno::{Errno, code, pointer};
 use crate::mr::{self, rights};
 use crate::object::Object;
@@ -54,24 +54,37 @@ pub unsafe extern "C" fn dealloc(mw: *mut IbvMw) -> c_int {
     }))
 }
 
-/// A bind request; nothing bound where no region is named.
+/// The posted bind of a window, with the low byte of `rkey` in its key.
 ///
 /// # Errors
-/// A right that is none, or a region that was deregistered.
+/// As for [`request`], or the key is that of another window.
 ///
 /// # Safety
-/// Nobody deregisters the region meanwhile.
-pub unsafe fn request<'a>(window: RKey, info: &IbvMwBindInfo) -> Result<wr::BindWindow<'a>, Errno> {
-    let region = if info.mr.is_null() {
-        LKey::default()
-    } else {
-        // SAFETY: as the caller promises.
-        unsafe { mr::own(info.mr) }?.lkey()
-    };
-    let length = if info.mr.is_null() { 0 } else { info.length };
+/// Nobody deallocates the window or deregisters the region meanwhile.
+pub unsafe fn posted<'a>(bind: &BindMw) -> Result<wr::BindWindow<'a>, Errno> {
+    // SAFETY: as the caller promises.
+    let window = unsafe { MwObject::own(bind.mw) }?;
+    let key = RKey::new(bind.rkey);
+    if key.index() != window.rkey().index() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: as the caller promises.
+    let request = unsafe { request(window, &bind.bind_info) }?;
+    Ok(request.key_byte(key.key_byte()))
+}
+
+// A bind; nothing bound where no region is named. An error where a right is none, or the region was deregistered.
+unsafe fn request<'a>(window: &'a Mw, info: &IbvMwBindInfo) -> Result<wr::BindWindow<'a>, Errno> {
     // A window gives remote rights only; that to write here goes without saying.
     let access = rights(info.mw_access_flags)? - Access::LOCAL_WRITE;
-    Ok(wr::BindWindow::new(window, region, info.addr, length).access(access))
+    let request = if info.mr.is_null() {
+        wr::BindWindow::unbind(window)
+    } else {
+        // SAFETY: as the caller promises.
+        let region = unsafe { mr::own(info.mr) }?;
+        wr::BindWindow::new(window, region, info.addr, info.length)
+    };
+    Ok(request.access(access))
 }
 
 /// The slot `bind_mw`, for windows of type 1.
@@ -84,13 +97,10 @@ pub unsafe extern "C" fn bind(qp: *mut IbvQp, mw: *mut IbvMw, bind: *const IbvMw
         // SAFETY: as the caller promises.
         let (own, bind) = unsafe { (MwObject::own(mw)?, bind.as_ref()) };
         let bind = bind.ok_or(Errno::INVAL)?;
-        if own.mw_type() != MwType::Type1 {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: as the caller promises.
-        let request = unsafe { request(own.rkey(), &bind.bind_info) }?;
+        let request = unsafe { request(own, &bind.bind_info) }?;
         let rkey = state.qp.bind_mw(
-            &request
+            request
                 .flags(post::flags(bind.send_flags))
                 .wr_id(bind.wr_id),
         )?;

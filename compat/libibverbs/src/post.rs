@@ -144,9 +144,8 @@ unsafe fn request<'a>(
         }
         wr_opcode::LOCAL_INV => wr::LocalInvalidate::new(RKey::new(wr.imm_data)).into(),
         wr_opcode::BIND_MW => {
-            let bind = &wr.bind_mw;
-            // SAFETY: the program ends no region that a request being posted names.
-            unsafe { mw::request(RKey::new(bind.rkey), &bind.bind_info) }?.into()
+            // SAFETY: the program ends no window or region that a request being posted names.
+            unsafe { mw::posted(&wr.bind_mw) }?.into()
         }
         wr_opcode::SEND_WITH_INV => {
             made!(wr::SendWithInvalidate::new(data, RKey::new(wr.imm_data)))

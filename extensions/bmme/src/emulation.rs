@@ -60,7 +60,7 @@ impl MemoryManagement for OnKeyTable {
         keys.invalidate_remote(key, pd, qpn)
     }
 
-    fn bind(&self, keys: &KeyTable, window: u32, binding: &Binding) -> Result<u32, Fault> {
+    fn bind(&self, keys: &KeyTable, window: u32, binding: &Binding) -> Result<(), Fault> {
         keys.bind(window, binding)
     }
 }

@@ -28,7 +28,7 @@ fn each_operation<'r>(rig: &Rig, to: Option<&'r UdDestination>) -> Vec<WorkReque
         send_imm.into(),
         wr::Write::new(data, remote).into(),
         wr::WriteWithImmediate::new(data, remote, [0; 4]).into(),
-        wr::BindWindow::new(RKey::new(1), a.mr.lkey(), 0, 8).into(),
+        wr::BindWindow::default().into(),
         wr::LocalInvalidate::new(RKey::new(1)).into(),
         wr::Read::new(data, remote).into(),
         wr::CompareSwap::new(data, remote, 0, 0).into(),

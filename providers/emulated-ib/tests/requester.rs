@@ -552,8 +552,7 @@ fn faults_of_the_requester_have_their_own_statuses() {
         |rig| {
             let mw = rig.a.pd.alloc_mw(MwType::Type2).wait().unwrap();
             let beyond = rig.a.memory.address() + MEMORY as u64 - 4;
-            let bind = wr::BindWindow::new(mw.rkey(), rig.a.mr.lkey(), beyond, 8)
-                .access(Access::REMOTE_READ);
+            let bind = wr::BindWindow::new(&mw, &rig.a.mr, beyond, 8).access(Access::REMOTE_READ);
             rig.a.post(bind.signaled(1));
             WcStatus::MwBindErr
         },
@@ -752,7 +751,7 @@ fn completions_keep_the_order_of_posting() {
         _ => Fate::Pass,
     });
     a.post(wr::Write::new(a.sge(0, 8), b.remote(64)).signaled(1));
-    let bind = wr::BindWindow::new(mw.rkey(), a.mr.lkey(), a.memory.address(), 8);
+    let bind = wr::BindWindow::new(&mw, &a.mr, a.memory.address(), 8);
     a.post(bind.access(Access::REMOTE_READ).signaled(2));
     a.post(wr::Write::new(a.sge(0, 8), b.remote(96)).signaled(3));
     rig.run_for(Duration::from_micros(1));

@@ -404,9 +404,9 @@ fn access_that_is_not_allowed_ends_the_connection_and_is_told() {
         },
         |rig| {
             let mw = rig.b.pd.alloc_mw(MwType::Type1).wait().unwrap();
-            let bind = wr::BindWindow::new(mw.rkey(), rig.b.mr.lkey(), rig.b.memory.address(), 4)
+            let bind = wr::BindWindow::new(&mw, &rig.b.mr, rig.b.memory.address(), 4)
                 .access(ALL_REMOTE - Access::FLUSH_GLOBAL - Access::FLUSH_PERSISTENT);
-            let rkey = rig.b.qp.bind_mw(&bind).unwrap();
+            let rkey = rig.b.qp.bind_mw(bind).unwrap();
             std::mem::forget(mw);
             RemoteAddress::new(rig.b.memory.address(), rkey)
         },

@@ -354,11 +354,11 @@ pub trait MemoryManagement: Send + Sync {
     /// The key cannot be invalidated.
     fn invalidate_remote(&self, keys: &KeyTable, key: u32, pd: u32, qpn: u32) -> Result<(), Fault>;
 
-    /// Binds a window: its key from then on.
+    /// Binds a window, whose key is `window` from then on.
     ///
     /// # Errors
     /// The window cannot be bound so.
-    fn bind(&self, keys: &KeyTable, window: u32, binding: &Binding) -> Result<u32, Fault>;
+    fn bind(&self, keys: &KeyTable, window: u32, binding: &Binding) -> Result<(), Fault>;
 }
 
 /// The emulations of one device, each where it is plugged in.

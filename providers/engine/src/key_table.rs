@@ -840,20 +840,20 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Binds a window. `key` carries the new low byte of a type-2 window; a type-1 window takes its next. Answers the
-    /// key. Length 0 unbinds a window of type 1.
+    /// Binds a window, which has `key` from then on: its index, and of type 1 the next low byte, of type 2 any. Length 0
+    /// unbinds a window of type 1.
     ///
     /// The region needs `MW_BIND`, and `LOCAL_WRITE` where the window lets a peer change memory; it needs no remote
     /// right of its own (IBTA C10-72 to C10-75).
     ///
     /// # Errors
     /// The window, its old key and the region stay as they were.
-    pub fn bind(&self, key: u32, binding: &Binding) -> Result<u32, Fault> {
+    pub fn bind(&self, key: u32, binding: &Binding) -> Result<(), Fault> {
         let window = self.slots.get(key >> 8).ok_or(Fault::Bind)?;
         let old = window.read();
         let type_1 = old.kind == KeyKind::Window1;
         let stale = if type_1 {
-            old.key != key as u8
+            old.key.wrapping_add(1) != key as u8
         } else {
             old.state != KeyState::Free
         };
@@ -879,11 +879,7 @@ impl KeyTable {
             }
             let parent =
                 (fields.state == KeyState::Valid && fields.kind.is_window()).then_some(fields.link);
-            fields.key = if type_1 {
-                fields.key.wrapping_add(1)
-            } else {
-                key as u8
-            };
+            fields.key = key as u8;
             match target {
                 None => fields.state = KeyState::Free,
                 Some((index, region, offset)) => {
@@ -908,12 +904,12 @@ impl KeyTable {
                     };
                 }
             }
-            Ok((key & !0xff | u32::from(fields.key), parent))
+            Ok(parent)
         });
         match changed {
-            Ok((key, parent)) => {
+            Ok(parent) => {
                 self.unlink(parent);
-                Ok(key)
+                Ok(())
             }
             Err(fault) => {
                 self.unlink(target.map(|(index, ..)| index));

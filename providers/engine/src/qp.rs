@@ -19,7 +19,6 @@ use verbs_api::{
     event::{EventSubject, EventType},
     extension::ExtensionOperation,
     ids::{Gid, Qpn},
-    provider::Operation,
     wr::{self, PostReason, ReceiveRequest, SendFlags, WorkRequest},
 };
 
@@ -1711,15 +1710,9 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
         (**self).counters()
     }
 
-    fn bind_mw(&self, bind: &wr::BindWindow<'_>) -> Result<RKey, PostReason> {
-        // A window of type 1 takes its next key at the bind: told in advance, as the verb answers before it is done.
-        let signaled = bind.common();
-        let key = bind.window.next();
-        let mut request = wr::BindWindow::new(bind.window, bind.region, bind.addr, bind.length)
-            .access(bind.access);
-        request = request.wr_id(signaled.wr_id).flags(signaled.flags);
-        self.post(&[WorkRequest::from(request)])
-            .map_err(|(_, reason)| reason)?;
+    fn bind_mw(&self, bind: wr::BindWindow<'_>) -> Result<RKey, PostReason> {
+        let key = bind.key();
+        self.post(&[bind.into()]).map_err(|(_, reason)| reason)?;
         Ok(key)
     }
 

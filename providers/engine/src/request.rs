@@ -33,7 +33,7 @@ pub enum Op {
     FastRegister(u32, Access, u64, u64),
     /// Invalidate a key.
     LocalInvalidate(u32),
-    /// Bind: window, region, address, octets, rights.
+    /// Bind: the window's new key, region, address, octets, rights.
     Bind(u32, u32, u64, u64, Access),
     /// An operation of an extension.
     Extension(&'static ExtensionOperation),
@@ -234,8 +234,8 @@ impl<'r> Request<'r> {
             }
             WorkRequest::LocalInvalidate(invalidate) => Op::LocalInvalidate(invalidate.key.value()),
             WorkRequest::BindWindow(bind) => Op::Bind(
-                bind.window.value(),
-                bind.region.value(),
+                bind.key().value(),
+                bind.region_key().value(),
                 bind.addr,
                 bind.length,
                 bind.access,

@@ -135,7 +135,7 @@ fn a_bound_window_keeps_its_region() {
         pd: PD,
         qpn: 1,
     };
-    let window = table.bind(window, &binding).unwrap();
+    table.bind(window, &binding).unwrap();
     let (other, elsewhere) = threes();
     let set = table.set_region(region, whole(&other), elsewhere, ALL, false);
     let moved = table.change_region(region, Some((whole(&other), elsewhere)), None, None);

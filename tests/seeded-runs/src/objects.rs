@@ -9,7 +9,7 @@ use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::*;
 use verbs_api::{
     capability::Mtu,
-    ids::{LKey, Psn},
+    ids::Psn,
     memory::{MrReregister, MwType},
     wr::{self, ReceiveRequest, WorkRequest},
 };
@@ -23,6 +23,7 @@ const RECEIVE: usize = MEMORY - 64;
 const PAGE: u64 = 4096;
 
 /// What stands behind a key.
+#[derive(Clone)]
 enum Handle {
     Region(Mr),
     Fast(MrKey),
@@ -404,22 +405,26 @@ impl World {
     }
 
     fn bind(&mut self, rng: &mut SmallRng) {
-        // Mostly a window and a region that is valid, so that enough binds succeed.
         let mut likely = |wanted: fn(&Key) -> bool| {
             (0..4)
                 .filter_map(|_| self.pick(rng))
                 .find(|&at| wanted(&self.keys[at]))
         };
         let window = likely(Key::is_window);
+        // Mostly one that is valid, so that enough binds succeed.
         let region = likely(|key| key.valid && !key.is_window());
-        let (Some(window), Some(region)) = (window.or(self.pick(rng)), region.or(self.pick(rng)))
-        else {
+        let region = region.or_else(|| likely(|key| !key.is_window()));
+        let (Some(window), Some(region)) = (window, region) else {
             return;
         };
         let connection = rng.random_range(0..self.connections.len());
         let pd = self.connections[connection].pd;
         let [key, target] = [&self.keys[window], &self.keys[region]];
-        let type_1 = matches!(key.handle, Handle::Window1(_));
+        let (mw, type_1) = match &key.handle {
+            Handle::Window1(mw) => (mw.clone(), true),
+            Handle::Window2(mw) => (mw.clone(), false),
+            _ => return,
+        };
         let zero_based = rng.random_bool(0.3);
         let mut access = rights(rng, false) - Access::LOCAL_WRITE;
         access.set(Access::ZERO_BASED, zero_based);
@@ -433,38 +438,44 @@ impl World {
             .iova
             .wrapping_add(rng.random_range(0..=within))
             .wrapping_sub(u64::from(rng.random_bool(0.05)));
+        let next = key.byte.wrapping_add(1);
         let byte = if type_1 && rng.random_bool(0.9) {
-            key.byte
+            next
+        } else {
+            rng.random()
+        };
+        let region_byte = if rng.random_bool(0.95) {
+            target.byte
         } else {
             rng.random()
         };
         let place = target.place(addr, length);
         let changes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let region_fits = target.valid
-            && !target.is_window()
+            && target.byte == region_byte
             && target.pd == pd
             && target.access.contains(Access::MW_BIND)
             && (!changes || target.access.contains(Access::LOCAL_WRITE))
             && place.is_some();
-        let window_fits = match key.handle {
-            Handle::Window1(_) => byte == key.byte && !zero_based && (length == 0 || region_fits),
-            Handle::Window2(_) => !key.valid && length > 0 && region_fits,
-            _ => false,
+        let window_fits = if type_1 {
+            byte == next && !zero_based && (length == 0 || region_fits)
+        } else {
+            !key.valid && length > 0 && region_fits
         };
         let legal = window_fits && key.pd == pd;
         let (target_index, old) = (target.index, key.rkey());
-        let name = RKey::new(key.index << 8 | u32::from(byte));
-        let request = wr::BindWindow::new(name, LKey::new(target.rkey()), addr, length)
-            .access(access)
-            .signaled(self.steps);
+        let host = target.handle.clone();
+        let request = match &host {
+            Handle::Region(mr) => wr::BindWindow::new(&mw, mr, addr, length),
+            Handle::Fast(fast) => wr::BindWindow::new(&mw, fast, addr, length),
+            _ => return,
+        };
+        let request = request.access(access).signaled(self.steps);
+        let request = request.key_byte(byte).region_key_byte(region_byte);
         if legal {
             self.stale.push(old);
             let key = &mut self.keys[window];
-            key.byte = if type_1 {
-                key.byte.wrapping_add(1)
-            } else {
-                byte
-            };
+            key.byte = byte;
             key.unbind();
             if length > 0 {
                 (key.valid, key.access, key.region) = (true, access, Some(target_index));
@@ -482,7 +493,7 @@ impl World {
         if type_1 && rng.random_bool(0.5) {
             let rkey = self.connections[connection]
                 .to
-                .bind_mw(&request)
+                .bind_mw(request)
                 .expect("room");
             assert!(!legal || rkey.value() == self.keys[window].rkey());
             let done = self.to().completions();

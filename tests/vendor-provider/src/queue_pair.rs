@@ -60,7 +60,7 @@ impl QpOps for QueuePair {
         self.behind.counters()
     }
 
-    fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostReason> {
+    fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostReason> {
         self.behind.bind_mw(bind)
     }
 

@@ -45,7 +45,7 @@ use crate::objects::ObjectId;
 use crate::post::PostReason;
 use crate::provider::carrier::Carrier;
 use crate::qp::{AddressVector, QpAttributes, QpCap, QpCounters, QpEndpoint, QpStatus, QpType};
-use crate::wr::{ReceiveRequest, WorkRequest};
+use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
 
 #[doc(inline)]
 pub use crate::__link_provider as link_provider;
@@ -490,7 +490,8 @@ pub trait AhOps: AsAny {
 /// The data path of a queue pair.
 pub trait PostOps: Send + Sync {
     /// Posts send requests in order, with one doorbell. Arguments have been checked against the rules of the queue
-    /// pair; state, room and keys have not.
+    /// pair; state, room and keys have not. The window and the region of a [bind](BindWindow::mw) are of this context and
+    /// were not destroyed when that was checked; whether they are of the queue pair's domain was not.
     ///
     /// # Errors
     /// How many were posted, and why the next was not.
@@ -568,11 +569,12 @@ pub trait QpOps: AsAny {
         QpCounters::default()
     }
 
-    /// Binds a window of type 1 through this queue pair's send queue: completes with a completion where signaled.
+    /// Binds a window of type 1 through this queue pair's send queue: completes with a completion where signaled. Answers
+    /// the key that the device gives it, which may be another than [`BindWindow::key`].
     ///
     /// # Errors
     /// As for a posted request.
-    fn bind_mw(&self, _bind: &crate::wr::BindWindow<'_>) -> Result<RKey, PostReason> {
+    fn bind_mw(&self, _bind: BindWindow<'_>) -> Result<RKey, PostReason> {
         Err(PostReason::OperationNotEnabled {
             missing: crate::wr::Operations::BIND_MW,
         })

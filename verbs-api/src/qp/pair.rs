@@ -13,6 +13,7 @@ use crate::cq::CqObject;
 use crate::error::VerbError;
 use crate::extension::{ExtensionOperation, QpVariant, RequestAttribute};
 use crate::ids::{Gid, Psn, Qpn, RKey};
+use crate::mw::Mw;
 use crate::objects::{
     AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Reserved, Ticket,
     destroy,
@@ -20,7 +21,7 @@ use crate::objects::{
 use crate::pd::Pd;
 use crate::portable::{Lowered, Portable};
 use crate::post::{PostError, PostReason, QpRules};
-use crate::provider::{Common, Operation, QpInit, QpOps, Reply};
+use crate::provider::{Common, MwType, Operation, QpInit, QpOps, Reply};
 use crate::receive::{post_in_place, post_owned, post_receives};
 use crate::wr::requests::Special;
 use crate::wr::{Batch, BindWindow, Operations, ReceiveRequest, WorkRequest};
@@ -360,16 +361,16 @@ impl Qp {
         })
     }
 
-    /// Binds a window of type 1; answers the key that it has from then on. 0 octets unbind it.
+    /// Binds a window of type 1; answers the key that it has from then on. [`BindWindow::unbind`] unbinds it.
     /// Needs [`Features::WINDOW_1`].
     ///
     /// Requests posted later see the bind. A peer that learns the key by another way than this queue
     /// may use it once the bind has completed.
     ///
     /// # Errors
-    /// As for a posted request.
+    /// As for a posted request; or the window is of type 2.
     #[doc(alias = "ibv_bind_mw")]
-    pub fn bind_mw(&self, bind: &BindWindow<'_>) -> Result<RKey, PostError> {
+    pub fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostError> {
         let missing = Features::WINDOW_1 - self.rules.features;
         if !missing.is_empty() {
             return Err(PostReason::Unsupported { missing }.into());
@@ -381,6 +382,10 @@ impl Qp {
             return Err(PostReason::OperationNotEnabled { missing }.into());
         }
         bind.validate(&self.rules)?;
+        bind.check_handles(self.object.node.context())?;
+        if bind.window().map(Mw::mw_type) != Some(MwType::Type1) {
+            return Err(PostReason::WindowType.into());
+        }
         let bound = self.ops().bind_mw(bind);
         bound.map_err(|reason| self.refused(reason).into())
     }
@@ -589,6 +594,7 @@ impl Qp {
             WorkRequest::Write(write) => self.check_one(write),
             WorkRequest::Send(send) => self.check_one(send),
             WorkRequest::Read(read) => self.check_one(read),
+            WorkRequest::BindWindow(bind) => self.check_bind(bind),
             other => self.check_one(other),
         }
     }
@@ -600,6 +606,11 @@ impl Qp {
             return self.check_special(request);
         }
         request.validate(&self.rules)
+    }
+
+    fn check_bind(&self, bind: &BindWindow<'_>) -> Result<(), PostReason> {
+        self.check_one(bind)?;
+        bind.check_handles(self.object.node.context())
     }
 
     // Of a variant, whose requests carry an attribute; or an operation that was not asked for.

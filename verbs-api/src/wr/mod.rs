@@ -17,4 +17,5 @@ pub use requests::{
     SendWithInvalidate, WorkRequest, Write, WriteWithImmediate,
 };
 
+pub use crate::mw::WindowRegion;
 pub use crate::post::PostReason;

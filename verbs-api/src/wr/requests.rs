@@ -1,5 +1,7 @@
 //! The operations that can be posted on a send queue.
 
+use std::sync::Arc;
+
 use bitflags::bitflags;
 use enum_dispatch::enum_dispatch;
 use zerocopy::{Immutable, IntoBytes};
@@ -8,10 +10,15 @@ use super::{Data, RemoteAddress, Sge, UdDestination};
 use crate::access::Access;
 use crate::capability::Features;
 use crate::completion::WcOpcode;
+use crate::context::ContextInner;
 use crate::extension::{ExtensionOperation, Held, OperationData, RequestAttribute};
 use crate::ids::{LKey, RKey};
 use crate::memory::PageList;
+use crate::mr::Mr;
+use crate::mw::{Mw, WindowRegion};
+use crate::objects::Handle;
 use crate::post::{PostReason, QpRules};
+use crate::provider::{MrOps, MwOps};
 
 bitflags! {
     /// Operations of a send queue. A queue pair is created for a set of them and refuses all others.
@@ -183,7 +190,7 @@ pub trait Operation {
 }
 
 macro_rules! requests {
-    ($( $(#[$doc:meta])* $name:ident { $( $(#[$field_doc:meta])* $field:ident: $ty:ty, )* }
+    ($( $(#[$doc:meta])* $name:ident { $( $(#[$field_doc:meta])* $vis:vis $field:ident: $ty:ty, )* }
         $bit:ident => $wc:ident, read_or_atomic: $reads:literal, check: $check:path;)*) => {
         $(
             $(#[$doc])*
@@ -193,7 +200,7 @@ macro_rules! requests {
             pub struct $name<'a> {
                 pub(crate) common: Common,
                 pub(crate) data: Data<'a>,
-                $( $(#[$field_doc])* pub $field: $ty, )*
+                $( $(#[$field_doc])* $vis $field: $ty, )*
             }
 
             impl<'a> $name<'a> {
@@ -302,21 +309,21 @@ requests! {
     /// Its completion says the same as that of a [`Write`]: it is no proof that the peer's program has the message.
     Send {
         /// Where a datagram goes; none on connected queue pairs.
-        destination: Option<&'a UdDestination>,
+        pub destination: Option<&'a UdDestination>,
     } SEND => Send, read_or_atomic: false, check: checks::send;
 
     /// A message into the peer's next receive, with four octets beside it.
     SendWithImmediate {
         /// Carried as it is, in network order.
-        imm: [u8; 4],
+        pub imm: [u8; 4],
         /// Where a datagram goes; none on connected queue pairs.
-        destination: Option<&'a UdDestination>,
+        pub destination: Option<&'a UdDestination>,
     } SEND_WITH_IMM => Send, read_or_atomic: false, check: checks::send_imm;
 
     /// A message that also invalidates a key of the receiver, before its receive completes.
     SendWithInvalidate {
         /// The receiver's key.
-        rkey: RKey,
+        pub rkey: RKey,
     } SEND_WITH_INV => Send, read_or_atomic: false, check: checks::connected;
 
     /// Octets into remote memory; the peer's program is not told.
@@ -333,7 +340,7 @@ requests! {
     /// bytes are there. A later [`Read`] is as well: when it completes, they are placed.
     Write {
         /// Where they go.
-        remote: RemoteAddress,
+        pub remote: RemoteAddress,
     } WRITE => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
     /// Octets into remote memory, then four octets that complete a receive of the peer.
@@ -342,93 +349,107 @@ requests! {
     /// still be to come, or never. The completion of that receive tells the peer that the bytes are there.
     WriteWithImmediate {
         /// Where they go.
-        remote: RemoteAddress,
+        pub remote: RemoteAddress,
         /// Carried as it is, in network order.
-        imm: [u8; 4],
+        pub imm: [u8; 4],
     } WRITE_WITH_IMM => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
     /// Octets from remote memory.
     Read {
         /// Where they come from.
-        remote: RemoteAddress,
+        pub remote: RemoteAddress,
     } READ => RdmaRead, read_or_atomic: true, check: checks::read;
 
     /// Octets from remote memory; the local sink's key is invalidated when the last has been placed.
     ReadWithInvalidate {
         /// Where they come from.
-        remote: RemoteAddress,
+        pub remote: RemoteAddress,
         /// The sink's key.
-        invalidate: LKey,
+        pub invalidate: LKey,
     } READ_WITH_INV => RdmaRead, read_or_atomic: true, check: checks::read_inv;
 
     /// Compares eight remote octets and swaps them where equal; the original comes back.
     CompareSwap {
         /// The eight octets, 8-aligned.
-        remote: RemoteAddress,
+        pub remote: RemoteAddress,
         /// Compared with.
-        compare: u64,
+        pub compare: u64,
         /// Replaced by.
-        swap: u64,
+        pub swap: u64,
     } ATOMIC_CMP_AND_SWP => CompSwap, read_or_atomic: true, check: checks::cmp_swap;
 
     /// Adds to eight remote octets; the original comes back.
     FetchAdd {
         /// The eight octets, 8-aligned.
-        remote: RemoteAddress,
+        pub remote: RemoteAddress,
         /// Added, modulo 2^64.
-        add: u64,
+        pub add: u64,
     } ATOMIC_FETCH_AND_ADD => FetchAdd, read_or_atomic: true, check: checks::fetch_add;
 
     /// Writes eight remote octets at once.
     AtomicWrite {
         /// The eight octets, 8-aligned.
-        remote: RemoteAddress,
+        pub remote: RemoteAddress,
     } ATOMIC_WRITE => AtomicWrite, read_or_atomic: false, check: checks::atomic_write;
 
     /// Completes when earlier writes to a stretch of remote memory are visible or persistent there.
     Flush {
         /// The stretch.
-        remote: RemoteAddress,
+        pub remote: RemoteAddress,
         /// Octets; ignored where `whole_region` is set.
-        length: u32,
+        pub length: u32,
         /// `FLUSH_GLOBAL`, `FLUSH_PERSISTENT` or both.
-        placement: Access,
+        pub placement: Access,
         /// Flushes the whole region that the key names.
-        whole_region: bool,
+        pub whole_region: bool,
     } FLUSH => Flush, read_or_atomic: true, check: checks::flush;
 
     /// Registers memory with a key in the free state.
     FastRegister {
         /// The key that was allocated, with the low byte that it shall have.
-        key: RKey,
+        pub key: RKey,
         /// The memory; none is refused.
-        pages: Option<&'a PageList>,
+        pub pages: Option<&'a PageList>,
         /// Rights.
-        access: Access,
+        pub access: Access,
         /// The address of the first octet, or the page list's own.
-        iova: Option<u64>,
+        pub iova: Option<u64>,
         /// Octets, or all that the page list maps.
-        length: Option<u32>,
+        pub length: Option<u32>,
     } FAST_REGISTER => FastRegister, read_or_atomic: false, check: checks::fast_register;
 
     /// Invalidates a key: a fast-registered region or a type-2 window becomes free.
     LocalInvalidate {
         /// The key.
-        key: RKey,
+        pub key: RKey,
     } LOCAL_INV => LocalInv, read_or_atomic: false, check: checks::local_invalidate;
 
     /// Binds a window to a stretch of a region.
+    ///
+    /// It names the window and the region by their handles, which must be of the queue pair's context. Whether all three
+    /// are of one protection domain is checked by the device. A destroyed object cannot be named, since its handle is gone;
+    /// where a clone of that is left, posting refuses it with [`PostReason::InvalidHandle`].
+    ///
+    /// ```compile_fail,E0382
+    /// # use verbs_api::{Mr, Mw, Qp, wr::BindWindow};
+    /// fn bind_to_what_is_gone(qp: &Qp, window: &Mw, region: Mr) {
+    ///     let deregistered = region.deregister().wait();
+    ///     let posted = qp.post_one(BindWindow::new(window, &region, 0, 64));
+    /// }
+    /// ```
     BindWindow {
-        /// The window's key; of type 2 with the low byte that it shall have.
-        window: RKey,
-        /// The region's key.
-        region: LKey,
-        /// Address of the first octet, in the region's own addresses.
-        addr: u64,
-        /// Octets. 0 unbinds a window of type 1 and is refused for type 2.
-        length: u64,
+        // None is refused while posting.
+        window: Option<&'a Mw>,
+        // None unbinds.
+        region: Option<&'a Mr>,
+        /// Address of the first byte, in the region's own addresses.
+        pub addr: u64,
+        /// Bytes. 0 unbinds a window of type 1 and is refused for type 2.
+        pub length: u64,
         /// Rights.
-        access: Access,
+        pub access: Access,
+        window_key_byte: u8,
+        region_key_byte: u8,
     } BIND_MW => BindMw, read_or_atomic: false, check: checks::bind;
 }
 
@@ -838,15 +859,34 @@ impl LocalInvalidate<'_> {
     }
 }
 
-impl BindWindow<'_> {
-    /// Binds `window` to `length` octets from `addr` of the region that `region` names.
+impl<'a> BindWindow<'a> {
+    /// Binds `window` to `length` bytes from `addr` of `region`: an [`Mr`], or an [`MrKey`](crate::MrKey) that was
+    /// fast-registered or will be by a request posted before.
+    ///
+    /// The window's key gets its next low byte; [`key_byte`](Self::key_byte) sets another.
     #[inline]
-    pub fn new(window: RKey, region: LKey, addr: u64, length: u64) -> Self {
+    pub fn new(
+        window: &'a Mw,
+        region: impl Into<WindowRegion<'a>>,
+        addr: u64,
+        length: u64,
+    ) -> Self {
+        let WindowRegion { mr, key_byte } = region.into();
         Self {
-            window,
-            region,
+            region: Some(mr),
             addr,
             length,
+            region_key_byte: key_byte,
+            ..Self::unbind(window)
+        }
+    }
+
+    /// Unbinds a window of type 1, and gives it another key. A window of type 2 is freed by a [`LocalInvalidate`].
+    #[inline]
+    pub fn unbind(window: &'a Mw) -> Self {
+        Self {
+            window: Some(window),
+            window_key_byte: window.rkey().next().key_byte(),
             ..Self::default()
         }
     }
@@ -857,6 +897,68 @@ impl BindWindow<'_> {
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
+    }
+
+    /// Sets the low byte that the bind gives the key of a window of type 2.
+    #[must_use]
+    #[inline]
+    pub fn key_byte(mut self, byte: u8) -> Self {
+        self.window_key_byte = byte;
+        self
+    }
+
+    /// Sets the low byte that the region's key has when the bind is carried out: for a fast-register that was posted before
+    /// with another byte than that of its [`MrKey`](crate::MrKey).
+    #[must_use]
+    #[inline]
+    pub fn region_key_byte(mut self, byte: u8) -> Self {
+        self.region_key_byte = byte;
+        self
+    }
+
+    /// The key of the window once it is bound. 0 without a window: such a request is refused.
+    #[inline]
+    pub fn key(&self) -> RKey {
+        let key = self.window.map(Mw::rkey).unwrap_or_default();
+        key.with_key_byte(self.window_key_byte)
+    }
+
+    /// The key of the region when the bind is carried out. 0 without a region: the window is unbound.
+    #[inline]
+    pub fn region_key(&self) -> LKey {
+        let key = self.region.map(Mr::lkey).unwrap_or_default();
+        key.with_key_byte(self.region_key_byte)
+    }
+
+    /// The provider's part of the window: always some in a request that a provider is given.
+    #[inline]
+    pub fn mw(&self) -> Option<&'a Arc<dyn MwOps>> {
+        self.window.map(|window| &window.object().ops)
+    }
+
+    /// The provider's part of the region; none unbinds the window.
+    #[inline]
+    pub fn mr(&self) -> Option<&'a Arc<dyn MrOps>> {
+        self.region.map(|region| &region.object().ops)
+    }
+
+    pub(crate) fn window(&self) -> Option<&'a Mw> {
+        self.window
+    }
+
+    // Window and region are of this context, and live.
+    pub(crate) fn check_handles(&self, context: &Arc<ContextInner>) -> Result<(), PostReason> {
+        let window = self.window.map(|window| &window.object().node);
+        let region = self.region.map(|region| &region.object().node);
+        for node in window.into_iter().chain(region) {
+            if !Arc::ptr_eq(node.context(), context) {
+                return Err(PostReason::AnotherDevice(node.kind()));
+            }
+            if !node.is_live() {
+                return Err(node.dead_reason());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -1072,6 +1174,9 @@ mod checks {
     }
 
     pub(super) fn bind(request: &BindWindow<'_>, rules: &QpRules) -> Result<(), PostReason> {
+        if request.window.is_none() {
+            return Err(PostReason::NoWindow);
+        }
         let missing = Features::ZBVA - rules.features;
         if request.access.contains(Access::ZERO_BASED) && !missing.is_empty() {
             return Err(PostReason::Unsupported { missing });

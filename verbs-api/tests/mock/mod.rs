@@ -685,7 +685,7 @@ impl QpOps for MockQp {
         })
     }
 
-    fn bind_mw(&self, _: &wr::BindWindow<'_>) -> Result<RKey, PostReason> {
+    fn bind_mw(&self, _: wr::BindWindow<'_>) -> Result<RKey, PostReason> {
         Ok(RKey::new(0x0007_7701))
     }
 

@@ -183,7 +183,7 @@ pub(super) fn gaps_window(rig: &Rig) -> Outcome {
     let key = mw.rkey().next();
     // From the last octet of the first piece into the second.
     let first = pieces.list.address() + 4;
-    let bind = wr::BindWindow::new(key, pieces.key.lkey(), first, 16).access(Access::REMOTE_WRITE);
+    let bind = wr::BindWindow::new(&mw, &pieces.key, first, 16).access(Access::REMOTE_WRITE);
     rig.succeeds(&pair.far, bind)?;
     rig.scratch.fill(0x19)?;
     let write = wr::Write::new(rig.scratch.sge(0, 16)?, RemoteAddress::new(first, key));

@@ -20,13 +20,9 @@ fn host(rig: &Rig) -> Result<Region, Evidence> {
     rig.far.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
-/// A bind of a stretch of `host`; a type-2 window gets its next byte.
-fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
-    let key = match mw.mw_type() {
-        MwType::Type1 => mw.rkey(),
-        MwType::Type2 => mw.rkey().next(),
-    };
-    wr::BindWindow::new(key, host.mr.lkey(), host.mr.iova() + offset, length)
+/// A bind of a stretch of `host`, as peers may read and write it.
+fn bind_of<'a>(mw: &'a Mw, host: &'a Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
+    wr::BindWindow::new(mw, &host.mr, host.mr.iova() + offset, length)
         .access(READ_WRITE)
         .signaled(1)
 }
@@ -34,11 +30,11 @@ fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> wr::BindWind
 /// Binds a window of either type and answers its key.
 fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> Result<RKey, Evidence> {
     if mw.mw_type() == MwType::Type2 {
-        let key = request.window;
+        let key = request.key();
         rig.succeeds(side, request)?;
         return Ok(key);
     }
-    let key = side.bind_mw(&request)?;
+    let key = side.bind_mw(request)?;
     let done = rig.take(&side.cq, 1)?.remove(0);
     ensure_eq!(done.status, WcStatus::Success, "a bind");
     Ok(key)
@@ -76,7 +72,8 @@ pub(super) fn type_1_life(rig: &Rig) -> Outcome {
         !rig.can_write(&rig.rc()?, at(&host, 0, first))?,
         "the key of the bind before works still"
     );
-    let unbound = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 0))?;
+    let unbind = wr::BindWindow::unbind(&mw).signaled(1);
+    let unbound = bind(rig, &pair.far, &mw, unbind)?;
     for key in [second, unbound] {
         ensure!(
             !rig.can_write(&rig.rc()?, at(&host, 64, key))?,
@@ -221,7 +218,7 @@ pub(super) fn type_2_key(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     let mw = rig.far.window(MwType::Type2)?;
     let key = mw.rkey().with_key_byte(0xa7);
-    let request = wr::BindWindow::new(key, host.mr.lkey(), host.mr.iova(), 64).access(READ_WRITE);
+    let request = bind_of(&mw, &host, 0, 64).key_byte(0xa7);
     rig.succeeds(&pair.far, request)?;
     ensure_eq!(mw.rkey(), key, "the window's key after the bind");
     ensure!(
@@ -258,7 +255,7 @@ pub(super) fn type_2_region(rig: &Rig) -> Outcome {
     let fast = registered(rig, &pair)?;
     let mw = rig.far.window(MwType::Type2)?;
     let key = mw.rkey().next();
-    let bind = wr::BindWindow::new(key, fast.lkey(), fast.pages.address(), 64).access(READ_WRITE);
+    let bind = wr::BindWindow::new(&mw, &fast.key, fast.pages.address(), 64).access(READ_WRITE);
     rig.succeeds(&pair.far, bind)?;
     rig.fails(&rig.rc()?.far, fast.invalidate(), REFUSED)?;
     let through = RemoteAddress::new(fast.pages.address(), key);
@@ -330,7 +327,7 @@ pub(super) fn zero_based(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     let mw = rig.far.window(MwType::Type2)?;
     let request = bind_of(&mw, &host, 100, 64).access(READ_WRITE | Access::ZERO_BASED);
-    let key = request.window;
+    let key = request.key();
     rig.succeeds(&pair.far, request)?;
     rig.scratch.fill(0x33)?;
     ensure!(

@@ -541,7 +541,7 @@ fn windows_open_a_stretch_to_one_queue_pair() {
         let window = b.pd.alloc_mw(MwType::Type2).wait().unwrap();
         let key = window.rkey().next();
         let start = b.memory.address() + 100;
-        let bind = wr::BindWindow::new(key, b.mr.lkey(), start, 50)
+        let bind = wr::BindWindow::new(&window, &b.mr, start, 50)
             .access(Access::REMOTE_WRITE | Access::ZERO_BASED);
         b.post(bind.signaled(5));
         assert_eq!(b.statuses(), [(5, Success)]);

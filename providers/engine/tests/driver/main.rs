@@ -28,7 +28,7 @@ use verbs_api::{
     completion::{Notify, WcOpcode},
     event::EventType,
     extension::{ExtensionDescriptor, ExtensionOperation, Extensions, FeatureInfo, Part, feature},
-    ids::{Gid, LKey, LinkAddress, Psn},
+    ids::{Gid, LinkAddress, Psn},
     wr::{self, PostReason, ReceiveRequest, WorkRequest},
 };
 
@@ -534,7 +534,7 @@ fn one_table_says_what_an_operation_is() {
             WcOpcode::LocalInv,
         ),
         (
-            wr::BindWindow::new(RKey::new(1), LKey::new(1), 0, 0).into(),
+            wr::BindWindow::default().into(),
             Operations::BIND_MW,
             WcOpcode::BindMw,
         ),

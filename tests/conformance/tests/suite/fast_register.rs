@@ -491,7 +491,7 @@ fn a_window_opens_a_stretch_of_a_list(rig: &Rig) {
     let mw = rig.far.window(MwType::Type2);
     let addr = listed.list.address() + 900;
     let key = mw.rkey().next();
-    let bind = wr::BindWindow::new(key, listed.key.lkey(), addr, 200).access(Access::REMOTE_WRITE);
+    let bind = wr::BindWindow::new(&mw, &listed.key, addr, 200).access(Access::REMOTE_WRITE);
     rig.succeeds(&pair.far, bind.signaled(2));
     rig.scratch.fill(0x71);
     let remote = verbs_api::RemoteAddress::new(addr, key);

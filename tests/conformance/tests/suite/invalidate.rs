@@ -301,7 +301,7 @@ fn a_region_with_a_window_cannot_be_invalidated(rig: &Rig) {
 fn window_on(rig: &Rig, pair: &Pair, fast: &Fast) -> (verbs_api::Mw, RKey) {
     let window = rig.far.window(MwType::Type2);
     let key = window.rkey().next();
-    let bind = wr::BindWindow::new(key, fast.lkey(), fast.pages.address(), fast.pages.len());
+    let bind = wr::BindWindow::new(&window, &fast.key, fast.pages.address(), fast.pages.len());
     rig.succeeds(&pair.far, bind.access(Access::REMOTE_WRITE).signaled(9));
     (window, key)
 }
@@ -416,8 +416,7 @@ fn send_with_invalidate_frees_a_window(rig: &Rig) {
     rig.take(&pair.near.cq, 1);
     // The window is free, and cut from the queue pair; the region is not touched.
     let other = rig.rc();
-    let next = window.rkey().next();
-    let bind = wr::BindWindow::new(next, fast.lkey(), fast.pages.address(), 64);
+    let bind = wr::BindWindow::new(&window, &fast.key, fast.pages.address(), 64);
     rig.succeeds(&other.far, bind.access(Access::REMOTE_WRITE).signaled(1));
     assert!(rig.can_write(&pair, fast.remote(0)));
 }
@@ -525,9 +524,9 @@ fn a_type_1_window_fails_the_receive(rig: &Rig) {
     let fast = registered(rig, &pair);
     let window = rig.far.window(MwType::Type1);
     let addr = fast.pages.address();
-    let bind = wr::BindWindow::new(window.rkey(), fast.lkey(), addr, 64);
+    let bind = wr::BindWindow::new(&window, &fast.key, addr, 64);
     let bind = bind.access(Access::REMOTE_WRITE).signaled(1);
-    let key = pair.far.bind_mw(&bind).expect("a bind that is taken");
+    let key = pair.far.bind_mw(bind).expect("a bind that is taken");
     rig.take(&pair.far.cq, 1);
     receive_fails(rig, &rig.rc(), key);
     assert!(rig.can_write(&pair, verbs_api::RemoteAddress::new(addr, key)));

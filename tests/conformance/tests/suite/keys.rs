@@ -631,7 +631,7 @@ fn a_refused_change_leaves_the_region(rig: &Rig) {
     );
     let window = rig.far.window(verbs_api::memory::MwType::Type2);
     let key = window.rkey().next();
-    let bind = verbs_api::wr::BindWindow::new(key, region.mr.lkey(), region.mr.iova(), 64);
+    let bind = verbs_api::wr::BindWindow::new(&window, &region.mr, region.mr.iova(), 64);
     rig.succeeds(&pair.far, bind.access(Access::REMOTE_READ).signaled(1));
     let change = MrReregister::new().access(OPEN);
     let refused = rig

@@ -153,8 +153,7 @@ fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
     (0..chance.below(4)).for_each(|at| pair.far.receive(&desk, at * 512, 512));
     if features.intersects(Features::WINDOW_2) {
         let window = rig.far.window(MwType::Type2);
-        let key = window.rkey().with_key_byte(7);
-        let bind = wr::BindWindow::new(key, desk.mr.lkey(), desk.mr.iova(), 64);
+        let bind = wr::BindWindow::new(&window, &desk.mr, desk.mr.iova(), 64).key_byte(7);
         let _ = pair
             .far
             .post_one(bind.access(Access::REMOTE_READ).signaled(1));
@@ -270,8 +269,7 @@ fn tree(rig: &Rig) -> Vec<Thing> {
     let mut things = Vec::new();
     if features.intersects(Features::WINDOW_2) {
         let window = pd.alloc_mw(MwType::Type2).wait().expect("a window");
-        let key = window.rkey().with_key_byte(7);
-        let bind = wr::BindWindow::new(key, region.mr.lkey(), region.mr.iova(), 64);
+        let bind = wr::BindWindow::new(&window, &region.mr, region.mr.iova(), 64).key_byte(7);
         rig.succeeds(&pair.far, bind.access(Access::REMOTE_READ).signaled(1));
         things.push(Thing::Mw(window));
     }

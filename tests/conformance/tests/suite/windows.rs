@@ -8,7 +8,6 @@ use verbs_api::{
     RemoteAddress, WcStatus,
     capability::BaselineGaps,
     completion::WcOpcode,
-    ids::LKey,
     memory::MwType,
     wr::{self, PostReason},
 };
@@ -25,6 +24,7 @@ cases! {
     a_type_2_window_serves_one_queue_pair: one_of(TYPE_2);
     a_device_has_one_kind_of_type_2_windows: ANY_DEVICE;
     a_bind_asks_for_one_domain: one_of(TYPE_2);
+    a_bind_asks_for_the_key_of_the_region: one_of(TYPE_2);
     a_bind_asks_for_the_right_to_bind: one_of(TYPE_2);
     a_bind_grants_nothing_but_remote_rights: one_of(TYPE_2);
     a_bind_stays_inside_the_region: one_of(TYPE_2);
@@ -61,14 +61,9 @@ fn host(rig: &Rig) -> Region {
     rig.far.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
-/// A bind of a stretch of `host`; a type-2 window gets its next byte.
-fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
-    let key = if mw.mw_type() == MwType::Type1 {
-        mw.rkey()
-    } else {
-        mw.rkey().next()
-    };
-    wr::BindWindow::new(key, host.mr.lkey(), host.mr.iova() + offset, length)
+/// A bind of a stretch of `host`, as peers may read and write it.
+fn bind_of<'a>(mw: &'a Mw, host: &'a Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
+    wr::BindWindow::new(mw, &host.mr, host.mr.iova() + offset, length)
         .access(READ_WRITE)
         .signaled(1)
 }
@@ -76,12 +71,12 @@ fn bind_of<'a>(mw: &Mw, host: &Region, offset: u64, length: u64) -> wr::BindWind
 /// Binds a window of either type and answers its key.
 fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> RKey {
     if mw.mw_type() == MwType::Type2 {
-        let key = request.window;
+        let key = request.key();
         rig.succeeds(side, request);
         assert_eq!(mw.rkey(), key);
         return key;
     }
-    let key = side.bind_mw(&request).expect("a bind that is taken");
+    let key = side.bind_mw(request).expect("a bind that is taken");
     let done = rig.take(&side.cq, 1).remove(0);
     assert_eq!(
         (done.status, done.opcode),
@@ -129,7 +124,8 @@ fn a_type_1_window_is_bound_rebound_and_unbound(rig: &Rig) {
         "the stretch of the bind before"
     );
 
-    let unbound = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 0));
+    let unbind = wr::BindWindow::unbind(&mw).signaled(1);
+    let unbound = bind(rig, &pair.far, &mw, unbind);
     assert!(!rig.can_write(&rig.rc(), at(&host, 64, second)));
     assert!(!rig.can_write(&rig.rc(), at(&host, 64, unbound)));
     rig.finish_destroy(host.mr.deregister());
@@ -141,7 +137,7 @@ fn a_type_1_window_cannot_be_zero_based(rig: &Rig) {
     let pair = rig.rc();
     let mw = rig.far.window(MwType::Type1);
     let request = bind_of(&mw, &host, 0, 64).access(READ_WRITE | Access::ZERO_BASED);
-    if pair.far.bind_mw(&request).is_ok() {
+    if pair.far.bind_mw(request).is_ok() {
         assert_eq!(rig.take(&pair.far.cq, 1)[0].status, WcStatus::MwBindErr);
     }
     assert!(!rig.can_write(&rig.rc(), RemoteAddress::new(0, mw.rkey())));
@@ -186,12 +182,8 @@ fn a_type_2_window_cannot_be_bound_to_nothing(rig: &Rig) {
         bind_of(&mw, &host, 0, 0),
         WcStatus::MwBindErr,
     );
-    let no_region = wr::BindWindow::new(mw.rkey().next(), LKey::new(0), host.mr.iova(), 64);
-    rig.fails(
-        &rig.rc().far,
-        no_region.access(READ_WRITE).signaled(1),
-        WcStatus::MwBindErr,
-    );
+    let unbind = wr::BindWindow::unbind(&mw).signaled(1);
+    rig.fails(&rig.rc().far, unbind, WcStatus::MwBindErr);
     // It is still free.
     bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
 }
@@ -258,6 +250,16 @@ fn a_bind_asks_for_one_domain(rig: &Rig) {
     bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
 }
 
+// covers 2.44
+fn a_bind_asks_for_the_key_of_the_region(rig: &Rig) {
+    let host = host(rig);
+    let mw = rig.far.window(MwType::Type2);
+    let stale = host.mr.lkey().key_byte() ^ 1;
+    let request = bind_of(&mw, &host, 0, 64).region_key_byte(stale);
+    rig.fails(&rig.rc().far, request, WcStatus::MwBindErr);
+    bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
+}
+
 // covers 2.44 2.04
 fn a_bind_asks_for_the_right_to_bind(rig: &Rig) {
     let mw = rig.far.window(MwType::Type2);
@@ -307,7 +309,7 @@ fn a_bind_stays_inside_the_region(rig: &Rig) {
         (u64::MAX - 3, 8),
         (first, u64::MAX),
     ] {
-        let request = wr::BindWindow::new(mw.rkey().next(), host.mr.lkey(), addr, length);
+        let request = wr::BindWindow::new(&mw, &host.mr, addr, length);
         let request = request.access(READ_WRITE).signaled(1);
         rig.fails(&rig.rc().far, request, WcStatus::MwBindErr);
     }
@@ -338,7 +340,7 @@ fn a_bind_to_a_zero_based_region_keeps_its_bounds(rig: &Rig) {
     let host = rig.far.region_with(&rig.far.pd, 4096, options);
     let mw = rig.far.window(MwType::Type2);
     for (addr, length) in [(4096, 1), (4000, 97), (host.memory.address(), 64)] {
-        let request = wr::BindWindow::new(mw.rkey().next(), host.mr.lkey(), addr, length);
+        let request = wr::BindWindow::new(&mw, &host.mr, addr, length);
         let request = request.access(READ_WRITE).signaled(1);
         rig.fails(&rig.rc().far, request, WcStatus::MwBindErr);
     }
@@ -360,7 +362,7 @@ fn a_bind_that_fails_leaves_a_type_1_window_as_it_was(rig: &Rig) {
     let (pair, mw, key) = bound(rig, MwType::Type1, &host);
     let other = rig.rc();
     let request = bind_of(&mw, &host, 0, 4097);
-    other.far.bind_mw(&request).expect("a bind that is taken");
+    other.far.bind_mw(request).expect("a bind that is taken");
     assert_eq!(rig.take(&other.far.cq, 1)[0].status, WcStatus::MwBindErr);
     assert_eq!(other.far.state(), QpState::Err);
     assert_eq!(mw.rkey(), key);
@@ -395,21 +397,11 @@ fn a_type_2_window_takes_its_byte_from_the_request(rig: &Rig) {
     let index = mw.rkey().index();
     for byte in [0x5a, 0x00, 0xff] {
         let pair = rig.rc();
-        let mut request = bind_of(&mw, &host, 0, 64);
-        request.window = mw.rkey().with_key_byte(byte);
+        let request = bind_of(&mw, &host, 0, 64).key_byte(byte);
         let key = bind(rig, &pair.far, &mw, request);
         assert_eq!((key.index(), key.key_byte()), (index, byte));
         assert!(rig.can_write(&pair, at(&host, 0, key)));
         drop(pair.far.qp.destroy().wait());
-    }
-    for wrong in [
-        RKey::new(0),
-        RKey::new(u32::MAX),
-        RKey::new(mw.rkey().value() ^ 0x4000_0000),
-    ] {
-        let mut request = bind_of(&mw, &host, 0, 64);
-        request.window = wrong;
-        rig.fails(&rig.rc().far, request, WcStatus::MwBindErr);
     }
 }
 
@@ -460,7 +452,7 @@ fn a_key_of_type_1_works_as_soon_as_the_peer_has_it(rig: &Rig) {
     for round in 0..100 {
         pair.near.receive(&rig.scratch, 0, 64);
         let request = bind_of(&mw, &host, 0, 64).flags(verbs_api::wr::SendFlags::empty());
-        let key = pair.far.bind_mw(&request).expect("a bind that is taken");
+        let key = pair.far.bind_mw(request).expect("a bind that is taken");
         pair.far
             .post_one(wr::Send::new(&key.value().to_be_bytes()))
             .expect("a send");
@@ -490,7 +482,7 @@ fn datagrams_do_not_bind(rig: &Rig) {
     let side = rig.far.side(QpType::Ud);
     rig.finish(side.activate(verbs_api::ConnectOptions::new()));
     let before = mw.rkey();
-    let refused = side.bind_mw(&bind_of(&mw, &host, 0, 64));
+    let refused = side.bind_mw(bind_of(&mw, &host, 0, 64));
     let missing = Operations::BIND_MW;
     let reason = PostReason::OperationNotEnabled { missing };
     assert_eq!(refused, Err(reason.into()));
