@@ -49,7 +49,7 @@ pub enum VerbError {
     /// A transition that the state table does not have.
     #[error(transparent)]
     BadModify(#[from] BadModify),
-    /// In use: by whom.
+    /// In use: by whom, as far as the device knows.
     #[error("in use by {}", HolderNames(.0))]
     Busy(Vec<Holder>),
     /// Called off before it completed.
@@ -212,6 +212,9 @@ struct HolderNames<'a>(&'a [Holder]);
 
 impl fmt::Display for HolderNames<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("objects that the device does not name");
+        }
         for (index, holder) in self.0.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
             write!(f, "{comma}{holder}")?;

@@ -320,8 +320,8 @@ impl Mr {
     /// Changes memory, domain or rights; the keys may change with it.
     ///
     /// # Errors
-    /// As a registration; Busy while windows are bound to it. After these the region is as it was;
-    /// after any other error it can only be deregistered.
+    /// As a registration; Busy while windows are bound to it, as for [`deregister`](Self::deregister). After these the
+    /// region is as it was; after any other error it can only be deregistered.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&self, change: MrReregister) -> Started<()> {
         match self.start_rereg(change) {
@@ -400,8 +400,9 @@ impl Mr {
         Ok(started)
     }
 
-    /// Revokes the keys at once and ends when no access is in progress any more: Busy while windows
-    /// are bound to it. A posted request that uses it later completes with a protection error.
+    /// Revokes the keys at once and ends when no access is in progress any more: Busy while windows are bound to it, on
+    /// a device that knows of them; on any other those windows open nothing from then on. A posted request that uses the
+    /// region later completes with a protection error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(self) -> Started<(), DestroyError<Self>> {
         destroy(self)
@@ -535,7 +536,7 @@ impl MrKey {
         RemoteAddress::new(addr, self.rkey())
     }
 
-    /// Gives the key back; memory registered with it is deregistered. Busy while windows are bound to it.
+    /// Gives the key back; memory registered with it is deregistered. Busy as for [`Mr::deregister`].
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(self) -> Started<(), DestroyError<Self>> {
         destroy(self)

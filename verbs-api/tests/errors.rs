@@ -63,3 +63,14 @@ fn a_wrong_argument_has_its_name_and_what_would_be_right() {
     let text = "operations: the bits 0x40000000 have no meaning";
     assert_eq!(error.to_string(), text);
 }
+
+// covers 2.13
+#[test]
+fn an_object_may_be_in_use_by_what_its_device_cannot_name() {
+    let error = VerbError::Busy(Vec::new());
+    let text = "in use by objects that the device does not name";
+    assert_eq!(
+        (error.to_string().as_str(), error.kind()),
+        (text, ErrorKind::Busy)
+    );
+}

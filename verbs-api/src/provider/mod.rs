@@ -430,13 +430,18 @@ pub trait MrOps: AsAny {
     fn rkey(&self) -> RKey;
 
     /// Changes memory, domain or rights, and answers when no access to memory that was replaced is in progress any more. A
-    /// failure named `InvalidArgument`, `Busy` or `Unsupported` leaves the region as it was.
+    /// failure named `InvalidArgument`, `Busy` or `Unsupported` leaves the region as it was. Bound windows are as for
+    /// [`dereg`](Self::dereg).
     fn rereg(&self, _change: MrChange, reply: Reply<()>) {
         reply.unsupported("rereg_mr");
     }
 
     /// Revokes the keys at once, and answers when no access is in progress any more, which a removal of the device does
-    /// not shorten. Answers `Busy` and changes nothing while windows are bound to it.
+    /// not shorten.
+    ///
+    /// While windows are bound to it, a device that knows of them answers `Busy`, with the holders that it can name or
+    /// none, and changes nothing. A device that cannot know deregisters the region; those windows then open nothing. The
+    /// safe layer counts no bound windows: once this has succeeded it may free the memory.
     fn dereg(&self, reply: Reply<()>);
 }
 

@@ -265,13 +265,23 @@ pub(super) fn type_2_region(rig: &Rig) -> Outcome {
     );
     let host = host(rig)?;
     let second = rig.far.window(MwType::Type2)?;
-    bind_again(rig, &pair, &second, &host)?;
-    match rig.outcome(host.mr.clone().deregister())? {
-        Err(DestroyError::Busy { .. }) => Ok(()),
-        other => Err(Evidence::wrong(format!(
-            "a region with a window bound to it was deregistered: {other:?}"
-        ))),
-    }
+    let key = bind_again(rig, &pair, &second, &host)?;
+    let is_open = match rig.outcome(host.mr.clone().deregister())? {
+        Err(DestroyError::Busy { .. }) => true,
+        // Of a device that does not know of the window.
+        Ok(()) => false,
+        Err(other) => {
+            return Err(Evidence::wrong(format!(
+                "deregistering a region with a window bound to it: {other}"
+            )));
+        }
+    };
+    ensure_eq!(
+        rig.can_write(&pair, at(&host, 0, key))?,
+        is_open,
+        "whether a window opens its region, of which the deregistration was refused or not"
+    );
+    Ok(())
 }
 
 fn bind_again(rig: &Rig, pair: &Pair, mw: &Mw, host: &Region) -> Result<RKey, Evidence> {
