@@ -116,7 +116,8 @@ impl Arguments {
 
     // The registered device of this name that is there, or an emulated one made there.
     fn device(&self, at: IpAddr) -> Result<Device> {
-        let there = devices_at(polyverbs::registry()?, at);
+        let registry = polyverbs::registry()?;
+        let there = devices_at(&registry, at);
         match there.into_iter().find(|it| it.name() == self.device) {
             Some(device) => Ok(device),
             None => {

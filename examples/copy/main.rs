@@ -44,9 +44,8 @@ fn run(from: &str, to: &str, name: Option<&str>) -> Result<(), Error> {
     }
     // Without a name this finds the first device that can do it; the error lists what each device lacks.
     let name = polyverbs::open(wanted)?.attributes().name.clone();
-    let device = polyverbs::registry()?
-        .device(&name)
-        .ok_or("the device has gone")?;
+    let registry = polyverbs::registry()?;
+    let device = registry.device(&name).ok_or("the device has gone")?;
     let options = CopyOptions::default();
     let copied = transfer::copy(device, Path::new(from), Path::new(to), options, |_| ())?;
     let (windows, pieces) = (copied.windows, copied.pieces);

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
@@ -94,7 +95,7 @@ pub enum RegistryError {
         reason: String,
     },
     /// A provider that could not tell its devices.
-    #[error("provider {provider} has no devices: {error}")]
+    #[error("provider {provider} could not tell its devices: {error}")]
     Provider {
         /// The provider.
         provider: &'static str,
@@ -175,6 +176,8 @@ pub struct Device {
     ops: Arc<dyn DeviceOps>,
     name: String,
     provider: &'static str,
+    // Its provider has it no more, as its registry has seen.
+    is_gone: Arc<AtomicBool>,
 }
 
 impl Device {
@@ -185,6 +188,7 @@ impl Device {
             ops,
             name: attributes.name,
             provider: attributes.provider,
+            is_gone: Arc::default(),
         }
     }
 
@@ -238,7 +242,12 @@ impl Device {
     }
 
     fn open_granted(&self, grant: Grant) -> Result<Context, OpenError> {
-        Context::open(Arc::clone(&self.ops), grant).map_err(|error| OpenError::Failed {
+        let opened = if self.is_gone.load(Ordering::Relaxed) {
+            Err(VerbError::DeviceRemoved)
+        } else {
+            Context::open(Arc::clone(&self.ops), grant)
+        };
+        opened.map_err(|error| OpenError::Failed {
             device: self.name.clone(),
             error,
         })
@@ -251,12 +260,22 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Providers, their devices, and extensions: sorted by name.
+/// Providers, their devices, and extensions: sorted by name. Its devices are those that there were when the providers were
+/// added, or at the last [`refresh`](Self::refresh).
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
-    providers: BTreeMap<&'static str, Vec<String>>,
+    providers: BTreeMap<&'static str, Registered>,
     devices: BTreeMap<String, Device>,
     extensions: Extensions,
+}
+
+#[derive(Clone, Copy)]
+struct Registered(&'static dyn Provider);
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name())
+    }
 }
 
 impl Registry {
@@ -297,55 +316,103 @@ impl Registry {
     pub fn add_provider(&mut self, provider: &'static dyn Provider) -> Result<(), RegistryError> {
         let name = provider.name();
         check_version(name, provider.contract_version())?;
-        let found =
-            provider
-                .devices(&self.extensions)
-                .map_err(|error| RegistryError::Provider {
-                    provider: name,
-                    error,
-                })?;
-        let mut devices: BTreeMap<String, Device> = BTreeMap::new();
-        for ops in found {
-            let attributes = ops.attributes();
-            check_consistent(name, &attributes)?;
-            let device = Device {
-                ops,
-                name: attributes.name.clone(),
-                provider: name,
-            };
-            if let Some(twin) = devices.insert(attributes.name, device) {
-                let Device { name: device, .. } = twin;
-                return Err(RegistryError::DuplicateDevice {
-                    device,
-                    first: name,
-                    second: name,
-                });
-            }
-        }
-        let names: Vec<_> = devices.keys().cloned().collect();
-        if let Some(first) = self.providers.get(name) {
-            let first_devices = first.clone();
+        let devices = self.checked(provider, provider.devices(&self.extensions))?;
+        if self.providers.contains_key(name) {
+            let first = self.devices().filter(|device| device.provider == name);
             return Err(RegistryError::DuplicateProvider {
                 name,
-                first_devices,
-                second_devices: names,
+                first_devices: first.map(|device| device.name.clone()).collect(),
+                second_devices: devices.into_keys().collect(),
             });
         }
-        if let Some(first) = names.iter().find_map(|name| self.devices.get(name)) {
-            let Device {
-                name: device,
-                provider: first,
-                ..
-            } = first.clone();
-            return Err(RegistryError::DuplicateDevice {
-                device,
-                first,
-                second: name,
-            });
-        }
-        self.providers.insert(name, names);
-        self.devices.append(&mut devices);
+        self.providers.insert(name, Registered(provider));
+        self.devices.extend(devices);
         Ok(())
+    }
+
+    /// Asks every provider again which devices it has: new ones are added, and those that are gone are listed no more. A
+    /// [`Device`] that was taken from the registry goes on, unless it is gone: then opening it answers
+    /// [`VerbError::DeviceRemoved`].
+    ///
+    /// # Errors
+    /// That of the first provider that could not tell, or whose devices cannot be registered. Its devices are as they were;
+    /// those of the others are up to date all the same.
+    pub fn refresh(&mut self) -> Result<(), RegistryError> {
+        let mut outcome = Ok(());
+        for (name, Registered(provider)) in self.providers.clone() {
+            let of_provider = self.devices().filter(|device| device.provider == name);
+            let known = of_provider.map(|device| Arc::clone(&device.ops)).collect();
+            let found = provider.refresh(known, &self.extensions);
+            match self.checked(provider, found) {
+                Ok(devices) => self.replace(name, devices),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        outcome
+    }
+
+    /// The same for the [`registry`] of the process. What that answered before stays as it was.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh); or as [`registry`], where it was not made yet.
+    pub fn refresh_linked() -> Result<(), RegistryError> {
+        registry()?;
+        let mut registry = linked();
+        registry
+            .as_mut()
+            .map_or(Ok(()), |registry| Arc::make_mut(registry).refresh())
+    }
+
+    // Those that are still there keep the handle that they have.
+    fn replace(&mut self, provider: &'static str, mut devices: BTreeMap<String, Device>) {
+        self.devices.retain(|name, known| {
+            let is_same = |found: &Device| Arc::ptr_eq(&found.ops, &known.ops);
+            if known.provider != provider {
+                return true;
+            }
+            let stays = devices.get(name).is_some_and(is_same);
+            if stays {
+                devices.remove(name);
+            } else {
+                known.is_gone.store(true, Ordering::Relaxed);
+            }
+            stays
+        });
+        self.devices.append(&mut devices);
+    }
+
+    // What a provider told, by name, if it fits together and with what others have.
+    fn checked(
+        &self,
+        provider: &'static dyn Provider,
+        found: Result<Vec<Arc<dyn DeviceOps>>, VerbError>,
+    ) -> Result<BTreeMap<String, Device>, RegistryError> {
+        let second = provider.name();
+        let refused = |error| RegistryError::Provider {
+            provider: second,
+            error,
+        };
+        let mut devices = BTreeMap::new();
+        for ops in found.map_err(refused)? {
+            let attributes = ops.attributes();
+            check_consistent(second, &attributes)?;
+            let device = Device {
+                provider: second,
+                ..Device::of(ops)
+            };
+            let name = attributes.name;
+            let of_another = self.device(&name).filter(|twin| twin.provider != second);
+            let first = of_another.or(devices.get(&name)).map(Device::provider);
+            if let Some(first) = first {
+                return Err(RegistryError::DuplicateDevice {
+                    device: name,
+                    first,
+                    second,
+                });
+            }
+            devices.insert(name, device);
+        }
+        Ok(devices)
     }
 
     /// Registers an extension: all of it, or nothing. Before the providers, whose devices are made with it.
@@ -456,20 +523,27 @@ fn check_consistent(
     })
 }
 
-static LINKED: OnceLock<Result<Registry, RegistryError>> = OnceLock::new();
+static LINKED: Mutex<Option<Arc<Registry>>> = Mutex::new(None);
 
-/// The registry of all that is linked, made once for the process.
-///
-/// # Errors
-/// As [`Registry::linked`].
-pub fn registry() -> Result<&'static Registry, RegistryError> {
-    LINKED
-        .get_or_init(Registry::linked)
-        .as_ref()
-        .map_err(Clone::clone)
+fn linked() -> MutexGuard<'static, Option<Arc<Registry>>> {
+    LINKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The devices of all linked providers, sorted by name.
+/// The registry of all that is linked, made once for the process, with the devices that there were then or at the last
+/// [`Registry::refresh_linked`].
+///
+/// # Errors
+/// As [`Registry::linked`]; the next call tries again.
+pub fn registry() -> Result<Arc<Registry>, RegistryError> {
+    let mut linked = linked();
+    let registry = match linked.take() {
+        Some(registry) => registry,
+        None => Arc::new(Registry::linked()?),
+    };
+    Ok(Arc::clone(linked.insert(registry)))
+}
+
+/// The devices of all linked providers, sorted by name: those that there were at first, or at the last [`Registry::refresh_linked`].
 ///
 /// # Errors
 /// As [`Registry::linked`].

@@ -124,7 +124,7 @@ impl DeviceOptions {
         // One that is registered there is as good, unless its link is to be bad.
         if self.fault.is_none() && CAPTURE.get().is_none() {
             let registry = polyverbs::registry()?;
-            let there = devices_at(registry, address);
+            let there = devices_at(&registry, address);
             if let Some(device) = there.into_iter().find(|it| it.name() == self.device) {
                 return Ok(device);
             }

@@ -104,11 +104,8 @@ fn a_binary_has_what_it_names_and_one_line_adds_an_extension() {
         let claiming = lines.filter(|line| line.split_whitespace().any(|word| word == feature));
         claiming.count()
     };
-    let of_bmme = polyverbs::registry()
-        .unwrap()
-        .extensions()
-        .find("bmme")
-        .unwrap();
+    let registry = polyverbs::registry().unwrap();
+    let of_bmme = registry.extensions().find("bmme").unwrap();
     for feature in of_bmme.all_features() {
         assert_eq!(claims(&without, feature.name), 0, "{}", feature.name);
     }
@@ -118,7 +115,7 @@ fn a_binary_has_what_it_names_and_one_line_adds_an_extension() {
 // covers 1.17
 #[test]
 fn an_integration_test_has_what_the_facade_names() {
-    let report = Report::of(polyverbs::registry().unwrap());
+    let report = Report::of(&polyverbs::registry().unwrap());
     has_the_default_set(&said(report.to_string()));
 }
 

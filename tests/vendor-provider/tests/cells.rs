@@ -17,7 +17,8 @@ fn sorted<'n>(names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
 
 #[test]
 fn what_the_device_claims_is_verified_and_the_rest_refused() {
-    let device = polyverbs::registry().unwrap().device("meter0").unwrap();
+    let registry = polyverbs::registry().unwrap();
+    let device = registry.device("meter0").unwrap();
     let matrix = Matrix::verified(std::slice::from_ref(device), &mut |_| ()).unwrap();
     let wrong: Vec<_> = matrix
         .mismatches()

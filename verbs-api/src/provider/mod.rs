@@ -614,6 +614,19 @@ pub trait Provider: Sync {
     /// # Errors
     /// Why there are none: which mandatory part is missing.
     fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
+
+    /// Its devices now, asked by a registry that has the devices `known` from it. A device that is still there is answered
+    /// as the same object; one that is new is made with these extensions. By default devices neither come nor go.
+    ///
+    /// # Errors
+    /// Why it cannot tell: what is known stays.
+    fn refresh(
+        &self,
+        known: Vec<Arc<dyn DeviceOps>>,
+        _extensions: &Extensions,
+    ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+        Ok(known)
+    }
 }
 
 #[cfg(test)]

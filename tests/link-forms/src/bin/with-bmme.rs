@@ -6,6 +6,7 @@ use emulated_ib as _;
 use emulated_iwarp as _;
 
 fn main() -> Result<(), verbs_api::provider::RegistryError> {
-    print!("{}", link_forms::Report::of(verbs_api::registry()?));
+    let registry = verbs_api::registry()?;
+    print!("{}", link_forms::Report::of(&registry));
     Ok(())
 }

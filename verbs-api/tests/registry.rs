@@ -1,0 +1,178 @@
+//! Devices that come and go while a registry has them.
+
+use std::sync::{Arc, Mutex};
+
+use verbs_api::extension::Extensions;
+use verbs_api::provider::{DeviceOps, Provider, RegistryError, link_provider};
+use verbs_api::*;
+
+mod mock;
+
+use mock::MockDevice;
+
+/// A provider whose devices are those that were put in last.
+struct Slots {
+    name: &'static str,
+    devices: Mutex<Result<Vec<Arc<MockDevice>>, VerbError>>,
+}
+
+impl Slots {
+    const fn empty(name: &'static str) -> Self {
+        let devices = Mutex::new(Ok(Vec::new()));
+        Self { name, devices }
+    }
+
+    fn of(name: &'static str, devices: &[&Arc<MockDevice>]) -> &'static Self {
+        let slots = Box::leak(Box::new(Self::empty(name)));
+        slots.put(devices);
+        slots
+    }
+
+    fn put(&self, devices: &[&Arc<MockDevice>]) {
+        *self.devices.lock().unwrap() = Ok(devices.iter().copied().cloned().collect());
+    }
+
+    fn fail(&self) {
+        *self.devices.lock().unwrap() = Err(VerbError::Resources("slots"));
+    }
+}
+
+impl Provider for Slots {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn devices(&self, _: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+        let devices = self.devices.lock().unwrap().clone()?;
+        Ok(devices.into_iter().map(|device| device as _).collect())
+    }
+
+    fn refresh(
+        &self,
+        _: Vec<Arc<dyn DeviceOps>>,
+        extensions: &Extensions,
+    ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+        self.devices(extensions)
+    }
+}
+
+fn device(name: &str) -> Arc<MockDevice> {
+    Arc::new(MockDevice {
+        mock: Arc::default(),
+        attributes: mock::attributes(name),
+    })
+}
+
+fn registry_of(providers: &[&'static Slots]) -> Registry {
+    let mut registry = Registry::new();
+    for provider in providers {
+        registry.add_provider(*provider).unwrap();
+    }
+    registry
+}
+
+fn names(registry: &Registry) -> Vec<&str> {
+    registry.devices().map(Device::name).collect()
+}
+
+fn open_error(device: &Device) -> VerbError {
+    match device.open(&Requirements::new()) {
+        Err(OpenError::Failed { error, .. }) => error,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+// covers 1.16
+#[test]
+fn devices_come_and_go_and_those_that_stay_go_on() {
+    let (a, b, c) = (device("a"), device("b"), device("c"));
+    let slots = Slots::of("slots", &[&a, &b]);
+    let mut registry = registry_of(&[slots]);
+    let [stays, goes] = ["a", "b"].map(|name| registry.device(name).unwrap().clone());
+    let context = stays.open(&Requirements::new()).unwrap();
+
+    slots.put(&[&c, &a]);
+    assert_eq!(names(&registry), ["a", "b"], "nobody has asked");
+    registry.refresh().unwrap();
+    assert_eq!(names(&registry), ["a", "c"]);
+    context.alloc_pd().wait().unwrap();
+    stays.open(&Requirements::new()).unwrap();
+    assert_eq!(open_error(&goes), VerbError::DeviceRemoved);
+    registry.open(&Requirements::new().device("c")).unwrap();
+
+    // It is back: the registry has it anew.
+    slots.put(&[&a, &b]);
+    registry.refresh().unwrap();
+    registry.open(&Requirements::new().device("b")).unwrap();
+    assert_eq!(open_error(&goes), VerbError::DeviceRemoved);
+}
+
+#[test]
+fn another_device_of_the_same_name_takes_its_place() {
+    let (before, after) = (device("a"), device("a"));
+    let slots = Slots::of("slots", &[&before]);
+    let mut registry = registry_of(&[slots]);
+    let handle = registry.device("a").unwrap().clone();
+    slots.put(&[&after]);
+    registry.refresh().unwrap();
+    assert_eq!(open_error(&handle), VerbError::DeviceRemoved);
+    let opened = registry.open(&Requirements::new()).unwrap();
+    let pd = opened.alloc_pd().wait().unwrap();
+    assert_eq!((before.mock.live("pd"), after.mock.live("pd")), (0, 1));
+    drop(pd);
+}
+
+#[test]
+fn a_provider_that_fails_keeps_its_devices_and_holds_up_no_other() {
+    let (a, b, c) = (device("a"), device("b"), device("c"));
+    let (first, second) = (Slots::of("first", &[&a]), Slots::of("second", &[&b]));
+    let mut registry = registry_of(&[first, second]);
+    first.fail();
+    second.put(&[&b, &c]);
+    let error = registry.refresh().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "provider first could not tell its devices: out of slots"
+    );
+    assert_eq!(names(&registry), ["a", "b", "c"]);
+    registry.open(&Requirements::new().device("a")).unwrap();
+
+    first.put(&[&a]);
+    let twin = device("a");
+    second.put(&[&twin]);
+    assert_eq!(
+        registry.refresh().unwrap_err(),
+        RegistryError::DuplicateDevice {
+            device: "a".into(),
+            first: "first",
+            second: "second",
+        }
+    );
+    assert_eq!(names(&registry), ["a", "b", "c"]);
+}
+
+#[test]
+fn devices_of_a_provider_that_tells_nothing_new_stay() {
+    let mut registry = Registry::new();
+    let provider = mock::provider("mock", vec![mock::attributes("a")]);
+    registry.add_provider(provider).unwrap();
+    let handle = registry.device("a").unwrap().clone();
+    registry.refresh().unwrap();
+    assert_eq!(names(&registry), ["a"]);
+    handle.open(&Requirements::new()).unwrap();
+}
+
+static LINKED: Slots = Slots::empty("linked");
+link_provider!(LINKED);
+
+#[test]
+fn the_registry_of_the_process_is_refreshed_and_those_taken_before_stay() {
+    let before = registry().unwrap();
+    LINKED.put(&[&device("a")]);
+    assert!(devices().unwrap().is_empty());
+    Registry::refresh_linked().unwrap();
+    let found: Vec<_> = devices().unwrap();
+    assert_eq!(found.iter().map(Device::name).collect::<Vec<_>>(), ["a"]);
+    assert!(names(&before).is_empty());
+    open(Requirements::new().device("a")).unwrap();
+}
