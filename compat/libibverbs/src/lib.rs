@@ -4,7 +4,6 @@
 //! at pointers, turns structures into arguments, and answers an error number. What a device does is the engine's matter,
 //! and the rules of verbs are those of `verbs-api`. Which symbol is which function stands in the crate `polyverbs-compat`.
 
-pub mod abi;
 pub mod absent;
 pub mod ah;
 pub mod context;
@@ -27,3 +26,5 @@ pub mod sinks;
 pub mod srq;
 pub mod trace;
 pub mod xrc;
+
+pub use polyverbs_abi as abi;

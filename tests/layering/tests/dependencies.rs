@@ -67,12 +67,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-dissect",
         ],
     ),
+    // Layouts of C and nothing else.
+    ("polyverbs-abi", &[]),
     // C's verbs on the facade; the library has nothing but names of them.
     (
         "polyverbs-libibverbs",
         &[
             "verbs-api",
             "polyverbs",
+            "polyverbs-abi",
             "polyverbs-configuration",
             "block-loopback",
             "xrc",

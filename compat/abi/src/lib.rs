@@ -1,4 +1,5 @@
-//! What C programs see: the structures of `<infiniband/verbs.h>`, field by field, and the numbers in them.
+//! What both sides of rdma-core's C interface see, the library that gives it and the provider that takes it: the
+//! structures of `<infiniband/verbs.h>`, field by field, and the numbers in them.
 //!
 //! Every offset that a program compiled against rdma-core 44 relies on is asserted at compile time.
 #![allow(
