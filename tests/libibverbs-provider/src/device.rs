@@ -1,0 +1,210 @@
+//! Devices: what they claim.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use polyverbs_abi::{IbvContext, IbvDeviceAttr, IbvPortAttr};
+use verbs_api::VerbError;
+use verbs_api::capability::{
+    AtomicScope, BaselineGaps, DeviceAttributes, Features, GidEntry, GidType, Grant, Limits, Mtu,
+    PhysState, PortAttributes, PortCaps, PortState, Subnet, Transport,
+};
+use verbs_api::ids::{Gid, Guid, LinkAddress, Port};
+use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
+
+use crate::context::{Context, Open};
+use crate::trial::Trial;
+use crate::verbs::Live;
+
+pub(crate) struct Device {
+    attributes: DeviceAttributes,
+    // Open as long as the device is listed: to be asked, and to be opened again.
+    listed: Live<IbvContext>,
+}
+
+impl Device {
+    /// What the provider makes of a device of the library: nothing of an iWARP device.
+    ///
+    /// # Errors
+    /// The device does not say what it has.
+    pub(crate) fn new(
+        provider: &'static str,
+        listed: Live<IbvContext>,
+    ) -> Result<Option<Self>, VerbError> {
+        let (name, is_iwarp) = listed.name()?;
+        if is_iwarp {
+            listed.close()?;
+            return Ok(None);
+        }
+        let said = listed.query_device()?;
+        let tried = Trial::of(&listed)?;
+        let attributes = DeviceAttributes {
+            name: format!("hw-{name}"),
+            provider,
+            transport: Transport::InfiniBand,
+            node_guid: Guid(said.node_guid.to_ne_bytes()),
+            sys_image_guid: Guid(said.sys_image_guid.to_ne_bytes()),
+            features: features(&said),
+            extensions: Vec::new(),
+            gaps: gaps(&said, &tried),
+            limits: limits(&listed, &said, &tried)?,
+            atomic_cap: match said.atomic_cap {
+                0 => AtomicScope::None,
+                1 => AtomicScope::Hca,
+                _ => AtomicScope::Global,
+            },
+            masked_atomic_cap: AtomicScope::None,
+            ports: ports(&listed, said.phys_port_cnt)?,
+        };
+        Ok(Some(Self { attributes, listed }))
+    }
+}
+
+impl DeviceOps for Device {
+    fn attributes(&self) -> DeviceAttributes {
+        let mut attributes = self.attributes.clone();
+        // A device that does not answer any more has the ports that it had.
+        if let Ok(ports) = ports(&self.listed, attributes.limits.phys_port_cnt) {
+            attributes.ports = ports;
+        }
+        attributes
+    }
+
+    fn open(
+        &self,
+        _: &Grant,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Arc<dyn ContextOps>, VerbError> {
+        let context = Context::new(self.listed.open_again()?, &self.attributes)?;
+        Ok(Arc::new(Open::new(context, events)?))
+    }
+}
+
+fn features(said: &IbvDeviceAttr) -> Features {
+    let mut features = Features::empty();
+    features.set(Features::SRQ, said.max_srq > 0);
+    features.set(Features::MULTICAST, said.max_mcast_grp > 0);
+    features
+}
+
+fn gaps(said: &IbvDeviceAttr, tried: &Trial) -> BaselineGaps {
+    let mut gaps = BaselineGaps::empty();
+    gaps.set(BaselineGaps::NO_ATOMICS, said.atomic_cap == 0);
+    gaps.set(BaselineGaps::NO_REREG_MR, !tried.reregisters);
+    gaps.set(BaselineGaps::NO_RESIZE_CQ, !tried.resizes);
+    gaps
+}
+
+fn limits(
+    listed: &Live<IbvContext>,
+    said: &IbvDeviceAttr,
+    tried: &Trial,
+) -> Result<Limits, VerbError> {
+    let number = |number: c_int| u32::try_from(number).unwrap_or(0);
+    Ok(Limits {
+        max_qp: number(said.max_qp),
+        max_qp_wr: number(said.max_qp_wr),
+        max_send_sge: number(said.max_sge),
+        max_recv_sge: number(said.max_sge),
+        max_sge_rd: number(said.max_sge_rd),
+        max_inline_data: tried.max_inline_data,
+        max_msg_sz: listed.query_port(1)?.max_msg_sz.into(),
+        max_cq: number(said.max_cq),
+        max_cqe: number(said.max_cqe),
+        num_comp_vectors: listed.num_comp_vectors()?,
+        max_mr: number(said.max_mr),
+        max_mr_size: said.max_mr_size,
+        max_mw: number(said.max_mw),
+        max_pd: number(said.max_pd),
+        max_ah: number(said.max_ah),
+        max_srq: number(said.max_srq),
+        max_srq_wr: number(said.max_srq_wr),
+        max_srq_sge: number(said.max_srq_sge),
+        max_qp_rd_atom: number(said.max_qp_rd_atom),
+        max_qp_init_rd_atom: number(said.max_qp_init_rd_atom),
+        // User space has no verb for it.
+        max_fast_reg_page_list_len: 0,
+        page_size_cap: said.page_size_cap,
+        max_mcast_grp: number(said.max_mcast_grp),
+        max_mcast_qp_attach: number(said.max_mcast_qp_attach),
+        phys_port_cnt: said.phys_port_cnt,
+        local_ca_ack_delay: said.local_ca_ack_delay,
+    })
+}
+
+fn ports(listed: &Live<IbvContext>, count: u8) -> Result<Vec<PortAttributes>, VerbError> {
+    (1..=count).map(|number| port(listed, number)).collect()
+}
+
+/// What a port tells about itself.
+///
+/// # Errors
+/// There is no such port.
+pub(crate) fn port(context: &Live<IbvContext>, number: Port) -> Result<PortAttributes, VerbError> {
+    const INFINIBAND: u8 = 1;
+    let said = context.query_port(number)?;
+    let is_infiniband = said.link_layer == INFINIBAND;
+    let gids = gids(context, number, &said, is_infiniband)?;
+    let caps = match is_infiniband {
+        true => PortCaps::INFINIBAND,
+        false => PortCaps::ROCE_V2,
+    };
+    let pkeys = (0..c_int::from(said.pkey_tbl_len)).map(|index| context.query_pkey(number, index));
+    let state = u8::try_from(said.state).ok().and_then(PortState::from_code);
+    let of_index_0 = gids.first().map_or([0; 16], |entry| entry.gid.0);
+    let (prefix, guid) = of_index_0.split_at(8);
+    let half = |octets: &[u8]| octets.try_into().unwrap_or_default();
+    let mut port = PortAttributes {
+        state: state.unwrap_or(PortState::Nop),
+        phys_state: PhysState::from_code(said.phys_state).unwrap_or_default(),
+        max_mtu: mtu(said.max_mtu),
+        active_mtu: mtu(said.active_mtu),
+        pkeys: pkeys.collect::<Result<_, _>>()?,
+        qkey_viol_cntr: said.qkey_viol_cntr,
+        ..PortAttributes::new(number, caps, LinkAddress::Lid(said.lid))
+    };
+    port.gids = gids;
+    if is_infiniband {
+        port.port_guid = Guid(half(guid));
+        port.subnet = Subnet {
+            lmc: said.lmc,
+            sm_lid: said.sm_lid,
+            sm_sl: said.sm_sl,
+            prefix: u64::from_be_bytes(half(prefix)),
+        };
+    } else if let Some(gid) = port.gid(port.default_gid_index()) {
+        port.address = LinkAddress::Ip(gid.as_ip());
+    }
+    Ok(port)
+}
+
+fn mtu(code: c_int) -> Mtu {
+    u8::try_from(code)
+        .ok()
+        .and_then(Mtu::from_code)
+        .unwrap_or_default()
+}
+
+/// The table up to its last entry.
+fn gids(
+    context: &Live<IbvContext>,
+    port: Port,
+    said: &IbvPortAttr,
+    is_infiniband: bool,
+) -> Result<Vec<GidEntry>, VerbError> {
+    const ROCE_V2: u32 = 2;
+    let length = u32::try_from(said.gid_tbl_len).unwrap_or(0);
+    let mut table = Vec::new();
+    for index in 0..length {
+        let entry = context.query_gid(port, index)?;
+        let gid_type = match (is_infiniband, entry.gid_type) {
+            (true, _) => GidType::Ib,
+            (false, ROCE_V2) => GidType::RoceV2,
+            (false, _) => GidType::RoceV1,
+        };
+        table.push(GidEntry::new(Gid(entry.gid.raw), gid_type));
+    }
+    let last = table.iter().rposition(|entry| !entry.is_empty());
+    table.truncate(last.map_or(0, |last| last + 1));
+    Ok(table)
+}

@@ -1,0 +1,262 @@
+//! Protection domains, and what is made in them: regions, address handles, queues.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use polyverbs_abi::{IbvAh, IbvAhAttr, IbvGid, IbvGlobalRoute, IbvMr, IbvPd};
+use verbs_api::capability::Features;
+use verbs_api::ids::{LKey, LinkAddress};
+use verbs_api::provider::{
+    AhOps, MrChange, MrInit, MrOps, PdOps, QpInit, QpOps, RegionMemory, Reply, SrqInit, SrqOps, own,
+};
+use verbs_api::qp::AddressVector;
+use verbs_api::{Access, RKey, VerbError};
+
+use crate::context::{Context, lock};
+use crate::queue_pair::QueuePair;
+use crate::receive_queue::ReceiveQueue;
+use crate::verbs::{Change, Live};
+
+pub(crate) struct Domain {
+    pub(crate) pd: Arc<Live<IbvPd>>,
+    context: Arc<Context>,
+}
+
+impl Domain {
+    pub(crate) fn new(context: Arc<Context>, pd: Live<IbvPd>) -> Self {
+        let pd = Arc::new(pd);
+        Self { pd, context }
+    }
+
+    fn parts(&self) -> (Arc<Context>, Arc<Live<IbvPd>>) {
+        (Arc::clone(&self.context), Arc::clone(&self.pd))
+    }
+}
+
+impl PdOps for Domain {
+    fn reg_mr(&self, init: MrInit, reply: Reply<Arc<dyn MrOps>>) {
+        let (context, pd) = self.parts();
+        self.context.start(reply, move || {
+            check_rights(init.access)?;
+            let mr = match init.private {
+                true => register_unseen(&context, &pd, &init)?,
+                false => pd.reg_mr(&init.memory, init.iova, init.access)?,
+            };
+            Ok(Arc::new(Region::new(context, mr, &init)?) as _)
+        });
+    }
+
+    fn create_srq(&self, init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
+        let (context, pd) = self.parts();
+        self.context.start(reply, move || {
+            Ok(Arc::new(ReceiveQueue::create(context, &pd, init)?) as _)
+        });
+    }
+
+    fn create_qp(&self, init: QpInit, reply: Reply<Arc<dyn QpOps>>) {
+        let (context, pd) = self.parts();
+        self.context.start(reply, move || {
+            Ok(Arc::new(QueuePair::create(context, &pd, init)?) as _)
+        });
+    }
+
+    fn create_ah(&self, path: AddressVector, reply: Reply<Arc<dyn AhOps>>) {
+        let (context, pd) = self.parts();
+        self.context.start(reply, move || {
+            let ah = Arc::new(pd.create_ah(ah_attr(&path))?);
+            Ok(Arc::new(AddressHandle { ah, path, context }) as _)
+        });
+    }
+
+    fn dealloc(&self, reply: Reply<()>) {
+        let pd = Arc::clone(&self.pd);
+        self.context.start(reply, move || pd.dealloc());
+    }
+}
+
+/// No device says that it has zero-based addresses, and one that ignores what it does not know opens the wrong memory.
+fn check_rights(access: Access) -> Result<(), VerbError> {
+    let mut missing = Features::empty();
+    missing.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
+    let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+    missing.set(Features::FLUSH, access.intersects(flushes));
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(VerbError::Unsupported { missing }),
+    }
+}
+
+/// The local keys that programs have seen.
+///
+/// A private region must not get one of them, because a program may still have entries with it; the library chooses keys,
+/// and does not say when it uses one again.
+#[derive(Default)]
+pub(crate) struct KeyHistory(HashSet<u32>);
+
+/// How often a region is registered in search of a key that nobody has seen.
+const ATTEMPTS: usize = 256;
+
+fn register_unseen(
+    context: &Context,
+    pd: &Live<IbvPd>,
+    init: &MrInit,
+) -> Result<Live<IbvMr>, VerbError> {
+    let mut seen = Vec::new();
+    let mut found = Err(VerbError::Resources("keys that no region has had"));
+    for _ in 0..ATTEMPTS {
+        let mr = pd.reg_mr(&init.memory, init.iova, init.access)?;
+        if !lock(&context.keys).0.contains(&mr.keys()?.0) {
+            found = Ok(mr);
+            break;
+        }
+        // Kept until then, so that another key is next.
+        seen.push(mr);
+    }
+    for mr in seen {
+        mr.dereg()?;
+    }
+    found
+}
+
+struct Region {
+    context: Arc<Context>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    mr: Live<IbvMr>,
+    lkey: AtomicU32,
+    /// 0 where peers have no right.
+    rkey: AtomicU32,
+    state: Mutex<RegionState>,
+}
+
+struct RegionState {
+    access: Access,
+    /// Kept as long as the device may use it.
+    _memory: RegionMemory,
+}
+
+impl Region {
+    fn new(context: Arc<Context>, mr: Live<IbvMr>, init: &MrInit) -> Result<Self, VerbError> {
+        let shared = Shared {
+            mr,
+            lkey: AtomicU32::default(),
+            rkey: AtomicU32::default(),
+            state: Mutex::new(RegionState {
+                access: init.access,
+                _memory: init.memory.clone(),
+            }),
+        };
+        shared.read_keys()?;
+        if !init.private {
+            shared.show_key(&context);
+        }
+        let shared = Arc::new(shared);
+        Ok(Self { context, shared })
+    }
+}
+
+impl Shared {
+    fn read_keys(&self) -> Result<(), VerbError> {
+        let (lkey, rkey) = self.mr.keys()?;
+        let is_exposed = lock(&self.state).access.intersects(Access::REMOTE);
+        self.lkey.store(lkey, Ordering::Release);
+        self.rkey
+            .store(if is_exposed { rkey } else { 0 }, Ordering::Release);
+        Ok(())
+    }
+
+    fn show_key(&self, context: &Context) {
+        let lkey = self.lkey.load(Ordering::Acquire);
+        lock(&context.keys).0.insert(lkey);
+    }
+
+    fn rereg(&self, change: MrChange) -> Result<(), VerbError> {
+        check_rights(change.access.unwrap_or_default())?;
+        let pd: Option<Arc<Domain>> = match &change.pd {
+            Some(pd) => Some(own(pd, "pd")?),
+            None => None,
+        };
+        let moved = change.translation.as_ref();
+        if moved.is_some_and(|(memory, iova)| *iova != memory.address() as u64) {
+            let reason = "ibv_rereg_mr has no address but that of the memory";
+            return Err(VerbError::UnsupportedHere(reason.into()));
+        }
+        self.mr.rereg(&Change {
+            memory: moved.map(|(memory, _)| memory),
+            pd: pd.as_ref().map(|pd| &*pd.pd),
+            access: change.access,
+        })?;
+        let mut state = lock(&self.state);
+        if let Some((memory, _)) = change.translation {
+            state._memory = memory;
+        }
+        state.access = change.access.unwrap_or(state.access);
+        drop(state);
+        self.read_keys()
+    }
+}
+
+impl MrOps for Region {
+    fn lkey(&self) -> LKey {
+        LKey::new(self.shared.lkey.load(Ordering::Acquire))
+    }
+
+    fn rkey(&self) -> RKey {
+        RKey::new(self.shared.rkey.load(Ordering::Acquire))
+    }
+
+    fn rereg(&self, change: MrChange, reply: Reply<()>) {
+        let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
+        self.context.start(reply, move || {
+            shared.rereg(change)?;
+            shared.show_key(&context);
+            Ok(())
+        });
+    }
+
+    fn dereg(&self, reply: Reply<()>) {
+        let shared = Arc::clone(&self.shared);
+        self.context.start(reply, move || shared.mr.dereg());
+    }
+}
+
+pub(crate) struct AddressHandle {
+    pub(crate) ah: Arc<Live<IbvAh>>,
+    path: AddressVector,
+    context: Arc<Context>,
+}
+
+impl AhOps for AddressHandle {
+    fn path(&self) -> AddressVector {
+        self.path
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        let ah = Arc::clone(&self.ah);
+        self.context.start(reply, move || ah.destroy());
+    }
+}
+
+pub(crate) fn ah_attr(path: &AddressVector) -> IbvAhAttr {
+    IbvAhAttr {
+        grh: IbvGlobalRoute {
+            dgid: IbvGid { raw: path.dgid.0 },
+            flow_label: path.flow_label,
+            sgid_index: path.sgid_index,
+            hop_limit: path.hop_limit,
+            traffic_class: path.traffic_class,
+        },
+        dlid: match path.address {
+            LinkAddress::Lid(lid) => lid,
+            _ => 0,
+        },
+        sl: path.sl,
+        src_path_bits: path.src_path_bits,
+        static_rate: path.static_rate,
+        is_global: path.is_global.into(),
+        port_num: path.port_num,
+    }
+}

@@ -1,0 +1,118 @@
+//! `libibverbs.so.1`: found and loaded when devices are asked for, never linked.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem;
+use std::sync::OnceLock;
+
+use polyverbs_abi::{
+    IbvAh, IbvAhAttr, IbvAsyncEvent, IbvCompChannel, IbvContext, IbvCq, IbvDevice, IbvDeviceAttr,
+    IbvGid, IbvGidEntry, IbvMr, IbvPd, IbvPortAttr, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvSrq,
+    IbvSrqAttr, IbvSrqInitAttr,
+};
+use verbs_api::VerbError;
+
+const FILE: &CStr = c"libibverbs.so.1";
+
+macro_rules! symbols {
+    ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
+        /// The functions of the library. What `<infiniband/verbs.h>` has as inline functions, such as `ibv_post_send`, are
+        /// calls through the table in a context instead.
+        #[derive(Debug)]
+        pub(crate) struct Library {
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)*
+        }
+
+        impl Library {
+            fn load() -> Result<Self, VerbError> {
+                // SAFETY: the file is rdma-core's library by name, whose initialisers ask nothing of the process.
+                let file = unsafe { libc::dlopen(FILE.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+                if file.is_null() {
+                    return Err(missing());
+                }
+                Ok(Self {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0");
+                        // SAFETY: the file stays loaded. The symbol of this name is a function with these arguments: they
+                        // are part of the library's interface, which its version 1 keeps.
+                        unsafe { mem::transmute(symbol(file, name)?) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+symbols! {
+    ibv_get_device_list(*mut c_int) -> *mut *mut IbvDevice;
+    ibv_free_device_list(*mut *mut IbvDevice);
+    ibv_open_device(*mut IbvDevice) -> *mut IbvContext;
+    ibv_close_device(*mut IbvContext) -> c_int;
+    ibv_query_device(*mut IbvContext, *mut IbvDeviceAttr) -> c_int;
+    ibv_query_port(*mut IbvContext, u8, *mut IbvPortAttr) -> c_int;
+    _ibv_query_gid_ex(*mut IbvContext, u32, u32, *mut IbvGidEntry, u32, usize) -> c_int;
+    ibv_query_pkey(*mut IbvContext, u8, c_int, *mut u16) -> c_int;
+    ibv_get_async_event(*mut IbvContext, *mut IbvAsyncEvent) -> c_int;
+    ibv_ack_async_event(*mut IbvAsyncEvent);
+    ibv_alloc_pd(*mut IbvContext) -> *mut IbvPd;
+    ibv_dealloc_pd(*mut IbvPd) -> c_int;
+    ibv_reg_mr_iova2(*mut IbvPd, *mut c_void, usize, u64, c_uint) -> *mut IbvMr;
+    ibv_rereg_mr(*mut IbvMr, c_int, *mut IbvPd, *mut c_void, usize, c_int) -> c_int;
+    ibv_dereg_mr(*mut IbvMr) -> c_int;
+    ibv_create_comp_channel(*mut IbvContext) -> *mut IbvCompChannel;
+    ibv_destroy_comp_channel(*mut IbvCompChannel) -> c_int;
+    ibv_create_cq(*mut IbvContext, c_int, *mut c_void, *mut IbvCompChannel, c_int) -> *mut IbvCq;
+    ibv_resize_cq(*mut IbvCq, c_int) -> c_int;
+    ibv_destroy_cq(*mut IbvCq) -> c_int;
+    ibv_get_cq_event(*mut IbvCompChannel, *mut *mut IbvCq, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events(*mut IbvCq, c_uint);
+    ibv_create_srq(*mut IbvPd, *mut IbvSrqInitAttr) -> *mut IbvSrq;
+    ibv_modify_srq(*mut IbvSrq, *mut IbvSrqAttr, c_int) -> c_int;
+    ibv_query_srq(*mut IbvSrq, *mut IbvSrqAttr) -> c_int;
+    ibv_destroy_srq(*mut IbvSrq) -> c_int;
+    ibv_create_qp(*mut IbvPd, *mut IbvQpInitAttr) -> *mut IbvQp;
+    ibv_modify_qp(*mut IbvQp, *mut IbvQpAttr, c_int) -> c_int;
+    ibv_query_qp(*mut IbvQp, *mut IbvQpAttr, c_int, *mut IbvQpInitAttr) -> c_int;
+    ibv_destroy_qp(*mut IbvQp) -> c_int;
+    ibv_create_ah(*mut IbvPd, *mut IbvAhAttr) -> *mut IbvAh;
+    ibv_destroy_ah(*mut IbvAh) -> c_int;
+    ibv_attach_mcast(*mut IbvQp, *const IbvGid, u16) -> c_int;
+    ibv_detach_mcast(*mut IbvQp, *const IbvGid, u16) -> c_int;
+}
+
+impl Library {
+    /// The library, loaded by the first caller; it stays loaded.
+    ///
+    /// # Errors
+    /// There is no such file, or it lacks a function: the dynamic linker's words.
+    pub(crate) fn get() -> Result<&'static Self, VerbError> {
+        static LIBRARY: OnceLock<Result<Library, VerbError>> = OnceLock::new();
+        LIBRARY
+            .get_or_init(Self::load)
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+}
+
+/// `name` ends with a zero.
+fn symbol(file: *mut c_void, name: &'static str) -> Result<*mut c_void, VerbError> {
+    // SAFETY: an open file, and a name that ends.
+    let found = unsafe { libc::dlsym(file, name.as_ptr().cast::<c_char>()) };
+    if found.is_null() {
+        Err(missing())
+    } else {
+        Ok(found)
+    }
+}
+
+/// What the dynamic linker could not find.
+fn missing() -> VerbError {
+    // SAFETY: the message is this thread's until its next call of the linker.
+    let message = unsafe { libc::dlerror() };
+    if message.is_null() {
+        return VerbError::UnsupportedHere("the dynamic linker gives no reason".into());
+    }
+    // SAFETY: as above; it ends with a zero.
+    let message = unsafe { CStr::from_ptr(message) };
+    VerbError::UnsupportedHere(message.to_string_lossy().into_owned())
+}

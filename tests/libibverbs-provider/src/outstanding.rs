@@ -1,0 +1,234 @@
+//! Requests that are with the device, found again when they complete.
+//!
+//! The library hands back a number for each. On a send queue it counts requests, because a completion is also that of the
+//! unsignaled ones before it; a receive always has a completion of its own, and its number is a place.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use verbs_api::completion::{Completion, WcOpcode};
+use verbs_api::memory::Loan;
+use verbs_api::wr::{PostReason, SendFlags};
+
+/// In the numbers of receives, so that a failure tells which queue it is of.
+const RECEIVE: u64 = 1 << 63;
+
+/// A request of a send queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) flags: SendFlags,
+    pub(crate) loan: Loan,
+}
+
+/// What is told of a request that has completed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Retired {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: WcOpcode,
+    /// The buffers that come back.
+    pub(crate) loan: Loan,
+}
+
+/// The requests of a send queue, in order.
+pub(crate) struct Sends {
+    pub(crate) is_open: bool,
+    posted: VecDeque<Sent>,
+    /// The number of the oldest.
+    oldest: u64,
+    max: u32,
+    /// How many places only requests with `RESERVED` may take.
+    reserve: u32,
+    reserved: u32,
+    /// The first half of a portable operation has failed: its second one is not told of.
+    absorbs: bool,
+    /// Of requests that were not told of.
+    kept: Loan,
+}
+
+impl Sends {
+    pub(crate) fn new(max: u32, reserve: u32) -> Self {
+        Self {
+            is_open: true,
+            posted: VecDeque::with_capacity(max as usize),
+            oldest: 0,
+            max,
+            reserve,
+            reserved: 0,
+            absorbs: false,
+            kept: Loan::NONE,
+        }
+    }
+
+    /// Takes a place; answers the number that the library is given.
+    ///
+    /// # Errors
+    /// There is none, or, for a first half, none for the second one.
+    pub(crate) fn push(&mut self, sent: Sent) -> Result<u64, PostReason> {
+        let needed = 1 + u32::from(sent.flags.contains(SendFlags::FIRST_HALF));
+        let all = self.posted.len() as u32;
+        let is_reserved = sent.flags.contains(SendFlags::RESERVED);
+        let for_ordinary = self.max - self.reserve;
+        if all + needed > self.max {
+            return Err(PostReason::QueueFull { max: self.max });
+        }
+        if !is_reserved && all - self.reserved + needed > for_ordinary {
+            return Err(PostReason::QueueFull { max: for_ordinary });
+        }
+        self.reserved += u32::from(is_reserved);
+        self.posted.push_back(sent);
+        Ok(self.oldest + u64::from(all))
+    }
+
+    /// Takes back what was pushed last: the library has refused it.
+    pub(crate) fn take_back(&mut self) {
+        if let Some(sent) = self.posted.pop_back() {
+            self.reserved -= u32::from(sent.flags.contains(SendFlags::RESERVED));
+        }
+    }
+
+    /// The request of this number has completed, and all before it. Nothing is told where it is not outstanding, or is a
+    /// second half behind a first that failed.
+    pub(crate) fn retire(&mut self, number: u64, is_success: bool) -> Option<Retired> {
+        let mut before = std::mem::take(&mut self.kept);
+        let count = number.wrapping_sub(self.oldest);
+        if count >= self.posted.len() as u64 {
+            self.kept = before;
+            return None;
+        }
+        for _ in 0..count {
+            let sent = self.pop()?;
+            // SAFETY: both are of requests of this queue that have retired, and nobody else has their loans.
+            before = unsafe { before.join(sent.loan) };
+            self.absorbs = false;
+        }
+        let sent = self.pop()?;
+        // SAFETY: as above.
+        let loan = unsafe { sent.loan.join(before) };
+        let is_second = sent.flags.contains(SendFlags::SECOND_HALF);
+        if std::mem::take(&mut self.absorbs) && is_second && !is_success {
+            self.kept = loan;
+            return None;
+        }
+        self.absorbs = sent.flags.contains(SendFlags::FIRST_HALF) && !is_success;
+        Some(Retired {
+            wr_id: sent.wr_id,
+            opcode: sent.opcode,
+            loan,
+        })
+    }
+
+    fn pop(&mut self) -> Option<Sent> {
+        let sent = self.posted.pop_front()?;
+        self.oldest += 1;
+        self.reserved -= u32::from(sent.flags.contains(SendFlags::RESERVED));
+        Some(sent)
+    }
+
+    /// The device has forgotten every request: it was reset, or is no more.
+    pub(crate) fn clear(&mut self) {
+        while let Some(sent) = self.pop() {
+            release(sent.loan);
+        }
+        release(std::mem::take(&mut self.kept));
+        self.absorbs = false;
+    }
+}
+
+impl Drop for Sends {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// The requests of a receive queue, in any order.
+pub(crate) struct Receives {
+    pub(crate) is_open: bool,
+    places: Vec<Option<Received>>,
+    free: Vec<u32>,
+    /// How often the queue was reset: a number from before names nothing.
+    resets: u32,
+}
+
+/// A request of a receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Received {
+    pub(crate) wr_id: u64,
+    pub(crate) loan: Loan,
+}
+
+impl Receives {
+    pub(crate) fn new(max: u32) -> Self {
+        let mut receives = Self {
+            is_open: true,
+            places: Vec::new(),
+            free: Vec::new(),
+            resets: 0,
+        };
+        receives.grow(max);
+        receives
+    }
+
+    /// Makes room for this many; what there is stays.
+    pub(crate) fn grow(&mut self, max: u32) {
+        let before = self.places.len() as u32;
+        self.places.resize(before.max(max) as usize, None);
+        self.free.extend((before..max).rev());
+    }
+
+    /// Takes a place; answers the number that the library is given.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn push(&mut self, received: Received) -> Result<u64, PostReason> {
+        let max = self.places.len() as u32;
+        let place = self.free.pop().ok_or(PostReason::QueueFull { max })?;
+        self.places[place as usize] = Some(received);
+        Ok(RECEIVE | u64::from(self.resets & 0x7fff_ffff) << 32 | u64::from(place))
+    }
+
+    /// The request of this number has completed, or was refused.
+    pub(crate) fn retire(&mut self, number: u64) -> Option<Received> {
+        let (resets, place) = ((number >> 32) as u32 & 0x7fff_ffff, number as u32);
+        if resets != self.resets & 0x7fff_ffff {
+            return None;
+        }
+        let received = self.places.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        Some(received)
+    }
+
+    /// The device has forgotten every request: it was reset, or is no more.
+    pub(crate) fn clear(&mut self) {
+        self.resets = self.resets.wrapping_add(1);
+        for (place, slot) in self.places.iter_mut().enumerate() {
+            if let Some(received) = slot.take() {
+                self.free.push(place as u32);
+                release(received.loan);
+            }
+        }
+    }
+}
+
+impl Drop for Receives {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Whether a number is one of a receive.
+pub(crate) const fn is_receive(number: u64) -> bool {
+    number & RECEIVE != 0
+}
+
+/// Has the buffers of a request that has retired come back with its completion.
+pub(crate) fn set_loan(completion: &mut Completion, loan: Loan) {
+    // SAFETY: whoever retires a request has its loan alone.
+    unsafe { completion.set_loan(loan) };
+}
+
+fn release(loan: Loan) {
+    // SAFETY: of a request that the device has forgotten, and that nobody was told of.
+    unsafe { loan.release() };
+}

@@ -1,0 +1,364 @@
+//! Queue pairs.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpInitAttr, qp_type};
+use verbs_api::VerbError;
+use verbs_api::capability::Limits;
+use verbs_api::ids::{Gid, Qpn};
+use verbs_api::provider::{Operation as _, PostOps, QpInit, QpOps, Reply, own};
+use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
+use verbs_api::wr::{Operations, PostReason, ReceiveRequest, SendFlags, WorkRequest};
+
+use crate::completion_queue::{CompletionQueue, Outstanding};
+use crate::context::{Context, lock};
+use crate::device;
+use crate::domain::ah_attr;
+use crate::outstanding::{Receives, Sends, Sent};
+use crate::receive_queue::{ReceiveQueue, post_all};
+use crate::request::{self, OPERATIONS};
+use crate::verbs::{Live, Zero as _, cookie};
+
+pub(crate) struct QueuePair {
+    own: Arc<Own>,
+    cap: QpCap,
+    sq_sig_all: bool,
+}
+
+struct Own {
+    qp: Live<IbvQp>,
+    qp_num: u32,
+    qp_type: QpType,
+    context: Arc<Context>,
+    outstanding: Arc<Outstanding>,
+    send_cq: Arc<CompletionQueue>,
+    recv_cq: Arc<CompletionQueue>,
+    has_srq: bool,
+    /// What has been set since the queue pair was reset.
+    set: Mutex<QpAttributes>,
+    /// Bytes of a datagram: of its port, known from INIT on.
+    max_datagram: AtomicU32,
+}
+
+impl QueuePair {
+    pub(crate) fn create(
+        context: Arc<Context>,
+        pd: &Live<IbvPd>,
+        init: QpInit,
+    ) -> Result<Self, VerbError> {
+        check_granted(&context, &init)?;
+        let send_cq: Arc<CompletionQueue> = own(&init.send_cq, "send_cq")?;
+        let recv_cq: Arc<CompletionQueue> = own(&init.recv_cq, "recv_cq")?;
+        let srq: Option<Arc<ReceiveQueue>> = match &init.srq {
+            Some(srq) => Some(own(srq, "srq")?),
+            None => None,
+        };
+        let mut attr = IbvQpInitAttr {
+            qp_context: cookie(init.id),
+            cap: cap_in_c(&init.cap),
+            qp_type: type_in_c(init.qp_type)?,
+            ..IbvQpInitAttr::zero()
+        };
+        let shared = srq.as_ref().map(|srq| &*srq.srq);
+        let qp = pd.create_qp(&mut attr, (&send_cq.cq, &recv_cq.cq), shared)?;
+        let qp_num = qp.number()?;
+        let receives = match &srq {
+            Some(srq) => Arc::clone(&srq.receives),
+            None => Arc::new(Mutex::new(Receives::new(attr.cap.max_recv_wr))),
+        };
+        let outstanding = Arc::new(Outstanding {
+            sends: Mutex::new(Sends::new(attr.cap.max_send_wr, init.reserved_wr)),
+            receives,
+        });
+        send_cq.add(qp_num, &outstanding);
+        recv_cq.add(qp_num, &outstanding);
+        Ok(Self {
+            own: Arc::new(Own {
+                qp,
+                qp_num,
+                qp_type: init.qp_type,
+                context,
+                outstanding,
+                send_cq,
+                recv_cq,
+                has_srq: srq.is_some(),
+                set: Mutex::default(),
+                max_datagram: AtomicU32::new(0),
+            }),
+            cap: cap_of(&attr.cap),
+            sq_sig_all: init.sq_sig_all,
+        })
+    }
+
+    fn post_one(&self, sends: &mut Sends, request: &WorkRequest<'_>) -> Result<(), PostReason> {
+        if !sends.is_open {
+            return Err(PostReason::InvalidHandle);
+        }
+        self.own.check_datagram(request)?;
+        let common = request.common();
+        let is_signaled = self.sq_sig_all || common.flags.contains(SendFlags::SIGNALED);
+        let number = sends.push(Sent {
+            wr_id: common.wr_id,
+            opcode: request.wc_opcode(),
+            flags: common.flags,
+            loan: request.data().sges().loan,
+        })?;
+        let answer = request::post_send(&self.own.qp, request, number, is_signaled);
+        if answer != Ok(0) {
+            sends.take_back();
+        }
+        match answer? {
+            0 => Ok(()),
+            errno => Err(self.own.refusal(errno, self.cap.max_send_wr)),
+        }
+    }
+}
+
+/// A conformance run grants what no device of this provider claims.
+fn check_granted(context: &Context, init: &QpInit) -> Result<(), VerbError> {
+    let missing = init.operations.missing_features(context.features);
+    if !missing.is_empty() {
+        return Err(VerbError::Unsupported { missing });
+    }
+    if !(OPERATIONS | Operations::BASELINE).contains(init.operations) || !init.extensions.is_empty()
+    {
+        return Err(VerbError::UnsupportedVerb("queue pairs of this kind"));
+    }
+    Ok(())
+}
+
+fn type_in_c(of: QpType) -> Result<c_int, VerbError> {
+    Ok(match of {
+        QpType::Rc => qp_type::RC,
+        QpType::Uc => qp_type::UC,
+        QpType::Ud => qp_type::UD,
+        _ => return Err(VerbError::UnsupportedVerb("queue pairs of this service")),
+    })
+}
+
+fn cap_in_c(cap: &QpCap) -> IbvQpCap {
+    IbvQpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+fn cap_of(cap: &IbvQpCap) -> QpCap {
+    QpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+impl Own {
+    fn state(&self) -> Result<(QpState, bool), VerbError> {
+        let attr = self.qp.query()?;
+        let state = u8::try_from(attr.qp_state)
+            .ok()
+            .and_then(QpState::from_code);
+        let state = state.ok_or(VerbError::Internal(
+            "the library answers a state that is none",
+        ))?;
+        Ok((state, attr.sq_draining != 0))
+    }
+
+    fn check_datagram(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
+        if self.qp_type != QpType::Ud {
+            return Ok(());
+        }
+        let max = u64::from(self.max_datagram.load(Ordering::Relaxed));
+        match request.data().len() {
+            given if given > max && max > 0 => Err(PostReason::MessageTooLong { max, given }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why the library has refused a request. It knows few reasons, and no more than a number of each.
+    fn refusal(&self, errno: c_int, max: u32) -> PostReason {
+        match (errno, self.state()) {
+            (libc::ENOMEM, _) => PostReason::QueueFull { max },
+            (_, Ok((state, _))) => PostReason::InvalidState(state),
+            (_, Err(_)) => PostReason::InvalidHandle,
+        }
+    }
+
+    fn modify(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
+        let (state, _) = self.state()?;
+        let Limits {
+            max_qp_init_rd_atom,
+            max_qp_rd_atom,
+            phys_port_cnt,
+            ..
+        } = self.context.limits;
+        let limits = (
+            max_qp_init_rd_atom.into(),
+            max_qp_rd_atom.into(),
+            phys_port_cnt.into(),
+        );
+        let to = check_modify(
+            self.qp_type,
+            state,
+            attributes,
+            limits.0,
+            limits.1,
+            limits.2,
+        )?;
+        if let Some(port) = attributes.port_num {
+            let port = device::port(&self.context.live, port)?;
+            self.max_datagram
+                .store(port.active_mtu.octets(), Ordering::Relaxed);
+        }
+        if to == QpState::Reset {
+            self.keep_completions();
+        }
+        let mask = attributes.mask().bits() as c_int;
+        self.qp.modify(&mut attr_in_c(attributes), mask)?;
+        let mut set = lock(&self.set);
+        *set = match to {
+            QpState::Reset => QpAttributes::new(),
+            _ => set.merged(attributes),
+        };
+        drop(set);
+        if to == QpState::Reset {
+            self.forget_requests();
+        }
+        Ok(())
+    }
+
+    fn destroy(&self) -> Result<(), VerbError> {
+        self.keep_completions();
+        self.qp.destroy()?;
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.remove(self.qp_num);
+        }
+        self.forget_requests();
+        Ok(())
+    }
+
+    fn keep_completions(&self) {
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.keep_all();
+        }
+    }
+
+    fn forget_requests(&self) {
+        lock(&self.outstanding.sends).clear();
+        if !self.has_srq {
+            lock(&self.outstanding.receives).clear();
+        }
+    }
+}
+
+/// The attributes that are set: their bits are those of C.
+fn attr_in_c(wanted: &QpAttributes) -> IbvQpAttr {
+    let mut attr = IbvQpAttr::zero();
+    macro_rules! set {
+        ($($field:ident: $value:ident => $in_c:expr;)*) => {
+            $(if let Some($value) = wanted.$field {
+                attr.$field = $in_c;
+            })*
+        };
+    }
+    set! {
+        qp_state: state => state as c_int;
+        cur_qp_state: state => state as c_int;
+        en_sqd_async_notify: notifies => notifies.into();
+        qp_access_flags: access => access.bits();
+        pkey_index: index => index;
+        port_num: port => port;
+        qkey: qkey => qkey;
+        ah_attr: path => ah_attr(&path);
+        path_mtu: mtu => mtu as c_int;
+        timeout: timeout => timeout;
+        retry_cnt: count => count;
+        rnr_retry: count => count;
+        rq_psn: psn => psn.value();
+        max_rd_atomic: depth => depth;
+        min_rnr_timer: timer => timer;
+        sq_psn: psn => psn.value();
+        max_dest_rd_atomic: depth => depth;
+        dest_qp_num: number => number.value();
+    }
+    attr
+}
+
+impl PostOps for QueuePair {
+    fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let mut sends = lock(&self.own.outstanding.sends);
+        for (index, request) in requests.iter().enumerate() {
+            self.post_one(&mut sends, request)
+                .map_err(|reason| (index, reason))?;
+        }
+        Ok(())
+    }
+
+    fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        let Own {
+            qp, outstanding, ..
+        } = &*self.own;
+        let post = |request: &ReceiveRequest<'_>, number| request::post_recv(qp, request, number);
+        let refusal = |errno| self.own.refusal(errno, self.cap.max_recv_wr);
+        post_all(&outstanding.receives, requests, post, refusal)
+    }
+}
+
+impl QpOps for QueuePair {
+    fn poster(&self) -> &(dyn PostOps + 'static) {
+        self
+    }
+
+    fn admit(&self, open: bool) {
+        lock(&self.own.outstanding.sends).is_open = open;
+        if !self.own.has_srq {
+            lock(&self.own.outstanding.receives).is_open = open;
+        }
+    }
+
+    fn qp_num(&self) -> Qpn {
+        Qpn::new(self.own.qp_num)
+    }
+
+    fn cap(&self) -> QpCap {
+        self.cap
+    }
+
+    fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
+        let own = Arc::clone(&self.own);
+        self.own
+            .context
+            .start(reply, move || own.modify(&attributes));
+    }
+
+    fn query(&self) -> Result<QpStatus, VerbError> {
+        let (state, sq_draining) = self.own.state()?;
+        Ok(QpStatus {
+            state,
+            sq_draining,
+            attributes: *lock(&self.own.set),
+            cap: self.cap,
+        })
+    }
+
+    fn attach_multicast(&self, group: Gid, reply: Reply<()>) {
+        let own = Arc::clone(&self.own);
+        self.own.context.start(reply, move || own.qp.attach(group));
+    }
+
+    fn detach_multicast(&self, group: Gid, reply: Reply<()>) {
+        let own = Arc::clone(&self.own);
+        self.own.context.start(reply, move || own.qp.detach(group));
+    }
+
+    fn destroy(&self, reply: Reply<()>) {
+        let own = Arc::clone(&self.own);
+        self.own.context.start(reply, move || own.destroy());
+    }
+}
