@@ -1,5 +1,6 @@
 //! Two ends that reach each other, and their time.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -137,12 +138,23 @@ impl Rig {
         })
     }
 
-    /// A group that no other rig uses, in no process: others may probe the same device meanwhile.
+    /// A group that no other rig uses, in no process: others may probe the same device meanwhile. A device at an IPv4
+    /// address gets a group of IPv4, because it can join no other.
     pub fn group(&self, number: u8) -> Gid {
+        let port = &self.attributes().ports[0];
+        let own = port.gid(port.default_gid_index()).map(Gid::as_ip);
         let mut octets = [0; 16];
         (octets[0], octets[1], octets[15]) = (0xff, 0x0e, number);
-        octets[6..10].copy_from_slice(&std::process::id().to_be_bytes());
-        octets[10..14].copy_from_slice(&self.number.to_be_bytes());
+        let process = std::process::id();
+        if let Some(IpAddr::V4(_)) = own {
+            // 239.0.0.0/8 is for whoever wants it: 16 bits remain for process and rig.
+            let rig = process.wrapping_mul(0x9e37_79b1).wrapping_add(self.number);
+            octets[10..13].copy_from_slice(&[0xff, 0xff, 239]);
+            octets[13..15].copy_from_slice(&(rig as u16).to_be_bytes());
+        } else {
+            octets[6..10].copy_from_slice(&process.to_be_bytes());
+            octets[10..14].copy_from_slice(&self.number.to_be_bytes());
+        }
         Gid(octets)
     }
 
