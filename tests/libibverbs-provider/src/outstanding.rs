@@ -232,3 +232,98 @@ fn release(loan: Loan) {
     // SAFETY: of a request that the device has forgotten, and that nobody was told of.
     unsafe { loan.release() };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(wr_id: u64, flags: SendFlags) -> Sent {
+        Sent {
+            wr_id,
+            opcode: WcOpcode::Send,
+            flags,
+            loan: Loan::NONE,
+        }
+    }
+
+    const PLAIN: SendFlags = SendFlags::empty();
+
+    #[test]
+    fn a_completion_retires_all_before_it() {
+        let mut sends = Sends::new(3, 0);
+        for wr_id in 0..3 {
+            assert_eq!(sends.push(sent(wr_id, PLAIN)), Ok(wr_id));
+        }
+        let full = Err(PostReason::QueueFull { max: 3 });
+        assert_eq!(sends.push(sent(3, PLAIN)), full);
+        let told = sends.retire(1, true).map(|retired| retired.wr_id);
+        assert_eq!(told, Some(1));
+        assert_eq!(sends.retire(0, true), None, "it was retired before");
+        assert_eq!(sends.retire(3, true), None, "nobody has posted it");
+        assert_eq!(sends.push(sent(3, PLAIN)), Ok(3));
+        assert_eq!(sends.push(sent(4, PLAIN)), Ok(4));
+    }
+
+    #[test]
+    fn what_the_library_refused_leaves_its_place_and_number() {
+        let mut sends = Sends::new(1, 0);
+        assert_eq!(sends.push(sent(0, PLAIN)), Ok(0));
+        sends.take_back();
+        assert_eq!(sends.push(sent(1, PLAIN)), Ok(0));
+    }
+
+    #[test]
+    fn reserved_places_are_for_portable_operations_only() {
+        let mut sends = Sends::new(4, 2);
+        assert_eq!(sends.push(sent(0, SendFlags::RESERVED)), Ok(0));
+        assert_eq!(sends.push(sent(1, PLAIN)), Ok(1));
+        assert_eq!(sends.push(sent(2, PLAIN)), Ok(2));
+        let full = |max| Err(PostReason::QueueFull { max });
+        assert_eq!(sends.push(sent(3, PLAIN)), full(2));
+        // A first half takes a place only where there is one for the second half.
+        let first = SendFlags::RESERVED | SendFlags::FIRST_HALF;
+        assert_eq!(sends.push(sent(3, first)), full(4));
+        assert_eq!(sends.push(sent(3, SendFlags::RESERVED)), Ok(3));
+    }
+
+    #[test]
+    fn a_second_half_is_told_of_unless_the_first_failed() {
+        let halves = [SendFlags::FIRST_HALF, SendFlags::SECOND_HALF];
+        for (first_fails, told) in [(false, [None, Some(7)]), (true, [Some(7), None])] {
+            let mut sends = Sends::new(2, 0);
+            for half in halves {
+                sends.push(sent(7, half)).unwrap();
+            }
+            let mut found = [None, None];
+            // A first half that succeeds is not signaled.
+            if first_fails {
+                found[0] = sends.retire(0, false).map(|retired| retired.wr_id);
+            }
+            let second = sends.retire(1, !first_fails);
+            found[1] = second.map(|retired| retired.wr_id);
+            assert_eq!(found, told);
+        }
+    }
+
+    #[test]
+    fn receives_complete_in_any_order_and_none_from_before_a_reset() {
+        let mut receives = Receives::new(2);
+        let received = |wr_id| Received {
+            wr_id,
+            loan: Loan::NONE,
+        };
+        let first = receives.push(received(1)).unwrap();
+        let second = receives.push(received(2)).unwrap();
+        assert!(is_receive(first) && first != second);
+        let full = Err(PostReason::QueueFull { max: 2 });
+        assert_eq!(receives.push(received(3)), full);
+        assert_eq!(receives.retire(second), Some(received(2)));
+        assert_eq!(receives.retire(second), None, "it was retired before");
+        receives.clear();
+        receives.push(received(4)).unwrap();
+        receives.push(received(5)).unwrap();
+        assert_eq!(receives.retire(first), None, "it is of before the reset");
+        receives.grow(3);
+        assert!(receives.push(received(6)).is_ok());
+    }
+}

@@ -1,0 +1,217 @@
+//! What the probes of the matrix leave out, over a device of `libibverbs.so.1`: buffers that are handed over, unsignaled
+//! requests, notices, futures. Prints a line for each behaviour that it has seen.
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use verbs_api::completion::Notify;
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::{
+    Access, BufferPool, Completion, Context, Cq, Memory, Pd, Qp, QpOptions, Registry, Requirements,
+    connect_pair, wr,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn main() -> ExitCode {
+    match exchange() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("exchange: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn exchange() -> Outcome {
+    let mut registry = Registry::new();
+    registry.add_provider(&libibverbs_provider::PROVIDER)?;
+    let context = registry.open(&Requirements::new())?;
+    let behaviours: [(&str, fn(&Pair) -> Outcome); 5] = [
+        (
+            "buffers of unsignaled requests come back with the next completion",
+            unsignaled_buffers,
+        ),
+        (
+            "a full queue refuses, and has room when a completion was polled",
+            full_queue,
+        ),
+        ("an armed queue gives one notice", notice),
+        ("a request is awaited", futures),
+        (
+            "a reset and a destroy give buffers back",
+            buffers_of_the_gone,
+        ),
+    ];
+    for (name, behaves) in behaviours {
+        behaves(&Pair::new(&context)?).map_err(|error| format!("{name}: {error}"))?;
+        println!("{name}");
+    }
+    Ok(())
+}
+
+/// Two connected queue pairs, each with a completion queue, and buffers.
+struct Pair {
+    pd: Pd,
+    near: Qp,
+    near_cq: Cq,
+    far: Qp,
+    far_cq: Cq,
+    pool: BufferPool,
+}
+
+/// Buffers of the pool.
+const BUFFERS: u32 = 8;
+/// Requests of a send queue.
+const DEPTH: u32 = 4;
+
+impl Pair {
+    fn new(context: &Context) -> Result<Self, Box<dyn Error>> {
+        let pd = context.alloc_pd().wait()?;
+        let (near_cq, far_cq) = (context.create_cq(64).wait()?, context.create_cq(64).wait()?);
+        let near = pd
+            .create_qp(QpOptions::rc(&near_cq).max_send_wr(DEPTH))
+            .wait()?;
+        let far = pd.create_qp(QpOptions::rc(&far_cq)).wait()?;
+        connect_pair(&near, &far, Access::REMOTE_WRITE).wait()?;
+        let pool = pd.register_buffers(BUFFERS, 64).wait()?;
+        Ok(Self {
+            pd,
+            near,
+            near_cq,
+            far,
+            far_cq,
+            pool,
+        })
+    }
+
+    fn buffer(&self, octet: u8) -> Result<verbs_api::Buffer, Box<dyn Error>> {
+        let mut buffer = self.pool.take().ok_or("no buffer is left")?;
+        buffer.fill(octet);
+        Ok(buffer)
+    }
+}
+
+fn next(cq: &Cq) -> Result<Completion, Box<dyn Error>> {
+    let next = cq.next().wait_for(PATIENCE)?;
+    Ok(next.ok_or("no completion")?.success()?)
+}
+
+fn ensure(holds: bool, what: &str) -> Outcome {
+    if holds { Ok(()) } else { Err(what.into()) }
+}
+
+fn unsignaled_buffers(pair: &Pair) -> Outcome {
+    for _ in 0..3 {
+        pair.far.post_receive(pair.buffer(0)?)?;
+    }
+    pair.near.post_one(wr::Send::new(pair.buffer(1)?))?;
+    pair.near.post_one(wr::Send::new(pair.buffer(2)?))?;
+    pair.near
+        .post_one(wr::Send::new(pair.buffer(3)?).signaled(7))?;
+    let mut done = next(&pair.near_cq)?;
+    ensure(done.wr_id == 7, "the completion is of another request")?;
+    let octets: Vec<_> = done.take_buffers().map(|buffer| buffer[0]).collect();
+    ensure(
+        octets == [3, 1, 2],
+        "its buffer does not come first, or those before it are missing",
+    )?;
+    for octet in 1..=3 {
+        let received = next(&pair.far_cq)?;
+        ensure(received.buffer() == [octet; 64], "a message is another one")?;
+    }
+    ensure(
+        pair.pool.available() == BUFFERS as usize,
+        "a buffer did not come back",
+    )
+}
+
+fn full_queue(pair: &Pair) -> Outcome {
+    let memory = Memory::zeroed(64)?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let mr = pair.pd.register(&memory, access).wait()?;
+    let write = |id| wr::Write::new(b"inline".as_slice(), mr.remote(0)).signaled(id);
+    for id in 0..u64::from(DEPTH) {
+        pair.near.post_one(write(id))?;
+    }
+    let refused = pair.near.post_one(write(99)).map_err(|error| error.reason);
+    let is_full = matches!(refused, Err(wr::PostReason::QueueFull { max: DEPTH }));
+    ensure(is_full, "a request was taken for which there is no room")?;
+    next(&pair.near_cq)?;
+    pair.near.post_one(write(4))?;
+    for id in 1..=u64::from(DEPTH) {
+        ensure(
+            next(&pair.near_cq)?.wr_id == id,
+            "completions are out of order",
+        )?;
+    }
+    Ok(())
+}
+
+fn notice(pair: &Pair) -> Outcome {
+    let (sender, notices) = mpsc::channel();
+    pair.far_cq
+        .on_completion(move |_| sender.send(()).unwrap_or_default());
+    ensure(
+        !pair.far_cq.arm(Notify::Next)?,
+        "an empty queue has a completion",
+    )?;
+    for octet in 1..=2 {
+        pair.far.post_receive(pair.buffer(0)?)?;
+        pair.near
+            .post_one(wr::Send::new(pair.buffer(octet)?).signaled(0))?;
+        next(&pair.near_cq)?;
+    }
+    notices.recv_timeout(PATIENCE)?;
+    ensure(
+        pair.far_cq.arm(Notify::Next)?,
+        "a queue with completions says that it has none",
+    )?;
+    let mut slots: [Completion; 4] = Default::default();
+    ensure(
+        pair.far_cq.poll(&mut slots)?.len() == 2,
+        "a completion is missing",
+    )
+}
+
+fn futures(pair: &Pair) -> Outcome {
+    let received = pair.far.receive(pair.buffer(0)?);
+    let sent = pair.near.submit(wr::Send::new(pair.buffer(5)?).wr_id(1));
+    ensure(
+        sent.wait()?.wr_id == 1,
+        "the completion is of another request",
+    )?;
+    ensure(
+        received.wait()?.buffer() == [5; 64],
+        "the message is another one",
+    )
+}
+
+fn buffers_of_the_gone(pair: &Pair) -> Outcome {
+    let all = BUFFERS as usize;
+    for _ in 0..3 {
+        pair.far.post_receive(pair.buffer(0)?)?;
+    }
+    ensure(
+        pair.pool.available() == all - 3,
+        "a posted buffer can be taken",
+    )?;
+    pair.far
+        .modify(QpAttributes::new().qp_state(QpState::Reset))
+        .wait()?;
+    ensure(pair.pool.available() == all, "a reset has kept a buffer")?;
+    let other = pair.pd.create_qp(QpOptions::rc(&pair.far_cq)).wait()?;
+    let init = QpAttributes::new()
+        .qp_state(QpState::Init)
+        .pkey_index(0)
+        .port_num(1)
+        .qp_access_flags(Access::empty());
+    other.modify(init).wait()?;
+    other.post_receive(pair.buffer(0)?)?;
+    other.destroy().wait()?;
+    ensure(pair.pool.available() == all, "a destroy has kept a buffer")
+}
