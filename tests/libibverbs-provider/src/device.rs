@@ -80,8 +80,20 @@ impl DeviceOps for Device {
     }
 }
 
+// `enum ibv_device_cap_flags`.
+const MEM_WINDOW: u32 = 1 << 17;
+const MEM_WINDOW_TYPE_2A: u32 = 1 << 23;
+const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
+
 fn features(said: &IbvDeviceAttr) -> Features {
     let mut features = Features::empty();
+    for (flag, feature) in [
+        (MEM_WINDOW, Features::WINDOW_1),
+        (MEM_WINDOW_TYPE_2A, Features::WINDOW_2A),
+        (MEM_WINDOW_TYPE_2B, Features::WINDOW_2B),
+    ] {
+        features.set(feature, said.device_cap_flags & flag != 0);
+    }
     features.set(Features::SRQ, said.max_srq > 0);
     features.set(Features::MULTICAST, said.max_mcast_grp > 0);
     features

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 use polyverbs_abi::{IbvAh, IbvAhAttr, IbvGid, IbvGlobalRoute, IbvMr, IbvPd};
 use verbs_api::capability::Features;
 use verbs_api::ids::{LKey, LinkAddress};
+use verbs_api::objects::ObjectId;
 use verbs_api::provider::{
-    AhOps, MrChange, MrInit, MrOps, PdOps, QpInit, QpOps, RegionMemory, Reply, SrqInit, SrqOps, own,
+    AhOps, MrChange, MrInit, MrOps, MwOps, MwType, PdOps, QpInit, QpOps, RegionMemory, Reply,
+    SrqInit, SrqOps, own,
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{Access, RKey, VerbError};
@@ -17,6 +19,7 @@ use crate::context::{Context, lock};
 use crate::queue_pair::QueuePair;
 use crate::receive_queue::ReceiveQueue;
 use crate::verbs::{Change, Live};
+use crate::window::Window;
 
 pub(crate) struct Domain {
     pub(crate) pd: Arc<Live<IbvPd>>,
@@ -44,6 +47,13 @@ impl PdOps for Domain {
                 false => pd.reg_mr(&init.memory, init.iova, init.access)?,
             };
             Ok(Arc::new(Region::new(context, mr, &init)?) as _)
+        });
+    }
+
+    fn alloc_mw(&self, _: ObjectId, mw_type: MwType, reply: Reply<Arc<dyn MwOps>>) {
+        let (context, pd) = self.parts();
+        self.context.start(reply, move || {
+            Ok(Arc::new(Window::alloc(context, &pd, mw_type)?) as _)
         });
     }
 
@@ -119,13 +129,13 @@ fn register_unseen(
     found
 }
 
-struct Region {
+pub(crate) struct Region {
     context: Arc<Context>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
-struct Shared {
-    mr: Live<IbvMr>,
+pub(crate) struct Shared {
+    pub(crate) mr: Live<IbvMr>,
     lkey: AtomicU32,
     /// 0 where peers have no right.
     rkey: AtomicU32,

@@ -19,7 +19,7 @@
 //! | [`context`], [`watch`] | open devices: a thread for verbs that block, and one for events and notices |
 //! | [`domain`] | protection domains, regions, address handles |
 //! | [`completion_queue`], [`outstanding`] | completions, and the requests that they are of |
-//! | [`queue_pair`], [`request`], [`receive_queue`] | posting, and what a request is in C |
+//! | [`queue_pair`], [`request`], [`receive_queue`], [`window`] | posting, and what a request is in C |
 //!
 //! iWARP devices are [left out](left_out): their queue pairs are connected by `librdmacm`, which the contract has no case for.
 #![deny(unsafe_code)]
@@ -36,6 +36,7 @@ mod request;
 mod trial;
 mod verbs;
 mod watch;
+mod window;
 
 use std::sync::Arc;
 

@@ -10,16 +10,19 @@ use verbs_api::completion::{Completion, WcOpcode};
 use verbs_api::memory::Loan;
 use verbs_api::wr::{PostReason, SendFlags};
 
+use crate::window::Bound;
+
 /// In the numbers of receives, so that a failure tells which queue it is of.
 const RECEIVE: u64 = 1 << 63;
 
 /// A request of a send queue.
-#[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     pub(crate) wr_id: u64,
     pub(crate) opcode: WcOpcode,
     pub(crate) flags: SendFlags,
     pub(crate) loan: Loan,
+    /// Of a posted bind.
+    pub(crate) bound: Option<Bound>,
 }
 
 /// What is told of a request that has completed.
@@ -101,11 +104,15 @@ impl Sends {
             let sent = self.pop()?;
             // SAFETY: both are of requests of this queue that have retired, and nobody else has their loans.
             before = unsafe { before.join(sent.loan) };
+            sent.bound.iter().for_each(Bound::tell);
             self.absorbs = false;
         }
         let sent = self.pop()?;
         // SAFETY: as above.
         let loan = unsafe { sent.loan.join(before) };
+        if is_success {
+            sent.bound.iter().for_each(Bound::tell);
+        }
         let is_second = sent.flags.contains(SendFlags::SECOND_HALF);
         if std::mem::take(&mut self.absorbs) && is_second && !is_success {
             self.kept = loan;
@@ -243,6 +250,7 @@ mod tests {
             opcode: WcOpcode::Send,
             flags,
             loan: Loan::NONE,
+            bound: None,
         }
     }
 

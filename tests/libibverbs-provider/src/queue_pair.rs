@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpInitAttr, qp_type};
-use verbs_api::VerbError;
 use verbs_api::capability::Limits;
 use verbs_api::ids::{Gid, Qpn};
-use verbs_api::provider::{Operation as _, PostOps, QpInit, QpOps, Reply, own};
+use verbs_api::provider::{Operation, PostOps, QpInit, QpOps, Reply, own};
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
-use verbs_api::wr::{Operations, PostReason, ReceiveRequest, SendFlags, WorkRequest};
+use verbs_api::wr::{BindWindow, Operations, PostReason, ReceiveRequest, SendFlags, WorkRequest};
+use verbs_api::{RKey, VerbError};
 
 use crate::completion_queue::{CompletionQueue, Outstanding};
 use crate::context::{Context, lock};
@@ -20,6 +20,7 @@ use crate::outstanding::{Receives, Sends, Sent};
 use crate::receive_queue::{ReceiveQueue, post_all};
 use crate::request::{self, OPERATIONS};
 use crate::verbs::{Live, Zero as _, cookie};
+use crate::window::Bound;
 
 pub(crate) struct QueuePair {
     own: Arc<Own>,
@@ -93,19 +94,40 @@ impl QueuePair {
     }
 
     fn post_one(&self, sends: &mut Sends, request: &WorkRequest<'_>) -> Result<(), PostReason> {
+        self.own.check_datagram(request)?;
+        let bound = match request {
+            WorkRequest::BindWindow(bind) => Some(Bound {
+                window: request::window_of(bind)?,
+                rkey: bind.key(),
+            }),
+            _ => None,
+        };
+        self.post_with(sends, request, bound, |number, is_signaled| {
+            request::post_send(&self.own.qp, request, number, is_signaled)
+        })
+    }
+
+    /// Takes a place for a request that `post` gives to the library.
+    fn post_with(
+        &self,
+        sends: &mut Sends,
+        request: &impl Operation,
+        bound: Option<Bound>,
+        post: impl FnOnce(u64, bool) -> Result<c_int, PostReason>,
+    ) -> Result<(), PostReason> {
         if !sends.is_open {
             return Err(PostReason::InvalidHandle);
         }
-        self.own.check_datagram(request)?;
         let common = request.common();
-        let is_signaled = self.sq_sig_all || common.flags.contains(SendFlags::SIGNALED);
         let number = sends.push(Sent {
             wr_id: common.wr_id,
             opcode: request.wc_opcode(),
             flags: common.flags,
             loan: request.data().sges().loan,
+            bound,
         })?;
-        let answer = request::post_send(&self.own.qp, request, number, is_signaled);
+        let is_signaled = self.sq_sig_all || common.flags.contains(SendFlags::SIGNALED);
+        let answer = post(number, is_signaled);
         if answer != Ok(0) {
             sends.take_back();
         }
@@ -345,6 +367,18 @@ impl QpOps for QueuePair {
             attributes: *lock(&self.own.set),
             cap: self.cap,
         })
+    }
+
+    fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostReason> {
+        let window = request::window_of(&bind)?;
+        let mut sends = lock(&self.own.outstanding.sends);
+        self.post_with(&mut sends, &bind, None, |number, is_signaled| {
+            request::bind_mw(&self.own.qp, &bind, number, is_signaled)
+        })?;
+        // The library has chosen the key.
+        let rkey = window.mw.rkey().map_err(|_| PostReason::InvalidHandle)?;
+        window.bound(RKey::new(rkey));
+        Ok(RKey::new(rkey))
     }
 
     fn attach_multicast(&self, group: Gid, reply: Reply<()>) {

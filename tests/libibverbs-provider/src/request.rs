@@ -3,23 +3,28 @@
 
 use std::ffi::c_int;
 use std::ptr;
+use std::sync::Arc;
 
 use polyverbs_abi::{
-    Atomic, IbvAh, IbvQp, IbvRecvWr, IbvSendWr, IbvSge, IbvSrq, Rdma, SendWr, Ud, send_flags,
-    wr_opcode,
+    Atomic, BindMw, IbvMw, IbvMwBind, IbvMwBindInfo, IbvQp, IbvRecvWr, IbvSendWr, IbvSge, IbvSrq,
+    Rdma, SendWr, Ud, send_flags, wr_opcode,
 };
-use verbs_api::VerbError;
+use verbs_api::capability::Features;
 use verbs_api::provider::{Operation as _, own};
 use verbs_api::wr::{
-    Data, Operations, PostReason, ReceiveRequest, RemoteAddress, SendFlags, Sge, UdDestination,
-    WorkRequest,
+    BindWindow, Data, Operations, PostReason, ReceiveRequest, RemoteAddress, SendFlags, Sge,
+    UdDestination, WorkRequest,
 };
+use verbs_api::{Access, VerbError};
 
-use crate::domain::AddressHandle;
+use crate::domain::{AddressHandle, Region};
 use crate::verbs::{Live, Zero as _};
+use crate::window::Window;
 
 /// The operations that this provider puts into C.
-pub(crate) const OPERATIONS: Operations = Operations::BASELINE;
+pub(crate) const OPERATIONS: Operations = Operations::BASELINE
+    .union(Operations::LOCAL_INV)
+    .union(Operations::BIND_MW);
 
 const FLAGS: SendFlags = SendFlags::FENCE
     .union(SendFlags::SIGNALED)
@@ -43,10 +48,7 @@ pub(crate) fn post_send(
 ) -> Result<c_int, PostReason> {
     let mut wr = IbvSendWr::zero();
     wr.wr_id = number;
-    wr.send_flags = u32::from((request.common().flags & FLAGS).bits());
-    if is_signaled {
-        wr.send_flags |= send_flags::SIGNALED;
-    }
+    wr.send_flags = flags_in_c(request.common().flags, is_signaled);
     // It has to be there as long as the request.
     let inline;
     let entries = match request.data() {
@@ -58,34 +60,114 @@ pub(crate) fn post_send(
         data => entries_of(data.sges().list),
     };
     (wr.sg_list, wr.num_sge) = (entries.as_ptr(), entries.len() as c_int);
-    let destination = fill(&mut wr, request)?;
-    let Some(destination) = destination else {
-        // SAFETY: entries and inline octets are the request's, which lives.
-        return posted(unsafe { qp.post_send(&mut wr) });
-    };
-    let handle: std::sync::Arc<AddressHandle> =
-        own(destination.ah.ops(), "ah").map_err(|_| PostReason::ForeignAh)?;
-    posted(
-        handle
-            .ah
-            .with(|ah: *mut IbvAh| {
+    match fill(&mut wr, request)? {
+        Named::Nothing => {
+            // SAFETY: entries and inline octets are the request's, which lives.
+            gone(unsafe { qp.post_send(&mut wr) })
+        }
+        Named::Destination(to) => {
+            let handle: Arc<AddressHandle> =
+                own(to.ah.ops(), "ah").map_err(|_| PostReason::ForeignAh)?;
+            let posted = handle.ah.with(|ah| {
                 wr.wr.ud = Ud {
                     ah,
-                    remote_qpn: destination.remote_qpn.value(),
-                    remote_qkey: destination.remote_qkey,
+                    remote_qpn: to.remote_qpn.value(),
+                    remote_qkey: to.remote_qkey,
                 };
                 // SAFETY: as above; the address handle is not destroyed meanwhile.
                 unsafe { qp.post_send(&mut wr) }
-            })
-            .and_then(|answer| answer),
-    )
+            });
+            gone(posted.and_then(|answer| answer))
+        }
+        Named::Window(bind) => with_window(bind, |mw, bind_info| {
+            wr.bind_mw = BindMw {
+                mw,
+                rkey: bind.key().value(),
+                bind_info,
+            };
+            // SAFETY: window and region are not destroyed meanwhile.
+            gone(unsafe { qp.post_send(&mut wr) })
+        })?,
+    }
 }
 
-/// The operation and what belongs to it; answers where a datagram goes.
-fn fill<'r>(
-    wr: &mut IbvSendWr,
-    request: &'r WorkRequest<'_>,
-) -> Result<Option<&'r UdDestination>, PostReason> {
+/// Binds a window of type 1 under a number.
+///
+/// # Errors
+/// An error number that it was refused with; or what this provider refuses itself.
+pub(crate) fn bind_mw(
+    qp: &Live<IbvQp>,
+    bind: &BindWindow<'_>,
+    number: u64,
+    is_signaled: bool,
+) -> Result<c_int, PostReason> {
+    with_window(bind, |mw, bind_info| {
+        let mut bind = IbvMwBind {
+            wr_id: number,
+            send_flags: flags_in_c(bind.common().flags, is_signaled),
+            bind_info,
+        };
+        // SAFETY: window and region are not destroyed meanwhile.
+        gone(unsafe { qp.bind_mw(mw, &mut bind) })
+    })?
+}
+
+/// The window of a bind.
+///
+/// # Errors
+/// It is of another provider.
+pub(crate) fn window_of(bind: &BindWindow<'_>) -> Result<Arc<Window>, PostReason> {
+    let window = bind.mw().ok_or(PostReason::NoWindow)?;
+    own(window, "mw").map_err(|_| PostReason::InvalidHandle)
+}
+
+/// Uses window and region of a bind, which are not destroyed meanwhile.
+fn with_window<R>(
+    bind: &BindWindow<'_>,
+    using: impl FnOnce(*mut IbvMw, IbvMwBindInfo) -> R,
+) -> Result<R, PostReason> {
+    if bind.access.contains(Access::ZERO_BASED) {
+        let missing = Features::ZBVA;
+        return Err(PostReason::Unsupported { missing });
+    }
+    let info = |mr| IbvMwBindInfo {
+        mr,
+        addr: bind.addr,
+        length: bind.length,
+        mw_access_flags: bind.access.bits(),
+    };
+    let window = window_of(bind)?;
+    let region: Option<Arc<Region>> = match bind.mr() {
+        Some(mr) => Some(own(mr, "mr").map_err(|_| PostReason::InvalidHandle)?),
+        None => None,
+    };
+    let used = window.mw.with(|mw| match &region {
+        Some(region) => region.shared.mr.with(|mr| using(mw, info(mr))),
+        None => Ok(using(mw, info(ptr::null_mut()))),
+    });
+    gone(used.and_then(|used| used))
+}
+
+/// What a request names by a pointer.
+enum Named<'r> {
+    Nothing,
+    Destination(&'r UdDestination),
+    Window(&'r BindWindow<'r>),
+}
+
+impl<'r> From<Option<&'r UdDestination>> for Named<'r> {
+    fn from(destination: Option<&'r UdDestination>) -> Self {
+        destination.map_or(Self::Nothing, Self::Destination)
+    }
+}
+
+fn flags_in_c(flags: SendFlags, is_signaled: bool) -> u32 {
+    let signaled = if is_signaled { send_flags::SIGNALED } else { 0 };
+    u32::from((flags & FLAGS).bits()) | signaled
+}
+
+/// The operation and what belongs to it; answers what else it names.
+fn fill<'r>(wr: &mut IbvSendWr, request: &'r WorkRequest<'_>) -> Result<Named<'r>, PostReason> {
     let atomic = |remote: RemoteAddress, compare_add, swap| SendWr {
         atomic: Atomic {
             remote_addr: remote.addr,
@@ -94,16 +176,16 @@ fn fill<'r>(
             rkey: remote.rkey.value(),
         },
     };
-    let mut destination = None;
+    let mut named = Named::Nothing;
     match request {
         WorkRequest::Send(send) => {
             wr.opcode = wr_opcode::SEND;
-            destination = send.destination;
+            named = send.destination.into();
         }
         WorkRequest::SendWithImmediate(send) => {
             wr.opcode = wr_opcode::SEND_WITH_IMM;
             wr.imm_data = u32::from_ne_bytes(send.imm);
-            destination = send.destination;
+            named = send.destination.into();
         }
         WorkRequest::Write(write) => {
             wr.opcode = wr_opcode::RDMA_WRITE;
@@ -126,12 +208,21 @@ fn fill<'r>(
             wr.opcode = wr_opcode::ATOMIC_FETCH_AND_ADD;
             wr.wr = atomic(add.remote, add.add, 0);
         }
+        WorkRequest::LocalInvalidate(invalidate) => {
+            wr.opcode = wr_opcode::LOCAL_INV;
+            // A key to invalidate lies where immediate data does.
+            wr.imm_data = invalidate.key.value();
+        }
+        WorkRequest::BindWindow(bind) => {
+            wr.opcode = wr_opcode::BIND_MW;
+            named = Named::Window(bind);
+        }
         other => {
             let missing = other.operation();
             return Err(PostReason::OperationNotEnabled { missing });
         }
     }
-    Ok(destination)
+    Ok(named)
 }
 
 fn rdma(remote: RemoteAddress) -> SendWr {
@@ -157,8 +248,9 @@ fn inline_entry(octets: &[u8]) -> IbvSge {
     }
 }
 
-fn posted(answer: Result<c_int, VerbError>) -> Result<c_int, PostReason> {
-    answer.map_err(|_| PostReason::InvalidHandle)
+/// An object that a request names was destroyed.
+fn gone<T>(used: Result<T, VerbError>) -> Result<T, PostReason> {
+    used.map_err(|_| PostReason::InvalidHandle)
 }
 
 /// A receive under a number.
@@ -182,7 +274,7 @@ pub(crate) fn post_recv(
     number: u64,
 ) -> Result<c_int, PostReason> {
     // SAFETY: the entries are the request's, which lives.
-    posted(unsafe { qp.post_recv(&mut receive(request, number)) })
+    gone(unsafe { qp.post_recv(&mut receive(request, number)) })
 }
 
 /// The same to a shared queue.
@@ -195,5 +287,5 @@ pub(crate) fn post_srq_recv(
     number: u64,
 ) -> Result<c_int, PostReason> {
     // SAFETY: as above.
-    posted(unsafe { srq.post(&mut receive(request, number)) })
+    gone(unsafe { srq.post(&mut receive(request, number)) })
 }

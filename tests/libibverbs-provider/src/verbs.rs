@@ -10,13 +10,13 @@ use std::sync::{PoisonError, RwLock};
 
 use polyverbs_abi::{
     IbvAh, IbvAhAttr, IbvAsyncEvent, IbvCompChannel, IbvContext, IbvCq, IbvDeviceAttr, IbvGid,
-    IbvGidEntry, IbvMr, IbvPd, IbvPortAttr, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr,
-    IbvSrq, IbvSrqAttr, IbvSrqInitAttr, IbvWc, Slot, ops,
+    IbvGidEntry, IbvMr, IbvMw, IbvMwBind, IbvPd, IbvPortAttr, IbvQp, IbvQpAttr, IbvQpInitAttr,
+    IbvRecvWr, IbvSendWr, IbvSrq, IbvSrqAttr, IbvSrqInitAttr, IbvWc, Slot, ops,
 };
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Gid;
 use verbs_api::objects::{ObjectId, ObjectKind};
-use verbs_api::provider::RegionMemory;
+use verbs_api::provider::{MwType, RegionMemory};
 use verbs_api::{Access, VerbError};
 
 use crate::library::Library;
@@ -425,6 +425,23 @@ impl Live<IbvPd> {
         Live::new(self.library, ObjectKind::Qp, "create_qp", made)
     }
 
+    pub(crate) fn alloc_mw(&self, mw_type: MwType) -> Result<Live<IbvMw>, VerbError> {
+        let in_c = match mw_type {
+            MwType::Type1 => 1,
+            MwType::Type2 => 2,
+        };
+        let made = self.with(|at| {
+            // SAFETY: it lives, and so does its context.
+            unsafe {
+                let alloc = op!((*at).context, ALLOC_MW: fn(*mut IbvPd, c_int) -> *mut IbvMw);
+                alloc.map(|alloc| alloc(at, in_c))
+            }
+        })?;
+        let verb = "alloc_mw";
+        let made = made.ok_or(VerbError::UnsupportedVerb(verb))?;
+        Live::new(self.library, ObjectKind::Mw, verb, made)
+    }
+
     pub(crate) fn create_ah(&self, mut attr: IbvAhAttr) -> Result<Live<IbvAh>, VerbError> {
         // SAFETY: it lives.
         let made = self.with(|at| unsafe { (self.library.ibv_create_ah)(at, &raw mut attr) })?;
@@ -491,6 +508,21 @@ fn rereg_answer(answer: c_int) -> Result<(), VerbError> {
             },
             other => other,
         }),
+    }
+}
+
+impl Live<IbvMw> {
+    pub(crate) fn rkey(&self) -> Result<u32, VerbError> {
+        // SAFETY: it lives.
+        self.with(|at| unsafe { (*at).rkey })
+    }
+
+    pub(crate) fn dealloc(&self) -> Result<(), VerbError> {
+        // SAFETY: it lives, and so does its context.
+        let dealloc =
+            self.with(|at| unsafe { op!((*at).context, DEALLOC_MW: fn(*mut IbvMw) -> c_int) })?;
+        let verb = "dealloc_mw";
+        self.end(verb, dealloc.ok_or(VerbError::UnsupportedVerb(verb))?)
     }
 }
 
@@ -609,6 +641,24 @@ impl Live<IbvQp> {
             unsafe {
                 let post = op!((*at).context, POST_RECV: fn(*mut IbvQp, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int);
                 post.map_or(libc::EOPNOTSUPP, |post| post(at, request, &raw mut bad))
+            }
+        })
+    }
+
+    /// Binds a window of type 1; the error number where it is refused.
+    ///
+    /// # Safety
+    /// The window and the region of the bind live.
+    pub(crate) unsafe fn bind_mw(
+        &self,
+        mw: *mut IbvMw,
+        bind: &mut IbvMwBind,
+    ) -> Result<c_int, VerbError> {
+        self.with(|at| {
+            // SAFETY: it lives, and so does its context; the rest is the caller's.
+            unsafe {
+                let slot = op!((*at).context, BIND_MW: fn(*mut IbvQp, *mut IbvMw, *mut IbvMwBind) -> c_int);
+                slot.map_or(libc::EOPNOTSUPP, |slot| slot(at, mw, bind))
             }
         })
     }
