@@ -103,6 +103,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("feature-index", &[]),
     ("fuzz-targets", FUZZED),
     ("layering", &[]),
+    // Another provider: it knows the contract and the layouts of C, and neither engine nor facade.
+    (
+        "libibverbs-provider",
+        &["verbs-api", "polyverbs-abi", "capability-matrix"],
+    ),
     ("link-forms", TEST),
     ("link-forms-c", LINKED),
     ("peers", TEST),

@@ -9,7 +9,7 @@ use verbs_api::capability::Limits;
 use verbs_api::ids::{Gid, Qpn};
 use verbs_api::provider::{Operation, PostOps, QpInit, QpOps, Reply, own};
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
-use verbs_api::wr::{BindWindow, Operations, PostReason, ReceiveRequest, SendFlags, WorkRequest};
+use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, SendFlags, WorkRequest};
 use verbs_api::{RKey, VerbError};
 
 use crate::completion_queue::{CompletionQueue, Outstanding};
@@ -144,8 +144,7 @@ fn check_granted(context: &Context, init: &QpInit) -> Result<(), VerbError> {
     if !missing.is_empty() {
         return Err(VerbError::Unsupported { missing });
     }
-    if !(OPERATIONS | Operations::BASELINE).contains(init.operations) || !init.extensions.is_empty()
-    {
+    if !OPERATIONS.contains(init.operations) || !init.extensions.is_empty() {
         return Err(VerbError::UnsupportedVerb("queue pairs of this kind"));
     }
     Ok(())

@@ -55,6 +55,7 @@ fn rows<'m>(matrix: &'m Value, verdict: &str) -> BTreeSet<&'m str> {
     found.map(|row| row["feature"].as_str().unwrap()).collect()
 }
 
+// covers 1.20
 #[test]
 fn what_the_library_says_of_a_device_is_verified_and_the_rest_refused() {
     let output = run(&["ib0"], MATRIX, &["--json"]);
@@ -65,7 +66,7 @@ fn what_the_library_says_of_a_device_is_verified_and_the_rest_refused() {
     assert_eq!(rows(&matrix, "mismatch"), names(""));
     assert_eq!(rows(&matrix, "not-verifiable"), names(""));
     let verified = "RC UC UD SEND SEND_WITH_IMM WRITE WRITE_WITH_IMM READ LOCAL_READ_SINK ATOMICS INLINE RNR_RETRY \
-        REGIONS REREG_MR RESIZE_CQ SRQ MULTICAST";
+        REGIONS REREG_MR RESIZE_CQ SRQ MULTICAST WINDOW_1 WINDOW_2B";
     assert_eq!(rows(&matrix, "verified"), names(verified));
 }
 
@@ -77,6 +78,7 @@ fn what_no_probe_looks_at_holds_too() {
     assert_eq!(seen.lines().count(), 5, "{seen}");
 }
 
+// covers 1.20
 #[test]
 fn an_iwarp_device_is_left_out_with_a_reason() {
     let output = run(&["iw0"], MATRIX, &[]);
@@ -99,6 +101,7 @@ fn run_on(file: &[u8]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
+// covers 1.20
 #[test]
 fn a_library_that_cannot_be_used_is_named_with_the_reason() {
     let said = run_on(b"");
