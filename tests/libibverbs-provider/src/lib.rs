@@ -2,24 +2,28 @@
 //!
 //! It is a test of the provider contract: a device that is not the engine, through an interface that was there before. The
 //! library is loaded when devices are asked for, so that nothing of it is needed to build this. Its devices are called
-//! `hw-` and their own name, and claim what the library says of them; what it does not say, [a trial](trial) tells.
+//! `hw-` and their own name, and claim what the library says of them; what it does not say, a trial tells.
 //!
 //! By hand, over the C library of this workspace:
 //!
 //! ```sh
 //! cargo build && cargo build -p libibverbs-provider
 //! target/debug/polyverbs run -- target/debug/matrix
+//! target/debug/polyverbs run -- target/debug/exchange
 //! ```
+//!
+//! The first tries every claim; the second does what no probe looks at. Without `polyverbs run` both use the devices that
+//! rdma-core has.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`library`] | the file, loaded, and the functions in it |
-//! | [`verbs`] | those functions on objects that live: pointers end here |
-//! | [`device`], [`trial`] | devices, what they claim, and what only a trial tells |
-//! | [`context`], [`watch`] | open devices: a thread for verbs that block, and one for events and notices |
-//! | [`domain`] | protection domains, regions, address handles |
-//! | [`completion_queue`], [`outstanding`] | completions, and the requests that they are of |
-//! | [`queue_pair`], [`request`], [`receive_queue`], [`window`] | posting, and what a request is in C |
+//! | `library` | the file, loaded, and the functions in it |
+//! | `verbs/` | those functions on objects that live: pointers end here |
+//! | `device`, `trial` | devices, what they claim, and what only a trial tells |
+//! | `context`, `watch` | open devices: a thread for verbs that block, and one for events and notices |
+//! | `domain` | protection domains, regions, address handles |
+//! | `completion_queue`, `outstanding` | completions, and the requests that they are of |
+//! | `queue_pair`, `request`, `receive_queue`, `window` | posting, and what a request is in C |
 //!
 //! iWARP devices are [left out](left_out): their queue pairs are connected by `librdmacm`, which the contract has no case for.
 #![deny(unsafe_code)]

@@ -35,7 +35,7 @@ macro_rules! symbols {
                         let name = concat!(stringify!($name), "\0");
                         // SAFETY: the file stays loaded. The symbol of this name is a function with these arguments: they
                         // are part of the library's interface, which its version 1 keeps.
-                        unsafe { mem::transmute(symbol(file, name)?) }
+                        unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $answer)?>(symbol(file, name)?) }
                     },)*
                 })
             }

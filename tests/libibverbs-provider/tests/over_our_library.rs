@@ -44,7 +44,7 @@ fn run(devices: &[&str], program: &str, arguments: &[&str]) -> Output {
 const MATRIX: &str = env!("CARGO_BIN_EXE_matrix");
 const EXCHANGE: &str = env!("CARGO_BIN_EXE_exchange");
 
-fn names<'n>(list: &'n str) -> BTreeSet<&'n str> {
+fn names(list: &str) -> BTreeSet<&str> {
     list.split_whitespace().collect()
 }
 

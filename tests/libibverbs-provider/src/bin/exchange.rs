@@ -27,11 +27,14 @@ fn main() -> ExitCode {
 
 type Outcome = Result<(), Box<dyn Error>>;
 
+/// What holds, and what sees to it.
+type Behaviour = (&'static str, fn(&Pair) -> Outcome);
+
 fn exchange() -> Outcome {
     let mut registry = Registry::new();
     registry.add_provider(&libibverbs_provider::PROVIDER)?;
     let context = registry.open(&Requirements::new())?;
-    let behaviours: [(&str, fn(&Pair) -> Outcome); 5] = [
+    let behaviours: [Behaviour; 5] = [
         (
             "buffers of unsignaled requests come back with the next completion",
             unsignaled_buffers,

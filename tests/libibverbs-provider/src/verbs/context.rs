@@ -1,0 +1,233 @@
+//! Open devices, their events, and what is made from them.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr;
+
+use polyverbs_abi::{
+    IbvAsyncEvent, IbvCompChannel, IbvContext, IbvCq, IbvDeviceAttr, IbvGidEntry, IbvPd,
+    IbvPortAttr, IbvQp, IbvSrq,
+};
+use verbs_api::VerbError;
+use verbs_api::event::{EventSubject, EventType};
+use verbs_api::objects::{ObjectId, ObjectKind};
+
+use super::{Live, Zero as _, cookie, identity, last_error};
+use crate::library::Library;
+
+/// Every device that the library lists, opened; those that do not open are left out.
+///
+/// # Errors
+/// The library cannot list any.
+pub(crate) fn open_all(library: &'static Library) -> Result<Vec<Live<IbvContext>>, VerbError> {
+    let mut count = 0;
+    // SAFETY: room for the number.
+    let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+    if list.is_null() {
+        return Err(last_error("get_device_list"));
+    }
+    let count = usize::try_from(count).unwrap_or(0);
+    let devices = (0..count).filter_map(|index| {
+        // SAFETY: within the list, which is not freed before all are opened.
+        let context = unsafe { (library.ibv_open_device)(*list.add(index)) };
+        Live::new(library, ObjectKind::Context, "open_device", context).ok()
+    });
+    let devices = devices.collect();
+    // SAFETY: it is the library's; a device that is open stays.
+    unsafe { (library.ibv_free_device_list)(list) };
+    Ok(devices)
+}
+
+impl Live<IbvContext> {
+    /// The same device, opened once more.
+    pub(crate) fn open_again(&self) -> Result<Self, VerbError> {
+        let library = self.library;
+        // SAFETY: an open device stays in the library's list of devices.
+        let context = self.with(|at| unsafe { (library.ibv_open_device)((*at).device) })?;
+        Self::new(library, ObjectKind::Context, "open_device", context)
+    }
+
+    pub(crate) fn close(&self) -> Result<(), VerbError> {
+        self.end("close_device", self.library.ibv_close_device)
+    }
+
+    /// Its name, and whether it speaks iWARP.
+    pub(crate) fn name(&self) -> Result<(String, bool), VerbError> {
+        const IWARP: c_int = 1;
+        self.with(|at| {
+            // SAFETY: the context and its device live.
+            let device = unsafe { &*(*at).device };
+            let octets = device.name.iter().map(|&octet| octet as u8);
+            let name: Vec<u8> = octets.take_while(|&octet| octet != 0).collect();
+            let name = String::from_utf8_lossy(&name).into_owned();
+            (name, device.transport_type == IWARP)
+        })
+    }
+
+    pub(crate) fn num_comp_vectors(&self) -> Result<u32, VerbError> {
+        // SAFETY: it lives.
+        self.with(|at| u32::try_from(unsafe { (*at).num_comp_vectors }).unwrap_or(0))
+    }
+
+    /// The descriptor of its asynchronous events.
+    pub(crate) fn async_fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
+        // SAFETY: it is open as long as the context is.
+        self.with(|at| unsafe { BorrowedFd::borrow_raw((*at).async_fd) })
+    }
+
+    pub(crate) fn query_device(&self) -> Result<IbvDeviceAttr, VerbError> {
+        let mut attr = IbvDeviceAttr::zero();
+        // SAFETY: it lives, and there is room.
+        self.ask("query_device", |at| unsafe {
+            (self.library.ibv_query_device)(at, &raw mut attr)
+        })?;
+        Ok(attr)
+    }
+
+    pub(crate) fn query_port(&self, port: u8) -> Result<IbvPortAttr, VerbError> {
+        let mut attr = IbvPortAttr::zero();
+        // SAFETY: it lives, and there is room.
+        self.ask("query_port", |at| unsafe {
+            (self.library.ibv_query_port)(at, port, &raw mut attr)
+        })?;
+        Ok(attr)
+    }
+
+    /// An entry of a port's table; empty where the library has none.
+    pub(crate) fn query_gid(&self, port: u8, index: u32) -> Result<IbvGidEntry, VerbError> {
+        let mut entry = IbvGidEntry::zero();
+        let size = size_of::<IbvGidEntry>();
+        self.with(|at| {
+            // SAFETY: it lives, and there is room.
+            unsafe {
+                (self.library._ibv_query_gid_ex)(at, port.into(), index, &raw mut entry, 0, size)
+            }
+        })?;
+        Ok(entry)
+    }
+
+    pub(crate) fn query_pkey(&self, port: u8, index: c_int) -> Result<u16, VerbError> {
+        let mut pkey = 0;
+        // SAFETY: it lives, and there is room.
+        self.ask("query_pkey", |at| unsafe {
+            (self.library.ibv_query_pkey)(at, port, index, &raw mut pkey)
+        })?;
+        Ok(u16::from_be(pkey))
+    }
+
+    /// Takes an event and acknowledges it when it was told; answers whether there was one.
+    pub(crate) fn take_event(
+        &self,
+        tell: impl FnOnce(EventType, EventSubject),
+    ) -> Result<bool, VerbError> {
+        let mut event = IbvAsyncEvent::zero();
+        // SAFETY: it lives, and there is room.
+        if self.with(|at| unsafe { (self.library.ibv_get_async_event)(at, &raw mut event) })? != 0 {
+            return nothing("get_async_event");
+        }
+        let known = u8::try_from(event.event_type)
+            .ok()
+            .and_then(EventType::from_code);
+        if let Some(event_type) = known {
+            // SAFETY: it is the event's, which was not acknowledged yet.
+            let subject = unsafe { subject(event_type, event.element) };
+            tell(event_type, subject);
+        }
+        // SAFETY: the event that was taken.
+        unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
+        Ok(true)
+    }
+
+    pub(crate) fn alloc_pd(&self) -> Result<Live<IbvPd>, VerbError> {
+        // SAFETY: it lives.
+        let pd = self.with(|at| unsafe { (self.library.ibv_alloc_pd)(at) })?;
+        Live::new(self.library, ObjectKind::Pd, "alloc_pd", pd)
+    }
+
+    pub(crate) fn create_channel(&self) -> Result<Live<IbvCompChannel>, VerbError> {
+        // SAFETY: it lives.
+        let channel = self.with(|at| unsafe { (self.library.ibv_create_comp_channel)(at) })?;
+        Live::new(
+            self.library,
+            ObjectKind::CompletionChannel,
+            "create_comp_channel",
+            channel,
+        )
+    }
+
+    pub(crate) fn create_cq(
+        &self,
+        cqe: u32,
+        id: ObjectId,
+        channel: &Live<IbvCompChannel>,
+        comp_vector: u32,
+    ) -> Result<Live<IbvCq>, VerbError> {
+        let create = self.library.ibv_create_cq;
+        let (cqe, vector) = (cqe.min(i32::MAX as u32) as c_int, comp_vector as c_int);
+        let made = self.with(|at| {
+            channel.with(|channel| {
+                // SAFETY: both live, and outlive the queue.
+                unsafe { create(at, cqe, cookie(id), channel, vector) }
+            })
+        })??;
+        Live::new(self.library, ObjectKind::Cq, "create_cq", made)
+    }
+}
+
+/// Nothing was there, or the descriptor is of no use any more.
+fn nothing(verb: &'static str) -> Result<bool, VerbError> {
+    match io::Error::last_os_error().kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
+        _ => Err(last_error(verb)),
+    }
+}
+
+/// What an event is about.
+///
+/// # Safety
+/// The element is that of an event of this type, which is not acknowledged yet.
+unsafe fn subject(event_type: EventType, element: *mut c_void) -> EventSubject {
+    match event_type {
+        EventType::DeviceFatal => EventSubject::Device,
+        _ if !event_type.is_affiliated() => EventSubject::Port(element.addr() as u8),
+        EventType::CqErr => {
+            // SAFETY: the event is about a completion queue.
+            EventSubject::Object(identity(unsafe { (*element.cast::<IbvCq>()).cq_context }))
+        }
+        EventType::SrqErr | EventType::SrqLimitReached => {
+            // SAFETY: it is about a shared receive queue.
+            EventSubject::Object(identity(unsafe { (*element.cast::<IbvSrq>()).srq_context }))
+        }
+        // SAFETY: it is about a queue pair.
+        _ => EventSubject::Object(identity(unsafe { (*element.cast::<IbvQp>()).qp_context })),
+    }
+}
+
+impl Live<IbvCompChannel> {
+    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
+        // SAFETY: it is open as long as the channel lives.
+        self.with(|at| unsafe { BorrowedFd::borrow_raw((*at).fd) })
+    }
+
+    /// Takes a notice and acknowledges it when the queue's owner was told; answers whether there was one.
+    pub(crate) fn take_notice(&self, tell: impl FnOnce(ObjectId)) -> Result<bool, VerbError> {
+        let (mut cq, mut cookie) = (ptr::null_mut(), ptr::null_mut());
+        let get = self.library.ibv_get_cq_event;
+        // SAFETY: it lives, and there is room.
+        if self.with(|at| unsafe { get(at, &raw mut cq, &raw mut cookie) })? != 0 {
+            return nothing("get_cq_event");
+        }
+        tell(identity(cookie));
+        // SAFETY: a queue lives until its notices are acknowledged.
+        unsafe { (self.library.ibv_ack_cq_events)(cq, 1) };
+        Ok(true)
+    }
+
+    pub(crate) fn destroy(&self) -> Result<(), VerbError> {
+        self.end(
+            "destroy_comp_channel",
+            self.library.ibv_destroy_comp_channel,
+        )
+    }
+}
