@@ -107,22 +107,37 @@ pub(crate) struct KeyHistory(HashSet<u32>);
 /// How often a region is registered in search of a key that nobody has seen.
 const ATTEMPTS: usize = 256;
 
+impl KeyHistory {
+    /// Makes regions until one has a key that nobody has seen; answers those before it too, which had to be kept until
+    /// then so that another key was next.
+    fn find_unseen<T>(
+        &self,
+        mut make: impl FnMut() -> Result<(T, u32), VerbError>,
+    ) -> (Result<T, VerbError>, Vec<T>) {
+        let mut seen = Vec::new();
+        for _ in 0..ATTEMPTS {
+            match make() {
+                Ok((made, lkey)) if self.0.contains(&lkey) => seen.push(made),
+                Ok((made, _)) => return (Ok(made), seen),
+                Err(error) => return (Err(error), seen),
+            }
+        }
+        let none = VerbError::Resources("keys that no region has had");
+        (Err(none), seen)
+    }
+}
+
 fn register_unseen(
     context: &Context,
     pd: &Live<IbvPd>,
     init: &MrInit,
 ) -> Result<Live<IbvMr>, VerbError> {
-    let mut seen = Vec::new();
-    let mut found = Err(VerbError::Resources("keys that no region has had"));
-    for _ in 0..ATTEMPTS {
+    let make = || {
         let mr = pd.reg_mr(&init.memory, init.iova, init.access)?;
-        if !lock(&context.keys).0.contains(&mr.keys()?.0) {
-            found = Ok(mr);
-            break;
-        }
-        // Kept until then, so that another key is next.
-        seen.push(mr);
-    }
+        let (lkey, _) = mr.keys()?;
+        Ok((mr, lkey))
+    };
+    let (found, seen) = lock(&context.keys).find_unseen(make);
     for mr in seen {
         mr.dereg()?;
     }
@@ -268,5 +283,26 @@ pub(crate) fn ah_attr(path: &AddressVector) -> IbvAhAttr {
         static_rate: path.static_rate,
         is_global: path.is_global.into(),
         port_num: path.port_num,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_region_has_a_key_that_no_program_has_seen() {
+        let history = KeyHistory(HashSet::from([1, 2]));
+        let mut keys = [1, 2, 3].into_iter();
+        let make = || keys.next().map(|key| (key, key)).ok_or(VerbError::Canceled);
+        assert_eq!(history.find_unseen(make), (Ok(3), vec![1, 2]));
+    }
+
+    #[test]
+    fn a_library_that_gives_the_same_key_again_and_again_is_an_error() {
+        let history = KeyHistory(HashSet::from([1]));
+        let (found, seen) = history.find_unseen(|| Ok(((), 1)));
+        assert!(matches!(found, Err(VerbError::Resources(_))), "{found:?}");
+        assert_eq!(seen.len(), ATTEMPTS);
     }
 }
