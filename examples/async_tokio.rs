@@ -7,8 +7,7 @@
 use std::net::SocketAddr;
 
 use polyverbs::connection::{ConnectionOptions, Connector, Incoming};
-use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Access, Buffer, Context, Cq, Pd, Qp, QpOptions, Requirements, open, wr};
+use polyverbs::{Buffer, ConnectOptions, Context, Cq, Pd, Qp, QpOptions, Requirements, open, wr};
 use tokio::task::JoinSet;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -65,9 +64,7 @@ type End = (Qp, Buffer);
 async fn end(pd: &Pd, cq: &Cq) -> Result<End> {
     let options = QpOptions::rc(cq).max_inline_data(64);
     let qp = pd.create_qp(options).await?;
-    let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0);
-    let init = init.port_num(1).qp_access_flags(Access::empty());
-    qp.modify(init).await?;
+    qp.init(ConnectOptions::new()).await?;
     let pool = pd.register_buffers(1, 64).await?;
     Ok((qp, pool.take().ok_or("no buffer")?))
 }

@@ -275,12 +275,7 @@ impl End {
             ended: Arc::default(),
         };
         // The first message may come with the connection.
-        let init = QpAttributes::new()
-            .qp_state(QpState::Init)
-            .pkey_index(0)
-            .port_num(1)
-            .qp_access_flags(RIGHTS);
-        end.qp.modify(init).wait()?;
+        end.qp.init(ConnectOptions::new()).wait()?;
         end.post_receive()?;
         Ok(end)
     }

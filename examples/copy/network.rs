@@ -12,11 +12,11 @@ use std::time::Instant;
 
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Completion, Device, wr};
+use polyverbs::{Completion, ConnectOptions, Device, wr};
 
 use super::{
-    Copied, CopyOptions, Failed, LOOK, Message, RIGHTS, Result, Side, WINDOW, WINDOWS, cannot,
-    open_source, open_to_reads, send_file, store_file,
+    Copied, CopyOptions, Failed, LOOK, Message, Result, Side, WINDOW, WINDOWS, cannot, open_source,
+    open_to_reads, send_file, store_file,
 };
 
 /// Sends the file `from` to whoever stores files at `to`, under its own name.
@@ -207,12 +207,7 @@ impl Drop for Part {
 impl Side {
     // Receives are there before the other side can send: a connection begins with whatever comes first.
     fn prepare(&self) -> Result<()> {
-        let init = QpAttributes::new()
-            .qp_state(QpState::Init)
-            .pkey_index(0)
-            .port_num(1)
-            .qp_access_flags(RIGHTS);
-        self.qp.modify(init).wait()?;
+        self.qp.init(ConnectOptions::new()).wait()?;
         self.post_receives()
     }
 

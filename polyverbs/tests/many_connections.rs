@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
-use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
     Access, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Requirements,
     completion::WcOpcode,
@@ -161,12 +160,7 @@ impl End {
             | Access::REMOTE_ATOMIC
             | read_sink_access(context).access;
         let buffer_mr = pd.register(&buffer, shared).await?;
-        let init = QpAttributes::new()
-            .qp_state(QpState::Init)
-            .pkey_index(0)
-            .port_num(1)
-            .qp_access_flags(RIGHTS);
-        qp.modify(init).await?;
+        qp.init(ConnectOptions::new()).await?;
         let end = Self {
             context: context.clone(),
             cq,

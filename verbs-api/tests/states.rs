@@ -268,6 +268,29 @@ fn queue_pairs_that_are_no_pair_are_refused_before_either_changes() {
 }
 
 #[test]
+fn a_queue_pair_in_init_goes_on_to_connect_and_has_the_rights_of_the_connection() {
+    let (_mock, context) = mock::open();
+    let pd = context.alloc_pd().wait().unwrap();
+    let cq = context.create_cq(8).wait().unwrap();
+    let make = |options| pd.create_qp(options).wait().unwrap();
+    let (a, b) = (make(QpOptions::rc(&cq)), make(QpOptions::rc(&cq)));
+    for qp in [&a, &b] {
+        qp.init(ConnectOptions::new()).wait().unwrap();
+        let now = qp.query().unwrap();
+        let rights = now.attributes.qp_access_flags;
+        assert_eq!((now.state, rights), (Init, Some(Access::empty())));
+    }
+    connect_pair(&a, &b, Access::REMOTE_READ).wait().unwrap();
+    let now = b.query().unwrap();
+    let rights = now.attributes.qp_access_flags;
+    assert_eq!((now.state, rights), (Rts, Some(Access::REMOTE_READ)));
+    let ud = make(QpOptions::ud(&cq));
+    ud.init(ConnectOptions::new().qkey(7)).wait().unwrap();
+    assert_eq!(ud.query().unwrap().attributes.qkey, Some(7));
+    assert!(a.init(ConnectOptions::new()).wait().is_err());
+}
+
+#[test]
 fn a_device_that_connects_by_itself_is_told_the_peer() {
     let (mock, context) = mock::open();
     mock.connects.store(true, Ordering::SeqCst);

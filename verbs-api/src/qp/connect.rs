@@ -188,11 +188,6 @@ impl ConnectOptions {
             hop_limit: self.hop_limit,
             ..AddressVector::new(peer.address, peer.gid, self.port_num)
         };
-        let init = QpAttributes::new()
-            .qp_state(QpState::Init)
-            .pkey_index(self.pkey_index)
-            .port_num(self.port_num)
-            .qp_access_flags(self.access);
         let mut rtr = QpAttributes::new()
             .qp_state(QpState::Rtr)
             .ah_attr(path)
@@ -222,7 +217,18 @@ impl ConnectOptions {
         if asks || answers {
             rts = rts.timeout(self.timeout);
         }
-        Ok([init, rtr, rts])
+        Ok([self.init_step(false), rtr, rts])
+    }
+
+    fn init_step(&self, is_for_datagrams: bool) -> QpAttributes {
+        let init = QpAttributes::new()
+            .qp_state(QpState::Init)
+            .pkey_index(self.pkey_index)
+            .port_num(self.port_num);
+        match is_for_datagrams {
+            true => init.qkey(self.qkey),
+            false => init.qp_access_flags(self.access),
+        }
     }
 }
 
@@ -268,6 +274,24 @@ impl Qp {
             (false, true) => Half::Responder,
             _ => Half::Both,
         }
+    }
+
+    /// From RESET to INIT, where receives can be posted: a message may come with the connection. Connecting goes on from
+    /// there, with options of its own.
+    ///
+    /// ```no_run
+    /// # use verbs_api::{wr::ReceiveRequest, ConnectOptions, Qp, QpEndpoint, Sge};
+    /// # fn f(qp: &Qp, room: Sge, peer: QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// qp.init(ConnectOptions::new()).wait()?;
+    /// qp.post_receive(ReceiveRequest::new(1, room))?;
+    /// qp.connect(&peer, ConnectOptions::new()).wait()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The queue pair is in another state, or there is no such port.
+    pub fn init(&self, options: ConnectOptions) -> Started<()> {
+        self.modify(options.init_step(self.qp_type() == QpType::Ud))
     }
 
     /// Connects to a peer that connects to this queue pair in turn: from RESET to ready to send.
@@ -323,11 +347,7 @@ impl Qp {
             return Started::ready(Err(VerbError::argument("qp_type", reason)));
         }
         self.modify_in_turn([
-            QpAttributes::new()
-                .qp_state(QpState::Init)
-                .pkey_index(options.pkey_index)
-                .port_num(options.port_num)
-                .qkey(options.qkey),
+            options.init_step(true),
             QpAttributes::new().qp_state(QpState::Rtr),
             QpAttributes::new()
                 .qp_state(QpState::Rts)

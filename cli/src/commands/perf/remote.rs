@@ -12,10 +12,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
-use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Device, Operations, RemoteAddress, Requirements,
-    wr,
+    Completion, ConnectOptions, Context, Device, Operations, RemoteAddress, Requirements, wr,
 };
 use serde_json::json;
 
@@ -54,12 +52,7 @@ impl End {
         let context = device.open(&Requirements::new())?;
         let side = Side::of(&context, size)?;
         // Receives are there before the other side can send.
-        let init = QpAttributes::new()
-            .qp_state(QpState::Init)
-            .pkey_index(0)
-            .port_num(1)
-            .qp_access_flags(Access::empty());
-        side.qp.modify(init).wait()?;
+        side.qp.init(ConnectOptions::new()).wait()?;
         let end = Self {
             context,
             side,
