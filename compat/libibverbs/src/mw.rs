@@ -57,7 +57,7 @@ pub unsafe extern "C" fn dealloc(mw: *mut IbvMw) -> c_int {
 /// The posted bind of a window, with the low byte of `rkey` in its key.
 ///
 /// # Errors
-/// As for [`request`], or the key is that of another window.
+/// A right that is none, a window or region that is gone, or the key of another window.
 ///
 /// # Safety
 /// Nobody deallocates the window or deregisters the region meanwhile.

@@ -9,7 +9,7 @@ use polyverbs_libibverbs::abi::{
     IbvContext, IbvCq, IbvMr, IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvWc,
     access, qp_type,
 };
-use polyverbs_libibverbs::{context, cq, device, mr, pd, post, qp};
+use polyverbs_libibverbs::{context, cq, device, mr, mw, pd, post, qp};
 
 const DEVICES: &str = "[[device]]\nname = \"ib0\"\nwire = false\n";
 const PAGE: usize = 4096;
@@ -150,6 +150,19 @@ impl Loop {
     }
 }
 
+impl Loop {
+    fn done(&self) -> IbvWc {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            assert!(Instant::now() < end);
+            let mut done: IbvWc = zeroed();
+            if call!(cq::poll(self.queue, 1, &raw mut done)) == 1 {
+                return done;
+            }
+        }
+    }
+}
+
 impl Drop for Loop {
     fn drop(&mut self) {
         assert_eq!(call!(qp::destroy(self.qp)), 0);
@@ -191,14 +204,38 @@ fn what_a_connection_receives_has_a_routing_header_as_with_rxe() {
     let posted = call!(post::send(connection.qp, &raw mut send, &raw mut no_send));
     assert_eq!(posted, 0);
     let mut flags = [None; 2];
-    let end = Instant::now() + Duration::from_secs(30);
     while flags.contains(&None) {
-        assert!(Instant::now() < end);
-        let mut done: IbvWc = zeroed();
-        if call!(cq::poll(connection.queue, 1, &raw mut done)) == 1 {
-            assert_eq!(done.status, 0);
-            flags[usize::from(done.opcode >= 128)] = Some(done.wc_flags);
-        }
+        let done = connection.done();
+        assert_eq!(done.status, 0);
+        flags[usize::from(done.opcode >= 128)] = Some(done.wc_flags);
     }
     assert_eq!(flags, [Some(0), Some(GRH | WITH_IMM)]);
+}
+
+// covers 2.44 2.47
+#[test]
+fn a_posted_bind_takes_a_window_and_a_key_of_that_window() {
+    const BIND_MW: c_int = 8;
+    const SIGNALED: u32 = 2;
+    const MW_BIND: c_int = 1 << 4;
+    let connection = Loop::new(0);
+    let mut memory = [0; 64];
+    let region = register(connection.pd, memory.as_mut_ptr(), 64, MW_BIND);
+    let window = call!(mw::alloc(connection.pd, 2));
+    let key = call!((*window).rkey);
+    let mut bind: IbvSendWr = zeroed();
+    (bind.opcode, bind.send_flags) = (BIND_MW, SIGNALED);
+    bind.bind_mw.bind_info.mr = region;
+    (bind.bind_mw.bind_info.addr, bind.bind_mw.bind_info.length) = (memory.as_ptr() as u64, 64);
+    let mut post = |mw, rkey| {
+        (bind.bind_mw.mw, bind.bind_mw.rkey) = (mw, rkey);
+        let mut bad = ptr::null_mut();
+        call!(post::send(connection.qp, &raw mut bind, &raw mut bad))
+    };
+    assert_eq!(post(ptr::null_mut(), key), libc::EINVAL);
+    assert_eq!(post(window, key ^ 0x100), libc::EINVAL);
+    assert_eq!(post(window, key ^ 0xff), 0);
+    assert_eq!(connection.done().status, 0);
+    assert_eq!(call!(mw::dealloc(window)), 0);
+    assert_eq!(call!(mr::dereg(region)), 0);
 }
