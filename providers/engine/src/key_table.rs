@@ -534,7 +534,8 @@ impl KeyTable {
             if fields.state == KeyState::Unused {
                 return Err(Fault::Key);
             }
-            if !fields.kind.is_window() && fields.link != 0 {
+            let is_in_use = !fields.kind.is_window() && fields.link != 0;
+            if is_in_use && !rules::is_broken(Rule::RegionInUse) {
                 return Err(Fault::Operation);
             }
             let parent =

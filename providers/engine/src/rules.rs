@@ -83,6 +83,8 @@ rules! {
     Window2Range = "window-2-range",
     /// A type-2 window answers every queue pair of its domain.
     Window2QueuePair = "window-2-queue-pair",
+    /// A region is deregistered although windows are bound to it, which go on opening its memory.
+    RegionInUse = "region-in-use",
     /// Read-with-invalidate leaves the key of its sink valid.
     ReadInvalidates = "read-invalidates",
     /// A zero-based window counts from the beginning of its region.
