@@ -4,13 +4,14 @@
 use std::error::Error;
 use std::process::ExitCode;
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use verbs_api::completion::Notify;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, BufferPool, Completion, Context, Cq, Memory, Pd, Qp, QpOptions, Registry, Requirements,
-    connect_pair, wr,
+    Access, BufferPool, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, Registry,
+    Requirements, connect_pair, wr,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,7 +35,7 @@ fn exchange() -> Outcome {
     let mut registry = Registry::new();
     registry.add_provider(&libibverbs_provider::PROVIDER)?;
     let context = registry.open(&Requirements::new())?;
-    let behaviours: [Behaviour; 5] = [
+    let behaviours: [Behaviour; 6] = [
         (
             "buffers of unsignaled requests come back with the next completion",
             unsignaled_buffers,
@@ -48,6 +49,10 @@ fn exchange() -> Outcome {
         (
             "a reset and a destroy give buffers back",
             buffers_of_the_gone,
+        ),
+        (
+            "a queue pair is destroyed while another thread posts and polls",
+            destroyed_under_fire,
         ),
     ];
     for (name, behaves) in behaviours {
@@ -217,4 +222,44 @@ fn buffers_of_the_gone(pair: &Pair) -> Outcome {
     other.post_receive(pair.buffer(0)?)?;
     other.destroy().wait()?;
     ensure(pair.pool.available() == all, "a destroy has kept a buffer")
+}
+
+fn destroyed_under_fire(pair: &Pair) -> Outcome {
+    let memory = Memory::zeroed(64)?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let mr = pair.pd.register(&memory, access).wait()?;
+    thread::scope(|scope| {
+        let (started, has_started) = mpsc::channel();
+        let firing = scope.spawn(move || fire(pair, &mr, &started));
+        has_started.recv_timeout(PATIENCE)?;
+        pair.near.clone().destroy().wait()?;
+        let refused = firing.join().map_err(|_| "the other thread has panicked")?;
+        ensure(
+            refused == wr::PostReason::InvalidHandle,
+            "a post was refused for another reason than the end of the queue pair",
+        )
+    })?;
+    // What had completed before is all that comes.
+    let mut slots: [Completion; 8] = Default::default();
+    pair.near_cq.poll(&mut slots)?;
+    ensure(
+        pair.near_cq.poll(&mut slots)?.is_empty(),
+        "something completes on a queue pair that is gone",
+    )
+}
+
+/// Posts and polls until a post is refused for another reason than a full queue: that.
+fn fire(pair: &Pair, mr: &Mr, started: &mpsc::Sender<()>) -> wr::PostReason {
+    loop {
+        let write = wr::Write::new(b"inline".as_slice(), mr.remote(0)).signaled(0);
+        match pair.near.post_one(write).map_err(|error| error.reason) {
+            Ok(()) => started.send(()).unwrap_or_default(),
+            Err(wr::PostReason::QueueFull { .. }) => {}
+            Err(other) => return other,
+        }
+        let mut slots: [Completion; 2] = Default::default();
+        if pair.near_cq.poll(&mut slots).is_err() {
+            return wr::PostReason::DeviceRemoved;
+        }
+    }
 }
