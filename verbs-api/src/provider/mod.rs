@@ -9,6 +9,8 @@
 //!   its caller: what takes time is answered later.
 //! * A verb that a provider does not implement answers [`VerbError::UnsupportedVerb`]: that is what the defaults do.
 //! * Posting, polling and arming are direct calls that allocate nothing.
+//! * Posts, polls, arms and queries may be under way on other threads while an object is destroyed: the safe objects do not
+//!   wait for them. A provider keeps what they use until they have returned.
 //! * After a destroy has been answered with success, neither a completion nor an event comes from that object.
 //!
 //! # Removal
