@@ -31,7 +31,6 @@ pub(crate) struct CompletionQueue {
     fetched: Mutex<Fetched>,
 }
 
-#[derive(Default)]
 struct Fetched {
     queue_pairs: HashMap<u32, Arc<Outstanding>>,
     /// Taken from the library before the program asked for them.
@@ -44,7 +43,11 @@ impl CompletionQueue {
             cq: Arc::new(cq),
             id,
             context,
-            fetched: Mutex::default(),
+            fetched: Mutex::new(Fetched {
+                queue_pairs: HashMap::new(),
+                // Arming allocates nothing: it keeps one at most.
+                kept: VecDeque::with_capacity(1),
+            }),
         })
     }
 
