@@ -100,10 +100,8 @@ fn features(said: &IbvDeviceAttr) -> Features {
 }
 
 fn gaps(said: &IbvDeviceAttr, tried: &Trial) -> BaselineGaps {
-    let mut gaps = BaselineGaps::empty();
+    let mut gaps = tried.gaps;
     gaps.set(BaselineGaps::NO_ATOMICS, said.atomic_cap == 0);
-    gaps.set(BaselineGaps::NO_REREG_MR, !tried.reregisters);
-    gaps.set(BaselineGaps::NO_RESIZE_CQ, !tried.resizes);
     gaps
 }
 

@@ -1,8 +1,9 @@
 //! What a device does not say and only a trial tells.
 
-use std::ptr;
+use std::ffi::c_int;
 
 use polyverbs_abi::{IbvContext, IbvCq, IbvPd, IbvQpCap, IbvQpInitAttr, qp_type};
+use verbs_api::capability::BaselineGaps;
 use verbs_api::memory::{Memory, MemoryRange};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::RegionMemory;
@@ -12,12 +13,10 @@ use crate::verbs::{Change, Live, Zero};
 
 /// What a device did.
 pub(crate) struct Trial {
-    /// The largest power of two, up to 1024 bytes, for which it made a reliable queue pair.
+    /// The largest power of two, up to 1024 bytes, for which it made a queue pair of some service.
     pub(crate) max_inline_data: u32,
-    /// It changed the rights of a region.
-    pub(crate) reregisters: bool,
-    /// It changed the size of a completion queue.
-    pub(crate) resizes: bool,
+    /// What it refused of the baseline: services, changes of regions and of completion queues.
+    pub(crate) gaps: BaselineGaps,
 }
 
 impl Trial {
@@ -28,39 +27,49 @@ impl Trial {
     pub(crate) fn of(context: &Live<IbvContext>) -> Result<Self, VerbError> {
         let (pd, channel) = (context.alloc_pd()?, context.create_channel()?);
         let cq = context.create_cq(8, NOBODY, &channel, 0)?;
-        let tried = Self {
-            max_inline_data: max_inline_data(&pd, &cq),
-            reregisters: reregisters(&pd)?,
-            resizes: cq.resize(16).is_ok(),
+        let makes = |service, size| makes(&pd, &cq, service, size);
+        let has = [
+            (BaselineGaps::NO_RC, makes(qp_type::RC, 0)),
+            (BaselineGaps::NO_UC, makes(qp_type::UC, 0)),
+            (BaselineGaps::NO_UD, makes(qp_type::UD, 0)),
+            (BaselineGaps::NO_REREG_MR, reregisters(&pd)?),
+            (BaselineGaps::NO_RESIZE_CQ, cq.resize(16).is_ok()),
+        ];
+        let mut gaps = BaselineGaps::empty();
+        has.into_iter().for_each(|(gap, has)| gaps.set(gap, !has));
+        let service = match gaps.contains(BaselineGaps::NO_RC) {
+            true => qp_type::UD,
+            false => qp_type::RC,
         };
+        let mut inline = [1024, 512, 256, 128, 64, 32].into_iter();
+        let max_inline_data = inline.find(|&size| makes(service, size));
         cq.destroy()?;
         channel.destroy()?;
         pd.dealloc()?;
-        Ok(tried)
+        Ok(Self {
+            max_inline_data: max_inline_data.unwrap_or(0),
+            gaps,
+        })
     }
 }
 
 const NOBODY: ObjectId = ObjectId::new(0, 0);
 
-fn max_inline_data(pd: &Live<IbvPd>, cq: &Live<IbvCq>) -> u32 {
-    let sizes = [1024, 512, 256, 128, 64, 32];
-    let made = sizes.into_iter().find(|&size| {
-        let mut init = IbvQpInitAttr {
-            qp_context: ptr::null_mut(),
-            qp_type: qp_type::RC,
-            cap: IbvQpCap {
-                max_send_wr: 1,
-                max_recv_wr: 1,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: size,
-            },
-            ..IbvQpInitAttr::zero()
-        };
-        let qp = pd.create_qp(&mut init, (cq, cq), None);
-        qp.and_then(|qp| qp.destroy()).is_ok()
-    });
-    made.unwrap_or(0)
+/// Whether it makes a queue pair of this service, for this many inline bytes.
+fn makes(pd: &Live<IbvPd>, cq: &Live<IbvCq>, service: c_int, max_inline_data: u32) -> bool {
+    let mut init = IbvQpInitAttr {
+        qp_type: service,
+        cap: IbvQpCap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data,
+        },
+        ..IbvQpInitAttr::zero()
+    };
+    let made = pd.create_qp(&mut init, (cq, cq), None);
+    made.and_then(|qp| qp.destroy()).is_ok()
 }
 
 fn reregisters(pd: &Live<IbvPd>) -> Result<bool, VerbError> {
