@@ -75,7 +75,7 @@ fn what_no_probe_looks_at_holds_too() {
     let output = run(&["ib0"], EXCHANGE, &[]);
     assert!(output.status.success(), "{output:?}");
     let seen = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(seen.lines().count(), 6, "{seen}");
+    assert_eq!(seen.lines().count(), 7, "{seen}");
 }
 
 // covers 1.20

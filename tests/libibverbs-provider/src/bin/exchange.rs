@@ -7,11 +7,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use verbs_api::completion::Notify;
+use verbs_api::completion::{Notify, WcStatus};
+use verbs_api::portable::RemoteAccess;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, BufferPool, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, Registry,
-    Requirements, connect_pair, wr,
+    Access, BufferPool, Completion, Context, Cq, Features, Memory, Mr, Operations, Pd, Qp,
+    QpOptions, Registry, Requirements, connect_pair, wr,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,8 +35,8 @@ type Behaviour = (&'static str, fn(&Pair) -> Outcome);
 fn exchange() -> Outcome {
     let mut registry = Registry::new();
     registry.add_provider(&libibverbs_provider::PROVIDER)?;
-    let context = registry.open(&Requirements::new())?;
-    let behaviours: [Behaviour; 6] = [
+    let context = registry.open(&Requirements::new().needs(Features::WINDOW_2B))?;
+    let behaviours: [Behaviour; 7] = [
         (
             "buffers of unsignaled requests come back with the next completion",
             unsignaled_buffers,
@@ -53,6 +54,10 @@ fn exchange() -> Outcome {
         (
             "a queue pair is destroyed while another thread posts and polls",
             destroyed_under_fire,
+        ),
+        (
+            "memory is opened to a peer by a portable operation, and closed",
+            remote_access,
         ),
     ];
     for (name, behaves) in behaviours {
@@ -84,7 +89,10 @@ impl Pair {
         let near = pd
             .create_qp(QpOptions::rc(&near_cq).max_send_wr(DEPTH))
             .wait()?;
-        let far = pd.create_qp(QpOptions::rc(&far_cq)).wait()?;
+        let far = QpOptions::rc(&far_cq)
+            .operations(Operations::BIND_MW | Operations::LOCAL_INV)
+            .reserve_portable(1);
+        let far = pd.create_qp(far).wait()?;
         connect_pair(&near, &far, Access::REMOTE_WRITE).wait()?;
         let pool = pd.register_buffers(BUFFERS, 64).wait()?;
         Ok(Self {
@@ -262,4 +270,34 @@ fn fire(pair: &Pair, mr: &Mr, started: &mpsc::Sender<()>) -> wr::PostReason {
             return wr::PostReason::DeviceRemoved;
         }
     }
+}
+
+/// The device has no fast register, so that the operation is the bind of a window.
+fn remote_access(pair: &Pair) -> Outcome {
+    let memory = Memory::zeroed(64)?;
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let access = RemoteAccess::prepare(&pair.pd, &memory, rights, false).wait()?;
+    pair.far.post_portable(access.register().wr_id(3))?;
+    ensure(
+        next(&pair.far_cq)?.wr_id == 3,
+        "the completion is of another request",
+    )?;
+    let write = || wr::Write::new(b"opened".as_slice(), access.remote()).signaled(4);
+    pair.near.post_one(write())?;
+    next(&pair.near_cq)?;
+    ensure(
+        memory.to_vec(0, 6)? == b"opened",
+        "the write has not landed",
+    )?;
+    let invalidation = access.invalidation().ok_or("it cannot be closed")?;
+    pair.far.post_one(invalidation.signaled(5))?;
+    next(&pair.far_cq)?;
+    pair.near.post_one(write())?;
+    let refused = pair.near_cq.next().wait_for(PATIENCE)?;
+    let status = refused.ok_or("no completion")?.status;
+    ensure(
+        status == WcStatus::RemAccessErr,
+        "a peer wrote to memory that was closed",
+    )?;
+    Ok(access.revoke().wait()?)
 }
