@@ -145,7 +145,7 @@ impl VerbError {
             Self::Internal(_) => ErrorKind::Internal,
             Self::InvalidHandle(_) => ErrorKind::InvalidHandle,
             Self::Limit(_) => ErrorKind::Limit,
-            Self::Os { errno, .. } => kind_of(Errno::from_raw_os_error(*errno)),
+            Self::Os { errno, .. } => kind_of_errno(*errno),
             Self::Resources(_) => ErrorKind::Resources,
             Self::BaselineGap(_)
             | Self::Extension(_)
@@ -155,6 +155,10 @@ impl VerbError {
             Self::WouldDeadlock => ErrorKind::WouldDeadlock,
         }
     }
+}
+
+pub(crate) const fn kind_of_errno(errno: i32) -> ErrorKind {
+    kind_of(Errno::from_raw_os_error(errno))
 }
 
 const fn kind_of(errno: Errno) -> ErrorKind {

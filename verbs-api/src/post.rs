@@ -1,11 +1,11 @@
 //! What posting checks before a provider sees a request, and how it refuses.
 
-use std::fmt;
+use std::{fmt, io};
 
 use thiserror::Error;
 
 use crate::capability::{BaselineGaps, Features, feature_names};
-use crate::error::{ErrorKind, GapNames};
+use crate::error::{ErrorKind, GapNames, kind_of_errno};
 use crate::extension::QpVariant;
 use crate::objects::{ObjectId, ObjectKind};
 use crate::qp::{QpState, QpType};
@@ -162,6 +162,12 @@ pub enum PostReason {
         /// The operation.
         missing: Operations,
     },
+    /// The operating system, or the driver of the device, refused, and gave this error number.
+    #[error("the device refused it: {}", io::Error::from_raw_os_error(*errno))]
+    Os {
+        /// The error number.
+        errno: i32,
+    },
     /// A read into a buffer of a [`BufferPool`](crate::BufferPool), where the device has
     /// [`BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE`](crate::capability::BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE).
     #[error(
@@ -225,6 +231,7 @@ impl PostReason {
         match self {
             Self::DeviceRemoved => ErrorKind::DeviceRemoved,
             Self::InvalidHandle => ErrorKind::InvalidHandle,
+            Self::Os { errno } => kind_of_errno(*errno),
             Self::QueueFull { .. } => ErrorKind::Resources,
             Self::BaselineGap { .. }
             | Self::OperationNeeds { .. }

@@ -25,7 +25,8 @@
 //! | `completion_queue`, `outstanding` | completions, and the requests that they are of |
 //! | `queue_pair`, `request`, `receive_queue`, `window` | posting, and what a request is in C |
 //!
-//! iWARP devices are [left out](left_out): their queue pairs are connected by `librdmacm`, which the contract has no case for.
+//! iWARP devices are [left out](left_out): their queue pairs are connected by `librdmacm`, which this does not load, and the
+//! rest takes queue pairs that are connected.
 #![deny(unsafe_code)]
 
 mod completion_queue;
@@ -77,7 +78,7 @@ impl Provider for LibIbverbs {
 /// The library cannot be loaded, or lists no devices.
 pub fn left_out() -> Result<Vec<(String, &'static str)>, VerbError> {
     const WHY: &str =
-        "an iWARP device: librdmacm connects its queue pairs, and a provider has no way to say so";
+        "an iWARP device: its queue pairs are connected by librdmacm, which is not loaded";
     let mut left = Vec::new();
     for context in verbs::open_all(Library::get()?)? {
         let (name, is_iwarp) = context.name()?;

@@ -206,8 +206,8 @@ impl Own {
     fn refusal(&self, errno: c_int, max: u32) -> PostReason {
         match (errno, self.state()) {
             (libc::ENOMEM, _) => PostReason::QueueFull { max },
-            (_, Ok((state, _))) => PostReason::InvalidState(state),
-            (_, Err(_)) => PostReason::InvalidHandle,
+            (libc::EINVAL, Ok((state, _))) => PostReason::InvalidState(state),
+            _ => PostReason::Os { errno },
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use polyverbs_abi::{IbvPd, IbvSrq, IbvSrqAttr};
 use verbs_api::VerbError;
+use verbs_api::extension::Unsupported;
 use verbs_api::provider::{Reply, SrqInit, SrqOps};
 use verbs_api::wr::{PostReason, ReceiveRequest};
 
@@ -29,6 +30,12 @@ impl ReceiveQueue {
         pd: &Live<IbvPd>,
         init: SrqInit,
     ) -> Result<Self, VerbError> {
+        if let Some((extension, _)) = init.extension {
+            return Err(VerbError::Extension(Unsupported {
+                extension: extension.extension(),
+                missing: vec![extension.feature().name],
+            }));
+        }
         let wanted = IbvSrqAttr {
             max_wr: init.max_wr,
             max_sge: init.max_sge,

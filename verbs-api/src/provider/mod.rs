@@ -11,7 +11,8 @@
 //! * Posting, polling and arming are direct calls that allocate nothing.
 //! * Posts, polls, arms and queries may be under way on other threads while an object is destroyed: the safe objects do not
 //!   wait for them. A provider keeps what they use until they have returned.
-//! * After a destroy has been answered with success, neither a completion nor an event comes from that object.
+//! * After a destroy has been answered with success, neither a new completion nor an event comes from that object. What had
+//!   completed before may still be polled, or not.
 //!
 //! # Removal
 //!
