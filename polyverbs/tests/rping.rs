@@ -103,13 +103,7 @@ fn what_is_pinged_is_what_the_program_of_rdma_core_pings() {
 fn a_server_that_is_killed_is_missed() {
     for device in DEVICES {
         let common = format!("-a 127.0.42.1 --device {device}");
-        let server = start(&format!("-s {common}"));
-        ping(&format!("-c {common} -C 1"));
-        server.end();
-        let server = start(&format!("-s {common} -v"));
-        std::thread::sleep(Duration::from_millis(500));
-        let client = start(&format!("-c {common}"));
-        std::thread::sleep(Duration::from_millis(500));
+        let Couple { server, client, .. } = Couple::new(&common);
         drop(server);
         let began = Instant::now();
         let (succeeded, text) = client.end();
@@ -127,8 +121,7 @@ struct Couple {
 }
 
 impl Couple {
-    fn new(address: &str, port: u16) -> Self {
-        let common = format!("-a {address} -p {port}");
+    fn new(common: &str) -> Self {
         let server = start(&format!("-s {common}"));
         let seen = Arc::new(Mutex::new(Vec::new()));
         // The server may not listen yet.
@@ -175,7 +168,8 @@ impl Couple {
 #[test]
 fn eight_processes_at_one_address_and_one_that_is_killed() {
     let address = "127.0.43.1";
-    let mut couples: Vec<_> = (1..=4).map(|port| Couple::new(address, port)).collect();
+    let with_port = |port| Couple::new(&format!("-a {address} -p {port}"));
+    let mut couples: Vec<_> = (1..=4).map(with_port).collect();
     // The one that made the sockets, and one that came last.
     for (victim, of_server) in [(0, true), (2, false)] {
         let couple = couples.remove(victim);
@@ -194,6 +188,6 @@ fn eight_processes_at_one_address_and_one_that_is_killed() {
         killed.0.wait().unwrap();
         assert!(!survivor.end().0);
         // Others come as before.
-        couples.push(Couple::new(address, 10 + victim as u16));
+        couples.push(with_port(10 + victim));
     }
 }
