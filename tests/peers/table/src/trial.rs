@@ -47,7 +47,7 @@ pub(crate) fn run(
     let began = Instant::now();
     let failure = scene
         .play()?
-        .map(|reason| format!("{reason}; see {}", folder.display()));
+        .map(|reason| format!("{reason}; see {}{}", folder.display(), shortage(&folder)));
     if failure.is_none() {
         // Programs leave large files behind.
         let _ = fs::remove_dir_all(&work);
@@ -57,6 +57,18 @@ pub(crate) fn run(
         failure,
         seconds: began.elapsed().as_secs_f64(),
     })
+}
+
+// A capture may take gigabytes, and where the disk is full a program's last words are lost.
+fn shortage(folder: &Path) -> String {
+    const LITTLE: u64 = 256 << 20;
+    match rustix::fs::statvfs(folder) {
+        Ok(disk) if disk.f_bavail * disk.f_frsize < LITTLE => {
+            let left = (disk.f_bavail * disk.f_frsize) >> 20;
+            format!("; its disk has {left} MiB left, too few to keep what is printed and captured")
+        }
+        _ => String::new(),
+    }
 }
 
 struct Scene<'a> {
