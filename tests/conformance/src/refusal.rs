@@ -39,7 +39,6 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
         Features::BMME => {
             names(feature, pd.alloc_key(1));
             lacks_operation(rig, pd, Operations::FAST_REGISTER, feature);
-            lacks_operation(rig, pd, Operations::SEND_WITH_INV, feature);
             let memory = Memory::zeroed(4096).expect("memory");
             let list = PageList::map(&[(&memory).into()], 4096, 1)
                 .expect("a page list")
@@ -48,6 +47,7 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
             // Windows can be invalidated without it.
             if !rig.attributes().features.intersects(Features::WINDOW_2) {
                 lacks_operation(rig, pd, Operations::LOCAL_INV, feature);
+                lacks_operation(rig, pd, Operations::SEND_WITH_INV, feature);
                 lacks_request(rig, wr::LocalInvalidate::new(RKey::new(0x100)));
             }
         }

@@ -24,6 +24,7 @@ use crate::window::Window;
 /// The operations that this provider puts into C.
 pub(crate) const OPERATIONS: Operations = Operations::BASELINE
     .union(Operations::LOCAL_INV)
+    .union(Operations::SEND_WITH_INV)
     .union(Operations::BIND_MW);
 
 const FLAGS: SendFlags = SendFlags::FENCE
@@ -187,6 +188,11 @@ fn fill<'r>(wr: &mut IbvSendWr, request: &'r WorkRequest<'_>) -> Result<Named<'r
             wr.imm_data = u32::from_ne_bytes(send.imm);
             named = send.destination.into();
         }
+        WorkRequest::SendWithInvalidate(send) => {
+            wr.opcode = wr_opcode::SEND_WITH_INV;
+            // A key to invalidate lies where immediate data does.
+            wr.imm_data = send.rkey.value();
+        }
         WorkRequest::Write(write) => {
             wr.opcode = wr_opcode::RDMA_WRITE;
             wr.wr = rdma(write.remote);
@@ -210,7 +216,6 @@ fn fill<'r>(wr: &mut IbvSendWr, request: &'r WorkRequest<'_>) -> Result<Named<'r
         }
         WorkRequest::LocalInvalidate(invalidate) => {
             wr.opcode = wr_opcode::LOCAL_INV;
-            // A key to invalidate lies where immediate data does.
             wr.imm_data = invalidate.key.value();
         }
         WorkRequest::BindWindow(bind) => {

@@ -66,15 +66,15 @@ impl Operations {
         .union(Self::ATOMIC_CMP_AND_SWP)
         .union(Self::ATOMIC_FETCH_AND_ADD);
 
-    /// The features that are not among these and without which these operations cannot be granted. A local invalidate
-    /// needs something to invalidate: keys of `BMME`, or windows of type 2.
+    /// The features that are not among these and without which these operations cannot be granted. To invalidate needs
+    /// something to invalidate: keys of `BMME`, or windows of type 2.
     pub fn missing_features(self, offered: Features) -> Features {
         let has_windows = offered.intersects(Features::WINDOW_2);
         let mut needed = Features::empty();
         needed.set(
             Features::BMME,
-            self.intersects(Self::SEND_WITH_INV | Self::FAST_REGISTER)
-                || self.contains(Self::LOCAL_INV) && !has_windows,
+            self.contains(Self::FAST_REGISTER)
+                || self.intersects(Self::LOCAL_INV | Self::SEND_WITH_INV) && !has_windows,
         );
         needed.set(
             Features::WINDOW_2B,

@@ -183,7 +183,7 @@ pub(super) fn read_ordinary(rig: &Rig) -> Outcome {
 }
 
 /// Sends a message that invalidates `key` into a receive of the far side, and answers the far completion.
-fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Result<Completion, Evidence> {
+pub(super) fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Result<Completion, Evidence> {
     let landing = rig.far.region(64, Access::LOCAL_WRITE)?;
     pair.far.receive(&landing, 0, 64)?;
     pair.near

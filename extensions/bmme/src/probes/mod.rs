@@ -258,10 +258,9 @@ pub static PROBES: &[Probe] = &[
         &WINDOW_2A,
         "bmme.window-2a-invalidate",
         "2.51",
-        "only its own queue pair invalidates a type-2 window",
+        "its own queue pair and its peer's messages invalidate a type-2 window, and no other queue pair",
         windows::type_2_invalidate,
     )
-    .needs(WITH_BMME)
     .or_else(&WINDOW_2B),
     Probe::new(
         &WINDOW_2A,
@@ -324,10 +323,9 @@ pub static PROBES: &[Probe] = &[
         &WINDOW_2B,
         "bmme.window-2b-invalidate",
         "2.51",
-        "only its own queue pair invalidates a type-2 window",
+        "its own queue pair and its peer's messages invalidate a type-2 window, and no other queue pair",
         windows::type_2_invalidate,
     )
-    .needs(WITH_BMME)
     .or_else(&WINDOW_2A),
     Probe::new(
         &WINDOW_2B,

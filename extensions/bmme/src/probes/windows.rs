@@ -9,6 +9,7 @@ use verbs_api::{
     wr,
 };
 
+use super::invalidate::send_invalidating;
 use super::register::REFUSED;
 use super::registered;
 
@@ -245,6 +246,20 @@ pub(super) fn type_2_invalidate(rig: &Rig) -> Outcome {
     ensure!(
         !rig.can_write(&pair, at(&host, 0, key))?,
         "a peer wrote through an invalidated window"
+    );
+    by_message(rig, &host)
+}
+
+// The same when a message of the peer's invalidates it.
+fn by_message(rig: &Rig, host: &Region) -> Outcome {
+    let (pair, _mw, key) = bound(rig, MwType::Type2, host)?;
+    let got = send_invalidating(rig, &pair, key)?;
+    ensure_eq!(got.status, WcStatus::Success, "the receive");
+    ensure_eq!(got.invalidated_rkey(), Some(key), "the key that it tells");
+    rig.take(&pair.near.cq, 1)?;
+    ensure!(
+        !rig.can_write(&pair, at(host, 0, key))?,
+        "a peer wrote through a window that its own message invalidated"
     );
     Ok(())
 }

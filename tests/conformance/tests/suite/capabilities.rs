@@ -324,11 +324,16 @@ fn operations_are_granted_as_a_whole(rig: &Rig) {
     let pd = rig.far.other_pd();
     let cq = rig.far.cq(8);
     let features = rig.attributes().features;
+    // What ends keys has either to end.
+    let ends_keys = match features.intersects(Features::WINDOW_2) {
+        true => features & Features::WINDOW_2,
+        false => Features::BMME,
+    };
     let optional = [
         (Operations::ATOMIC_WRITE, Features::ATOMIC_WRITE),
         (Operations::FLUSH, Features::FLUSH),
         (Operations::READ_WITH_INV, Features::READ_WITH_INVALIDATE),
-        (Operations::SEND_WITH_INV, Features::BMME),
+        (Operations::SEND_WITH_INV, ends_keys),
     ];
     for (operation, feature) in optional {
         let wanted = Operations::SEND | operation;
