@@ -6,6 +6,14 @@ bitflags! {
     /// What may be done with registered memory, or through a queue pair.
     ///
     /// Local read is always granted. A check passes only when *every* required bit is present.
+    ///
+    /// ```
+    /// use verbs_api::Access;
+    /// let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    /// assert_eq!(rights.illegal(), None);
+    /// // What a peer may write the device may write as well: one right needs the other.
+    /// assert!(Access::REMOTE_WRITE.illegal().is_some());
+    /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_access_flags")]
     pub struct Access: u32 {

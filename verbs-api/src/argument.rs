@@ -10,6 +10,21 @@ use crate::qp::QpType;
 use crate::wr::Operations;
 
 /// What is wrong with an argument, or what would be right.
+///
+/// ```
+/// use verbs_api::{ArgumentReason, VerbError};
+///
+/// fn most_allowed(error: &VerbError) -> Option<u64> {
+///     match error {
+///         VerbError::InvalidArgument { reason: ArgumentReason::OutOfRange { most, .. }, .. } => Some(*most),
+///         _ => None,
+///     }
+/// }
+///
+/// let refused = VerbError::argument("port_num", ArgumentReason::OutOfRange { given: 9, least: 1, most: 2 });
+/// assert_eq!(refused.to_string(), "port_num: is 9, allowed are 1 to 2");
+/// assert_eq!(most_allowed(&refused), Some(2));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ArgumentReason {

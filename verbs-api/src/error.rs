@@ -12,6 +12,13 @@ use crate::objects::{Holder, ObjectKind};
 use crate::qp::{BadModify, QpState};
 
 /// What kind of fault an error is: the same few for every operation.
+///
+/// ```
+/// use verbs_api::{ErrorKind, VerbError};
+/// let error = VerbError::Resources("memory regions");
+/// let may_pass = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Resources);
+/// assert!(may_pass, "worth another attempt when something was given back");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -40,6 +47,20 @@ pub enum ErrorKind {
 }
 
 /// Why a control verb failed.
+///
+/// ```
+/// use verbs_api::VerbError;
+///
+/// fn advice(error: &VerbError) -> String {
+///     match error {
+///         VerbError::Busy(holders) => format!("destroy {} objects first", holders.len()),
+///         VerbError::Limit(short) => format!("ask for {} at most", short.offered),
+///         other => other.to_string(),
+///     }
+/// }
+///
+/// assert_eq!(advice(&VerbError::DeviceRemoved), "the device was removed");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum VerbError {

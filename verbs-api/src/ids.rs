@@ -141,6 +141,13 @@ memory_key! {
 }
 memory_key! {
     /// The key by which a peer names registered memory or a window (R_Key).
+    ///
+    /// ```
+    /// use verbs_api::RKey;
+    /// let rkey = RKey::new(0x1234_5601);
+    /// assert_eq!((rkey.index(), rkey.key_byte()), (0x12_3456, 1));
+    /// assert_eq!(rkey.next(), RKey::new(0x1234_5602), "of the same index, for the next use");
+    /// ```
     RKey
 }
 memory_key! {

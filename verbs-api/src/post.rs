@@ -246,6 +246,22 @@ impl PostReason {
 /// A request was not posted. Of a batch, those before it were, and it is now the first of what remains.
 ///
 /// As text it counts from one: the entry at index 2 is "request 3 of the batch".
+///
+/// ```no_run
+/// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, batch: &mut verbs_api::Batch<'_>)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{ErrorKind, PostError};
+/// while let Err(PostError { index, reason }) = qp.post(batch) {
+///     println!("{index} were posted, {} remain: {reason}", batch.len());
+///     if reason.kind() != ErrorKind::Resources {
+///         batch.remove_first(); // this one will never be posted
+///         continue;
+///     }
+///     cq.next().wait()?; // the queue was full: now a request has completed
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PostError {
     /// Requests posted before it; 0 for one that was posted by itself.
