@@ -19,6 +19,19 @@ impl Extra for AhExtra {}
 pub(crate) type AhObject = Object<dyn AhOps, AhExtra>;
 
 /// An address handle: a route that datagrams take. Cloning shares it.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, datagrams: &verbs_api::Qp, peer: verbs_api::QpEndpoint)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::qp::AddressVector;
+/// use verbs_api::wr::{self, UdDestination};
+///
+/// let ah = pd.create_ah(AddressVector::new(peer.address, peer.gid, 1)).wait()?;
+/// let destination = UdDestination { ah, remote_qpn: peer.qp_num, remote_qkey: 0x1111_1111 };
+/// datagrams.post_one(wr::Send::new(b"hello").to(&destination))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_ah")]
 pub struct Ah {

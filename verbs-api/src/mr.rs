@@ -21,6 +21,17 @@ use crate::provider::{MrChange, MrOps, RegionMemory, Reply};
 use crate::wr::{RemoteAddress, Sge};
 
 /// How memory is registered.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, memory: &verbs_api::Memory) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Access, MrOptions};
+/// // Peers count from an address of the program's choice, wherever the memory lies.
+/// let options = MrOptions::new(Access::LOCAL_WRITE | Access::REMOTE_READ).iova(0x10_0000);
+/// let region = pd.register_with(memory, options).wait()?;
+/// assert_eq!(region.remote(16).addr, 0x10_0010);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrOptions {
     pub(crate) access: Access,
@@ -161,6 +172,17 @@ impl Extra for MrExtra {}
 pub(crate) type MrObject = Object<dyn MrOps, MrExtra>;
 
 /// A memory region. Cloning shares it.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Access, Memory, wr};
+/// let memory = Memory::zeroed(4096)?;
+/// let region = pd.register(&memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE).wait()?;
+/// memory.write(0, &region.remote(1024).to_bytes())?; // where the peer may write
+/// qp.post_one(wr::Send::new(region.sge(0, 12)?))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_mr")]
 pub struct Mr {

@@ -21,6 +21,18 @@ pub(crate) type MwObject = Object<dyn MwOps, MwExtra>;
 ///
 /// Type 1 is bound with [`Qp::bind_mw`](crate::Qp::bind_mw), type 2 with a posted
 /// [`BindWindow`](crate::wr::BindWindow).
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, region: &verbs_api::Mr)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Access, memory::MwType, wr::BindWindow};
+/// let window = pd.alloc_mw(MwType::Type2).wait()?;
+/// let bind = BindWindow::new(&window, region, region.iova(), 64).access(Access::REMOTE_READ);
+/// println!("peers read these 64 bytes, and no others, with {}", bind.key());
+/// qp.post_one(bind.signaled(1))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_mw")]
 pub struct Mw {

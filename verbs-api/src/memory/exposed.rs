@@ -17,6 +17,15 @@ use super::{Allocation, Span};
 /// let memory = verbs_api::Memory::zeroed(64).unwrap();
 /// let slice: &[u8] = &memory;
 /// ```
+///
+/// ```
+/// use verbs_api::Memory;
+/// let memory = Memory::zeroed(64)?;
+/// memory.write(8, b"hello")?;
+/// assert_eq!(memory.to_vec(8, 5)?, b"hello");
+/// assert!(memory.write(60, b"hello").is_err(), "5 bytes from 60 on, of 64");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Memory {
     allocation: Arc<Allocation>,

@@ -9,6 +9,16 @@ use super::{Memory, MemoryRange};
 /// A list of pages, blocks or elements, and the memory that they lie in. Cloning shares it.
 ///
 /// Immutable once made: what a key was registered with cannot change behind it.
+///
+/// ```
+/// use verbs_api::{Memory, PageList};
+/// let memory = Memory::zeroed(16 * 4096)?;
+/// let scattered = [memory.range(0, 4096)?, memory.range(8 * 4096, 2 * 4096)?];
+/// let mapped = PageList::map(&scattered, 4096, 256)?;
+/// assert_eq!(mapped.elements, scattered.len(), "both, behind one key");
+/// assert_eq!((mapped.list.entries(), mapped.list.len()), (3, 3 * 4096));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PageList {
     inner: Arc<Inner>,

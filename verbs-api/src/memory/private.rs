@@ -27,6 +27,19 @@ struct Registration {
 /// Buffers of one size in one private memory region. Cloning shares the pool.
 ///
 /// Made by [`Pd::register_buffers`](crate::Pd::register_buffers).
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, cq: &verbs_api::Cq)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = pd.register_buffers(16, 4096).wait()?;
+/// while let Some(buffer) = pool.take() {
+///     qp.post_receive(buffer)?;
+/// }
+/// let done = cq.next().wait()?.success()?;
+/// println!("{:?} has come", done.buffer()); // which is back in the pool when `done` is dropped
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct BufferPool {
     pool: Arc<Pool>,
@@ -106,6 +119,20 @@ impl fmt::Debug for BufferPool {
 ///     batch.push(verbs_api::wr::Send::new(buffer));
 ///     buffer[0] = 1; // handed over: the program no longer holds it
 /// }
+/// ```
+///
+/// ```no_run
+/// # fn example(pool: &verbs_api::BufferPool, qp: &verbs_api::Qp, cq: &verbs_api::Cq)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::wr;
+/// let mut buffer = pool.take().ok_or("every buffer is taken")?;
+/// buffer[..5].copy_from_slice(b"hello");
+/// buffer.set_len(5);
+/// qp.post_one(wr::Send::new(buffer).signaled(1))?;
+/// let mut done = cq.next().wait()?;
+/// let again = done.take_buffers().next(); // the same buffer, for the next message
+/// # Ok(())
+/// # }
 /// ```
 pub struct Buffer {
     pool: Arc<Pool>,

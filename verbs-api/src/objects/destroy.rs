@@ -10,9 +10,33 @@ use crate::error::{ErrorKind, VerbError};
 use crate::provider::Reply;
 
 /// An object was not destroyed.
+///
+/// ```no_run
+/// use verbs_api::{Context, DestroyError, VerbError};
+///
+/// fn close(device: Context) -> Result<(), VerbError> {
+///     device.close().wait().map_err(DestroyError::into_verb_error)
+/// }
+/// ```
 #[non_exhaustive]
 pub enum DestroyError<T> {
     /// It is in use. Nothing has changed, and here it is back.
+    ///
+    /// ```no_run
+    /// # fn example(pd: verbs_api::Pd, region: verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::Busy;
+    /// let pd = match pd.destroy().wait() {
+    ///     Err(Busy { object, held_by }) => {
+    ///         println!("the domain is in use by {held_by:?}");
+    ///         object
+    ///     }
+    ///     ended => return Ok(ended?),
+    /// };
+    /// region.deregister().wait()?;
+    /// pd.destroy().wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     Busy {
         /// The object.
         object: T,
