@@ -117,6 +117,19 @@ pub enum RegistryError {
 }
 
 /// Why no device was opened.
+///
+/// ```
+/// use verbs_api::{Features, OpenError, Requirements, open};
+/// match open(Requirements::new().needs(Features::BMME)) {
+///     Ok(device) => println!("{} has it", device.attributes().name),
+///     Err(OpenError::NotMet(shortfalls)) => {
+///         for shortfall in shortfalls {
+///             println!("{shortfall}"); // the device, and all that it lacks
+///         }
+///     }
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -170,6 +183,17 @@ impl fmt::Display for Shortfalls<'_> {
 }
 
 /// A device that can be opened.
+///
+/// ```
+/// use verbs_api::{Requirements, Transport, devices};
+/// for device in devices()? {
+///     if device.attributes().transport == Transport::InfiniBand {
+///         let context = device.open(&Requirements::new())?;
+///         println!("{} of {} is open", device.name(), device.provider());
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_device")]
 pub struct Device {
@@ -262,6 +286,18 @@ impl fmt::Debug for Device {
 
 /// Providers, their devices, and extensions: sorted by name. Its devices are those that there were when the providers were
 /// added, or at the last [`refresh`](Self::refresh).
+///
+/// ```
+/// use verbs_api::{Registry, Requirements};
+/// let mut registry = Registry::linked()?;
+/// registry.refresh()?; // devices that have come since are in it
+/// let names: Vec<_> = registry.devices().map(|device| device.name()).collect();
+/// match registry.open(&Requirements::new()) {
+///     Ok(device) => println!("{} of {names:?}", device.attributes().name),
+///     Err(error) => println!("{error}"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     providers: BTreeMap<&'static str, Registered>,
@@ -532,6 +568,15 @@ fn linked() -> MutexGuard<'static, Option<Arc<Registry>>> {
 /// The registry of all that is linked, made once for the process, with the devices that there were then or at the last
 /// [`Registry::refresh_linked`].
 ///
+/// ```
+/// use verbs_api::registry;
+/// match registry()?.device("ib0") {
+///     Some(device) => println!("{:?}", device.attributes().ports),
+///     None => println!("no device is named ib0"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// As [`Registry::linked`]; the next call tries again.
 pub fn registry() -> Result<Arc<Registry>, RegistryError> {
@@ -544,6 +589,13 @@ pub fn registry() -> Result<Arc<Registry>, RegistryError> {
 }
 
 /// The devices of all linked providers, sorted by name: those that there were at first, or at the last [`Registry::refresh_linked`].
+///
+/// ```
+/// for device in verbs_api::devices()? {
+///     println!("{}: {:?}", device.name(), device.attributes().features);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// As [`Registry::linked`].

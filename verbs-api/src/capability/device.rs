@@ -9,6 +9,15 @@ use crate::extension::FeatureInfo;
 use crate::ids::{Gid, Guid, LinkAddress, Port};
 
 /// The family of protocols that a device speaks.
+///
+/// ```
+/// use verbs_api::{OpenError, Requirements, Transport, open};
+/// let wanted = Requirements::new().transport(Transport::Iwarp);
+/// match open(wanted) {
+///     Ok(device) => assert_eq!(device.attributes().transport.name(), "iwarp"),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// InfiniBand's transport: InfiniBand and RoCE.

@@ -14,6 +14,13 @@ bitflags! {
     /// Opt-in abilities of the core's own work requests and objects.
     ///
     /// Each bit's page says what it guarantees, which limits come with it, who has it, and where it is specified.
+    ///
+    /// ```
+    /// use verbs_api::{Features, capability::feature_names};
+    /// let wanted = Features::BMME | Features::ZBVA | Features::MULTICAST;
+    /// let missing = wanted - Features::IWARP_MANDATORY;
+    /// assert_eq!(feature_names(missing), ["MULTICAST"]);
+    /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_device_cap_flags")]
     pub struct Features: u64 {

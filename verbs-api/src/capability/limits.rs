@@ -14,6 +14,14 @@ macro_rules! limits {
         }
 
         /// Names one number of [`Limits`].
+        ///
+        /// ```
+        /// use verbs_api::{Limit, capability::Limits};
+        /// let limits = Limits { max_send_sge: 4, ..Limits::default() }; // a program has them of `Context::limits`
+        /// assert_eq!(limits.value(Limit::MaxSendSge), 4);
+        /// let short = limits.check(Limit::MaxSendSge, 16).unwrap_err();
+        /// assert_eq!(short.to_string(), "max_send_sge: wanted at least 16, offered 4");
+        /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Limit {

@@ -57,6 +57,15 @@ impl fmt::Debug for DeviceId {
 /// The features granted are exactly those that [`open`](crate::open) was asked for; the device may
 /// have more. Every error of a verb after [`DeviceRemoved`](crate::event::EventType::DeviceRemoved) is
 /// [`VerbError::DeviceRemoved`]; objects can still be destroyed.
+///
+/// ```no_run
+/// use verbs_api::{Requirements, open};
+/// let device = open(Requirements::new())?;
+/// println!("{}: up to {} queue pairs", device.attributes().name, device.limits().max_qp);
+/// let pd = device.alloc_pd().wait()?;
+/// let cq = device.create_cq(256).wait()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_context")]
 #[doc(alias = "ibv_open_device")]
