@@ -15,6 +15,14 @@ pub use crate::qp::submit::{SubmitError, Submitted};
 ///
 /// A request of a reliable connection that fails leaves the queue pair in the error state; what was posted behind it is
 /// flushed.
+///
+/// ```
+/// use verbs_api::WcStatus;
+/// let statuses = [WcStatus::Success, WcStatus::RemAccessErr, WcStatus::WrFlushErr];
+/// // What was behind the request that failed is flushed: the first failure is the cause.
+/// let cause = statuses.into_iter().find(|status| !status.is_success());
+/// assert_eq!(cause.map(|status| status.to_string()).as_deref(), Some("remote access error"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_wc_status")]
 #[repr(u8)]
@@ -269,6 +277,18 @@ bitflags! {
 /// What a completion queue hands out.
 ///
 /// With a status other than success only `wr_id`, `status`, `qp_num`, `vendor_err` and the buffers say something.
+///
+/// ```no_run
+/// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::completion::WcOpcode;
+/// let done = cq.next().wait()?.success()?; // another status is an error that names the request
+/// match done.opcode {
+///     WcOpcode::Recv => println!("{} bytes have come, beside them {:?}", done.byte_len, done.immediate()),
+///     _ => println!("request {} has ended", done.wr_id),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Default)]
 #[doc(alias = "ibv_wc")]
 pub struct Completion {

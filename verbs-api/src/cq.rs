@@ -27,6 +27,17 @@ use crate::provider::{CompletionSink, CqInit, CqOps, Reply};
 use router::Router;
 
 /// What a completion queue is made of. A number of entries converts into it.
+///
+/// ```no_run
+/// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::CqOptions;
+/// let channel = device.create_completion_channel()?;
+/// // The channel tells of the completions of both.
+/// let sends = device.create_cq(CqOptions::new(256).channel(&channel)).wait()?;
+/// let receives = device.create_cq(CqOptions::new(1024).channel(&channel).comp_vector(0)).wait()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct CqOptions {
     cqe: u32,

@@ -14,6 +14,16 @@ use crate::receive::{post_in_place, post_owned, post_receives};
 use crate::wr::ReceiveRequest;
 
 /// What a shared receive queue is made of.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::SrqOptions;
+/// // An event tells that fewer than 64 receives are left: time to post more.
+/// let srq = pd.create_srq(SrqOptions::new(1024).max_sge(2).srq_limit(64)).wait()?;
+/// assert!(srq.query()?.max_wr >= 1024);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_srq_init_attr")]
 pub struct SrqOptions {
@@ -84,6 +94,21 @@ pub struct SrqStatus {
 pub(crate) type SrqObject = Object<dyn SrqOps>;
 
 /// A shared receive queue: several queue pairs take their receives from it. Cloning shares it.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq, pool: &verbs_api::BufferPool)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{QpOptions, SrqOptions};
+/// let srq = pd.create_srq(SrqOptions::new(64)).wait()?;
+/// while let Some(buffer) = pool.take() {
+///     srq.post_receive(buffer)?;
+/// }
+/// // Whichever of them a message comes for takes the next buffer.
+/// let first = pd.create_qp(QpOptions::rc(cq).srq(&srq)).wait()?;
+/// let second = pd.create_qp(QpOptions::rc(cq).srq(&srq)).wait()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_srq")]
 pub struct Srq {

@@ -13,6 +13,18 @@ use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
 use crate::provider::modify_in_turn;
 
 /// What a peer needs to know to connect: exchange it by any means.
+///
+/// ```no_run
+/// # fn example(qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{QpEndpoint, ids::{Psn, Qpn}};
+/// let own = qp.endpoint()?;
+/// // In any form, the numbers, the address and the identifier go to the peer, which connects to what they name.
+/// let (qp_num, sq_psn) = (own.qp_num.value(), own.sq_psn.value());
+/// let told = QpEndpoint { qp_num: Qpn::new(qp_num), sq_psn: Psn::new(sq_psn), ..own };
+/// assert_eq!(told, own);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpEndpoint {
     /// The queue pair.
@@ -38,6 +50,15 @@ pub enum Half {
 }
 
 /// How a queue pair is brought up.
+///
+/// ```
+/// use verbs_api::{Access, ConnectOptions};
+/// let options = ConnectOptions::new()
+///     .access(Access::REMOTE_READ | Access::REMOTE_WRITE)
+///     .timeout(12) // 4.096 µs x 2^12: about 17 ms
+///     .rnr_retry(3);
+/// assert_eq!((options.chosen_rnr_retry(), options.chosen_retry_cnt()), (3, 7));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct ConnectOptions {
@@ -381,6 +402,16 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
 
 /// Connects two queue pairs of this process with each other, and grants each what it may do with the memory behind the
 /// other: [`Access::empty`] is enough for sends.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Access, QpOptions, connect_pair};
+/// let near = pd.create_qp(QpOptions::rc(cq)).wait()?;
+/// let far = pd.create_qp(QpOptions::rc(cq)).wait()?;
+/// connect_pair(&near, &far, Access::REMOTE_READ | Access::REMOTE_WRITE).wait()?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// [`VerbError::InvalidArgument`] where the two cannot be a pair: they are of different services, are variants that never

@@ -8,6 +8,21 @@ use super::WorkRequest;
 ///
 /// Posting drains it: what was posted is gone. After an error the bad entry is the first of what remains, and its
 /// buffers are still the caller's. A batch keeps its room, so that a loop that reuses one allocates nothing.
+///
+/// ```no_run
+/// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Batch, wr};
+/// let mut batch = Batch::with_capacity(9);
+/// for chunk in 0..8 {
+///     batch.push(wr::Write::new(region.sge(chunk * 64, 64)?, remote.plus(chunk as u64 * 4096)));
+/// }
+/// batch.push(wr::Send::new(b"written").signaled(1)); // one completion, behind all of them
+/// qp.post(&mut batch)?;
+/// assert!(batch.is_empty());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Default)]
 pub struct Batch<'a> {
     pub(crate) requests: Vec<WorkRequest<'a>>,

@@ -19,6 +19,16 @@ use crate::objects::Ah;
 /// use verbs_api::{Sge, ids::LKey};
 /// let forged = Sge { addr: 0x1000, length: 11, lkey: LKey::new(0x1234) };
 /// ```
+///
+/// ```no_run
+/// # fn example(qp: &verbs_api::Qp, header: &verbs_api::Mr, body: &verbs_api::Mr)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::wr;
+/// let entries = [header.sge(0, 16)?, body.sge_all()];
+/// qp.post_one(wr::Send::new(&entries))?; // one message of both
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[doc(alias = "ibv_sge")]
 #[repr(C)]

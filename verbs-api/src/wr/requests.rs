@@ -22,6 +22,13 @@ use crate::provider::{MrOps, MwOps};
 
 bitflags! {
     /// Operations of a send queue. A queue pair is created for a set of them and refuses all others.
+    ///
+    /// ```
+    /// use verbs_api::{Features, Operations};
+    /// let wanted = Operations::WRITE | Operations::FAST_REGISTER;
+    /// // Without this, no queue pair is created for them.
+    /// assert_eq!(wanted.missing_features(Features::empty()), Features::BMME);
+    /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_qp_create_send_ops_flags")]
     pub struct Operations: u64 {
