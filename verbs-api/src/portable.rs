@@ -223,6 +223,20 @@ impl Sink {
 /// Reads remote octets and invalidates the *local sink's* key when the last has been placed.
 ///
 /// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate.
+///
+/// ```no_run
+/// # fn example(device: &verbs_api::Context, qp: &verbs_api::Qp, key: &verbs_api::MrKey, pages: &verbs_api::PageList, remote: verbs_api::RemoteAddress)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::portable::{ReadAndInvalidate, read_sink_access};
+/// use verbs_api::wr;
+/// // The queue pair was made with `reserve_portable`, and `key` is free.
+/// let rights = read_sink_access(device).access;
+/// qp.post_one(wr::FastRegister::new(key, pages).access(rights))?;
+/// let read = ReadAndInvalidate::new(remote, &key.sink(pages.address(), 64));
+/// qp.post_portable(read.wr_id(1))?; // one completion; then the key is dead
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ReadAndInvalidate {
     remote: RemoteAddress,
@@ -275,6 +289,18 @@ impl Portable for ReadAndInvalidate {
 /// A fast-register where there is one; else the bind of a type-2 window; else, where the program
 /// allowed it, a plain region that was registered beforehand, and an empty write that completes in
 /// its place.
+///
+/// ```
+/// use verbs_api::Features;
+/// use verbs_api::portable::{Plan, RegisterForRemoteAccess};
+/// let on_iwarp = RegisterForRemoteAccess::outline(Features::IWARP_MANDATORY, false)?;
+/// println!("{}", Plan::of(&on_iwarp, Features::IWARP_MANDATORY)?);
+/// // Without the features, only where a plain region will do.
+/// assert!(RegisterForRemoteAccess::outline(Features::empty(), false).is_err());
+/// let plain = RegisterForRemoteAccess::outline(Features::empty(), true)?;
+/// assert_eq!(Plan::of(&plain, Features::empty())?.control_verb, Some("register"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RegisterForRemoteAccess<'a> {
     form: Form<'a>,
@@ -392,6 +418,21 @@ impl Choice {
 }
 
 /// Memory that can be opened to peers, again and again, by what this device has for it.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, memory: &verbs_api::Memory)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Access, portable::RemoteAccess, wr};
+/// let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+/// let access = RemoteAccess::prepare(pd, memory, rights, false).wait()?;
+/// qp.post_portable(access.register().wr_id(1))?;
+/// qp.post_one(wr::Send::new(&access.remote().to_bytes()))?; // the peer may write from here on
+/// if let Some(invalidation) = access.invalidation() {
+///     qp.post_one(invalidation.signaled(2))?; // and no longer: until the next `register`
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct RemoteAccess {
     means: Means,
@@ -621,6 +662,17 @@ impl fmt::Display for ReadSinkAccess {
 ///
 /// InfiniBand needs local write. iWARP needs remote write as well, because the sink's key travels
 /// with the request: while it is registered, the peer may write the sink whenever it likes.
+///
+/// ```no_run
+/// # fn example(device: &verbs_api::Context, pd: &verbs_api::Pd, memory: &verbs_api::Memory)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::portable::read_sink_access;
+/// let sink = read_sink_access(device);
+/// println!("{sink}"); // the rights, and what they expose
+/// let region = pd.register(memory, sink.access).wait()?;
+/// # Ok(())
+/// # }
+/// ```
 pub fn read_sink_access(context: &Context) -> ReadSinkAccess {
     if context
         .attributes()

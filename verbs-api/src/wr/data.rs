@@ -146,6 +146,12 @@ pub struct UdDestination {
 }
 
 /// The octets of a request: in registered memory, inline, or in buffers that are handed over.
+///
+/// ```
+/// use verbs_api::wr::Data;
+/// let inline = Data::from(b"few bytes"); // as regions' entries and private buffers convert into it
+/// assert_eq!((inline.len(), inline.num_sge()), (9, 0));
+/// ```
 #[derive(Debug, Default)]
 pub enum Data<'a> {
     /// No octets.

@@ -3,6 +3,17 @@
 use super::Data;
 
 /// Room for one incoming message, or for the notice of a write with immediate.
+///
+/// ```no_run
+/// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::wr::ReceiveRequest;
+/// qp.post_receive(ReceiveRequest::new(1, region.sge(0, 512)?))?;
+/// let done = cq.next().wait()?.success()?;
+/// println!("{} bytes lie in the region", done.byte_len);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Default)]
 #[doc(alias = "ibv_recv_wr")]
 pub struct ReceiveRequest<'a> {
@@ -23,4 +34,17 @@ impl<'a> ReceiveRequest<'a> {
 }
 
 /// Receive requests that are posted together.
+///
+/// ```no_run
+/// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::wr::{ReceiveBatch, ReceiveRequest};
+/// let mut receives = ReceiveBatch::new();
+/// for slot in 0..8 {
+///     receives.push(ReceiveRequest::new(slot, region.sge(slot as usize * 64, 64)?));
+/// }
+/// qp.post_receives(&mut receives)?;
+/// assert!(receives.is_empty());
+/// # Ok(())
+/// # }
+/// ```
 pub type ReceiveBatch<'a> = Vec<ReceiveRequest<'a>>;

@@ -314,12 +314,32 @@ requests! {
     /// A message into the peer's next receive.
     ///
     /// Its completion says the same as that of a [`Write`]: it is no proof that the peer's program has the message.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// qp.post_one(wr::Send::new(b"hello").signaled(7))?; // few bytes: copied while posting
+    /// let done = cq.next().wait()?.success()?;
+    /// assert_eq!(done.wr_id, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
     Send {
         /// Where a datagram goes; none on connected queue pairs.
         pub destination: Option<&'a UdDestination>,
     } SEND => Send, read_or_atomic: false, check: checks::send;
 
     /// A message into the peer's next receive, with four octets beside it.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// let stream = 17_u32;
+    /// qp.post_one(wr::SendWithImmediate::new(region.sge(0, 512)?, stream.to_be_bytes()))?;
+    /// // The peer: `done.immediate().map(u32::from_be_bytes)`.
+    /// # Ok(())
+    /// # }
+    /// ```
     SendWithImmediate {
         /// Carried as it is, in network order.
         pub imm: [u8; 4],
@@ -328,6 +348,16 @@ requests! {
     } SEND_WITH_IMM => Send, read_or_atomic: false, check: checks::send_imm;
 
     /// A message that also invalidates a key of the receiver, before its receive completes.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, told: verbs_api::RemoteAddress) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// // The peer asked for a reply to what it opened under this key: with the reply, the key is dead.
+    /// qp.post_one(wr::SendWithInvalidate::new(b"reply", told.rkey))?;
+    /// // The peer: `done.invalidated_rkey()` is the key.
+    /// # Ok(())
+    /// # }
+    /// ```
     SendWithInvalidate {
         /// The receiver's key.
         pub rkey: RKey,
@@ -345,6 +375,16 @@ requests! {
     /// On no transport may the peer's program rely on the bytes because of it. A later [`Send`] or
     /// [`WriteWithImmediate`] of the same queue pair is ordered behind the write: when the peer's receive completes, the
     /// bytes are there. A later [`Read`] is as well: when it completes, they are placed.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// qp.post_one(wr::Write::new(region.sge(0, 512)?, remote))?;
+    /// qp.post_one(wr::Send::new(b"written").signaled(1))?; // when this has come, so have the bytes
+    /// # Ok(())
+    /// # }
+    /// ```
     Write {
         /// Where they go.
         pub remote: RemoteAddress,
@@ -354,6 +394,17 @@ requests! {
     ///
     /// Its completion says the same as that of a [`Write`], also about the receive: over iWARP the peer's receive may
     /// still be to come, or never. The completion of that receive tells the peer that the bytes are there.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// let slot = 3_u32;
+    /// let to = remote.plus(u64::from(slot) * 512);
+    /// qp.post_one(wr::WriteWithImmediate::new(region.sge(0, 512)?, to, slot.to_be_bytes()).signaled(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     WriteWithImmediate {
         /// Where they go.
         pub remote: RemoteAddress,
@@ -362,12 +413,33 @@ requests! {
     } WRITE_WITH_IMM => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
     /// Octets from remote memory.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr, memory: &verbs_api::Memory, remote: verbs_api::RemoteAddress)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// qp.post_one(wr::Read::new(region.sge(0, 64)?, remote).signaled(1))?;
+    /// cq.next().wait()?.success()?;
+    /// println!("{:?}", memory.to_vec(0, 64)?); // what the region is of
+    /// # Ok(())
+    /// # }
+    /// ```
     Read {
         /// Where they come from.
         pub remote: RemoteAddress,
     } READ => RdmaRead, read_or_atomic: true, check: checks::read;
 
     /// Octets from remote memory; the local sink's key is invalidated when the last has been placed.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, addr: u64, remote: verbs_api::RemoteAddress)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// // `key` was registered for the memory at `addr` with `read_sink_access`: afterwards it opens nothing.
+    /// qp.post_one(wr::ReadWithInvalidate::new(key.sge(addr, 64), remote).signaled(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ReadWithInvalidate {
         /// Where they come from.
         pub remote: RemoteAddress,
@@ -376,6 +448,18 @@ requests! {
     } READ_WITH_INV => RdmaRead, read_or_atomic: true, check: checks::read_inv;
 
     /// Compares eight remote octets and swaps them where equal; the original comes back.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr, memory: &verbs_api::Memory, lock: verbs_api::RemoteAddress)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// let (free, own) = (0, 7);
+    /// qp.post_one(wr::CompareSwap::new(region.sge(0, 8)?, lock, free, own).signaled(1))?;
+    /// cq.next().wait()?.success()?;
+    /// let is_ours = memory.load_u64(0)? == free; // what was there before
+    /// # Ok(())
+    /// # }
+    /// ```
     CompareSwap {
         /// The eight octets, 8-aligned.
         pub remote: RemoteAddress,
@@ -386,6 +470,17 @@ requests! {
     } ATOMIC_CMP_AND_SWP => CompSwap, read_or_atomic: true, check: checks::cmp_swap;
 
     /// Adds to eight remote octets; the original comes back.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr, memory: &verbs_api::Memory, counter: verbs_api::RemoteAddress)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// qp.post_one(wr::FetchAdd::new(region.sge(0, 8)?, counter, 1).signaled(1))?;
+    /// cq.next().wait()?.success()?;
+    /// let ticket = memory.load_u64(0)?; // nobody else gets this one
+    /// # Ok(())
+    /// # }
+    /// ```
     FetchAdd {
         /// The eight octets, 8-aligned.
         pub remote: RemoteAddress,
@@ -394,12 +489,33 @@ requests! {
     } ATOMIC_FETCH_AND_ADD => FetchAdd, read_or_atomic: true, check: checks::fetch_add;
 
     /// Writes eight remote octets at once.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, memory: &verbs_api::Memory, remote: verbs_api::RemoteAddress)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// memory.store_u64(0, 7)?; // the first bytes of the region
+    /// qp.post_one(wr::AtomicWrite::new(region.sge(0, 8)?, remote).signaled(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     AtomicWrite {
         /// The eight octets, 8-aligned.
         pub remote: RemoteAddress,
     } ATOMIC_WRITE => AtomicWrite, read_or_atomic: false, check: checks::atomic_write;
 
     /// Completes when earlier writes to a stretch of remote memory are visible or persistent there.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::{Access, wr};
+    /// qp.post_one(wr::Write::new(region.sge(0, 512)?, remote))?;
+    /// // Its completion: the bytes have outlived a loss of power there.
+    /// qp.post_one(wr::Flush::new(remote, 512, Access::FLUSH_PERSISTENT).signaled(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     Flush {
         /// The stretch.
         pub remote: RemoteAddress,
@@ -412,6 +528,19 @@ requests! {
     } FLUSH => Flush, read_or_atomic: true, check: checks::flush;
 
     /// Registers memory with a key in the free state.
+    ///
+    /// ```no_run
+    /// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, memory: &verbs_api::Memory)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::{Access, PageList, wr};
+    /// let pages = PageList::map(&[memory.into()], 4096, 256)?.list;
+    /// let key = pd.alloc_key(256).wait()?.next_consumer_key();
+    /// qp.post_one(wr::FastRegister::new(&key, &pages).access(Access::REMOTE_READ))?;
+    /// // Behind it, the key can be used: the peer is told.
+    /// qp.post_one(wr::Send::new(&key.remote(pages.address()).to_bytes()).signaled(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     FastRegister {
         /// The key that was allocated, with the low byte that it shall have.
         pub key: RKey,
@@ -426,6 +555,18 @@ requests! {
     } FAST_REGISTER => FastRegister, read_or_atomic: false, check: checks::fast_register;
 
     /// Invalidates a key: a fast-registered region or a type-2 window becomes free.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, key: &verbs_api::MrKey)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr;
+    /// // Fenced: reads into the memory of the key have ended before.
+    /// qp.post_one(wr::LocalInvalidate::new(key).fence().signaled(1))?;
+    /// cq.next().wait()?.success()?;
+    /// let key = key.clone().next_consumer_key(); // for the next fast-register
+    /// # Ok(())
+    /// # }
+    /// ```
     LocalInvalidate {
         /// The key.
         pub key: RKey,
@@ -444,6 +585,21 @@ requests! {
     ///     let posted = qp.post_one(BindWindow::new(window, &region, 0, 64));
     /// }
     /// ```
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, pages: &verbs_api::PageList, window: &verbs_api::Mw)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::{Access, Batch, wr};
+    /// // Over a region that is registered in the same batch, behind one doorbell.
+    /// let rights = Access::LOCAL_WRITE | Access::MW_BIND;
+    /// let bind = wr::BindWindow::new(window, key, pages.address(), 64).access(Access::REMOTE_WRITE);
+    /// let mut batch = Batch::new();
+    /// batch.push(wr::FastRegister::new(key, pages).access(rights));
+    /// batch.push(bind.signaled(1));
+    /// qp.post(&mut batch)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     BindWindow {
         // None is refused while posting.
         window: Option<&'a Mw>,
@@ -461,6 +617,18 @@ requests! {
 }
 
 /// A work request of a send queue.
+///
+/// ```no_run
+/// # fn example(qp: &verbs_api::Qp, pool: &verbs_api::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::wr::{Data, Send, WorkRequest};
+/// let buffer = pool.take().ok_or("every buffer is taken")?;
+/// let mut request = WorkRequest::from(Send::new(buffer));
+/// if let Err(refused) = qp.post_in_place(&mut request) {
+///     println!("{refused}"); // the request has its buffer still, and may be posted again
+/// }
+/// # Ok(())
+/// # }
+/// ```
 // Written out, because `enum_dispatch` cannot see through the hygiene of a declarative macro.
 #[enum_dispatch(Operation)]
 #[derive(Debug)]
