@@ -90,6 +90,21 @@ pub(crate) type ChannelObject = Object<NoOps, ChannelQueue>;
 ///
 /// Made by [`Context::create_completion_channel`]; a queue is attached by
 /// [`CqOptions::channel`](crate::CqOptions::channel).
+///
+/// ```no_run
+/// # fn example(channel: &verbs_api::event::CompletionChannel) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Completion, completion::Notify};
+/// let mut slots: [Completion; 16] = Default::default();
+/// loop {
+///     let event = channel.next().wait()?; // of whichever queue has one
+///     event.cq().arm(Notify::Next)?;
+///     while let done @ [_, ..] = event.cq().poll(&mut slots)? {
+///         println!("{} completions of {:?}", done.len(), event.cq());
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_comp_channel")]
 pub struct CompletionChannel {

@@ -372,6 +372,18 @@ impl Cq {
     }
 
     /// Every completion from now on, as a stream that ends with an error: see [`poll`](Self::poll).
+    ///
+    /// ```no_run
+    /// # async fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::{future::poll_fn, pin::pin};
+    /// use futures_core::Stream; // with `StreamExt` of the `futures` crate, `completions.next().await` does it
+    /// let mut completions = pin!(cq.completions());
+    /// while let Some(done) = poll_fn(|cx| completions.as_mut().poll_next(cx)).await {
+    ///     println!("request {}", done?.wr_id);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn completions(&self) -> Completions<'_> {
         Completions {
             next: Some(self.next()),
@@ -383,6 +395,25 @@ impl Cq {
     /// It runs on the thread that brings the completion, with no lock held; every verb may be
     /// started in it and none waited for. It polls until nothing is left, arms, and polls once more
     /// where that answers that completions are there already.
+    ///
+    /// ```no_run
+    /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::{Completion, completion::Notify};
+    /// cq.on_completion(|cq| {
+    ///     let mut slots: [Completion; 16] = Default::default();
+    ///     loop {
+    ///         while let Ok(done @ [_, ..]) = cq.poll(&mut slots) {
+    ///             done.iter().for_each(|done| println!("request {}", done.wr_id));
+    ///         }
+    ///         if !matches!(cq.arm(Notify::Next), Ok(true)) {
+    ///             break;
+    ///         }
+    ///     }
+    /// });
+    /// cq.arm(Notify::Next)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn on_completion(&self, handler: impl Fn(&Self) + Send + Sync + 'static) {
         let handler: CompletionHandler = Arc::new(handler);
         let mut slot = self
@@ -398,6 +429,22 @@ impl Cq {
     }
 
     /// A descriptor that becomes readable at a notice and stays so until [`arm`](Self::arm).
+    ///
+    /// ```no_run
+    /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    /// use verbs_api::{Completion, completion::Notify};
+    /// let mut slots: [Completion; 16] = Default::default();
+    /// if !cq.arm(Notify::Next)? {
+    ///     // Nothing has completed yet: this thread may wait for the descriptor, and for others.
+    ///     poll(&mut [PollFd::new(&cq.fd()?, PollFlags::IN)], None)?;
+    /// }
+    /// for done in cq.poll(&mut slots)? {
+    ///     println!("request {}", done.wr_id);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The process is out of descriptors.

@@ -271,6 +271,19 @@ impl Pd {
 
     /// Makes an address handle that leads back to the sender of a datagram: see [`AddressVector::answering`].
     ///
+    /// ```no_run
+    /// # fn example(pd: &verbs_api::Pd, datagrams: &verbs_api::Qp, memory: &verbs_api::Memory, done: &verbs_api::Completion)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::wr::{self, UdDestination};
+    /// let mut grh = [0; 40];
+    /// memory.read(0, &mut grh)?; // it was received in front of the message
+    /// let ah = pd.create_ah_from(done, &grh, 1).wait()?;
+    /// let sender = UdDestination { ah, remote_qpn: done.src_qp, remote_qkey: 0x1111_1111 };
+    /// datagrams.post_one(wr::Send::new(b"answer").to(&sender))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// There is no such port, the datagram has no routing header, or the sender is on no network of the device.
     #[doc(alias = "ibv_create_ah_from_wc")]

@@ -186,6 +186,16 @@ impl Context {
     }
 
     /// The next asynchronous event: await it, or wait for it. Each event goes to one of those who wait.
+    ///
+    /// ```no_run
+    /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// while let Some(event) = device.next_event().wait_for(Duration::from_secs(1))? {
+    ///     println!("{:?} of {:?}", event.event_type(), event.object());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn next_event(&self) -> NextEvent<'_> {
         NextEvent {
             shared: &self.inner.shared,
@@ -193,6 +203,21 @@ impl Context {
     }
 
     /// Every asynchronous event from now on, as a stream. Each goes to one of those who wait.
+    ///
+    /// ```no_run
+    /// # async fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::{future::poll_fn, pin::pin};
+    /// use futures_core::Stream;
+    /// use verbs_api::event::EventType;
+    /// let mut events = pin!(device.events());
+    /// while let Some(event) = poll_fn(|cx| events.as_mut().poll_next(cx)).await {
+    ///     if event.event_type() == EventType::DeviceRemoved {
+    ///         break;
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn events(&self) -> Events<'_> {
         Events {
             next: self.next_event(),
@@ -212,6 +237,13 @@ impl Context {
     /// It runs on the thread that brings the event, with no lock held. In it every verb may be
     /// started and none waited for; the event is acknowledged when the handler drops it, so that the
     /// object that it is about may be destroyed in it and ends after it.
+    ///
+    /// ```no_run
+    /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
+    /// device.on_event(|event| eprintln!("{:?} of {:?}", event.event_type(), event.object()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn on_event(&self, handler: impl Fn(AsyncEvent) + Send + Sync + 'static) {
         self.inner.shared.events.set_handler(Arc::new(handler));
         self.inner.shared.deliver();

@@ -107,6 +107,17 @@ impl<T, E> Started<T, E> {
 
     /// Has `handler` called with the outcome: at once where the verb has ended, else by the thread
     /// that ends it, with no lock held. In it, every verb may be started and none waited for.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    /// use verbs_api::Started;
+    /// let (started, completer) = Started::<u32>::pending(); // a provider has the completer
+    /// let (sender, outcome) = mpsc::channel();
+    /// started.on_done(move |result| sender.send(result).expect("the other end is there"));
+    /// completer.complete(Ok(7));
+    /// assert_eq!(outcome.recv()?, Ok(7));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn on_done(mut self, handler: impl FnOnce(Result<T, E>) + Send + 'static)
     where
         T: 'static,

@@ -319,6 +319,18 @@ impl Qp {
     ///
     /// One source for every transport; a device that has no use for an attribute ignores it.
     ///
+    /// ```no_run
+    /// # fn example(near: &verbs_api::Qp, far: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::{Access, ConnectOptions};
+    /// let options = ConnectOptions::new().access(Access::REMOTE_WRITE);
+    /// // Both are started before either is waited for: over streams each end waits for the other.
+    /// let started = near.connect(&far.endpoint()?, options);
+    /// far.connect(&near.endpoint()?, options).wait()?;
+    /// started.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Of the first step that failed; the queue pair stays in the state that it had reached.
     pub fn connect(&self, peer: &QpEndpoint, options: ConnectOptions) -> Started<()> {
@@ -359,6 +371,15 @@ impl Qp {
     }
 
     /// Brings a datagram queue pair from RESET to ready to send.
+    ///
+    /// ```no_run
+    /// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::{ConnectOptions, QpOptions};
+    /// let datagrams = pd.create_qp(QpOptions::ud(cq)).wait()?;
+    /// datagrams.activate(ConnectOptions::new().qkey(0x1111_1111)).wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Of the first step that failed; the queue pair stays in the state that it had reached.

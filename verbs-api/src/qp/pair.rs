@@ -379,6 +379,20 @@ impl Qp {
     /// Requests posted later see the bind. A peer that learns the key by another way than this queue
     /// may use it once the bind has completed.
     ///
+    /// ```no_run
+    /// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::{Access, memory::MwType, wr::BindWindow};
+    /// let window = pd.alloc_mw(MwType::Type1).wait()?;
+    /// let bind = BindWindow::new(&window, region, region.iova(), 64).access(Access::REMOTE_WRITE);
+    /// let rkey = qp.bind_mw(bind.signaled(1))?;
+    /// cq.next().wait()?.success()?;
+    /// println!("peers write these 64 bytes with {rkey}");
+    /// qp.bind_mw(BindWindow::unbind(&window).signaled(2))?; // and no longer
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As for a posted request; or the window is of type 2.
     #[doc(alias = "ibv_bind_mw")]
@@ -403,6 +417,17 @@ impl Qp {
     }
 
     /// Changes attributes and state.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::qp::{QpAttributes, QpState};
+    /// // Everything outstanding is flushed; then the queue pair can be connected anew.
+    /// qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait()?;
+    /// qp.modify(QpAttributes::new().qp_state(QpState::Reset)).wait()?;
+    /// assert_eq!(qp.query()?.state, QpState::Reset);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`BadModify`](crate::qp::BadModify) names the states and the attributes that are missing,
@@ -468,6 +493,16 @@ impl Qp {
 
     /// Joins a multicast group; shows as a holder of the queue pair until it leaves. Needs
     /// [`Features::MULTICAST`].
+    ///
+    /// ```no_run
+    /// # fn example(datagrams: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::net::IpAddr;
+    /// use verbs_api::ids::Gid;
+    /// let group = Gid::from("ff0e::1".parse::<IpAddr>()?);
+    /// datagrams.attach_multicast(group).wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Not a datagram queue pair, not a group, or joined already.

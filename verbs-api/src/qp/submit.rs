@@ -93,6 +93,14 @@ impl Qp {
     /// The rest is as for [`submit`](Self::submit). Receives of a shared queue complete in the queue of whichever queue
     /// pair takes them, and so have no such future.
     ///
+    /// ```no_run
+    /// # async fn example(qp: &verbs_api::Qp, pool: &verbs_api::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let message = qp.receive(pool.take().ok_or("every buffer is taken")?).await?;
+    /// println!("{:?}", message.buffer());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Those of the future: [`SubmitError`].
     pub fn receive<'a>(&self, request: impl Into<ReceiveRequest<'a>>) -> Submitted {
