@@ -50,6 +50,36 @@ pub enum Happened {
 }
 
 /// Events of identifiers, in the order in which they happen.
+///
+/// ```
+/// use polyverbs::connection::{ConnectionOptions, EventChannel, Happened, Identifier};
+/// # use polyverbs::connection::Connector;
+/// # use polyverbs::{QpOptions, Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// # let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let connector = Connector::of(&device)?;
+/// let channel = EventChannel::new();
+/// let listener = Identifier::new(&channel, &connector, &device);
+/// # let at = listener.listen("192.0.2.1:7471".parse()?, 8)?;
+/// # let client = Identifier::new(&channel, &connector, &device);
+/// client.connect(&near, at, ConnectionOptions::new());
+/// # let (mut ends, mut established) = (Vec::new(), 0);
+/// # while established < 2 {
+/// let mut event = channel.next().wait()?;
+/// match event.happened() {
+///     Happened::ConnectRequest { .. } => {
+///         let asked = event.take_request().ok_or("it was taken")?;
+///         asked.accept(&far, ConnectionOptions::new())?;
+/// #         ends.push(asked);
+///     }
+///     Happened::Established { .. } => established += 1, // once for each end
+///     other => println!("{other:?}"),
+/// }
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Default)]
 pub struct EventChannel {
     shared: Arc<Shared>,
@@ -189,6 +219,18 @@ impl Drop for ChannelEvent {
 }
 
 /// One listener, or one end of a connection, with a channel for what happens to it. Dropped, it is destroyed.
+///
+/// ```
+/// use polyverbs::connection::{Connector, EventChannel, Identifier};
+/// # use polyverbs::{Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// let channel = EventChannel::new();
+/// let identifier = Identifier::new(&channel, &Connector::of(&device)?, &device);
+/// let at = identifier.listen("192.0.2.1:0".parse()?, 8)?;
+/// assert_eq!(identifier.address(), Some(at));
+/// identifier.destroy().wait()?; // when its events have been dropped
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Identifier {
     inner: Arc<Inner>,
 }

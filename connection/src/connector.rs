@@ -35,6 +35,14 @@ pub struct ReadLimits {
 }
 
 /// What an end wants of a connection.
+///
+/// ```
+/// use polyverbs::{Access, ConnectOptions, connection::ConnectionOptions};
+/// let options = ConnectionOptions::new()
+///     .qp(ConnectOptions::new().access(Access::REMOTE_WRITE).rnr_retry(3))
+///     .reads(4, 4)
+///     .private_data(b"chat");
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ConnectionOptions {
@@ -102,6 +110,25 @@ impl ConnectionOptions {
 }
 
 /// Makes connections over one transport.
+///
+/// ```
+/// use polyverbs::connection::{ConnectionOptions, Connector};
+/// # use polyverbs::{QpOptions, Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// # let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// let connector = Connector::of(&device)?;
+/// let listener = connector.listen("192.0.2.1:7471".parse()?, 8)?;
+///
+/// // One end asks, the other agrees, the first completes. In one process neither waits before both have begun.
+/// let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
+/// let incoming = listener.next().wait()?;
+/// let agreed = incoming.accept(&device, &far, ConnectionOptions::new());
+/// let near_end = asked.wait()?.complete().wait()?;
+/// let far_end = agreed.wait()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Connector {
     backend: Arc<dyn Backend>,
@@ -632,6 +659,24 @@ impl Sink for Side {
 }
 
 /// The peer has accepted; the active side has not completed yet. Dropped, the connection is given up.
+///
+/// ```
+/// use polyverbs::connection::{ConnectionOptions, Connector};
+/// # use polyverbs::{QpOptions, Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// # let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let connector = Connector::of(&device)?;
+/// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
+/// let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
+/// # let answer = ConnectionOptions::new().private_data(b"welcome");
+/// # let agreed = listener.next().wait()?.accept(&device, &far, answer);
+/// let accepted = asked.wait()?;
+/// assert!(accepted.private_data().starts_with(b"welcome")); // zeros may be behind it
+/// let connection = accepted.complete().wait()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Accepted {
     side: Option<Arc<Side>>,
     target: Target,
@@ -787,6 +832,31 @@ impl Drop for Accepted {
 }
 
 /// Takes requests. Dropped, it takes no more, and those that wait are refused.
+///
+/// ```
+/// use polyverbs::connection::{ConnectionOptions, Connector};
+/// # use polyverbs::{QpOptions, Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// # let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let connector = Connector::of(&device)?;
+/// let listener = connector.listen("192.0.2.1:7471".parse()?, 8)?;
+/// # let (sender, ends) = std::sync::mpsc::channel();
+/// # let options = ConnectionOptions::new().private_data(b"chat");
+/// # connector.connect(&device, &near, listener.address(), options).on_done(move |accepted| {
+/// #     accepted.unwrap().complete().on_done(move |end| sender.send(end).unwrap());
+/// # });
+/// let incoming = listener.next().wait()?;
+/// if incoming.private_data().starts_with(b"chat") {
+///     let connection = incoming.accept(&device, &far, ConnectionOptions::new()).wait()?;
+/// #     ends.recv()??;
+/// } else {
+///     incoming.reject(b"nothing else here")?;
+/// #     unreachable!("the peer asks for that");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Listener {
     queue: Arc<IncomingQueue>,
     at: SocketAddr,
@@ -1126,6 +1196,26 @@ fn watch(
 }
 
 /// A connection. Dropped, the peer is told that it has ended; the queue pair is not touched.
+///
+/// ```
+/// # use polyverbs::connection::{ConnectionOptions, Connector};
+/// # use polyverbs::{QpOptions, Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// # let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let connector = Connector::of(&device)?;
+/// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
+/// # let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
+/// # let agreed = listener.next().wait()?.accept(&device, &far, ConnectionOptions::new());
+/// # let near_end = asked.wait()?.complete().wait()?;
+/// # let far_end = agreed.wait()?;
+/// let ended = near_end.disconnected(); // by whichever side
+/// far_end.disconnect(&device, &far).wait()?;
+/// ended.wait()?;
+/// near_end.disconnect(&device, &near).wait()?; // nothing to tell: flushes the queue pair
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Connection {
     side: Arc<Side>,
 }
@@ -1214,6 +1304,26 @@ fn flush_phase(target: &Target, request: Arc<Request<()>>) {
 }
 
 /// Flushes a queue pair: everything outstanding ends, in order. The connection is not touched.
+///
+/// ```
+/// use polyverbs::{WcStatus, connection::flush, wr::ReceiveRequest};
+/// # use polyverbs::connection::{ConnectionOptions, Connector};
+/// # use polyverbs::{QpOptions, Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// # let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let connector = Connector::of(&device)?;
+/// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
+/// # let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
+/// # let agreed = listener.next().wait()?.accept(&device, &far, ConnectionOptions::new());
+/// # let near_end = asked.wait()?.complete().wait()?;
+/// # let far_end = agreed.wait()?;
+/// near.post_receive(ReceiveRequest::new(7, ()))?;
+/// flush(&device, &near).wait()?;
+/// assert_eq!(cq.next().wait()?.status, WcStatus::WrFlushErr);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn flush(context: &Context, qp: &Qp) -> Started<(), ConnectError> {
     let (started, request) = begin(context);
     flush_phase(&Target::new(context, qp), request);

@@ -62,6 +62,27 @@ impl Connector {
     }
 
     /// Asks which queue pair serves datagrams of an address.
+    ///
+    /// ```
+    /// use polyverbs::wr::{self, UdDestination};
+    /// # use polyverbs::connection::Connector;
+    /// # use polyverbs::{ConnectOptions, QpOptions, Requirements, emulated};
+    /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+    /// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+    /// # let near = pd.create_qp(QpOptions::ud(&cq)).wait()?;
+    /// # let far = pd.create_qp(QpOptions::ud(&cq)).wait()?;
+    /// # near.activate(ConnectOptions::new()).wait()?;
+    /// # far.activate(ConnectOptions::new()).wait()?;
+    /// # let connector = Connector::of(&device)?;
+    /// # let listener = connector.listen_datagrams("192.0.2.1:7471".parse()?, 1)?;
+    /// # let answerer = far.clone();
+    /// # listener.next().on_done(move |question| question.unwrap().answer(&answerer, b"").unwrap());
+    /// let service = connector.resolve(&device, listener.address(), b"").wait()?;
+    /// let ah = pd.create_ah(service.path(1)).wait()?;
+    /// let to = UdDestination { ah, remote_qpn: service.qp_num, remote_qkey: service.qkey };
+    /// near.post_one(wr::Send::new(b"hello").to(&to))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn resolve(
         &self,
         context: &Context,
@@ -95,6 +116,24 @@ impl AnswerSink for Asking {
 }
 
 /// Takes questions. Dropped, it takes no more, and those that wait are refused.
+///
+/// ```
+/// # use polyverbs::connection::Connector;
+/// # use polyverbs::{ConnectOptions, QpOptions, Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// # let near = pd.create_qp(QpOptions::ud(&cq)).wait()?;
+/// # let far = pd.create_qp(QpOptions::ud(&cq)).wait()?;
+/// # near.activate(ConnectOptions::new()).wait()?;
+/// # far.activate(ConnectOptions::new()).wait()?;
+/// # let connector = Connector::of(&device)?;
+/// let listener = connector.listen_datagrams("192.0.2.1:7471".parse()?, 8)?;
+/// # let asked = connector.resolve(&device, listener.address(), b"");
+/// let question = listener.next().wait()?;
+/// question.answer(&far, b"chat")?; // `far` is for datagrams, and activated
+/// # assert_eq!(asked.wait()?.qp_num, far.qp_num());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct DatagramListener {
     queue: Arc<Questions>,
     at: SocketAddr,
