@@ -16,6 +16,17 @@ pub use polyverbs_connection::{
 
 /// The devices of a registry from which an address is reached: those that are where the way there begins. Devices on a
 /// network of their own reach nobody else.
+///
+/// ```no_run
+/// use polyverbs::connection::devices_for;
+/// use polyverbs::emulated::{self, EmulatedOptions};
+/// let server = "192.0.2.1:7471".parse()?;
+/// let device = match devices_for(&*polyverbs::registry()?, server).into_iter().next() {
+///     Some(device) => device,
+///     None => emulated::device_reaching("ib0", server, &EmulatedOptions::default())?,
+/// };
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn devices_for(registry: &Registry, to: SocketAddr) -> Vec<Device> {
     let Ok(source) = source_of(to) else {
         return Vec::new();
@@ -24,6 +35,14 @@ pub fn devices_for(registry: &Registry, to: SocketAddr) -> Vec<Device> {
 }
 
 /// The devices of a registry that are at an address of this machine: by their link address or by an entry of their GID table.
+///
+/// ```
+/// use polyverbs::{connection::devices_at, registry};
+/// for device in devices_at(&*registry()?, "127.0.0.1".parse()?) {
+///     println!("{} is there", device.name());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn devices_at(registry: &Registry, address: IpAddr) -> Vec<Device> {
     let is_there = |device: &&Device| {
         let ports = device.attributes().ports;

@@ -87,6 +87,15 @@ pub fn device(name: &str, options: &EmulatedOptions) -> Result<Device, EmulatedD
 /// A device of the kind `name` at an address of this machine: devices at other addresses, of this process and of others,
 /// of this machine and of others, are reached over an IP network. Several may be at one address.
 ///
+/// ```no_run
+/// use polyverbs::Requirements;
+/// use polyverbs::emulated::{EmulatedOptions, device_at};
+/// // Found by RoCEv2 at this address, by other processes as well.
+/// let device = device_at("ib0", "127.0.0.1".parse()?, &EmulatedOptions::default())?;
+/// let context = device.open(&Requirements::new())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// There is no such kind, the address is not this machine's, or its port is held by something else.
 pub fn device_at(

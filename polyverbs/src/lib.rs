@@ -48,6 +48,16 @@ pub mod emulated;
 pub use polyverbs_engine::rules;
 
 /// Fast registration and invalidation by work requests: the handle of the extension, and a pool of such keys.
+///
+/// ```
+/// use polyverbs::{Features, Requirements, bmme::Bmme, open};
+/// let device = open(Requirements::new().needs(Features::BMME))?;
+/// let pd = device.alloc_pd().wait()?;
+/// let registration: Bmme = device.extension()?; // a proof that the feature was granted
+/// let key = registration.alloc_key(&pd, 256).wait()?;
+/// assert_eq!(key.max_num_sg(), 256);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub mod bmme {
     pub use ::bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
 }
