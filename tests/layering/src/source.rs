@@ -77,14 +77,51 @@ pub fn with_groups_spelled_out(code: &str, root: &str) -> String {
 ///
 /// Expects text without comments and literals.
 pub fn public_names(code: &str) -> Vec<String> {
-    let mut names = Vec::new();
+    let name = |path: &String| path.rsplit([' ', ':']).next().map(str::to_owned);
+    public_paths(code).iter().filter_map(name).collect()
+}
+
+/// The same with the way there: `a` where it is declared, `a::B` or `a::B as C` where it is imported from.
+///
+/// Expects text without comments and literals.
+pub fn public_paths(code: &str) -> Vec<String> {
+    let mut paths = Vec::new();
     let mut rest = code;
     while !rest.trim().is_empty() {
         let (item, behind) = rest.split_at(item_end(rest));
-        names.extend(public_names_of(item));
+        paths.extend(public_paths_of(item));
         rest = behind;
     }
-    names
+    paths
+}
+
+/// The documentation of each declaration of `name` in a file with its comments: of an item, a variant, or what a macro is
+/// given to declare. One line of it for each line there, without the slashes; none where it has no documentation.
+pub fn docs_of<'t>(text: &'t str, name: &str) -> Vec<Vec<&'t str>> {
+    let mut found = Vec::new();
+    let mut docs = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(doc) = line.strip_prefix("///") {
+            docs.push(doc.trim());
+        } else if !line.starts_with("#[") && !line.starts_with("//") {
+            let docs = std::mem::take(&mut docs);
+            if declared(line) == Some(name) {
+                found.push(docs);
+            }
+        }
+    }
+    found
+}
+
+/// Whether documentation has an example of what a program may do: one that compiles.
+pub fn has_example(docs: &[&str]) -> bool {
+    let fences = docs.iter().filter_map(|line| line.strip_prefix("```"));
+    let mut opening = fences.step_by(2);
+    opening.any(|info| {
+        !["compile_fail", "ignore", "text"]
+            .iter()
+            .any(|word| info.contains(word))
+    })
 }
 
 /// Whether `code` holds `token` as a path of its own, not as part of a longer word.
@@ -103,7 +140,7 @@ const KEYWORDS: &[&str] = &[
     "unsafe",
 ];
 
-fn public_names_of(item: &str) -> Vec<String> {
+fn public_paths_of(item: &str) -> Vec<String> {
     let (attributes, item) = split_attributes(item.trim_start_matches([';', '\n', ' ']));
     let hidden = attributes.contains("doc(hidden)");
     let Some(public) = item.strip_prefix("pub ").filter(|_| !hidden) else {
@@ -113,9 +150,14 @@ fn public_names_of(item: &str) -> Vec<String> {
         let dense = tree.split_whitespace().collect::<Vec<_>>().join(" ");
         return imported(dense.trim_end_matches(';'), "");
     }
-    let mut words = public.split(|c: char| !c.is_alphanumeric() && c != '_');
-    let name = words.find(|word| !word.is_empty() && !KEYWORDS.contains(word));
-    name.map(str::to_owned).into_iter().collect()
+    declared(public).map(str::to_owned).into_iter().collect()
+}
+
+/// The name that a declaration begins with, behind its keywords.
+fn declared(item: &str) -> Option<&str> {
+    let item = item.strip_prefix("pub ").unwrap_or(item);
+    let mut words = item.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.find(|word| !word.is_empty() && !KEYWORDS.contains(word))
 }
 
 /// The attributes of an item, and what is behind them.
@@ -134,7 +176,7 @@ fn split_attributes(item: &str) -> (&str, &str) {
     (&item[..attributes], rest.trim_start())
 }
 
-/// The names that a tree of `use` brings in below `parent`.
+/// The paths that a tree of `use` brings in below `parent`.
 fn imported(tree: &str, parent: &str) -> Vec<String> {
     let tree = tree.trim();
     if let Some(members) = tree
@@ -149,15 +191,21 @@ fn imported(tree: &str, parent: &str) -> Vec<String> {
     }
     let group = tree.find('{').unwrap_or(tree.len());
     if let Some(at) = tree[..group].find("::") {
-        return imported(&tree[at + 2..], &tree[..at]);
+        return imported(&tree[at + 2..], &joined(parent, &tree[..at]));
     }
-    let name = match tree.split_once(" as ") {
-        Some((_, renamed)) => renamed,
-        None if tree == "self" => parent,
-        None => tree,
+    let path = match tree {
+        "self" => parent.to_owned(),
+        _ => joined(parent, tree),
     };
-    let is_name = !matches!(name, "" | "_");
-    is_name.then(|| name.to_owned()).into_iter().collect()
+    let is_name = !tree.is_empty() && !tree.ends_with(" as _");
+    is_name.then_some(path).into_iter().collect()
+}
+
+fn joined(parent: &str, name: &str) -> String {
+    match parent {
+        "" => name.to_owned(),
+        _ => format!("{parent}::{name}"),
+    }
 }
 
 /// What a group holds, cut at the commas that are in no group inside it.
@@ -313,6 +361,29 @@ mod tests {
             #[derive(Debug)] pub struct Q(pub u8); pub const fn r() {} impl Q { pub fn s() {} } pub use t::*;";
         let names = public_names(code);
         assert_eq!(names, ["b", "f", "G", "J", "K", "n", "Q", "r", "*"]);
+        let paths = public_paths(code);
+        assert_eq!(paths[..4], ["b", "f", "f::G", "f::h::I as J"]);
+    }
+
+    #[test]
+    fn the_documentation_of_a_name_is_what_stands_before_its_declarations() {
+        let text =
+            "/// One.\n///\n/// ```no_run\n/// b();\n/// ```\n#[derive(Debug)]\npub struct A;\n
+            enum B {\n    /// Two.\n    A,\n}\n/// Three.\nfn b() { A }\nimpl A {}\n";
+        let docs = docs_of(text, "A");
+        assert_eq!(docs[0][0], "One.");
+        assert_eq!(docs[1..], [["Two."]]);
+        assert!(has_example(&docs[0]) && !has_example(&docs[1]));
+        assert!(docs_of(text, "C").is_empty());
+    }
+
+    #[test]
+    fn what_does_not_compile_is_no_example_of_use() {
+        let refused = ["```compile_fail,E0382", "a();", "```"];
+        assert!(!has_example(&refused));
+        assert!(has_example(
+            &[&refused[..], &["```", "b();", "```"]].concat()
+        ));
     }
 
     #[test]
