@@ -190,6 +190,18 @@ pub struct Mr {
 }
 
 /// What is changed of a region by [`Mr::rereg`]; what is not named stays.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Access, Memory, memory::MrReregister};
+/// // Other memory behind the same handle, with other rights; the domain stays.
+/// let larger = Memory::zeroed(1 << 20)?;
+/// let change = MrReregister::new().memory(&larger).access(Access::LOCAL_WRITE);
+/// region.rereg(change).wait()?;
+/// assert_eq!(region.len(), 1 << 20);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct MrReregister {
     translation: Option<(RegionMemory, Option<MemoryRange>)>,

@@ -272,8 +272,9 @@ impl Pd {
     /// Makes an address handle that leads back to the sender of a datagram: see [`AddressVector::answering`].
     ///
     /// ```no_run
-    /// # fn example(pd: &verbs_api::Pd, datagrams: &verbs_api::Qp, memory: &verbs_api::Memory, done: &verbs_api::Completion)
-    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn example(
+    /// #     pd: &verbs_api::Pd, datagrams: &verbs_api::Qp, memory: &verbs_api::Memory, done: &verbs_api::Completion,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// use verbs_api::wr::{self, UdDestination};
     /// let mut grh = [0; 40];
     /// memory.read(0, &mut grh)?; // it was received in front of the message

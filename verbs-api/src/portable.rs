@@ -225,8 +225,10 @@ impl Sink {
 /// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate.
 ///
 /// ```no_run
-/// # fn example(device: &verbs_api::Context, qp: &verbs_api::Qp, key: &verbs_api::MrKey, pages: &verbs_api::PageList, remote: verbs_api::RemoteAddress)
-/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// # fn example(
+/// #     device: &verbs_api::Context, qp: &verbs_api::Qp, key: &verbs_api::MrKey,
+/// #     pages: &verbs_api::PageList, remote: verbs_api::RemoteAddress,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
 /// use verbs_api::portable::{ReadAndInvalidate, read_sink_access};
 /// use verbs_api::wr;
 /// // The queue pair was made with `reserve_portable`, and `key` is free.

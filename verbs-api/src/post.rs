@@ -61,6 +61,13 @@ impl QpRules {
 }
 
 /// Why a request was refused. Nothing of it was posted, and the queue pair is as it was.
+///
+/// ```
+/// use verbs_api::{ErrorKind, wr::PostReason};
+/// let reason = PostReason::TooManySges { max: 1, given: 2 };
+/// assert_eq!(reason.kind(), ErrorKind::InvalidArgument);
+/// assert_eq!(reason.to_string(), "2 scatter/gather entries, at most 1");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostReason {

@@ -199,6 +199,20 @@ impl Srq {
 
     /// Asks for one event when fewer than `srq_limit` requests are left; 0 takes it back.
     ///
+    /// ```no_run
+    /// # fn example(device: &verbs_api::Context, srq: &verbs_api::Srq, pool: &verbs_api::BufferPool)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::event::EventType;
+    /// srq.arm_limit(16).wait()?;
+    /// while device.next_event().wait()?.event_type() != EventType::SrqLimitReached {}
+    /// while let Some(buffer) = pool.take() {
+    ///     srq.post_receive(buffer)?;
+    /// }
+    /// srq.arm_limit(16).wait()?; // one event for each time
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// More than the queue holds.
     #[doc(alias = "ibv_modify_srq")]

@@ -17,7 +17,7 @@ macro_rules! limits {
         ///
         /// ```
         /// use verbs_api::{Limit, capability::Limits};
-        /// let limits = Limits { max_send_sge: 4, ..Limits::default() }; // a program has them of `Context::limits`
+        /// let limits = Limits { max_send_sge: 4, ..Limits::default() }; // those of a device: `Context::limits`
         /// assert_eq!(limits.value(Limit::MaxSendSge), 4);
         /// let short = limits.check(Limit::MaxSendSge, 16).unwrap_err();
         /// assert_eq!(short.to_string(), "max_send_sge: wanted at least 16, offered 4");

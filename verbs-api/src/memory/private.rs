@@ -36,7 +36,7 @@ struct Registration {
 ///     qp.post_receive(buffer)?;
 /// }
 /// let done = cq.next().wait()?.success()?;
-/// println!("{:?} has come", done.buffer()); // which is back in the pool when `done` is dropped
+/// println!("{:?} has come", done.buffer()); // dropping `done` gives the buffer back
 /// # Ok(())
 /// # }
 /// ```

@@ -18,7 +18,7 @@ use crate::provider::modify_in_turn;
 /// # fn example(qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
 /// use verbs_api::{QpEndpoint, ids::{Psn, Qpn}};
 /// let own = qp.endpoint()?;
-/// // In any form, the numbers, the address and the identifier go to the peer, which connects to what they name.
+/// // All four go to the peer, in any form; it makes the same endpoint of them, and connects to it.
 /// let (qp_num, sq_psn) = (own.qp_num.value(), own.sq_psn.value());
 /// let told = QpEndpoint { qp_num: Qpn::new(qp_num), sq_psn: Psn::new(sq_psn), ..own };
 /// assert_eq!(told, own);
@@ -343,6 +343,17 @@ impl Qp {
     }
 
     /// What [`connect`](Self::connect) does, as attributes: the way to INIT, to RTR and to RTS.
+    ///
+    /// ```no_run
+    /// # fn example(qp: &verbs_api::Qp, peer: verbs_api::QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// use verbs_api::ConnectOptions;
+    /// let [init, rtr, rts] = qp.connect_steps(&peer, ConnectOptions::new())?;
+    /// qp.modify(init).wait()?;
+    /// qp.modify(rtr.min_rnr_timer(20)).wait()?; // one attribute is not the default
+    /// qp.modify(rts).wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Datagrams have no peer; there is no such port; or the device was removed.

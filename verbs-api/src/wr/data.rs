@@ -135,6 +135,21 @@ impl RemoteAddress {
 }
 
 /// Where a datagram goes.
+///
+/// ```no_run
+/// # fn example(device: &verbs_api::Context, pd: &verbs_api::Pd, datagrams: &verbs_api::Qp)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use std::net::IpAddr;
+/// use verbs_api::{ids::{Gid, Qpn}, qp::AddressVector, wr::{self, UdDestination}};
+/// // To every queue pair that has attached to the group.
+/// let group = Gid::from("ff0e::1".parse::<IpAddr>()?);
+/// let path = AddressVector::new(device.query_port(1)?.address, group, 1);
+/// let ah = pd.create_ah(path).wait()?;
+/// let everybody = UdDestination { ah, remote_qpn: Qpn::MULTICAST, remote_qkey: 0x1111_1111 };
+/// datagrams.post_one(wr::Send::new(b"hello").to(&everybody).signaled(1))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct UdDestination {
     /// The route.
@@ -149,7 +164,7 @@ pub struct UdDestination {
 ///
 /// ```
 /// use verbs_api::wr::Data;
-/// let inline = Data::from(b"few bytes"); // as regions' entries and private buffers convert into it
+/// let inline = Data::from(b"few bytes"); // an entry of a region and a private buffer convert as well
 /// assert_eq!((inline.len(), inline.num_sge()), (9, 0));
 /// ```
 #[derive(Debug, Default)]

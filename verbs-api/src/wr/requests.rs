@@ -352,7 +352,7 @@ requests! {
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, told: verbs_api::RemoteAddress) -> Result<(), Box<dyn std::error::Error>> {
     /// use verbs_api::wr;
-    /// // The peer asked for a reply to what it opened under this key: with the reply, the key is dead.
+    /// // The peer opened memory under this key for what it asked: the reply closes it.
     /// qp.post_one(wr::SendWithInvalidate::new(b"reply", told.rkey))?;
     /// // The peer: `done.invalidated_rkey()` is the key.
     /// # Ok(())
@@ -415,12 +415,14 @@ requests! {
     /// Octets from remote memory.
     ///
     /// ```no_run
-    /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr, memory: &verbs_api::Memory, remote: verbs_api::RemoteAddress)
-    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn example(
+    /// #     qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr,
+    /// #     memory: &verbs_api::Memory, remote: verbs_api::RemoteAddress,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// use verbs_api::wr;
     /// qp.post_one(wr::Read::new(region.sge(0, 64)?, remote).signaled(1))?;
     /// cq.next().wait()?.success()?;
-    /// println!("{:?}", memory.to_vec(0, 64)?); // what the region is of
+    /// println!("{:?}", memory.to_vec(0, 64)?); // the memory that the region was registered for
     /// # Ok(())
     /// # }
     /// ```
@@ -450,8 +452,10 @@ requests! {
     /// Compares eight remote octets and swaps them where equal; the original comes back.
     ///
     /// ```no_run
-    /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr, memory: &verbs_api::Memory, lock: verbs_api::RemoteAddress)
-    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn example(
+    /// #     qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr,
+    /// #     memory: &verbs_api::Memory, lock: verbs_api::RemoteAddress,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// use verbs_api::wr;
     /// let (free, own) = (0, 7);
     /// qp.post_one(wr::CompareSwap::new(region.sge(0, 8)?, lock, free, own).signaled(1))?;
@@ -472,8 +476,10 @@ requests! {
     /// Adds to eight remote octets; the original comes back.
     ///
     /// ```no_run
-    /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr, memory: &verbs_api::Memory, counter: verbs_api::RemoteAddress)
-    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn example(
+    /// #     qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr,
+    /// #     memory: &verbs_api::Memory, counter: verbs_api::RemoteAddress,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// use verbs_api::wr;
     /// qp.post_one(wr::FetchAdd::new(region.sge(0, 8)?, counter, 1).signaled(1))?;
     /// cq.next().wait()?.success()?;
@@ -491,8 +497,9 @@ requests! {
     /// Writes eight remote octets at once.
     ///
     /// ```no_run
-    /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, memory: &verbs_api::Memory, remote: verbs_api::RemoteAddress)
-    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn example(
+    /// #     qp: &verbs_api::Qp, region: &verbs_api::Mr, memory: &verbs_api::Memory, remote: verbs_api::RemoteAddress,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// use verbs_api::wr;
     /// memory.store_u64(0, 7)?; // the first bytes of the region
     /// qp.post_one(wr::AtomicWrite::new(region.sge(0, 8)?, remote).signaled(1))?;
@@ -511,7 +518,7 @@ requests! {
     /// #     -> Result<(), Box<dyn std::error::Error>> {
     /// use verbs_api::{Access, wr};
     /// qp.post_one(wr::Write::new(region.sge(0, 512)?, remote))?;
-    /// // Its completion: the bytes have outlived a loss of power there.
+    /// // When this completes, the bytes are persistent there.
     /// qp.post_one(wr::Flush::new(remote, 512, Access::FLUSH_PERSISTENT).signaled(1))?;
     /// # Ok(())
     /// # }
@@ -536,7 +543,7 @@ requests! {
     /// let pages = PageList::map(&[memory.into()], 4096, 256)?.list;
     /// let key = pd.alloc_key(256).wait()?.next_consumer_key();
     /// qp.post_one(wr::FastRegister::new(&key, &pages).access(Access::REMOTE_READ))?;
-    /// // Behind it, the key can be used: the peer is told.
+    /// // Requests behind it may rely on the key: this one tells the peer.
     /// qp.post_one(wr::Send::new(&key.remote(pages.address()).to_bytes()).signaled(1))?;
     /// # Ok(())
     /// # }
