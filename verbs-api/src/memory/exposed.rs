@@ -11,13 +11,6 @@ use super::{Allocation, Span};
 
 /// Memory that may be registered with remote rights or by fast-register. Cloning shares it.
 ///
-/// A peer may write it at any moment, so there is no way to a `&[u8]`: copy in and out.
-///
-/// ```compile_fail
-/// let memory = verbs_api::Memory::zeroed(64).unwrap();
-/// let slice: &[u8] = &memory;
-/// ```
-///
 /// ```
 /// use verbs_api::Memory;
 /// let memory = Memory::zeroed(64)?;
@@ -25,6 +18,13 @@ use super::{Allocation, Span};
 /// assert_eq!(memory.to_vec(8, 5)?, b"hello");
 /// assert!(memory.write(60, b"hello").is_err(), "5 bytes from 60 on, of 64");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A peer may write it at any moment, so there is no way to a `&[u8]`: copy in and out.
+///
+/// ```compile_fail
+/// let memory = verbs_api::Memory::zeroed(64).unwrap();
+/// let slice: &[u8] = &memory;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Memory {

@@ -112,15 +112,6 @@ impl fmt::Debug for BufferPool {
 
 /// A buffer of private memory: an ordinary slice while the program holds it, the device's while it is posted.
 ///
-/// Dropping it gives it back to its pool.
-///
-/// ```compile_fail
-/// fn after_post(batch: &mut verbs_api::Batch<'_>, mut buffer: verbs_api::Buffer) {
-///     batch.push(verbs_api::wr::Send::new(buffer));
-///     buffer[0] = 1; // handed over: the program no longer holds it
-/// }
-/// ```
-///
 /// ```no_run
 /// # fn example(pool: &verbs_api::BufferPool, qp: &verbs_api::Qp, cq: &verbs_api::Cq)
 /// #     -> Result<(), Box<dyn std::error::Error>> {
@@ -133,6 +124,15 @@ impl fmt::Debug for BufferPool {
 /// let again = done.take_buffers().next(); // the same buffer, for the next message
 /// # Ok(())
 /// # }
+/// ```
+///
+/// Dropping it gives it back to its pool.
+///
+/// ```compile_fail
+/// fn after_post(batch: &mut verbs_api::Batch<'_>, mut buffer: verbs_api::Buffer) {
+///     batch.push(verbs_api::wr::Send::new(buffer));
+///     buffer[0] = 1; // handed over: the program no longer holds it
+/// }
 /// ```
 pub struct Buffer {
     pool: Arc<Pool>,

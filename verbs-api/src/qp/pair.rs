@@ -76,15 +76,6 @@ pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 /// Every thread may post; posts to one queue are carried out one after the other, in the order of
 /// each thread. Posting allocates nothing.
 ///
-/// Destroying takes the handle:
-///
-/// ```compile_fail
-/// fn after_destroy(qp: verbs_api::Qp) {
-///     let destroyed = qp.destroy();
-///     qp.query().unwrap(); // the handle is gone
-/// }
-/// ```
-///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq, peer: verbs_api::QpEndpoint)
 /// #     -> Result<(), Box<dyn std::error::Error>> {
@@ -95,6 +86,15 @@ pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 /// qp.post_one(wr::Send::new(b"hello").signaled(7))?;
 /// # Ok(())
 /// # }
+/// ```
+///
+/// Destroying takes the handle:
+///
+/// ```compile_fail
+/// fn after_destroy(qp: verbs_api::Qp) {
+///     let destroyed = qp.destroy();
+///     qp.query().unwrap(); // the handle is gone
+/// }
 /// ```
 #[derive(Clone)]
 #[doc(alias = "ibv_qp")]

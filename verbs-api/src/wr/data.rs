@@ -13,13 +13,6 @@ use crate::objects::Ah;
 /// checks key, bounds and rights when the request runs. Laid out as the C interface has it: `addr`, `length` and `lkey` at
 /// 0, 8 and 12.
 ///
-/// A program cannot make up a key:
-///
-/// ```compile_fail,E0451
-/// use verbs_api::{Sge, ids::LKey};
-/// let forged = Sge { addr: 0x1000, length: 11, lkey: LKey::new(0x1234) };
-/// ```
-///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, header: &verbs_api::Mr, body: &verbs_api::Mr)
 /// #     -> Result<(), Box<dyn std::error::Error>> {
@@ -28,6 +21,13 @@ use crate::objects::Ah;
 /// qp.post_one(wr::Send::new(&entries))?; // one message of both
 /// # Ok(())
 /// # }
+/// ```
+///
+/// A program cannot make up a key:
+///
+/// ```compile_fail,E0451
+/// use verbs_api::{Sge, ids::LKey};
+/// let forged = Sge { addr: 0x1000, length: 11, lkey: LKey::new(0x1234) };
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[doc(alias = "ibv_sge")]

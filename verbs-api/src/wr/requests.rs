@@ -581,18 +581,6 @@ requests! {
 
     /// Binds a window to a stretch of a region.
     ///
-    /// It names the window and the region by their handles, which must be of the queue pair's context. Whether all three
-    /// are of one protection domain is checked by the device. A destroyed object cannot be named, since its handle is gone;
-    /// where a clone of that is left, posting refuses it with [`PostReason::InvalidHandle`].
-    ///
-    /// ```compile_fail,E0382
-    /// # use verbs_api::{Mr, Mw, Qp, wr::BindWindow};
-    /// fn bind_to_what_is_gone(qp: &Qp, window: &Mw, region: Mr) {
-    ///     let deregistered = region.deregister().wait();
-    ///     let posted = qp.post_one(BindWindow::new(window, &region, 0, 64));
-    /// }
-    /// ```
-    ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, pages: &verbs_api::PageList, window: &verbs_api::Mw)
     /// #     -> Result<(), Box<dyn std::error::Error>> {
@@ -606,6 +594,18 @@ requests! {
     /// qp.post(&mut batch)?;
     /// # Ok(())
     /// # }
+    /// ```
+    ///
+    /// It names the window and the region by their handles, which must be of the queue pair's context. Whether all three
+    /// are of one protection domain is checked by the device. A destroyed object cannot be named, since its handle is gone;
+    /// where a clone of that is left, posting refuses it with [`PostReason::InvalidHandle`].
+    ///
+    /// ```compile_fail,E0382
+    /// # use verbs_api::{Mr, Mw, Qp, wr::BindWindow};
+    /// fn bind_to_what_is_gone(qp: &Qp, window: &Mw, region: Mr) {
+    ///     let deregistered = region.deregister().wait();
+    ///     let posted = qp.post_one(BindWindow::new(window, &region, 0, 64));
+    /// }
     /// ```
     BindWindow {
         // None is refused while posting.
