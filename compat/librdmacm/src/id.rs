@@ -259,6 +259,12 @@ pub fn some_port() -> u16 {
     EPHEMERAL.start() + (random() % count) as u16
 }
 
+/// Each port of those that are assigned, in turn from one of them.
+pub fn some_ports() -> impl Iterator<Item = u16> {
+    let first = some_port();
+    (first..=*EPHEMERAL.end()).chain(*EPHEMERAL.start()..first)
+}
+
 /// The identifier behind a pointer of the program: the structure and ours.
 ///
 /// # Errors
@@ -593,11 +599,11 @@ pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<()
         return Err(Errno::INVAL);
     }
     state.has_assigned_port = local.port() == 0;
-    let mut local = local;
-    if state.has_assigned_port {
-        local.set_port(some_port());
-    }
-    let port = Port::take(public.service(), local, state.options)?;
+    let port = match state.has_assigned_port {
+        true => Port::assign(public.service(), local, state.options)?,
+        false => Port::take(public.service(), local, state.options)?,
+    };
+    let local = port.at();
     // libfabric tries loopback on machines whose devices are elsewhere.
     let may_be_nowhere = state.is_sync && local.ip().is_loopback();
     drop(state);

@@ -8,7 +8,7 @@ use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
 
 use crate::device::Service;
-use crate::id::Options;
+use crate::id::{Options, some_ports};
 
 struct Bound {
     service: Service,
@@ -52,6 +52,29 @@ impl Port {
             options,
         });
         Ok(Self { service, at })
+    }
+
+    /// Takes one of the ports that are assigned, whatever that of the address is.
+    ///
+    /// # Errors
+    /// Identifiers have them all.
+    pub(crate) fn assign(
+        service: Service,
+        mut at: SocketAddr,
+        options: Options,
+    ) -> Result<Self, Errno> {
+        for port in some_ports() {
+            at.set_port(port);
+            if let Ok(port) = Self::take(service, at, options) {
+                return Ok(port);
+            }
+        }
+        Err(Errno(libc::EADDRNOTAVAIL))
+    }
+
+    /// The address with the port.
+    pub(crate) const fn at(&self) -> SocketAddr {
+        self.at
     }
 }
 

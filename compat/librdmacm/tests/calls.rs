@@ -1,6 +1,7 @@
 //! The functions as a program calls them: what it may do wrong, and a connection from one end to the other.
 #![allow(unsafe_code)]
 
+use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -479,6 +480,26 @@ fn a_port_of_both_families_is_of_two_that_say_so() {
     let (fourth, bound) = bind(true, "[::]:7003");
     assert_eq!(bound, 0);
     for id in [first, second, third, fourth] {
+        assert_eq!(call!(id::destroy(id)), 0);
+    }
+    call!(channel::destroy(channel));
+}
+
+// So many ports taken at random out of 4,536 would not all differ.
+#[test]
+fn each_identifier_is_assigned_a_port_of_its_own() {
+    let channel = channel::create();
+    let ids: Vec<_> = (0..400)
+        .map(|_| {
+            let id = new_id(channel, port_space::TCP);
+            let mut at = sockaddr("127.0.0.1:0");
+            assert_eq!(call!(id::bind_addr(id, (&raw mut at).cast())), 0);
+            id
+        })
+        .collect();
+    let ports: HashSet<_> = ids.iter().map(|&id| call!(id::get_src_port(id))).collect();
+    assert_eq!(ports.len(), ids.len());
+    for id in ids {
         assert_eq!(call!(id::destroy(id)), 0);
     }
     call!(channel::destroy(channel));
