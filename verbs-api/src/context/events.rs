@@ -26,6 +26,17 @@ type EventHandler = Arc<dyn Fn(AsyncEvent) + Send + Sync>;
 /// An asynchronous event. Dropping it acknowledges it.
 ///
 /// The object that it is about is not destroyed before: a destroy started meanwhile stays pending.
+///
+/// ```no_run
+/// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::event::EventType;
+/// let event = device.next_event().wait()?;
+/// if event.event_type() == EventType::QpFatal {
+///     eprintln!("{:?} is of no use any more", event.object());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[doc(alias = "ibv_async_event")]
 #[doc(alias = "ibv_ack_async_event")]
 pub struct AsyncEvent {

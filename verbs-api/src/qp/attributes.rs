@@ -97,6 +97,12 @@ impl AddressVector {
 macro_rules! qp_attributes {
     ($( $(#[doc = $doc:literal])* $field:ident: $ty:ty = $bit:literal $mask:ident, )*) => {
         /// Attributes to change: those that are set.
+        ///
+        /// ```
+        /// use verbs_api::qp::{QpAttributes, QpState};
+        /// let patient = QpAttributes::new().qp_state(QpState::Rts).timeout(18).retry_cnt(7);
+        /// assert_eq!((patient.timeout, patient.min_rnr_timer), (Some(18), None));
+        /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Default)]
         #[doc(alias = "ibv_qp_attr")]
         pub struct QpAttributes {

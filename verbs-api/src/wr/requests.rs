@@ -99,6 +99,12 @@ impl Operations {
 
 bitflags! {
     /// How a request is carried out and reported.
+    ///
+    /// ```
+    /// use verbs_api::wr::{self, SendFlags};
+    /// let flags = SendFlags::FENCE | SendFlags::SIGNALED;
+    /// let after_reads = wr::Send::new(b"the reads are done").flags(flags).wr_id(7);
+    /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_send_flags")]
     pub struct SendFlags: u8 {
