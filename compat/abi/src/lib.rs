@@ -7,6 +7,8 @@
     reason = "names and meanings are those of rdma-core's manual pages"
 )]
 
+mod convert;
+
 use std::ffi::{c_char, c_int, c_void};
 
 /// Where a structure has a table of function pointers, a slot of it.

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use verbs_api::qp::AddressVector;
 use verbs_api::{Ah, Completion, Context, Transport, completion::WcFlags, ids::Gid};
 
-use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvGid, IbvGlobalRoute, IbvGrh, IbvPd, IbvWc};
+use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvGrh, IbvPd, IbvWc};
 use crate::context;
 use crate::device::{self, ListedDevice};
 use crate::errno::{Errno, code, pointer};
@@ -47,25 +47,6 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
         static_rate: attr.static_rate,
         ..AddressVector::new(port.address.peer(gid), gid, attr.port_num)
     })
-}
-
-/// The other way.
-pub fn attr(path: &AddressVector) -> IbvAhAttr {
-    IbvAhAttr {
-        grh: IbvGlobalRoute {
-            dgid: IbvGid { raw: path.dgid.0 },
-            flow_label: path.flow_label,
-            sgid_index: path.sgid_index,
-            hop_limit: path.hop_limit,
-            traffic_class: path.traffic_class,
-        },
-        dlid: 0,
-        sl: path.sl,
-        src_path_bits: path.src_path_bits,
-        static_rate: path.static_rate,
-        is_global: path.is_global.into(),
-        port_num: path.port_num,
-    }
 }
 
 /// `ibv_create_ah`.
@@ -133,7 +114,7 @@ pub unsafe extern "C" fn init_from_wc(
         // SAFETY: plain bytes, as many as the structure has.
         let grh: [u8; 40] = unsafe { std::mem::transmute(*grh) };
         let known = state.context.query_port(port)?;
-        *target = attr(&AddressVector::answering(&known, &done, &grh)?);
+        *target = (&AddressVector::answering(&known, &done, &grh)?).into();
         Ok(())
     }))
 }

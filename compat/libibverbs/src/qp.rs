@@ -18,8 +18,7 @@ use verbs_api::{
 };
 
 use crate::abi::{
-    IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, Slot,
-    qp_type,
+    IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpEx, IbvQpInitAttr, Slot, qp_type,
 };
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::object::Object;
@@ -54,26 +53,6 @@ pub struct State {
 pub unsafe fn own<'a>(qp: *const IbvQp) -> Result<&'a State, Errno> {
     // SAFETY: as the caller promises.
     unsafe { QpObject::own(qp.cast()) }
-}
-
-fn cap_in(cap: &IbvQpCap) -> QpCap {
-    QpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
-}
-
-fn cap_out(cap: QpCap) -> IbvQpCap {
-    IbvQpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
 }
 
 /// What decides how a queue pair is made.
@@ -120,7 +99,7 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         }
         _ => return Err(Errno::OPNOTSUPP),
     };
-    let mut cap = cap_in(&init.cap);
+    let mut cap = QpCap::from(&init.cap);
     // An atomic write carries its octets in the request.
     if plan
         .operations
@@ -153,7 +132,7 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         let idle = idle.pkey_index(0).port_num(1);
         qp.modify(idle.qp_access_flags(Access::empty())).wait()?;
     }
-    init.cap = cap_out(qp.cap());
+    init.cap = (&qp.cap()).into();
     let mut public = public_part(public, &qp, init.qp_type, init.qp_context);
     (public.qp.pd, public.qp.srq) = (pd, init.srq);
     (public.qp.send_cq, public.qp.recv_cq) = (init.send_cq, init.recv_cq);
@@ -414,7 +393,7 @@ pub fn attr_of(wanted: &QpAttributes) -> (IbvQpAttr, c_int) {
         pkey_index: PKEY_INDEX, index => index;
         port_num: PORT, port => port;
         qkey: QKEY, key => key;
-        ah_attr: AV, path => ah::attr(&path);
+        ah_attr: AV, path => (&path).into();
         path_mtu: PATH_MTU, mtu => mtu as c_int;
         timeout: TIMEOUT, timeout => timeout;
         retry_cnt: RETRY_CNT, count => count;
@@ -486,9 +465,9 @@ pub unsafe extern "C" fn query(
         attr.sq_psn = known.sq_psn.unwrap_or_default().value();
         attr.dest_qp_num = known.dest_qp_num.unwrap_or_default().value();
         attr.qp_access_flags = known.qp_access_flags.unwrap_or_default().bits();
-        attr.cap = cap_out(found.cap);
+        attr.cap = (&found.cap).into();
         if let Some(path) = known.ah_attr {
-            attr.ah_attr = ah::attr(&path);
+            attr.ah_attr = (&path).into();
         }
         attr.pkey_index = known.pkey_index.unwrap_or(0);
         attr.en_sqd_async_notify = u8::from(known.en_sqd_async_notify.unwrap_or(false));
@@ -508,7 +487,7 @@ pub unsafe extern "C" fn query(
             send_cq: public.send_cq,
             recv_cq: public.recv_cq,
             srq: public.srq,
-            cap: cap_out(found.cap),
+            cap: (&found.cap).into(),
             qp_type: public.qp_type,
             sq_sig_all: c_int::from(state.sq_sig_all),
         };

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use polyverbs::connection::source_of;
 use polyverbs_connection::Connector;
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvContext, IbvPd};
-use polyverbs_libibverbs::ah;
 use polyverbs_libibverbs::context::{self, lock};
 use polyverbs_libibverbs::device::{self, ListedDevice};
 use polyverbs_libibverbs::errno::{Errno, pointer};
@@ -63,7 +62,7 @@ impl CmDevice {
     /// A path from it as programs see it, from the GID of its address.
     pub fn path(&self, path: &AddressVector) -> IbvAhAttr {
         let port = self.context.query_port(path.port_num);
-        ah::attr(&AddressVector {
+        IbvAhAttr::from(&AddressVector {
             sgid_index: port.map_or(0, |port| port.default_gid_index()),
             ..*path
         })

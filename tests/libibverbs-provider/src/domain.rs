@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use polyverbs_abi::{IbvAh, IbvAhAttr, IbvGid, IbvGlobalRoute, IbvMr, IbvPd};
+use polyverbs_abi::{IbvAh, IbvMr, IbvPd};
 use verbs_api::capability::Features;
-use verbs_api::ids::{LKey, LinkAddress};
+use verbs_api::ids::LKey;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{
     AhOps, MrChange, MrInit, MrOps, MwOps, MwType, PdOps, QpInit, QpOps, RegionMemory, Reply,
@@ -74,7 +74,7 @@ impl PdOps for Domain {
     fn create_ah(&self, path: AddressVector, reply: Reply<Arc<dyn AhOps>>) {
         let (context, pd) = self.parts();
         self.context.start(reply, move || {
-            let ah = Arc::new(pd.create_ah(ah_attr(&path))?);
+            let ah = Arc::new(pd.create_ah((&path).into())?);
             Ok(Arc::new(AddressHandle { ah, path, context }) as _)
         });
     }
@@ -262,27 +262,6 @@ impl AhOps for AddressHandle {
     fn destroy(&self, reply: Reply<()>) {
         let ah = Arc::clone(&self.ah);
         self.context.start(reply, move || ah.destroy());
-    }
-}
-
-pub(crate) fn ah_attr(path: &AddressVector) -> IbvAhAttr {
-    IbvAhAttr {
-        grh: IbvGlobalRoute {
-            dgid: IbvGid { raw: path.dgid.0 },
-            flow_label: path.flow_label,
-            sgid_index: path.sgid_index,
-            hop_limit: path.hop_limit,
-            traffic_class: path.traffic_class,
-        },
-        dlid: match path.address {
-            LinkAddress::Lid(lid) => lid,
-            _ => 0,
-        },
-        sl: path.sl,
-        src_path_bits: path.src_path_bits,
-        static_rate: path.static_rate,
-        is_global: path.is_global.into(),
-        port_num: path.port_num,
     }
 }
 

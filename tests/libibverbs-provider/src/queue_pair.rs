@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvQpInitAttr, qp_type};
+use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, qp_type};
 use verbs_api::capability::Limits;
 use verbs_api::ids::{Gid, Qpn};
 use verbs_api::provider::{Operation, PostOps, QpInit, QpOps, Reply, own};
@@ -15,7 +15,6 @@ use verbs_api::{RKey, VerbError};
 use crate::completion_queue::{CompletionQueue, Outstanding};
 use crate::context::{Context, lock};
 use crate::device;
-use crate::domain::ah_attr;
 use crate::outstanding::{Receives, Sends, Sent};
 use crate::receive_queue::{ReceiveQueue, post_all};
 use crate::request::{self, OPERATIONS};
@@ -58,7 +57,7 @@ impl QueuePair {
         };
         let mut attr = IbvQpInitAttr {
             qp_context: cookie(init.id),
-            cap: cap_in_c(&init.cap),
+            cap: (&init.cap).into(),
             qp_type: type_in_c(init.qp_type)?,
             ..IbvQpInitAttr::zero()
         };
@@ -88,7 +87,7 @@ impl QueuePair {
                 set: Mutex::default(),
                 max_datagram: AtomicU32::new(0),
             }),
-            cap: cap_of(&attr.cap),
+            cap: (&attr.cap).into(),
             sq_sig_all: init.sq_sig_all,
         })
     }
@@ -157,26 +156,6 @@ fn type_in_c(of: QpType) -> Result<c_int, VerbError> {
         QpType::Ud => qp_type::UD,
         _ => return Err(VerbError::UnsupportedVerb("queue pairs of this service")),
     })
-}
-
-fn cap_in_c(cap: &QpCap) -> IbvQpCap {
-    IbvQpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
-}
-
-fn cap_of(cap: &IbvQpCap) -> QpCap {
-    QpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
 }
 
 impl Own {
@@ -296,7 +275,7 @@ fn attr_in_c(wanted: &QpAttributes) -> IbvQpAttr {
         pkey_index: index => index;
         port_num: port => port;
         qkey: qkey => qkey;
-        ah_attr: path => ah_attr(&path);
+        ah_attr: path => (&path).into();
         path_mtu: mtu => mtu as c_int;
         timeout: timeout => timeout;
         retry_cnt: count => count;
