@@ -71,6 +71,7 @@ use ::bmme as _;
 use block_loopback as _;
 use emulated_ib as _;
 use emulated_iwarp as _;
+use libibverbs_provider as _;
 use low_latency_qp as _;
 use masked_atomics as _;
 use xrc as _;

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
-use crate::capability::{DeviceAttributes, FeatureBits, Grant, Requirements, Shortfall};
+use crate::capability::{DeviceAttributes, FeatureBits, Grant, PortState, Requirements, Shortfall};
 use crate::context::Context;
 use crate::error::VerbError;
 use crate::extension::{ExtensionDescriptor, Extensions};
-use crate::provider::{CONTRACT_VERSION, DeviceOps, Provider};
+use crate::provider::{Absent, CONTRACT_VERSION, DeviceOps, Provider};
 
 /// A provider that registers itself where its crate is linked and named: see [`link_provider`](crate::provider::link_provider).
 pub struct LinkedProvider(pub &'static dyn Provider);
@@ -492,22 +492,33 @@ impl Registry {
         &self.extensions
     }
 
-    /// Opens the device that meets the requirements with most of what is preferred; among equals the
-    /// first by name. Grants exactly what was asked for.
+    /// What the providers cannot offer, each with the provider's name.
+    pub fn absent(&self) -> Vec<(&'static str, Absent)> {
+        let of = |(name, provider): (&&'static str, &Registered)| {
+            let (name, absent) = (*name, provider.0.absent());
+            absent.into_iter().map(move |absent| (name, absent))
+        };
+        self.providers.iter().flat_map(of).collect()
+    }
+
+    /// Opens the device that meets the requirements and comes first in this order: one with a port that is active; one that is
+    /// no [fallback](Provider::is_fallback), as emulated devices are; that with most of what is preferred; the first by name.
+    /// Grants exactly what was asked for.
     ///
     /// # Errors
     /// All that every device lacks, in one error; or why there is no device at all.
     pub fn open(&self, requirements: &Requirements) -> Result<Context, OpenError> {
         let candidates = self.candidates(requirements)?;
-        let mut best: Option<(u32, &Device, Grant)> = None;
+        let mut best: Option<(Rank, &Device, Grant)> = None;
         let mut shortfalls = Vec::new();
         for device in candidates {
-            match requirements.check(&device.attributes()) {
+            let attributes = device.attributes();
+            match requirements.check(&attributes) {
                 Err(shortfall) => shortfalls.push(shortfall),
                 Ok(grant) => {
-                    let bits = grant.sets().iter().map(|set| set.bits.count_ones()).sum();
-                    if best.as_ref().is_none_or(|(most, ..)| bits > *most) {
-                        best = Some((bits, device, grant));
+                    let rank = self.rank(device, &attributes, &grant);
+                    if best.as_ref().is_none_or(|(best, ..)| rank > *best) {
+                        best = Some((rank, device, grant));
                     }
                 }
             }
@@ -515,6 +526,19 @@ impl Registry {
         match best {
             Some((_, device, grant)) => device.open_granted(grant),
             None => Err(OpenError::NotMet(shortfalls)),
+        }
+    }
+
+    fn rank(&self, device: &Device, attributes: &DeviceAttributes, grant: &Grant) -> Rank {
+        let provider = self.providers.get(device.provider);
+        let bits = grant.sets().iter().map(|set| set.bits.count_ones());
+        Rank {
+            has_active_port: attributes
+                .ports
+                .iter()
+                .any(|port| port.state == PortState::Active),
+            is_no_fallback: provider.is_some_and(|provider| !provider.0.is_fallback()),
+            granted: bits.sum(),
         }
     }
 
@@ -536,6 +560,14 @@ impl Registry {
         })?;
         Ok(vec![device])
     }
+}
+
+// Which of two devices is opened: the fields count in this order.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    has_active_port: bool,
+    is_no_fallback: bool,
+    granted: u32,
 }
 
 fn check_version(name: &'static str, built_for: u32) -> Result<(), RegistryError> {

@@ -109,6 +109,10 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
         self.0.provider()
     }
 
+    fn is_fallback(&self) -> bool {
+        true
+    }
+
     fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
         let options = EmulatedOptions {
             extensions: Some(extensions.clone()),

@@ -602,6 +602,15 @@ pub trait QpOps: AsAny {
     fn destroy(&self, reply: Reply<()>);
 }
 
+/// What a provider cannot offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// A device by its name, or what the provider needs for any.
+    pub what: String,
+    /// Why.
+    pub why: VerbError,
+}
+
 /// A provider: what is registered with a [`Registry`](crate::Registry).
 pub trait Provider: Sync {
     /// Unique name.
@@ -617,6 +626,18 @@ pub trait Provider: Sync {
     /// # Errors
     /// Why there are none: which mandatory part is missing.
     fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
+
+    /// What it cannot offer, and why, as of when it was last asked for its devices: a device that does not open, or a library
+    /// that is not there.
+    fn absent(&self) -> Vec<Absent> {
+        Vec::new()
+    }
+
+    /// Whether its devices are for programs that have no other: [`Registry::open`](crate::Registry::open) takes one where
+    /// no other provider's meets the requirements.
+    fn is_fallback(&self) -> bool {
+        false
+    }
 
     /// Its devices now, asked by a registry that has the devices `known` from it. A device that is still there is answered
     /// as the same object; one that is new is made with these extensions. By default devices neither come nor go.

@@ -29,7 +29,7 @@ use verbs_api::objects::{ObjectId, ObjectKind};
 
 use crate::library::Library;
 
-pub(crate) use context::open_all;
+pub(crate) use context::{List, Listed};
 pub(crate) use domain::Change;
 
 /// An object of the library, until it is destroyed.

@@ -1,12 +1,12 @@
 //! Open devices, their events, and what is made from them.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use polyverbs_abi::{
-    IbvAsyncEvent, IbvCompChannel, IbvContext, IbvCq, IbvDeviceAttr, IbvGidEntry, IbvPd,
+    IbvAsyncEvent, IbvCompChannel, IbvContext, IbvCq, IbvDevice, IbvDeviceAttr, IbvGidEntry, IbvPd,
     IbvPortAttr, IbvQp, IbvSrq,
 };
 use verbs_api::VerbError;
@@ -16,27 +16,88 @@ use verbs_api::objects::{ObjectId, ObjectKind};
 use super::{Live, Zero as _, cookie, identity, last_error};
 use crate::library::Library;
 
-/// Every device that the library lists, opened; those that do not open are left out.
-///
-/// # Errors
-/// The library cannot list any.
-pub(crate) fn open_all(library: &'static Library) -> Result<Vec<Live<IbvContext>>, VerbError> {
-    let mut count = 0;
-    // SAFETY: room for the number.
-    let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
-    if list.is_null() {
-        return Err(last_error("get_device_list"));
+/// The devices that the library lists.
+pub(crate) struct List {
+    library: &'static Library,
+    at: *mut *mut IbvDevice,
+    len: usize,
+}
+
+impl List {
+    /// Those that there are now.
+    ///
+    /// # Errors
+    /// The library cannot tell.
+    pub(crate) fn of(library: &'static Library) -> Result<Self, VerbError> {
+        let mut count = 0;
+        // SAFETY: room for the number.
+        let at = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+        if at.is_null() {
+            return Err(last_error("get_device_list"));
+        }
+        let len = usize::try_from(count).unwrap_or(0);
+        Ok(Self { library, at, len })
     }
-    let count = usize::try_from(count).unwrap_or(0);
-    let devices = (0..count).filter_map(|index| {
-        // SAFETY: within the list, which is not freed before all are opened.
-        let context = unsafe { (library.ibv_open_device)(*list.add(index)) };
-        Live::new(library, ObjectKind::Context, "open_device", context).ok()
-    });
-    let devices = devices.collect();
-    // SAFETY: it is the library's; a device that is open stays.
-    unsafe { (library.ibv_free_device_list)(list) };
-    Ok(devices)
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Listed<'_>> {
+        (0..self.len).filter_map(|index| {
+            // SAFETY: within the list; a device of it lives as long.
+            let device = NonNull::new(unsafe { *self.at.add(index) })?;
+            Some(Listed { list: self, device })
+        })
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: it is the library's; a device that is open stays.
+        unsafe { (self.library.ibv_free_device_list)(self.at) };
+    }
+}
+
+/// A device that is not open.
+pub(crate) struct Listed<'l> {
+    list: &'l List,
+    device: NonNull<IbvDevice>,
+}
+
+impl Listed<'_> {
+    fn device(&self) -> &IbvDevice {
+        // SAFETY: it lives as long as its list.
+        unsafe { self.device.as_ref() }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        text(&self.device().name)
+    }
+
+    /// The name of its file below `/dev/infiniband`.
+    pub(crate) fn file(&self) -> String {
+        text(&self.device().dev_name)
+    }
+
+    pub(crate) fn open(&self) -> Result<Live<IbvContext>, VerbError> {
+        let library = self.list.library;
+        // SAFETY: the device lives. An error number from before is none of this.
+        let context = unsafe {
+            *libc::__errno_location() = 0;
+            (library.ibv_open_device)(self.device.as_ptr())
+        };
+        Live::new(library, ObjectKind::Context, "open_device", context)
+    }
+
+    /// Whether a context is of this device, and not of one that had its name before.
+    pub(crate) fn is_of(&self, context: &Live<IbvContext>) -> bool {
+        // SAFETY: it lives.
+        let device = context.with(|at| unsafe { (*at).device });
+        device == Ok(self.device.as_ptr())
+    }
+}
+
+fn text(octets: &[c_char]) -> String {
+    let octets = octets.iter().map(|&octet| octet as u8);
+    let text: Vec<u8> = octets.take_while(|&octet| octet != 0).collect();
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 impl Live<IbvContext> {
@@ -52,17 +113,11 @@ impl Live<IbvContext> {
         self.end("close_device", self.library.ibv_close_device)
     }
 
-    /// Its name, and whether it speaks iWARP.
-    pub(crate) fn name(&self) -> Result<(String, bool), VerbError> {
+    /// Whether it speaks iWARP.
+    pub(crate) fn is_iwarp(&self) -> Result<bool, VerbError> {
         const IWARP: c_int = 1;
-        self.with(|at| {
-            // SAFETY: the context and its device live.
-            let device = unsafe { &*(*at).device };
-            let octets = device.name.iter().map(|&octet| octet as u8);
-            let name: Vec<u8> = octets.take_while(|&octet| octet != 0).collect();
-            let name = String::from_utf8_lossy(&name).into_owned();
-            (name, device.transport_type == IWARP)
-        })
+        // SAFETY: the context and its device live.
+        self.with(|at| unsafe { (*(*at).device).transport_type == IWARP })
     }
 
     pub(crate) fn num_comp_vectors(&self) -> Result<u32, VerbError> {

@@ -14,7 +14,7 @@ use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 
 use crate::context::{Context, Open};
 use crate::trial::Trial;
-use crate::verbs::Live;
+use crate::verbs::{Listed, Live};
 
 pub(crate) struct Device {
     attributes: DeviceAttributes,
@@ -23,23 +23,24 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// What the provider makes of a device of the library: nothing of an iWARP device.
+    /// What the provider makes of a device of the library.
     ///
     /// # Errors
-    /// The device does not say what it has.
+    /// It does not say what it has.
     pub(crate) fn new(
         provider: &'static str,
+        name: String,
         listed: Live<IbvContext>,
-    ) -> Result<Option<Self>, VerbError> {
-        let (name, is_iwarp) = listed.name()?;
-        if is_iwarp {
+    ) -> Result<Self, VerbError> {
+        if listed.is_iwarp()? {
+            const WHY: &str = "its queue pairs are connected by librdmacm, which is not loaded";
             listed.close()?;
-            return Ok(None);
+            return Err(VerbError::UnsupportedHere(WHY.to_owned()));
         }
         let said = listed.query_device()?;
         let tried = Trial::of(&listed)?;
         let attributes = DeviceAttributes {
-            name: format!("hw-{name}"),
+            name,
             provider,
             transport: Transport::InfiniBand,
             node_guid: Guid(said.node_guid.to_ne_bytes()),
@@ -56,7 +57,12 @@ impl Device {
             masked_atomic_cap: AtomicScope::None,
             ports: ports(&listed, said.phys_port_cnt)?,
         };
-        Ok(Some(Self { attributes, listed }))
+        Ok(Self { attributes, listed })
+    }
+
+    /// Whether it is one that is listed now.
+    pub(crate) fn is(&self, listed: &Listed<'_>) -> bool {
+        listed.is_of(&self.listed)
     }
 }
 

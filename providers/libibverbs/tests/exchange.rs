@@ -1,8 +1,9 @@
-//! What the probes of the matrix leave out, over a device of `libibverbs.so.1`: buffers that are handed over, unsignaled
-//! requests, notices, futures. Prints a line for each behaviour that it has seen.
+//! What the probes of the matrix leave out, over our own C library: buffers that are handed over, unsignaled requests, notices,
+//! futures.
+
+mod common;
 
 use std::error::Error;
-use std::process::ExitCode;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -11,61 +12,12 @@ use verbs_api::completion::{Notify, WcStatus};
 use verbs_api::portable::RemoteAccess;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, BufferPool, Completion, Context, Cq, Features, Memory, Mr, Operations, Pd, Qp,
-    QpOptions, Registry, Requirements, connect_pair, wr,
+    Access, BufferPool, Completion, Cq, Memory, Mr, Operations, Pd, Qp, QpOptions, connect_pair, wr,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn main() -> ExitCode {
-    match exchange() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("exchange: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
 type Outcome = Result<(), Box<dyn Error>>;
-
-/// What holds, and what sees to it.
-type Behaviour = (&'static str, fn(&Pair) -> Outcome);
-
-fn exchange() -> Outcome {
-    let mut registry = Registry::new();
-    registry.add_provider(&libibverbs_provider::PROVIDER)?;
-    let context = registry.open(&Requirements::new().needs(Features::WINDOW_2B))?;
-    let behaviours: [Behaviour; 7] = [
-        (
-            "buffers of unsignaled requests come back with the next completion",
-            unsignaled_buffers,
-        ),
-        (
-            "a full queue refuses, and has room when a completion was polled",
-            full_queue,
-        ),
-        ("an armed queue gives one notice", notice),
-        ("a request is awaited", futures),
-        (
-            "a reset and a destroy give buffers back",
-            buffers_of_the_gone,
-        ),
-        (
-            "a queue pair is destroyed while another thread posts and polls",
-            destroyed_under_fire,
-        ),
-        (
-            "memory is opened to a peer by a portable operation, and closed",
-            remote_access,
-        ),
-    ];
-    for (name, behaves) in behaviours {
-        behaves(&Pair::new(&context)?).map_err(|error| format!("{name}: {error}"))?;
-        println!("{name}");
-    }
-    Ok(())
-}
 
 /// Two connected queue pairs, each with a completion queue, and buffers.
 struct Pair {
@@ -83,7 +35,8 @@ const BUFFERS: u32 = 8;
 const DEPTH: u32 = 4;
 
 impl Pair {
-    fn new(context: &Context) -> Result<Self, Box<dyn Error>> {
+    fn new() -> Result<Self, Box<dyn Error>> {
+        let context = common::open("ib0@libibverbs");
         let pd = context.alloc_pd().wait()?;
         let (near_cq, far_cq) = (context.create_cq(64).wait()?, context.create_cq(64).wait()?);
         let near = pd
@@ -121,7 +74,9 @@ fn ensure(holds: bool, what: &str) -> Outcome {
     if holds { Ok(()) } else { Err(what.into()) }
 }
 
-fn unsignaled_buffers(pair: &Pair) -> Outcome {
+#[test]
+fn buffers_of_unsignaled_requests_come_back_with_the_next_completion() -> Outcome {
+    let pair = &Pair::new()?;
     for _ in 0..3 {
         pair.far.post_receive(pair.buffer(0)?)?;
     }
@@ -146,7 +101,9 @@ fn unsignaled_buffers(pair: &Pair) -> Outcome {
     )
 }
 
-fn full_queue(pair: &Pair) -> Outcome {
+#[test]
+fn a_full_queue_refuses_and_has_room_when_a_completion_was_polled() -> Outcome {
+    let pair = &Pair::new()?;
     let memory = Memory::zeroed(64)?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let mr = pair.pd.register(&memory, access).wait()?;
@@ -168,7 +125,9 @@ fn full_queue(pair: &Pair) -> Outcome {
     Ok(())
 }
 
-fn notice(pair: &Pair) -> Outcome {
+#[test]
+fn an_armed_queue_gives_one_notice() -> Outcome {
+    let pair = &Pair::new()?;
     let (sender, notices) = mpsc::channel();
     pair.far_cq
         .on_completion(move |_| sender.send(()).unwrap_or_default());
@@ -194,7 +153,9 @@ fn notice(pair: &Pair) -> Outcome {
     )
 }
 
-fn futures(pair: &Pair) -> Outcome {
+#[test]
+fn a_request_is_awaited() -> Outcome {
+    let pair = &Pair::new()?;
     let received = pair.far.receive(pair.buffer(0)?);
     let sent = pair.near.submit(wr::Send::new(pair.buffer(5)?).wr_id(1));
     ensure(
@@ -207,7 +168,9 @@ fn futures(pair: &Pair) -> Outcome {
     )
 }
 
-fn buffers_of_the_gone(pair: &Pair) -> Outcome {
+#[test]
+fn a_reset_and_a_destroy_give_buffers_back() -> Outcome {
+    let pair = &Pair::new()?;
     let all = BUFFERS as usize;
     for _ in 0..3 {
         pair.far.post_receive(pair.buffer(0)?)?;
@@ -232,7 +195,9 @@ fn buffers_of_the_gone(pair: &Pair) -> Outcome {
     ensure(pair.pool.available() == all, "a destroy has kept a buffer")
 }
 
-fn destroyed_under_fire(pair: &Pair) -> Outcome {
+#[test]
+fn a_queue_pair_is_destroyed_while_another_thread_posts_and_polls() -> Outcome {
+    let pair = &Pair::new()?;
     let memory = Memory::zeroed(64)?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let mr = pair.pd.register(&memory, access).wait()?;
@@ -272,8 +237,10 @@ fn fire(pair: &Pair, mr: &Mr, started: &mpsc::Sender<()>) -> wr::PostReason {
     }
 }
 
-/// The device has no fast register, so that the operation is the bind of a window.
-fn remote_access(pair: &Pair) -> Outcome {
+// The device has no fast register, so that the operation is the bind of a window.
+#[test]
+fn memory_is_opened_to_a_peer_by_a_portable_operation_and_closed() -> Outcome {
+    let pair = &Pair::new()?;
     let memory = Memory::zeroed(64)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let access = RemoteAccess::prepare(&pair.pd, &memory, rights, false).wait()?;

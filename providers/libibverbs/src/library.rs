@@ -1,9 +1,9 @@
-//! `libibverbs.so.1`: found and loaded when devices are asked for, never linked.
+//! The C library: found and loaded when devices are asked for, never linked.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::mem;
-use std::sync::OnceLock;
+use std::os::unix::ffi::OsStrExt as _;
 
 use polyverbs_abi::{
     IbvAh, IbvAhAttr, IbvAsyncEvent, IbvCompChannel, IbvContext, IbvCq, IbvDevice, IbvDeviceAttr,
@@ -12,7 +12,46 @@ use polyverbs_abi::{
 };
 use verbs_api::VerbError;
 
-const FILE: &CStr = c"libibverbs.so.1";
+/// A file that the dynamic linker has loaded. It stays loaded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct File(*mut c_void);
+
+// SAFETY: the linker takes its handles on every thread.
+unsafe impl Send for File {}
+// SAFETY: as above.
+unsafe impl Sync for File {}
+
+impl File {
+    /// A file by its path, or by a name that the linker looks for.
+    ///
+    /// # Errors
+    /// The linker's words.
+    pub(crate) fn load(name: &OsStr) -> Result<Self, VerbError> {
+        let unusable = |_| VerbError::UnsupportedHere("a file name with a zero in it".into());
+        let name = CString::new(name.as_bytes()).map_err(unusable)?;
+        // SAFETY: whoever names the file answers for it; the initialisers of rdma-core's libraries ask nothing of the process.
+        let file = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if file.is_null() {
+            return Err(missing());
+        }
+        Ok(Self(file))
+    }
+
+    /// Where a symbol is; `name` ends with a zero.
+    ///
+    /// # Errors
+    /// The linker's words, and from which release on it is there.
+    pub(crate) fn symbol(self, name: &'static str) -> Result<*mut c_void, VerbError> {
+        // SAFETY: an open file, and a name that ends.
+        let found = unsafe { libc::dlsym(self.0, name.as_ptr().cast::<c_char>()) };
+        if found.is_null() {
+            let said = missing();
+            let why = format!("{said}; the library is older than rdma-core 32, or another one");
+            return Err(VerbError::UnsupportedHere(why));
+        }
+        Ok(found)
+    }
+}
 
 macro_rules! symbols {
     ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
@@ -24,18 +63,17 @@ macro_rules! symbols {
         }
 
         impl Library {
-            fn load() -> Result<Self, VerbError> {
-                // SAFETY: the file is rdma-core's library by name, whose initialisers ask nothing of the process.
-                let file = unsafe { libc::dlopen(FILE.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-                if file.is_null() {
-                    return Err(missing());
-                }
+            /// The functions of this file.
+            ///
+            /// # Errors
+            /// It lacks one.
+            pub(crate) fn of(file: File) -> Result<Self, VerbError> {
                 Ok(Self {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
                         // SAFETY: the file stays loaded. The symbol of this name is a function with these arguments: they
                         // are part of the library's interface, which its version 1 keeps.
-                        unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $answer)?>(symbol(file, name)?) }
+                        unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $answer)?>(file.symbol(name)?) }
                     },)*
                 })
             }
@@ -78,31 +116,6 @@ symbols! {
     ibv_destroy_ah(*mut IbvAh) -> c_int;
     ibv_attach_mcast(*mut IbvQp, *const IbvGid, u16) -> c_int;
     ibv_detach_mcast(*mut IbvQp, *const IbvGid, u16) -> c_int;
-}
-
-impl Library {
-    /// The library, loaded by the first caller; it stays loaded.
-    ///
-    /// # Errors
-    /// There is no such file, or it lacks a function: the dynamic linker's words.
-    pub(crate) fn get() -> Result<&'static Self, VerbError> {
-        static LIBRARY: OnceLock<Result<Library, VerbError>> = OnceLock::new();
-        LIBRARY
-            .get_or_init(Self::load)
-            .as_ref()
-            .map_err(Clone::clone)
-    }
-}
-
-/// `name` ends with a zero.
-fn symbol(file: *mut c_void, name: &'static str) -> Result<*mut c_void, VerbError> {
-    // SAFETY: an open file, and a name that ends.
-    let found = unsafe { libc::dlsym(file, name.as_ptr().cast::<c_char>()) };
-    if found.is_null() {
-        Err(missing())
-    } else {
-        Ok(found)
-    }
 }
 
 /// What the dynamic linker could not find.

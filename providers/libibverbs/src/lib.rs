@@ -1,0 +1,152 @@
+//! Real devices: those of `libibverbs.so.1`, rdma-core's library, which is loaded when devices are asked for and is not
+//! needed to build.
+//!
+//! Its devices are called as the library calls them, `mlx5_0` or `rxe0`, and claim what the library says of them; what it
+//! does not say, a trial tells. One that has no file in `/dev/infiniband`, as those of this project's own C library, is called
+//! `NAME@libibverbs`. [`FILE_VARIABLE`] names another library, and so does [`LibIbverbs::in_file`]:
+//!
+//! ```no_run
+//! use libibverbs_provider::LibIbverbs;
+//! let mut registry = verbs_api::Registry::new();
+//! registry.add_provider(LibIbverbs::in_file("/opt/rdma-core/lib/libibverbs.so.1"))?;
+//! # Ok::<(), verbs_api::provider::RegistryError>(())
+//! ```
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `library` | the file, loaded, and the functions in it |
+//! | `verbs/` | those functions on objects that live: pointers end here |
+//! | `listing` | which devices there are, and why one cannot be used |
+//! | `device`, `trial` | devices, what they claim, and what only a trial tells |
+//! | `context`, `watch` | open devices: a thread for verbs that block, and one for events and notices |
+//! | `domain` | protection domains, regions, address handles |
+//! | `completion_queue`, `outstanding` | completions, and the requests that they are of |
+//! | `queue_pair`, `request`, `receive_queue`, `window` | posting, and what a request is in C |
+#![deny(unsafe_code)]
+
+mod completion_queue;
+mod context;
+mod device;
+mod domain;
+mod library;
+mod listing;
+mod outstanding;
+mod queue_pair;
+mod receive_queue;
+mod request;
+mod trial;
+mod verbs;
+mod watch;
+mod window;
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use verbs_api::VerbError;
+use verbs_api::extension::Extensions;
+use verbs_api::provider::{Absent, DeviceOps, Provider, link_provider, own};
+
+use context::lock;
+use device::Device;
+use library::{File, Library};
+
+/// Names the file of the library, instead of the one that the dynamic linker finds.
+pub const FILE_VARIABLE: &str = "POLYVERBS_RDMA_CORE";
+
+/// The name under which the dynamic linker looks for the library.
+const FILE: &str = "libibverbs.so.1";
+
+/// Where the kernel lists its devices.
+const KERNELS: &str = "/sys/class/infiniband";
+
+/// The devices of `libibverbs.so.1`.
+#[derive(Debug)]
+pub struct LibIbverbs {
+    /// `None`: what the environment names, else what the linker finds.
+    file: Option<PathBuf>,
+    library: OnceLock<Result<&'static Library, VerbError>>,
+    absent: Mutex<Vec<Absent>>,
+}
+
+/// The provider that registers itself where this crate is linked and named.
+pub static PROVIDER: LibIbverbs = LibIbverbs::new(None);
+
+link_provider!(PROVIDER);
+
+impl LibIbverbs {
+    const fn new(file: Option<PathBuf>) -> Self {
+        Self {
+            file,
+            library: OnceLock::new(),
+            absent: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// A provider over the library in this file. It lasts as long as the process.
+    pub fn in_file(path: impl AsRef<Path>) -> &'static Self {
+        let path = path.as_ref().to_path_buf();
+        Box::leak(Box::new(Self::new(Some(path))))
+    }
+
+    fn named(&self) -> Option<PathBuf> {
+        let in_environment = || env::var_os(FILE_VARIABLE).filter(|named| !named.is_empty());
+        self.file
+            .clone()
+            .or_else(|| in_environment().map(PathBuf::from))
+    }
+
+    fn library(&self, file: &OsStr) -> Result<&'static Library, VerbError> {
+        let load = || Ok(&*Box::leak(Box::new(Library::of(File::load(file)?)?)));
+        self.library.get_or_init(load).clone()
+    }
+
+    /// The library; an error only where somebody has asked for it.
+    fn wanted(&self) -> Result<Result<&'static Library, Absent>, VerbError> {
+        if let Some(named) = self.named() {
+            let unusable = |why| VerbError::UnsupportedHere(format!("{}: {why}", named.display()));
+            return self.library(named.as_os_str()).map(Ok).map_err(unusable);
+        }
+        let is_needed = std::fs::read_dir(KERNELS).is_ok_and(|mut listed| listed.next().is_some());
+        let found = match is_needed {
+            true => self.library(OsStr::new(FILE)),
+            false => Err(VerbError::UnsupportedHere(format!(
+                "the kernel has no RDMA device: there is nothing in {KERNELS}"
+            ))),
+        };
+        let what = || FILE.to_owned();
+        Ok(found.map_err(|why| Absent { what: what(), why }))
+    }
+}
+
+impl Provider for LibIbverbs {
+    fn name(&self) -> &'static str {
+        "libibverbs"
+    }
+
+    fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+        self.refresh(Vec::new(), extensions)
+    }
+
+    fn refresh(
+        &self,
+        known: Vec<Arc<dyn DeviceOps>>,
+        _: &Extensions,
+    ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+        let known: Vec<Arc<Device>> = known
+            .iter()
+            .filter_map(|ops| own(ops, "device").ok())
+            .collect();
+        let (there, absent) = match self.wanted()? {
+            Ok(library) => listing::list(library, self.name(), &known)?,
+            Err(absent) => (Vec::new(), vec![absent]),
+        };
+        *lock(&self.absent) = absent;
+        Ok(there.into_iter().map(|device| device as _).collect())
+    }
+
+    fn absent(&self) -> Vec<Absent> {
+        lock(&self.absent).clone()
+    }
+}

@@ -1,0 +1,72 @@
+//! The provider over the C library of this workspace.
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use capability_matrix::Matrix;
+use libibverbs_provider::LibIbverbs;
+use verbs_api::Registry;
+use verbs_api::probe::Verdict;
+
+fn names(list: &str) -> BTreeSet<&str> {
+    list.split_whitespace().collect()
+}
+
+// covers 1.20
+#[test]
+fn what_the_library_says_of_a_device_is_verified_and_the_rest_refused() {
+    let registry = common::registry();
+    let device = registry.device("ib0@libibverbs").unwrap().clone();
+    let matrix = Matrix::verified(&[device], &mut |_| ()).unwrap();
+    let of = |verdict| -> BTreeSet<_> {
+        let found = matrix
+            .probed()
+            .filter(|(.., verified)| verified.verdict == verdict);
+        found.map(|(row, ..)| row.name.as_str()).collect()
+    };
+    assert_eq!(of(Verdict::Mismatch), names(""));
+    assert_eq!(of(Verdict::NotVerifiable), names(""));
+    let verified = "RC UC UD SEND SEND_WITH_IMM WRITE WRITE_WITH_IMM READ LOCAL_READ_SINK ATOMICS INLINE RNR_RETRY \
+        REGIONS REREG_MR RESIZE_CQ SRQ MULTICAST WINDOW_1 WINDOW_2B";
+    assert_eq!(of(Verdict::Verified), names(verified));
+}
+
+fn refusal(file: &[u8]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("libibverbs.so.1");
+    std::fs::write(&path, file).unwrap();
+    let refused = Registry::new().add_provider(LibIbverbs::in_file(&path));
+    refused.unwrap_err().to_string()
+}
+
+// covers 1.20
+#[test]
+fn a_library_that_cannot_be_used_is_named_with_the_reason() {
+    let said = refusal(b"");
+    assert!(said.contains("libibverbs.so.1: file too short"), "{said}");
+    let other = common::library().with_file_name("libpolyverbs_redirect.so");
+    let said = refusal(&std::fs::read(other).unwrap());
+    assert!(said.contains("undefined symbol: ibv_"), "{said}");
+    assert!(said.contains("rdma-core 32"), "{said}");
+}
+
+// covers 1.20
+#[test]
+fn a_machine_without_devices_has_none_and_says_why() {
+    let mut registry = Registry::new();
+    registry
+        .add_provider(&libibverbs_provider::PROVIDER)
+        .unwrap();
+    if registry.devices().next().is_none() {
+        let [("libibverbs", absent)] = &registry.absent()[..] else {
+            panic!("{:?}", registry.absent());
+        };
+        assert_eq!(absent.what, "libibverbs.so.1");
+        assert!(
+            absent.why.to_string().contains("/sys/class/infiniband"),
+            "{}",
+            absent.why
+        );
+    }
+}
