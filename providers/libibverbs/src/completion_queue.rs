@@ -1,95 +1,201 @@
 //! Completion queues.
+#![allow(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use polyverbs_abi::{IbvCq, IbvWc};
+use polyverbs_abi::{IbvCompChannel, IbvCq, IbvWc};
 use verbs_api::completion::{Completion, Notify, WcFlags, WcOpcode, WcStatus};
 use verbs_api::ids::Qpn;
-use verbs_api::objects::ObjectId;
-use verbs_api::provider::{CqOps, Reply};
+use verbs_api::provider::{CompletionSink, CqInit, CqOps, Reply};
 use verbs_api::{VerbError, memory::Loan};
 
 use crate::context::{Context, lock};
-use crate::outstanding::{Receives, Sends, is_receive, set_loan};
-use crate::verbs::{Live, Zero as _};
+use crate::outstanding::{Receives, Retiring, is_receive, set_loan};
+use crate::verbs::{Live, Poller, never_waits};
+use crate::watch::{Watch, Watched};
 
 /// Entries that are taken from the library at a time.
 const TAKEN: usize = 16;
 
-/// What a queue pair has outstanding.
-pub(crate) struct Outstanding {
-    pub(crate) sends: Mutex<Sends>,
-    /// Its own, or those of its shared receive queue.
-    pub(crate) receives: Arc<Mutex<Receives>>,
-}
-
 pub(crate) struct CompletionQueue {
     pub(crate) cq: Arc<Live<IbvCq>>,
-    id: ObjectId,
+    poller: Poller,
+    polled: Mutex<Polled>,
+    notices: Arc<Notices>,
+    watch: Mutex<Option<Watch>>,
     context: Arc<Context>,
-    fetched: Mutex<Fetched>,
 }
 
-struct Fetched {
-    queue_pairs: HashMap<u32, Arc<Outstanding>>,
+/// What whoever polls has to itself.
+struct Polled {
+    /// The queue is neither destroyed nor its device removed.
+    is_open: bool,
+    /// Of whom completions come, by number.
+    queue_pairs: Vec<Books>,
+    /// The place of the queue pair that the last completion was of.
+    last: usize,
     /// Taken from the library before the program asked for them.
     kept: VecDeque<Completion>,
 }
 
+/// The requests of a queue pair that complete here.
+#[derive(Default)]
+struct Books {
+    qp_num: u32,
+    sends: Option<Retiring>,
+    /// Its own receives, or those of its shared receive queue.
+    receives: Option<Arc<Mutex<Receives>>>,
+}
+
+/// The channel of a completion queue, and who is told of its notices.
+struct Notices {
+    channel: Live<IbvCompChannel>,
+    sink: Arc<dyn CompletionSink>,
+    /// One is in the channel.
+    has_come: AtomicBool,
+}
+
+impl Notices {
+    /// Takes what is in the channel.
+    fn drain(&self) {
+        self.has_come.store(false, Ordering::Release);
+        while let Ok(true) = self.channel.take_notice() {}
+    }
+}
+
+impl Watched for Notices {
+    fn is_ready(&self) {
+        self.has_come.store(true, Ordering::Release);
+        self.sink.notify();
+    }
+}
+
 impl CompletionQueue {
-    pub(crate) fn new(context: Arc<Context>, id: ObjectId, cq: Live<IbvCq>) -> Arc<Self> {
-        Arc::new(Self {
-            cq: Arc::new(cq),
+    pub(crate) fn create(context: Arc<Context>, init: CqInit) -> Result<Arc<Self>, VerbError> {
+        let channel = context.live.create_channel()?;
+        never_waits(channel.fd()?)?;
+        let CqInit {
             id,
-            context,
-            fetched: Mutex::new(Fetched {
-                queue_pairs: HashMap::new(),
+            cqe,
+            comp_vector,
+            sink,
+        } = init;
+        let cq = context.live.create_cq(cqe, id, &channel, comp_vector)?;
+        let notices = Arc::new(Notices {
+            channel,
+            sink,
+            has_come: AtomicBool::new(false),
+        });
+        // Its edges only: what has come stays in the channel until the queue is armed again.
+        let watch = Watch::edges(notices.channel.fd()?, Arc::clone(&notices) as _)?;
+        let queue = Arc::new(Self {
+            poller: cq.poller()?,
+            cq: Arc::new(cq),
+            polled: Mutex::new(Polled {
+                is_open: true,
+                queue_pairs: Vec::new(),
+                last: 0,
                 // Arming allocates nothing: it keeps one at most.
                 kept: VecDeque::with_capacity(1),
             }),
-        })
+            notices,
+            watch: Mutex::new(Some(watch)),
+            context,
+        });
+        queue.context.add_queue(&queue);
+        Ok(queue)
     }
 
     /// Requests of this queue pair complete here.
-    pub(crate) fn add(&self, qp_num: u32, outstanding: &Arc<Outstanding>) {
-        let mut fetched = lock(&self.fetched);
-        fetched.queue_pairs.insert(qp_num, Arc::clone(outstanding));
+    pub(crate) fn add_sends(&self, qp_num: u32, sends: Retiring) {
+        lock(&self.polled).books_of(qp_num).sends = Some(sends);
     }
 
+    /// Its receives, or those of its shared receive queue, complete here.
+    pub(crate) fn add_receives(&self, qp_num: u32, receives: &Arc<Mutex<Receives>>) {
+        lock(&self.polled).books_of(qp_num).receives = Some(Arc::clone(receives));
+    }
+
+    /// The queue pair is no more. What it had outstanding is given back.
     pub(crate) fn remove(&self, qp_num: u32) {
-        let removed = lock(&self.fetched).queue_pairs.remove(&qp_num);
-        drop(removed);
+        let mut polled = lock(&self.polled);
+        if let Ok(place) = polled.place_of(qp_num) {
+            let removed = polled.queue_pairs.remove(place);
+            drop(polled);
+            drop(removed);
+        }
+    }
+
+    /// The device has forgotten what the queue pair had posted to send. Nobody posts to it meanwhile.
+    pub(crate) fn forget_sends(&self, qp_num: u32) {
+        if let Some(sends) = &mut lock(&self.polled).books_of(qp_num).sends {
+            sends.clear();
+        }
     }
 
     /// Keeps what has completed: the library drops it with its queue pair.
     pub(crate) fn keep_all(&self) {
-        let mut fetched = lock(&self.fetched);
+        let mut polled = lock(&self.polled);
         let mut slots: [Completion; TAKEN] = Default::default();
-        while let Ok(taken @ 1..) = self.take(&fetched, &mut slots) {
+        while let Ok(taken @ 1..) = self.take(&mut polled, &mut slots) {
             let taken = slots[..taken].iter_mut().map(std::mem::take);
-            fetched.kept.extend(taken);
+            polled.kept.extend(taken);
+        }
+    }
+
+    /// The device is gone: nothing is asked of the library any more.
+    pub(crate) fn close(&self) {
+        self.keep_all();
+        lock(&self.polled).is_open = false;
+    }
+
+    /// Ends what the queue pair has outstanding here: each request completes as flushed. Nobody posts to it any more.
+    pub(crate) fn flush(&self, qp_num: u32, is_of_own_queue: bool) {
+        let mut polled = lock(&self.polled);
+        let Ok(place) = polled.place_of(qp_num) else {
+            return;
+        };
+        let Polled {
+            queue_pairs, kept, ..
+        } = &mut *polled;
+        let Books {
+            sends, receives, ..
+        } = &mut queue_pairs[place];
+        while let Some(sent) = sends.as_mut().and_then(Retiring::flush) {
+            kept.push_back(flushed(qp_num, sent.wr_id, sent.opcode, sent.loan));
+        }
+        let own = receives.as_ref().filter(|_| is_of_own_queue);
+        while let Some(received) = own.and_then(|receives| lock(receives).flush()) {
+            kept.push_back(flushed(
+                qp_num,
+                received.wr_id,
+                WcOpcode::Recv,
+                received.loan,
+            ));
         }
     }
 
     /// Fills `slots` with what the library has, until it has no more.
-    fn take(&self, fetched: &Fetched, slots: &mut [Completion]) -> Result<usize, VerbError> {
+    #[inline]
+    fn take(&self, polled: &mut Polled, slots: &mut [Completion]) -> Result<usize, VerbError> {
         let mut filled = 0;
-        while filled < slots.len() {
-            let mut entries: [IbvWc; TAKEN] = std::array::from_fn(|_| IbvWc::zero());
+        while filled < slots.len() && polled.is_open {
+            let mut entries = [const { MaybeUninit::uninit() }; TAKEN];
             let wanted = TAKEN.min(slots.len() - filled);
-            let polled = match self.cq.poll(&mut entries[..wanted]) {
-                Ok(polled) => polled,
+            // SAFETY: an open queue lives: it is closed, under this lock, before it is destroyed.
+            let entries = match unsafe { self.poller.poll(&mut entries[..wanted]) } {
+                Ok(entries) => entries,
                 Err(error) if filled == 0 => return Err(error),
                 Err(_) => break,
             };
-            for entry in &entries[..polled] {
-                if let Some(completion) = fetched.completion(entry) {
-                    slots[filled] = completion;
-                    filled += 1;
-                }
+            for entry in entries {
+                filled += usize::from(polled.tell(entry, &mut slots[filled]));
             }
-            if polled < wanted {
+            if entries.len() < wanted {
                 break;
             }
         }
@@ -97,68 +203,105 @@ impl CompletionQueue {
     }
 }
 
-impl Fetched {
-    /// `None` where the program is not told: of a queue pair that is no more, or of a request that completes unseen.
-    fn completion(&self, entry: &IbvWc) -> Option<Completion> {
-        let outstanding = self.queue_pairs.get(&entry.qp_num)?;
-        let status = u8::try_from(entry.status).map_or(WcStatus::GeneralErr, WcStatus::from_code);
-        if is_receive(entry.wr_id) {
-            let received = lock(&outstanding.receives).retire(entry.wr_id)?;
-            let opcode = WcOpcode::from_code(match entry.opcode {
-                RECV_RDMA_WITH_IMM => RECV_RDMA_WITH_IMM as u8,
-                _ => WcOpcode::Recv.code(),
-            });
-            return Some(told(entry, status, received.wr_id, opcode, received.loan));
+fn flushed(qp_num: u32, wr_id: u64, opcode: WcOpcode, loan: Loan) -> Completion {
+    let mut completion = Completion::default();
+    completion.wr_id = wr_id;
+    completion.status = WcStatus::WrFlushErr;
+    completion.opcode = opcode;
+    completion.qp_num = Qpn::new(qp_num);
+    set_loan(&mut completion, loan);
+    completion
+}
+
+impl Polled {
+    fn place_of(&self, qp_num: u32) -> Result<usize, usize> {
+        self.queue_pairs
+            .binary_search_by_key(&qp_num, |books| books.qp_num)
+    }
+
+    fn books_of(&mut self, qp_num: u32) -> &mut Books {
+        let place = self.place_of(qp_num).unwrap_or_else(|place| {
+            let books = Books {
+                qp_num,
+                ..Books::default()
+            };
+            self.queue_pairs.insert(place, books);
+            place
+        });
+        &mut self.queue_pairs[place]
+    }
+
+    /// Most completions are of the queue pair that the one before was of.
+    #[inline]
+    fn find(&mut self, qp_num: u32) -> Option<&mut Books> {
+        let is_same = |books: &Books| books.qp_num == qp_num;
+        if !self.queue_pairs.get(self.last).is_some_and(is_same) {
+            self.last = self.place_of(qp_num).ok()?;
         }
-        let retired = lock(&outstanding.sends).retire(entry.wr_id, status.is_success())?;
-        Some(told(
-            entry,
-            status,
-            retired.wr_id,
-            retired.opcode,
-            retired.loan,
-        ))
+        self.queue_pairs.get_mut(self.last)
+    }
+
+    /// Writes a completion where the program is told of it: not of a queue pair that is no more, nor of a request that
+    /// completes unseen.
+    #[inline]
+    fn tell(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
+        let Some(books) = self.find(entry.qp_num) else {
+            return false;
+        };
+        let status = u8::try_from(entry.status).map_or(WcStatus::GeneralErr, WcStatus::from_code);
+        let told = if is_receive(entry.wr_id) {
+            let receives = books.receives.as_ref();
+            let received = receives.and_then(|receives| lock(receives).retire(entry.wr_id));
+            let opcode = match entry.opcode {
+                RECV_RDMA_WITH_IMM => WcOpcode::RecvRdmaWithImm,
+                _ => WcOpcode::Recv,
+            };
+            received.map(|received| (received.wr_id, opcode, received.loan))
+        } else {
+            let sends = books.sends.as_mut();
+            let sent = sends.and_then(|sends| sends.retire(entry.wr_id, status.is_success()));
+            sent.map(|sent| (sent.wr_id, sent.opcode, sent.loan))
+        };
+        let Some((wr_id, opcode, loan)) = told else {
+            return false;
+        };
+        slot.wr_id = wr_id;
+        slot.status = status;
+        slot.opcode = opcode;
+        slot.wc_flags = WcFlags::from_bits_truncate(entry.wc_flags as u8);
+        slot.byte_len = entry.byte_len;
+        slot.qp_num = Qpn::new(entry.qp_num);
+        slot.src_qp = Qpn::new(entry.src_qp);
+        slot.vendor_err = entry.vendor_err;
+        slot.slid = entry.slid;
+        slot.sl = entry.sl;
+        slot.dlid_path_bits = entry.dlid_path_bits;
+        slot.pkey_index = entry.pkey_index;
+        // Immediate data lies there as it travelled, an invalidated key as a number.
+        slot.imm_data = match slot.wc_flags.contains(WcFlags::WITH_INV) {
+            true => entry.imm_data.to_be_bytes(),
+            false => entry.imm_data.to_ne_bytes(),
+        };
+        set_loan(slot, loan);
+        true
     }
 }
 
 const RECV_RDMA_WITH_IMM: i32 = 129;
-
-fn told(entry: &IbvWc, status: WcStatus, wr_id: u64, opcode: WcOpcode, loan: Loan) -> Completion {
-    let wc_flags = WcFlags::from_bits_truncate(entry.wc_flags as u8);
-    let mut completion = Completion::default();
-    completion.wr_id = wr_id;
-    completion.status = status;
-    completion.opcode = opcode;
-    completion.wc_flags = wc_flags;
-    completion.byte_len = entry.byte_len;
-    completion.qp_num = Qpn::new(entry.qp_num);
-    completion.src_qp = Qpn::new(entry.src_qp);
-    completion.vendor_err = entry.vendor_err;
-    completion.slid = entry.slid;
-    completion.sl = entry.sl;
-    completion.dlid_path_bits = entry.dlid_path_bits;
-    completion.pkey_index = entry.pkey_index;
-    // Immediate data lies there as it travelled, an invalidated key as a number.
-    completion.imm_data = match wc_flags.contains(WcFlags::WITH_INV) {
-        true => entry.imm_data.to_be_bytes(),
-        false => entry.imm_data.to_ne_bytes(),
-    };
-    set_loan(&mut completion, loan);
-    completion
-}
 
 impl CqOps for CompletionQueue {
     fn cqe(&self) -> u32 {
         self.cq.cqe().unwrap_or(0)
     }
 
+    #[inline]
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
-        let mut fetched = lock(&self.fetched);
-        let kept = completions.len().min(fetched.kept.len());
-        for (slot, completion) in completions.iter_mut().zip(fetched.kept.drain(..kept)) {
+        let mut polled = lock(&self.polled);
+        let kept = completions.len().min(polled.kept.len());
+        for (slot, completion) in completions.iter_mut().zip(polled.kept.drain(..kept)) {
             *slot = completion;
         }
-        match self.take(&fetched, &mut completions[kept..]) {
+        match self.take(&mut polled, &mut completions[kept..]) {
             Ok(taken) => Ok(kept + taken),
             Err(_) if kept > 0 => Ok(kept),
             Err(error) => Err(error),
@@ -166,16 +309,30 @@ impl CqOps for CompletionQueue {
     }
 
     fn arm(&self, notify: Notify) -> Result<bool, VerbError> {
-        self.cq.req_notify(notify == Notify::Solicited)?;
+        if self.notices.has_come.load(Ordering::Acquire) {
+            self.notices.drain();
+        }
+        let mut polled = lock(&self.polled);
+        if polled.is_open {
+            // SAFETY: an open queue lives.
+            unsafe { self.poller.req_notify(notify == Notify::Solicited)? };
+        }
         // The library does not say whether something is there: only a poll does.
-        let mut fetched = lock(&self.fetched);
-        if fetched.kept.is_empty() {
+        if polled.kept.is_empty() {
             let mut slot = [Completion::default()];
-            if self.take(&fetched, &mut slot)? > 0 {
-                fetched.kept.extend(slot);
+            if self.take(&mut polled, &mut slot)? > 0 {
+                polled.kept.extend(slot);
             }
         }
-        Ok(!fetched.kept.is_empty())
+        Ok(!polled.kept.is_empty())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.notices.channel.fd().ok()
+    }
+
+    fn drain(&self) {
+        self.notices.drain();
     }
 
     fn resize(&self, cqe: u32, reply: Reply<u32>) {
@@ -187,11 +344,16 @@ impl CqOps for CompletionQueue {
     }
 
     fn destroy(&self, reply: Reply<()>) {
-        let (cq, id, context) = (Arc::clone(&self.cq), self.id, Arc::clone(&self.context));
-        self.context.start(reply, move || {
+        lock(&self.polled).is_open = false;
+        let (cq, notices) = (Arc::clone(&self.cq), Arc::clone(&self.notices));
+        let watch = lock(&self.watch).take();
+        self.context.destroy(reply, move || {
+            if let Some(watch) = watch {
+                watch.stop(notices.channel.fd()?);
+            }
+            notices.drain();
             cq.destroy()?;
-            context.forget_sink(id);
-            Ok(())
+            notices.channel.destroy()
         });
     }
 }

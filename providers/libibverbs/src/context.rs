@@ -1,32 +1,40 @@
 //! Open devices: verbs that block are carried out by a thread of the context.
 
-use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 
-use polyverbs_abi::{IbvCompChannel, IbvContext};
+use polyverbs_abi::IbvContext;
 use verbs_api::VerbError;
 use verbs_api::capability::{DeviceAttributes, Features, Limits, PortAttributes};
+use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Port;
-use verbs_api::objects::ObjectId;
-use verbs_api::provider::{CompletionSink, ContextOps, CqInit, CqOps, EventSink, PdOps, Reply};
+use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, PdOps, Reply};
 
 use crate::completion_queue::CompletionQueue;
 use crate::device;
 use crate::domain::{Domain, KeyHistory};
-use crate::verbs::Live;
-use crate::watch::Watch;
+use crate::queue_pair;
+use crate::verbs::{Live, never_waits};
+use crate::watch::{Watch, Watched};
 
 /// What everything of an open device shares.
 pub(crate) struct Context {
     pub(crate) live: Live<IbvContext>,
-    pub(crate) channel: Live<IbvCompChannel>,
     pub(crate) features: Features,
     pub(crate) limits: Limits,
     pub(crate) keys: Mutex<KeyHistory>,
-    sinks: Mutex<HashMap<ObjectId, Arc<dyn CompletionSink>>>,
     worker: Mutex<Sender<Job>>,
+    is_removed: AtomicBool,
+    made: Mutex<Made>,
+}
+
+/// What a removal ends.
+#[derive(Default)]
+struct Made {
+    queues: Vec<Weak<CompletionQueue>>,
+    queue_pairs: Vec<Weak<queue_pair::Own>>,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -36,12 +44,23 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Adds to a list, without those that are gone.
+fn add<T>(list: &mut Vec<Weak<T>>, made: &Arc<T>) {
+    if list.len() == list.capacity() {
+        list.retain(|known| known.strong_count() > 0);
+    }
+    list.push(Arc::downgrade(made));
+}
+
+fn alive<T>(list: &[Weak<T>]) -> Vec<Arc<T>> {
+    list.iter().filter_map(Weak::upgrade).collect()
+}
+
 impl Context {
     pub(crate) fn new(
         live: Live<IbvContext>,
         attributes: &DeviceAttributes,
     ) -> Result<Arc<Self>, VerbError> {
-        let channel = live.create_channel()?;
         let (worker, jobs) = mpsc::channel::<Job>();
         let work = move || jobs.into_iter().for_each(|job| job());
         let thread = thread::Builder::new()
@@ -50,12 +69,12 @@ impl Context {
         thread.map_err(|error| VerbError::os("thread", error))?;
         Ok(Arc::new(Self {
             live,
-            channel,
             features: attributes.features,
             limits: attributes.limits,
             keys: Mutex::default(),
-            sinks: Mutex::default(),
             worker: Mutex::new(worker),
+            is_removed: AtomicBool::new(false),
+            made: Mutex::default(),
         }))
     }
 
@@ -66,7 +85,26 @@ impl Context {
         reply: Reply<T>,
         verb: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
     ) {
-        self.run(move || reply.send(verb()));
+        match self.is_removed.load(Ordering::Acquire) {
+            true => reply.send(Err(VerbError::DeviceRemoved)),
+            false => self.run(move || reply.send(verb())),
+        }
+    }
+
+    /// The same for a verb that destroys: of a device that was removed whatever the library says of it is good.
+    pub(crate) fn destroy(
+        self: &Arc<Self>,
+        reply: Reply<()>,
+        verb: impl FnOnce() -> Result<(), VerbError> + Send + 'static,
+    ) {
+        let context = Arc::clone(self);
+        self.run(move || {
+            let answer = verb();
+            reply.send(match context.is_removed.load(Ordering::Acquire) {
+                true => Err(VerbError::DeviceRemoved),
+                false => answer,
+            });
+        });
     }
 
     fn run(&self, job: impl FnOnce() + Send + 'static) {
@@ -74,36 +112,92 @@ impl Context {
         let _ = lock(&self.worker).send(Box::new(job));
     }
 
-    /// Tells the owner of a completion queue.
-    pub(crate) fn notify(&self, queue: ObjectId) {
-        let sink = lock(&self.sinks).get(&queue).cloned();
-        if let Some(sink) = sink {
-            sink.notify();
+    pub(crate) fn add_queue(&self, queue: &Arc<CompletionQueue>) {
+        add(&mut lock(&self.made).queues, queue);
+    }
+
+    pub(crate) fn add_queue_pair(&self, queue_pair: &Arc<queue_pair::Own>) {
+        add(&mut lock(&self.made).queue_pairs, queue_pair);
+    }
+
+    /// The device is gone: what is outstanding ends as flushed. Answers whether this was the first to say so.
+    fn remove(&self) -> bool {
+        if self.is_removed.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let made = lock(&self.made);
+        let (queues, queue_pairs) = (alive(&made.queues), alive(&made.queue_pairs));
+        drop(made);
+        for queue_pair in &queue_pairs {
+            queue_pair.admit(false);
+        }
+        for queue in &queues {
+            queue.close();
+        }
+        for queue_pair in &queue_pairs {
+            queue_pair.flush();
+        }
+        true
+    }
+}
+
+/// Takes the asynchronous events of an open device.
+struct Events {
+    context: Arc<Context>,
+    sink: Arc<dyn EventSink>,
+    watch: Mutex<Option<Watch>>,
+}
+
+impl Events {
+    fn tell(&self, event: EventType, subject: EventSubject) {
+        self.sink.event(event, subject);
+        if event == EventType::DeviceFatal && self.context.remove() {
+            self.stop();
+            self.sink
+                .event(EventType::DeviceRemoved, EventSubject::Device);
         }
     }
 
-    pub(crate) fn forget_sink(&self, queue: ObjectId) {
-        let forgotten = lock(&self.sinks).remove(&queue);
-        drop(forgotten);
+    fn stop(&self) {
+        let watch = lock(&self.watch).take();
+        if let (Some(watch), Ok(fd)) = (watch, self.context.live.async_fd()) {
+            watch.stop(fd);
+        }
+    }
+}
+
+impl Watched for Events {
+    fn is_ready(&self) {
+        let taken = self
+            .context
+            .live
+            .take_event(|event, subject| self.tell(event, subject));
+        // A descriptor of no use any more would be ready for ever.
+        if taken.is_err() {
+            self.tell(EventType::DeviceFatal, EventSubject::Device);
+        }
     }
 }
 
 /// The context as the contract has it.
 pub(crate) struct Open {
     context: Arc<Context>,
-    watch: Mutex<Option<Watch>>,
+    events: Arc<Events>,
 }
 
 impl Open {
-    pub(crate) fn new(
-        context: Arc<Context>,
-        events: Arc<dyn EventSink>,
-    ) -> Result<Self, VerbError> {
-        let watch = Watch::start(Arc::clone(&context), events)?;
-        Ok(Self {
-            context,
-            watch: Mutex::new(Some(watch)),
-        })
+    pub(crate) fn new(context: Arc<Context>, sink: Arc<dyn EventSink>) -> Result<Self, VerbError> {
+        never_waits(context.live.async_fd()?)?;
+        let events = Arc::new(Events {
+            context: Arc::clone(&context),
+            sink,
+            watch: Mutex::new(None),
+        });
+        let mut watch = lock(&events.watch);
+        let watched = Arc::clone(&events) as Arc<dyn Watched>;
+        *watch = Some(Watch::level(context.live.async_fd()?, watched)?);
+        drop(watch);
+        Ok(Self { context, events })
     }
 }
 
@@ -123,32 +217,16 @@ impl ContextOps for Open {
     fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
         let context = Arc::clone(&self.context);
         self.context.start(reply, move || {
-            let CqInit {
-                id,
-                cqe,
-                comp_vector,
-                sink,
-            } = init;
-            lock(&context.sinks).insert(id, sink);
-            let made = context
-                .live
-                .create_cq(cqe, id, &context.channel, comp_vector);
-            let cq = made.inspect_err(|_| context.forget_sink(id))?;
-            Ok(CompletionQueue::new(context, id, cq) as _)
+            Ok(CompletionQueue::create(context, init)? as _)
         });
     }
 
     fn close(&self) {
-        let (context, watch) = (Arc::clone(&self.context), lock(&self.watch).take());
+        let (context, events) = (Arc::clone(&self.context), Arc::clone(&self.events));
         self.context.run(move || {
-            if let Some(watch) = watch {
-                watch.stop();
-            }
+            events.stop();
             // Nobody is left to be told of a failure.
-            let _ = context
-                .channel
-                .destroy()
-                .and_then(|()| context.live.close());
+            let _ = context.live.close();
         });
     }
 }

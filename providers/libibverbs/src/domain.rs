@@ -81,7 +81,7 @@ impl PdOps for Domain {
 
     fn dealloc(&self, reply: Reply<()>) {
         let pd = Arc::clone(&self.pd);
-        self.context.start(reply, move || pd.dealloc());
+        self.context.destroy(reply, move || pd.dealloc());
     }
 }
 
@@ -150,7 +150,7 @@ pub(crate) struct Region {
 }
 
 pub(crate) struct Shared {
-    pub(crate) mr: Live<IbvMr>,
+    pub(crate) mr: Arc<Live<IbvMr>>,
     lkey: AtomicU32,
     /// 0 where peers have no right.
     rkey: AtomicU32,
@@ -166,7 +166,7 @@ struct RegionState {
 impl Region {
     fn new(context: Arc<Context>, mr: Live<IbvMr>, init: &MrInit) -> Result<Self, VerbError> {
         let shared = Shared {
-            mr,
+            mr: Arc::new(mr),
             lkey: AtomicU32::default(),
             rkey: AtomicU32::default(),
             state: Mutex::new(RegionState {
@@ -244,7 +244,7 @@ impl MrOps for Region {
 
     fn dereg(&self, reply: Reply<()>) {
         let shared = Arc::clone(&self.shared);
-        self.context.start(reply, move || shared.mr.dereg());
+        self.context.destroy(reply, move || shared.mr.dereg());
     }
 }
 
@@ -261,7 +261,7 @@ impl AhOps for AddressHandle {
 
     fn destroy(&self, reply: Reply<()>) {
         let ah = Arc::clone(&self.ah);
-        self.context.start(reply, move || ah.destroy());
+        self.context.destroy(reply, move || ah.destroy());
     }
 }
 

@@ -1,10 +1,13 @@
 //! Requests that are with the device, found again when they complete.
 //!
 //! The library hands back a number for each. On a send queue it counts requests, because a completion is also that of the
-//! unsignaled ones before it; a receive always has a completion of its own, and its number is a place.
+//! unsignaled ones before it: a ring, at whose one end is whoever posts, and at the other whoever polls the completion queue.
+//! Neither waits for the other. A receive always has a completion of its own, and its number is a place.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use verbs_api::completion::{Completion, WcOpcode};
 use verbs_api::memory::Loan;
@@ -16,6 +19,7 @@ use crate::window::Bound;
 const RECEIVE: u64 = 1 << 63;
 
 /// A request of a send queue.
+#[derive(Default)]
 pub(crate) struct Sent {
     pub(crate) wr_id: u64,
     pub(crate) opcode: WcOpcode,
@@ -34,80 +38,142 @@ pub(crate) struct Retired {
     pub(crate) loan: Loan,
 }
 
-/// The requests of a send queue, in order.
-pub(crate) struct Sends {
-    pub(crate) is_open: bool,
-    posted: VecDeque<Sent>,
-    /// The number of the oldest.
-    oldest: u64,
+/// The requests of a send queue, in order: those from `retired` on up to `posted`, a place each.
+struct Ring {
+    places: Box<[UnsafeCell<Sent>]>,
+    posted: AtomicU64,
+    retired: AtomicU64,
+    /// How many of those retired had `RESERVED`.
+    retired_reserved: AtomicU32,
+}
+
+// SAFETY: a place belongs to the one poster until `posted` is behind it, and then to the one retirer until `retired` is.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    fn place(&self, number: u64) -> *mut Sent {
+        let index = number as usize & (self.places.len() - 1);
+        self.places[index].get()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for number in *self.retired.get_mut()..*self.posted.get_mut() {
+            // SAFETY: nobody else has the ring any more.
+            release(unsafe { &*self.place(number) }.loan);
+        }
+    }
+}
+
+/// The end of a send queue at which requests are posted.
+pub(crate) struct Posted {
+    ring: Arc<Ring>,
+    /// The number of the next.
+    next: u64,
     max: u32,
     /// How many places only requests with `RESERVED` may take.
     reserve: u32,
     reserved: u32,
+}
+
+/// The end of a send queue at which requests retire.
+pub(crate) struct Retiring {
+    ring: Arc<Ring>,
+    /// The number of the oldest.
+    oldest: u64,
     /// The first half of a portable operation has failed: its second one is not told of.
     absorbs: bool,
     /// Of requests that were not told of.
     kept: Loan,
 }
 
-impl Sends {
-    pub(crate) fn new(max: u32, reserve: u32) -> Self {
-        Self {
-            is_open: true,
-            posted: VecDeque::with_capacity(max as usize),
-            oldest: 0,
-            max,
-            reserve,
-            reserved: 0,
-            absorbs: false,
-            kept: Loan::NONE,
-        }
-    }
+/// A send queue of `max` requests, `reserve` of them for those with `RESERVED` only.
+pub(crate) fn send_queue(max: u32, reserve: u32) -> (Posted, Retiring) {
+    let places = (0..max.next_power_of_two()).map(|_| UnsafeCell::default());
+    let ring = Arc::new(Ring {
+        places: places.collect(),
+        posted: AtomicU64::new(0),
+        retired: AtomicU64::new(0),
+        retired_reserved: AtomicU32::new(0),
+    });
+    let posted = Posted {
+        ring: Arc::clone(&ring),
+        next: 0,
+        max,
+        reserve,
+        reserved: 0,
+    };
+    let retiring = Retiring {
+        ring,
+        oldest: 0,
+        absorbs: false,
+        kept: Loan::NONE,
+    };
+    (posted, retiring)
+}
 
+impl Posted {
     /// Takes a place; answers the number that the library is given.
     ///
     /// # Errors
     /// There is none, or, for a first half, none for the second one.
     pub(crate) fn push(&mut self, sent: Sent) -> Result<u64, PostReason> {
         let needed = 1 + u32::from(sent.flags.contains(SendFlags::FIRST_HALF));
-        let all = self.posted.len() as u32;
         let is_reserved = sent.flags.contains(SendFlags::RESERVED);
-        let for_ordinary = self.max - self.reserve;
+        let all = (self.next - self.ring.retired.load(Ordering::Acquire)) as u32;
         if all + needed > self.max {
             return Err(PostReason::QueueFull { max: self.max });
         }
-        if !is_reserved && all - self.reserved + needed > for_ordinary {
-            return Err(PostReason::QueueFull { max: for_ordinary });
+        if self.reserve > 0 && !is_reserved {
+            let for_ordinary = self.max - self.reserve;
+            let retired = self.ring.retired_reserved.load(Ordering::Acquire);
+            let reserved = self.reserved.wrapping_sub(retired);
+            if all.saturating_sub(reserved) + needed > for_ordinary {
+                return Err(PostReason::QueueFull { max: for_ordinary });
+            }
         }
-        self.reserved += u32::from(is_reserved);
-        self.posted.push_back(sent);
-        Ok(self.oldest + u64::from(all))
+        self.reserved = self.reserved.wrapping_add(is_reserved.into());
+        let number = self.next;
+        // SAFETY: it was found to be free, and this is the one who posts.
+        unsafe { *self.ring.place(number) = sent };
+        self.next += 1;
+        self.ring.posted.store(self.next, Ordering::Release);
+        Ok(number)
     }
 
-    /// Takes back what was pushed last: the library has refused it.
-    pub(crate) fn take_back(&mut self) {
-        if let Some(sent) = self.posted.pop_back() {
-            self.reserved -= u32::from(sent.flags.contains(SendFlags::RESERVED));
+    /// Takes back the last `count`: the library has refused them.
+    pub(crate) fn take_back(&mut self, count: usize) {
+        for _ in 0..count {
+            self.next -= 1;
+            // SAFETY: nothing that the library has not taken retires, so it is still the poster's.
+            let sent = unsafe { std::mem::take(&mut *self.ring.place(self.next)) };
+            let is_reserved = sent.flags.contains(SendFlags::RESERVED);
+            self.reserved = self.reserved.wrapping_sub(is_reserved.into());
         }
+        self.ring.posted.store(self.next, Ordering::Release);
     }
+}
 
+impl Retiring {
     /// The request of this number has completed, and all before it. Nothing is told where it is not outstanding, or is a
     /// second half behind a first that failed.
     pub(crate) fn retire(&mut self, number: u64, is_success: bool) -> Option<Retired> {
-        let mut before = std::mem::take(&mut self.kept);
         let count = number.wrapping_sub(self.oldest);
-        if count >= self.posted.len() as u64 {
-            self.kept = before;
+        let posted = self.ring.posted.load(Ordering::Acquire);
+        if count >= posted.saturating_sub(self.oldest) {
             return None;
         }
+        let mut before = std::mem::take(&mut self.kept);
         for _ in 0..count {
-            let sent = self.pop()?;
+            let sent = self.pop();
             // SAFETY: both are of requests of this queue that have retired, and nobody else has their loans.
             before = unsafe { before.join(sent.loan) };
             sent.bound.iter().for_each(Bound::tell);
             self.absorbs = false;
         }
-        let sent = self.pop()?;
+        let sent = self.pop();
+        self.ring.retired.store(self.oldest, Ordering::Release);
         // SAFETY: as above.
         let loan = unsafe { sent.loan.join(before) };
         if is_success {
@@ -126,26 +192,43 @@ impl Sends {
         })
     }
 
-    fn pop(&mut self) -> Option<Sent> {
-        let sent = self.posted.pop_front()?;
-        self.oldest += 1;
-        self.reserved -= u32::from(sent.flags.contains(SendFlags::RESERVED));
-        Some(sent)
+    /// The oldest request that is posted and has not retired has ended with an error of the device's end.
+    pub(crate) fn flush(&mut self) -> Option<Retired> {
+        while self.oldest < self.ring.posted.load(Ordering::Acquire) {
+            let told = self.retire(self.oldest, false);
+            if told.is_some() {
+                return told;
+            }
+        }
+        None
     }
 
-    /// The device has forgotten every request: it was reset, or is no more.
+    /// It is posted, and has not retired.
+    fn pop(&mut self) -> Sent {
+        // SAFETY: it was posted, and this is the one who retires.
+        let sent = unsafe { std::mem::take(&mut *self.ring.place(self.oldest)) };
+        self.oldest += 1;
+        if sent.flags.contains(SendFlags::RESERVED) {
+            self.ring.retired_reserved.fetch_add(1, Ordering::Release);
+        }
+        sent
+    }
+
+    /// The device has forgotten every request: it was reset, or is no more. Nobody posts meanwhile.
     pub(crate) fn clear(&mut self) {
-        while let Some(sent) = self.pop() {
+        while self.oldest < self.ring.posted.load(Ordering::Acquire) {
+            let sent = self.pop();
             release(sent.loan);
         }
+        self.ring.retired.store(self.oldest, Ordering::Release);
         release(std::mem::take(&mut self.kept));
         self.absorbs = false;
     }
 }
 
-impl Drop for Sends {
+impl Drop for Retiring {
     fn drop(&mut self) {
-        self.clear();
+        release(std::mem::take(&mut self.kept));
     }
 }
 
@@ -206,6 +289,13 @@ impl Receives {
         Some(received)
     }
 
+    /// A request that is posted has ended with an error of the device's end.
+    pub(crate) fn flush(&mut self) -> Option<Received> {
+        let place = self.places.iter().position(Option::is_some)?;
+        self.free.push(place as u32);
+        self.places[place].take()
+    }
+
     /// The device has forgotten every request: it was reset, or is no more.
     pub(crate) fn clear(&mut self) {
         self.resets = self.resets.wrapping_add(1);
@@ -249,8 +339,7 @@ mod tests {
             wr_id,
             opcode: WcOpcode::Send,
             flags,
-            loan: Loan::NONE,
-            bound: None,
+            ..Sent::default()
         }
     }
 
@@ -258,31 +347,31 @@ mod tests {
 
     #[test]
     fn a_completion_retires_all_before_it() {
-        let mut sends = Sends::new(3, 0);
+        let (mut sends, mut retiring) = send_queue(3, 0);
         for wr_id in 0..3 {
             assert_eq!(sends.push(sent(wr_id, PLAIN)), Ok(wr_id));
         }
         let full = Err(PostReason::QueueFull { max: 3 });
         assert_eq!(sends.push(sent(3, PLAIN)), full);
-        let told = sends.retire(1, true).map(|retired| retired.wr_id);
+        let told = retiring.retire(1, true).map(|retired| retired.wr_id);
         assert_eq!(told, Some(1));
-        assert_eq!(sends.retire(0, true), None, "it was retired before");
-        assert_eq!(sends.retire(3, true), None, "nobody has posted it");
+        assert_eq!(retiring.retire(0, true), None, "it was retired before");
+        assert_eq!(retiring.retire(3, true), None, "nobody has posted it");
         assert_eq!(sends.push(sent(3, PLAIN)), Ok(3));
         assert_eq!(sends.push(sent(4, PLAIN)), Ok(4));
     }
 
     #[test]
     fn what_the_library_refused_leaves_its_place_and_number() {
-        let mut sends = Sends::new(1, 0);
+        let (mut sends, _retiring) = send_queue(1, 0);
         assert_eq!(sends.push(sent(0, PLAIN)), Ok(0));
-        sends.take_back();
+        sends.take_back(1);
         assert_eq!(sends.push(sent(1, PLAIN)), Ok(0));
     }
 
     #[test]
     fn reserved_places_are_for_portable_operations_only() {
-        let mut sends = Sends::new(4, 2);
+        let (mut sends, _retiring) = send_queue(4, 2);
         assert_eq!(sends.push(sent(0, SendFlags::RESERVED)), Ok(0));
         assert_eq!(sends.push(sent(1, PLAIN)), Ok(1));
         assert_eq!(sends.push(sent(2, PLAIN)), Ok(2));
@@ -298,16 +387,16 @@ mod tests {
     fn a_second_half_is_told_of_unless_the_first_failed() {
         let halves = [SendFlags::FIRST_HALF, SendFlags::SECOND_HALF];
         for (first_fails, told) in [(false, [None, Some(7)]), (true, [Some(7), None])] {
-            let mut sends = Sends::new(2, 0);
+            let (mut sends, mut retiring) = send_queue(2, 0);
             for half in halves {
                 sends.push(sent(7, half)).unwrap();
             }
             let mut found = [None, None];
             // A first half that succeeds is not signaled.
             if first_fails {
-                found[0] = sends.retire(0, false).map(|retired| retired.wr_id);
+                found[0] = retiring.retire(0, false).map(|retired| retired.wr_id);
             }
-            let second = sends.retire(1, !first_fails);
+            let second = retiring.retire(1, !first_fails);
             found[1] = second.map(|retired| retired.wr_id);
             assert_eq!(found, told);
         }

@@ -4,35 +4,40 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, qp_type};
+use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, qp_type};
 use verbs_api::capability::Limits;
 use verbs_api::ids::{Gid, Qpn};
-use verbs_api::provider::{Operation, PostOps, QpInit, QpOps, Reply, own};
+use verbs_api::provider::{Common, Operation, PostOps, QpInit, QpOps, Reply, own};
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
 use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, SendFlags, WorkRequest};
 use verbs_api::{RKey, VerbError};
 
-use crate::completion_queue::{CompletionQueue, Outstanding};
+use crate::completion_queue::CompletionQueue;
 use crate::context::{Context, lock};
 use crate::device;
-use crate::outstanding::{Receives, Sends, Sent};
+use crate::outstanding::{Posted, Receives, Sent, send_queue};
 use crate::receive_queue::{ReceiveQueue, post_all};
-use crate::request::{self, OPERATIONS};
-use crate::verbs::{Live, Zero as _, cookie};
+use crate::request::{self, Chain, LONGEST, OPERATIONS};
+use crate::verbs::{Live, Poster, Zero as _, cookie};
 use crate::window::Bound;
 
 pub(crate) struct QueuePair {
     own: Arc<Own>,
+    send_poster: Poster<IbvQp, IbvSendWr>,
+    receive_poster: Poster<IbvQp, IbvRecvWr>,
     cap: QpCap,
     sq_sig_all: bool,
 }
 
-struct Own {
+/// What outlives the object for a verb that is under way.
+pub(crate) struct Own {
     qp: Live<IbvQp>,
     qp_num: u32,
     qp_type: QpType,
     context: Arc<Context>,
-    outstanding: Arc<Outstanding>,
+    sends: Mutex<Sends>,
+    /// Its own, or those of its shared receive queue.
+    receives: Arc<Mutex<Receives>>,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Arc<CompletionQueue>,
     has_srq: bool,
@@ -40,6 +45,12 @@ struct Own {
     set: Mutex<QpAttributes>,
     /// Bytes of a datagram: of its port, known from INIT on.
     max_datagram: AtomicU32,
+}
+
+/// The end of the send queue at which requests are posted.
+struct Sends {
+    is_open: bool,
+    posted: Posted,
 }
 
 impl QueuePair {
@@ -68,72 +79,77 @@ impl QueuePair {
             Some(srq) => Arc::clone(&srq.receives),
             None => Arc::new(Mutex::new(Receives::new(attr.cap.max_recv_wr))),
         };
-        let outstanding = Arc::new(Outstanding {
-            sends: Mutex::new(Sends::new(attr.cap.max_send_wr, init.reserved_wr)),
-            receives,
-        });
-        send_cq.add(qp_num, &outstanding);
-        recv_cq.add(qp_num, &outstanding);
-        Ok(Self {
-            own: Arc::new(Own {
-                qp,
-                qp_num,
-                qp_type: init.qp_type,
-                context,
-                outstanding,
-                send_cq,
-                recv_cq,
-                has_srq: srq.is_some(),
-                set: Mutex::default(),
-                max_datagram: AtomicU32::new(0),
+        let (posted, retiring) = send_queue(attr.cap.max_send_wr, init.reserved_wr);
+        send_cq.add_sends(qp_num, retiring);
+        recv_cq.add_receives(qp_num, &receives);
+        let (send_poster, receive_poster) = (qp.send_poster()?, qp.receive_poster()?);
+        let own = Arc::new(Own {
+            qp,
+            qp_num,
+            qp_type: init.qp_type,
+            context,
+            sends: Mutex::new(Sends {
+                is_open: true,
+                posted,
             }),
+            receives,
+            send_cq,
+            recv_cq,
+            has_srq: srq.is_some(),
+            set: Mutex::default(),
+            max_datagram: AtomicU32::new(0),
+        });
+        own.context.add_queue_pair(&own);
+        Ok(Self {
+            own,
+            send_poster,
+            receive_poster,
             cap: (&attr.cap).into(),
             sq_sig_all: init.sq_sig_all,
         })
     }
 
-    fn post_one(&self, sends: &mut Sends, request: &WorkRequest<'_>) -> Result<(), PostReason> {
-        self.own.check_datagram(request)?;
-        let bound = match request {
-            WorkRequest::BindWindow(bind) => Some(Bound {
-                window: request::window_of(bind)?,
-                rkey: bind.key(),
-            }),
-            _ => None,
-        };
-        self.post_with(sends, request, bound, |number, is_signaled| {
-            request::post_send(&self.own.qp, request, number, is_signaled)
-        })
+    /// Takes places for requests, and puts them into a list; why the one behind the last was refused.
+    #[inline]
+    fn gather<'r>(
+        &self,
+        posted: &mut Posted,
+        requests: &'r [WorkRequest<'_>],
+        chain: &mut Chain<'r>,
+    ) -> Result<(), PostReason> {
+        for request in requests {
+            self.own.check_datagram(request)?;
+            let bound = match request {
+                WorkRequest::BindWindow(bind) => Some(Bound {
+                    window: request::window_of(bind)?,
+                    rkey: bind.key(),
+                }),
+                _ => None,
+            };
+            let number = posted.push(sent(request, bound))?;
+            let is_signaled = self.is_signaled(request.common());
+            if let Err(reason) = chain.push(request, number, is_signaled) {
+                posted.take_back(1);
+                return Err(reason);
+            }
+        }
+        Ok(())
     }
 
-    /// Takes a place for a request that `post` gives to the library.
-    fn post_with(
-        &self,
-        sends: &mut Sends,
-        request: &impl Operation,
-        bound: Option<Bound>,
-        post: impl FnOnce(u64, bool) -> Result<c_int, PostReason>,
-    ) -> Result<(), PostReason> {
-        if !sends.is_open {
-            return Err(PostReason::InvalidHandle);
-        }
-        let common = request.common();
-        let number = sends.push(Sent {
-            wr_id: common.wr_id,
-            opcode: request.wc_opcode(),
-            flags: common.flags,
-            loan: request.data().sges().loan,
-            bound,
-        })?;
-        let is_signaled = self.sq_sig_all || common.flags.contains(SendFlags::SIGNALED);
-        let answer = post(number, is_signaled);
-        if answer != Ok(0) {
-            sends.take_back();
-        }
-        match answer? {
-            0 => Ok(()),
-            errno => Err(self.own.refusal(errno, self.cap.max_send_wr)),
-        }
+    fn is_signaled(&self, common: &Common) -> bool {
+        self.sq_sig_all || common.flags.contains(SendFlags::SIGNALED)
+    }
+}
+
+#[inline]
+fn sent(request: &impl Operation, bound: Option<Bound>) -> Sent {
+    let common = request.common();
+    Sent {
+        wr_id: common.wr_id,
+        opcode: request.wc_opcode(),
+        flags: common.flags,
+        loan: request.data().sges().loan,
+        bound,
     }
 }
 
@@ -234,13 +250,28 @@ impl Own {
     }
 
     fn destroy(&self) -> Result<(), VerbError> {
+        self.admit(false);
         self.keep_completions();
         self.qp.destroy()?;
+        self.forget_requests();
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.remove(self.qp_num);
         }
-        self.forget_requests();
         Ok(())
+    }
+
+    /// Whether requests are taken from now on.
+    pub(crate) fn admit(&self, open: bool) {
+        lock(&self.sends).is_open = open;
+        if !self.has_srq {
+            lock(&self.receives).is_open = open;
+        }
+    }
+
+    /// The device is gone, and the queue pair closed: what is outstanding ends.
+    pub(crate) fn flush(&self) {
+        self.send_cq.flush(self.qp_num, !self.has_srq);
+        self.recv_cq.flush(self.qp_num, !self.has_srq);
     }
 
     fn keep_completions(&self) {
@@ -250,9 +281,11 @@ impl Own {
     }
 
     fn forget_requests(&self) {
-        lock(&self.outstanding.sends).clear();
+        // Nobody posts meanwhile.
+        let _sends = lock(&self.sends);
+        self.send_cq.forget_sends(self.qp_num);
         if !self.has_srq {
-            lock(&self.outstanding.receives).clear();
+            lock(&self.receives).clear();
         }
     }
 }
@@ -290,23 +323,36 @@ fn attr_in_c(wanted: &QpAttributes) -> IbvQpAttr {
     attr
 }
 
+#[allow(unsafe_code)]
 impl PostOps for QueuePair {
+    #[inline]
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        let mut sends = lock(&self.own.outstanding.sends);
-        for (index, request) in requests.iter().enumerate() {
-            self.post_one(&mut sends, request)
-                .map_err(|reason| (index, reason))?;
+        let mut sends = lock(&self.own.sends);
+        if !sends.is_open {
+            return Err((0, PostReason::InvalidHandle));
+        }
+        let mut done = 0;
+        for some in requests.chunks(LONGEST) {
+            let mut chain = Chain::new();
+            let gathered = self.gather(&mut sends.posted, some, &mut chain);
+            let len = chain.len();
+            // SAFETY: an open queue pair lives: it is closed, under this lock, before it is destroyed.
+            if let Err((errno, before)) = unsafe { chain.post(&self.send_poster) } {
+                sends.posted.take_back(len - before);
+                drop(sends);
+                let refusal = self.own.refusal(errno, self.cap.max_send_wr);
+                return Err((done + before, refusal));
+            }
+            done += len;
+            gathered.map_err(|reason| (done, reason))?;
         }
         Ok(())
     }
 
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        let Own {
-            qp, outstanding, ..
-        } = &*self.own;
-        let post = |request: &ReceiveRequest<'_>, number| request::post_recv(qp, request, number);
         let refusal = |errno| self.own.refusal(errno, self.cap.max_recv_wr);
-        post_all(&outstanding.receives, requests, post, refusal)
+        // SAFETY: its receives are closed before it is destroyed.
+        unsafe { post_all(&self.receive_poster, &self.own.receives, requests, refusal) }
     }
 }
 
@@ -316,10 +362,7 @@ impl QpOps for QueuePair {
     }
 
     fn admit(&self, open: bool) {
-        lock(&self.own.outstanding.sends).is_open = open;
-        if !self.own.has_srq {
-            lock(&self.own.outstanding.receives).is_open = open;
-        }
+        self.own.admit(open);
     }
 
     fn qp_num(&self) -> Qpn {
@@ -349,10 +392,20 @@ impl QpOps for QueuePair {
 
     fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostReason> {
         let window = request::window_of(&bind)?;
-        let mut sends = lock(&self.own.outstanding.sends);
-        self.post_with(&mut sends, &bind, None, |number, is_signaled| {
-            request::bind_mw(&self.own.qp, &bind, number, is_signaled)
-        })?;
+        let mut sends = lock(&self.own.sends);
+        if !sends.is_open {
+            return Err(PostReason::InvalidHandle);
+        }
+        let number = sends.posted.push(sent(&bind, None))?;
+        let is_signaled = self.is_signaled(bind.common());
+        let answer = request::bind_mw(&self.own.qp, &bind, number, is_signaled);
+        if answer != Ok(0) {
+            sends.posted.take_back(1);
+        }
+        match answer? {
+            0 => {}
+            errno => return Err(self.own.refusal(errno, self.cap.max_send_wr)),
+        }
         // The library has chosen the key.
         let rkey = window.mw.rkey().map_err(|_| PostReason::InvalidHandle)?;
         window.bound(RKey::new(rkey));
@@ -371,6 +424,6 @@ impl QpOps for QueuePair {
 
     fn destroy(&self, reply: Reply<()>) {
         let own = Arc::clone(&self.own);
-        self.own.context.start(reply, move || own.destroy());
+        self.own.context.destroy(reply, move || own.destroy());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use polyverbs_abi::{IbvPd, IbvSrq, IbvSrqAttr};
+use polyverbs_abi::{IbvPd, IbvRecvWr, IbvSrq, IbvSrqAttr};
 use verbs_api::VerbError;
 use verbs_api::extension::Unsupported;
 use verbs_api::provider::{Reply, SrqInit, SrqOps};
@@ -10,12 +10,13 @@ use verbs_api::wr::{PostReason, ReceiveRequest};
 
 use crate::context::{Context, lock};
 use crate::outstanding::{Received, Receives};
-use crate::request;
-use crate::verbs::Live;
+use crate::request::{LONGEST, ReceiveChain};
+use crate::verbs::{Live, Poster};
 
 pub(crate) struct ReceiveQueue {
     pub(crate) srq: Arc<Live<IbvSrq>>,
     pub(crate) receives: Arc<Mutex<Receives>>,
+    poster: Poster<IbvSrq, IbvRecvWr>,
     max_sge: u32,
     context: Arc<Context>,
 }
@@ -52,6 +53,7 @@ impl ReceiveQueue {
                 .or_else(|error| srq.destroy().and(Err(error)))?;
         }
         Ok(Self {
+            poster: srq.poster()?,
             srq: Arc::new(srq),
             receives: Arc::new(Mutex::new(Receives::new(made.max_wr))),
             max_sge: made.max_sge,
@@ -64,47 +66,63 @@ impl ReceiveQueue {
 ///
 /// # Errors
 /// How many were posted, and why the next was not.
-pub(crate) fn post_all(
+///
+/// # Safety
+/// The queue lives as long as its requests are open.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn post_all<Q>(
+    poster: &Poster<Q, IbvRecvWr>,
     receives: &Mutex<Receives>,
     requests: &[ReceiveRequest<'_>],
-    post: impl Fn(&ReceiveRequest<'_>, u64) -> Result<i32, PostReason>,
     refusal: impl Fn(i32) -> PostReason,
 ) -> Result<(), (usize, PostReason)> {
     let mut receives = lock(receives);
     if !receives.is_open {
         return Err((0, PostReason::InvalidHandle));
     }
-    for (index, request) in requests.iter().enumerate() {
-        let received = Received {
-            wr_id: request.wr_id,
-            loan: request.data.sges().loan,
-        };
-        let posted = receives.push(received).and_then(|number| {
-            let answer = post(request, number);
-            if answer != Ok(0) {
+    let mut posted = 0;
+    for some in requests.chunks(LONGEST) {
+        let mut chain = ReceiveChain::new();
+        let mut refused = None;
+        for request in some {
+            let received = Received {
+                wr_id: request.wr_id,
+                loan: request.data.sges().loan,
+            };
+            match receives.push(received) {
+                Ok(number) => chain.push(request, number),
+                Err(reason) => {
+                    refused = Some(reason);
+                    break;
+                }
+            }
+        }
+        // SAFETY: the queue lives: it is closed, under this lock, before it is destroyed.
+        if let Err((errno, before)) = unsafe { chain.post(poster) } {
+            for number in chain.numbers_from(before) {
                 receives.retire(number);
             }
-            answer
-        });
-        match posted {
-            Ok(0) => {}
-            Ok(errno) => return Err((index, refusal(errno))),
-            Err(reason) => return Err((index, reason)),
+            return Err((posted + before, refusal(errno)));
+        }
+        posted += chain.len();
+        if let Some(reason) = refused {
+            return Err((posted, reason));
         }
     }
     Ok(())
 }
 
 impl SrqOps for ReceiveQueue {
+    #[allow(unsafe_code)]
     fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        let post = |request: &ReceiveRequest<'_>, number| {
-            request::post_srq_recv(&self.srq, request, number)
+        let refusal = |errno| match errno {
+            libc::ENOMEM => PostReason::QueueFull {
+                max: self.srq.query().map_or(0, |attr| attr.max_wr),
+            },
+            errno => PostReason::Os { errno },
         };
-        // A queue that is neither full nor gone takes every receive that the safe objects hand on.
-        let max = self.srq.query().map_or(0, |attr| attr.max_wr);
-        post_all(&self.receives, requests, post, |_| PostReason::QueueFull {
-            max,
-        })
+        // SAFETY: its requests are closed before it is destroyed.
+        unsafe { post_all(&self.poster, &self.receives, requests, refusal) }
     }
 
     fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>) {
@@ -135,10 +153,15 @@ impl SrqOps for ReceiveQueue {
 
     fn destroy(&self, reply: Reply<()>) {
         let (srq, receives) = (Arc::clone(&self.srq), Arc::clone(&self.receives));
-        self.context.start(reply, move || {
-            srq.destroy()?;
-            lock(&receives).clear();
-            Ok(())
+        self.context.destroy(reply, move || {
+            lock(&receives).is_open = false;
+            let destroyed = srq.destroy();
+            let mut receives = lock(&receives);
+            match destroyed {
+                Ok(()) => receives.clear(),
+                Err(_) => receives.is_open = true,
+            }
+            destroyed
         });
     }
 }

@@ -2,12 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use polyverbs_abi::{
-    Atomic, BindMw, IbvMw, IbvMwBind, IbvMwBindInfo, IbvQp, IbvRecvWr, IbvSendWr, IbvSge, IbvSrq,
-    Rdma, SendWr, Ud, send_flags, wr_opcode,
+    Atomic, BindMw, IbvAh, IbvMr, IbvMw, IbvMwBind, IbvMwBindInfo, IbvQp, IbvRecvWr, IbvSendWr,
+    IbvSge, Rdma, SendWr, Ud, send_flags, wr_opcode,
 };
 use verbs_api::capability::Features;
 use verbs_api::provider::{Operation as _, own};
@@ -18,7 +20,7 @@ use verbs_api::wr::{
 use verbs_api::{Access, VerbError};
 
 use crate::domain::{AddressHandle, Region};
-use crate::verbs::{Live, Zero as _};
+use crate::verbs::{Held, Live, Poster, Zero as _};
 use crate::window::Window;
 
 /// The operations that this provider puts into C.
@@ -37,59 +39,130 @@ const _: () = assert!(
         && SendFlags::SOLICITED.bits() as u32 == send_flags::SOLICITED
 );
 
-/// Posts a request under a number.
-///
-/// # Errors
-/// An error number that it was refused with; or what this provider refuses itself.
-pub(crate) fn post_send(
-    qp: &Live<IbvQp>,
-    request: &WorkRequest<'_>,
-    number: u64,
-    is_signaled: bool,
-) -> Result<c_int, PostReason> {
-    let mut wr = IbvSendWr::zero();
-    wr.wr_id = number;
-    wr.send_flags = flags_in_c(request.common().flags, is_signaled);
-    // It has to be there as long as the request.
-    let inline;
-    let entries = match request.data() {
-        Data::Inline(octets) => {
-            wr.send_flags |= send_flags::INLINE;
-            inline = [inline_entry(octets)];
-            &inline[..]
+/// The longest list that is posted with one doorbell.
+pub(crate) const LONGEST: usize = 16;
+
+/// What a list of requests names, and must not be destroyed before it is posted.
+#[expect(dead_code, reason = "what counts is that they are there")]
+enum Hold {
+    Ah(Held<IbvAh>),
+    Mr(Held<IbvMr>),
+    Mw(Held<IbvMw>),
+}
+
+type Holds = ArrayVec<Hold, { 2 * LONGEST }>;
+
+/// Requests that are posted with one doorbell.
+pub(crate) struct Chain<'r> {
+    requests: ArrayVec<IbvSendWr, LONGEST>,
+    /// An entry for each of those with inline data.
+    inline: ArrayVec<IbvSge, LONGEST>,
+    held: Holds,
+    of: PhantomData<&'r ()>,
+}
+
+impl<'r> Chain<'r> {
+    pub(crate) fn new() -> Self {
+        Self {
+            requests: ArrayVec::new(),
+            inline: ArrayVec::new(),
+            held: Holds::new(),
+            of: PhantomData,
         }
-        data => entries_of(data.sges().list),
-    };
-    (wr.sg_list, wr.num_sge) = (entries.as_ptr(), entries.len() as c_int);
-    match fill(&mut wr, request)? {
-        Named::Nothing => {
-            // SAFETY: entries and inline octets are the request's, which lives.
-            gone(unsafe { qp.post_send(&mut wr) })
-        }
-        Named::Destination(to) => {
-            let handle: Arc<AddressHandle> =
-                own(to.ah.ops(), "ah").map_err(|_| PostReason::ForeignAh)?;
-            let posted = handle.ah.with(|ah| {
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Adds a request under a number. There is room for [`LONGEST`].
+    ///
+    /// # Errors
+    /// What it names is gone or of another provider, or the provider does not put it into C.
+    #[inline]
+    pub(crate) fn push(
+        &mut self,
+        request: &'r WorkRequest<'_>,
+        number: u64,
+        is_signaled: bool,
+    ) -> Result<(), PostReason> {
+        let mut wr = IbvSendWr::zero();
+        wr.wr_id = number;
+        wr.send_flags = flags_in_c(request.common().flags, is_signaled);
+        match fill(&mut wr, request)? {
+            Named::Nothing => {}
+            Named::Destination(to) => {
+                let handle: Arc<AddressHandle> =
+                    own(to.ah.ops(), "ah").map_err(|_| PostReason::ForeignAh)?;
+                let held = gone(handle.ah.hold())?;
                 wr.wr.ud = Ud {
-                    ah,
+                    ah: held.pointer(),
                     remote_qpn: to.remote_qpn.value(),
                     remote_qkey: to.remote_qkey,
                 };
-                // SAFETY: as above; the address handle is not destroyed meanwhile.
-                unsafe { qp.post_send(&mut wr) }
-            });
-            gone(posted.and_then(|answer| answer))
+                self.held.push(Hold::Ah(held));
+            }
+            Named::Window(bind) => {
+                let (mw, bind_info) = named_by(bind, &mut self.held)?;
+                wr.bind_mw = BindMw {
+                    mw,
+                    rkey: bind.key().value(),
+                    bind_info,
+                };
+            }
         }
-        Named::Window(bind) => with_window(bind, |mw, bind_info| {
-            wr.bind_mw = BindMw {
-                mw,
-                rkey: bind.key().value(),
-                bind_info,
-            };
-            // SAFETY: window and region are not destroyed meanwhile.
-            gone(unsafe { qp.post_send(&mut wr) })
-        })?,
+        match request.data() {
+            Data::Inline(bytes) => {
+                wr.send_flags |= send_flags::INLINE;
+                wr.num_sge = 1;
+                self.inline.push(inline_entry(bytes));
+            }
+            data => {
+                let entries = entries_of(data.sges().list);
+                (wr.sg_list, wr.num_sge) = (entries.as_ptr(), entries.len() as c_int);
+            }
+        }
+        self.requests.push(wr);
+        Ok(())
     }
+
+    /// Posts them.
+    ///
+    /// # Errors
+    /// The error number of a refusal, and how many were posted before.
+    ///
+    /// # Safety
+    /// The queue pair lives.
+    #[inline]
+    pub(crate) unsafe fn post(
+        mut self,
+        poster: &Poster<IbvQp, IbvSendWr>,
+    ) -> Result<(), (c_int, usize)> {
+        let mut inline = self.inline.as_ptr();
+        let first = self.requests.as_mut_ptr();
+        let len = self.requests.len();
+        if len == 0 {
+            return Ok(());
+        }
+        for (index, wr) in self.requests.iter_mut().enumerate() {
+            if wr.send_flags & send_flags::INLINE != 0 {
+                wr.sg_list = inline;
+                inline = inline.wrapping_add(1);
+            }
+            if index + 1 < len {
+                wr.next = first.wrapping_add(index + 1);
+            }
+        }
+        // SAFETY: the queue pair lives; entries and inline bytes are of requests that live, the rest is held.
+        let posted = unsafe { poster.post(first) };
+        posted.map_err(|(errno, bad)| (errno, place_of(bad, first, len)))
+    }
+}
+
+/// Which of `len` elements from `first` on; the first where it is none of them.
+fn place_of<T>(element: *const T, first: *const T, len: usize) -> usize {
+    let distance = element.addr().wrapping_sub(first.addr()) / size_of::<T>();
+    if distance < len { distance } else { 0 }
 }
 
 /// Binds a window of type 1 under a number.
@@ -102,15 +175,15 @@ pub(crate) fn bind_mw(
     number: u64,
     is_signaled: bool,
 ) -> Result<c_int, PostReason> {
-    with_window(bind, |mw, bind_info| {
-        let mut bind = IbvMwBind {
-            wr_id: number,
-            send_flags: flags_in_c(bind.common().flags, is_signaled),
-            bind_info,
-        };
-        // SAFETY: window and region are not destroyed meanwhile.
-        gone(unsafe { qp.bind_mw(mw, &mut bind) })
-    })?
+    let mut held = Holds::new();
+    let (mw, bind_info) = named_by(bind, &mut held)?;
+    let mut bind = IbvMwBind {
+        wr_id: number,
+        send_flags: flags_in_c(bind.common().flags, is_signaled),
+        bind_info,
+    };
+    // SAFETY: window and region are held.
+    gone(unsafe { qp.bind_mw(mw, &mut bind) })
 }
 
 /// The window of a bind.
@@ -122,31 +195,31 @@ pub(crate) fn window_of(bind: &BindWindow<'_>) -> Result<Arc<Window>, PostReason
     own(window, "mw").map_err(|_| PostReason::InvalidHandle)
 }
 
-/// Uses window and region of a bind, which are not destroyed meanwhile.
-fn with_window<R>(
+/// Window and region of a bind, held.
+fn named_by(
     bind: &BindWindow<'_>,
-    using: impl FnOnce(*mut IbvMw, IbvMwBindInfo) -> R,
-) -> Result<R, PostReason> {
+    held: &mut Holds,
+) -> Result<(*mut IbvMw, IbvMwBindInfo), PostReason> {
     if bind.access.contains(Access::ZERO_BASED) {
         let missing = Features::ZBVA;
         return Err(PostReason::Unsupported { missing });
     }
-    let info = |mr| IbvMwBindInfo {
-        mr,
+    let mw = gone(window_of(bind)?.mw.hold())?;
+    let mut info = IbvMwBindInfo {
+        mr: ptr::null_mut(),
         addr: bind.addr,
         length: bind.length,
         mw_access_flags: bind.access.bits(),
     };
-    let window = window_of(bind)?;
-    let region: Option<Arc<Region>> = match bind.mr() {
-        Some(mr) => Some(own(mr, "mr").map_err(|_| PostReason::InvalidHandle)?),
-        None => None,
-    };
-    let used = window.mw.with(|mw| match &region {
-        Some(region) => region.shared.mr.with(|mr| using(mw, info(mr))),
-        None => Ok(using(mw, info(ptr::null_mut()))),
-    });
-    gone(used.and_then(|used| used))
+    if let Some(mr) = bind.mr() {
+        let region: Arc<Region> = own(mr, "mr").map_err(|_| PostReason::InvalidHandle)?;
+        let mr = gone(region.shared.mr.hold())?;
+        info.mr = mr.pointer();
+        held.push(Hold::Mr(mr));
+    }
+    let pointer = mw.pointer();
+    held.push(Hold::Mw(mw));
+    Ok((pointer, info))
 }
 
 /// What a request names by a pointer.
@@ -258,39 +331,65 @@ fn gone<T>(used: Result<T, VerbError>) -> Result<T, PostReason> {
     used.map_err(|_| PostReason::InvalidHandle)
 }
 
-/// A receive under a number.
-fn receive(request: &ReceiveRequest<'_>, number: u64) -> IbvRecvWr {
-    let entries = entries_of(request.data.sges().list);
-    IbvRecvWr {
-        wr_id: number,
-        next: ptr::null_mut(),
-        sg_list: entries.as_ptr(),
-        num_sge: entries.len() as c_int,
+/// Receives that are posted with one doorbell.
+pub(crate) struct ReceiveChain<'r> {
+    requests: ArrayVec<IbvRecvWr, LONGEST>,
+    of: PhantomData<&'r ()>,
+}
+
+impl<'r> ReceiveChain<'r> {
+    pub(crate) fn new() -> Self {
+        Self {
+            requests: ArrayVec::new(),
+            of: PhantomData,
+        }
     }
-}
 
-/// Posts a receive under a number; an error number where it was refused.
-///
-/// # Errors
-/// The queue pair was destroyed.
-pub(crate) fn post_recv(
-    qp: &Live<IbvQp>,
-    request: &ReceiveRequest<'_>,
-    number: u64,
-) -> Result<c_int, PostReason> {
-    // SAFETY: the entries are the request's, which lives.
-    gone(unsafe { qp.post_recv(&mut receive(request, number)) })
-}
+    /// Adds a receive under a number. There is room for [`LONGEST`].
+    pub(crate) fn push(&mut self, request: &'r ReceiveRequest<'_>, number: u64) {
+        let entries = entries_of(request.data.sges().list);
+        self.requests.push(IbvRecvWr {
+            wr_id: number,
+            next: ptr::null_mut(),
+            sg_list: entries.as_ptr(),
+            num_sge: entries.len() as c_int,
+        });
+    }
 
-/// The same to a shared queue.
-///
-/// # Errors
-/// The queue was destroyed.
-pub(crate) fn post_srq_recv(
-    srq: &Live<IbvSrq>,
-    request: &ReceiveRequest<'_>,
-    number: u64,
-) -> Result<c_int, PostReason> {
-    // SAFETY: as above.
-    gone(unsafe { srq.post(&mut receive(request, number)) })
+    pub(crate) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// The numbers of those from `index` on.
+    pub(crate) fn numbers_from(&self, index: usize) -> impl Iterator<Item = u64> + '_ {
+        self.requests[index..].iter().map(|wr| wr.wr_id)
+    }
+
+    /// Posts them.
+    ///
+    /// # Errors
+    /// The error number of a refusal, and how many were posted before.
+    ///
+    /// # Safety
+    /// The queue lives.
+    pub(crate) unsafe fn post<Q>(
+        &mut self,
+        poster: &Poster<Q, IbvRecvWr>,
+    ) -> Result<(), (c_int, usize)> {
+        let (first, len) = (self.requests.as_mut_ptr(), self.requests.len());
+        if len == 0 {
+            return Ok(());
+        }
+        for (index, wr) in self
+            .requests
+            .iter_mut()
+            .enumerate()
+            .take(len.saturating_sub(1))
+        {
+            wr.next = first.wrapping_add(index + 1);
+        }
+        // SAFETY: the queue lives, and the entries are of requests that live.
+        let posted = unsafe { poster.post(first) };
+        posted.map_err(|(errno, bad)| (errno, place_of(bad, first, len)))
+    }
 }

@@ -43,7 +43,7 @@ impl MwOps for Window {
 
     fn dealloc(&self, reply: Reply<()>) {
         let mw = Arc::clone(&self.mw);
-        self.context.start(reply, move || mw.dealloc());
+        self.context.destroy(reply, move || mw.dealloc());
     }
 }
 

@@ -265,15 +265,14 @@ impl Live<IbvCompChannel> {
         self.with(|at| unsafe { BorrowedFd::borrow_raw((*at).fd) })
     }
 
-    /// Takes a notice and acknowledges it when the queue's owner was told; answers whether there was one.
-    pub(crate) fn take_notice(&self, tell: impl FnOnce(ObjectId)) -> Result<bool, VerbError> {
+    /// Takes a notice and acknowledges it; answers whether there was one.
+    pub(crate) fn take_notice(&self) -> Result<bool, VerbError> {
         let (mut cq, mut cookie) = (ptr::null_mut(), ptr::null_mut());
         let get = self.library.ibv_get_cq_event;
         // SAFETY: it lives, and there is room.
         if self.with(|at| unsafe { get(at, &raw mut cq, &raw mut cookie) })? != 0 {
             return nothing("get_cq_event");
         }
-        tell(identity(cookie));
         // SAFETY: a queue lives until its notices are acknowledged.
         unsafe { (self.library.ibv_ack_cq_events)(cq, 1) };
         Ok(true)

@@ -16,13 +16,14 @@ mod queues;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use polyverbs_abi::{
     IbvAsyncEvent, IbvDeviceAttr, IbvGid, IbvGidEntry, IbvPortAttr, IbvQpAttr, IbvQpInitAttr,
-    IbvSendWr, IbvSrqAttr, IbvWc,
+    IbvSendWr, IbvSrqAttr,
 };
 use verbs_api::VerbError;
 use verbs_api::objects::{ObjectId, ObjectKind};
@@ -31,31 +32,80 @@ use crate::library::Library;
 
 pub(crate) use context::{List, Listed};
 pub(crate) use domain::Change;
+pub(crate) use queues::{Poller, Poster};
 
 /// An object of the library, until it is destroyed.
 ///
 /// The safe objects destroy nothing that something else is made of, but a program may poll, post and query on one thread
-/// while another destroys: each use holds the lock, and none begins after the destruction has.
+/// while another destroys: none begins after the destruction has, and it waits for those that have.
 pub(crate) struct Live<T> {
     pub(crate) library: &'static Library,
     kind: ObjectKind,
-    at: RwLock<Option<Pointer<T>>>,
+    at: NonNull<T>,
+    uses: Uses,
 }
 
-struct Pointer<T>(NonNull<T>);
+// SAFETY: every thread may use an object of the library, several at a time.
+unsafe impl<T> Send for Live<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Live<T> {}
 
-impl<T> Clone for Pointer<T> {
-    fn clone(&self) -> Self {
-        *self
+/// How many use an object right now, and whether nobody begins to any more.
+#[derive(Default)]
+struct Uses(AtomicU32);
+
+impl Uses {
+    const ENDED: u32 = 1 << 31;
+
+    /// Begins one, unless it is over.
+    fn begin(&self) -> bool {
+        let is_over = self.0.fetch_add(1, Ordering::Acquire) & Self::ENDED != 0;
+        if is_over {
+            self.end();
+        }
+        !is_over
+    }
+
+    fn end(&self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Nobody begins any more, and nobody is left when this returns; `false` where it was over already.
+    fn close(&self) -> bool {
+        let before = self.0.fetch_or(Self::ENDED, Ordering::Acquire);
+        while self.0.load(Ordering::Acquire) != Self::ENDED {
+            std::thread::yield_now();
+        }
+        before & Self::ENDED == 0
+    }
+
+    fn open(&self) {
+        self.0.fetch_and(!Self::ENDED, Ordering::Release);
     }
 }
 
-impl<T> Copy for Pointer<T> {}
+/// An object that is not destroyed as long as this is there.
+pub(crate) struct Held<T>(Arc<Live<T>>);
 
-// SAFETY: every thread may use an object of the library, several at a time.
-unsafe impl<T> Send for Pointer<T> {}
-// SAFETY: as above.
-unsafe impl<T> Sync for Pointer<T> {}
+impl<T> Held<T> {
+    pub(crate) fn pointer(&self) -> *mut T {
+        self.0.at.as_ptr()
+    }
+}
+
+impl<T> Drop for Held<T> {
+    fn drop(&mut self) {
+        self.0.uses.end();
+    }
+}
+
+struct Use<'l>(&'l Uses);
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
 
 impl<T> Live<T> {
     /// What a verb has made, or why it has not.
@@ -65,12 +115,16 @@ impl<T> Live<T> {
         verb: &'static str,
         made: *mut T,
     ) -> Result<Self, VerbError> {
-        let made = NonNull::new(made).ok_or_else(|| last_error(verb))?;
         Ok(Self {
             library,
             kind,
-            at: RwLock::new(Some(Pointer(made))),
+            at: NonNull::new(made).ok_or_else(|| last_error(verb))?,
+            uses: Uses::default(),
         })
+    }
+
+    fn gone(&self) -> VerbError {
+        VerbError::InvalidHandle(self.kind)
     }
 
     /// Uses it. It is not destroyed meanwhile.
@@ -78,9 +132,22 @@ impl<T> Live<T> {
     /// # Errors
     /// It was destroyed.
     pub(crate) fn with<R>(&self, using: impl FnOnce(*mut T) -> R) -> Result<R, VerbError> {
-        let at = self.at.read().unwrap_or_else(PoisonError::into_inner);
-        let pointer = at.ok_or(VerbError::InvalidHandle(self.kind))?;
-        Ok(using(pointer.0.as_ptr()))
+        if !self.uses.begin() {
+            return Err(self.gone());
+        }
+        let _use = Use(&self.uses);
+        Ok(using(self.at.as_ptr()))
+    }
+
+    /// Keeps it from being destroyed.
+    ///
+    /// # Errors
+    /// It was destroyed.
+    pub(crate) fn hold(self: &Arc<Self>) -> Result<Held<T>, VerbError> {
+        match self.uses.begin() {
+            true => Ok(Held(Arc::clone(self))),
+            false => Err(self.gone()),
+        }
     }
 
     /// Calls a verb that answers an error number.
@@ -91,24 +158,21 @@ impl<T> Live<T> {
         check(verb, self.with(call)?)
     }
 
-    /// Destroys it, without the lock: that waits until events are acknowledged, whose handlers may use it.
+    /// Destroys it.
     fn end(
         &self,
         verb: &'static str,
         destroy: unsafe extern "C" fn(*mut T) -> c_int,
     ) -> Result<(), VerbError> {
-        let taken = self.write().take();
-        let pointer = taken.ok_or(VerbError::InvalidHandle(self.kind))?;
-        // SAFETY: it lives, and nobody else gets at it any more.
-        let done = check(verb, unsafe { destroy(pointer.0.as_ptr()) });
+        if !self.uses.close() {
+            return Err(self.gone());
+        }
+        // SAFETY: it lives, and nobody else uses it any more.
+        let done = check(verb, unsafe { destroy(self.at.as_ptr()) });
         if done.is_err() {
-            *self.write() = Some(pointer);
+            self.uses.open();
         }
         done
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Pointer<T>>> {
-        self.at.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,12 +203,13 @@ zero!(
     IbvQpAttr,
     IbvQpInitAttr,
     IbvSendWr,
-    IbvSrqAttr,
-    IbvWc
+    IbvSrqAttr
 );
 
 fn last_error(verb: &'static str) -> VerbError {
     let errno = io::Error::last_os_error().raw_os_error();
+    // Not every verb that fails says why.
+    let errno = errno.filter(|errno| *errno > 0);
     failed(verb, errno.unwrap_or(libc::EIO))
 }
 
@@ -191,16 +256,4 @@ pub(crate) fn never_waits(fd: BorrowedFd<'_>) -> Result<(), VerbError> {
     } else {
         Ok(())
     }
-}
-
-/// Waits until a descriptor can be read, or its other end is gone; answers which.
-pub(crate) fn wait_readable<const COUNT: usize>(fds: [BorrowedFd<'_>; COUNT]) -> [bool; COUNT] {
-    let mut entries = fds.map(|fd| libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    });
-    // SAFETY: as many entries.
-    unsafe { libc::poll(entries.as_mut_ptr(), COUNT as libc::nfds_t, -1) };
-    entries.map(|entry| entry.revents != 0)
 }

@@ -1,7 +1,10 @@
 //! Completion queues, shared receive queues, queue pairs.
+//!
+//! What posts and polls has no lock and no count of its own: whoever has one keeps the object from being destroyed meanwhile.
 
 use std::ffi::c_int;
-use std::ptr;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
 
 use polyverbs_abi::{
     IbvCq, IbvGid, IbvMw, IbvMwBind, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvSrq,
@@ -12,34 +15,121 @@ use verbs_api::ids::Gid;
 
 use super::{Live, Zero as _, check};
 
+type PollCq = unsafe extern "C" fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int;
+type ReqNotify = unsafe extern "C" fn(*mut IbvCq, c_int) -> c_int;
+type Post<Q, W> = unsafe extern "C" fn(*mut Q, *mut W, *mut *mut W) -> c_int;
+
+/// What polls a completion queue, and arms it.
+pub(crate) struct Poller {
+    cq: NonNull<IbvCq>,
+    poll: Option<PollCq>,
+    notify: Option<ReqNotify>,
+}
+
+// SAFETY: every thread may poll.
+unsafe impl Send for Poller {}
+// SAFETY: as above.
+unsafe impl Sync for Poller {}
+
+impl Poller {
+    /// Fills `entries` from the front; answers those that are filled.
+    ///
+    /// # Errors
+    /// The library answers an error, or more than it was asked for.
+    ///
+    /// # Safety
+    /// The queue lives.
+    #[inline]
+    pub(crate) unsafe fn poll<'e>(
+        &self,
+        entries: &'e mut [MaybeUninit<IbvWc>],
+    ) -> Result<&'e [IbvWc], VerbError> {
+        let poll = self.poll.ok_or(VerbError::UnsupportedVerb("poll_cq"))?;
+        let room = entries.as_mut_ptr().cast::<IbvWc>();
+        // SAFETY: it lives, and there is room for as many.
+        let polled = unsafe { poll(self.cq.as_ptr(), entries.len() as c_int, room) };
+        let polled = usize::try_from(polled).map_err(|_| VerbError::CqOverrun)?;
+        if polled > entries.len() {
+            let verb = "poll_cq";
+            let errno = libc::EOVERFLOW;
+            return Err(VerbError::Os { verb, errno });
+        }
+        // SAFETY: the library has filled as many.
+        Ok(unsafe { std::slice::from_raw_parts(room, polled) })
+    }
+
+    /// Asks for a notice.
+    ///
+    /// # Errors
+    /// The device refused.
+    ///
+    /// # Safety
+    /// The queue lives.
+    pub(crate) unsafe fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
+        let verb = "req_notify_cq";
+        let notify = self.notify.ok_or(VerbError::UnsupportedVerb(verb))?;
+        // SAFETY: it lives.
+        check(verb, unsafe {
+            notify(self.cq.as_ptr(), solicited_only.into())
+        })
+    }
+}
+
+/// What posts to a queue: requests `W` of a `Q`.
+pub(crate) struct Poster<Q, W> {
+    queue: NonNull<Q>,
+    post: Option<Post<Q, W>>,
+}
+
+// SAFETY: every thread may post.
+unsafe impl<Q, W> Send for Poster<Q, W> {}
+// SAFETY: as above.
+unsafe impl<Q, W> Sync for Poster<Q, W> {}
+
+impl<Q, W> Poster<Q, W> {
+    /// Posts a list of requests.
+    ///
+    /// # Errors
+    /// An error number, and the request that was refused, null where the library does not say: those before it were posted.
+    ///
+    /// # Safety
+    /// The queue lives, and so does what the requests point to.
+    #[inline]
+    pub(crate) unsafe fn post(&self, first: *mut W) -> Result<(), (c_int, *mut W)> {
+        let post = self.post.ok_or((libc::EOPNOTSUPP, first))?;
+        let mut bad = ptr::null_mut();
+        // SAFETY: as the caller promises.
+        match unsafe { post(self.queue.as_ptr(), first, &raw mut bad) } {
+            0 => Ok(()),
+            // Some answer -1, and the number elsewhere.
+            ..0 => Err((
+                std::io::Error::last_os_error()
+                    .raw_os_error()
+                    .unwrap_or(libc::EIO),
+                bad,
+            )),
+            errno => Err((errno, bad)),
+        }
+    }
+}
+
 impl Live<IbvCq> {
     pub(crate) fn cqe(&self) -> Result<u32, VerbError> {
         // SAFETY: it lives.
         self.with(|at| unsafe { (*at).cqe } as u32)
     }
 
-    /// Fills `entries` from the front; answers how many.
-    pub(crate) fn poll(&self, entries: &mut [IbvWc]) -> Result<usize, VerbError> {
-        let polled = self.with(|at| {
-            // SAFETY: it lives, and so does its context. There is room for as many.
-            unsafe {
-                let poll = op!((*at).context, POLL_CQ: fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int);
-                poll.map(|poll| poll(at, entries.len() as c_int, entries.as_mut_ptr()))
-            }
-        })?;
-        let polled = polled.ok_or(VerbError::UnsupportedVerb("poll_cq"))?;
-        usize::try_from(polled).map_err(|_| VerbError::CqOverrun)
-    }
-
-    pub(crate) fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
-        let answer = self.with(|at| {
+    pub(crate) fn poller(&self) -> Result<Poller, VerbError> {
+        self.with(|at| {
             // SAFETY: it lives, and so does its context.
             unsafe {
-                let notify = op!((*at).context, REQ_NOTIFY_CQ: fn(*mut IbvCq, c_int) -> c_int);
-                notify.map(|notify| notify(at, solicited_only.into()))
+                Poller {
+                    cq: NonNull::new_unchecked(at),
+                    poll: op!((*at).context, POLL_CQ: fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int),
+                    notify: op!((*at).context, REQ_NOTIFY_CQ: fn(*mut IbvCq, c_int) -> c_int),
+                }
             }
-        })?;
-        check("req_notify_cq", answer.unwrap_or(libc::EOPNOTSUPP))
+        })
     }
 
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), VerbError> {
@@ -56,17 +146,14 @@ impl Live<IbvCq> {
 }
 
 impl Live<IbvSrq> {
-    /// The error number where it is refused.
-    ///
-    /// # Safety
-    /// The request points to entries that live.
-    pub(crate) unsafe fn post(&self, request: &mut IbvRecvWr) -> Result<c_int, VerbError> {
+    pub(crate) fn poster(&self) -> Result<Poster<IbvSrq, IbvRecvWr>, VerbError> {
         self.with(|at| {
-            let mut bad = ptr::null_mut();
-            // SAFETY: it lives, and so does its context; the rest is the caller's.
+            // SAFETY: it lives, and so does its context.
             unsafe {
-                let post = op!((*at).context, POST_SRQ_RECV: fn(*mut IbvSrq, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int);
-                post.map_or(libc::EOPNOTSUPP, |post| post(at, request, &raw mut bad))
+                Poster {
+                    queue: NonNull::new_unchecked(at),
+                    post: op!((*at).context, POST_SRQ_RECV: fn(*mut IbvSrq, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int),
+                }
             }
         })
     }
@@ -98,32 +185,26 @@ impl Live<IbvQp> {
         self.with(|at| unsafe { (*at).qp_num })
     }
 
-    /// The error number where it is refused.
-    ///
-    /// # Safety
-    /// What the request points to lives.
-    pub(crate) unsafe fn post_send(&self, request: &mut IbvSendWr) -> Result<c_int, VerbError> {
+    pub(crate) fn send_poster(&self) -> Result<Poster<IbvQp, IbvSendWr>, VerbError> {
         self.with(|at| {
-            let mut bad = ptr::null_mut();
-            // SAFETY: it lives, and so does its context; the rest is the caller's.
+            // SAFETY: it lives, and so does its context.
             unsafe {
-                let post = op!((*at).context, POST_SEND: fn(*mut IbvQp, *mut IbvSendWr, *mut *mut IbvSendWr) -> c_int);
-                post.map_or(libc::EOPNOTSUPP, |post| post(at, request, &raw mut bad))
+                Poster {
+                    queue: NonNull::new_unchecked(at),
+                    post: op!((*at).context, POST_SEND: fn(*mut IbvQp, *mut IbvSendWr, *mut *mut IbvSendWr) -> c_int),
+                }
             }
         })
     }
 
-    /// The error number where it is refused.
-    ///
-    /// # Safety
-    /// The request points to entries that live.
-    pub(crate) unsafe fn post_recv(&self, request: &mut IbvRecvWr) -> Result<c_int, VerbError> {
+    pub(crate) fn receive_poster(&self) -> Result<Poster<IbvQp, IbvRecvWr>, VerbError> {
         self.with(|at| {
-            let mut bad = ptr::null_mut();
-            // SAFETY: it lives, and so does its context; the rest is the caller's.
+            // SAFETY: it lives, and so does its context.
             unsafe {
-                let post = op!((*at).context, POST_RECV: fn(*mut IbvQp, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int);
-                post.map_or(libc::EOPNOTSUPP, |post| post(at, request, &raw mut bad))
+                Poster {
+                    queue: NonNull::new_unchecked(at),
+                    post: op!((*at).context, POST_RECV: fn(*mut IbvQp, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int),
+                }
             }
         })
     }
