@@ -34,12 +34,17 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Makes an emulated device of this kind, whose queue pairs reach one another directly, and opens it.
+    /// Makes an emulated device of this kind, whose queue pairs reach one another directly, and opens it; or opens the
+    /// registered device of this name.
     ///
     /// # Errors
-    /// There is no such kind.
+    /// There is no such kind, and no such device.
     pub fn new(device: &str) -> Outcome<Self> {
-        Self::with(device, &EmulatedOptions::default())
+        let is_kind = emulated::kinds().iter().any(|kind| kind.name() == device);
+        match polyverbs::registry()?.device(device) {
+            Some(registered) if !is_kind => Self::open(registered),
+            _ => Self::with(device, &EmulatedOptions::default()),
+        }
     }
 
     /// The same without any extension, whatever is linked.

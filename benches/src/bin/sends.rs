@@ -4,7 +4,7 @@
 //! - `send`: a signaled send, posted and polled; its receive is posted before and polled after what is timed
 //! - `write`: a signaled write, posted and polled
 //!
-//! Usage: `sends turn|send|write TURNS`.
+//! Usage: `sends turn|send|write TURNS`. `POLYVERBS_BENCH_DEVICE` names the device.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use polyverbs::{
     wr::{self, ReceiveRequest},
 };
 use polyverbs_benches::Outcome;
-use polyverbs_benches::rig::{DEFAULT_DEVICE, PEERS, REMOTE, Rig};
+use polyverbs_benches::rig::{PEERS, REMOTE, Rig};
 
 const OCTETS: u32 = 64;
 const DEPTH: u32 = 64;
@@ -68,7 +68,7 @@ struct Pair {
 
 impl Pair {
     fn new(has_one_cq: bool) -> Outcome<Self> {
-        let rig = Rig::new(DEFAULT_DEVICE)?;
+        let rig = Rig::of_environment()?;
         let sent = rig.context.create_cq(2 * DEPTH).wait()?;
         let received = if has_one_cq {
             sent.clone()

@@ -15,6 +15,7 @@ use verbs_api::{VerbError, memory::Loan};
 
 use crate::context::{Context, lock};
 use crate::outstanding::{Receives, Retiring, is_receive, set_loan};
+use crate::spin::SpinLock;
 use crate::verbs::{Live, Poller, never_waits};
 use crate::watch::{Watch, Watched};
 
@@ -24,7 +25,7 @@ const TAKEN: usize = 16;
 pub(crate) struct CompletionQueue {
     pub(crate) cq: Arc<Live<IbvCq>>,
     poller: Poller,
-    polled: Mutex<Polled>,
+    polled: SpinLock<Polled>,
     notices: Arc<Notices>,
     watch: Mutex<Option<Watch>>,
     context: Arc<Context>,
@@ -48,7 +49,7 @@ struct Books {
     qp_num: u32,
     sends: Option<Retiring>,
     /// Its own receives, or those of its shared receive queue.
-    receives: Option<Arc<Mutex<Receives>>>,
+    receives: Option<Arc<SpinLock<Receives>>>,
 }
 
 /// The channel of a completion queue, and who is told of its notices.
@@ -95,7 +96,7 @@ impl CompletionQueue {
         let queue = Arc::new(Self {
             poller: cq.poller()?,
             cq: Arc::new(cq),
-            polled: Mutex::new(Polled {
+            polled: SpinLock::new(Polled {
                 is_open: true,
                 queue_pairs: Vec::new(),
                 last: 0,
@@ -112,17 +113,17 @@ impl CompletionQueue {
 
     /// Requests of this queue pair complete here.
     pub(crate) fn add_sends(&self, qp_num: u32, sends: Retiring) {
-        lock(&self.polled).books_of(qp_num).sends = Some(sends);
+        self.polled.lock().books_of(qp_num).sends = Some(sends);
     }
 
     /// Its receives, or those of its shared receive queue, complete here.
-    pub(crate) fn add_receives(&self, qp_num: u32, receives: &Arc<Mutex<Receives>>) {
-        lock(&self.polled).books_of(qp_num).receives = Some(Arc::clone(receives));
+    pub(crate) fn add_receives(&self, qp_num: u32, receives: &Arc<SpinLock<Receives>>) {
+        self.polled.lock().books_of(qp_num).receives = Some(Arc::clone(receives));
     }
 
     /// The queue pair is no more. What it had outstanding is given back.
     pub(crate) fn remove(&self, qp_num: u32) {
-        let mut polled = lock(&self.polled);
+        let mut polled = self.polled.lock();
         if let Ok(place) = polled.place_of(qp_num) {
             let removed = polled.queue_pairs.remove(place);
             drop(polled);
@@ -132,14 +133,14 @@ impl CompletionQueue {
 
     /// The device has forgotten what the queue pair had posted to send. Nobody posts to it meanwhile.
     pub(crate) fn forget_sends(&self, qp_num: u32) {
-        if let Some(sends) = &mut lock(&self.polled).books_of(qp_num).sends {
+        if let Some(sends) = &mut self.polled.lock().books_of(qp_num).sends {
             sends.clear();
         }
     }
 
     /// Keeps what has completed: the library drops it with its queue pair.
     pub(crate) fn keep_all(&self) {
-        let mut polled = lock(&self.polled);
+        let mut polled = self.polled.lock();
         let mut slots: [Completion; TAKEN] = Default::default();
         while let Ok(taken @ 1..) = self.take(&mut polled, &mut slots) {
             let taken = slots[..taken].iter_mut().map(std::mem::take);
@@ -150,12 +151,12 @@ impl CompletionQueue {
     /// The device is gone: nothing is asked of the library any more.
     pub(crate) fn close(&self) {
         self.keep_all();
-        lock(&self.polled).is_open = false;
+        self.polled.lock().is_open = false;
     }
 
     /// Ends what the queue pair has outstanding here: each request completes as flushed. Nobody posts to it any more.
     pub(crate) fn flush(&self, qp_num: u32, is_of_own_queue: bool) {
-        let mut polled = lock(&self.polled);
+        let mut polled = self.polled.lock();
         let Ok(place) = polled.place_of(qp_num) else {
             return;
         };
@@ -169,7 +170,7 @@ impl CompletionQueue {
             kept.push_back(flushed(qp_num, sent.wr_id, sent.opcode, sent.loan));
         }
         let own = receives.as_ref().filter(|_| is_of_own_queue);
-        while let Some(received) = own.and_then(|receives| lock(receives).flush()) {
+        while let Some(received) = own.and_then(|receives| receives.lock().flush()) {
             kept.push_back(flushed(
                 qp_num,
                 received.wr_id,
@@ -180,7 +181,7 @@ impl CompletionQueue {
     }
 
     /// Fills `slots` with what the library has, until it has no more.
-    #[inline]
+    #[inline(always)]
     fn take(&self, polled: &mut Polled, slots: &mut [Completion]) -> Result<usize, VerbError> {
         let mut filled = 0;
         while filled < slots.len() && polled.is_open {
@@ -214,6 +215,19 @@ fn flushed(qp_num: u32, wr_id: u64, opcode: WcOpcode, loan: Loan) -> Completion 
 }
 
 impl Polled {
+    /// Hands out what is kept; answers how many.
+    #[inline(always)]
+    fn hand_out(&mut self, slots: &mut [Completion]) -> usize {
+        let mut handed = 0;
+        while let Some(slot) = slots.get_mut(handed)
+            && let Some(completion) = self.kept.pop_front()
+        {
+            *slot = completion;
+            handed += 1;
+        }
+        handed
+    }
+
     fn place_of(&self, qp_num: u32) -> Result<usize, usize> {
         self.queue_pairs
             .binary_search_by_key(&qp_num, |books| books.qp_num)
@@ -232,7 +246,7 @@ impl Polled {
     }
 
     /// Most completions are of the queue pair that the one before was of.
-    #[inline]
+    #[inline(always)]
     fn find(&mut self, qp_num: u32) -> Option<&mut Books> {
         let is_same = |books: &Books| books.qp_num == qp_num;
         if !self.queue_pairs.get(self.last).is_some_and(is_same) {
@@ -243,7 +257,7 @@ impl Polled {
 
     /// Writes a completion where the program is told of it: not of a queue pair that is no more, nor of a request that
     /// completes unseen.
-    #[inline]
+    #[inline(always)]
     fn tell(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
         let Some(books) = self.find(entry.qp_num) else {
             return false;
@@ -251,7 +265,7 @@ impl Polled {
         let status = u8::try_from(entry.status).map_or(WcStatus::GeneralErr, WcStatus::from_code);
         let told = if is_receive(entry.wr_id) {
             let receives = books.receives.as_ref();
-            let received = receives.and_then(|receives| lock(receives).retire(entry.wr_id));
+            let received = receives.and_then(|receives| receives.lock().retire(entry.wr_id));
             let opcode = match entry.opcode {
                 RECV_RDMA_WITH_IMM => WcOpcode::RecvRdmaWithImm,
                 _ => WcOpcode::Recv,
@@ -296,11 +310,8 @@ impl CqOps for CompletionQueue {
 
     #[inline]
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
-        let mut polled = lock(&self.polled);
-        let kept = completions.len().min(polled.kept.len());
-        for (slot, completion) in completions.iter_mut().zip(polled.kept.drain(..kept)) {
-            *slot = completion;
-        }
+        let mut polled = self.polled.lock();
+        let kept = polled.hand_out(completions);
         match self.take(&mut polled, &mut completions[kept..]) {
             Ok(taken) => Ok(kept + taken),
             Err(_) if kept > 0 => Ok(kept),
@@ -312,7 +323,7 @@ impl CqOps for CompletionQueue {
         if self.notices.has_come.load(Ordering::Acquire) {
             self.notices.drain();
         }
-        let mut polled = lock(&self.polled);
+        let mut polled = self.polled.lock();
         if polled.is_open {
             // SAFETY: an open queue lives.
             unsafe { self.poller.req_notify(notify == Notify::Solicited)? };
@@ -344,7 +355,7 @@ impl CqOps for CompletionQueue {
     }
 
     fn destroy(&self, reply: Reply<()>) {
-        lock(&self.polled).is_open = false;
+        self.polled.lock().is_open = false;
         let (cq, notices) = (Arc::clone(&self.cq), Arc::clone(&self.notices));
         let watch = lock(&self.watch).take();
         self.context.destroy(reply, move || {

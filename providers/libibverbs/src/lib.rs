@@ -21,6 +21,7 @@
 //! | `context`, `watch` | open devices: a thread for verbs that block, and one for events and notices |
 //! | `domain` | protection domains, regions, address handles |
 //! | `completion_queue`, `outstanding` | completions, and the requests that they are of |
+//! | `spin` | the lock of posting and polling |
 //! | `queue_pair`, `request`, `receive_queue`, `window` | posting, and what a request is in C |
 #![deny(unsafe_code)]
 
@@ -34,6 +35,7 @@ mod outstanding;
 mod queue_pair;
 mod receive_queue;
 mod request;
+mod spin;
 mod trial;
 mod verbs;
 mod watch;

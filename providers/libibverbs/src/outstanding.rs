@@ -51,6 +51,7 @@ struct Ring {
 unsafe impl Sync for Ring {}
 
 impl Ring {
+    #[inline(always)]
     fn place(&self, number: u64) -> *mut Sent {
         let index = number as usize & (self.places.len() - 1);
         self.places[index].get()
@@ -118,6 +119,7 @@ impl Posted {
     ///
     /// # Errors
     /// There is none, or, for a first half, none for the second one.
+    #[inline(always)]
     pub(crate) fn push(&mut self, sent: Sent) -> Result<u64, PostReason> {
         let needed = 1 + u32::from(sent.flags.contains(SendFlags::FIRST_HALF));
         let is_reserved = sent.flags.contains(SendFlags::RESERVED);
@@ -136,7 +138,15 @@ impl Posted {
         self.reserved = self.reserved.wrapping_add(is_reserved.into());
         let number = self.next;
         // SAFETY: it was found to be free, and this is the one who posts.
-        unsafe { *self.ring.place(number) = sent };
+        let place = unsafe { &mut *self.ring.place(number) };
+        // One by one: what is put together first and then copied is waited for.
+        place.wr_id = sent.wr_id;
+        place.opcode = sent.opcode;
+        place.flags = sent.flags;
+        place.loan = sent.loan;
+        if sent.bound.is_some() {
+            place.bound = sent.bound;
+        }
         self.next += 1;
         self.ring.posted.store(self.next, Ordering::Release);
         Ok(number)
@@ -158,38 +168,36 @@ impl Posted {
 impl Retiring {
     /// The request of this number has completed, and all before it. Nothing is told where it is not outstanding, or is a
     /// second half behind a first that failed.
+    #[inline(always)]
     pub(crate) fn retire(&mut self, number: u64, is_success: bool) -> Option<Retired> {
         let count = number.wrapping_sub(self.oldest);
         let posted = self.ring.posted.load(Ordering::Acquire);
         if count >= posted.saturating_sub(self.oldest) {
             return None;
         }
-        let mut before = std::mem::take(&mut self.kept);
-        for _ in 0..count {
-            let sent = self.pop();
-            // SAFETY: both are of requests of this queue that have retired, and nobody else has their loans.
-            before = unsafe { before.join(sent.loan) };
-            sent.bound.iter().for_each(Bound::tell);
-            self.absorbs = false;
+        if count > 0 {
+            self.pass(count);
         }
-        let sent = self.pop();
+        let (mut retired, flags) = self.pop(is_success);
         self.ring.retired.store(self.oldest, Ordering::Release);
-        // SAFETY: as above.
-        let loan = unsafe { sent.loan.join(before) };
-        if is_success {
-            sent.bound.iter().for_each(Bound::tell);
-        }
-        let is_second = sent.flags.contains(SendFlags::SECOND_HALF);
-        if std::mem::take(&mut self.absorbs) && is_second && !is_success {
-            self.kept = loan;
+        retired.loan = join(retired.loan, std::mem::take(&mut self.kept));
+        let is_absorbed = self.absorbs && !is_success && flags.contains(SendFlags::SECOND_HALF);
+        self.absorbs = !is_success && flags.contains(SendFlags::FIRST_HALF);
+        if is_absorbed {
+            self.kept = retired.loan;
             return None;
         }
-        self.absorbs = sent.flags.contains(SendFlags::FIRST_HALF) && !is_success;
-        Some(Retired {
-            wr_id: sent.wr_id,
-            opcode: sent.opcode,
-            loan,
-        })
+        Some(retired)
+    }
+
+    /// The oldest have completed, and nobody is told.
+    #[cold]
+    fn pass(&mut self, count: u64) {
+        for _ in 0..count {
+            let (retired, _) = self.pop(true);
+            self.kept = join(self.kept, retired.loan);
+            self.absorbs = false;
+        }
     }
 
     /// The oldest request that is posted and has not retired has ended with an error of the device's end.
@@ -203,22 +211,32 @@ impl Retiring {
         None
     }
 
-    /// It is posted, and has not retired.
-    fn pop(&mut self) -> Sent {
+    /// The oldest, which is posted and has not retired.
+    #[inline(always)]
+    fn pop(&mut self, is_success: bool) -> (Retired, SendFlags) {
         // SAFETY: it was posted, and this is the one who retires.
-        let sent = unsafe { std::mem::take(&mut *self.ring.place(self.oldest)) };
+        let place = unsafe { &mut *self.ring.place(self.oldest) };
         self.oldest += 1;
-        if sent.flags.contains(SendFlags::RESERVED) {
+        if place.bound.is_some() {
+            let bound = place.bound.take().filter(|_| is_success);
+            bound.iter().for_each(Bound::tell);
+        }
+        if place.flags.contains(SendFlags::RESERVED) {
             self.ring.retired_reserved.fetch_add(1, Ordering::Release);
         }
-        sent
+        let retired = Retired {
+            wr_id: place.wr_id,
+            opcode: place.opcode,
+            loan: place.loan,
+        };
+        (retired, place.flags)
     }
 
     /// The device has forgotten every request: it was reset, or is no more. Nobody posts meanwhile.
     pub(crate) fn clear(&mut self) {
         while self.oldest < self.ring.posted.load(Ordering::Acquire) {
-            let sent = self.pop();
-            release(sent.loan);
+            let (retired, _) = self.pop(false);
+            release(retired.loan);
         }
         self.ring.retired.store(self.oldest, Ordering::Release);
         release(std::mem::take(&mut self.kept));
@@ -311,6 +329,16 @@ impl Receives {
 impl Drop for Receives {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+/// The buffers of two requests of one queue that have retired, and that nobody has given back.
+#[inline(always)]
+fn join(first: Loan, second: Loan) -> Loan {
+    match second.is_none() {
+        true => first,
+        // SAFETY: whoever retires a request has its loan alone.
+        false => unsafe { first.join(second) },
     }
 }
 

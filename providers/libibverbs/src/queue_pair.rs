@@ -18,6 +18,7 @@ use crate::device;
 use crate::outstanding::{Posted, Receives, Sent, send_queue};
 use crate::receive_queue::{ReceiveQueue, post_all};
 use crate::request::{self, Chain, LONGEST, OPERATIONS};
+use crate::spin::SpinLock;
 use crate::verbs::{Live, Poster, Zero as _, cookie};
 use crate::window::Bound;
 
@@ -35,9 +36,9 @@ pub(crate) struct Own {
     qp_num: u32,
     qp_type: QpType,
     context: Arc<Context>,
-    sends: Mutex<Sends>,
+    sends: SpinLock<Sends>,
     /// Its own, or those of its shared receive queue.
-    receives: Arc<Mutex<Receives>>,
+    receives: Arc<SpinLock<Receives>>,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Arc<CompletionQueue>,
     has_srq: bool,
@@ -45,6 +46,13 @@ pub(crate) struct Own {
     set: Mutex<QpAttributes>,
     /// Bytes of a datagram: of its port, known from INIT on.
     max_datagram: AtomicU32,
+}
+
+/// Who has refused a request.
+enum Refused {
+    Here(PostReason),
+    /// With an error number.
+    ByLibrary(c_int),
 }
 
 /// The end of the send queue at which requests are posted.
@@ -77,7 +85,7 @@ impl QueuePair {
         let qp_num = qp.number()?;
         let receives = match &srq {
             Some(srq) => Arc::clone(&srq.receives),
-            None => Arc::new(Mutex::new(Receives::new(attr.cap.max_recv_wr))),
+            None => Arc::new(SpinLock::new(Receives::new(attr.cap.max_recv_wr))),
         };
         let (posted, retiring) = send_queue(attr.cap.max_send_wr, init.reserved_wr);
         send_cq.add_sends(qp_num, retiring);
@@ -88,7 +96,7 @@ impl QueuePair {
             qp_num,
             qp_type: init.qp_type,
             context,
-            sends: Mutex::new(Sends {
+            sends: SpinLock::new(Sends {
                 is_open: true,
                 posted,
             }),
@@ -110,15 +118,17 @@ impl QueuePair {
     }
 
     /// Takes places for requests, and puts them into a list; why the one behind the last was refused.
-    #[inline]
-    fn gather<'r>(
+    #[inline(always)]
+    fn gather<'r, const LEN: usize>(
         &self,
         posted: &mut Posted,
         requests: &'r [WorkRequest<'_>],
-        chain: &mut Chain<'r>,
+        chain: &mut Chain<'r, LEN>,
     ) -> Result<(), PostReason> {
         for request in requests {
-            self.own.check_datagram(request)?;
+            if self.own.qp_type == QpType::Ud {
+                self.own.check_datagram(request)?;
+            }
             let bound = match request {
                 WorkRequest::BindWindow(bind) => Some(Bound {
                     window: request::window_of(bind)?,
@@ -136,12 +146,52 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Posts at most `LEN` requests, with one doorbell. The send queue is open, and locked.
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    fn post_list<const LEN: usize>(
+        &self,
+        posted: &mut Posted,
+        requests: &[WorkRequest<'_>],
+    ) -> Result<(), (usize, Refused)> {
+        let mut chain = Chain::<LEN>::new();
+        let gathered = self.gather(posted, requests, &mut chain);
+        let len = chain.len();
+        // SAFETY: an open queue pair lives: it is closed, under its lock, before it is destroyed.
+        if let Err((errno, before)) = unsafe { chain.post(&self.send_poster) } {
+            posted.take_back(len - before);
+            return Err((before, Refused::ByLibrary(errno)));
+        }
+        gathered.map_err(|reason| (len, Refused::Here(reason)))
+    }
+
+    fn post_lists(
+        &self,
+        posted: &mut Posted,
+        requests: &[WorkRequest<'_>],
+    ) -> Result<(), (usize, Refused)> {
+        let mut done = 0;
+        for some in requests.chunks(LONGEST) {
+            self.post_list::<LONGEST>(posted, some)
+                .map_err(|(before, refused)| (done + before, refused))?;
+            done += some.len();
+        }
+        Ok(())
+    }
+
+    fn reason(&self, refused: Refused) -> PostReason {
+        match refused {
+            Refused::Here(reason) => reason,
+            Refused::ByLibrary(errno) => self.own.refusal(errno, self.cap.max_send_wr),
+        }
+    }
+
     fn is_signaled(&self, common: &Common) -> bool {
         self.sq_sig_all || common.flags.contains(SendFlags::SIGNALED)
     }
 }
 
-#[inline]
+#[inline(always)]
 fn sent(request: &impl Operation, bound: Option<Bound>) -> Sent {
     let common = request.common();
     Sent {
@@ -187,9 +237,6 @@ impl Own {
     }
 
     fn check_datagram(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
-        if self.qp_type != QpType::Ud {
-            return Ok(());
-        }
         let max = u64::from(self.max_datagram.load(Ordering::Relaxed));
         match request.data().len() {
             given if given > max && max > 0 => Err(PostReason::MessageTooLong { max, given }),
@@ -262,9 +309,9 @@ impl Own {
 
     /// Whether requests are taken from now on.
     pub(crate) fn admit(&self, open: bool) {
-        lock(&self.sends).is_open = open;
+        self.sends.lock().is_open = open;
         if !self.has_srq {
-            lock(&self.receives).is_open = open;
+            self.receives.lock().is_open = open;
         }
     }
 
@@ -282,10 +329,10 @@ impl Own {
 
     fn forget_requests(&self) {
         // Nobody posts meanwhile.
-        let _sends = lock(&self.sends);
+        let _sends = self.sends.lock();
         self.send_cq.forget_sends(self.qp_num);
         if !self.has_srq {
-            lock(&self.receives).clear();
+            self.receives.lock().clear();
         }
     }
 }
@@ -327,26 +374,17 @@ fn attr_in_c(wanted: &QpAttributes) -> IbvQpAttr {
 impl PostOps for QueuePair {
     #[inline]
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        let mut sends = lock(&self.own.sends);
+        let mut sends = self.own.sends.lock();
         if !sends.is_open {
             return Err((0, PostReason::InvalidHandle));
         }
-        let mut done = 0;
-        for some in requests.chunks(LONGEST) {
-            let mut chain = Chain::new();
-            let gathered = self.gather(&mut sends.posted, some, &mut chain);
-            let len = chain.len();
-            // SAFETY: an open queue pair lives: it is closed, under this lock, before it is destroyed.
-            if let Err((errno, before)) = unsafe { chain.post(&self.send_poster) } {
-                sends.posted.take_back(len - before);
-                drop(sends);
-                let refusal = self.own.refusal(errno, self.cap.max_send_wr);
-                return Err((done + before, refusal));
-            }
-            done += len;
-            gathered.map_err(|reason| (done, reason))?;
-        }
-        Ok(())
+        // One alone is not made ready for a list.
+        let posted = match requests {
+            [_] => self.post_list::<1>(&mut sends.posted, requests),
+            _ => self.post_lists(&mut sends.posted, requests),
+        };
+        drop(sends);
+        posted.map_err(|(before, refused)| (before, self.reason(refused)))
     }
 
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
@@ -392,7 +430,7 @@ impl QpOps for QueuePair {
 
     fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostReason> {
         let window = request::window_of(&bind)?;
-        let mut sends = lock(&self.own.sends);
+        let mut sends = self.own.sends.lock();
         if !sends.is_open {
             return Err(PostReason::InvalidHandle);
         }

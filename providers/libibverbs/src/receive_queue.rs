@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs_abi::{IbvPd, IbvRecvWr, IbvSrq, IbvSrqAttr};
 use verbs_api::VerbError;
@@ -8,14 +8,15 @@ use verbs_api::extension::Unsupported;
 use verbs_api::provider::{Reply, SrqInit, SrqOps};
 use verbs_api::wr::{PostReason, ReceiveRequest};
 
-use crate::context::{Context, lock};
+use crate::context::Context;
 use crate::outstanding::{Received, Receives};
 use crate::request::{LONGEST, ReceiveChain};
+use crate::spin::SpinLock;
 use crate::verbs::{Live, Poster};
 
 pub(crate) struct ReceiveQueue {
     pub(crate) srq: Arc<Live<IbvSrq>>,
-    pub(crate) receives: Arc<Mutex<Receives>>,
+    pub(crate) receives: Arc<SpinLock<Receives>>,
     poster: Poster<IbvSrq, IbvRecvWr>,
     max_sge: u32,
     context: Arc<Context>,
@@ -55,7 +56,7 @@ impl ReceiveQueue {
         Ok(Self {
             poster: srq.poster()?,
             srq: Arc::new(srq),
-            receives: Arc::new(Mutex::new(Receives::new(made.max_wr))),
+            receives: Arc::new(SpinLock::new(Receives::new(made.max_wr))),
             max_sge: made.max_sge,
             context,
         })
@@ -72,11 +73,11 @@ impl ReceiveQueue {
 #[allow(unsafe_code)]
 pub(crate) unsafe fn post_all<Q>(
     poster: &Poster<Q, IbvRecvWr>,
-    receives: &Mutex<Receives>,
+    receives: &SpinLock<Receives>,
     requests: &[ReceiveRequest<'_>],
     refusal: impl Fn(i32) -> PostReason,
 ) -> Result<(), (usize, PostReason)> {
-    let mut receives = lock(receives);
+    let mut receives = receives.lock();
     if !receives.is_open {
         return Err((0, PostReason::InvalidHandle));
     }
@@ -132,7 +133,7 @@ impl SrqOps for ReceiveQueue {
             if let Some(max_wr) = max_wr {
                 attr.max_wr = max_wr;
                 srq.modify(attr, MAX_WR)?;
-                lock(&receives).grow(srq.query()?.max_wr);
+                receives.lock().grow(srq.query()?.max_wr);
             }
             if let Some(srq_limit) = srq_limit {
                 attr.srq_limit = srq_limit;
@@ -154,9 +155,9 @@ impl SrqOps for ReceiveQueue {
     fn destroy(&self, reply: Reply<()>) {
         let (srq, receives) = (Arc::clone(&self.srq), Arc::clone(&self.receives));
         self.context.destroy(reply, move || {
-            lock(&receives).is_open = false;
+            receives.lock().is_open = false;
             let destroyed = srq.destroy();
-            let mut receives = lock(&receives);
+            let mut receives = receives.lock();
             match destroyed {
                 Ok(()) => receives.clear(),
                 Err(_) => receives.is_open = true,

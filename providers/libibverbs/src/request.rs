@@ -52,16 +52,17 @@ enum Hold {
 
 type Holds = ArrayVec<Hold, { 2 * LONGEST }>;
 
-/// Requests that are posted with one doorbell.
-pub(crate) struct Chain<'r> {
-    requests: ArrayVec<IbvSendWr, LONGEST>,
+/// At most `LEN` requests that are posted with one doorbell.
+pub(crate) struct Chain<'r, const LEN: usize> {
+    requests: ArrayVec<IbvSendWr, LEN>,
     /// An entry for each of those with inline data.
-    inline: ArrayVec<IbvSge, LONGEST>,
+    inline: ArrayVec<IbvSge, LEN>,
     held: Holds,
     of: PhantomData<&'r ()>,
 }
 
-impl<'r> Chain<'r> {
+impl<'r, const LEN: usize> Chain<'r, LEN> {
+    #[inline]
     pub(crate) fn new() -> Self {
         Self {
             requests: ArrayVec::new(),
@@ -75,21 +76,38 @@ impl<'r> Chain<'r> {
         self.requests.len()
     }
 
-    /// Adds a request under a number. There is room for [`LONGEST`].
+    /// Adds a request under a number.
     ///
     /// # Errors
     /// What it names is gone or of another provider, or the provider does not put it into C.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(
         &mut self,
         request: &'r WorkRequest<'_>,
         number: u64,
         is_signaled: bool,
     ) -> Result<(), PostReason> {
-        let mut wr = IbvSendWr::zero();
+        let place = self.requests.len();
+        self.requests.push(IbvSendWr::zero());
+        let filled = self.fill(place, request, number, is_signaled);
+        if filled.is_err() {
+            self.requests.truncate(place);
+        }
+        filled
+    }
+
+    #[inline(always)]
+    fn fill(
+        &mut self,
+        place: usize,
+        request: &'r WorkRequest<'_>,
+        number: u64,
+        is_signaled: bool,
+    ) -> Result<(), PostReason> {
+        let wr = &mut self.requests[place];
         wr.wr_id = number;
         wr.send_flags = flags_in_c(request.common().flags, is_signaled);
-        match fill(&mut wr, request)? {
+        match fill(wr, request)? {
             Named::Nothing => {}
             Named::Destination(to) => {
                 let handle: Arc<AddressHandle> =
@@ -122,7 +140,6 @@ impl<'r> Chain<'r> {
                 (wr.sg_list, wr.num_sge) = (entries.as_ptr(), entries.len() as c_int);
             }
         }
-        self.requests.push(wr);
         Ok(())
     }
 
@@ -133,9 +150,9 @@ impl<'r> Chain<'r> {
     ///
     /// # Safety
     /// The queue pair lives.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn post(
-        mut self,
+        &mut self,
         poster: &Poster<IbvQp, IbvSendWr>,
     ) -> Result<(), (c_int, usize)> {
         let mut inline = self.inline.as_ptr();
@@ -241,6 +258,7 @@ fn flags_in_c(flags: SendFlags, is_signaled: bool) -> u32 {
 }
 
 /// The operation and what belongs to it; answers what else it names.
+#[inline(always)]
 fn fill<'r>(wr: &mut IbvSendWr, request: &'r WorkRequest<'_>) -> Result<Named<'r>, PostReason> {
     let atomic = |remote: RemoteAddress, compare_add, swap| SendWr {
         atomic: Atomic {

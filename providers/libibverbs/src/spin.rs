@@ -1,0 +1,102 @@
+//! A lock for what takes some nanoseconds, as the library's own queues have.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Looks at a lock that is held before the processor is given to another thread.
+const LOOKS: u32 = 64;
+
+/// A lock whose release is one store. Whoever waits for it goes on looking.
+pub(crate) struct SpinLock<T> {
+    is_held: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached by one thread at a time, whichever that is.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+
+/// The value, as long as the lock is held.
+pub(crate) struct SpinGuard<'l, T>(&'l SpinLock<T>);
+
+impl<T> SpinLock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self {
+            is_held: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> SpinGuard<'_, T> {
+        if self.is_held.swap(true, Ordering::Acquire) {
+            self.wait();
+        }
+        SpinGuard(self)
+    }
+
+    #[cold]
+    fn wait(&self) {
+        while self.is_held.swap(true, Ordering::Acquire) {
+            let mut looks = 0;
+            while self.is_held.load(Ordering::Relaxed) {
+                looks += 1;
+                match looks < LOOKS {
+                    true => std::hint::spin_loop(),
+                    false => thread::yield_now(),
+                }
+            }
+        }
+    }
+}
+
+impl<T> Drop for SpinGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.is_held.store(false, Ordering::Release);
+    }
+}
+
+impl<T> Deref for SpinGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the lock is held.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for SpinGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the lock is held, and this guard is borrowed exclusively.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_threads_hold_it() {
+        const TURNS: u64 = if cfg!(miri) { 20 } else { 2_000 };
+        let counted = SpinLock::new(0_u64);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..TURNS {
+                        let mut counted = counted.lock();
+                        let before = *counted;
+                        thread::yield_now();
+                        *counted = before + 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*counted.lock(), 4 * TURNS);
+    }
+}
