@@ -45,7 +45,7 @@ fn refusal(file: &[u8]) -> String {
 fn a_library_that_cannot_be_used_is_named_with_the_reason() {
     let said = refusal(b"");
     assert!(said.contains("libibverbs.so.1: file too short"), "{said}");
-    let other = common::library().with_file_name("libpolyverbs_redirect.so");
+    let other = built_library::built().with_file_name("libpolyverbs_redirect.so");
     let said = refusal(&std::fs::read(other).unwrap());
     assert!(said.contains("undefined symbol: ibv_"), "{said}");
     assert!(said.contains("rdma-core 32"), "{said}");

@@ -101,6 +101,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("polyverbs-redirect", &[]),
     ("polyverbs-benches", TEST),
     // Tests.
+    ("built-library", &[]),
     ("conformance", TEST),
     ("seeded-runs", TEST),
     ("feature-index", &[]),

@@ -1,0 +1,32 @@
+//! The C library of this workspace, for tests that load it: a test cannot depend on a library of C, so cargo does not build it for
+//! the test.
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Builds `libibverbs.so.1` and `librdmacm.so.1`, which are one file, beside the program that runs; answers where.
+///
+/// # Panics
+/// It cannot be built, or the program lies in no target folder.
+pub fn built() -> PathBuf {
+    let test = env::current_exe().expect("a program");
+    // target/debug/deps/exchange-…
+    let profile = test.ancestors().nth(2).expect("a target folder");
+    let target = profile.parent().expect("a target folder");
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.args(["build", "--target-dir"]).arg(target);
+    // With the features that everything else has been built with, where that is so.
+    match env::var_os("POLYVERBS_WHOLE_WORKSPACE") {
+        Some(_) => cargo.args(["--workspace", "--lib", "--bins"]),
+        None => cargo.arg("-ppolyverbs-compat"),
+    };
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.output().expect("cargo");
+    assert!(built.status.success(), "cargo build: {built:?}");
+    profile.join("libpolyverbs_compat.so")
+}
