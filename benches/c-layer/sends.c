@@ -3,8 +3,9 @@
  *     turn   a receive and a signaled send, posted, and both polled
  *     send   a signaled send, posted and polled; its receive is posted before and polled after what is timed
  *     write  a signaled write, posted and polled
+ *     verb   a region registered and given back, for each of the two
  *
- * Usage: sends turn|send|write TURNS */
+ * Usage: sends turn|send|write|verb TURNS */
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -146,14 +147,25 @@ static double writes_of(long turns)
 	return now() - began;
 }
 
+static double verbs_of(long turns)
+{
+	double began = now();
+	for (long turn = 0; turn < turns; turn++) {
+		struct ibv_mr *region = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
+		CHECK(region);
+		CHECK(!ibv_dereg_mr(region));
+	}
+	return (now() - began) / 2;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
 	double (*measure)(long) = !strcmp(what, "turn") ? turns_of : !strcmp(what, "send") ? sends_of :
-		!strcmp(what, "write") ? writes_of : NULL;
+		!strcmp(what, "write") ? writes_of : !strcmp(what, "verb") ? verbs_of : NULL;
 	long turns = argc > 2 ? atol(argv[2]) / DEPTH * DEPTH : 0;
 	if (!measure || turns <= 0) {
-		fprintf(stderr, "usage: sends turn|send|write TURNS (at least %d)\n", DEPTH);
+		fprintf(stderr, "usage: sends turn|send|write|verb TURNS (at least %d)\n", DEPTH);
 		return 2;
 	}
 	struct ibv_device **list = ibv_get_device_list(NULL);

@@ -107,6 +107,17 @@ pub enum VerbError {
     /// A number beyond a limit.
     #[error("{0}")]
     Limit(ShortLimit),
+    /// The process may not lock so much memory for a device.
+    #[error(
+        "{wanted} bytes cannot be locked for the device: the process may lock {limit} (RLIMIT_MEMLOCK); `ulimit -l unlimited`, \
+         or `memlock` in /etc/security/limits.conf, or LimitMEMLOCK= of a service raises it"
+    )]
+    MemoryLock {
+        /// Bytes that were to be locked.
+        wanted: u64,
+        /// What the process may lock at one time, in bytes.
+        limit: u64,
+    },
     /// The operating system refused.
     #[error("{verb}: {}", io::Error::from_raw_os_error(*errno))]
     Os {
@@ -167,7 +178,7 @@ impl VerbError {
             Self::InvalidHandle(_) => ErrorKind::InvalidHandle,
             Self::Limit(_) => ErrorKind::Limit,
             Self::Os { errno, .. } => kind_of_errno(*errno),
-            Self::Resources(_) => ErrorKind::Resources,
+            Self::MemoryLock { .. } | Self::Resources(_) => ErrorKind::Resources,
             Self::BaselineGap(_)
             | Self::Extension(_)
             | Self::Unsupported { .. }

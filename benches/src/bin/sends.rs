@@ -3,14 +3,16 @@
 //! - `turn`: a receive and a signaled send, posted, and both polled
 //! - `send`: a signaled send, posted and polled; its receive is posted before and polled after what is timed
 //! - `write`: a signaled write, posted and polled
+//! - `verb`: a region registered and given back, for each of the two
 //!
-//! Usage: `sends turn|send|write TURNS`. `POLYVERBS_BENCH_DEVICE` names the device.
+//! Usage: `sends turn|send|write|verb TURNS`. `POLYVERBS_BENCH_DEVICE` names the device.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use polyverbs::{
-    Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, WcStatus,
+    Access, Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge,
+    WcStatus,
     wr::{self, ReceiveRequest},
 };
 use polyverbs_benches::Outcome;
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         "turn" => Pair::turns,
         "send" => Pair::sends,
         "write" => Pair::writes,
+        "verb" => Pair::verbs,
         _ => return usage(),
     };
     let turns = turns.parse().unwrap_or(0) / DEPTH * DEPTH;
@@ -50,7 +53,7 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: sends turn|send|write TURNS (at least {DEPTH})");
+    eprintln!("usage: sends turn|send|write|verb TURNS (at least {DEPTH})");
     ExitCode::from(2)
 }
 
@@ -62,8 +65,10 @@ struct Pair {
     data: Sge,
     room: Sge,
     target: RemoteAddress,
-    // What these are of.
-    _kept: (Rig, Memory, Mr),
+    rig: Rig,
+    memory: Memory,
+    // What the entries are of.
+    _mr: Mr,
 }
 
 impl Pair {
@@ -94,7 +99,9 @@ impl Pair {
             far,
             sent,
             received,
-            _kept: (rig, memory, mr),
+            rig,
+            memory,
+            _mr: mr,
         })
     }
 
@@ -144,6 +151,18 @@ impl Pair {
             poll(&self.sent, 1, &mut slots);
         }
         began.elapsed()
+    }
+}
+
+impl Pair {
+    fn verbs(&self, turns: u32) -> Duration {
+        let began = Instant::now();
+        for _ in 0..turns {
+            let register = self.rig.pd.register(&self.memory, Access::LOCAL_WRITE);
+            let region = register.wait().expect("there is memory");
+            region.deregister().wait().expect("nobody uses it");
+        }
+        began.elapsed() / 2
     }
 }
 

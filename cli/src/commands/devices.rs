@@ -12,12 +12,16 @@ use crate::output::{BOLD, DIM, print_json, say, width, wrapped};
 #[command(after_help = "\
 Examples:
   polyverbs devices
+  polyverbs devices --verbose
   polyverbs devices --json | jq '.[].name'
   polyverbs devices --json | jq '.[] | {name, transport}'")]
 pub(crate) struct Arguments {
     /// Print a JSON array with everything that the devices tell about themselves
     #[arg(long)]
     json: bool,
+    /// Also say which devices cannot be used, and why
+    #[arg(long, short, conflicts_with = "json")]
+    verbose: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -28,7 +32,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if devices.is_empty() {
         anyhow::bail!("there is no device");
     }
-    print(&devices)
+    print(&devices)?;
+    if arguments.verbose {
+        print_absent()?;
+    }
+    Ok(())
+}
+
+fn print_absent() -> anyhow::Result<()> {
+    for (provider, absent) in polyverbs::registry()?.absent() {
+        let said = format!("not there: {}, {}", absent.what, absent.why);
+        let said = wrapped(said.split(' '), " ", INDENT, width());
+        say!("{BOLD}{provider}{BOLD:#} {DIM}{said}{DIM:#}")?;
+    }
+    Ok(())
 }
 
 pub(crate) fn reports() -> anyhow::Result<Vec<DeviceReport>> {

@@ -22,6 +22,7 @@ use crate::output::{AlreadyTold, progress, width};
 Examples:
   polyverbs matrix
   polyverbs matrix --device ib0
+  polyverbs matrix --verify --provider libibverbs
   polyverbs matrix --verify
   polyverbs matrix --verify --format html --output matrix.html
   polyverbs matrix --format markdown
@@ -30,6 +31,9 @@ pub(crate) struct Arguments {
     /// Only this device; may be given several times
     #[arg(long, value_name = "NAME")]
     device: Vec<String>,
+    /// Only devices of this provider, `libibverbs` for instance; may be given several times
+    #[arg(long, value_name = "NAME")]
+    provider: Vec<String>,
     /// Run the conformance probes on each device: about a second for each
     #[arg(long)]
     verify: bool,
@@ -57,15 +61,7 @@ enum Format {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let devices = if arguments.device.is_empty() {
-        polyverbs::devices()?
-    } else {
-        let named = arguments
-            .device
-            .iter()
-            .map(|name| crate::output::device(name));
-        named.collect::<anyhow::Result<_>>()?
-    };
+    let devices = chosen(arguments)?;
     let matrix = match arguments.verify {
         true => verified(&devices)?,
         false => Matrix::of(&devices)?,
@@ -91,6 +87,38 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => Ok(()),
         Some(_) => Err(AlreadyTold.into()),
     }
+}
+
+fn chosen(arguments: &Arguments) -> anyhow::Result<Vec<Device>> {
+    let devices = if arguments.device.is_empty() {
+        polyverbs::devices()?
+    } else {
+        let named = arguments.device.iter();
+        let named = named.map(|name| crate::output::device(name));
+        named.collect::<anyhow::Result<_>>()?
+    };
+    let wanted = &arguments.provider;
+    let registry = polyverbs::registry()?;
+    if let Some(unknown) = wanted
+        .iter()
+        .find(|name| !registry.providers().any(|known| known == *name))
+    {
+        let known: Vec<_> = registry.providers().collect();
+        anyhow::bail!(
+            "no provider is named {unknown}; there are {}",
+            known.join(", ")
+        );
+    }
+    let is_wanted =
+        |device: &Device| wanted.is_empty() || wanted.iter().any(|name| name == device.provider());
+    let chosen: Vec<_> = devices.into_iter().filter(is_wanted).collect();
+    if chosen.is_empty() {
+        anyhow::bail!(
+            "there is no such device of {}; `polyverbs devices --verbose` says what there is, and why not more",
+            wanted.join(", ")
+        );
+    }
+    Ok(chosen)
 }
 
 // A file is replaced when all of it is written.

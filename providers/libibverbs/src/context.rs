@@ -1,13 +1,11 @@
 //! Open devices: verbs that block are carried out by a thread of the context.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
 
 use polyverbs_abi::IbvContext;
 use verbs_api::VerbError;
-use verbs_api::capability::{DeviceAttributes, Features, Limits, PortAttributes};
+use verbs_api::capability::{DeviceAttributes, Limits, PortAttributes};
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Port;
 use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, PdOps, Reply};
@@ -18,14 +16,14 @@ use crate::domain::{Domain, KeyHistory};
 use crate::queue_pair;
 use crate::verbs::{Live, never_waits};
 use crate::watch::{Watch, Watched};
+use crate::worker::Worker;
 
 /// What everything of an open device shares.
 pub(crate) struct Context {
     pub(crate) live: Live<IbvContext>,
-    pub(crate) features: Features,
     pub(crate) limits: Limits,
     pub(crate) keys: Mutex<KeyHistory>,
-    worker: Mutex<Sender<Job>>,
+    worker: Worker,
     is_removed: AtomicBool,
     made: Mutex<Made>,
 }
@@ -36,8 +34,6 @@ struct Made {
     queues: Vec<Weak<CompletionQueue>>,
     queue_pairs: Vec<Weak<queue_pair::Own>>,
 }
-
-type Job = Box<dyn FnOnce() + Send>;
 
 /// A lock whose holders leave nothing half done.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -61,24 +57,17 @@ impl Context {
         live: Live<IbvContext>,
         attributes: &DeviceAttributes,
     ) -> Result<Arc<Self>, VerbError> {
-        let (worker, jobs) = mpsc::channel::<Job>();
-        let work = move || jobs.into_iter().for_each(|job| job());
-        let thread = thread::Builder::new()
-            .name("libibverbs-verbs".into())
-            .spawn(work);
-        thread.map_err(|error| VerbError::os("thread", error))?;
         Ok(Arc::new(Self {
             live,
-            features: attributes.features,
             limits: attributes.limits,
             keys: Mutex::default(),
-            worker: Mutex::new(worker),
+            worker: Worker::start()?,
             is_removed: AtomicBool::new(false),
             made: Mutex::default(),
         }))
     }
 
-    /// Has the thread carry out a verb and answer: one after the other, so that nothing is destroyed while another verb
+    /// Has a verb carried out and answered: one after the other, so that nothing is destroyed while another verb
     /// uses it.
     pub(crate) fn start<T: 'static>(
         &self,
@@ -87,7 +76,7 @@ impl Context {
     ) {
         match self.is_removed.load(Ordering::Acquire) {
             true => reply.send(Err(VerbError::DeviceRemoved)),
-            false => self.run(move || reply.send(verb())),
+            false => self.worker.run(move || reply.send(verb())),
         }
     }
 
@@ -98,18 +87,13 @@ impl Context {
         verb: impl FnOnce() -> Result<(), VerbError> + Send + 'static,
     ) {
         let context = Arc::clone(self);
-        self.run(move || {
+        self.worker.run(move || {
             let answer = verb();
             reply.send(match context.is_removed.load(Ordering::Acquire) {
                 true => Err(VerbError::DeviceRemoved),
                 false => answer,
             });
         });
-    }
-
-    fn run(&self, job: impl FnOnce() + Send + 'static) {
-        // The thread ends with the context. A job that it does not take is dropped, and its reply answers so.
-        let _ = lock(&self.worker).send(Box::new(job));
     }
 
     pub(crate) fn add_queue(&self, queue: &Arc<CompletionQueue>) {
@@ -223,7 +207,7 @@ impl ContextOps for Open {
 
     fn close(&self) {
         let (context, events) = (Arc::clone(&self.context), Arc::clone(&self.events));
-        self.context.run(move || {
+        self.context.worker.run(move || {
             events.stop();
             // Nobody is left to be told of a failure.
             let _ = context.live.close();

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use polyverbs_abi::{IbvAh, IbvMr, IbvPd};
+use rustix::process::{Resource, getrlimit};
 use verbs_api::capability::Features;
 use verbs_api::ids::LKey;
 use verbs_api::objects::ObjectId;
@@ -43,9 +44,10 @@ impl PdOps for Domain {
         self.context.start(reply, move || {
             check_rights(init.access)?;
             let mr = match init.private {
-                true => register_unseen(&context, &pd, &init)?,
-                false => pd.reg_mr(&init.memory, init.iova, init.access)?,
+                true => register_unseen(&context, &pd, &init),
+                false => pd.reg_mr(&init.memory, init.iova, init.access),
             };
+            let mr = mr.map_err(|error| with_lock_limit(error, init.memory.len()))?;
             Ok(Arc::new(Region::new(context, mr, &init)?) as _)
         });
     }
@@ -82,6 +84,24 @@ impl PdOps for Domain {
     fn dealloc(&self, reply: Reply<()>) {
         let pd = Arc::clone(&self.pd);
         self.context.destroy(reply, move || pd.dealloc());
+    }
+}
+
+/// The kernel says of memory that it may not lock what it says where there is none.
+fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
+    let no_memory = matches!(
+        error,
+        VerbError::Os {
+            errno: libc::ENOMEM,
+            ..
+        }
+    );
+    match getrlimit(Resource::Memlock).current {
+        Some(limit) if no_memory => VerbError::MemoryLock {
+            wanted: length as u64,
+            limit,
+        },
+        _ => error,
     }
 }
 

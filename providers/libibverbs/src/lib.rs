@@ -18,7 +18,7 @@
 //! | `verbs/` | those functions on objects that live: pointers end here |
 //! | `listing` | which devices there are, and why one cannot be used |
 //! | `device`, `trial` | devices, what they claim, and what only a trial tells |
-//! | `context`, `watch` | open devices: a thread for verbs that block, and one for events and notices |
+//! | `context`, `worker`, `watch` | open devices; who carries out verbs that block; who sees events and notices |
 //! | `domain` | protection domains, regions, address handles |
 //! | `completion_queue`, `outstanding` | completions, and the requests that they are of |
 //! | `spin` | the lock of posting and polling |
@@ -40,6 +40,7 @@ mod trial;
 mod verbs;
 mod watch;
 mod window;
+mod worker;
 
 use std::env;
 use std::ffi::OsStr;
@@ -107,8 +108,7 @@ impl LibIbverbs {
     /// The library; an error only where somebody has asked for it.
     fn wanted(&self) -> Result<Result<&'static Library, Absent>, VerbError> {
         if let Some(named) = self.named() {
-            let unusable = |why| VerbError::UnsupportedHere(format!("{}: {why}", named.display()));
-            return self.library(named.as_os_str()).map(Ok).map_err(unusable);
+            return self.library(named.as_os_str()).map(Ok);
         }
         let is_needed = std::fs::read_dir(KERNELS).is_ok_and(|mut listed| listed.next().is_some());
         let found = match is_needed {

@@ -1,6 +1,7 @@
 //! Control verbs: started, then waited for, awaited, or given a handler.
 
 mod handler;
+mod help;
 mod wait;
 
 use std::fmt;
@@ -12,6 +13,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 pub use handler::{handler_scope, in_handler, run_handler};
+pub use help::{Help, want_help};
 pub(crate) use wait::{Waiters, block_on, block_on_for};
 
 use crate::error::VerbError;
@@ -148,6 +150,9 @@ impl<T, E: From<VerbError>> Started<T, E> {
     /// # Errors
     /// What the verb answers; [`VerbError::WouldDeadlock`] in a handler, always: the verb goes on.
     pub fn wait(mut self) -> Result<T, E> {
+        if !in_handler() && !self.is_done() {
+            help::help_until(&|| self.is_done());
+        }
         loop {
             if let Some(outcome) = self.wait_for(Duration::MAX)? {
                 return Ok(outcome);

@@ -198,7 +198,7 @@ pub fn verify(
     } else {
         match refusal_of(device, feature) {
             Err(evidence) => (Verdict::Mismatch, evidence.to_string()),
-            Ok(()) => conclude_unclaimed(&findings, why_not),
+            Ok(()) => conclude_unclaimed(device, &findings, why_not),
         }
     };
     Verified {
@@ -234,14 +234,23 @@ fn conclude_claimed(findings: &[Finding], why_not: WhyNot) -> (Verdict, String) 
     (Verdict::NotVerifiable, why)
 }
 
-// Probes of what is forbidden may pass where there is nothing at all: some other must have been refused.
-fn conclude_unclaimed(findings: &[Finding], why_not: WhyNot) -> (Verdict, String) {
+// Probes of what is forbidden may pass where there is nothing at all: some other must have been refused. Where a probe takes
+// something else that the device does not claim, its refusal may be of that.
+fn conclude_unclaimed(
+    device: &DeviceAttributes,
+    findings: &[Finding],
+    why_not: WhyNot,
+) -> (Verdict, String) {
     let first = |result| findings.iter().find(|found| found.result == result);
+    let is_of_the_feature = |found: &&Finding| {
+        let needs = &mut found.probe.needs.iter();
+        found.result == ProbeResult::Refused && needs.all(|need| device.claims(need))
+    };
     if let Some(found) = first(ProbeResult::Failed) {
         let why = format!("neither works nor is refused: {}", found.says());
         return (Verdict::Mismatch, why);
     }
-    if let Some(found) = first(ProbeResult::Refused) {
+    if let Some(found) = findings.iter().find(is_of_the_feature) {
         return (Verdict::Refused, found.says());
     }
     if first(ProbeResult::Passed).is_some() {
@@ -251,6 +260,9 @@ fn conclude_unclaimed(findings: &[Finding], why_not: WhyNot) -> (Verdict, String
             _ => format!("not claimed, and {passed} probes of it pass"),
         };
         return (Verdict::Mismatch, why);
+    }
+    if let Some(found) = first(ProbeResult::Refused) {
+        return (Verdict::Refused, found.says());
     }
     if let Some(other) = why_not.instead {
         return (Verdict::Refused, format!("the device has {other} instead"));

@@ -53,7 +53,7 @@ use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
 #[doc(inline)]
 pub use crate::__link_provider as link_provider;
 pub use crate::context::Outcome;
-pub use crate::control::{Completer, handler_scope, in_handler, run_handler};
+pub use crate::control::{Completer, Help, handler_scope, in_handler, run_handler, want_help};
 pub use crate::post::QpRules;
 pub use crate::registry::{LinkedProvider, RegistryError};
 pub use crate::wr::data::{Lent, Sges};

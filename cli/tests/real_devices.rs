@@ -1,0 +1,97 @@
+//! The command on devices of a C library: ours, and one in front of it that lies.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const POLYVERBS: &str = env!("CARGO_BIN_EXE_polyverbs");
+
+/// Runs the command where `library` is what the provider of real devices loads, with one InfiniBand device of ours behind it.
+fn run(library: &Path, lies: &str, arguments: &[&str]) -> Output {
+    let mut run = Command::new(POLYVERBS);
+    run.args(["run", "--device", "ib0", "--", POLYVERBS]);
+    run.args(arguments);
+    run.env("POLYVERBS_RDMA_CORE", library).env("LIES", lies);
+    // What cargo sets for tests would come before the libraries.
+    run.env_remove("LD_LIBRARY_PATH");
+    run.output().unwrap()
+}
+
+/// A library that answers for the one of this workspace, and lies as `LIES` says.
+fn liar(folder: &Path) -> PathBuf {
+    let honest = built_library::built();
+    std::os::unix::fs::symlink(&honest, folder.join("libibverbs.so")).unwrap();
+    let liar = folder.join("libliar.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/lies.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]);
+    cc.arg(&liar).arg(source).arg("-L").arg(folder);
+    cc.args(["-Wl,--no-as-needed", "-libverbs"]);
+    cc.arg(format!("-Wl,-rpath,{}", honest.parent().unwrap().display()));
+    let built = cc.output().unwrap();
+    assert!(built.status.success(), "{built:?}");
+    liar
+}
+
+/// The mismatches of a matrix, by feature: what each rests on.
+fn mismatches(output: &Output) -> BTreeMap<String, String> {
+    let matrix: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let rows = matrix["rows"].as_array().unwrap().iter();
+    let found = rows.filter_map(|row| {
+        let cell = &row["cells"]["ib0@libibverbs"];
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        (cell["verdict"] == "mismatch").then(|| (text(&row["feature"]), text(&cell["because"])))
+    });
+    found.collect()
+}
+
+const VERIFY: [&str; 5] = ["matrix", "--verify", "--provider", "libibverbs", "--json"];
+
+// covers 1.20
+#[test]
+fn an_over_claim_and_a_hidden_feature_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let liar = liar(folder.path());
+
+    let honest = run(&liar, "", &VERIFY);
+    assert!(honest.status.success(), "{honest:?}");
+    assert_eq!(mismatches(&honest), BTreeMap::new());
+
+    let over = run(&liar, "has_no_srq", &VERIFY);
+    assert!(!over.status.success());
+    let found = mismatches(&over);
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["SRQ"], "{found:?}");
+
+    let hidden = run(&liar, "hides_windows", &VERIFY);
+    assert!(!hidden.status.success());
+    // What a device of neither kind has works as either.
+    let found = mismatches(&hidden);
+    let both = ["WINDOW_2A", "WINDOW_2B"];
+    assert_eq!(found.keys().collect::<Vec<_>>(), both, "{found:?}");
+}
+
+#[test]
+fn what_is_not_there_is_said_with_the_reason() {
+    let mut devices = Command::new(POLYVERBS);
+    devices
+        .args(["devices", "--verbose"])
+        .env_remove("POLYVERBS_RDMA_CORE");
+    let output = devices.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    let is_without = !Path::new("/sys/class/infiniband").exists();
+    assert_eq!(
+        said.contains("not there: libibverbs.so.1"),
+        is_without,
+        "{said}"
+    );
+
+    devices.env("POLYVERBS_RDMA_CORE", "/no/such/library.so");
+    let output = devices.output().unwrap();
+    assert!(!output.status.success(), "somebody has asked for it");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("/no/such/library.so: cannot open"), "{said}");
+}
