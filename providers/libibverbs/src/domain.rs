@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use polyverbs_abi::{IbvAh, IbvMr, IbvPd};
 use rustix::process::{Resource, getrlimit};
 use verbs_api::capability::Features;
 use verbs_api::ids::LKey;
+use verbs_api::memory::{Memory, MemoryRange};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{
     AhOps, MrChange, MrInit, MrOps, MwOps, MwType, PdOps, QpInit, QpOps, RegionMemory, Reply,
@@ -25,12 +26,16 @@ use crate::window::Window;
 pub(crate) struct Domain {
     pub(crate) pd: Arc<Live<IbvPd>>,
     context: Arc<Context>,
+    nameless: Arc<OnceLock<Arc<Live<IbvMr>>>>,
 }
 
 impl Domain {
     pub(crate) fn new(context: Arc<Context>, pd: Live<IbvPd>) -> Self {
-        let pd = Arc::new(pd);
-        Self { pd, context }
+        Self {
+            pd: Arc::new(pd),
+            context,
+            nameless: Arc::default(),
+        }
     }
 
     fn parts(&self) -> (Arc<Context>, Arc<Live<IbvPd>>) {
@@ -54,8 +59,17 @@ impl PdOps for Domain {
 
     fn alloc_mw(&self, _: ObjectId, mw_type: MwType, reply: Reply<Arc<dyn MwOps>>) {
         let (context, pd) = self.parts();
+        let nameless = Arc::clone(&self.nameless);
         self.context.start(reply, move || {
-            Ok(Arc::new(Window::alloc(context, &pd, mw_type)?) as _)
+            let nameless = match nameless.get() {
+                Some(made) => made,
+                None => {
+                    let made = Arc::new(register_nothing(&pd)?);
+                    nameless.get_or_init(|| made)
+                }
+            };
+            let nameless = Arc::clone(nameless);
+            Ok(Arc::new(Window::alloc(context, &pd, mw_type, nameless)?) as _)
         });
     }
 
@@ -82,9 +96,27 @@ impl PdOps for Domain {
     }
 
     fn dealloc(&self, reply: Reply<()>) {
-        let pd = Arc::clone(&self.pd);
-        self.context.destroy(reply, move || pd.dealloc());
+        let (pd, nameless) = (Arc::clone(&self.pd), Arc::clone(&self.nameless));
+        self.context.destroy(reply, move || {
+            // A dealloc that failed has taken it already.
+            let _ = nameless.get().map(|mr| mr.dereg());
+            pd.dealloc()
+        });
     }
+}
+
+/// A region of no byte of the program's, for windows that are bound to none: not every library takes a null pointer for it.
+fn register_nothing(pd: &Live<IbvPd>) -> Result<Live<IbvMr>, VerbError> {
+    static NOTHING: OnceLock<Memory> = OnceLock::new();
+    let memory = match NOTHING.get() {
+        Some(memory) => memory,
+        None => {
+            let made = Memory::zeroed(4096).map_err(|_| VerbError::Resources("memory"))?;
+            NOTHING.get_or_init(|| made)
+        }
+    };
+    let memory = RegionMemory::from(&MemoryRange::from(memory));
+    pd.reg_mr(&memory, memory.address() as u64, Access::MW_BIND)
 }
 
 /// The kernel says of memory that it may not lock what it says where there is none.

@@ -221,19 +221,22 @@ fn named_by(
         let missing = Features::ZBVA;
         return Err(PostReason::Unsupported { missing });
     }
-    let mw = gone(window_of(bind)?.mw.hold())?;
-    let mut info = IbvMwBindInfo {
-        mr: ptr::null_mut(),
+    let window = window_of(bind)?;
+    let mr = match bind.mr() {
+        Some(mr) => {
+            let region: Arc<Region> = own(mr, "mr").map_err(|_| PostReason::InvalidHandle)?;
+            gone(region.shared.mr.hold())?
+        }
+        None => gone(window.nameless.hold())?,
+    };
+    let info = IbvMwBindInfo {
+        mr: mr.pointer(),
         addr: bind.addr,
         length: bind.length,
         mw_access_flags: bind.access.bits(),
     };
-    if let Some(mr) = bind.mr() {
-        let region: Arc<Region> = own(mr, "mr").map_err(|_| PostReason::InvalidHandle)?;
-        let mr = gone(region.shared.mr.hold())?;
-        info.mr = mr.pointer();
-        held.push(Hold::Mr(mr));
-    }
+    held.push(Hold::Mr(mr));
+    let mw = gone(window.mw.hold())?;
     let pointer = mw.pointer();
     held.push(Hold::Mw(mw));
     Ok((pointer, info))

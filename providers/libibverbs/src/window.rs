@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use polyverbs_abi::{IbvMw, IbvPd};
+use polyverbs_abi::{IbvMr, IbvMw, IbvPd};
 use verbs_api::provider::{MwOps, MwType, Reply};
 use verbs_api::{RKey, VerbError};
 
@@ -13,6 +13,8 @@ use crate::verbs::Live;
 pub(crate) struct Window {
     pub(crate) mw: Arc<Live<IbvMw>>,
     rkey: AtomicU32,
+    /// What it is bound to where it is bound to nothing.
+    pub(crate) nameless: Arc<Live<IbvMr>>,
     context: Arc<Context>,
 }
 
@@ -21,11 +23,13 @@ impl Window {
         context: Arc<Context>,
         pd: &Live<IbvPd>,
         mw_type: MwType,
+        nameless: Arc<Live<IbvMr>>,
     ) -> Result<Self, VerbError> {
         let mw = pd.alloc_mw(mw_type)?;
         Ok(Self {
             rkey: AtomicU32::new(mw.rkey()?),
             mw: Arc::new(mw),
+            nameless,
             context,
         })
     }
