@@ -30,9 +30,12 @@ pub struct DatagramService {
 }
 
 impl DatagramService {
-    /// The path there, for an address handle.
-    pub const fn path(&self, port_num: Port) -> AddressVector {
-        AddressVector::new(self.address, self.gid, port_num)
+    /// The path there from a port of this device, for an address handle.
+    ///
+    /// # Errors
+    /// There is no such port, or the device was removed.
+    pub fn path(&self, from: &Context, port_num: Port) -> Result<AddressVector, VerbError> {
+        from.path_to(port_num, self.address, self.gid)
     }
 }
 
@@ -78,7 +81,7 @@ impl Connector {
     /// # let answerer = far.clone();
     /// # listener.next().on_done(move |question| question.unwrap().answer(&answerer, b"").unwrap());
     /// let service = connector.resolve(&device, listener.address(), b"").wait()?;
-    /// let ah = pd.create_ah(service.path(1)).wait()?;
+    /// let ah = pd.create_ah(service.path(&device, 1)?).wait()?;
     /// let to = UdDestination { ah, remote_qpn: service.qp_num, remote_qkey: service.qkey };
     /// near.post_one(wr::Send::new(b"hello").to(&to))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -21,12 +21,11 @@ pub(crate) type AhObject = Object<dyn AhOps, AhExtra>;
 /// An address handle: a route that datagrams take. Cloning shares it.
 ///
 /// ```no_run
-/// # fn example(pd: &verbs_api::Pd, datagrams: &verbs_api::Qp, peer: verbs_api::QpEndpoint)
+/// # fn example(context: &verbs_api::Context, pd: &verbs_api::Pd, datagrams: &verbs_api::Qp, peer: verbs_api::QpEndpoint)
 /// #     -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::qp::AddressVector;
 /// use verbs_api::wr::{self, UdDestination};
 ///
-/// let ah = pd.create_ah(AddressVector::new(peer.address, peer.gid, 1)).wait()?;
+/// let ah = pd.create_ah(context.path_to(1, peer.address, peer.gid)?).wait()?;
 /// let destination = UdDestination { ah, remote_qpn: peer.qp_num, remote_qkey: 0x1111_1111 };
 /// datagrams.post_one(wr::Send::new(b"hello").to(&destination))?;
 /// # Ok(())

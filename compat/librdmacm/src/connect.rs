@@ -13,7 +13,7 @@ use polyverbs_libibverbs::abi::IbvQpAttr;
 use polyverbs_libibverbs::context::{self, lock};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
-use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{Access, ConnectOptions, Qp, Transport};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
@@ -488,7 +488,7 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
         Ok(service) => {
             this.lock().part = Part::Datagrams;
             let data = Data::Datagrams {
-                ah_attr: device.path(&service.path(1)),
+                ah_attr: device.path(&AddressVector::new(service.address, service.gid, 1)),
                 qp_num: service.qp_num.value(),
                 qkey: service.qkey,
                 private_data: service.private_data,

@@ -45,7 +45,12 @@ fn who_asks_a_port_learns_the_queue_pair_and_its_key_and_sends() {
         assert!(service.private_data.starts_with(b"it is me"));
 
         ends.far.post_receive(&far, 5);
-        let ah = ends.rig.finish(ends.rig.near.pd.create_ah(service.path(1)));
+        let ah = ends.rig.finish(
+            ends.rig
+                .near
+                .pd
+                .create_ah(service.path(&ends.rig.near.context, 1).unwrap()),
+        );
         let destination = UdDestination {
             ah: ah.clone(),
             remote_qpn: service.qp_num,

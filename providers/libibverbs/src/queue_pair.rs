@@ -248,7 +248,9 @@ impl Own {
     fn refusal(&self, errno: c_int, max: u32) -> PostReason {
         match (errno, self.state()) {
             (libc::ENOMEM, _) => PostReason::QueueFull { max },
-            (libc::EINVAL, Ok((state, _))) => PostReason::InvalidState(state),
+            (libc::EINVAL, Ok((state @ (QpState::Reset | QpState::Init | QpState::Rtr), _))) => {
+                PostReason::InvalidState(state)
+            }
             _ => PostReason::Os { errno },
         }
     }

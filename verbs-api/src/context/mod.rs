@@ -18,13 +18,13 @@ use crate::control::Started;
 use crate::cq::{Cq, CqOptions};
 use crate::error::VerbError;
 use crate::extension::{Extension, Unsupported};
-use crate::ids::Port;
+use crate::ids::{Gid, LinkAddress, Port};
 use crate::mr::Mr;
 use crate::objects::{Birth, DestroyError, Object, ObjectId, ObjectKind};
 use crate::pd::Pd;
 use crate::provider::carrier::Carrier;
 use crate::provider::{DeviceOps, Reply};
-use crate::qp::Qp;
+use crate::qp::{AddressVector, Qp};
 use crate::srq::Srq;
 
 /// Tells devices apart, and keeps none alive.
@@ -110,6 +110,32 @@ impl Context {
     #[doc(alias = "ibv_query_pkey")]
     pub fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
         self.inner.query_port(port)
+    }
+
+    /// A path from a port to where an address and an identifier are, with the port's
+    /// [default identifier](PortAttributes::default_gid_index): the first of its table may be of another kind of network.
+    ///
+    /// ```no_run
+    /// # fn example(context: &verbs_api::Context, pd: &verbs_api::Pd, peer: verbs_api::QpEndpoint)
+    /// #     -> Result<(), verbs_api::VerbError> {
+    /// let path = context.path_to(1, peer.address, peer.gid)?;
+    /// let ah = pd.create_ah(path).wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// There is no such port (they are counted from 1), or the device was removed.
+    pub fn path_to(
+        &self,
+        port_num: Port,
+        address: LinkAddress,
+        gid: Gid,
+    ) -> Result<AddressVector, VerbError> {
+        Ok(AddressVector {
+            sgid_index: self.query_port(port_num)?.default_gid_index(),
+            ..AddressVector::new(address, gid, port_num)
+        })
     }
 
     /// Names and values of the device's own counters, over all contexts.

@@ -140,10 +140,10 @@ impl RemoteAddress {
 /// # fn example(device: &verbs_api::Context, pd: &verbs_api::Pd, datagrams: &verbs_api::Qp)
 /// #     -> Result<(), Box<dyn std::error::Error>> {
 /// use std::net::IpAddr;
-/// use verbs_api::{ids::{Gid, Qpn}, qp::AddressVector, wr::{self, UdDestination}};
+/// use verbs_api::{ids::{Gid, Qpn}, wr::{self, UdDestination}};
 /// // To every queue pair that has attached to the group.
 /// let group = Gid::from("ff0e::1".parse::<IpAddr>()?);
-/// let path = AddressVector::new(device.query_port(1)?.address, group, 1);
+/// let path = device.path_to(1, device.query_port(1)?.address, group)?;
 /// let ah = pd.create_ah(path).wait()?;
 /// let everybody = UdDestination { ah, remote_qpn: Qpn::MULTICAST, remote_qkey: 0x1111_1111 };
 /// datagrams.post_one(wr::Send::new(b"hello").to(&everybody).signaled(1))?;

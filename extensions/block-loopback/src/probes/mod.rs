@@ -1,7 +1,7 @@
 //! What proves the bit.
 
 use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side};
-use verbs_api::qp::{AddressVector, QpType};
+use verbs_api::qp::QpType;
 use verbs_api::{
     Access, ConnectOptions, ErrorKind, Features, QpOptions,
     capability::BaselineGaps,
@@ -84,7 +84,7 @@ impl Station {
 
     fn send(&self, rig: &Rig, end: &End, dgid: Gid, remote_qpn: Qpn) -> Outcome {
         let at = self.side.endpoint()?;
-        let ah = rig.finish(end.pd.create_ah(AddressVector::new(at.address, dgid, 1)))?;
+        let ah = rig.finish(end.pd.create_ah(end.context.path_to(1, at.address, dgid)?))?;
         let to = UdDestination {
             ah,
             remote_qpn,

@@ -227,7 +227,7 @@ pub(super) fn transitions(rig: &Rig) -> Outcome {
         .port_num(1)
         .qp_access_flags(verbs_api::Access::empty());
     rig.finish(fresh.modify(ready))?;
-    let path = verbs_api::qp::AddressVector::new(here.address, here.gid, 1);
+    let path = rig.near.context.path_to(1, here.address, here.gid)?;
     let without_reads = QpAttributes::new()
         .qp_state(QpState::Rtr)
         .ah_attr(path)

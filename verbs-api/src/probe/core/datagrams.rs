@@ -6,7 +6,7 @@ use crate::access::Access;
 use crate::completion::{WcFlags, WcStatus};
 use crate::ids::{Gid, Qpn};
 use crate::probe::{Evidence, Outcome, Region, Rig, Side};
-use crate::qp::{AddressVector, ConnectOptions, QpType};
+use crate::qp::{ConnectOptions, QpType};
 use crate::wr::{Send, SendWithImmediate, UdDestination};
 
 const QKEY: u32 = 0x1111;
@@ -25,7 +25,7 @@ fn ready(rig: &Rig, near: bool) -> Result<Side, Evidence> {
 /// How the near end addresses a queue pair.
 fn towards(rig: &Rig, far: &Side, remote_qkey: u32) -> Result<UdDestination, Evidence> {
     let at = far.endpoint()?;
-    let path = AddressVector::new(at.address, at.gid, 1);
+    let path = rig.near.context.path_to(1, at.address, at.gid)?;
     Ok(UdDestination {
         ah: rig.finish(rig.near.pd.create_ah(path))?,
         remote_qpn: at.qp_num,
@@ -101,7 +101,7 @@ pub(super) fn no_room(rig: &Rig) -> Outcome {
 
 fn towards_group(rig: &Rig, group: Gid) -> Result<UdDestination, Evidence> {
     let at = rig.far.context.attributes().ports[0].address;
-    let path = AddressVector::new(at, group, 1);
+    let path = rig.near.context.path_to(1, at, group)?;
     Ok(UdDestination {
         ah: rig.finish(rig.near.pd.create_ah(path))?,
         remote_qpn: Qpn::MULTICAST,

@@ -4,6 +4,7 @@ use super::super::{ensure, ensure_eq};
 use super::{filled, fresh};
 use crate::access::Access;
 use crate::completion::WcStatus;
+use crate::error::ErrorKind;
 use crate::ids::RKey;
 use crate::memory::Memory;
 use crate::mr::{MrOptions, MrReregister};
@@ -233,8 +234,13 @@ pub(super) fn atomic_alignment(rig: &Rig) -> Outcome {
     for offset in [1, 4, 7] {
         let (pair, cell) = counter(rig, 0)?;
         let before = cell.bytes(0, 16)?;
-        let add = FetchAdd::new(rig.scratch.sge(0, 8)?, cell.remote(offset), 1);
-        let found = rig.verdict(&pair, add)?;
+        let add = FetchAdd::new(rig.scratch.sge(0, 8)?, cell.remote(offset), 1).signaled(1);
+        // Some devices look at the address while posting, the others leave it to the peer.
+        let found = match pair.near.post_one(add) {
+            Err(refused) if refused.kind() == ErrorKind::InvalidArgument => WcStatus::RemInvReqErr,
+            Err(refused) => return Err(refused.into()),
+            Ok(()) => rig.take(&pair.near.cq, 1)?[0].status,
+        };
         ensure!(
             found != WcStatus::Success,
             "an atomic was carried out at octet {offset}"
