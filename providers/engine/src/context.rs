@@ -329,15 +329,7 @@ impl<D: Driver> PdOps for Pd<D> {
         let Some(pd) = self.me.upgrade() else { return };
         self.device.commands().run(reply, move || {
             let device = &pd.device;
-            if path.port_num != 1 {
-                return Err(wrong_port(path.port_num));
-            }
-            if path.sl > 15 || path.static_rate > 31 {
-                return Err(VerbError::argument("sl, static_rate", "beyond 15 or 31"));
-            }
-            if path.flow_label >= 1 << 20 {
-                return Err(VerbError::argument("flow_label", "has more than 20 bits"));
-            }
+            path.check(1)?;
             if usize::from(path.sgid_index) >= device.port_attributes().gids.len().max(1) {
                 return Err(VerbError::argument(
                     "sgid_index",

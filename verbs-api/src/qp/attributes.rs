@@ -1,7 +1,9 @@
 //! What a queue pair is created with, and what is changed of it.
 
 use crate::access::Access;
+use crate::argument::ArgumentReason;
 use crate::capability::Mtu;
+use crate::error::VerbError;
 use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
 use crate::qp::QpState;
 
@@ -76,6 +78,28 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
+    /// Checks the numbers that mean the same on every device, of one with `phys_port_cnt` ports.
+    ///
+    /// # Errors
+    /// The one that is out of its range.
+    pub fn check(&self, phys_port_cnt: u8) -> Result<(), VerbError> {
+        if !(1..=phys_port_cnt).contains(&self.port_num) {
+            let reason = ArgumentReason::OutOfRange {
+                given: self.port_num.into(),
+                least: 1,
+                most: phys_port_cnt.into(),
+            };
+            return Err(VerbError::argument("port_num", reason));
+        }
+        if self.sl > 15 || self.static_rate > 31 {
+            return Err(VerbError::argument("sl, static_rate", "beyond 15 or 31"));
+        }
+        if self.flow_label >= 1 << 20 {
+            return Err(VerbError::argument("flow_label", "has more than 20 bits"));
+        }
+        Ok(())
+    }
+
     /// The path from `port_num` to `address`, with a routing header.
     pub const fn new(address: LinkAddress, dgid: Gid, port_num: Port) -> Self {
         Self {
