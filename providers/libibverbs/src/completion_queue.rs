@@ -28,6 +28,8 @@ pub(crate) struct CompletionQueue {
     polled: SpinLock<Polled>,
     notices: Arc<Notices>,
     watch: Mutex<Option<Watch>>,
+    /// It has lost completions, and the program was told.
+    pub(crate) has_overrun: AtomicBool,
     context: Arc<Context>,
 }
 
@@ -105,6 +107,7 @@ impl CompletionQueue {
             }),
             notices,
             watch: Mutex::new(Some(watch)),
+            has_overrun: AtomicBool::new(false),
             context,
         });
         queue.context.add_queue(&queue);
@@ -282,8 +285,14 @@ impl Polled {
         slot.wr_id = wr_id;
         slot.status = status;
         slot.opcode = opcode;
-        slot.wc_flags = WcFlags::from_bits_truncate(entry.wc_flags as u8);
-        slot.byte_len = entry.byte_len;
+        // Of a failure, the library says no more than which and why.
+        (slot.wc_flags, slot.byte_len) = match status.is_success() {
+            true => (
+                WcFlags::from_bits_truncate(entry.wc_flags as u8),
+                entry.byte_len,
+            ),
+            false => (WcFlags::empty(), 0),
+        };
         slot.qp_num = Qpn::new(entry.qp_num);
         slot.src_qp = Qpn::new(entry.src_qp);
         slot.vendor_err = entry.vendor_err;
@@ -315,7 +324,11 @@ impl CqOps for CompletionQueue {
         match self.take(&mut polled, &mut completions[kept..]) {
             Ok(taken) => Ok(kept + taken),
             Err(_) if kept > 0 => Ok(kept),
-            Err(error) => Err(error),
+            Err(error) => {
+                let is_overrun = error == VerbError::CqOverrun;
+                self.has_overrun.fetch_or(is_overrun, Ordering::Relaxed);
+                Err(error)
+            }
         }
     }
 
@@ -347,6 +360,9 @@ impl CqOps for CompletionQueue {
     }
 
     fn resize(&self, cqe: u32, reply: Reply<u32>) {
+        if self.has_overrun.load(Ordering::Relaxed) {
+            return reply.send(Err(VerbError::CqOverrun));
+        }
         let cq = Arc::clone(&self.cq);
         self.context.start(reply, move || {
             cq.resize(cqe)?;

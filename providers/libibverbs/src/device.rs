@@ -157,9 +157,8 @@ fn ports(listed: &Live<IbvContext>, count: u8) -> Result<Vec<PortAttributes>, Ve
 /// # Errors
 /// There is no such port.
 pub(crate) fn port(context: &Live<IbvContext>, number: Port) -> Result<PortAttributes, VerbError> {
-    const INFINIBAND: u8 = 1;
     let said = context.query_port(number)?;
-    let is_infiniband = said.link_layer == INFINIBAND;
+    let is_infiniband = is_infiniband(&said);
     let gids = gids(context, number, &said, is_infiniband)?;
     let caps = match is_infiniband {
         true => PortCaps::INFINIBAND,
@@ -192,6 +191,12 @@ pub(crate) fn port(context: &Live<IbvContext>, number: Port) -> Result<PortAttri
         port.address = LinkAddress::Ip(gid.as_ip());
     }
     Ok(port)
+}
+
+/// Whether a port is one of InfiniBand, with LIDs; others are Ethernet.
+pub(crate) fn is_infiniband(said: &IbvPortAttr) -> bool {
+    const INFINIBAND: u8 = 1;
+    said.link_layer == INFINIBAND
 }
 
 fn mtu(code: c_int) -> Mtu {

@@ -7,17 +7,18 @@ use std::sync::{Arc, Mutex, OnceLock};
 use polyverbs_abi::{IbvAh, IbvMr, IbvPd};
 use rustix::process::{Resource, getrlimit};
 use verbs_api::capability::Features;
-use verbs_api::ids::LKey;
+use verbs_api::ids::{LKey, LinkAddress};
 use verbs_api::memory::{Memory, MemoryRange};
-use verbs_api::objects::ObjectId;
+use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::provider::{
     AhOps, MrChange, MrInit, MrOps, MwOps, MwType, PdOps, QpInit, QpOps, RegionMemory, Reply,
     SrqInit, SrqOps, own,
 };
 use verbs_api::qp::AddressVector;
-use verbs_api::{Access, RKey, VerbError};
+use verbs_api::{Access, ArgumentReason, ErrorKind, RKey, VerbError};
 
 use crate::context::{Context, lock};
+use crate::device;
 use crate::queue_pair::QueuePair;
 use crate::receive_queue::ReceiveQueue;
 use crate::verbs::{Change, Live};
@@ -57,7 +58,7 @@ impl PdOps for Domain {
         });
     }
 
-    fn alloc_mw(&self, _: ObjectId, mw_type: MwType, reply: Reply<Arc<dyn MwOps>>) {
+    fn alloc_mw(&self, id: ObjectId, mw_type: MwType, reply: Reply<Arc<dyn MwOps>>) {
         let (context, pd) = self.parts();
         let nameless = Arc::clone(&self.nameless);
         self.context.start(reply, move || {
@@ -69,7 +70,7 @@ impl PdOps for Domain {
                 }
             };
             let nameless = Arc::clone(nameless);
-            Ok(Arc::new(Window::alloc(context, &pd, mw_type, nameless)?) as _)
+            Ok(Arc::new(Window::alloc(context, &pd, id, mw_type, nameless)?) as _)
         });
     }
 
@@ -90,7 +91,9 @@ impl PdOps for Domain {
     fn create_ah(&self, path: AddressVector, reply: Reply<Arc<dyn AhOps>>) {
         let (context, pd) = self.parts();
         self.context.start(reply, move || {
-            let ah = Arc::new(pd.create_ah((&path).into())?);
+            check_path(&context, &path)?;
+            let made = pd.create_ah((&path).into());
+            let ah = Arc::new(made.map_err(|error| refused(&context, &path, error))?);
             Ok(Arc::new(AddressHandle { ah, path, context }) as _)
         });
     }
@@ -134,6 +137,28 @@ fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
             limit,
         },
         _ => error,
+    }
+}
+
+/// The library sees some of it only when the path is used, or never.
+fn check_path(context: &Context, path: &AddressVector) -> Result<(), VerbError> {
+    path.check(context.limits.phys_port_cnt)?;
+    let is_lid = matches!(path.address, LinkAddress::Lid(_));
+    if is_lid && !device::is_infiniband(&context.live.query_port(path.port_num)?) {
+        let reason = ArgumentReason::NotOnNetwork(path.address);
+        return Err(VerbError::argument("ah_attr.address", reason));
+    }
+    Ok(())
+}
+
+/// Why a path was refused: the library has a number for that.
+fn refused(context: &Context, path: &AddressVector, error: VerbError) -> VerbError {
+    let entry = context
+        .live
+        .query_gid(path.port_num, path.sgid_index.into());
+    match entry {
+        Ok(entry) if entry.gid.raw != [0; 16] => error,
+        _ => VerbError::argument("sgid_index", "the port has no such identifier"),
     }
 }
 
@@ -207,6 +232,8 @@ pub(crate) struct Shared {
     /// 0 where peers have no right.
     rkey: AtomicU32,
     state: Mutex<RegionState>,
+    /// Those that were bound to it last: what may keep the library from giving it up.
+    pub(crate) windows: Mutex<HashSet<ObjectId>>,
 }
 
 struct RegionState {
@@ -225,6 +252,7 @@ impl Region {
                 access: init.access,
                 _memory: init.memory.clone(),
             }),
+            windows: Mutex::default(),
         };
         shared.read_keys()?;
         if !init.private {
@@ -248,6 +276,18 @@ impl Shared {
     fn show_key(&self, context: &Context) {
         let lkey = self.lkey.load(Ordering::Acquire);
         lock(&context.keys).0.insert(lkey);
+    }
+
+    /// What a refusal means where windows are bound to the region.
+    fn held_by_windows(&self, error: VerbError) -> VerbError {
+        let windows = lock(&self.windows);
+        match error.kind() {
+            ErrorKind::Busy | ErrorKind::InvalidArgument if !windows.is_empty() => {
+                let holders = windows.iter().map(|&id| Holder::new(ObjectKind::Mw, id));
+                VerbError::Busy(holders.collect())
+            }
+            _ => error,
+        }
     }
 
     fn rereg(&self, change: MrChange) -> Result<(), VerbError> {
@@ -296,7 +336,10 @@ impl MrOps for Region {
 
     fn dereg(&self, reply: Reply<()>) {
         let shared = Arc::clone(&self.shared);
-        self.context.destroy(reply, move || shared.mr.dereg());
+        self.context.destroy(reply, move || {
+            let done = shared.mr.dereg();
+            done.map_err(|error| shared.held_by_windows(error))
+        });
     }
 }
 

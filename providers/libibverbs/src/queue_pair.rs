@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, qp_type};
-use verbs_api::capability::{Features, Limits};
+use verbs_api::capability::{Features, Limits, Mtu};
 use verbs_api::ids::{Gid, Qpn};
 use verbs_api::provider::{Common, Operation, PostOps, QpInit, QpOps, Reply, own};
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
 use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, SendFlags, WorkRequest};
-use verbs_api::{RKey, VerbError};
+use verbs_api::{ErrorKind, RKey, VerbError};
 
 use crate::completion_queue::CompletionQueue;
 use crate::context::{Context, lock};
@@ -130,10 +130,7 @@ impl QueuePair {
                 self.own.check_datagram(request)?;
             }
             let bound = match request {
-                WorkRequest::BindWindow(bind) => Some(Bound {
-                    window: request::window_of(bind)?,
-                    rkey: bind.key(),
-                }),
+                WorkRequest::BindWindow(bind) => Some(request::bound(bind, Some(bind.key()))?),
                 _ => None,
             };
             let number = posted.push(sent(request, bound))?;
@@ -281,11 +278,18 @@ impl Own {
             self.max_datagram
                 .store(port.active_mtu.octets(), Ordering::Relaxed);
         }
+        let mut attributes = *attributes;
+        attributes.path_mtu = attributes.path_mtu.map(|mtu| self.carried_by_port(mtu));
+        let attributes = &attributes;
         if to == QpState::Reset {
             self.keep_completions();
         }
         let mask = attributes.mask().bits() as c_int;
-        self.qp.modify(&mut attr_in_c(attributes), mask)?;
+        let modified = self.qp.modify(&mut attr_in_c(attributes), mask);
+        modified.map_err(|error| match self.has_overrun() {
+            true => VerbError::CqOverrun,
+            false => error,
+        })?;
         let mut set = lock(&self.set);
         *set = match to {
             QpState::Reset => QpAttributes::new(),
@@ -296,6 +300,20 @@ impl Own {
             self.forget_requests();
         }
         Ok(())
+    }
+
+    fn has_overrun(&self) -> bool {
+        [&self.send_cq, &self.recv_cq]
+            .iter()
+            .any(|cq| cq.has_overrun.load(Ordering::Relaxed))
+    }
+
+    /// As much of a path MTU as the port carries.
+    fn carried_by_port(&self, path_mtu: Mtu) -> Mtu {
+        let of_port = self.max_datagram.load(Ordering::Relaxed);
+        let mut all = (1..=5).filter_map(Mtu::from_code);
+        let of_port = all.find(|mtu| mtu.octets() == of_port);
+        of_port.map_or(path_mtu, |of_port| path_mtu.min(of_port))
     }
 
     fn destroy(&self) -> Result<(), VerbError> {
@@ -436,7 +454,9 @@ impl QpOps for QueuePair {
         if !sends.is_open {
             return Err(PostReason::InvalidHandle);
         }
-        let number = sends.posted.push(sent(&bind, None))?;
+        let number = sends
+            .posted
+            .push(sent(&bind, Some(request::bound(&bind, None)?)))?;
         let is_signaled = self.is_signaled(bind.common());
         let answer = request::bind_mw(&self.own.qp, &bind, number, is_signaled);
         if answer != Ok(0) {
@@ -448,13 +468,19 @@ impl QpOps for QueuePair {
         }
         // The library has chosen the key.
         let rkey = window.mw.rkey().map_err(|_| PostReason::InvalidHandle)?;
-        window.bound(RKey::new(rkey));
         Ok(RKey::new(rkey))
     }
 
     fn attach_multicast(&self, group: Gid, reply: Reply<()>) {
         let own = Arc::clone(&self.own);
-        self.own.context.start(reply, move || own.qp.attach(group));
+        self.own.context.start(reply, move || {
+            own.qp.attach(group).map_err(|error| match error.kind() {
+                ErrorKind::Resources => VerbError::Resources(
+                    "multicast groups, or room in this one (max_mcast_grp, max_mcast_qp_attach)",
+                ),
+                _ => error,
+            })
+        });
     }
 
     fn detach_multicast(&self, group: Gid, reply: Reply<()>) {

@@ -53,10 +53,12 @@ impl ReceiveQueue {
             srq.modify(limit, LIMIT)
                 .or_else(|error| srq.destroy().and(Err(error)))?;
         }
+        // Some libraries do not write back how large they have made it.
+        let max_wr = srq.query().map_or(made.max_wr, |attr| attr.max_wr);
         Ok(Self {
             poster: srq.poster()?,
             srq: Arc::new(srq),
-            receives: Arc::new(SpinLock::new(Receives::new(made.max_wr))),
+            receives: Arc::new(SpinLock::new(Receives::new(max_wr))),
             max_sge: made.max_sge,
             context,
         })

@@ -12,16 +12,16 @@ use polyverbs_abi::{
     IbvSge, Rdma, SendWr, Ud, send_flags, wr_opcode,
 };
 use verbs_api::capability::Features;
-use verbs_api::provider::{Operation as _, own};
+use verbs_api::provider::{MrOps as _, Operation as _, own};
 use verbs_api::wr::{
     BindWindow, Data, Operations, PostReason, ReceiveRequest, RemoteAddress, SendFlags, Sge,
     UdDestination, WorkRequest,
 };
-use verbs_api::{Access, VerbError};
+use verbs_api::{Access, RKey, VerbError};
 
 use crate::domain::{AddressHandle, Region};
 use crate::verbs::{Held, Live, Poster, Zero as _};
-use crate::window::Window;
+use crate::window::{Bound, Window};
 
 /// The operations that this provider puts into C.
 pub(crate) const OPERATIONS: Operations = Operations::BASELINE
@@ -212,6 +212,35 @@ pub(crate) fn window_of(bind: &BindWindow<'_>) -> Result<Arc<Window>, PostReason
     own(window, "mw").map_err(|_| PostReason::InvalidHandle)
 }
 
+fn region_of(bind: &BindWindow<'_>) -> Result<Option<Arc<Region>>, PostReason> {
+    let region = bind.mr().map(|mr| own(mr, "mr"));
+    region.transpose().map_err(|_| PostReason::InvalidHandle)
+}
+
+/// What becomes of the window of a bind that gives it this key.
+///
+/// # Errors
+/// It names objects of another provider.
+pub(crate) fn bound(bind: &BindWindow<'_>, rkey: Option<RKey>) -> Result<Bound, PostReason> {
+    Ok(Bound {
+        window: window_of(bind)?,
+        region: region_of(bind)?,
+        rkey,
+    })
+}
+
+/// The library takes a region instead of its key, and a device need not look at rights that no window has.
+fn check_bind(bind: &BindWindow<'_>) -> Result<(), PostReason> {
+    if !Access::REMOTE.contains(bind.access) {
+        return Err(PostReason::IllegalAccess("a window grants remote rights"));
+    }
+    let region = region_of(bind)?;
+    match region.is_none_or(|region| region.lkey() == bind.region_key()) {
+        true => Ok(()),
+        false => Err(PostReason::InvalidHandle),
+    }
+}
+
 /// Window and region of a bind, held.
 fn named_by(
     bind: &BindWindow<'_>,
@@ -221,12 +250,10 @@ fn named_by(
         let missing = Features::ZBVA;
         return Err(PostReason::Unsupported { missing });
     }
+    check_bind(bind)?;
     let window = window_of(bind)?;
-    let mr = match bind.mr() {
-        Some(mr) => {
-            let region: Arc<Region> = own(mr, "mr").map_err(|_| PostReason::InvalidHandle)?;
-            gone(region.shared.mr.hold())?
-        }
+    let mr = match region_of(bind)? {
+        Some(region) => gone(region.shared.mr.hold())?,
         None => gone(window.nameless.hold())?,
     };
     let info = IbvMwBindInfo {

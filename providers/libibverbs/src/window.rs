@@ -1,13 +1,15 @@
 //! Memory windows.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use polyverbs_abi::{IbvMr, IbvMw, IbvPd};
+use verbs_api::objects::ObjectId;
 use verbs_api::provider::{MwOps, MwType, Reply};
 use verbs_api::{RKey, VerbError};
 
-use crate::context::Context;
+use crate::context::{Context, lock};
+use crate::domain;
 use crate::verbs::Live;
 
 pub(crate) struct Window {
@@ -15,28 +17,49 @@ pub(crate) struct Window {
     rkey: AtomicU32,
     /// What it is bound to where it is bound to nothing.
     pub(crate) nameless: Arc<Live<IbvMr>>,
+    bound_to: Arc<BoundTo>,
     context: Arc<Context>,
+}
+
+/// The region that a window was bound to last.
+struct BoundTo {
+    window: ObjectId,
+    region: Mutex<Weak<domain::Shared>>,
+}
+
+impl BoundTo {
+    fn set(&self, region: Weak<domain::Shared>) {
+        let mut bound_to = lock(&self.region);
+        if let Some(before) = bound_to.upgrade() {
+            lock(&before.windows).remove(&self.window);
+        }
+        if let Some(region) = region.upgrade() {
+            lock(&region.windows).insert(self.window);
+        }
+        *bound_to = region;
+    }
 }
 
 impl Window {
     pub(crate) fn alloc(
         context: Arc<Context>,
         pd: &Live<IbvPd>,
+        id: ObjectId,
         mw_type: MwType,
         nameless: Arc<Live<IbvMr>>,
     ) -> Result<Self, VerbError> {
         let mw = pd.alloc_mw(mw_type)?;
+        let bound_to = BoundTo {
+            window: id,
+            region: Mutex::default(),
+        };
         Ok(Self {
             rkey: AtomicU32::new(mw.rkey()?),
             mw: Arc::new(mw),
             nameless,
+            bound_to: Arc::new(bound_to),
             context,
         })
-    }
-
-    /// A bind has given it this key.
-    pub(crate) fn bound(&self, rkey: RKey) {
-        self.rkey.store(rkey.value(), Ordering::Release);
     }
 }
 
@@ -46,19 +69,32 @@ impl MwOps for Window {
     }
 
     fn dealloc(&self, reply: Reply<()>) {
-        let mw = Arc::clone(&self.mw);
-        self.context.destroy(reply, move || mw.dealloc());
+        let (mw, bound_to) = (Arc::clone(&self.mw), Arc::clone(&self.bound_to));
+        self.context.destroy(reply, move || {
+            mw.dealloc()?;
+            bound_to.set(Weak::new());
+            Ok(())
+        });
     }
 }
 
-/// The key that a window has when a bind has succeeded.
+/// What becomes of a window when a bind has succeeded.
 pub(crate) struct Bound {
     pub(crate) window: Arc<Window>,
-    pub(crate) rkey: RKey,
+    pub(crate) region: Option<Arc<domain::Region>>,
+    /// `None`: the one that the library has chosen.
+    pub(crate) rkey: Option<RKey>,
 }
 
 impl Bound {
     pub(crate) fn tell(&self) {
-        self.window.bound(self.rkey);
+        let window = &self.window;
+        let chosen = || window.mw.rkey().ok();
+        if let Some(rkey) = self.rkey.map(RKey::value).or_else(chosen) {
+            window.rkey.store(rkey, Ordering::Release);
+        }
+        let region = self.region.as_ref();
+        let bound_to = region.map(|region| Arc::downgrade(&region.shared));
+        window.bound_to.set(bound_to.unwrap_or_default());
     }
 }
