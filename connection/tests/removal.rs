@@ -31,7 +31,7 @@ fn a_device_that_goes_between_phases_ends_every_request() {
         let unanswered = ask(&qps[2]);
         network.pause();
         let disconnected = at_near.disconnect(context, &qps[0]);
-        rig.near.device.remove();
+        rig.near.steer().remove();
         let removed = |error| matches!(error, Err(ConnectError::Verb(VerbError::DeviceRemoved)));
         assert!(removed(disconnected.wait()));
         assert!(removed(unanswered.wait().map(|_| ())));

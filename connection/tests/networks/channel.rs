@@ -178,7 +178,7 @@ fn every_identifier_of_a_device_that_goes_is_told() {
         asked.accept(&far, options()).unwrap();
         drop(event);
         drop((next(ends, &channel), next(ends, &channel)));
-        ends.rig.far.device.remove();
+        ends.rig.far.steer().remove();
         ends.rig.settle();
         let of = |identifier: &Identifier, events: &[ChannelEvent]| {
             let removal = |event: &&ChannelEvent| {
@@ -195,7 +195,7 @@ fn every_identifier_of_a_device_that_goes_is_told() {
         // A future that is dropped takes no event with it.
         drop(channel.next());
         let waits = channel.next();
-        ends.rig.near.device.remove();
+        ends.rig.near.steer().remove();
         let told = ends.end(waits);
         assert!(told.is_of(&asking));
     });

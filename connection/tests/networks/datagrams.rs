@@ -143,12 +143,12 @@ fn questions_to_nobody_and_of_a_device_that_goes_end() {
         let asked = near.resolve(context, services.address(), b"");
         let question = ends.end(services.next());
         let began = Instant::now();
-        ends.rig.far.device.remove();
+        ends.rig.far.steer().remove();
         drop(question);
         assert_eq!(ends.error(asked), ConnectError::TimedOut);
         assert!(began.elapsed() < Duration::from_secs(15));
         let asked = near.resolve(context, services.address(), b"");
-        ends.rig.near.device.remove();
+        ends.rig.near.steer().remove();
         let error = ends.error(asked);
         assert_eq!(error, ConnectError::Verb(VerbError::DeviceRemoved));
     });

@@ -92,15 +92,15 @@ fn a_queue_pair_does_not_go_while_it_is_brought_up() {
         };
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
-        ends.rig.far.device.set_latency(SLOW);
+        ends.rig.far.steer().set_latency(SLOW);
         let accepted = ends.accept(incoming, &far);
         let far = busy(far);
-        ends.rig.far.device.set_latency(Duration::ZERO);
+        ends.rig.far.steer().set_latency(Duration::ZERO);
         let pending = ends.end(asked);
-        ends.rig.near.device.set_latency(SLOW);
+        ends.rig.near.steer().set_latency(SLOW);
         let completed = pending.complete();
         let near = busy(near);
-        ends.rig.near.device.set_latency(Duration::ZERO);
+        ends.rig.near.steer().set_latency(Duration::ZERO);
         let _both = (ends.end(completed), ends.end(accepted));
         ends.talk(&near, &far);
     });
@@ -134,7 +134,7 @@ fn a_peer_that_goes_ends_whatever_waits_for_it_in_bounded_time() {
         let near = ends.near_qp();
         let (asked, incoming) = ends.ask(&near);
         let began = Instant::now();
-        ends.rig.far.device.remove();
+        ends.rig.far.steer().remove();
         drop(incoming);
         ends.expire();
         let error = ends.error(asked);
@@ -149,7 +149,7 @@ fn a_peer_that_goes_ends_whatever_waits_for_it_in_bounded_time() {
         let accepted = ends.accept(incoming, &far);
         let pending = ends.end(asked);
         let began = Instant::now();
-        ends.rig.near.device.remove();
+        ends.rig.near.steer().remove();
         ends.expire();
         let error = ends.error(accepted);
         assert!(is_gone(&error), "{error}");
@@ -170,7 +170,7 @@ fn a_peer_that_goes_does_not_hold_up_a_disconnect() {
         ends.hold();
         let began = Instant::now();
         let disconnected = at_near.disconnect(&ends.rig.near.context, &near);
-        ends.rig.far.device.remove();
+        ends.rig.far.steer().remove();
         ends.release();
         ends.end(disconnected);
         assert!(began.elapsed() < BOUND);
@@ -195,7 +195,7 @@ fn a_device_that_goes_ends_each_phase_of_each_request() {
     let connect: Begin = |ends| {
         let near = ends.near_qp();
         let asked = ends.connect(&near);
-        ends.rig.near.device.remove();
+        ends.rig.near.steer().remove();
         ends_removed(asked)
     };
     let complete: Begin = |ends| {
@@ -203,17 +203,17 @@ fn a_device_that_goes_ends_each_phase_of_each_request() {
         let (asked, incoming) = ends.ask(&near);
         let _accepted = ends.accept(incoming, &far);
         let pending = ends.end(asked);
-        ends.rig.near.device.set_latency(SLOW);
+        ends.rig.near.steer().set_latency(SLOW);
         let completed = pending.complete();
-        ends.rig.near.device.remove();
+        ends.rig.near.steer().remove();
         ends_removed(completed)
     };
     let accept: Begin = |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
-        ends.rig.far.device.set_latency(SLOW);
+        ends.rig.far.steer().set_latency(SLOW);
         let accepted = ends.accept(incoming, &far);
-        ends.rig.far.device.remove();
+        ends.rig.far.steer().remove();
         drop(asked);
         ends_removed(accepted)
     };
@@ -222,7 +222,7 @@ fn a_device_that_goes_ends_each_phase_of_each_request() {
         let (asked, incoming) = ends.ask(&near);
         let accepted = ends.accept(incoming, &far);
         let _pending = ends.end(asked);
-        ends.rig.far.device.remove();
+        ends.rig.far.steer().remove();
         ends_removed(accepted)
     };
     let disconnect: Begin = |ends| {
@@ -230,16 +230,16 @@ fn a_device_that_goes_ends_each_phase_of_each_request() {
         let (at_near, _at_far) = ends.connected(&near, &far);
         ends.hold();
         let disconnected = at_near.disconnect(&ends.rig.near.context, &near);
-        ends.rig.near.device.remove();
+        ends.rig.near.steer().remove();
         ends.release();
         ends_removed(disconnected)
     };
     let flush: Begin = |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let _both = ends.connected(&near, &far);
-        ends.rig.near.device.set_latency(SLOW);
+        ends.rig.near.steer().set_latency(SLOW);
         let flushed = polyverbs_connection::flush(&ends.rig.near.context, &near);
-        ends.rig.near.device.remove();
+        ends.rig.near.steer().remove();
         ends_removed(flushed)
     };
     for begin in [connect, complete, accept, accepted, disconnect, flush] {
@@ -255,7 +255,7 @@ fn nobody_waits_for_requests_to_a_device_that_has_gone() {
         let at = address_of(&ends.rig.far);
         let questions = ends.far.connector.listen_datagrams(at, 0);
         let asked = questions.as_ref().ok().map(|services| services.next());
-        ends.rig.far.device.remove();
+        ends.rig.far.steer().remove();
         assert!(is_removal(&ends.error(waits)));
         assert!(is_removal(&ends.error(ends.listener.next())));
         assert_eq!(asked.is_some(), !ends.is_stream());
@@ -322,8 +322,8 @@ fn slow_devices_do_not_make_connections_stand_in_line() {
     on_sockets(|ends| {
         let pairs: Vec<_> = (0..50).map(|_| (ends.near_qp(), ends.far_qp())).collect();
         let slow = Duration::from_millis(50);
-        ends.rig.near.device.set_latency(slow);
-        ends.rig.far.device.set_latency(slow);
+        ends.rig.near.steer().set_latency(slow);
+        ends.rig.far.steer().set_latency(slow);
         let began = Instant::now();
         let asked: Vec<_> = pairs.iter().map(|(near, _)| ends.connect(near)).collect();
         let accepted: Vec<_> = pairs
@@ -344,7 +344,7 @@ fn slow_devices_do_not_make_connections_stand_in_line() {
             "{:?}",
             began.elapsed()
         );
-        ends.rig.near.device.set_latency(Duration::ZERO);
-        ends.rig.far.device.set_latency(Duration::ZERO);
+        ends.rig.near.steer().set_latency(Duration::ZERO);
+        ends.rig.far.steer().set_latency(Duration::ZERO);
     });
 }

@@ -75,6 +75,25 @@ pub enum Flavour {
     IwTcp,
     /// A kind that the suite does not know, of a crate that brings a driver of its own.
     Other(&'static OtherFlavour),
+    /// A device that is there, which nobody steers: it is opened twice, and reaches itself.
+    Given(&'static GivenDevice),
+}
+
+/// A device that the suite does not build.
+pub struct GivenDevice(pub Arc<dyn DeviceOps>);
+
+impl PartialEq for GivenDevice {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for GivenDevice {}
+
+impl fmt::Debug for GivenDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.attributes().name)
+    }
 }
 
 /// A kind of device that the suite does not know.
@@ -149,10 +168,41 @@ impl<D: Driver> Steer for Engine<D> {
 /// Two devices on a network, and their time.
 pub struct Fabric {
     pub(crate) time: Time,
-    pub(crate) near: Arc<dyn Steer>,
-    pub(crate) far: Arc<dyn Steer>,
+    pub(crate) near: DeviceUnderTest,
+    pub(crate) far: DeviceUnderTest,
     /// Where there are sockets: what both links have carried so far.
     pub(crate) carried: Option<Carried>,
+}
+
+/// A device, and how it is steered, unless it is real.
+#[derive(Clone)]
+pub(crate) struct DeviceUnderTest {
+    pub(crate) ops: Arc<dyn DeviceOps>,
+    pub(crate) steer: Option<Arc<dyn Steer>>,
+}
+
+impl From<Arc<dyn Steer>> for DeviceUnderTest {
+    fn from(device: Arc<dyn Steer>) -> Self {
+        Self {
+            ops: Arc::clone(&device) as _,
+            steer: Some(device),
+        }
+    }
+}
+
+impl GivenDevice {
+    fn fabric(&self) -> Fabric {
+        let device = DeviceUnderTest {
+            ops: Arc::clone(&self.0),
+            steer: None,
+        };
+        Fabric {
+            time: Time::Real,
+            near: device.clone(),
+            far: device,
+            carried: None,
+        }
+    }
 }
 
 /// Tells what a link has carried so far.
@@ -214,6 +264,7 @@ impl Flavour {
                 fabric(iwarp, Some(Arc::new(link)), options)
             }
             Self::Other(other) => (other.build)(options),
+            Self::Given(device) => device.fabric(),
             Self::IwTcp => over_tcp(&options),
         }
     }
@@ -289,8 +340,8 @@ fn on_sockets(device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Option<Carried>
         .map(|(near, far)| -> Carried { Box::new(move || near() + far()) });
     Fabric {
         time: Time::Real,
-        near,
-        far,
+        near: near.into(),
+        far: far.into(),
         carried,
     }
 }
@@ -325,8 +376,8 @@ fn fabric<D: Driver>(
     let (near, far) = (device(1), device(2));
     Fabric {
         time: Time::Virtual(simulation),
-        near,
-        far,
+        near: near.into(),
+        far: far.into(),
         carried: None,
     }
 }

@@ -1,7 +1,7 @@
 //! The harness of the conformance suite: one body per behaviour, run on every kind of device.
 //!
 //! A body is a function that takes a [`Rig`]: two devices of one kind on one network in virtual
-//! time. [`cases!`] makes it a test for each [`Flavour`] and states what the device must have for
+//! time, or a real device that is opened twice. [`cases!`] makes it a test for each [`Flavour`] and states what the device must have for
 //! it. On a device that lacks that the body is not run; instead the device must refuse what it
 //! lacks, naming it, with nothing created and no queue slot used: see [`refusal`]. So a device that
 //! claims less passes no test for it silently, and one that claims more than it does fails.
@@ -20,7 +20,7 @@ mod rig;
 mod time;
 
 pub use fast::Fast;
-pub use flavour::{Fabric, Flavour, OtherFlavour, Steer};
+pub use flavour::{Fabric, Flavour, GivenDevice, OtherFlavour, Steer};
 pub use needs::{ANY_DEVICE, Needs, needs, one_of};
 pub use pair::{Pair, Side, open};
 pub use probing::{examined, probe_rig};
@@ -65,6 +65,19 @@ macro_rules! cases {
         $crate::cases_of!(iwarp_low_latency IwarpLowLatency: $($list)*);
         $crate::cases_of!(iw_wire IwWire: $($list)*);
         $crate::cases_of!(#[ignore = "needs a minute: tests/foreign runs it"] iw_tcp IwTcp: $($list)*);
+    };
+}
+
+/// The same for bodies that steer their device, as only an emulated one lets them: [`End::steer`]. A crate that runs the suite
+/// on a real device makes no test of these.
+#[macro_export]
+macro_rules! steered_cases {
+    ($($list:tt)*) => {
+        mod steered {
+            use super::*;
+
+            $crate::cases!($($list)*);
+        }
     };
 }
 

@@ -39,13 +39,13 @@ pub fn probe_rig(flavour: Flavour, beyond: &[FeatureBits]) -> Result<Rig, Eviden
             .open_beyond_claims(&wanted, beyond)
             .map_err(|error: OpenError| Evidence::not_here(error.to_string()))
     };
-    let (near, far) = (open(fabric.near)?, open(fabric.far)?);
+    let (near, far) = (open(fabric.near.ops)?, open(fabric.far.ops)?);
     Rig::new(near, far, Paced(fabric.time))
 }
 
 /// What the probes say about a feature of devices of this flavour.
 pub fn examined(flavour: Flavour, feature: &FeatureInfo, probes: &[Probe]) -> Verified {
-    let attributes = flavour.build(None).far.attributes();
+    let attributes = flavour.build(None).far.ops.attributes();
     let rig = |beyond: &[FeatureBits]| probe_rig(flavour, beyond);
     verify(&attributes, feature, probes, &rig, &mut |_| ())
 }

@@ -6,7 +6,7 @@ use verbs_api::{
     QpOptions, RKey, SrqOptions, Started, VerbError,
     capability::BaselineGaps,
     ids::Gid,
-    memory::MwType,
+    memory::{MrReregister, MwType},
     wr::{self, PostReason, WorkRequest},
 };
 
@@ -18,7 +18,7 @@ use crate::{Rig, Side};
 /// # Panics
 /// It does not, or keeps something.
 pub fn is_refused(rig: &Rig, missing: &Missing) {
-    let keys = rig.far.device.keys_in_use();
+    let keys = rig.far.keys_in_use();
     let pd = rig.far.other_pd();
     for feature in missing.features.iter() {
         refuses(rig, &pd, feature);
@@ -26,7 +26,7 @@ pub fn is_refused(rig: &Rig, missing: &Missing) {
     for gap in missing.gaps.iter() {
         has_gap(rig, &pd, gap);
     }
-    assert_eq!(rig.far.device.keys_in_use(), keys, "no key was used up");
+    assert_eq!(rig.far.keys_in_use(), keys, "no key was used up");
     match rig.outcome(pd.destroy()) {
         Ok(()) => {}
         Err(DestroyError::Busy { held_by, .. }) => panic!("left behind: {held_by:?}"),
@@ -128,6 +128,12 @@ fn has_gap(rig: &Rig, pd: &Pd, gap: BaselineGaps) {
         BaselineGaps::NO_UC => return lacks_service(rig, pd, QpOptions::uc, gap),
         BaselineGaps::NO_SEND_WITH_IMMEDIATE => Operations::SEND_WITH_IMM,
         BaselineGaps::NO_WRITE_WITH_IMMEDIATE => Operations::WRITE_WITH_IMM,
+        BaselineGaps::NO_REREG_MR => {
+            let region = rig.far.region(64, Access::LOCAL_WRITE);
+            let change = MrReregister::new().access(Access::LOCAL_WRITE | Access::REMOTE_READ);
+            let refused = rig.outcome(region.mr.rereg(change));
+            return assert_eq!(refused, Err(VerbError::BaselineGap(gap)));
+        }
         BaselineGaps::NO_ATOMICS => Operations::ATOMIC_CMP_AND_SWP,
         // Rules of the transport that take nothing away.
         _ => return,

@@ -1,27 +1,33 @@
 //! Two devices, what a program has made from them, and their time.
 
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use low_latency_qp::{LowLatency, Progress, Watch};
+use polyverbs_engine::trace::Trace;
 use verbs_api::provider::DeviceOps;
 use verbs_api::{
-    Access, Completion, Context, Cq, DestroyError, Device, Memory, Mr, MrOptions, Mw, Pd,
+    Access, Completion, Context, Cq, DestroyError, Device, Memory, Mr, MrOptions, Mw, Pd, Qp,
     RemoteAddress, Requirements, Sge, Started, Transport, VerbError,
     capability::{BaselineGaps, DeviceAttributes},
     event::{AsyncEvent, EventType},
+    ids::{Gid, LinkAddress},
     memory::{MwType, OutOfRange},
     portable::read_sink_access,
+    qp::{AddressVector, QpCounters},
 };
 
-use crate::flavour::Carried;
+use crate::flavour::{Carried, DeviceUnderTest};
 use crate::time::Time;
 use crate::{Fast, Flavour, Steer};
 
 /// How long a test lets time pass to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(20);
+
+/// The same where others bring the frames, and do not tell how many are under way.
+const A_REAL_WHILE: Duration = Duration::from_millis(100);
 
 /// How long nothing moves on sockets where everything has arrived.
 const QUIET: Duration = Duration::from_millis(40);
@@ -34,6 +40,7 @@ pub struct Rig {
     flavour: Flavour,
     time: Time,
     carried: Option<Carried>,
+    complaints: Complaints,
     /// The end that asks.
     pub near: End,
     /// The end that is asked.
@@ -42,10 +49,22 @@ pub struct Rig {
     pub scratch: Region,
 }
 
+/// What was wrong and did not keep the test from going on. The test fails at its end.
+#[derive(Default)]
+struct Complaints(Mutex<Vec<String>>);
+
+impl Drop for Complaints {
+    fn drop(&mut self) {
+        let found = std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));
+        assert!(found.is_empty() || thread::panicking(), "{found:#?}");
+    }
+}
+
 /// One device, opened for everything that it has.
 pub struct End {
     /// The device.
-    pub device: Arc<dyn Steer>,
+    pub device: Arc<dyn DeviceOps>,
+    steer: Option<Arc<dyn Steer>>,
     /// The open device.
     pub context: Context,
     /// A domain.
@@ -84,6 +103,7 @@ impl Rig {
             flavour,
             time: fabric.time,
             carried: fabric.carried,
+            complaints: Complaints::default(),
             near,
             far,
             scratch,
@@ -100,12 +120,29 @@ impl Rig {
                 | Flavour::IwarpFramed
                 | Flavour::IwWire
                 | Flavour::IwTcp
+                | Flavour::Given(_)
         )
     }
 
-    /// Whether frames go over sockets: they are brought by threads of the devices, in real time.
+    /// Whether frames are brought in real time, by others than the thread of the test.
+    pub fn is_in_real_time(&self) -> bool {
+        matches!(self.time, Time::Real)
+    }
+
+    /// Whether frames go over sockets of the test's own process.
     pub fn is_on_sockets(&self) -> bool {
         matches!(self.flavour, Flavour::IbUdp | Flavour::IwTcp)
+    }
+
+    /// Fails the test at its end.
+    pub(crate) fn complain(&self, complaint: String) {
+        let mut complaints = self.complaints.0.lock();
+        let complaints = complaints
+            .as_mut()
+            .unwrap_or_else(|poisoned| poisoned.get_mut());
+        if !complaints.contains(&complaint) {
+            complaints.push(complaint);
+        }
     }
 
     /// What both devices tell about themselves.
@@ -140,14 +177,17 @@ impl Rig {
     /// Lets time pass until what is under way has arrived, or is waiting for something.
     pub fn settle(&self) {
         let Some(carried) = &self.carried else {
-            return self.run_for(A_WHILE);
+            return self.run_for(match self.is_in_real_time() {
+                true => A_REAL_WHILE,
+                false => A_WHILE,
+            });
         };
         // However busy the machine is: until nothing has moved for a while, though it was looked for.
         let began = Instant::now();
         let (mut seen, mut since) = (carried(), began);
         while since.elapsed() < QUIET && began.elapsed() < PATIENCE {
-            self.near.device.progress();
-            self.far.device.progress();
+            self.near.steer().progress();
+            self.far.steer().progress();
             let now = carried();
             if now != seen {
                 (seen, since) = (now, Instant::now());
@@ -236,8 +276,8 @@ pub(crate) fn poll_all(cq: &Cq) -> Vec<Completion> {
 }
 
 impl End {
-    fn new(device: Arc<dyn Steer>, flavour: Flavour) -> Self {
-        let opened = Device::of(Arc::clone(&device) as Arc<dyn DeviceOps>);
+    fn new(device: DeviceUnderTest, flavour: Flavour) -> Self {
+        let opened = Device::of(Arc::clone(&device.ops));
         let everything = Requirements::everything_of(&opened.attributes());
         let context = opened.open(&everything).expect("a device that opens");
         let pd = context.alloc_pd().wait().expect("a domain");
@@ -247,11 +287,56 @@ impl End {
         };
         let progress = flavour.is_low_latency().then(watch);
         Self {
-            device,
+            device: device.ops,
+            steer: device.steer,
             context,
             pd,
             progress,
         }
+    }
+
+    /// What is done to the device behind the program's back, for cases of [`steered_cases!`](crate::steered_cases).
+    ///
+    /// # Panics
+    /// The device is real.
+    pub fn steer(&self) -> &dyn Steer {
+        let steer = self.steer.as_deref();
+        steer.expect("only an emulated device is steered: the case belongs in `steered_cases!`")
+    }
+
+    /// The path from its port to this address.
+    ///
+    /// # Panics
+    /// It has no port.
+    pub fn path(&self, address: LinkAddress, dgid: Gid) -> AddressVector {
+        let port = self.context.query_port(1).expect("a port");
+        AddressVector {
+            sgid_index: port.default_gid_index(),
+            ..AddressVector::new(address, dgid, 1)
+        }
+    }
+
+    /// Memory keys in use; `None` where the device does not tell.
+    pub fn keys_in_use(&self) -> Option<usize> {
+        self.steer.as_ref().map(|steer| steer.keys_in_use())
+    }
+
+    /// What a queue pair has counted; `None` where the device does not count.
+    pub fn counters_of(&self, qp: &Qp) -> Option<QpCounters> {
+        self.steer.as_ref().map(|_| qp.counters())
+    }
+
+    /// Control verbs take this long from now on; those of a real device take what they take.
+    pub fn set_latency(&self, latency: Duration) {
+        if let Some(steer) = &self.steer {
+            steer.set_latency(latency);
+        }
+    }
+
+    /// Tells of every operation that queue pairs made from now on execute; answers whether the device does.
+    pub fn trace(&self, trace: Trace) -> bool {
+        let traces = self.steer.as_ref().map(|steer| steer.trace(trace));
+        traces.is_some()
     }
 
     /// Another domain.

@@ -34,10 +34,20 @@ mod made {
         };
     }
 
-    pub(crate) use cases;
+    macro_rules! steered_cases {
+        ($($list:tt)*) => {
+            mod steered {
+                use super::*;
+
+                cases!($($list)*);
+            }
+        };
+    }
+
+    pub(crate) use {cases, steered_cases};
 }
 
-use made::cases;
+use made::{cases, steered_cases};
 
 #[path = "../../conformance/tests/suite/capabilities.rs"]
 mod capabilities;

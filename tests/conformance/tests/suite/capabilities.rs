@@ -133,7 +133,7 @@ fn a_layout_has_a_bit_of_its_own(rig: &Rig) {
 // covers 1.04
 fn zero_based_addresses_have_a_bit_of_their_own(rig: &Rig) {
     let memory = Memory::zeroed(64).expect("memory");
-    let keys = rig.far.device.keys_in_use();
+    let keys = rig.far.keys_in_use();
     let zero_based = MrOptions::new(Access::LOCAL_WRITE).zero_based();
     let made = rig.outcome(rig.far.pd.register_with(&memory, zero_based));
     if rig.attributes().features.contains(Features::ZBVA) {
@@ -141,7 +141,7 @@ fn zero_based_addresses_have_a_bit_of_their_own(rig: &Rig) {
     } else {
         let missing = Features::ZBVA;
         assert_eq!(made.err(), Some(VerbError::Unsupported { missing }));
-        assert_eq!(rig.far.device.keys_in_use(), keys, "nothing was allocated");
+        assert_eq!(rig.far.keys_in_use(), keys, "nothing was allocated");
     }
 }
 
@@ -258,7 +258,7 @@ fn a_port_tells_what_it_speaks(rig: &Rig) {
 
 // covers 1.09
 fn an_unknown_bit_is_refused(rig: &Rig) {
-    let keys = rig.far.device.keys_in_use();
+    let keys = rig.far.keys_in_use();
     let pd = rig.far.other_pd();
     let cq = rig.far.cq(8);
     let unknown = Operations::from_bits_retain(1 << 31);
@@ -299,7 +299,7 @@ fn an_unknown_bit_is_refused(rig: &Rig) {
     let device = Device::of(rig.far.device.clone());
     let refused = device.open(&Requirements::new().needs(unknown));
     assert!(matches!(refused, Err(OpenError::NotMet(_))));
-    assert_eq!(rig.far.device.keys_in_use(), keys, "nothing was created");
+    assert_eq!(rig.far.keys_in_use(), keys, "nothing was created");
     rig.finish_destroy(pd.destroy());
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cases;
+use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
@@ -26,16 +26,20 @@ cases! {
     nothing_completes_once_a_queue_pair_is_destroyed: ANY_DEVICE;
     nothing_completes_once_a_queue_pair_is_destroyed_under_fire: ANY_DEVICE;
     of_two_destroys_of_a_busy_queue_pair_one_wins: ANY_DEVICE;
-    a_context_ends_after_the_verbs_under_way: ANY_DEVICE;
-    verbs_under_way_end_with_the_device: ANY_DEVICE;
-    a_removed_device_ends_requests_and_is_not_opened_again: ANY_DEVICE;
     objects_of_one_handle_serve_another: ANY_DEVICE;
     a_stale_identity_reaches_nothing_newer: ANY_DEVICE;
-    events_reach_their_owner_and_those_of_a_port_everybody: ANY_DEVICE;
+    events_of_a_queue_pair_reach_its_owner: ANY_DEVICE;
     communication_is_established_once: ANY_DEVICE;
     faults_without_a_receive_raise_their_event: ANY_DEVICE;
     a_fault_with_a_receive_is_told_by_it: ANY_DEVICE;
     eight_threads_post_on_one_queue_pair: ANY_DEVICE;
+}
+
+steered_cases! {
+    a_context_ends_after_the_verbs_under_way: ANY_DEVICE;
+    verbs_under_way_end_with_the_device: ANY_DEVICE;
+    a_removed_device_ends_requests_and_is_not_opened_again: ANY_DEVICE;
+    events_of_a_port_reach_everybody: ANY_DEVICE;
 }
 
 fn rights() -> Access {
@@ -73,12 +77,12 @@ fn a_request_is_answered_by_the_thread_that_brings_it(rig: &Rig) {
     let desk = rig.far.region(4096, rights());
     pair.far.receive(&desk, 0, 64);
     let (qp, answer) = (pair.far.qp.clone(), desk.sge(1024, 8));
-    let (home, on_sockets) = (thread::current().id(), rig.is_on_sockets());
+    let (home, in_real_time) = (thread::current().id(), rig.is_in_real_time());
     let served = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&served);
     let memory = desk.memory.clone();
     serve(&pair.far.cq, move |done| {
-        assert!(in_handler() && (on_sockets || thread::current().id() == home));
+        assert!(in_handler() && (in_real_time || thread::current().id() == home));
         if done.opcode == WcOpcode::Recv {
             let question = memory.load_u64(0).expect("within");
             memory.store_u64(1024, question + 1).expect("within");
@@ -101,13 +105,13 @@ fn a_request_is_answered_by_the_thread_that_brings_it(rig: &Rig) {
 // covers 5.06 5.02
 fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
     // Control verbs take their time: the registration ends after the handler has.
-    rig.far.device.set_latency(Duration::ZERO);
+    rig.far.set_latency(Duration::ZERO);
     for latency in [Duration::ZERO, Duration::from_millis(3)] {
         let pair = rig.rc();
         let desk = rig.far.region(4096, rights());
         pair.far.receive(&desk, 0, 64);
-        rig.far.device.set_latency(latency);
-        let (home, on_sockets) = (thread::current().id(), rig.is_on_sockets());
+        rig.far.set_latency(latency);
+        let (home, in_real_time) = (thread::current().id(), rig.is_in_real_time());
         let (qp, pd) = (pair.far.qp.clone(), rig.far.pd.clone());
         let (note, key_at) = (desk.memory.clone(), desk.sge(1024, 16));
         let target = Memory::zeroed(4096).expect("memory");
@@ -121,7 +125,7 @@ fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
             let (qp, note, keep) = (qp.clone(), note.clone(), Arc::clone(&keep));
             pd.register(&memory, rights()).on_done(move |region| {
                 let region = region.expect("a region");
-                assert!(in_handler() && (on_sockets || thread::current().id() == home));
+                assert!(in_handler() && (in_real_time || thread::current().id() == home));
                 note.store_u64(1024, region.iova()).expect("within");
                 note.store_u64(1032, region.rkey().value().into())
                     .expect("within");
@@ -137,7 +141,7 @@ fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
         assert_eq!(rig.take(&pair.near.cq, 2).len(), 2);
         let word = |at| rig.scratch.memory.load_u64(at).expect("within");
         let remote = RemoteAddress::new(word(512), RKey::new(word(520) as u32));
-        rig.far.device.set_latency(Duration::ZERO);
+        rig.far.set_latency(Duration::ZERO);
         rig.scratch.put(0, b"by key");
         rig.succeeds(
             &pair.near,
@@ -283,15 +287,15 @@ fn of_two_destroys_of_a_busy_queue_pair_one_wins(rig: &Rig) {
 
 // covers 5.14
 fn a_context_ends_after_the_verbs_under_way(rig: &Rig) {
-    let keys = rig.far.device.keys_in_use();
-    let device = Device::of(Arc::clone(&rig.far.device) as _);
+    let keys = rig.far.keys_in_use();
+    let device = Device::of(Arc::clone(&rig.far.device));
     let context = device
         .open(&Requirements::new())
         .expect("a device that opens");
     let pd = context.alloc_pd().wait().expect("a domain");
     // In real time this thread may have to wait for its turn.
-    let latency = if rig.is_on_sockets() { 200 } else { 5 };
-    rig.far.device.set_latency(Duration::from_millis(latency));
+    let latency = if rig.is_in_real_time() { 200 } else { 5 };
+    rig.far.set_latency(Duration::from_millis(latency));
     let memory = Memory::zeroed(4096).expect("memory");
     let held = Arc::strong_count(&rig.far.device);
     let wanted = pd.register(&memory, rights());
@@ -306,10 +310,10 @@ fn a_context_ends_after_the_verbs_under_way(rig: &Rig) {
     let region = rig.finish(wanted);
     assert_eq!(region.len(), 4096, "dropping the handles cancelled nothing");
     drop(region);
-    rig.far.device.set_latency(Duration::ZERO);
+    rig.far.set_latency(Duration::ZERO);
     eventually(rig, || {
         let is_gone = Arc::strong_count(&rig.far.device) < held;
-        rig.far.device.keys_in_use() == keys && is_gone
+        rig.far.keys_in_use() == keys && is_gone
     });
 }
 
@@ -330,7 +334,7 @@ fn verbs_under_way_end_with_the_device(rig: &Rig) {
     let memory = Memory::zeroed(4096).expect("memory");
     let region = rig.far.region(4096, rights());
     let doomed = rig.far.cq(16);
-    let device = &rig.far.device;
+    let device = rig.far.steer();
     device.set_latency(Duration::from_secs(3600));
     let outcomes = Arc::new(Mutex::new(BTreeMap::new()));
     let count = Arc::new(AtomicUsize::new(0));
@@ -389,12 +393,12 @@ fn a_removed_device_ends_requests_and_is_not_opened_again(rig: &Rig) {
     let pair = rig.rc();
     let desk = rig.far.region(4096, rights());
     (0..4).for_each(|at| pair.far.receive(&desk, at * 64, 64));
-    rig.near.device.set_port_state(PortState::Down);
+    rig.near.steer().set_port_state(PortState::Down);
     let write = wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1);
     pair.near.post_one(write).expect("posted");
-    rig.near.device.set_port_state(PortState::Active);
-    rig.far.device.remove();
-    rig.far.device.remove();
+    rig.near.steer().set_port_state(PortState::Active);
+    rig.far.steer().remove();
+    rig.far.steer().remove();
     let mut flushed = poll_removed(&pair.far.cq);
     flushed.retain(|done| done.status == WcStatus::WrFlushErr);
     assert_eq!(flushed.len(), 4);
@@ -405,7 +409,7 @@ fn a_removed_device_ends_requests_and_is_not_opened_again(rig: &Rig) {
         .post_receive(receive)
         .expect_err("the device is gone");
     assert_eq!(refused.reason, PostReason::DeviceRemoved);
-    let device = Device::of(Arc::clone(&rig.far.device) as _);
+    let device = Device::of(Arc::clone(&rig.far.device));
     assert!(device.open(&Requirements::new()).is_err());
     // The peer finds out as of any peer that does not answer.
     rig.run_for(Duration::from_secs(60));
@@ -434,7 +438,7 @@ fn poll_removed(cq: &Cq) -> Vec<Completion> {
 
 // covers 5.20
 fn objects_of_one_handle_serve_another(rig: &Rig) {
-    let device = Device::of(Arc::clone(&rig.near.device) as _);
+    let device = Device::of(Arc::clone(&rig.near.device));
     let held = Arc::strong_count(&rig.near.device);
     let first = device
         .open(&Requirements::new())
@@ -493,8 +497,8 @@ fn a_stale_identity_reaches_nothing_newer(rig: &Rig) {
 }
 
 // covers 5.23
-fn events_reach_their_owner_and_those_of_a_port_everybody(rig: &Rig) {
-    let device = Device::of(Arc::clone(&rig.far.device) as _);
+fn events_of_a_queue_pair_reach_its_owner(rig: &Rig) {
+    let device = Device::of(Arc::clone(&rig.far.device));
     let other = device
         .open(&Requirements::new())
         .expect("a device that opens");
@@ -504,9 +508,17 @@ fn events_reach_their_owner_and_those_of_a_port_everybody(rig: &Rig) {
         other.poll_event().is_none(),
         "of somebody else's queue pair"
     );
-    rig.far.device.set_port_state(PortState::Down);
-    rig.far.device.set_port_state(PortState::Down);
-    rig.far.device.set_port_state(PortState::Active);
+}
+
+// covers 5.23
+fn events_of_a_port_reach_everybody(rig: &Rig) {
+    let device = Device::of(Arc::clone(&rig.far.device));
+    let other = device
+        .open(&Requirements::new())
+        .expect("a device that opens");
+    rig.far.steer().set_port_state(PortState::Down);
+    rig.far.steer().set_port_state(PortState::Down);
+    rig.far.steer().set_port_state(PortState::Active);
     let expected = [EventType::PortErr, EventType::PortActive];
     assert_eq!(rig.far.events(), expected);
     let told: Vec<_> = std::iter::from_fn(|| other.poll_event()).collect();
@@ -531,13 +543,13 @@ fn events_reach_their_owner_and_those_of_a_port_everybody(rig: &Rig) {
             });
         }
         for _ in 0..50 {
-            rig.far.device.set_port_state(PortState::Down);
-            rig.far.device.set_port_state(PortState::Active);
+            rig.far.steer().set_port_state(PortState::Down);
+            rig.far.steer().set_port_state(PortState::Active);
         }
         while taken.load(Ordering::SeqCst) < 100 {
             thread::yield_now();
         }
-        rig.far.device.remove();
+        rig.far.steer().remove();
     });
     assert_eq!(taken.into_inner(), 101, "the last one is the removal");
 }
@@ -585,7 +597,7 @@ fn communication_is_established_once(rig: &Rig) {
 }
 
 fn to_rtr(rig: &Rig, side: &Side, peer: &verbs_api::qp::QpEndpoint) {
-    let path = verbs_api::qp::AddressVector::new(peer.address, peer.gid, 1);
+    let path = rig.far.path(peer.address, peer.gid);
     let init = QpAttributes::new()
         .qp_state(QpState::Init)
         .pkey_index(0)

@@ -44,7 +44,7 @@ fn a_key_is_as_deep_as_the_device_allows(rig: &Rig) {
     assert!(max > 0);
     let key = rig.finish(rig.far.pd.alloc_key(max));
     assert_eq!(key.max_num_sg(), max);
-    let keys = rig.far.device.keys_in_use();
+    let keys = rig.far.keys_in_use();
     let refused = rig
         .outcome(rig.far.pd.alloc_key(max + 1))
         .expect_err("beyond the limit");
@@ -59,7 +59,7 @@ fn a_key_is_as_deep_as_the_device_allows(rig: &Rig) {
         .outcome(rig.far.pd.alloc_key(0))
         .expect_err("for no page");
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(rig.far.device.keys_in_use(), keys);
+    assert_eq!(rig.far.keys_in_use(), keys);
 }
 
 // covers 1.14 1.01

@@ -38,8 +38,8 @@ cases! {
     a_message_beyond_the_limit_is_refused: ANY_DEVICE;
     inline_octets_are_copied_while_posting: ANY_DEVICE;
     deregistering_while_a_peer_reads: ANY_DEVICE;
-    a_region_is_changed: ANY_DEVICE;
-    a_refused_change_leaves_the_region: ANY_DEVICE;
+    a_region_is_changed: ANY_DEVICE.without(BaselineGaps::NO_REREG_MR);
+    a_refused_change_leaves_the_region: ANY_DEVICE.without(BaselineGaps::NO_REREG_MR);
     a_sink_needs_what_the_transport_says: ANY_DEVICE;
     a_private_sink_is_filled_or_refused_at_once: ANY_DEVICE;
     a_read_has_as_many_sinks_as_the_device_says: ANY_DEVICE;
@@ -89,7 +89,7 @@ fn a_dead_key_stays_dead(rig: &Rig) {
 
 // covers 2.04
 fn rights_that_do_not_go_together_are_refused(rig: &Rig) {
-    let keys = rig.far.device.keys_in_use();
+    let keys = rig.far.keys_in_use();
     let memory = verbs_api::Memory::zeroed(64).expect("memory");
     for wrong in [
         Access::REMOTE_WRITE,
@@ -101,7 +101,7 @@ fn rights_that_do_not_go_together_are_refused(rig: &Rig) {
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         assert!(refused.to_string().contains("LOCAL_WRITE"), "{refused}");
     }
-    assert_eq!(rig.far.device.keys_in_use(), keys);
+    assert_eq!(rig.far.keys_in_use(), keys);
     assert!(rig.can_read(&rig.rc(), rig.far.region(64, Access::REMOTE_READ).remote(0)));
 }
 
@@ -199,18 +199,17 @@ fn an_access_stays_inside_the_region(rig: &Rig) {
 
 // covers 2.06
 fn an_address_near_the_top_does_not_wrap(rig: &Rig) {
-    let memory = verbs_api::Memory::zeroed(4096).expect("memory");
-    let top = u64::MAX - 4096;
-    let high = rig.finish(
-        rig.far
-            .pd
-            .register_with(&memory, MrOptions::new(OPEN).iova(top)),
-    );
+    let memory = verbs_api::Memory::zeroed(8192).expect("memory");
+    // Where it lies within its page is the same by either address: some devices ask for that.
+    let length = 8191 - (memory.address() & 0xfff);
+    let range = memory.range(0, length as usize).expect("inside");
+    let top = MrOptions::new(OPEN).iova(u64::MAX - length);
+    let high = rig.finish(rig.far.pd.register_with(range, top));
     let pair = rig.rc();
-    for offset in [0, 4088] {
+    for offset in [0, length - 8] {
         assert!(rig.can_write(&pair, high.remote(offset)));
     }
-    for offset in [4089, 4096, 4097, 5000] {
+    for offset in [length - 7, length, length + 1, length + 904] {
         assert!(!rig.can_write(&rig.rc(), high.remote(offset)), "{offset}");
         assert!(!rig.can_read(&rig.rc(), high.remote(offset)), "{offset}");
     }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cases;
+use crate::{cases, steered_cases};
 use bmme::{FmrPool, FmrPoolOptions};
-use conformance::{ANY_DEVICE, Rig, Steer};
+use conformance::{ANY_DEVICE, Rig};
 use polyverbs_links::emulated::{EmulatedKind, EmulatedOptions};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
@@ -18,12 +18,16 @@ use verbs_api::{
     ids::Gid,
     memory::MwType,
     portable::ReadAndInvalidate,
+    provider::DeviceOps,
     wr::{self, WorkRequest},
 };
 
 cases! {
-    a_program_that_drops_everything_leaves_nothing: ANY_DEVICE;
     objects_are_destroyed_in_any_order: ANY_DEVICE;
+}
+
+steered_cases! {
+    a_program_that_drops_everything_leaves_nothing: ANY_DEVICE;
 }
 
 struct Chance(u64);
@@ -58,7 +62,7 @@ fn a_program_that_drops_everything_leaves_nothing(rig: &Rig) {
         let mut chance = Chance(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
         let mut things = things_of(&rig, &mut chance);
         if chance.one_in(3) {
-            rig.far.device.remove();
+            rig.far.steer().remove();
         }
         let last = chance.below(things.len());
         while things.len() > last {
@@ -70,14 +74,14 @@ fn a_program_that_drops_everything_leaves_nothing(rig: &Rig) {
         drop(things);
         rig.settle();
         // What is left takes no time: with the rig its time ends.
-        rig.near.device.set_latency(Duration::ZERO);
+        rig.near.set_latency(Duration::ZERO);
         drop(rig);
         gone(&devices);
     }
 }
 
 // Memory that other threads look at right now is released when they have looked.
-fn gone(devices: &[Weak<dyn Steer>]) {
+fn gone(devices: &[Weak<dyn DeviceOps>]) {
     let begun = Instant::now();
     while devices.iter().any(|device| device.strong_count() > 0) {
         assert!(begun.elapsed() < Duration::from_secs(20), "left behind");
@@ -122,7 +126,7 @@ fn things_of(rig: &Rig, chance: &mut Chance) -> Things {
         things.extend([Box::new(srq) as Box<dyn Any>, Box::new(side)]);
     }
     if chance.one_in(2) {
-        rig.near.device.set_latency(Duration::from_millis(1));
+        rig.near.set_latency(Duration::from_millis(1));
         things.push(Box::new(rig.near.context.alloc_pd()));
         things.push(Box::new(rig.near.context.create_cq(8)));
         let memory = Memory::zeroed(64).expect("memory");
@@ -243,7 +247,7 @@ fn left<T: Send + 'static>(rig: &Rig, destroy: Started<(), DestroyError<T>>) -> 
 
 // covers 5.07
 fn objects_are_destroyed_in_any_order(rig: &Rig) {
-    let keys = rig.far.device.keys_in_use();
+    let keys = rig.far.keys_in_use();
     for seed in 1..=40 {
         println!("seed {seed}");
         let mut chance = Chance(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
@@ -255,7 +259,7 @@ fn objects_are_destroyed_in_any_order(rig: &Rig) {
             tried += 1;
             assert!(tried < 10_000, "something is held for ever");
         }
-        assert_eq!(rig.far.device.keys_in_use(), keys);
+        assert_eq!(rig.far.keys_in_use(), keys);
     }
 }
 

@@ -20,4 +20,4 @@ mod support;
 mod windows;
 
 // Through the root, so that a crate with a driver of its own can include the modules and say on what they run.
-use conformance::cases;
+use conformance::{cases, steered_cases};

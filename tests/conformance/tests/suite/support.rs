@@ -2,9 +2,7 @@
 
 use conformance::{Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
-use verbs_api::{
-    Completion, ConnectOptions, Cq, Sge, WcStatus, ids::LKey, qp::AddressVector, wr::UdDestination,
-};
+use verbs_api::{Completion, ConnectOptions, Cq, Sge, WcStatus, ids::LKey, wr::UdDestination};
 
 /// Ids and statuses.
 pub(crate) fn statuses(done: &[Completion]) -> Vec<(u64, WcStatus)> {
@@ -55,7 +53,7 @@ pub(crate) fn half_connected(rig: &Rig) -> Pair {
 /// How the near end addresses datagrams to a queue pair of the far end.
 pub(crate) fn datagrams_to(rig: &Rig, far: &Side) -> UdDestination {
     let at = far.endpoint().expect("an endpoint");
-    let path = AddressVector::new(at.address, at.gid, 1);
+    let path = rig.near.path(at.address, at.gid);
     UdDestination {
         ah: rig.finish(rig.near.pd.create_ah(path)),
         remote_qpn: at.qp_num,
