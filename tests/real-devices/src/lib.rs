@@ -1,0 +1,110 @@
+//! Faults of drivers that the conformance suite has found: a list for each, `faults/NAME.toml`.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
+
+use serde::Deserialize;
+
+/// What a driver does wrong.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// Which cases show it, `module::body`.
+    pub cases: Vec<String>,
+    /// What they say then, or a part of it.
+    pub says: String,
+    /// What the driver does.
+    pub does: String,
+    /// What is right.
+    pub right: String,
+    /// Where in the kernel's source it does so.
+    pub source: String,
+}
+
+/// The known faults of a driver.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Faults {
+    /// One for each cause.
+    #[serde(default, rename = "fault")]
+    pub faults: Vec<Fault>,
+}
+
+impl Faults {
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// It is not one.
+    pub fn parse(list: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(list)
+    }
+
+    fn of(&self, case: &str) -> Option<&Fault> {
+        let is_named = |fault: &&Fault| fault.cases.iter().any(|named| named == case);
+        self.faults.iter().find(is_named)
+    }
+
+    /// Runs a case: one that is listed must fail, any other must not.
+    ///
+    /// # Panics
+    /// It is otherwise.
+    pub fn run(&self, case: &str, body: impl FnOnce()) {
+        let Some(fault) = self.of(case) else {
+            return body();
+        };
+        let Fault {
+            says,
+            does,
+            right,
+            source,
+            ..
+        } = fault;
+        println!("known fault: {does}; right is: {right}; {source}");
+        let ended = panic::catch_unwind(AssertUnwindSafe(body));
+        let panic = ended.expect_err("a case in the list of faults that passes");
+        let said = said(&*panic);
+        assert!(said.contains(says), "not {says:?}, but {said}");
+    }
+}
+
+fn said(panic: &(dyn Any + Send)) -> &str {
+    let formatted = panic.downcast_ref().map(String::as_str);
+    let literal = || panic.downcast_ref().copied();
+    formatted.or_else(literal).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list() -> Faults {
+        let list = "[[fault]]\ncases = ['keys::a']\nsays = 'as ever'\ndoes = 'this'\nright = 'that'\nsource = 'there.c'";
+        Faults::parse(list).unwrap()
+    }
+
+    #[test]
+    fn a_case_that_is_listed_must_fail() {
+        list().run("keys::a", || panic!("as ever: {}", 1));
+        let passed = panic::catch_unwind(|| list().run("keys::a", || ()));
+        assert!(passed.is_err());
+    }
+
+    #[test]
+    fn it_must_fail_as_it_always_has() {
+        let failed = panic::catch_unwind(|| list().run("keys::a", || panic!("otherwise")));
+        assert!(failed.is_err());
+    }
+
+    #[test]
+    fn a_case_that_is_not_listed_must_not_fail() {
+        list().run("keys::b", || ());
+        let failed = panic::catch_unwind(|| list().run("keys::b", || panic!("unexpected")));
+        assert!(failed.is_err());
+    }
+
+    #[test]
+    fn a_fault_without_its_reason_is_refused() {
+        assert!(Faults::parse("[[fault]]\ncases = ['keys::a']").is_err());
+    }
+}

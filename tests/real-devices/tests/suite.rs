@@ -1,0 +1,171 @@
+//! The conformance suite on devices that nobody built for it: its own modules, run on a device that is opened twice.
+//!
+//! `CONFORMANCE_DEVICE` names the device, of the library that `POLYVERBS_RDMA_CORE` names or the linker finds. Without it
+//! the suite is run on the devices of this project's own C library that are at the loopback address. `CONFORMANCE_FAULTS` is
+//! a file with the known faults of the device's driver.
+
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::{env, fs};
+
+use conformance::{Flavour, GivenDevice, Needs, Rig};
+use libibverbs_provider::{LibIbverbs, PROVIDER};
+use real_devices::Faults;
+use verbs_api::Registry;
+
+struct Setting {
+    devices: Vec<GivenDevice>,
+    faults: Faults,
+}
+
+fn setting() -> &'static Setting {
+    static SETTING: OnceLock<Setting> = OnceLock::new();
+    SETTING.get_or_init(|| Setting {
+        devices: devices(),
+        faults: faults(),
+    })
+}
+
+fn devices() -> Vec<GivenDevice> {
+    let wanted = env::var("CONFORMANCE_DEVICE").ok();
+    let mut registry = Registry::new();
+    let provider = match &wanted {
+        Some(_) => &PROVIDER,
+        None => LibIbverbs::in_file(built_library::built()),
+    };
+    registry.add_provider(provider).unwrap();
+    let is_wanted = |name: &str| match &wanted {
+        Some(wanted) => wanted == name,
+        None => ["ib0@libibverbs", "iw0@libibverbs"].contains(&name),
+    };
+    let devices: Vec<_> = registry
+        .devices()
+        .filter(|device| is_wanted(&device.attributes().name))
+        .map(|device| GivenDevice(device.ops().clone()))
+        .collect();
+    assert!(
+        !devices.is_empty(),
+        "no device {wanted:?}; unusable are {:?}",
+        registry.absent()
+    );
+    devices
+}
+
+fn faults() -> Faults {
+    let Some(file) = env::var_os("CONFORMANCE_FAULTS") else {
+        return Faults::default();
+    };
+    Faults::parse(&fs::read_to_string(file).unwrap()).unwrap()
+}
+
+/// Runs a body of a module of the suite. One at a time: they share the limits of the device.
+fn run(module: &str, name: &str, needs: Needs, body: fn(&Rig)) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Setting { devices, faults } = setting();
+    let module = module.split("::").nth(1).unwrap();
+    faults.run(&format!("{module}::{name}"), || {
+        for device in devices {
+            println!("on {device:?}");
+            conformance::run(Flavour::Given(device), needs, body);
+        }
+    });
+}
+
+/// What the modules of the suite make tests of their bodies with.
+mod made {
+    macro_rules! cases {
+        ($($name:ident: $needs:expr;)*) => {
+            mod real {
+                use super::*;
+
+                $(
+                    #[test]
+                    #[ignore = "needs minutes: tests/foreign runs it"]
+                    fn $name() {
+                        crate::run(module_path!(), stringify!($name), $needs, super::$name);
+                    }
+                )*
+            }
+        };
+    }
+
+    // Nobody steers a real device.
+    macro_rules! steered_cases {
+        ($($name:ident: $needs:expr;)*) => {
+            $(const _: (conformance::Needs, fn(&conformance::Rig)) = ($needs, $name);)*
+        };
+    }
+
+    pub(crate) use {cases, steered_cases};
+}
+
+use made::{cases, steered_cases};
+
+#[path = "../../conformance/tests/suite/capabilities.rs"]
+mod capabilities;
+#[path = "../../conformance/tests/suite/completions.rs"]
+mod completions;
+#[path = "../../conformance/tests/suite/control.rs"]
+mod control;
+#[path = "../../conformance/tests/suite/device.rs"]
+mod device;
+#[path = "../../conformance/tests/suite/fast_register.rs"]
+mod fast_register;
+#[path = "../../conformance/tests/suite/fmr_pool.rs"]
+mod fmr_pool;
+#[path = "../../conformance/tests/suite/invalidate.rs"]
+mod invalidate;
+#[path = "../../conformance/tests/suite/keys.rs"]
+mod keys;
+#[path = "../../conformance/tests/suite/leaving.rs"]
+mod leaving;
+#[path = "../../conformance/tests/suite/multicast.rs"]
+mod multicast;
+#[path = "../../conformance/tests/suite/plans.rs"]
+mod plans;
+#[path = "../../conformance/tests/suite/posting.rs"]
+mod posting;
+#[path = "../../conformance/tests/suite/shared_receive.rs"]
+mod shared_receive;
+#[path = "../../conformance/tests/suite/states.rs"]
+mod states;
+#[path = "../../conformance/tests/suite/submitted.rs"]
+mod submitted;
+#[path = "../../conformance/tests/suite/support.rs"]
+mod support;
+#[path = "../../conformance/tests/suite/windows.rs"]
+mod windows;
+
+#[test]
+fn all_of_the_suite_is_run() {
+    let modules = |source: &'static str| {
+        let modules = source.lines().filter_map(|line| line.strip_prefix("mod "));
+        modules.filter_map(|name| name.strip_suffix(';'))
+    };
+    let run: Vec<_> = modules(include_str!("suite.rs")).collect();
+    let suite = modules(include_str!("../../conformance/tests/suite/main.rs"));
+    // `polyverbs matrix --verify` runs the probes.
+    let missing: Vec<_> = suite
+        .filter(|name| *name != "probes" && !run.contains(name))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn faults_are_of_cases_that_there_are() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let suite = folder.join("../conformance/tests/suite");
+    let is_there = |case: &str| {
+        let (module, body) = case.split_once("::").unwrap();
+        let source = fs::read_to_string(suite.join(module).with_extension("rs")).unwrap();
+        source.contains(&format!("fn {body}(rig: &Rig)"))
+    };
+    for list in fs::read_dir(folder.join("faults")).unwrap() {
+        let list = fs::read_to_string(list.unwrap().path()).unwrap();
+        let faults = Faults::parse(&list).unwrap().faults;
+        let cases = faults.iter().flat_map(|fault| &fault.cases);
+        let gone: Vec<_> = cases.filter(|case| !is_there(case)).collect();
+        assert!(gone.is_empty(), "{gone:?}");
+    }
+}
