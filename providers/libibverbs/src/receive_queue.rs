@@ -53,12 +53,10 @@ impl ReceiveQueue {
             srq.modify(limit, LIMIT)
                 .or_else(|error| srq.destroy().and(Err(error)))?;
         }
-        // Some libraries do not write back how large they have made it.
-        let max_wr = srq.query().map_or(made.max_wr, |attr| attr.max_wr);
         Ok(Self {
             poster: srq.poster()?,
             srq: Arc::new(srq),
-            receives: Arc::new(SpinLock::new(Receives::new(max_wr))),
+            receives: Arc::new(SpinLock::new(Receives::new(made.max_wr))),
             max_sge: made.max_sge,
             context,
         })
@@ -86,19 +84,12 @@ pub(crate) unsafe fn post_all<Q>(
     let mut posted = 0;
     for some in requests.chunks(LONGEST) {
         let mut chain = ReceiveChain::new();
-        let mut refused = None;
         for request in some {
-            let received = Received {
+            let number = receives.push(Received {
                 wr_id: request.wr_id,
                 loan: request.data.sges().loan,
-            };
-            match receives.push(received) {
-                Ok(number) => chain.push(request, number),
-                Err(reason) => {
-                    refused = Some(reason);
-                    break;
-                }
-            }
+            });
+            chain.push(request, number);
         }
         // SAFETY: the queue lives: it is closed, under this lock, before it is destroyed.
         if let Err((errno, before)) = unsafe { chain.post(poster) } {
@@ -107,10 +98,7 @@ pub(crate) unsafe fn post_all<Q>(
             }
             return Err((posted + before, refusal(errno)));
         }
-        posted += chain.len();
-        if let Some(reason) = refused {
-            return Err((posted, reason));
-        }
+        posted += some.len();
     }
     Ok(())
 }
@@ -129,13 +117,12 @@ impl SrqOps for ReceiveQueue {
     }
 
     fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>) {
-        let (srq, receives) = (Arc::clone(&self.srq), Arc::clone(&self.receives));
+        let srq = Arc::clone(&self.srq);
         self.context.start(reply, move || {
             let mut attr = srq.query()?;
             if let Some(max_wr) = max_wr {
                 attr.max_wr = max_wr;
                 srq.modify(attr, MAX_WR)?;
-                receives.lock().grow(srq.query()?.max_wr);
             }
             if let Some(srq_limit) = srq_limit {
                 attr.srq_limit = srq_limit;

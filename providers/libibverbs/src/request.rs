@@ -404,10 +404,6 @@ impl<'r> ReceiveChain<'r> {
         });
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.requests.len()
-    }
-
     /// The numbers of those from `index` on.
     pub(crate) fn numbers_from(&self, index: usize) -> impl Iterator<Item = u64> + '_ {
         self.requests[index..].iter().map(|wr| wr.wr_id)
