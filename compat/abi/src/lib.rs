@@ -1,13 +1,11 @@
 //! What both sides of rdma-core's C interface see, the library that gives it and the provider that takes it: the
-//! structures of `<infiniband/verbs.h>`, field by field, and the numbers in them.
+//! structures of `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, field by field, and the numbers in them.
 //!
 //! Every offset that a program compiled against rdma-core 44 relies on is asserted at compile time.
 #![allow(
     missing_docs,
     reason = "names and meanings are those of rdma-core's manual pages"
 )]
-
-mod convert;
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -22,6 +20,10 @@ macro_rules! layout {
         };
     };
 }
+
+pub mod address;
+mod convert;
+pub mod rdmacm;
 
 /// `union ibv_gid`, which has the alignment of its 64-bit halves.
 #[derive(Clone, Copy)]

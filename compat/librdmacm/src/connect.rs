@@ -73,7 +73,7 @@ pub fn ears_at(
     local: SocketAddr,
     backlog: usize,
 ) -> Result<Vec<(Arc<CmDevice>, Ear)>, Errno> {
-    let service = public.service();
+    let service = id::service(public);
     let at = (!local.ip().is_unspecified()).then(|| local.ip());
     let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
     // One that listens everywhere takes both families, unless it is told otherwise.
@@ -190,7 +190,7 @@ impl Wanted {
         let limits = device.context.limits();
         let is_too_much =
             |wanted: u8, most: u32| wanted != AS_MANY_AS_THERE_ARE && u32::from(wanted) > most;
-        if public.service() == Service::Connections
+        if id::service(public) == Service::Connections
             && (is_too_much(param.responder_resources, limits.max_qp_rd_atom)
                 || is_too_much(param.initiator_depth, limits.max_qp_init_rd_atom))
         {
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
         drop(state);
         // SAFETY: as the caller promises.
         let wanted = unsafe { Wanted::read(param, public, &device) }?;
-        if public.service() == Service::Datagrams {
+        if id::service(public) == Service::Datagrams {
             own.inner.lock().part = Part::Busy;
             ask(&own.inner, &device, to, &wanted.private_data)?;
         } else {
@@ -550,7 +550,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
         if !matches!(inner.lock().part, Part::Asked(_) | Part::Questioned(_)) {
             return Err(Errno::INVAL);
         }
-        let room = match public.service() {
+        let room = match id::service(public) {
             Service::Datagrams => polyverbs_connection::ib::private::SIDR_REP,
             Service::Connections => usize::MAX,
         };
@@ -707,7 +707,7 @@ pub unsafe extern "C" fn init_qp_attr(
         let device = state.device.clone().ok_or(Errno::INVAL)?;
         let code = u8::try_from(attr.qp_state).ok();
         let target = code.and_then(QpState::from_code).ok_or(Errno::INVAL)?;
-        let step = match (target, public.service(), device.transport()) {
+        let step = match (target, id::service(public), device.transport()) {
             (QpState::Init, Service::Datagrams, _) => first_step().qkey(QKEY),
             (QpState::Init, ..) => first_step().qp_access_flags(RIGHTS),
             (QpState::Rtr | QpState::Rts, Service::Datagrams, _) => {

@@ -286,14 +286,12 @@ fn service_of(ps: c_int) -> Service {
     }
 }
 
-impl RdmaCmId {
-    /// Whether it is for datagrams.
-    pub fn service(&self) -> Service {
-        if self.qp_type == qp_type::UD {
-            return Service::Datagrams;
-        }
-        service_of(self.ps)
+/// What an identifier is for.
+pub fn service(of: &RdmaCmId) -> Service {
+    if of.qp_type == qp_type::UD {
+        return Service::Datagrams;
     }
+    service_of(of.ps)
 }
 
 fn public_part(
@@ -600,15 +598,15 @@ pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<()
     }
     state.has_assigned_port = local.port() == 0;
     let port = match state.has_assigned_port {
-        true => Port::assign(public.service(), local, state.options)?,
-        false => Port::take(public.service(), local, state.options)?,
+        true => Port::assign(service(public), local, state.options)?,
+        false => Port::take(service(public), local, state.options)?,
     };
     let local = port.at();
     // libfabric tries loopback on machines whose devices are elsewhere.
     let may_be_nowhere = state.is_sync && local.ip().is_loopback();
     drop(state);
     let is_nowhere = local.ip().is_unspecified()
-        || may_be_nowhere && !device::is_at(local.ip(), public.service());
+        || may_be_nowhere && !device::is_at(local.ip(), service(public));
     bind_at(public, own, local, is_nowhere)?;
     own.inner.lock().port = Some(port);
     Ok(())
@@ -630,7 +628,7 @@ fn bind_at(
         }
         return Ok(());
     }
-    let device = device::at(local.ip(), public.service())?;
+    let device = device::at(local.ip(), service(public))?;
     bound(public, own, &device, local)
 }
 
@@ -702,8 +700,8 @@ fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), E
         Some(device) => device,
         None => {
             let device = match local {
-                Some(local) if local.ip().is_loopback() => device::at(local.ip(), public.service()),
-                _ => device::towards(remote, public.service()),
+                Some(local) if local.ip().is_loopback() => device::at(local.ip(), service(public)),
+                _ => device::towards(remote, service(public)),
             }?;
             let port = local.map_or_else(some_port, |local| local.port());
             bound(

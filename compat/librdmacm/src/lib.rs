@@ -4,7 +4,6 @@
 //! `polyverbs-connection`; queue pairs and the objects around them are those of `polyverbs-libibverbs`. Which symbol is
 //! which function stands in the crate `polyverbs-compat`.
 
-pub mod abi;
 pub mod address;
 pub mod channel;
 pub mod connect;
@@ -19,3 +18,5 @@ pub mod options;
 mod ports;
 pub mod qp;
 pub mod rsocket;
+
+pub use polyverbs_abi::rdmacm as abi;

@@ -79,7 +79,7 @@ unsafe fn join_as(
 ) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let ip = unsafe { address::read(addr) }?.ip();
-    if public.verbs.is_null() || public.service() != Service::Datagrams || !ip.is_multicast() {
+    if public.verbs.is_null() || id::service(public) != Service::Datagrams || !ip.is_multicast() {
         return Err(Errno::INVAL);
     }
     if own.inner.lock().groups.contains_key(&ip) {

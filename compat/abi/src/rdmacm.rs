@@ -1,25 +1,8 @@
-//! What C programs see: the structures of `<rdma/rdma_cma.h>`, field by field, and the numbers in them.
-//!
-//! Every offset that a program compiled against rdma-core 44 relies on is asserted at compile time.
-#![allow(
-    missing_docs,
-    reason = "names and meanings are those of rdma-core's manual pages"
-)]
+//! The structures of `<rdma/rdma_cma.h>`, field by field, and the numbers in them.
 
 use std::ffi::{c_char, c_int, c_void};
 
-use polyverbs_libibverbs::abi::{
-    IbvAhAttr, IbvCompChannel, IbvContext, IbvCq, IbvGid, IbvPd, IbvQp, IbvSrq,
-};
-
-macro_rules! layout {
-    ($name:ty, $size:literal $(, $field:ident @ $offset:literal)* $(,)?) => {
-        const _: () = {
-            assert!(size_of::<$name>() == $size);
-            $( assert!(std::mem::offset_of!($name, $field) == $offset); )*
-        };
-    };
-}
+use crate::{IbvAhAttr, IbvCompChannel, IbvContext, IbvCq, IbvGid, IbvPd, IbvQp, IbvSrq};
 
 #[repr(C)]
 pub struct RdmaEventChannel {
