@@ -3,6 +3,7 @@
 //! A connection keeps no queue pair and a queue pair no connection. A request takes the identity of a queue pair, and
 //! each phase looks it up again. No thread waits: a phase begins in the handler of the one before.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -250,6 +251,7 @@ impl Connector {
         let target = Target::new(context, qp);
         let side = Side::new(&self.backend, self.arrival);
         let of = Arc::clone(&side);
+        side.lock().early = Some(VecDeque::new());
         side.wait_for(Box::new(move |told| {
             let Some(told) = request.unless(told) else {
                 return;
@@ -266,13 +268,21 @@ impl Connector {
             };
             request.end(outcome);
         }));
-        match self.backend.connect(to, offer, Arc::clone(&side) as _) {
-            Ok(token) => side.set_token(token),
-            Err(error) => {
-                let waiter = side.lock().waiter.take();
-                drop(waiter);
-                failed.end(Err(error));
+        let ask = move |ready: Result<(), VerbError>| {
+            let ready = ready.map_err(ConnectError::in_queue_pair);
+            let asked = ready.and_then(|()| side.backend.connect(to, offer, side.clone()));
+            match asked {
+                Ok(token) => side.begun(token),
+                Err(error) => {
+                    let waiter = side.lock().waiter.take();
+                    drop(waiter);
+                    failed.end(Err(error));
+                }
             }
+        };
+        match self.backend.needs_init() && brings_up {
+            true => qp.init(qp_options).on_done(ask),
+            false => ask(Ok(())),
         }
         started
     }
@@ -417,6 +427,7 @@ fn refusal(told: Told) -> ConnectError {
     match told {
         Told::Rejected(private_data) => ConnectError::Refused { private_data },
         Told::TimedOut => ConnectError::TimedOut,
+        Told::Failed(error) => error,
         _ => ConnectError::Aborted,
     }
 }
@@ -570,6 +581,8 @@ struct Side {
 #[derive(Default)]
 struct SideState {
     token: Option<Token>,
+    /// What is told before the token is known.
+    early: Option<VecDeque<Told>>,
     waiter: Option<Waiter>,
     watchers: Vec<Completer<(), ConnectError>>,
     is_over: bool,
@@ -593,6 +606,20 @@ impl Side {
 
     fn set_token(&self, token: Token) {
         self.lock().token = Some(token);
+    }
+
+    /// The backend has begun to ask, and may have been faster than this: what it has told counts from now on.
+    fn begun(&self, token: Token) {
+        self.set_token(token);
+        loop {
+            let mut state = self.lock();
+            let Some(told) = state.early.as_mut().and_then(VecDeque::pop_front) else {
+                state.early = None;
+                return;
+            };
+            drop(state);
+            self.take(told);
+        }
     }
 
     fn token(&self) -> Result<Token, ConnectError> {
@@ -627,7 +654,17 @@ impl Side {
 }
 
 impl Sink for Side {
-    fn told(&self, mut what: Told) {
+    fn told(&self, what: Told) {
+        if let Some(early) = &mut self.lock().early {
+            early.push_back(what);
+            return;
+        }
+        self.take(what);
+    }
+}
+
+impl Side {
+    fn take(&self, mut what: Told) {
         let limits = PrivateDataLimits::INFINIBAND;
         match &mut what {
             Told::Accepted(peer) => self.arrival.padded(&mut peer.private_data, limits.accept),
@@ -1112,6 +1149,15 @@ impl Accept {
             self.reached(|both| both.queue_pair = true);
             return self.send(own);
         }
+        if self.side.backend.needs_init() {
+            return match self.target.find() {
+                Ok(qp) => {
+                    let initialised = qp.init(options);
+                    initialised.on_done(move |done| self.send_when(done, own));
+                }
+                Err(error) => self.fail(error),
+            };
+        }
         let up = match self.target.bring_up(&self.side, peer, options) {
             Ok(up) => up,
             Err(error) => return self.fail(error),
@@ -1125,13 +1171,18 @@ impl Accept {
             });
             return;
         }
-        up.on_done(move |up| match up {
+        up.on_done(move |up| self.send_when(up, own));
+    }
+
+    /// Sends what is agreed to, where the queue pair is what it has to be.
+    fn send_when(&self, done: Result<(), VerbError>, own: Offer) {
+        match done {
             Ok(()) => {
                 self.reached(|both| both.queue_pair = true);
                 self.send(own);
             }
             Err(error) => self.fail(ConnectError::in_queue_pair(error)),
-        });
+        }
     }
 
     fn send(&self, own: Offer) {

@@ -208,7 +208,8 @@ impl DatagramQuestion {
     /// This queue pair does.
     ///
     /// # Errors
-    /// It takes no datagrams, or has no queue key yet; too much private data. Then it is refused.
+    /// It takes no datagrams, or has no queue key yet, or one that the device cannot name; too much private data. Then it is
+    /// refused.
     pub fn answer(mut self, qp: &Qp, private_data: &[u8]) -> Result<(), ConnectError> {
         fits(private_data, self.backend.private_data().answer)?;
         if qp.qp_type() != QpType::Ud {
@@ -224,10 +225,8 @@ impl DatagramQuestion {
             qkey,
             private_data: private_data.to_vec(),
         };
-        if let Some(token) = self.token.take() {
-            self.backend.answer(token, Some(answer));
-        }
-        Ok(())
+        let token = self.token.take().ok_or(ConnectError::Aborted)?;
+        self.backend.answer(token, Some(answer))
     }
 
     /// None does, for whoever asks this.
@@ -245,7 +244,8 @@ impl Asked for DatagramQuestion {
 impl Drop for DatagramQuestion {
     fn drop(&mut self) {
         if let Some(token) = self.token.take() {
-            self.backend.answer(token, None);
+            // Nobody is left to be told of a failure.
+            let _ = self.backend.answer(token, None);
         }
     }
 }

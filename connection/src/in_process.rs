@@ -348,8 +348,9 @@ impl Backend for InProcess {
         Ok(())
     }
 
-    fn answer(&self, token: Token, answer: Option<Answer>) {
+    fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
         self.post(Message::Answer(token, answer));
+        Ok(())
     }
 }
 

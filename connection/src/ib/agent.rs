@@ -510,8 +510,8 @@ impl Backend for Agent {
         self.resolve(discard, Vec::new(), sink)
     }
 
-    fn answer(&self, token: Token, answer: Option<Answer>) {
-        let Ok(port) = self.port() else { return };
+    fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
+        let port = self.port()?;
         let end = self.with(&*port, |state, _| {
             let resolution = match &answer {
                 Some(answer) => Resolution {
@@ -528,6 +528,7 @@ impl Backend for Agent {
             state.ends.remove(&id)
         });
         drop(end);
+        Ok(())
     }
 
     fn connect(

@@ -95,6 +95,8 @@ pub enum Told {
     Aborted,
     /// Nobody answered in time.
     TimedOut,
+    /// There will be no connection, for this reason: found out after [`Backend::connect`] has begun to ask.
+    Failed(ConnectError),
     /// The other ended the connection.
     Disconnected,
     /// The other knows that the connection has ended.
@@ -167,6 +169,12 @@ pub type PingSink = Box<dyn FnOnce(Result<(), ConnectError>) + Send>;
 pub trait Backend: Send + Sync + 'static {
     /// How much private data each message takes.
     fn private_data(&self) -> PrivateDataLimits;
+
+    /// Whether a queue pair is to be in INIT, with what peers may do, before it is asked or agreed with: what is behind the
+    /// backend takes it from there, and does not wait for [`bring_up`](Self::bring_up).
+    fn needs_init(&self) -> bool {
+        false
+    }
 
     /// Whether a connection that has ended keeps its numbers for a while, whose end is [told](Told::Lingered).
     fn lingers(&self) -> bool {
@@ -270,7 +278,11 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Answers a question; `None` where no queue pair does.
-    fn answer(&self, token: Token, answer: Option<Answer>) {
+    ///
+    /// # Errors
+    /// The answer cannot be given so, and the question has been refused.
+    fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
         let _ = (token, answer);
+        Ok(())
     }
 }
