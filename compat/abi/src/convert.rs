@@ -1,6 +1,6 @@
 //! Values of C as those of verbs-api, and the other way.
 
-use verbs_api::ids::LinkAddress;
+use verbs_api::ids::{Gid, LinkAddress};
 use verbs_api::qp::{AddressVector, QpCap};
 
 use crate::{IbvAhAttr, IbvGid, IbvGlobalRoute, IbvQpCap};
@@ -48,6 +48,28 @@ impl From<&AddressVector> for IbvAhAttr {
             static_rate: path.static_rate,
             is_global: path.is_global.into(),
             port_num: path.port_num,
+        }
+    }
+}
+
+/// On an Ethernet, which has no local identifiers, the address is that of the GID.
+impl From<&IbvAhAttr> for AddressVector {
+    fn from(path: &IbvAhAttr) -> Self {
+        let dgid = Gid(path.grh.dgid.raw);
+        let address = match path.dlid {
+            0 => LinkAddress::Ip(dgid.as_ip()),
+            lid => LinkAddress::Lid(lid),
+        };
+        Self {
+            is_global: path.is_global != 0,
+            flow_label: path.grh.flow_label,
+            sgid_index: path.grh.sgid_index,
+            src_path_bits: path.src_path_bits,
+            traffic_class: path.grh.traffic_class,
+            hop_limit: path.grh.hop_limit,
+            sl: path.sl,
+            static_rate: path.static_rate,
+            ..Self::new(address, dgid, path.port_num)
         }
     }
 }

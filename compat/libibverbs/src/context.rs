@@ -76,6 +76,16 @@ impl Shared {
     pub fn next_handle(&self) -> u32 {
         self.handles.fetch_add(1, Ordering::Relaxed) + 1
     }
+
+    /// The queue pair of this number, and the context that it is of: any that has opened the device.
+    pub fn queue_pair(&self, qp_num: u32) -> Option<(Context, Qp)> {
+        let open: Vec<_> = lock(&OPEN).iter().filter_map(Weak::upgrade).collect();
+        let mut same = open.iter().filter(|open| ptr::eq(open.listed, self.listed));
+        same.find_map(|open| {
+            let qp = lock(&open.qps).get(&qp_num).cloned()?;
+            Some((open.context.clone(), qp))
+        })
+    }
 }
 
 // SAFETY: the pointers in the events are numbers to us.

@@ -10,11 +10,11 @@ use polyverbs_connection::{
     Listener, ReadLimits, flush,
 };
 use polyverbs_libibverbs::abi::IbvQpAttr;
-use polyverbs_libibverbs::context::{self, lock};
+use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{Access, ConnectOptions, Qp, Transport};
+use verbs_api::{Access, ConnectOptions, Context, Qp, Transport};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
 use crate::channel::{Data, QKEY};
@@ -209,15 +209,25 @@ impl Wanted {
         })
     }
 
-    fn options(&self, state: &State) -> ConnectionOptions {
-        let qp = qp_options(state)
+    fn options(&self, state: &State, named: &Named, device: &CmDevice) -> ConnectionOptions {
+        let mut qp_options = qp_options(state)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count);
-        ConnectionOptions::new()
-            .qp(qp)
+        // What the program has granted when it brought its queue pair to INIT.
+        if named.is_programs
+            && let Ok(now) = named.qp.query()
+        {
+            qp_options = qp_options.access(now.attributes.qp_access_flags.unwrap_or_default());
+        }
+        let options = ConnectionOptions::new()
+            .qp(qp_options)
             .reads(self.reads.inbound, self.reads.outbound)
             .private_data(&self.private_data)
-            .source_port(state.local.map_or(0, |local| local.port()))
+            .source_port(state.local.map_or(0, |local| local.port()));
+        match named.is_programs && device.transport() == Transport::InfiniBand {
+            true => options.brought_up_by_program(state.psn),
+            false => options,
+        }
     }
 }
 
@@ -247,16 +257,34 @@ unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno
     Ok(unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec())
 }
 
-/// The queue pair of an identifier, or the one that the program names by its number and brings up by itself.
-unsafe fn queue_pair(public: &RdmaCmId, qp_num: u32) -> Result<(Qp, bool), Errno> {
-    if !public.qp.is_null() {
-        // SAFETY: as the caller promises.
-        return Ok((unsafe { qp::own(public.qp) }?.qp.clone(), false));
+/// The queue pair of an identifier, or the one that the program names by its number.
+struct Named {
+    /// Whose queue pair it is: of the second kind any that has opened the device.
+    context: Context,
+    qp: Qp,
+    /// It is of the second kind, and the program brings it up by itself.
+    is_programs: bool,
+}
+
+impl Named {
+    unsafe fn of(public: &RdmaCmId, device: &CmDevice, qp_num: u32) -> Result<Self, Errno> {
+        if !public.qp.is_null() {
+            return Ok(Self {
+                context: device.context.clone(),
+                // SAFETY: as the caller promises.
+                qp: unsafe { qp::own(public.qp) }?.qp.clone(),
+                is_programs: false,
+            });
+        }
+        // SAFETY: the device is never closed.
+        let state = unsafe { context::own(public.verbs) }?;
+        let (context, qp) = state.shared.queue_pair(qp_num).ok_or(Errno::INVAL)?;
+        Ok(Self {
+            context,
+            qp,
+            is_programs: true,
+        })
     }
-    // SAFETY: the device is never closed.
-    let device = unsafe { context::own(public.verbs) }?;
-    let known = lock(&device.shared.qps).get(&qp_num).cloned();
-    Ok((known.ok_or(Errno::INVAL)?, true))
 }
 
 /// `rdma_connect`.
@@ -281,16 +309,13 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
             ask(&own.inner, &device, to, &wanted.private_data)?;
         } else {
             // SAFETY: as the caller promises.
-            let (qp, is_programs) = unsafe { queue_pair(public, wanted.qp_num) }?;
+            let named = unsafe { Named::of(public, &device, wanted.qp_num) }?;
             let mut state = own.inner.lock();
-            let mut options = wanted.options(&state);
-            if is_programs && device.transport() == Transport::InfiniBand {
-                options = options.brought_up_by_program(state.psn);
-            }
+            let options = wanted.options(&state, &named, &device);
             state.part = Part::Busy;
-            state.qp = Some(qp.id());
+            state.qp = Some((named.context.clone(), named.qp.id()));
             drop(state);
-            begin(&own.inner, &device, &qp, to, options, is_programs)?;
+            begin(&own.inner, &device, &named, to, options)?;
         }
         // SAFETY: as the caller promises.
         unsafe { id::complete(public, own) }
@@ -313,17 +338,17 @@ fn refused_at_once(inner: &Arc<Inner>, error: Option<&ConnectError>) -> Option<E
 fn begin(
     inner: &Arc<Inner>,
     device: &Arc<CmDevice>,
-    qp: &Qp,
+    named: &Named,
     to: SocketAddr,
     options: ConnectionOptions,
-    is_programs: bool,
 ) -> Result<(), Errno> {
-    let transport = device.transport();
+    let (transport, is_programs) = (device.transport(), named.is_programs);
     let hear = move |this: &Arc<Inner>, asked| match asked {
         Ok(accepted) => answered(this, accepted, is_programs, transport),
         Err(error) => failed(this, &error, transport),
     };
-    let asked = device.connector.connect(&device.context, qp, to, options);
+    let Named { context, qp, .. } = named;
+    let asked = device.connector.connect(context, qp, to, options);
     if asked.is_done() {
         let asked = asked.wait();
         if let Some(errno) = refused_at_once(inner, asked.as_ref().err()) {
@@ -347,7 +372,8 @@ fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool, transport:
         reads: accepted.reads(),
         qp_num: accepted.remote_qpn().value(),
     };
-    if is_programs {
+    // Over iWARP the device brings it up, and there is nothing left to say.
+    if is_programs && transport == Transport::InfiniBand {
         let mut state = this.lock();
         state.steps = accepted.steps().ok();
         state.part = Part::Answered(accepted);
@@ -393,12 +419,12 @@ fn came_and_went(this: &Arc<Inner>, data: Data) {
 // A stream has ended. As Linux's devices do: programs that wait for a completion only would wait for ever.
 fn flush_stream(this: &Arc<Inner>) {
     let state = this.lock();
-    let (device, qp) = (state.device.clone(), state.qp);
+    let named = state.qp.clone();
     drop(state);
-    if let (Some(device), Some(qp)) = (device, qp)
-        && let Some(qp) = device.context.find_qp(qp)
+    if let Some((context, qp)) = named
+        && let Some(qp) = context.find_qp(qp)
     {
-        flush(&device.context, &qp).on_done(|_| {});
+        flush(&context, &qp).on_done(|_| {});
     }
 }
 
@@ -558,21 +584,18 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
             return Err(Errno::INVAL);
         }
         // SAFETY: as the caller promises.
-        let (qp, is_programs) = unsafe { queue_pair(public, wanted.qp_num) }?;
+        let named = unsafe { Named::of(public, &device, wanted.qp_num) }?;
         let mut state = inner.lock();
         match std::mem::replace(&mut state.part, Part::Busy) {
             Part::Questioned(question) => {
                 state.part = Part::Datagrams;
                 drop(state);
-                let answered = question.answer(&qp, &wanted.private_data);
+                let answered = question.answer(&named.qp, &wanted.private_data);
                 answered.map_err(|error| errno::of(&error))
             }
             Part::Asked(incoming) => {
-                let mut options = wanted.options(&state);
-                if is_programs && device.transport() == Transport::InfiniBand {
-                    options = options.brought_up_by_program(state.psn);
-                }
-                state.qp = Some(qp.id());
+                let options = wanted.options(&state, &named, &device);
+                state.qp = Some((named.context.clone(), named.qp.id()));
                 drop(state);
                 let data = Data::Connection {
                     private_data: Vec::new(),
@@ -586,7 +609,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
                         established(&this, done, data, transport);
                     }
                 };
-                if let Err(error) = incoming.accept_then(&device.context, &qp, options, then) {
+                if let Err(error) = incoming.accept_then(&named.context, &named.qp, options, then) {
                     inner.lock().part = Part::Nothing;
                     return Err(errno::of(&error));
                 }

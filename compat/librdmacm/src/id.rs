@@ -19,7 +19,7 @@ use polyverbs_libibverbs::object::Object;
 use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Transport,
+    Context, Transport,
     capability::Mtu,
     ids::{Gid, Psn},
 };
@@ -77,7 +77,7 @@ pub struct State {
     /// What it has become.
     pub part: Part,
     /// The queue pair that it connects.
-    pub qp: Option<ObjectId>,
+    pub qp: Option<(Context, ObjectId)>,
     /// Whether the end of its connection was told.
     pub is_over: bool,
     /// Options that the program has set.
