@@ -45,11 +45,11 @@ pub struct Clock {
 }
 
 impl Default for Clock {
-    /// Five seconds, and ten milliseconds.
+    /// Five seconds, and fifty milliseconds: what a peer without acknowledges refuses has to be refused by then.
     fn default() -> Self {
         Self {
             patience: Duration::from_secs(5),
-            moment: Duration::from_millis(10),
+            moment: Duration::from_millis(50),
         }
     }
 }
