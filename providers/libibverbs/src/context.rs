@@ -14,6 +14,7 @@ use crate::completion_queue::CompletionQueue;
 use crate::device;
 use crate::domain::{Domain, KeyHistory};
 use crate::queue_pair;
+use crate::rdmacm::Connections;
 use crate::verbs::{Live, never_waits};
 use crate::watch::{Watch, Watched};
 use crate::worker::Worker;
@@ -23,6 +24,7 @@ pub(crate) struct Context {
     pub(crate) live: Live<IbvContext>,
     pub(crate) limits: Limits,
     pub(crate) keys: Mutex<KeyHistory>,
+    pub(crate) connections: Arc<Connections>,
     worker: Worker,
     is_removed: AtomicBool,
     made: Mutex<Made>,
@@ -56,11 +58,13 @@ impl Context {
     pub(crate) fn new(
         live: Live<IbvContext>,
         attributes: &DeviceAttributes,
+        connections: Arc<Connections>,
     ) -> Result<Arc<Self>, VerbError> {
         Ok(Arc::new(Self {
             live,
             limits: attributes.limits,
             keys: Mutex::default(),
+            connections,
             worker: Worker::start()?,
             is_removed: AtomicBool::new(false),
             made: Mutex::default(),
@@ -94,6 +98,11 @@ impl Context {
                 false => answer,
             });
         });
+    }
+
+    /// Has something done that nobody waits for.
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        self.worker.run(job);
     }
 
     pub(crate) fn add_queue(&self, queue: &Arc<CompletionQueue>) {

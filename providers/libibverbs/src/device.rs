@@ -10,9 +10,12 @@ use verbs_api::capability::{
     PhysState, PortAttributes, PortCaps, PortState, Subnet, Transport,
 };
 use verbs_api::ids::{Gid, Guid, LinkAddress, Port};
+use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 
 use crate::context::{Context, Open};
+use crate::interface;
+use crate::rdmacm::Connections;
 use crate::trial::Trial;
 use crate::verbs::{Listed, Live};
 
@@ -20,6 +23,7 @@ pub(crate) struct Device {
     attributes: DeviceAttributes,
     // Open as long as the device is listed: to be asked, and to be opened again.
     listed: Live<IbvContext>,
+    connections: Arc<Connections>,
 }
 
 impl Device {
@@ -32,22 +36,21 @@ impl Device {
         name: String,
         listed: Live<IbvContext>,
     ) -> Result<Self, VerbError> {
-        if listed.is_iwarp()? {
-            const WHY: &str = "its queue pairs are connected by librdmacm, which is not loaded";
-            listed.close()?;
-            return Err(VerbError::UnsupportedHere(WHY.to_owned()));
-        }
+        let transport = match listed.is_iwarp()? {
+            true => Transport::Iwarp,
+            false => Transport::InfiniBand,
+        };
         let said = listed.query_device()?;
         let tried = Trial::of(&listed)?;
         let attributes = DeviceAttributes {
             name,
             provider,
-            transport: Transport::InfiniBand,
+            transport,
             node_guid: Guid(said.node_guid.to_ne_bytes()),
             sys_image_guid: Guid(said.sys_image_guid.to_ne_bytes()),
             features: features(&said),
             extensions: Vec::new(),
-            gaps: gaps(&said, &tried),
+            gaps: gaps(transport, &said, &tried),
             limits: limits(&listed, &said, &tried)?,
             atomic_cap: match said.atomic_cap {
                 0 => AtomicScope::None,
@@ -57,7 +60,12 @@ impl Device {
             masked_atomic_cap: AtomicScope::None,
             ports: ports(&listed, said.phys_port_cnt)?,
         };
-        Ok(Self { attributes, listed })
+        let connections = Connections::of(&listed, transport)?;
+        Ok(Self {
+            attributes,
+            listed,
+            connections,
+        })
     }
 
     /// Whether it is one that is listed now.
@@ -81,8 +89,13 @@ impl DeviceOps for Device {
         _: &Grant,
         events: Arc<dyn EventSink>,
     ) -> Result<Arc<dyn ContextOps>, VerbError> {
-        let context = Context::new(self.listed.open_again()?, &self.attributes)?;
+        let (live, connections) = (self.listed.open_again()?, Arc::clone(&self.connections));
+        let context = Context::new(live, &self.attributes, connections)?;
         Ok(Arc::new(Open::new(context, events)?))
+    }
+
+    fn carrier(&self) -> Option<Carrier> {
+        Some(self.connections.carrier())
     }
 }
 
@@ -105,9 +118,39 @@ fn features(said: &IbvDeviceAttr) -> Features {
     features
 }
 
-fn gaps(said: &IbvDeviceAttr, tried: &Trial) -> BaselineGaps {
+/// What iWARP has not, and what it demands and user space has no verb for.
+const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
+    .union(BaselineGaps::NO_RNR_RETRY)
+    .union(BaselineGaps::NO_BMME)
+    .union(BaselineGaps::NO_LOCAL_INVALIDATE_FENCE)
+    .union(BaselineGaps::NO_ZBVA)
+    .union(BaselineGaps::NO_READ_WITH_INVALIDATE);
+
+// Of what iWARP devices do not say, two vendors' are known to have more than the rest.
+const SIW: u32 = 0x62_6d_74;
+const POLYVERBS: u32 = 0x02_70_76;
+
+fn gaps(transport: Transport, said: &IbvDeviceAttr, tried: &Trial) -> BaselineGaps {
     let mut gaps = tried.gaps;
     gaps.set(BaselineGaps::NO_ATOMICS, said.atomic_cap == 0);
+    if transport == Transport::Iwarp {
+        gaps |= IWARP_GAPS;
+        let is_placed_by_own_rights = matches!(said.vendor_id, SIW | POLYVERBS);
+        for (gap, has) in [
+            (
+                BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE,
+                is_placed_by_own_rights,
+            ),
+            (
+                BaselineGaps::NO_WRITE_WITH_IMMEDIATE,
+                said.vendor_id == POLYVERBS,
+            ),
+        ] {
+            gaps.set(gap, !has);
+        }
+        let has_windows = said.device_cap_flags & MEM_WINDOW_TYPE_2B != 0;
+        gaps.set(BaselineGaps::NO_WINDOW_2B, !has_windows);
+    }
     gaps
 }
 
@@ -158,12 +201,12 @@ fn ports(listed: &Live<IbvContext>, count: u8) -> Result<Vec<PortAttributes>, Ve
 /// There is no such port.
 pub(crate) fn port(context: &Live<IbvContext>, number: Port) -> Result<PortAttributes, VerbError> {
     let said = context.query_port(number)?;
-    let is_infiniband = is_infiniband(&said);
-    let gids = gids(context, number, &said, is_infiniband)?;
-    let caps = match is_infiniband {
-        true => PortCaps::INFINIBAND,
-        false => PortCaps::ROCE_V2,
+    let caps = match (context.is_iwarp()?, is_infiniband(&said)) {
+        (true, _) => PortCaps::IWARP,
+        (false, true) => PortCaps::INFINIBAND,
+        (false, false) => PortCaps::ROCE_V2,
     };
+    let gids = gids(context, number, &said, caps)?;
     let pkeys = (0..c_int::from(said.pkey_tbl_len)).map(|index| context.query_pkey(number, index));
     let state = u8::try_from(said.state).ok().and_then(PortState::from_code);
     let of_index_0 = gids.first().map_or([0; 16], |entry| entry.gid.0);
@@ -179,7 +222,7 @@ pub(crate) fn port(context: &Live<IbvContext>, number: Port) -> Result<PortAttri
         ..PortAttributes::new(number, caps, LinkAddress::Lid(said.lid))
     };
     port.gids = gids;
-    if is_infiniband {
+    if caps == PortCaps::INFINIBAND {
         port.port_guid = Guid(half(guid));
         port.subnet = Subnet {
             lmc: said.lmc,
@@ -187,6 +230,8 @@ pub(crate) fn port(context: &Live<IbvContext>, number: Port) -> Result<PortAttri
             sm_sl: said.sm_sl,
             prefix: u64::from_be_bytes(half(prefix)),
         };
+    } else if caps == PortCaps::IWARP {
+        port.address = port.gids.first().map_or(port.address, iwarp_address);
     } else if let Some(gid) = port.gid(port.default_gid_index()) {
         port.address = LinkAddress::Ip(gid.as_ip());
     }
@@ -211,21 +256,42 @@ fn gids(
     context: &Live<IbvContext>,
     port: Port,
     said: &IbvPortAttr,
-    is_infiniband: bool,
+    caps: PortCaps,
 ) -> Result<Vec<GidEntry>, VerbError> {
     const ROCE_V2: u32 = 2;
     let length = u32::try_from(said.gid_tbl_len).unwrap_or(0);
     let mut table = Vec::new();
     for index in 0..length {
         let entry = context.query_gid(port, index)?;
-        let gid_type = match (is_infiniband, entry.gid_type) {
-            (true, _) => GidType::Ib,
-            (false, ROCE_V2) => GidType::RoceV2,
-            (false, _) => GidType::RoceV1,
-        };
-        table.push(GidEntry::new(Gid(entry.gid.raw), gid_type));
+        let gid = Gid(entry.gid.raw);
+        table.push(match (caps, entry.gid_type) {
+            (PortCaps::IWARP, _) => iwarp_gid(gid, entry.ndev_ifindex),
+            (PortCaps::INFINIBAND, _) => GidEntry::new(gid, GidType::Ib),
+            (_, ROCE_V2) => GidEntry::new(gid, GidType::RoceV2),
+            _ => GidEntry::new(gid, GidType::RoceV1),
+        });
     }
     let last = table.iter().rposition(|entry| !entry.is_empty());
     table.truncate(last.map_or(0, |last| last + 1));
     Ok(table)
+}
+
+/// The identifier of an iWARP port, which is its Ethernet address, with the interface of that number or address.
+fn iwarp_gid(gid: Gid, interface: u32) -> GidEntry {
+    let mut entry = GidEntry::new(gid, GidType::Iwarp);
+    if let Some((name, ip)) = interface::found(interface, &mac(gid)) {
+        entry.interface = Some(name);
+        entry.ip = ip;
+    }
+    entry
+}
+
+fn iwarp_address(entry: &GidEntry) -> LinkAddress {
+    let unknown = LinkAddress::Mac(mac(entry.gid));
+    entry.ip.map_or(unknown, LinkAddress::Ip)
+}
+
+fn mac(gid: Gid) -> [u8; 6] {
+    let [a, b, c, d, e, f, ..] = gid.0;
+    [a, b, c, d, e, f]
 }

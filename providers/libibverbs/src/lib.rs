@@ -22,6 +22,7 @@
 //! | `domain` | protection domains, regions, address handles |
 //! | `completion_queue`, `outstanding` | completions, and the requests that they are of |
 //! | `spin` | the lock of posting and polling |
+//! | `rdmacm/`, `interface` | connections by librdmacm, and the addresses where they begin |
 //! | `queue_pair`, `request`, `receive_queue`, `window` | posting, and what a request is in C |
 #![deny(unsafe_code)]
 
@@ -29,10 +30,12 @@ mod completion_queue;
 mod context;
 mod device;
 mod domain;
+mod interface;
 mod library;
 mod listing;
 mod outstanding;
 mod queue_pair;
+mod rdmacm;
 mod receive_queue;
 mod request;
 mod spin;
@@ -101,7 +104,7 @@ impl LibIbverbs {
     }
 
     fn library(&self, file: &OsStr) -> Result<&'static Library, VerbError> {
-        let load = || Ok(&*Box::leak(Box::new(Library::of(File::load(file)?)?)));
+        let load = || Ok(&*Box::leak(Box::new(Library::of(&File::load(file)?)?)));
         self.library.get_or_init(load).clone()
     }
 

@@ -1,9 +1,9 @@
 //! The C library: found and loaded when devices are asked for, never linked.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
-use std::mem;
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use polyverbs_abi::{
     IbvAh, IbvAhAttr, IbvAsyncEvent, IbvCompChannel, IbvContext, IbvCq, IbvDevice, IbvDeviceAttr,
@@ -13,8 +13,11 @@ use polyverbs_abi::{
 use verbs_api::VerbError;
 
 /// A file that the dynamic linker has loaded. It stays loaded.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct File(*mut c_void);
+#[derive(Clone, Debug)]
+pub(crate) struct File {
+    name: OsString,
+    handle: *mut c_void,
+}
 
 // SAFETY: the linker takes its handles on every thread.
 unsafe impl Send for File {}
@@ -28,22 +31,28 @@ impl File {
     /// The linker's words.
     pub(crate) fn load(name: &OsStr) -> Result<Self, VerbError> {
         let unusable = |_| VerbError::UnsupportedHere("a file name with a zero in it".into());
-        let name = CString::new(name.as_bytes()).map_err(unusable)?;
+        let path = CString::new(name.as_bytes()).map_err(unusable)?;
         // SAFETY: whoever names the file answers for it; the initialisers of rdma-core's libraries ask nothing of the process.
-        let file = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if file.is_null() {
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
             return Err(missing());
         }
-        Ok(Self(file))
+        let name = name.to_owned();
+        Ok(Self { name, handle })
+    }
+
+    /// The name that it was loaded by.
+    pub(crate) fn name(&self) -> &Path {
+        Path::new(&self.name)
     }
 
     /// Where a symbol is; `name` ends with a zero.
     ///
     /// # Errors
     /// The linker's words, and from which release on it is there.
-    pub(crate) fn symbol(self, name: &'static str) -> Result<*mut c_void, VerbError> {
+    pub(crate) fn symbol(&self, name: &'static str) -> Result<*mut c_void, VerbError> {
         // SAFETY: an open file, and a name that ends.
-        let found = unsafe { libc::dlsym(self.0, name.as_ptr().cast::<c_char>()) };
+        let found = unsafe { libc::dlsym(self.handle, name.as_ptr().cast::<c_char>()) };
         if found.is_null() {
             let said = missing();
             let why = format!("{said}; the library is older than rdma-core 32, or another one");
@@ -54,68 +63,78 @@ impl File {
 }
 
 macro_rules! symbols {
-    ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
-        /// The functions of the library. What `<infiniband/verbs.h>` has as inline functions, such as `ibv_post_send`, are
-        /// calls through the table in a context instead.
+    (
+        $(#[$doc:meta])*
+        $table:ident $(in $file:ident)? { $($name:ident($($argument:ty),*) $(-> $answer:ty)?;)* }
+    ) => {
+        $(#[$doc])*
         #[derive(Debug)]
-        pub(crate) struct Library {
+        pub(crate) struct $table {
+            $(pub(crate) $file: $crate::library::File,)?
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)*
         }
 
-        impl Library {
+        impl $table {
             /// The functions of this file.
             ///
             /// # Errors
             /// It lacks one.
-            pub(crate) fn of(file: File) -> Result<Self, VerbError> {
+            pub(crate) fn of(file: &$crate::library::File) -> Result<Self, verbs_api::VerbError> {
                 Ok(Self {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
                         // SAFETY: the file stays loaded. The symbol of this name is a function with these arguments: they
                         // are part of the library's interface, which its version 1 keeps.
-                        unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $answer)?>(file.symbol(name)?) }
+                        unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($argument),*) $(-> $answer)?>(file.symbol(name)?) }
                     },)*
+                    $($file: file.clone(),)?
                 })
             }
         }
     };
 }
 
+pub(crate) use symbols;
+
 symbols! {
-    ibv_get_device_list(*mut c_int) -> *mut *mut IbvDevice;
-    ibv_free_device_list(*mut *mut IbvDevice);
-    ibv_open_device(*mut IbvDevice) -> *mut IbvContext;
-    ibv_close_device(*mut IbvContext) -> c_int;
-    ibv_query_device(*mut IbvContext, *mut IbvDeviceAttr) -> c_int;
-    ibv_query_port(*mut IbvContext, u8, *mut IbvPortAttr) -> c_int;
-    _ibv_query_gid_ex(*mut IbvContext, u32, u32, *mut IbvGidEntry, u32, usize) -> c_int;
-    ibv_query_pkey(*mut IbvContext, u8, c_int, *mut u16) -> c_int;
-    ibv_get_async_event(*mut IbvContext, *mut IbvAsyncEvent) -> c_int;
-    ibv_ack_async_event(*mut IbvAsyncEvent);
-    ibv_alloc_pd(*mut IbvContext) -> *mut IbvPd;
-    ibv_dealloc_pd(*mut IbvPd) -> c_int;
-    ibv_reg_mr_iova2(*mut IbvPd, *mut c_void, usize, u64, c_uint) -> *mut IbvMr;
-    ibv_rereg_mr(*mut IbvMr, c_int, *mut IbvPd, *mut c_void, usize, c_int) -> c_int;
-    ibv_dereg_mr(*mut IbvMr) -> c_int;
-    ibv_create_comp_channel(*mut IbvContext) -> *mut IbvCompChannel;
-    ibv_destroy_comp_channel(*mut IbvCompChannel) -> c_int;
-    ibv_create_cq(*mut IbvContext, c_int, *mut c_void, *mut IbvCompChannel, c_int) -> *mut IbvCq;
-    ibv_resize_cq(*mut IbvCq, c_int) -> c_int;
-    ibv_destroy_cq(*mut IbvCq) -> c_int;
-    ibv_get_cq_event(*mut IbvCompChannel, *mut *mut IbvCq, *mut *mut c_void) -> c_int;
-    ibv_ack_cq_events(*mut IbvCq, c_uint);
-    ibv_create_srq(*mut IbvPd, *mut IbvSrqInitAttr) -> *mut IbvSrq;
-    ibv_modify_srq(*mut IbvSrq, *mut IbvSrqAttr, c_int) -> c_int;
-    ibv_query_srq(*mut IbvSrq, *mut IbvSrqAttr) -> c_int;
-    ibv_destroy_srq(*mut IbvSrq) -> c_int;
-    ibv_create_qp(*mut IbvPd, *mut IbvQpInitAttr) -> *mut IbvQp;
-    ibv_modify_qp(*mut IbvQp, *mut IbvQpAttr, c_int) -> c_int;
-    ibv_query_qp(*mut IbvQp, *mut IbvQpAttr, c_int, *mut IbvQpInitAttr) -> c_int;
-    ibv_destroy_qp(*mut IbvQp) -> c_int;
-    ibv_create_ah(*mut IbvPd, *mut IbvAhAttr) -> *mut IbvAh;
-    ibv_destroy_ah(*mut IbvAh) -> c_int;
-    ibv_attach_mcast(*mut IbvQp, *const IbvGid, u16) -> c_int;
-    ibv_detach_mcast(*mut IbvQp, *const IbvGid, u16) -> c_int;
+    /// The functions of the library. What `<infiniband/verbs.h>` has as inline functions, such as `ibv_post_send`, are
+    /// calls through the table in a context instead.
+    Library in file {
+        ibv_get_device_list(*mut c_int) -> *mut *mut IbvDevice;
+        ibv_free_device_list(*mut *mut IbvDevice);
+        ibv_open_device(*mut IbvDevice) -> *mut IbvContext;
+        ibv_close_device(*mut IbvContext) -> c_int;
+        ibv_query_device(*mut IbvContext, *mut IbvDeviceAttr) -> c_int;
+        ibv_query_port(*mut IbvContext, u8, *mut IbvPortAttr) -> c_int;
+        _ibv_query_gid_ex(*mut IbvContext, u32, u32, *mut IbvGidEntry, u32, usize) -> c_int;
+        ibv_query_pkey(*mut IbvContext, u8, c_int, *mut u16) -> c_int;
+        ibv_get_async_event(*mut IbvContext, *mut IbvAsyncEvent) -> c_int;
+        ibv_ack_async_event(*mut IbvAsyncEvent);
+        ibv_alloc_pd(*mut IbvContext) -> *mut IbvPd;
+        ibv_dealloc_pd(*mut IbvPd) -> c_int;
+        ibv_reg_mr_iova2(*mut IbvPd, *mut c_void, usize, u64, c_uint) -> *mut IbvMr;
+        ibv_rereg_mr(*mut IbvMr, c_int, *mut IbvPd, *mut c_void, usize, c_int) -> c_int;
+        ibv_dereg_mr(*mut IbvMr) -> c_int;
+        ibv_create_comp_channel(*mut IbvContext) -> *mut IbvCompChannel;
+        ibv_destroy_comp_channel(*mut IbvCompChannel) -> c_int;
+        ibv_create_cq(*mut IbvContext, c_int, *mut c_void, *mut IbvCompChannel, c_int) -> *mut IbvCq;
+        ibv_resize_cq(*mut IbvCq, c_int) -> c_int;
+        ibv_destroy_cq(*mut IbvCq) -> c_int;
+        ibv_get_cq_event(*mut IbvCompChannel, *mut *mut IbvCq, *mut *mut c_void) -> c_int;
+        ibv_ack_cq_events(*mut IbvCq, c_uint);
+        ibv_create_srq(*mut IbvPd, *mut IbvSrqInitAttr) -> *mut IbvSrq;
+        ibv_modify_srq(*mut IbvSrq, *mut IbvSrqAttr, c_int) -> c_int;
+        ibv_query_srq(*mut IbvSrq, *mut IbvSrqAttr) -> c_int;
+        ibv_destroy_srq(*mut IbvSrq) -> c_int;
+        ibv_create_qp(*mut IbvPd, *mut IbvQpInitAttr) -> *mut IbvQp;
+        ibv_modify_qp(*mut IbvQp, *mut IbvQpAttr, c_int) -> c_int;
+        ibv_query_qp(*mut IbvQp, *mut IbvQpAttr, c_int, *mut IbvQpInitAttr) -> c_int;
+        ibv_destroy_qp(*mut IbvQp) -> c_int;
+        ibv_create_ah(*mut IbvPd, *mut IbvAhAttr) -> *mut IbvAh;
+        ibv_destroy_ah(*mut IbvAh) -> c_int;
+        ibv_attach_mcast(*mut IbvQp, *const IbvGid, u16) -> c_int;
+        ibv_detach_mcast(*mut IbvQp, *const IbvGid, u16) -> c_int;
+    }
 }
 
 /// What the dynamic linker could not find.

@@ -2,13 +2,13 @@
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, qp_type};
 use verbs_api::capability::{Features, Limits, Mtu};
 use verbs_api::ids::{Gid, Qpn};
-use verbs_api::provider::{Common, Operation, PostOps, QpInit, QpOps, Reply, own};
-use verbs_api::qp::{QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
+use verbs_api::provider::{Common, Operation, PostOps, QpInit, QpOps, Reply, modify_in_turn, own};
+use verbs_api::qp::{QpAttributes, QpCap, QpEndpoint, QpState, QpStatus, QpType, check_modify};
 use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, SendFlags, WorkRequest};
 use verbs_api::{ErrorKind, RKey, VerbError};
 
@@ -16,6 +16,7 @@ use crate::completion_queue::CompletionQueue;
 use crate::context::{Context, lock};
 use crate::device;
 use crate::outstanding::{Posted, Receives, Sent, send_queue};
+use crate::rdmacm::{Connected, Names};
 use crate::receive_queue::{ReceiveQueue, post_all};
 use crate::request::{self, Chain, LONGEST, OPERATIONS};
 use crate::spin::SpinLock;
@@ -108,6 +109,8 @@ impl QueuePair {
             max_datagram: AtomicU32::new(0),
         });
         own.context.add_queue_pair(&own);
+        let weak = Arc::downgrade(&own) as Weak<dyn Connected>;
+        own.context.connections.states().insert(qp_num, weak);
         Ok(Self {
             own,
             send_poster,
@@ -227,9 +230,14 @@ impl Own {
         let state = u8::try_from(attr.qp_state)
             .ok()
             .and_then(QpState::from_code);
-        let state = state.ok_or(VerbError::Internal(
+        let mut state = state.ok_or(VerbError::Internal(
             "the library answers a state that is none",
         ))?;
+        let connections = &self.context.connections;
+        // A driver that does not tell leaves it as it was, which is RESET.
+        if state == QpState::Reset && connections.are_brought_up_here() {
+            state = connections.states().get(self.qp_num).unwrap_or(state);
+        }
         Ok((state, attr.sq_draining != 0))
     }
 
@@ -290,6 +298,7 @@ impl Own {
             true => VerbError::CqOverrun,
             false => error,
         })?;
+        self.context.connections.states().set(self.qp_num, to);
         let mut set = lock(&self.set);
         *set = match to {
             QpState::Reset => QpAttributes::new(),
@@ -320,6 +329,7 @@ impl Own {
         self.admit(false);
         self.keep_completions();
         self.qp.destroy()?;
+        self.context.connections.gone(self.qp_num);
         self.forget_requests();
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.remove(self.qp_num);
@@ -354,6 +364,21 @@ impl Own {
         if !self.has_srq {
             self.receives.lock().clear();
         }
+    }
+}
+
+impl Connected for Own {
+    fn ended(self: Arc<Self>) {
+        let own = Arc::clone(&self);
+        self.context.run(move || {
+            // It may have been reset meanwhile, or destroyed.
+            if own.context.connections.states().get(own.qp_num) == Some(QpState::Err) {
+                let flushed = QpAttributes::new().qp_state(QpState::Err);
+                let _ = own
+                    .qp
+                    .modify(&mut attr_in_c(&flushed), flushed.mask().bits() as c_int);
+            }
+        });
     }
 }
 
@@ -436,6 +461,24 @@ impl QpOps for QueuePair {
         self.own
             .context
             .start(reply, move || own.modify(&attributes));
+    }
+
+    fn connect(self: Arc<Self>, peer: &QpEndpoint, steps: [QpAttributes; 3], reply: Reply<()>) {
+        if !self.own.context.connections.are_brought_up_here() {
+            return modify_in_turn(self, steps, reply);
+        }
+        let names = Names {
+            own: self.own.qp_num,
+            peer: peer.qp_num.value(),
+        };
+        let [init, rtr, rts] = steps;
+        let own = Arc::clone(&self.own);
+        let reads = (rtr.max_dest_rd_atomic, rts.max_rd_atomic);
+        let then = move |done: Result<(), VerbError>| match done {
+            Ok(()) => own.context.connections.meet(names, reads, reply),
+            Err(error) => reply.send(Err(error)),
+        };
+        self.modify(init, Reply::new(then));
     }
 
     fn query(&self) -> Result<QpStatus, VerbError> {

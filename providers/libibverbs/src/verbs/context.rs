@@ -113,6 +113,12 @@ impl Live<IbvContext> {
         self.end("close_device", self.library.ibv_close_device)
     }
 
+    /// What the library calls its device.
+    pub(crate) fn name(&self) -> Result<String, VerbError> {
+        // SAFETY: the context and its device live.
+        self.with(|at| text(unsafe { &(*(*at).device).name }))
+    }
+
     /// Whether it speaks iWARP.
     pub(crate) fn is_iwarp(&self) -> Result<bool, VerbError> {
         const IWARP: c_int = 1;
@@ -231,7 +237,7 @@ impl Live<IbvContext> {
 }
 
 /// Nothing was there, or the descriptor is of no use any more.
-fn nothing(verb: &'static str) -> Result<bool, VerbError> {
+pub(crate) fn nothing(verb: &'static str) -> Result<bool, VerbError> {
     match io::Error::last_os_error().kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
         _ => Err(last_error(verb)),

@@ -30,7 +30,7 @@ use verbs_api::objects::{ObjectId, ObjectKind};
 
 use crate::library::Library;
 
-pub(crate) use context::{List, Listed};
+pub(crate) use context::{List, Listed, nothing};
 pub(crate) use domain::Change;
 pub(crate) use queues::{Poller, Poster};
 
@@ -206,7 +206,7 @@ zero!(
     IbvSrqAttr
 );
 
-fn last_error(verb: &'static str) -> VerbError {
+pub(crate) fn last_error(verb: &'static str) -> VerbError {
     let errno = io::Error::last_os_error().raw_os_error();
     // Not every verb that fails says why.
     let errno = errno.filter(|errno| *errno > 0);
@@ -222,7 +222,7 @@ fn failed(verb: &'static str, errno: c_int) -> VerbError {
 }
 
 /// What a verb answers that returns an error number; some return -1 and set `errno`.
-fn check(verb: &'static str, answer: c_int) -> Result<(), VerbError> {
+pub(crate) fn check(verb: &'static str, answer: c_int) -> Result<(), VerbError> {
     match answer {
         0 => Ok(()),
         ..0 => Err(last_error(verb)),

@@ -1,0 +1,797 @@
+//! Connections and datagram services of a device, made by librdmacm.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, Weak};
+
+use polyverbs_abi::rdmacm::event;
+use verbs_api::VerbError;
+use verbs_api::capability::{Mtu, Transport};
+use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
+use verbs_api::provider::backend::{
+    Answer, AnswerSink, Backend, BringUp, ConnectError, ListenSink, Offer, PrivateDataLimits,
+    Question, Sink, Token, Told,
+};
+use verbs_api::qp::{AddressVector, Half, QpAttributes, QpEndpoint, QpState, QpType};
+
+use super::calls::{Channel, Event, Id, Key, Said, Service, Terms};
+use super::library::Cm;
+use super::states::States;
+use crate::context::lock;
+use crate::interface;
+use crate::watch::{Watch, Watched};
+
+/// The queue key that librdmacm gives every datagram service of an IP address.
+const QKEY: u32 = 0x0123_4567;
+
+/// The longest that a call of librdmacm takes.
+const IWARP_PRIVATE_DATA: PrivateDataLimits = PrivateDataLimits {
+    connect: u8::MAX as usize,
+    accept: u8::MAX as usize,
+    reject: u8::MAX as usize,
+    resolve: 0,
+    answer: 0,
+};
+
+/// What connects the queue pairs of a device.
+pub(crate) struct Manager {
+    /// The device, as the library calls it.
+    device: String,
+    transport: Transport,
+    channel: Arc<Channel>,
+    table: Mutex<Table>,
+    states: Arc<States>,
+    watch: Mutex<Option<Watch>>,
+}
+
+/// What there are identifiers for.
+#[derive(Default)]
+struct Table {
+    ends: HashMap<Token, End>,
+    tokens: HashMap<Key, Token>,
+    listeners: HashMap<(Service, SocketAddr), Token>,
+    next: u64,
+}
+
+struct End {
+    id: Arc<Id>,
+    role: Role,
+}
+
+#[derive(Clone)]
+enum Role {
+    Listener(Arc<dyn ListenSink<Offer>>),
+    /// Somebody asks, and nobody has answered.
+    Asked(Arc<dyn ListenSink<Offer>>),
+    /// The way to the peer is being found.
+    Resolving(SocketAddr, Box<Offer>, Arc<dyn Sink>),
+    /// Of the queue pair of this number.
+    Connection(Stage, u32, Arc<dyn Sink>),
+    DatagramListener(Arc<dyn ListenSink<Question>>),
+    Questioned(Arc<dyn ListenSink<Question>>),
+    /// The way to a datagram service is being found, then the service asked.
+    Question(SocketAddr, Vec<u8>, Arc<dyn AnswerSink>),
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// This end has asked.
+    Asking,
+    /// The other has answered.
+    Answered,
+    /// This end has agreed.
+    Agreed,
+    Open,
+    /// This end has ended it.
+    Ending,
+}
+
+impl End {
+    fn parts(&self) -> (Arc<Id>, Role) {
+        (Arc::clone(&self.id), self.role.clone())
+    }
+}
+
+impl Table {
+    fn insert(&mut self, id: Arc<Id>, role: Role) -> Token {
+        let token = Token(self.next);
+        self.next += 1;
+        self.tokens.insert(id.key(), token);
+        self.ends.insert(token, End { id, role });
+        token
+    }
+
+    fn remove(&mut self, token: Token) -> Option<End> {
+        let end = self.ends.remove(&token)?;
+        self.tokens.remove(&end.id.key());
+        Some(end)
+    }
+
+    fn find(&self, key: Key) -> Option<(Token, Arc<Id>, Role)> {
+        let token = *self.tokens.get(&key)?;
+        let (id, role) = self.ends.get(&token)?.parts();
+        Some((token, id, role))
+    }
+}
+
+impl Manager {
+    /// For the device that the library calls so.
+    ///
+    /// # Errors
+    /// The kernel has no connection manager for user space, or the process is out of descriptors or threads.
+    pub(crate) fn start(
+        cm: Cm,
+        device: String,
+        transport: Transport,
+        states: Arc<States>,
+    ) -> Result<Arc<Self>, VerbError> {
+        let channel = Channel::open(cm)?;
+        let manager = Arc::new(Self {
+            device,
+            transport,
+            channel: Arc::clone(&channel),
+            table: Mutex::default(),
+            states,
+            watch: Mutex::new(None),
+        });
+        let events = Arc::new(Events(Arc::downgrade(&manager)));
+        *lock(&manager.watch) = Some(Watch::level(channel.fd(), events)?);
+        Ok(manager)
+    }
+
+    fn stop(&self) {
+        let watch = lock(&self.watch).take();
+        if let Some(watch) = watch {
+            watch.stop(self.channel.fd());
+        }
+    }
+
+    fn is_iwarp(&self) -> bool {
+        self.transport == Transport::Iwarp
+    }
+
+    fn handle(&self, event: Event) {
+        if event.kind == event::CONNECT_REQUEST {
+            return self.asked(event);
+        }
+        let found = lock(&self.table).find(event.of);
+        let Some((token, id, role)) = found else {
+            return;
+        };
+        match role {
+            Role::Listener(_) | Role::DatagramListener(_) => {}
+            // Whatever happens to a request that nobody has answered is its end.
+            Role::Asked(sink) => {
+                self.remove(token);
+                sink.withdrawn(token);
+            }
+            Role::Questioned(sink) => {
+                self.remove(token);
+                sink.withdrawn(token);
+            }
+            Role::Resolving(to, offer, sink) => {
+                self.resolving(token, &id, to, *offer, sink, &event)
+            }
+            Role::Connection(stage, qp_num, sink) => {
+                self.connection(token, &id, (stage, qp_num), &*sink, event);
+            }
+            Role::Question(to, private_data, sink) => {
+                self.question(token, &id, to, &private_data, &*sink, event);
+            }
+        }
+    }
+
+    fn asked(&self, event: Event) {
+        // Dropped, it is refused.
+        let Some(id) = event.asks else { return };
+        if id.device().as_ref() != Some(&self.device) {
+            return;
+        }
+        let id = Arc::new(id);
+        let mut table = lock(&self.table);
+        let Some((_, _, listener)) = table.find(event.of) else {
+            return;
+        };
+        let peer = id.peer();
+        match listener {
+            Role::Listener(sink) => {
+                let Some(offer) = offer(&event.said, event.private_data, peer) else {
+                    return;
+                };
+                let token = table.insert(id, Role::Asked(Arc::clone(&sink)));
+                drop(table);
+                sink.asked(token, offer);
+            }
+            Role::DatagramListener(sink) => {
+                let token = table.insert(id, Role::Questioned(Arc::clone(&sink)));
+                drop(table);
+                let question = Question {
+                    from: peer.map(|peer| LinkAddress::Ip(peer.ip())),
+                    source: peer,
+                    private_data: event.private_data,
+                };
+                sink.asked(token, question);
+            }
+            _ => {}
+        }
+    }
+
+    fn resolving(
+        &self,
+        token: Token,
+        id: &Id,
+        to: SocketAddr,
+        offer: Offer,
+        sink: Arc<dyn Sink>,
+        event: &Event,
+    ) {
+        let gone_on = match event.kind {
+            event::ADDR_RESOLVED => self.found(id, to),
+            event::ROUTE_RESOLVED => {
+                let qp_num = offer.endpoint.qp_num.value();
+                let asking = Role::Connection(Stage::Asking, qp_num, Arc::clone(&sink));
+                self.set_role(token, asking);
+                id.connect(&terms(&offer)).map_err(ConnectError::from)
+            }
+            _ => Err(unresolved(event, to)),
+        };
+        if let Err(error) = gone_on {
+            self.remove(token);
+            sink.told(unconnected(error, to));
+        }
+    }
+
+    /// The address of a peer has been found.
+    fn found(&self, id: &Id, to: SocketAddr) -> Result<(), ConnectError> {
+        self.check_device(id, to)?;
+        Ok(id.resolve_route()?)
+    }
+
+    fn check_device(&self, id: &Id, at: SocketAddr) -> Result<(), ConnectError> {
+        let why = match id.device() {
+            Some(device) if device == self.device => return Ok(()),
+            Some(other) => format!("{at} is reached from {other}, and not from {}", self.device),
+            None => format!("{at} is no address of a device"),
+        };
+        Err(VerbError::UnsupportedHere(why).into())
+    }
+
+    fn connection(
+        &self,
+        token: Token,
+        id: &Id,
+        (stage, qp_num): (Stage, u32),
+        sink: &dyn Sink,
+        event: Event,
+    ) {
+        let to = id.peer();
+        let Some(told) = self.told(stage, event, to) else {
+            return;
+        };
+        if self.is_iwarp() {
+            match told {
+                Told::Accepted(_) | Told::Completed => self.states.set(qp_num, QpState::Rts),
+                _ => self.states.end(qp_num),
+            }
+        }
+        match &told {
+            Told::Accepted(_) => self.set_stage(token, Stage::Answered),
+            Told::Completed => self.set_stage(token, Stage::Open),
+            Told::Disconnected | Told::DisconnectConfirmed if self.lingers() => {
+                // The other waits for an answer. One that has gone needs none.
+                let _ = id.disconnect();
+            }
+            _ => {
+                self.remove(token);
+            }
+        }
+        sink.told(told);
+    }
+
+    /// What an event of a connection means for this end.
+    fn told(&self, stage: Stage, event: Event, peer: Option<SocketAddr>) -> Option<Told> {
+        const TIMED_OUT: c_int = -libc::ETIMEDOUT;
+        const REJECTED_BY_PROGRAM: c_int = 28;
+        Some(match (event.kind, event.status) {
+            (event::CONNECT_RESPONSE | event::ESTABLISHED, 0) if stage == Stage::Asking => {
+                Told::Accepted(offer(&event.said, event.private_data, peer)?)
+            }
+            (event::ESTABLISHED, 0) if stage == Stage::Agreed => Told::Completed,
+            // Elsewhere its private data are not the program's.
+            (event::REJECTED, REJECTED_BY_PROGRAM) => Told::Rejected(event.private_data),
+            (event::REJECTED, _) if self.is_iwarp() => Told::Rejected(event.private_data),
+            (event::REJECTED, _) => Told::Rejected(Vec::new()),
+            (event::UNREACHABLE, _) | (event::CONNECT_ERROR, TIMED_OUT) => Told::TimedOut,
+            (event::DISCONNECTED, _) if stage == Stage::Ending => Told::DisconnectConfirmed,
+            (event::DISCONNECTED, _) => Told::Disconnected,
+            (event::TIMEWAIT_EXIT, _) if self.lingers() => Told::Lingered,
+            (event::DEVICE_REMOVAL, _) if matches!(stage, Stage::Open | Stage::Ending) => {
+                Told::Disconnected
+            }
+            (event::CONNECT_ERROR | event::DEVICE_REMOVAL, _) => Told::Aborted,
+            _ => return None,
+        })
+    }
+
+    fn question(
+        &self,
+        token: Token,
+        id: &Id,
+        to: SocketAddr,
+        private_data: &[u8],
+        sink: &dyn AnswerSink,
+        event: Event,
+    ) {
+        let ask = Terms {
+            qp_num: 0,
+            responder_resources: 0,
+            initiator_depth: 0,
+            retry_count: 0,
+            rnr_retry_count: 0,
+            private_data,
+        };
+        let gone_on = match event.kind {
+            event::ADDR_RESOLVED => self.found(id, to).map(|()| None),
+            event::ROUTE_RESOLVED => id.connect(&ask).map(|()| None).map_err(ConnectError::from),
+            event::ESTABLISHED => answer(event).map(Some),
+            event::ADDR_ERROR | event::ROUTE_ERROR => Err(unresolved(&event, to)),
+            event::UNREACHABLE if event.status == -libc::ETIMEDOUT => Err(ConnectError::TimedOut),
+            _ => Err(ConnectError::Refused {
+                private_data: Vec::new(),
+            }),
+        };
+        if let Some(outcome) = gone_on.transpose() {
+            self.remove(token);
+            sink.answered(outcome);
+        }
+    }
+
+    fn set_role(&self, token: Token, role: Role) {
+        let mut table = lock(&self.table);
+        let replaced = table
+            .ends
+            .get_mut(&token)
+            .map(|end| std::mem::replace(&mut end.role, role));
+        drop(table);
+        drop(replaced);
+    }
+
+    fn set_stage(&self, token: Token, to: Stage) {
+        if let Some(Role::Connection(stage, ..)) = lock(&self.table)
+            .ends
+            .get_mut(&token)
+            .map(|end| &mut end.role)
+        {
+            *stage = to;
+        }
+    }
+
+    fn id(&self, token: Token) -> Option<Arc<Id>> {
+        let table = lock(&self.table);
+        table.ends.get(&token).map(|end| Arc::clone(&end.id))
+    }
+
+    /// Forgets an identifier, which is destroyed when nobody uses it any more.
+    fn remove(&self, token: Token) -> Option<End> {
+        lock(&self.table).remove(token)
+    }
+
+    /// An identifier at an address of the device.
+    fn bound(&self, service: Service, at: SocketAddr) -> Result<Id, ConnectError> {
+        let id = Id::create(&self.channel, service)?;
+        id.bind(at).map_err(|error| in_use(error, at))?;
+        self.check_device(&id, at)?;
+        Ok(id)
+    }
+
+    /// Whether librdmacm takes an address for the device's.
+    fn is_own(&self, ip: IpAddr) -> bool {
+        let at = SocketAddr::new(ip, 0);
+        self.bound(Service::Connections, at).is_ok()
+    }
+
+    /// An address of the device: of IPv4, or of IPv6.
+    pub(super) fn address(&self, is_ipv4: bool) -> Option<IpAddr> {
+        let mut known = interface::addresses().into_iter();
+        known.find(|&ip| ip.is_ipv4() == is_ipv4 && self.is_own(ip))
+    }
+
+    fn listen_with(
+        &self,
+        service: Service,
+        mut at: SocketAddr,
+        role: Role,
+    ) -> Result<SocketAddr, ConnectError> {
+        if at.ip().is_unspecified() {
+            let own = self.address(at.is_ipv4());
+            at.set_ip(own.ok_or(ConnectError::Unreachable(at))?);
+        }
+        let id = Arc::new(self.bound(service, at)?);
+        let at = id.local().unwrap_or(at);
+        let mut table = lock(&self.table);
+        let token = table.insert(Arc::clone(&id), role);
+        table.listeners.insert((service, at), token);
+        drop(table);
+        id.listen().map_err(|error| {
+            self.unlisten_with(service, at);
+            in_use(error, at)
+        })?;
+        Ok(at)
+    }
+
+    fn unlisten_with(&self, service: Service, at: SocketAddr) {
+        let mut table = lock(&self.table);
+        let token = table.listeners.remove(&(service, at));
+        let end = token.and_then(|token| table.remove(token));
+        drop(table);
+        drop(end);
+    }
+
+    /// Begins to find the way to a peer, from this port where it is not 0.
+    fn resolve_with(
+        &self,
+        service: Service,
+        to: SocketAddr,
+        port: u16,
+        role: Role,
+    ) -> Result<Token, ConnectError> {
+        let id = Arc::new(Id::create(&self.channel, service)?);
+        let from = self.source_towards(to.ip());
+        let from = from.ok_or(ConnectError::Unreachable(to))?;
+        let token = lock(&self.table).insert(Arc::clone(&id), role);
+        let begun = id.resolve_addr(SocketAddr::new(from, port), to);
+        begun.map_err(|error| {
+            self.remove(token);
+            match in_use(error, SocketAddr::new(from, port)) {
+                ConnectError::Verb(VerbError::Os { errno, .. }) if is_unreachable(errno) => {
+                    ConnectError::Unreachable(to)
+                }
+                error => error,
+            }
+        })?;
+        Ok(token)
+    }
+
+    /// Where the way to a destination begins: at the destination where that is here, where the kernel's routes begin, or else
+    /// at any address of the device.
+    fn source_towards(&self, to: IpAddr) -> Option<IpAddr> {
+        let routed = || interface::source_of(to);
+        Some(to)
+            .filter(|&ip| self.is_own(ip))
+            .or_else(|| routed().filter(|&ip| self.is_own(ip)))
+            .or_else(|| self.address(to.is_ipv4()))
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Takes the events of a manager, as long as it lives.
+struct Events(Weak<Manager>);
+
+impl Watched for Events {
+    fn is_ready(&self) {
+        let Some(manager) = self.0.upgrade() else {
+            return;
+        };
+        match manager.channel.next() {
+            Ok(Some(event)) => manager.handle(event),
+            Ok(None) => {}
+            // A descriptor of no use any more would be ready for ever.
+            Err(_) => manager.stop(),
+        }
+    }
+}
+
+fn in_use(error: VerbError, at: SocketAddr) -> ConnectError {
+    match error {
+        VerbError::Os {
+            errno: libc::EADDRINUSE,
+            ..
+        } => ConnectError::AddressInUse(at),
+        VerbError::Os {
+            errno: libc::EADDRNOTAVAIL | libc::ENODEV,
+            ..
+        } => VerbError::UnsupportedHere(format!("{at} is no address of a device")).into(),
+        error => error.into(),
+    }
+}
+
+const fn is_unreachable(errno: c_int) -> bool {
+    matches!(
+        errno,
+        libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EADDRNOTAVAIL
+    )
+}
+
+/// Why a request has not left: some drivers make the stream before they answer the call.
+fn unconnected(error: ConnectError, to: SocketAddr) -> Told {
+    let ConnectError::Verb(VerbError::Os { errno, .. }) = error else {
+        return Told::Failed(error);
+    };
+    match errno {
+        libc::ECONNREFUSED => Told::Rejected(Vec::new()),
+        libc::ETIMEDOUT => Told::TimedOut,
+        errno if is_unreachable(errno) => Told::Failed(ConnectError::Unreachable(to)),
+        _ => Told::Failed(error),
+    }
+}
+
+/// Whoever asked has gone.
+const fn is_over(errno: c_int) -> bool {
+    matches!(
+        errno,
+        libc::ECONNREFUSED | libc::ECONNRESET | libc::ECONNABORTED | libc::ENOTCONN
+    )
+}
+
+fn unresolved(event: &Event, to: SocketAddr) -> ConnectError {
+    match event.status {
+        status if status == -libc::ETIMEDOUT => ConnectError::TimedOut,
+        _ => ConnectError::Unreachable(to),
+    }
+}
+
+fn terms(offer: &Offer) -> Terms<'_> {
+    Terms {
+        qp_num: offer.endpoint.qp_num.value(),
+        responder_resources: offer.inbound_reads,
+        initiator_depth: offer.outbound_reads,
+        retry_count: offer.retry_cnt.unwrap_or(7),
+        rnr_retry_count: offer.rnr_retry.unwrap_or(7),
+        private_data: &offer.private_data,
+    }
+}
+
+/// What a peer says. Its resources and depth are this end's, as it is to have them.
+fn offer(said: &Said, private_data: Vec<u8>, peer: Option<SocketAddr>) -> Option<Offer> {
+    let &Said::Connection {
+        qp_num,
+        responder_resources,
+        initiator_depth,
+        retry_count,
+        rnr_retry_count,
+    } = said
+    else {
+        return None;
+    };
+    let ip = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+    Some(Offer {
+        from: peer,
+        endpoint: QpEndpoint {
+            qp_num: Qpn::new(qp_num),
+            // librdmacm tells it with what the queue pair is brought up with.
+            sq_psn: Psn::default(),
+            address: LinkAddress::Ip(ip),
+            gid: Gid::from(ip),
+        },
+        qp_type: QpType::Rc,
+        half: Half::Both,
+        takes_psn: None,
+        inbound_reads: initiator_depth,
+        outbound_reads: responder_resources,
+        path_mtu: None,
+        retry_cnt: Some(retry_count),
+        rnr_retry: Some(rnr_retry_count),
+        private_data,
+    })
+}
+
+fn answer(event: Event) -> Result<Answer, ConnectError> {
+    let Said::Datagrams { path, qp_num, qkey } = event.said else {
+        return Err(ConnectError::NoDevice);
+    };
+    let AddressVector {
+        address,
+        dgid,
+        sgid_index,
+        ..
+    } = AddressVector::from(&path);
+    Ok(Answer {
+        address,
+        gid: dgid,
+        sgid_index,
+        qp_num: Qpn::new(qp_num),
+        qkey,
+        private_data: event.private_data,
+    })
+}
+
+/// librdmacm has no other connections than reliable ones of both directions.
+fn check_service(offer: &Offer) -> Result<(), ConnectError> {
+    match (offer.qp_type, offer.half) {
+        (QpType::Rc, Half::Both) => Ok(()),
+        _ => {
+            let why = "librdmacm connects reliable queue pairs of both directions only";
+            Err(VerbError::UnsupportedHere(why.to_owned()).into())
+        }
+    }
+}
+
+impl Backend for Manager {
+    fn private_data(&self) -> PrivateDataLimits {
+        match self.is_iwarp() {
+            true => IWARP_PRIVATE_DATA,
+            false => PrivateDataLimits::INFINIBAND,
+        }
+    }
+
+    fn needs_init(&self) -> bool {
+        self.is_iwarp()
+    }
+
+    fn lingers(&self) -> bool {
+        !self.is_iwarp()
+    }
+
+    fn listen(
+        &self,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink<Offer>>,
+    ) -> Result<SocketAddr, ConnectError> {
+        self.listen_with(Service::Connections, at, Role::Listener(sink))
+    }
+
+    fn unlisten(&self, at: SocketAddr) {
+        self.unlisten_with(Service::Connections, at);
+    }
+
+    fn connect(
+        &self,
+        to: SocketAddr,
+        offer: Offer,
+        sink: Arc<dyn Sink>,
+    ) -> Result<Token, ConnectError> {
+        check_service(&offer)?;
+        let port = offer.from.map_or(0, |from| from.port());
+        let role = Role::Resolving(to, Box::new(offer), sink);
+        self.resolve_with(Service::Connections, to, port, role)
+    }
+
+    fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError> {
+        let id = self.id(token).ok_or(ConnectError::Aborted)?;
+        // It may be told before the call returns.
+        let qp_num = offer.endpoint.qp_num.value();
+        self.set_role(token, Role::Connection(Stage::Agreed, qp_num, sink));
+        id.accept(&terms(&offer)).map_err(|error| {
+            self.remove(token);
+            match error {
+                VerbError::Os { errno, .. } if is_over(errno) => ConnectError::Aborted,
+                error => error.into(),
+            }
+        })
+    }
+
+    fn bring_up(&self, token: Token, planned: [QpAttributes; 3]) -> Result<BringUp, ConnectError> {
+        if self.is_iwarp() {
+            return Ok(BringUp::ByBackend);
+        }
+        let id = self.id(token).ok_or(ConnectError::NotConnected)?;
+        let [init, rtr, rts] = planned;
+        let at_init = id.qp_attr(QpState::Init)?;
+        let at_rtr = id.qp_attr(QpState::Rtr)?;
+        let at_rts = id.qp_attr(QpState::Rts)?;
+        let init = init
+            .pkey_index(at_init.pkey_index)
+            .port_num(at_init.port_num);
+        let path_mtu = u8::try_from(at_rtr.path_mtu).ok().and_then(Mtu::from_code);
+        let rtr = rtr
+            .ah_attr(AddressVector::from(&at_rtr.ah_attr))
+            .path_mtu(path_mtu.ok_or(VerbError::Internal("librdmacm knows no path MTU"))?)
+            .dest_qp_num(Qpn::new(at_rtr.dest_qp_num))
+            .rq_psn(Psn::new(at_rtr.rq_psn));
+        let rts = rts.sq_psn(Psn::new(at_rts.sq_psn)).timeout(at_rts.timeout);
+        Ok(BringUp::Steps(Box::new([init, rtr, rts])))
+    }
+
+    fn complete(&self, token: Token) {
+        let Some(id) = self.id(token) else { return };
+        self.set_stage(token, Stage::Open);
+        // Over iWARP there is nothing more to say.
+        if self.is_iwarp() || id.establish().is_ok() {
+            return;
+        }
+        if let Some(End {
+            role: Role::Connection(.., sink),
+            ..
+        }) = self.remove(token)
+        {
+            sink.told(Told::Aborted);
+        }
+    }
+
+    fn reject(&self, token: Token, private_data: Vec<u8>) {
+        if let Some(end) = self.remove(token)
+            && end.id.reject(&private_data).is_err()
+        {
+            // The end that asked cannot refuse any more over iWARP. What fails has ended.
+            let _ = end.id.disconnect();
+        }
+    }
+
+    fn disconnect(&self, token: Token) {
+        self.set_stage(token, Stage::Ending);
+        let found = lock(&self.table).ends.get(&token).map(End::parts);
+        let Some((id, Role::Connection(.., sink))) = found else {
+            return;
+        };
+        // What fails has ended already.
+        if id.disconnect().is_err() {
+            sink.told(Told::DisconnectConfirmed);
+        }
+    }
+
+    fn forget(&self, token: Token) {
+        let Some(end) = self.remove(token) else {
+            return;
+        };
+        // What fails here has ended already.
+        let _ = match end.role {
+            Role::Connection(Stage::Answered, ..) if !self.is_iwarp() => end.id.reject(&[]),
+            Role::Connection(..) => end.id.disconnect(),
+            Role::Asked(_) => end.id.reject(&[]),
+            _ => Ok(()),
+        };
+    }
+
+    fn listen_datagrams(
+        &self,
+        at: SocketAddr,
+        sink: Arc<dyn ListenSink<Question>>,
+    ) -> Result<SocketAddr, ConnectError> {
+        self.check_datagrams("listen_datagrams")?;
+        self.listen_with(Service::Datagrams, at, Role::DatagramListener(sink))
+    }
+
+    fn unlisten_datagrams(&self, at: SocketAddr) {
+        self.unlisten_with(Service::Datagrams, at);
+    }
+
+    fn resolve(
+        &self,
+        to: SocketAddr,
+        private_data: Vec<u8>,
+        sink: Arc<dyn AnswerSink>,
+    ) -> Result<(), ConnectError> {
+        self.check_datagrams("resolve")?;
+        let role = Role::Question(to, private_data, sink);
+        self.resolve_with(Service::Datagrams, to, 0, role)?;
+        Ok(())
+    }
+
+    fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
+        let end = self.remove(token).ok_or(ConnectError::Aborted)?;
+        let Some(answer) = answer else {
+            return Ok(end.id.reject(&[])?);
+        };
+        if answer.qkey != QKEY {
+            let _ = end.id.reject(&[]);
+            let why =
+                format!("librdmacm gives datagram services the queue key {QKEY:#x} and no other");
+            return Err(VerbError::UnsupportedHere(why).into());
+        }
+        let terms = Terms {
+            qp_num: answer.qp_num.value(),
+            responder_resources: 0,
+            initiator_depth: 0,
+            retry_count: 0,
+            rnr_retry_count: 0,
+            private_data: &answer.private_data,
+        };
+        Ok(end.id.accept(&terms)?)
+    }
+}
+
+impl Manager {
+    fn check_datagrams(&self, verb: &'static str) -> Result<(), ConnectError> {
+        match self.is_iwarp() {
+            true => Err(VerbError::UnsupportedVerb(verb).into()),
+            false => Ok(()),
+        }
+    }
+}

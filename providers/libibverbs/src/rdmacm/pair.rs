@@ -1,0 +1,258 @@
+//! Queue pairs of an iWARP device that name each other by number.
+//!
+//! There is no such thing on the wire: a stream begins with a connection. Where both are of this process, one is made between
+//! the two, over an address of the device. Whichever is second asks, and the request names the first.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, Weak};
+
+use verbs_api::VerbError;
+use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
+use verbs_api::provider::Reply;
+use verbs_api::provider::backend::{
+    Backend as _, ConnectError, ListenSink, Offer, Sink, Token, Told,
+};
+use verbs_api::qp::{Half, QpEndpoint, QpType};
+
+use super::Connections;
+use crate::context::lock;
+
+/// Queue pairs of this process that name each other.
+#[derive(Default)]
+pub(super) struct Pairs {
+    /// Those that wait for another.
+    waiting: HashMap<Names, End>,
+    /// What holds the connection of each.
+    tokens: HashMap<u32, Token>,
+    /// Where they ask each other.
+    listener: Option<SocketAddr>,
+}
+
+/// A queue pair, and the one that it is to be connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Names {
+    pub(crate) own: u32,
+    pub(crate) peer: u32,
+}
+
+impl Names {
+    const fn turned(self) -> Self {
+        Self {
+            own: self.peer,
+            peer: self.own,
+        }
+    }
+}
+
+/// Reads that an end serves, and has outstanding, at one time.
+type Reads = (Option<u8>, Option<u8>);
+
+/// One end that is to be connected.
+struct End {
+    reads: Reads,
+    reply: Reply<()>,
+}
+
+impl Connections {
+    /// There is no queue pair of this number any more.
+    pub(crate) fn gone(&self, qp_num: u32) {
+        self.states.remove(qp_num);
+        let mut pairs = lock(&self.pairs);
+        let is_of = |names: &Names| names.own == qp_num || names.peer == qp_num;
+        let left: Vec<_> = pairs.waiting.extract_if(|names, _| is_of(names)).collect();
+        drop(pairs);
+        for (_, end) in left {
+            end.reply.send(Err(not_here()));
+        }
+        self.forget(qp_num);
+    }
+
+    fn forget(&self, qp_num: u32) {
+        let token = lock(&self.pairs).tokens.remove(&qp_num);
+        if let (Some(token), Ok(manager)) = (token, self.manager()) {
+            manager.forget(token);
+        }
+    }
+
+    /// Connects a queue pair, which is in INIT, to another that names it too, now or later.
+    pub(crate) fn meet(self: &Arc<Self>, names: Names, reads: Reads, reply: Reply<()>) {
+        let end = End { reads, reply };
+        self.forget(names.own);
+        if names.own == names.peer || self.states.get(names.peer).is_none() {
+            return end.reply.send(Err(not_here()));
+        }
+        let mut pairs = lock(&self.pairs);
+        if !pairs.waiting.contains_key(&names.turned()) {
+            let replaced = pairs.waiting.insert(names, end);
+            drop(pairs);
+            return drop(replaced);
+        }
+        drop(pairs);
+        let (sink, reads) = self.sink(names, end);
+        match self.ask(names, reads, &sink) {
+            Ok(token) => self.hold(names.own, token),
+            Err(error) => sink.fail(&error),
+        }
+    }
+
+    fn sink(self: &Arc<Self>, names: Names, end: End) -> (Arc<EndSink>, Reads) {
+        let sink = EndSink {
+            connections: Arc::downgrade(self),
+            names,
+            reply: Mutex::new(Some(end.reply)),
+        };
+        (Arc::new(sink), end.reads)
+    }
+
+    fn hold(&self, qp_num: u32, token: Token) {
+        lock(&self.pairs).tokens.insert(qp_num, token);
+    }
+
+    fn ask(
+        self: &Arc<Self>,
+        names: Names,
+        reads: Reads,
+        sink: &Arc<EndSink>,
+    ) -> Result<Token, ConnectError> {
+        let at = self.listener()?;
+        let said = [names.peer, names.own].map(u32::to_be_bytes).concat();
+        let sink = Arc::clone(sink) as Arc<dyn Sink>;
+        self.manager()?
+            .connect(at, offer(names.own, reads, said), sink)
+    }
+
+    /// Where queue pairs of this process ask each other.
+    fn listener(self: &Arc<Self>) -> Result<SocketAddr, ConnectError> {
+        let mut pairs = lock(&self.pairs);
+        if let Some(at) = pairs.listener {
+            return Ok(at);
+        }
+        let manager = self.manager()?;
+        let known = manager.address(true).or_else(|| manager.address(false));
+        let ip = known.ok_or_else(|| {
+            let why = format!(
+                "this machine has no address that librdmacm takes for {}",
+                self.device
+            );
+            VerbError::UnsupportedHere(why)
+        })?;
+        let sink = Arc::new(Listener(Arc::downgrade(self)));
+        let at = manager.listen(SocketAddr::new(ip, 0), sink)?;
+        pairs.listener = Some(at);
+        Ok(at)
+    }
+
+    /// The end that waits for whoever asks, where that is one of this process.
+    fn awaited(&self, offer: &Offer) -> Option<(Names, End)> {
+        let (own, said) = offer.private_data.split_first_chunk()?;
+        let names = Names {
+            own: u32::from_be_bytes(*own),
+            peer: u32::from_be_bytes(*said.first_chunk()?),
+        };
+        let mut pairs = lock(&self.pairs);
+        if offer.from?.ip() != pairs.listener?.ip() {
+            return None;
+        }
+        let end = pairs.waiting.remove(&names)?;
+        Some((names, end))
+    }
+}
+
+fn not_here() -> VerbError {
+    let why =
+        "over iWARP queue pairs name each other by number in one process only: use a Connector";
+    VerbError::UnsupportedHere(why.to_owned())
+}
+
+fn offer(qp_num: u32, (served, outstanding): Reads, private_data: Vec<u8>) -> Offer {
+    let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    Offer {
+        from: None,
+        endpoint: QpEndpoint {
+            qp_num: Qpn::new(qp_num),
+            sq_psn: Psn::default(),
+            address: LinkAddress::Ip(nowhere),
+            gid: Gid::default(),
+        },
+        qp_type: QpType::Rc,
+        half: Half::Both,
+        takes_psn: None,
+        inbound_reads: served.unwrap_or(0),
+        outbound_reads: outstanding.unwrap_or(0),
+        path_mtu: None,
+        retry_cnt: None,
+        rnr_retry: None,
+        private_data,
+    }
+}
+
+/// Lets in queue pairs of this process.
+struct Listener(Weak<Connections>);
+
+impl ListenSink<Offer> for Listener {
+    fn asked(&self, token: Token, asked: Offer) {
+        let Some(connections) = self.0.upgrade() else {
+            return;
+        };
+        let Ok(manager) = connections.manager() else {
+            return;
+        };
+        let Some((names, end)) = connections.awaited(&asked) else {
+            return manager.reject(token, Vec::new());
+        };
+        let (sink, reads) = connections.sink(names, end);
+        connections.hold(names.own, token);
+        let agreed = offer(names.own, reads, Vec::new());
+        if let Err(error) = manager.accept(token, agreed, Arc::clone(&sink) as _) {
+            sink.fail(&error);
+        }
+    }
+
+    fn withdrawn(&self, _: Token) {}
+}
+
+/// Answers for one end.
+struct EndSink {
+    connections: Weak<Connections>,
+    names: Names,
+    reply: Mutex<Option<Reply<()>>>,
+}
+
+impl EndSink {
+    fn answer(&self, outcome: Result<(), VerbError>) {
+        let reply = lock(&self.reply).take();
+        if let Some(reply) = reply {
+            reply.send(outcome);
+        }
+    }
+
+    /// Neither end is going to be connected.
+    fn fail(&self, error: &ConnectError) {
+        let error = match error {
+            ConnectError::Verb(error) => error.clone(),
+            other => VerbError::UnsupportedHere(format!("librdmacm: {other}")),
+        };
+        let connections = self.connections.upgrade();
+        let other = connections.and_then(|connections| {
+            lock(&connections.pairs)
+                .waiting
+                .remove(&self.names.turned())
+        });
+        if let Some(other) = other {
+            other.reply.send(Err(error.clone()));
+        }
+        self.answer(Err(error));
+    }
+}
+
+impl Sink for EndSink {
+    fn told(&self, what: Told) {
+        match what {
+            Told::Accepted(_) | Told::Completed => self.answer(Ok(())),
+            Told::Failed(error) => self.fail(&error),
+            Told::TimedOut => self.fail(&ConnectError::TimedOut),
+            _ => self.fail(&ConnectError::Aborted),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! States of queue pairs that connections bring up and down, as iWARP's: some drivers do not tell them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use verbs_api::qp::QpState;
+
+use crate::context::lock;
+
+/// A queue pair whose connection may end.
+pub(crate) trait Connected: Send + Sync {
+    /// It has. No driver flushes what is outstanding before the queue pair is modified to ERR.
+    fn ended(self: Arc<Self>);
+}
+
+/// By the numbers of queue pairs.
+#[derive(Default)]
+pub(crate) struct States(Mutex<HashMap<u32, Known>>);
+
+struct Known {
+    state: QpState,
+    of: Weak<dyn Connected>,
+}
+
+impl States {
+    /// There is a queue pair of this number.
+    pub(crate) fn insert(&self, qp_num: u32, of: Weak<dyn Connected>) {
+        let state = QpState::Reset;
+        lock(&self.0).insert(qp_num, Known { state, of });
+    }
+
+    /// There is none any more.
+    pub(super) fn remove(&self, qp_num: u32) {
+        lock(&self.0).remove(&qp_num);
+    }
+
+    pub(crate) fn get(&self, qp_num: u32) -> Option<QpState> {
+        lock(&self.0).get(&qp_num).map(|known| known.state)
+    }
+
+    /// It has this state from now on.
+    pub(crate) fn set(&self, qp_num: u32, state: QpState) {
+        if let Some(known) = lock(&self.0).get_mut(&qp_num) {
+            known.state = state;
+        }
+    }
+
+    /// Its connection has ended.
+    pub(super) fn end(&self, qp_num: u32) {
+        let mut states = lock(&self.0);
+        let Some(known) = states.get_mut(&qp_num) else {
+            return;
+        };
+        if known.state != QpState::Rts {
+            return;
+        }
+        known.state = QpState::Err;
+        let of = known.of.upgrade();
+        drop(states);
+        if let Some(of) = of {
+            of.ended();
+        }
+    }
+}
