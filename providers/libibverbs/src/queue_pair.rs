@@ -328,8 +328,15 @@ impl Own {
     fn destroy(&self) -> Result<(), VerbError> {
         self.admit(false);
         self.keep_completions();
-        self.qp.destroy()?;
-        self.context.connections.gone(self.qp_num);
+        // Another queue pair may have the number as soon as this one is destroyed.
+        let state = self.context.connections.gone(self.qp_num);
+        if let Err(error) = self.qp.destroy() {
+            self.context
+                .connections
+                .states()
+                .put_back(self.qp_num, state);
+            return Err(error);
+        }
         self.forget_requests();
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.remove(self.qp_num);

@@ -16,6 +16,7 @@ use verbs_api::provider::backend::{
 use verbs_api::qp::{Half, QpEndpoint, QpType};
 
 use super::Connections;
+use super::states::Known;
 use crate::context::lock;
 
 /// Queue pairs of this process that name each other.
@@ -55,9 +56,9 @@ struct End {
 }
 
 impl Connections {
-    /// There is no queue pair of this number any more.
-    pub(crate) fn gone(&self, qp_num: u32) {
-        self.states.remove(qp_num);
+    /// There will be no queue pair of this number any more: ends its connection, and answers its state.
+    pub(crate) fn gone(&self, qp_num: u32) -> Option<Known> {
+        let known = self.states.remove(qp_num);
         let mut pairs = lock(&self.pairs);
         let is_of = |names: &Names| names.own == qp_num || names.peer == qp_num;
         let left: Vec<_> = pairs.waiting.extract_if(|names, _| is_of(names)).collect();
@@ -66,6 +67,7 @@ impl Connections {
             end.reply.send(Err(not_here()));
         }
         self.forget(qp_num);
+        known
     }
 
     fn forget(&self, qp_num: u32) {

@@ -17,7 +17,8 @@ pub(crate) trait Connected: Send + Sync {
 #[derive(Default)]
 pub(crate) struct States(Mutex<HashMap<u32, Known>>);
 
-struct Known {
+/// What is known of a queue pair.
+pub(crate) struct Known {
     state: QpState,
     of: Weak<dyn Connected>,
 }
@@ -29,9 +30,14 @@ impl States {
         lock(&self.0).insert(qp_num, Known { state, of });
     }
 
-    /// There is none any more.
-    pub(super) fn remove(&self, qp_num: u32) {
-        lock(&self.0).remove(&qp_num);
+    /// There will be none any more.
+    pub(super) fn remove(&self, qp_num: u32) -> Option<Known> {
+        lock(&self.0).remove(&qp_num)
+    }
+
+    /// There is one still, without a connection.
+    pub(crate) fn put_back(&self, qp_num: u32, known: Option<Known>) {
+        lock(&self.0).extend(known.map(|known| (qp_num, known)));
     }
 
     pub(crate) fn get(&self, qp_num: u32) -> Option<QpState> {
