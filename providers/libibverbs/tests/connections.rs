@@ -331,7 +331,7 @@ fn a_datagram_service_is_found_and_reached() -> Outcome {
     let service = done(asked)?;
     said(&service.private_data, b"this one");
     assert_eq!((service.qp_num, service.qkey), (far.qp_num(), QKEY));
-    let ah = pd.create_ah(service.path(1)).wait()?;
+    let ah = pd.create_ah(service.path(&context, 1)?).wait()?;
     let memory = Memory::zeroed(64)?;
     let mr = pd.register(&memory, Access::LOCAL_WRITE).wait()?;
     far.post_receive(ReceiveRequest::new(1, mr.sge_all()))?;

@@ -586,16 +586,10 @@ fn answer(event: Event) -> Result<Answer, ConnectError> {
     let Said::Datagrams { path, qp_num, qkey } = event.said else {
         return Err(ConnectError::NoDevice);
     };
-    let AddressVector {
-        address,
-        dgid,
-        sgid_index,
-        ..
-    } = AddressVector::from(&path);
+    let AddressVector { address, dgid, .. } = AddressVector::from(&path);
     Ok(Answer {
         address,
         gid: dgid,
-        sgid_index,
         qp_num: Qpn::new(qp_num),
         qkey,
         private_data: event.private_data,
