@@ -164,7 +164,7 @@ fn said(private_data: &[u8], expected: &[u8]) {
     assert_eq!(&private_data[..expected.len()], expected);
 }
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn both_ends_hear_what_the_other_says_and_data_flows() -> Outcome {
     for device in BOTH {
@@ -195,7 +195,7 @@ fn both_ends_hear_what_the_other_says_and_data_flows() -> Outcome {
     Ok(())
 }
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn a_refusal_is_told_with_its_reason_and_the_queue_pair_can_ask_again() -> Outcome {
     for device in BOTH {
@@ -209,7 +209,7 @@ fn a_refusal_is_told_with_its_reason_and_the_queue_pair_can_ask_again() -> Outco
     Ok(())
 }
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn nobody_listens_is_a_refusal_without_words() -> Outcome {
     for device in BOTH {
@@ -229,7 +229,7 @@ fn nobody_listens_is_a_refusal_without_words() -> Outcome {
     Ok(())
 }
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn who_gives_up_is_missed_by_the_other() -> Outcome {
     for device in BOTH {
@@ -257,7 +257,7 @@ fn who_gives_up_is_missed_by_the_other() -> Outcome {
     Ok(())
 }
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn an_end_from_either_side_is_seen_by_the_other() -> Outcome {
     for device in BOTH {
@@ -281,7 +281,7 @@ fn an_end_from_either_side_is_seen_by_the_other() -> Outcome {
     Ok(())
 }
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn an_address_of_another_device_is_refused_in_words() -> Outcome {
     for (device, other) in [("ib0@libibverbs", "iw0"), ("iw0@libibverbs", "ib0")] {
@@ -308,7 +308,7 @@ fn an_address_of_another_device_is_refused_in_words() -> Outcome {
 /// The queue key of every datagram service of librdmacm.
 const QKEY: u32 = 0x0123_4567;
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn a_datagram_service_is_found_and_reached() -> Outcome {
     let context = open("ib0@libibverbs");
@@ -358,7 +358,7 @@ fn a_datagram_service_is_found_and_reached() -> Outcome {
     Ok(())
 }
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn iwarp_has_no_datagram_services() -> Outcome {
     let context = open("iw0@libibverbs");
@@ -369,7 +369,7 @@ fn iwarp_has_no_datagram_services() -> Outcome {
     Ok(())
 }
 
-// covers 1.20
+// covers 7.89
 #[test]
 fn queue_pairs_of_iwarp_that_name_each_other_are_connected() -> Outcome {
     let rig = Rig::new("iw0@libibverbs")?;
