@@ -5,7 +5,6 @@ mod common;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::net::SocketAddr;
-use std::sync::Once;
 use std::time::Duration;
 
 use capability_matrix::Matrix;
@@ -22,24 +21,9 @@ use verbs_api::{
 
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Two devices that no address leads to both of.
-const DEVICES: &str = r#"
-[[device]]
-name = "ib0"
-transport = "roce"
-address = "127.0.0.2"
-[[device]]
-name = "iw0"
-transport = "iwarp"
-address = "127.0.0.1"
-"#;
-
 type Outcome = Result<(), Box<dyn Error>>;
 
 fn open(name: &str) -> Context {
-    static ONCE: Once = Once::new();
-    // SAFETY: every test begins with it, before anything looks at the environment.
-    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
     common::open(name)
 }
 

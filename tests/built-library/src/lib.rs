@@ -1,10 +1,11 @@
 //! The C library of this workspace, for tests that load it: a test cannot depend on a library of C, so cargo does not build it for
 //! the test.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Once;
 
 /// Builds `libibverbs.so.1` and `librdmacm.so.1`, which are one file, beside the program that runs; answers where.
 ///
@@ -29,4 +30,28 @@ pub fn built() -> PathBuf {
     let built = cargo.output().expect("cargo");
     assert!(built.status.success(), "cargo build: {built:?}");
     profile.join("libpolyverbs_compat.so")
+}
+
+/// One device of each kind, each at an address that leads to no other: librdmacm finds devices by addresses.
+const APART: &str = r#"
+[[device]]
+name = "ib0"
+transport = "roce"
+address = "127.0.0.2"
+[[device]]
+name = "iw0"
+transport = "iwarp"
+address = "127.0.0.1"
+"#;
+
+/// The same, with `ib0` at 127.0.0.2 and `iw0` at 127.0.0.1 for whoever loads it in this process. Called before anything else.
+///
+/// # Panics
+/// As [`built`].
+#[allow(unsafe_code)]
+pub fn built_apart() -> PathBuf {
+    static ONCE: Once = Once::new();
+    // SAFETY: every test begins with it, before anything looks at the environment.
+    ONCE.call_once(|| unsafe { env::set_var("POLYVERBS_CONFIG", APART) });
+    built()
 }

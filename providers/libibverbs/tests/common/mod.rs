@@ -5,7 +5,7 @@ use verbs_api::{Context, Registry, Requirements};
 
 pub(crate) fn registry() -> Registry {
     let mut registry = Registry::new();
-    let provider = LibIbverbs::in_file(built_library::built());
+    let provider = LibIbverbs::in_file(built_library::built_apart());
     registry.add_provider(provider).unwrap();
     registry
 }
