@@ -119,7 +119,12 @@ impl SrqOps for ReceiveQueue {
     fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>) {
         let srq = Arc::clone(&self.srq);
         self.context.start(reply, move || {
-            let mut attr = srq.query()?;
+            let mut attr = IbvSrqAttr {
+                max_wr: 0,
+                max_sge: 0,
+                srq_limit: 0,
+            };
+            // One after the other: not every library changes both at once.
             if let Some(max_wr) = max_wr {
                 attr.max_wr = max_wr;
                 srq.modify(attr, MAX_WR)?;
