@@ -55,3 +55,15 @@ pub fn built_apart() -> PathBuf {
     ONCE.call_once(|| unsafe { env::set_var("POLYVERBS_CONFIG", APART) });
     built()
 }
+
+/// The same, as the library of real devices for whoever asks for linked devices in this process. Called before anything else.
+///
+/// # Panics
+/// As [`built`].
+#[allow(unsafe_code)]
+pub fn named_apart() {
+    static ONCE: Once = Once::new();
+    let file = built_apart();
+    // SAFETY: every test begins with it, before anything looks at the environment.
+    ONCE.call_once(|| unsafe { env::set_var("POLYVERBS_RDMA_CORE", file) });
+}
