@@ -22,7 +22,7 @@ use crate::post::PostReason;
 use crate::provider::{MwType, Operation};
 use crate::wr::{
     BindWindow, FastRegister, LocalInvalidate, Operations, Read, ReadWithInvalidate, RemoteAddress,
-    SendFlags, Sge, WorkRequest, Write,
+    Send, SendFlags, SendWithInvalidate, Sge, WorkRequest, Write,
 };
 
 /// Slots of a send queue that a portable operation takes at most.
@@ -193,9 +193,11 @@ impl Context {
 /// The operations that lowering may need of a queue pair where these features were granted.
 pub(crate) fn operations(features: Features) -> Operations {
     let mut operations = Operations::empty();
-    if features.contains(Features::BMME) {
-        operations |= Operations::FAST_REGISTER | Operations::LOCAL_INV;
-    }
+    operations.set(Operations::FAST_REGISTER, features.contains(Features::BMME));
+    operations.set(
+        Operations::LOCAL_INV | Operations::SEND_WITH_INV,
+        features.intersects(INVALIDATED),
+    );
     operations.set(
         Operations::READ_WITH_INV,
         features.contains(Features::READ_WITH_INVALIDATE),
@@ -204,25 +206,41 @@ pub(crate) fn operations(features: Features) -> Operations {
     operations
 }
 
-/// Where a read-and-invalidate puts the octets: memory registered with a key that dies with the read.
+/// Any of these has keys that are invalidated by requests and by messages.
+const INVALIDATED: Features = Features::BMME.union(Features::WINDOW_2);
+
+/// Where a read-and-invalidate puts the bytes: memory registered with a key that dies with the read.
 ///
-/// Made by [`MrKey::sink`]; register it afresh for each use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Made by [`MrKey::sink`], and then registered afresh for each use, or by [`ReadSink::sink`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sink {
     sge: Sge,
-    rkey: RKey,
+    rkey: Option<RKey>,
+}
+
+impl Default for Sink {
+    fn default() -> Self {
+        Self::new(Sge::default(), RKey::default())
+    }
 }
 
 impl Sink {
     /// A sink of this stretch, whose key for peers is `rkey`.
     pub const fn new(sge: Sge, rkey: RKey) -> Self {
+        let rkey = Some(rkey);
         Self { sge, rkey }
+    }
+
+    /// A sink whose key outlives the read: nothing is invalidated.
+    pub const fn lasting(sge: Sge) -> Self {
+        Self { sge, rkey: None }
     }
 }
 
 /// Reads remote octets and invalidates the *local sink's* key when the last has been placed.
 ///
-/// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate.
+/// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate. Where the key of the sink
+/// outlives the read ([`Sink::lasting`]), a read.
 ///
 /// ```no_run
 /// # fn example(
@@ -271,6 +289,9 @@ impl Portable for ReadAndInvalidate {
 
     fn lower(&self, features: Features) -> Result<Lowered<'_>, PostReason> {
         let Sink { sge, rkey } = self.sink;
+        let Some(rkey) = rkey else {
+            return Ok(Lowered::one(self.wr_id, Read::new(sge, self.remote)));
+        };
         if features.contains(Features::READ_WITH_INVALIDATE) {
             return Ok(Lowered::one(
                 self.wr_id,
@@ -283,6 +304,57 @@ impl Portable for ReadAndInvalidate {
         }
         let read = Read::new(sge, self.remote);
         Ok(Lowered::two(self.wr_id, read, LocalInvalidate::new(rkey)))
+    }
+}
+
+/// Sends a message that invalidates a key of the peer's, where this device has such messages; a message alone elsewhere.
+///
+/// The peer sees which of the two it got ([`invalidated_rkey`](crate::Completion::invalidated_rkey)), and closes by itself what was
+/// not closed: [`RemoteAccess::invalidation`]. `None` is for a key that lasts, as that of a plain region.
+///
+/// ```no_run
+/// # fn example(qp: &verbs_api::Qp, lent: verbs_api::RKey) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::portable::SendAndInvalidate;
+/// qp.post_portable(SendAndInvalidate::new(&lent.value().to_be_bytes(), Some(lent)).wr_id(1))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct SendAndInvalidate<'a> {
+    data: &'a [u8],
+    rkey: Option<RKey>,
+    wr_id: u64,
+}
+
+impl<'a> SendAndInvalidate<'a> {
+    /// These bytes, inline, and a key of the peer's.
+    pub const fn new(data: &'a [u8], rkey: Option<RKey>) -> Self {
+        Self {
+            data,
+            rkey,
+            wr_id: 0,
+        }
+    }
+
+    /// Comes back in the completion.
+    #[must_use]
+    pub const fn wr_id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+}
+
+impl Portable for SendAndInvalidate<'_> {
+    fn name(&self) -> &'static str {
+        "send-and-invalidate"
+    }
+
+    fn lower(&self, features: Features) -> Result<Lowered<'_>, PostReason> {
+        let rkey = self.rkey.filter(|_| features.intersects(INVALIDATED));
+        Ok(match rkey {
+            Some(rkey) => Lowered::one(self.wr_id, SendWithInvalidate::new(self.data, rkey)),
+            None => Lowered::one(self.wr_id, Send::new(self.data)),
+        })
     }
 }
 
@@ -314,6 +386,7 @@ enum Form<'a> {
     FastRegister {
         key: RKey,
         pages: Option<&'a PageList>,
+        length: Option<u32>,
         access: Access,
     },
     Window {
@@ -337,6 +410,7 @@ impl RegisterForRemoteAccess<'_> {
             Choice::FastRegister => Form::FastRegister {
                 key: RKey::default(),
                 pages: None,
+                length: None,
                 access,
             },
             Choice::Window => Form::Window {
@@ -366,10 +440,16 @@ impl Portable for RegisterForRemoteAccess<'_> {
 
     fn lower(&self, _: Features) -> Result<Lowered<'_>, PostReason> {
         Ok(match self.form {
-            Form::FastRegister { key, pages, access } => {
+            Form::FastRegister {
+                key,
+                pages,
+                length,
+                access,
+            } => {
                 let request = FastRegister {
                     key,
                     pages,
+                    length,
                     access,
                     ..FastRegister::default()
                 };
@@ -478,7 +558,7 @@ impl RemoteAccess {
             Ok(Choice::Window) => Self::prepare_window(pd, memory, access),
             Ok(Choice::Region) => {
                 let (address, length) = (memory.address(), memory.len() as u64);
-                Self::after(pd, pd.register(memory, access), move |region| Self {
+                after(pd, pd.register(memory, access), move |region| Self {
                     means: Means::Region(region),
                     access,
                     address,
@@ -495,7 +575,7 @@ impl RemoteAccess {
             Err(error) => return Started::ready(Err(error)),
         };
         let (address, length) = (memory.address(), memory.len() as u64);
-        Self::after(pd, pd.alloc_key(pages.entries()), move |key| Self {
+        after(pd, pd.alloc_key(pages.entries()), move |key| Self {
             means: Means::FastRegister { key, pages },
             access,
             address,
@@ -531,25 +611,25 @@ impl RemoteAccess {
         started
     }
 
-    fn after<T: Send + 'static>(
-        pd: &Pd,
-        first: Started<T>,
-        then: impl FnOnce(T) -> Self + Send + 'static,
-    ) -> Started<Self> {
-        let (started, outcome) = pd.context().begin();
-        first.on_done(move |result| outcome.complete(result.map(then)));
-        started
-    }
-
     /// The operation that opens the memory under a fresh key, to be posted with
     /// [`Qp::post_portable`](crate::Qp::post_portable). The key of the time before must be dead:
     /// invalidated by the peer, or by [`invalidation`](Self::invalidation).
     pub fn register(&self) -> RegisterForRemoteAccess<'_> {
-        let (access, addr, length) = (self.access, self.address, self.length);
+        self.opened(None)
+    }
+
+    /// The same for the first `length` bytes; all of it where only a plain region was to be had.
+    pub fn register_first(&self, length: u32) -> RegisterForRemoteAccess<'_> {
+        self.opened(Some(length))
+    }
+
+    fn opened(&self, length: Option<u32>) -> RegisterForRemoteAccess<'_> {
+        let (access, addr) = (self.access, self.address);
         let form = match &self.means {
             Means::FastRegister { key, pages } => Form::FastRegister {
                 key: key.advance(),
                 pages: Some(pages),
+                length,
                 access,
             },
             Means::Window {
@@ -562,7 +642,7 @@ impl RemoteAccess {
                     handles: Some((window, region)),
                     key_byte: self.rkey().key_byte(),
                     addr,
-                    length,
+                    length: length.map_or(self.length, u64::from),
                     // Local rights are the region's; a window has only those of peers.
                     access: access & Access::REMOTE,
                 }
@@ -615,7 +695,116 @@ impl RemoteAccess {
     }
 }
 
-fn plain<T: Send + 'static>(started: Started<(), crate::DestroyError<T>>) -> Started<()> {
+/// Memory that reads fill. Where the device has keys that live for one use, it is registered afresh for each read; else it is a
+/// region, which peers can reach only where the transport wants that of the sink of a read.
+///
+/// ```no_run
+/// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, memory: &verbs_api::Memory, remote: verbs_api::RemoteAddress)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Batch, portable::{ReadAndInvalidate, ReadSink}};
+/// let sink = ReadSink::prepare(pd, memory, false).wait()?;
+/// let mut batch = Batch::with_capacity(1);
+/// batch.extend(sink.register(64)); // one request, or none
+/// qp.post(&mut batch)?;
+/// qp.post_portable(ReadAndInvalidate::new(remote, &sink.sink(64)).wr_id(1))?; // one completion
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct ReadSink {
+    means: SinkMeans,
+    access: Access,
+    address: u64,
+}
+
+#[derive(Debug)]
+enum SinkMeans {
+    FastRegister { key: MrKey, pages: PageList },
+    Region(Mr),
+}
+
+impl ReadSink {
+    /// Prepares `memory` to be filled by reads.
+    ///
+    /// `allow_plain_region` allows, where nothing better exists and the transport wants it, a region that peers who know its
+    /// key may write from now on.
+    ///
+    /// # Errors
+    /// There is no form of it with the features granted, or the memory is too large for one key.
+    pub fn prepare(
+        pd: &Pd,
+        memory: impl Into<MemoryRange>,
+        allow_plain_region: bool,
+    ) -> Started<Self> {
+        let (memory, context) = (memory.into(), pd.context());
+        let (address, attributes) = (memory.address(), context.attributes());
+        let ReadSinkAccess { access, exposes } = sink_access(attributes.gaps);
+        let ends = Features::READ_WITH_INVALIDATE | Features::LOCAL_INVALIDATE_FENCE;
+        let features = context.features();
+        if features.contains(Features::BMME) && features.intersects(ends) {
+            let pages = match page_list(&memory, &attributes.limits) {
+                Ok(pages) => pages,
+                Err(error) => return Started::ready(Err(error)),
+            };
+            return after(pd, pd.alloc_key(pages.entries()), move |key| Self {
+                means: SinkMeans::FastRegister { key, pages },
+                access,
+                address,
+            });
+        }
+        if exposes.is_some() && !allow_plain_region {
+            let missing = Features::BMME;
+            return Started::ready(Err(VerbError::Unsupported { missing }));
+        }
+        after(pd, pd.register(memory, access), move |region| Self {
+            means: SinkMeans::Region(region),
+            access,
+            address,
+        })
+    }
+
+    /// What is posted before each read of at most `length` bytes: the registration under a fresh key. `None` for a region.
+    pub fn register(&self, length: u32) -> Option<FastRegister<'_>> {
+        match &self.means {
+            SinkMeans::FastRegister { key, pages } => Some(
+                FastRegister::new(key.advance(), pages)
+                    .length(length)
+                    .access(self.access),
+            ),
+            SinkMeans::Region(_) => None,
+        }
+    }
+
+    /// The first `length` bytes, for a [`ReadAndInvalidate`].
+    pub fn sink(&self, length: u32) -> Sink {
+        match &self.means {
+            SinkMeans::FastRegister { key, .. } => key.sink(self.address, length),
+            SinkMeans::Region(region) => Sink::lasting(region.sge_all().at(self.address, length)),
+        }
+    }
+
+    /// Gives it up: no read fills the memory when this has ended.
+    pub fn revoke(self) -> Started<()> {
+        match self.means {
+            SinkMeans::FastRegister { key, .. } => plain(key.deregister()),
+            SinkMeans::Region(region) => plain(region.deregister()),
+        }
+    }
+}
+
+fn after<T: std::marker::Send + 'static, U: std::marker::Send + 'static>(
+    pd: &Pd,
+    first: Started<T>,
+    then: impl FnOnce(T) -> U + std::marker::Send + 'static,
+) -> Started<U> {
+    let (started, outcome) = pd.context().begin();
+    first.on_done(move |result| outcome.complete(result.map(then)));
+    started
+}
+
+fn plain<T: std::marker::Send + 'static>(
+    started: Started<(), crate::DestroyError<T>>,
+) -> Started<()> {
     let (plain, completer) = Started::pending();
     started.on_done(move |result| {
         completer.complete(result.map_err(crate::DestroyError::into_verb_error));
@@ -676,11 +865,11 @@ impl fmt::Display for ReadSinkAccess {
 /// # }
 /// ```
 pub fn read_sink_access(context: &Context) -> ReadSinkAccess {
-    if context
-        .attributes()
-        .gaps
-        .contains(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE)
-    {
+    sink_access(context.attributes().gaps)
+}
+
+fn sink_access(gaps: BaselineGaps) -> ReadSinkAccess {
+    if gaps.contains(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
         ReadSinkAccess {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             exposes: Some("the peer of the connection may write the sink until its key is dead"),
@@ -695,6 +884,7 @@ pub fn read_sink_access(context: &Context) -> ReadSinkAccess {
 
 // The handles that a prepared access holds are shared between threads.
 const _: fn() = || {
-    fn shared<T: Send + Sync>() {}
+    fn shared<T: std::marker::Send + Sync>() {}
     shared::<Arc<RemoteAccess>>();
+    shared::<Arc<ReadSink>>();
 };
