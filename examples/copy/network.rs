@@ -12,10 +12,10 @@ use std::time::Instant;
 
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Completion, ConnectOptions, Device, wr};
+use polyverbs::{Completion, ConnectOptions, Device};
 
 use super::{
-    Copied, CopyOptions, Failed, LOOK, Message, Result, Side, WINDOW, WINDOWS, cannot, open_source,
+    Copied, CopyOptions, Failed, LOOK, Message, Result, Side, WINDOWS, cannot, open_source,
     open_to_reads, send_file, store_file,
 };
 
@@ -33,9 +33,9 @@ pub(crate) fn put(
         .file_name()
         .and_then(|name| name.to_str())
         .ok_or("the file has no name that can be sent")?;
-    let client = Side::open(device, 4 * WINDOWS + 2, 0)?;
+    let client = Side::open(device, 4 * WINDOWS + 2, WINDOWS)?;
     client.prepare()?;
-    let windows = client.lendables(WINDOWS, WINDOW)?;
+    let windows = client.windows()?;
     let connector = Connector::of(&client.context)?;
     let options = ConnectionOptions::new().qp(open_to_reads());
     let asked = connector.connect(&client.context, &client.qp, to, options);
@@ -47,15 +47,8 @@ pub(crate) fn put(
     client.watch(&connection);
 
     let begun = Instant::now();
-    client.post(
-        wr::Send::new(
-            &*Message::File {
-                name: name.to_owned(),
-            }
-            .encode(),
-        )
-        .signaled(LOOK),
-    )?;
+    let name = name.to_owned();
+    client.say(&Message::File { name }, LOOK)?;
     let sent = send_file(&client, &windows, &source, from, progress)?;
     let copied = Copied {
         bytes: sent.bytes,
@@ -87,9 +80,9 @@ impl Store {
     /// Takes one file from whoever asks. One that does not arrive whole is not there afterwards.
     pub(crate) fn take(&self, incoming: Incoming, progress: impl Fn(u64)) -> Result<Stored> {
         let depth = self.options.depth;
-        let server = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, depth)?;
+        let server = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
         server.prepare()?;
-        let sinks = server.lendables(depth, self.options.piece)?;
+        let sinks = server.sinks(self.options)?;
         let accepted = incoming.accept(
             &server.context,
             &server.qp,

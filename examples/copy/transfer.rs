@@ -1,16 +1,16 @@
 //! A file moved the way storage protocols move data: one source for every transport.
 //!
-//! The *client* has the file. It reads a stretch of it into a buffer, registers the buffer under a fresh key with a
-//! work request, and sends the server the key. The *server* fetches the stretch in pieces, several at a time: each into
-//! a sink that is registered afresh, with a read that ends the sink's key. It writes the pieces to the target, and
-//! answers with a message that ends the client's key, so that nobody can use it again. Then the buffer is free for the
-//! next stretch.
+//! The *client* has the file. It reads a stretch of it into a buffer, opens the buffer under a fresh key, and sends the server the
+//! key. The *server* fetches the stretch in pieces, several at a time: each into a sink that is registered afresh, with a read that
+//! ends the sink's key. It writes the pieces to the target, and answers with a message that ends the client's key, so that nobody can
+//! use it again. Then the buffer is free for the next stretch.
 //!
 //! Both sides may be in one process ([`copy`]), or each in one of its own, on machines that an IP network joins
 //! ([`network`]): what differs is who brings the queue pairs up.
 //!
-//! Nothing here asks which transport it runs on: [`ReadAndInvalidate`] becomes one work request on iWARP and two on
-//! InfiniBand, and [`read_sink_access`] grants the sink what the transport needs.
+//! Nothing here asks which transport or device it runs on: [`RemoteAccess`] opens the buffer by a fast register, a window or a
+//! region, [`ReadAndInvalidate`] becomes one work request on iWARP and two on InfiniBand, and a [`ReadSink`] has the rights that the
+//! transport wants.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,10 +25,9 @@ use std::time::{Duration, Instant};
 
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Batch, BufferPool, Completion, ConnectOptions, Context, Cq, Device, Features, Limit,
-    Memory, MrKey, PageList, Pd, Qp, QpOptions, RKey, RemoteAddress, Requirements,
-    bmme::Bmme,
-    portable::{ReadAndInvalidate, read_sink_access},
+    Access, Batch, BufferPool, Completion, ConnectOptions, Context, Cq, Device, Features, Memory,
+    Pd, Qp, QpOptions, RKey, RemoteAddress, Requirements,
+    portable::{Portable, ReadAndInvalidate, ReadSink, RemoteAccess, SendAndInvalidate},
     wr::{self, WorkRequest},
 };
 use sha2::{Digest as _, Sha256};
@@ -48,7 +47,6 @@ pub(crate) type Digest = [u8; 32];
 pub(crate) const WINDOW: u32 = 1 << 20;
 /// Buffers of the client: windows that are with the server at one time.
 const WINDOWS: u32 = 8;
-const PAGE: u64 = 4096;
 /// After so long without a completion a side looks whether the other is still there.
 const SILENCE: Duration = Duration::from_secs(1);
 /// How long it sleeps at a time.
@@ -101,12 +99,11 @@ impl Copied {
     }
 }
 
-/// What a device must have for this. Anything beyond is used where it exists.
+/// What is used of a device where it exists. Every device will do.
 pub(crate) fn requirements() -> Requirements {
-    Requirements::new()
-        .needs(Features::BMME | Features::LOCAL_INVALIDATE_FENCE)
-        .prefers(Features::READ_WITH_INVALIDATE)
-        .at_least(Limit::MaxFastRegPageListLen, u64::from(WINDOW) / PAGE)
+    let registers =
+        Features::BMME | Features::LOCAL_INVALIDATE_FENCE | Features::READ_WITH_INVALIDATE;
+    Requirements::new().prefers(registers | Features::WINDOW_2A | Features::WINDOW_2B)
 }
 
 /// Copies the file `from` to `to` over `device`: the client on a thread of its own, the server on this one.
@@ -120,13 +117,17 @@ pub(crate) fn copy(
     progress: impl Fn(u64),
 ) -> Result<Copied> {
     let (source, target) = open_files(from, to)?;
-    let client = Side::open(device, 4 * WINDOWS, 0)?;
-    let server = Side::open(device, 2 * (WINDOWS + options.depth), options.depth)?;
+    let client = Side::open(device, 4 * WINDOWS, WINDOWS)?;
+    let server = Side::open(
+        device,
+        2 * (WINDOWS + options.depth),
+        WINDOWS + options.depth,
+    )?;
     connect(&client.qp, &server.qp)?;
     client.post_receives()?;
     server.post_receives()?;
-    let windows = client.lendables(WINDOWS, WINDOW)?;
-    let sinks = server.lendables(options.depth, options.piece)?;
+    let windows = client.windows()?;
+    let sinks = server.sinks(options)?;
 
     let begun = Instant::now();
     let failure = OnceLock::new();
@@ -268,11 +269,12 @@ impl Target {
 /// One side of the connection: an open device of its own, and what is made from it.
 struct Side {
     context: Context,
-    bmme: Bmme,
     pd: Pd,
     cq: Cq,
     qp: Qp,
+    // For messages that come, and for those that go.
     messages: BufferPool,
+    words: BufferPool,
     // Whether the other side ended the connection.
     ended: Arc<OnceLock<()>>,
 }
@@ -280,8 +282,6 @@ struct Side {
 impl Side {
     fn open(device: &Device, send_wr: u32, portable: u32) -> Result<Self> {
         let context = device.open(&requirements())?;
-        // The proof that the features were granted, and what makes a queue pair able to use them.
-        let bmme = context.extension::<Bmme>()?;
         let pd = context.alloc_pd().wait()?;
         let cq = context
             .create_cq(send_wr + 2 * portable + WINDOWS + 3)
@@ -289,18 +289,18 @@ impl Side {
         let options = QpOptions::rc(&cq)
             .max_send_wr(send_wr)
             .max_recv_wr(WINDOWS + 1)
-            .max_inline_data(Message::MOST as u32)
-            .operations(&bmme)
+            .max_inline_data(Message::SHORTEST as u32)
             .reserve_portable(portable);
         let qp = pd.create_qp(options).wait()?;
         let messages = pd.register_buffers(WINDOWS + 1, Message::MOST).wait()?;
+        let words = pd.register_buffers(WINDOWS + 2, Message::MOST).wait()?;
         Ok(Self {
             context,
-            bmme,
             pd,
             cq,
             qp,
             messages,
+            words,
             ended: Arc::default(),
         })
     }
@@ -370,16 +370,50 @@ impl Side {
         Ok(self.qp.post_one(request)?)
     }
 
-    fn lendables(&self, count: u32, length: u32) -> Result<Vec<Lendable>> {
-        (0..count).map(|_| self.lendable(length)).collect()
+    fn post_portable(&self, operation: impl Portable) -> Result<()> {
+        Ok(self.qp.post_portable(operation)?)
     }
 
-    fn lendable(&self, length: u32) -> Result<Lendable> {
-        let memory = Memory::zeroed(length as usize)?;
-        let pages = PageList::map(&[(&memory).into()], PAGE, WINDOW / PAGE as u32)?.list;
-        let key = self.bmme.alloc_key(&self.pd, pages.entries()).wait()?;
-        Ok(Lendable { memory, pages, key })
+    // The buffer of a message is there again with its completion.
+    fn say(&self, message: &Message, wr_id: u64) -> Result<()> {
+        let mut word = self.words.take().ok_or("too many messages at one time")?;
+        let octets = message.encode();
+        word.set_len(octets.len());
+        word.copy_from_slice(&octets);
+        self.post(wr::Send::new(word).signaled(wr_id))
     }
+
+    fn windows(&self) -> Result<Vec<Lent>> {
+        let lent = || {
+            let memory = Memory::zeroed(WINDOW as usize)?;
+            // Where the device has nothing better, peers may read it as long as this lives.
+            let access =
+                RemoteAccess::prepare(&self.pd, &memory, Access::REMOTE_READ, true).wait()?;
+            Ok(Lent { memory, access })
+        };
+        (0..WINDOWS).map(|_| lent()).collect()
+    }
+
+    fn sinks(&self, options: CopyOptions) -> Result<Vec<Filled>> {
+        let filled = || {
+            let memory = Memory::zeroed(options.piece as usize)?;
+            let sink = ReadSink::prepare(&self.pd, &memory, true).wait()?;
+            Ok(Filled { memory, sink })
+        };
+        (0..options.depth).map(|_| filled()).collect()
+    }
+}
+
+/// Memory of the client that is opened to the server again and again.
+struct Lent {
+    memory: Memory,
+    access: RemoteAccess,
+}
+
+/// Memory of the server that reads fill.
+struct Filled {
+    memory: Memory,
+    sink: ReadSink,
 }
 
 fn is_look(done: &Completion) -> bool {
@@ -410,32 +444,16 @@ fn hang_up(qp: &Qp) {
     drop(qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait());
 }
 
-/// Memory, and a key under which it is registered again and again.
-struct Lendable {
-    memory: Memory,
-    pages: PageList,
-    key: MrKey,
-}
-
-impl Lendable {
-    // Registers the first `length` octets under the next key: whoever kept the last one is refused.
-    fn register(&self, length: u32, access: Access) -> wr::FastRegister<'_> {
-        wr::FastRegister::new(self.key.advance(), &self.pages)
-            .length(length)
-            .access(access)
-    }
-}
-
 // The client: lends the file to the server, window by window.
 fn send_file(
     side: &Side,
-    windows: &[Lendable],
+    windows: &[Lent],
     source: &File,
     from: &Path,
     progress: impl Fn(u64),
 ) -> Result<Moved> {
     let mut free: Vec<usize> = (0..windows.len()).collect();
-    // What each window waits for: that its message has gone, and that it was given back.
+    // What each window waits for: that it is open, that its message has gone, and that it was given back.
     let mut awaited = vec![0; windows.len()];
     let mut lengths = vec![0; windows.len()];
     let mut fetched = 0;
@@ -455,7 +473,7 @@ fn send_file(
             digest.update(&octets[..length]);
             windows[index].memory.write(0, &octets[..length])?;
             lend(side, index, &windows[index], length as u32, moved.bytes)?;
-            (awaited[index], lengths[index]) = (2, length as u64);
+            (awaited[index], lengths[index]) = (3, length as u64);
             moved.bytes += length as u64;
             moved.requests += 1;
         }
@@ -467,13 +485,9 @@ fn send_file(
             .iter_mut()
             .filter(|done| !is_look(done))
         {
-            let index = match done.invalidated_rkey() {
-                Some(key) => windows
-                    .iter()
-                    .position(|window| window.key.rkey() == key)
-                    .ok_or("the server ended a key that it was not lent")?,
-                None if done.opcode.is_receive() => return Err("a message out of turn".into()),
-                None => done.wr_id as usize,
+            let index = match done.opcode.is_receive() {
+                true => given_back(side, windows, done)?,
+                false => done.wr_id as usize,
             };
             done.take_buffers().for_each(drop);
             awaited[index] -= 1;
@@ -490,26 +504,41 @@ fn send_file(
     Ok(moved)
 }
 
-// Registers a window and tells the server: one doorbell, because what is posted later sees the registration.
-fn lend(side: &Side, index: usize, window: &Lendable, length: u32, offset: u64) -> Result<()> {
-    let register = window.register(length, Access::REMOTE_READ);
-    let remote = window.key.remote(window.memory.address());
+// Opens a window and tells the server: what is posted later sees it open.
+fn lend(side: &Side, index: usize, window: &Lent, length: u32, offset: u64) -> Result<()> {
+    let opening = window.access.register_first(length);
+    side.post_portable(opening.wr_id(index as u64))?;
     let message = Message::Window {
-        remote,
+        remote: window.access.remote(),
         length,
         offset,
+        is_for_one_use: window.access.invalidation().is_some(),
+    };
+    side.say(&message, index as u64)
+}
+
+// Which window the server has done with. Its message has closed it, or else the client does.
+fn given_back(side: &Side, windows: &[Lent], done: &Completion) -> Result<usize> {
+    let Message::Back { rkey } = Message::decode(done.buffer())? else {
+        return Err("a message out of turn".into());
+    };
+    let is_it = |window: &Lent| window.access.remote().rkey == rkey;
+    let index = windows.iter().position(is_it);
+    let index = index.ok_or("the server gave back a key that it was not lent")?;
+    if done.invalidated_rkey().is_some_and(|ended| ended != rkey) {
+        return Err("the server ended another key than it says".into());
     }
-    .encode();
-    let mut batch = Batch::with_capacity(2);
-    batch.push(register);
-    batch.push(wr::Send::new(&*message).signaled(index as u64));
-    Ok(side.qp.post(&mut batch)?)
+    let closing = windows[index].access.invalidation();
+    if let Some(closing) = closing.filter(|_| done.invalidated_rkey().is_none()) {
+        side.post(closing)?;
+    }
+    Ok(index)
 }
 
 // Tells the server that this was all, and waits until it has that.
 fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()> {
     let (bytes, digest) = (moved.bytes, moved.digest);
-    side.post(wr::Send::new(&*Message::End { bytes, digest }.encode()).signaled(LOOK))?;
+    side.say(&Message::End { bytes, digest }, LOOK)?;
     loop {
         for done in side.wait(slots)? {
             if done.opcode.is_receive() {
@@ -527,13 +556,11 @@ fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()>
 // The server: fetches what it is lent, and writes it.
 fn store_file(
     side: &Side,
-    sinks: &[Lendable],
+    sinks: &[Filled],
     target: &File,
     to: &Path,
     progress: impl Fn(u64),
 ) -> Result<Moved> {
-    // On some transports a peer may write a sink while it is registered: that is why its key ends with the read.
-    let access = read_sink_access(&side.context).access;
     let mut free: Vec<usize> = (0..sinks.len()).collect();
     let mut lent: VecDeque<Window> = VecDeque::new();
     let mut fetching: VecDeque<Piece> = VecDeque::new();
@@ -551,7 +578,7 @@ fn store_file(
             if piece.ends.is_some() {
                 lent.pop_front();
             }
-            fetch(side, &sinks[sink], &piece, access)?;
+            fetch(side, &sinks[sink], &piece)?;
             fetching.push_back(piece);
         }
         for done in side
@@ -565,18 +592,22 @@ fn store_file(
                         remote,
                         length,
                         offset,
+                        is_for_one_use,
                     } => {
                         lent.push_back(Window {
                             remote,
                             length,
                             offset,
+                            is_for_one_use,
                         });
                     }
                     Message::End { bytes, digest } => {
                         total = Some(bytes);
                         moved.peer_digest = digest;
                     }
-                    Message::File { .. } => return Err("a message out of turn".into()),
+                    Message::File { .. } | Message::Back { .. } => {
+                        return Err("a message out of turn".into());
+                    }
                 }
                 done.take_buffers().for_each(drop);
                 continue;
@@ -598,10 +629,12 @@ fn store_file(
             moved.bytes += u64::from(piece.length);
             moved.requests += 1;
             progress(moved.bytes);
-            if let Some(key) = piece.ends {
+            if let Some(rkey) = piece.ends {
                 // A receive for the client's next message has to be there before it may send one.
                 side.post_receives()?;
-                side.post(wr::SendWithInvalidate::new((), key))?;
+                let message = Message::Back { rkey }.encode();
+                let ended = piece.is_for_one_use.then_some(rkey);
+                side.post_portable(SendAndInvalidate::new(&message, ended).wr_id(LOOK))?;
             }
         }
     }
@@ -610,16 +643,17 @@ fn store_file(
     }
     moved.digest = digest.finalize().into();
     let (bytes, digest) = (moved.bytes, moved.digest);
-    side.post(wr::Send::new(&*Message::End { bytes, digest }.encode()))?;
+    side.say(&Message::End { bytes, digest }, LOOK)?;
     Ok(moved)
 }
 
 // A read whose sink is registered for it, and no longer registered when it has completed: one completion.
-fn fetch(side: &Side, sink: &Lendable, piece: &Piece, access: Access) -> Result<()> {
-    side.post(sink.register(piece.length, access))?;
-    let target = sink.key.sink(sink.memory.address(), piece.length);
-    let read = ReadAndInvalidate::new(piece.remote, &target).wr_id(piece.sink as u64);
-    Ok(side.qp.post_portable(read)?)
+fn fetch(side: &Side, filled: &Filled, piece: &Piece) -> Result<()> {
+    let mut batch = Batch::with_capacity(1);
+    batch.extend(filled.sink.register(piece.length));
+    side.qp.post(&mut batch)?;
+    let sink = filled.sink.sink(piece.length);
+    side.post_portable(ReadAndInvalidate::new(piece.remote, &sink).wr_id(piece.sink as u64))
 }
 
 /// A part of the file in the client's memory, less what was asked for already.
@@ -627,6 +661,7 @@ struct Window {
     remote: RemoteAddress,
     length: u32,
     offset: u64,
+    is_for_one_use: bool,
 }
 
 struct Piece {
@@ -636,6 +671,7 @@ struct Piece {
     offset: u64,
     // The key that the client gets back when this has arrived.
     ends: Option<RKey>,
+    is_for_one_use: bool,
 }
 
 impl Window {
@@ -652,6 +688,7 @@ impl Window {
             length,
             offset,
             ends,
+            is_for_one_use: self.is_for_one_use,
         }
     }
 }
@@ -660,12 +697,15 @@ impl Window {
 enum Message {
     /// The client has a file of this name.
     File { name: String },
-    /// The client lends a window.
+    /// The client lends a window, under a key that a message can end, or that lasts.
     Window {
         remote: RemoteAddress,
         length: u32,
         offset: u64,
+        is_for_one_use: bool,
     },
+    /// The server has done with the window of this key.
+    Back { rkey: RKey },
     /// That was all, and its digest; and, from the server, it has arrived, and this is what did.
     End { bytes: u64, digest: Digest },
 }
@@ -673,6 +713,8 @@ enum Message {
 impl Message {
     /// Octets of the longest, which has a name.
     const MOST: usize = 4 + 255;
+    /// Octets of that which gives a key back.
+    const SHORTEST: usize = 4 + 4;
 
     fn encode(&self) -> Vec<u8> {
         let mut octets = Vec::with_capacity(64);
@@ -681,11 +723,17 @@ impl Message {
                 remote,
                 length,
                 offset,
+                is_for_one_use,
             } => {
                 octets.extend(1u32.to_be_bytes());
                 octets.extend(remote.to_bytes());
                 octets.extend(offset.to_be_bytes());
                 octets.extend(length.to_be_bytes());
+                octets.extend(u32::from(*is_for_one_use).to_be_bytes());
+            }
+            Self::Back { rkey } => {
+                octets.extend(4u32.to_be_bytes());
+                octets.extend(rkey.value().to_be_bytes());
             }
             Self::End { bytes, digest } => {
                 octets.extend(2u32.to_be_bytes());
@@ -712,10 +760,12 @@ impl Message {
                 let remote = RemoteAddress::from_bytes(remote);
                 let offset = long(octets)?;
                 let length = short(octets).filter(|length| (1..=WINDOW).contains(length))?;
+                let is_for_one_use = short(octets)? != 0;
                 Self::Window {
                     remote,
                     length,
                     offset,
+                    is_for_one_use,
                 }
             }
             2 => Self::End {
@@ -727,6 +777,9 @@ impl Message {
                 let name = name.to_owned();
                 Self::File { name }
             }
+            4 => Self::Back {
+                rkey: RKey::new(short(octets)?),
+            },
             _ => return None,
         };
         octets.is_empty().then_some(message)

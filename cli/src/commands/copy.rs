@@ -101,6 +101,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 // A device of its own, so that the link of the others stays as it is.
 fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
     crate::output::device(name)?;
+    anyhow::ensure!(
+        emulated::kinds().iter().any(|kind| kind.name() == name),
+        "{name} is no emulated device: it has no faults"
+    );
     let options = EmulatedOptions {
         faults,
         ..EmulatedOptions::default()

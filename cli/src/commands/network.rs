@@ -119,8 +119,21 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// The device at an address of this machine.
+    /// The device at an address of this machine. One that is not emulated has its own, and is reached through those that lead
+    /// to it.
     pub(crate) fn at(&self, address: IpAddr) -> anyhow::Result<Device> {
+        if !emulated::kinds()
+            .iter()
+            .any(|kind| kind.name() == self.device)
+        {
+            let device = crate::output::device(&self.device)?;
+            anyhow::ensure!(
+                self.fault.is_none() && CAPTURE.get().is_none(),
+                "{} is no emulated device: it has neither faults nor captures",
+                self.device
+            );
+            return Ok(device);
+        }
         // One that is registered there is as good, unless its link is to be bad.
         if self.fault.is_none() && CAPTURE.get().is_none() {
             let registry = polyverbs::registry()?;
