@@ -43,6 +43,8 @@ struct Polled {
     last: usize,
     /// Taken from the library before the program asked for them.
     kept: VecDeque<Completion>,
+    /// Of the flags of an entry, those of which each says that a key was invalidated.
+    with_inv: u32,
 }
 
 /// The requests of a queue pair that complete here.
@@ -104,6 +106,7 @@ impl CompletionQueue {
                 last: 0,
                 // Arming allocates nothing: it keeps one at most.
                 kept: VecDeque::with_capacity(1),
+                with_inv: context.with_inv,
             }),
             notices,
             watch: Mutex::new(Some(watch)),
@@ -258,6 +261,13 @@ impl Polled {
         self.queue_pairs.get_mut(self.last)
     }
 
+    #[inline(always)]
+    fn flags(&self, entry: &IbvWc) -> WcFlags {
+        let mut flags = WcFlags::from_bits_truncate(entry.wc_flags as u8);
+        flags.set(WcFlags::WITH_INV, entry.wc_flags & self.with_inv != 0);
+        flags
+    }
+
     /// Writes a completion where the program is told of it: not of a queue pair that is no more, nor of a request that
     /// completes unseen.
     #[inline(always)]
@@ -287,10 +297,7 @@ impl Polled {
         slot.opcode = opcode;
         // Of a failure, the library says no more than which and why.
         (slot.wc_flags, slot.byte_len) = match status.is_success() {
-            true => (
-                WcFlags::from_bits_truncate(entry.wc_flags as u8),
-                entry.byte_len,
-            ),
+            true => (self.flags(entry), entry.byte_len),
             false => (WcFlags::empty(), 0),
         };
         slot.qp_num = Qpn::new(entry.qp_num);

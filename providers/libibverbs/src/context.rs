@@ -23,6 +23,8 @@ use crate::worker::Worker;
 pub(crate) struct Context {
     pub(crate) live: Live<IbvContext>,
     pub(crate) limits: Limits,
+    /// See [`device::with_inv`].
+    pub(crate) with_inv: u32,
     pub(crate) keys: Mutex<KeyHistory>,
     pub(crate) connections: Arc<Connections>,
     worker: Worker,
@@ -60,9 +62,11 @@ impl Context {
         attributes: &DeviceAttributes,
         connections: Arc<Connections>,
     ) -> Result<Arc<Self>, VerbError> {
+        let with_inv = device::with_inv(&live)?;
         Ok(Arc::new(Self {
             live,
             limits: attributes.limits,
+            with_inv,
             keys: Mutex::default(),
             connections,
             worker: Worker::start()?,

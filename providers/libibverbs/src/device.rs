@@ -126,6 +126,21 @@ const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
     .union(BaselineGaps::NO_ZBVA)
     .union(BaselineGaps::NO_READ_WITH_INVALIDATE);
 
+/// The flags of a completion of which each says that a key was invalidated. Linux's rxe writes its kernel's bit
+/// (`IB_WC_WITH_INVALIDATE`) where user space has another.
+///
+/// # Errors
+/// The device does not say whose it is.
+pub(crate) fn with_inv(context: &Live<IbvContext>) -> Result<u32, VerbError> {
+    const RXE: u32 = 0xff_ffff;
+    const OF_USER_SPACE: u32 = 1 << 3;
+    const OF_THE_KERNEL: u32 = 1 << 2;
+    Ok(match context.query_device()?.vendor_id {
+        RXE => OF_USER_SPACE | OF_THE_KERNEL,
+        _ => OF_USER_SPACE,
+    })
+}
+
 // Of what iWARP devices do not say, two vendors' are known to have more than the rest.
 const SIW: u32 = 0x62_6d_74;
 const POLYVERBS: u32 = 0x02_70_76;
