@@ -723,7 +723,20 @@ enum SinkMeans {
     Region(Mr),
 }
 
+fn has_keys_for_one_read(features: Features) -> bool {
+    let ends = Features::READ_WITH_INVALIDATE | Features::LOCAL_INVALIDATE_FENCE;
+    features.contains(Features::BMME) && features.intersects(ends)
+}
+
 impl ReadSink {
+    /// A sink without memory as it is on this device, for a [`Plan`].
+    pub fn outline(context: &Context) -> Sink {
+        match has_keys_for_one_read(context.features()) {
+            true => Sink::default(),
+            false => Sink::lasting(Sge::default()),
+        }
+    }
+
     /// Prepares `memory` to be filled by reads.
     ///
     /// `allow_plain_region` allows, where nothing better exists and the transport wants it, a region that peers who know its
@@ -739,9 +752,7 @@ impl ReadSink {
         let (memory, context) = (memory.into(), pd.context());
         let (address, attributes) = (memory.address(), context.attributes());
         let ReadSinkAccess { access, exposes } = sink_access(attributes.gaps);
-        let ends = Features::READ_WITH_INVALIDATE | Features::LOCAL_INVALIDATE_FENCE;
-        let features = context.features();
-        if features.contains(Features::BMME) && features.intersects(ends) {
+        if has_keys_for_one_read(context.features()) {
             let pages = match page_list(&memory, &attributes.limits) {
                 Ok(pages) => pages,
                 Err(error) => return Started::ready(Err(error)),

@@ -1,11 +1,12 @@
 //! Portable operations: the plan is what is posted.
 
+use verbs_api::capability::BaselineGaps;
 use verbs_api::provider::Operation as _;
 use verbs_api::*;
 use verbs_api::{
     portable::{
-        Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, RemoteAccess, Sink,
-        read_sink_access,
+        Plan, PlanStep, ReadAndInvalidate, ReadSink, RegisterForRemoteAccess, RemoteAccess,
+        SendAndInvalidate, Sink, read_sink_access,
     },
     wr::{self, PostReason, SendFlags},
 };
@@ -122,6 +123,80 @@ fn access_is_opened_by_the_best_means_and_its_plan_is_what_is_posted() {
         pd.destroy().wait().unwrap();
     }
     assert!(RegisterForRemoteAccess::outline(Features::empty(), false).is_err());
+}
+
+/// What is posted for a read into a prepared sink on a device with these features and gaps.
+fn sunk(
+    features: Features,
+    gaps: BaselineGaps,
+    allow_plain: bool,
+) -> Result<Vec<Operations>, VerbError> {
+    let mut attributes = mock::attributes("mock0");
+    (attributes.features, attributes.gaps) = (features, gaps);
+    let (mock, _, context) = mock::open_with(attributes);
+    let pd = context.alloc_pd().wait()?;
+    let cq = context.create_cq(64).wait()?;
+    let make = || pd.create_qp(QpOptions::rc(&cq).reserve_portable(1)).wait();
+    let (a, b) = (make()?, make()?);
+    connect_pair(&a, &b, Access::empty()).wait()?;
+    let memory = Memory::zeroed(10_000).unwrap();
+    let sink = ReadSink::prepare(&pd, &memory, allow_plain).wait()?;
+    let mut batch = Batch::with_capacity(1);
+    batch.extend(sink.register(64));
+    a.post(&mut batch).unwrap();
+    let remote = RemoteAddress::new(1, RKey::new(2));
+    let read = ReadAndInvalidate::new(remote, &sink.sink(64)).wr_id(3);
+    let plan = context
+        .plan(&ReadAndInvalidate::new(
+            remote,
+            &ReadSink::outline(&context),
+        ))
+        .unwrap();
+    a.post_portable(read).unwrap();
+    let steps = posted(&mock);
+    assert!(steps.ends_with(&plan.steps), "the plan is what is posted");
+    let mut slots: [Completion; 4] = Default::default();
+    assert_eq!(cq.poll(&mut slots).unwrap().len(), 1, "one completion");
+    sink.revoke().wait()?;
+    assert_eq!(mock.live("mr"), 0);
+    Ok(steps.iter().map(|step| step.operation).collect())
+}
+
+#[test]
+fn a_sink_is_registered_for_each_read_where_there_are_keys_for_that_and_a_region_elsewhere() {
+    use Operations as Op;
+    let fenced = Features::BMME | Features::LOCAL_INVALIDATE_FENCE;
+    let none = BaselineGaps::empty();
+    let three = vec![Op::FAST_REGISTER, Op::READ, Op::LOCAL_INV];
+    assert_eq!(sunk(fenced, none, false), Ok(three));
+    // Keys that no read could end are of no use here.
+    assert_eq!(sunk(Features::BMME, none, false), Ok(vec![Op::READ]));
+    assert_eq!(sunk(Features::empty(), none, false), Ok(vec![Op::READ]));
+    // A transport that opens sinks to peers does so only where the program has allowed it.
+    let open = BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE;
+    let missing = Features::BMME;
+    let refused = Err(VerbError::Unsupported { missing });
+    assert_eq!(sunk(Features::empty(), open, false), refused);
+    assert_eq!(sunk(Features::empty(), open, true), Ok(vec![Op::READ]));
+}
+
+#[test]
+fn a_message_ends_a_key_where_the_device_has_such_messages() {
+    let key = Some(RKey::new(0x123));
+    let lowered = |features, key| {
+        let plan = Plan::of(&SendAndInvalidate::new(b"done", key), features).unwrap();
+        assert_eq!(plan.slots(), 1);
+        plan.steps[0].operation
+    };
+    for features in [Features::BMME, Features::WINDOW_2B] {
+        assert_eq!(lowered(features, key), Operations::SEND_WITH_INV);
+        assert_eq!(
+            lowered(features, None),
+            Operations::SEND,
+            "a key that lasts"
+        );
+    }
+    assert_eq!(lowered(Features::empty(), key), Operations::SEND);
 }
 
 // covers 2.60

@@ -4,9 +4,10 @@ use std::io::Write as _;
 
 use clap::ValueEnum;
 use polyverbs::{
-    Context, RemoteAddress, Requirements,
+    Context, RKey, RemoteAddress, Requirements,
     portable::{
-        Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, Sink, read_sink_access,
+        Plan, PlanStep, ReadAndInvalidate, ReadSink, RegisterForRemoteAccess, SendAndInvalidate,
+        read_sink_access,
     },
     wr::SendFlags,
 };
@@ -39,6 +40,8 @@ enum Operation {
     ReadAndInvalidate,
     /// Open memory to a peer under a fresh key
     RegisterForRemoteAccess,
+    /// Send a message that ends a key of the peer's
+    SendAndInvalidate,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -46,8 +49,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let context = device.open(&Requirements::everything_of(&device.attributes()))?;
     let plan = match arguments.operation {
         Operation::ReadAndInvalidate => {
-            let operation = ReadAndInvalidate::new(RemoteAddress::default(), &Sink::default());
-            context.plan(&operation)?
+            let sink = ReadSink::outline(&context);
+            context.plan(&ReadAndInvalidate::new(RemoteAddress::default(), &sink))?
+        }
+        Operation::SendAndInvalidate => {
+            let key = Some(RKey::default());
+            context.plan(&SendAndInvalidate::new(&[], key))?
         }
         Operation::RegisterForRemoteAccess => {
             context.plan(&RegisterForRemoteAccess::outline(context.features(), true)?)?
@@ -71,7 +78,7 @@ fn note(operation: Operation, context: &Context) -> Option<String> {
         Operation::ReadAndInvalidate => {
             Some(format!("the sink needs {}", read_sink_access(context)))
         }
-        Operation::RegisterForRemoteAccess => None,
+        Operation::RegisterForRemoteAccess | Operation::SendAndInvalidate => None,
     }
 }
 
