@@ -99,6 +99,10 @@ const ABOUT: &[(&str, &str)] = &[
     ("NO_REREG_MR", "a region cannot be changed"),
     ("NO_RESIZE_CQ", "a completion queue keeps its size"),
     ("NO_RC", "no reliable connections"),
+    (
+        "NO_MODIFY_TO_RTR",
+        "a queue pair is ready when its peer connects, not before",
+    ),
     // Limits.
     ("max_qp", "queue pairs"),
     ("max_qp_wr", "requests outstanding on a queue"),

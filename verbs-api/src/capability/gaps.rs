@@ -39,5 +39,9 @@ bitflags! {
         const NO_RESIZE_CQ = 1 << 13;
         /// No reliable connections. Devices with datagrams of their own only.
         const NO_RC = 1 << 14;
+        /// Queue pairs are not modified to RTR: a connection brings them up to RTS at once. [`Qp::connect`](crate::Qp::connect)
+        /// ends when the peer connects too, and both are of one process. iWARP by a library of C: the kernel's drivers begin
+        /// with a stream.
+        const NO_MODIFY_TO_RTR = 1 << 15;
     }
 }

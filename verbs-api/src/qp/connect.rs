@@ -378,7 +378,8 @@ impl Qp {
     /// Of the first step that failed; the queue pair stays in the state that it had reached.
     pub fn modify_in_turn(&self, steps: [QpAttributes; 3]) -> Started<()> {
         let ops = Arc::clone(self.ops());
-        self.request(Ok(()), move |reply| modify_in_turn(ops, steps, reply))
+        let check = steps.iter().try_for_each(|step| self.check_step(step));
+        self.request(check, move |reply| modify_in_turn(ops, steps, reply))
     }
 
     /// Brings a datagram queue pair from RESET to ready to send.

@@ -7,7 +7,7 @@ use super::options::{rules, why_closed};
 use super::poster::Poster;
 use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpState, QpStatus, QpType};
 use crate::argument::ArgumentReason;
-use crate::capability::Features;
+use crate::capability::{BaselineGaps, Features};
 use crate::control::Started;
 use crate::cq::CqObject;
 use crate::error::VerbError;
@@ -431,12 +431,14 @@ impl Qp {
     ///
     /// # Errors
     /// [`BadModify`](crate::qp::BadModify) names the states and the attributes that are missing,
-    /// forbidden or out of range; nothing was changed.
+    /// forbidden or out of range; nothing was changed. Some devices do not modify to RTR:
+    /// [`BaselineGaps::NO_MODIFY_TO_RTR`].
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attributes: QpAttributes) -> Started<()> {
         let ops = Arc::clone(self.ops());
         if attributes.qp_state != Some(QpState::Reset) {
-            return self.request(Ok(()), move |reply| ops.modify(attributes, reply));
+            let check = self.check_step(&attributes);
+            return self.request(check, move |reply| ops.modify(attributes, reply));
         }
         let (id, queues) = (self.id(), self.queues().clone());
         self.request(Ok(()), move |reply| {
@@ -455,6 +457,15 @@ impl Qp {
     /// end, as iWARP does. For connection managers, before the queue pair is ready to receive; until it is reset.
     pub fn keep_receives(&self) {
         self.ops().keep_receives();
+    }
+
+    // Whether queue pairs of the device are modified so.
+    pub(super) fn check_step(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
+        let context = self.object.node.context();
+        match attributes.qp_state {
+            Some(QpState::Rtr) => context.check_gap(BaselineGaps::NO_MODIFY_TO_RTR),
+            _ => Ok(()),
+        }
     }
 
     // One control request on this queue pair: shown as its holder until it has ended.
