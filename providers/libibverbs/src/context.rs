@@ -133,6 +133,7 @@ impl Context {
         }
         for queue_pair in &queue_pairs {
             queue_pair.flush();
+            queue_pair.call_off(&VerbError::DeviceRemoved);
         }
         true
     }

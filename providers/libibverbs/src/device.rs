@@ -124,7 +124,8 @@ const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
     .union(BaselineGaps::NO_BMME)
     .union(BaselineGaps::NO_LOCAL_INVALIDATE_FENCE)
     .union(BaselineGaps::NO_ZBVA)
-    .union(BaselineGaps::NO_READ_WITH_INVALIDATE);
+    .union(BaselineGaps::NO_READ_WITH_INVALIDATE)
+    .union(BaselineGaps::NO_MODIFY_TO_RTR);
 
 /// The flags of a completion of which each says that a key was invalidated. Linux's rxe writes its kernel's bit
 /// (`IB_WC_WITH_INVALIDATE`) where user space has another.

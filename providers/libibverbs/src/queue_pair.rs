@@ -8,7 +8,9 @@ use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr
 use verbs_api::capability::{Features, Limits, Mtu};
 use verbs_api::ids::{Gid, Qpn};
 use verbs_api::provider::{Common, Operation, PostOps, QpInit, QpOps, Reply, modify_in_turn, own};
-use verbs_api::qp::{QpAttributes, QpCap, QpEndpoint, QpState, QpStatus, QpType, check_modify};
+use verbs_api::qp::{
+    BadModify, QpAttributes, QpCap, QpEndpoint, QpState, QpStatus, QpType, check_modify,
+};
 use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, SendFlags, WorkRequest};
 use verbs_api::{ErrorKind, RKey, VerbError};
 
@@ -234,8 +236,9 @@ impl Own {
             "the library answers a state that is none",
         ))?;
         let connections = &self.context.connections;
-        // A driver that does not tell leaves it as it was, which is RESET.
-        if state == QpState::Reset && connections.are_brought_up_here() {
+        // A driver of iWARP has one state before there is a stream, and may call it INIT; one that does not tell leaves RESET.
+        let is_unconnected = matches!(state, QpState::Reset | QpState::Init);
+        if is_unconnected && connections.are_brought_up_here() {
             state = connections.states().get(self.qp_num).unwrap_or(state);
         }
         Ok((state, attr.sq_draining != 0))
@@ -260,35 +263,33 @@ impl Own {
         }
     }
 
-    fn modify(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
-        let (state, _) = self.state()?;
+    /// The state that these attributes lead to from another.
+    fn check_step(&self, from: QpState, attributes: &QpAttributes) -> Result<QpState, BadModify> {
         let Limits {
             max_qp_init_rd_atom,
             max_qp_rd_atom,
             phys_port_cnt,
             ..
         } = self.context.limits;
-        let limits = (
+        check_modify(
+            self.qp_type,
+            from,
+            attributes,
             max_qp_init_rd_atom.into(),
             max_qp_rd_atom.into(),
             phys_port_cnt.into(),
-        );
-        let to = check_modify(
-            self.qp_type,
-            state,
-            attributes,
-            limits.0,
-            limits.1,
-            limits.2,
-        )?;
+        )
+    }
+
+    fn modify(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
+        let (state, _) = self.state()?;
+        let to = self.check_step(state, attributes)?;
         if let Some(port) = attributes.port_num {
             let port = device::port(&self.context.live, port)?;
             self.max_datagram
                 .store(port.active_mtu.octets(), Ordering::Relaxed);
         }
-        let mut attributes = *attributes;
-        attributes.path_mtu = attributes.path_mtu.map(|mtu| self.carried_by_port(mtu));
-        let attributes = &attributes;
+        let attributes = &self.in_force(attributes);
         if to == QpState::Reset {
             self.keep_completions();
         }
@@ -299,16 +300,62 @@ impl Own {
             false => error,
         })?;
         self.context.connections.states().set(self.qp_num, to);
-        let mut set = lock(&self.set);
-        *set = match to {
-            QpState::Reset => QpAttributes::new(),
-            _ => set.merged(attributes),
-        };
-        drop(set);
+        if matches!(to, QpState::Reset | QpState::Err) && state == QpState::Init {
+            self.call_off(&VerbError::Canceled);
+        }
+        self.keep(to, attributes);
         if to == QpState::Reset {
             self.forget_requests();
         }
         Ok(())
+    }
+
+    /// What a query tells from now on.
+    fn keep(&self, state: QpState, attributes: &QpAttributes) {
+        let mut set = lock(&self.set);
+        *set = match state {
+            QpState::Reset => QpAttributes::new(),
+            _ => set.merged(attributes),
+        };
+    }
+
+    /// Attributes as the port lets them be.
+    fn in_force(&self, attributes: &QpAttributes) -> QpAttributes {
+        let path_mtu = attributes.path_mtu.map(|mtu| self.carried_by_port(mtu));
+        QpAttributes {
+            path_mtu,
+            ..*attributes
+        }
+    }
+
+    /// Connects it, in INIT, to a queue pair that names it too, now or later.
+    fn meet(self: Arc<Self>, peer: Qpn, [rtr, rts]: [QpAttributes; 2], reply: Reply<()>) {
+        let is_possible = self
+            .check_step(QpState::Init, &rtr)
+            .and_then(|state| self.check_step(state, &rts));
+        if let Err(error) = is_possible {
+            return reply.send(Err(error.into()));
+        }
+        let names = Names {
+            own: self.qp_num,
+            peer: peer.value(),
+        };
+        let reads = (rtr.max_dest_rd_atomic, rts.max_rd_atomic);
+        let own = Arc::clone(&self);
+        let then = move |done: Result<(), VerbError>| {
+            if done.is_ok() {
+                own.keep(QpState::Rts, &own.in_force(&rtr.merged(&rts)));
+            }
+            reply.send(done);
+        };
+        self.context
+            .connections
+            .meet(names, reads, Reply::new(then));
+    }
+
+    /// A connection that is not there yet is not going to be.
+    pub(crate) fn call_off(&self, why: &VerbError) {
+        self.context.connections.call_off(self.qp_num, why);
     }
 
     fn has_overrun(&self) -> bool {
@@ -474,15 +521,10 @@ impl QpOps for QueuePair {
         if !self.own.context.connections.are_brought_up_here() {
             return modify_in_turn(self, steps, reply);
         }
-        let names = Names {
-            own: self.own.qp_num,
-            peer: peer.qp_num.value(),
-        };
-        let [init, rtr, rts] = steps;
+        let (peer, [init, rtr, rts]) = (peer.qp_num, steps);
         let own = Arc::clone(&self.own);
-        let reads = (rtr.max_dest_rd_atomic, rts.max_rd_atomic);
         let then = move |done: Result<(), VerbError>| match done {
-            Ok(()) => own.context.connections.meet(names, reads, reply),
+            Ok(()) => own.meet(peer, [rtr, rts], reply),
             Err(error) => reply.send(Err(error)),
         };
         self.modify(init, Reply::new(then));

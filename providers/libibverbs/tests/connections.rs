@@ -11,9 +11,10 @@ use capability_matrix::Matrix;
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, flush,
 };
+use verbs_api::capability::BaselineGaps;
 use verbs_api::completion::WcStatus;
 use verbs_api::probe::Verdict;
-use verbs_api::qp::QpState;
+use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::wr::{self, ReceiveRequest, UdDestination};
 use verbs_api::{
     Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, Started, VerbError,
@@ -380,6 +381,33 @@ fn queue_pairs_of_iwarp_that_name_each_other_are_connected() -> Outcome {
     let refused = done(refused).err().ok_or("it was connected")?.to_string();
     assert!(refused.contains("Connector"), "{refused}");
     Ok(())
+}
+
+// covers 7.89
+#[test]
+fn a_queue_pair_of_iwarp_that_waits_for_its_peer_is_called_off_and_connected_anew() -> Outcome {
+    let rig = Rig::new("iw0@libibverbs")?;
+    let access = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let (at_near, at_far) = (rig.near.endpoint()?, rig.far.endpoint()?);
+    for called_off in [QpState::Err, QpState::Reset] {
+        let mut waiting = rig.near.connect(&at_far, access);
+        let [_, rtr, _] = rig.near.connect_steps(&at_far, access)?;
+        let refused = rig.near.modify(rtr).wait();
+        let gap = BaselineGaps::NO_MODIFY_TO_RTR;
+        assert_eq!(refused, Err(VerbError::BaselineGap(gap)));
+        let to = QpAttributes::new().qp_state(called_off);
+        rig.near.modify(to).wait()?;
+        let ended = waiting.wait_for(PATIENCE);
+        assert_eq!(ended, Err(VerbError::Canceled));
+        assert_eq!(rig.near.query()?.state, called_off);
+        rig.near
+            .modify(QpAttributes::new().qp_state(QpState::Reset))
+            .wait()?;
+    }
+    let first = rig.far.connect(&at_near, access);
+    done(rig.near.connect(&at_far, access))?;
+    done(first)?;
+    rig.carry()
 }
 
 // covers 1.20

@@ -272,7 +272,7 @@ impl Manager {
         };
         if self.is_iwarp() {
             match told {
-                Told::Accepted(_) | Told::Completed => self.states.set(qp_num, QpState::Rts),
+                Told::Accepted(_) | Told::Completed => self.states.begin(qp_num),
                 _ => self.states.end(qp_num),
             }
         }

@@ -59,15 +59,30 @@ impl Connections {
     /// There will be no queue pair of this number any more: ends its connection, and answers its state.
     pub(crate) fn gone(&self, qp_num: u32) -> Option<Known> {
         let known = self.states.remove(qp_num);
-        let mut pairs = lock(&self.pairs);
-        let is_of = |names: &Names| names.own == qp_num || names.peer == qp_num;
-        let left: Vec<_> = pairs.waiting.extract_if(|names, _| is_of(names)).collect();
-        drop(pairs);
-        for (_, end) in left {
-            end.reply.send(Err(not_here()));
-        }
+        self.end_waiting(
+            |names| names.own == qp_num || names.peer == qp_num,
+            &not_here(),
+        );
         self.forget(qp_num);
         known
+    }
+
+    /// A queue pair is not to be connected any more, whose peer may still be.
+    pub(crate) fn call_off(&self, qp_num: u32, why: &VerbError) {
+        self.end_waiting(|names| names.own == qp_num, why);
+        self.forget(qp_num);
+    }
+
+    fn end_waiting(&self, is_over: impl Fn(&Names) -> bool, why: &VerbError) {
+        let mut pairs = lock(&self.pairs);
+        let over: Vec<_> = pairs
+            .waiting
+            .extract_if(|names, _| is_over(names))
+            .collect();
+        drop(pairs);
+        for (_, end) in over {
+            end.reply.send(Err(why.clone()));
+        }
     }
 
     fn forget(&self, qp_num: u32) {

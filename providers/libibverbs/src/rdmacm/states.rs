@@ -51,6 +51,15 @@ impl States {
         }
     }
 
+    /// It is connected, where it still waits for that.
+    pub(super) fn begin(&self, qp_num: u32) {
+        if let Some(known) = lock(&self.0).get_mut(&qp_num)
+            && known.state == QpState::Init
+        {
+            known.state = QpState::Rts;
+        }
+    }
+
     /// Its connection has ended.
     pub(super) fn end(&self, qp_num: u32) {
         let mut states = lock(&self.0);
