@@ -12,7 +12,7 @@ use block_loopback::BlockLoopback;
 use verbs_api::objects::ObjectKind;
 use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
 use verbs_api::{
-    Access, DestroyError, Operations, Qp, QpOptions, Started, Transport,
+    Access, DestroyError, Operations, Qp, QpOptions, Started, Transport, VerbError,
     capability::{BaselineGaps, Mtu},
     ids::{Gid, Psn, Qpn},
 };
@@ -126,11 +126,8 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         .operations
         .unwrap_or_else(|| everything(kind, &device.context));
     let qp = own.create_qp(options.operations(operations)).wait()?;
-    // iWARP knows no state before the one that connections begin in, where receives may be posted: verbs call it INIT.
     if device.context.attributes().transport == Transport::Iwarp {
-        let idle = QpAttributes::new().qp_state(QpState::Init);
-        let idle = idle.pkey_index(0).port_num(1);
-        qp.modify(idle.qp_access_flags(Access::empty())).wait()?;
+        make_idle(&qp)?;
     }
     init.cap = (&qp.cap()).into();
     let mut public = public_part(public, &qp, init.qp_type, init.qp_context);
@@ -138,6 +135,17 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     (public.qp.send_cq, public.qp.recv_cq) = (init.send_cq, init.recv_cq);
     public.slots = plan.slots;
     Ok(place(device, public, qp, sq_sig_all, is_extended))
+}
+
+/// iWARP knows no state before the one that connections begin in, where receives may be posted: verbs call it INIT. On a
+/// completion queue that has overrun it is never reached.
+fn make_idle(qp: &Qp) -> Result<(), Errno> {
+    let idle = QpAttributes::new().qp_state(QpState::Init);
+    let idle = idle.pkey_index(0).port_num(1);
+    match qp.modify(idle.qp_access_flags(Access::empty())).wait() {
+        Ok(()) | Err(VerbError::CqOverrun) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The structure of a target, which has neither domain nor queues of its own.
