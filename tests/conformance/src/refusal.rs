@@ -1,6 +1,6 @@
 //! What a device does not have, it refuses: by name, at once, and with nothing left behind.
 
-use verbs_api::qp::QpType;
+use verbs_api::qp::{QpAttributes, QpEndpoint, QpState, QpType};
 use verbs_api::{
     Access, DestroyError, ErrorKind, Features, Memory, MrOptions, Operations, PageList, Pd,
     QpOptions, RKey, SrqOptions, Started, VerbError,
@@ -11,7 +11,7 @@ use verbs_api::{
 };
 
 use crate::needs::Missing;
-use crate::{Rig, Side};
+use crate::{Rig, Side, open};
 
 /// Sees that the far device refuses everything that it lacks.
 ///
@@ -135,12 +135,37 @@ fn has_gap(rig: &Rig, pd: &Pd, gap: BaselineGaps) {
             return assert_eq!(refused, Err(VerbError::BaselineGap(gap)));
         }
         BaselineGaps::NO_ATOMICS => Operations::ATOMIC_CMP_AND_SWP,
+        BaselineGaps::NO_MODIFY_TO_RTR => return begins_with_its_peer(rig),
         // Rules of the transport that take nothing away.
         _ => return,
     };
     let cq = rig.far.cq(8);
     let refused = rig.outcome(pd.create_qp(QpOptions::rc(&cq).operations(operation)));
     assert_eq!(refused.err(), Some(VerbError::BaselineGap(gap)));
+}
+
+/// It is not led to RTR, and what waits for a peer that does not come can be called off, and from RESET begun anew.
+fn begins_with_its_peer(rig: &Rig) {
+    let far = rig.far.side(QpType::Rc);
+    let at_far = far.endpoint().expect("an endpoint");
+    let failed = called_off(rig, &at_far, QpState::Err);
+    let [_, rtr, _] = failed
+        .connect_steps(&at_far, open())
+        .expect("a queue pair that is connected");
+    let gap = VerbError::BaselineGap(BaselineGaps::NO_MODIFY_TO_RTR);
+    assert_eq!(rig.outcome(failed.modify(rtr)), Err(gap));
+    let near = called_off(rig, &at_far, QpState::Reset);
+    let pair = rig.connected(near, far);
+    works(rig, &pair.near);
+}
+
+fn called_off(rig: &Rig, peer: &QpEndpoint, by: QpState) -> Side {
+    let side = rig.near.side(QpType::Rc);
+    let waits = side.connect(peer, open());
+    rig.finish(side.modify(QpAttributes::new().qp_state(by)));
+    assert_eq!(rig.outcome(waits), Err(VerbError::Canceled));
+    assert_eq!(side.state(), by);
+    side
 }
 
 fn lacks_service(rig: &Rig, pd: &Pd, options: fn(&verbs_api::Cq) -> QpOptions, gap: BaselineGaps) {

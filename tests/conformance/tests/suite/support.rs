@@ -2,7 +2,10 @@
 
 use conformance::{Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
-use verbs_api::{Completion, ConnectOptions, Cq, Sge, WcStatus, ids::LKey, wr::UdDestination};
+use verbs_api::{
+    Completion, ConnectOptions, Cq, Sge, WcStatus, capability::BaselineGaps, ids::LKey,
+    wr::UdDestination,
+};
 
 /// Ids and statuses.
 pub(crate) fn statuses(done: &[Completion]) -> Vec<(u64, WcStatus)> {
@@ -42,12 +45,16 @@ pub(crate) fn go_to(rig: &Rig, side: &Side, state: QpState) {
     rig.finish(side.modify(QpAttributes::new().qp_state(state)));
 }
 
-/// The near queue pair can send, the far one is in RESET: what is posted stays outstanding.
-pub(crate) fn half_connected(rig: &Rig) -> Pair {
+/// The near queue pair can send, the far one is in RESET: what is posted stays outstanding. `None` where none can send before
+/// its peer.
+pub(crate) fn half_connected(rig: &Rig) -> Option<Pair> {
+    if rig.has_gap(BaselineGaps::NO_MODIFY_TO_RTR) {
+        return None;
+    }
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let at_far = far.endpoint().expect("an endpoint");
     rig.finish(near.connect(&at_far, ConnectOptions::new()));
-    Pair { near, far }
+    Some(Pair { near, far })
 }
 
 /// How the near end addresses datagrams to a queue pair of the far end.
