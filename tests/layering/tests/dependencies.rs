@@ -89,6 +89,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "verbs-api",
             "polyverbs",
+            "polyverbs-abi",
             "polyverbs-connection",
             "polyverbs-libibverbs",
         ],

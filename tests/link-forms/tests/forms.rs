@@ -48,13 +48,14 @@ fn run(program: impl AsRef<Path>) -> Said {
     said(output(&mut Command::new(program.as_ref())))
 }
 
-/// The crates that the facade names for what they register, as its source has them: extensions, and providers.
+/// The crates that the facade names for what they register, as its source has them: extensions, and providers, whose crates may
+/// say behind the name what they are.
 fn named_by_the_facade() -> (BTreeSet<String>, BTreeSet<String>) {
     let source = std::fs::read_to_string(format!("{ROOT}/polyverbs/src/lib.rs")).unwrap();
     let named = source.lines().filter_map(|line| {
         let name = line.strip_prefix("use ")?.strip_suffix(" as _;")?;
-        let name = name.trim_start_matches("::");
-        Some(name.replace('_', "-"))
+        let name = name.trim_start_matches("::").replace('_', "-");
+        Some(name.trim_end_matches("-provider").to_owned())
     });
     named.partition(|name| Path::new(ROOT).join("extensions").join(name).exists())
 }
