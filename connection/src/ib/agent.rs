@@ -27,7 +27,7 @@ use crate::panics::FirstPanic;
 use verbs_api::provider::backend::ConnectError;
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Question, Sink,
-    Token, Told,
+    Token, Told, ping_by_question,
 };
 
 /// Connections of one device on an IP network, by the messages of InfiniBand's connection manager.
@@ -503,11 +503,8 @@ impl Backend for Agent {
         })
     }
 
-    // Any connection manager answers for a service that nobody has.
     fn ping(&self, to: SocketAddr, sink: PingSink) -> Result<(), ConnectError> {
-        let discard = SocketAddr::new(to.ip(), DISCARD);
-        let sink = Arc::new(Pinging(Mutex::new(Some(sink))));
-        self.resolve(discard, Vec::new(), sink)
+        ping_by_question(self, to, sink)
     }
 
     fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
@@ -645,20 +642,6 @@ impl Backend for Agent {
             (state.ends.remove(&id), state.lingering.remove(&id))
         });
         drop(end);
-    }
-}
-
-struct Pinging(Mutex<Option<PingSink>>);
-
-impl AnswerSink for Pinging {
-    fn answered(&self, answer: Result<Answer, ConnectError>) {
-        let sink = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(sink) = sink {
-            sink(match answer {
-                Ok(_) | Err(ConnectError::Refused { .. }) => Ok(()),
-                Err(error) => Err(error),
-            });
-        }
     }
 }
 
@@ -805,8 +788,6 @@ mod sidr_status {
     pub(super) const REJECTED: u8 = 2;
 }
 
-/// The port that discards (RFC 863), at which nobody serves.
-const DISCARD: u16 = 9;
 /// First of the ports that are assigned.
 const FIRST_PORT: u16 = 49_152;
 /// How soon an answer comes, 1.07 s, and how often it is asked for again: who is not there is known after nine seconds.

@@ -10,8 +10,8 @@ use verbs_api::VerbError;
 use verbs_api::capability::{Mtu, Transport};
 use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
 use verbs_api::provider::backend::{
-    Answer, AnswerSink, Backend, BringUp, ConnectError, ListenSink, Offer, PrivateDataLimits,
-    Question, Sink, Token, Told,
+    Answer, AnswerSink, Backend, BringUp, ConnectError, ListenSink, Offer, PingSink,
+    PrivateDataLimits, Question, Sink, Token, Told, ping_by_question,
 };
 use verbs_api::qp::{AddressVector, Half, QpAttributes, QpEndpoint, QpState, QpType};
 
@@ -756,6 +756,11 @@ impl Backend for Manager {
         let role = Role::Question(to, private_data, sink);
         self.resolve_with(Service::Datagrams, to, 0, role)?;
         Ok(())
+    }
+
+    fn ping(&self, to: SocketAddr, sink: PingSink) -> Result<(), ConnectError> {
+        self.check_datagrams("ping")?;
+        ping_by_question(self, to, sink)
     }
 
     fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {

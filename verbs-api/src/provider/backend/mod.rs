@@ -7,7 +7,7 @@
 mod error;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub use self::error::{ConnectError, Phase};
 use crate::capability::Mtu;
@@ -164,6 +164,36 @@ pub trait AnswerSink: Send + Sync + 'static {
 
 /// Takes the outcome of a ping: called once, with no lock held.
 pub type PingSink = Box<dyn FnOnce(Result<(), ConnectError>) + Send>;
+
+/// Pings with a question which queue pair serves datagrams of a port that nobody has: any connection manager of InfiniBand
+/// answers, and tells no program.
+///
+/// # Errors
+/// Those of [`Backend::resolve`].
+pub fn ping_by_question<B: Backend + ?Sized>(
+    backend: &B,
+    to: SocketAddr,
+    sink: PingSink,
+) -> Result<(), ConnectError> {
+    // RFC 863: nobody serves there.
+    const DISCARD: u16 = 9;
+    let sink = Arc::new(Pinging(Mutex::new(Some(sink))));
+    backend.resolve(SocketAddr::new(to.ip(), DISCARD), Vec::new(), sink)
+}
+
+struct Pinging(Mutex<Option<PingSink>>);
+
+impl AnswerSink for Pinging {
+    fn answered(&self, answer: Result<Answer, ConnectError>) {
+        let sink = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(sink) = sink {
+            sink(match answer {
+                Ok(_) | Err(ConnectError::Refused { .. }) => Ok(()),
+                Err(error) => Err(error),
+            });
+        }
+    }
+}
 
 /// A transport's part of connections.
 pub trait Backend: Send + Sync + 'static {
