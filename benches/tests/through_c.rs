@@ -1,0 +1,26 @@
+//! In steady state no request through the C library allocates on this side of it. Apart from the other counts, because all queues
+//! of a process share what finds buffers again.
+
+use libibverbs_provider::LibIbverbs;
+use polyverbs::Registry;
+use polyverbs_benches::allocations::{Counting, per_request};
+use polyverbs_benches::rig::Rig;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const TURNS: u32 = 10_000;
+
+// covers 5.04
+#[test]
+fn a_request_through_a_library_of_c_allocates_nothing() {
+    let mut registry = Registry::new();
+    let provider = LibIbverbs::in_file(built_library::built());
+    registry.add_provider(provider).unwrap();
+    let rig = Rig::open(registry.device("ib0@libibverbs").unwrap()).unwrap();
+    let counts = per_request(&rig, TURNS).unwrap();
+    assert!(counts.len() >= 10);
+    for (request, allocations) in counts {
+        assert_eq!(allocations, 0, "{request}");
+    }
+}
