@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use polyverbs_abi::{IbvCompChannel, IbvCq, IbvWc};
 use verbs_api::completion::{Completion, Notify, WcFlags, WcOpcode, WcStatus};
 use verbs_api::ids::Qpn;
+use verbs_api::objects::ObjectId;
 use verbs_api::provider::{CompletionSink, CqInit, CqOps, Reply};
 use verbs_api::{VerbError, memory::Loan};
 
@@ -24,11 +25,12 @@ const TAKEN: usize = 16;
 
 pub(crate) struct CompletionQueue {
     pub(crate) cq: Arc<Live<IbvCq>>,
+    pub(crate) id: ObjectId,
     poller: Poller,
     polled: SpinLock<Polled>,
     notices: Arc<Notices>,
     watch: Mutex<Option<Watch>>,
-    /// It has lost completions, and the program was told.
+    /// It has lost completions: the library says so at a poll, or with an event.
     pub(crate) has_overrun: AtomicBool,
     context: Arc<Context>,
 }
@@ -100,6 +102,7 @@ impl CompletionQueue {
         let queue = Arc::new(Self {
             poller: cq.poller()?,
             cq: Arc::new(cq),
+            id,
             polled: SpinLock::new(Polled {
                 is_open: true,
                 queue_pairs: Vec::new(),
@@ -329,6 +332,14 @@ impl CqOps for CompletionQueue {
         let mut polled = self.polled.lock();
         let kept = polled.hand_out(completions);
         match self.take(&mut polled, &mut completions[kept..]) {
+            // What had completed before is there still.
+            Ok(0)
+                if kept == 0
+                    && !completions.is_empty()
+                    && self.has_overrun.load(Ordering::Relaxed) =>
+            {
+                Err(VerbError::CqOverrun)
+            }
             Ok(taken) => Ok(kept + taken),
             Err(_) if kept > 0 => Ok(kept),
             Err(error) => {

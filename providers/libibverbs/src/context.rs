@@ -8,6 +8,7 @@ use verbs_api::VerbError;
 use verbs_api::capability::{DeviceAttributes, Limits, PortAttributes};
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Port;
+use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, PdOps, Reply};
 
 use crate::completion_queue::CompletionQueue;
@@ -117,6 +118,14 @@ impl Context {
         add(&mut lock(&self.made).queue_pairs, queue_pair);
     }
 
+    /// A completion queue has lost completions. Not every library says so at the next poll too.
+    fn has_overrun(&self, queue: ObjectId) {
+        let queues = alive(&lock(&self.made).queues);
+        for queue in queues.iter().filter(|known| known.id == queue) {
+            queue.has_overrun.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// The device is gone: what is outstanding ends as flushed. Answers whether this was the first to say so.
     fn remove(&self) -> bool {
         if self.is_removed.swap(true, Ordering::AcqRel) {
@@ -148,6 +157,9 @@ struct Events {
 
 impl Events {
     fn tell(&self, event: EventType, subject: EventSubject) {
+        if let (EventType::CqErr, EventSubject::Object(id)) = (event, subject) {
+            self.context.has_overrun(id);
+        }
         self.sink.event(event, subject);
         if event == EventType::DeviceFatal && self.context.remove() {
             self.stop();

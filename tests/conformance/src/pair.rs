@@ -202,7 +202,9 @@ impl Rig {
     /// # Panics
     /// It binds.
     pub fn does_not_bind(&self, side: &Side, bind: wr::BindWindow<'_>) {
-        if side.post_one(bind).is_err() {
+        if let Err(refused) = side.post_one(bind) {
+            // Only where the interface of C stands between has the request no form.
+            assert!(self.is_given(), "{refused}");
             return assert_eq!(side.state(), QpState::Rts);
         }
         let done = self.take(&side.cq, 1).remove(0);

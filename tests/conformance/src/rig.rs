@@ -145,6 +145,11 @@ impl Rig {
         }
     }
 
+    /// Whether the devices were there before, and nobody built them for the suite.
+    pub(crate) fn is_given(&self) -> bool {
+        matches!(self.flavour, Flavour::Given(_))
+    }
+
     /// What both devices tell about themselves.
     pub fn attributes(&self) -> &DeviceAttributes {
         self.far.context.attributes()
