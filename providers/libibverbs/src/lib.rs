@@ -90,10 +90,20 @@ impl LibIbverbs {
         }
     }
 
-    /// A provider over the library in this file. It lasts as long as the process.
+    /// The provider over the library in this file: the same for the same path, for as long as the process lasts.
     pub fn in_file(path: impl AsRef<Path>) -> &'static Self {
-        let path = path.as_ref().to_path_buf();
-        Box::leak(Box::new(Self::new(Some(path))))
+        static KNOWN: Mutex<Vec<&LibIbverbs>> = Mutex::new(Vec::new());
+        let path = path.as_ref();
+        let mut known = lock(&KNOWN);
+        if let Some(same) = known
+            .iter()
+            .find(|known| known.file.as_deref() == Some(path))
+        {
+            return same;
+        }
+        let made = Box::leak(Box::new(Self::new(Some(path.to_path_buf()))));
+        known.push(made);
+        made
     }
 
     fn named(&self) -> Option<PathBuf> {
