@@ -444,6 +444,37 @@ fn hang_up(qp: &Qp) {
     drop(qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait());
 }
 
+/// What a window waits for that is with the server.
+#[derive(Clone, Copy, Default)]
+struct Loan {
+    length: u64,
+    /// That which opens it, and the message.
+    own_requests: u8,
+    is_with_server: bool,
+}
+
+impl Loan {
+    fn of(length: u64) -> Self {
+        Self {
+            length,
+            own_requests: 2,
+            is_with_server: true,
+        }
+    }
+
+    // A server may say what it likes.
+    fn give_back(&mut self) -> Result<()> {
+        match std::mem::take(&mut self.is_with_server) {
+            true => Ok(()),
+            false => Err("the server gave back a window that it did not have".into()),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.own_requests == 0 && !self.is_with_server
+    }
+}
+
 // The client: lends the file to the server, window by window.
 fn send_file(
     side: &Side,
@@ -453,9 +484,7 @@ fn send_file(
     progress: impl Fn(u64),
 ) -> Result<Moved> {
     let mut free: Vec<usize> = (0..windows.len()).collect();
-    // What each window waits for: that it is open, that its message has gone, and that it was given back.
-    let mut awaited = vec![0; windows.len()];
-    let mut lengths = vec![0; windows.len()];
+    let mut loans = vec![Loan::default(); windows.len()];
     let mut fetched = 0;
     let mut octets = vec![0; WINDOW as usize];
     let mut slots: [Completion; 16] = Default::default();
@@ -473,7 +502,7 @@ fn send_file(
             digest.update(&octets[..length]);
             windows[index].memory.write(0, &octets[..length])?;
             lend(side, index, &windows[index], length as u32, moved.bytes)?;
-            (awaited[index], lengths[index]) = (3, length as u64);
+            loans[index] = Loan::of(length as u64);
             moved.bytes += length as u64;
             moved.requests += 1;
         }
@@ -486,14 +515,21 @@ fn send_file(
             .filter(|done| !is_look(done))
         {
             let index = match done.opcode.is_receive() {
-                true => given_back(side, windows, done)?,
-                false => done.wr_id as usize,
+                true => {
+                    let index = given_back(side, windows, done)?;
+                    loans[index].give_back()?;
+                    index
+                }
+                false => {
+                    let index = done.wr_id as usize;
+                    loans[index].own_requests -= 1;
+                    index
+                }
             };
             done.take_buffers().for_each(drop);
-            awaited[index] -= 1;
-            if awaited[index] == 0 {
+            if loans[index].is_over() {
                 free.push(index);
-                fetched += lengths[index];
+                fetched += loans[index].length;
                 progress(fetched);
             }
         }
@@ -806,4 +842,20 @@ fn fill(mut source: &File, octets: &mut [u8]) -> std::io::Result<usize> {
         }
     }
     Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_given_back_once() {
+        let mut loan = Loan::of(7);
+        assert!(loan.give_back().is_ok());
+        assert!(!loan.is_over(), "its own requests are under way");
+        assert!(loan.give_back().is_err());
+        loan.own_requests = 0;
+        assert!(loan.is_over());
+        assert!(Loan::default().give_back().is_err(), "nobody has it");
+    }
 }
