@@ -554,6 +554,7 @@ impl QpOps for QueuePair {
         if answer != Ok(0) {
             sends.posted.take_back(1);
         }
+        drop(sends);
         match answer? {
             0 => {}
             errno => return Err(self.own.refusal(errno, self.cap.max_send_wr)),

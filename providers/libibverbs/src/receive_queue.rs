@@ -96,6 +96,7 @@ pub(crate) unsafe fn post_all<Q>(
             for number in chain.numbers_from(before) {
                 receives.retire(number);
             }
+            drop(receives);
             return Err((posted + before, refusal(errno)));
         }
         posted += some.len();
