@@ -58,7 +58,8 @@ use context::lock;
 use device::Device;
 use library::{File, Library};
 
-/// Names the file of the library, instead of the one that the dynamic linker finds.
+/// Names the file of the library, instead of the one that the dynamic linker finds. Not looked at in a program that has more
+/// rights than whoever runs it, as the linker's own variables are not.
 pub const FILE_VARIABLE: &str = "POLYVERBS_RDMA_CORE";
 
 /// The name under which the dynamic linker looks for the library.
@@ -107,7 +108,10 @@ impl LibIbverbs {
     }
 
     fn named(&self) -> Option<PathBuf> {
-        let in_environment = || env::var_os(FILE_VARIABLE).filter(|named| !named.is_empty());
+        let in_environment = || {
+            let named = env::var_os(FILE_VARIABLE).filter(|named| !named.is_empty());
+            named.filter(|_| !library::has_more_rights_than_its_user())
+        };
         self.file
             .clone()
             .or_else(|| in_environment().map(PathBuf::from))

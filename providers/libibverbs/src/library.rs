@@ -137,6 +137,12 @@ symbols! {
     }
 }
 
+/// Whether the program has rights that whoever runs it, and sets its environment, has not.
+pub(crate) fn has_more_rights_than_its_user() -> bool {
+    // SAFETY: it reads a number that the kernel has left.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// What the dynamic linker could not find.
 fn missing() -> VerbError {
     // SAFETY: the message is this thread's until its next call of the linker.
