@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use polyverbs_abi::{IbvCompChannel, IbvCq, IbvWc};
 use verbs_api::completion::{Completion, Notify, WcFlags, WcOpcode, WcStatus};
@@ -24,6 +24,7 @@ use crate::watch::{Watch, Watched};
 const TAKEN: usize = 16;
 
 pub(crate) struct CompletionQueue {
+    me: Weak<Self>,
     pub(crate) cq: Arc<Live<IbvCq>>,
     pub(crate) id: ObjectId,
     poller: Poller,
@@ -74,6 +75,13 @@ impl Notices {
     }
 }
 
+impl Drop for Notices {
+    fn drop(&mut self) {
+        // Where the queue was made and destroyed, the channel is gone already.
+        let _ = self.channel.destroy();
+    }
+}
+
 impl Watched for Notices {
     fn is_ready(&self) {
         self.has_come.store(true, Ordering::Release);
@@ -83,24 +91,35 @@ impl Watched for Notices {
 
 impl CompletionQueue {
     pub(crate) fn create(context: Arc<Context>, init: CqInit) -> Result<Arc<Self>, VerbError> {
-        let channel = context.live.create_channel()?;
-        never_waits(channel.fd()?)?;
         let CqInit {
             id,
             cqe,
             comp_vector,
             sink,
         } = init;
-        let cq = context.live.create_cq(cqe, id, &channel, comp_vector)?;
         let notices = Arc::new(Notices {
-            channel,
+            channel: context.live.create_channel()?,
             sink,
             has_come: AtomicBool::new(false),
         });
+        let fd = notices.channel.fd()?;
+        never_waits(fd)?;
         // Its edges only: what has come stays in the channel until the queue is armed again.
-        let watch = Watch::edges(notices.channel.fd()?, Arc::clone(&notices) as _)?;
-        let queue = Arc::new(Self {
-            poller: cq.poller()?,
+        let watch = Watch::edges(fd, Arc::clone(&notices) as _)?;
+        let made = context
+            .live
+            .create_cq(cqe, id, &notices.channel, comp_vector);
+        let cq = match made {
+            Ok(cq) => cq,
+            Err(error) => {
+                watch.stop(fd);
+                return Err(error);
+            }
+        };
+        let poller = cq.poller()?;
+        let queue = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            poller,
             cq: Arc::new(cq),
             id,
             polled: SpinLock::new(Polled {
@@ -155,6 +174,21 @@ impl CompletionQueue {
             let taken = slots[..taken].iter_mut().map(std::mem::take);
             polled.kept.extend(taken);
         }
+    }
+
+    /// Destroys it; a queue that the library does not destroy goes on.
+    fn end(&self) -> Result<(), VerbError> {
+        let was_open = std::mem::take(&mut self.polled.lock().is_open);
+        self.notices.drain();
+        if let Err(error) = self.cq.destroy() {
+            self.polled.lock().is_open = was_open;
+            return Err(error);
+        }
+        let watch = lock(&self.watch).take();
+        if let Some(watch) = watch {
+            watch.stop(self.notices.channel.fd()?);
+        }
+        self.notices.channel.destroy()
     }
 
     /// The device is gone: nothing is asked of the library any more.
@@ -389,16 +423,10 @@ impl CqOps for CompletionQueue {
     }
 
     fn destroy(&self, reply: Reply<()>) {
-        self.polled.lock().is_open = false;
-        let (cq, notices) = (Arc::clone(&self.cq), Arc::clone(&self.notices));
-        let watch = lock(&self.watch).take();
+        let me = Weak::clone(&self.me);
         self.context.destroy(reply, move || {
-            if let Some(watch) = watch {
-                watch.stop(notices.channel.fd()?);
-            }
-            notices.drain();
-            cq.destroy()?;
-            notices.channel.destroy()
+            let queue = me.upgrade().ok_or(VerbError::Canceled)?;
+            queue.end()
         });
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use polyverbs_abi::IbvContext;
 use verbs_api::VerbError;
-use verbs_api::capability::{DeviceAttributes, Limits, PortAttributes};
+use verbs_api::capability::{Limits, PortAttributes};
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Port;
 use verbs_api::objects::ObjectId;
@@ -24,7 +24,7 @@ use crate::worker::Worker;
 pub(crate) struct Context {
     pub(crate) live: Live<IbvContext>,
     pub(crate) limits: Limits,
-    /// See [`device::with_inv`].
+    /// The flags of a completion of which each says that a key was invalidated.
     pub(crate) with_inv: u32,
     pub(crate) keys: Mutex<KeyHistory>,
     pub(crate) connections: Arc<Connections>,
@@ -58,19 +58,21 @@ fn alive<T>(list: &[Weak<T>]) -> Vec<Arc<T>> {
 }
 
 impl Context {
-    pub(crate) fn new(
-        live: Live<IbvContext>,
-        attributes: &DeviceAttributes,
+    /// Opens a device that is listed once more.
+    pub(crate) fn open(
+        listed: &Live<IbvContext>,
+        limits: Limits,
+        with_inv: u32,
         connections: Arc<Connections>,
     ) -> Result<Arc<Self>, VerbError> {
-        let with_inv = device::with_inv(&live)?;
+        let worker = Worker::start()?;
         Ok(Arc::new(Self {
-            live,
-            limits: attributes.limits,
+            live: listed.open_again()?,
+            limits,
             with_inv,
             keys: Mutex::default(),
             connections,
-            worker: Worker::start()?,
+            worker,
             is_removed: AtomicBool::new(false),
             made: Mutex::default(),
         }))
@@ -119,7 +121,7 @@ impl Context {
     }
 
     /// A completion queue has lost completions. Not every library says so at the next poll too.
-    fn has_overrun(&self, queue: ObjectId) {
+    fn note_overrun(&self, queue: ObjectId) {
         let queues = alive(&lock(&self.made).queues);
         for queue in queues.iter().filter(|known| known.id == queue) {
             queue.has_overrun.store(true, Ordering::Relaxed);
@@ -148,6 +150,13 @@ impl Context {
     }
 }
 
+impl Drop for Context {
+    fn drop(&mut self) {
+        // One that was closed is gone already.
+        let _ = self.live.close();
+    }
+}
+
 /// Takes the asynchronous events of an open device.
 struct Events {
     context: Arc<Context>,
@@ -158,7 +167,7 @@ struct Events {
 impl Events {
     fn tell(&self, event: EventType, subject: EventSubject) {
         if let (EventType::CqErr, EventSubject::Object(id)) = (event, subject) {
-            self.context.has_overrun(id);
+            self.context.note_overrun(id);
         }
         self.sink.event(event, subject);
         if event == EventType::DeviceFatal && self.context.remove() {

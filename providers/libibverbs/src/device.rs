@@ -23,6 +23,7 @@ pub(crate) struct Device {
     attributes: DeviceAttributes,
     // Open as long as the device is listed: to be asked, and to be opened again.
     listed: Live<IbvContext>,
+    with_inv: u32,
     connections: Arc<Connections>,
 }
 
@@ -36,12 +37,28 @@ impl Device {
         name: String,
         listed: Live<IbvContext>,
     ) -> Result<Self, VerbError> {
+        let described = Self::describe(provider, name, &listed);
+        let (attributes, with_inv, connections) =
+            described.or_else(|error| listed.close().and(Err(error)))?;
+        Ok(Self {
+            attributes,
+            listed,
+            with_inv,
+            connections,
+        })
+    }
+
+    fn describe(
+        provider: &'static str,
+        name: String,
+        listed: &Live<IbvContext>,
+    ) -> Result<(DeviceAttributes, u32, Arc<Connections>), VerbError> {
         let transport = match listed.is_iwarp()? {
             true => Transport::Iwarp,
             false => Transport::InfiniBand,
         };
         let said = listed.query_device()?;
-        let tried = Trial::of(&listed)?;
+        let tried = Trial::of(listed)?;
         let attributes = DeviceAttributes {
             name,
             provider,
@@ -51,26 +68,29 @@ impl Device {
             features: features(&said),
             extensions: Vec::new(),
             gaps: gaps(transport, &said, &tried),
-            limits: limits(&listed, &said, &tried)?,
+            limits: limits(listed, &said, &tried)?,
             atomic_cap: match said.atomic_cap {
                 0 => AtomicScope::None,
                 1 => AtomicScope::Hca,
                 _ => AtomicScope::Global,
             },
             masked_atomic_cap: AtomicScope::None,
-            ports: ports(&listed, said.phys_port_cnt)?,
+            ports: ports(listed, said.phys_port_cnt)?,
         };
-        let connections = Connections::of(&listed, transport)?;
-        Ok(Self {
-            attributes,
-            listed,
-            connections,
-        })
+        let connections = Connections::of(listed, transport)?;
+        Ok((attributes, with_inv(&said), connections))
     }
 
     /// Whether it is one that is listed now.
     pub(crate) fn is(&self, listed: &Listed<'_>) -> bool {
         listed.is_of(&self.listed)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Nobody is left to be told of a failure.
+        let _ = self.listed.close();
     }
 }
 
@@ -89,8 +109,8 @@ impl DeviceOps for Device {
         _: &Grant,
         events: Arc<dyn EventSink>,
     ) -> Result<Arc<dyn ContextOps>, VerbError> {
-        let (live, connections) = (self.listed.open_again()?, Arc::clone(&self.connections));
-        let context = Context::new(live, &self.attributes, connections)?;
+        let (limits, connections) = (self.attributes.limits, Arc::clone(&self.connections));
+        let context = Context::open(&self.listed, limits, self.with_inv, connections)?;
         Ok(Arc::new(Open::new(context, events)?))
     }
 
@@ -129,17 +149,14 @@ const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
 
 /// The flags of a completion of which each says that a key was invalidated. Linux's rxe writes its kernel's bit
 /// (`IB_WC_WITH_INVALIDATE`) where user space has another.
-///
-/// # Errors
-/// The device does not say whose it is.
-pub(crate) fn with_inv(context: &Live<IbvContext>) -> Result<u32, VerbError> {
+fn with_inv(said: &IbvDeviceAttr) -> u32 {
     const RXE: u32 = 0xff_ffff;
     const OF_USER_SPACE: u32 = 1 << 3;
     const OF_THE_KERNEL: u32 = 1 << 2;
-    Ok(match context.query_device()?.vendor_id {
+    match said.vendor_id {
         RXE => OF_USER_SPACE | OF_THE_KERNEL,
         _ => OF_USER_SPACE,
-    })
+    }
 }
 
 // Of what iWARP devices do not say, two vendors' are known to have more than the rest.
