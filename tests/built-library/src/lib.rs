@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Once;
 
-/// Builds `libibverbs.so.1` and `librdmacm.so.1`, which are one file, beside the program that runs; answers where.
+/// Builds `libibverbs.so.1` and `librdmacm.so.1`, which are one file, beside the program that runs, and what `polyverbs run` puts
+/// beside them; answers where.
 ///
 /// # Panics
 /// It cannot be built, or the program lies in no target folder.
@@ -22,7 +23,7 @@ pub fn built() -> PathBuf {
     // With the features that everything else has been built with, where that is so.
     match env::var_os("POLYVERBS_WHOLE_WORKSPACE") {
         Some(_) => cargo.args(["--workspace", "--lib", "--bins"]),
-        None => cargo.arg("-ppolyverbs-compat"),
+        None => cargo.args(["-ppolyverbs-compat", "-ppolyverbs-redirect"]),
     };
     if profile.ends_with("release") {
         cargo.arg("--release");
