@@ -38,6 +38,19 @@ pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig)) {
     }
 }
 
+/// The modules of the suite that another crate's source does not include. The probes are not asked for: whoever has another
+/// kind of device runs them in its own way.
+pub fn left_out(source: &str) -> Vec<&'static str> {
+    let modules = modules(include_str!("../tests/suite/main.rs"));
+    let is_left = |name: &&str| *name != "probes" && !self::modules(source).any(|own| own == *name);
+    modules.filter(is_left).collect()
+}
+
+fn modules(source: &str) -> impl Iterator<Item = &str> {
+    let modules = source.lines().filter_map(|line| line.strip_prefix("mod "));
+    modules.filter_map(|name| name.strip_suffix(';'))
+}
+
 /// Makes a test for each flavour out of each body that is named, in a module of the flavour's name.
 ///
 /// ```text

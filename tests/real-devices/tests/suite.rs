@@ -137,16 +137,7 @@ mod windows;
 
 #[test]
 fn all_of_the_suite_is_run() {
-    let modules = |source: &'static str| {
-        let modules = source.lines().filter_map(|line| line.strip_prefix("mod "));
-        modules.filter_map(|name| name.strip_suffix(';'))
-    };
-    let run: Vec<_> = modules(include_str!("suite.rs")).collect();
-    let suite = modules(include_str!("../../conformance/tests/suite/main.rs"));
-    // `polyverbs matrix --verify` runs the probes.
-    let missing: Vec<_> = suite
-        .filter(|name| *name != "probes" && !run.contains(name))
-        .collect();
+    let missing = conformance::left_out(include_str!("suite.rs"));
     assert!(missing.is_empty(), "{missing:?}");
 }
 
