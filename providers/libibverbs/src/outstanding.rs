@@ -25,8 +25,14 @@ pub(crate) struct Sent {
     pub(crate) opcode: WcOpcode,
     pub(crate) flags: SendFlags,
     pub(crate) loan: Loan,
+}
+
+/// A place for a request of a send queue.
+#[derive(Default)]
+struct Place {
+    sent: Sent,
     /// Of a posted bind.
-    pub(crate) bound: Option<Bound>,
+    bound: Option<Bound>,
 }
 
 /// What is told of a request that has completed.
@@ -40,7 +46,7 @@ pub(crate) struct Retired {
 
 /// The requests of a send queue, in order: those from `retired` on up to `posted`, a place each.
 struct Ring {
-    places: Box<[UnsafeCell<Sent>]>,
+    places: Box<[UnsafeCell<Place>]>,
     posted: AtomicU64,
     retired: AtomicU64,
     /// How many of those retired had `RESERVED`.
@@ -52,7 +58,7 @@ unsafe impl Sync for Ring {}
 
 impl Ring {
     #[inline(always)]
-    fn place(&self, number: u64) -> *mut Sent {
+    fn place(&self, number: u64) -> *mut Place {
         let index = number as usize & (self.places.len() - 1);
         self.places[index].get()
     }
@@ -62,7 +68,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         for number in *self.retired.get_mut()..*self.posted.get_mut() {
             // SAFETY: nobody else has the ring any more.
-            release(unsafe { &*self.place(number) }.loan);
+            release(unsafe { &*self.place(number) }.sent.loan);
         }
     }
 }
@@ -140,16 +146,19 @@ impl Posted {
         // SAFETY: it was found to be free, and this is the one who posts.
         let place = unsafe { &mut *self.ring.place(number) };
         // One by one: what is put together first and then copied is waited for.
-        place.wr_id = sent.wr_id;
-        place.opcode = sent.opcode;
-        place.flags = sent.flags;
-        place.loan = sent.loan;
-        if sent.bound.is_some() {
-            place.bound = sent.bound;
-        }
+        place.sent.wr_id = sent.wr_id;
+        place.sent.opcode = sent.opcode;
+        place.sent.flags = sent.flags;
+        place.sent.loan = sent.loan;
         self.next += 1;
         self.ring.posted.store(self.next, Ordering::Release);
         Ok(number)
+    }
+
+    /// The last is a bind: what becomes of its window.
+    pub(crate) fn set_bound(&mut self, bound: Bound) {
+        // SAFETY: nothing that the library has not taken retires, so it is still the poster's.
+        unsafe { &mut *self.ring.place(self.next - 1) }.bound = Some(bound);
     }
 
     /// Takes back the last `count`: the library has refused them.
@@ -157,7 +166,7 @@ impl Posted {
         for _ in 0..count {
             self.next -= 1;
             // SAFETY: nothing that the library has not taken retires, so it is still the poster's.
-            let sent = unsafe { std::mem::take(&mut *self.ring.place(self.next)) };
+            let Place { sent, .. } = unsafe { std::mem::take(&mut *self.ring.place(self.next)) };
             let is_reserved = sent.flags.contains(SendFlags::RESERVED);
             self.reserved = self.reserved.wrapping_sub(is_reserved.into());
         }
@@ -221,15 +230,16 @@ impl Retiring {
             let bound = place.bound.take().filter(|_| is_success);
             bound.iter().for_each(Bound::tell);
         }
-        if place.flags.contains(SendFlags::RESERVED) {
+        let sent = &place.sent;
+        if sent.flags.contains(SendFlags::RESERVED) {
             self.ring.retired_reserved.fetch_add(1, Ordering::Release);
         }
         let retired = Retired {
-            wr_id: place.wr_id,
-            opcode: place.opcode,
-            loan: place.loan,
+            wr_id: sent.wr_id,
+            opcode: sent.opcode,
+            loan: sent.loan,
         };
-        (retired, place.flags)
+        (retired, sent.flags)
     }
 
     /// The device has forgotten every request: it was reset, or is no more. Nobody posts meanwhile.

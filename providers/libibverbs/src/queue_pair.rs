@@ -23,7 +23,6 @@ use crate::receive_queue::{ReceiveQueue, post_all};
 use crate::request::{self, Chain, LONGEST, OPERATIONS};
 use crate::spin::SpinLock;
 use crate::verbs::{Live, Poster, Zero as _, cookie};
-use crate::window::Bound;
 
 pub(crate) struct QueuePair {
     own: Arc<Own>,
@@ -134,13 +133,16 @@ impl QueuePair {
             if self.own.qp_type == QpType::Ud {
                 self.own.check_datagram(request)?;
             }
-            let bound = match request {
-                WorkRequest::BindWindow(bind) => Some(request::bound(bind, Some(bind.key()))?),
-                _ => None,
-            };
-            let number = posted.push(sent(request, bound))?;
+            let number = posted.push(sent(request))?;
             let is_signaled = self.is_signaled(request.common());
-            if let Err(reason) = chain.push(request, number, is_signaled) {
+            let known = match request {
+                WorkRequest::BindWindow(bind) => {
+                    request::bound(bind, Some(bind.key())).map(|bound| posted.set_bound(bound))
+                }
+                _ => Ok(()),
+            };
+            let chained = known.and_then(|()| chain.push(request, number, is_signaled));
+            if let Err(reason) = chained {
                 posted.take_back(1);
                 return Err(reason);
             }
@@ -194,14 +196,13 @@ impl QueuePair {
 }
 
 #[inline(always)]
-fn sent(request: &impl Operation, bound: Option<Bound>) -> Sent {
+fn sent(request: &impl Operation) -> Sent {
     let common = request.common();
     Sent {
         wr_id: common.wr_id,
         opcode: request.wc_opcode(),
         flags: common.flags,
         loan: request.data().sges().loan,
-        bound,
     }
 }
 
@@ -546,9 +547,9 @@ impl QpOps for QueuePair {
         if !sends.is_open {
             return Err(PostReason::InvalidHandle);
         }
-        let number = sends
-            .posted
-            .push(sent(&bind, Some(request::bound(&bind, None)?)))?;
+        let bound = request::bound(&bind, None)?;
+        let number = sends.posted.push(sent(&bind))?;
+        sends.posted.set_bound(bound);
         let is_signaled = self.is_signaled(bind.common());
         let answer = request::bind_mw(&self.own.qp, &bind, number, is_signaled);
         if answer != Ok(0) {
