@@ -526,7 +526,7 @@ fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
         fail_front(qp, half, WcStatus::RetryExcErr, cx);
         return false;
     }
-    half.driver.rest.retries_left -= 1;
+    half.driver.rest.retries_left -= u8::from(!rules::is_broken(Rule::RetriesEnd));
     if cx.device.network().link().is_some() {
         half.driver.rest.asked_again = None;
         half.driver.rest.pace.timed_out();

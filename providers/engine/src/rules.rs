@@ -33,6 +33,8 @@ macro_rules! rules {
 rules! {
     /// What stands behind a failed request is reported as done.
     FlushBehindError = "flush-behind-error",
+    /// InfiniBand: retries after a timeout never end.
+    RetriesEnd = "retries-end",
     /// An unreliable connection fails when a message finds no receive.
     UnreliableLoss = "unreliable-loss",
     /// Datagrams with any Q_Key are delivered.

@@ -6,7 +6,7 @@ use crate::access::Access;
 use crate::completion::{WcOpcode, WcStatus};
 use crate::event::EventType;
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
-use crate::qp::{QpState, QpType};
+use crate::qp::{ConnectOptions, QpState, QpType};
 use crate::wr::{
     Batch, Data, Read, ReceiveRequest, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
@@ -75,6 +75,26 @@ pub(super) fn rc_flush(rig: &Rig) -> Outcome {
         "how a write with no key, what follows it and a receive ended"
     );
     ensure_eq!(pair.near.state()?, QpState::Err, "the queue pair's state");
+    Ok(())
+}
+
+// covers 3.61
+pub(super) fn rc_peer_gone(rig: &Rig) -> Outcome {
+    let options = ConnectOptions::new().timeout(10).retry_cnt(7);
+    let (near, far) = (rig.near.side(QpType::Rc)?, rig.far.side(QpType::Rc)?);
+    let Pair { near, far } = rig.connected_with(near, far, options)?;
+    rig.finish_destroy(far.qp.destroy())?;
+    if !rig.acknowledges() {
+        return rig.until("the end of the connection", || {
+            matches!(near.state(), Ok(QpState::Err))
+        });
+    }
+    let status = rig.run(&near, Send::new(rig.scratch.sge(0, 8)?))?;
+    ensure_eq!(
+        status,
+        WcStatus::RetryExcErr,
+        "a send with seven retries to a queue pair that is gone"
+    );
     Ok(())
 }
 

@@ -59,6 +59,7 @@ macro_rules! probes {
 probes! {
     RC: "rc-order" "3.27" "messages arrive once, in order, each with its completion" => connections::rc_order;
     RC: "rc-flush" "3.29" "the first error is told, and what follows is flushed" => connections::rc_flush;
+    RC: "rc-peer-gone" "3.61" "a peer that is gone is noticed, and seven retries are seven" => connections::rc_peer_gone;
     RC: "rc-large" "3.34" "a message of several packets arrives whole" => connections::rc_large;
     UC: "uc-large" "3.20" "a message of several packets arrives whole" => connections::uc;
     UC: "uc-is-no-rc" "3.20" "no reads, and what is lost harms nobody" => connections::uc_is_no_rc;
