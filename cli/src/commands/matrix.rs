@@ -1,5 +1,6 @@
 //! `polyverbs matrix`: what each device can do, side by side.
 
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ Examples:
   polyverbs matrix --device ib0
   polyverbs matrix --verify --provider libibverbs
   polyverbs matrix --verify
-  polyverbs matrix --verify --format html --output matrix.html
+  polyverbs matrix --verify --output matrix.html --output matrix.json
   polyverbs matrix --format markdown
   polyverbs matrix --verify --json | jq '.rows[] | .feature'")]
 pub(crate) struct Arguments {
@@ -37,15 +38,15 @@ pub(crate) struct Arguments {
     /// Run the conformance probes on each device: about a second for each
     #[arg(long)]
     verify: bool,
-    /// How it is shown
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    /// How it is shown; unless given, text, and a file as its ending says: .html, .json, .md
+    #[arg(long, value_enum)]
+    format: Option<Format>,
     /// The same as --format json
     #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Write it to a file instead of standard output
+    /// Write it to a file instead of standard output; may be given several times
     #[arg(long, short, value_name = "FILE")]
-    output: Option<PathBuf>,
+    output: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -60,28 +61,45 @@ enum Format {
     Html,
 }
 
+impl Format {
+    fn by_ending(path: &Path) -> Self {
+        match path.extension().and_then(OsStr::to_str) {
+            Some("html" | "htm") => Self::Html,
+            Some("json") => Self::Json,
+            Some("md") => Self::Markdown,
+            _ => Self::Text,
+        }
+    }
+
+    fn of(self, matrix: &Matrix, colours: bool) -> anyhow::Result<String> {
+        Ok(match self {
+            Self::Text => matrix.to_text(width(), colours),
+            Self::Markdown => matrix.to_markdown(),
+            Self::Json => serde_json::to_string_pretty(&matrix.to_json())? + "\n",
+            Self::Html => matrix.to_html(),
+        })
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let devices = chosen(arguments)?;
     let matrix = match arguments.verify {
         true => verified(&devices)?,
         false => Matrix::of(&devices)?,
     };
-    let colours = arguments.output.is_none() && use_colours();
-    let format = match arguments.json {
-        true => Format::Json,
+    let given = match arguments.json {
+        true => Some(Format::Json),
         false => arguments.format,
     };
-    let text = match format {
-        Format::Text => matrix.to_text(width(), colours),
-        Format::Markdown => matrix.to_markdown(),
-        Format::Json => serde_json::to_string_pretty(&matrix.to_json())? + "\n",
-        Format::Html => matrix.to_html(),
-    };
-    match &arguments.output {
-        None => std::io::stdout().write_all(text.as_bytes())?,
-        Some(path) => {
-            write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
-        }
+    if arguments.output.is_empty() {
+        let text = given.unwrap_or(Format::Text).of(&matrix, use_colours())?;
+        std::io::stdout().write_all(text.as_bytes())?;
+    }
+    for path in &arguments.output {
+        let text = given
+            .unwrap_or_else(|| Format::by_ending(path))
+            .of(&matrix, false)?;
+        write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     match matrix.mismatches().next() {
         None => Ok(()),

@@ -72,16 +72,22 @@ fn a_matrix_has_every_format() {
     assert_eq!(row["cells"]["iw0"], serde_json::json!(["RC"]));
     assert_eq!(row["cells"]["ib0"], serde_json::json!([]));
     assert!(text(&["matrix", "--format", "markdown"]).contains("| `BMME` | yes | yes |"));
-    let page = folder.path("matrix.html");
-    let written = text(&[
-        "matrix",
-        "--format",
-        "html",
-        "--output",
-        page.to_str().unwrap(),
-    ]);
-    assert_eq!(written, "");
-    let page = std::fs::read_to_string(page).unwrap();
+    let in_file = |name: &str| std::fs::read_to_string(folder.path(name)).unwrap();
+    let outputs = ["a.html", "a.json", "a.md", "a"].map(|name| folder.path(name));
+    let mut command = vec!["matrix"];
+    for output in &outputs {
+        command.extend(["--output", output.to_str().unwrap()]);
+    }
+    assert_eq!(text(&command), "");
+    assert_eq!(
+        serde_json::from_str::<Value>(&in_file("a.json")).unwrap(),
+        matrix
+    );
+    assert!(in_file("a.md").contains("| `BMME` | yes | yes |"));
+    assert!(in_file("a").starts_with(" FEATURES"));
+    let page = in_file("a.html");
+    text(&[&command[..], &["--format", "markdown"]].concat());
+    assert_eq!(in_file("a.json"), in_file("a.md"));
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     assert!(!page.contains("<script") && !page.contains("src=") && !page.contains("http"));
 }
