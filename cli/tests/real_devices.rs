@@ -8,10 +8,10 @@ use serde_json::Value;
 
 const POLYVERBS: &str = env!("CARGO_BIN_EXE_polyverbs");
 
-/// Runs the command where `library` is what the provider of real devices loads, with one InfiniBand device of ours behind it.
-fn run(library: &Path, lies: &str, arguments: &[&str]) -> Output {
+/// Runs the command where `library` is what the provider of real devices loads, with one device of ours behind it.
+fn run(device: &str, library: &Path, lies: &str, arguments: &[&str]) -> Output {
     let mut run = Command::new(POLYVERBS);
-    run.args(["run", "--device", "ib0", "--", POLYVERBS]);
+    run.args(["run", "--device", device, "--", POLYVERBS]);
     run.args(arguments);
     run.env("POLYVERBS_RDMA_CORE", library).env("LIES", lies);
     // What cargo sets for tests would come before the libraries.
@@ -56,21 +56,35 @@ fn an_over_claim_and_a_hidden_feature_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let liar = liar(folder.path());
 
-    let honest = run(&liar, "", &VERIFY);
+    let honest = run("ib0", &liar, "", &VERIFY);
     assert!(honest.status.success(), "{honest:?}");
     assert_eq!(mismatches(&honest), BTreeMap::new());
 
-    let over = run(&liar, "has_no_srq", &VERIFY);
+    let over = run("ib0", &liar, "has_no_srq", &VERIFY);
     assert!(!over.status.success());
     let found = mismatches(&over);
     assert_eq!(found.keys().collect::<Vec<_>>(), ["SRQ"], "{found:?}");
 
-    let hidden = run(&liar, "hides_windows", &VERIFY);
+    let hidden = run("ib0", &liar, "hides_windows", &VERIFY);
     assert!(!hidden.status.success());
     // What a device of neither kind has works as either.
     let found = mismatches(&hidden);
     let both = ["WINDOW_2A", "WINDOW_2B"];
     assert_eq!(found.keys().collect::<Vec<_>>(), both, "{found:?}");
+}
+
+// covers 3.99
+#[test]
+fn completions_of_iwarp_are_in_the_order_of_the_requests_whatever_the_library_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let liar = liar(folder.path());
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    std::fs::write(&from, vec![7; 10 << 20]).unwrap();
+    let copy = ["copy", from.to_str().unwrap(), "--to", to.to_str().unwrap()];
+    let copy = [&copy[..], &["--device", "iw0@libibverbs"]].concat();
+    let copied = run("iw0", &liar, "overtakes", &copy);
+    assert!(copied.status.success(), "{copied:?}");
+    assert_eq!(std::fs::read(&from).unwrap(), std::fs::read(&to).unwrap());
 }
 
 #[test]

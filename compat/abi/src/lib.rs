@@ -338,6 +338,7 @@ layout!(IbvCqInitAttrEx, 56, cq_context @ 8, channel @ 16, comp_vector @ 24, wc_
     parent_domain @ 48);
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct IbvWc {
     pub wr_id: u64,
     pub status: c_int,

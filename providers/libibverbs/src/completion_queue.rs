@@ -46,6 +46,8 @@ struct Polled {
     last: usize,
     /// Taken from the library before the program asked for them.
     kept: VecDeque<Completion>,
+    /// Completions that have overtaken those of earlier requests of their queue pairs.
+    early: VecDeque<IbvWc>,
     /// Of the flags of an entry, those of which each says that a key was invalidated.
     with_inv: u32,
 }
@@ -128,6 +130,7 @@ impl CompletionQueue {
                 last: 0,
                 // Arming allocates nothing: it keeps one at most.
                 kept: VecDeque::with_capacity(1),
+                early: VecDeque::new(),
                 with_inv: context.with_inv,
             }),
             notices,
@@ -152,6 +155,7 @@ impl CompletionQueue {
     /// The queue pair is no more. What it had outstanding is given back.
     pub(crate) fn remove(&self, qp_num: u32) {
         let mut polled = self.polled.lock();
+        polled.early.retain(|entry| entry.qp_num != qp_num);
         if let Ok(place) = polled.place_of(qp_num) {
             let removed = polled.queue_pairs.remove(place);
             drop(polled);
@@ -226,7 +230,7 @@ impl CompletionQueue {
     /// Fills `slots` with what the library has, until it has no more.
     #[inline(always)]
     fn take(&self, polled: &mut Polled, slots: &mut [Completion]) -> Result<usize, VerbError> {
-        let mut filled = 0;
+        let mut filled = polled.release(slots);
         while filled < slots.len() && polled.is_open {
             let mut entries = [const { MaybeUninit::uninit() }; TAKEN];
             let wanted = TAKEN.min(slots.len() - filled);
@@ -243,6 +247,7 @@ impl CompletionQueue {
                 break;
             }
         }
+        filled += polled.release(&mut slots[filled..]);
         Ok(filled)
     }
 }
@@ -269,6 +274,31 @@ impl Polled {
             handed += 1;
         }
         handed
+    }
+
+    /// Tells what had completed early and nothing is in front of any more; answers how many.
+    #[inline(always)]
+    fn release(&mut self, slots: &mut [Completion]) -> usize {
+        match self.early.is_empty() {
+            true => 0,
+            false => self.release_some(slots),
+        }
+    }
+
+    #[cold]
+    fn release_some(&mut self, slots: &mut [Completion]) -> usize {
+        let mut released = 0;
+        for _ in 0..self.early.len() {
+            // What still has to wait goes to the end again: all are looked at once.
+            let Some(entry) = self.early.pop_front() else {
+                break;
+            };
+            match slots.get_mut(released) {
+                Some(slot) => released += usize::from(self.tell(&entry, slot)),
+                None => self.early.push_back(entry),
+            }
+        }
+        released
     }
 
     fn place_of(&self, qp_num: u32) -> Result<usize, usize> {
@@ -322,8 +352,14 @@ impl Polled {
             };
             received.map(|received| (received.wr_id, opcode, received.loan))
         } else {
-            let sends = books.sends.as_mut();
-            let sent = sends.and_then(|sends| sends.retire(entry.wr_id, status.is_success()));
+            let Some(sends) = &mut books.sends else {
+                return false;
+            };
+            if sends.overtakes(entry.wr_id) {
+                self.early.push_back(*entry);
+                return false;
+            }
+            let sent = sends.retire(entry.wr_id, status.is_success());
             sent.map(|sent| (sent.wr_id, sent.opcode, sent.loan))
         };
         let Some((wr_id, opcode, loan)) = told else {

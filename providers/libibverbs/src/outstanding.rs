@@ -25,6 +25,8 @@ pub(crate) struct Sent {
     pub(crate) opcode: WcOpcode,
     pub(crate) flags: SendFlags,
     pub(crate) loan: Loan,
+    /// It has a completion of its own, which the library may hand out behind those of later requests.
+    pub(crate) is_overtaken: bool,
 }
 
 /// A place for a request of a send queue.
@@ -150,6 +152,7 @@ impl Posted {
         place.sent.opcode = sent.opcode;
         place.sent.flags = sent.flags;
         place.sent.loan = sent.loan;
+        place.sent.is_overtaken = sent.is_overtaken;
         self.next += 1;
         self.ring.posted.store(self.next, Ordering::Release);
         Ok(number)
@@ -175,8 +178,27 @@ impl Posted {
 }
 
 impl Retiring {
-    /// The request of this number has completed, and all before it. Nothing is told where it is not outstanding, or is a
-    /// second half behind a first that failed.
+    /// Whether the request of this number has completed before one that was posted before it. What follows overtakes it then.
+    pub(crate) fn overtakes(&mut self, number: u64) -> bool {
+        number != self.oldest && self.finds_overtaken(number)
+    }
+
+    #[cold]
+    fn finds_overtaken(&mut self, number: u64) -> bool {
+        let place = |number| self.ring.place(number);
+        // SAFETY: they were posted, and this is the one who retires.
+        let is_overtaken = |number| unsafe { (*place(number)).sent.is_overtaken };
+        let is_posted = number < self.ring.posted.load(Ordering::Acquire);
+        let overtakes = is_posted && (self.oldest..number).any(is_overtaken);
+        if overtakes {
+            // SAFETY: as above.
+            unsafe { (*place(number)).sent.is_overtaken = true };
+        }
+        overtakes
+    }
+
+    /// The request of this number has completed, and all before it. Nothing is told where it is not outstanding, was not to be
+    /// told of, or is a second half behind a first that failed.
     #[inline(always)]
     pub(crate) fn retire(&mut self, number: u64, is_success: bool) -> Option<Retired> {
         let count = number.wrapping_sub(self.oldest);
@@ -192,7 +214,8 @@ impl Retiring {
         retired.loan = join(retired.loan, std::mem::take(&mut self.kept));
         let is_absorbed = self.absorbs && !is_success && flags.contains(SendFlags::SECOND_HALF);
         self.absorbs = !is_success && flags.contains(SendFlags::FIRST_HALF);
-        if is_absorbed {
+        let is_unsignaled = is_success && !flags.contains(SendFlags::SIGNALED);
+        if is_absorbed || is_unsignaled {
             self.kept = retired.loan;
             return None;
         }
@@ -376,7 +399,7 @@ mod tests {
         Sent {
             wr_id,
             opcode: WcOpcode::Send,
-            flags,
+            flags: flags | SendFlags::SIGNALED,
             ..Sent::default()
         }
     }
@@ -405,6 +428,33 @@ mod tests {
         assert_eq!(sends.push(sent(0, PLAIN)), Ok(0));
         sends.take_back(1);
         assert_eq!(sends.push(sent(1, PLAIN)), Ok(0));
+    }
+
+    #[test]
+    fn what_completes_before_an_earlier_request_waits_for_it_in_turn() {
+        let (mut sends, mut retiring) = send_queue(4, 0);
+        let read = |wr_id, flags| Sent {
+            flags,
+            is_overtaken: true,
+            ..sent(wr_id, PLAIN)
+        };
+        sends.push(read(0, SendFlags::SIGNALED)).unwrap();
+        sends.push(read(1, PLAIN)).unwrap();
+        sends.push(sent(2, PLAIN)).unwrap();
+        sends.push(sent(3, PLAIN)).unwrap();
+        let retire = |retiring: &mut Retiring, number| {
+            let retired = retiring.retire(number, true);
+            retired.map(|retired| retired.wr_id)
+        };
+        assert_eq!(retire(&mut retiring, 0), Some(0));
+        assert!(retiring.overtakes(2) && retiring.overtakes(3));
+        let of_read = retire(&mut retiring, 1);
+        assert_eq!(of_read, None, "the program has not asked for it");
+        assert!(retiring.overtakes(3), "the third is in front of it");
+        for number in [2, 3] {
+            assert!(!retiring.overtakes(number));
+            assert_eq!(retire(&mut retiring, number), Some(number));
+        }
     }
 
     #[test]

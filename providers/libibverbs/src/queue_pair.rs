@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, Weak};
 
 use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, qp_type};
 use verbs_api::capability::{Features, Limits, Mtu};
+use verbs_api::completion::WcOpcode;
 use verbs_api::ids::{Gid, Qpn};
-use verbs_api::provider::{Common, Operation, PostOps, QpInit, QpOps, Reply, modify_in_turn, own};
+use verbs_api::provider::{Operation, PostOps, QpInit, QpOps, Reply, modify_in_turn, own};
 use verbs_api::qp::{
     BadModify, QpAttributes, QpCap, QpEndpoint, QpState, QpStatus, QpType, check_modify,
 };
@@ -30,6 +31,8 @@ pub(crate) struct QueuePair {
     receive_poster: Poster<IbvQp, IbvRecvWr>,
     cap: QpCap,
     sq_sig_all: bool,
+    /// Its completions may overtake one another.
+    overtakes: bool,
 }
 
 /// What outlives the object for a verb that is under way.
@@ -109,6 +112,7 @@ impl QueuePair {
             set: Mutex::default(),
             max_datagram: AtomicU32::new(0),
         });
+        let overtakes = own.context.live.is_iwarp()?;
         own.context.add_queue_pair(&own);
         let weak = Arc::downgrade(&own) as Weak<dyn Connected>;
         own.context.connections.states().insert(qp_num, weak);
@@ -118,6 +122,7 @@ impl QueuePair {
             receive_poster,
             cap: (&attr.cap).into(),
             sq_sig_all: init.sq_sig_all,
+            overtakes,
         })
     }
 
@@ -133,8 +138,9 @@ impl QueuePair {
             if self.own.qp_type == QpType::Ud {
                 self.own.check_datagram(request)?;
             }
-            let number = posted.push(sent(request))?;
-            let is_signaled = self.is_signaled(request.common());
+            let sent = self.sent(request);
+            let is_signaled = sent.is_overtaken || sent.flags.contains(SendFlags::SIGNALED);
+            let number = posted.push(sent)?;
             let known = match request {
                 WorkRequest::BindWindow(bind) => {
                     request::bound(bind, Some(bind.key())).map(|bound| posted.set_bound(bound))
@@ -190,21 +196,27 @@ impl QueuePair {
         }
     }
 
-    fn is_signaled(&self, common: &Common) -> bool {
-        self.sq_sig_all || common.flags.contains(SendFlags::SIGNALED)
+    #[inline(always)]
+    fn sent(&self, request: &impl Operation) -> Sent {
+        let (common, opcode) = (request.common(), request.wc_opcode());
+        let mut flags = common.flags;
+        flags.set(
+            SendFlags::SIGNALED,
+            self.sq_sig_all || flags.contains(SendFlags::SIGNALED),
+        );
+        Sent {
+            wr_id: common.wr_id,
+            opcode,
+            flags,
+            loan: request.data().sges().loan,
+            is_overtaken: self.overtakes && AWAITS_RESPONSE.contains(&opcode),
+        }
     }
 }
 
-#[inline(always)]
-fn sent(request: &impl Operation) -> Sent {
-    let common = request.common();
-    Sent {
-        wr_id: common.wr_id,
-        opcode: request.wc_opcode(),
-        flags: common.flags,
-        loan: request.data().sges().loan,
-    }
-}
+/// What completes with the response of the peer: over iWARP, where nothing else waits for the peer, later requests may have
+/// completed by then, and not every driver holds their completions back.
+const AWAITS_RESPONSE: [WcOpcode; 3] = [WcOpcode::RdmaRead, WcOpcode::CompSwap, WcOpcode::FetchAdd];
 
 /// What the interface of C has no words for is refused here; whether the device has the rest is for it to say.
 fn check_operations(init: &QpInit) -> Result<(), VerbError> {
@@ -548,9 +560,10 @@ impl QpOps for QueuePair {
             return Err(PostReason::InvalidHandle);
         }
         let bound = request::bound(&bind, None)?;
-        let number = sends.posted.push(sent(&bind))?;
+        let sent = self.sent(&bind);
+        let is_signaled = sent.flags.contains(SendFlags::SIGNALED);
+        let number = sends.posted.push(sent)?;
         sends.posted.set_bound(bound);
-        let is_signaled = self.is_signaled(bind.common());
         let answer = request::bind_mw(&self.own.qp, &bind, number, is_signaled);
         if answer != Ok(0) {
             sends.posted.take_back(1);
