@@ -17,7 +17,7 @@ use crate::domain::{Domain, KeyHistory};
 use crate::queue_pair;
 use crate::rdmacm::Connections;
 use crate::verbs::{Live, never_waits};
-use crate::watch::{Watch, Watched};
+use crate::watch::{Watch, Watched, guarded};
 use crate::worker::Worker;
 
 /// What everything of an open device shares.
@@ -144,7 +144,7 @@ impl Context {
         }
         for queue_pair in &queue_pairs {
             queue_pair.flush();
-            queue_pair.call_off(&VerbError::DeviceRemoved);
+            guarded(|| queue_pair.call_off(&VerbError::DeviceRemoved));
         }
         true
     }
@@ -169,7 +169,7 @@ impl Events {
         if let (EventType::CqErr, EventSubject::Object(id)) = (event, subject) {
             self.context.note_overrun(id);
         }
-        self.sink.event(event, subject);
+        guarded(|| self.sink.event(event, subject));
         if event == EventType::DeviceFatal && self.context.remove() {
             self.stop();
             self.sink

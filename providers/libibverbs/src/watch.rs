@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
@@ -35,6 +36,11 @@ struct Known {
     by_token: HashMap<u64, Arc<dyn Watched>>,
     next: u64,
     thread: Option<ThreadId>,
+}
+
+/// Tells the program. Where its handler panics, which the panic hook has reported, the thread goes on.
+pub(crate) fn guarded(tell: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(tell));
 }
 
 static WATCHER: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
@@ -131,7 +137,7 @@ impl Watcher {
             let token = event.data.u64();
             let watched = lock(&self.watched).by_token.get(&token).cloned();
             if let Some(watched) = watched {
-                watched.is_ready();
+                guarded(|| watched.is_ready());
             }
         }
         Ok(())
@@ -172,5 +178,26 @@ mod tests {
         far.write_all(&[2]).unwrap();
         // What is told is gone with the watch, and nobody else has the sender.
         assert_eq!(told.recv(), Err(mpsc::RecvError));
+    }
+
+    struct Panics(Sender<()>);
+
+    impl Watched for Panics {
+        fn is_ready(&self) {
+            self.0.send(()).unwrap_or_default();
+            panic!("a handler of the program");
+        }
+    }
+
+    #[test]
+    fn a_panic_of_what_is_told_does_not_end_the_thread() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let (sender, told) = mpsc::channel();
+        let watch = Watch::edges(near.as_fd(), Arc::new(Panics(sender))).unwrap();
+        for byte in 0..2 {
+            far.write_all(&[byte]).unwrap();
+            told.recv_timeout(PATIENCE).unwrap();
+        }
+        watch.stop(near.as_fd());
     }
 }

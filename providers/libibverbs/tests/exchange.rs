@@ -12,7 +12,8 @@ use verbs_api::completion::{Notify, WcStatus};
 use verbs_api::portable::RemoteAccess;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, BufferPool, Completion, Cq, Memory, Mr, Operations, Pd, Qp, QpOptions, connect_pair, wr,
+    Access, BufferPool, Completion, Context, Cq, Memory, Mr, Operations, Pd, Qp, QpOptions,
+    connect_pair, wr,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,6 +22,7 @@ type Outcome = Result<(), Box<dyn Error>>;
 
 /// Two connected queue pairs, each with a completion queue, and buffers.
 struct Pair {
+    context: Context,
     pd: Pd,
     near: Qp,
     near_cq: Cq,
@@ -49,6 +51,7 @@ impl Pair {
         connect_pair(&near, &far, Access::REMOTE_WRITE).wait()?;
         let pool = pd.register_buffers(BUFFERS, 64).wait()?;
         Ok(Self {
+            context,
             pd,
             near,
             near_cq,
@@ -219,6 +222,26 @@ fn a_queue_pair_is_destroyed_while_another_thread_posts_and_polls() -> Outcome {
         pair.near_cq.poll(&mut slots)?.is_empty(),
         "something completes on a queue pair that is gone",
     )
+}
+
+#[test]
+fn an_event_handler_that_panics_keeps_neither_objects_nor_later_events() -> Outcome {
+    let pair = &Pair::new()?;
+    let (sender, told) = mpsc::channel();
+    pair.context.on_event(move |_| {
+        sender.send(()).unwrap_or_default();
+        panic!("a handler of the program");
+    });
+    let drain = QpAttributes::new()
+        .qp_state(QpState::Sqd)
+        .en_sqd_async_notify(true);
+    for qp in [&pair.near, &pair.far] {
+        qp.modify(drain).wait()?;
+        told.recv_timeout(PATIENCE)?;
+        let gone = qp.clone().destroy().wait_for(PATIENCE)?;
+        ensure(gone.is_some(), "a queue pair waits for its event")?;
+    }
+    Ok(())
 }
 
 /// Posts and polls until a post is refused for another reason than a full queue: that.
