@@ -222,7 +222,8 @@ impl Open {
 
 impl ContextOps for Open {
     fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
-        device::port(&self.context.live, port)
+        let Context { live, limits, .. } = &*self.context;
+        device::port(live, port, limits.phys_port_cnt)
     }
 
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use polyverbs_abi::{IbvContext, IbvDeviceAttr, IbvPortAttr};
+use polyverbs_abi::{IbvContext, IbvDeviceAttr, IbvGidEntry, IbvPortAttr};
 use verbs_api::VerbError;
 use verbs_api::capability::{
     AtomicScope, BaselineGaps, DeviceAttributes, Features, GidEntry, GidType, Grant, Limits, Mtu,
@@ -224,22 +224,36 @@ fn limits(
     })
 }
 
-fn ports(listed: &Live<IbvContext>, count: u8) -> Result<Vec<PortAttributes>, VerbError> {
-    (1..=count).map(|number| port(listed, number)).collect()
+fn ports(context: &Live<IbvContext>, count: u8) -> Result<Vec<PortAttributes>, VerbError> {
+    let gids = context.query_gid_table(count)?;
+    let ports = (1..=count).map(|number| port_with(context, number, &gids));
+    ports.collect()
 }
 
-/// What a port tells about itself.
+/// What a port tells about itself; the device has `count` ports.
 ///
 /// # Errors
 /// There is no such port.
-pub(crate) fn port(context: &Live<IbvContext>, number: Port) -> Result<PortAttributes, VerbError> {
+pub(crate) fn port(
+    context: &Live<IbvContext>,
+    number: Port,
+    count: u8,
+) -> Result<PortAttributes, VerbError> {
+    port_with(context, number, &context.query_gid_table(count)?)
+}
+
+fn port_with(
+    context: &Live<IbvContext>,
+    number: Port,
+    gids: &[IbvGidEntry],
+) -> Result<PortAttributes, VerbError> {
     let said = context.query_port(number)?;
     let caps = match (context.is_iwarp()?, is_infiniband(&said)) {
         (true, _) => PortCaps::IWARP,
         (false, true) => PortCaps::INFINIBAND,
         (false, false) => PortCaps::ROCE_V2,
     };
-    let gids = gids(context, number, &said, caps)?;
+    let gids = gids_of(number, caps, gids);
     let pkeys = (0..c_int::from(said.pkey_tbl_len)).map(|index| context.query_pkey(number, index));
     let state = u8::try_from(said.state).ok().and_then(PortState::from_code);
     let of_index_0 = gids.first().map_or([0; 16], |entry| entry.gid.0);
@@ -277,36 +291,37 @@ pub(crate) fn is_infiniband(said: &IbvPortAttr) -> bool {
     said.link_layer == INFINIBAND
 }
 
-fn mtu(code: c_int) -> Mtu {
+pub(crate) fn mtu(code: c_int) -> Mtu {
     u8::try_from(code)
         .ok()
         .and_then(Mtu::from_code)
         .unwrap_or_default()
 }
 
-/// The table up to its last entry.
-fn gids(
-    context: &Live<IbvContext>,
-    port: Port,
-    said: &IbvPortAttr,
-    caps: PortCaps,
-) -> Result<Vec<GidEntry>, VerbError> {
+/// The table of a port up to its last entry.
+fn gids_of(port: Port, caps: PortCaps, all: &[IbvGidEntry]) -> Vec<GidEntry> {
     const ROCE_V2: u32 = 2;
-    let length = u32::try_from(said.gid_tbl_len).unwrap_or(0);
+    let of_type = |gid, in_c| match (caps, in_c) {
+        (PortCaps::IWARP, _) => GidEntry::new(gid, GidType::Iwarp),
+        (PortCaps::INFINIBAND, _) => GidEntry::new(gid, GidType::Ib),
+        (_, ROCE_V2) => GidEntry::new(gid, GidType::RoceV2),
+        _ => GidEntry::new(gid, GidType::RoceV1),
+    };
     let mut table = Vec::new();
-    for index in 0..length {
-        let entry = context.query_gid(port, index)?;
-        let gid = Gid(entry.gid.raw);
-        table.push(match (caps, entry.gid_type) {
-            (PortCaps::IWARP, _) => iwarp_gid(gid, entry.ndev_ifindex),
-            (PortCaps::INFINIBAND, _) => GidEntry::new(gid, GidType::Ib),
-            (_, ROCE_V2) => GidEntry::new(gid, GidType::RoceV2),
-            _ => GidEntry::new(gid, GidType::RoceV1),
-        });
+    for entry in all {
+        let (gid, place) = (Gid(entry.gid.raw), entry.gid_index as usize);
+        if entry.port_num != u32::from(port) || gid == Gid::default() {
+            continue;
+        }
+        if table.len() <= place {
+            table.resize(place + 1, of_type(Gid::default(), 0));
+        }
+        table[place] = match caps {
+            PortCaps::IWARP => iwarp_gid(gid, entry.ndev_ifindex),
+            _ => of_type(gid, entry.gid_type),
+        };
     }
-    let last = table.iter().rposition(|entry| !entry.is_empty());
-    table.truncate(last.map_or(0, |last| last + 1));
-    Ok(table)
+    table
 }
 
 /// The identifier of an iWARP port, which is its Ethernet address, with the interface of that number or address.
@@ -327,4 +342,38 @@ fn iwarp_address(entry: &GidEntry) -> LinkAddress {
 fn mac(gid: Gid) -> [u8; 6] {
     let [a, b, c, d, e, f, ..] = gid.0;
     [a, b, c, d, e, f]
+}
+
+#[cfg(test)]
+mod tests {
+    use polyverbs_abi::IbvGid;
+
+    use super::*;
+
+    #[test]
+    fn the_table_of_a_port_has_its_entries_at_their_places_and_ends_with_the_last() {
+        let entry = |port_num, gid_index, octet, gid_type| IbvGidEntry {
+            gid: IbvGid { raw: [octet; 16] },
+            gid_index,
+            port_num,
+            gid_type,
+            ndev_ifindex: 0,
+        };
+        let all = [
+            entry(2, 0, 7, 2),
+            entry(1, 3, 9, 1),
+            entry(1, 1, 8, 2),
+            entry(1, 4, 0, 0),
+        ];
+        let of = |port| -> Vec<_> {
+            let table = gids_of(port, PortCaps::ROCE_V2, &all).into_iter();
+            let octets = table.map(|entry| (entry.gid.0[0], entry.gid_type));
+            octets.collect()
+        };
+        let empty = (0, GidType::RoceV1);
+        let of_port_1 = [empty, (8, GidType::RoceV2), empty, (9, GidType::RoceV1)];
+        assert_eq!(of(1), of_port_1);
+        assert_eq!(of(2), [(7, GidType::RoceV2)]);
+        assert_eq!(of(3), []);
+    }
 }

@@ -107,6 +107,7 @@ symbols! {
         ibv_query_device(*mut IbvContext, *mut IbvDeviceAttr) -> c_int;
         ibv_query_port(*mut IbvContext, u8, *mut IbvPortAttr) -> c_int;
         _ibv_query_gid_ex(*mut IbvContext, u32, u32, *mut IbvGidEntry, u32, usize) -> c_int;
+        _ibv_query_gid_table(*mut IbvContext, *mut IbvGidEntry, usize, u32, usize) -> isize;
         ibv_query_pkey(*mut IbvContext, u8, c_int, *mut u16) -> c_int;
         ibv_get_async_event(*mut IbvContext, *mut IbvAsyncEvent) -> c_int;
         ibv_ack_async_event(*mut IbvAsyncEvent);

@@ -298,9 +298,9 @@ impl Own {
         let (state, _) = self.state()?;
         let to = self.check_step(state, attributes)?;
         if let Some(port) = attributes.port_num {
-            let port = device::port(&self.context.live, port)?;
+            let active_mtu = device::mtu(self.context.live.query_port(port)?.active_mtu);
             self.max_datagram
-                .store(port.active_mtu.octets(), Ordering::Relaxed);
+                .store(active_mtu.octets(), Ordering::Relaxed);
         }
         let attributes = &self.in_force(attributes);
         if to == QpState::Reset {

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::io;
+use std::iter;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
@@ -13,7 +14,7 @@ use verbs_api::VerbError;
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::objects::{ObjectId, ObjectKind};
 
-use super::{Live, Zero as _, cookie, identity, last_error};
+use super::{Live, Zero as _, cookie, failed, identity, last_error};
 use crate::library::Library;
 
 /// The devices that the library lists.
@@ -166,6 +167,27 @@ impl Live<IbvContext> {
             }
         })?;
         Ok(entry)
+    }
+
+    /// The entries of all ports that are not empty; the device has `ports` ports.
+    pub(crate) fn query_gid_table(&self, ports: u8) -> Result<Vec<IbvGidEntry>, VerbError> {
+        let mut room = 0;
+        for port in 1..=ports {
+            room += usize::try_from(self.query_port(port)?.gid_tbl_len).unwrap_or(0);
+        }
+        // The kernel refuses a question without room.
+        if room == 0 {
+            return Ok(Vec::new());
+        }
+        let mut table = Vec::from_iter(iter::repeat_with(IbvGidEntry::zero).take(room));
+        let (query, size) = (self.library._ibv_query_gid_table, size_of::<IbvGidEntry>());
+        // SAFETY: it lives, and there is room for as many entries of this size.
+        let filled = self.with(|at| unsafe { query(at, table.as_mut_ptr(), room, 0, size) })?;
+        match usize::try_from(filled) {
+            Ok(filled) => table.truncate(filled),
+            Err(_) => return Err(failed("query_gid_table", -filled as c_int)),
+        }
+        Ok(table)
     }
 
     pub(crate) fn query_pkey(&self, port: u8, index: c_int) -> Result<u16, VerbError> {
