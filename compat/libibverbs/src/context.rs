@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use verbs_api::objects::ObjectId;
 use verbs_api::{
     Context, DestroyError, Device, Features, Memory, Mr, Pd, Qp, Requirements, Started, Transport,
-    capability::{AtomicScope, PortAttributes},
+    capability::{AtomicScope, GidEntry, PortAttributes},
     event::{AsyncEvent, EventSubject},
     ids::Gid,
 };
@@ -588,18 +588,23 @@ fn interface(state: &State) -> u32 {
     crate::interface::index_of(state.shared.listed.address())
 }
 
+fn entry_in_c(state: &State, port_num: u8, gid_index: u32, entry: &GidEntry) -> IbvGidEntry {
+    IbvGidEntry {
+        gid: IbvGid { raw: entry.gid.0 },
+        gid_index,
+        port_num: port_num.into(),
+        gid_type: gid_type(state),
+        ndev_ifindex: interface(state),
+    }
+}
+
 fn entries(state: &State) -> Result<Vec<IbvGidEntry>, Errno> {
     let ports = 1..=state.context.limits().phys_port_cnt;
     let mut all = Vec::new();
     for number in ports {
-        let port = state.context.query_port(number)?;
-        all.extend(port.gids.iter().zip(0..).map(|(entry, index)| IbvGidEntry {
-            gid: IbvGid { raw: entry.gid.0 },
-            gid_index: index,
-            port_num: u32::from(number),
-            gid_type: gid_type(state),
-            ndev_ifindex: interface(state),
-        }));
+        let gids = state.context.query_port(number)?.gids;
+        let entries = gids.iter().zip(0..);
+        all.extend(entries.map(|(entry, index)| entry_in_c(state, number, index, entry)));
     }
     Ok(all)
 }
@@ -621,18 +626,14 @@ pub unsafe extern "C" fn query_gid_ex(
         if flags != 0 || entry.is_null() || size < size_of::<IbvGidEntry>() {
             return Err(Errno::INVAL);
         }
-        let known = state
-            .context
-            .query_port(u8::try_from(port).map_err(|_| Errno::INVAL)?)?;
-        if index as usize >= GID_TABLE.max(known.gids.len()) {
+        let port = u8::try_from(port).map_err(|_| Errno::INVAL)?;
+        let gids = state.context.query_port(port)?.gids;
+        if index as usize >= GID_TABLE.max(gids.len()) {
             return Err(Errno::INVAL);
         }
-        let found = entries(state)?
-            .into_iter()
-            .find(|entry| (entry.port_num, entry.gid_index) == (port, index))
-            .ok_or(Errno(libc::ENODATA))?;
+        let found = gids.get(index as usize).ok_or(Errno(libc::ENODATA))?;
         // SAFETY: large enough, as was seen.
-        unsafe { entry.write(found) };
+        unsafe { entry.write(entry_in_c(state, port, index, found)) };
         Ok(())
     }))
 }

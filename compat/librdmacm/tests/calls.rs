@@ -578,6 +578,18 @@ fn gids_are_those_that_linux_gives_and_each_reaches_its_device() {
             let entry = &table[index];
             assert_eq!((entry.gid.raw, entry.gid_index), (expected.0, index as u32));
             assert_eq!((entry.port_num, entry.gid_type), (1, 2));
+            let mut alone: IbvGidEntry = zeroed();
+            let index_in_c = entry.gid_index;
+            let found = call!(context::query_gid_ex(
+                public,
+                1,
+                index_in_c,
+                &raw mut alone,
+                0,
+                size
+            ));
+            assert_eq!((found, alone.gid.raw), (0, expected.0));
+            assert_eq!((alone.gid_index, alone.port_num), (index_in_c, 1));
             let mut attr: IbvAhAttr = zeroed();
             (attr.is_global, attr.port_num) = (1, 1);
             (attr.grh.dgid.raw, attr.grh.sgid_index) = (expected.0, index as u8);
@@ -585,6 +597,9 @@ fn gids_are_those_that_linux_gives_and_each_reaches_its_device() {
             assert_eq!((path.address, path.dgid), (LinkAddress::Ip(ip), expected));
         }
         assert_eq!(gid_at(public, 2), Gid::default());
+        let mut none: IbvGidEntry = zeroed();
+        let beyond = call!(context::query_gid_ex(public, 1, 2, &raw mut none, 0, size));
+        assert_eq!(beyond, libc::ENODATA);
     }
     assert!(roce > 0 && iwarp > 0);
     call!(device::free_devices(list));
