@@ -1,9 +1,11 @@
 //! Values of C as those of verbs-api, and the other way.
 
-use verbs_api::ids::{Gid, LinkAddress};
-use verbs_api::qp::{AddressVector, QpCap};
+use std::ffi::c_int;
 
-use crate::{IbvAhAttr, IbvGid, IbvGlobalRoute, IbvQpCap};
+use verbs_api::ids::{Gid, LinkAddress};
+use verbs_api::qp::{AddressVector, QpAttributes, QpCap};
+
+use crate::{IbvAhAttr, IbvGid, IbvGlobalRoute, IbvQpAttr, IbvQpCap};
 
 impl From<&QpCap> for IbvQpCap {
     fn from(cap: &QpCap) -> Self {
@@ -70,6 +72,33 @@ impl From<&IbvAhAttr> for AddressVector {
             sl: path.sl,
             static_rate: path.static_rate,
             ..Self::new(address, dgid, path.port_num)
+        }
+    }
+}
+
+/// What is not set is zero; the mask has the bits of C.
+impl From<&QpAttributes> for IbvQpAttr {
+    fn from(set: &QpAttributes) -> Self {
+        Self {
+            qp_state: set.qp_state.map_or(0, |state| state as c_int),
+            cur_qp_state: set.cur_qp_state.map_or(0, |state| state as c_int),
+            path_mtu: set.path_mtu.map_or(0, |mtu| mtu as c_int),
+            qkey: set.qkey.unwrap_or_default(),
+            rq_psn: set.rq_psn.unwrap_or_default().value(),
+            sq_psn: set.sq_psn.unwrap_or_default().value(),
+            dest_qp_num: set.dest_qp_num.unwrap_or_default().value(),
+            qp_access_flags: set.qp_access_flags.unwrap_or_default().bits(),
+            ah_attr: set.ah_attr.as_ref().map(Into::into).unwrap_or_default(),
+            pkey_index: set.pkey_index.unwrap_or_default(),
+            en_sqd_async_notify: set.en_sqd_async_notify.unwrap_or_default().into(),
+            max_rd_atomic: set.max_rd_atomic.unwrap_or_default(),
+            max_dest_rd_atomic: set.max_dest_rd_atomic.unwrap_or_default(),
+            min_rnr_timer: set.min_rnr_timer.unwrap_or_default(),
+            port_num: set.port_num.unwrap_or_default(),
+            timeout: set.timeout.unwrap_or_default(),
+            retry_cnt: set.retry_cnt.unwrap_or_default(),
+            rnr_retry: set.rnr_retry.unwrap_or_default(),
+            ..Self::default()
         }
     }
 }

@@ -26,7 +26,7 @@ mod convert;
 pub mod rdmacm;
 
 /// `union ibv_gid`, which has the alignment of its 64-bit halves.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C, align(8))]
 pub struct IbvGid {
     pub raw: [u8; 16],
@@ -474,7 +474,7 @@ pub struct IbvXrcd {
 }
 layout!(IbvXrcd, 8);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct IbvQpCap {
     pub max_send_wr: u32,
@@ -497,7 +497,7 @@ pub struct IbvQpInitAttr {
 }
 layout!(IbvQpInitAttr, 64, srq @ 24, cap @ 32, qp_type @ 52, sq_sig_all @ 56);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct IbvGlobalRoute {
     pub dgid: IbvGid,
@@ -508,7 +508,7 @@ pub struct IbvGlobalRoute {
 }
 layout!(IbvGlobalRoute, 24, flow_label @ 16, sgid_index @ 20, traffic_class @ 22);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct IbvAhAttr {
     pub grh: IbvGlobalRoute,
@@ -521,6 +521,7 @@ pub struct IbvAhAttr {
 }
 layout!(IbvAhAttr, 32, dlid @ 24, is_global @ 29, port_num @ 30);
 
+#[derive(Default)]
 #[repr(C)]
 pub struct IbvQpAttr {
     pub qp_state: c_int,

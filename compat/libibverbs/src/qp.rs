@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use block_loopback::BlockLoopback;
 use verbs_api::objects::ObjectKind;
-use verbs_api::qp::{QpAttributes, QpCap, QpState, QpType};
+use verbs_api::qp::{QpAttrMask, QpAttributes, QpCap, QpState, QpType};
 use verbs_api::{
     Access, DestroyError, Operations, Qp, QpOptions, Started, Transport, VerbError,
     capability::{BaselineGaps, Mtu},
@@ -307,28 +307,6 @@ fn destruction(qp: &Qp) -> Started<(), DestroyError<Qp>> {
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_micros(50);
 
-mod mask {
-    pub(super) const STATE: u32 = 1;
-    pub(super) const CUR_STATE: u32 = 1 << 1;
-    pub(super) const EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
-    pub(super) const ACCESS_FLAGS: u32 = 1 << 3;
-    pub(super) const PKEY_INDEX: u32 = 1 << 4;
-    pub(super) const PORT: u32 = 1 << 5;
-    pub(super) const QKEY: u32 = 1 << 6;
-    pub(super) const AV: u32 = 1 << 7;
-    pub(super) const PATH_MTU: u32 = 1 << 8;
-    pub(super) const TIMEOUT: u32 = 1 << 9;
-    pub(super) const RETRY_CNT: u32 = 1 << 10;
-    pub(super) const RNR_RETRY: u32 = 1 << 11;
-    pub(super) const RQ_PSN: u32 = 1 << 12;
-    pub(super) const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
-    pub(super) const MIN_RNR_TIMER: u32 = 1 << 15;
-    pub(super) const SQ_PSN: u32 = 1 << 16;
-    pub(super) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
-    pub(super) const DEST_QPN: u32 = 1 << 20;
-    pub(super) const KNOWN: u32 = 0x0013_bfff;
-}
-
 fn state_of(code: c_int) -> Result<QpState, Errno> {
     let code = u8::try_from(code).map_err(|_| Errno::INVAL)?;
     QpState::from_code(code).ok_or(Errno::INVAL)
@@ -339,81 +317,43 @@ fn attributes(
     attr: &IbvQpAttr,
     given: u32,
 ) -> Result<QpAttributes, Errno> {
-    if given & !mask::KNOWN != 0 {
-        return Err(Errno::INVAL);
-    }
-    let has = |bit: u32| given & bit != 0;
+    let given = QpAttrMask::from_bits(given).ok_or(Errno::INVAL)?;
+    let has = |attribute| given.contains(attribute);
     let mut wanted = QpAttributes::new();
-    if has(mask::STATE) {
+    if has(QpAttrMask::STATE) {
         wanted.qp_state = Some(state_of(attr.qp_state)?);
     }
-    if has(mask::CUR_STATE) {
+    if has(QpAttrMask::CUR_STATE) {
         wanted.cur_qp_state = Some(state_of(attr.cur_qp_state)?);
     }
-    if has(mask::ACCESS_FLAGS) {
+    if has(QpAttrMask::ACCESS_FLAGS) {
         // A right without its partner is a mistake at a region and none here.
         wanted.qp_access_flags = Some(mr::rights(attr.qp_access_flags)?);
     }
-    if has(mask::AV) {
+    if has(QpAttrMask::AV) {
         wanted.ah_attr = Some(ah::path(context, &attr.ah_attr)?);
     }
-    if has(mask::PATH_MTU) {
+    if has(QpAttrMask::PATH_MTU) {
         let code = u8::try_from(attr.path_mtu).map_err(|_| Errno::INVAL)?;
         wanted.path_mtu = Some(Mtu::from_code(code).ok_or(Errno::INVAL)?);
     }
     wanted.en_sqd_async_notify =
-        has(mask::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
-    wanted.pkey_index = has(mask::PKEY_INDEX).then_some(attr.pkey_index);
-    wanted.port_num = has(mask::PORT).then_some(attr.port_num);
-    wanted.qkey = has(mask::QKEY).then_some(attr.qkey);
-    wanted.timeout = has(mask::TIMEOUT).then_some(attr.timeout);
-    wanted.retry_cnt = has(mask::RETRY_CNT).then_some(attr.retry_cnt);
-    wanted.rnr_retry = has(mask::RNR_RETRY).then_some(attr.rnr_retry);
-    wanted.rq_psn = has(mask::RQ_PSN).then_some(Psn::new(attr.rq_psn));
-    wanted.max_rd_atomic = has(mask::MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic);
+        has(QpAttrMask::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
+    wanted.pkey_index = has(QpAttrMask::PKEY_INDEX).then_some(attr.pkey_index);
+    wanted.port_num = has(QpAttrMask::PORT).then_some(attr.port_num);
+    wanted.qkey = has(QpAttrMask::QKEY).then_some(attr.qkey);
+    wanted.timeout = has(QpAttrMask::TIMEOUT).then_some(attr.timeout);
+    wanted.retry_cnt = has(QpAttrMask::RETRY_CNT).then_some(attr.retry_cnt);
+    wanted.rnr_retry = has(QpAttrMask::RNR_RETRY).then_some(attr.rnr_retry);
+    wanted.rq_psn = has(QpAttrMask::RQ_PSN).then_some(Psn::new(attr.rq_psn));
+    wanted.max_rd_atomic = has(QpAttrMask::MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic);
     // A packet has five bits for it, and a kernel's device cuts off what programs set above them.
-    wanted.min_rnr_timer = has(mask::MIN_RNR_TIMER).then_some(attr.min_rnr_timer & 0x1f);
-    wanted.sq_psn = has(mask::SQ_PSN).then_some(Psn::new(attr.sq_psn));
-    wanted.max_dest_rd_atomic = has(mask::MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
-    wanted.dest_qp_num = has(mask::DEST_QPN).then_some(Qpn::new(attr.dest_qp_num));
+    wanted.min_rnr_timer = has(QpAttrMask::MIN_RNR_TIMER).then_some(attr.min_rnr_timer & 0x1f);
+    wanted.sq_psn = has(QpAttrMask::SQ_PSN).then_some(Psn::new(attr.sq_psn));
+    wanted.max_dest_rd_atomic =
+        has(QpAttrMask::MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
+    wanted.dest_qp_num = has(QpAttrMask::DEST_QPN).then_some(Qpn::new(attr.dest_qp_num));
     Ok(wanted)
-}
-
-/// Attributes as a program passes them on to `ibv_modify_qp`: those that are set, and the mask of them.
-pub fn attr_of(wanted: &QpAttributes) -> (IbvQpAttr, c_int) {
-    // SAFETY: numbers only, for which zero is a value.
-    let mut attr: IbvQpAttr = unsafe { std::mem::zeroed() };
-    let mut given = 0;
-    macro_rules! copy {
-        ($($field:ident: $bit:ident, $value:ident => $as_c:expr;)*) => {
-            $(if let Some($value) = wanted.$field {
-                attr.$field = $as_c;
-                given |= mask::$bit;
-            })*
-        };
-    }
-    if let Some(state) = wanted.qp_state {
-        attr.qp_state = state as c_int;
-        given |= mask::STATE;
-    }
-    copy! {
-        qp_access_flags: ACCESS_FLAGS, rights => rights.bits();
-        pkey_index: PKEY_INDEX, index => index;
-        port_num: PORT, port => port;
-        qkey: QKEY, key => key;
-        ah_attr: AV, path => (&path).into();
-        path_mtu: PATH_MTU, mtu => mtu as c_int;
-        timeout: TIMEOUT, timeout => timeout;
-        retry_cnt: RETRY_CNT, count => count;
-        rnr_retry: RNR_RETRY, count => count;
-        rq_psn: RQ_PSN, psn => psn.value();
-        max_rd_atomic: MAX_QP_RD_ATOMIC, count => count;
-        min_rnr_timer: MIN_RNR_TIMER, timer => timer;
-        sq_psn: SQ_PSN, psn => psn.value();
-        max_dest_rd_atomic: MAX_DEST_RD_ATOMIC, count => count;
-        dest_qp_num: DEST_QPN, number => number.value();
-    }
-    (attr, given as c_int)
 }
 
 /// `ibv_modify_qp`.
@@ -462,31 +402,13 @@ pub unsafe extern "C" fn query(
             return Err(Errno::INVAL);
         };
         let found = state.qp.query()?;
-        let known = found.attributes;
-        // SAFETY: numbers only, for which zero is a value.
-        *attr = unsafe { std::mem::zeroed() };
-        attr.qp_state = found.state as c_int;
-        attr.cur_qp_state = found.state as c_int;
-        attr.path_mtu = known.path_mtu.map_or(0, |mtu| mtu as c_int);
-        attr.qkey = known.qkey.unwrap_or(0);
-        attr.rq_psn = known.rq_psn.unwrap_or_default().value();
-        attr.sq_psn = known.sq_psn.unwrap_or_default().value();
-        attr.dest_qp_num = known.dest_qp_num.unwrap_or_default().value();
-        attr.qp_access_flags = known.qp_access_flags.unwrap_or_default().bits();
-        attr.cap = (&found.cap).into();
-        if let Some(path) = known.ah_attr {
-            attr.ah_attr = (&path).into();
-        }
-        attr.pkey_index = known.pkey_index.unwrap_or(0);
-        attr.en_sqd_async_notify = u8::from(known.en_sqd_async_notify.unwrap_or(false));
-        attr.sq_draining = u8::from(found.sq_draining);
-        attr.max_rd_atomic = known.max_rd_atomic.unwrap_or(0);
-        attr.max_dest_rd_atomic = known.max_dest_rd_atomic.unwrap_or(0);
-        attr.min_rnr_timer = known.min_rnr_timer.unwrap_or(0);
-        attr.port_num = known.port_num.unwrap_or(0);
-        attr.timeout = known.timeout.unwrap_or(0);
-        attr.retry_cnt = known.retry_cnt.unwrap_or(0);
-        attr.rnr_retry = known.rnr_retry.unwrap_or(0);
+        *attr = IbvQpAttr {
+            qp_state: found.state as c_int,
+            cur_qp_state: found.state as c_int,
+            cap: (&found.cap).into(),
+            sq_draining: found.sq_draining.into(),
+            ..(&found.attributes).into()
+        };
         // SAFETY: live, as was seen.
         let public = unsafe { &mut *qp };
         public.state = found.state as c_int;

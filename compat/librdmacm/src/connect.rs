@@ -748,7 +748,7 @@ pub unsafe extern "C" fn init_qp_attr(
         };
         drop(state);
         let qp_state = attr.qp_state;
-        (*attr, *mask) = qp::attr_of(&step);
+        (*attr, *mask) = ((&step).into(), step.mask().bits() as c_int);
         if let Some(path) = step.ah_attr {
             attr.ah_attr = device.path(&path);
         }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use polyverbs_abi::{IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, qp_type};
+use polyverbs_abi::{IbvPd, IbvQp, IbvQpInitAttr, IbvRecvWr, IbvSendWr, qp_type};
 use verbs_api::capability::{Features, Limits, Mtu};
 use verbs_api::completion::WcOpcode;
 use verbs_api::ids::{Gid, Qpn};
@@ -306,12 +306,12 @@ impl Own {
         if to == QpState::Reset {
             self.keep_completions();
         }
-        let mask = attributes.mask().bits() as c_int;
-        let modified = self.qp.modify(&mut attr_in_c(attributes), mask);
-        modified.map_err(|error| match self.has_overrun() {
-            true => VerbError::CqOverrun,
-            false => error,
-        })?;
+        self.qp
+            .modify(attributes)
+            .map_err(|error| match self.has_overrun() {
+                true => VerbError::CqOverrun,
+                false => error,
+            })?;
         self.context.connections.states().set(self.qp_num, to);
         if matches!(to, QpState::Reset | QpState::Err) && state == QpState::Init {
             self.call_off(&VerbError::Canceled);
@@ -441,45 +441,10 @@ impl Connected for Own {
             // It may have been reset meanwhile, or destroyed.
             if own.context.connections.states().get(own.qp_num) == Some(QpState::Err) {
                 let flushed = QpAttributes::new().qp_state(QpState::Err);
-                let _ = own
-                    .qp
-                    .modify(&mut attr_in_c(&flushed), flushed.mask().bits() as c_int);
+                let _ = own.qp.modify(&flushed);
             }
         });
     }
-}
-
-/// The attributes that are set: their bits are those of C.
-fn attr_in_c(wanted: &QpAttributes) -> IbvQpAttr {
-    let mut attr = IbvQpAttr::zero();
-    macro_rules! set {
-        ($($field:ident: $value:ident => $in_c:expr;)*) => {
-            $(if let Some($value) = wanted.$field {
-                attr.$field = $in_c;
-            })*
-        };
-    }
-    set! {
-        qp_state: state => state as c_int;
-        cur_qp_state: state => state as c_int;
-        en_sqd_async_notify: notifies => notifies.into();
-        qp_access_flags: access => access.bits();
-        pkey_index: index => index;
-        port_num: port => port;
-        qkey: qkey => qkey;
-        ah_attr: path => (&path).into();
-        path_mtu: mtu => mtu as c_int;
-        timeout: timeout => timeout;
-        retry_cnt: count => count;
-        rnr_retry: count => count;
-        rq_psn: psn => psn.value();
-        max_rd_atomic: depth => depth;
-        min_rnr_timer: timer => timer;
-        sq_psn: psn => psn.value();
-        max_dest_rd_atomic: depth => depth;
-        dest_qp_num: number => number.value();
-    }
-    attr
 }
 
 #[allow(unsafe_code)]

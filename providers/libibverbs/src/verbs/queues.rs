@@ -12,6 +12,7 @@ use polyverbs_abi::{
 };
 use verbs_api::VerbError;
 use verbs_api::ids::Gid;
+use verbs_api::qp::QpAttributes;
 
 use super::{Live, Zero as _, check};
 
@@ -227,10 +228,11 @@ impl Live<IbvQp> {
         })
     }
 
-    pub(crate) fn modify(&self, attr: &mut IbvQpAttr, mask: c_int) -> Result<(), VerbError> {
+    pub(crate) fn modify(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
+        let (mut attr, mask) = (attributes.into(), attributes.mask().bits() as c_int);
         // SAFETY: it lives.
         self.ask("modify_qp", |at| unsafe {
-            (self.library.ibv_modify_qp)(at, attr, mask)
+            (self.library.ibv_modify_qp)(at, &raw mut attr, mask)
         })
     }
 
