@@ -35,17 +35,14 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
         return Err(Errno::INVAL);
     }
     Ok(AddressVector {
+        address: port.address.peer(gid),
         // The LID of a neighbour stands for its GID.
         is_global: true,
+        dgid: gid,
         // Its 20 bits, as the kernel takes them: UCX sets more.
         flow_label: attr.grh.flow_label & 0xf_ffff,
         sgid_index,
-        src_path_bits: attr.src_path_bits,
-        traffic_class: attr.grh.traffic_class,
-        hop_limit: attr.grh.hop_limit,
-        sl: attr.sl,
-        static_rate: attr.static_rate,
-        ..AddressVector::new(port.address.peer(gid), gid, attr.port_num)
+        ..attr.into()
     })
 }
 
