@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::SocketAddr;
 
 use polyverbs_libibverbs::errno::Errno;
 
@@ -18,20 +18,13 @@ pub use polyverbs_abi::address::{length, none, write};
 pub unsafe fn read(address: *const libc::sockaddr) -> Result<SocketAddr, Errno> {
     // SAFETY: as the caller promises.
     let family = unsafe { address.as_ref() }.ok_or(Errno::INVAL)?.sa_family;
+    let mut copied = none();
     match c_int::from(family) {
-        libc::AF_INET => {
-            // SAFETY: the family says so.
-            let found = unsafe { &*address.cast::<libc::sockaddr_in>() };
-            let ip = Ipv4Addr::from(found.sin_addr.s_addr.to_ne_bytes());
-            Ok((ip, u16::from_be(found.sin_port)).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: the family says so.
-            let found = unsafe { &*address.cast::<libc::sockaddr_in6>() };
-            let ip = Ipv6Addr::from(found.sin6_addr.s6_addr);
-            let port = u16::from_be(found.sin6_port);
-            Ok(SocketAddrV6::new(ip, port, found.sin6_flowinfo, found.sin6_scope_id).into())
-        }
-        _ => Err(Errno(libc::EAFNOSUPPORT)),
+        // SAFETY: the family says so.
+        libc::AF_INET => copied.v4 = unsafe { *address.cast() },
+        // SAFETY: the family says so.
+        libc::AF_INET6 => copied.v6 = unsafe { *address.cast() },
+        _ => {}
     }
+    polyverbs_abi::address::read(&copied).ok_or(Errno(libc::EAFNOSUPPORT))
 }
