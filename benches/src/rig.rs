@@ -40,9 +40,8 @@ impl Rig {
     /// # Errors
     /// There is no such kind, and no such device.
     pub fn new(device: &str) -> Outcome<Self> {
-        let is_kind = emulated::kinds().iter().any(|kind| kind.name() == device);
         match polyverbs::registry()?.device(device) {
-            Some(registered) if !is_kind => Self::open(registered),
+            Some(registered) if emulated::kind(device).is_none() => Self::open(registered),
             _ => Self::with(device, &EmulatedOptions::default()),
         }
     }

@@ -11,7 +11,7 @@ use thiserror::Error;
 use verbs_api::Device;
 
 pub use polyverbs_links::emulated::{
-    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, Tap, kinds,
+    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, Tap, kind, kinds,
 };
 pub use polyverbs_links::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
 pub use polyverbs_links::wire::OctetCapture;
@@ -67,9 +67,8 @@ pub enum EmulatedDeviceError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn device(name: &str, options: &EmulatedOptions) -> Result<Device, EmulatedDeviceError> {
-    let kinds = kinds();
-    let Some(kind) = kinds.iter().find(|kind| kind.name() == name) else {
-        let known = kinds.iter().map(|kind| kind.name()).collect();
+    let Some(kind) = kind(name) else {
+        let known = kinds().iter().map(|kind| kind.name()).collect();
         return Err(EmulatedDeviceError::NoSuchKind {
             wanted: name.to_owned(),
             known,

@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
     crate::output::device(name)?;
     anyhow::ensure!(
-        emulated::kinds().iter().any(|kind| kind.name() == name),
+        emulated::kind(name).is_some(),
         "{name} is no emulated device: it has no faults"
     );
     let options = EmulatedOptions {

@@ -122,10 +122,7 @@ impl DeviceOptions {
     /// The device at an address of this machine. One that is not emulated has its own, and is reached through those that lead
     /// to it.
     pub(crate) fn at(&self, address: IpAddr) -> anyhow::Result<Device> {
-        if !emulated::kinds()
-            .iter()
-            .any(|kind| kind.name() == self.device)
-        {
+        if emulated::kind(&self.device).is_none() {
             let device = crate::output::device(&self.device)?;
             anyhow::ensure!(
                 self.fault.is_none() && CAPTURE.get().is_none(),

@@ -101,6 +101,11 @@ pub fn kinds() -> Vec<&'static dyn EmulatedKind> {
     kinds
 }
 
+/// The kind of this name, where it is linked.
+pub fn kind(name: &str) -> Option<&'static dyn EmulatedKind> {
+    kinds().into_iter().find(|kind| kind.name() == name)
+}
+
 /// The provider of the one device of a kind, as it is without options.
 pub struct EmulatedProvider<K>(pub K);
 
