@@ -112,12 +112,22 @@ impl Context {
         self.worker.run(job);
     }
 
+    /// Adds what a removal closes. One that was looking while this was being made has not seen it.
     pub(crate) fn add_queue(&self, queue: &Arc<CompletionQueue>) {
-        add(&mut lock(&self.made).queues, queue);
+        let mut made = lock(&self.made);
+        add(&mut made.queues, queue);
+        if self.is_removed.load(Ordering::Acquire) {
+            queue.close();
+        }
     }
 
+    /// The same; nothing is outstanding yet.
     pub(crate) fn add_queue_pair(&self, queue_pair: &Arc<queue_pair::Own>) {
-        add(&mut lock(&self.made).queue_pairs, queue_pair);
+        let mut made = lock(&self.made);
+        add(&mut made.queue_pairs, queue_pair);
+        if self.is_removed.load(Ordering::Acquire) {
+            queue_pair.admit(false);
+        }
     }
 
     /// A completion queue has lost completions. Not every library says so at the next poll too.
@@ -248,5 +258,71 @@ impl ContextOps for Open {
             // Nobody is left to be told of a failure.
             let _ = context.live.close();
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verbs_api::VerbError;
+    use verbs_api::capability::Grant;
+    use verbs_api::extension::Extensions;
+    use verbs_api::provider::{CompletionSink, PostOps as _, Provider as _, QpInit, own};
+    use verbs_api::qp::{QpCap, QpType};
+    use verbs_api::wr::{Operations, PostReason};
+
+    use super::*;
+    use crate::LibIbverbs;
+    use crate::queue_pair::QueuePair;
+
+    struct Nobody;
+
+    impl EventSink for Nobody {
+        fn event(&self, _: EventType, _: EventSubject) {}
+    }
+
+    impl CompletionSink for Nobody {
+        fn notify(&self) {}
+    }
+
+    #[test]
+    fn a_queue_pair_that_is_made_while_the_device_is_removed_takes_no_requests() {
+        let refused = || -> Result<_, VerbError> {
+            let library = LibIbverbs::in_file(built_library::built_apart());
+            let devices = library.devices(&Extensions::new())?;
+            let open = devices[0].open(&Grant::default(), Arc::new(Nobody))?;
+            let context = Arc::clone(&own::<Open, _>(&open, "context")?.context);
+            let pd = context.live.alloc_pd()?;
+            let id = ObjectId::new(0, 0);
+            context.remove();
+            let init = CqInit {
+                id,
+                cqe: 1,
+                comp_vector: 0,
+                sink: Arc::new(Nobody),
+            };
+            let cq = CompletionQueue::create(Arc::clone(&context), init)?;
+            let init = QpInit {
+                id,
+                qp_type: QpType::Rc,
+                send_cq: Arc::clone(&cq) as _,
+                recv_cq: cq,
+                srq: None,
+                cap: QpCap {
+                    max_send_wr: 1,
+                    max_recv_wr: 1,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline_data: 0,
+                },
+                reserved_wr: 0,
+                sq_sig_all: true,
+                operations: Operations::empty(),
+                extensions: Vec::new(),
+            };
+            let qp = QueuePair::create(context, &pd, init)?;
+            Ok([qp.post_send(&[]), qp.post_recv(&[])])
+        };
+        let is_gone = Err((0, PostReason::InvalidHandle));
+        assert_eq!(refused(), Ok([is_gone; 2]));
     }
 }
