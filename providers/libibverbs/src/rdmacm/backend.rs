@@ -324,14 +324,7 @@ impl Manager {
         sink: &dyn AnswerSink,
         event: Event,
     ) {
-        let ask = Terms {
-            qp_num: 0,
-            responder_resources: 0,
-            initiator_depth: 0,
-            retry_count: 0,
-            rnr_retry_count: 0,
-            private_data,
-        };
+        let ask = Terms::of_datagrams(0, private_data);
         let gone_on = match event.kind {
             event::ADDR_RESOLVED => self.found(id, to).map(|()| None),
             event::ROUTE_RESOLVED => id.connect(&ask).map(|()| None).map_err(ConnectError::from),
@@ -774,14 +767,7 @@ impl Backend for Manager {
                 format!("librdmacm gives datagram services the queue key {QKEY:#x} and no other");
             return Err(VerbError::UnsupportedHere(why).into());
         }
-        let terms = Terms {
-            qp_num: answer.qp_num.value(),
-            responder_resources: 0,
-            initiator_depth: 0,
-            retry_count: 0,
-            rnr_retry_count: 0,
-            private_data: &answer.private_data,
-        };
+        let terms = Terms::of_datagrams(answer.qp_num.value(), &answer.private_data);
         Ok(end.id.accept(&terms)?)
     }
 }

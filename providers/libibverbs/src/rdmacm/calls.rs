@@ -204,6 +204,20 @@ pub(crate) struct Terms<'a> {
     pub(crate) private_data: &'a [u8],
 }
 
+impl<'a> Terms<'a> {
+    /// Those of a question for a datagram service, with no queue pair, and of its answer.
+    pub(crate) const fn of_datagrams(qp_num: u32, private_data: &'a [u8]) -> Self {
+        Self {
+            qp_num,
+            responder_resources: 0,
+            initiator_depth: 0,
+            retry_count: 0,
+            rnr_retry_count: 0,
+            private_data,
+        }
+    }
+}
+
 /// An identifier, destroyed with its last handle: whoever calls holds one.
 ///
 /// That waits for events of it that are not acknowledged, which nobody holds who has an [`Event`].
