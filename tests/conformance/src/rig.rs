@@ -314,11 +314,7 @@ impl End {
     /// # Panics
     /// It has no port.
     pub fn path(&self, address: LinkAddress, dgid: Gid) -> AddressVector {
-        let port = self.context.query_port(1).expect("a port");
-        AddressVector {
-            sgid_index: port.default_gid_index(),
-            ..AddressVector::new(address, dgid, 1)
-        }
+        self.context.path_to(1, address, dgid).expect("a port")
     }
 
     /// Memory keys in use; `None` where the device does not tell.
