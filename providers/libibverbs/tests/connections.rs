@@ -2,18 +2,15 @@
 
 mod common;
 
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use capability_matrix::Matrix;
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, flush,
 };
 use verbs_api::capability::BaselineGaps;
 use verbs_api::completion::WcStatus;
-use verbs_api::probe::Verdict;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::wr::{self, ReceiveRequest, UdDestination};
 use verbs_api::{
@@ -408,25 +405,4 @@ fn a_queue_pair_of_iwarp_that_waits_for_its_peer_is_called_off_and_connected_ane
     done(rig.near.connect(&at_far, access))?;
     done(first)?;
     rig.carry()
-}
-
-// covers 1.20
-#[test]
-fn what_the_library_says_of_an_iwarp_device_is_verified_and_the_rest_refused() {
-    let context = open("iw0@libibverbs");
-    let registry = common::registry();
-    let name = &context.attributes().name;
-    let device = registry.device(name).unwrap().clone();
-    let matrix = Matrix::verified(&[device], &mut |_| ()).unwrap();
-    let of = |verdict| -> BTreeSet<_> {
-        let found = matrix
-            .probed()
-            .filter(|(.., verified)| verified.verdict == verdict);
-        found.map(|(row, ..)| row.name.as_str()).collect()
-    };
-    let names = |list: &'static str| -> BTreeSet<_> { list.split_whitespace().collect() };
-    assert_eq!(of(Verdict::Mismatch), names(""));
-    assert_eq!(of(Verdict::NotVerifiable), names(""));
-    let verified = "RC SEND WRITE WRITE_WITH_IMM READ LOCAL_READ_SINK ATOMICS INLINE REGIONS REREG_MR RESIZE_CQ SRQ WINDOW_2B";
-    assert_eq!(of(Verdict::Verified), names(verified));
 }
