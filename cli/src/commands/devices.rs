@@ -29,13 +29,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
         return print_json(&devices);
     }
-    if devices.is_empty() {
-        anyhow::bail!("there is no device");
+    if !devices.is_empty() {
+        print(&devices)?;
     }
-    print(&devices)?;
     if arguments.verbose {
         print_absent()?;
     }
+    anyhow::ensure!(!devices.is_empty(), "there is no device");
     Ok(())
 }
 

@@ -131,12 +131,18 @@ fn chosen(arguments: &Arguments) -> anyhow::Result<Vec<Device>> {
         |device: &Device| wanted.is_empty() || wanted.iter().any(|name| name == device.provider());
     let chosen: Vec<_> = devices.into_iter().filter(is_wanted).collect();
     if chosen.is_empty() {
-        anyhow::bail!(
-            "there is no such device of {}; `polyverbs devices --verbose` says what there is, and why not more",
-            wanted.join(", ")
-        );
+        anyhow::bail!(none_of(wanted));
     }
     Ok(chosen)
+}
+
+/// Why nothing is shown: there is no device of these providers, or none at all.
+fn none_of(providers: &[String]) -> String {
+    let none = match providers {
+        [] => "there is no device".to_owned(),
+        _ => format!("there is no such device of {}", providers.join(", ")),
+    };
+    format!("{none}; `polyverbs devices --verbose` says what there is, and why not more")
 }
 
 // A file is replaced when all of it is written.
@@ -173,4 +179,16 @@ fn verified(devices: &[Device]) -> anyhow::Result<Matrix> {
     });
     bar.finish_and_clear();
     Ok(matrix?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn providers_are_named_where_some_were_asked_for() {
+        let asked = ["libibverbs", "acme"].map(str::to_owned);
+        assert!(none_of(&asked).starts_with("there is no such device of libibverbs, acme; "));
+        assert!(none_of(&[]).starts_with("there is no device; "));
+    }
 }
