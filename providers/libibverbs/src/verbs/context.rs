@@ -171,9 +171,10 @@ impl Live<IbvContext> {
 
     /// The entries of all ports that are not empty; the device has `ports` ports.
     pub(crate) fn query_gid_table(&self, ports: u8) -> Result<Vec<IbvGidEntry>, VerbError> {
+        const MOST: c_int = 0xffff;
         let mut room = 0;
         for port in 1..=ports {
-            room += usize::try_from(self.query_port(port)?.gid_tbl_len).unwrap_or(0);
+            room += self.query_port(port)?.gid_tbl_len.clamp(0, MOST) as usize;
         }
         // The kernel refuses a question without room.
         if room == 0 {
@@ -185,8 +186,9 @@ impl Live<IbvContext> {
         let filled = self.with(|at| unsafe { query(at, table.as_mut_ptr(), room, 0, size) })?;
         match usize::try_from(filled) {
             Ok(filled) => table.truncate(filled),
-            Err(_) => return Err(failed("query_gid_table", -filled as c_int)),
+            Err(_) => return Err(failed("query_gid_table", filled.unsigned_abs() as c_int)),
         }
+        table.retain(|entry| (entry.gid_index as usize) < room);
         Ok(table)
     }
 
