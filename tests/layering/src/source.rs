@@ -1,5 +1,8 @@
 //! Rust source reduced to the code that ships: no comments, no literals, no test items.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 /// Blanks comments, string literals and character literals; the line structure stays.
 pub fn without_comments_and_literals(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
@@ -132,6 +135,54 @@ pub fn has_token(code: &str, token: &str) -> bool {
         let after = code[at + token.len()..].chars().next();
         !before.is_some_and(is_word) && !after.is_some_and(is_word)
     })
+}
+
+/// Every file of the folder that is not built for tests only, reduced to its code.
+///
+/// # Panics
+/// A file cannot be read.
+pub fn shipped_code(folder: &Path) -> Vec<(PathBuf, String)> {
+    let mut paths = Vec::new();
+    collect(folder, &mut paths);
+    let mut code = Vec::new();
+    let mut test_only = Vec::new();
+    for path in paths {
+        let text = without_comments_and_literals(&fs::read_to_string(&path).unwrap());
+        let (kept, modules) = without_test_items(&text);
+        let home = folder_of_children(&path);
+        test_only.extend(modules.iter().map(|name| home.join(name)));
+        code.push((path, kept));
+    }
+    let is_test = |path: &Path| {
+        test_only
+            .iter()
+            .any(|module| path.with_extension("") == *module || path.starts_with(module))
+    };
+    code.retain(|(path, _)| !is_test(path));
+    code
+}
+
+fn collect(folder: &Path, paths: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, paths);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            paths.push(path);
+        }
+    }
+}
+
+/// Where the modules that a file declares lie.
+fn folder_of_children(path: &Path) -> PathBuf {
+    let is_root = path
+        .file_stem()
+        .is_some_and(|stem| stem == "lib" || stem == "mod");
+    if is_root {
+        path.with_file_name("")
+    } else {
+        path.with_extension("")
+    }
 }
 
 /// The words between `pub` and the name of an item.
