@@ -63,7 +63,21 @@ enum Refused {
 /// The end of the send queue at which requests are posted.
 struct Sends {
     is_open: bool,
+    /// What it was led to. A library may put a request into the queue before the kernel says that this is no state to send in.
+    led_to: QpState,
     posted: Posted,
+}
+
+impl Sends {
+    fn check(&self) -> Result<(), PostReason> {
+        match self.led_to {
+            _ if !self.is_open => Err(PostReason::InvalidHandle),
+            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => {
+                Err(PostReason::InvalidState(state))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl QueuePair {
@@ -103,6 +117,7 @@ impl QueuePair {
             context,
             sends: SpinLock::new(Sends {
                 is_open: true,
+                led_to: QpState::Reset,
                 posted,
             }),
             receives,
@@ -304,14 +319,15 @@ impl Own {
         }
         let attributes = &self.in_force(attributes);
         if to == QpState::Reset {
+            self.sends.lock().led_to = to;
             self.keep_completions();
         }
-        self.qp
-            .modify(attributes)
-            .map_err(|error| match self.has_overrun() {
-                true => VerbError::CqOverrun,
-                false => error,
-            })?;
+        let modified = self.qp.modify(attributes);
+        self.sends.lock().led_to = if modified.is_ok() { to } else { state };
+        modified.map_err(|error| match self.has_overrun() {
+            true => VerbError::CqOverrun,
+            false => error,
+        })?;
         self.context.connections.states().set(self.qp_num, to);
         if matches!(to, QpState::Reset | QpState::Err) && state == QpState::Init {
             self.call_off(&VerbError::Canceled);
@@ -435,6 +451,10 @@ impl Own {
 }
 
 impl Connected for Own {
+    fn begun(&self) {
+        self.sends.lock().led_to = QpState::Rts;
+    }
+
     fn ended(self: Arc<Self>) {
         let own = Arc::clone(&self);
         self.context.run(move || {
@@ -452,9 +472,7 @@ impl PostOps for QueuePair {
     #[inline]
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
         let mut sends = self.own.sends.lock();
-        if !sends.is_open {
-            return Err((0, PostReason::InvalidHandle));
-        }
+        sends.check().map_err(|reason| (0, reason))?;
         // One alone is not made ready for a list.
         let posted = match requests {
             [_] => self.post_list::<1>(&mut sends.posted, requests),
@@ -521,9 +539,7 @@ impl QpOps for QueuePair {
     fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostReason> {
         let window = request::window_of(&bind)?;
         let mut sends = self.own.sends.lock();
-        if !sends.is_open {
-            return Err(PostReason::InvalidHandle);
-        }
+        sends.check()?;
         let bound = request::bound(&bind, None)?;
         let sent = self.sent(&bind);
         let is_signaled = sent.flags.contains(SendFlags::SIGNALED);

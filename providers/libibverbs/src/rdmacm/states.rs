@@ -7,9 +7,12 @@ use verbs_api::qp::QpState;
 
 use crate::context::lock;
 
-/// A queue pair whose connection may end.
+/// A queue pair whose connection begins and ends.
 pub(crate) trait Connected: Send + Sync {
-    /// It has. No driver flushes what is outstanding before the queue pair is modified to ERR.
+    /// It has begun.
+    fn begun(&self);
+
+    /// It has ended. No driver flushes what is outstanding before the queue pair is modified to ERR.
     fn ended(self: Arc<Self>);
 }
 
@@ -53,10 +56,18 @@ impl States {
 
     /// It is connected, where it still waits for that.
     pub(super) fn begin(&self, qp_num: u32) {
-        if let Some(known) = lock(&self.0).get_mut(&qp_num)
-            && known.state == QpState::Init
-        {
-            known.state = QpState::Rts;
+        let mut states = lock(&self.0);
+        let Some(known) = states.get_mut(&qp_num) else {
+            return;
+        };
+        if known.state != QpState::Init {
+            return;
+        }
+        known.state = QpState::Rts;
+        let of = known.of.upgrade();
+        drop(states);
+        if let Some(of) = of {
+            of.begun();
         }
     }
 
