@@ -5,7 +5,8 @@ use std::ops::Deref;
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, ConnectOptions, Context, Cq, Operations, Pd, Qp, QpOptions, RemoteAddress, WcStatus,
+    Access, ConnectOptions, Context, Cq, Operations, Pd, PostError, Qp, QpOptions, RemoteAddress,
+    WcStatus,
     event::EventType,
     provider::Operation,
     wr::{self, ReceiveRequest, WorkRequest},
@@ -163,15 +164,25 @@ impl Rig {
     /// # Panics
     /// It is refused, or something else completes.
     pub fn run<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>) -> WcStatus {
+        let ended = self.run_if_taken(side, request);
+        ended.expect("a request that is taken")
+    }
+
+    /// The same of a request that may be refused at once.
+    fn run_if_taken<'a>(
+        &self,
+        side: &Side,
+        request: impl Into<WorkRequest<'a>>,
+    ) -> Result<WcStatus, PostError> {
         let request = request.into();
         let (wr_id, opcode) = (request.common().wr_id, request.wc_opcode());
-        side.post_one(request).expect("a request that is taken");
+        side.post_one(request)?;
         let done = self.take(&side.cq, 1).remove(0);
         assert_eq!((done.wr_id, done.qp_num), (wr_id, side.qp_num()));
         if done.status.is_success() {
             assert_eq!(done.opcode, opcode);
         }
-        done.status
+        Ok(done.status)
     }
 
     /// Posts a request that succeeds.
@@ -202,14 +213,21 @@ impl Rig {
     /// # Panics
     /// It binds.
     pub fn does_not_bind(&self, side: &Side, bind: wr::BindWindow<'_>) {
-        if let Err(refused) = side.post_one(bind) {
-            // Only where the interface of C stands between has the request no form.
-            assert!(self.is_given(), "{refused}");
-            return assert_eq!(side.state(), QpState::Rts);
+        match self.run_if_taken(side, bind) {
+            Ok(status) => {
+                assert_eq!(status, WcStatus::MwBindErr);
+                assert_eq!(side.state(), QpState::Err);
+            }
+            Err(refused) => self.may_refuse(side, &refused),
         }
-        let done = self.take(&side.cq, 1).remove(0);
-        assert_eq!(done.status, WcStatus::MwBindErr);
-        assert_eq!(side.state(), QpState::Err);
+    }
+
+    /// A request is refused at once, and nothing else has happened: only a library of C may see by itself what is wrong in it,
+    /// or has no form for it.
+    fn may_refuse(&self, side: &Side, refused: &PostError) {
+        assert!(self.is_given(), "{refused}");
+        self.settle();
+        assert_eq!(side.state(), QpState::Rts);
     }
 
     /// Whether the far device lets this pair write eight octets there. Where it does not, what must
@@ -253,20 +271,40 @@ impl Rig {
         }
     }
 
+    /// Posts a signaled request that asks for what no device may do: the far one refuses it, or a library sees that it would.
+    ///
+    /// # Panics
+    /// It is done, or refused for another reason.
+    pub fn is_invalid<'a>(&self, pair: &Pair, request: impl Into<WorkRequest<'a>>) {
+        match self.verdict_if_taken(pair, request) {
+            Ok(status) => assert_eq!(status, WcStatus::RemInvReqErr),
+            Err(refused) => self.may_refuse(&pair.near, &refused),
+        }
+    }
+
     /// Posts a signaled request and tells how the far device took it, in InfiniBand's words. Where it
     /// was refused, both queue pairs are in ERR and the far program was told.
     ///
     /// # Panics
     /// They are not.
     pub fn verdict<'a>(&self, pair: &Pair, request: impl Into<WorkRequest<'a>>) -> WcStatus {
+        let verdict = self.verdict_if_taken(pair, request);
+        verdict.expect("a request that is taken")
+    }
+
+    fn verdict_if_taken<'a>(
+        &self,
+        pair: &Pair,
+        request: impl Into<WorkRequest<'a>>,
+    ) -> Result<WcStatus, PostError> {
         let request = request.into();
         let reads = request.is_read_or_atomic();
         self.far.events();
-        let status = self.run(&pair.near, request);
+        let status = self.run_if_taken(&pair.near, request)?;
         self.settle();
         if status.is_success() && pair.far.state() == QpState::Rts {
             assert_eq!(pair.near.state(), QpState::Rts);
-            return status;
+            return Ok(status);
         }
         // Only an answer tells a requester; without one a write has completed before it was refused.
         let told = self.acknowledges() || reads;
@@ -278,10 +316,10 @@ impl Rig {
         let events = self.far.events();
         poll_all(&pair.near.cq);
         if !told {
-            return match events[..] {
+            return Ok(match events[..] {
                 [EventType::QpAccessErr] => WcStatus::RemAccessErr,
                 _ => WcStatus::RemInvReqErr,
-            };
+            });
         }
         let expected = match status {
             WcStatus::RemAccessErr => EventType::QpAccessErr,
@@ -290,6 +328,6 @@ impl Rig {
         if events != [expected] {
             self.complain(format!("{status:?} raised {events:?}, not {expected:?}"));
         }
-        status
+        Ok(status)
     }
 }
