@@ -174,6 +174,7 @@ fn a_type_2_window_must_be_free_to_be_bound(rig: &Rig) {
     let pair = rig.rc();
     bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64));
     rig.fails(&pair.far, bind_of(&mw, &host, 0, 64), WcStatus::MwBindErr);
+    rig.finish_destroy(mw.destroy());
 }
 
 // covers 2.42
@@ -189,6 +190,7 @@ fn a_type_2_window_cannot_be_bound_to_nothing(rig: &Rig) {
     rig.fails(&rig.rc().far, unbind, WcStatus::MwBindErr);
     // It is still free.
     bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
+    rig.finish_destroy(mw.destroy());
 }
 
 // covers 2.43
@@ -251,6 +253,7 @@ fn a_bind_asks_for_one_domain(rig: &Rig) {
         WcStatus::MwBindErr,
     );
     bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
+    rig.finish_destroy(mw.destroy());
 }
 
 // covers 2.44
@@ -261,6 +264,7 @@ fn a_bind_asks_for_the_key_of_the_region(rig: &Rig) {
     let request = bind_of(&mw, &host, 0, 64).region_key_byte(stale);
     rig.does_not_bind(&rig.rc().far, request);
     bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
+    rig.finish_destroy(mw.destroy());
 }
 
 // covers 2.44 2.04
@@ -283,6 +287,7 @@ fn a_bind_asks_for_the_right_to_bind(rig: &Rig) {
     let request = bind_of(&mw, &read_only, 0, 64).access(Access::REMOTE_READ);
     let key = bind(rig, &pair.far, &mw, request);
     assert!(rig.can_read(&pair, at(&read_only, 0, key)));
+    rig.finish_destroy(mw.destroy());
 }
 
 // covers 2.44
@@ -319,6 +324,7 @@ fn a_bind_stays_inside_the_region(rig: &Rig) {
     let pair = rig.rc();
     let key = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 4096));
     assert!(rig.can_write(&pair, at(&host, 4088, key)));
+    rig.finish_destroy(mw.destroy());
 }
 
 // covers 2.44
