@@ -102,14 +102,14 @@ impl<Q, W> Poster<Q, W> {
         // SAFETY: as the caller promises.
         match unsafe { post(self.queue.as_ptr(), first, &raw mut bad) } {
             0 => Ok(()),
-            // Some answer -1, and the number elsewhere.
-            ..0 => Err((
+            // Some answer -1, and the number elsewhere, others the number with a minus.
+            -1 => Err((
                 std::io::Error::last_os_error()
                     .raw_os_error()
                     .unwrap_or(libc::EIO),
                 bad,
             )),
-            errno => Err((errno, bad)),
+            errno => Err((errno.saturating_abs(), bad)),
         }
     }
 }
@@ -266,5 +266,35 @@ impl Live<IbvQp> {
 
     pub(crate) fn destroy(&self) -> Result<(), VerbError> {
         self.end("destroy_qp", self.library.ibv_destroy_qp)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn is_full<const ANSWER: c_int>(
+        _: *mut IbvQp,
+        first: *mut IbvSendWr,
+        bad: *mut *mut IbvSendWr,
+    ) -> c_int {
+        // SAFETY: whoever posts gives a place for it.
+        unsafe { *bad = first };
+        ANSWER
+    }
+
+    #[test]
+    fn an_error_number_may_have_a_minus() {
+        let mut request = IbvSendWr::zero();
+        let first = &raw mut request;
+        for post in [is_full::<{ libc::ENOMEM }>, is_full::<{ -libc::ENOMEM }>] {
+            let poster = Poster {
+                queue: NonNull::dangling(),
+                post: Some(post as Post<IbvQp, IbvSendWr>),
+            };
+            // SAFETY: nothing is looked at.
+            let refused = unsafe { poster.post(first) };
+            assert_eq!(refused, Err((libc::ENOMEM, first)));
+        }
     }
 }
