@@ -134,6 +134,11 @@ fn has_gap(rig: &Rig, pd: &Pd, gap: BaselineGaps) {
             let refused = rig.outcome(region.mr.rereg(change));
             return assert_eq!(refused, Err(VerbError::BaselineGap(gap)));
         }
+        BaselineGaps::NO_RESIZE_CQ => {
+            let cq = rig.far.cq(8);
+            assert_eq!(rig.outcome(cq.resize(16)), Err(VerbError::BaselineGap(gap)));
+            return assert!(cq.cqe() >= 8);
+        }
         BaselineGaps::NO_ATOMICS => Operations::ATOMIC_CMP_AND_SWP,
         BaselineGaps::NO_MODIFY_TO_RTR => return begins_with_its_peer(rig),
         // Rules of the transport that take nothing away.
