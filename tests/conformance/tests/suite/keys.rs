@@ -474,11 +474,14 @@ fn a_receive_is_checked_as_far_as_the_message_reaches(rig: &Rig) {
 // covers 2.11
 fn a_message_beyond_the_limit_is_refused(rig: &Rig) {
     let max = rig.attributes().limits.max_msg_sz;
-    let half = u32::try_from(max / 2).unwrap_or(u32::MAX);
-    let sge = rig.scratch.sge(0, 8).at(rig.scratch.mr.iova(), half);
-    let all = sge.at(sge.addr(), u32::MAX);
+    let of_length = |length: u64| {
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        rig.scratch.sge(0, 8).at(rig.scratch.mr.iova(), length)
+    };
+    let (half, rest) = (of_length(max / 2), of_length(max - max / 2));
+    let all = of_length(u64::MAX);
     let pair = rig.rc();
-    for list in [[sge, sge, sge.at(sge.addr(), 1)], [all, all, all]] {
+    for list in [[half, rest, of_length(1)], [all, all, all]] {
         let given: u64 = list.iter().map(|sge| u64::from(sge.length())).sum();
         let expected = PostReason::MessageTooLong { max, given };
         let refused = pair
