@@ -12,8 +12,11 @@ use serde::Deserialize;
 pub struct Fault {
     /// Which cases show it, `module::body`.
     pub cases: Vec<String>,
-    /// What they say then, or a part of it.
+    /// What they say then, or a part of it; where they are not run, what the kernel says.
     pub says: String,
+    /// It stops the kernel, so that the cases are not run.
+    #[serde(default)]
+    pub stops: bool,
     /// What the driver does.
     pub does: String,
     /// What is right.
@@ -45,7 +48,7 @@ impl Faults {
         self.faults.iter().find(is_named)
     }
 
-    /// Runs a case: one that is listed must fail, any other must not.
+    /// Runs a case: one that is listed must fail, any other must not. One that stops the kernel is not run.
     ///
     /// # Panics
     /// It is otherwise.
@@ -54,13 +57,18 @@ impl Faults {
             return body();
         };
         let Fault {
+            cases: _,
             says,
+            stops,
             does,
             right,
             source,
-            ..
         } = fault;
-        println!("known fault: {does}; right is: {right}; {source}");
+        let why = format!("{does} Right is: {right} Place: {source}");
+        if *stops {
+            return println!("not run, because it stops the kernel: {why}");
+        }
+        println!("known fault: {why}");
         let ended = panic::catch_unwind(AssertUnwindSafe(body));
         let panic = ended.expect_err("a case in the list of faults that passes");
         let said = said(&*panic);
@@ -101,6 +109,13 @@ mod tests {
         list().run("keys::b", || ());
         let failed = panic::catch_unwind(|| list().run("keys::b", || panic!("unexpected")));
         assert!(failed.is_err());
+    }
+
+    #[test]
+    fn a_case_that_stops_the_kernel_is_not_run() {
+        let mut list = list();
+        list.faults[0].stops = true;
+        list.run("keys::a", || unreachable!("the kernel would have stopped"));
     }
 
     #[test]
