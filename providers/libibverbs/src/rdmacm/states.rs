@@ -77,7 +77,7 @@ impl States {
         let Some(known) = states.get_mut(&qp_num) else {
             return;
         };
-        if known.state != QpState::Rts {
+        if !matches!(known.state, QpState::Rts | QpState::Sqd) {
             return;
         }
         known.state = QpState::Err;
