@@ -146,7 +146,7 @@ impl Rig {
     }
 
     /// Whether the devices were there before, and nobody built them for the suite.
-    pub(crate) fn is_given(&self) -> bool {
+    pub fn is_given(&self) -> bool {
         matches!(self.flavour, Flavour::Given(_))
     }
 
