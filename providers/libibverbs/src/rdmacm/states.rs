@@ -88,3 +88,50 @@ impl States {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::PoisonError;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<&'static str>>);
+
+    impl Told {
+        fn push(&self, what: &'static str) {
+            let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            told.push(what);
+        }
+    }
+
+    impl Connected for Told {
+        fn begun(&self) {
+            self.push("begun");
+        }
+
+        fn ended(self: Arc<Self>) {
+            self.push("ended");
+        }
+    }
+
+    #[test]
+    fn a_connection_begins_in_init_and_ends_in_err() {
+        for last in [QpState::Rts, QpState::Sqd] {
+            let (states, pair) = (States::default(), Arc::new(Told::default()));
+            let weak = Arc::downgrade(&pair) as Weak<dyn Connected>;
+            states.insert(1, weak);
+            states.begin(1);
+            assert_eq!(states.get(1), Some(QpState::Reset));
+            states.set(1, QpState::Init);
+            states.begin(1);
+            assert_eq!(states.get(1), Some(QpState::Rts));
+            states.set(1, last);
+            states.end(1);
+            states.end(1);
+            assert_eq!(states.get(1), Some(QpState::Err));
+            let told = pair.0.lock().unwrap_or_else(PoisonError::into_inner);
+            assert_eq!(*told, ["begun", "ended"]);
+        }
+    }
+}
