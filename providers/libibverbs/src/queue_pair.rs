@@ -207,7 +207,7 @@ impl QueuePair {
     fn reason(&self, refused: Refused) -> PostReason {
         match refused {
             Refused::Here(reason) => reason,
-            Refused::ByLibrary(errno) => self.own.refusal(errno, self.cap.max_send_wr),
+            Refused::ByLibrary(errno) => refusal(errno, self.cap.max_send_wr),
         }
     }
 
@@ -226,6 +226,14 @@ impl QueuePair {
             loan: request.data().sges().loan,
             is_overtaken: self.overtakes && AWAITS_RESPONSE.contains(&opcode),
         }
+    }
+}
+
+/// Why the library has refused a request. It knows few reasons, and no more than a number of each.
+const fn refusal(errno: c_int, max: u32) -> PostReason {
+    match errno {
+        libc::ENOMEM => PostReason::QueueFull { max },
+        _ => PostReason::Os { errno },
     }
 }
 
@@ -277,17 +285,6 @@ impl Own {
         match request.data().len() {
             given if given > max && max > 0 => Err(PostReason::MessageTooLong { max, given }),
             _ => Ok(()),
-        }
-    }
-
-    /// Why the library has refused a request. It knows few reasons, and no more than a number of each.
-    fn refusal(&self, errno: c_int, max: u32) -> PostReason {
-        match (errno, self.state()) {
-            (libc::ENOMEM, _) => PostReason::QueueFull { max },
-            (libc::EINVAL, Ok((state @ (QpState::Reset | QpState::Init | QpState::Rtr), _))) => {
-                PostReason::InvalidState(state)
-            }
-            _ => PostReason::Os { errno },
         }
     }
 
@@ -483,7 +480,11 @@ impl PostOps for QueuePair {
     }
 
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        let refusal = |errno| self.own.refusal(errno, self.cap.max_recv_wr);
+        let is_reset = || matches!(self.own.state(), Ok((QpState::Reset, _)));
+        let refusal = |errno| match errno {
+            libc::EINVAL if is_reset() => PostReason::InvalidState(QpState::Reset),
+            _ => refusal(errno, self.cap.max_recv_wr),
+        };
         // SAFETY: its receives are closed before it is destroyed.
         unsafe { post_all(&self.receive_poster, &self.own.receives, requests, refusal) }
     }
@@ -552,7 +553,7 @@ impl QpOps for QueuePair {
         drop(sends);
         match answer? {
             0 => {}
-            errno => return Err(self.own.refusal(errno, self.cap.max_send_wr)),
+            errno => return Err(refusal(errno, self.cap.max_send_wr)),
         }
         // The library has chosen the key.
         let rkey = window.mw.rkey().map_err(|_| PostReason::InvalidHandle)?;
