@@ -189,7 +189,8 @@ fn a_type_2_window_cannot_be_bound_to_nothing(rig: &Rig) {
     let unbind = wr::BindWindow::unbind(&mw).signaled(1);
     rig.fails(&rig.rc().far, unbind, WcStatus::MwBindErr);
     // It is still free.
-    bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
+    let pair = rig.rc();
+    bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64));
     rig.finish_destroy(mw.destroy());
 }
 
@@ -252,7 +253,8 @@ fn a_bind_asks_for_one_domain(rig: &Rig) {
         bind_of(&mw, &elsewhere, 0, 64),
         WcStatus::MwBindErr,
     );
-    bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
+    let pair = rig.rc();
+    bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64));
     rig.finish_destroy(mw.destroy());
 }
 
@@ -263,7 +265,8 @@ fn a_bind_asks_for_the_key_of_the_region(rig: &Rig) {
     let stale = host.mr.lkey().key_byte() ^ 1;
     let request = bind_of(&mw, &host, 0, 64).region_key_byte(stale);
     rig.does_not_bind(&rig.rc().far, request);
-    bind(rig, &rig.rc().far, &mw, bind_of(&mw, &host, 0, 64));
+    let pair = rig.rc();
+    bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64));
     rig.finish_destroy(mw.destroy());
 }
 
