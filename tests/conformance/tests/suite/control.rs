@@ -214,27 +214,32 @@ fn nothing_completes_once_a_queue_pair_is_destroyed_under_fire(rig: &Rig) {
             _ => (far.qp.clone(), far.cq.clone()),
         };
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let posting = scope.spawn(|| {
                 for wr_id in 0..2000 {
                     let write = wr::Write::new(rig.scratch.sge(0, 64), region.remote(0));
                     let posted = near.qp.post_one(write.wr_id(wr_id));
                     match posted {
                         Ok(()) => {}
-                        Err(refused) if refused.reason == PostReason::InvalidHandle => break,
+                        Err(refused) if refused.reason == PostReason::InvalidHandle => {
+                            return Ok(());
+                        }
                         Err(refused) if matches!(refused.reason, PostReason::QueueFull { .. }) => {
                             if gone.load(Ordering::SeqCst) {
-                                break;
+                                return Ok(());
                             }
                         }
-                        Err(refused) => panic!("{refused}"),
+                        Err(_) => return posted,
                     }
                 }
+                Ok(())
             });
             rig.finish_destroy(doomed.destroy());
             gone.store(true, Ordering::SeqCst);
             poll(&doomed_cq);
             thread::yield_now();
             assert!(poll(&doomed_cq).is_empty());
+            let posted = posting.join().expect("a thread that ends");
+            posted.expect("taken as long as it was there");
         });
     }
 }
