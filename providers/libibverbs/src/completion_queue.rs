@@ -1,7 +1,7 @@
 //! Completion queues.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use verbs_api::provider::{CompletionSink, CqInit, CqOps, Reply};
 use verbs_api::{VerbError, memory::Loan};
 
 use crate::context::{Context, lock};
-use crate::outstanding::{Receives, Retiring, is_receive, set_loan};
+use crate::outstanding::{Receives, Retiring, is_receive, named_queue, set_loan};
 use crate::spin::SpinLock;
 use crate::verbs::{Live, Poller, never_waits};
 use crate::watch::{Watch, Watched};
@@ -44,6 +44,8 @@ struct Polled {
     queue_pairs: Vec<Books>,
     /// The place of the queue pair that the last completion was of.
     last: usize,
+    /// The receives of shared receive queues that requests name and that complete here, whoever brings the messages.
+    named: BTreeMap<u32, Arc<SpinLock<Receives>>>,
     /// Taken from the library before the program asked for them.
     kept: VecDeque<Completion>,
     /// Completions that have overtaken those of earlier requests of their queue pairs.
@@ -128,10 +130,11 @@ impl CompletionQueue {
                 is_open: true,
                 queue_pairs: Vec::new(),
                 last: 0,
+                named: BTreeMap::new(),
                 // Arming allocates nothing: it keeps one at most.
                 kept: VecDeque::with_capacity(1),
                 early: VecDeque::new(),
-                with_inv: context.with_inv,
+                with_inv: context.properties.with_inv,
             }),
             notices,
             watch: Mutex::new(Some(watch)),
@@ -152,6 +155,18 @@ impl CompletionQueue {
         self.polled.lock().books_of(qp_num).receives = Some(Arc::clone(receives));
     }
 
+    /// The receives of a shared receive queue that requests name complete here.
+    pub(crate) fn add_named(&self, queue: u32, receives: &Arc<SpinLock<Receives>>) {
+        let receives = Arc::clone(receives);
+        self.polled.lock().named.insert(queue, receives);
+    }
+
+    /// That queue is no more.
+    pub(crate) fn remove_named(&self, queue: u32) {
+        let removed = self.polled.lock().named.remove(&queue);
+        drop(removed);
+    }
+
     /// The queue pair is no more. What it had outstanding is given back.
     pub(crate) fn remove(&self, qp_num: u32) {
         let mut polled = self.polled.lock();
@@ -165,7 +180,10 @@ impl CompletionQueue {
 
     /// The device has forgotten what the queue pair had posted to send. Nobody posts to it meanwhile.
     pub(crate) fn forget_sends(&self, qp_num: u32) {
-        if let Some(sends) = &mut self.polled.lock().books_of(qp_num).sends {
+        let mut polled = self.polled.lock();
+        if let Ok(place) = polled.place_of(qp_num)
+            && let Some(sends) = &mut polled.queue_pairs[place].sends
+        {
             sends.clear();
         }
     }
@@ -340,17 +358,12 @@ impl Polled {
     #[inline(always)]
     fn tell(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
         let Some(books) = self.find(entry.qp_num) else {
-            return false;
+            return self.tell_of_named(entry, slot);
         };
-        let status = u8::try_from(entry.status).map_or(WcStatus::GeneralErr, WcStatus::from_code);
+        let status = status_of(entry);
         let told = if is_receive(entry.wr_id) {
             let receives = books.receives.as_ref();
-            let received = receives.and_then(|receives| receives.lock().retire(entry.wr_id));
-            let opcode = match entry.opcode {
-                RECV_RDMA_WITH_IMM => WcOpcode::RecvRdmaWithImm,
-                _ => WcOpcode::Recv,
-            };
-            received.map(|received| (received.wr_id, opcode, received.loan))
+            receives.and_then(|receives| received(receives, entry))
         } else {
             let Some(sends) = &mut books.sends else {
                 return false;
@@ -362,9 +375,28 @@ impl Polled {
             let sent = sends.retire(entry.wr_id, status.is_success());
             sent.map(|sent| (sent.wr_id, sent.opcode, sent.loan))
         };
+        self.write(entry, told, slot)
+    }
+
+    /// The same where no queue pair of this number completes here: a target may be another process's.
+    #[cold]
+    fn tell_of_named(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
+        let queue = named_queue(entry.wr_id).and_then(|queue| self.named.get(&queue));
+        let told = queue.and_then(|receives| received(receives, entry));
+        self.write(entry, told, slot)
+    }
+
+    #[inline(always)]
+    fn write(
+        &self,
+        entry: &IbvWc,
+        told: Option<(u64, WcOpcode, Loan)>,
+        slot: &mut Completion,
+    ) -> bool {
         let Some((wr_id, opcode, loan)) = told else {
             return false;
         };
+        let status = status_of(entry);
         slot.wr_id = wr_id;
         slot.status = status;
         slot.opcode = opcode;
@@ -390,7 +422,22 @@ impl Polled {
     }
 }
 
-const RECV_RDMA_WITH_IMM: i32 = 129;
+#[inline(always)]
+fn status_of(entry: &IbvWc) -> WcStatus {
+    u8::try_from(entry.status).map_or(WcStatus::GeneralErr, WcStatus::from_code)
+}
+
+/// What is told of a receive that has completed.
+#[inline(always)]
+fn received(receives: &SpinLock<Receives>, entry: &IbvWc) -> Option<(u64, WcOpcode, Loan)> {
+    const RECV_RDMA_WITH_IMM: i32 = 129;
+    let received = receives.lock().retire(entry.wr_id)?;
+    let opcode = match entry.opcode {
+        RECV_RDMA_WITH_IMM => WcOpcode::RecvRdmaWithImm,
+        _ => WcOpcode::Recv,
+    };
+    Some((received.wr_id, opcode, received.loan))
+}
 
 impl CqOps for CompletionQueue {
     fn cqe(&self) -> u32 {

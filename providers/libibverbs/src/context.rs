@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use polyverbs_abi::IbvContext;
 use verbs_api::VerbError;
-use verbs_api::capability::{Limits, PortAttributes};
+use verbs_api::capability::PortAttributes;
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Port;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, PdOps, Reply};
 
 use crate::completion_queue::CompletionQueue;
-use crate::device;
+use crate::device::{self, Properties};
 use crate::domain::{Domain, KeyHistory};
 use crate::queue_pair;
 use crate::rdmacm::Connections;
@@ -22,10 +22,8 @@ use crate::worker::Worker;
 
 /// What everything of an open device shares.
 pub(crate) struct Context {
-    pub(crate) live: Live<IbvContext>,
-    pub(crate) limits: Limits,
-    /// The flags of a completion of which each says that a key was invalidated.
-    pub(crate) with_inv: u32,
+    pub(crate) live: Arc<Live<IbvContext>>,
+    pub(crate) properties: Properties,
     pub(crate) keys: Mutex<KeyHistory>,
     pub(crate) connections: Arc<Connections>,
     worker: Worker,
@@ -61,15 +59,13 @@ impl Context {
     /// Opens a device that is listed once more.
     pub(crate) fn open(
         listed: &Live<IbvContext>,
-        limits: Limits,
-        with_inv: u32,
+        properties: Properties,
         connections: Arc<Connections>,
     ) -> Result<Arc<Self>, VerbError> {
         let worker = Worker::start()?;
         Ok(Arc::new(Self {
-            live: listed.open_again()?,
-            limits,
-            with_inv,
+            live: Arc::new(listed.open_again()?),
+            properties,
             keys: Mutex::default(),
             connections,
             worker,
@@ -210,7 +206,7 @@ impl Watched for Events {
 
 /// The context as the contract has it.
 pub(crate) struct Open {
-    context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
     events: Arc<Events>,
 }
 
@@ -232,8 +228,8 @@ impl Open {
 
 impl ContextOps for Open {
     fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
-        let Context { live, limits, .. } = &*self.context;
-        device::port(live, port, limits.phys_port_cnt)
+        let ports = self.context.properties.limits.phys_port_cnt;
+        device::port(&self.context.live, port, ports)
     }
 
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {

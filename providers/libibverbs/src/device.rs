@@ -13,6 +13,7 @@ use verbs_api::ids::{Gid, Guid, LinkAddress, Port};
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 
+use crate::binding::Bindings;
 use crate::context::{Context, Open};
 use crate::interface;
 use crate::rdmacm::Connections;
@@ -23,8 +24,18 @@ pub(crate) struct Device {
     attributes: DeviceAttributes,
     // Open as long as the device is listed: to be asked, and to be opened again.
     listed: Live<IbvContext>,
-    with_inv: u32,
+    properties: Properties,
     connections: Arc<Connections>,
+}
+
+/// What of a device its open contexts go by.
+#[derive(Clone, Copy)]
+pub(crate) struct Properties {
+    pub(crate) limits: Limits,
+    /// The flags of a completion of which each says that a key was invalidated.
+    pub(crate) with_inv: u32,
+    /// It has extended reliable connections.
+    pub(crate) has_xrc: bool,
 }
 
 impl Device {
@@ -35,15 +46,16 @@ impl Device {
     pub(crate) fn new(
         provider: &'static str,
         name: String,
+        bindings: &Bindings,
         listed: Live<IbvContext>,
     ) -> Result<Self, VerbError> {
-        let described = Self::describe(provider, name, &listed);
-        let (attributes, with_inv, connections) =
+        let described = Self::describe(provider, name, bindings, &listed);
+        let (attributes, properties, connections) =
             described.or_else(|error| listed.close().and(Err(error)))?;
         Ok(Self {
             attributes,
             listed,
-            with_inv,
+            properties,
             connections,
         })
     }
@@ -51,15 +63,16 @@ impl Device {
     fn describe(
         provider: &'static str,
         name: String,
+        bindings: &Bindings,
         listed: &Live<IbvContext>,
-    ) -> Result<(DeviceAttributes, u32, Arc<Connections>), VerbError> {
+    ) -> Result<(DeviceAttributes, Properties, Arc<Connections>), VerbError> {
         let transport = match listed.is_iwarp()? {
             true => Transport::Iwarp,
             false => Transport::InfiniBand,
         };
         let said = listed.query_device()?;
         let tried = Trial::of(listed)?;
-        let attributes = DeviceAttributes {
+        let mut attributes = DeviceAttributes {
             name,
             provider,
             transport,
@@ -77,8 +90,14 @@ impl Device {
             masked_atomic_cap: AtomicScope::None,
             ports: ports(listed, said.phys_port_cnt)?,
         };
+        let properties = Properties {
+            limits: attributes.limits,
+            with_inv: with_inv(&said),
+            has_xrc: said.device_cap_flags & XRC != 0 && listed.has_xrc_verbs(),
+        };
+        bindings.add_to(&mut attributes, &said, properties.has_xrc, listed)?;
         let connections = Connections::of(listed, transport)?;
-        Ok((attributes, with_inv(&said), connections))
+        Ok((attributes, properties, connections))
     }
 
     /// Whether it is one that is listed now.
@@ -109,8 +128,8 @@ impl DeviceOps for Device {
         _: &Grant,
         events: Arc<dyn EventSink>,
     ) -> Result<Arc<dyn ContextOps>, VerbError> {
-        let (limits, connections) = (self.attributes.limits, Arc::clone(&self.connections));
-        let context = Context::open(&self.listed, limits, self.with_inv, connections)?;
+        let connections = Arc::clone(&self.connections);
+        let context = Context::open(&self.listed, self.properties, connections)?;
         Ok(Arc::new(Open::new(context, events)?))
     }
 
@@ -121,6 +140,7 @@ impl DeviceOps for Device {
 
 // `enum ibv_device_cap_flags`.
 const MEM_WINDOW: u32 = 1 << 17;
+const XRC: u32 = 1 << 20;
 const MEM_WINDOW_TYPE_2A: u32 = 1 << 23;
 const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 

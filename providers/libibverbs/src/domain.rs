@@ -142,7 +142,7 @@ fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
 
 /// The library sees some of it only when the path is used, or never.
 fn check_path(context: &Context, path: &AddressVector) -> Result<(), VerbError> {
-    path.check(context.limits.phys_port_cnt)?;
+    path.check(context.properties.limits.phys_port_cnt)?;
     let is_lid = matches!(path.address, LinkAddress::Lid(_));
     if is_lid && !device::is_infiniband(&context.live.query_port(path.port_num)?) {
         let reason = ArgumentReason::NotOnNetwork(path.address);

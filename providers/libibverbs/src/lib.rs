@@ -24,8 +24,11 @@
 //! | `spin` | the lock of posting and polling |
 //! | `rdmacm/`, `interface` | connections by librdmacm, and the addresses where they begin |
 //! | `queue_pair`, `request`, `receive_queue`, `window` | posting, and what a request is in C |
+//! | [`binding`], [`xrc`] | what extensions are on these devices; domains of extended reliable connections |
+//! | `open_device` | what extensions reach of an open device |
 #![deny(unsafe_code)]
 
+pub mod binding;
 mod completion_queue;
 mod context;
 mod device;
@@ -33,6 +36,7 @@ mod domain;
 mod interface;
 mod library;
 mod listing;
+mod open_device;
 mod outstanding;
 mod queue_pair;
 mod rdmacm;
@@ -44,6 +48,7 @@ mod verbs;
 mod watch;
 mod window;
 mod worker;
+pub mod xrc;
 
 use std::env;
 use std::ffi::OsStr;
@@ -54,9 +59,12 @@ use verbs_api::VerbError;
 use verbs_api::extension::Extensions;
 use verbs_api::provider::{Absent, DeviceOps, Provider, link_provider, own};
 
+use binding::Bindings;
 use context::lock;
 use device::Device;
 use library::{File, Library};
+
+pub use open_device::OpenDevice;
 
 /// Names the file of the library, instead of the one that the dynamic linker finds. Not looked at in a program that has more
 /// rights than whoever runs it, as the linker's own variables are not.
@@ -151,14 +159,17 @@ impl Provider for LibIbverbs {
     fn refresh(
         &self,
         known: Vec<Arc<dyn DeviceOps>>,
-        _: &Extensions,
+        extensions: &Extensions,
     ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
         let known: Vec<Arc<Device>> = known
             .iter()
             .filter_map(|ops| own(ops, "device").ok())
             .collect();
         let (there, absent) = match self.wanted()? {
-            Ok(library) => listing::list(library, self.name(), &known)?,
+            Ok(library) => {
+                let bindings = Bindings::of(extensions)?;
+                listing::list(library, self.name(), &bindings, &known)?
+            }
             Err(absent) => (Vec::new(), vec![absent]),
         };
         *lock(&self.absent) = absent;

@@ -8,6 +8,7 @@ use nix::unistd::{Gid, Group};
 use verbs_api::VerbError;
 use verbs_api::provider::Absent;
 
+use crate::binding::Bindings;
 use crate::device::Device;
 use crate::library::Library;
 use crate::verbs::{List, Listed};
@@ -22,12 +23,17 @@ const FILES: &str = "/dev/infiniband";
 pub(crate) fn list(
     library: &'static Library,
     provider: &'static str,
+    bindings: &Bindings,
     known: &[Arc<Device>],
 ) -> Result<(Vec<Arc<Device>>, Vec<Absent>), VerbError> {
     let (mut there, mut absent) = (Vec::new(), Vec::new());
     for listed in List::of(library)?.iter() {
         let same = known.iter().find(|known| known.is(&listed));
-        match same.map_or_else(|| usable(provider, &listed), |same| Ok(Arc::clone(same))) {
+        let device = same.map_or_else(
+            || usable(provider, bindings, &listed),
+            |same| Ok(Arc::clone(same)),
+        );
+        match device {
             Ok(device) => there.push(device),
             Err(why) => absent.push(Absent {
                 what: name(&listed),
@@ -45,11 +51,16 @@ fn name(listed: &Listed<'_>) -> String {
     }
 }
 
-fn usable(provider: &'static str, listed: &Listed<'_>) -> Result<Arc<Device>, VerbError> {
+fn usable(
+    provider: &'static str,
+    bindings: &Bindings,
+    listed: &Listed<'_>,
+) -> Result<Arc<Device>, VerbError> {
     let opened = listed
         .open()
         .map_err(|error| unopened(error, &listed.file()))?;
-    Ok(Arc::new(Device::new(provider, name(listed), opened)?))
+    let device = Device::new(provider, name(listed), bindings, opened)?;
+    Ok(Arc::new(device))
 }
 
 /// Why a device does not open, in words that say what to do.

@@ -18,6 +18,13 @@ use crate::window::Bound;
 /// In the numbers of receives, so that a failure tells which queue it is of.
 const RECEIVE: u64 = 1 << 63;
 
+/// In the numbers of receives of queues that requests name. A completion says which queue pair brought the message, which any
+/// process may have, and not which queue it came to.
+const NAMED: u64 = 1 << 62;
+
+/// What stands between these two and the place.
+const EPOCH: u32 = 0x3fff_ffff;
+
 /// A request of a send queue.
 #[derive(Default)]
 pub(crate) struct Sent {
@@ -288,8 +295,10 @@ pub(crate) struct Receives {
     pub(crate) is_open: bool,
     places: Vec<Option<Received>>,
     free: Vec<u32>,
-    /// How often the queue was reset: a number from before names nothing.
-    resets: u32,
+    /// How often the queue was reset: a number from before names nothing. A queue that requests name is never reset, and this
+    /// says which it is.
+    epoch: u32,
+    named: u64,
 }
 
 /// A request of a receive queue.
@@ -305,10 +314,20 @@ impl Receives {
             is_open: true,
             places: Vec::new(),
             free: Vec::new(),
-            resets: 0,
+            epoch: 0,
+            named: 0,
         };
         receives.grow(max);
         receives
+    }
+
+    /// Those of a queue that requests name, and its number in this process.
+    pub(crate) fn of_named_queue(max: u32) -> (Self, u32) {
+        static QUEUES: AtomicU32 = AtomicU32::new(0);
+        let queue = QUEUES.fetch_add(1, Ordering::Relaxed) & EPOCH;
+        let mut receives = Self::new(max);
+        (receives.epoch, receives.named) = (queue, NAMED);
+        (receives, queue)
     }
 
     fn grow(&mut self, max: u32) {
@@ -326,13 +345,13 @@ impl Receives {
             self.free.pop().unwrap_or(before)
         });
         self.places[place as usize] = Some(received);
-        RECEIVE | u64::from(self.resets & 0x7fff_ffff) << 32 | u64::from(place)
+        RECEIVE | self.named | u64::from(self.epoch & EPOCH) << 32 | u64::from(place)
     }
 
     /// The request of this number has completed, or was refused.
     pub(crate) fn retire(&mut self, number: u64) -> Option<Received> {
-        let (resets, place) = ((number >> 32) as u32 & 0x7fff_ffff, number as u32);
-        if resets != self.resets & 0x7fff_ffff {
+        let (epoch, place) = ((number >> 32) as u32 & EPOCH, number as u32);
+        if epoch != self.epoch & EPOCH {
             return None;
         }
         let received = self.places.get_mut(place as usize)?.take()?;
@@ -349,7 +368,7 @@ impl Receives {
 
     /// The device has forgotten every request: it was reset, or is no more.
     pub(crate) fn clear(&mut self) {
-        self.resets = self.resets.wrapping_add(1);
+        self.epoch = self.epoch.wrapping_add(1);
         for (place, slot) in self.places.iter_mut().enumerate() {
             if let Some(received) = slot.take() {
                 self.free.push(place as u32);
@@ -378,6 +397,11 @@ fn join(first: Loan, second: Loan) -> Loan {
 /// Whether a number is one of a receive.
 pub(crate) const fn is_receive(number: u64) -> bool {
     number & RECEIVE != 0
+}
+
+/// Which queue that requests name the number of a receive is of.
+pub(crate) fn named_queue(number: u64) -> Option<u32> {
+    (number & NAMED != 0 && is_receive(number)).then_some((number >> 32) as u32 & EPOCH)
 }
 
 /// Has the buffers of a request that has retired come back with its completion.
@@ -488,6 +512,23 @@ mod tests {
             found[1] = second.map(|retired| retired.wr_id);
             assert_eq!(found, told);
         }
+    }
+
+    #[test]
+    fn the_number_of_a_receive_says_which_named_queue_it_is_of() {
+        let received = Received {
+            wr_id: 1,
+            loan: Loan::NONE,
+        };
+        let (mut first, queue) = Receives::of_named_queue(1);
+        let (mut second, other) = Receives::of_named_queue(1);
+        let number = first.push(received);
+        assert_eq!(named_queue(number), Some(queue));
+        assert_eq!(named_queue(second.push(received)), Some(other));
+        assert_ne!(queue, other);
+        assert_eq!(first.retire(number), Some(received));
+        assert_eq!(named_queue(Receives::new(1).push(received)), None);
+        assert_eq!(named_queue(u64::MAX & !RECEIVE), None, "that of a send");
     }
 
     #[test]

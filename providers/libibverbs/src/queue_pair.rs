@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, Weak};
 use polyverbs_abi::{IbvPd, IbvQp, IbvQpInitAttr, IbvRecvWr, IbvSendWr, qp_type};
 use verbs_api::capability::{Features, Limits, Mtu};
 use verbs_api::completion::WcOpcode;
+use verbs_api::extension::{Held, QpExtension, QpVariant};
 use verbs_api::ids::{Gid, Qpn};
+use verbs_api::objects::ObjectKind;
 use verbs_api::provider::{Operation, PostOps, QpInit, QpOps, Reply, modify_in_turn, own};
 use verbs_api::qp::{
-    BadModify, QpAttributes, QpCap, QpEndpoint, QpState, QpStatus, QpType, check_modify,
+    BadModify, QpAttributes, QpCap, QpEndpoint, QpState, QpStatus, QpType, check_modify_of,
 };
 use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, SendFlags, WorkRequest};
 use verbs_api::{ErrorKind, RKey, VerbError};
@@ -24,6 +26,7 @@ use crate::receive_queue::{ReceiveQueue, post_all};
 use crate::request::{self, Chain, LONGEST, OPERATIONS};
 use crate::spin::SpinLock;
 use crate::verbs::{Live, Poster, Zero as _, cookie};
+use crate::xrc::{Member, XrcQp};
 
 pub(crate) struct QueuePair {
     own: Arc<Own>,
@@ -40,6 +43,9 @@ pub(crate) struct Own {
     qp: Live<IbvQp>,
     qp_num: u32,
     qp_type: QpType,
+    variant: Option<&'static QpVariant>,
+    /// Of a target: its place in its domain.
+    member: Mutex<Option<Member>>,
     context: Arc<Context>,
     sends: SpinLock<Sends>,
     /// Its own, or those of its shared receive queue.
@@ -87,6 +93,7 @@ impl QueuePair {
         init: QpInit,
     ) -> Result<Self, VerbError> {
         check_operations(&init)?;
+        let xrc = xrc_of(&init, &context)?;
         let send_cq: Arc<CompletionQueue> = own(&init.send_cq, "send_cq")?;
         let recv_cq: Arc<CompletionQueue> = own(&init.recv_cq, "recv_cq")?;
         let srq: Option<Arc<ReceiveQueue>> = match &init.srq {
@@ -96,24 +103,39 @@ impl QueuePair {
         let mut attr = IbvQpInitAttr {
             qp_context: cookie(init.id),
             cap: (&init.cap).into(),
-            qp_type: type_in_c(init.qp_type)?,
+            qp_type: type_in_c(init.qp_type, xrc)?,
             ..IbvQpInitAttr::zero()
         };
         let shared = srq.as_ref().map(|srq| &*srq.srq);
-        let qp = pd.create_qp(&mut attr, (&send_cq.cq, &recv_cq.cq), shared)?;
+        let (qp, member) = match xrc {
+            Some(XrcQp::Target(xrcd, existing)) => {
+                let qp = xrcd.target(init.id, *existing)?;
+                (qp, Some(xrcd.add(ObjectKind::Qp, init.id)))
+            }
+            _ => {
+                let queues = (&*send_cq.cq, &*recv_cq.cq);
+                (pd.create_qp(&mut attr, queues, shared)?, None)
+            }
+        };
         let qp_num = qp.number()?;
         let receives = match &srq {
             Some(srq) => Arc::clone(&srq.receives),
             None => Arc::new(SpinLock::new(Receives::new(attr.cap.max_recv_wr))),
         };
         let (posted, retiring) = send_queue(attr.cap.max_send_wr, init.reserved_wr);
-        send_cq.add_sends(qp_num, retiring);
-        recv_cq.add_receives(qp_num, &receives);
+        // Of a target there may be several handles, and nothing completes.
+        let is_alone = member.is_none();
+        if is_alone {
+            send_cq.add_sends(qp_num, retiring);
+            recv_cq.add_receives(qp_num, &receives);
+        }
         let (send_poster, receive_poster) = (qp.send_poster()?, qp.receive_poster()?);
         let own = Arc::new(Own {
             qp,
             qp_num,
             qp_type: init.qp_type,
+            variant: init.extensions.iter().find_map(QpExtension::qp_variant),
+            member: Mutex::new(member),
             context,
             sends: SpinLock::new(Sends {
                 is_open: true,
@@ -129,8 +151,10 @@ impl QueuePair {
         });
         let overtakes = own.context.live.is_iwarp()?;
         own.context.add_queue_pair(&own);
-        let weak = Arc::downgrade(&own) as Weak<dyn Connected>;
-        own.context.connections.states().insert(qp_num, weak);
+        if is_alone {
+            let weak = Arc::downgrade(&own) as Weak<dyn Connected>;
+            own.context.connections.states().insert(qp_num, weak);
+        }
         Ok(Self {
             own,
             send_poster,
@@ -247,17 +271,30 @@ fn check_operations(init: &QpInit) -> Result<(), VerbError> {
     if !missing.is_empty() {
         return Err(VerbError::Unsupported { missing });
     }
-    match init.extensions.first() {
-        None => Ok(()),
-        Some(_) => Err(VerbError::UnsupportedVerb("queue pairs of this kind")),
-    }
+    Ok(())
 }
 
-fn type_in_c(of: QpType) -> Result<c_int, VerbError> {
-    Ok(match of {
-        QpType::Rc => qp_type::RC,
-        QpType::Uc => qp_type::UC,
-        QpType::Ud => qp_type::UD,
+/// What an extension makes of a queue pair.
+fn xrc_of<'i>(init: &'i QpInit, context: &Context) -> Result<Option<&'i XrcQp>, VerbError> {
+    let held = match &init.extensions[..] {
+        [] => return Ok(None),
+        [one] if context.properties.has_xrc => one.held().and_then(Held::get::<XrcQp>),
+        _ => None,
+    };
+    if let Some(XrcQp::Target(xrcd, _)) = held {
+        xrcd.check_of(&context.live)?;
+    }
+    held.map(Some)
+        .ok_or(VerbError::UnsupportedVerb("queue pairs of this kind"))
+}
+
+fn type_in_c(of: QpType, xrc: Option<&XrcQp>) -> Result<c_int, VerbError> {
+    Ok(match (of, xrc) {
+        (_, Some(XrcQp::Initiator)) => qp_type::XRC_SEND,
+        (_, Some(XrcQp::Target(..))) => qp_type::XRC_RECV,
+        (QpType::Rc, None) => qp_type::RC,
+        (QpType::Uc, None) => qp_type::UC,
+        (QpType::Ud, None) => qp_type::UD,
         _ => return Err(VerbError::UnsupportedVerb("queue pairs of this service")),
     })
 }
@@ -295,15 +332,13 @@ impl Own {
             max_qp_rd_atom,
             phys_port_cnt,
             ..
-        } = self.context.limits;
-        check_modify(
-            self.qp_type,
-            from,
-            attributes,
+        } = self.context.properties.limits;
+        let limits = (
             max_qp_init_rd_atom.into(),
             max_qp_rd_atom.into(),
             phys_port_cnt.into(),
-        )
+        );
+        check_modify_of(self.qp_type, self.variant, from, attributes, limits)
     }
 
     fn modify(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
@@ -414,6 +449,7 @@ impl Own {
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.remove(self.qp_num);
         }
+        drop(lock(&self.member).take());
         Ok(())
     }
 

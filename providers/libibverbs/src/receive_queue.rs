@@ -1,25 +1,38 @@
 //! Shared receive queues.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use polyverbs_abi::{IbvPd, IbvRecvWr, IbvSrq, IbvSrqAttr};
 use verbs_api::VerbError;
-use verbs_api::extension::Unsupported;
-use verbs_api::provider::{Reply, SrqInit, SrqOps};
+use verbs_api::extension::{SrqExtension, Unsupported};
+use verbs_api::objects::ObjectKind;
+use verbs_api::provider::{Reply, SrqInit, SrqOps, own};
 use verbs_api::wr::{PostReason, ReceiveRequest};
 
-use crate::context::Context;
+use crate::completion_queue::CompletionQueue;
+use crate::context::{Context, lock};
 use crate::outstanding::{Received, Receives};
 use crate::request::{LONGEST, ReceiveChain};
 use crate::spin::SpinLock;
 use crate::verbs::{Live, Poster};
+use crate::xrc::{Member, Xrcd};
 
 pub(crate) struct ReceiveQueue {
     pub(crate) srq: Arc<Live<IbvSrq>>,
     pub(crate) receives: Arc<SpinLock<Receives>>,
+    named: Option<Arc<Named>>,
     poster: Poster<IbvSrq, IbvRecvWr>,
     max_sge: u32,
     context: Arc<Context>,
+}
+
+/// What a queue has that requests of peers name.
+struct Named {
+    srq_num: u32,
+    /// Its number in the books of its completion queue.
+    queue: u32,
+    cq: Arc<CompletionQueue>,
+    member: Mutex<Option<Member>>,
 }
 
 // `enum ibv_srq_attr_mask`.
@@ -32,18 +45,21 @@ impl ReceiveQueue {
         pd: &Live<IbvPd>,
         init: SrqInit,
     ) -> Result<Self, VerbError> {
-        if let Some((extension, _)) = init.extension {
-            return Err(VerbError::Extension(Unsupported {
-                extension: extension.extension(),
-                missing: vec![extension.feature().name],
-            }));
-        }
         let wanted = IbvSrqAttr {
             max_wr: init.max_wr,
             max_sge: init.max_sge,
             srq_limit: 0,
         };
-        let (srq, made) = pd.create_srq(init.id, wanted)?;
+        let ((srq, made), of) = match &init.extension {
+            None => (pd.create_srq(init.id, wanted)?, None),
+            Some((extension, cq)) => {
+                let xrcd: &Arc<Xrcd> = extension.held().get().ok_or_else(|| refusal(extension))?;
+                xrcd.check_of(&context.live)?;
+                let cq: Arc<CompletionQueue> = own(cq, "cq")?;
+                let made = xrcd.xrcd.create_srq(init.id, (pd, &cq.cq), wanted)?;
+                (made, Some((Arc::clone(xrcd), cq)))
+            }
+        };
         // The library ignores the limit when it makes a queue.
         if init.srq_limit > 0 {
             let limit = IbvSrqAttr {
@@ -53,14 +69,41 @@ impl ReceiveQueue {
             srq.modify(limit, LIMIT)
                 .or_else(|error| srq.destroy().and(Err(error)))?;
         }
+        let (receives, named) = match of {
+            None => (Arc::new(SpinLock::new(Receives::new(made.max_wr))), None),
+            Some((xrcd, cq)) => {
+                let (receives, queue) = Receives::of_named_queue(made.max_wr);
+                let receives = Arc::new(SpinLock::new(receives));
+                let srq_num = srq
+                    .srq_num()
+                    .or_else(|error| srq.destroy().and(Err(error)))?;
+                cq.add_named(queue, &receives);
+                let named = Named {
+                    srq_num,
+                    queue,
+                    cq,
+                    member: Mutex::new(Some(xrcd.add(ObjectKind::Srq, init.id))),
+                };
+                (receives, Some(Arc::new(named)))
+            }
+        };
         Ok(Self {
             poster: srq.poster()?,
             srq: Arc::new(srq),
-            receives: Arc::new(SpinLock::new(Receives::new(made.max_wr))),
+            receives,
+            named,
             max_sge: made.max_sge,
             context,
         })
     }
+}
+
+/// What this provider does for an extension is in a domain of its own.
+fn refusal(extension: &SrqExtension) -> VerbError {
+    VerbError::Extension(Unsupported {
+        extension: extension.extension(),
+        missing: vec![extension.feature().name],
+    })
 }
 
 /// Posts receives in order.
@@ -142,6 +185,10 @@ impl SrqOps for ReceiveQueue {
         self.max_sge
     }
 
+    fn srq_num(&self) -> Option<u32> {
+        self.named.as_ref().map(|named| named.srq_num)
+    }
+
     fn query(&self) -> Result<(u32, u32), VerbError> {
         let attr = self.srq.query()?;
         Ok((attr.max_wr, attr.srq_limit))
@@ -149,15 +196,22 @@ impl SrqOps for ReceiveQueue {
 
     fn destroy(&self, reply: Reply<()>) {
         let (srq, receives) = (Arc::clone(&self.srq), Arc::clone(&self.receives));
+        let named = self.named.clone();
         self.context.destroy(reply, move || {
             receives.lock().is_open = false;
-            let destroyed = srq.destroy();
-            let mut receives = receives.lock();
-            match destroyed {
-                Ok(()) => receives.clear(),
-                Err(_) => receives.is_open = true,
+            if let Some(named) = &named {
+                named.cq.keep_all();
             }
-            destroyed
+            if let Err(error) = srq.destroy() {
+                receives.lock().is_open = true;
+                return Err(error);
+            }
+            if let Some(named) = named {
+                named.cq.remove_named(named.queue);
+                drop(lock(&named.member).take());
+            }
+            receives.lock().clear();
+            Ok(())
         });
     }
 }

@@ -107,6 +107,8 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
         let wr = &mut self.requests[place];
         wr.wr_id = number;
         wr.send_flags = flags_in_c(request.common().flags, is_signaled);
+        // The attribute that requests of initiators carry. Others carry 0, and none looks at it.
+        wr.remote_srqn = request.common().attribute_value();
         match fill(wr, request)? {
             Named::Nothing => {}
             Named::Destination(to) => {

@@ -23,7 +23,7 @@ use crate::mr::Mr;
 use crate::objects::{Birth, DestroyError, Object, ObjectId, ObjectKind};
 use crate::pd::Pd;
 use crate::provider::carrier::Carrier;
-use crate::provider::{DeviceOps, Reply};
+use crate::provider::{ContextOps, DeviceOps, Reply};
 use crate::qp::{AddressVector, Qp};
 use crate::srq::Srq;
 
@@ -94,6 +94,11 @@ impl Context {
     /// The core features granted.
     pub fn features(&self) -> Features {
         self.inner.features()
+    }
+
+    /// The provider's part, for extensions.
+    pub fn ops(&self) -> &Arc<dyn ContextOps> {
+        &self.inner.ops
     }
 
     /// Everything granted, the bits of extensions included.

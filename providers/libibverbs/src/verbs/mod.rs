@@ -9,9 +9,18 @@ macro_rules! op {
     }};
 }
 
+/// The function in a place of the extended table; none where the library's drivers know no such table, or a shorter one.
+macro_rules! extended_op {
+    ($context:expr, $place:ident: fn($($argument:ty),*) -> $answer:ty) => {{
+        let slot: polyverbs_abi::Slot = $crate::verbs::extended_slot($context, polyverbs_abi::verbs::$place);
+        std::mem::transmute::<polyverbs_abi::Slot, Option<unsafe extern "C" fn($($argument),*) -> $answer>>(slot)
+    }};
+}
+
 mod context;
 mod domain;
 mod queues;
+mod xrc;
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -22,8 +31,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use polyverbs_abi::{
-    IbvAsyncEvent, IbvDeviceAttr, IbvGid, IbvGidEntry, IbvPortAttr, IbvQpAttr, IbvQpInitAttr,
-    IbvSendWr, IbvSrqAttr,
+    IbvAsyncEvent, IbvContext, IbvDeviceAttr, IbvGid, IbvGidEntry, IbvPortAttr, IbvQpAttr,
+    IbvQpInitAttr, IbvQpInitAttrEx, IbvQpOpenAttr, IbvSendWr, IbvSrqAttr, IbvSrqInitAttrEx, Slot,
+    VerbsContext,
 };
 use verbs_api::VerbError;
 use verbs_api::objects::{ObjectId, ObjectKind};
@@ -202,9 +212,34 @@ zero!(
     IbvPortAttr,
     IbvQpAttr,
     IbvQpInitAttr,
+    IbvQpInitAttrEx,
+    IbvQpOpenAttr,
     IbvSendWr,
-    IbvSrqAttr
+    IbvSrqAttr,
+    IbvSrqInitAttrEx
 );
+
+/// A place of the table in front of a context: null where there is none.
+///
+/// # Safety
+/// The context lives.
+unsafe fn extended_slot(context: *mut IbvContext, place: usize) -> Slot {
+    const IS_EXTENDED: usize = usize::MAX;
+    // SAFETY: it lives.
+    if unsafe { (*context).abi_compat }.addr() != IS_EXTENDED {
+        return ptr::null();
+    }
+    // SAFETY: an extended context is the end of such a structure, which says how much of it is there, counted from the end.
+    unsafe {
+        let table = context.byte_sub(mem::offset_of!(VerbsContext, context));
+        let table = table.cast::<VerbsContext>();
+        let needed = size_of::<VerbsContext>() - place * size_of::<Slot>();
+        match (*table).sz >= needed {
+            true => (*table).slots[place],
+            false => ptr::null(),
+        }
+    }
+}
 
 pub(crate) fn last_error(verb: &'static str) -> VerbError {
     let errno = io::Error::last_os_error().raw_os_error();

@@ -1,0 +1,159 @@
+//! What an extension plugs into real devices: its binding.
+//!
+//! A [`Binding`] is the [part](verbs_api::extension::Part) of an extension that this provider needs, as an emulation is that of
+//! software devices. It says which of the extension's features a device has. An extension without one is not there on any real
+//! device: no device claims it, and each refuses it by name.
+//!
+//! ```
+//! use libibverbs_provider::binding::{Binding, BindingPart, Described, Gains};
+//! use verbs_api::extension::ExtensionDescriptor;
+//!
+//! struct OnAcme;
+//!
+//! impl Binding for OnAcme {
+//!     fn gains(&self, device: &Described<'_>) -> Gains {
+//!         let has_it = device.vendor_id == 0x00_ac_4e && device.vendor_part_id >= 12;
+//!         Gains {
+//!             own: u64::from(has_it),
+//!             ..Gains::default()
+//!         }
+//!     }
+//! }
+//!
+//! static BINDING: BindingPart = BindingPart(&OnAcme);
+//! pub static EXTENSION: ExtensionDescriptor =
+//!     ExtensionDescriptor::new("acme", "an example").parts(&[&BINDING]);
+//! ```
+
+use std::ffi::c_void;
+
+use polyverbs_abi::{IbvContext, IbvDeviceAttr};
+use verbs_api::capability::{DeviceAttributes, ExtensionFeatures};
+use verbs_api::extension::{ExtensionDescriptor, Extensions, Part};
+use verbs_api::{ArgumentReason, VerbError};
+
+use crate::verbs::Live;
+
+/// The family of parts that are bindings to devices of `libibverbs`.
+pub const FAMILY: &str = "libibverbs-provider";
+
+/// How an extension is done by real devices.
+pub trait Binding: Send + Sync + 'static {
+    /// What a device has of the extension. Asked once for each device, while it is open to be looked at.
+    fn gains(&self, device: &Described<'_>) -> Gains;
+}
+
+/// What a device has of an extension.
+#[derive(Clone, Debug, Default)]
+pub struct Gains {
+    /// Bits of the extension's own set.
+    pub own: u64,
+    /// Names and values of the extension's numbers.
+    pub limits: Vec<(&'static str, u64)>,
+}
+
+/// What a device says of itself.
+#[non_exhaustive]
+pub struct Described<'d> {
+    /// What it claims without extensions.
+    pub attributes: &'d DeviceAttributes,
+    /// Of `ibv_query_device`.
+    pub vendor_id: u32,
+    /// Of `ibv_query_device`.
+    pub vendor_part_id: u32,
+    /// Of `ibv_query_device`.
+    pub device_cap_flags: u32,
+    /// It has extended reliable connections ([`Xrcd`](crate::xrc::Xrcd)): it says so, and the library has the verbs for it.
+    pub has_xrc: bool,
+    listed: &'d Live<IbvContext>,
+}
+
+impl Described<'_> {
+    /// Has a look at the device by `ibv_context*`, such as with a driver's direct verbs. The pointer is good until `look`
+    /// returns, and the device is not to be closed.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn with_context<R>(&self, look: impl FnOnce(*mut c_void) -> R) -> Result<R, VerbError> {
+        self.listed.with(|at| look(at.cast()))
+    }
+}
+
+/// A binding as a part of an extension.
+pub struct BindingPart(pub &'static dyn Binding);
+
+impl Part for BindingPart {
+    fn family(&self) -> &'static str {
+        FAMILY
+    }
+
+    fn check(&self, extension: &ExtensionDescriptor) -> Result<(), String> {
+        match extension.feature_set() {
+            Some(_) => Ok(()),
+            None => Err("a set of features of its own".into()),
+        }
+    }
+}
+
+/// The bindings of the extensions that devices are made with.
+pub(crate) struct Bindings(Vec<(&'static ExtensionDescriptor, &'static BindingPart)>);
+
+impl Bindings {
+    pub(crate) fn of(extensions: &Extensions) -> Result<Self, VerbError> {
+        let parts = extensions.parts(FAMILY);
+        let parts = parts.map_err(|error| VerbError::argument("extensions", error))?;
+        Ok(Self(parts))
+    }
+
+    /// Adds what a device has of the extensions to what it claims.
+    pub(crate) fn add_to(
+        &self,
+        attributes: &mut DeviceAttributes,
+        said: &IbvDeviceAttr,
+        has_xrc: bool,
+        listed: &Live<IbvContext>,
+    ) -> Result<(), VerbError> {
+        let device = Described {
+            attributes,
+            vendor_id: said.vendor_id,
+            vendor_part_id: said.vendor_part_id,
+            device_cap_flags: said.device_cap_flags,
+            has_xrc,
+            listed,
+        };
+        let claimed = self
+            .0
+            .iter()
+            .map(|(extension, binding)| claimed(extension, binding.0.gains(&device)));
+        let claimed: Vec<_> = claimed.collect::<Result<_, _>>()?;
+        attributes.extensions.extend(claimed.into_iter().flatten());
+        Ok(())
+    }
+}
+
+/// What a device claims of an extension.
+///
+/// # Errors
+/// A bit that the extension does not tell of: nothing would prove it.
+fn claimed(
+    extension: &ExtensionDescriptor,
+    gains: Gains,
+) -> Result<Option<ExtensionFeatures>, VerbError> {
+    let set = extension.feature_set().unwrap_or_default();
+    let own = extension.all_features().iter();
+    let own = own.filter(|feature| feature.set == set && gains.own & feature.bits != 0);
+    let told = own.clone().fold(0, |bits, feature| bits | feature.bits);
+    if gains.own & !told != 0 {
+        let reason = ArgumentReason::Undescribed {
+            extension: extension.name(),
+            bits: gains.own & !told,
+        };
+        return Err(VerbError::argument("extensions", reason));
+    }
+    Ok((gains.own != 0).then(|| ExtensionFeatures {
+        set,
+        bits: gains.own,
+        names: own.map(|feature| feature.name).collect(),
+        limits: gains.limits,
+    }))
+}
