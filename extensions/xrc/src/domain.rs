@@ -1,16 +1,14 @@
-//! Domains, and where they live: one per device and file, in one process.
+//! Domains of emulated devices, and where they live: one per device and file, in one process.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use libibverbs_provider::xrc::OpenFlags;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use polyverbs_engine::emulation::{Target, Targets};
@@ -19,35 +17,7 @@ use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::{VerbError, objects::DeviceId};
 
 use crate::emulation::Shared;
-
-/// A file, whatever path leads to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FileId {
-    device: u64,
-    inode: u64,
-}
-
-impl FileId {
-    pub(crate) fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        let metadata = File::from(fd.try_clone_to_owned()?).metadata()?;
-        Ok(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        })
-    }
-
-    fn socket(self) -> io::Result<SocketAddr> {
-        let name = format!("polyverbs-xrc-{:x}-{:x}", self.device, self.inode);
-        SocketAddr::from_abstract_name(name)
-    }
-}
-
-/// How a domain of a file is opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Flags {
-    pub(crate) create: bool,
-    pub(crate) exclusive: bool,
-}
+use crate::opening::{FileId, lock};
 
 /// A domain of a device: its shared receive queues by number, and its targets.
 pub(crate) struct Domain {
@@ -86,7 +56,7 @@ impl Domain {
     pub(crate) fn of_file(
         device: DeviceId,
         file: FileId,
-        flags: Flags,
+        flags: OpenFlags,
     ) -> Result<Arc<Self>, VerbError> {
         let mut known = lock(&KNOWN);
         // A thread that has just looked at something of a domain may keep it in memory a little longer than it is there.
@@ -253,7 +223,7 @@ impl Claim {
 
     fn take(file: FileId) -> Result<Self, VerbError> {
         let unusable = |error| VerbError::os("claim of a domain", error);
-        let address = file.socket().map_err(unusable)?;
+        let address = socket(file).map_err(unusable)?;
         // Who has it may let go of it between the two looks.
         for _ in 0..ATTEMPTS {
             match UnixListener::bind_addr(&address) {
@@ -283,16 +253,16 @@ impl Claim {
     }
 }
 
+fn socket(file: FileId) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("polyverbs-xrc-{file}"))
+}
+
 const ATTEMPTS: usize = 100;
 
 fn elsewhere(process: u32) -> VerbError {
     VerbError::UnsupportedHere(format!(
         "a domain that process {process} has: emulated devices share domains within one process"
     ))
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -322,7 +292,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let file = FileId::of(file.as_fd()).unwrap();
         let open = |create, exclusive| {
-            Domain::of_file(context.device_id(), file, Flags { create, exclusive })
+            Domain::of_file(context.device_id(), file, OpenFlags { create, exclusive })
         };
         let had = open(true, true).unwrap();
         had.close().unwrap();

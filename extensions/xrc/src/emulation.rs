@@ -19,7 +19,8 @@ use verbs_api::{
 };
 
 use crate::XrcFeatures;
-use crate::domain::{Domain, lock};
+use crate::domain::Domain;
+use crate::opening::lock;
 use crate::qp_types::Role;
 
 /// The emulation.

@@ -26,9 +26,11 @@
 //! names: reads, writes and atomics, too.
 #![forbid(unsafe_code)]
 
+mod binding;
 mod domain;
 mod emulation;
 mod objects;
+mod opening;
 mod probes;
 mod qp_types;
 
@@ -41,6 +43,7 @@ use verbs_api::{
     },
 };
 
+pub use binding::{BINDING, OnDevices};
 pub use emulation::{EMULATION, InSoftware};
 pub use objects::{OpenXrcd, Xrc, XrcSrq, Xrcd};
 pub use probes::{CARRIED, PROBES};
@@ -54,7 +57,8 @@ bitflags! {
         ///
         /// * Guarantees: domains, their shared receive queues, initiators and targets.
         /// * Limits: those of queue pairs, domains and shared receive queues.
-        /// * Who: ConnectX; emulated InfiniBand devices; never iWARP, whose streams name no receive queue.
+        /// * Who: devices of `libibverbs` that say `IBV_DEVICE_XRC`, such as ConnectX; emulated InfiniBand devices; never
+        ///   iWARP, whose streams name no receive queue.
         /// * Source: InfiniBand's annex A14; `ibv_open_xrcd`.
         const XRC = 1;
     }
@@ -74,7 +78,7 @@ pub static EXTENSION: ExtensionDescriptor =
     ExtensionDescriptor::new("xrc", "extended reliable connections")
         .features(&[XRC])
         .probes(PROBES)
-        .parts(&[&EMULATION]);
+        .parts(&[&EMULATION, &BINDING]);
 
 link_extension!(EXTENSION);
 

@@ -1,19 +1,24 @@
 //! The typed handle, domains and their shared receive queues.
 
 use std::fmt;
+use std::io;
 use std::ops::Deref;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use libibverbs_provider::{OpenDevice, xrc::OpenFlags};
 use verbs_api::objects::Holder;
+use verbs_api::provider::Reply;
 use verbs_api::{
     Context, Cq, DestroyError, Pd, Qp, QpOptions, Srq, SrqOptions, Started, VerbError,
     extension::{Extension, Held, QpExtension, SrqExtension, Unsupported},
     ids::Qpn,
 };
 
-use crate::domain::{Domain, FileId, Flags};
+use crate::binding;
+use crate::domain::Domain;
 use crate::emulation::TargetOf;
+use crate::opening::{FileId, Opening};
 use crate::qp_types::{Role, TARGET};
 use crate::{XRC, XrcFeatures};
 
@@ -44,7 +49,7 @@ impl Extension for Xrc {
 #[doc(alias = "ibv_xrcd_init_attr")]
 pub struct OpenXrcd<'f> {
     file: Option<BorrowedFd<'f>>,
-    flags: Flags,
+    flags: OpenFlags,
 }
 
 impl<'f> OpenXrcd<'f> {
@@ -52,7 +57,7 @@ impl<'f> OpenXrcd<'f> {
     pub const fn anonymous() -> Self {
         Self {
             file: None,
-            flags: Flags {
+            flags: OpenFlags {
                 create: true,
                 exclusive: false,
             },
@@ -63,7 +68,7 @@ impl<'f> OpenXrcd<'f> {
     pub const fn of(file: BorrowedFd<'f>) -> Self {
         Self {
             file: Some(file),
-            flags: Flags {
+            flags: OpenFlags {
                 create: false,
                 exclusive: false,
             },
@@ -90,46 +95,81 @@ impl Xrc {
     ///
     /// # Errors
     /// The file has no domain and none was to be created, or has one and a new one was wanted; or another process has it,
-    /// which is told: emulated devices share domains between the contexts of one process.
+    /// which is told: emulated devices share domains between the contexts of one process, and real ones between processes.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open(&self, how: OpenXrcd<'_>) -> Started<Xrcd> {
-        let domain = match self.domain(how) {
-            Ok(domain) => Opened {
-                domain,
-                given_back: false,
-            },
-            Err(error) => return Started::ready(Err(error)),
-        };
         let (started, outcome) = self.context.begin();
         let context = self.context.clone();
-        self.context.alloc_pd().on_done(move |pd| match pd {
+        let then = move |opened: Result<_, VerbError>| match opened {
             Err(error) => outcome.complete(Err(error)),
-            Ok(pd) => context.create_cq(1).on_done(move |cq| {
-                outcome.complete(cq.map(|cq| Xrcd { domain, pd, cq }));
-            }),
-        });
+            Ok(opening) => {
+                let domain = Opened {
+                    opening,
+                    given_back: false,
+                };
+                context.alloc_pd().on_done(move |pd| match pd {
+                    Err(error) => outcome.complete(Err(error)),
+                    Ok(pd) => context.create_cq(1).on_done(move |cq| {
+                        outcome.complete(cq.map(|cq| Xrcd { domain, pd, cq }));
+                    }),
+                });
+            }
+        };
+        self.open_domain(how, Reply::new(then));
         started
     }
 
-    fn domain(&self, how: OpenXrcd<'_>) -> Result<Arc<Domain>, VerbError> {
-        let Some(fd) = how.file else {
-            return Ok(Domain::anonymous());
+    fn open_domain(&self, how: OpenXrcd<'_>, reply: Reply<Box<dyn Opening>>) {
+        let file = match how.file.map(file).transpose() {
+            Ok(file) => file,
+            Err(error) => return reply.send(Err(VerbError::os("fstat", error))),
         };
-        let file = FileId::of(fd).map_err(|error| VerbError::os("fstat", error))?;
-        Domain::of_file(self.context.device_id(), file, how.flags)
+        if let Some(device) = OpenDevice::of(&self.context) {
+            let id = self.context.device_id();
+            return binding::open(&device, id, file, how.flags, reply);
+        }
+        let domain = match file {
+            None => Ok(Domain::anonymous()),
+            Some((_, file)) => Domain::of_file(self.context.device_id(), file, how.flags),
+        };
+        reply.send(domain.map(|domain| Box::new(domain) as _));
     }
 }
 
-// One opening of a domain, given back when dropped.
-#[derive(Debug)]
+fn file(fd: BorrowedFd<'_>) -> io::Result<(OwnedFd, FileId)> {
+    Ok((fd.try_clone_to_owned()?, FileId::of(fd)?))
+}
+
+impl Opening for Arc<Domain> {
+    fn srq(&self) -> Held {
+        Held::new(Self::clone(self))
+    }
+
+    fn target(&self, existing: Option<Qpn>) -> Held {
+        Held::new(TargetOf {
+            domain: Self::clone(self),
+            existing,
+        })
+    }
+
+    fn close(&self) -> Result<(), Vec<Holder>> {
+        Domain::close(self)
+    }
+
+    fn forget(&self) {
+        self.forget_opening();
+    }
+}
+
+// Given back when dropped.
 struct Opened {
-    domain: Arc<Domain>,
+    opening: Box<dyn Opening>,
     given_back: bool,
 }
 
 impl Opened {
     fn close(&mut self) -> Result<(), Vec<Holder>> {
-        self.domain.close()?;
+        self.opening.close()?;
         self.given_back = true;
         Ok(())
     }
@@ -138,8 +178,14 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         if !self.given_back {
-            self.domain.forget_opening();
+            self.opening.forget();
         }
+    }
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain").finish_non_exhaustive()
     }
 }
 
@@ -158,8 +204,7 @@ impl Xrcd {
     /// memory is that of `pd`; so is the memory that requests for it write, read and operate on.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, pd: &Pd, options: SrqOptions, cq: &Cq) -> Started<XrcSrq> {
-        let domain = Arc::clone(&self.domain.domain);
-        let of_domain = SrqExtension::new("xrc", &XRC, Held::new(domain));
+        let of_domain = SrqExtension::new("xrc", &XRC, self.domain.opening.srq());
         let (started, outcome) = pd.open_device().begin();
         pd.create_srq_of(of_domain, options, cq)
             .on_done(move |made| outcome.complete(made.and_then(XrcSrq::new)));
@@ -183,13 +228,10 @@ impl Xrcd {
     }
 
     fn target(&self, existing: Option<Qpn>) -> Started<Qp> {
-        let of = TargetOf {
-            domain: Arc::clone(&self.domain.domain),
-            existing,
-        };
+        let of = self.domain.opening.target(existing);
         let target = QpExtension::new("xrc", &XRC, Role::Target as u64)
             .variant(&TARGET)
-            .holding(Held::new(of));
+            .holding(of);
         self.pd.create_qp(QpOptions::rc(&self.cq).with(target))
     }
 

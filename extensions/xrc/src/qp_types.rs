@@ -1,6 +1,7 @@
 //! Initiators and targets: variants of the reliable connection.
 
-use verbs_api::extension::{QpExtension, QpVariant};
+use libibverbs_provider::xrc::XrcQp;
+use verbs_api::extension::{Held, QpExtension, QpVariant};
 use verbs_api::qp::{QpAttrMask, QpState, QpType, Transition};
 
 use crate::{REMOTE_SRQN, XRC, Xrc};
@@ -47,6 +48,8 @@ pub(crate) enum Role {
 /// Makes an initiator: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
 impl From<&Xrc> for QpExtension {
     fn from(_: &Xrc) -> Self {
-        Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR)
+        Self::new("xrc", &XRC, Role::Initiator as u64)
+            .variant(&INITIATOR)
+            .holding(Held::new(XrcQp::Initiator))
     }
 }

@@ -36,7 +36,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bmme", EXTENSION),
     ("low-latency-qp", EXTENSION),
     ("masked-atomics", EXTENSION),
-    ("xrc", EXTENSION),
+    // It is there on real devices too, and knows their provider for that.
+    (
+        "xrc",
+        &["verbs-api", "polyverbs-engine", "libibverbs-provider"],
+    ),
     // The facade names the default providers and extensions.
     (
         "polyverbs",

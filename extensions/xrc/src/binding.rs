@@ -1,0 +1,138 @@
+//! Extended reliable connections on real devices: domains, queues and queue pairs are the library's.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+use libibverbs_provider::OpenDevice;
+use libibverbs_provider::binding::{Binding, BindingPart, Described, Gains};
+use libibverbs_provider::xrc::{OpenFlags, XrcQp, Xrcd};
+use verbs_api::objects::{DeviceId, Holder};
+use verbs_api::provider::Reply;
+use verbs_api::{ErrorKind, Features, VerbError, extension::Held, ids::Qpn};
+
+use crate::XrcFeatures;
+use crate::opening::{FileId, Opening, lock};
+
+/// What devices of rdma-core need of the extension.
+pub struct OnDevices;
+
+/// The part of the extension that real devices need.
+pub static BINDING: BindingPart = BindingPart(&OnDevices);
+
+impl Binding for OnDevices {
+    fn gains(&self, device: &Described<'_>) -> Gains {
+        let mut own = XrcFeatures::empty();
+        let shares = device.attributes.features.contains(Features::SRQ);
+        own.set(XrcFeatures::XRC, device.has_xrc && shares);
+        Gains {
+            own: own.bits(),
+            ..Gains::default()
+        }
+    }
+}
+
+/// The openings of a domain in this process.
+#[derive(Default)]
+struct Openings {
+    /// How many are not given back.
+    opened: usize,
+    all: Vec<Weak<Xrcd>>,
+}
+
+impl Openings {
+    /// What was made in them and lives.
+    fn members(&self) -> Vec<Holder> {
+        let alive = self.all.iter().filter_map(Weak::upgrade);
+        alive.flat_map(|xrcd| xrcd.members()).collect()
+    }
+}
+
+struct Known {
+    device: DeviceId,
+    file: FileId,
+    openings: Weak<Mutex<Openings>>,
+}
+
+static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+/// Those of the domain of a file; an anonymous one is opened once.
+fn openings_of(device: DeviceId, file: Option<FileId>) -> Arc<Mutex<Openings>> {
+    let Some(file) = file else {
+        return Arc::default();
+    };
+    let mut known = lock(&KNOWN);
+    known.retain(|one| one.openings.strong_count() > 0);
+    let mut same = known
+        .iter()
+        .filter(|one| one.device == device && one.file == file);
+    if let Some(openings) = same.find_map(|one| one.openings.upgrade()) {
+        return openings;
+    }
+    let openings = Arc::default();
+    known.push(Known {
+        device,
+        file,
+        openings: Arc::downgrade(&openings),
+    });
+    openings
+}
+
+/// One of them.
+struct OnDevice {
+    xrcd: Arc<Xrcd>,
+    openings: Arc<Mutex<Openings>>,
+}
+
+/// Opens a domain of the library's.
+pub(crate) fn open(
+    device: &OpenDevice,
+    id: DeviceId,
+    file: Option<(OwnedFd, FileId)>,
+    flags: OpenFlags,
+    reply: Reply<Box<dyn Opening>>,
+) {
+    let (fd, file) = file.unzip();
+    let then = move |opened: Result<Arc<Xrcd>, VerbError>| {
+        reply.send(opened.map(|xrcd| {
+            let openings = openings_of(id, file);
+            let mut all = lock(&openings);
+            all.opened += 1;
+            all.all.retain(|known| known.strong_count() > 0);
+            all.all.push(Arc::downgrade(&xrcd));
+            drop(all);
+            Box::new(OnDevice { xrcd, openings }) as _
+        }));
+    };
+    device.open_xrcd(fd, flags, Reply::new(then));
+}
+
+impl Opening for OnDevice {
+    fn srq(&self) -> Held {
+        Held::new(Arc::clone(&self.xrcd))
+    }
+
+    fn target(&self, existing: Option<Qpn>) -> Held {
+        Held::new(XrcQp::Target(Arc::clone(&self.xrcd), existing))
+    }
+
+    fn close(&self) -> Result<(), Vec<Holder>> {
+        let mut openings = lock(&self.openings);
+        let members = openings.members();
+        if openings.opened == 1 && !members.is_empty() {
+            return Err(members);
+        }
+        // The library's is closed with the last of what was made in this opening.
+        if self.xrcd.members().is_empty() {
+            match self.xrcd.close() {
+                Err(error) if error.kind() == ErrorKind::Busy => return Err(Vec::new()),
+                _ => {}
+            }
+        }
+        openings.opened -= 1;
+        Ok(())
+    }
+
+    fn forget(&self) {
+        lock(&self.openings).opened -= 1;
+    }
+}
