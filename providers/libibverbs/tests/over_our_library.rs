@@ -29,7 +29,7 @@ fn check_verified(device: &str, rows: &str) {
 #[test]
 fn what_the_library_says_of_a_device_is_verified_and_the_rest_refused() {
     let rows = "RC UC UD SEND SEND_WITH_IMM WRITE WRITE_WITH_IMM READ LOCAL_READ_SINK ATOMICS INLINE RNR_RETRY \
-        REGIONS REREG_MR RESIZE_CQ SRQ MULTICAST WINDOW_1 WINDOW_2B";
+        REGIONS REREG_MR RESIZE_CQ SRQ MULTICAST WINDOW_1 WINDOW_2B xrc::XRC";
     check_verified("ib0@libibverbs", rows);
 }
 

@@ -1,10 +1,14 @@
 //! The devices of the C library of this workspace.
 
 use libibverbs_provider::LibIbverbs;
+use verbs_api::extension::Extensions;
 use verbs_api::{Context, Registry, Requirements};
 
 pub(crate) fn registry() -> Registry {
     let mut registry = Registry::new();
+    for extension in Extensions::linked().unwrap().iter() {
+        registry.add_extension(extension).unwrap();
+    }
     let provider = LibIbverbs::in_file(built_library::built_apart());
     registry.add_provider(provider).unwrap();
     registry
