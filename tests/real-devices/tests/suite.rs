@@ -5,13 +5,14 @@
 //! a file with the known faults of the device's driver.
 
 use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{env, fs};
 
-use conformance::{Flavour, GivenDevice, Needs, Rig};
+use conformance::{Flavour, GivenDevice, Needs, Rig, examined};
 use libibverbs_provider::{LibIbverbs, PROVIDER};
 use real_devices::Faults;
 use verbs_api::Registry;
+use verbs_api::extension::Extensions;
 
 struct Setting {
     devices: Vec<GivenDevice>,
@@ -29,6 +30,9 @@ fn setting() -> &'static Setting {
 fn devices() -> Vec<GivenDevice> {
     let wanted = env::var("CONFORMANCE_DEVICE").ok();
     let mut registry = Registry::new();
+    for extension in Extensions::linked().unwrap().iter() {
+        registry.add_extension(extension).unwrap();
+    }
     let provider = match &wanted {
         Some(_) => &PROVIDER,
         None => LibIbverbs::in_file(built_library::built_apart()),
@@ -56,10 +60,15 @@ fn faults() -> Faults {
     Faults::parse(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// Runs a body of a module of the suite. One at a time: they share the limits of the device.
-fn run(module: &str, name: &str, needs: Needs, body: fn(&Rig)) {
+/// One at a time: they share the limits of the device.
+fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a body of a module of the suite.
+fn run(module: &str, name: &str, needs: Needs, body: fn(&Rig)) {
+    let _turn = turn();
     let Setting { devices, faults } = setting();
     let module = module.split("::").nth(1).unwrap();
     faults.run(&format!("{module}::{name}"), || {
@@ -134,6 +143,24 @@ mod submitted;
 mod support;
 #[path = "../../conformance/tests/suite/windows.rs"]
 mod windows;
+
+// covers 4.10 4.12
+#[test]
+#[ignore = "needs minutes: tests/foreign runs it"]
+fn extended_connections_carry_what_others_promise() {
+    let _turn = turn();
+    for device in &setting().devices {
+        let attributes = device.0.attributes();
+        let claimed = xrc::EXTENSION.all_features().iter();
+        for feature in claimed.filter(|feature| attributes.claims(feature)) {
+            let here = xrc::CARRIED
+                .iter()
+                .filter(|probe| probe.not_here(&attributes, true).is_none());
+            let found = examined(Flavour::Given(device), feature, xrc::CARRIED);
+            assert_eq!(found.passed(), here.count(), "{}", found.because);
+        }
+    }
+}
 
 #[test]
 fn all_of_the_suite_is_run() {
