@@ -1,0 +1,120 @@
+//! Extensions on devices of our own C library: what their bindings say.
+
+mod common;
+
+use libibverbs_provider::binding::{Binding, BindingPart, Described, Gains};
+use libibverbs_provider::{LibIbverbs, OpenDevice};
+use polyverbs::emulated::{self, EmulatedOptions};
+use verbs_api::capability::{Direction, ExtensionLimit, FeatureSet};
+use verbs_api::extension::{ExtensionDescriptor, FeatureInfo, feature};
+use verbs_api::probe::Probe;
+use verbs_api::{Registry, Requirements};
+
+bitflags::bitflags! {
+    #[derive(Clone, Copy, Debug)]
+    struct Acme: u64 {
+        const HERE = 1;
+        const ELSEWHERE = 2;
+    }
+}
+
+impl FeatureSet for Acme {
+    const SET: &'static str = "acme";
+}
+
+const HERE: FeatureInfo = feature!(Acme::HERE, "devices of this project's library have it");
+const ELSEWHERE: FeatureInfo = feature!(Acme::ELSEWHERE, "those of others have it");
+
+static DEPTH: ExtensionLimit = ExtensionLimit::new(Acme::SET, "depth", Direction::LargerIsStronger);
+
+static EXTENSION: ExtensionDescriptor = ExtensionDescriptor::new("acme", "an example")
+    .features(&[HERE, ELSEWHERE])
+    .limits(&[DEPTH])
+    .probes(&[
+        Probe::new(&HERE, "acme.here", "none", "nothing", |_| Ok(())),
+        Probe::new(&ELSEWHERE, "acme.elsewhere", "none", "nothing", |_| Ok(())),
+    ])
+    .parts(&[&BindingPart(&OfVendor)]);
+
+/// Goes by what the device says, and by a look at the device itself.
+struct OfVendor;
+
+impl Binding for OfVendor {
+    fn gains(&self, device: &Described<'_>) -> Gains {
+        const POLYVERBS: u32 = 0x02_70_76;
+        let is_open = device.with_context(|context| !context.is_null());
+        let own = match (device.vendor_id, is_open) {
+            (POLYVERBS, Ok(true)) => Acme::HERE,
+            _ => Acme::ELSEWHERE,
+        };
+        Gains {
+            own: own.bits(),
+            limits: vec![(DEPTH.name, 7)],
+        }
+    }
+}
+
+// covers 1.17
+#[test]
+fn a_device_claims_what_the_binding_of_an_extension_says() {
+    let mut registry = Registry::new();
+    registry.add_extension(&EXTENSION).unwrap();
+    let provider = LibIbverbs::in_file(built_library::built_apart());
+    registry.add_provider(provider).unwrap();
+    let attributes = registry.device("ib0@libibverbs").unwrap().attributes();
+    assert!(attributes.claims(&HERE) && !attributes.claims(&ELSEWHERE));
+    assert_eq!(attributes.limit((&DEPTH).into()), 7);
+}
+
+// covers 1.17
+#[test]
+fn without_its_extension_a_device_claims_nothing_of_it() {
+    let registry = common::registry();
+    let attributes = registry.device("ib0@libibverbs").unwrap().attributes();
+    assert!(!attributes.claims(&HERE) && !attributes.claims(&ELSEWHERE));
+}
+
+static UNTOLD: ExtensionDescriptor = ExtensionDescriptor::new("untold", "an example")
+    .features(&[HERE])
+    .probes(&[Probe::new(&HERE, "untold.here", "none", "nothing", |_| {
+        Ok(())
+    })])
+    .parts(&[&BindingPart(&TooMuch)]);
+
+struct TooMuch;
+
+impl Binding for TooMuch {
+    fn gains(&self, _: &Described<'_>) -> Gains {
+        Gains {
+            own: Acme::all().bits(),
+            ..Gains::default()
+        }
+    }
+}
+
+// covers 1.17
+#[test]
+fn a_bit_that_an_extension_does_not_tell_of_is_refused_in_words() {
+    let mut registry = Registry::new();
+    registry.add_extension(&UNTOLD).unwrap();
+    let provider = LibIbverbs::in_file(built_library::built_apart());
+    registry.add_provider(provider).unwrap();
+    assert!(registry.device("ib0@libibverbs").is_none());
+    let absent = registry.absent();
+    let said = absent.iter().map(|(_, absent)| absent.why.to_string());
+    assert!(said.clone().count() > 0);
+    for said in said {
+        assert!(said.contains("untold") && said.contains("0x2"), "{said}");
+    }
+}
+
+// covers 1.17
+#[test]
+fn the_device_itself_is_reached_through_the_provider_that_has_it() {
+    let context = common::open("ib0@libibverbs");
+    let device = OpenDevice::of(&context).unwrap();
+    assert_eq!(device.with_context(|at| at.is_null()), Ok(false));
+    let emulated = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
+    let emulated = emulated.open(&Requirements::new()).unwrap();
+    assert!(OpenDevice::of(&emulated).is_none());
+}
