@@ -56,7 +56,7 @@ impl ReceiveQueue {
                 let xrcd: &Arc<Xrcd> = extension.held().get().ok_or_else(|| refusal(extension))?;
                 xrcd.check_of(&context.live)?;
                 let cq: Arc<CompletionQueue> = own(cq, "cq")?;
-                let made = xrcd.xrcd.create_srq(init.id, (pd, &cq.cq), wanted)?;
+                let made = xrcd.srq(init.id, (pd, &cq.cq), wanted)?;
                 (made, Some((Arc::clone(xrcd), cq)))
             }
         };

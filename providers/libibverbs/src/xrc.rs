@@ -7,7 +7,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use polyverbs_abi::{IbvContext, IbvQp, IbvXrcd};
+use polyverbs_abi::{IbvContext, IbvCq, IbvPd, IbvQp, IbvSrq, IbvSrqAttr, IbvXrcd};
 use verbs_api::ids::Qpn;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::{ArgumentReason, VerbError};
@@ -25,7 +25,7 @@ pub struct OpenFlags {
 
 /// An opening of a domain. The library's is closed by [`close`](Self::close), or when the last that was made in it is gone too.
 pub struct Xrcd {
-    pub(crate) xrcd: Live<IbvXrcd>,
+    xrcd: Live<IbvXrcd>,
     context: Arc<Live<IbvContext>>,
     /// What was made in it and lives.
     members: Mutex<Vec<Holder>>,
@@ -55,7 +55,15 @@ impl Xrcd {
     /// # Errors
     /// The library's, such as that something was made in it and lives.
     pub fn close(&self) -> Result<(), VerbError> {
-        self.xrcd.close()
+        self.with_open(Live::<IbvXrcd>::close)
+    }
+
+    /// Uses it while its device is open: its functions are in the table of the device.
+    fn with_open<R>(
+        &self,
+        using: impl FnOnce(&Live<IbvXrcd>) -> Result<R, VerbError>,
+    ) -> Result<R, VerbError> {
+        self.context.with(|_| using(&self.xrcd))?
     }
 
     fn locked(&self) -> MutexGuard<'_, Vec<Holder>> {
@@ -76,10 +84,20 @@ impl Xrcd {
         id: ObjectId,
         existing: Option<Qpn>,
     ) -> Result<Live<IbvQp>, VerbError> {
-        match existing {
-            None => self.xrcd.create_target(id),
-            Some(qp_num) => self.xrcd.open_target(id, qp_num.value()),
-        }
+        self.with_open(|xrcd| match existing {
+            None => xrcd.create_target(id),
+            Some(qp_num) => xrcd.open_target(id, qp_num.value()),
+        })
+    }
+
+    /// A shared receive queue of the domain, whose receives complete in the completion queue; and its sizes.
+    pub(crate) fn srq(
+        &self,
+        id: ObjectId,
+        of: (&Live<IbvPd>, &Live<IbvCq>),
+        attr: IbvSrqAttr,
+    ) -> Result<(Live<IbvSrq>, IbvSrqAttr), VerbError> {
+        self.with_open(|xrcd| xrcd.create_srq(id, of, attr))
     }
 
     /// Notes what was made in it.
@@ -96,7 +114,7 @@ impl Xrcd {
 impl Drop for Xrcd {
     fn drop(&mut self) {
         // Of a device that was closed nothing is left to close, and nobody is there to be told of a failure.
-        let _ = self.context.with(|_| self.xrcd.close());
+        let _ = self.close();
     }
 }
 
@@ -126,7 +144,7 @@ impl OpenFlags {
 
 /// Something that was made in a domain, as long as it lives.
 pub(crate) struct Member {
-    pub(crate) xrcd: Arc<Xrcd>,
+    xrcd: Arc<Xrcd>,
     id: ObjectId,
 }
 
