@@ -21,6 +21,7 @@ use crate::channel::{Data, QKEY};
 use crate::device::{self, CmDevice, Service};
 use crate::errno::{self, done};
 use crate::id::{self, Asker, Ear, Inner, Part, State};
+use crate::ports::some_port;
 
 const REJECTED_BY_PROGRAM: c_int = 28;
 const NO_SUCH_SERVICE: c_int = 8;
@@ -77,7 +78,7 @@ pub fn ears_at(
     let at = (!local.ip().is_unspecified()).then(|| local.ip());
     let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
     // One that listens everywhere takes both families, unless it is told otherwise.
-    let takes_both = local.is_ipv6() && !own.inner.lock().options.is_alone_in_family;
+    let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
     let mut devices = device::all(at, service)?;
     devices.retain(|device| takes_both || same_family(device));
     let mut ears = self::ears(&devices, service, local.port(), backlog);
@@ -87,7 +88,7 @@ pub fn ears_at(
         if !in_use || !own.inner.lock().has_assigned_port {
             break;
         }
-        let other = SocketAddr::new(local.ip(), id::some_port());
+        let other = SocketAddr::new(local.ip(), some_port());
         id::show_local(public, own, other);
         ears = self::ears(&devices, service, other.port(), backlog);
     }

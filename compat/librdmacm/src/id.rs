@@ -30,7 +30,8 @@ use crate::abi::{
 use crate::channel::{self, Data, Queued};
 use crate::device::{self, CmDevice, Service};
 use crate::errno::done;
-use crate::ports::Port;
+use crate::ports::{Port, Sharing, some_port};
+use crate::random::random;
 use crate::{address, connect, multicast};
 
 /// An identifier as it lies in memory.
@@ -99,10 +100,8 @@ pub struct Options {
     pub tos: u8,
     /// Acknowledge timeout.
     pub ack_timeout: Option<u8>,
-    /// A port that others have too, where they have set this.
-    pub reuses_address: bool,
-    /// Of one family only: another one may have the port of the other family.
-    pub is_alone_in_family: bool,
+    /// With whom its port may be shared.
+    pub sharing: Sharing,
 }
 
 impl State {
@@ -243,26 +242,6 @@ impl Inner {
 // Not to be guessed by peers.
 fn some_psn() -> Psn {
     Psn::new(random() & 0xff_ffff)
-}
-
-fn random() -> u32 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish() as u32
-}
-
-// Above those that Linux gives to connections: a listener of TCP may have to have the port later.
-const EPHEMERAL: std::ops::RangeInclusive<u16> = 61_000..=u16::MAX;
-
-/// A port of those that are assigned.
-pub fn some_port() -> u16 {
-    let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
-    EPHEMERAL.start() + (random() % count) as u16
-}
-
-/// Each port of those that are assigned, in turn from one of them.
-pub fn some_ports() -> impl Iterator<Item = u16> {
-    let first = some_port();
-    (first..=*EPHEMERAL.end()).chain(*EPHEMERAL.start()..first)
 }
 
 /// The identifier behind a pointer of the program: the structure and ours.
@@ -598,8 +577,8 @@ pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<()
     }
     state.has_assigned_port = local.port() == 0;
     let port = match state.has_assigned_port {
-        true => Port::assign(service(public), local, state.options)?,
-        false => Port::take(service(public), local, state.options)?,
+        true => Port::assign(service(public), local, state.options.sharing)?,
+        false => Port::take(service(public), local, state.options.sharing)?,
     };
     let local = port.at();
     // libfabric tries loopback on machines whose devices are elsewhere.

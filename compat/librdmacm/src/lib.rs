@@ -17,6 +17,7 @@ pub mod names;
 pub mod options;
 mod ports;
 pub mod qp;
+mod random;
 pub mod rsocket;
 
 pub use polyverbs_abi::rdmacm as abi;

@@ -53,8 +53,8 @@ pub unsafe extern "C" fn set(
         let mut state = own.inner.lock();
         match (level, name) {
             (ID, TOS) => state.options.tos = octet()?,
-            (ID, ALONE_IN_FAMILY) => state.options.is_alone_in_family = number()? != 0,
-            (ID, REUSE_ADDRESS) => state.options.reuses_address = number()? != 0,
+            (ID, ALONE_IN_FAMILY) => state.options.sharing.is_alone_in_family = number()? != 0,
+            (ID, REUSE_ADDRESS) => state.options.sharing.reuses_address = number()? != 0,
             (ID, ACK_TIMEOUT) => {
                 state.options.ack_timeout = Some(octet().and_then(|code| match code {
                     0..=31 => Ok(code),

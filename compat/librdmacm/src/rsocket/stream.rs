@@ -21,7 +21,7 @@ use super::options::Options;
 use super::protocol::{Hello, Message};
 use super::waiting::{AGAIN, Deadline, SLICE, Waiters, Waiting};
 use crate::errno;
-use crate::id::some_port;
+use crate::ports::some_port;
 
 /// A stream socket.
 pub(crate) struct Stream {
