@@ -32,7 +32,7 @@ use crate::device::{self, CmDevice, Service};
 use crate::errno::done;
 use crate::ports::{Port, Sharing, some_port};
 use crate::random::random;
-use crate::{address, connect, multicast};
+use crate::{address, connect, groups};
 
 /// An identifier as it lies in memory.
 type IdObject = Object<RdmaCmId, Own>;
@@ -415,7 +415,7 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
             unsafe { channel::ack_event(public.event) };
         }
         let inner = Arc::clone(&own.inner);
-        multicast::leave_all(public, &inner);
+        groups::detach_all(public, &inner);
         let mut state = inner.lock();
         state.is_destroyed = true;
         let part = std::mem::replace(&mut state.part, Part::Nothing);
@@ -523,9 +523,8 @@ fn bound(
 
 fn towards(public: &mut RdmaCmId, own: &Own, device: &CmDevice, remote: SocketAddr) {
     public.route.addr.dst = address::write(remote);
-    let group = multicast::group(remote.ip());
     public.route.addr.ib.dgid.raw = if remote.ip().is_multicast() {
-        group.0
+        groups::gid(remote.ip()).0
     } else {
         Gid::from(remote.ip()).0
     };

@@ -10,6 +10,7 @@ pub mod connect;
 pub mod device;
 pub mod endpoint;
 pub mod errno;
+pub mod groups;
 pub mod id;
 pub mod info;
 pub mod multicast;

@@ -1,33 +1,18 @@
-//! Groups.
+//! Joining groups and leaving them.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::net::IpAddr;
-use std::sync::Arc;
 
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::qp;
-use verbs_api::ids::{Gid, LinkAddress};
+use verbs_api::ids::LinkAddress;
 use verbs_api::qp::AddressVector;
 
 use crate::abi::{RdmaCmId, RdmaCmJoinMcAttrEx, event};
-use crate::address;
 use crate::channel::Data;
 use crate::device::Service;
 use crate::errno::done;
-use crate::id::{self, Inner, Own};
-
-/// The global identifier of a group.
-pub fn group(ip: IpAddr) -> Gid {
-    match ip {
-        IpAddr::V4(ip) => {
-            let mut octets = ip.to_ipv6_mapped().octets();
-            octets[..2].copy_from_slice(&[0xff, 0x0e]);
-            Gid(octets)
-        }
-        IpAddr::V6(ip) => Gid(ip.octets()),
-    }
-}
+use crate::id::{self, Own};
+use crate::{address, groups};
 
 /// `rdma_join_multicast`.
 ///
@@ -87,12 +72,10 @@ unsafe fn join_as(
     }
     let is_attached = is_full && !public.qp.is_null();
     if is_attached {
-        // SAFETY: as the caller promises.
-        let qp = &unsafe { qp::own(public.qp) }?.qp;
-        qp.attach_multicast(group(ip)).wait()?;
+        groups::attach(public, ip)?;
     }
     own.inner.lock().groups.insert(ip, is_attached);
-    let path = AddressVector::new(LinkAddress::Ip(ip), group(ip), 1);
+    let path = AddressVector::new(LinkAddress::Ip(ip), groups::gid(ip), 1);
     let device = own.inner.lock().device.clone().ok_or(Errno::INVAL)?;
     let ah_attr = device.path(&path);
     let data = Data::Group { context, ah_attr };
@@ -113,35 +96,8 @@ pub unsafe extern "C" fn leave(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> 
         let known = own.inner.lock().groups.remove(&ip);
         let is_attached = known.ok_or(Errno(libc::EADDRNOTAVAIL))?;
         if is_attached {
-            detach(public, ip);
+            groups::detach(public, ip);
         }
         Ok(())
     }))
-}
-
-// Where the queue pair is gone, so is what it was in.
-fn detach(public: &RdmaCmId, ip: IpAddr) {
-    // SAFETY: the program does not destroy the queue pair while it calls.
-    if let Ok(own) = unsafe { qp::own(public.qp) } {
-        let _ = own.qp.detach_multicast(group(ip)).wait();
-    }
-}
-
-/// The queue pair goes: it is in no group any more.
-pub fn detach_all(public: &RdmaCmId, inner: &Arc<Inner>) {
-    let mut attached = Vec::new();
-    for (ip, is_attached) in &mut inner.lock().groups {
-        if std::mem::replace(is_attached, false) {
-            attached.push(*ip);
-        }
-    }
-    for ip in attached {
-        detach(public, ip);
-    }
-}
-
-/// The identifier goes.
-pub fn leave_all(public: &RdmaCmId, inner: &Arc<Inner>) {
-    detach_all(public, inner);
-    inner.lock().groups.clear();
 }

@@ -16,7 +16,7 @@ use verbs_api::qp::{QpAttributes, QpState};
 use crate::abi::RdmaCmId;
 use crate::channel::QKEY;
 use crate::errno::done;
-use crate::{id, multicast};
+use crate::{groups, id};
 
 /// Bits of `ibv_qp_init_attr_ex`.
 const PD: u32 = 1;
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
             errno.set();
         }
         Ok((public, own)) => {
-            multicast::detach_all(public, &own.inner);
+            groups::detach_all(public, &own.inner);
             let made = std::mem::replace(&mut public.qp, ptr::null_mut());
             // SAFETY: as the caller promises.
             unsafe { qp::destroy(made) };

@@ -1,0 +1,55 @@
+//! The groups that queue pairs of identifiers are in.
+#![allow(unsafe_code)]
+
+use std::net::IpAddr;
+
+use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::qp;
+use verbs_api::ids::Gid;
+
+use crate::abi::RdmaCmId;
+use crate::id::Inner;
+
+/// The global identifier of a group.
+pub fn gid(ip: IpAddr) -> Gid {
+    match ip {
+        IpAddr::V4(ip) => {
+            let mut octets = ip.to_ipv6_mapped().octets();
+            octets[..2].copy_from_slice(&[0xff, 0x0e]);
+            Gid(octets)
+        }
+        IpAddr::V6(ip) => Gid(ip.octets()),
+    }
+}
+
+/// The queue pair takes what is sent to a group.
+///
+/// # Errors
+/// There is none, or the device has no room for another group.
+pub fn attach(public: &RdmaCmId, ip: IpAddr) -> Result<(), Errno> {
+    // SAFETY: the program does not destroy the queue pair while it calls.
+    let own = unsafe { qp::own(public.qp) }?;
+    own.qp.attach_multicast(gid(ip)).wait()?;
+    Ok(())
+}
+
+/// It does no more. Where the queue pair is gone, so is what it was in.
+pub fn detach(public: &RdmaCmId, ip: IpAddr) {
+    // SAFETY: the program does not destroy the queue pair while it calls.
+    if let Ok(own) = unsafe { qp::own(public.qp) } {
+        let _ = own.qp.detach_multicast(gid(ip)).wait();
+    }
+}
+
+/// The queue pair goes, or the identifier does: it is in no group any more.
+pub fn detach_all(public: &RdmaCmId, inner: &Inner) {
+    let mut attached = Vec::new();
+    for (ip, is_attached) in &mut inner.lock().groups {
+        if std::mem::replace(is_attached, false) {
+            attached.push(*ip);
+        }
+    }
+    for ip in attached {
+        detach(public, ip);
+    }
+}
