@@ -1,11 +1,11 @@
 //! Channels, and the events of identifiers that come out of them.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 
-use polyverbs_connection::{DatagramQuestion, Incoming, ReadLimits};
+use polyverbs_connection::ReadLimits;
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvGid, IbvGlobalRoute};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::events::Events;
@@ -13,64 +13,12 @@ use polyverbs_libibverbs::object::Object;
 use verbs_api::qp::QpState;
 
 use crate::abi::{RdmaCmEvent, RdmaConnParam, RdmaEventChannel, RdmaParam, RdmaUdParam, event};
-use crate::device::CmDevice;
 use crate::errno::done;
-use crate::id::{self, Inner};
+use crate::id;
+use crate::state::{Data, Inner, Part, Queued};
 
 /// A channel as it lies in memory.
 type ChannelObject = Object<RdmaEventChannel, Arc<Events<Queued>>>;
-
-/// Something that has happened and nobody has fetched.
-pub struct Queued {
-    /// To which identifier.
-    pub of: Arc<Inner>,
-    /// What.
-    pub event: c_int,
-    /// 0, or why not.
-    pub status: c_int,
-    /// What goes with it.
-    pub data: Data,
-}
-
-/// What goes with an event.
-pub enum Data {
-    /// Nothing.
-    None,
-    /// Somebody asks for a connection.
-    Request(Arc<CmDevice>, Incoming),
-    /// Somebody asks for the queue pair of datagrams.
-    Question(Arc<CmDevice>, DatagramQuestion),
-    /// What the peer of a connection said.
-    Connection {
-        /// The program's.
-        private_data: Vec<u8>,
-        /// From this side's point of view.
-        reads: ReadLimits,
-        /// Its queue pair.
-        qp_num: u32,
-    },
-    /// How datagrams go there.
-    Datagrams {
-        /// The program's.
-        private_data: Vec<u8>,
-        /// The path.
-        ah_attr: IbvAhAttr,
-        /// The queue pair.
-        qp_num: u32,
-        /// Its key.
-        qkey: u32,
-    },
-    /// The same for a group, with what the program named it.
-    Group {
-        /// The program's.
-        context: *mut c_void,
-        /// The path.
-        ah_attr: IbvAhAttr,
-    },
-}
-
-// SAFETY: the pointer is the program's, and only handed back to it.
-unsafe impl Send for Data {}
 
 /// Number of the queue pair that groups are sent to.
 const GROUP: u32 = 0xff_ffff;
@@ -197,14 +145,14 @@ fn hand_out(queued: Queued) -> Result<*mut RdmaCmEvent, Errno> {
                 public.param.conn.rnr_retry_count = count;
             }
             public.listen_id = public.id;
-            let asked = id::Part::Asked(incoming);
+            let asked = Part::Asked(incoming);
             public.id = id::child(&of, &device, asked).inspect_err(|_| of.acknowledged())?;
         }
         Data::Question(device, question) => {
             private_data = question.private_data().to_vec();
             public.param.ud = ud_param(no_path(), 0, 0);
             public.listen_id = public.id;
-            let asked = id::Part::Questioned(question);
+            let asked = Part::Questioned(question);
             public.id = id::child(&of, &device, asked).inspect_err(|_| of.acknowledged())?;
         }
         Data::Connection {

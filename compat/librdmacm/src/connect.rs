@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, DatagramListener, DatagramService,
@@ -17,11 +17,12 @@ use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{Access, ConnectOptions, Context, Qp, Transport};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
-use crate::channel::{Data, QKEY};
+use crate::channel::QKEY;
 use crate::device::{self, CmDevice, Service};
 use crate::errno::{self, done};
-use crate::id::{self, Asker, Ear, Inner, Part, State};
+use crate::id;
 use crate::ports::some_port;
+use crate::state::{Data, DeviceListener, Inner, Part, State};
 
 const REJECTED_BY_PROGRAM: c_int = 28;
 const NO_SUCH_SERVICE: c_int = 8;
@@ -53,8 +54,8 @@ pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
         for (device, ear) in ears {
             let asker = Arc::downgrade(&own.inner);
             match ear {
-                Ear::Connections(listener) => hear(asker, device, &listener),
-                Ear::Datagrams(listener) => hear_questions(asker, device, &listener),
+                DeviceListener::Connections(listener) => hear(asker, device, &listener),
+                DeviceListener::Datagrams(listener) => hear_questions(asker, device, &listener),
             }
         }
         Ok(())
@@ -73,7 +74,7 @@ pub fn ears_at(
     own: &id::Own,
     local: SocketAddr,
     backlog: usize,
-) -> Result<Vec<(Arc<CmDevice>, Ear)>, Errno> {
+) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, Errno> {
     let service = id::service(public);
     let at = (!local.ip().is_unspecified()).then(|| local.ip());
     let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
@@ -105,17 +106,17 @@ fn ears(
     service: Service,
     port: u16,
     backlog: usize,
-) -> Result<Vec<(Arc<CmDevice>, Ear)>, ConnectError> {
+) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, ConnectError> {
     let at = |device: &Arc<CmDevice>| SocketAddr::new(device.address(), port);
-    let ear = |device: &Arc<CmDevice>| -> Result<Ear, ConnectError> {
+    let ear = |device: &Arc<CmDevice>| -> Result<DeviceListener, ConnectError> {
         match service {
             Service::Connections => {
                 let listener = device.connector.listen(at(device), backlog)?;
-                Ok(Ear::Connections(Arc::new(listener)))
+                Ok(DeviceListener::Connections(Arc::new(listener)))
             }
             Service::Datagrams => {
                 let listener = device.connector.listen_datagrams(at(device), backlog)?;
-                Ok(Ear::Datagrams(Arc::new(listener)))
+                Ok(DeviceListener::Datagrams(Arc::new(listener)))
             }
         }
     };
@@ -126,7 +127,7 @@ fn ears(
 }
 
 // The next request, and so on.
-fn hear(asker: Asker, device: Arc<CmDevice>, listener: &Arc<Listener>) {
+fn hear(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<Listener>) {
     let weak = Arc::downgrade(listener);
     listener.next().on_done(move |incoming| {
         let (Ok(incoming), Some(this), Some(listener)) =
@@ -140,7 +141,7 @@ fn hear(asker: Asker, device: Arc<CmDevice>, listener: &Arc<Listener>) {
     });
 }
 
-fn hear_questions(asker: Asker, device: Arc<CmDevice>, listener: &Arc<DatagramListener>) {
+fn hear_questions(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<DatagramListener>) {
     let weak = Arc::downgrade(listener);
     listener.next().on_done(move |question| {
         let (Ok(question), Some(this), Some(listener)) =

@@ -9,9 +9,9 @@ use polyverbs_libibverbs::errno::Errno;
 
 use crate::abi::{RdmaAddrinfo, RdmaCmId, event, port_space};
 use crate::errno::done;
-use crate::id::{self, Template};
 use crate::info::PASSIVE;
-use crate::{channel, connect, qp};
+use crate::state::Template;
+use crate::{channel, connect, id, qp};
 
 const TIMEOUT_MS: c_int = 2000;
 

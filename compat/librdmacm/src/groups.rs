@@ -8,7 +8,7 @@ use polyverbs_libibverbs::qp;
 use verbs_api::ids::Gid;
 
 use crate::abi::RdmaCmId;
-use crate::id::Inner;
+use crate::state::Inner;
 
 /// The global identifier of a group.
 pub fn gid(ip: IpAddr) -> Gid {

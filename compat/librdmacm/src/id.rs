@@ -1,37 +1,25 @@
 //! Identifiers: what a program makes first, and what becomes of it a listener, one end of a connection, or datagrams.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex};
 
-use polyverbs_connection::{
-    Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener,
-};
-use polyverbs_libibverbs::abi::{IbvGid, IbvPd, IbvQpInitAttr, qp_type};
+use polyverbs_libibverbs::abi::{IbvGid, qp_type};
 use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::events::Events;
 use polyverbs_libibverbs::object::Object;
-use verbs_api::objects::ObjectId;
-use verbs_api::qp::{QpAttributes, QpState};
-use verbs_api::{
-    Context, Transport,
-    capability::Mtu,
-    ids::{Gid, Psn},
-};
+use verbs_api::{Transport, capability::Mtu, ids::Gid};
 
 use crate::abi::{
     IbvSaPathRec, RdmaAddr, RdmaCmId, RdmaEventChannel, RdmaIbAddr, RdmaRoute, event, port_space,
 };
-use crate::channel::{self, Data, Queued};
+use crate::channel;
 use crate::device::{self, CmDevice, Service};
 use crate::errno::done;
-use crate::ports::{Port, Sharing, some_port};
-use crate::random::random;
+use crate::ports::{Port, some_port};
+use crate::state::{Data, Inner, Part, Queued};
 use crate::{address, connect, groups};
 
 /// An identifier as it lies in memory.
@@ -43,205 +31,6 @@ pub struct Own {
     pub inner: Arc<Inner>,
     // What the route points to.
     path: Mutex<Box<IbvSaPathRec>>,
-}
-
-/// What requests under way and events refer to.
-pub struct Inner {
-    // Where the structure is.
-    at: AtomicUsize,
-    // Events that wait or were not acknowledged.
-    events: Mutex<usize>,
-    is_acknowledged: Condvar,
-    state: Mutex<State>,
-}
-
-/// What is known of an identifier.
-pub struct State {
-    channel: Arc<Events<Queued>>,
-    /// Whether calls wait for what they bring about: then the channel is its own.
-    pub is_sync: bool,
-    is_destroyed: bool,
-    /// The device, as soon as that is known.
-    pub device: Option<Arc<CmDevice>>,
-    /// The own address.
-    pub local: Option<SocketAddr>,
-    /// Whether the program left the port open.
-    pub has_assigned_port: bool,
-    // The port that it was bound to.
-    port: Option<Port>,
-    /// Listeners that nobody hears yet, at such a port.
-    pub reserved: Vec<(Arc<CmDevice>, Ear)>,
-    /// The peer's.
-    pub remote: Option<SocketAddr>,
-    /// Whether `rdma_resolve_route` was called.
-    pub has_route: bool,
-    /// What it has become.
-    pub part: Part,
-    /// The queue pair that it connects.
-    pub qp: Option<(Context, ObjectId)>,
-    /// Whether the end of its connection was told.
-    pub is_over: bool,
-    /// Options that the program has set.
-    pub options: Options,
-    /// The first packet sequence number that a queue pair takes which the program brings up.
-    pub psn: Psn,
-    /// How such a one is brought up, once the peer is known.
-    pub steps: Option<[QpAttributes; 3]>,
-    /// What queue pairs are made with for those who ask a listener.
-    pub template: Option<Template>,
-    /// Groups that were joined, and whether the queue pair is attached.
-    pub groups: HashMap<IpAddr, bool>,
-}
-
-/// What `rdma_set_option` sets.
-#[derive(Clone, Copy, Default)]
-pub struct Options {
-    /// Type of service.
-    pub tos: u8,
-    /// Acknowledge timeout.
-    pub ack_timeout: Option<u8>,
-    /// With whom its port may be shared.
-    pub sharing: Sharing,
-}
-
-impl State {
-    /// How many events of its identifier nobody has fetched.
-    pub fn waiting(&self, of: &Arc<Inner>) -> usize {
-        self.channel.count(|queued| Arc::ptr_eq(&queued.of, of))
-    }
-}
-
-/// Attributes of queue pairs that are made later.
-pub struct Template(pub IbvQpInitAttr, pub *mut IbvPd);
-// SAFETY: the pointers are the program's.
-unsafe impl Send for Template {}
-
-/// What an identifier has become.
-pub enum Part {
-    /// Nothing yet.
-    Nothing,
-    /// A listener, at one device or several.
-    Listening(Vec<Ear>),
-    /// Somebody asks it for a connection.
-    Asked(Incoming),
-    /// Somebody asks it which queue pair takes datagrams.
-    Questioned(DatagramQuestion),
-    /// Something is under way.
-    Busy,
-    /// The peer has accepted, and the program has to say that it is ready.
-    Answered(Accepted),
-    /// One end of a connection.
-    Connected(Arc<Connection>),
-    /// It knows how to reach a queue pair for datagrams, or is one.
-    Datagrams,
-}
-
-/// One device's part of a listener.
-#[derive(Clone)]
-pub enum Ear {
-    /// For connections.
-    Connections(Arc<Listener>),
-    /// For datagrams.
-    Datagrams(Arc<DatagramListener>),
-}
-
-impl Inner {
-    fn new(channel: Arc<Events<Queued>>, is_sync: bool) -> Arc<Self> {
-        Arc::new(Self {
-            at: AtomicUsize::new(0),
-            events: Mutex::new(0),
-            is_acknowledged: Condvar::new(),
-            state: Mutex::new(State {
-                channel,
-                is_sync,
-                is_destroyed: false,
-                device: None,
-                local: None,
-                has_assigned_port: false,
-                port: None,
-                reserved: Vec::new(),
-                remote: None,
-                has_route: false,
-                part: Part::Nothing,
-                is_over: false,
-                options: Options::default(),
-                psn: some_psn(),
-                steps: None,
-                qp: None,
-                template: None,
-                groups: HashMap::new(),
-            }),
-        })
-    }
-
-    /// What is known of it.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
-    /// Where the program's structure is.
-    pub fn public(&self) -> *mut RdmaCmId {
-        ptr::with_exposed_provenance_mut(self.at.load(Ordering::Acquire))
-    }
-
-    /// Something has happened.
-    pub fn post(self: &Arc<Self>, event: c_int, status: c_int, data: Data) {
-        let state = self.lock();
-        if state.is_destroyed {
-            // Dropped with no lock held.
-            drop(state);
-            return drop(data);
-        }
-        *lock(&self.events) += 1;
-        state.channel.push(Queued {
-            of: Arc::clone(self),
-            event,
-            status,
-            data,
-        });
-    }
-
-    /// An event was acknowledged, or is not handed out any more.
-    pub fn acknowledged(&self) {
-        *lock(&self.events) -= 1;
-        self.is_acknowledged.notify_all();
-    }
-
-    // Waits until no more events than these are left.
-    fn wait_for_acknowledgement(&self, left: impl Fn() -> usize) {
-        let mut events = lock(&self.events);
-        while *events > left() {
-            let woken = self.is_acknowledged.wait(events);
-            events = woken.unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Has the program's queue pair show its state, as after `ibv_modify_qp`.
-    pub fn show_state(&self, state: QpState) {
-        // SAFETY: the identifier is not destroyed before the event is acknowledged for which this is called, or while
-        // the program calls.
-        if let Some(public) = unsafe { self.public().as_ref() }
-            && polyverbs_libibverbs::object::check(public.qp).is_ok()
-        {
-            // SAFETY: live, as was seen.
-            unsafe { (*public.qp).state = state as c_int };
-        }
-    }
-
-    /// A queue pair's connection has ended.
-    pub fn end(self: &Arc<Self>) {
-        let mut state = self.lock();
-        let was_over = std::mem::replace(&mut state.is_over, true);
-        drop(state);
-        if !was_over {
-            self.post(event::DISCONNECTED, 0, Data::None);
-        }
-    }
-}
-
-// Not to be guessed by peers.
-fn some_psn() -> Psn {
-    Psn::new(random() & 0xff_ffff)
 }
 
 /// The identifier behind a pointer of the program: the structure and ours.
@@ -332,7 +121,7 @@ pub unsafe fn make(
         path: Mutex::new(Box::new(no_path())),
     };
     let at = IdObject::create(public_part(channel, context, ps, qp_type), own);
-    inner.at.store(at.expose_provenance(), Ordering::Release);
+    inner.place(at);
     Ok(at)
 }
 
@@ -740,6 +529,3 @@ fn port_of(address: Result<Option<SocketAddr>, Errno>) -> u16 {
     let known = address.ok().flatten();
     known.map_or(0, |address| address.port().to_be())
 }
-
-/// Who is not kept from being destroyed by what it has asked for.
-pub type Asker = Weak<Inner>;

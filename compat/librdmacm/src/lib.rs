@@ -20,5 +20,6 @@ mod ports;
 pub mod qp;
 mod random;
 pub mod rsocket;
+pub mod state;
 
 pub use polyverbs_abi::rdmacm as abi;

@@ -8,10 +8,10 @@ use verbs_api::ids::LinkAddress;
 use verbs_api::qp::AddressVector;
 
 use crate::abi::{RdmaCmId, RdmaCmJoinMcAttrEx, event};
-use crate::channel::Data;
 use crate::device::Service;
 use crate::errno::done;
 use crate::id::{self, Own};
+use crate::state::Data;
 use crate::{address, groups};
 
 /// `rdma_join_multicast`.

@@ -8,7 +8,8 @@ use polyverbs_libibverbs::errno::Errno;
 
 use crate::abi::RdmaCmId;
 use crate::errno::done;
-use crate::id::{self, Part};
+use crate::id;
+use crate::state::Part;
 
 const ID: c_int = 0;
 const IB: c_int = 1;

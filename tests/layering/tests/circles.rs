@@ -19,7 +19,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("polyverbs-connection::ib", &[5]),
     ("polyverbs-engine", &[10]),
     ("polyverbs-libibverbs", &[16]),
-    ("polyverbs-librdmacm", &[4]),
     ("polyverbs-links", &[4]),
     ("verbs-api", &[27]),
     ("xrc", &[4]),
