@@ -1,13 +1,12 @@
-//! Listening, connecting, accepting and their ends.
+//! Connecting, accepting and their ends.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use polyverbs_connection::{
-    Accepted, ConnectError, Connection, ConnectionOptions, DatagramListener, DatagramService,
-    Listener, ReadLimits, flush,
+    Accepted, ConnectError, Connection, ConnectionOptions, DatagramService, ReadLimits, flush,
 };
 use polyverbs_libibverbs::abi::IbvQpAttr;
 use polyverbs_libibverbs::context;
@@ -17,143 +16,14 @@ use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{Access, ConnectOptions, Context, Qp, Transport};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
-use crate::channel::QKEY;
-use crate::device::{self, CmDevice, Service};
+use crate::device::{CmDevice, Service};
 use crate::errno::{self, done};
-use crate::id;
-use crate::ports::some_port;
-use crate::state::{Data, DeviceListener, Inner, Part, State};
+use crate::qp::QKEY;
+use crate::state::{Data, Inner, Part, State};
+use crate::{events, id};
 
 const REJECTED_BY_PROGRAM: c_int = 28;
 const NO_SUCH_SERVICE: c_int = 8;
-
-/// `rdma_listen`.
-///
-/// # Safety
-/// Nobody destroys the identifier meanwhile.
-pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
-    // SAFETY: as the caller promises.
-    done(unsafe { id::own(id) }.and_then(|(public, own)| {
-        if own.inner.lock().local.is_none() {
-            id::bind_to(public, own, SocketAddr::from(([0, 0, 0, 0], 0)))?;
-        }
-        let state = own.inner.lock();
-        let Some(local) = state.local else {
-            return Err(Errno::INVAL);
-        };
-        if !matches!(state.part, Part::Nothing) || state.remote.is_some() {
-            return Err(Errno::INVAL);
-        }
-        drop(state);
-        let mut ears = std::mem::take(&mut own.inner.lock().reserved);
-        if ears.is_empty() {
-            let backlog = usize::try_from(backlog).unwrap_or_default();
-            ears = ears_at(public, own, local, backlog)?;
-        }
-        own.inner.lock().part = Part::Listening(ears.iter().map(|(_, ear)| ear.clone()).collect());
-        for (device, ear) in ears {
-            let asker = Arc::downgrade(&own.inner);
-            match ear {
-                DeviceListener::Connections(listener) => hear(asker, device, &listener),
-                DeviceListener::Datagrams(listener) => hear_questions(asker, device, &listener),
-            }
-        }
-        Ok(())
-    }))
-}
-
-// Tries of other ports, where one was assigned that is in use.
-const MORE_PORTS: usize = 8;
-
-/// Listeners at each device of the identifier's address. Where its port is an assigned one it may become another.
-///
-/// # Errors
-/// There is no device at its address, or the port is somebody's.
-pub fn ears_at(
-    public: &mut RdmaCmId,
-    own: &id::Own,
-    local: SocketAddr,
-    backlog: usize,
-) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, Errno> {
-    let service = id::service(public);
-    let at = (!local.ip().is_unspecified()).then(|| local.ip());
-    let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
-    // One that listens everywhere takes both families, unless it is told otherwise.
-    let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
-    let mut devices = device::all(at, service)?;
-    devices.retain(|device| takes_both || same_family(device));
-    let mut ears = self::ears(&devices, service, local.port(), backlog);
-    // An assigned port may be somebody's already.
-    for _ in 0..MORE_PORTS {
-        let in_use = matches!(ears, Err(ConnectError::AddressInUse(_)));
-        if !in_use || !own.inner.lock().has_assigned_port {
-            break;
-        }
-        let other = SocketAddr::new(local.ip(), some_port());
-        id::show_local(public, own, other);
-        ears = self::ears(&devices, service, other.port(), backlog);
-    }
-    let ears = ears.map_err(|error| errno::of(&error))?;
-    // Everywhere may be nowhere: a family without a device is listened to in vain, as with the kernel.
-    if ears.is_empty() && at.is_some() {
-        return Err(Errno(libc::ENODEV));
-    }
-    Ok(ears)
-}
-
-fn ears(
-    devices: &[Arc<CmDevice>],
-    service: Service,
-    port: u16,
-    backlog: usize,
-) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, ConnectError> {
-    let at = |device: &Arc<CmDevice>| SocketAddr::new(device.address(), port);
-    let ear = |device: &Arc<CmDevice>| -> Result<DeviceListener, ConnectError> {
-        match service {
-            Service::Connections => {
-                let listener = device.connector.listen(at(device), backlog)?;
-                Ok(DeviceListener::Connections(Arc::new(listener)))
-            }
-            Service::Datagrams => {
-                let listener = device.connector.listen_datagrams(at(device), backlog)?;
-                Ok(DeviceListener::Datagrams(Arc::new(listener)))
-            }
-        }
-    };
-    devices
-        .iter()
-        .map(|device| Ok((Arc::clone(device), ear(device)?)))
-        .collect()
-}
-
-// The next request, and so on.
-fn hear(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<Listener>) {
-    let weak = Arc::downgrade(listener);
-    listener.next().on_done(move |incoming| {
-        let (Ok(incoming), Some(this), Some(listener)) =
-            (incoming, asker.upgrade(), weak.upgrade())
-        else {
-            return;
-        };
-        let request = Data::Request(Arc::clone(&device), incoming);
-        this.post(event::CONNECT_REQUEST, 0, request);
-        hear(asker, device, &listener);
-    });
-}
-
-fn hear_questions(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<DatagramListener>) {
-    let weak = Arc::downgrade(listener);
-    listener.next().on_done(move |question| {
-        let (Ok(question), Some(this), Some(listener)) =
-            (question, asker.upgrade(), weak.upgrade())
-        else {
-            return;
-        };
-        let request = Data::Question(Arc::clone(&device), question);
-        this.post(event::CONNECT_REQUEST, 0, request);
-        hear_questions(asker, device, &listener);
-    });
-}
 
 // What a program passes with a connection.
 struct Wanted {
@@ -320,7 +190,7 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
             begin(&own.inner, &device, &named, to, options)?;
         }
         // SAFETY: as the caller promises.
-        unsafe { id::complete(public, own) }
+        unsafe { events::complete(public, own) }
     }))
 }
 
@@ -616,7 +486,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
                     return Err(errno::of(&error));
                 }
                 // SAFETY: as the caller promises.
-                unsafe { id::complete(public, own) }
+                unsafe { events::complete(public, own) }
             }
             other => {
                 state.part = other;
@@ -709,7 +579,7 @@ pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
             return Ok(());
         }
         // SAFETY: as the caller promises.
-        unsafe { id::complete(public, own) }
+        unsafe { events::complete(public, own) }
     }))
 }
 

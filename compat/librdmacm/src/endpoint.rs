@@ -11,7 +11,7 @@ use crate::abi::{RdmaAddrinfo, RdmaCmId, event, port_space};
 use crate::errno::done;
 use crate::info::PASSIVE;
 use crate::state::Template;
-use crate::{channel, connect, id, qp};
+use crate::{bind, channel, connect, events, id, qp, resolve};
 
 const TIMEOUT_MS: c_int = 2000;
 
@@ -73,7 +73,7 @@ unsafe fn prepare(
     let init = unsafe { init.as_mut() };
     if info.ai_flags & PASSIVE != 0 {
         // SAFETY: as the caller promises.
-        checked(unsafe { id::bind_addr(made, info.ai_src_addr) })?;
+        checked(unsafe { bind::bind_addr(made, info.ai_src_addr) })?;
         // SAFETY: as the caller promises.
         let (public, own) = unsafe { id::own(made) }?;
         if !pd.is_null() {
@@ -87,9 +87,11 @@ unsafe fn prepare(
         return Ok(());
     }
     // SAFETY: as the caller promises.
-    checked(unsafe { id::resolve_addr(made, info.ai_src_addr, info.ai_dst_addr, TIMEOUT_MS) })?;
+    checked(unsafe {
+        resolve::resolve_addr(made, info.ai_src_addr, info.ai_dst_addr, TIMEOUT_MS)
+    })?;
     // SAFETY: as the caller promises.
-    checked(unsafe { id::resolve_route(made, TIMEOUT_MS) })?;
+    checked(unsafe { resolve::resolve_route(made, TIMEOUT_MS) })?;
     if let Some(init) = init {
         init.qp_type = info.ai_qp_type;
         // SAFETY: as the caller promises.
@@ -149,7 +151,7 @@ pub unsafe extern "C" fn get_request(listener: *mut RdmaCmId, id: *mut *mut Rdma
             public.event = ptr::null_mut();
         }
         // SAFETY: as the caller promises.
-        let fetched = unsafe { channel::fetch(public.channel) }?;
+        let fetched = unsafe { events::fetch(public.channel) }?;
         // SAFETY: just fetched.
         let (kind, asker) = unsafe { ((*fetched).event, (*fetched).id) };
         if kind != event::CONNECT_REQUEST {

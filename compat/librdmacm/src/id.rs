@@ -13,14 +13,13 @@ use polyverbs_libibverbs::object::Object;
 use verbs_api::{Transport, capability::Mtu, ids::Gid};
 
 use crate::abi::{
-    IbvSaPathRec, RdmaAddr, RdmaCmId, RdmaEventChannel, RdmaIbAddr, RdmaRoute, event, port_space,
+    IbvSaPathRec, RdmaAddr, RdmaCmId, RdmaEventChannel, RdmaIbAddr, RdmaRoute, port_space,
 };
 use crate::channel;
-use crate::device::{self, CmDevice, Service};
+use crate::device::{CmDevice, Service};
 use crate::errno::done;
-use crate::ports::{Port, some_port};
-use crate::state::{Data, Inner, Part, Queued};
-use crate::{address, connect, groups};
+use crate::state::{Inner, Part, Queued};
+use crate::{address, groups};
 
 /// An identifier as it lies in memory.
 type IdObject = Object<RdmaCmId, Own>;
@@ -264,35 +263,11 @@ pub unsafe extern "C" fn migrate(id: *mut RdmaCmId, channel: *mut RdmaEventChann
     }))
 }
 
-/// For an identifier whose calls wait: the next event, which stays the identifier's until the next call.
+/// The identifier is at this device now.
 ///
 /// # Errors
-/// What the event says went wrong.
-///
-/// # Safety
-/// Nobody destroys the identifier meanwhile.
-pub unsafe fn complete(public: &mut RdmaCmId, own: &Own) -> Result<(), Errno> {
-    if !own.inner.lock().is_sync {
-        return Ok(());
-    }
-    if !public.event.is_null() {
-        // SAFETY: the identifier's own.
-        unsafe { channel::ack_event(public.event) };
-        public.event = ptr::null_mut();
-    }
-    // SAFETY: as the caller promises.
-    public.event = unsafe { channel::fetch(public.channel) }?;
-    // SAFETY: just fetched.
-    let (event, status) = unsafe { ((*public.event).event, (*public.event).status) };
-    match status {
-        0 => Ok(()),
-        _ if event == event::REJECTED => Err(Errno(libc::ECONNREFUSED)),
-        status => Err(Errno(status.abs())),
-    }
-}
-
-// The identifier is at this device now.
-fn bound(
+/// The device has no room for a domain.
+pub(crate) fn bound(
     public: &mut RdmaCmId,
     own: &Own,
     device: &Arc<CmDevice>,
@@ -310,7 +285,8 @@ fn bound(
     Ok(())
 }
 
-fn towards(public: &mut RdmaCmId, own: &Own, device: &CmDevice, remote: SocketAddr) {
+/// Its peer is there.
+pub(crate) fn towards(public: &mut RdmaCmId, own: &Own, device: &CmDevice, remote: SocketAddr) {
     public.route.addr.dst = address::write(remote);
     public.route.addr.ib.dgid.raw = if remote.ip().is_multicast() {
         groups::gid(remote.ip()).0
@@ -350,161 +326,6 @@ fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
         packet_life_time: 10,
         ..no_path()
     }
-}
-
-/// Gives the identifier an address, and, where that is one of a device, the device. The loopback address names no device yet
-/// where calls wait: libfabric takes an identifier that has one for one that others can reach. Elsewhere it does, other than
-/// with the kernel: pyverbs asks the device at once, and takes no care that there is none.
-///
-/// # Errors
-/// It has one; no device has the address; an identifier of this process has the port.
-pub fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<(), Errno> {
-    let mut state = own.inner.lock();
-    if state.local.is_some() || !matches!(state.part, Part::Nothing) {
-        return Err(Errno::INVAL);
-    }
-    state.has_assigned_port = local.port() == 0;
-    let port = match state.has_assigned_port {
-        true => Port::assign(service(public), local, state.options.sharing)?,
-        false => Port::take(service(public), local, state.options.sharing)?,
-    };
-    let local = port.at();
-    // libfabric tries loopback on machines whose devices are elsewhere.
-    let may_be_nowhere = state.is_sync && local.ip().is_loopback();
-    drop(state);
-    let is_nowhere = local.ip().is_unspecified()
-        || may_be_nowhere && !device::is_at(local.ip(), service(public));
-    bind_at(public, own, local, is_nowhere)?;
-    own.inner.lock().port = Some(port);
-    Ok(())
-}
-
-fn bind_at(
-    public: &mut RdmaCmId,
-    own: &Own,
-    local: SocketAddr,
-    is_nowhere: bool,
-) -> Result<(), Errno> {
-    if is_nowhere {
-        show_local(public, own, local);
-        if local.ip().is_unspecified() && own.inner.lock().has_assigned_port {
-            // The port is told to peers now. qperf does so before it listens: who asks meanwhile waits, and is not refused.
-            // Where there is no device to listen at, listening says so.
-            let reserved = connect::ears_at(public, own, local, 0).unwrap_or_default();
-            own.inner.lock().reserved = reserved;
-        }
-        return Ok(());
-    }
-    let device = device::at(local.ip(), service(public))?;
-    bound(public, own, &device, local)
-}
-
-/// The own address is another now.
-pub fn show_local(public: &mut RdmaCmId, own: &Own, local: SocketAddr) {
-    public.route.addr.src = address::write(local);
-    own.inner.lock().local = Some(local);
-}
-
-/// `rdma_bind_addr`.
-///
-/// # Safety
-/// `addr` is null or an address, and nobody destroys the identifier meanwhile.
-pub unsafe extern "C" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
-    // SAFETY: as the caller promises.
-    done(unsafe { own(id) }.and_then(|(public, own)| {
-        // SAFETY: as the caller promises.
-        let local = unsafe { address::read(addr) }?;
-        bind_to(public, own, local)
-    }))
-}
-
-/// `rdma_resolve_addr`.
-///
-/// # Safety
-/// `src` and `dst` are null or addresses, and nobody destroys the identifier meanwhile.
-pub unsafe extern "C" fn resolve_addr(
-    id: *mut RdmaCmId,
-    src: *mut libc::sockaddr,
-    dst: *mut libc::sockaddr,
-    _timeout_ms: c_int,
-) -> c_int {
-    // SAFETY: as the caller promises.
-    done(unsafe { own(id) }.and_then(|(public, own)| {
-        // SAFETY: as the caller promises.
-        let remote = unsafe { address::read(dst) }?;
-        let mut state = own.inner.lock();
-        if state.remote.is_some() || !matches!(state.part, Part::Nothing) {
-            return Err(Errno::INVAL);
-        }
-        let is_bound = state.local.is_some();
-        let reserved = std::mem::take(&mut state.reserved);
-        drop(state);
-        // It will not listen.
-        drop(reserved);
-        if !is_bound && !src.is_null() {
-            // SAFETY: as the caller promises.
-            let local = unsafe { address::read(src) }?;
-            if local.is_ipv4() != remote.is_ipv4() {
-                return Err(Errno::INVAL);
-            }
-            bind_to(public, own, local)?;
-        }
-        let (event, status) = match resolve(public, own, remote) {
-            Ok(()) => (event::ADDR_RESOLVED, 0),
-            Err(errno) => (event::ADDR_ERROR, -errno.0),
-        };
-        own.inner.post(event, status, Data::None);
-        // SAFETY: as the caller promises.
-        unsafe { complete(public, own) }
-    }))
-}
-
-fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), Errno> {
-    let state = own.inner.lock();
-    let (device, local) = (state.device.clone(), state.local);
-    drop(state);
-    let device = match device {
-        Some(device) => device,
-        None => {
-            let device = match local {
-                Some(local) if local.ip().is_loopback() => device::at(local.ip(), service(public)),
-                _ => device::towards(remote, service(public)),
-            }?;
-            let port = local.map_or_else(some_port, |local| local.port());
-            bound(
-                public,
-                own,
-                &device,
-                SocketAddr::new(device.address(), port),
-            )?;
-            device
-        }
-    };
-    if device.address().is_ipv4() != remote.is_ipv4() {
-        return Err(Errno(libc::ENETUNREACH));
-    }
-    towards(public, own, &device, remote);
-    own.inner.lock().remote = Some(remote);
-    Ok(())
-}
-
-/// `rdma_resolve_route`.
-///
-/// # Safety
-/// Nobody destroys the identifier meanwhile.
-pub unsafe extern "C" fn resolve_route(id: *mut RdmaCmId, _timeout_ms: c_int) -> c_int {
-    // SAFETY: as the caller promises.
-    done(unsafe { own(id) }.and_then(|(public, own)| {
-        let mut state = own.inner.lock();
-        if state.remote.is_none() || !matches!(state.part, Part::Nothing) {
-            return Err(Errno::INVAL);
-        }
-        state.has_route = true;
-        drop(state);
-        own.inner.post(event::ROUTE_RESOLVED, 0, Data::None);
-        // SAFETY: as the caller promises.
-        unsafe { complete(public, own) }
-    }))
 }
 
 /// `rdma_get_src_port`: in the order of the network.

@@ -5,11 +5,13 @@
 //! which function stands in the crate `polyverbs-compat`.
 
 pub mod address;
+pub mod bind;
 pub mod channel;
 pub mod connect;
 pub mod device;
 pub mod endpoint;
 pub mod errno;
+pub mod events;
 pub mod groups;
 pub mod id;
 pub mod info;
@@ -19,6 +21,7 @@ pub mod options;
 mod ports;
 pub mod qp;
 mod random;
+pub mod resolve;
 pub mod rsocket;
 pub mod state;
 

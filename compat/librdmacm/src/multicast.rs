@@ -12,7 +12,7 @@ use crate::device::Service;
 use crate::errno::done;
 use crate::id::{self, Own};
 use crate::state::Data;
-use crate::{address, groups};
+use crate::{address, events, groups};
 
 /// `rdma_join_multicast`.
 ///
@@ -81,7 +81,7 @@ unsafe fn join_as(
     let data = Data::Group { context, ah_attr };
     own.inner.post(event::MULTICAST_JOIN, 0, data);
     // SAFETY: as the caller promises.
-    unsafe { id::complete(public, own) }
+    unsafe { events::complete(public, own) }
 }
 
 /// `rdma_leave_multicast`.

@@ -14,10 +14,11 @@ use verbs_api::ConnectOptions;
 use verbs_api::qp::{QpAttributes, QpState};
 
 use crate::abi::RdmaCmId;
-use crate::channel::QKEY;
 use crate::errno::done;
 use crate::{groups, id};
 
+/// The key of datagrams in the port space of UDP.
+pub const QKEY: u32 = 0x0123_4567;
 /// Bits of `ibv_qp_init_attr_ex`.
 const PD: u32 = 1;
 /// What every device has room for.

@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::Once;
 
 use polyverbs_librdmacm::abi::{RdmaCmId, port_space};
-use polyverbs_librdmacm::{address, channel, connect, id, options};
+use polyverbs_librdmacm::{address, bind, channel, id, options};
 
 const DEVICES: &str = r#"
 [[device]]
@@ -25,7 +25,7 @@ fn bound(everywhere: &str) -> *mut RdmaCmId {
         let context = ptr::null_mut();
         let created = id::create(channel::create(), &raw mut made, context, port_space::TCP);
         assert_eq!(created, 0);
-        assert_eq!(id::bind_addr(made, (&raw mut everywhere).cast()), 0);
+        assert_eq!(bind::bind_addr(made, (&raw mut everywhere).cast()), 0);
     }
     made
 }
@@ -40,7 +40,7 @@ fn who_asks_before_the_program_listens_waits() {
     let _asked = TcpStream::connect(told).expect("the port takes streams");
     // SAFETY: as above.
     unsafe {
-        assert_eq!(connect::listen(made, 0), 0);
+        assert_eq!(bind::listen(made, 0), 0);
         assert_eq!(u16::from_be(id::get_src_port(made)), port);
         assert_eq!(id::destroy(made), 0);
     }
@@ -61,7 +61,7 @@ fn a_family_without_a_device_is_listened_to_in_vain() {
             options::set(made, ID, AF_ONLY, value, size_of_val(&only)),
             0
         );
-        assert_eq!(connect::listen(made, 4), 0);
+        assert_eq!(bind::listen(made, 4), 0);
         assert_eq!(id::destroy(made), 0);
     }
     TcpListener::bind("127.0.41.31:7474").expect("the other family's port is free");

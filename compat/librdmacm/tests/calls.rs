@@ -16,7 +16,8 @@ use polyverbs_librdmacm::abi::{
     port_space,
 };
 use polyverbs_librdmacm::{
-    address, channel, connect, device, endpoint, id, info, multicast, options, qp,
+    address, bind, channel, connect, device, endpoint, events, id, info, multicast, options, qp,
+    resolve,
 };
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -61,7 +62,7 @@ fn zeroed<T>() -> T {
 // The next event, acknowledged: what it was, of which identifier, and how it went.
 fn next(channel: *mut RdmaEventChannel) -> (c_int, *mut RdmaCmId, c_int) {
     let mut fetched: *mut RdmaCmEvent = ptr::null_mut();
-    assert_eq!(call!(channel::get_event(channel, &raw mut fetched)), 0);
+    assert_eq!(call!(events::get_event(channel, &raw mut fetched)), 0);
     let told = call!(((*fetched).event, (*fetched).id, (*fetched).status));
     assert_eq!(call!(channel::ack_event(fetched)), 0);
     told
@@ -72,15 +73,15 @@ fn every_call_with(gone: *mut RdmaCmId) {
     let mut addr = sockaddr("127.0.0.1:7471");
     let addr = (&raw mut addr).cast();
     let mut other = ptr::null_mut();
-    refused(call!(id::bind_addr(gone, addr)), libc::EINVAL);
+    refused(call!(bind::bind_addr(gone, addr)), libc::EINVAL);
     refused(
-        call!(id::resolve_addr(gone, ptr::null_mut(), addr, 1)),
+        call!(resolve::resolve_addr(gone, ptr::null_mut(), addr, 1)),
         libc::EINVAL,
     );
-    refused(call!(id::resolve_route(gone, 1)), libc::EINVAL);
+    refused(call!(resolve::resolve_route(gone, 1)), libc::EINVAL);
     refused(call!(id::migrate(gone, ptr::null_mut())), libc::EINVAL);
     refused(call!(id::destroy(gone)), libc::EINVAL);
-    refused(call!(connect::listen(gone, 1)), libc::EINVAL);
+    refused(call!(bind::listen(gone, 1)), libc::EINVAL);
     refused(call!(connect::connect(gone, ptr::null_mut())), libc::EINVAL);
     refused(call!(connect::accept(gone, ptr::null_mut())), libc::EINVAL);
     refused(call!(connect::reject(gone, ptr::null(), 0)), libc::EINVAL);
@@ -144,11 +145,11 @@ fn pointers_to_nothing_and_to_what_is_gone_are_invalid() {
         libc::EINVAL,
     );
     refused(
-        call!(channel::get_event(channel, &raw mut fetched)),
+        call!(events::get_event(channel, &raw mut fetched)),
         libc::EINVAL,
     );
     refused(
-        call!(channel::get_event(ptr::null_mut(), &raw mut fetched)),
+        call!(events::get_event(ptr::null_mut(), &raw mut fetched)),
         libc::EINVAL,
     );
     refused(call!(channel::ack_event(ptr::null_mut())), libc::EINVAL);
@@ -177,17 +178,17 @@ fn what_is_not_there_is_named_by_its_number() {
     // An address that no device has, and one of no family of the internet.
     let mut foreign = sockaddr("192.0.2.77:1");
     refused(
-        call!(id::bind_addr(id, (&raw mut foreign).cast())),
+        call!(bind::bind_addr(id, (&raw mut foreign).cast())),
         libc::ENODEV,
     );
     let mut unix = address::none();
     unix.any.sa_family = libc::AF_UNIX as libc::sa_family_t;
     refused(
-        call!(id::bind_addr(id, (&raw mut unix).cast())),
+        call!(bind::bind_addr(id, (&raw mut unix).cast())),
         libc::EAFNOSUPPORT,
     );
     // Steps out of order.
-    refused(call!(id::resolve_route(id, 1)), libc::EINVAL);
+    refused(call!(resolve::resolve_route(id, 1)), libc::EINVAL);
     refused(call!(connect::disconnect(id)), libc::EINVAL);
     // Options: unknown ones, of the wrong size, out of range.
     let mut value = 32_u64;
@@ -242,11 +243,16 @@ fn resolved(channel: *mut RdmaEventChannel, port: u16) -> *mut RdmaCmId {
     let mut to = sockaddr(&format!("127.0.0.1:{port}"));
     let source = ptr::null_mut();
     assert_eq!(
-        call!(id::resolve_addr(client, source, (&raw mut to).cast(), 1000)),
+        call!(resolve::resolve_addr(
+            client,
+            source,
+            (&raw mut to).cast(),
+            1000
+        )),
         0
     );
     assert_eq!(next(channel), (event::ADDR_RESOLVED, client, 0));
-    assert_eq!(call!(id::resolve_route(client, 1000)), 0);
+    assert_eq!(call!(resolve::resolve_route(client, 1000)), 0);
     assert_eq!(next(channel), (event::ROUTE_RESOLVED, client, 0));
     let no_pd = ptr::null_mut();
     let mut init = queue_pair();
@@ -263,9 +269,9 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
     let (server_channel, channel) = (channel::create(), channel::create());
     let listener = new_id(server_channel, port_space::TCP);
     let mut at = sockaddr("127.0.0.1:0");
-    assert_eq!(call!(id::bind_addr(listener, (&raw mut at).cast())), 0);
-    assert_eq!(call!(connect::listen(listener, 8)), 0);
-    refused(call!(connect::listen(listener, 8)), libc::EINVAL);
+    assert_eq!(call!(bind::bind_addr(listener, (&raw mut at).cast())), 0);
+    assert_eq!(call!(bind::listen(listener, 8)), 0);
+    refused(call!(bind::listen(listener, 8)), libc::EINVAL);
     let port = u16::from_be(call!(id::get_src_port(listener)));
     assert_ne!(port, 0);
     // Nothing has happened yet, and nobody waits.
@@ -273,7 +279,7 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
     assert_eq!(call!(libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK)), 0);
     let mut none = ptr::null_mut();
     refused(
-        call!(channel::get_event(server_channel, &raw mut none)),
+        call!(events::get_event(server_channel, &raw mut none)),
         libc::EAGAIN,
     );
     assert_eq!(call!(libc::fcntl(fd, libc::F_SETFL, 0)), 0);
@@ -300,7 +306,7 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
     );
 
     let mut asked: *mut RdmaCmEvent = ptr::null_mut();
-    assert_eq!(call!(channel::get_event(server_channel, &raw mut asked)), 0);
+    assert_eq!(call!(events::get_event(server_channel, &raw mut asked)), 0);
     // SAFETY: just fetched.
     let (kind, of, server, said) = unsafe {
         let conn = (*asked).param.conn;
@@ -357,8 +363,8 @@ fn of_a_peer_that_goes(request: &[u8]) -> ([c_int; 2], c_int) {
     let channel = channel::create();
     let listener = new_id(channel, port_space::TCP);
     let mut at = sockaddr("127.0.0.1:0");
-    assert_eq!(call!(id::bind_addr(listener, (&raw mut at).cast())), 0);
-    assert_eq!(call!(connect::listen(listener, 1)), 0);
+    assert_eq!(call!(bind::bind_addr(listener, (&raw mut at).cast())), 0);
+    assert_eq!(call!(bind::listen(listener, 1)), 0);
     let port = u16::from_be(call!(id::get_src_port(listener)));
 
     let mut peer = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -418,7 +424,7 @@ fn who_is_bound_to_loopback_has_its_device_at_once() {
         for channel in [channel, ptr::null_mut()] {
             let id = new_id(channel, ps);
             let mut from = sockaddr("127.0.0.1:0");
-            assert_eq!(call!(id::bind_addr(id, (&raw mut from).cast())), 0);
+            assert_eq!(call!(bind::bind_addr(id, (&raw mut from).cast())), 0);
             assert!(!call!((*id).verbs).is_null());
             assert_eq!(call!(id::destroy(id)), 0);
         }
@@ -433,7 +439,7 @@ fn who_waits_is_bound_to_loopback_without_a_device_there() {
         let bind = |channel| {
             let id = new_id(channel, ps);
             let mut from = sockaddr("127.0.0.2:0");
-            (id, call!(id::bind_addr(id, (&raw mut from).cast())))
+            (id, call!(bind::bind_addr(id, (&raw mut from).cast())))
         };
         let (waits, bound) = bind(ptr::null_mut());
         assert_eq!(bound, 0);
@@ -453,8 +459,8 @@ fn who_is_bound_to_loopback_has_the_device_when_a_peer_is_named() {
         let id = new_id(ptr::null_mut(), ps);
         let (mut from, mut to) = (sockaddr("127.0.0.1:0"), sockaddr("127.0.0.1:7471"));
         let (from, to) = ((&raw mut from).cast(), (&raw mut to).cast());
-        assert_eq!(call!(id::bind_addr(id, from)), 0);
-        assert_eq!(call!(id::resolve_addr(id, ptr::null_mut(), to, 1)), 0);
+        assert_eq!(call!(bind::bind_addr(id, from)), 0);
+        assert_eq!(call!(resolve::resolve_addr(id, ptr::null_mut(), to, 1)), 0);
         assert!(!call!((*id).verbs).is_null());
         assert_eq!(call!(id::destroy(id)), 0);
     }
@@ -469,7 +475,7 @@ fn a_port_of_both_families_is_of_two_that_say_so() {
         let (mut at, mut yes) = (sockaddr(text), c_int::from(is_of_one_family));
         let value = (&raw mut yes).cast();
         assert_eq!(call!(options::set(id, 0, ONE_FAMILY, value, 4)), 0);
-        (id, call!(id::bind_addr(id, (&raw mut at).cast())))
+        (id, call!(bind::bind_addr(id, (&raw mut at).cast())))
     };
     let (first, bound) = bind(true, "0.0.0.0:7003");
     assert_eq!(bound, 0);
@@ -493,7 +499,7 @@ fn each_identifier_is_assigned_a_port_of_its_own() {
         .map(|_| {
             let id = new_id(channel, port_space::TCP);
             let mut at = sockaddr("127.0.0.1:0");
-            assert_eq!(call!(id::bind_addr(id, (&raw mut at).cast())), 0);
+            assert_eq!(call!(bind::bind_addr(id, (&raw mut at).cast())), 0);
             id
         })
         .collect();
@@ -509,7 +515,7 @@ fn each_identifier_is_assigned_a_port_of_its_own() {
 fn a_port_is_of_one_identifier_until_that_is_destroyed() {
     let bind = |id, text: &str| {
         let mut at = sockaddr(text);
-        call!(id::bind_addr(id, (&raw mut at).cast()))
+        call!(bind::bind_addr(id, (&raw mut at).cast()))
     };
     let channel = channel::create();
     let first = new_id(channel, port_space::TCP);

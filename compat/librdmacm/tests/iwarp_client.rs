@@ -10,7 +10,7 @@ use std::{mem, ptr, thread};
 use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, qp_type};
 use polyverbs_libibverbs::qp as verbs_qp;
 use polyverbs_librdmacm::abi::{RdmaCmEvent, RdmaCmId, RdmaEventChannel, event, port_space};
-use polyverbs_librdmacm::{address, channel, connect, endpoint, id, qp};
+use polyverbs_librdmacm::{address, channel, connect, endpoint, events, id, qp, resolve};
 use verbs_api::qp::QpState;
 
 const DEVICES: &str = r#"
@@ -29,7 +29,7 @@ unsafe fn next(channel: *mut RdmaEventChannel) -> (c_int, c_int) {
     let mut fetched: *mut RdmaCmEvent = ptr::null_mut();
     // SAFETY: the channel is live, and so is the event until it is acknowledged.
     unsafe {
-        assert_eq!(channel::get_event(channel, &raw mut fetched), 0);
+        assert_eq!(events::get_event(channel, &raw mut fetched), 0);
         let told = ((*fetched).event, (*fetched).status);
         assert_eq!(channel::ack_event(fetched), 0);
         told
@@ -63,11 +63,11 @@ fn state_behind_a_server_that_goes(reply: &'static [u8]) -> c_int {
         let created = id::create(channel, &raw mut made, context, port_space::TCP);
         assert_eq!(created, 0);
         assert_eq!(
-            id::resolve_addr(made, source, (&raw mut to).cast(), 1000),
+            resolve::resolve_addr(made, source, (&raw mut to).cast(), 1000),
             0
         );
         assert_eq!(next(channel), (event::ADDR_RESOLVED, 0));
-        assert_eq!(id::resolve_route(made, 1000), 0);
+        assert_eq!(resolve::resolve_route(made, 1000), 0);
         assert_eq!(next(channel), (event::ROUTE_RESOLVED, 0));
         assert_eq!(qp::create(made, no_pd, &raw mut init), 0);
         assert_eq!(connect::connect(made, ptr::null_mut()), 0);

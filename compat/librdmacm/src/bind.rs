@@ -1,0 +1,216 @@
+//! An identifier's own address: binding to it, and listening there.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use polyverbs_connection::{ConnectError, DatagramListener, Listener};
+use polyverbs_libibverbs::errno::Errno;
+
+use crate::abi::{RdmaCmId, event};
+use crate::address;
+use crate::device::{self, CmDevice, Service};
+use crate::errno::{self, done};
+use crate::id::{self, Own};
+use crate::ports::{Port, some_port};
+use crate::state::{Data, DeviceListener, Inner, Part};
+
+/// Gives the identifier an address, and, where that is one of a device, the device. The loopback address names no device yet
+/// where calls wait: libfabric takes an identifier that has one for one that others can reach. Elsewhere it does, other than
+/// with the kernel: pyverbs asks the device at once, and takes no care that there is none.
+///
+/// # Errors
+/// It has one; no device has the address; an identifier of this process has the port.
+pub(crate) fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<(), Errno> {
+    let mut state = own.inner.lock();
+    if state.local.is_some() || !matches!(state.part, Part::Nothing) {
+        return Err(Errno::INVAL);
+    }
+    state.has_assigned_port = local.port() == 0;
+    let port = match state.has_assigned_port {
+        true => Port::assign(id::service(public), local, state.options.sharing)?,
+        false => Port::take(id::service(public), local, state.options.sharing)?,
+    };
+    let local = port.at();
+    // libfabric tries loopback on machines whose devices are elsewhere.
+    let may_be_nowhere = state.is_sync && local.ip().is_loopback();
+    drop(state);
+    let is_nowhere = local.ip().is_unspecified()
+        || may_be_nowhere && !device::is_at(local.ip(), id::service(public));
+    bind_at(public, own, local, is_nowhere)?;
+    own.inner.lock().port = Some(port);
+    Ok(())
+}
+
+fn bind_at(
+    public: &mut RdmaCmId,
+    own: &Own,
+    local: SocketAddr,
+    is_nowhere: bool,
+) -> Result<(), Errno> {
+    if is_nowhere {
+        show_local(public, own, local);
+        if local.ip().is_unspecified() && own.inner.lock().has_assigned_port {
+            // The port is told to peers now. qperf does so before it listens: who asks meanwhile waits, and is not refused.
+            // Where there is no device to listen at, listening says so.
+            let reserved = listeners_at(public, own, local, 0).unwrap_or_default();
+            own.inner.lock().reserved = reserved;
+        }
+        return Ok(());
+    }
+    let device = device::at(local.ip(), id::service(public))?;
+    id::bound(public, own, &device, local)
+}
+
+// The own address is another now.
+fn show_local(public: &mut RdmaCmId, own: &Own, local: SocketAddr) {
+    public.route.addr.src = address::write(local);
+    own.inner.lock().local = Some(local);
+}
+
+/// `rdma_bind_addr`.
+///
+/// # Safety
+/// `addr` is null or an address, and nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        // SAFETY: as the caller promises.
+        let local = unsafe { address::read(addr) }?;
+        bind_to(public, own, local)
+    }))
+}
+
+/// `rdma_listen`.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
+    // SAFETY: as the caller promises.
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        if own.inner.lock().local.is_none() {
+            bind_to(public, own, SocketAddr::from(([0, 0, 0, 0], 0)))?;
+        }
+        let state = own.inner.lock();
+        let Some(local) = state.local else {
+            return Err(Errno::INVAL);
+        };
+        if !matches!(state.part, Part::Nothing) || state.remote.is_some() {
+            return Err(Errno::INVAL);
+        }
+        drop(state);
+        let mut listeners = std::mem::take(&mut own.inner.lock().reserved);
+        if listeners.is_empty() {
+            let backlog = usize::try_from(backlog).unwrap_or_default();
+            listeners = listeners_at(public, own, local, backlog)?;
+        }
+        own.inner.lock().part = Part::Listening(
+            listeners
+                .iter()
+                .map(|(_, listener)| listener.clone())
+                .collect(),
+        );
+        for (device, listener) in listeners {
+            let asker = Arc::downgrade(&own.inner);
+            match listener {
+                DeviceListener::Connections(listener) => hear(asker, device, &listener),
+                DeviceListener::Datagrams(listener) => hear_questions(asker, device, &listener),
+            }
+        }
+        Ok(())
+    }))
+}
+
+// Tries of other ports, where one was assigned that is in use.
+const MORE_PORTS: usize = 8;
+
+/// Listeners at each device of the identifier's address. Where its port is an assigned one it may become another.
+///
+/// # Errors
+/// There is no device at its address, or the port is somebody's.
+fn listeners_at(
+    public: &mut RdmaCmId,
+    own: &Own,
+    local: SocketAddr,
+    backlog: usize,
+) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, Errno> {
+    let service = id::service(public);
+    let at = (!local.ip().is_unspecified()).then(|| local.ip());
+    let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
+    // One that listens everywhere takes both families, unless it is told otherwise.
+    let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
+    let mut devices = device::all(at, service)?;
+    devices.retain(|device| takes_both || same_family(device));
+    let mut listeners = self::listeners(&devices, service, local.port(), backlog);
+    // An assigned port may be somebody's already.
+    for _ in 0..MORE_PORTS {
+        let in_use = matches!(listeners, Err(ConnectError::AddressInUse(_)));
+        if !in_use || !own.inner.lock().has_assigned_port {
+            break;
+        }
+        let other = SocketAddr::new(local.ip(), some_port());
+        show_local(public, own, other);
+        listeners = self::listeners(&devices, service, other.port(), backlog);
+    }
+    let listeners = listeners.map_err(|error| errno::of(&error))?;
+    // Everywhere may be nowhere: a family without a device is listened to in vain, as with the kernel.
+    if listeners.is_empty() && at.is_some() {
+        return Err(Errno(libc::ENODEV));
+    }
+    Ok(listeners)
+}
+
+fn listeners(
+    devices: &[Arc<CmDevice>],
+    service: Service,
+    port: u16,
+    backlog: usize,
+) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, ConnectError> {
+    let at = |device: &Arc<CmDevice>| SocketAddr::new(device.address(), port);
+    let listener = |device: &Arc<CmDevice>| -> Result<DeviceListener, ConnectError> {
+        match service {
+            Service::Connections => {
+                let listener = device.connector.listen(at(device), backlog)?;
+                Ok(DeviceListener::Connections(Arc::new(listener)))
+            }
+            Service::Datagrams => {
+                let listener = device.connector.listen_datagrams(at(device), backlog)?;
+                Ok(DeviceListener::Datagrams(Arc::new(listener)))
+            }
+        }
+    };
+    devices
+        .iter()
+        .map(|device| Ok((Arc::clone(device), listener(device)?)))
+        .collect()
+}
+
+// The next request, and so on.
+fn hear(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<Listener>) {
+    let weak = Arc::downgrade(listener);
+    listener.next().on_done(move |incoming| {
+        let (Ok(incoming), Some(this), Some(listener)) =
+            (incoming, asker.upgrade(), weak.upgrade())
+        else {
+            return;
+        };
+        let request = Data::Request(Arc::clone(&device), incoming);
+        this.post(event::CONNECT_REQUEST, 0, request);
+        hear(asker, device, &listener);
+    });
+}
+
+fn hear_questions(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<DatagramListener>) {
+    let weak = Arc::downgrade(listener);
+    listener.next().on_done(move |question| {
+        let (Ok(question), Some(this), Some(listener)) =
+            (question, asker.upgrade(), weak.upgrade())
+        else {
+            return;
+        };
+        let request = Data::Question(Arc::clone(&device), question);
+        this.post(event::CONNECT_REQUEST, 0, request);
+        hear_questions(asker, device, &listener);
+    });
+}

@@ -1,0 +1,198 @@
+//! Events as programs fetch them, or as calls do that wait for theirs.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::ptr;
+
+use polyverbs_connection::ReadLimits;
+use polyverbs_libibverbs::abi::{IbvAhAttr, IbvGid, IbvGlobalRoute};
+use polyverbs_libibverbs::errno::Errno;
+use verbs_api::qp::QpState;
+
+use crate::abi::{
+    RdmaCmEvent, RdmaCmId, RdmaConnParam, RdmaEventChannel, RdmaParam, RdmaUdParam, event,
+};
+use crate::errno::done;
+use crate::id::Own;
+use crate::qp::QKEY;
+use crate::state::{Data, Part, Queued};
+use crate::{channel, id};
+
+/// Number of the queue pair that groups are sent to.
+const GROUP: u32 = 0xff_ffff;
+
+/// `rdma_get_cm_event`.
+///
+/// # Safety
+/// `event` is null or writable, and nobody destroys the channel meanwhile.
+pub unsafe extern "C" fn get_event(
+    channel: *mut RdmaEventChannel,
+    event: *mut *mut RdmaCmEvent,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let fetched = unsafe { event.as_mut() }
+        .ok_or(Errno::INVAL)
+        .and_then(|place| {
+            // SAFETY: as the caller promises.
+            *place = unsafe { fetch(channel) }?;
+            Ok(())
+        });
+    done(fetched)
+}
+
+/// The next event.
+///
+/// # Errors
+/// There is none and the channel does not wait, or a signal came.
+///
+/// # Safety
+/// Nobody destroys the channel meanwhile.
+pub unsafe fn fetch(channel: *mut RdmaEventChannel) -> Result<*mut RdmaCmEvent, Errno> {
+    // SAFETY: as the caller promises.
+    let events = unsafe { channel::events(channel) }?;
+    loop {
+        // What cannot be handed out is given up, and the next one is looked at.
+        if let Ok(fetched) = hand_out(events.next()?) {
+            return Ok(fetched);
+        }
+    }
+}
+
+fn hand_out(queued: Queued) -> Result<*mut RdmaCmEvent, Errno> {
+    let Queued {
+        of,
+        event,
+        status,
+        data,
+    } = queued;
+    let mut public = RdmaCmEvent {
+        id: of.public(),
+        listen_id: ptr::null_mut(),
+        event,
+        status,
+        param: no_param(),
+    };
+    let mut private_data = Vec::new();
+    match data {
+        Data::None => {}
+        Data::Request(device, incoming) => {
+            private_data = incoming.private_data().to_vec();
+            public.param.conn = conn_param(incoming.offered_reads(), incoming.remote_qpn().value());
+            if let Some(count) = incoming.offered_retry_cnt() {
+                public.param.conn.retry_count = count;
+            }
+            if let Some(count) = incoming.offered_rnr_retry() {
+                public.param.conn.rnr_retry_count = count;
+            }
+            public.listen_id = public.id;
+            let asked = Part::Asked(incoming);
+            public.id = id::child(&of, &device, asked).inspect_err(|_| of.acknowledged())?;
+        }
+        Data::Question(device, question) => {
+            private_data = question.private_data().to_vec();
+            public.param.ud = ud_param(no_path(), 0, 0);
+            public.listen_id = public.id;
+            let asked = Part::Questioned(question);
+            public.id = id::child(&of, &device, asked).inspect_err(|_| of.acknowledged())?;
+        }
+        Data::Connection {
+            private_data: said,
+            reads,
+            qp_num,
+        } => {
+            private_data = said;
+            public.param.conn = conn_param(reads, qp_num);
+        }
+        Data::Datagrams {
+            private_data: said,
+            ah_attr,
+            qp_num,
+            qkey,
+        } => {
+            private_data = said;
+            public.param.ud = ud_param(ah_attr, qp_num, qkey);
+        }
+        Data::Group { context, ah_attr } => {
+            public.param.ud = ud_param(ah_attr, GROUP, QKEY);
+            public.param.ud.private_data = context;
+        }
+    }
+    if event == event::ESTABLISHED {
+        of.show_state(QpState::Rts);
+    }
+    Ok(channel::make_event(of, public, private_data.into()))
+}
+
+const fn no_param() -> RdmaParam {
+    // SAFETY: numbers and a pointer, for which zero is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+const fn no_path() -> IbvAhAttr {
+    IbvAhAttr {
+        grh: IbvGlobalRoute {
+            dgid: IbvGid { raw: [0; 16] },
+            flow_label: 0,
+            sgid_index: 0,
+            hop_limit: 0,
+            traffic_class: 0,
+        },
+        dlid: 0,
+        sl: 0,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: 0,
+        port_num: 1,
+    }
+}
+
+const fn conn_param(reads: ReadLimits, qp_num: u32) -> RdmaConnParam {
+    RdmaConnParam {
+        private_data: ptr::null(),
+        private_data_len: 0,
+        responder_resources: reads.inbound,
+        initiator_depth: reads.outbound,
+        flow_control: 0,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        srq: 0,
+        qp_num,
+    }
+}
+
+const fn ud_param(ah_attr: IbvAhAttr, qp_num: u32, qkey: u32) -> RdmaUdParam {
+    RdmaUdParam {
+        private_data: ptr::null(),
+        private_data_len: 0,
+        ah_attr,
+        qp_num,
+        qkey,
+    }
+}
+
+/// For an identifier whose calls wait: the next event, which stays the identifier's until the next call.
+///
+/// # Errors
+/// What the event says went wrong.
+///
+/// # Safety
+/// Nobody destroys the identifier meanwhile.
+pub unsafe fn complete(public: &mut RdmaCmId, own: &Own) -> Result<(), Errno> {
+    if !own.inner.lock().is_sync {
+        return Ok(());
+    }
+    if !public.event.is_null() {
+        // SAFETY: the identifier's own.
+        unsafe { channel::ack_event(public.event) };
+        public.event = ptr::null_mut();
+    }
+    // SAFETY: as the caller promises.
+    public.event = unsafe { fetch(public.channel) }?;
+    // SAFETY: just fetched.
+    let (event, status) = unsafe { ((*public.event).event, (*public.event).status) };
+    match status {
+        0 => Ok(()),
+        _ if event == event::REJECTED => Err(Errno(libc::ECONNREFUSED)),
+        status => Err(Errno(status.abs())),
+    }
+}
