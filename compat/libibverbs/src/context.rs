@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use verbs_api::objects::ObjectId;
 use verbs_api::{
@@ -25,6 +25,7 @@ use crate::abi::{
 use crate::device::ListedDevice;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
+use crate::lock::lock;
 use crate::sinks::Sinks;
 use crate::trace::entry::slot;
 use crate::{absent, cq, dm, mr, mw, object, pd, post, qp_ex, srq, xrc};
@@ -126,11 +127,6 @@ impl State {
             .unwrap_or_default();
         ptr::with_exposed_provenance_mut(at)
     }
-}
-
-/// The lock, whatever became of who had it.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ours, behind a pointer of the program.

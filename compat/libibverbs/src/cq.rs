@@ -15,9 +15,10 @@ use verbs_api::{
 };
 
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvWc, Slot, cq_ex};
-use crate::context::{self, lock};
+use crate::context;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
+use crate::lock::lock;
 use crate::object::Object;
 use crate::trace::entry::slot;
 

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::IpAddr;
 use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs_configuration::{Device as Configured, TransportName};
@@ -12,6 +12,7 @@ use verbs_api::{Context, Device, Requirements, Transport};
 
 use crate::abi::{IbvContext, IbvDevice, Slot};
 use crate::errno::{Errno, pointer};
+use crate::lock::lock;
 use crate::setup::configuration;
 use crate::{context, setup};
 
@@ -130,7 +131,7 @@ impl ListedDevice {
 
     // The engine's device, which belongs to the process that made it.
     fn device(&self) -> Result<Device, Errno> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = lock(&self.made);
         let process = std::process::id();
         if let Some((_, device)) = made.as_ref().filter(|(maker, _)| *maker == process) {
             return Ok(device.clone());

@@ -8,6 +8,7 @@ use verbs_api::{Access, Memory, MrOptions};
 
 use crate::abi::{IbvAllocDmAttr, IbvContext, IbvDm, IbvMr, IbvPd};
 use crate::errno::{Errno, code, pointer};
+use crate::lock::lock;
 use crate::object::Object;
 use crate::trace::entry::slot;
 use crate::{context, mr, pd};
@@ -63,7 +64,7 @@ pub unsafe extern "C" fn alloc(
         }
         let memory = Memory::zeroed(attr.length)?;
         let handle = state.shared.next_handle();
-        context::lock(&state.shared.dms).insert(handle, memory.clone());
+        lock(&state.shared.dms).insert(handle, memory.clone());
         Ok(create(context, handle, memory, false))
     }))
 }
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn free(dm: *mut IbvDm) -> c_int {
             // SAFETY: live, as was seen; device memory is live, so its device is.
             let device = unsafe { context::own((*dm).context) }?;
             // SAFETY: live, as was seen.
-            context::lock(&device.shared.dms).remove(&unsafe { (*dm).handle });
+            lock(&device.shared.dms).remove(&unsafe { (*dm).handle });
         }
         // SAFETY: as the caller promises.
         unsafe { DmObject::destroy(dm) };
@@ -94,7 +95,7 @@ pub unsafe extern "C" fn free(dm: *mut IbvDm) -> c_int {
 pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvDm {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
-        let known = context::lock(&state.shared.dms).get(&handle).cloned();
+        let known = lock(&state.shared.dms).get(&handle).cloned();
         let memory = known.ok_or(Errno(libc::ENOENT))?;
         Ok(create(context, handle, memory, true))
     }))

@@ -8,8 +8,8 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
 
-use crate::context::lock;
 use crate::errno::Errno;
+use crate::lock::lock;
 
 /// A queue whose descriptor is readable once for each event in it, and never writable, as a kernel's are: programs wait for
 /// both (InfiniStore). It is the end of a pipe that has one octet for each event.

@@ -13,6 +13,7 @@ pub mod dm;
 pub mod errno;
 pub mod events;
 pub mod interface;
+pub mod lock;
 pub mod mr;
 pub mod mw;
 pub mod names;

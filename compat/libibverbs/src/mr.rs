@@ -8,6 +8,7 @@ use verbs_api::{Access, Mr, MrOptions, memory::MrReregister};
 
 use crate::abi::{IbvMr, IbvPd, IbvSge, access};
 use crate::errno::{Errno, code, pointer};
+use crate::lock::lock;
 use crate::object::Object;
 use crate::sinks::Sinks;
 use crate::{context, pd};
@@ -133,7 +134,7 @@ unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
     let Some(sinks) = &device.shared.sinks else {
         return Ok(());
     };
-    let mut sink = context::lock(&state.sink);
+    let mut sink = lock(&state.sink);
     sink.rights = rights;
     if let Some(before) = sink.mr.take() {
         before.deregister().wait()?;
@@ -168,7 +169,7 @@ pub unsafe fn made(
     let context = unsafe { (*pd).context };
     // SAFETY: a domain is live, so its device is.
     let device = unsafe { context::own(context) }?;
-    context::lock(&device.shared.mrs).insert(mr.id().index, mr.clone());
+    lock(&device.shared.mrs).insert(mr.id().index, mr.clone());
     let c = IbvMr {
         context,
         pd,
@@ -243,10 +244,8 @@ pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
             state.mr.clone().deregister().wait()?;
             // SAFETY: live, as was seen; a region is live, so its device is.
             let device = unsafe { context::own((*mr).context) }?;
-            context::lock(&device.shared.mrs).remove(&state.mr.id().index);
-            if let (Some(sinks), Some(sink)) =
-                (&device.shared.sinks, context::lock(&state.sink).mr.take())
-            {
+            lock(&device.shared.mrs).remove(&state.mr.id().index);
+            if let (Some(sinks), Some(sink)) = (&device.shared.sinks, lock(&state.sink).mr.take()) {
                 // SAFETY: live, as was seen.
                 sinks.remove(unsafe { (*mr).lkey });
                 sink.deregister().wait()?;
@@ -269,7 +268,7 @@ pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
         let context = unsafe { (*pd).context };
         // SAFETY: a domain is live, so its device is.
         let device = unsafe { context::own(context) }?;
-        let known = context::lock(&device.shared.mrs).get(&handle).cloned();
+        let known = lock(&device.shared.mrs).get(&handle).cloned();
         let mr = known.ok_or(Errno(libc::ENOENT))?;
         let c = IbvMr {
             context,
@@ -394,7 +393,7 @@ unsafe fn change_sink(
     if let Some(sinks) = &device.shared.sinks {
         sinks.remove(before);
     }
-    let given = context::lock(&state.sink).rights;
+    let given = lock(&state.sink).rights;
     let rights = if flags & CHANGE_ACCESS != 0 {
         rights(access as u32)?
     } else {

@@ -5,9 +5,10 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::errno::Errno;
+use crate::lock::lock;
 
 /// An object as it lies in memory.
 #[repr(C)]
@@ -19,7 +20,7 @@ pub struct Object<C, T> {
 static LIVE: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
 
 fn live() -> MutexGuard<'static, Option<HashSet<usize>>> {
-    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&LIVE)
 }
 
 /// Remembers the address of a live object.

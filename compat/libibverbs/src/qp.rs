@@ -21,6 +21,7 @@ use crate::abi::{
     IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpEx, IbvQpInitAttr, Slot, qp_type,
 };
 use crate::errno::{Errno, code, minus_one, pointer};
+use crate::lock::lock;
 use crate::object::Object;
 use crate::qp_ex::Builder;
 use crate::sinks::Sinks;
@@ -204,7 +205,7 @@ fn place(
     is_extended: bool,
 ) -> *mut IbvQpEx {
     let id = qp.id();
-    context::lock(&device.shared.qps).insert(qp.qp_num().value(), qp.clone());
+    lock(&device.shared.qps).insert(qp.qp_num().value(), qp.clone());
     let state = State {
         qp,
         sq_sig_all,
@@ -277,7 +278,7 @@ pub unsafe extern "C" fn destroy(qp: *mut IbvQp) -> c_int {
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
         let device = unsafe { context::own((*qp).context) }?;
         device.end(state.qp.id(), destruction(&state.qp))?;
-        context::lock(&device.shared.qps).remove(&state.qp.qp_num().value());
+        lock(&device.shared.qps).remove(&state.qp.qp_num().value());
         // SAFETY: as the caller promises.
         unsafe { QpObject::destroy(qp.cast()) };
         Ok(())

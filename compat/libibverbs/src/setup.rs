@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use polyverbs::emulated::{OctetCapture, Tap};
 use polyverbs_configuration::{Configuration, VARIABLE};
 
-use crate::context::lock;
+use crate::lock::lock;
 
 /// Tells the user, where standard error is to be had.
 pub(crate) fn complain(what: std::fmt::Arguments<'_>) {

@@ -9,8 +9,9 @@ use ::xrc::{OpenXrcd, Xrc, Xrcd};
 use verbs_api::{DestroyError, ids::Qpn};
 
 use crate::abi::{IbvContext, IbvQp, IbvQpOpenAttr, IbvXrcd, IbvXrcdInitAttr, qp_type};
-use crate::context::{self, lock};
+use crate::context;
 use crate::errno::{Errno, code, pointer};
+use crate::lock::lock;
 use crate::object::Object;
 use crate::qp;
 

@@ -7,8 +7,8 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use polyverbs_libibverbs::abi::{IbvGid, qp_type};
-use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::lock::lock;
 use polyverbs_libibverbs::object::Object;
 use verbs_api::{Transport, capability::Mtu, ids::Gid};
 

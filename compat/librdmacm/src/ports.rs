@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
-use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::lock::lock;
 
 use crate::device::Service;
 use crate::random::random;

@@ -12,8 +12,8 @@ use polyverbs_connection::{
     Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener, ReadLimits,
 };
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpInitAttr};
-use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::events::Events;
+use polyverbs_libibverbs::lock::lock;
 use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{Context, ids::Psn};

@@ -14,8 +14,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
-use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::lock::lock;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use verbs_api::qp::AddressVector;

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use polyverbs_connection::Connector;
-use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::device::{ListedDevice, devices};
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::lock::lock;
 use verbs_api::{Context, Pd, Transport};
 
 use crate::device::{source_towards, those_that_open};

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming, Listener};
-use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::lock::lock;
 use verbs_api::{Access, ConnectOptions, MrOptions, Qp, Transport};
 
 use super::device::{self, Opened};

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use polyverbs_libibverbs::context::lock;
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::lock::lock;
 
 /// How long a call looks again before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(20);
