@@ -4,6 +4,7 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::{mem, ptr};
@@ -16,6 +17,7 @@ use verbs_api::{
 
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvWc, Slot, cq_ex};
 use crate::context;
+use crate::device::ListedDevice;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
 use crate::lock::lock;
@@ -45,7 +47,7 @@ pub struct State {
     // Completions that were fetched to find those of a queue pair that was reset.
     kept: Mutex<VecDeque<Completion>>,
     has_kept: AtomicBool,
-    // See `context::packet_type`; 0 where it is not RoCE.
+    // See `packet_type`; 0 where it is not RoCE.
     packet_type: u8,
     // What `ibv_start_poll` found: the program's alone until `ibv_end_poll`.
     current: UnsafeCell<Completion>,
@@ -172,7 +174,7 @@ unsafe fn make(
         acknowledged: Condvar::new(),
         kept: Mutex::default(),
         has_kept: AtomicBool::new(false),
-        packet_type: context::packet_type(state),
+        packet_type: packet_type(state.shared.listed),
         current: UnsafeCell::default(),
     };
     let at = CqObject::create(c, own);
@@ -183,6 +185,20 @@ unsafe fn make(
         cq.on_completion(move |_| channel.events.push(at));
     }
     Ok(at)
+}
+
+// What `ibv_wc.sl` says of a datagram that a RoCE device received: which headers it had, as drivers of hardware report it
+// (RoCEv2 has no service level, and IBA A17.4.5.1 wants the completion to tell). UCX drops datagrams whose routing header
+// does not fit. Elsewhere it is the service level, which is 0.
+fn packet_type(listed: &ListedDevice) -> u8 {
+    const UDP: u8 = 1 << 3;
+    const OVER_IPV6: u8 = 1;
+    const OVER_IPV4: u8 = 2;
+    match listed.address() {
+        _ if !listed.is_roce() => 0,
+        IpAddr::V4(_) => UDP | OVER_IPV4,
+        IpAddr::V6(_) => UDP | OVER_IPV6,
+    }
 }
 
 /// `ibv_create_cq`.

@@ -10,11 +10,10 @@ use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs_configuration::{Device as Configured, TransportName};
 use verbs_api::{Context, Device, Requirements, Transport};
 
-use crate::abi::{IbvContext, IbvDevice, Slot};
-use crate::errno::{Errno, pointer};
+use crate::abi::{IbvDevice, Slot};
+use crate::errno::Errno;
 use crate::lock::lock;
-use crate::setup::configuration;
-use crate::{context, setup};
+use crate::setup::{self, configuration};
 
 /// A device as programs and the libraries of vendors look at it: vendors compare the pointer behind the public part
 /// with that to their own table.
@@ -119,6 +118,11 @@ impl ListedDevice {
         self.transport
     }
 
+    /// Whether its port shows Ethernet, over which it speaks InfiniBand's transport.
+    pub(crate) fn is_roce(&self) -> bool {
+        self.transport == Transport::InfiniBand && self.configured.lid().is_none()
+    }
+
     /// Where it is.
     pub fn address(&self) -> IpAddr {
         self.configured.address
@@ -170,7 +174,7 @@ impl ListedDevice {
         Ok(device)
     }
 
-    /// Opens it for code that is not C.
+    /// Opens it, with all that it has.
     ///
     /// # Errors
     /// The device cannot be had.
@@ -269,14 +273,6 @@ pub extern "C" fn get_device_index(device: *const IbvDevice) -> c_int {
         },
         |place| place as c_int,
     )
-}
-
-/// `ibv_open_device`.
-pub extern "C" fn open_device(device: *mut IbvDevice) -> *mut IbvContext {
-    pointer(listed(device).and_then(|known| {
-        let opened = known.device()?;
-        context::open(known, device, &opened)
-    }))
 }
 
 /// `ibv_get_sysfs_path`.

@@ -9,7 +9,7 @@ use polyverbs_libibverbs::abi::{
     IbvContext, IbvCq, IbvMr, IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvWc,
     access, qp_type,
 };
-use polyverbs_libibverbs::{context, cq, device, mr, mw, pd, post, qp};
+use polyverbs_libibverbs::{cq, device, mr, mw, open, pd, post, qp, query};
 
 const DEVICES: &str = "[[device]]\nname = \"ib0\"\nwire = false\n";
 const PAGE: usize = 4096;
@@ -47,7 +47,7 @@ fn open() -> *mut IbvContext {
     static ONCE: std::sync::Once = std::sync::Once::new();
     // SAFETY: every test begins with it, before anything looks at the environment.
     ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
-    device::open_device(device::devices()[0].as_public())
+    open::open_device(device::devices()[0].as_public())
 }
 
 // A structure of numbers and null pointers.
@@ -102,7 +102,7 @@ fn memory_that_is_not_mapped_is_refused_as_by_a_kernel() {
 
     assert_eq!(call!(mr::dereg(region)), 0);
     assert_eq!(call!(pd::dealloc(pd)), 0);
-    assert_eq!(call!(context::close_device(context)), 0);
+    assert_eq!(call!(open::close_device(context)), 0);
 }
 
 /// A connection of a queue pair with itself.
@@ -131,7 +131,7 @@ impl Loop {
         attr.ah_attr.port_num = 1;
         attr.min_rnr_timer = min_rnr_timer;
         let gid = &raw mut attr.ah_attr.grh.dgid;
-        assert_eq!(call!(context::query_gid(context, 1, 0, gid)), 0);
+        assert_eq!(call!(query::query_gid(context, 1, 0, gid)), 0);
         // State, then: rights, partition, port; route, MTU, first PSN, timer, depth, the peer's number; timeout, retries, depth,
         // PSN.
         let to_init = 1 << 3 | 1 << 4 | 1 << 5;
@@ -168,7 +168,7 @@ impl Drop for Loop {
         assert_eq!(call!(qp::destroy(self.qp)), 0);
         assert_eq!(call!(cq::destroy(self.queue)), 0);
         assert_eq!(call!(pd::dealloc(self.pd)), 0);
-        assert_eq!(call!(context::close_device(self.context)), 0);
+        assert_eq!(call!(open::close_device(self.context)), 0);
     }
 }
 

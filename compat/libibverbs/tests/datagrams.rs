@@ -9,7 +9,7 @@ use polyverbs_libibverbs::abi::{
     IbvAhAttr, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvGid, IbvPd, IbvQp, IbvQpAttr,
     IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvSge, IbvWc, Ud, cq_ex, qp_type,
 };
-use polyverbs_libibverbs::{ah, context, cq, device, mr, pd, post, qp};
+use polyverbs_libibverbs::{ah, cq, device, mr, open, pd, post, qp, query};
 
 const DEVICES: &str = r#"
 [[device]]
@@ -51,7 +51,7 @@ fn open(name: &str) -> *mut IbvContext {
     let found = device::devices()
         .iter()
         .find(|listed| listed.name().to_str() == Ok(name));
-    let opened = device::open_device(found.unwrap().as_public());
+    let opened = open::open_device(found.unwrap().as_public());
     assert!(!opened.is_null(), "{}", std::io::Error::last_os_error());
     opened
 }
@@ -93,10 +93,7 @@ impl Loop {
     /// Sends itself 16 octets; both requests complete into the queue.
     fn send(&self, memory: &mut [u8; 64]) {
         let mut gid = IbvGid { raw: [0; 16] };
-        assert_eq!(
-            call!(context::query_gid(self.context, 1, 0, &raw mut gid)),
-            0
-        );
+        assert_eq!(call!(query::query_gid(self.context, 1, 0, &raw mut gid)), 0);
         let mut route: IbvAhAttr = zeroed();
         route.grh.dgid = gid;
         route.grh.hop_limit = 64;

@@ -13,6 +13,7 @@ use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::device::{self, ListedDevice};
 use polyverbs_libibverbs::errno::{Errno, pointer};
 use polyverbs_libibverbs::lock::lock;
+use polyverbs_libibverbs::open::open_device;
 use polyverbs_libibverbs::pd;
 use verbs_api::qp::AddressVector;
 use verbs_api::{Context, Transport};
@@ -37,7 +38,7 @@ unsafe impl Sync for CmDevice {}
 
 impl CmDevice {
     fn open(listed: &'static ListedDevice) -> Result<Arc<Self>, Errno> {
-        let public = device::open_device(listed.as_public());
+        let public = open_device(listed.as_public());
         if public.is_null() {
             return Err(Errno::last());
         }

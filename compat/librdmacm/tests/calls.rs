@@ -10,7 +10,7 @@ use std::ptr;
 use polyverbs_libibverbs::abi::{
     IbvAhAttr, IbvContext, IbvGid, IbvGidEntry, IbvQpAttr, IbvQpCap, IbvQpInitAttr, qp_type,
 };
-use polyverbs_libibverbs::{ah, context, qp as verbs_qp};
+use polyverbs_libibverbs::{ah, context, qp as verbs_qp, query};
 use polyverbs_librdmacm::abi::{
     Address, RdmaAddrinfo, RdmaCmEvent, RdmaCmId, RdmaConnParam, RdmaEventChannel, event,
     port_space,
@@ -544,7 +544,7 @@ fn a_port_is_of_one_identifier_until_that_is_destroyed() {
 
 fn gid_at(device: *mut IbvContext, index: c_int) -> Gid {
     let mut gid = IbvGid { raw: [0xff; 16] };
-    let answer = call!(context::query_gid(device, 1, index, &raw mut gid));
+    let answer = call!(query::query_gid(device, 1, index, &raw mut gid));
     assert_eq!(answer, 0);
     Gid(gid.raw)
 }
@@ -571,7 +571,7 @@ fn gids_are_those_that_linux_gives_and_each_reaches_its_device() {
         roce += 1;
         let mut table: [IbvGidEntry; 3] = zeroed();
         let size = size_of::<IbvGidEntry>();
-        let entries = call!(context::query_gid_table(
+        let entries = call!(query::query_gid_table(
             public,
             table.as_mut_ptr(),
             3,
@@ -586,7 +586,7 @@ fn gids_are_those_that_linux_gives_and_each_reaches_its_device() {
             assert_eq!((entry.port_num, entry.gid_type), (1, 2));
             let mut alone: IbvGidEntry = zeroed();
             let index_in_c = entry.gid_index;
-            let found = call!(context::query_gid_ex(
+            let found = call!(query::query_gid_ex(
                 public,
                 1,
                 index_in_c,
@@ -604,7 +604,7 @@ fn gids_are_those_that_linux_gives_and_each_reaches_its_device() {
         }
         assert_eq!(gid_at(public, 2), Gid::default());
         let mut none: IbvGidEntry = zeroed();
-        let beyond = call!(context::query_gid_ex(public, 1, 2, &raw mut none, 0, size));
+        let beyond = call!(query::query_gid_ex(public, 1, 2, &raw mut none, 0, size));
         assert_eq!(beyond, libc::ENODATA);
     }
     assert!(roce > 0 && iwarp > 0);

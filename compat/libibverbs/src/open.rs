@@ -1,0 +1,132 @@
+//! Opening devices and closing them: what a program gets, with the tables of verbs that it calls through.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+
+use verbs_api::DestroyError;
+
+use crate::abi::{IbvContext, IbvDevice, OPS_SLOTS, VERBS_SLOTS, ops, verbs};
+use crate::context::{self, State, Tables};
+use crate::device::listed;
+use crate::errno::{code, pointer};
+use crate::trace::entry::slot;
+use crate::{absent, cq, dm, mr, mw, pd, post, qp_ex, query, srq, xrc};
+
+fn tables() -> Tables {
+    let mut short = [ptr::null(); OPS_SLOTS];
+    short[ops::ALLOC_MW] = slot!("ibv_alloc_mw" => mw::alloc);
+    short[ops::BIND_MW] = slot!("ibv_bind_mw" => mw::bind);
+    short[ops::DEALLOC_MW] = slot!("ibv_dealloc_mw" => mw::dealloc);
+    short[ops::POLL_CQ] = slot!("ibv_poll_cq" => cq::poll);
+    short[ops::REQ_NOTIFY_CQ] = slot!("ibv_req_notify_cq" => cq::req_notify);
+    short[ops::POST_SRQ_RECV] = slot!("ibv_post_srq_recv" => srq::post_recv);
+    short[ops::POST_SEND] = slot!("ibv_post_send" => post::send);
+    short[ops::POST_RECV] = slot!("ibv_post_recv" => post::recv);
+    let mut long = [ptr::null(); VERBS_SLOTS];
+    long[verbs::QUERY_PORT] = slot!("ibv_query_port" => query::query_port_sized);
+    long[verbs::ADVISE_MR] = slot!("ibv_advise_mr" => mr::advise);
+    long[verbs::REG_DM_MR] = slot!("ibv_reg_dm_mr" => dm::register);
+    long[verbs::ALLOC_DM] = slot!("ibv_alloc_dm" => dm::alloc);
+    long[verbs::FREE_DM] = slot!("ibv_free_dm" => dm::free);
+    long[verbs::ALLOC_PARENT_DOMAIN] = slot!("ibv_alloc_parent_domain" => pd::alloc_parent);
+    long[verbs::ALLOC_TD] = slot!("ibv_alloc_td" => pd::alloc_td);
+    long[verbs::DEALLOC_TD] = slot!("ibv_dealloc_td" => pd::dealloc_td);
+    long[verbs::OPEN_QP] = slot!("ibv_open_qp" => xrc::open_qp);
+    long[verbs::GET_SRQ_NUM] = slot!("ibv_get_srq_num" => srq::get_number);
+    long[verbs::CREATE_SRQ_EX] = slot!("ibv_create_srq_ex" => srq::create_ex);
+    long[verbs::OPEN_XRCD] = slot!("ibv_open_xrcd" => xrc::open);
+    long[verbs::CLOSE_XRCD] = slot!("ibv_close_xrcd" => xrc::close);
+    long[verbs::QUERY_DEVICE_EX] = slot!("ibv_query_device_ex" => query::query_device_ex);
+    long[verbs::CREATE_CQ_EX] = slot!("ibv_create_cq_ex" => cq::create_ex);
+    long[verbs::CREATE_QP_EX] = slot!("ibv_create_qp_ex" => qp_ex::create);
+    // An empty place would answer the same, but no trace would tell. What is left empty takes an object of these.
+    long[verbs::ALLOC_NULL_MR] = slot!("ibv_alloc_null_mr" => absent::null);
+    long[verbs::CREATE_COUNTERS] = slot!("ibv_create_counters" => absent::null);
+    long[verbs::CREATE_FLOW_ACTION_ESP] = slot!("ibv_create_flow_action_esp" => absent::null);
+    long[verbs::MODIFY_QP_RATE_LIMIT] = slot!("ibv_modify_qp_rate_limit" => absent::number);
+    long[verbs::MODIFY_CQ] = slot!("ibv_modify_cq" => absent::number);
+    long[verbs::POST_SRQ_OPS] = slot!("ibv_post_srq_ops" => absent::post_srq_ops);
+    long[verbs::CREATE_RWQ_IND_TABLE] = slot!("ibv_create_rwq_ind_table" => absent::null);
+    long[verbs::CREATE_WQ] = slot!("ibv_create_wq" => absent::null);
+    long[verbs::QUERY_RT_VALUES] = slot!("ibv_query_rt_values_ex" => absent::number);
+    long[verbs::CREATE_FLOW] = slot!("ibv_create_flow" => absent::null);
+    Tables {
+        ops: short,
+        verbs: long,
+    }
+}
+
+/// `ibv_open_device`.
+pub extern "C" fn open_device(device: *mut IbvDevice) -> *mut IbvContext {
+    let opened = listed(device).and_then(State::open);
+    pointer(opened.map(|own| context::create(own, tables())))
+}
+
+/// `ibv_import_device`: the open device that a descriptor, or a duplicate of it, stands for.
+pub extern "C" fn import_device(cmd_fd: c_int) -> *mut IbvContext {
+    pointer(State::import(cmd_fd).map(|own| context::create(own, tables())))
+}
+
+/// `ibv_close_device`. An engine's device is closed with the last that shares it. What a program has not destroyed does not
+/// keep it open, as it does not with a kernel's device: it stays until the process ends.
+///
+/// # Safety
+/// Nobody uses the device any more.
+pub unsafe extern "C" fn close_device(context: *mut IbvContext) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { context::own(context) }.and_then(|state| {
+        if Arc::strong_count(&state.shared) == 1 {
+            match state.context.clone().close().wait() {
+                Ok(()) | Err(DestroyError::Busy { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // SAFETY: live until now, and as the caller promises.
+        unsafe { context::destroy(context) };
+        Ok(())
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+
+    use super::*;
+    use crate::abi::Slot;
+    use crate::errno::Errno;
+
+    #[test]
+    fn what_is_not_there_says_so_through_the_table() {
+        type Two<T> = extern "C" fn(*mut c_void, *mut c_void) -> T;
+        let long = tables().verbs;
+        for place in [
+            verbs::ALLOC_NULL_MR,
+            verbs::CREATE_COUNTERS,
+            verbs::CREATE_FLOW_ACTION_ESP,
+            verbs::CREATE_RWQ_IND_TABLE,
+            verbs::CREATE_WQ,
+            verbs::CREATE_FLOW,
+        ] {
+            // SAFETY: a function that makes something of two pointers at most.
+            let make = unsafe { std::mem::transmute::<Slot, Two<*mut c_void>>(long[place]) };
+            assert!(make(ptr::null_mut(), ptr::null_mut()).is_null());
+            assert_eq!(Errno::last(), Errno::OPNOTSUPP);
+        }
+        for place in [
+            verbs::MODIFY_QP_RATE_LIMIT,
+            verbs::MODIFY_CQ,
+            verbs::QUERY_RT_VALUES,
+        ] {
+            // SAFETY: a function of two pointers that answers an error number.
+            let ask = unsafe { std::mem::transmute::<Slot, Two<c_int>>(long[place]) };
+            assert_eq!(ask(ptr::null_mut(), ptr::null_mut()), libc::EOPNOTSUPP);
+        }
+        let (mut op, mut bad) = (0_u8, ptr::null_mut());
+        let op = (&raw mut op).cast();
+        // SAFETY: the second pointer is written.
+        let answer = unsafe { absent::post_srq_ops(ptr::null_mut(), op, &raw mut bad) };
+        assert_eq!((answer, bad), (libc::EOPNOTSUPP, op));
+    }
+}
