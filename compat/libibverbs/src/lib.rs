@@ -6,6 +6,7 @@
 
 pub mod absent;
 pub mod ah;
+pub mod builder;
 pub mod context;
 pub mod cq;
 pub mod device;

@@ -6,11 +6,11 @@ use std::ffi::c_int;
 use verbs_api::provider::MwType;
 use verbs_api::{Access, Mw, RKey, wr};
 
-use crate::abi::{BindMw, IbvMw, IbvMwBind, IbvMwBindInfo, IbvPd, IbvQp};
+use crate::abi::{BindMw, IbvMw, IbvMwBindInfo, IbvPd};
 use crate::errno::{Errno, code, pointer};
 use crate::mr::{self, rights};
 use crate::object::Object;
-use crate::{pd, post, qp};
+use crate::pd;
 
 /// A window as it lies in memory.
 pub type MwObject = Object<IbvMw, Mw>;
@@ -73,8 +73,17 @@ pub unsafe fn posted<'a>(bind: &BindMw) -> Result<wr::BindWindow<'a>, Errno> {
     Ok(request.key_byte(key.key_byte()))
 }
 
-// A bind; nothing bound where no region is named. An error where a right is none, or the region was deregistered.
-unsafe fn request<'a>(window: &'a Mw, info: &IbvMwBindInfo) -> Result<wr::BindWindow<'a>, Errno> {
+/// A bind; nothing bound where no region is named.
+///
+/// # Errors
+/// A right that is none, or a region that is gone.
+///
+/// # Safety
+/// Nobody deregisters the region meanwhile.
+pub unsafe fn request<'a>(
+    window: &'a Mw,
+    info: &IbvMwBindInfo,
+) -> Result<wr::BindWindow<'a>, Errno> {
     // A window gives remote rights only; that to write here goes without saying.
     let access = rights(info.mw_access_flags)? - Access::LOCAL_WRITE;
     let request = if info.mr.is_null() {
@@ -85,27 +94,4 @@ unsafe fn request<'a>(window: &'a Mw, info: &IbvMwBindInfo) -> Result<wr::BindWi
         wr::BindWindow::new(window, region, info.addr, info.length)
     };
     Ok(request.access(access))
-}
-
-/// The slot `bind_mw`, for windows of type 1.
-///
-/// # Safety
-/// The structures are the program's, and nobody ends any meanwhile.
-pub unsafe extern "C" fn bind(qp: *mut IbvQp, mw: *mut IbvMw, bind: *const IbvMwBind) -> c_int {
-    // SAFETY: as the caller promises.
-    code(unsafe { qp::own(qp) }.and_then(|state| {
-        // SAFETY: as the caller promises.
-        let (own, bind) = unsafe { (MwObject::own(mw)?, bind.as_ref()) };
-        let bind = bind.ok_or(Errno::INVAL)?;
-        // SAFETY: as the caller promises.
-        let request = unsafe { request(own, &bind.bind_info) }?;
-        let rkey = state.qp.bind_mw(
-            request
-                .flags(post::flags(bind.send_flags))
-                .wr_id(bind.wr_id),
-        )?;
-        // SAFETY: live, as was seen.
-        unsafe { (*mw).rkey = rkey.value() };
-        Ok(())
-    }))
 }

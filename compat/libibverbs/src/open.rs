@@ -17,11 +17,11 @@ use crate::{absent, cq, dm, mr, mw, pd, post, qp_ex, query, srq, xrc};
 fn tables() -> Tables {
     let mut short = [ptr::null(); OPS_SLOTS];
     short[ops::ALLOC_MW] = slot!("ibv_alloc_mw" => mw::alloc);
-    short[ops::BIND_MW] = slot!("ibv_bind_mw" => mw::bind);
+    short[ops::BIND_MW] = slot!("ibv_bind_mw" => post::bind_mw);
     short[ops::DEALLOC_MW] = slot!("ibv_dealloc_mw" => mw::dealloc);
     short[ops::POLL_CQ] = slot!("ibv_poll_cq" => cq::poll);
     short[ops::REQ_NOTIFY_CQ] = slot!("ibv_req_notify_cq" => cq::req_notify);
-    short[ops::POST_SRQ_RECV] = slot!("ibv_post_srq_recv" => srq::post_recv);
+    short[ops::POST_SRQ_RECV] = slot!("ibv_post_srq_recv" => post::srq_recv);
     short[ops::POST_SEND] = slot!("ibv_post_send" => post::send);
     short[ops::POST_RECV] = slot!("ibv_post_recv" => post::recv);
     let mut long = [ptr::null(); VERBS_SLOTS];
@@ -33,7 +33,7 @@ fn tables() -> Tables {
     long[verbs::ALLOC_PARENT_DOMAIN] = slot!("ibv_alloc_parent_domain" => pd::alloc_parent);
     long[verbs::ALLOC_TD] = slot!("ibv_alloc_td" => pd::alloc_td);
     long[verbs::DEALLOC_TD] = slot!("ibv_dealloc_td" => pd::dealloc_td);
-    long[verbs::OPEN_QP] = slot!("ibv_open_qp" => xrc::open_qp);
+    long[verbs::OPEN_QP] = slot!("ibv_open_qp" => qp_ex::open);
     long[verbs::GET_SRQ_NUM] = slot!("ibv_get_srq_num" => srq::get_number);
     long[verbs::CREATE_SRQ_EX] = slot!("ibv_create_srq_ex" => srq::create_ex);
     long[verbs::OPEN_XRCD] = slot!("ibv_open_xrcd" => xrc::open);

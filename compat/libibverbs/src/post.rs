@@ -12,12 +12,16 @@ use verbs_api::{
     wr::{self, Data, ReceiveRequest, SendFlags, UdDestination, WorkRequest},
 };
 
-use crate::abi::{IbvQp, IbvRecvWr, IbvSendWr, IbvSge, Rdma, qp_type, send_flags, wr_opcode};
+use crate::abi::{
+    IbvMw, IbvMwBind, IbvQp, IbvRecvWr, IbvSendWr, IbvSge, IbvSrq, Rdma, qp_type, send_flags,
+    wr_opcode,
+};
 use crate::ah::AhObject;
-use crate::errno::Errno;
-use crate::mw;
-use crate::qp::{QpObject, State};
+use crate::errno::{Errno, code};
+use crate::mw::{self, MwObject};
+use crate::qp::{self, QpObject, State};
 use crate::sinks::Sinks;
+use crate::srq;
 
 #[inline]
 fn list<'a>(first: *const IbvSge, count: c_int) -> Result<&'a [Sge], Errno> {
@@ -157,8 +161,8 @@ unsafe fn request<'a>(
     Ok(request)
 }
 
-/// The flags of a request, without that for inline octets, which says how its data is given.
-pub(crate) fn flags(given: u32) -> SendFlags {
+// The flags of a request, without that for inline octets, which says how its data is given.
+fn flags(given: u32) -> SendFlags {
     let known = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
     SendFlags::from_bits_truncate(given as u8) & known
 }
@@ -308,12 +312,10 @@ unsafe fn several(
     }
 }
 
-/// Posts each receive of a list that ends with null.
-///
-/// # Safety
-/// The list is one, and `bad` is null or writable.
+// Posts each receive of a list that ends with null.
+// SAFETY of the callers: the list is one, and `bad` is null or writable.
 #[inline]
-pub unsafe fn each_receive(
+unsafe fn each_receive(
     first: *mut IbvRecvWr,
     bad: *mut *mut IbvRecvWr,
     post: impl Fn(ReceiveRequest<'_>) -> Result<(), PostError>,
@@ -344,4 +346,39 @@ pub unsafe extern "C" fn recv(
     let state = unsafe { QpObject::own_unchecked(qp.cast()) };
     // SAFETY: as the caller promises.
     unsafe { each_receive(first, bad, |request| state.qp.post_receive(request)) }
+}
+
+/// The slot `post_srq_recv`.
+///
+/// # Safety
+/// The queue is live, the requests are a list that ends with null, and `bad` is writable.
+pub unsafe extern "C" fn srq_recv(
+    srq: *mut IbvSrq,
+    first: *mut IbvRecvWr,
+    bad: *mut *mut IbvRecvWr,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let own = unsafe { srq::own_unchecked(srq) };
+    // SAFETY: as the caller promises.
+    unsafe { each_receive(first, bad, |request| own.post_receive(request)) }
+}
+
+/// The slot `bind_mw`, for windows of type 1.
+///
+/// # Safety
+/// The structures are the program's, and nobody ends any meanwhile.
+pub unsafe extern "C" fn bind_mw(qp: *mut IbvQp, mw: *mut IbvMw, bind: *const IbvMwBind) -> c_int {
+    // SAFETY: as the caller promises.
+    code(unsafe { qp::own(qp) }.and_then(|state| {
+        // SAFETY: as the caller promises.
+        let (window, bind) = unsafe { (MwObject::own(mw)?, bind.as_ref()) };
+        let bind = bind.ok_or(Errno::INVAL)?;
+        // SAFETY: as the caller promises.
+        let request = unsafe { mw::request(window, &bind.bind_info) }?;
+        let request = request.flags(flags(bind.send_flags)).wr_id(bind.wr_id);
+        let rkey = state.qp.bind_mw(request)?;
+        // SAFETY: live, as was seen.
+        unsafe { (*mw).rkey = rkey.value() };
+        Ok(())
+    }))
 }

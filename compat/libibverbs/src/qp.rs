@@ -20,10 +20,10 @@ use verbs_api::{
 use crate::abi::{
     IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpEx, IbvQpInitAttr, Slot, qp_type,
 };
+use crate::builder::Builder;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::lock::lock;
 use crate::object::Object;
-use crate::qp_ex::Builder;
 use crate::sinks::Sinks;
 use crate::{ah, context, cq, mr, pd, srq};
 

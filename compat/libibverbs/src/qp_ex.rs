@@ -1,17 +1,19 @@
-//! Extended queue pairs: requests that a program puts together call by call, and posts with one.
+//! Extended queue pairs, whose requests a program puts together call by call and posts with one; targets of extended
+//! reliable connections.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use ::xrc::Xrcd;
-use verbs_api::Operations;
+use verbs_api::{Operations, ids::Qpn};
 
 use crate::abi::{
     Atomic, BindMw, IbvAh, IbvContext, IbvDataBuf, IbvMw, IbvMwBindInfo, IbvQp, IbvQpEx,
-    IbvQpInitAttr, IbvQpInitAttrEx, IbvSendWr, IbvSge, Rdma, SendWr, Slot, Ud, qp_ex, qp_type,
-    send_flags, wr_opcode,
+    IbvQpInitAttr, IbvQpInitAttrEx, IbvQpOpenAttr, IbvSendWr, IbvSge, Rdma, SendWr, Slot, Ud,
+    qp_ex, qp_type, wr_opcode,
 };
+use crate::builder::Builder;
 use crate::errno::{Errno, pointer};
 use crate::qp::{self, Plan, QpObject, make};
 use crate::trace::entry::slot;
@@ -112,78 +114,39 @@ pub unsafe extern "C" fn create(
     pointer(made).cast()
 }
 
-/// What a program has put together since `ibv_wr_start`. The lists keep their room, so that nothing is allocated later on.
-#[derive(Default)]
-pub struct Builder {
-    requests: Vec<Pending>,
-    // Of all requests, one behind the other.
-    entries: Vec<IbvSge>,
-    inlined: Vec<u8>,
-}
-
-struct Pending {
-    wr: IbvSendWr,
-    // Where its own begin in the lists of all.
-    entries: usize,
-    inlined: usize,
-    // All its inline octets.
-    octets: IbvSge,
-}
-
-impl Builder {
-    fn clear(&mut self) {
-        self.requests.clear();
-        self.entries.clear();
-        self.inlined.clear();
-    }
-
-    fn begin(&mut self, wr: IbvSendWr) -> &mut IbvSendWr {
-        self.requests.push(Pending {
-            wr,
-            entries: self.entries.len(),
-            inlined: self.inlined.len(),
-            octets: IbvSge::default(),
-        });
-        &mut self.requests.last_mut().expect("just added").wr
-    }
-
-    fn set_entries(&mut self, list: impl Iterator<Item = IbvSge>) {
-        if let Some(last) = self.requests.last() {
-            self.entries.truncate(last.entries);
-            self.entries.extend(list);
-        }
-    }
-
-    // The request's octets are inline; those it has so far are forgotten.
-    fn begin_inlined(&mut self) {
-        if let Some(last) = self.requests.last_mut() {
-            last.wr.send_flags |= send_flags::INLINE;
-            self.inlined.truncate(last.inlined);
-        }
-    }
-
-    // The requests as a list that ends with null.
-    fn link(&mut self) -> *mut IbvSendWr {
-        let (mut entries, mut inlined) = (&self.entries[..], &self.inlined[..]);
-        let mut next = ptr::null_mut();
-        for pending in self.requests.iter_mut().rev() {
-            let (own_entries, own_octets);
-            (entries, own_entries) = entries.split_at(pending.entries);
-            (inlined, own_octets) = inlined.split_at(pending.inlined);
-            let list = if pending.wr.send_flags & send_flags::INLINE != 0 {
-                pending.octets.addr = own_octets.as_ptr().expose_provenance() as u64;
-                pending.octets.length = own_octets.len() as u32;
-                std::slice::from_ref(&pending.octets)
+/// The slot `open_qp`: a target of another process or context, by its number.
+///
+/// # Safety
+/// `attr` is null or readable, and nobody closes the domain meanwhile.
+pub unsafe extern "C" fn open(context: *mut IbvContext, attr: *const IbvQpOpenAttr) -> *mut IbvQp {
+    const NUM: u32 = 1;
+    const XRCD: u32 = 1 << 1;
+    const CONTEXT: u32 = 1 << 2;
+    const TYPE: u32 = 1 << 3;
+    // SAFETY: as the caller promises.
+    let made = unsafe { attr.as_ref() }
+        .ok_or(Errno::INVAL)
+        .and_then(|attr| {
+            let needed = NUM | XRCD | TYPE;
+            if attr.comp_mask & !(needed | CONTEXT) != 0
+                || attr.comp_mask & needed != needed
+                || attr.qp_type != qp_type::XRC_RECV
+            {
+                return Err(Errno::INVAL);
+            }
+            let number = Qpn::new(attr.qp_num);
+            // SAFETY: as the caller promises.
+            let target =
+                unsafe { xrc::with(attr.xrcd, |xrcd| Ok(xrcd.open_target(number).wait()?)) }?;
+            let qp_context = if attr.comp_mask & CONTEXT != 0 {
+                attr.qp_context
             } else {
-                own_entries
+                ptr::null_mut()
             };
-            pending.wr.sg_list = list.as_ptr();
-            pending.wr.num_sge = list.len() as c_int;
-            pending.wr.next = next;
-            next = &raw mut pending.wr;
-        }
-        next
-    }
+            // SAFETY: a domain is live, so its device is.
+            unsafe { qp::target(context, target, qp_context) }
+        });
+    pointer(made).cast()
 }
 
 fn slots() -> [Slot; 21] {
@@ -232,8 +195,8 @@ unsafe fn begin<'a>(qp: *mut IbvQpEx, opcode: c_int) -> &'a mut IbvSendWr {
 
 unsafe fn last(qp: *mut IbvQpEx, change: impl FnOnce(&mut IbvSendWr)) {
     // SAFETY: see above.
-    if let Some(pending) = unsafe { builder(qp) }.requests.last_mut() {
-        change(&mut pending.wr);
+    if let Some(wr) = unsafe { builder(qp) }.last() {
+        change(wr);
     }
 }
 
@@ -402,7 +365,7 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut IbvQpEx, count: usize, list: 
             let IbvDataBuf { addr, length } = *list.add(place);
             if length > 0 {
                 let octets = std::slice::from_raw_parts(addr.cast::<u8>(), length);
-                builder.inlined.extend_from_slice(octets);
+                builder.inline(octets);
             }
         }
     }

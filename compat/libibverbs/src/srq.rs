@@ -8,12 +8,11 @@ use ::xrc::{XrcSrq, Xrcd};
 use verbs_api::{Srq, SrqOptions};
 
 use crate::abi::{
-    IbvContext, IbvCq, IbvPd, IbvRecvWr, IbvSrq, IbvSrqAttr, IbvSrqInitAttr, IbvSrqInitAttrEx,
-    IbvXrcd,
+    IbvContext, IbvCq, IbvPd, IbvSrq, IbvSrqAttr, IbvSrqInitAttr, IbvSrqInitAttrEx, IbvXrcd,
 };
 use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
-use crate::{context, cq, pd, post, xrc};
+use crate::{context, cq, pd, xrc};
 
 /// A queue as it lies in memory.
 type SrqObject = Object<IbvSrq, Kind>;
@@ -47,6 +46,16 @@ const LIMIT: c_int = 1 << 1;
 pub unsafe fn own<'a>(srq: *const IbvSrq) -> Result<&'a Srq, Errno> {
     // SAFETY: as the caller promises.
     unsafe { SrqObject::own(srq) }.map(Deref::deref)
+}
+
+/// The same without a look: for the data path.
+///
+/// # Safety
+/// The queue is live.
+#[inline]
+pub unsafe fn own_unchecked<'a>(srq: *const IbvSrq) -> &'a Srq {
+    // SAFETY: as the caller promises.
+    unsafe { SrqObject::own_unchecked(srq) }
 }
 
 unsafe fn make(
@@ -215,19 +224,4 @@ pub unsafe extern "C" fn destroy(srq: *mut IbvSrq) -> c_int {
         unsafe { SrqObject::destroy(srq) };
         Ok(())
     }))
-}
-
-/// The slot `post_srq_recv`.
-///
-/// # Safety
-/// The queue is live, the requests are a list that ends with null, and `bad` is writable.
-pub unsafe extern "C" fn post_recv(
-    srq: *mut IbvSrq,
-    first: *mut IbvRecvWr,
-    bad: *mut *mut IbvRecvWr,
-) -> c_int {
-    // SAFETY: as the caller promises.
-    let own = unsafe { SrqObject::own_unchecked(srq) };
-    // SAFETY: as the caller promises.
-    unsafe { post::each_receive(first, bad, |request| own.post_receive(request)) }
 }

@@ -6,14 +6,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 
 use ::xrc::{OpenXrcd, Xrc, Xrcd};
-use verbs_api::{DestroyError, ids::Qpn};
+use verbs_api::DestroyError;
 
-use crate::abi::{IbvContext, IbvQp, IbvQpOpenAttr, IbvXrcd, IbvXrcdInitAttr, qp_type};
+use crate::abi::{IbvContext, IbvXrcd, IbvXrcdInitAttr};
 use crate::context;
 use crate::errno::{Errno, code, pointer};
 use crate::lock::lock;
 use crate::object::Object;
-use crate::qp;
 
 /// A domain as it lies in memory.
 type XrcdObject = Object<IbvXrcd, Mutex<Option<Xrcd>>>;
@@ -94,42 +93,4 @@ pub unsafe extern "C" fn close(xrcd: *mut IbvXrcd) -> c_int {
         unsafe { XrcdObject::destroy(xrcd) };
         Ok(())
     }))
-}
-
-const NUM: u32 = 1;
-const XRCD: u32 = 1 << 1;
-const CONTEXT: u32 = 1 << 2;
-const TYPE: u32 = 1 << 3;
-
-/// The slot `open_qp`: a target of another process or context, by its number.
-///
-/// # Safety
-/// `attr` is null or readable, and nobody closes the domain meanwhile.
-pub unsafe extern "C" fn open_qp(
-    context: *mut IbvContext,
-    attr: *const IbvQpOpenAttr,
-) -> *mut IbvQp {
-    // SAFETY: as the caller promises.
-    let made = unsafe { attr.as_ref() }
-        .ok_or(Errno::INVAL)
-        .and_then(|attr| {
-            let needed = NUM | XRCD | TYPE;
-            if attr.comp_mask & !(needed | CONTEXT) != 0
-                || attr.comp_mask & needed != needed
-                || attr.qp_type != qp_type::XRC_RECV
-            {
-                return Err(Errno::INVAL);
-            }
-            let number = Qpn::new(attr.qp_num);
-            // SAFETY: as the caller promises.
-            let target = unsafe { with(attr.xrcd, |xrcd| Ok(xrcd.open_target(number).wait()?)) }?;
-            let qp_context = if attr.comp_mask & CONTEXT != 0 {
-                attr.qp_context
-            } else {
-                std::ptr::null_mut()
-            };
-            // SAFETY: a domain is live, so its device is.
-            unsafe { qp::target(context, target, qp_context) }
-        });
-    pointer(made).cast()
 }

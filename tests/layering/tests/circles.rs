@@ -18,7 +18,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("libibverbs-provider", &[12]),
     ("polyverbs-connection::ib", &[5]),
     ("polyverbs-engine", &[10]),
-    ("polyverbs-libibverbs", &[6]),
     ("polyverbs-links", &[4]),
     ("verbs-api", &[27]),
     ("xrc", &[4]),

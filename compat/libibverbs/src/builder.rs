@@ -1,0 +1,93 @@
+//! Requests that a program puts together call by call.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use crate::abi::{IbvSendWr, IbvSge, send_flags};
+
+/// What a program has put together since `ibv_wr_start`. The lists keep their room, so that nothing is allocated later on.
+#[derive(Default)]
+pub struct Builder {
+    requests: Vec<Pending>,
+    // Of all requests, one behind the other.
+    entries: Vec<IbvSge>,
+    inlined: Vec<u8>,
+}
+
+struct Pending {
+    wr: IbvSendWr,
+    // Where its own begin in the lists of all.
+    entries: usize,
+    inlined: usize,
+    // All its inline octets.
+    octets: IbvSge,
+}
+
+impl Builder {
+    /// Forgets them all.
+    pub(crate) fn clear(&mut self) {
+        self.requests.clear();
+        self.entries.clear();
+        self.inlined.clear();
+    }
+
+    /// Another request, which is the last one from now on.
+    pub(crate) fn begin(&mut self, wr: IbvSendWr) -> &mut IbvSendWr {
+        self.requests.push(Pending {
+            wr,
+            entries: self.entries.len(),
+            inlined: self.inlined.len(),
+            octets: IbvSge::default(),
+        });
+        &mut self.requests.last_mut().expect("just added").wr
+    }
+
+    /// The entries of the last request, in place of those that it has so far.
+    pub(crate) fn set_entries(&mut self, list: impl Iterator<Item = IbvSge>) {
+        if let Some(last) = self.requests.last() {
+            self.entries.truncate(last.entries);
+            self.entries.extend(list);
+        }
+    }
+
+    /// The octets of the last request are inline; those it has so far are forgotten.
+    pub(crate) fn begin_inlined(&mut self) {
+        if let Some(last) = self.requests.last_mut() {
+            last.wr.send_flags |= send_flags::INLINE;
+            self.inlined.truncate(last.inlined);
+        }
+    }
+
+    /// More of them.
+    pub(crate) fn inline(&mut self, octets: &[u8]) {
+        self.inlined.extend_from_slice(octets);
+    }
+
+    /// The last request.
+    pub(crate) fn last(&mut self) -> Option<&mut IbvSendWr> {
+        self.requests.last_mut().map(|pending| &mut pending.wr)
+    }
+
+    /// The requests as a list that ends with null.
+    pub(crate) fn link(&mut self) -> *mut IbvSendWr {
+        let (mut entries, mut inlined) = (&self.entries[..], &self.inlined[..]);
+        let mut next = ptr::null_mut();
+        for pending in self.requests.iter_mut().rev() {
+            let (own_entries, own_octets);
+            (entries, own_entries) = entries.split_at(pending.entries);
+            (inlined, own_octets) = inlined.split_at(pending.inlined);
+            let list = if pending.wr.send_flags & send_flags::INLINE != 0 {
+                pending.octets.addr = own_octets.as_ptr().expose_provenance() as u64;
+                pending.octets.length = own_octets.len() as u32;
+                std::slice::from_ref(&pending.octets)
+            } else {
+                own_entries
+            };
+            pending.wr.sg_list = list.as_ptr();
+            pending.wr.num_sge = list.len() as c_int;
+            pending.wr.next = next;
+            next = &raw mut pending.wr;
+        }
+        next
+    }
+}
