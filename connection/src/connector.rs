@@ -802,15 +802,17 @@ impl Accepted {
             .bring_up(&side, &self.peer.endpoint, self.options)
         {
             Ok(up) => up.on_done(move |up| {
-                let done = up.map_err(ConnectError::in_queue_pair);
-                let told = done.and_then(|()| {
-                    if side.is_over() {
-                        target.flush_unasked();
-                        return Err(ConnectError::Aborted);
-                    }
-                    side.backend.complete(side.token()?);
-                    Ok(())
-                });
+                // First: a queue pair whose peer has gone may be in ERR already, and not come up for that.
+                let told = if side.is_over() {
+                    target.flush_unasked();
+                    Err(ConnectError::Aborted)
+                } else {
+                    let done = up.map_err(ConnectError::in_queue_pair);
+                    done.and_then(|()| {
+                        side.backend.complete(side.token()?);
+                        Ok(())
+                    })
+                };
                 request.end(settle(side, told));
             }),
             Err(error) => {
