@@ -5,13 +5,13 @@ use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Drep, Dreq, Message, Mra, Rep, Req, Rtu, SidrRep, SidrReq, reason};
 use verbs_api::ids::Qpn;
 
-use super::connection::{Connection, State};
+use super::connection::Connection;
 use super::limits::fits;
 use super::manager::{Manager, remove_own};
 use super::private;
 use super::time;
 use super::types::{
-    CmError, CommId, Event, Path, Rejection, Reply, Request, Resolution, Transport,
+    CmError, CommId, Event, Path, Rejection, Reply, Request, Resolution, State, Transport,
 };
 
 impl Manager {

@@ -7,77 +7,14 @@ use polyverbs_wire::mad::cm::Message;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{
     Access,
-    ids::{Psn, Qpn},
+    ids::{LinkAddress, Psn, Qpn},
 };
 
-use super::manager::PeerKey;
-use super::types::{ListenerId, Path, Transport};
+use super::types::{ListenerId, Path, State, Transport};
 
-/// The state of a connection (IBTA 12.9.5). One that is idle does not exist.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
-    /// REQ has left.
-    ReqSent,
-    /// REQ has come.
-    ReqRcvd,
-    /// REQ has come, and an MRA has left.
-    MraReqSent,
-    /// REQ has left, and an MRA has come.
-    MraReqRcvd,
-    /// REP has left.
-    RepSent,
-    /// REP has come.
-    RepRcvd,
-    /// REP has come, and an MRA has left.
-    MraRepSent,
-    /// REP has left, and an MRA has come.
-    MraRepRcvd,
-    /// Connected.
-    Established,
-    /// DREQ has left.
-    DreqSent,
-    /// DREQ has come.
-    DreqRcvd,
-    /// Over; its numbers are kept until no packet can be under way.
-    TimeWait,
-    /// SIDR_REQ has left.
-    SidrReqSent,
-    /// SIDR_REQ has come.
-    SidrReqRcvd,
-}
-
-impl State {
-    /// Every state.
-    pub const ALL: [Self; 14] = [
-        Self::ReqSent,
-        Self::ReqRcvd,
-        Self::MraReqSent,
-        Self::MraReqRcvd,
-        Self::RepSent,
-        Self::RepRcvd,
-        Self::MraRepSent,
-        Self::MraRepRcvd,
-        Self::Established,
-        Self::DreqSent,
-        Self::DreqRcvd,
-        Self::TimeWait,
-        Self::SidrReqSent,
-        Self::SidrReqRcvd,
-    ];
-
-    const fn knows_peer(self) -> bool {
-        matches!(
-            self,
-            Self::ReqRcvd
-                | Self::MraReqSent
-                | Self::RepSent
-                | Self::MraRepRcvd
-                | Self::RepRcvd
-                | Self::MraRepSent
-                | Self::Established
-        )
-    }
-}
+/// A peer's address, its adapter, and a number that the adapter gave out. An adapter that names itself as another one
+/// does, at an address of its own, is none the less another.
+pub(super) type PeerKey = (LinkAddress, u64, u32);
 
 #[derive(Clone, Debug)]
 pub(super) struct Connection {

@@ -14,9 +14,8 @@ use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Drep, Dreq};
 use verbs_api::ids::LinkAddress;
 
-use super::connection::State;
 use super::manager::Manager;
-use super::types::{CommId, Event};
+use super::types::{CommId, Event, State};
 
 /// An adapter: its address, and what it says to be.
 type Adapter = (LinkAddress, u64);

@@ -9,11 +9,11 @@ use polyverbs_wire::mad::cm::{Message, Rej, reason};
 use verbs_api::ids::LinkAddress;
 use verbs_api::qp::{QpAttributes, QpState};
 
-use super::connection::{Connection, State};
+use super::connection::{Connection, PeerKey};
 use super::limits::{Counts, ManagerOptions};
 use super::looks::Looks;
 use super::time;
-use super::types::{CmError, CommId, Event, ListenerId, Outgoing, Transport};
+use super::types::{CmError, CommId, Event, ListenerId, Outgoing, State, Transport};
 
 /// Service ids that are assigned where a program names none begin here (IBTA annex A3).
 const LOCAL_SERVICES: u64 = 0x0200_0000_0000_0000;
@@ -51,10 +51,6 @@ pub struct Manager {
     next_service: u64,
     next_transaction: u32,
 }
-
-/// A peer's address, its adapter, and a number that the adapter gave out. An adapter that names itself as another one
-/// does, at an address of its own, is none the less another.
-pub(super) type PeerKey = (LinkAddress, u64, u32);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Listening {

@@ -15,7 +15,6 @@ pub mod time;
 pub mod types;
 
 pub use agent::Agent;
-pub use connection::State;
 pub use limits::{Counts, ManagerOptions};
 pub use manager::Manager;
 pub use types::*;

@@ -10,10 +10,10 @@ use verbs_api::{
     ids::{Gid, LinkAddress, Psn, Qpn},
 };
 
-use super::connection::{Connection, State};
+use super::connection::Connection;
 use super::manager::{Listening, Manager, remove_own};
 use super::time;
-use super::types::{CommId, Event, ListenerId, Path, Replied, Requested, Transport};
+use super::types::{CommId, Event, ListenerId, Path, Replied, Requested, State, Transport};
 
 /// APR's status where alternate paths are not supported (IBTA 12.8.2).
 const ALTERNATE_PATHS_UNSUPPORTED: u8 = 2;

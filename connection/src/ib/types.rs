@@ -7,8 +7,6 @@ use verbs_api::{
     ids::{Gid, LinkAddress, Port, Psn, Qpn},
 };
 
-use super::connection::State;
-
 /// A connection's number: the *local communication id* of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommId(pub u32);
@@ -16,6 +14,72 @@ pub struct CommId(pub u32);
 /// A listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub(super) u32);
+
+/// The state of a connection (IBTA 12.9.5). One that is idle does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// REQ has left.
+    ReqSent,
+    /// REQ has come.
+    ReqRcvd,
+    /// REQ has come, and an MRA has left.
+    MraReqSent,
+    /// REQ has left, and an MRA has come.
+    MraReqRcvd,
+    /// REP has left.
+    RepSent,
+    /// REP has come.
+    RepRcvd,
+    /// REP has come, and an MRA has left.
+    MraRepSent,
+    /// REP has left, and an MRA has come.
+    MraRepRcvd,
+    /// Connected.
+    Established,
+    /// DREQ has left.
+    DreqSent,
+    /// DREQ has come.
+    DreqRcvd,
+    /// Over; its numbers are kept until no packet can be under way.
+    TimeWait,
+    /// SIDR_REQ has left.
+    SidrReqSent,
+    /// SIDR_REQ has come.
+    SidrReqRcvd,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [Self; 14] = [
+        Self::ReqSent,
+        Self::ReqRcvd,
+        Self::MraReqSent,
+        Self::MraReqRcvd,
+        Self::RepSent,
+        Self::RepRcvd,
+        Self::MraRepSent,
+        Self::MraRepRcvd,
+        Self::Established,
+        Self::DreqSent,
+        Self::DreqRcvd,
+        Self::TimeWait,
+        Self::SidrReqSent,
+        Self::SidrReqRcvd,
+    ];
+
+    pub(super) const fn knows_peer(self) -> bool {
+        matches!(
+            self,
+            Self::ReqRcvd
+                | Self::MraReqSent
+                | Self::RepSent
+                | Self::MraRepRcvd
+                | Self::RepRcvd
+                | Self::MraRepSent
+                | Self::Established
+        )
+    }
+}
 
 /// The service of a connection's queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

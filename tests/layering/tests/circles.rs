@@ -16,7 +16,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("emulated-ib", &[6]),
     ("emulated-iwarp", &[9]),
     ("libibverbs-provider", &[12]),
-    ("polyverbs-connection::ib", &[5]),
     ("polyverbs-engine", &[10]),
     ("polyverbs-links", &[4]),
     ("verbs-api", &[27]),
