@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use polyverbs::emulated::FaultSpec;
+use polyverbs::emulated::{Contract, FaultSpec};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use verbs_api::{
     Limit, Transport,
@@ -38,11 +38,11 @@ impl TransportName {
     }
 
     pub(crate) fn takes(self, fault: &FaultSpec) -> Result<(), String> {
-        let fits = match self {
-            Self::Roce => fault.datagram().map(|_| ()),
-            Self::Iwarp => fault.stream().map(|_| ()),
+        let link = match self {
+            Self::Roce => Contract::Datagram,
+            Self::Iwarp => Contract::Stream,
         };
-        fits.map_err(|error| error.to_string())
+        fault.check(link).map_err(|error| error.to_string())
     }
 }
 

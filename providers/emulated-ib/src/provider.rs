@@ -47,7 +47,7 @@ impl EmulatedKind for EmulatedIb {
     }
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
-        let faults = options.faults.datagram()?;
+        let faults = DatagramOptions::try_from(&options.faults)?;
         let name = options.name.clone().unwrap_or_else(|| self.name.to_owned());
         let engine_options = DeviceOptions {
             command_latency: options.command_latency,

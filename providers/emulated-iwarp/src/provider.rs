@@ -38,7 +38,7 @@ impl EmulatedKind for EmulatedIwarp {
     }
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
-        let faults = options.faults.stream()?;
+        let faults = StreamOptions::try_from(&options.faults)?;
         let name = options
             .name
             .clone()

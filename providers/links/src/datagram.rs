@@ -9,7 +9,7 @@ use polyverbs_engine::time::Time;
 use verbs_api::{capability::Mtu, ids::LinkAddress};
 
 use crate::chance::Chance;
-use crate::fault::{Between, DatagramFaults};
+use crate::fault::{Between, Contract, DatagramFaults, FaultSpec, FaultSpecError};
 
 /// What a [`DatagramLink`] is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,21 @@ impl Default for DatagramOptions {
             faults: DatagramFaults::default(),
             seed: 0,
         }
+    }
+}
+
+impl TryFrom<&FaultSpec> for DatagramOptions {
+    type Error = FaultSpecError;
+
+    /// With these faults, and otherwise as by default.
+    fn try_from(spec: &FaultSpec) -> Result<Self, FaultSpecError> {
+        spec.check(Contract::Datagram)?;
+        Ok(Self {
+            faults: spec.datagram,
+            delay: spec.delay,
+            seed: spec.seed,
+            ..Self::default()
+        })
     }
 }
 

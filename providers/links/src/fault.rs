@@ -9,20 +9,17 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::datagram::DatagramOptions;
-use crate::stream::StreamOptions;
-
 /// What a link injects. Without faults it carries everything unharmed and at once.
 ///
 /// ```
-/// use polyverbs_links::FaultSpec;
+/// use polyverbs_links::{DatagramOptions, FaultSpec, StreamOptions};
 ///
 /// let spec: FaultSpec = "drop=5%,delay=1ms..5ms,seed=7".parse()?;
 /// assert_eq!(spec.to_string(), "drop=5%,delay=1ms..5ms,seed=7");
-/// let options = spec.datagram()?;
+/// let options = DatagramOptions::try_from(&spec)?;
 /// # assert_eq!(options.seed, 7);
 /// assert_eq!(
-///     spec.stream().unwrap_err().to_string(),
+///     StreamOptions::try_from(&spec).unwrap_err().to_string(),
 ///     "drop is a fault of a datagram link (InfiniBand); this is a stream link (iWARP)"
 /// );
 /// # Ok::<(), polyverbs_links::FaultSpecError>(())
@@ -40,46 +37,6 @@ pub struct FaultSpec {
 }
 
 impl FaultSpec {
-    /// The options of a datagram link with these faults.
-    ///
-    /// # Errors
-    /// A fault belongs to stream links.
-    pub fn datagram(&self) -> Result<DatagramOptions, FaultSpecError> {
-        self.only(Contract::Datagram)?;
-        let Self {
-            datagram: faults,
-            delay,
-            seed,
-            ..
-        } = *self;
-        Ok(DatagramOptions {
-            faults,
-            delay,
-            seed,
-            ..DatagramOptions::default()
-        })
-    }
-
-    /// The options of a stream link with these faults.
-    ///
-    /// # Errors
-    /// A fault belongs to datagram links.
-    pub fn stream(&self) -> Result<StreamOptions, FaultSpecError> {
-        self.only(Contract::Stream)?;
-        let Self {
-            stream: faults,
-            delay,
-            seed,
-            ..
-        } = *self;
-        Ok(StreamOptions {
-            faults,
-            delay,
-            seed,
-            ..StreamOptions::default()
-        })
-    }
-
     /// Whether no fault is injected.
     pub fn is_none(&self) -> bool {
         *self
@@ -89,7 +46,11 @@ impl FaultSpec {
             }
     }
 
-    fn only(&self, link: Contract) -> Result<(), FaultSpecError> {
+    /// Whether a link of this kind can inject all of it.
+    ///
+    /// # Errors
+    /// A fault belongs to the other kind.
+    pub fn check(&self, link: Contract) -> Result<(), FaultSpecError> {
         let foreign = FORMS.iter().find(|form| {
             form.contract.is_some_and(|contract| contract != link) && (form.show)(self).is_some()
         });
@@ -676,22 +637,22 @@ mod tests {
     #[test]
     fn a_fault_of_the_other_link_is_refused() {
         let spec: FaultSpec = "drop=5%,delay=1ms".parse().unwrap();
-        assert!(spec.datagram().is_ok());
+        assert!(spec.check(Contract::Datagram).is_ok());
         assert_eq!(
-            spec.stream().unwrap_err(),
+            spec.check(Contract::Stream).unwrap_err(),
             FaultSpecError::WrongLink {
                 name: "drop",
                 link: Contract::Stream
             }
         );
         let spec: FaultSpec = "flip=5%".parse().unwrap();
-        assert!(spec.stream().is_ok());
+        assert!(spec.check(Contract::Stream).is_ok());
         assert_eq!(
-            spec.datagram().unwrap_err().to_string(),
+            spec.check(Contract::Datagram).unwrap_err().to_string(),
             "flip is a fault of a stream link (iWARP); this is a datagram link (InfiniBand)"
         );
         let spec: FaultSpec = "delay=1ms,seed=9".parse().unwrap();
-        assert!(spec.datagram().is_ok() && spec.stream().is_ok());
+        assert!(spec.check(Contract::Datagram).is_ok() && spec.check(Contract::Stream).is_ok());
     }
 
     fn rate() -> impl Strategy<Value = Rate> {

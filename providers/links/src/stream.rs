@@ -10,7 +10,7 @@ use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
 
 use crate::chance::Chance;
-use crate::fault::{Between, StreamFaults};
+use crate::fault::{Between, Contract, FaultSpec, FaultSpecError, StreamFaults};
 
 /// Tells the connection of a frame by its header: the same for both directions, another for each connection that two
 /// addresses ever have. After a reset the same key carries nothing more.
@@ -44,6 +44,21 @@ impl Default for StreamOptions {
             faults: StreamFaults::default(),
             seed: 0,
         }
+    }
+}
+
+impl TryFrom<&FaultSpec> for StreamOptions {
+    type Error = FaultSpecError;
+
+    /// With these faults, and otherwise as by default.
+    fn try_from(spec: &FaultSpec) -> Result<Self, FaultSpecError> {
+        spec.check(Contract::Stream)?;
+        Ok(Self {
+            faults: spec.stream,
+            delay: spec.delay,
+            seed: spec.seed,
+            ..Self::default()
+        })
     }
 }
 

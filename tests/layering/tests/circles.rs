@@ -17,7 +17,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("emulated-iwarp", &[9]),
     ("libibverbs-provider", &[12]),
     ("polyverbs-engine", &[10]),
-    ("polyverbs-links", &[4]),
     ("verbs-api", &[27]),
     ("xrc", &[4]),
 ];

@@ -55,7 +55,7 @@ fn run(spec: &str, seed: u64) -> Run {
     let faults = StreamOptions {
         max_frame: NonZeroUsize::new(64),
         seed,
-        ..spec.stream().unwrap()
+        ..StreamOptions::try_from(&spec).unwrap()
     };
     let link: SharedLink<Header> =
         Arc::new(StreamLink::new(faults, stream_key, Some(reset_header)));
