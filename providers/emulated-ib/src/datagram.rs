@@ -18,7 +18,7 @@ use verbs_api::{
 };
 
 use crate::header::{Aeth, Body, Carriage, Header, advance};
-use crate::{Cx, Qp, QpRef, Sending};
+use crate::{Cx, Device, Qp, QpRef, Sending};
 
 /// Octets in front of every received datagram, whether a routing header travelled or not.
 pub const GRH_OCTETS: usize = 40;
@@ -114,10 +114,7 @@ fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, c
 }
 
 /// The queue pairs of a device that a datagram is for.
-pub fn receivers(
-    device: &polyverbs_engine::device::Device<crate::InfiniBand>,
-    header: &Header,
-) -> Vec<QpRef> {
+pub fn receivers(device: &Device, header: &Header) -> Vec<QpRef> {
     match header.body {
         Body::Datagram(_, _, Some(group)) => device.group(group),
         _ => device.qp(header.dest_qp).into_iter().collect(),

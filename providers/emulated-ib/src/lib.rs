@@ -25,6 +25,8 @@ pub use driver::InfiniBand;
 pub use provider::{EmulatedIb, PROVIDER, WITH_2A};
 pub use wire::{OnWire, WireOptions};
 
+/// The device.
+pub type Device = polyverbs_engine::device::Device<InfiniBand>;
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<InfiniBand>;
 /// A counted reference to one.

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use polyverbs_engine::device::Device;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
@@ -23,14 +22,14 @@ use verbs_api::ids::{LinkAddress, Qpn};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::QpType;
 
-use crate::InfiniBand;
+use crate::Device;
 use crate::codec::RoceV2;
 use crate::header::{Aeth, Beside, Body, Carriage, Header};
 
 /// Queue pair 1 of a device.
 pub struct Management {
     link: Arc<UdpLink<RoceV2>>,
-    device: OnceLock<Weak<Device<InfiniBand>>>,
+    device: OnceLock<Weak<Device>>,
     sink: OnceLock<Arc<dyn ManagementSink>>,
     arrived: Mutex<VecDeque<(IpAddr, [u8; MAD_LEN])>>,
     next_psn: AtomicU32,
@@ -49,17 +48,17 @@ impl Management {
     }
 
     /// Whose queue pair it is. The first one counts.
-    pub fn bind(&self, device: &Arc<Device<InfiniBand>>) {
+    pub fn bind(&self, device: &Arc<Device>) {
         let _ = self.device.set(Arc::downgrade(device));
     }
 
-    fn device(&self) -> Option<Arc<Device<InfiniBand>>> {
+    fn device(&self) -> Option<Arc<Device>> {
         let device = self.device.get()?.upgrade()?;
         (!device.is_removed()).then_some(device)
     }
 
     /// The first packet has come to a queue pair that has a peer.
-    pub(crate) fn note_traffic(self: &Arc<Self>, device: &Device<InfiniBand>, qp: Qpn) {
+    pub(crate) fn note_traffic(self: &Arc<Self>, device: &Device, qp: Qpn) {
         if self.sink.get().is_none() {
             return;
         }
@@ -71,6 +70,32 @@ impl Management {
             }
         };
         device.network().serve_later(Box::new(tell));
+    }
+
+    /// A frame has come. Another Q_Key or length than management datagrams have: dropped and counted.
+    #[cold]
+    pub(crate) fn arrived(self: &Arc<Self>, device: &Device, frame: &Frame<'_, Header>) {
+        let Body::Datagram(q_key, ..) = frame.header.body else {
+            return;
+        };
+        if q_key != GSI_Q_KEY {
+            return device.note_qkey_violation();
+        }
+        let mut datagram = [0; MAD_LEN];
+        let (LinkAddress::Ip(from), MAD_LEN) = (frame.from, frame.payload.len()) else {
+            return;
+        };
+        frame.payload.read(&mut datagram);
+        let mut waiting = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.len() >= WAITING {
+            return;
+        }
+        waiting.push_back((from, datagram));
+        drop(waiting);
+        let management = Arc::clone(self);
+        // Whoever is told may do anything: with no pin and no lock held.
+        let deliver = move |_| management.deliver();
+        device.network().serve_later(Box::new(deliver));
     }
 
     fn deliver(&self) {
@@ -89,37 +114,6 @@ impl Management {
             }
         }
     }
-}
-
-/// A frame has come to queue pair 1. Another Q_Key or length than management datagrams have: dropped and counted.
-#[cold]
-pub(crate) fn arrived(device: &Device<InfiniBand>, frame: &Frame<'_, Header>) {
-    let (Some(management), Body::Datagram(q_key, ..)) =
-        (&device.driver().management, frame.header.body)
-    else {
-        return;
-    };
-    if q_key != GSI_Q_KEY {
-        return device.note_qkey_violation();
-    }
-    let mut datagram = [0; MAD_LEN];
-    let (LinkAddress::Ip(from), MAD_LEN) = (frame.from, frame.payload.len()) else {
-        return;
-    };
-    frame.payload.read(&mut datagram);
-    let mut waiting = management
-        .arrived
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    if waiting.len() >= WAITING {
-        return;
-    }
-    waiting.push_back((from, datagram));
-    drop(waiting);
-    let management = Arc::clone(management);
-    // Whoever is told may do anything: with no pin and no lock held.
-    let deliver = move |_| management.deliver();
-    device.network().serve_later(Box::new(deliver));
 }
 
 // Nobody listens here (IBTA 12.6.7.2, 12.11.1.2).
