@@ -7,8 +7,6 @@ use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
-use polyverbs_engine::payload::Payload;
-use polyverbs_engine::pin::pin;
 use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::GSI_QP;
@@ -21,12 +19,11 @@ use verbs_api::{
     wr::{PostReason, WorkRequest},
 };
 
-use crate::header::{Aeth, Body, Carriage, Header, Position, Syndrome, advance, ahead};
+use crate::header::{Body, Carriage, Header, ahead};
 use crate::management::Management;
-use crate::pacing::{NOTIFY_EVERY, READ_AT_ONCE, READ_EVERY};
 use crate::requester::Requester;
-use crate::responder::{Answer, Progress, Responder, is_paced, respond, serve_some};
-use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, datagram, requester};
+use crate::responder::{Responder, respond};
+use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester};
 
 /// So far from the expected number a frame may be whose checksum alone does not prove it.
 const NEAR: i32 = 1024;
@@ -119,7 +116,7 @@ impl Driver for InfiniBand {
             return;
         };
         if header.carriage.met_congestion() {
-            tell_congestion(qp, &frame, cx);
+            answer::notify_congestion(qp, &frame, cx);
         }
         if header.body.is_request() {
             let mut half = qp.responder();
@@ -134,7 +131,7 @@ impl Driver for InfiniBand {
                 return;
             }
             let response = respond(qp, &mut half, &header, &frame.payload, None, cx);
-            answer(qp, &mut half, &header, response, cx);
+            answer::send(qp, &mut half, &header, response, cx);
         } else {
             let mut half = qp.requester();
             if half.driver.rest.peer_address == Some(frame.from)
@@ -280,166 +277,5 @@ impl Driver for InfiniBand {
 
     fn before_flush(_: &Qp, half: &mut Sending, _: WcStatus, _: &mut Cx<'_>) {
         half.direct = None;
-    }
-}
-
-// The peer is told that what it sends meets congestion, and not too often (IBTA annex A17.9.3).
-#[cold]
-fn tell_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
-    let mut half = qp.responder();
-    let rest = &half.driver.rest;
-    let is_peer = rest.peer_address == Some(frame.from)
-        && frame.header.may_come_from(rest.peer_qpn)
-        && !matches!(frame.header.body, Body::Congestion);
-    let now = cx.now();
-    if !is_peer || now < rest.notified_until {
-        return;
-    }
-    half.driver.rest.notified_until = now.after(NOTIFY_EVERY);
-    emit(qp, &half, 0, Body::Congestion, Payload::Empty, cx);
-}
-
-/// Sends the answer to a request frame over the link; on a direct network the requester has it already.
-pub(crate) fn answer(
-    qp: &Qp,
-    half: &mut Receiving,
-    request: &Header,
-    answer: Answer<'_>,
-    cx: &mut Cx<'_>,
-) {
-    let (psn, body) = match answer {
-        Answer::None | Answer::Later => return,
-        Answer::Ack(psn) => (psn, Body::Acknowledge(Syndrome::Ack)),
-        Answer::Nak(nak, psn) => (psn, Body::Acknowledge(Syndrome::Nak(nak))),
-        Answer::Rnr(code, psn) => (psn, Body::Acknowledge(Syndrome::Rnr(code))),
-        Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original)),
-        Answer::Extension(octets) => {
-            let Body::ExtensionRequest(extension, operation) = request.body else {
-                return;
-            };
-            let body = Body::ExtensionResponse(extension, operation);
-            let payload = match &octets[..] {
-                [] => Payload::Empty,
-                octets => Payload::Octets(octets),
-            };
-            return emit(qp, half, request.psn, body, payload, cx);
-        }
-        Answer::Read(spans) => {
-            let whole = Payload::of_spans(&spans);
-            read_response(qp, half, request, &whole, 0, u32::MAX, cx);
-            return;
-        }
-    };
-    emit(qp, half, psn, body, Payload::Empty, cx);
-}
-
-/// Octets of payload that a full frame has; `None` where the network does not cut messages.
-#[inline]
-pub(crate) fn full_frame(qp: &Qp, mtu_shift: u8) -> Option<usize> {
-    let max = qp.device.network().link().and_then(|link| link.max_frame());
-    max.map(|max| max.min(1 << mtu_shift))
-}
-
-/// Sends so many frames of the answer to a read, behind those that have left: how many octets have then.
-pub(crate) fn read_response(
-    qp: &Qp,
-    half: &Receiving,
-    request: &Header,
-    whole: &Payload<'_>,
-    mut offset: usize,
-    frames: u32,
-    cx: &mut Cx<'_>,
-) -> usize {
-    let mtu = full_frame(qp, half.driver.mtu_shift).unwrap_or(usize::MAX);
-    let total = whole.len();
-    for _ in 0..frames {
-        let length = (total - offset).min(mtu);
-        let position = Position::of(offset as u64, length as u64, total as u64);
-        let psn = advance(request.psn, (offset >> half.driver.mtu_shift) as u32);
-        emit(
-            qp,
-            half,
-            psn,
-            Body::ReadResponse(position),
-            whole.part(offset, length),
-            cx,
-        );
-        offset += length;
-        if offset >= total {
-            break;
-        }
-    }
-    offset
-}
-
-fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    let msn = half.driver.rest.msn;
-    let aeth = if qp.has_srq() {
-        Aeth {
-            msn,
-            ..Aeth::default()
-        }
-    } else {
-        Aeth::new(msn, qp.receives_waiting())
-    };
-    let (dest_qp, src_qp) = (half.driver.rest.peer_qpn, qp.qpn);
-    let mut carriage = half.driver.rest.carriage;
-    if matches!(body, Body::Congestion) {
-        carriage.traffic_class &= !Carriage::ECN;
-    }
-    let header = Header {
-        service: qp.qp_type,
-        dest_qp,
-        src_qp,
-        psn,
-        ack_req: false,
-        solicited: false,
-        xrc: qp.is_addressed.then_some(0),
-        aeth,
-        carriage,
-        doubtful: false,
-        body,
-    };
-    let now = cx.moment();
-    if let (Some(link), Some(to), true) = (
-        qp.device.network().link(),
-        half.driver.rest.peer_address,
-        qp.device.is_port_active(),
-    ) {
-        link.send(
-            Frame {
-                from: qp.device.address(),
-                to,
-                header,
-                payload,
-                damaged: false,
-            },
-            now,
-        );
-    }
-}
-
-/// Serves the reads and atomics of a queue pair that wait.
-pub(crate) fn serve_queue_pair(qp: &QpRef, now: Time) {
-    if !is_paced(&qp.responder()) {
-        serve_next(qp, now);
-    }
-}
-
-fn serve_next(qp: &QpRef, now: Time) {
-    let pin = pin();
-    let mut cx = Cx::at(&qp.device, &pin, now);
-    let progress = serve_some(qp, &mut qp.responder(), READ_AT_ONCE, &mut cx);
-    let effects = cx.into_effects();
-    drop(pin);
-    if let Some(effects) = effects {
-        effects.run();
-    }
-    // Whoever asks for much has room for it or not; nobody else waits while it leaves.
-    if progress == Progress::Some {
-        let me = qp.clone();
-        let go_on = move |now| serve_next(&me, now);
-        let timers = qp.device.network().timers();
-        timers.add(now.after(READ_EVERY), Box::new(go_on));
     }
 }

@@ -8,9 +8,10 @@ use polyverbs_engine::payload::{Payload, Spans};
 use polyverbs_engine::request::Request;
 use verbs_api::{WcStatus, extension::ExtensionOperation};
 
+use crate::answer::{Answer, Refusal};
 use crate::header::{Body, Header};
 use crate::requester::{Attempt, hand_over, status_of, take_turn};
-use crate::responder::{Answer, Refusal, arrived, note_served};
+use crate::responder::{arrived, note_served};
 use crate::{Cx, Qp, Receiving, Sending};
 
 /// The octets of a request, and where its answer goes.

@@ -6,12 +6,14 @@
 //! and acknowledged, retried and put in order.
 #![forbid(unsafe_code)]
 
+pub mod answer;
 pub mod caps;
 pub mod codec;
 pub mod datagram;
 mod driver;
 mod express;
 mod extension;
+mod frame;
 pub mod header;
 pub mod management;
 mod pacing;

@@ -10,7 +10,6 @@ use std::time::Duration;
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::LocalUse;
-use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
@@ -22,12 +21,13 @@ use verbs_api::{
     wr::SendFlags,
 };
 
-use crate::driver::full_frame;
+use crate::answer::Answer;
+use crate::frame::{self, full_frame};
 use crate::header::{
     Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead, packets,
 };
 use crate::pacing::{self, Pace};
-use crate::responder::{Answer, respond};
+use crate::responder::respond;
 use crate::{Cx, Qp, QpRef, Sending, extension};
 
 /// This `rnr_retry` never ends.
@@ -887,23 +887,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
 
 fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
     (header.service, header.src_qp) = (qp.qp_type, qp.qpn);
-    let now = cx.moment();
-    if let (Some(link), Some(to), true) = (
-        qp.device.network().link(),
-        half.driver.rest.peer_address,
-        qp.device.is_port_active(),
-    ) {
-        link.send(
-            Frame {
-                from: qp.device.address(),
-                to,
-                header,
-                payload,
-                damaged: false,
-            },
-            now,
-        );
-    }
+    frame::send(qp, half.driver.rest.peer_address, header, payload, cx);
 }
 
 // ---- answers

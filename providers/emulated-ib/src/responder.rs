@@ -11,6 +11,7 @@ use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::operation::Octets;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
+use polyverbs_engine::pin::pin;
 use polyverbs_engine::receive_ring::Receive;
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
@@ -23,9 +24,11 @@ use verbs_api::{
     ids::LinkAddress,
 };
 
-use crate::driver::full_frame;
+use crate::answer::{Answer, Refusal};
+use crate::frame::full_frame;
 use crate::header::{Beside, Body, Carriage, Header, Nak, Position, advance, ahead, packets};
-use crate::{Cx, Qp, Receiving, extension};
+use crate::pacing::{READ_AT_ONCE, READ_EVERY};
+use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
 
 /// Octets of the longest message.
 const LONGEST: u32 = 1 << 31;
@@ -156,27 +159,6 @@ struct Served {
     answer: Octets,
 }
 
-/// The answer to one request frame.
-#[derive(Debug)]
-pub enum Answer<'p> {
-    /// None: dropped, or nothing to say.
-    None,
-    /// Arrived, up to this sequence number.
-    Ack(u32),
-    /// Refused; of a sequence error the expected number.
-    Nak(Nak, u32),
-    /// No receive; with the timer code.
-    Rnr(u8, u32),
-    /// The octets asked for.
-    Read(Spans<'p>),
-    /// The original value.
-    Atomic(u64),
-    /// What an extension's operation answers.
-    Extension(Octets),
-    /// Noted; the answer comes later.
-    Later,
-}
-
 /// Takes a request frame. `direct` is the requester where it waits for the answer on this thread.
 #[inline]
 pub fn respond<'p>(
@@ -241,37 +223,6 @@ pub fn respond<'p>(
         // What was asked for before is answered before.
         Err(_) if !serve_waiting(qp, half, cx) => Answer::None,
         Err(refusal) => refuse(qp, half, header, refusal, cx),
-    }
-}
-
-/// Why a request is refused, and how its receive ends if it has one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Refusal {
-    nak: Nak,
-    receive: WcStatus,
-}
-
-impl Refusal {
-    pub(crate) const INVALID: Self = Self {
-        nak: Nak::InvalidRequest,
-        receive: WcStatus::RemInvReqErr,
-    };
-}
-
-impl From<Fault> for Refusal {
-    /// Permission of the queue pair is an invalid request; everything about a key is an access error (IBTA 9.7.4.1.5).
-    fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::Misaligned
-            | Fault::Operation
-            | Fault::Length
-            | Fault::NotPermitted
-            | Fault::UnknownOperation => Self::INVALID,
-            _ => Self {
-                nak: Nak::RemoteAccess,
-                receive: WcStatus::RemAccessErr,
-            },
-        }
     }
 }
 
@@ -754,9 +705,9 @@ fn read_or_atomic<'p>(
     arrived(half, header, u64::from(length), false);
     half.driver.rest.framed.waiting.push_back(*header);
     if let Some(me) = qp.shared() {
-        qp.device.network().serve_later(Box::new(move |now| {
-            crate::driver::serve_queue_pair(&me, now)
-        }));
+        qp.device
+            .network()
+            .serve_later(Box::new(move |now| serve_queue_pair(&me, now)));
     }
     Ok(Answer::Later)
 }
@@ -849,7 +800,7 @@ pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
 
 /// How far the serving of what waits has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+enum Progress {
     All,
     /// Of the first one's answer not all has left.
     Some,
@@ -857,7 +808,7 @@ pub(crate) enum Progress {
 }
 
 /// The same; of the answer to a read so many frames leave.
-pub(crate) fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Progress {
+fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Progress {
     if half.driver.rest.framed.waiting.is_empty() {
         return Progress::All;
     }
@@ -875,21 +826,20 @@ pub(crate) fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx
                 }
                 if let Answer::Read(spans) = &answer {
                     let whole = Payload::of_spans(spans);
-                    let left =
-                        crate::driver::read_response(qp, half, &header, &whole, begun, frames, cx);
+                    let left = answer::read_response(qp, half, &header, &whole, begun, frames, cx);
                     if left < whole.len() {
                         half.driver.rest.framed.left = left;
                         return Progress::Some;
                     }
                 } else {
-                    crate::driver::answer(qp, half, &header, answer, cx);
+                    answer::send(qp, half, &header, answer, cx);
                 }
                 half.driver.rest.framed.waiting.pop_front();
             }
             Err(refusal) => {
                 half.driver.rest.framed.clear();
                 let answer = refuse(qp, half, &header, refusal, cx);
-                crate::driver::answer(qp, half, &header, answer, cx);
+                answer::send(qp, half, &header, answer, cx);
                 return Progress::Refused;
             }
         }
@@ -898,8 +848,33 @@ pub(crate) fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx
 }
 
 /// Whether an answer is under way, whose next frames have their time.
-pub(crate) const fn is_paced(half: &Receiving) -> bool {
+const fn is_paced(half: &Receiving) -> bool {
     half.driver.rest.framed.left > 0
+}
+
+// Serves the reads and atomics of a queue pair that wait.
+fn serve_queue_pair(qp: &QpRef, now: Time) {
+    if !is_paced(&qp.responder()) {
+        serve_next(qp, now);
+    }
+}
+
+fn serve_next(qp: &QpRef, now: Time) {
+    let pin = pin();
+    let mut cx = Cx::at(&qp.device, &pin, now);
+    let progress = serve_some(qp, &mut qp.responder(), READ_AT_ONCE, &mut cx);
+    let effects = cx.into_effects();
+    drop(pin);
+    if let Some(effects) = effects {
+        effects.run();
+    }
+    // Whoever asks for much has room for it or not; nobody else waits while it leaves.
+    if progress == Progress::Some {
+        let me = qp.clone();
+        let go_on = move |now| serve_next(&me, now);
+        let timers = qp.device.network().timers();
+        timers.add(now.after(READ_EVERY), Box::new(go_on));
+    }
 }
 
 fn note_answer(half: &mut Receiving, header: &Header, original: u64) {

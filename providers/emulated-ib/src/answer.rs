@@ -1,0 +1,177 @@
+//! Answers of a responder: what they say, and the frames that they are over a link.
+
+use polyverbs_engine::fault::Fault;
+use polyverbs_engine::link::Frame;
+use polyverbs_engine::operation::Octets;
+use polyverbs_engine::payload::{Payload, Spans};
+use verbs_api::WcStatus;
+
+use crate::frame::{self, full_frame};
+use crate::header::{Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance};
+use crate::pacing::NOTIFY_EVERY;
+use crate::{Cx, Qp, Receiving};
+
+/// The answer to one request frame.
+#[derive(Debug)]
+pub enum Answer<'p> {
+    /// None: dropped, or nothing to say.
+    None,
+    /// Arrived, up to this sequence number.
+    Ack(u32),
+    /// Refused; of a sequence error the expected number.
+    Nak(Nak, u32),
+    /// No receive; with the timer code.
+    Rnr(u8, u32),
+    /// The octets asked for.
+    Read(Spans<'p>),
+    /// The original value.
+    Atomic(u64),
+    /// What an extension's operation answers.
+    Extension(Octets),
+    /// Noted; the answer comes later.
+    Later,
+}
+
+/// Why a request is refused, and how its receive ends if it has one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) nak: Nak,
+    pub(crate) receive: WcStatus,
+}
+
+impl Refusal {
+    pub(crate) const INVALID: Self = Self {
+        nak: Nak::InvalidRequest,
+        receive: WcStatus::RemInvReqErr,
+    };
+}
+
+impl From<Fault> for Refusal {
+    /// Permission of the queue pair is an invalid request; everything about a key is an access error (IBTA 9.7.4.1.5).
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Misaligned
+            | Fault::Operation
+            | Fault::Length
+            | Fault::NotPermitted
+            | Fault::UnknownOperation => Self::INVALID,
+            _ => Self {
+                nak: Nak::RemoteAccess,
+                receive: WcStatus::RemAccessErr,
+            },
+        }
+    }
+}
+
+/// Sends the answer to a request frame over the link; on a direct network the requester has it already.
+pub(crate) fn send(
+    qp: &Qp,
+    half: &mut Receiving,
+    request: &Header,
+    answer: Answer<'_>,
+    cx: &mut Cx<'_>,
+) {
+    let (psn, body) = match answer {
+        Answer::None | Answer::Later => return,
+        Answer::Ack(psn) => (psn, Body::Acknowledge(Syndrome::Ack)),
+        Answer::Nak(nak, psn) => (psn, Body::Acknowledge(Syndrome::Nak(nak))),
+        Answer::Rnr(code, psn) => (psn, Body::Acknowledge(Syndrome::Rnr(code))),
+        Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original)),
+        Answer::Extension(octets) => {
+            let Body::ExtensionRequest(extension, operation) = request.body else {
+                return;
+            };
+            let body = Body::ExtensionResponse(extension, operation);
+            let payload = match &octets[..] {
+                [] => Payload::Empty,
+                octets => Payload::Octets(octets),
+            };
+            return emit(qp, half, request.psn, body, payload, cx);
+        }
+        Answer::Read(spans) => {
+            let whole = Payload::of_spans(&spans);
+            read_response(qp, half, request, &whole, 0, u32::MAX, cx);
+            return;
+        }
+    };
+    emit(qp, half, psn, body, Payload::Empty, cx);
+}
+
+/// Sends so many frames of the answer to a read, behind those that have left: how many octets have then.
+pub(crate) fn read_response(
+    qp: &Qp,
+    half: &Receiving,
+    request: &Header,
+    whole: &Payload<'_>,
+    mut offset: usize,
+    frames: u32,
+    cx: &mut Cx<'_>,
+) -> usize {
+    let mtu = full_frame(qp, half.driver.mtu_shift).unwrap_or(usize::MAX);
+    let total = whole.len();
+    for _ in 0..frames {
+        let length = (total - offset).min(mtu);
+        let position = Position::of(offset as u64, length as u64, total as u64);
+        let psn = advance(request.psn, (offset >> half.driver.mtu_shift) as u32);
+        emit(
+            qp,
+            half,
+            psn,
+            Body::ReadResponse(position),
+            whole.part(offset, length),
+            cx,
+        );
+        offset += length;
+        if offset >= total {
+            break;
+        }
+    }
+    offset
+}
+
+/// The peer is told that what it sends meets congestion, and not too often (IBTA annex A17.9.3).
+#[cold]
+pub(crate) fn notify_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
+    let mut half = qp.responder();
+    let rest = &half.driver.rest;
+    let is_peer = rest.peer_address == Some(frame.from)
+        && frame.header.may_come_from(rest.peer_qpn)
+        && !matches!(frame.header.body, Body::Congestion);
+    let now = cx.now();
+    if !is_peer || now < rest.notified_until {
+        return;
+    }
+    half.driver.rest.notified_until = now.after(NOTIFY_EVERY);
+    emit(qp, &half, 0, Body::Congestion, Payload::Empty, cx);
+}
+
+fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, cx: &mut Cx<'_>) {
+    let msn = half.driver.rest.msn;
+    let aeth = if qp.has_srq() {
+        Aeth {
+            msn,
+            ..Aeth::default()
+        }
+    } else {
+        Aeth::new(msn, qp.receives_waiting())
+    };
+    let (dest_qp, src_qp) = (half.driver.rest.peer_qpn, qp.qpn);
+    let mut carriage = half.driver.rest.carriage;
+    if matches!(body, Body::Congestion) {
+        carriage.traffic_class &= !Carriage::ECN;
+    }
+    let header = Header {
+        service: qp.qp_type,
+        dest_qp,
+        src_qp,
+        psn,
+        ack_req: false,
+        solicited: false,
+        xrc: qp.is_addressed.then_some(0),
+        aeth,
+        carriage,
+        doubtful: false,
+        body,
+    };
+    frame::send(qp, half.driver.rest.peer_address, header, payload, cx);
+}
