@@ -16,6 +16,7 @@ mod extension;
 mod frame;
 pub mod header;
 pub mod management;
+mod operations;
 mod pacing;
 mod provider;
 pub mod requester;
