@@ -191,8 +191,8 @@ pub fn waits(half: &Sending) -> bool {
     !half.queue.is_empty() && half.driver.rest.cursor < half.queue.len()
 }
 
-/// What became of a request that was handed to the peer directly.
-pub(crate) enum Attempt {
+// What became of a request that was handed to the peer directly.
+enum Attempt {
     Done(WcStatus, u32),
     Rnr(u8),
     Lost,
@@ -211,7 +211,7 @@ fn attempt(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) 
         return lost(qp, half, request, cx);
     };
     let attempt = match request.op {
-        Op::Extension(operation) => extension::exchange(qp, half, request, operation, &peer, cx),
+        Op::Extension(operation) => exchange_extension(qp, half, request, operation, &peer, cx),
         _ => exchange(qp, half, request, &peer, cx),
     };
     if !matches!(attempt, Attempt::Lost) {
@@ -310,15 +310,41 @@ fn exchange(
     Attempt::Done(WcStatus::Success, octets)
 }
 
+#[cold]
+fn exchange_extension(
+    qp: &Qp,
+    half: &mut Sending,
+    request: &Request<'_>,
+    operation: &'static ExtensionOperation,
+    peer: &Qp,
+    cx: &mut Cx<'_>,
+) -> Attempt {
+    let (message, sink) = match extension::prepare(qp, request, operation, cx) {
+        Ok(prepared) => prepared,
+        Err(status) => return Attempt::Done(status, 0),
+    };
+    let payload = Payload::Octets(&message);
+    let answer = match hand_over(qp, half, request, peer, &payload, cx) {
+        Answer::Extension(answer) => answer,
+        Answer::Nak(nak, _) => return Attempt::Done(status_of(nak), 0),
+        _ => return Attempt::Lost,
+    };
+    take_turn(half, 0);
+    match extension::place(qp, operation, answer, &sink) {
+        Ok(octets) => Attempt::Done(WcStatus::Success, octets),
+        Err(status) => Attempt::Done(status, 0),
+    }
+}
+
 // Whether a request that finds no receive is not tried again.
 #[inline]
 fn is_given_up(op: &Op) -> bool {
     rules::is_broken(Rule::RnrRetry) && matches!(op, Op::Send(Beside::Nothing))
 }
 
-/// Hands a request to a peer that is reached directly, if that is still connected.
+// Hands a request to a peer that is reached directly, if that is still connected.
 #[inline]
-pub(crate) fn hand_over<'p>(
+fn hand_over<'p>(
     qp: &Qp,
     half: &mut Sending,
     request: &Request<'_>,
@@ -344,9 +370,9 @@ pub(crate) fn hand_over<'p>(
     answer
 }
 
-/// A request of so many octets was answered.
+// A request of so many octets was answered.
 #[inline]
-pub(crate) fn take_turn(half: &mut Sending, octets: u64) {
+fn take_turn(half: &mut Sending, octets: u64) {
     half.driver.next_psn = advance(half.driver.next_psn, packets(octets, half.driver.mtu_shift));
     half.driver.rest.retries_left = half.driver.rest.retry_cnt;
     half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
@@ -402,8 +428,8 @@ fn place_original(original: u64, sink: &Spans<'_>) -> u32 {
     8
 }
 
-/// The status of a request that the peer refused.
-pub(crate) const fn status_of(nak: Nak) -> WcStatus {
+// The status of a request that the peer refused.
+const fn status_of(nak: Nak) -> WcStatus {
     match nak {
         Nak::SequenceError => WcStatus::RetryExcErr,
         Nak::InvalidRequest => WcStatus::RemInvReqErr,

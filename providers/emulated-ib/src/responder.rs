@@ -81,7 +81,7 @@ pub struct ResponderRest {
 impl Responder {
     // Whether no message is half arrived.
     #[inline]
-    pub(crate) fn is_between(&self) -> bool {
+    fn is_between(&self) -> bool {
         matches!(self.inbound, Inbound::None)
     }
 
@@ -207,8 +207,9 @@ pub fn respond<'p>(
             direct,
             cx,
         ),
-        Body::ExtensionRequest(..) => {
-            extension::respond(qp, half, header, payload, direct.is_some(), cx)
+        Body::ExtensionRequest(extension, operation) => {
+            let numbers = (extension, operation);
+            extension_request(qp, half, header, numbers, payload, direct.is_some(), cx)
         }
         _ => read_or_atomic(qp, half, header, payload, direct.is_some(), cx),
     };
@@ -359,12 +360,7 @@ fn permit(half: &Receiving, needed: Access) -> Result<(), Refusal> {
     }
 }
 
-pub(crate) fn arrived<'p>(
-    half: &mut Receiving,
-    header: &Header,
-    length: u64,
-    wanted: bool,
-) -> Answer<'p> {
+fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool) -> Answer<'p> {
     let count = packets(length, half.driver.mtu_shift);
     let ends = match header.body {
         Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
@@ -653,6 +649,27 @@ fn read_or_atomic<'p>(
     Ok(Answer::Later)
 }
 
+#[cold]
+fn extension_request<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    numbers: (u32, u16),
+    payload: &Payload<'_>,
+    direct: bool,
+    cx: &Cx<'p>,
+) -> Result<Answer<'p>, Refusal> {
+    if !half.driver.is_between() {
+        return Err(Refusal::INVALID);
+    }
+    let answer = extension::carry_out(qp, half.driver.access, numbers, payload, cx)?;
+    if !direct {
+        note_served(half, header, &answer);
+    }
+    arrived(half, header, 0, false);
+    Ok(Answer::Extension(answer))
+}
+
 /// Serves the reads and atomics that wait, in order. `false` where one of them was refused.
 pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
     serve_some(qp, half, u32::MAX, cx) != Progress::Refused
@@ -760,8 +777,8 @@ fn note(half: &mut Receiving, one: Served) {
     served.push_back(one);
 }
 
-/// Notes what an extension's operation answered, for a request that comes again.
-pub(crate) fn note_served(half: &mut Receiving, header: &Header, answer: &Octets) {
+// Notes what an extension's operation answered, for a request that comes again.
+fn note_served(half: &mut Receiving, header: &Header, answer: &Octets) {
     let served = Served {
         psn: header.psn,
         packets: 1,
