@@ -19,7 +19,6 @@ use crate::header::{
     AtomicRequest, AtomicResponse, Body, ExtensionMessage, Header, Message, ReadRequest, Ready,
     Stream, Tagged, TaggedOpcode, Untagged,
 };
-use crate::streams::EMPTY_WRITE;
 use crate::terminate::{Terminate, TerminateCode};
 
 /// The format of iWARP: MPA, DDP and RDMAP.
@@ -101,7 +100,7 @@ impl Receiving {
     // An indication that comes again is no message of the program's either, and needs no right to write.
     #[inline]
     fn unless_repeated<'o>(&mut self, arrived: Arrived<'o>) -> Arrived<'o> {
-        if !self.may_repeat || arrived != (EMPTY_WRITE, &[]) {
+        if !self.may_repeat || arrived != (Message::READY_WRITE, &[]) {
             return arrived;
         }
         self.may_repeat = false;

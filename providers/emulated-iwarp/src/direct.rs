@@ -9,12 +9,10 @@ use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::lock::LockGuard;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
-use polyverbs_engine::qp::Responder;
 use polyverbs_engine::request::{self, Op, Request};
 use verbs_api::qp::QpState;
 use verbs_api::{RemoteAddress, WcStatus, event::EventType, wr::SendFlags};
 
-use crate::driver::Iwarp;
 use crate::header::{
     AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode,
     Untagged,
@@ -22,7 +20,7 @@ use crate::header::{
 use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
 use crate::responder::{self, Beside, Part, fail, takes};
 use crate::terminate::{Breach, Terminate};
-use crate::{Cx, Qp, QpRef, Sending, extension};
+use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
 /// How long a port that is down is left alone before a request that waits for it looks again.
 const PORT_LOOK: Duration = Duration::from_millis(1);
@@ -129,7 +127,7 @@ pub(crate) struct Far<'r> {
     epoch: u32,
 }
 
-pub(crate) type Receiver<'r> = LockGuard<'r, Responder<Iwarp>>;
+pub(crate) type Receiver<'r> = LockGuard<'r, Receiving>;
 
 impl<'r> Far<'r> {
     /// Locks the peer's receiving half, if it is still the one at the other end.
@@ -311,7 +309,7 @@ pub(crate) fn atomic(
 
 // One at a time: within any budget but none.
 #[inline]
-pub(crate) fn within_budget(half: &Responder<Iwarp>) -> Result<(), Breach> {
+pub(crate) fn within_budget(half: &Receiving) -> Result<(), Breach> {
     if half.driver.ird == 0 {
         Err(Breach::Budget)
     } else {

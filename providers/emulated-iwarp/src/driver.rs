@@ -21,7 +21,7 @@ use verbs_api::{
 use crate::connection::Ends;
 use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
 use crate::streams::{StreamNews, Streams};
-use crate::terminate::{Breach, Terminate};
+use crate::terminate::{Breach, Terminates};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, requester, responder};
 
 /// iWARP.
@@ -58,15 +58,6 @@ impl ServiceDelay {
         drawn = (drawn ^ (drawn >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         Duration::from_nanos((drawn ^ (drawn >> 31)) % max.saturating_add(1))
     }
-}
-
-/// The Terminates of a queue pair's present or last connection.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Terminates {
-    /// What was said to the peer.
-    pub sent: Option<Terminate>,
-    /// What the peer said.
-    pub received: Option<Terminate>,
 }
 
 impl Iwarp {

@@ -87,6 +87,16 @@ pub enum Message {
     Room,
 }
 
+impl Message {
+    /// The ready-to-receive indication in the form of a write.
+    pub const READY_WRITE: Self = Self::Tagged(Tagged {
+        opcode: TaggedOpcode::Write,
+        stag: 0,
+        to: 0,
+        last: true,
+    });
+}
+
 /// A ready-to-receive indication (RFC 6581 section 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {

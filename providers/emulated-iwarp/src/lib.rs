@@ -32,13 +32,16 @@ pub mod terminate;
 pub mod wire;
 
 pub use codec::MpaCodec;
-pub use driver::{Iwarp, ServiceDelay, Terminates};
+pub use driver::{Iwarp, ServiceDelay};
 pub use provider::{EmulatedIwarp, PROVIDER};
 pub use requester::Requester;
 pub use responder::Responder;
 pub use streams::Streams;
+pub use terminate::Terminates;
 pub use wire::{OnWire, WireOptions};
 
+/// The device.
+pub type Device = polyverbs_engine::device::Device<Iwarp>;
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<Iwarp>;
 /// A counted reference to one.

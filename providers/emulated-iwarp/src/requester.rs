@@ -22,13 +22,12 @@ use verbs_api::qp::QpState;
 use verbs_api::{Access, RemoteAddress, Sge, WcStatus, event::EventType, wr::SendFlags};
 
 use crate::connection::{Peer, is_ready, offer, offer_rest, offer_segments};
-use crate::driver::Terminates;
 use crate::header::{
     AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
     Tagged, TaggedOpcode, Untagged,
 };
 use crate::responder::place_tagged;
-use crate::terminate::{Breach, Terminate};
+use crate::terminate::{Breach, Terminate, Terminates};
 use crate::{Cx, Qp, Sending, direct, extension};
 
 /// What a requester keeps; what each request touches comes first.

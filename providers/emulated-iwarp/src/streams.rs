@@ -15,7 +15,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use polyverbs_engine::device::Device;
 use polyverbs_engine::effects::Effects;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
@@ -34,12 +33,9 @@ use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
 use crate::connection::{self, Peer, is_ready};
-use crate::driver::Iwarp;
-use crate::header::{
-    Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream, Tagged, TaggedOpcode, Untagged,
-};
+use crate::header::{Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream, Untagged};
 use crate::rendezvous::Rendezvous;
-use crate::{Cx, QpRef, QpWeak};
+use crate::{Cx, Device, QpRef, QpWeak};
 
 /// The first number of a stream; queue pairs have lower ones.
 pub const FIRST_STREAM: u32 = 0x80_0000;
@@ -66,7 +62,7 @@ pub struct Streams {
     /// Streams that no queue pair has yet, beyond which one that says nothing goes for each that comes.
     max_early: usize,
     tap: Option<Arc<dyn TcpTap>>,
-    device: OnceLock<Weak<Device<Iwarp>>>,
+    device: OnceLock<Weak<Device>>,
     state: Mutex<State>,
     pub(crate) rendezvous: Rendezvous,
     me: Weak<Self>,
@@ -143,11 +139,11 @@ impl Streams {
         })
     }
 
-    pub(crate) fn bind(&self, device: &Arc<Device<Iwarp>>) {
+    pub(crate) fn bind(&self, device: &Arc<Device>) {
         let _ = self.device.set(Arc::downgrade(device));
     }
 
-    pub(crate) fn device(&self) -> Option<Arc<Device<Iwarp>>> {
+    pub(crate) fn device(&self) -> Option<Arc<Device>> {
         self.device.get()?.upgrade()
     }
 
@@ -559,7 +555,7 @@ fn say_ready(
         })
     };
     let message = if form.contains(ReadyForms::WRITE) {
-        EMPTY_WRITE
+        Message::READY_WRITE
     } else if form.contains(ReadyForms::READ) {
         half.driver.count_message(QN_REQUEST);
         half.driver.awaits_ready = true;
@@ -601,7 +597,7 @@ fn say_ready_again(qp: &QpRef, epoch: u32) {
             && qp.state() == QpState::Rts
         {
             // Where there is no room, something else is on its way.
-            let _ = connection::offer(&qp, &peer, EMPTY_WRITE, Payload::Empty, &mut cx);
+            let _ = connection::offer(&qp, &peer, Message::READY_WRITE, Payload::Empty, &mut cx);
         }
         drop(half);
         drop(pin);
@@ -850,14 +846,7 @@ fn end_of(error: &StreamError) -> StreamEnd {
     }
 }
 
-/// The indication that a side is ready, in the form of a write.
-pub(crate) const EMPTY_WRITE: Message = Message::Tagged(Tagged {
-    opcode: TaggedOpcode::Write,
-    stag: 0,
-    to: 0,
-    last: true,
-});
-/// When that is repeated.
+/// When an indication that a side is ready is repeated.
 const READY_AGAIN: Duration = Duration::from_millis(50);
 /// Tokens of listeners: above those of streams.
 const LISTENERS: u64 = 1 << 32;

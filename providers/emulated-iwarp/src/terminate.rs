@@ -31,6 +31,15 @@ pub struct Terminate {
     pub payload: usize,
 }
 
+/// The Terminates of a queue pair's present or last connection.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Terminates {
+    /// What was said to the peer.
+    pub sent: Option<Terminate>,
+    /// What the peer said.
+    pub received: Option<Terminate>,
+}
+
 /// What a peer's message did wrong, or what kept it from being carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breach {
