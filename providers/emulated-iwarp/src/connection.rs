@@ -1,4 +1,4 @@
-//! The stream between two queue pairs: how it begins, how it ends, and whom a frame along it reaches.
+//! The stream between two queue pairs: how it begins, and how it ends.
 //!
 //! In process there is no set-up handshake. A queue pair that becomes ready to receive draws a number, its *epoch*; when
 //! both ends are ready and name each other, each learns the other's epoch ([`meet`]), and from then on a frame or a call
@@ -17,45 +17,16 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polyverbs_engine::driver::Change;
-use polyverbs_engine::link::{Frame, Offered, OwnedFrame};
-use polyverbs_engine::payload::Payload;
-use polyverbs_engine::pin::pin;
-use verbs_api::ids::LinkAddress;
 use verbs_api::qp::QpState;
 
-use crate::driver::Iwarp;
-use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
+use crate::header::{End, Message, Stream};
+use crate::peer::{Peer, begin_close, is_present, is_ready, say, terminate_message};
 use crate::streams::{FIRST_STREAM, StreamNews};
-use crate::terminate::Terminate;
-use crate::{Cx, Qp, QpRef, QpWeak, Receiving, Sending};
+use crate::{Cx, Device, Qp, QpRef, QpWeak, Receiving, Sending};
 use crate::{requester, responder};
-
-/// The other end, as the program named it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Peer {
-    /// Its port.
-    pub(crate) address: LinkAddress,
-    /// Its number, and its epoch: 0 until the two have met.
-    pub(crate) end: End,
-    /// This end's own epoch.
-    pub(crate) mine: u32,
-}
-
-impl Peer {
-    /// Whether the two have met.
-    #[inline]
-    pub(crate) const fn is_met(&self) -> bool {
-        self.end.epoch != 0
-    }
-}
-
-/// Whether a queue pair in this state takes what arrives.
-pub(crate) const fn is_ready(state: QpState) -> bool {
-    matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
-}
 
 /// A number for a connection; never 0.
 fn next_epoch() -> u32 {
@@ -101,21 +72,6 @@ pub(crate) fn modify(
         (QpState::Rts, QpState::Sqd) => begin_close(qp, sending, cx),
         (_, QpState::Reset) => tx.is_managed = false,
         _ => {}
-    }
-}
-
-// Closing in good order needs an idle send queue; otherwise the stream is given up (RDMA verbs, states of a queue pair).
-fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
-    let met = sending.driver.peer.filter(Peer::is_met);
-    match met {
-        Some(peer) if sending.queue.is_empty() => say(qp, &peer, Message::Close, cx),
-        _ => {
-            let Some(me) = qp.shared() else { return };
-            cx.effects.later(move |effects| {
-                me.enter_error(false);
-                effects.flush(me.into_owner());
-            });
-        }
     }
 }
 
@@ -205,10 +161,6 @@ fn accept(at: &QpRef, from: &QpRef, epoch: u32) -> Option<Peer> {
     Some(peer)
 }
 
-fn is_present(qp: &Qp, epoch: u32) -> bool {
-    qp.requester().driver.epoch == epoch && is_ready(qp.state())
-}
-
 /// The queue pair has left the connection: tells the peer, once.
 pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     let Some(peer) = sending.driver.peer.take() else {
@@ -234,33 +186,6 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     driver.tell(peer.mine, StreamNews::Ended, cx);
 }
 
-/// A Terminate as it travels: the only message of its queue.
-pub(crate) fn terminate_message(terminate: Terminate) -> Message {
-    Message::Untagged(Untagged {
-        qn: QN_TERMINATE,
-        msn: 1,
-        mo: 0,
-        last: true,
-        body: Body::Terminate(terminate),
-    })
-}
-
-/// Closes a stream in good order, where nothing is outstanding; else it is given up.
-pub(crate) fn close(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
-    let mut half = qp.requester();
-    if half.driver.epoch == epoch && is_ready(qp.state()) {
-        begin_close(qp, &mut half, cx);
-    }
-}
-
-/// Gives a stream up.
-pub(crate) fn give_up(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
-    if is_present(qp, epoch) {
-        qp.enter_error(false);
-        cx.effects.flush(qp.owner().clone());
-    }
-}
-
 /// The peer closed the stream, or it is gone.
 pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
     let mut half = qp.requester();
@@ -282,118 +207,6 @@ pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>
     }
     qp.enter_error(false);
     requester::flush_later(qp, cx);
-}
-
-/// Sends a segment with its octets over the link.
-pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    if let Some(link) = qp.device.network().link() {
-        link.send(frame(qp, to, message, payload), cx.moment());
-    }
-}
-
-fn stream(qp: &Qp, to: &Peer) -> Stream {
-    Stream {
-        source: End {
-            qpn: qp.qpn,
-            epoch: to.mine,
-        },
-        destination: to.end,
-    }
-}
-
-/// Says something without octets to the peer: over the link, or on a direct network as soon as no lock is held.
-pub(crate) fn say(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
-    let network = qp.device.network();
-    if network.link().is_some() {
-        return emit(qp, to, message, Payload::Empty, cx);
-    }
-    let header = Header {
-        stream: stream(qp, to),
-        message,
-    };
-    let frame = OwnedFrame {
-        from: qp.device.address(),
-        to: to.address,
-        header,
-        payload: Vec::new(),
-        damaged: false,
-    };
-    let network = Arc::clone(network);
-    cx.effects.later(move |effects| {
-        let Some(device) = network.device(frame.to) else {
-            return;
-        };
-        let pin = pin();
-        let mut cx = Cx::new(&device, &pin);
-        std::mem::swap(&mut cx.effects, effects);
-        Iwarp::deliver(&device, frame.as_frame(), &mut cx);
-        std::mem::swap(&mut cx.effects, effects);
-    });
-}
-
-/// Sends the segments of a message behind those that have left, as many as there is room for: whether that was the last.
-/// `segment` makes their headers of an offset and whether it is the last. A message without octets has one.
-pub(crate) fn offer_segments(
-    qp: &Qp,
-    to: &Peer,
-    payload: &Payload<'_>,
-    sent: &mut usize,
-    segment: impl Fn(usize, bool) -> Message,
-    cx: &mut Cx<'_>,
-) -> bool {
-    let mut most = usize::MAX;
-    loop {
-        let length = (payload.len() - *sent).min(most);
-        let last = *sent + length == payload.len();
-        let part = payload.part(*sent, length);
-        match offer_rest(qp, to, segment(*sent, last), part, cx) {
-            Offered::Taken if last => return true,
-            Offered::Taken => *sent += length,
-            Offered::NoRoom => return false,
-            Offered::TooLong(less) => most = less,
-        }
-    }
-}
-
-/// Sends what is left of a message, or a part of it, if it is not too long and there is room.
-#[inline]
-pub(crate) fn offer_rest(
-    qp: &Qp,
-    to: &Peer,
-    message: Message,
-    payload: Payload<'_>,
-    cx: &mut Cx<'_>,
-) -> Offered {
-    let link = qp.device.network().link();
-    link.map_or(Offered::Taken, |link| {
-        link.offer_rest(frame(qp, to, message, payload), cx.moment())
-    })
-}
-
-/// Sends a message that is never cut, if there is room.
-pub(crate) fn offer(
-    qp: &Qp,
-    to: &Peer,
-    message: Message,
-    payload: Payload<'_>,
-    cx: &mut Cx<'_>,
-) -> bool {
-    let link = qp.device.network().link();
-    link.is_none_or(|link| link.offer(frame(qp, to, message, payload), cx.moment()))
-}
-
-#[inline]
-fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Frame<'p, Header> {
-    Frame {
-        from: qp.device.address(),
-        to: to.address,
-        header: Header {
-            stream: stream(qp, to),
-            message,
-        },
-        payload,
-        damaged: false,
-    }
 }
 
 /// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.
@@ -419,7 +232,8 @@ impl Ends {
 }
 
 /// The link tells something of a connection: to whichever of its ends this device has.
-pub(crate) fn handle_news(driver: &Iwarp, stream: Stream, message: &Message, cx: &mut Cx<'_>) {
+pub(crate) fn handle_news(device: &Device, stream: Stream, message: &Message, cx: &mut Cx<'_>) {
+    let driver = device.driver();
     for epoch in [stream.source.epoch, stream.destination.epoch] {
         let Some(qp) = driver.ends.get(epoch) else {
             continue;

@@ -101,37 +101,6 @@ impl Iwarp {
             received: told.received,
         }
     }
-
-    /// A frame has arrived, over the link or from a peer in this process.
-    pub(crate) fn deliver(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {
-        let stream = frame.header.stream;
-        let End { qpn, epoch } = stream.destination;
-        if qpn == 0 {
-            return connection::handle_news(device.driver(), stream, &frame.header.message, cx);
-        }
-        let Some(qp) = device.pinned_qp(qpn, cx.pin) else {
-            return;
-        };
-        match &frame.header.message {
-            message @ (Message::Close | Message::Reset) => {
-                connection::handle_end(qp, epoch, message, cx);
-            }
-            Message::Broken(code) => {
-                responder::handle_broken(qp, epoch, Breach::Format(*code), cx);
-            }
-            // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
-            _ if frame.damaged => responder::handle_broken(qp, epoch, Breach::Crc, cx),
-            Message::Tagged(segment) if segment.opcode == TaggedOpcode::ReadResponse => {
-                requester::handle_read_response(qp, epoch, *segment, &frame.payload, cx);
-            }
-            Message::Untagged(segment)
-                if matches!(segment.qn, QN_TERMINATE | QN_ATOMIC_RESPONSE) =>
-            {
-                requester::handle_untagged(qp, epoch, segment, cx);
-            }
-            message => responder::handle(qp, epoch, message, &frame.payload, cx),
-        }
-    }
 }
 
 impl Driver for Iwarp {
@@ -172,7 +141,33 @@ impl Driver for Iwarp {
     }
 
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {
-        Self::deliver(device, frame, cx);
+        let stream = frame.header.stream;
+        let End { qpn, epoch } = stream.destination;
+        if qpn == 0 {
+            return connection::handle_news(device, stream, &frame.header.message, cx);
+        }
+        let Some(qp) = device.pinned_qp(qpn, cx.pin) else {
+            return;
+        };
+        match &frame.header.message {
+            message @ (Message::Close | Message::Reset) => {
+                connection::handle_end(qp, epoch, message, cx);
+            }
+            Message::Broken(code) => {
+                responder::handle_broken(qp, epoch, Breach::Format(*code), cx);
+            }
+            // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
+            _ if frame.damaged => responder::handle_broken(qp, epoch, Breach::Crc, cx),
+            Message::Tagged(segment) if segment.opcode == TaggedOpcode::ReadResponse => {
+                requester::handle_read_response(qp, epoch, *segment, &frame.payload, cx);
+            }
+            Message::Untagged(segment)
+                if matches!(segment.qn, QN_TERMINATE | QN_ATOMIC_RESPONSE) =>
+            {
+                requester::handle_untagged(qp, epoch, segment, cx);
+            }
+            message => responder::handle(qp, epoch, message, &frame.payload, cx),
+        }
     }
 
     fn modify(

@@ -9,9 +9,9 @@ use polyverbs_engine::pin::Pin;
 use polyverbs_engine::request::{Op, Request};
 use verbs_api::{Transport, WcStatus, extension::ExtensionOperation};
 
-use crate::connection::Peer;
 use crate::direct::{Failure, Far, untagged, within_budget};
 use crate::header::{AtomicOp, Body, ExtensionMessage, Message, QN_ATOMIC_RESPONSE, QN_REQUEST};
+use crate::peer::Peer;
 use crate::requester::{Started, ask};
 use crate::terminate::Breach;
 use crate::{Cx, Qp, Receiving, Sending, direct, requester};

@@ -23,6 +23,7 @@ mod driver;
 mod express;
 mod extension;
 pub mod header;
+mod peer;
 mod provider;
 mod rendezvous;
 mod requester;

@@ -18,7 +18,7 @@ use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
 };
 
-use crate::connection::Peer;
+use crate::peer::Peer;
 use crate::streams::{Streams, give_up};
 use crate::{Cx, QpRef, QpWeak};
 

@@ -21,11 +21,11 @@ use polyverbs_engine::rules::{self, Rule};
 use verbs_api::qp::QpState;
 use verbs_api::{Access, RemoteAddress, Sge, WcStatus, event::EventType, wr::SendFlags};
 
-use crate::connection::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::header::{
     AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
     Tagged, TaggedOpcode, Untagged,
 };
+use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::responder::place_tagged;
 use crate::terminate::{Breach, Terminate, Terminates};
 use crate::{Cx, Qp, Sending, direct, extension};

@@ -21,11 +21,11 @@ use verbs_api::{
     completion::{WcFlags, WcOpcode},
 };
 
-use crate::connection::{self, Peer, emit, is_ready, offer, offer_segments, say};
 use crate::header::{
     AtomicOp, AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST,
     QN_SEND, ReadRequest, Ready, Tagged, TaggedOpcode, Untagged,
 };
+use crate::peer::{Peer, emit, is_ready, offer, offer_segments, say, terminate_message};
 use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, extension};
 
@@ -455,7 +455,7 @@ fn terminate(
         ..fail(qp, half, breach, about, cx)
     };
     if let Some(peer) = half.driver.peer {
-        say(qp, &peer, connection::terminate_message(terminate), cx);
+        say(qp, &peer, terminate_message(terminate), cx);
     }
 }
 

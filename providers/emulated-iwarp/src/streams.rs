@@ -32,8 +32,8 @@ use verbs_api::provider::carrier::{
 use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
-use crate::connection::{self, Peer, is_ready};
 use crate::header::{Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream, Untagged};
+use crate::peer::{self, Peer, is_ready};
 use crate::rendezvous::Rendezvous;
 use crate::{Cx, Device, QpRef, QpWeak};
 
@@ -579,7 +579,7 @@ fn say_ready(
     } else {
         return;
     };
-    connection::say(qp, peer, message, cx);
+    peer::say(qp, peer, message, cx);
 }
 
 // A peer that is told before it looks takes no notice until something else comes: Linux's siw looks for the indication
@@ -597,7 +597,7 @@ fn say_ready_again(qp: &QpRef, epoch: u32) {
             && qp.state() == QpState::Rts
         {
             // Where there is no room, something else is on its way.
-            let _ = connection::offer(&qp, &peer, Message::READY_WRITE, Payload::Empty, &mut cx);
+            let _ = peer::offer(&qp, &peer, Message::READY_WRITE, Payload::Empty, &mut cx);
         }
         drop(half);
         drop(pin);
@@ -781,8 +781,8 @@ impl StreamPort for Streams {
         let pin = pin();
         let mut cx = Cx::new(&qp.device, &pin);
         match how {
-            StreamClose::Graceful => connection::close(&qp, epoch, &mut cx),
-            StreamClose::Abrupt => connection::give_up(&qp, epoch, &mut cx),
+            StreamClose::Graceful => peer::close(&qp, epoch, &mut cx),
+            StreamClose::Abrupt => peer::give_up(&qp, epoch, &mut cx),
         }
         let effects = cx.into_effects();
         drop(pin);

@@ -1,0 +1,198 @@
+//! The other end of a queue pair's stream: what is sent to it, and how it is left.
+
+use std::sync::Arc;
+
+use polyverbs_engine::driver::Driver;
+use polyverbs_engine::link::{Frame, Offered, OwnedFrame};
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::pin::pin;
+use verbs_api::ids::LinkAddress;
+use verbs_api::qp::QpState;
+
+use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
+use crate::terminate::Terminate;
+use crate::{Cx, Qp, QpRef, Sending};
+
+/// The other end, as the program named it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Its port.
+    pub(crate) address: LinkAddress,
+    /// Its number, and its epoch: 0 until the two have met.
+    pub(crate) end: End,
+    /// This end's own epoch.
+    pub(crate) mine: u32,
+}
+
+impl Peer {
+    /// Whether the two have met.
+    #[inline]
+    pub(crate) const fn is_met(&self) -> bool {
+        self.end.epoch != 0
+    }
+}
+
+/// Whether a queue pair in this state takes what arrives.
+pub(crate) const fn is_ready(state: QpState) -> bool {
+    matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+}
+
+/// Sends a segment with its octets over the link.
+pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) {
+    if let Some(link) = qp.device.network().link() {
+        link.send(frame(qp, to, message, payload), cx.moment());
+    }
+}
+
+fn stream(qp: &Qp, to: &Peer) -> Stream {
+    Stream {
+        source: End {
+            qpn: qp.qpn,
+            epoch: to.mine,
+        },
+        destination: to.end,
+    }
+}
+
+/// Says something without octets to the peer: over the link, or on a direct network as soon as no lock is held.
+pub(crate) fn say(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
+    let network = qp.device.network();
+    if network.link().is_some() {
+        return emit(qp, to, message, Payload::Empty, cx);
+    }
+    let header = Header {
+        stream: stream(qp, to),
+        message,
+    };
+    let frame = OwnedFrame {
+        from: qp.device.address(),
+        to: to.address,
+        header,
+        payload: Vec::new(),
+        damaged: false,
+    };
+    let network = Arc::clone(network);
+    cx.effects.later(move |effects| {
+        let Some(device) = network.device(frame.to) else {
+            return;
+        };
+        let pin = pin();
+        let mut cx = Cx::new(&device, &pin);
+        std::mem::swap(&mut cx.effects, effects);
+        // As if a link had brought it.
+        Driver::handle_frame(&*device, frame.as_frame(), &mut cx);
+        std::mem::swap(&mut cx.effects, effects);
+    });
+}
+
+/// Sends the segments of a message behind those that have left, as many as there is room for: whether that was the last.
+/// `segment` makes their headers of an offset and whether it is the last. A message without octets has one.
+pub(crate) fn offer_segments(
+    qp: &Qp,
+    to: &Peer,
+    payload: &Payload<'_>,
+    sent: &mut usize,
+    segment: impl Fn(usize, bool) -> Message,
+    cx: &mut Cx<'_>,
+) -> bool {
+    let mut most = usize::MAX;
+    loop {
+        let length = (payload.len() - *sent).min(most);
+        let last = *sent + length == payload.len();
+        let part = payload.part(*sent, length);
+        match offer_rest(qp, to, segment(*sent, last), part, cx) {
+            Offered::Taken if last => return true,
+            Offered::Taken => *sent += length,
+            Offered::NoRoom => return false,
+            Offered::TooLong(less) => most = less,
+        }
+    }
+}
+
+/// Sends what is left of a message, or a part of it, if it is not too long and there is room.
+#[inline]
+pub(crate) fn offer_rest(
+    qp: &Qp,
+    to: &Peer,
+    message: Message,
+    payload: Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> Offered {
+    let link = qp.device.network().link();
+    link.map_or(Offered::Taken, |link| {
+        link.offer_rest(frame(qp, to, message, payload), cx.moment())
+    })
+}
+
+/// Sends a message that is never cut, if there is room.
+pub(crate) fn offer(
+    qp: &Qp,
+    to: &Peer,
+    message: Message,
+    payload: Payload<'_>,
+    cx: &mut Cx<'_>,
+) -> bool {
+    let link = qp.device.network().link();
+    link.is_none_or(|link| link.offer(frame(qp, to, message, payload), cx.moment()))
+}
+
+#[inline]
+fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Frame<'p, Header> {
+    Frame {
+        from: qp.device.address(),
+        to: to.address,
+        header: Header {
+            stream: stream(qp, to),
+            message,
+        },
+        payload,
+        damaged: false,
+    }
+}
+
+/// A Terminate as it travels: the only message of its queue.
+pub(crate) fn terminate_message(terminate: Terminate) -> Message {
+    Message::Untagged(Untagged {
+        qn: QN_TERMINATE,
+        msn: 1,
+        mo: 0,
+        last: true,
+        body: Body::Terminate(terminate),
+    })
+}
+
+/// Whether a queue pair still has the stream of this epoch.
+pub(crate) fn is_present(qp: &Qp, epoch: u32) -> bool {
+    qp.requester().driver.epoch == epoch && is_ready(qp.state())
+}
+
+/// Closing in good order needs an idle send queue; otherwise the stream is given up (RDMA verbs, states of a queue pair).
+pub(crate) fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
+    let met = sending.driver.peer.filter(Peer::is_met);
+    match met {
+        Some(peer) if sending.queue.is_empty() => say(qp, &peer, Message::Close, cx),
+        _ => {
+            let Some(me) = qp.shared() else { return };
+            cx.effects.later(move |effects| {
+                me.enter_error(false);
+                effects.flush(me.into_owner());
+            });
+        }
+    }
+}
+
+/// Closes a stream in good order, where nothing is outstanding; else it is given up.
+pub(crate) fn close(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
+    let mut half = qp.requester();
+    if half.driver.epoch == epoch && is_ready(qp.state()) {
+        begin_close(qp, &mut half, cx);
+    }
+}
+
+/// Gives a stream up.
+pub(crate) fn give_up(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
+    if is_present(qp, epoch) {
+        qp.enter_error(false);
+        cx.effects.flush(qp.owner().clone());
+    }
+}
