@@ -9,7 +9,7 @@ use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::lock::LockGuard;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
-use polyverbs_engine::request::{self, Op, Request};
+use polyverbs_engine::request::{Beside, Op, Request};
 use verbs_api::qp::QpState;
 use verbs_api::{RemoteAddress, WcStatus, event::EventType, wr::SendFlags};
 
@@ -17,8 +17,9 @@ use crate::header::{
     AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode,
     Untagged,
 };
+use crate::operations::{self, Part, SendExtra};
 use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
-use crate::responder::{self, Beside, Part, fail, takes};
+use crate::responder::{fail, takes};
 use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
@@ -179,7 +180,7 @@ fn write(
     )?;
     let mut half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
-    if let Err(breach) = responder::place_write(far.peer, &half, stag, to, &payload, cx.pin) {
+    if let Err(breach) = operations::place_write(far.peer, &half, stag, to, &payload, cx.pin) {
         let about = Message::Tagged(Tagged {
             opcode: TaggedOpcode::Write,
             stag,
@@ -191,7 +192,7 @@ fn write(
     if let Some(imm) = imm {
         let solicited = request.flags.contains(SendFlags::SOLICITED);
         let taken =
-            responder::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
+            operations::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
         if let Err(breach) = taken {
             return Err(far.refuse(
                 half,
@@ -209,7 +210,7 @@ fn send(
     qp: &Qp,
     far: &Far<'_>,
     request: &Request<'_>,
-    beside: request::Beside,
+    beside: Beside,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let mut spans = Spans::new();
@@ -222,19 +223,19 @@ fn send(
         &mut spans,
     )?;
     let invalidate = match beside {
-        request::Beside::Invalidate(key) => Some(key),
+        Beside::Invalidate(key) => Some(key),
         _ => None,
     };
-    let beside = Beside {
+    let extra = SendExtra {
         solicited: request.flags.contains(SendFlags::SOLICITED),
         invalidate,
     };
     let mut half = far.receiver(cx)?;
     if let Err(breach) =
-        responder::take_send(far.peer, &mut half, Part::WHOLE, beside, &payload, cx)
+        operations::take_send(far.peer, &mut half, Part::WHOLE, extra, &payload, cx)
     {
         let body = Body::Send {
-            solicited: beside.solicited,
+            solicited: extra.solicited,
             invalidate,
         };
         return Err(far.refuse(half, breach, untagged(QN_SEND, body), cx));
@@ -258,7 +259,7 @@ fn read(
     let half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     let source = within_budget(&half)
-        .and_then(|()| responder::read_source(far.peer, &half, stag, to, request.length, cx.pin));
+        .and_then(|()| operations::read_source(far.peer, &half, stag, to, request.length, cx.pin));
     let source = match source {
         Ok(source) => source,
         Err(breach) => return Err(far.refuse(half, breach, read_request(request, remote), cx)),
@@ -288,7 +289,7 @@ pub(crate) fn atomic(
     let half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     let original = within_budget(&half)
-        .and_then(|()| responder::operate(far.peer, &half, op, stag, to, cx.pin));
+        .and_then(|()| operations::operate(far.peer, &half, op, stag, to, cx.pin));
     match original {
         Ok(original) => {
             drop(half);

@@ -10,7 +10,7 @@ use polyverbs_engine::request::{Op, Request};
 use verbs_api::{Transport, WcStatus, extension::ExtensionOperation};
 
 use crate::direct::{Failure, Far, untagged, within_budget};
-use crate::header::{AtomicOp, Body, ExtensionMessage, Message, QN_ATOMIC_RESPONSE, QN_REQUEST};
+use crate::header::{Body, ExtensionMessage, Message, QN_ATOMIC_RESPONSE, QN_REQUEST};
 use crate::peer::Peer;
 use crate::requester::{Started, ask};
 use crate::terminate::Breach;
@@ -176,9 +176,4 @@ pub(crate) fn place(
     let sink = operation::sink(cx.keys(), cx.pin, qp.pd, request, operation);
     let sink = sink.map_err(Breach::Receive)?;
     Ok(operation::place(emulation, response.octets.clone(), &sink))
-}
-
-/// Whether masks say more than those of an ordinary operation.
-pub(crate) const fn is_masked(op: AtomicOp) -> bool {
-    op.ordinary(0).is_none()
 }

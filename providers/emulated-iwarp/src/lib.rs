@@ -23,6 +23,7 @@ mod driver;
 mod express;
 mod extension;
 pub mod header;
+mod operations;
 mod peer;
 mod provider;
 mod rendezvous;

@@ -25,8 +25,8 @@ use crate::header::{
     AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
     Tagged, TaggedOpcode, Untagged,
 };
+use crate::operations::place_tagged;
 use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
-use crate::responder::place_tagged;
 use crate::terminate::{Breach, Terminate, Terminates};
 use crate::{Cx, Qp, Sending, direct, extension};
 

@@ -1,29 +1,23 @@
 //! The receiving half: the peer's messages become operations on the engine.
 //!
-//! The operations themselves ([`place_write`], [`take_send`], [`read_source`], [`operate`]) are the same whether the peer
-//! runs them on its own thread or a link brings its segments; [`handle`] is the latter. Over a link sequence numbers and
-//! offsets are checked, and reads and atomics wait for their turn in one queue, served in the order of their requests
-//! when what arrived with them has been placed, or later: a write that was sent behind a read may be seen by it unless it
-//! was fenced (RFC 5040 section 5.5).
+//! The operations themselves are in [`crate::operations`]. Over a link ([`handle`]) sequence numbers and offsets are checked, and
+//! reads and atomics wait for their turn in one queue, served in the order of their requests when what arrived with them
+//! has been placed, or later: a write that was sent behind a read may be seen by it unless it was fenced (RFC 5040
+//! section 5.5).
 
 use std::collections::VecDeque;
 
-use polyverbs_engine::cq::Done;
-use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::RemoteUse;
-use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::pin::{Pin, pin};
-use polyverbs_engine::receive_ring::Receive;
-use polyverbs_engine::rules::{self, Rule};
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
-use verbs_api::{
-    Access, WcStatus,
-    completion::{WcFlags, WcOpcode},
-};
+use verbs_api::{Access, WcStatus};
 
 use crate::header::{
-    AtomicOp, AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST,
-    QN_SEND, ReadRequest, Ready, Tagged, TaggedOpcode, Untagged,
+    AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST, QN_SEND,
+    ReadRequest, Ready, Tagged, TaggedOpcode, Untagged,
+};
+use crate::operations::{
+    Part, SendExtra, operate, place_write, read_source, take_immediate, take_send,
 };
 use crate::peer::{Peer, emit, is_ready, offer, offer_segments, say, terminate_message};
 use crate::terminate::{Breach, Terminate};
@@ -82,271 +76,10 @@ struct Pending {
     answer: Option<Message>,
 }
 
-/// What a send brings besides its octets.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Beside {
-    pub(crate) solicited: bool,
-    pub(crate) invalidate: Option<u32>,
-}
-
-/// A part of a send.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    pub(crate) offset: u32,
-    pub(crate) last: bool,
-}
-
-impl Part {
-    /// A message in one piece.
-    pub(crate) const WHOLE: Self = Self {
-        offset: 0,
-        last: true,
-    };
-}
-
 /// Whether frames and calls of this epoch are for the queue pair as it is now.
 #[inline]
 pub(crate) fn takes(qp: &Qp, half: &Receiving, epoch: u32) -> bool {
     half.driver.epoch == epoch && is_ready(qp.state())
-}
-
-// ---- operations
-
-/// Places octets of a write (RFC 5041 section 5.1): every segment is checked for itself.
-#[inline]
-pub(crate) fn place_write(
-    qp: &Qp,
-    half: &Receiving,
-    stag: u32,
-    to: u64,
-    payload: &Payload<'_>,
-    pin: &Pin,
-) -> Result<(), Breach> {
-    if !half.driver.access.contains(Access::REMOTE_WRITE) && !rules::is_broken(Rule::QueuePairWrite)
-    {
-        return Err(Breach::Opcode);
-    }
-    place_tagged(qp, stag, to, payload, pin)
-}
-
-/// Places octets where the peer says, with all checks of a tagged buffer. No octets name no buffer (RFC 5041 section 5.1).
-#[inline]
-pub(crate) fn place_tagged(
-    qp: &Qp,
-    stag: u32,
-    to: u64,
-    payload: &Payload<'_>,
-    pin: &Pin,
-) -> Result<(), Breach> {
-    let length = payload.len() as u64;
-    if length == 0 {
-        return Ok(());
-    }
-    let user = RemoteUse {
-        pd: qp.pd,
-        qpn: qp.qpn,
-        access: Access::REMOTE_WRITE,
-    };
-    let region = qp
-        .device
-        .keys()
-        .check_remote(pin, stag, to, length, user)
-        .map_err(Breach::Tagged)?;
-    let mut spans = Spans::new();
-    region.for_each(|span| spans.push(span));
-    scatter_at(&spans, 0, payload);
-    Ok(())
-}
-
-/// Takes octets of a send into the next receive, which completes with the last of them.
-///
-/// A receive is secured before anything else is done; one that is wanting ends the connection: there is nobody who would
-/// try again (RFC 5041 section 7.2, error 1/2/02).
-#[inline]
-pub(crate) fn take_send(
-    qp: &Qp,
-    half: &mut Receiving,
-    part: Part,
-    beside: Beside,
-    payload: &Payload<'_>,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    let receive = match half.current.take() {
-        Some(receive) => receive,
-        None => qp
-            .take_receive(half, None, &mut cx.effects)
-            .ok_or(Breach::NoReceive)?,
-    };
-    let taken = fill(qp, &receive, part.offset, payload, cx);
-    // The key dies before the receive completes, and after the octets have been placed (RFC 5040 section 5.3).
-    let taken = taken.and_then(|()| match beside.invalidate {
-        Some(key) if part.last => invalidate(qp, key),
-        _ => Ok(()),
-    });
-    if taken.is_err() || !part.last {
-        half.current = Some(receive);
-        return taken;
-    }
-    let (flags, imm) = match beside.invalidate {
-        Some(key) => (WcFlags::WITH_INV, key.to_be_bytes()),
-        None => (WcFlags::empty(), [0; 4]),
-    };
-    let done = Done {
-        status: WcStatus::Success,
-        opcode: WcOpcode::Recv,
-        flags,
-        imm,
-        byte_len: part.offset + payload.len() as u32,
-        solicited: beside.solicited,
-        ..Done::default()
-    };
-    half.counters.receives += 1;
-    qp.complete_receive(&receive, done, cx);
-    Ok(())
-}
-
-#[inline]
-fn fill(
-    qp: &Qp,
-    receive: &Receive,
-    offset: u32,
-    payload: &Payload<'_>,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    let end = u64::from(offset) + payload.len() as u64;
-    let mut spans = Spans::new();
-    qp.gather_receive(receive, end, cx, &mut spans)
-        .map_err(Breach::Receive)?;
-    let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
-    // Offsets have 32 bits, whatever room there is.
-    if end > u64::from(u32::MAX) {
-        return Err(Breach::TooLong);
-    }
-    if end > room && !rules::is_broken(Rule::ReceiveLength) {
-        return Err(Breach::TooLong);
-    }
-    if rules::is_broken(Rule::ReceiveLength) {
-        let fitting = payload.part(0, room.saturating_sub(u64::from(offset)) as usize);
-        scatter_at(&spans, u64::from(offset), &fitting);
-    } else {
-        scatter_at(&spans, u64::from(offset), payload);
-    }
-    Ok(())
-}
-
-fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
-    let management = qp
-        .device
-        .memory_management()
-        .ok_or(Breach::Invalidate(Fault::Operation))?;
-    management
-        .invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn)
-        .map_err(Breach::Invalidate)
-}
-
-/// Takes immediate data, which completes a receive of its own; `written` octets were written before it.
-///
-/// The value is the first four octets of the eight that the message has (RFC 7306 section 6).
-pub(crate) fn take_immediate(
-    qp: &Qp,
-    half: &mut Receiving,
-    imm: [u8; 4],
-    written: u64,
-    solicited: bool,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    let receive = qp
-        .take_receive(half, None, &mut cx.effects)
-        .ok_or(Breach::NoReceive)?;
-    let is_lost = rules::is_broken(Rule::WriteImmediate);
-    let imm = if is_lost { [0; 4] } else { imm };
-    let done = Done {
-        status: WcStatus::Success,
-        opcode: WcOpcode::RecvRdmaWithImm,
-        flags: WcFlags::WITH_IMM,
-        imm,
-        byte_len: written as u32,
-        solicited,
-        ..Done::default()
-    };
-    half.counters.receives += 1;
-    qp.complete_receive(&receive, done, cx);
-    Ok(())
-}
-
-/// The octets that a read asks for.
-#[inline]
-pub(crate) fn read_source<'p>(
-    qp: &Qp,
-    half: &Receiving,
-    stag: u32,
-    to: u64,
-    length: u64,
-    pin: &'p Pin,
-) -> Result<Spans<'p>, Breach> {
-    if !half.driver.access.contains(Access::REMOTE_READ) && !rules::is_broken(Rule::QueuePairRead) {
-        return Err(Breach::Opcode);
-    }
-    let mut spans = Spans::new();
-    if length != 0 {
-        let user = RemoteUse {
-            pd: qp.pd,
-            qpn: qp.qpn,
-            access: Access::REMOTE_READ,
-        };
-        let region = qp
-            .device
-            .keys()
-            .check_remote(pin, stag, to, length, user)
-            .map_err(Breach::Read)?;
-        region.for_each(|span| spans.push(span));
-    }
-    Ok(spans)
-}
-
-/// Operates atomically on eight octets: what they were before.
-///
-/// It is the address of the octets that must be a multiple of eight, whatever the tagged offset (RFC 7306 section 5).
-#[inline]
-pub(crate) fn operate(
-    qp: &Qp,
-    half: &Receiving,
-    op: AtomicOp,
-    stag: u32,
-    to: u64,
-    pin: &Pin,
-) -> Result<u64, Breach> {
-    if !half.driver.access.contains(Access::REMOTE_ATOMIC) {
-        return Err(Breach::Opcode);
-    }
-    let user = RemoteUse {
-        pd: qp.pd,
-        qpn: qp.qpn,
-        access: Access::REMOTE_ATOMIC,
-    };
-    let region = qp
-        .device
-        .keys()
-        .check_remote(pin, stag, to, 8, user)
-        .map_err(Breach::Atomic)?;
-    let masked = match extension::is_masked(op) {
-        true => Some(qp.device.masked_atomics().ok_or(Breach::Opcode)?),
-        false => None,
-    };
-    region
-        .first(8)
-        .update_u64(|current| match masked {
-            None => match op {
-                AtomicOp::CompareSwap { swap, .. }
-                    if rules::is_broken(Rule::CompareSwapCompares) =>
-                {
-                    Some(swap)
-                }
-                _ => op.ordinary(current).flatten(),
-            },
-            Some(masked) => masked.apply(op, current),
-        })
-        .ok_or(Breach::Atomic(Fault::Misaligned))
 }
 
 /// The peer broke a rule: error state, and the Terminate that tells it (RFC 5040 section 7).
@@ -492,7 +225,7 @@ fn untagged_segment(
             solicited,
             invalidate,
         } => {
-            let beside = Beside {
+            let extra = SendExtra {
                 solicited: *solicited,
                 invalidate: *invalidate,
             };
@@ -500,7 +233,7 @@ fn untagged_segment(
                 offset: segment.mo,
                 last: segment.last,
             };
-            take_send(qp, half, part, beside, payload, cx)?;
+            take_send(qp, half, part, extra, payload, cx)?;
         }
         Body::Immediate { solicited } => {
             if payload.len() != 8 || !segment.last {
