@@ -3,8 +3,6 @@
 //! The route is resolved when the two queue pairs meet and kept with the requester. Each request checks, under the peer's
 //! responder lock, that the peer is still at the other end. Nothing is allocated, no clock is read.
 
-use std::time::Duration;
-
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::lock::LockGuard;
@@ -22,9 +20,6 @@ use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_sp
 use crate::responder::{fail, takes};
 use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
-
-/// How long a port that is down is left alone before a request that waits for it looks again.
-const PORT_LOOK: Duration = Duration::from_millis(1);
 
 /// Why a request was not carried out.
 pub(crate) enum Failure {
@@ -110,16 +105,6 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
             Executed::Keep | Executed::Sent { .. } => return half.queue.push_front(wqe),
         }
     }
-}
-
-/// Whether the port carries traffic; where it does not, looks again later, as TCP would.
-pub(crate) fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
-    let up = qp.device.is_port_active();
-    if !up && !half.queue.is_empty() {
-        let at = cx.now().after(PORT_LOOK);
-        qp.wake_at(half, at);
-    }
-    up
 }
 
 /// The other end.

@@ -22,7 +22,7 @@ use crate::connection::Ends;
 use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
 use crate::streams::{StreamNews, Streams};
 use crate::terminate::{Breach, Terminates};
-use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, requester, responder};
+use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
 /// iWARP.
 #[derive(Debug)]
@@ -118,7 +118,13 @@ impl Driver for Iwarp {
 
     #[inline]
     fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
-        requester::execute(qp, half, request, cx)
+        if request.op.is_local() {
+            return Executed::Done(qp.local_operation(half, request, cx), 0);
+        }
+        if cx.device.network().link().is_some() {
+            return requester::send_at_once(qp, half, request, cx);
+        }
+        direct::execute(qp, half, request, cx)
     }
 
     #[inline]
@@ -132,12 +138,19 @@ impl Driver for Iwarp {
     }
 
     fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
-        requester::pump(qp, half, cx);
+        if !requester::may_go_on(qp, half, cx) {
+            return;
+        }
+        if cx.device.network().link().is_some() {
+            requester::pump(qp, half, cx);
+        } else {
+            direct::pump(qp, half, cx);
+        }
     }
 
     // TCP has timers, a stream's user has none; this one looks whether the port is up again.
     fn handle_timeout(qp: &Qp, half: &mut Sending, _: Time, cx: &mut Cx<'_>) {
-        requester::pump(qp, half, cx);
+        Self::pump(qp, half, cx);
     }
 
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {

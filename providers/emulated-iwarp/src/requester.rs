@@ -8,6 +8,7 @@
 //! looked at before anything leaves (RFC 5040 section 5.2.1).
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
@@ -28,7 +29,10 @@ use crate::header::{
 use crate::operations::place_tagged;
 use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::terminate::{Breach, Terminate, Terminates};
-use crate::{Cx, Qp, Sending, direct, extension};
+use crate::{Cx, Qp, Sending, extension};
+
+/// How long a port that is down is left alone before a request that waits for it looks again.
+const PORT_LOOK: Duration = Duration::from_millis(1);
 
 /// What a requester keeps; what each request touches comes first.
 #[derive(Debug, Default)]
@@ -127,25 +131,13 @@ impl Course {
     }
 }
 
-/// Tries a request at once, the queue being empty.
-#[inline]
-pub(crate) fn execute(
+/// Over a link: a message that is one segment leaves without having been in the queue, where nothing is in its way.
+pub(crate) fn send_at_once(
     qp: &Qp,
     half: &mut Sending,
     request: &Request<'_>,
     cx: &mut Cx<'_>,
 ) -> Executed {
-    if request.op.is_local() {
-        return Executed::Done(qp.local_operation(half, request, cx), 0);
-    }
-    if cx.device.network().link().is_some() {
-        return send_at_once(qp, half, request, cx);
-    }
-    direct::execute(qp, half, request, cx)
-}
-
-// A message that is one segment leaves without having been in the queue, where nothing is in its way.
-fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     let is_free = half.queue.is_empty() && !half.driver.has_parted && qp.device.is_port_active();
     let Some(peer) = half.driver.peer.filter(|peer| is_free && peer.is_met()) else {
         return Executed::Keep;
@@ -164,21 +156,30 @@ fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<
     }
 }
 
-/// Starts what may start.
+/// Whether what waits may go on. Where the peer has parted it never will, and the queue pair ends.
+pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
+    if qp.state() != QpState::Rts || !is_port_up(qp, half, cx) {
+        return false;
+    }
+    if half.driver.has_parted && !half.queue.is_empty() {
+        qp.enter_error(false);
+        flush_later(qp, cx);
+    }
+    !half.driver.has_parted
+}
+
+// Whether the port carries traffic; where it does not, looks again later, as TCP would.
+fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
+    let up = qp.device.is_port_active();
+    if !up && !half.queue.is_empty() {
+        let at = cx.now().after(PORT_LOOK);
+        qp.wake_at(half, at);
+    }
+    up
+}
+
+/// Over a link: starts what may start.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
-    if qp.state() != QpState::Rts || !direct::is_port_up(qp, half, cx) {
-        return;
-    }
-    if half.driver.has_parted {
-        if !half.queue.is_empty() {
-            qp.enter_error(false);
-            flush_later(qp, cx);
-        }
-        return;
-    }
-    if cx.device.network().link().is_none() {
-        return direct::pump(qp, half, cx);
-    }
     let Some(peer) = half.driver.peer.filter(Peer::is_met) else {
         return;
     };

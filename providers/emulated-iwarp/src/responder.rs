@@ -1,8 +1,8 @@
 //! The receiving half: the peer's messages become operations on the engine.
 //!
-//! The operations themselves are in [`crate::operations`]. Over a link ([`handle`]) sequence numbers and offsets are checked, and
-//! reads and atomics wait for their turn in one queue, served in the order of their requests when what arrived with them
-//! has been placed, or later: a write that was sent behind a read may be seen by it unless it was fenced (RFC 5040
+//! The operations themselves are in [`crate::operations`]. Over a link ([`handle`]) sequence numbers and offsets are
+//! checked, and reads and atomics wait for their turn in one queue, served in the order of their requests when what arrived
+//! with them has been placed, or later: a write that was sent behind a read may be seen by it unless it was fenced (RFC 5040
 //! section 5.5).
 
 use std::collections::VecDeque;
