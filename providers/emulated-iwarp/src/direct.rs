@@ -6,15 +6,15 @@
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::lock::LockGuard;
+use polyverbs_engine::operation::{self, StandardOperation};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
 use polyverbs_engine::request::{Beside, Op, Request};
 use verbs_api::qp::QpState;
-use verbs_api::{RemoteAddress, WcStatus, event::EventType, wr::SendFlags};
-
-use crate::header::{
-    AtomicOp, AtomicRequest, Body, Message, QN_REQUEST, QN_SEND, ReadRequest, Tagged, TaggedOpcode,
-    Untagged,
+use verbs_api::{
+    RemoteAddress, WcStatus, event::EventType, extension::ExtensionOperation, wr::SendFlags,
 };
+
+use crate::header::{AtomicOp, AtomicRequest, Body, Message, ReadRequest, Tagged, TaggedOpcode};
 use crate::operations::{self, Part, SendExtra};
 use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
 use crate::responder::{fail, takes};
@@ -22,7 +22,7 @@ use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
 /// Why a request was not carried out.
-pub(crate) enum Failure {
+enum Failure {
     /// By this side's own fault.
     Local(WcStatus),
     /// The peer is not at the other end any more.
@@ -77,9 +77,7 @@ pub(crate) fn execute(
             AtomicOp::fetch_add(add),
             cx,
         ),
-        Op::Extension(operation) => {
-            extension::execute(qp, &far, half.driver.ord, request, operation, cx)
-        }
+        Op::Extension(operation) => extension(qp, &far, half.driver.ord, request, operation, cx),
         _ => Err(Failure::Local(WcStatus::LocQpOpErr)),
     };
     match carried_out {
@@ -108,17 +106,17 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
 }
 
 /// The other end.
-pub(crate) struct Far<'r> {
-    pub(crate) peer: &'r QpRef,
+struct Far<'r> {
+    peer: &'r QpRef,
     epoch: u32,
 }
 
-pub(crate) type Receiver<'r> = LockGuard<'r, Receiving>;
+type Receiver<'r> = LockGuard<'r, Receiving>;
 
 impl<'r> Far<'r> {
     /// Locks the peer's receiving half, if it is still the one at the other end.
     #[inline]
-    pub(crate) fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'r>, Failure> {
+    fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'r>, Failure> {
         let mut half = self.peer.responder();
         if !takes(self.peer, &half, self.epoch) {
             return Err(Failure::Lost);
@@ -128,7 +126,7 @@ impl<'r> Far<'r> {
     }
 
     #[cold]
-    pub(crate) fn refuse(
+    fn refuse(
         &self,
         mut half: Receiver<'r>,
         breach: Breach,
@@ -179,12 +177,7 @@ fn write(
         let taken =
             operations::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
         if let Err(breach) = taken {
-            return Err(far.refuse(
-                half,
-                breach,
-                untagged(QN_SEND, Body::Immediate { solicited }),
-                cx,
-            ));
+            return Err(far.refuse(half, breach, untagged(Body::Immediate { solicited }), cx));
         }
     }
     Ok(0)
@@ -223,7 +216,7 @@ fn send(
             solicited: extra.solicited,
             invalidate,
         };
-        return Err(far.refuse(half, breach, untagged(QN_SEND, body), cx));
+        return Err(far.refuse(half, breach, untagged(body), cx));
     }
     Ok(0)
 }
@@ -258,7 +251,7 @@ fn read(
 }
 
 #[inline]
-pub(crate) fn atomic(
+fn atomic(
     qp: &Qp,
     far: &Far<'_>,
     ord: u8,
@@ -288,14 +281,47 @@ pub(crate) fn atomic(
                 stag,
                 to,
             });
-            Err(far.refuse(half, breach, untagged(QN_REQUEST, body), cx))
+            Err(far.refuse(half, breach, untagged(body), cx))
+        }
+    }
+}
+
+#[cold]
+fn extension(
+    qp: &Qp,
+    far: &Far<'_>,
+    ord: u8,
+    request: &Request<'_>,
+    operation: &'static ExtensionOperation,
+    cx: &mut Cx<'_>,
+) -> Result<u32, Failure> {
+    let (emulation, standard) = extension::of(qp, request, operation)?;
+    if let Some(StandardOperation::Atomic(remote, op)) = standard {
+        return atomic(qp, far, ord, request, remote, op, cx);
+    }
+    if ord == 0 {
+        return Err(Failure::Local(WcStatus::LocQpOpErr));
+    }
+    let sink = operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
+    let message = extension::message(qp, request, operation, cx)?;
+    let half = far.receiver(cx)?;
+    let answer =
+        within_budget(&half).and_then(|()| extension::carry_out(far.peer, &half, &message, cx.pin));
+    match answer {
+        Ok(answer) => {
+            drop(half);
+            Ok(operation::place(emulation, answer, &sink))
+        }
+        Err(breach) => {
+            let about = untagged(Body::Extension(Box::new(message)));
+            Err(far.refuse(half, breach, about, cx))
         }
     }
 }
 
 // One at a time: within any budget but none.
 #[inline]
-pub(crate) fn within_budget(half: &Receiving) -> Result<(), Breach> {
+fn within_budget(half: &Receiving) -> Result<(), Breach> {
     if half.driver.ird == 0 {
         Err(Breach::Budget)
     } else {
@@ -303,29 +329,20 @@ pub(crate) fn within_budget(half: &Receiving) -> Result<(), Breach> {
     }
 }
 
-// The headers that a request would have had on a wire. Messages are not counted on a direct network: the number is 0.
-pub(crate) fn untagged(qn: u32, body: Body) -> Message {
-    Message::Untagged(Untagged {
-        qn,
-        msn: 0,
-        mo: 0,
-        last: true,
-        body,
-    })
+// The message that a request would have been on a wire. None are counted on a direct network: the number is 0.
+fn untagged(body: Body) -> Message {
+    Message::untagged(0, body)
 }
 
 fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Message {
     let sink = sink(request);
-    untagged(
-        QN_REQUEST,
-        Body::ReadRequest(ReadRequest {
-            sink_stag: sink.lkey().value(),
-            sink_to: sink.addr(),
-            length: request.length as u32,
-            source_stag: remote.rkey.value(),
-            source_to: remote.addr,
-        }),
-    )
+    untagged(Body::ReadRequest(ReadRequest {
+        sink_stag: sink.lkey().value(),
+        sink_to: sink.addr(),
+        length: request.length as u32,
+        source_stag: remote.rkey.value(),
+        source_to: remote.addr,
+    }))
 }
 
 // A send or write was over when its octets had been handed over, whatever the peer makes of them; then the connection

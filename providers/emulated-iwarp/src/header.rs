@@ -95,6 +95,17 @@ impl Message {
         to: 0,
         last: true,
     });
+
+    /// An untagged message in one segment, on the queue that it belongs to.
+    pub fn untagged(msn: u32, body: Body) -> Self {
+        Self::Untagged(Untagged {
+            qn: body.queue(),
+            msn,
+            mo: 0,
+            last: true,
+            body,
+        })
+    }
 }
 
 /// A ready-to-receive indication (RFC 6581 section 9.2).

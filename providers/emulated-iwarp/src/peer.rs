@@ -9,7 +9,7 @@ use polyverbs_engine::pin::pin;
 use verbs_api::ids::LinkAddress;
 use verbs_api::qp::QpState;
 
-use crate::header::{Body, End, Header, Message, QN_TERMINATE, Stream, Untagged};
+use crate::header::{Body, End, Header, Message, Stream};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, QpRef, Sending};
 
@@ -152,13 +152,7 @@ fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Fram
 
 /// A Terminate as it travels: the only message of its queue.
 pub(crate) fn terminate_message(terminate: Terminate) -> Message {
-    Message::Untagged(Untagged {
-        qn: QN_TERMINATE,
-        msn: 1,
-        mo: 0,
-        last: true,
-        body: Body::Terminate(terminate),
-    })
+    Message::untagged(1, Body::Terminate(terminate))
 }
 
 /// Whether a queue pair still has the stream of this epoch.

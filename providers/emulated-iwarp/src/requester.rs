@@ -14,13 +14,17 @@ use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{LocalUse, RemoteUse};
 use polyverbs_engine::link::Offered;
+use polyverbs_engine::operation::{self, StandardOperation};
 use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::qp::QpState;
-use verbs_api::{Access, RemoteAddress, Sge, WcStatus, event::EventType, wr::SendFlags};
+use verbs_api::{
+    Access, RemoteAddress, Sge, WcStatus, event::EventType, extension::ExtensionOperation,
+    wr::SendFlags,
+};
 
 use crate::header::{
     AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
@@ -269,14 +273,14 @@ fn start(
             AtomicOp::fetch_add(add),
             cx,
         ),
-        Op::Extension(operation) => extension::start(qp, half, peer, request, operation, cx),
+        Op::Extension(operation) => extension(qp, half, peer, request, operation, cx),
         _ => Err(Fault::Operation),
     };
     started.unwrap_or_else(|fault| Some((Phase::Done(fault.local_status()), 0)))
 }
 
 /// How far a request has come, and the number of its request message; `None` inside where it has to wait for room.
-pub(crate) type Started = Result<Option<(Phase, u32)>, Fault>;
+type Started = Result<Option<(Phase, u32)>, Fault>;
 
 const SENT: Phase = Phase::Done(WcStatus::Success);
 
@@ -371,15 +375,9 @@ fn write(
     let body = Body::Immediate {
         solicited: request.flags.contains(SendFlags::SOLICITED),
     };
-    let segment = Untagged {
-        qn: QN_SEND,
-        msn: half.driver.next_msn(QN_SEND),
-        mo: 0,
-        last: true,
-        body,
-    };
+    let message = Message::untagged(half.driver.next_msn(QN_SEND), body);
     let octets = Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]);
-    if !offer(qp, peer, Message::Untagged(segment), octets, cx) {
+    if !offer(qp, peer, message, octets, cx) {
         return Ok(None);
     }
     half.driver.count_message(QN_SEND);
@@ -406,7 +404,7 @@ fn read(
     Ok(ask(qp, half, peer, |_| body, cx))
 }
 
-pub(crate) fn atomic(
+fn atomic(
     qp: &Qp,
     half: &mut Sending,
     peer: &Peer,
@@ -433,7 +431,26 @@ pub(crate) fn atomic(
     ))
 }
 
-pub(crate) fn ask(
+#[cold]
+fn extension(
+    qp: &Qp,
+    half: &mut Sending,
+    peer: &Peer,
+    request: &Request<'_>,
+    operation: &'static ExtensionOperation,
+    cx: &mut Cx<'_>,
+) -> Started {
+    if let (_, Some(StandardOperation::Atomic(remote, op))) = extension::of(qp, request, operation)?
+    {
+        return atomic(qp, half, peer, request, remote, op, cx);
+    }
+    operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
+    let message = extension::message(qp, request, operation, cx)?;
+    let body = Body::Extension(Box::new(message));
+    Ok(ask(qp, half, peer, |_| body, cx))
+}
+
+fn ask(
     qp: &Qp,
     half: &mut Sending,
     peer: &Peer,
@@ -441,14 +458,8 @@ pub(crate) fn ask(
     cx: &mut Cx<'_>,
 ) -> Option<(Phase, u32)> {
     let msn = half.driver.next_msn(QN_REQUEST);
-    let segment = Untagged {
-        qn: QN_REQUEST,
-        msn,
-        mo: 0,
-        last: true,
-        body: body(msn),
-    };
-    if !offer(qp, peer, Message::Untagged(segment), Payload::Empty, cx) {
+    let message = Message::untagged(msn, body(msn));
+    if !offer(qp, peer, message, Payload::Empty, cx) {
         return None;
     }
     half.driver.count_message(QN_REQUEST);

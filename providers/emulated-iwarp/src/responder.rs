@@ -13,7 +13,7 @@ use polyverbs_engine::time::Time;
 use verbs_api::{Access, WcStatus};
 
 use crate::header::{
-    AtomicRequest, AtomicResponse, Body, Message, QN_ATOMIC_RESPONSE, QN_REQUEST, QN_SEND,
+    AtomicRequest, AtomicResponse, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND,
     ReadRequest, Ready, Tagged, TaggedOpcode, Untagged,
 };
 use crate::operations::{
@@ -41,8 +41,8 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// The sequence number of the next message of the queue of atomic responses.
-    pub(crate) fn next_response(&mut self) -> u32 {
+    // The sequence number of the next message of the queue of atomic responses.
+    fn next_response(&mut self) -> u32 {
         let inbound = self.inbound.get_or_insert_default();
         inbound.responses = inbound.responses.wrapping_add(1);
         inbound.responses
@@ -400,7 +400,7 @@ fn answer(
             return answer_read(qp, half, &peer, read, &mut pending.sent, cx);
         }
         (None, Body::AtomicRequest(atomic)) => answer_atomic(qp, half, atomic, cx)?,
-        (None, Body::Extension(request)) => extension::answer(qp, half, request, cx)?,
+        (None, Body::Extension(request)) => answer_extension(qp, half, request, cx)?,
         _ => return Err(Breach::Opcode),
     };
     let is_sent = offer(qp, &peer, answer.clone(), Payload::Empty, cx);
@@ -448,13 +448,21 @@ fn answer_atomic(
         request_id: atomic.request_id,
         original,
     };
-    let body = Body::AtomicResponse(response);
-    let segment = Untagged {
-        qn: QN_ATOMIC_RESPONSE,
-        msn,
-        mo: 0,
-        last: true,
-        body,
+    Ok(Message::untagged(msn, Body::AtomicResponse(response)))
+}
+
+fn answer_extension(
+    qp: &Qp,
+    half: &mut Receiving,
+    request: &ExtensionMessage,
+    cx: &Cx<'_>,
+) -> Result<Message, Breach> {
+    let octets = extension::carry_out(qp, half, request, cx.pin)?;
+    let msn = half.driver.next_response();
+    let response = ExtensionMessage {
+        is_response: true,
+        octets,
+        ..*request
     };
-    Ok(Message::Untagged(segment))
+    Ok(Message::untagged(msn, Body::Extension(Box::new(response))))
 }

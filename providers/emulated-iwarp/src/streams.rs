@@ -32,7 +32,7 @@ use verbs_api::provider::carrier::{
 use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
-use crate::header::{Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream, Untagged};
+use crate::header::{Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream};
 use crate::peer::{self, Peer, is_ready};
 use crate::rendezvous::Rendezvous;
 use crate::{Cx, Device, QpRef, QpWeak};
@@ -545,22 +545,13 @@ fn say_ready(
     form: ReadyForms,
     cx: &mut Cx<'_>,
 ) {
-    let untagged = |qn, body| {
-        Message::Untagged(Untagged {
-            qn,
-            msn: 1,
-            mo: 0,
-            last: true,
-            body,
-        })
-    };
     let message = if form.contains(ReadyForms::WRITE) {
         Message::READY_WRITE
     } else if form.contains(ReadyForms::READ) {
         half.driver.count_message(QN_REQUEST);
         half.driver.awaits_ready = true;
-        untagged(
-            QN_REQUEST,
+        Message::untagged(
+            1,
             Body::ReadRequest(ReadRequest {
                 sink_stag: 0,
                 sink_to: 0,
@@ -575,7 +566,7 @@ fn say_ready(
             solicited: false,
             invalidate: None,
         };
-        untagged(QN_SEND, body)
+        Message::untagged(1, body)
     } else {
         return;
     };
