@@ -1,9 +1,9 @@
 //! An emulated iWARP device: RDMAP over DDP, on the software verbs engine.
 //!
 //! A driver of [`polyverbs_engine`]. `requester` turns requests into messages and takes the answers, `responder`
-//! turns the peer's messages into operations on the engine, `connection` is the stream that both need: its beginning,
-//! its graceful and its abrupt end. On a direct network a request runs on the poster's thread into the peer's
-//! responder; over a link a message is cut into DDP segments that arrive later, in order.
+//! turns the peer's messages into operations on the engine, `connection` is how their stream begins and how it ends,
+//! gracefully or abruptly. On a direct network a request runs on the poster's thread into the peer's responder
+//! (`direct`); over a link a message is cut into DDP segments that arrive later, in order.
 //!
 //! What iWARP does differently from InfiniBand, each at its place:
 //!
