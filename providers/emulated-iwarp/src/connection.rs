@@ -80,14 +80,14 @@ pub(crate) fn modify(
 /// Locks one end at a time. An end that leaves meanwhile could not tell the other, so that is looked for afterwards.
 pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     let Some(named) = awaiting(qp) else { return };
-    if let Some(streams) = &qp.device.driver().streams {
+    if let Some(rendezvous) = &qp.device.driver().rendezvous {
         let mut half = qp.requester();
         let has_claimed = std::mem::replace(&mut half.driver.has_claimed, true);
         half.driver.is_managed = named.end.qpn >= FIRST_STREAM;
         drop(half);
         // Once for a connection.
         if !has_claimed {
-            streams.claim(qp, &named, cx);
+            rendezvous.claim(qp, &named, cx);
         }
         return;
     }
@@ -168,8 +168,8 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     };
     let driver = qp.device.driver();
     if !peer.is_met() {
-        if let Some(streams) = &driver.streams {
-            streams.disclaim(&peer, &mut cx.effects);
+        if let Some(rendezvous) = &driver.rendezvous {
+            rendezvous.disclaim(&peer, &mut cx.effects);
         }
         return;
     }

@@ -20,7 +20,8 @@ use verbs_api::{
 
 use crate::connection::Ends;
 use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
-use crate::streams::{StreamNews, Streams};
+use crate::rendezvous::Rendezvous;
+use crate::streams::StreamNews;
 use crate::terminate::{Breach, Terminates};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
@@ -31,8 +32,8 @@ pub struct Iwarp {
     address: LinkAddress,
     pub(crate) service: ServiceDelay,
     pub(crate) ends: Ends,
-    /// The streams of a device on an IP network.
-    pub(crate) streams: Option<Arc<Streams>>,
+    /// How queue pairs find their streams, of a device on an IP network.
+    pub(crate) rendezvous: Option<Arc<Rendezvous>>,
 }
 
 /// How long a responder lets a read or an atomic wait: a time between none and `max`, drawn from `seed`.
@@ -68,14 +69,14 @@ impl Iwarp {
             address,
             service: ServiceDelay::default(),
             ends: Ends::default(),
-            streams: None,
+            rendezvous: None,
         }
     }
 
     /// Tells whoever made a connection what became of it.
     pub(crate) fn tell(&self, epoch: u32, news: StreamNews, cx: &mut Cx<'_>) {
-        if let Some(streams) = &self.streams {
-            streams.note(epoch, news, &mut cx.effects);
+        if let Some(rendezvous) = &self.rendezvous {
+            rendezvous.streams.note(epoch, news, &mut cx.effects);
         }
     }
 
@@ -244,10 +245,11 @@ impl Driver for Iwarp {
     }
 
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
-        let Some(streams) = &device.driver().streams else {
+        let Some(rendezvous) = &device.driver().rendezvous else {
             return Some(Carrier::InProcess);
         };
-        Some(Carrier::Streams(Arc::clone(streams) as Arc<dyn StreamPort>))
+        let streams = Arc::clone(&rendezvous.streams);
+        Some(Carrier::Streams(streams as Arc<dyn StreamPort>))
     }
 
     fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use polyverbs_engine::effects::Effects;
 use polyverbs_wire::iwarp::start::{
     self, Enhanced, Kind, LEFT_TO_PROGRAM, MAX_START_LEN, Settings, Start, StartHeader,
 };
@@ -19,7 +20,7 @@ use verbs_api::provider::carrier::{
 };
 
 use crate::peer::Peer;
-use crate::streams::{Streams, give_up};
+use crate::streams::{FIRST_STREAM, Streams, give_up};
 use crate::{Cx, QpRef, QpWeak};
 
 /// What private data begins with.
@@ -38,15 +39,19 @@ const MAX_CALLERS: usize = 1024;
 const MAX_LEFT: usize = 64;
 
 /// Who meets whom on this device.
+#[derive(Debug)]
 pub(crate) struct Rendezvous {
+    /// The streams of this device.
+    pub(crate) streams: Arc<Streams>,
     port: u16,
     state: Mutex<State>,
+    me: Weak<Self>,
 }
 
 /// The peer's address and number, and the own number.
 type Both = (IpAddr, u32, u32);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     waiting: HashMap<Both, Waiting>,
     callers: HashMap<Both, Caller>,
@@ -55,6 +60,7 @@ struct State {
 }
 
 /// A queue pair of this device that waits.
+#[derive(Debug)]
 struct Waiting {
     qp: QpWeak,
     epoch: u32,
@@ -63,26 +69,37 @@ struct Waiting {
 }
 
 /// A queue pair of another device that has asked.
+#[derive(Debug)]
 struct Caller {
     stream: Qpn,
     request: StartHeader,
 }
 
 impl Rendezvous {
-    /// Over this port, which all devices have; 0 for none.
-    pub(crate) fn at(port: u16) -> Self {
-        Self {
+    /// By these streams, over this port, which all devices have; 0 for none.
+    pub(crate) fn new(streams: Arc<Streams>, port: u16) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            streams,
             port,
             state: Mutex::default(),
-        }
+            me: me.clone(),
+        })
+    }
+
+    /// Takes the streams of those that begin.
+    pub(crate) fn receptionist(&self) -> Arc<dyn StreamListener> {
+        Arc::new(Receptionist(self.me.clone()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue pair is ready, and names another.
-    pub(crate) fn claim(&self, streams: &Streams, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
+    /// A queue pair is ready, and names another, or its stream.
+    pub(crate) fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
+        if named.end.qpn >= FIRST_STREAM {
+            return self.streams.claim(qp, named, cx);
+        }
         let LinkAddress::Ip(theirs) = named.address else {
             return;
         };
@@ -103,25 +120,26 @@ impl Rendezvous {
             qp: qp.downgrade(),
             epoch: named.mine,
             stream: None,
-            until: streams.now() + PATIENCE,
+            until: self.streams.now() + PATIENCE,
         };
         state.waiting.insert(both, waiting);
         drop(state);
-        let begins = (streams.address(), qp.qpn) < (theirs, named.end.qpn);
-        let streams = streams.shared();
+        let begins = (self.streams.address(), qp.qpn) < (theirs, named.end.qpn);
+        let me = self.me.clone();
         cx.effects.later(move |_| {
-            let Some(streams) = streams.upgrade() else {
-                return;
-            };
+            let Some(me) = me.upgrade() else { return };
             match begins {
-                true => call(&streams, both),
-                false => streams.rendezvous.answer(&streams, both),
+                true => me.call(both),
+                false => me.answer(both),
             }
         });
     }
 
     /// It does not wait any more.
-    pub(crate) fn disclaim(&self, streams: &Streams, peer: &Peer) {
+    pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
+        if peer.end.qpn >= FIRST_STREAM {
+            return self.streams.disclaim(peer, effects);
+        }
         let LinkAddress::Ip(theirs) = peer.address else {
             return;
         };
@@ -141,12 +159,12 @@ impl Rendezvous {
         }
         drop(state);
         if let Some(stream) = stream {
-            streams.close(stream, StreamClose::Abrupt);
+            self.streams.close(stream, StreamClose::Abrupt);
         }
     }
 
     // A caller has been waiting, or will come.
-    fn answer(&self, streams: &Streams, both: Both) {
+    fn answer(&self, both: Both) {
         let mut state = self.lock();
         if !state.waiting.contains_key(&both) {
             return;
@@ -158,12 +176,13 @@ impl Rendezvous {
             return;
         };
         drop(state);
-        let wishes = streams.wishes();
+        let wishes = self.streams.wishes();
         let mut reply = frame(Kind::Reply, b"");
         reply.header.markers = wishes.markers;
         reply.header.crc = wishes.crc || caller.request.crc;
         let settings = Settings::of(&caller.request, &reply.header);
-        streams.claim_for(caller.stream, waiting.qp, waiting.epoch);
+        self.streams
+            .claim_for(caller.stream, waiting.qp, waiting.epoch);
         let agreed = StreamAgreed {
             crc: settings.crc,
             sends_markers: settings.responder_markers,
@@ -172,12 +191,14 @@ impl Rendezvous {
             awaits: ReadyForms::WRITE,
             is_held: true,
         };
-        streams.agree(caller.stream, agreed, &encoded(&reply), b"");
+        self.streams
+            .agree(caller.stream, agreed, &encoded(&reply), b"");
     }
 
-    fn asked(&self, streams: &Streams, both: Both, caller: Caller) {
+    fn asked(&self, both: Both, caller: Caller) {
         let stream = caller.stream;
-        let exists = streams
+        let exists = self
+            .streams
             .device()
             .is_some_and(|device| device.qp(both.2).is_some());
         let mut state = self.lock();
@@ -187,15 +208,85 @@ impl Rendezvous {
             .is_some_and(|_| !state.waiting.contains_key(&both));
         if !exists || is_late || state.callers.len() >= MAX_CALLERS {
             drop(state);
-            return reject(streams, stream);
+            return reject(&self.streams, stream);
         }
         // One that asks again has lost its first stream.
         let before = state.callers.insert(both, caller);
         drop(state);
         if let Some(before) = before {
-            streams.close(before.stream, StreamClose::Abrupt);
+            self.streams.close(before.stream, StreamClose::Abrupt);
         }
-        self.answer(streams, both);
+        self.answer(both);
+    }
+
+    // Begins a stream to the other queue pair's device.
+    fn call(&self, both: Both) {
+        let to = SocketAddr::new(both.0, self.port);
+        let sink = Arc::new(Calling {
+            rendezvous: self.me.clone(),
+            both,
+            state: Mutex::default(),
+        });
+        let begun = self
+            .streams
+            .connect(to, Arc::clone(&sink) as Arc<dyn StreamSink>);
+        let mut state = self.lock();
+        let waiting = state.waiting.get_mut(&both);
+        match (begun, waiting) {
+            (Ok(stream), Some(waiting)) => {
+                waiting.stream = Some(stream);
+                drop(state);
+                let mut calling = sink.lock();
+                calling.stream = Some(stream);
+                let is_connected = calling.is_connected;
+                drop(calling);
+                self.streams.wake_at(stream, self.streams.now() + HANDSHAKE);
+                if is_connected {
+                    sink.connected();
+                }
+            }
+            (Ok(stream), None) => {
+                drop(state);
+                self.streams.close(stream, StreamClose::Abrupt);
+            }
+            (Err(_), _) => {
+                drop(state);
+                self.again(both);
+            }
+        }
+    }
+
+    // Nobody was there: tries again in a moment, for a while.
+    fn again(&self, both: Both) {
+        let mut state = self.lock();
+        let Some(waiting) = state.waiting.get_mut(&both) else {
+            return;
+        };
+        waiting.stream = None;
+        if waiting.until <= self.streams.now() || waiting.qp.upgrade().is_none() {
+            drop(state);
+            return self.refused(both);
+        }
+        drop(state);
+        let Some(device) = self.streams.device() else {
+            return;
+        };
+        let me = self.me.clone();
+        let timers = device.network().timers();
+        let job = move |_| {
+            if let Some(me) = me.upgrade() {
+                me.call(both);
+            }
+        };
+        timers.add(timers.now().after(PAUSE), Box::new(job));
+    }
+
+    // There is no such queue pair.
+    fn refused(&self, both: Both) {
+        let waiting = self.lock().waiting.remove(&both);
+        if let Some(waiting) = waiting {
+            give_up(&waiting.qp, waiting.epoch);
+        }
     }
 }
 
@@ -206,77 +297,9 @@ fn reject(streams: &Streams, stream: Qpn) {
     streams.close(stream, StreamClose::Graceful);
 }
 
-// Begins a stream to the other queue pair's device.
-fn call(streams: &Arc<Streams>, both: Both) {
-    let to = SocketAddr::new(both.0, streams.rendezvous.port);
-    let sink = Arc::new(Calling {
-        streams: streams.shared(),
-        both,
-        state: Mutex::default(),
-    });
-    let begun = streams.connect(to, Arc::clone(&sink) as Arc<dyn StreamSink>);
-    let mut state = streams.rendezvous.lock();
-    let waiting = state.waiting.get_mut(&both);
-    match (begun, waiting) {
-        (Ok(stream), Some(waiting)) => {
-            waiting.stream = Some(stream);
-            drop(state);
-            let mut calling = sink.lock();
-            calling.stream = Some(stream);
-            let is_connected = calling.is_connected;
-            drop(calling);
-            streams.wake_at(stream, streams.now() + HANDSHAKE);
-            if is_connected {
-                sink.connected();
-            }
-        }
-        (Ok(stream), None) => {
-            drop(state);
-            streams.close(stream, StreamClose::Abrupt);
-        }
-        (Err(_), _) => {
-            drop(state);
-            again(streams, both);
-        }
-    }
-}
-
-// Nobody was there: tries again in a moment, for a while.
-fn again(streams: &Arc<Streams>, both: Both) {
-    let mut state = streams.rendezvous.lock();
-    let Some(waiting) = state.waiting.get_mut(&both) else {
-        return;
-    };
-    waiting.stream = None;
-    if waiting.until <= streams.now() || waiting.qp.upgrade().is_none() {
-        drop(state);
-        return refused(streams, both);
-    }
-    drop(state);
-    let Some(device) = streams.device() else {
-        return;
-    };
-    let shared = streams.shared();
-    let timers = device.network().timers();
-    let job = move |_| {
-        if let Some(streams) = shared.upgrade() {
-            call(&streams, both);
-        }
-    };
-    timers.add(timers.now().after(PAUSE), Box::new(job));
-}
-
-// There is no such queue pair.
-fn refused(streams: &Streams, both: Both) {
-    let waiting = streams.rendezvous.lock().waiting.remove(&both);
-    if let Some(waiting) = waiting {
-        give_up(&waiting.qp, waiting.epoch);
-    }
-}
-
 /// The side that begins.
 struct Calling {
-    streams: Weak<Streams>,
+    rendezvous: Weak<Rendezvous>,
     both: Both,
     state: Mutex<CallingState>,
 }
@@ -298,9 +321,10 @@ impl Calling {
 
 impl StreamSink for Calling {
     fn connected(&self) {
-        let Some(streams) = self.streams.upgrade() else {
+        let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
+        let streams = &rendezvous.streams;
         let mut state = self.lock();
         state.is_connected = true;
         let Some(stream) = state
@@ -321,9 +345,10 @@ impl StreamSink for Calling {
     }
 
     fn octets(&self, octets: &[u8]) {
-        let Some(streams) = self.streams.upgrade() else {
+        let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
+        let streams = &rendezvous.streams;
         let mut state = self.lock();
         let Some(stream) = state.stream.filter(|_| !state.is_over) else {
             return;
@@ -337,7 +362,7 @@ impl StreamSink for Calling {
                 state.is_over = true;
                 drop(state);
                 streams.close(stream, StreamClose::Abrupt);
-                return refused(&streams, self.both);
+                return rendezvous.refused(self.both);
             }
         };
         state.is_over = true;
@@ -345,9 +370,9 @@ impl StreamSink for Calling {
         drop(state);
         if reply.header.reject {
             streams.close(stream, StreamClose::Abrupt);
-            return refused(&streams, self.both);
+            return rendezvous.refused(self.both);
         }
-        let waiting = streams.rendezvous.lock().waiting.remove(&self.both);
+        let waiting = rendezvous.lock().waiting.remove(&self.both);
         let Some(waiting) = waiting else {
             return streams.close(stream, StreamClose::Abrupt);
         };
@@ -366,8 +391,8 @@ impl StreamSink for Calling {
     fn begun(&self) {}
 
     fn ended(&self, _: StreamEnd) {
-        if let Some(streams) = self.streams.upgrade() {
-            again(&streams, self.both);
+        if let Some(rendezvous) = self.rendezvous.upgrade() {
+            rendezvous.again(self.both);
         }
     }
 
@@ -376,23 +401,23 @@ impl StreamSink for Calling {
         // Connected and not answered: the other program may not have got that far.
         let (stream, waits) = (state.stream, !state.is_over && !state.is_connected);
         drop(state);
-        if let (Some(stream), true, Some(streams)) = (stream, waits, self.streams.upgrade()) {
-            streams.close(stream, StreamClose::Abrupt);
-            again(&streams, self.both);
+        if let (Some(stream), true, Some(rendezvous)) = (stream, waits, self.rendezvous.upgrade()) {
+            rendezvous.streams.close(stream, StreamClose::Abrupt);
+            rendezvous.again(self.both);
         }
     }
 }
 
 /// Takes those that begin.
-pub(crate) struct Receptionist(pub(crate) Weak<Streams>);
+struct Receptionist(Weak<Rendezvous>);
 
 impl StreamListener for Receptionist {
     fn accepted(&self, stream: Qpn, from: SocketAddr) -> Option<Arc<dyn StreamSink>> {
-        let streams = self.0.upgrade()?;
+        let rendezvous = self.0.upgrade()?;
+        let streams = &rendezvous.streams;
         streams.wake_at(stream, streams.now() + HANDSHAKE);
-        let streams = self.0.clone();
         Some(Arc::new(Called {
-            streams,
+            rendezvous: self.0.clone(),
             stream,
             from: from.ip(),
             arrived: Mutex::default(),
@@ -402,7 +427,7 @@ impl StreamListener for Receptionist {
 
 /// The side that is asked. What has come is taken with the request.
 struct Called {
-    streams: Weak<Streams>,
+    rendezvous: Weak<Rendezvous>,
     stream: Qpn,
     from: IpAddr,
     arrived: Mutex<Option<Vec<u8>>>,
@@ -412,9 +437,10 @@ impl StreamSink for Called {
     fn connected(&self) {}
 
     fn octets(&self, octets: &[u8]) {
-        let Some(streams) = self.streams.upgrade() else {
+        let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
+        let streams = &rendezvous.streams;
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
         let all = arrived.get_or_insert_default();
         all.extend_from_slice(octets);
@@ -431,10 +457,10 @@ impl StreamSink for Called {
                     stream: self.stream,
                     request,
                 };
-                streams.rendezvous.asked(&streams, both, caller);
+                rendezvous.asked(both, caller);
             }
             // It names no queue pair: whoever only asks whether a device answers hears that one does.
-            Some((None, _)) => reject(&streams, self.stream),
+            Some((None, _)) => reject(streams, self.stream),
             // Whoever goes on without the answer is cut off as well.
             None => streams.close(self.stream, StreamClose::Abrupt),
         }
@@ -443,8 +469,8 @@ impl StreamSink for Called {
     fn begun(&self) {}
 
     fn ended(&self, _: StreamEnd) {
-        if let Some(streams) = self.streams.upgrade() {
-            let mut state = streams.rendezvous.lock();
+        if let Some(rendezvous) = self.rendezvous.upgrade() {
+            let mut state = rendezvous.lock();
             state
                 .callers
                 .retain(|_, caller| caller.stream != self.stream);
@@ -452,9 +478,10 @@ impl StreamSink for Called {
     }
 
     fn due(&self) {
-        let Some(streams) = self.streams.upgrade() else {
+        let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
+        let streams = &rendezvous.streams;
         let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
         let has_asked = arrived
             .as_ref()

@@ -34,7 +34,6 @@ use verbs_api::qp::QpState;
 use crate::codec::{self, MpaCodec};
 use crate::header::{Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream};
 use crate::peer::{self, Peer, is_ready};
-use crate::rendezvous::Rendezvous;
 use crate::{Cx, Device, QpRef, QpWeak};
 
 /// The first number of a stream; queue pairs have lower ones.
@@ -64,7 +63,6 @@ pub struct Streams {
     tap: Option<Arc<dyn TcpTap>>,
     device: OnceLock<Weak<Device>>,
     state: Mutex<State>,
-    pub(crate) rendezvous: Rendezvous,
     me: Weak<Self>,
 }
 
@@ -118,7 +116,7 @@ impl Early {
 impl Streams {
     pub(crate) fn new(
         link: Arc<TcpLink<MpaCodec>>,
-        at: SocketAddr,
+        address: IpAddr,
         tcp: TcpOptions,
         wishes: StreamWishes,
         (max_ulpdu, max_early): (usize, usize),
@@ -126,7 +124,7 @@ impl Streams {
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             link,
-            address: at.ip(),
+            address,
             tcp,
             wishes,
             max_ulpdu,
@@ -134,7 +132,6 @@ impl Streams {
             tap,
             device: OnceLock::new(),
             state: Mutex::default(),
-            rendezvous: Rendezvous::at(at.port()),
             me: me.clone(),
         })
     }
@@ -145,10 +142,6 @@ impl Streams {
 
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         self.device.get()?.upgrade()
-    }
-
-    pub(crate) fn shared(&self) -> Weak<Self> {
-        self.me.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -345,9 +338,6 @@ impl Streams {
     /// A queue pair is ready to receive, and names its stream.
     pub(crate) fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
         let number = named.end.qpn;
-        if number < FIRST_STREAM {
-            return self.rendezvous.claim(self, qp, named, cx);
-        }
         let mut state = self.lock();
         let early = state.early.get_mut(&number);
         let early = early.filter(|early| {
@@ -387,9 +377,6 @@ impl Streams {
     /// The queue pair does not wait any more.
     pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
         let number = peer.end.qpn;
-        if number < FIRST_STREAM {
-            return self.rendezvous.disclaim(self, peer);
-        }
         let mut state = self.lock();
         let claims = |early: &&mut Early| {
             let epoch = early.claim.as_ref().map(|(_, epoch)| *epoch);

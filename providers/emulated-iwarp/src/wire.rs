@@ -15,7 +15,7 @@ use verbs_api::provider::carrier::{StreamPort, StreamWishes};
 use crate::codec::MpaCodec;
 use crate::driver::Iwarp;
 use crate::header::Header;
-use crate::rendezvous::Receptionist;
+use crate::rendezvous::Rendezvous;
 use crate::streams::{FIRST_STREAM, Streams};
 
 /// What a device on an IP network is made with.
@@ -99,15 +99,15 @@ impl OnWire {
         let port = wire.address.port();
         let streams = Streams::new(
             Arc::clone(&link),
-            wire.address,
+            ip,
             wire.tcp,
             wishes,
             (wire.max_segment, wire.max_early),
             wire.tap,
         );
+        let rendezvous = Rendezvous::new(Arc::clone(&streams), port);
         if port != 0 {
-            let receptionist = Arc::new(Receptionist(Arc::downgrade(&streams)));
-            match streams.listen(wire.address, receptionist) {
+            match streams.listen(wire.address, rendezvous.receptionist()) {
                 // Another process at this address has it: whoever names a queue pair by number finds those there.
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
                 listening => {
@@ -125,7 +125,7 @@ impl OnWire {
             ..options
         };
         let mut driver = driver(LinkAddress::Ip(ip));
-        driver.streams = Some(Arc::clone(&streams));
+        driver.rendezvous = Some(rendezvous);
         let device = Device::new(driver, &network, options)?;
         streams.bind(&device);
         let progress: Arc<dyn Progress> = network;
