@@ -91,6 +91,10 @@ impl<'f> OpenXrcd<'f> {
 }
 
 impl Xrc {
+    pub(crate) fn is_on_real_device(&self) -> bool {
+        OpenDevice::of(&self.context).is_some()
+    }
+
     /// Opens a domain.
     ///
     /// # Errors

@@ -47,9 +47,11 @@ pub(crate) enum Role {
 
 /// Makes an initiator: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
 impl From<&Xrc> for QpExtension {
-    fn from(_: &Xrc) -> Self {
-        Self::new("xrc", &XRC, Role::Initiator as u64)
-            .variant(&INITIATOR)
-            .holding(Held::new(XrcQp::Initiator))
+    fn from(xrc: &Xrc) -> Self {
+        let made = Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR);
+        match xrc.is_on_real_device() {
+            true => made.holding(Held::new(XrcQp::Initiator)),
+            false => made,
+        }
     }
 }
