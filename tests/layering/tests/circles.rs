@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::{env, process::Command, slice};
+use std::slice;
 
+use layering::packages;
 use layering::source::{public_paths, shipped_code, with_groups_spelled_out};
-use serde_json::Value;
 
 /// As many modules may need one another.
 const MOST: usize = 3;
@@ -55,14 +55,7 @@ fn a_circle_is_found_with_the_modules_that_are_in_it() {
 
 /// The libraries of the workspace: name and folder of the sources.
 fn crates() -> Vec<(String, PathBuf)> {
-    let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["metadata", "--format-version", "1", "--no-deps"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap().iter();
+    let packages = packages().into_iter();
     let crates = packages.map(|package| {
         let manifest = Path::new(package["manifest_path"].as_str().unwrap());
         let name = package["name"].as_str().unwrap().to_owned();

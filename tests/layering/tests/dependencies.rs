@@ -1,7 +1,6 @@
 //! Dependencies between the crates of the workspace go one way.
 
-use std::{env, process::Command};
-
+use layering::packages;
 use serde_json::Value;
 
 /// What each crate may depend on within the workspace. From the ground up; a crate that is not
@@ -221,29 +220,6 @@ fn core_depends_on_no_os_crate() {
             }
         }
     }
-}
-
-fn packages() -> Vec<Value> {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--no-deps",
-            "--offline",
-        ])
-        .current_dir(root)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    metadata["packages"].as_array().unwrap().clone()
 }
 
 /// The dependencies that end up in what is built, each with whether it is of this workspace.
