@@ -5,7 +5,7 @@
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::RemoteUse;
+use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::receive_ring::Receive;
@@ -71,20 +71,29 @@ pub(crate) fn place_tagged(
     if length == 0 {
         return Ok(());
     }
-    let user = RemoteUse {
-        pd: qp.pd,
-        qpn: qp.qpn,
-        access: Access::REMOTE_WRITE,
-    };
-    let region = qp
-        .device
-        .keys()
-        .check_remote(pin, stag, to, length, user)
-        .map_err(Breach::Tagged)?;
+    let region = check(qp, stag, to, length, Access::REMOTE_WRITE, pin).map_err(Breach::Tagged)?;
     let mut spans = Spans::new();
     region.for_each(|span| spans.push(span));
     scatter_at(&spans, 0, payload);
     Ok(())
+}
+
+/// What a key opens to this queue pair's peer.
+#[inline]
+fn check<'p>(
+    qp: &Qp,
+    stag: u32,
+    to: u64,
+    length: u64,
+    access: Access,
+    pin: &'p Pin,
+) -> Result<Region<'p>, Fault> {
+    let user = RemoteUse {
+        pd: qp.pd,
+        qpn: qp.qpn,
+        access,
+    };
+    qp.device.keys().check_remote(pin, stag, to, length, user)
 }
 
 /// Takes octets of a send into the next receive, which completes with the last of them.
@@ -218,16 +227,7 @@ pub(crate) fn read_source<'p>(
     }
     let mut spans = Spans::new();
     if length != 0 {
-        let user = RemoteUse {
-            pd: qp.pd,
-            qpn: qp.qpn,
-            access: Access::REMOTE_READ,
-        };
-        let region = qp
-            .device
-            .keys()
-            .check_remote(pin, stag, to, length, user)
-            .map_err(Breach::Read)?;
+        let region = check(qp, stag, to, length, Access::REMOTE_READ, pin).map_err(Breach::Read)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
@@ -248,16 +248,7 @@ pub(crate) fn operate(
     if !half.driver.access.contains(Access::REMOTE_ATOMIC) {
         return Err(Breach::Opcode);
     }
-    let user = RemoteUse {
-        pd: qp.pd,
-        qpn: qp.qpn,
-        access: Access::REMOTE_ATOMIC,
-    };
-    let region = qp
-        .device
-        .keys()
-        .check_remote(pin, stag, to, 8, user)
-        .map_err(Breach::Atomic)?;
+    let region = check(qp, stag, to, 8, Access::REMOTE_ATOMIC, pin).map_err(Breach::Atomic)?;
     let masked = match is_masked(op) {
         true => Some(qp.device.masked_atomics().ok_or(Breach::Opcode)?),
         false => None,
