@@ -149,7 +149,7 @@ impl QueuePair {
             set: Mutex::default(),
             max_datagram: AtomicU32::new(0),
         });
-        let overtakes = own.context.live.is_iwarp()?;
+        let overtakes = own.context.connections.are_brought_up_here();
         own.context.add_queue_pair(&own);
         if is_alone {
             let weak = Arc::downgrade(&own) as Weak<dyn Connected>;
