@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, QpOps};
 use verbs_api::{
-    Access, ArgumentReason, Features, PageList, VerbError, WcStatus,
-    capability::{AtomicScope, DeviceAttributes, ExtensionFeatures, FeatureSet},
+    Access, Features, PageList, VerbError, WcStatus,
+    capability::{AtomicScope, DeviceAttributes},
     extension::{
         ExtensionDescriptor, Extensions, FeatureInfo, Held, Part, QpExtension, QpVariant,
         SrqExtension, Unsupported,
@@ -395,8 +395,7 @@ impl Emulations {
             if gains.addresses_receives && !addresses_receives {
                 continue;
             }
-            gains.check(extension)?;
-            gains.add_to(attributes, extension);
+            gains.add_to(attributes, extension)?;
             if !gains.is_empty() {
                 plugged.add(extension.name(), *emulation);
             }
@@ -470,41 +469,20 @@ impl Gains {
         self.features.is_empty() && self.own == 0
     }
 
-    // An emulation makes no feature work that its extension does not tell of: nothing would prove it.
-    fn check(&self, extension: &ExtensionDescriptor) -> Result<(), VerbError> {
-        let told = |is_core: bool| {
-            let all = extension.all_features().iter();
-            all.filter(|feature| (feature.set == Features::SET) == is_core)
-                .fold(0, |bits, feature| bits | feature.bits)
-        };
-        let untold = (self.features.bits() & !told(true)) | (self.own & !told(false));
-        if untold == 0 {
-            return Ok(());
-        }
-        let reason = ArgumentReason::Undescribed {
-            extension: extension.name(),
-            bits: untold,
-        };
-        Err(VerbError::argument("extensions", reason))
-    }
-
-    fn add_to(&self, attributes: &mut DeviceAttributes, extension: &ExtensionDescriptor) {
+    // An emulation makes no feature work that its extension does not tell of.
+    fn add_to(
+        &self,
+        attributes: &mut DeviceAttributes,
+        extension: &ExtensionDescriptor,
+    ) -> Result<(), VerbError> {
+        let claimed = extension
+            .claimed(self.features, self.own, &self.limits)
+            .map_err(|reason| VerbError::argument("extensions", reason))?;
         attributes.features |= self.features;
         if self.masked_atomic_cap != AtomicScope::None {
             attributes.masked_atomic_cap = self.masked_atomic_cap;
         }
-        let Some(set) = extension.feature_set().filter(|_| self.own != 0) else {
-            return;
-        };
-        let own = extension.all_features().iter();
-        let names = own
-            .filter(|feature| feature.set == set && self.own & feature.bits != 0)
-            .map(|feature| feature.name);
-        attributes.extensions.push(ExtensionFeatures {
-            set,
-            bits: self.own,
-            names: names.collect(),
-            limits: self.limits.clone(),
-        });
+        attributes.extensions.extend(claimed);
+        Ok(())
     }
 }

@@ -28,9 +28,9 @@
 use std::ffi::c_void;
 
 use polyverbs_abi::{IbvContext, IbvDeviceAttr};
-use verbs_api::capability::{DeviceAttributes, ExtensionFeatures};
+use verbs_api::VerbError;
+use verbs_api::capability::{DeviceAttributes, Features};
 use verbs_api::extension::{ExtensionDescriptor, Extensions, Part};
-use verbs_api::{ArgumentReason, VerbError};
 
 use crate::verbs::Live;
 
@@ -121,39 +121,13 @@ impl Bindings {
             has_xrc,
             listed,
         };
-        let claimed = self
-            .0
-            .iter()
-            .map(|(extension, binding)| claimed(extension, binding.0.gains(&device)));
+        let claimed = self.0.iter().map(|(extension, binding)| {
+            let Gains { own, limits } = binding.0.gains(&device);
+            let claimed = extension.claimed(Features::empty(), own, &limits);
+            claimed.map_err(|reason| VerbError::argument("extensions", reason))
+        });
         let claimed: Vec<_> = claimed.collect::<Result<_, _>>()?;
         attributes.extensions.extend(claimed.into_iter().flatten());
         Ok(())
     }
-}
-
-/// What a device claims of an extension.
-///
-/// # Errors
-/// A bit that the extension does not tell of: nothing would prove it.
-fn claimed(
-    extension: &ExtensionDescriptor,
-    gains: Gains,
-) -> Result<Option<ExtensionFeatures>, VerbError> {
-    let set = extension.feature_set().unwrap_or_default();
-    let own = extension.all_features().iter();
-    let own = own.filter(|feature| feature.set == set && gains.own & feature.bits != 0);
-    let told = own.clone().fold(0, |bits, feature| bits | feature.bits);
-    if gains.own & !told != 0 {
-        let reason = ArgumentReason::Undescribed {
-            extension: extension.name(),
-            bits: gains.own & !told,
-        };
-        return Err(VerbError::argument("extensions", reason));
-    }
-    Ok((gains.own != 0).then(|| ExtensionFeatures {
-        set,
-        bits: gains.own,
-        names: own.map(|feature| feature.name).collect(),
-        limits: gains.limits,
-    }))
 }

@@ -4,7 +4,8 @@ use std::any::Any;
 use std::fmt;
 
 use super::ExtensionOperation;
-use crate::capability::{ExtensionLimit, Transport};
+use crate::argument::ArgumentReason;
+use crate::capability::{ExtensionFeatures, ExtensionLimit, Features, Transport};
 use crate::probe::Probe;
 use crate::provider::CONTRACT_VERSION;
 
@@ -187,6 +188,40 @@ impl ExtensionDescriptor {
     pub fn feature_set(&self) -> Option<&'static str> {
         let own = self.features.iter().find(|feature| feature.set != CORE)?;
         Some(own.set)
+    }
+}
+
+impl ExtensionDescriptor {
+    /// What a device claims by these bits of the core and of its own set, with the numbers of its own; `None` where none is of
+    /// its own set.
+    ///
+    /// # Errors
+    /// Bits that it does not tell of: nothing would prove them.
+    pub fn claimed(
+        &self,
+        core: Features,
+        own: u64,
+        limits: &[(&'static str, u64)],
+    ) -> Result<Option<ExtensionFeatures>, ArgumentReason> {
+        let of_core = |feature: &&FeatureInfo| feature.set == CORE;
+        let (told_core, told_own): (Vec<_>, Vec<_>) = self.features.iter().partition(of_core);
+        let all = |told: &[&FeatureInfo]| told.iter().fold(0, |bits, feature| bits | feature.bits);
+        let bits = (core.bits() & !all(&told_core)) | (own & !all(&told_own));
+        if bits != 0 {
+            let extension = self.name;
+            return Err(ArgumentReason::Undescribed { extension, bits });
+        }
+        let Some(set) = self.feature_set().filter(|_| own != 0) else {
+            return Ok(None);
+        };
+        let has = |feature: &&FeatureInfo| own & feature.bits != 0;
+        let names = told_own.into_iter().filter(has).map(|feature| feature.name);
+        Ok(Some(ExtensionFeatures {
+            set,
+            bits: own,
+            names: names.collect(),
+            limits: limits.to_vec(),
+        }))
     }
 }
 
