@@ -7,7 +7,7 @@ use polyverbs_engine::payload::{Payload, Spans};
 use verbs_api::WcStatus;
 
 use crate::frame::{self, full_frame};
-use crate::header::{Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance};
+use crate::header::{Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead};
 use crate::pacing::NOTIFY_EVERY;
 use crate::{Cx, Qp, Receiving};
 
@@ -73,7 +73,13 @@ pub(crate) fn send(
 ) {
     let (psn, body) = match answer {
         Answer::None | Answer::Later => return,
-        Answer::Ack(psn) => (psn, Body::Acknowledge(Syndrome::Ack)),
+        Answer::Ack(psn) => {
+            // One for all that arrive together. And what a program answers goes first.
+            if half.driver.rest.owed.replace(psn).is_none() {
+                cx.device.network().settle_later(qp);
+            }
+            return;
+        }
         Answer::Nak(nak, psn) => (psn, Body::Acknowledge(Syndrome::Nak(nak))),
         Answer::Rnr(code, psn) => (psn, Body::Acknowledge(Syndrome::Rnr(code))),
         Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original)),
@@ -94,7 +100,18 @@ pub(crate) fn send(
             return;
         }
     };
+    // Every answer acknowledges what was asked before it (IBTA 9.7.5.1.2).
+    half.driver.rest.owed.take_if(|owed| ahead(psn, *owed) >= 0);
     emit(qp, half, psn, body, Payload::Empty, cx);
+}
+
+/// Sends the acknowledge that is owed.
+pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
+    let half = &mut *qp.responder();
+    if let Some(psn) = half.driver.rest.owed.take() {
+        let body = Body::Acknowledge(Syndrome::Ack);
+        emit(qp, half, psn, body, Payload::Empty, cx);
+    }
 }
 
 /// Sends so many frames of the answer to a read, behind those that have left: how many octets have then.

@@ -9,7 +9,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use polyverbs_links::wire::{
-    Arrival, Common, DatagramCodec, Envelope, Laid, Manner, Opened, QpnRange,
+    Arrival, Common, DatagramCodec, EncodedLayout, Envelope, Opened, QpnRange, TxMeta,
 };
 use polyverbs_wire::layout::{Header as _, Octets, view};
 use polyverbs_wire::mad::{self, cm};
@@ -44,19 +44,16 @@ impl DatagramCodec for RoceV2 {
 
     const OVERHEAD: usize = MAX_HEADER_LEN + MAX_TRAILER_LEN;
 
-    fn manner(&self, header: &Header) -> Manner {
-        Manner {
+    fn tx_meta(&self, header: &Header) -> TxMeta {
+        TxMeta {
             // Requests and answers of a connection are two flows; each keeps its order.
             flow: header.src_qp ^ header.dest_qp.rotate_left(7),
-            // An acknowledge speaks for all before it.
-            stands_for: matches!(header.body, Body::Acknowledge(Syndrome::Ack))
-                .then_some(u64::from(header.src_qp) << 24 | u64::from(header.dest_qp)),
             traffic_class: header.carriage.traffic_class,
             hop_limit: header.carriage.hop_limit,
         }
     }
 
-    fn encode(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<Laid> {
+    fn encode(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<EncodedLayout> {
         let bth = bth_of(header, payload)?;
         // Most packets have nothing behind BTH.
         let headers = if bth.opcode.facts()?.headers.is_empty() {
@@ -65,7 +62,7 @@ impl DatagramCodec for RoceV2 {
             headers_of(bth, header, payload).encode_into(into)?
         };
         let pad = usize::from(roce::pad_count(payload));
-        Some(Laid {
+        Some(EncodedLayout {
             payload: headers,
             length: headers + payload + pad + roce::packet::ICRC_LEN,
         })
@@ -138,10 +135,6 @@ impl DatagramCodec for RoceV2 {
             payload: packet.payload,
             damaged: checked == Check::Wrong,
         })
-    }
-
-    fn is_acknowledge(&self, datagram: &[u8]) -> bool {
-        roce::decode(datagram).is_ok_and(|packet| packet.facts.operation == Operation::Acknowledge)
     }
 
     fn group(&self, header: &Header) -> Option<IpAddr> {

@@ -91,6 +91,10 @@ impl Driver for InfiniBand {
         requester::handle_timeout(qp, half, now, cx);
     }
 
+    fn settle(qp: &Qp, cx: &mut Cx<'_>) {
+        answer::acknowledge(qp, cx);
+    }
+
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {
         // What a checksum finds wrong is as if it had never come (IBTA 9.6.1).
         if frame.damaged || !device.is_port_active() {

@@ -69,6 +69,8 @@ pub struct ResponderRest {
     pub qkey: u32,
     /// Messages completed.
     pub msn: u32,
+    /// An acknowledge up to this sequence number waits until nothing more arrives.
+    pub(crate) owed: Option<u32>,
     /// Until then the peer is not told again that what it sends meets congestion.
     pub notified_until: Time,
     // The shared receive queue that the message under way is for, of XRC.

@@ -97,10 +97,10 @@ impl OnWire {
         let device = Device::new(driver, &network, options)?;
         management.bind(&device);
         let progress: Arc<dyn Progress> = network;
-        let duty = link
+        let handler = link
             .start(Arc::downgrade(&progress))
             .map_err(|error| failed(&error))?;
-        watched.keep(duty);
+        watched.keep(handler);
         Ok(Self { device, link })
     }
 }

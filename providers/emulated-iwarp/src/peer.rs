@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use polyverbs_engine::driver::Driver;
-use polyverbs_engine::link::{Frame, Offered, OwnedFrame};
+use polyverbs_engine::link::{Frame, OwnedFrame, TrySend};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use verbs_api::ids::LinkAddress;
@@ -101,10 +101,10 @@ pub(crate) fn offer_segments(
         let last = *sent + length == payload.len();
         let part = payload.part(*sent, length);
         match offer_rest(qp, to, segment(*sent, last), part, cx) {
-            Offered::Taken if last => return true,
-            Offered::Taken => *sent += length,
-            Offered::NoRoom => return false,
-            Offered::TooLong(less) => most = less,
+            TrySend::Sent if last => return true,
+            TrySend::Sent => *sent += length,
+            TrySend::NoRoom => return false,
+            TrySend::TooLong(less) => most = less,
         }
     }
 }
@@ -117,10 +117,10 @@ pub(crate) fn offer_rest(
     message: Message,
     payload: Payload<'_>,
     cx: &mut Cx<'_>,
-) -> Offered {
+) -> TrySend {
     let link = qp.device.network().link();
-    link.map_or(Offered::Taken, |link| {
-        link.offer_rest(frame(qp, to, message, payload), cx.moment())
+    link.map_or(TrySend::Sent, |link| {
+        link.try_send(frame(qp, to, message, payload), cx.moment())
     })
 }
 
@@ -133,7 +133,9 @@ pub(crate) fn offer(
     cx: &mut Cx<'_>,
 ) -> bool {
     let link = qp.device.network().link();
-    link.is_none_or(|link| link.offer(frame(qp, to, message, payload), cx.moment()))
+    link.is_none_or(|link| {
+        link.try_send(frame(qp, to, message, payload), cx.moment()) == TrySend::Sent
+    })
 }
 
 #[inline]

@@ -13,7 +13,7 @@ use std::time::Duration;
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{LocalUse, RemoteUse};
-use polyverbs_engine::link::Offered;
+use polyverbs_engine::link::TrySend;
 use polyverbs_engine::operation::{self, StandardOperation};
 use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
 use polyverbs_engine::pin::Pin;
@@ -129,7 +129,7 @@ impl Course {
         cx: &mut Cx<'_>,
     ) -> bool {
         match self.is_uncut {
-            true => offer_rest(qp, peer, segment(0, true), data.clone(), cx) == Offered::Taken,
+            true => offer_rest(qp, peer, segment(0, true), data.clone(), cx) == TrySend::Sent,
             false => offer_segments(qp, peer, data, &mut self.sent, segment, cx),
         }
     }

@@ -155,7 +155,7 @@ impl Streams {
             Source::Connecting
         };
         let socket = early.connection.socket();
-        self.link.watch().add(&**socket, number.into(), kind)
+        self.link.reactor().add(&**socket, number.into(), kind)
     }
 
     fn connection(&self, socket: TcpSocket, way: Way, peer: SocketAddr) -> Connection {
@@ -168,7 +168,7 @@ impl Streams {
     fn unwatch(&self, early: &Early) {
         // Either kind is taken out the same way; what is not watched any more is no mistake.
         let socket = early.connection.socket();
-        let _ = self.link.watch().remove(&**socket, Source::Rare);
+        let _ = self.link.reactor().remove(&**socket, Source::Rare);
     }
 
     /// Something that is watched has something.
@@ -239,7 +239,7 @@ impl Streams {
     // The process has no descriptor left, most likely: whoever connects waits, and the listener is not asked again and
     // again meanwhile.
     fn pause(&self, token: u64, listener: &Arc<TcpListener>) {
-        let watch = Arc::clone(self.link.watch());
+        let watch = Arc::clone(self.link.reactor());
         let (Some(device), Ok(())) = (self.device(), watch.remove(&**listener, Source::Rare))
         else {
             return;
@@ -657,7 +657,7 @@ impl StreamPort for Streams {
             sink,
         };
         state.listeners.insert(token, listening);
-        self.link.watch().add(&*listener, token, Source::Rare)?;
+        self.link.reactor().add(&*listener, token, Source::Rare)?;
         Ok(local)
     }
 
@@ -671,7 +671,10 @@ impl StreamPort for Streams {
         let listening = found.and_then(|token| state.listeners.remove(&token));
         drop(state);
         if let Some(listening) = listening {
-            let _ = self.link.watch().remove(&*listening.listener, Source::Rare);
+            let _ = self
+                .link
+                .reactor()
+                .remove(&*listening.listener, Source::Rare);
         }
     }
 

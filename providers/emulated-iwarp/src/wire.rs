@@ -135,10 +135,10 @@ impl OnWire {
                 streams.attend(token);
             }
         };
-        let duty = link
+        let handler = link
             .start(Arc::downgrade(&progress), attend)
             .map_err(failed)?;
-        watched.keep(duty);
+        watched.keep(handler);
         Ok(Self {
             device,
             link,

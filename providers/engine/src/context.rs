@@ -120,7 +120,7 @@ impl<D: Driver> ContextOps for Context<D> {
                 return Err(VerbError::argument("cqe", reason));
             }
             let commands = Arc::clone(device.commands());
-            let polled = (device.network().link()).is_some_and(|link| link.is_polled());
+            let polled = (device.network().link()).is_some_and(|link| link.input().is_some());
             let strict = device.strict_signaling;
             let polled = polled.then_some(device as Arc<dyn Progress>);
             let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled, strict);

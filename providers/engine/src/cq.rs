@@ -277,7 +277,7 @@ impl CqOps for Cq {
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
         let mut polled = self.take(completions);
         if let (0, Some(device)) = (polled, &self.device) {
-            device.flush_idle();
+            device.flush();
             // While something arrives that is for nobody here, one acknowledge for all of it will do.
             let mut found_some = false;
             for _ in 0..LOOKS {
@@ -289,7 +289,7 @@ impl CqOps for Cq {
                 }
             }
             if polled == 0 && found_some {
-                device.flush_idle();
+                device.flush();
             }
             // Who armed the queue takes a last look before sleeping.
             if self.awaited.load(Ordering::Relaxed) {

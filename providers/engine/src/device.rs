@@ -413,12 +413,18 @@ impl<D: Driver> Device<D> {
 
     /// A frame arrived, at the moment that the link was told.
     pub fn handle_frame(&self, frame: Frame<'_, D::Header>, now: Time) {
+        self.call(now, |cx| D::handle_frame(self, frame, cx));
+    }
+
+    // Calls the driver at the moment that the link was told, and then does what must be done with no lock held.
+    #[inline]
+    pub(crate) fn call(&self, now: Time, driver: impl FnOnce(&mut Cx<'_, D>)) {
         let pin = pin();
-        let mut cx = match self.network.heeds_time() {
+        let mut cx = match self.network.needs_precise_clock() {
             true => Cx::at(self, &pin, now),
             false => Cx::around(self, &pin, now),
         };
-        D::handle_frame(self, frame, &mut cx);
+        driver(&mut cx);
         let effects = cx.into_effects();
         drop(pin);
         if let Some(effects) = effects {
@@ -635,8 +641,8 @@ impl<D: Driver> Progress for Device<D> {
         self.network.handle_timeout(now);
     }
 
-    fn progress(&self) {
-        self.network.progress();
+    fn progress(&self) -> bool {
+        self.network.progress()
     }
 
     fn poll(&self) -> bool {
@@ -644,15 +650,11 @@ impl<D: Driver> Progress for Device<D> {
     }
 
     fn flush(&self) {
-        self.network.flush();
-    }
-
-    fn flush_idle(&self) {
-        self.network.flush_idle();
+        Progress::flush(&*self.network);
     }
 
     fn hand_back(&self) {
-        self.network.hand_back();
+        Progress::hand_back(&*self.network);
     }
 }
 
@@ -714,7 +716,7 @@ impl<'p, D: Driver> Cx<'p, D> {
 
     /// What the link is told of the time.
     pub fn moment(&mut self) -> Time {
-        match self.device.network.heeds_time() {
+        match self.device.network.needs_precise_clock() {
             true => self.now(),
             false => self.soon(),
         }

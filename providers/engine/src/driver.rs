@@ -119,6 +119,10 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// A frame arrived from the link.
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Self::Header>, cx: &mut Cx<'_, Self>);
 
+    /// Nothing more has arrived for now: what waited for that leaves. Called for those of
+    /// [`Network::settle_later`](crate::network::Network::settle_later), with no lock held.
+    fn settle(_qp: &Qp<Self>, _cx: &mut Cx<'_, Self>) {}
+
     /// Attributes were checked and are about to be in force: the transport's part of a modify.
     fn modify(
         qp: &Qp<Self>,

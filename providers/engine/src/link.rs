@@ -77,14 +77,14 @@ pub trait Deliver<H> {
     fn deliver(&self, frame: Frame<'_, H>, now: Time);
 }
 
-/// What became of the rest of a message that was offered.
+/// What became of a frame that a link may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offered {
-    /// It was taken, or is lost with where it would have gone.
-    Taken,
-    /// Too much waits where it would go: the driver is told when there is room again.
+pub enum TrySend {
+    /// Taken, or lost with the connection that it was for.
+    Sent,
+    /// Too much waits on its stream: the driver is told when there is room again.
     NoRoom,
-    /// It has more octets of payload than go there in a frame: so many do, which are not none.
+    /// Its payload is longer than a frame of this stream carries: that takes so many bytes, which are not none.
     TooLong(usize),
 }
 
@@ -93,61 +93,37 @@ pub enum Offered {
 /// *Datagram* links (InfiniBand's transport) may lose, reorder, double and damage frames. *Stream* links (iWARP) keep
 /// the order of each pair of queue pairs; they may delay, cut into pieces, stall, reset and damage.
 pub trait Link<H: 'static>: Send + Sync + 'static {
-    /// Payload octets of the largest frame; `None` where a message of any length is one frame.
+    /// Payload bytes of the largest frame; `None` where a message of any length is one frame.
     fn max_frame(&self) -> Option<usize>;
 
-    /// Octets that may arrive at once without being lost for want of room; `None` where there always is.
+    /// Bytes that may arrive at once without being lost for want of room; `None` where there always is.
     fn room(&self) -> Option<usize> {
         self.inner().and_then(Link::room)
     }
 
-    /// Takes a frame at `now`. Called with locks of queue pairs held: it only notes the frame, delivering later.
+    /// Takes a frame at `now`. Called with locks of queue pairs held: makes no system call and delivers nothing.
     fn send(&self, frame: Frame<'_, H>, now: Time);
 
-    /// The link that this one is around. What is not told otherwise here is that one's matter.
+    /// The same for a frame that may wait in its queue pair, and be cut if it is a segment of a message.
+    fn try_send(&self, frame: Frame<'_, H>, now: Time) -> TrySend {
+        match self.max_frame() {
+            Some(most) if frame.payload.len() > most => TrySend::TooLong(most),
+            _ => {
+                self.send(frame, now);
+                TrySend::Sent
+            }
+        }
+    }
+
+    /// The link that this one is around. What has a default here is that one's matter.
     fn inner(&self) -> Option<&dyn Link<H>> {
         None
     }
 
-    /// Takes a frame as [`send`](Self::send) does, unless too much waits where it would go: then the driver is told when
-    /// there is room again. By default there always is.
-    fn offer(&self, frame: Frame<'_, H>, now: Time) -> bool {
-        self.send(frame, now);
-        true
-    }
-
-    /// The same for what is left of a message that may be cut. By default the largest frame is the
-    /// [same](Self::max_frame) everywhere.
-    fn offer_rest(&self, frame: Frame<'_, H>, now: Time) -> Offered {
-        match self.max_frame() {
-            Some(most) if frame.payload.len() > most => Offered::TooLong(most),
-            _ if self.offer(frame, now) => Offered::Taken,
-            _ => Offered::NoRoom,
-        }
-    }
-
-    /// Sends on what [`send`](Self::send) noted and what only waits to be sent together with more. Called with no lock
-    /// held, by any thread, after everything that sends.
-    fn flush(&self) {
-        if let Some(link) = self.inner() {
-            link.flush();
-        }
-    }
-
-    /// The same by a thread that polls, has found nothing and looks again: what may wait for more to come does, for a moment.
-    fn flush_idle(&self) {
-        match self.inner() {
-            Some(link) => link.flush_idle(),
-            None => self.flush(),
-        }
-    }
-
-    /// The same without what lets the next frame go first: that one is worth more.
-    fn flush_ahead(&self) {
-        match self.inner() {
-            Some(link) => link.flush_ahead(),
-            None => self.flush(),
-        }
+    /// Sends on what [`send`](Self::send) took. Called with no lock held, by any thread, after everything that sends.
+    /// Answers whether there is something to [deliver](Self::progress) because of it.
+    fn flush(&self) -> bool {
+        self.inner().is_some_and(Link::flush)
     }
 
     /// Delivers what is due at `now`. Answers whether anything was delivered.
@@ -156,36 +132,15 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     /// When something is due next.
     fn next_due(&self) -> Option<Time>;
 
-    /// Whether what it does depends on the time that it is told, to less than some milliseconds. Otherwise it is told a
-    /// moment that is not before now, and not much after it: no clock need be read for each look.
-    fn heeds_time(&self) -> bool {
-        self.inner().is_none_or(Link::heeds_time)
+    /// Whether `now` has to be exact. Otherwise it is some milliseconds late at most, which takes no look at the clock.
+    fn needs_precise_clock(&self) -> bool {
+        self.inner().is_none_or(Link::needs_precise_clock)
     }
 
-    /// Whether something may arrive that nobody here has sent: then threads that find nothing look for it.
-    fn is_polled(&self) -> bool {
-        self.inner().is_some_and(Link::is_polled)
-    }
-
-    /// Whether nothing is to be told but what arrives, sending brings nothing about but [`flush`](Self::flush), and what one
-    /// look leaves unread is told again: then nobody who has sent need look, and one look at a time is enough.
-    fn tells_again(&self) -> bool {
-        self.inner().is_some_and(Link::tells_again)
-    }
-
-    /// A thread that found nothing: does `work`, which is [`progress`](Self::progress) and more, unless another thread
-    /// is at it.
-    fn poll(&self, work: &mut dyn FnMut()) {
-        if let Some(link) = self.inner() {
-            link.poll(work);
-        }
-    }
-
-    /// A thread that polled is about to sleep.
-    fn hand_back(&self) {
-        if let Some(link) = self.inner() {
-            link.hand_back();
-        }
+    /// Who reads it, where frames arrive from other processes: threads that find a completion queue empty look for them.
+    /// What one look leaves unread the next one finds, and sending makes nothing arrive.
+    fn input(&self) -> Option<&dyn Input> {
+        self.inner().and_then(Link::input)
     }
 
     /// A queue pair has been destroyed, and its process may end: what was taken for streams that this side has ended goes to
@@ -218,6 +173,21 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
             link.leave(group);
         }
     }
+}
+
+/// Who reads what arrives on a link: threads that poll, or a thread of the link's own, which sleeps until something arrives.
+pub trait Input {
+    /// A thread has polled. Those that come back again and again are left alone with the input for as long.
+    fn polled(&self);
+
+    /// A thread that polls has found another one reading: gives it the processor, should it wait for one.
+    fn give_way(&self);
+
+    /// Whether pollers read: each looks again within microseconds, or the link's thread does in its place.
+    fn is_polled(&self) -> bool;
+
+    /// A thread that polled is about to sleep: the link's thread takes over.
+    fn hand_back(&self);
 }
 
 /// A link shared by those who send on it and those who watch it.

@@ -3,13 +3,15 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use verbs_api::ids::LinkAddress;
 
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::link::{Deliver, Frame, SharedLink};
+use crate::pool::PoolWeak;
+use crate::qp::Qp;
 use crate::time::{Host, Time};
 use crate::timers::{Job, Timers};
 
@@ -20,13 +22,29 @@ use crate::timers::{Job, Timers};
 pub struct Network<D: Driver> {
     devices: RwLock<BTreeMap<LinkAddress, Weak<Device<D>>>>,
     link: Option<SharedLink<D::Header>>,
-    heeds_time: bool,
+    needs_precise_clock: bool,
     timers: Arc<Timers>,
     delivering: AtomicBool,
     requests: AtomicU32,
     to_serve: Mutex<VecDeque<Job>>,
     /// Looked at before that.
     has_to_serve: AtomicBool,
+    unsettled: Unsettled<D>,
+}
+
+/// Queue pairs with something to send when nothing more arrives.
+struct Unsettled<D: Driver> {
+    any: AtomicBool,
+    qps: Mutex<Vec<PoolWeak<Qp<D>>>>,
+}
+
+impl<D: Driver> Default for Unsettled<D> {
+    fn default() -> Self {
+        Self {
+            any: AtomicBool::new(false),
+            qps: Mutex::default(),
+        }
+    }
 }
 
 /// What the owner of a network drives, whatever its driver.
@@ -37,20 +55,20 @@ pub trait Progress: Send + Sync {
     /// Does what is due at `now`.
     fn handle_timeout(&self, now: Time);
 
-    /// Something may have arrived: delivers it. Call with no lock held. By default nothing ever arrives unasked.
-    fn progress(&self) {}
+    /// Something may have arrived: delivers it, unless another thread is at it; `false` in that case. Call with no lock
+    /// held. By default nothing ever arrives unasked.
+    fn progress(&self) -> bool {
+        true
+    }
 
-    /// The same for a thread that found nothing and will look again: no two do it at a time. Whether anything arrived. What
-    /// acknowledges that brings about may wait for [`flush`](Self::flush).
+    /// One look by a thread that polls, unless another one is looking. Answers whether anything arrived. Where pollers
+    /// look again and again, acknowledges that it brings about wait for the next [`flush`](Self::flush).
     fn poll(&self) -> bool {
         false
     }
 
-    /// What waits to be sent leaves.
+    /// What waits to be sent leaves, acknowledges too.
     fn flush(&self) {}
-
-    /// The same for a thread that polled, found nothing and will look again: what may wait for more does, for a moment.
-    fn flush_idle(&self) {}
 
     /// A thread that polled is about to sleep.
     fn hand_back(&self) {}
@@ -61,13 +79,14 @@ impl<D: Driver> Network<D> {
     pub fn new(host: Arc<dyn Host>, link: Option<SharedLink<D::Header>>) -> Arc<Self> {
         Arc::new(Self {
             devices: RwLock::default(),
-            heeds_time: link.as_ref().is_none_or(|link| link.heeds_time()),
+            needs_precise_clock: (link.as_ref()).is_none_or(|link| link.needs_precise_clock()),
             link,
             timers: Arc::new(Timers::new(host)),
             delivering: AtomicBool::new(false),
             requests: AtomicU32::new(0),
             to_serve: Mutex::default(),
             has_to_serve: AtomicBool::new(false),
+            unsettled: Unsettled::default(),
         })
     }
 
@@ -84,13 +103,13 @@ impl<D: Driver> Network<D> {
 
     /// Whether the link is told the time as it is.
     #[inline]
-    pub(crate) fn heeds_time(&self) -> bool {
-        self.heeds_time
+    pub(crate) fn needs_precise_clock(&self) -> bool {
+        self.needs_precise_clock
     }
 
     // What the link is told.
     fn moment(&self) -> Time {
-        match self.heeds_time {
+        match self.needs_precise_clock {
             true => self.timers.now(),
             false => self.timers.soon(),
         }
@@ -126,10 +145,7 @@ impl<D: Driver> Network<D> {
     /// Runs `job` when what has arrived over the link has been delivered. Called while delivering, possibly with locks
     /// held.
     pub fn serve_later(&self, job: Job) {
-        self.to_serve
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push_back(job);
+        lock(&self.to_serve).push_back(job);
         self.has_to_serve.store(true, Ordering::Release);
     }
 
@@ -139,8 +155,7 @@ impl<D: Driver> Network<D> {
         }
         // Before they are taken: what comes meanwhile is seen here or says so again.
         self.has_to_serve.store(false, Ordering::SeqCst);
-        let jobs =
-            std::mem::take(&mut *self.to_serve.lock().unwrap_or_else(PoisonError::into_inner));
+        let jobs = std::mem::take(&mut *lock(&self.to_serve));
         let any = !jobs.is_empty();
         for job in jobs {
             job(self.timers.now());
@@ -148,85 +163,120 @@ impl<D: Driver> Network<D> {
         any
     }
 
-    /// Delivers what is due, unless a thread already does. Call with no lock held.
+    /// Has [`Driver::settle`] called for a queue pair when nothing more arrives. Called with its locks held.
+    pub fn settle_later(&self, qp: &Qp<D>) {
+        let mut qps = lock(&self.unsettled.qps);
+        qps.push(qp.downgrade());
+        self.unsettled.any.store(true, Ordering::Release);
+    }
+
+    /// Settles what is unsettled. Call with no lock held. Answers whether there was any.
+    fn settle(&self) -> bool {
+        if !self.unsettled.any.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut qps = std::mem::take(&mut *lock(&self.unsettled.qps));
+        // What comes behind this says so again.
+        self.unsettled.any.store(false, Ordering::SeqCst);
+        for qp in qps.drain(..).filter_map(|qp| qp.upgrade()) {
+            let device = &qp.device;
+            device.call(self.moment(), |cx| D::settle(&qp, cx));
+        }
+        let mut kept = lock(&self.unsettled.qps);
+        match kept.is_empty() {
+            // Its memory is used again.
+            true => *kept = qps,
+            false => self.unsettled.any.store(true, Ordering::Release),
+        }
+        true
+    }
+
+    /// Delivers what is due, unless a thread already does; `false` in that case. Call with no lock held.
     ///
     /// A caller that finds another delivering leaves a note, and that one looks once more: nothing is left lying.
-    pub fn progress(&self) {
-        let Some(link) = &self.link else { return };
+    pub fn progress(&self) -> bool {
+        let Some(link) = &self.link else { return true };
         link.flush();
         self.requests.fetch_add(1, Ordering::SeqCst);
-        self.take_turns(|| {
-            while link.progress(self.moment(), &Turn::new(self, None)) || self.serve() {
+        let is_done = self.take_turns(|| {
+            let turn = || Turn::new(self, None);
+            while link.progress(self.moment(), &turn()) || self.serve() || self.settle() {
                 link.flush();
             }
         });
-        if let Some(at) = link.next_due() {
-            self.timers.wake_at(at);
-        }
+        self.wake_for(link);
+        is_done
     }
 
-    /// What has just been sent leaves, acknowledges left for the next poll. Call with no lock held, after everything that
-    /// sends.
+    /// What has just been sent leaves. Call with no lock held, after everything that sends.
     #[inline]
     pub fn send_off(&self) {
         match &self.link {
-            Some(link) if link.tells_again() => {
-                link.flush_ahead();
-                // A stream that is full, or gone, is something to tell.
-                if !link.tells_again() {
-                    return self.progress();
-                }
-                if let Some(at) = link.next_due() {
-                    self.timers.wake_at(at);
-                }
-            }
-            _ => self.progress(),
+            Some(link) if link.input().is_some() => self.flush_link(link),
+            _ => _ = self.progress(),
         }
     }
 
-    // One look. The program is about to be told what has come, and mostly sends something then: acknowledges leave after
-    // that, when it polls again.
-    fn look(&self, link: &SharedLink<D::Header>, device: Option<&Device<D>>) -> bool {
-        if !link.tells_again() {
-            self.progress();
-            return false;
+    fn flush_link(&self, link: &SharedLink<D::Header>) {
+        // A stream that has room again, or is gone, is something to tell.
+        match link.flush() {
+            true => _ = self.progress(),
+            false => self.wake_for(link),
         }
-        let mut found = false;
-        // Without a note: who polls looks again.
-        self.take_turns(|| {
-            found |= link.progress(self.moment(), &Turn::new(self, device));
-            self.serve();
-        });
-        link.flush_ahead();
+    }
+
+    fn wake_for(&self, link: &SharedLink<D::Header>) {
         if let Some(at) = link.next_due() {
             self.timers.wake_at(at);
         }
-        found
     }
 
-    // A poll by a thread that looks for what is mostly for this device.
+    // A poll by a thread that looks for what is mostly for this device. Acknowledges wait until the program, which is about
+    // to be told what has come, has answered it; unless nobody may look for long.
     pub(crate) fn poll_for(&self, device: Option<&Device<D>>) -> bool {
+        let Some(link) = &self.link else { return false };
+        let Some(input) = link.input() else {
+            return false;
+        };
         let mut found = false;
-        if let Some(link) = &self.link {
-            link.poll(&mut || found |= self.look(link, device));
+        // Without a note: who polls looks again.
+        let is_turn = self.take_turns(|| {
+            found |= link.progress(self.moment(), &Turn::new(self, device));
+            self.serve();
+        });
+        if !is_turn {
+            input.give_way();
+            return false;
         }
+        input.polled();
+        if found && !input.is_polled() {
+            self.settle();
+        }
+        self.flush_link(link);
         found
     }
 
-    fn take_turns(&self, mut deliver: impl FnMut()) {
+    // Whether no other thread was delivering.
+    fn take_turns(&self, mut deliver: impl FnMut()) -> bool {
+        let mut is_done = false;
         loop {
             if self.delivering.swap(true, Ordering::SeqCst) {
-                return;
+                return is_done;
             }
             let over = Over(&self.delivering);
             let seen = self.requests.load(Ordering::SeqCst);
             deliver();
             drop(over);
+            is_done = true;
             if self.requests.load(Ordering::SeqCst) == seen {
-                break;
+                return is_done;
             }
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The end of a turn, also where a handler panics.
@@ -286,8 +336,8 @@ impl<D: Driver> Progress for Network<D> {
         [self.timers.next(), link].into_iter().flatten().min()
     }
 
-    fn progress(&self) {
-        Self::progress(self);
+    fn progress(&self) -> bool {
+        Self::progress(self)
     }
 
     fn poll(&self) -> bool {
@@ -295,20 +345,16 @@ impl<D: Driver> Progress for Network<D> {
     }
 
     fn flush(&self) {
+        self.settle();
         if let Some(link) = &self.link {
-            link.flush();
-        }
-    }
-
-    fn flush_idle(&self) {
-        if let Some(link) = &self.link {
-            link.flush_idle();
+            self.flush_link(link);
         }
     }
 
     fn hand_back(&self) {
-        if let Some(link) = &self.link {
-            link.hand_back();
+        if let Some(input) = self.link.as_ref().and_then(|link| link.input()) {
+            self.flush();
+            input.hand_back();
         }
     }
 

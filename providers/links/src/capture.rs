@@ -246,7 +246,7 @@ impl<H: Clone + fmt::Debug + Send + Sync + 'static> Link<H> for Capture<H> {
         self.link.send(frame, now);
     }
 
-    fn heeds_time(&self) -> bool {
+    fn needs_precise_clock(&self) -> bool {
         true
     }
 

@@ -58,7 +58,7 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for FaultyLink<H> {
         self.send_on(now);
     }
 
-    fn heeds_time(&self) -> bool {
+    fn needs_precise_clock(&self) -> bool {
         true
     }
 

@@ -8,27 +8,26 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-mod behind;
+mod batch;
 pub mod codec;
 pub mod octets;
 pub mod queue;
 mod tampering;
 pub mod tcp;
 mod through;
-mod train;
 pub mod udp;
 mod watched;
 
 pub use codec::{
-    Arrival, Common, DatagramCodec, Envelope, Found, Laid, Leaving, Manner, News, Opened,
-    StreamCodec,
+    Arrival, Common, DatagramCodec, EncodedLayout, Envelope, Found, Leaving, News, Opened,
+    StreamCodec, TxMeta,
 };
 pub use octets::{OctetCapture, OctetTap, WireTap};
 pub use queue::OctetQueue;
 // What the interfaces of this crate are made of: drivers need no sockets of their own.
 pub use polyverbs_sockets::{
-    Connection, Duty, GroupOptions, Lease, Offload, QpnRange, Received, Source, StreamError,
-    TcpListener, TcpOptions, TcpSocket, TcpTap, Watch, Way, source_of,
+    Connection, GroupOptions, IoHandler, Lease, Offload, QpnRange, Reactor, Received, Source,
+    StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap, Way, source_of,
 };
 pub use tcp::{Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{NewStream, StreamThroughOctets, ThroughOctets};

@@ -3,7 +3,7 @@
 //! Everything works without privileges. What a kernel does not have (segmentation, joining) is found out while running,
 //! and the sockets say so.
 //!
-//! The only crate with socket code. Read first: [`udp`] and [`tcp`]; then [`group`] (one port, several processes) and [`watch`]
+//! The only crate with socket code. Read first: [`udp`] and [`tcp`]; then [`group`] (one port, several processes) and [`reactor`]
 //! (who reads).
 #![deny(unsafe_code)]
 
@@ -19,20 +19,21 @@ mod local;
 mod memory;
 pub mod multicast;
 pub mod piece;
+pub mod reactor;
 pub mod receive;
 mod rings;
 mod sys;
 pub mod tcp;
 pub mod thread;
 pub mod udp;
-pub mod watch;
 
-pub use exit::{LastWords, at_exit};
+pub use exit::{FlushOnExit, at_exit};
 pub use flows::FlowSockets;
 pub use group::{GroupOptions, HandError, Handed, Holder, JoinError, Lease, QpnRange, Service};
 pub use local::Admission;
 pub use multicast::Membership;
 pub use piece::Piece;
+pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use receive::{Message, ReceiveBatch};
 pub use rings::{Mailbox, Put};
 pub use tcp::{
@@ -42,7 +43,6 @@ pub use tcp::{
 pub use udp::{
     Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, path_mtu, source_of,
 };
-pub use watch::{Duty, Ready, Source, Watch};
 
 /// Whether tests run under a checker of memory, some thirty times slower.
 #[cfg(test)]

@@ -38,14 +38,11 @@ pub struct Arrival {
     pub is_sealed: bool,
 }
 
-/// How a frame wants to be carried.
+/// How a frame is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Manner {
+pub struct TxMeta {
     /// Frames of one flow keep their order, and one source port. Any number.
     pub flow: u32,
-    /// It may leave behind what is sent next on its flow. Of several with one number, to one address, the last says it
-    /// all: the others need not leave.
-    pub stands_for: Option<u64>,
     /// TOS or traffic class.
     pub traffic_class: u8,
     /// Time to live or hop limit; 0 for what the system sets.
@@ -54,7 +51,7 @@ pub struct Manner {
 
 /// Where in a datagram things lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Laid {
+pub struct EncodedLayout {
     /// First octet of the payload: what is before it has been written.
     pub payload: usize,
     /// Octets of the datagram, whatever follows the payload included.
@@ -91,12 +88,17 @@ pub trait DatagramCodec: Send + Sync + 'static {
     /// Octets that the longest headers and the longest trailer take together.
     const OVERHEAD: usize;
 
-    /// How a frame wants to be carried.
-    fn manner(&self, header: &Self::Header) -> Manner;
+    /// How a frame is sent.
+    fn tx_meta(&self, header: &Self::Header) -> TxMeta;
 
     /// Writes what goes before a payload of so many octets. `into` has room for it and [`OVERHEAD`](Self::OVERHEAD) more;
     /// what it holds is left from before. `None` where the header has no form on this wire.
-    fn encode(&self, header: &Self::Header, payload: usize, into: &mut [u8]) -> Option<Laid>;
+    fn encode(
+        &self,
+        header: &Self::Header,
+        payload: usize,
+        into: &mut [u8],
+    ) -> Option<EncodedLayout>;
 
     /// Writes what goes behind the payload, which is in its place now. `payload` is where it ends. Called again with
     /// another envelope where the datagram leaves in another way than was thought.
@@ -104,12 +106,6 @@ pub trait DatagramCodec: Send + Sync + 'static {
 
     /// Takes a datagram apart. `None`, and counted, where it is none of this format.
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Self::Header>>;
-
-    /// Whether a datagram is a mere acknowledge, which whoever waits for a message need not have first.
-    fn is_acknowledge(&self, datagram: &[u8]) -> bool {
-        let _ = datagram;
-        false
-    }
 
     /// The group that a frame goes to, where it goes to one; in place of the frame's destination.
     fn group(&self, header: &Self::Header) -> Option<IpAddr> {

@@ -14,14 +14,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use polyverbs_engine::link::{Deliver, Frame, Link, Offered};
+use polyverbs_engine::link::{Deliver, Frame, Input, Link, TrySend};
 use polyverbs_engine::lock::{Lock, LockClass};
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{
-    Admission, Connection, Duty, LastWords, Ready, Received, Source, StreamError, TcpSocket, Watch,
-    at_exit,
+    Admission, Connection, FlushOnExit, IoHandler, Reactor, Ready, Received, Source, StreamError,
+    TcpSocket, at_exit,
 };
 use rustc_hash::FxHashMap;
 use verbs_api::ids::LinkAddress;
@@ -32,10 +32,10 @@ use super::tampering::Tampering;
 use super::{count_alone, lock};
 use crate::fault::StreamFaults;
 
-mod lately;
+mod hot;
 mod memory;
 
-use lately::Lately;
+use hot::HotStreams;
 use memory::{Meeting, Meetings, Near, POSTS, Sign};
 
 /// What a [`TcpLink`] is made with.
@@ -154,7 +154,7 @@ pub struct TcpLink<C: StreamCodec> {
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
-    watch: Arc<Watch>,
+    reactor: Arc<Reactor>,
     meetings: Meetings<C>,
     made: AtomicUsize,
     counters: Counters,
@@ -197,11 +197,11 @@ struct Outgoing<C: StreamCodec> {
     wants_turn: bool,
     /// What is offered waits for the peer's first frame.
     is_held: bool,
-    /// The socket takes nothing until the watch says so.
+    /// The socket takes nothing until the reactor says so.
     is_full: bool,
     /// What leaves does so by memory.
     by_memory: bool,
-    /// The watch looks for room.
+    /// The reactor looks for room.
     wants_word: bool,
     /// Octets that have left since the segment size was asked for.
     since: usize,
@@ -221,8 +221,6 @@ struct Incoming<C: StreamCodec> {
     by_memory: bool,
     /// The socket has something besides.
     is_told: bool,
-    /// Somebody has been called by what the socket had.
-    is_rung: bool,
     /// How the connection ended, for when memory is empty.
     end: Option<Result<Received, StreamError>>,
     tampering: Tampering,
@@ -233,13 +231,9 @@ struct Inbound<C: StreamCodec> {
     buffer: Box<[u8]>,
     /// Whose unfinished frame is still in the buffer, and where: what it goes on with is read behind it.
     resident: Option<(Arc<Stream<C>>, Range<usize>)>,
-    lately: Lately<C>,
+    hot: HotStreams<C>,
     /// Streams by memory: looked at without asking.
     near: Vec<Arc<Stream<C>>>,
-    /// Looks since something was in memory.
-    idle: u32,
-    /// The watch's thread sleeps, or is about to.
-    sleeps: bool,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
@@ -265,15 +259,13 @@ impl<C: StreamCodec> TcpLink<C> {
             inbound: Mutex::new(Inbound {
                 buffer: vec![0; C::LONGEST + READ].into(),
                 resident: None,
-                lately: Lately::default(),
+                hot: HotStreams::default(),
                 near: Vec::new(),
-                idle: 0,
-                sleeps: false,
                 unfinished: Vec::new(),
                 looks: 0,
             }),
             spare: Mutex::default(),
-            watch: Arc::new(Watch::new()?),
+            reactor: Arc::new(Reactor::new()?),
             meetings: Meetings::default(),
             made: AtomicUsize::new(0),
             counters: Counters::default(),
@@ -289,23 +281,23 @@ impl<C: StreamCodec> TcpLink<C> {
         self: &Arc<Self>,
         network: Weak<dyn Progress>,
         attend: impl Fn(u64) + Send + Sync + 'static,
-    ) -> io::Result<Arc<dyn Duty>> {
-        let duty: Arc<dyn Duty> = Arc::new(Watched {
+    ) -> io::Result<Arc<dyn IoHandler>> {
+        let io: Arc<dyn IoHandler> = Arc::new(Io {
             link: Arc::clone(self),
             network,
             attend: Box::new(attend),
         });
-        self.watch.start(Arc::downgrade(&duty))?;
+        self.reactor.start(Arc::downgrade(&io))?;
         // Sends complete when the link has taken them.
-        let words: Arc<dyn LastWords> = Arc::clone(self) as _;
-        at_exit(Arc::downgrade(&words));
+        let waiting: Arc<dyn FlushOnExit> = Arc::clone(self) as _;
+        at_exit(Arc::downgrade(&waiting));
         self.meetings.are_read.store(true, Ordering::Release);
-        Ok(duty)
+        Ok(io)
     }
 
-    /// Who reads the sockets.
-    pub fn watch(&self) -> &Arc<Watch> {
-        &self.watch
+    /// What reads the sockets.
+    pub fn reactor(&self) -> &Arc<Reactor> {
+        &self.reactor
     }
 
     /// What became of the streams so far.
@@ -369,7 +361,6 @@ impl<C: StreamCodec> TcpLink<C> {
             is_over: false,
             by_memory: false,
             is_told: false,
-            is_rung: false,
             end: None,
             tampering: tampering(number + 1),
         };
@@ -396,7 +387,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         let has_more = !lock(&stream.incoming).begun.is_empty();
         // Tells also what is there already.
-        self.watch.add(&*stream.socket, key, Source::Stream)?;
+        self.reactor.add(&*stream.socket, key, Source::Stream)?;
         streams.insert(key, Arc::clone(&stream));
         drop(streams);
         self.expect(&stream);
@@ -503,30 +494,30 @@ impl<C: StreamCodec> TcpLink<C> {
         stream: &Arc<Stream<C>>,
         frame: &Frame<'_, C::Header>,
         now: Time,
-        manner: Manner,
-    ) -> Offered {
+        admit: Admit,
+    ) -> TrySend {
         let outgoing = &mut *lock(&stream.outgoing);
         if outgoing.is_over || outgoing.ends {
-            return Offered::Taken;
+            return TrySend::Sent;
         }
-        if manner == Manner::Offered {
+        if admit == Admit::IfRoom {
             let most = self.codec.max_payload(&frame.header, outgoing.unit);
             if let Some(most) = most.filter(|most| frame.payload.len() > *most) {
-                return Offered::TooLong(most);
+                return TrySend::TooLong(most);
             }
             if outgoing.is_held || outgoing.waiting() >= self.options.backlog {
                 outgoing.wants_room = true;
-                return Offered::NoRoom;
+                return TrySend::NoRoom;
             }
             if !self.codec.may_follow(&outgoing.sender, &frame.header) {
                 outgoing.wants_turn = true;
-                return Offered::NoRoom;
+                return TrySend::NoRoom;
             }
         }
         outgoing.tampering.count();
         self.mark_to_write(stream, outgoing);
         if outgoing.tampering.is_spent() {
-            return Offered::Taken;
+            return TrySend::Sent;
         }
         if let Some(until) = outgoing.tampering.hold(now) {
             outgoing.held_until = outgoing.held_until.max(until);
@@ -544,14 +535,14 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         outgoing.uncounted += 1;
         self.note(stream);
-        if manner == Manner::Last {
+        if admit == Admit::Last {
             self.end(stream, outgoing, now);
         }
         if outgoing.wants_turn && self.codec.is_between(&outgoing.sender) {
             outgoing.wants_turn = false;
             self.tell(stream, News::Room);
         }
-        Offered::Taken
+        TrySend::Sent
     }
 
     // With the outgoing half locked: nothing more is taken, and the peer has some time for its end.
@@ -588,7 +579,6 @@ impl<C: StreamCodec> TcpLink<C> {
 
     fn write_dirty(&self, now: Option<Time>) {
         while let Some(stream) = self.dirty.take(|dirty| dirty.streams.pop()) {
-            self.watch.stay();
             let mut outgoing = lock(&stream.outgoing);
             outgoing.is_dirty = false;
             let held = outgoing.held_until != Time::default()
@@ -653,7 +643,7 @@ impl<C: StreamCodec> TcpLink<C> {
         if std::mem::replace(&mut outgoing.wants_word, wanted) != wanted {
             let kind = if wanted { Source::Full } else { Source::Stream };
             // One that is closed by now is watched no more.
-            let _ = self.watch.change(&*stream.socket, stream.key, kind);
+            let _ = self.reactor.change(&*stream.socket, stream.key, kind);
         }
     }
 
@@ -674,7 +664,7 @@ impl<C: StreamCodec> TcpLink<C> {
             let piece = outgoing.tampering.piece(outgoing.waiting());
             let octets = &outgoing.octets.waiting()[..piece];
             match stream.socket.send(&[octets.into()])? {
-                // The watch tells when there is room.
+                // The reactor tells when there is room.
                 0 => {
                     outgoing.is_full = true;
                     self.watch_room(stream, outgoing, true);
@@ -788,10 +778,6 @@ impl<C: StreamCodec> TcpLink<C> {
                 }
             };
         }
-        if std::mem::take(&mut incoming.is_rung) && inbound.sleeps {
-            // It was meant for the thread, which may not see it any more.
-            self.watch.leave();
-        }
         incoming.is_over |= matches!(step, Step::End | Step::Lost);
         if incoming.is_over {
             stream.has_ended.store(true, Ordering::Release);
@@ -899,8 +885,8 @@ impl<C: StreamCodec> TcpLink<C> {
     // What has something, as epoll knows it.
     fn look(&self, inbound: &mut Inbound<C>, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = false;
-        // A watch that fails gives nothing; what is wrong with a connection is told when something is sent on it.
-        let ready = self.watch.ready().unwrap_or_default();
+        // A reactor that fails gives nothing; what is wrong with a connection is told when something is sent on it.
+        let ready = self.reactor.ready().unwrap_or_default();
         for Ready {
             token,
             readable,
@@ -924,7 +910,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 let sign = if ended { Sign::End } else { Sign::Some };
                 let any = self.read(&stream, inbound, sign, now, network);
                 if any {
-                    inbound.lately.remember(&stream, &self.watch);
+                    inbound.hot.remember(&stream);
                 }
                 delivered |= any;
             }
@@ -986,14 +972,14 @@ impl<C: StreamCodec> Outgoing<C> {
     }
 }
 
-/// How a frame is taken.
+/// Which frames are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Manner {
-    /// In any case.
-    Sent,
-    /// If there is room.
-    Offered,
-    /// In any case, and none behind it.
+enum Admit {
+    /// This one.
+    Always,
+    /// This one, if there is room.
+    IfRoom,
+    /// This one, and none behind it.
     Last,
 }
 
@@ -1002,17 +988,13 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         Some(self.options.max_frame)
     }
 
-    fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
-        self.offer_rest(frame, now) == Offered::Taken
-    }
-
-    fn offer_rest(&self, frame: Frame<'_, C::Header>, now: Time) -> Offered {
+    fn try_send(&self, frame: Frame<'_, C::Header>, now: Time) -> TrySend {
         let offered = self.with_stream(self.codec.key(&frame.header), |stream| {
-            self.append(stream, &frame, now, Manner::Offered)
+            self.append(stream, &frame, now, Admit::IfRoom)
         });
         offered.unwrap_or_else(|| {
             self.count(|counters| &counters.homeless);
-            Offered::Taken
+            TrySend::Sent
         })
     }
 
@@ -1021,10 +1003,10 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             return self.count(|counters| &counters.homeless);
         };
         match self.codec.leaving(&frame.header) {
-            Leaving::Frame => _ = self.append(&stream, &frame, now, Manner::Sent),
+            Leaving::Frame => _ = self.append(&stream, &frame, now, Admit::Always),
             Leaving::Last => {
                 stream.is_deaf.store(true, Ordering::Relaxed);
-                self.append(&stream, &frame, now, Manner::Last);
+                self.append(&stream, &frame, now, Admit::Last);
             }
             Leaving::End => self.end(&stream, &mut lock(&stream.outgoing), now),
             Leaving::Reset => {
@@ -1038,8 +1020,9 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
     }
 
-    fn flush(&self) {
+    fn flush(&self) -> bool {
         self.flush_at(None);
+        self.has_to_tell()
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
@@ -1061,17 +1044,16 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             delivered |= self.read(&stream, inbound, Sign::None, now, network);
         }
         delivered |= self.look_near(inbound, now, network);
-        for _ in 0..inbound.lately.len() {
-            let Some(recent) = inbound.lately.next() else {
+        for _ in 0..inbound.hot.len() {
+            let Some((stream, nothings)) = inbound.hot.next() else {
                 break;
             };
-            let any = recent.stream.is_asked()
-                && self.read(&recent.stream, inbound, Sign::None, now, network);
+            let any = stream.is_asked() && self.read(&stream, inbound, Sign::None, now, network);
             delivered |= any;
-            inbound.lately.put_back(recent, any, &self.watch);
+            inbound.hot.put_back(stream, nothings, any);
         }
         inbound.looks += 1;
-        let has_known = !inbound.lately.is_empty() || !inbound.near.is_empty();
+        let has_known = !inbound.hot.is_empty() || !inbound.near.is_empty();
         // Whoever waits for what has just come is not kept waiting, unless the others have waited for long.
         let is_due = inbound.looks >= if delivered { LATEST } else { LOOKS };
         if !has_known || is_due {
@@ -1098,27 +1080,12 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     // The peer's end may come some milliseconds late.
-    fn heeds_time(&self) -> bool {
+    fn needs_precise_clock(&self) -> bool {
         self.options.faults.stall.is_some()
     }
 
-    fn is_polled(&self) -> bool {
-        true
-    }
-
-    fn tells_again(&self) -> bool {
-        !self.has_to_tell()
-    }
-
-    fn poll(&self, work: &mut dyn FnMut()) {
-        self.watch.poll(work);
-        if self.leaves_some.load(Ordering::Relaxed) {
-            self.watch.leave();
-        }
-    }
-
-    fn hand_back(&self) {
-        self.watch.hand_back();
+    fn input(&self) -> Option<&dyn Input> {
+        Some(self)
     }
 
     fn drain(&self) {
@@ -1142,8 +1109,30 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 }
 
-impl<C: StreamCodec> LastWords for TcpLink<C> {
-    fn say(&self) {
+impl<C: StreamCodec> Input for TcpLink<C> {
+    fn polled(&self) {
+        self.reactor.polled();
+        // Of what has not been read whole epoll tells nothing more.
+        if self.leaves_some.load(Ordering::Relaxed) && !self.is_polled() {
+            self.reactor.ring();
+        }
+    }
+
+    fn give_way(&self) {
+        self.reactor.give_way();
+    }
+
+    fn is_polled(&self) -> bool {
+        self.reactor.is_polled()
+    }
+
+    fn hand_back(&self) {
+        self.reactor.hand_back();
+    }
+}
+
+impl<C: StreamCodec> FlushOnExit for TcpLink<C> {
+    fn flush_on_exit(&self) {
         // Not under the lock: a stream that fails is taken away.
         let streams = {
             let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
@@ -1155,7 +1144,7 @@ impl<C: StreamCodec> LastWords for TcpLink<C> {
 
 impl<C: StreamCodec> Drop for TcpLink<C> {
     fn drop(&mut self) {
-        self.watch.stop();
+        self.reactor.stop();
     }
 }
 
@@ -1167,18 +1156,18 @@ impl<C: StreamCodec> fmt::Debug for TcpLink<C> {
     }
 }
 
-/// What the watch calls.
-struct Watched<C: StreamCodec> {
+/// What the reactor calls.
+struct Io<C: StreamCodec> {
     link: Arc<TcpLink<C>>,
     network: Weak<dyn Progress>,
     attend: Box<dyn Fn(u64) + Send + Sync>,
 }
 
-impl<C: StreamCodec> Duty for Watched<C> {
-    fn progress(&self) {
-        if let Some(network) = self.network.upgrade() {
-            network.progress();
-        }
+impl<C: StreamCodec> IoHandler for Io<C> {
+    fn progress(&self) -> bool {
+        self.network
+            .upgrade()
+            .is_none_or(|network| network.progress())
     }
 
     fn attend(&self, token: u64) {
@@ -1193,19 +1182,11 @@ impl<C: StreamCodec> Duty for Watched<C> {
     fn sleep(&self) -> bool {
         self.link.sleep()
     }
-
-    fn wake(&self) {
-        self.link.wake();
-    }
-
-    fn peek(&self) -> Option<bool> {
-        self.link.peek()
-    }
 }
 
-impl<C: StreamCodec> Drop for Watched<C> {
+impl<C: StreamCodec> Drop for Io<C> {
     fn drop(&mut self) {
-        self.link.watch.stop();
+        self.link.reactor.stop();
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use polyverbs_engine::link::{Deliver, Frame, Link, Offered, SharedLink};
+use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink, TrySend};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
@@ -43,7 +43,7 @@ impl<C: DatagramCodec> ThroughOctets<C> {
 
     fn envelope(&self, frame: &Frame<'_, C::Header>) -> Envelope {
         let to = self.codec.group(&frame.header);
-        let flow = self.codec.manner(&frame.header).flow;
+        let flow = self.codec.tx_meta(&frame.header).flow;
         Envelope {
             from: SocketAddr::new(as_ip(frame.from), 0xc000 | flow as u16 & 0x3fff),
             to: SocketAddr::new(to.unwrap_or_else(|| as_ip(frame.to)), self.port),
@@ -55,10 +55,10 @@ impl<C: DatagramCodec> ThroughOctets<C> {
         let length = frame.payload.len();
         // What was left there before is not to matter.
         let mut octets = vec![0xa5; length + C::OVERHEAD];
-        let laid = self.codec.encode(&frame.header, length, &mut octets)?;
-        let end = laid.payload + length;
-        frame.payload.read(octets.get_mut(laid.payload..end)?);
-        octets.truncate(laid.length);
+        let layout = self.codec.encode(&frame.header, length, &mut octets)?;
+        let end = layout.payload + length;
+        frame.payload.read(octets.get_mut(layout.payload..end)?);
+        octets.truncate(layout.length);
         self.codec.seal(envelope, end, &mut octets);
         if let (true, Some(last)) = (frame.damaged, octets.last_mut()) {
             *last ^= 1;
@@ -80,7 +80,7 @@ impl<C: DatagramCodec> Deliver<C::Header> for Onward<'_, C> {
         let Some(octets) = through.octets(&frame, &envelope) else {
             return;
         };
-        let traffic_class = through.codec.manner(&frame.header).traffic_class;
+        let traffic_class = through.codec.tx_meta(&frame.header).traffic_class;
         if let Some(tap) = &through.tap {
             tap.datagram(Stage::Arrived, &envelope, traffic_class, &octets);
         }
@@ -233,12 +233,8 @@ impl<C: StreamCodec> Link<C::Header> for StreamThroughOctets<C> {
         self.link.max_frame()
     }
 
-    fn offer(&self, frame: Frame<'_, C::Header>, now: Time) -> bool {
-        self.link.offer(frame, now)
-    }
-
-    fn offer_rest(&self, frame: Frame<'_, C::Header>, now: Time) -> Offered {
-        self.link.offer_rest(frame, now)
+    fn try_send(&self, frame: Frame<'_, C::Header>, now: Time) -> TrySend {
+        self.link.try_send(frame, now)
     }
 
     fn send(&self, frame: Frame<'_, C::Header>, now: Time) {

@@ -1,6 +1,6 @@
 //! The UDP link: frames as datagrams on a port that several processes share.
 //!
-//! A frame is encoded where it is sent: its headers, a copy of its payload and its checksum go to the *lane* of its flow,
+//! A frame is encoded where it is sent: its headers, a copy of its payload and its checksum go to the queue of its flow,
 //! and leave together with what else waits there, one call of the kernel for neighbours of one length. What arrives is
 //! taken apart in the buffer that it was received in.
 
@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use arrayvec::ArrayVec;
-use polyverbs_engine::link::{Deliver, Frame, Link};
+use polyverbs_engine::link::{Deliver, Frame, Input, Link};
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{
-    Duty, FlowSockets, HandError, Handed, LastWords, Lease, Mailbox, Membership, Message, QpnRange,
-    ReceiveBatch, Service, Source, UdpOptions, UdpSocket, Watch, at_exit, interface_mtu,
+    FlowSockets, FlushOnExit, HandError, Handed, IoHandler, Lease, Mailbox, Membership, Message,
+    QpnRange, Reactor, ReceiveBatch, Service, Source, UdpOptions, UdpSocket, at_exit,
+    interface_mtu,
 };
 use verbs_api::{
     VerbError,
@@ -27,10 +27,9 @@ use verbs_api::{
     ids::{Gid, LinkAddress},
 };
 
-use super::behind::{Behind, Kept};
+use super::batch::{Datagram, Route, SendOutcome, TxBatch};
 use super::codec::{Arrival, Common, DatagramCodec, Envelope};
 use super::octets::OctetTap;
-use super::train::{Car, Departed, Route, Train};
 use super::{count_alone, lock};
 use crate::capture::Stage;
 
@@ -116,15 +115,12 @@ pub struct UdpLink<C: DatagramCodec> {
     codec: C,
     lease: Lease,
     flows: FlowSockets,
-    lanes: Box<[Lane<C::Header>]>,
-    /// Of each lane, side by side: all are looked at for each datagram.
-    notes: Box<[Notes]>,
+    /// One for each source port.
+    queues: Box<[TxQueue]>,
     max_frame: Mtu,
     room: usize,
     tap: Option<Arc<dyn OctetTap>>,
     inbound: Mutex<Inbound>,
-    /// Something that has come waits for the next look.
-    leaves_some: AtomicBool,
     by_memory: bool,
     /// What came in by another way than the own socket, and whether anything did.
     aside: Mutex<Aside>,
@@ -135,56 +131,23 @@ pub struct UdpLink<C: DatagramCodec> {
     has_groups: AtomicBool,
     /// Until then nobody is waited for.
     impatient: Mutex<Option<Instant>>,
-    watch: Arc<Watch>,
+    reactor: Arc<Reactor>,
     counters: Counters,
 }
 
-/// Frames of some flows on their way out.
+/// Datagrams of some flows on their way out.
 #[derive(Debug)]
-struct Lane<H> {
-    filling: Mutex<Train>,
-    behind: Behind<H>,
-    /// Taken before the others: who swaps the two trains sends, and nobody overtakes him.
-    leaving: Mutex<Train>,
-    /// What was sent last leaves by memory.
-    ends_by_memory: AtomicBool,
-    /// Something was sent since the last frame that stands for others.
-    has_spoken: AtomicBool,
+struct TxQueue {
+    /// Something is being filled or has not left. Set after something was put there, and cleared before somebody looks: what
+    /// comes meanwhile is seen in that look or sets it again.
+    is_waiting: AtomicBool,
+    filling: Mutex<TxBatch>,
+    /// Locked before `filling`: the holder swaps the two and transmits, which keeps the order of a flow.
+    leaving: Mutex<TxBatch>,
     /// The socket was full, and is watched until it is not.
     is_blocked: AtomicBool,
     /// Of what has left, by who has `leaving`.
     counters: Counters,
-}
-
-/// What is known of a lane without its locks.
-///
-/// It is noted after something was put there under the lock, and taken back before that lock is taken to look. So plain
-/// stores will do: whoever put something there before is seen in that look, and whoever does after it notes it again.
-#[derive(Debug, Default)]
-struct Notes {
-    /// Something is being filled or has not left.
-    waiting: Note,
-    /// Something leaves behind what comes next.
-    behind: Note,
-}
-
-#[derive(Debug, Default)]
-struct Note(AtomicBool);
-
-impl Note {
-    fn set(&self) {
-        if !self.is_set() {
-            self.0.store(true, Ordering::Release);
-        }
-    }
-
-    fn take_back(&self) {
-        self.0.store(false, Ordering::Release);
-    }
-
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
 }
 
 /// What the own range gets.
@@ -194,20 +157,16 @@ struct Inbound {
     looks: u32,
     /// Looks since something was in memory.
     idle: u32,
-    /// Acknowledges that came behind a frame: they are delivered at the next look, for the program may wait for the frame.
-    later: Later,
 }
-
-type Later = ArrayVec<(Arrival, ArrayVec<u8, SHORT>), LATER>;
 
 struct Aside {
     queue: VecDeque<(Arrival, Vec<u8>)>,
     batch: ReceiveBatch,
 }
 
-impl std::fmt::Debug for Train {
+impl std::fmt::Debug for TxBatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Train").finish_non_exhaustive()
+        f.debug_struct("TxBatch").finish_non_exhaustive()
     }
 }
 
@@ -225,11 +184,11 @@ impl<C: DatagramCodec> UdpLink<C> {
         };
         let segments = options.udp.offload.segmentation;
         let flows = options.flows.clamp(1, MOST_FLOWS);
-        let lanes = (0..flows).map(|_| Lane::new(segments));
-        let watch = Arc::new(Watch::new()?);
-        watch.add(lease.socket(), DATA, Source::Data)?;
-        watch.add(lease.common(), COMMON, Source::Shared)?;
-        watch.add(&lease, INBOX, Source::Rare)?;
+        let queues = (0..flows).map(|_| TxQueue::new(segments));
+        let reactor = Arc::new(Reactor::new()?);
+        reactor.add(lease.socket(), DATA, Source::Data)?;
+        reactor.add(lease.common(), COMMON, Source::Shared)?;
+        reactor.add(&lease, INBOX, Source::Rare)?;
         let by_memory = options.memory && options.tap.is_none();
         lease.socket().tell_classes(options.tap.is_some());
         let inbound = Inbound {
@@ -237,17 +196,14 @@ impl<C: DatagramCodec> UdpLink<C> {
             mailbox: by_memory.then(|| lease.mailbox()).flatten(),
             looks: 0,
             idle: IDLE,
-            later: ArrayVec::new(),
         };
         Ok(Arc::new(Self {
             flows: FlowSockets::new(local, flows, options.udp),
-            lanes: lanes.collect(),
-            notes: (0..flows).map(|_| Notes::default()).collect(),
+            queues: queues.collect(),
             max_frame,
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
             inbound: Mutex::new(inbound),
-            leaves_some: AtomicBool::new(false),
             by_memory,
             aside: Mutex::new(Aside {
                 queue: VecDeque::new(),
@@ -258,7 +214,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             groups: Mutex::default(),
             has_groups: AtomicBool::new(false),
             impatient: Mutex::default(),
-            watch,
+            reactor,
             counters: Counters::default(),
             codec,
             lease,
@@ -269,22 +225,22 @@ impl<C: DatagramCodec> UdpLink<C> {
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(self: &Arc<Self>, network: Weak<dyn Progress>) -> io::Result<Arc<dyn Duty>> {
-        let duty: Arc<dyn Duty> = Arc::new(Watched {
+    pub fn start(self: &Arc<Self>, network: Weak<dyn Progress>) -> io::Result<Arc<dyn IoHandler>> {
+        let io = Arc::new(Io {
             link: Arc::clone(self),
             network,
-            is_left: Mutex::new(false),
         });
-        self.watch.start(Arc::downgrade(&duty))?;
+        let handler: Arc<dyn IoHandler> = Arc::clone(&io) as _;
+        self.reactor.start(Arc::downgrade(&handler))?;
         // What has arrived is acknowledged, though the program ends when it has seen it.
-        let words: Arc<dyn LastWords> = Arc::clone(self) as _;
-        at_exit(Arc::downgrade(&words));
-        Ok(duty)
+        let waiting: Arc<dyn FlushOnExit> = io;
+        at_exit(Arc::downgrade(&waiting));
+        Ok(handler)
     }
 
-    /// Who reads the sockets.
-    pub fn watch(&self) -> &Arc<Watch> {
-        &self.watch
+    /// What reads the sockets.
+    pub fn reactor(&self) -> &Arc<Reactor> {
+        &self.reactor
     }
 
     /// The range of queue pair numbers of this process, and the sockets of the port.
@@ -295,8 +251,8 @@ impl<C: DatagramCodec> UdpLink<C> {
     /// What became of the datagrams so far.
     pub fn counts(&self) -> UdpCounts {
         let mut counts = UdpCounts::default();
-        let lanes = self.lanes.iter().map(|lane| &lane.counters);
-        for counters in lanes.chain([&self.counters]) {
+        let queues = self.queues.iter().map(|queue| &queue.counters);
+        for counters in queues.chain([&self.counters]) {
             counters.add_to(&mut counts);
         }
         counts
@@ -309,7 +265,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     pub fn serve(&self, service: u64) -> io::Result<()> {
         let mut services = lock(&self.services);
         let inbox = self.lease.serve(service)?;
-        self.watch.add(&inbox, SERVICES, Source::Rare)?;
+        self.reactor.add(&inbox, SERVICES, Source::Rare)?;
         services.insert(service, inbox);
         Ok(())
     }
@@ -331,7 +287,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let local = self.lease.address();
         let address = SocketAddr::new(group, local.port());
         let member = Membership::join(address, local, &UdpOptions::default())?;
-        self.watch.add(&member, DATA, Source::Data)?;
+        self.reactor.add(&member, DATA, Source::Data)?;
         Arc::make_mut(&mut groups).insert(group, Arc::new(member));
         self.has_groups.store(true, Ordering::Release);
         Ok(())
@@ -366,151 +322,83 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Whether there was room, or a run that it could be `coupled` to.
+    // Whether there was room.
     fn append(
         &self,
-        flow: usize,
+        queue: &TxQueue,
         route: Route,
         from: SocketAddr,
         frame: &Frame<'_, C::Header>,
-        coupled: bool,
     ) -> bool {
         let length = frame.payload.len();
         let write = |room: &mut [u8]| {
-            let laid = self.codec.encode(&frame.header, length, room)?;
-            let payload = room.get_mut(laid.payload..laid.payload + length)?;
+            let layout = self.codec.encode(&frame.header, length, room)?;
+            let payload = room.get_mut(layout.payload..layout.payload + length)?;
             frame.payload.read(payload);
-            (laid.length <= room.len()).then_some((laid.payload + length, laid.length))
+            (layout.length <= room.len()).then_some((layout.payload + length, layout.length))
         };
         // What is damaged is so by its checksum.
         let local = self.by_memory && !frame.damaged && route.to == self.lease.address();
         let by_memory = |range| local && range != QpnRange::COMMON && self.lease.is_read(range);
-        let seal = |mut car: Car<'_>| {
-            self.seal(from, &mut car);
-            let envelope = envelope(from, car.to, car.segment);
+        let seal = |mut datagram: Datagram<'_>| {
+            self.seal(from, &mut datagram);
+            let envelope = envelope(from, datagram.to, datagram.segment);
             if let Some(tap) = &self.tap {
                 let class = route.traffic_class;
-                tap.datagram(Stage::Sent, &envelope, class, car.octets);
+                tap.datagram(Stage::Sent, &envelope, class, datagram.octets);
             }
-            if let (true, Some(last)) = (frame.damaged, car.octets.last_mut()) {
+            if let (true, Some(last)) = (frame.damaged, datagram.octets.last_mut()) {
                 // Its payload has been changed already: this makes the checksum wrong.
                 *last ^= 1;
             }
         };
         let mut formless = false;
-        let lane = &self.lanes[flow];
-        let mut filling = lock(&lane.filling);
-        let taken = filling.append(
-            route,
-            length + C::OVERHEAD,
-            coupled,
-            by_memory,
-            |room| {
-                let written = write(room);
-                formless = written.is_none();
-                written
-            },
-            seal,
-        );
-        let ends_by_memory = filling.ends_by_memory();
-        lane.ends_by_memory.store(ends_by_memory, Ordering::Relaxed);
-        drop(filling);
-        self.notes[flow].waiting.set();
+        let write = |room: &mut [u8]| {
+            let written = write(room);
+            formless = written.is_none();
+            written
+        };
+        let most = length + C::OVERHEAD;
+        let taken = lock(&queue.filling).append(route, most, by_memory, write, seal);
+        queue.is_waiting.store(true, Ordering::Release);
         self.count(|counters| &counters.formless, usize::from(formless));
         taken
     }
 
-    fn seal(&self, from: SocketAddr, car: &mut Car<'_>) {
-        if car.by_memory {
-            return car.octets[car.payload_end..].fill(0);
+    fn seal(&self, from: SocketAddr, datagram: &mut Datagram<'_>) {
+        if datagram.by_memory {
+            return datagram.octets[datagram.payload_end..].fill(0);
         }
-        let envelope = envelope(from, car.to, car.segment);
-        self.codec.seal(&envelope, car.payload_end, car.octets);
+        let envelope = envelope(from, datagram.to, datagram.segment);
+        self.codec
+            .seal(&envelope, datagram.payload_end, datagram.octets);
     }
 
-    // Keeps a frame that may leave behind what comes next; `false` where there is no room.
-    fn put_behind(&self, flow: usize, to: SocketAddr, stands_for: u64, header: &C::Header) -> bool {
-        let lane = &self.lanes[flow];
-        let has_spoken = lane.has_spoken.load(Ordering::Relaxed);
-        lane.has_spoken.store(false, Ordering::Relaxed);
-        let dialogue = has_spoken && self.lets_go_first(lane);
-        let header = header.clone();
-        (lane.behind).keep(to, stands_for, header, dialogue, || {
-            self.notes[flow].behind.set()
-        })
-    }
-
-    // Whether what is kept behind a message waits for the next look of a poller, to whom a call more costs little. Otherwise
-    // it goes along, as it does where there is no call.
-    fn lets_go_first(&self, lane: &Lane<C::Header>) -> bool {
-        let is_polled = self.watch.has_quick_calls() && self.watch.stood_back();
-        is_polled && !lane.ends_by_memory.load(Ordering::Relaxed)
-    }
-
-    // With `all`, whatever waits; otherwise what costs no call of its own, because the kernel cuts it off from what
-    // leaves anyway.
-    #[inline(never)]
-    fn append_behind(&self, flow: usize, from: SocketAddr, all: bool) {
-        let stays = |kept: &Kept<C::Header>| {
-            let (manner, local) = (self.codec.manner(&kept.header), self.lease.address().ip());
-            let frame = Frame {
-                from: LinkAddress::Ip(local),
-                to: LinkAddress::Ip(kept.to.ip()),
-                header: kept.header.clone(),
-                payload: Payload::Empty,
-                damaged: false,
-            };
-            let taken = self.append(flow, Route::new(kept.to, manner), from, &frame, !all);
-            if all && !taken {
-                self.count(|counters| &counters.overrun, 1);
-            }
-            !all && !taken
-        };
-        let emptied = || self.notes[flow].behind.take_back();
-        self.lanes[flow].behind.retain(stays, emptied);
-    }
-
-    // With what `behind` says of a lane that keeps something.
-    fn flush_lanes(&self, behind: impl Fn(&Lane<C::Header>) -> bool) {
-        for (flow, notes) in self.notes.iter().enumerate() {
-            let behind = notes.behind.is_set() && behind(&self.lanes[flow]);
-            if behind || notes.waiting.is_set() {
-                self.flush_lane(flow, behind);
-            }
-        }
-    }
-
-    fn flush_lane(&self, flow: usize, behind: bool) {
-        let lane = &self.lanes[flow];
+    fn transmit(&self, flow: usize) {
+        let queue = &self.queues[flow];
         let Ok(socket) = self.flows.of(flow as u32) else {
             return;
         };
-        self.watch.stay();
         let from = socket.local();
-        let mut leaving = lock(&lane.leaving);
-        // What they go with waits until they have been laid down behind it.
-        if self.notes[flow].behind.is_set() && (behind || !self.lets_go_first(lane)) {
-            self.append_behind(flow, from, behind);
-        }
-        // Before looking: what comes meanwhile is seen here or says so again.
-        self.notes[flow].waiting.take_back();
+        let mut leaving = lock(&queue.leaving);
+        queue.is_waiting.store(false, Ordering::Release);
         loop {
             // What a full socket has left goes first.
             let is_last = leaving.is_empty();
             if is_last {
-                std::mem::swap(&mut *leaving, &mut *lock(&lane.filling));
+                std::mem::swap(&mut *leaving, &mut *lock(&queue.filling));
             }
-            let departed = leaving.depart(
+            let outcome = leaving.send(
                 socket,
                 |range, transmit| self.lease.put(socket, range, transmit),
-                |mut car| self.seal(from, &mut car),
+                |mut datagram| self.seal(from, &mut datagram),
             );
-            note(&lane.counters, departed);
-            self.watch_room(lane, socket, departed.full);
-            if departed.full {
-                self.notes[flow].waiting.set();
+            note(&queue.counters, outcome);
+            self.watch_room(queue, socket, outcome.full);
+            if outcome.full {
+                queue.is_waiting.store(true, Ordering::Release);
             }
-            if departed.full || is_last {
+            if outcome.full || is_last {
                 return;
             }
         }
@@ -519,26 +407,26 @@ impl<C: DatagramCodec> UdpLink<C> {
     /// Waits until what another thread has begun to send has left. After [`flush`](Link::flush), which leaves that to it,
     /// nothing of what was sent before is left, unless the socket is full.
     pub fn wait_for_departure(&self) {
-        for lane in &self.lanes {
-            drop(lock(&lane.leaving));
+        for queue in &self.queues {
+            drop(lock(&queue.leaving));
         }
     }
 
     // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
-    fn watch_room(&self, lane: &Lane<C::Header>, socket: &UdpSocket, is_full: bool) {
-        if lane.is_blocked.load(Ordering::Relaxed) != is_full {
-            self.change_watching(lane, socket, is_full);
+    fn watch_room(&self, queue: &TxQueue, socket: &UdpSocket, is_full: bool) {
+        if queue.is_blocked.load(Ordering::Relaxed) != is_full {
+            self.change_watching(queue, socket, is_full);
         }
     }
 
     #[cold]
-    fn change_watching(&self, lane: &Lane<C::Header>, socket: &UdpSocket, is_full: bool) {
-        if lane.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
+    fn change_watching(&self, queue: &TxQueue, socket: &UdpSocket, is_full: bool) {
+        if queue.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
             // Where it cannot be watched, what waits leaves with what comes next.
             let _ = if is_full {
-                self.watch.add(socket, ROOM, Source::Full)
+                self.reactor.add(socket, ROOM, Source::Full)
             } else {
-                self.watch.remove(socket, Source::Full)
+                self.reactor.remove(socket, Source::Full)
             };
         }
     }
@@ -641,18 +529,6 @@ impl<C: DatagramCodec> UdpLink<C> {
         // By whoever has the turn.
         count_alone(counter, 1);
         network.deliver(frame, now);
-    }
-
-    // Whether it is an acknowledge that waits for the next look. One for a program that sleeps does not: what it is woken for
-    // first may be told from the order.
-    fn put_off(&self, arrival: &Arrival, datagram: &[u8], later: &mut Later) -> bool {
-        let is_acknowledge = self.codec.is_acknowledge(datagram) && self.watch.is_polled_only();
-        let octets = ArrayVec::try_from(datagram).ok().filter(|_| is_acknowledge);
-        let put = octets.is_some_and(|octets| later.try_push((*arrival, octets)).is_ok());
-        if put {
-            self.leaves_some.store(true, Ordering::Relaxed);
-        }
-        put
     }
 
     // Whether there was something.
@@ -774,17 +650,15 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 }
 
-impl<H> Lane<H> {
+impl TxQueue {
     fn new(segments: bool) -> Self {
-        let train = || Mutex::new(Train::new(TRAIN, segments));
+        let batch = || Mutex::new(TxBatch::new(BATCH, segments));
         Self {
-            filling: train(),
-            behind: Behind::default(),
-            leaving: train(),
-            ends_by_memory: AtomicBool::new(false),
-            has_spoken: AtomicBool::new(false),
-            counters: Counters::default(),
+            is_waiting: AtomicBool::new(false),
+            filling: batch(),
+            leaving: batch(),
             is_blocked: AtomicBool::new(false),
+            counters: Counters::default(),
         }
     }
 }
@@ -799,46 +673,30 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn send(&self, frame: Frame<'_, C::Header>, _now: Time) {
-        let manner = self.codec.manner(&frame.header);
-        let flow = manner.flow as usize % self.lanes.len();
+        let meta = self.codec.tx_meta(&frame.header);
+        let flow = meta.flow as usize % self.queues.len();
         let group = self.codec.group(&frame.header).map(LinkAddress::Ip);
         let to = self.socket_address(group.unwrap_or(frame.to));
         let from = self.flows.of(flow as u32).map(UdpSocket::local);
         let (Some(to), Ok(from)) = (to, from) else {
             return self.count(|counters| &counters.formless, 1);
         };
-        let may_wait = frame.payload.is_empty() && !frame.damaged;
-        match manner.stands_for.filter(|_| may_wait) {
-            Some(stands_for) if self.put_behind(flow, to, stands_for, &frame.header) => return,
-            Some(_) => {}
-            None => {
-                self.lanes[flow].has_spoken.store(true, Ordering::Relaxed);
-                // A program that sleeps for completions may count on the order that hardware has: the acknowledge of a
-                // message arrives before the answer to it.
-                if self.notes[flow].behind.is_set() && !self.watch.is_polled_only() {
-                    self.append_behind(flow, from, true);
-                }
-            }
-        }
-        let route = Route::new(to, manner);
-        if !self.append(flow, route, from, &frame, false) {
-            self.flush_lane(flow, false);
-            if !self.append(flow, route, from, &frame, false) {
+        let (queue, route) = (&self.queues[flow], Route::new(to, meta));
+        if !self.append(queue, route, from, &frame) {
+            self.transmit(flow);
+            if !self.append(queue, route, from, &frame) {
                 self.count(|counters| &counters.overrun, 1);
             }
         }
     }
 
-    fn flush(&self) {
-        self.flush_lanes(|_| true);
-    }
-
-    fn flush_idle(&self) {
-        self.flush_lanes(|lane| lane.behind.is_due());
-    }
-
-    fn flush_ahead(&self) {
-        self.flush_lanes(|_| false);
+    fn flush(&self) -> bool {
+        for (flow, queue) in self.queues.iter().enumerate() {
+            if queue.is_waiting.load(Ordering::Acquire) {
+                self.transmit(flow);
+            }
+        }
+        false
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
@@ -849,24 +707,13 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             mailbox,
             looks,
             idle,
-            later,
         } = &mut *inbound;
         let own = self.lease.range();
-        let mut is_called = false;
-        if !later.is_empty() {
-            for (arrival, datagram) in &*later {
-                self.deliver(arrival, datagram, now, network);
-            }
-            later.clear();
-            self.leaves_some.store(false, Ordering::Relaxed);
-            return true;
-        }
         let mut take = |arrival: Arrival, datagram: &[u8]| {
             let range = QpnRange::of_datagram(datagram);
             if range == own {
-                if self.lease.is_call(datagram) {
-                    is_called = true;
-                } else if !(delivered && self.put_off(&arrival, datagram, later)) {
+                // What only wakes the thread has done so.
+                if !self.lease.is_call(datagram) {
                     self.deliver(&arrival, datagram, now, network);
                     delivered = true;
                 }
@@ -890,10 +737,6 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         }
         // Whoever hears of these may look for more.
         drop(inbound);
-        if is_called {
-            // It was meant for the thread, which may not see it any more.
-            self.watch.leave();
-        }
         delivered | self.deliver_aside(now, network)
     }
 
@@ -901,37 +744,12 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         None
     }
 
-    fn heeds_time(&self) -> bool {
+    fn needs_precise_clock(&self) -> bool {
         false
     }
 
-    fn is_polled(&self) -> bool {
-        true
-    }
-
-    fn tells_again(&self) -> bool {
-        true
-    }
-
-    fn poll(&self, work: &mut dyn FnMut()) {
-        self.watch.poll(work);
-        if self.leaves_some.load(Ordering::Relaxed) {
-            self.watch.leave();
-        }
-        // Otherwise the thread sends what a poller that is gone has left.
-        let mut notes = self.notes.iter();
-        let is_left = notes.any(|notes| notes.waiting.is_set() || notes.behind.is_set());
-        if is_left && !self.watch.stands_back() {
-            self.flush();
-        }
-    }
-
-    fn hand_back(&self) {
-        // Not left to the thread, which may not get a processor before the peer has run out of room for requests.
-        if self.notes.iter().any(|notes| notes.behind.is_set()) {
-            self.flush();
-        }
-        self.watch.hand_back();
+    fn input(&self) -> Option<&dyn Input> {
+        Some(self)
     }
 
     fn tell_classes(&self) {
@@ -954,70 +772,59 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 }
 
-impl<C: DatagramCodec> LastWords for UdpLink<C> {
-    fn say(&self) {
-        self.flush();
+impl<C: DatagramCodec> Input for UdpLink<C> {
+    fn polled(&self) {
+        self.reactor.polled();
+    }
+
+    fn give_way(&self) {
+        self.reactor.give_way();
+    }
+
+    fn is_polled(&self) -> bool {
+        self.reactor.is_polled()
+    }
+
+    fn hand_back(&self) {
+        self.reactor.hand_back();
     }
 }
 
 impl<C: DatagramCodec> Drop for UdpLink<C> {
     fn drop(&mut self) {
         self.flush();
-        self.watch.stop();
+        self.reactor.stop();
     }
 }
 
 // By who has the lock of what is leaving.
-fn note(counters: &Counters, departed: Departed) {
-    let refused = match departed.too_long {
+fn note(counters: &Counters, outcome: SendOutcome) {
+    let refused = match outcome.too_long {
         true => &counters.too_long,
         false => &counters.unreachable,
     };
     let counted = [
-        (&counters.sent, departed.sent),
-        (&counters.by_memory, departed.by_memory),
-        (&counters.overrun, departed.overrun),
-        (refused, departed.refused),
+        (&counters.sent, outcome.sent),
+        (&counters.by_memory, outcome.by_memory),
+        (&counters.overrun, outcome.overrun),
+        (refused, outcome.refused),
     ];
     for (counter, by) in counted {
         count_alone(counter, by as u64);
     }
 }
 
-/// What the watch calls.
-struct Watched<C: DatagramCodec> {
+/// What the reactor calls, and what is flushed when the process ends.
+struct Io<C: DatagramCodec> {
     link: Arc<UdpLink<C>>,
     network: Weak<dyn Progress>,
-    /// The own socket is left to pollers: it is not watched until the thread is to sleep, which it does when they are gone.
-    /// Otherwise the kernel would tell epoll of each datagram, at its sender's cost.
-    is_left: Mutex<bool>,
 }
 
-impl<C: DatagramCodec> Watched<C> {
-    fn leave(&self) {
-        let (link, mut is_left) = (&self.link, lock(&self.is_left));
-        if !*is_left {
-            let left = link.watch.remove(link.lease.socket(), Source::Data);
-            *is_left = left.is_ok();
-        }
-    }
-
-    // Whether the own socket is watched from now on.
-    fn watch(&self) -> bool {
-        let (link, mut is_left) = (&self.link, lock(&self.is_left));
-        if *is_left {
-            let watched = link.watch.add(link.lease.socket(), DATA, Source::Data);
-            *is_left = watched.is_err();
-        }
-        !*is_left
-    }
-}
-
-impl<C: DatagramCodec> Duty for Watched<C> {
-    fn progress(&self) {
-        if let Some(network) = self.network.upgrade() {
-            network.progress();
-        }
+impl<C: DatagramCodec> IoHandler for Io<C> {
+    fn progress(&self) -> bool {
+        self.network
+            .upgrade()
+            .is_none_or(|network| network.progress())
     }
 
     fn attend(&self, token: u64) {
@@ -1025,36 +832,32 @@ impl<C: DatagramCodec> Duty for Watched<C> {
         self.progress();
     }
 
+    fn set_polled(&self, is_polled: bool) {
+        let (reactor, socket) = (&self.link.reactor, self.link.lease.socket());
+        // One that cannot be watched is read as long as somebody polls.
+        let _ = match is_polled {
+            true => reactor.remove(socket, Source::Data),
+            false => reactor.add(socket, DATA, Source::Data),
+        };
+    }
+
     fn sleep(&self) -> bool {
-        let is_watched = self.watch();
         let mailbox = &mut lock(&self.link.inbound).mailbox;
-        // A socket that cannot be watched is looked at again and again.
-        mailbox.as_mut().is_some_and(Mailbox::sleep) || !is_watched
+        mailbox.as_mut().is_some_and(Mailbox::sleep)
     }
+}
 
-    fn tidy(&self) {
-        self.leave();
-        if self.link.notes.iter().any(|notes| notes.behind.is_set()) {
-            self.link.flush();
-        }
-    }
-
-    fn peek(&self) -> Option<bool> {
-        let Inbound { mailbox, idle, .. } = &mut *lock(&self.link.inbound);
-        let mailbox = mailbox.as_mut().filter(|_| *idle < IDLE)?;
-        Some(mailbox.has_some())
-    }
-
-    fn wake(&self) {
-        if let Some(mailbox) = &lock(&self.link.inbound).mailbox {
-            mailbox.wake();
+impl<C: DatagramCodec> FlushOnExit for Io<C> {
+    fn flush_on_exit(&self) {
+        if let Some(network) = self.network.upgrade() {
+            network.flush();
         }
     }
 }
 
-impl<C: DatagramCodec> Drop for Watched<C> {
+impl<C: DatagramCodec> Drop for Io<C> {
     fn drop(&mut self) {
-        self.link.watch.stop();
+        self.link.reactor.stop();
     }
 }
 
@@ -1105,15 +908,12 @@ const INBOX: u64 = 3;
 const SERVICES: u64 = 4;
 const ROOM: u64 = 5;
 
-/// Octets of a train: a megabyte may wait for each lane, once filling and once leaving.
-const TRAIN: usize = 512 << 10;
+/// Bytes of a batch: a megabyte may wait in each queue, once filling and once leaving.
+const BATCH: usize = 512 << 10;
 /// After so many looks that found nothing in memory each reads the socket again, and until then every so many: a look at
 /// memory is next to nothing beside one at the socket.
 const IDLE: u32 = 1024;
 const EVERY: u32 = 16;
-/// Octets of the longest acknowledge, and how many wait for the next look.
-const SHORT: usize = 32;
-const LATER: usize = 32;
 /// Calls that one turn of reading makes at most, so that answers leave in between.
 const ROUNDS: usize = 8;
 /// How long a process that does not keep up is waited for, with pauses between.

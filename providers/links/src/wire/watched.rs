@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, OnceLock};
 
-use polyverbs_engine::link::{Deliver, Frame, Link, Offered};
+use polyverbs_engine::link::{Deliver, Frame, Link, TrySend};
 use polyverbs_engine::time::Time;
-use polyverbs_sockets::Duty;
+use polyverbs_sockets::IoHandler;
 
 /// A link, with the thread that reads it while nobody polls: that ends with the network that has this.
 pub struct WatchedLink<L> {
     link: Arc<L>,
-    duty: OnceLock<Arc<dyn Duty>>,
+    handler: OnceLock<Arc<dyn IoHandler>>,
 }
 
 impl<L> WatchedLink<L> {
@@ -17,13 +17,13 @@ impl<L> WatchedLink<L> {
     pub fn new(link: Arc<L>) -> Self {
         Self {
             link,
-            duty: OnceLock::new(),
+            handler: OnceLock::new(),
         }
     }
 
     /// What the link was started with. Only the first is kept.
-    pub fn keep(&self, duty: Arc<dyn Duty>) {
-        let _ = self.duty.set(duty);
+    pub fn keep(&self, handler: Arc<dyn IoHandler>) {
+        let _ = self.handler.set(handler);
     }
 }
 
@@ -40,12 +40,8 @@ impl<H: 'static, L: Link<H>> Link<H> for WatchedLink<L> {
         self.link.send(frame, now);
     }
 
-    fn offer(&self, frame: Frame<'_, H>, now: Time) -> bool {
-        self.link.offer(frame, now)
-    }
-
-    fn offer_rest(&self, frame: Frame<'_, H>, now: Time) -> Offered {
-        self.link.offer_rest(frame, now)
+    fn try_send(&self, frame: Frame<'_, H>, now: Time) -> TrySend {
+        self.link.try_send(frame, now)
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {

@@ -61,13 +61,13 @@ impl<C: StreamCodec> Default for Meetings<C> {
 struct Port {
     post: Post,
     token: u64,
-    watch: Arc<Watch>,
+    reactor: Arc<Reactor>,
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
         // A child that has not replaced itself has it too.
-        let _ = self.watch.remove(&self.post, Source::Rare);
+        let _ = self.reactor.remove(&self.post, Source::Rare);
     }
 }
 
@@ -171,11 +171,11 @@ impl<C: StreamCodec> TcpLink<C> {
 
     fn watched(&self, post: Post) -> Option<Port> {
         let token = POSTS + self.meetings.made.fetch_add(1, Ordering::Relaxed);
-        self.watch.add(&post, token, Source::Rare).ok()?;
+        self.reactor.add(&post, token, Source::Rare).ok()?;
         Some(Port {
             post,
             token,
-            watch: Arc::clone(&self.watch),
+            reactor: Arc::clone(&self.reactor),
         })
     }
 
@@ -372,8 +372,8 @@ impl<C: StreamCodec> TcpLink<C> {
                 _ => {}
             }
         }
-        if stream.waits_unheard() {
-            self.watch.leave();
+        if stream.waits_unheard() && !self.reactor.is_polled() {
+            self.reactor.ring();
         }
         Ok(true)
     }
@@ -401,7 +401,6 @@ impl<C: StreamCodec> TcpLink<C> {
             };
             let octets = start.checked_sub(before).ok_or(StreamError::Reset)?;
             incoming.by_memory = true;
-            incoming.is_rung = true;
             stream.reads_memory.store(true, Ordering::Relaxed);
             self.draw_near(stream);
             // This side goes over too.
@@ -471,11 +470,6 @@ impl<C: StreamCodec> TcpLink<C> {
             !stream.is_gone()
         });
         inbound.near = near;
-        inbound.idle = if any {
-            0
-        } else {
-            inbound.idle.saturating_add(1)
-        };
         any
     }
 
@@ -483,35 +477,12 @@ impl<C: StreamCodec> TcpLink<C> {
     pub(super) fn sleep(&self) -> bool {
         let inbound = &mut *lock(&self.inbound);
         self.gather(inbound);
-        inbound.sleeps = true;
-        inbound.lately.watch(&self.watch);
         let near = inbound.near.iter().filter_map(|stream| stream.near.get());
         near.for_each(|near| near.memory.sleep());
         inbound
             .near
             .iter()
             .any(|stream| stream.has_some() || stream.has_room() || stream.waits_unheard())
-    }
-
-    // Whether something is there, where there has been lately.
-    pub(super) fn peek(&self) -> Option<bool> {
-        let inbound = &mut *lock(&self.inbound);
-        self.gather(inbound);
-        let is_used = !inbound.near.is_empty() && inbound.idle < IDLE;
-        let has_some = |stream: &Arc<Stream<C>>| stream.has_some() || stream.has_room();
-        is_used.then(|| inbound.near.iter().any(has_some))
-    }
-
-    pub(super) fn wake(&self) {
-        let mut inbound = lock(&self.inbound);
-        // What woke the thread is taken out of epoll.
-        inbound.looks = LATEST;
-        inbound.sleeps = false;
-        for stream in &inbound.near {
-            if let Some(near) = stream.near.get() {
-                near.memory.wake();
-            }
-        }
     }
 }
 
@@ -558,7 +529,6 @@ fn heed<C: StreamCodec>(socket: &TcpSocket, sign: Sign, incoming: &mut Incoming<
         }
         match socket.receive(&mut bells) {
             Ok(Received::Octets(octets)) => {
-                incoming.is_rung = true;
                 // All of them: what comes later is told anew.
                 if octets < bells.len() && sign != Sign::End {
                     return;
@@ -580,7 +550,5 @@ const LAST_ASKED: u32 = 4096;
 /// Connections of a link that have memory at most.
 const MOST: usize = 128;
 const BELL: [u8; 1] = [0];
-/// Looks that may find nothing in memory before nobody looks for more.
-const IDLE: u32 = 1024;
 /// Reads of bells at once.
 const BELLS: usize = 16;

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use polyverbs_sockets::udp::{MAX_OCTETS, MAX_SEGMENTS};
 use polyverbs_sockets::{Piece, Put, QpnRange, SendError, Transmit, UdpSocket};
 
-use super::codec::Manner;
+use super::codec::TxMeta;
 
 /// Where a datagram goes and how: what all of one run have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,17 +18,17 @@ pub(super) struct Route {
 }
 
 impl Route {
-    pub(super) fn new(to: SocketAddr, manner: Manner) -> Self {
+    pub(super) fn new(to: SocketAddr, meta: TxMeta) -> Self {
         Self {
             to,
-            traffic_class: manner.traffic_class,
-            hop_limit: manner.hop_limit,
+            traffic_class: meta.traffic_class,
+            hop_limit: meta.hop_limit,
         }
     }
 }
 
-/// A datagram of a train, while it is being sealed.
-pub(super) struct Car<'t> {
+/// A datagram of a batch, while it is being sealed.
+pub(super) struct Datagram<'t> {
     pub(super) octets: &'t mut [u8],
     pub(super) payload_end: usize,
     pub(super) to: SocketAddr,
@@ -40,12 +40,12 @@ pub(super) struct Car<'t> {
 
 /// Datagrams in the order in which they leave, in memory of their own.
 ///
-/// Neighbours that the kernel may cut out of one call form a *run*: one destination, one manner, one range of queue pair
+/// Neighbours that the kernel may cut out of one call form a *run*: one route, one range of queue pair
 /// numbers, one length, where only the last may be shorter. What leaves by memory is one record for each run.
-pub(super) struct Train {
+pub(super) struct TxBatch {
     arena: Box<[u8]>,
     used: usize,
-    cars: Vec<Span>,
+    spans: Vec<Span>,
     runs: Vec<Run>,
     /// Runs that have left.
     left: usize,
@@ -92,9 +92,9 @@ impl Run {
     }
 }
 
-/// What became of a train.
+/// What became of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Departed {
+pub(super) struct SendOutcome {
     /// Datagrams that left by the socket.
     pub(super) sent: usize,
     /// Datagrams that left by memory.
@@ -109,14 +109,14 @@ pub(super) struct Departed {
     pub(super) full: bool,
 }
 
-impl Train {
+impl TxBatch {
     /// Room for so many octets. With `segments` the kernel is asked to cut.
     pub(super) fn new(octets: usize, segments: bool) -> Self {
         let datagrams = (octets / 128).max(1);
         Self {
             arena: vec![0; octets].into(),
             used: 0,
-            cars: Vec::with_capacity(datagrams),
+            spans: Vec::with_capacity(datagrams),
             runs: Vec::with_capacity(datagrams),
             left: 0,
             segments,
@@ -124,25 +124,21 @@ impl Train {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.cars.is_empty()
+        self.spans.is_empty()
     }
 
     /// Appends a datagram of at most `most` octets. `write` fills it and answers where its payload ends and how long it
     /// is, `None` for nothing after all; `by_memory` tells whether it leaves so, by its range; `seal` finishes it. `false`
-    /// where there is no room, or, of one that shall leave `coupled`, where it fits no run.
+    /// where there is no room.
     pub(super) fn append(
         &mut self,
         route: Route,
         most: usize,
-        coupled: bool,
         by_memory: impl FnOnce(QpnRange) -> bool,
         write: impl FnOnce(&mut [u8]) -> Option<(usize, usize)>,
-        seal: impl FnOnce(Car<'_>),
+        seal: impl FnOnce(Datagram<'_>),
     ) -> bool {
-        if coupled && !self.takes_more(route) {
-            return false;
-        }
-        let full = self.cars.len() == self.cars.capacity();
+        let full = self.spans.len() == self.spans.capacity();
         let Some(room) = self.arena.get_mut(self.used..self.used + most) else {
             return false;
         };
@@ -154,11 +150,9 @@ impl Train {
         };
         let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
         let by_memory = by_memory(range);
-        let Some(segment) = self.couple(route, range, by_memory, length, coupled) else {
-            return false;
-        };
+        let segment = self.couple(route, range, by_memory, length);
         let octets = &mut self.arena[self.used..self.used + length];
-        seal(Car {
+        seal(Datagram {
             octets,
             payload_end,
             to: route.to,
@@ -166,7 +160,7 @@ impl Train {
             by_memory,
         });
         // An arena has less than 4 GiB, a datagram less than 64 KiB.
-        self.cars.push(Span {
+        self.spans.push(Span {
             start: self.used as u32,
             length: length as u16,
             payload_end: payload_end as u16,
@@ -181,20 +175,8 @@ impl Train {
         (self.runs.last()).is_some_and(|run| (self.segments || run.by_memory) && fits(run))
     }
 
-    /// Whether what was appended last leaves by memory.
-    pub(super) fn ends_by_memory(&self) -> bool {
-        self.runs.last().is_some_and(|run| run.by_memory)
-    }
-
-    // Finds the run of a datagram that has just been written, or begins one, unless it shall be `coupled`: its number there.
-    fn couple(
-        &mut self,
-        route: Route,
-        range: QpnRange,
-        by_memory: bool,
-        length: usize,
-        coupled: bool,
-    ) -> Option<u16> {
+    // Finds the run of a datagram that has just been written, or begins one: its number there.
+    fn couple(&mut self, route: Route, range: QpnRange, by_memory: bool, length: usize) -> u16 {
         let fits = |run: &&mut Run| {
             (run.range, run.by_memory) == (range, by_memory)
                 && length <= run.segment
@@ -207,10 +189,7 @@ impl Train {
             run.is_closed = length < run.segment;
             run.count += 1;
             run.octets += length;
-            return Some((run.count - 1) as u16);
-        }
-        if coupled {
-            return None;
+            return (run.count - 1) as u16;
         }
         self.runs.push(Run {
             route,
@@ -218,67 +197,67 @@ impl Train {
             by_memory,
             segment: length,
             octets: length,
-            first: self.cars.len(),
+            first: self.spans.len(),
             count: 1,
             // Nothing can follow a datagram without octets.
             is_closed: length == 0,
         });
-        Some(0)
+        0
     }
 
     /// Sends as much as leaves, by `socket` or with `put`. Where the kernel turns out not to cut, `seal` is called again for
     /// what it had been asked to.
-    pub(super) fn depart(
+    pub(super) fn send(
         &mut self,
         socket: &UdpSocket,
         put: impl Fn(QpnRange, &Transmit<'_>) -> Put,
-        seal: impl Fn(Car<'_>),
-    ) -> Departed {
-        let mut departed = Departed::default();
+        seal: impl Fn(Datagram<'_>),
+    ) -> SendOutcome {
+        let mut outcome = SendOutcome::default();
         while let Some(run) = self.runs.get(self.left) {
             if run.by_memory {
                 match put(run.range, &run.transmit(&[self.piece(run)])) {
-                    Put::Taken => departed.by_memory += run.count,
-                    _ => departed.overrun += run.count,
+                    Put::Taken => outcome.by_memory += run.count,
+                    _ => outcome.overrun += run.count,
                 }
                 self.left += 1;
                 continue;
             }
-            match self.send(socket) {
+            match self.call(socket) {
                 Ok(runs) => {
-                    departed.sent += self.datagrams(self.left..self.left + runs);
+                    outcome.sent += self.datagrams(self.left..self.left + runs);
                     self.left += runs;
                 }
                 Err(error) => {
-                    self.stay(&error, &mut departed, &seal);
-                    if departed.full {
-                        return departed;
+                    self.stay(&error, &mut outcome, &seal);
+                    if outcome.full {
+                        return outcome;
                     }
                 }
             }
         }
         self.used = 0;
         self.left = 0;
-        self.cars.clear();
+        self.spans.clear();
         self.runs.clear();
-        departed
+        outcome
     }
 
     // What becomes of the first run that has not left.
     #[cold]
-    fn stay(&mut self, error: &SendError, departed: &mut Departed, seal: &impl Fn(Car<'_>)) {
+    fn stay(&mut self, error: &SendError, outcome: &mut SendOutcome, seal: &impl Fn(Datagram<'_>)) {
         match error {
             SendError::NoSegmentation => self.uncouple(seal),
-            SendError::Full => departed.full = true,
+            SendError::Full => outcome.full = true,
             error => {
-                departed.too_long |= matches!(error, SendError::TooLong);
-                departed.refused += self.datagrams(self.left..self.left + 1);
+                outcome.too_long |= matches!(error, SendError::TooLong);
+                outcome.refused += self.datagrams(self.left..self.left + 1);
                 self.left += 1;
             }
         }
     }
 
-    fn send(&self, socket: &UdpSocket) -> Result<usize, SendError> {
+    fn call(&self, socket: &UdpSocket) -> Result<usize, SendError> {
         let runs = &self.runs[self.left..];
         let by_socket = runs.iter().take_while(|run| !run.by_memory).count();
         let runs = &runs[..by_socket];
@@ -300,13 +279,13 @@ impl Train {
     }
 
     fn piece(&self, run: &Run) -> Piece<'_> {
-        let start = self.cars[run.first].start as usize;
+        let start = self.spans[run.first].start as usize;
         Piece::from(&self.arena[start..start + run.octets])
     }
 
     // Makes a run of its own of each datagram that has not left, as all will be from now on.
     #[cold]
-    fn uncouple(&mut self, seal: &impl Fn(Car<'_>)) {
+    fn uncouple(&mut self, seal: &impl Fn(Datagram<'_>)) {
         self.segments = false;
         let coupled = self.runs.split_off(self.left);
         for run in coupled {
@@ -315,11 +294,11 @@ impl Train {
                 continue;
             }
             for index in run.first..run.first + run.count {
-                let car = self.cars[index];
-                let (start, length) = (car.start as usize, usize::from(car.length));
-                seal(Car {
+                let datagram = self.spans[index];
+                let (start, length) = (datagram.start as usize, usize::from(datagram.length));
+                seal(Datagram {
                     octets: &mut self.arena[start..start + length],
-                    payload_end: car.payload_end.into(),
+                    payload_end: datagram.payload_end.into(),
                     to: run.route.to,
                     segment: 0,
                     by_memory: false,
@@ -371,7 +350,7 @@ mod tests {
     }
 
     // A datagram of zeros for a queue pair; its last octet is the number that it is sealed with.
-    fn append(train: &mut Train, route: Route, qpn: u32, length: usize) -> bool {
+    fn append(batch: &mut TxBatch, route: Route, qpn: u32, length: usize) -> bool {
         let write = |room: &mut [u8]| {
             room[..length].fill(0);
             if length >= 8 {
@@ -379,16 +358,16 @@ mod tests {
             }
             Some((length, length))
         };
-        train.append(route, length, false, |_| false, write, number)
+        batch.append(route, length, |_| false, write, number)
     }
 
     fn nobody(_: QpnRange, _: &Transmit<'_>) -> Put {
         Put::Nobody
     }
 
-    fn number(car: Car<'_>) {
-        if let Some(last) = car.octets.last_mut() {
-            *last = car.segment as u8;
+    fn number(datagram: Datagram<'_>) {
+        if let Some(last) = datagram.octets.last_mut() {
+            *last = datagram.segment as u8;
         }
     }
 
@@ -405,14 +384,14 @@ mod tests {
     #[test]
     fn neighbours_of_one_length_are_one_run_until_a_shorter_one() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
-        let mut train = Train::new(1 << 16, true);
+        let mut batch = TxBatch::new(1 << 16, true);
         // A first packet is longer, then middle ones and a last one; then the next message.
         for length in [116, 100, 100, 100, 40, 116, 100] {
-            assert!(append(&mut train, route(&to, 0), 7, length));
+            assert!(append(&mut batch, route(&to, 0), 7, length));
         }
-        let departed = train.depart(&from, nobody, number);
-        assert_eq!((departed.sent, departed.refused), (7, 0));
-        assert!(train.is_empty());
+        let outcome = batch.send(&from, nobody, number);
+        assert_eq!((outcome.sent, outcome.refused), (7, 0));
+        assert!(batch.is_empty());
         let expected = [
             (116, 0),
             (100, 1),
@@ -429,7 +408,7 @@ mod tests {
     fn nothing_else_is_mixed_in_a_run() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
         let other = socket(Offload::default());
-        let mut train = Train::new(1 << 16, true);
+        let mut batch = TxBatch::new(1 << 16, true);
         for (route, qpn) in [
             (route(&to, 0), 1),
             (route(&to, 0), 2),
@@ -438,9 +417,9 @@ mod tests {
             (route(&other, 2), 2 | 1 << 18),
             (route(&to, 2), 2 | 1 << 18),
         ] {
-            append(&mut train, route, qpn, 64);
+            append(&mut batch, route, qpn, 64);
         }
-        assert_eq!(train.depart(&from, nobody, number).sent, 6);
+        assert_eq!(batch.send(&from, nobody, number).sent, 6);
         assert_eq!(numbers(&to), [(64, 0), (64, 1), (64, 0), (64, 0), (64, 0)]);
         assert_eq!(numbers(&other), [(64, 0)]);
     }
@@ -449,11 +428,11 @@ mod tests {
     fn a_run_is_no_longer_than_a_call_takes() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
         for (length, most) in [(4156, 15), (100, MAX_SEGMENTS)] {
-            let mut train = Train::new(1 << 20, true);
+            let mut batch = TxBatch::new(1 << 20, true);
             for _ in 0..most + 1 {
-                append(&mut train, route(&to, 0), 7, length);
+                append(&mut batch, route(&to, 0), 7, length);
             }
-            assert_eq!(train.depart(&from, nobody, number).sent, most + 1);
+            assert_eq!(batch.send(&from, nobody, number).sent, most + 1);
             let last: Vec<_> = numbers(&to).iter().map(|(_, number)| *number).collect();
             assert_eq!(last[most - 1..], [(most - 1) as u8, 0]);
         }
@@ -462,29 +441,29 @@ mod tests {
     #[test]
     fn without_segmentation_each_is_a_call_of_its_own() {
         let (from, to) = (socket(Offload::NONE), socket(Offload::default()));
-        let mut train = Train::new(1 << 16, from.can_segment());
+        let mut batch = TxBatch::new(1 << 16, from.can_segment());
         for _ in 0..40 {
-            append(&mut train, route(&to, 0), 7, 100);
+            append(&mut batch, route(&to, 0), 7, 100);
         }
-        assert_eq!(train.depart(&from, nobody, number).sent, 40);
+        assert_eq!(batch.send(&from, nobody, number).sent, 40);
         assert!(numbers(&to).iter().all(|found| *found == (100, 0)));
     }
 
     #[test]
-    fn where_the_kernel_does_not_cut_datagrams_are_sealed_anew() {
+    fn where_the_kernel_does_not_cut_spansare_sealed_anew() {
         let to = socket(Offload::default());
-        let mut train = Train::new(1 << 16, true);
+        let mut batch = TxBatch::new(1 << 16, true);
         for length in [100, 100, 100, 60, 100] {
-            append(&mut train, route(&to, 0), 7, length);
+            append(&mut batch, route(&to, 0), 7, length);
         }
         let sealed = RefCell::new(0);
-        train.uncouple(&|car: Car<'_>| {
+        batch.uncouple(&|datagram: Datagram<'_>| {
             *sealed.borrow_mut() += 1;
-            number(car);
+            number(datagram);
         });
         assert_eq!(sealed.into_inner(), 5);
-        append(&mut train, route(&to, 0), 7, 100);
-        assert_eq!(train.depart(&socket(Offload::NONE), nobody, number).sent, 6);
+        append(&mut batch, route(&to, 0), 7, 100);
+        assert_eq!(batch.send(&socket(Offload::NONE), nobody, number).sent, 6);
         let found: Vec<_> = numbers(&to).iter().map(|(length, _)| *length).collect();
         assert_eq!(found, [100, 100, 100, 60, 100, 100]);
     }
@@ -492,30 +471,30 @@ mod tests {
     #[test]
     fn what_cannot_leave_does_not_hold_up_the_others() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
-        let mut train = Train::new(1 << 20, true);
+        let mut batch = TxBatch::new(1 << 20, true);
         let nowhere = Route {
             to: "0.0.0.1:9".parse().unwrap(),
             ..route(&to, 0)
         };
-        append(&mut train, route(&to, 0), 7, 100);
-        append(&mut train, nowhere, 7, 100);
-        append(&mut train, route(&to, 0), 7, 65_508);
-        append(&mut train, route(&to, 0), 7, 50);
-        let departed = train.depart(&from, nobody, number);
-        assert_eq!((departed.sent, departed.refused), (2, 2));
-        assert!(departed.too_long && !departed.full);
+        append(&mut batch, route(&to, 0), 7, 100);
+        append(&mut batch, nowhere, 7, 100);
+        append(&mut batch, route(&to, 0), 7, 65_508);
+        append(&mut batch, route(&to, 0), 7, 50);
+        let outcome = batch.send(&from, nobody, number);
+        assert_eq!((outcome.sent, outcome.refused), (2, 2));
+        assert!(outcome.too_long && !outcome.full);
         assert_eq!(numbers(&to), [(100, 0), (50, 0)]);
     }
 
     #[test]
-    fn a_train_is_full_by_octets_and_by_datagrams() {
+    fn a_batch_is_full_by_octets_and_by_datagrams() {
         let to = socket(Offload::default());
-        let mut train = Train::new(1000, true);
-        assert!(append(&mut train, route(&to, 0), 7, 600));
-        assert!(!append(&mut train, route(&to, 0), 7, 600));
-        let mut train = Train::new(1000, true);
+        let mut batch = TxBatch::new(1000, true);
+        assert!(append(&mut batch, route(&to, 0), 7, 600));
+        assert!(!append(&mut batch, route(&to, 0), 7, 600));
+        let mut batch = TxBatch::new(1000, true);
         let taken = (0..100)
-            .filter(|_| append(&mut train, route(&to, 0), 7, 1))
+            .filter(|_| append(&mut batch, route(&to, 0), 7, 1))
             .count();
         assert!((1..100).contains(&taken));
     }

@@ -1,0 +1,467 @@
+//! Who reads the sockets of a device: threads that poll, or the reactor's own, which sleeps until something arrives.
+//!
+//! One of the two *owns* the input at a time. While the thread does, each arrival wakes it. Pollers that come again and
+//! again claim the input: epoll then tells nobody of arrivals, and the thread only looks now and then whether pollers still
+//! come. When none has for the reactor's *patience*, two milliseconds on an ordinary machine, it owns the input again. A poller
+//! that is about to sleep hands it back at once. So a poller pays for no thread switch.
+//!
+//! A program that polls a queue and then watches memory that a peer writes claims the input and lets it lie: where the thread
+//! finds something after a short claim, the next one takes four times as many polls.
+//!
+//! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
+
+use std::fmt;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use arrayvec::ArrayVec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{Errno, read, write};
+
+/// What a reactor calls.
+pub trait IoHandler: Send + Sync {
+    /// Reads every source of data until nothing is left, unless another thread is at it; `false` in that case.
+    fn progress(&self) -> bool;
+
+    /// The rare source of this token has something: takes it. Called by the reactor's thread, whoever owns the input.
+    fn attend(&self, token: u64);
+
+    /// Pollers own the input from now on, or do not any more. What is [`Source::Data`] is best not watched meanwhile: the
+    /// kernel would tell epoll of each arrival, at its sender's cost. Called with no lock of the handler's held.
+    fn set_polled(&self, is_polled: bool) {
+        let _ = is_polled;
+    }
+
+    /// The thread is about to sleep: what comes in by other ways than a descriptor rings a bell from now on. Answers
+    /// whether something of that kind has come already.
+    fn sleep(&self) -> bool {
+        false
+    }
+}
+
+/// What is watched, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Data of a socket that every look reads without asking first.
+    Data,
+    /// Data of one socket of many: whoever reads asks with [`Reactor::ready`], and then reads until the socket refuses,
+    /// for the same is not told twice.
+    Stream,
+    /// The same, and room to write where the socket has refused: not for longer than that is waited for. A socket with room
+    /// looks like one that has something.
+    Full,
+    /// Something rare.
+    Rare,
+    /// A connection that is being made, or room to write: rare as well.
+    Connecting,
+    /// Something rare that other processes watch as well: the kernel wakes one of them.
+    Shared,
+}
+
+impl Source {
+    const fn flags(self) -> EventFlags {
+        match self {
+            Self::Data | Self::Rare => EventFlags::IN,
+            Self::Connecting => EventFlags::OUT,
+            Self::Stream => EventFlags::IN
+                .union(EventFlags::RDHUP)
+                .union(EventFlags::ET),
+            Self::Full => Self::Stream.flags().union(EventFlags::OUT),
+            Self::Shared => EventFlags::IN.union(EventFlags::EXCLUSIVE),
+        }
+    }
+
+    const fn is_data(self) -> bool {
+        matches!(self, Self::Data | Self::Stream | Self::Full)
+    }
+}
+
+/// What a stream has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Whose.
+    pub token: u64,
+    /// Something can be read: bytes, an end, an error, or somebody who connects.
+    pub readable: bool,
+    /// Something can be written, or the connection has been made or has failed.
+    pub writable: bool,
+    /// The peer sends no more, or the connection has failed: behind what can be read there is an end.
+    pub ended: bool,
+}
+
+/// The sockets of a device, and who reads them.
+pub struct Reactor {
+    /// What the thread sleeps in: what is rare, the bell, and `data` while the thread owns the input.
+    all: OwnedFd,
+    data: OwnedFd,
+    bell: OwnedFd,
+    is_polled: AtomicBool,
+    polls: AtomicU32,
+    claims: Mutex<Claims>,
+    handler: OnceLock<Weak<dyn IoHandler>>,
+    /// Polls in a row that found another thread reading.
+    refused: AtomicU32,
+    is_over: AtomicBool,
+    patience: Duration,
+}
+
+impl fmt::Debug for Reactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reactor").finish_non_exhaustive()
+    }
+}
+
+/// Who has claimed the input, and when.
+#[derive(Debug)]
+struct Claims {
+    /// When pollers claimed it, and when one last looked at the clock.
+    claimed: Instant,
+    looked: Instant,
+    /// How many looks at the clock in a row came soon after one another, and how many of them make a claim.
+    soon: u32,
+    needed: u32,
+}
+
+impl Reactor {
+    /// A reactor over nothing.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn new() -> io::Result<Self> {
+        let now = Instant::now();
+        let mut reactor = Self {
+            all: epoll::create(CreateFlags::CLOEXEC)?,
+            data: epoll::create(CreateFlags::CLOEXEC)?,
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            is_polled: AtomicBool::new(false),
+            polls: AtomicU32::new(0),
+            claims: Mutex::new(Claims {
+                claimed: now,
+                looked: now,
+                soon: 0,
+                needed: 1,
+            }),
+            handler: OnceLock::new(),
+            refused: AtomicU32::new(0),
+            is_over: AtomicBool::new(false),
+            patience: Duration::ZERO,
+        };
+        reactor.patience =
+            (reactor.measure_call() * CALLS).clamp(*PATIENCE.start(), *PATIENCE.end());
+        epoll::add(&reactor.all, &reactor.bell, BELL, EventFlags::IN)?;
+        epoll::add(&reactor.all, &reactor.data, DATA, EventFlags::IN)?;
+        Ok(reactor)
+    }
+
+    /// Watches `source` from now on; the two highest tokens are the reactor's own. A descriptor that is closed, in all
+    /// processes that have it, is watched no more.
+    ///
+    /// # Errors
+    /// It is watched already, or cannot be.
+    pub fn add(&self, source: impl AsFd, token: u64, kind: Source) -> io::Result<()> {
+        debug_assert!(token < DATA_TOKEN);
+        let data = EventData::new_u64(token);
+        Ok(epoll::add(self.epoll(kind), source, data, kind.flags())?)
+    }
+
+    /// Watches `source` as another kind of data, also where it was not watched, and tells what it has at that moment.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub fn change(&self, source: impl AsFd, token: u64, kind: Source) -> io::Result<()> {
+        debug_assert!(token < DATA_TOKEN && kind.is_data());
+        let data = EventData::new_u64(token);
+        let source = source.as_fd();
+        match epoll::modify(&self.data, source, data, kind.flags()) {
+            Err(Errno::NOENT) => self.add(source, token, kind),
+            changed => Ok(changed?),
+        }
+    }
+
+    /// Watches `source` no more.
+    ///
+    /// # Errors
+    /// It was not watched as this kind.
+    pub fn remove(&self, source: impl AsFd, kind: Source) -> io::Result<()> {
+        Ok(epoll::delete(self.epoll(kind), source)?)
+    }
+
+    fn epoll(&self, kind: Source) -> &OwnedFd {
+        match kind.is_data() {
+            true => &self.data,
+            false => &self.all,
+        }
+    }
+
+    /// Starts the thread. It ends with `handler`, or after [`stop`](Self::stop).
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(self: &Arc<Self>, handler: Weak<dyn IoHandler>) -> io::Result<()> {
+        let reactor = Arc::clone(self);
+        let _ = self.handler.set(Weak::clone(&handler));
+        crate::thread::start("polyverbs-io", move || {
+            crate::thread::prefer_short_turns();
+            reactor.run(&handler);
+        })
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// A thread has polled.
+    #[inline]
+    pub fn polled(&self) {
+        // Where two poll at once one of them is not counted.
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls.is_multiple_of(POLLS) && !self.is_polled() {
+            self.look_at_clock();
+        }
+    }
+
+    /// A thread that polls has found another one reading: that one gets the processor, should it wait for it. Otherwise a
+    /// poller that spins would keep it from coming to an end.
+    #[cold]
+    pub fn give_way(&self) {
+        self.polled();
+        // Yielding is not enough where the scheduler prefers who yields: until the next tick, milliseconds, it comes back.
+        if self.refused.fetch_add(1, Ordering::Relaxed) % YIELDS == YIELDS - 1 {
+            thread::sleep(WAY);
+        } else {
+            thread::yield_now();
+        }
+    }
+
+    /// Whether pollers own the input: one looks again within the reactor's patience, or the thread does.
+    #[inline]
+    pub fn is_polled(&self) -> bool {
+        self.is_polled.load(Ordering::Acquire)
+    }
+
+    /// A poller is about to sleep: the thread takes over, and looks at once.
+    pub fn hand_back(&self) {
+        if self.is_polled() {
+            let mut claims = self.claims();
+            self.release(&mut claims);
+            claims.needed = (claims.needed / 2).max(1);
+            drop(claims);
+            self.ring();
+        }
+    }
+
+    /// Has the thread look at everything. Where pollers own the input it does when they are gone.
+    pub fn ring(&self) {
+        // It is full only where it has been rung and not been heard yet.
+        let _ = write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// What streams have, several at a time; call it until it gives none.
+    ///
+    /// # Errors
+    /// The reactor is of no use any more.
+    pub fn ready(&self) -> io::Result<ArrayVec<Ready, AT_ONCE>> {
+        let mut events = [NO_EVENT; AT_ONCE];
+        let count = wait(&self.data, &mut events, Some(Duration::ZERO))?;
+        let ready = events[..count].iter().map(|event| {
+            let flags = event.flags;
+            let ended = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+            Ready {
+                token: event.data.u64(),
+                readable: flags.intersects(EventFlags::IN | ended),
+                writable: flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR),
+                ended: flags.intersects(ended),
+            }
+        });
+        Ok(ready.collect())
+    }
+
+    // ---- pollers
+
+    fn claims(&self) -> MutexGuard<'_, Claims> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn look_at_clock(&self) {
+        let claims = &mut *self.claims();
+        let now = Instant::now();
+        let last = std::mem::replace(&mut claims.looked, now);
+        if now - last > SOON {
+            claims.soon = 0;
+            return;
+        }
+        claims.soon += 1;
+        // Where the input cannot be left to pollers, the thread goes on.
+        if claims.soon >= claims.needed && self.heed_data(EventFlags::empty()).is_ok() {
+            claims.claimed = now;
+            self.is_polled.store(true, Ordering::Release);
+            self.tell_handler(true);
+            self.ring();
+        }
+    }
+
+    fn release(&self, claims: &mut Claims) {
+        claims.soon = 0;
+        self.is_polled.store(false, Ordering::SeqCst);
+        self.tell_handler(false);
+        // Tells also what was there before. Nothing is known that could fail here.
+        let _ = self.heed_data(EventFlags::IN);
+    }
+
+    fn tell_handler(&self, is_polled: bool) {
+        if let Some(handler) = self.handler.get().and_then(Weak::upgrade) {
+            handler.set_polled(is_polled);
+        }
+    }
+
+    fn heed_data(&self, flags: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(&self.all, &self.data, DATA, flags)
+    }
+
+    // ---- the thread
+
+    fn run(&self, handler: &Weak<dyn IoHandler>) {
+        let mut again = false;
+        let mut polls = 0;
+        loop {
+            let is_polled = self.is_polled();
+            let has_some = !is_polled && handler.upgrade().is_some_and(|handler| handler.sleep());
+            let mut is_due = has_some || again;
+            let time = match (is_due, is_polled) {
+                (true, _) => Some(Duration::ZERO),
+                (false, true) => Some(self.patience),
+                (false, false) => None,
+            };
+            let mut events = [NO_EVENT; AT_ONCE];
+            let Ok(count) = wait(&self.all, &mut events, time) else {
+                return;
+            };
+            let Some(handler) = handler.upgrade().filter(|_| !self.is_over()) else {
+                return;
+            };
+            for event in &events[..count] {
+                match event.data.u64() {
+                    DATA_TOKEN => is_due = true,
+                    BELL_TOKEN => {
+                        let _ = read(&self.bell, &mut [0; 8]);
+                        // Rung by a claim as well.
+                        is_due |= !self.is_polled();
+                    }
+                    token => guarded(|| handler.attend(token)),
+                }
+            }
+            let before = std::mem::replace(&mut polls, self.polls.load(Ordering::Relaxed));
+            let is_left = is_polled && count == 0 && before == polls;
+            if is_left && self.is_polled() {
+                self.take_over(&*handler);
+                is_due = true;
+            }
+            again = false;
+            if is_due && !progress(&*handler) {
+                // Whoever reads may wait for this processor.
+                thread::sleep(WAY);
+                again = !self.is_polled();
+            }
+        }
+    }
+
+    // No poller has come for long.
+    fn take_over(&self, handler: &dyn IoHandler) {
+        let mut claims = self.claims();
+        let was_worth_it = claims.claimed.elapsed() > self.patience * WORTH;
+        let has_some = self.has_data() || handler.sleep();
+        claims.needed = match has_some && !was_worth_it {
+            true => (claims.needed * 4).min(MOST_NEEDED),
+            false => (claims.needed / 2).max(1),
+        };
+        self.release(&mut claims);
+    }
+
+    // Whether something lies there that no poller has read.
+    fn has_data(&self) -> bool {
+        let mut asked = [PollFd::new(&self.data, PollFlags::IN)];
+        poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    // How long the system takes for next to nothing, when nothing else is in the way.
+    fn measure_call(&self) -> Duration {
+        let calls = (0..8).map(|_| {
+            let began = Instant::now();
+            self.has_data();
+            began.elapsed()
+        });
+        calls.min().unwrap_or_default()
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+}
+
+// Whether no other thread was at it.
+fn progress(handler: &dyn IoHandler) -> bool {
+    let mut is_done = true;
+    guarded(|| is_done = handler.progress());
+    is_done
+}
+
+// A panic is reported by the hook; the thread must go on.
+fn guarded(work: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(work));
+}
+
+fn wait(epoll: &OwnedFd, events: &mut [Event], time: Option<Duration>) -> io::Result<usize> {
+    match epoll::wait(epoll, events, time.map(timespec).as_ref()) {
+        Ok(count) => Ok(count),
+        Err(Errno::INTR) => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    // Some milliseconds, which fit.
+    Timespec::try_from(time).unwrap_or_default()
+}
+
+/// How many sources one look tells at most.
+pub const AT_ONCE: usize = 64;
+
+/// The patience is so many system calls that do next to nothing, within bounds: a poll that brings something takes many, and
+/// under emulation a call takes a hundred times what it does on an ordinary machine.
+const CALLS: u32 = 10_000;
+const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(2)..=Duration::from_millis(8);
+
+/// So many polls within so short a time count as coming again and again.
+const POLLS: u32 = 4;
+const SOON: Duration = Duration::from_micros(100);
+/// A claim takes so many times as many at most.
+const MOST_NEEDED: u32 = 8192;
+/// A claim that lasted for so many times the patience was right, whatever was left at its end.
+const WORTH: u32 = 3;
+
+/// How often a poller yields to whoever reads before it sleeps, and how long it then sleeps, as the thread does.
+const YIELDS: u32 = 100;
+const WAY: Duration = Duration::from_micros(20);
+
+const BELL_TOKEN: u64 = u64::MAX;
+const DATA_TOKEN: u64 = u64::MAX - 1;
+const BELL: EventData = EventData::new_u64(BELL_TOKEN);
+const DATA: EventData = EventData::new_u64(DATA_TOKEN);
+const NO_EVENT: Event = Event {
+    flags: EventFlags::empty(),
+    data: EventData::new_u64(0),
+};
+
+#[cfg(test)]
+mod tests;
