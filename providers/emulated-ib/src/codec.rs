@@ -8,9 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use polyverbs_links::wire::{
-    Arrival, Common, DatagramCodec, EncodedLayout, Envelope, Opened, QpnRange, TxMeta,
-};
+use polyverbs_links::wire::{Arrival, Common, DatagramCodec, Envelope, Opened, QpnRange, TxMeta};
 use polyverbs_wire::layout::{Header as _, Octets, view};
 use polyverbs_wire::mad::{self, cm};
 use polyverbs_wire::roce::bth::{DEFAULT_P_KEY, MULTICAST_QP};
@@ -53,19 +51,18 @@ impl DatagramCodec for RoceV2 {
         }
     }
 
-    fn encode(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<EncodedLayout> {
+    fn encode_header(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<usize> {
         let bth = bth_of(header, payload)?;
         // Most packets have nothing behind BTH.
-        let headers = if bth.opcode.facts()?.headers.is_empty() {
-            bth.put(into).map(|_| Bth::LEN)?
+        if bth.opcode.facts()?.headers.is_empty() {
+            bth.put(into).map(|_| Bth::LEN)
         } else {
-            headers_of(bth, header, payload).encode_into(into)?
-        };
-        let pad = usize::from(roce::pad_count(payload));
-        Some(EncodedLayout {
-            payload: headers,
-            length: headers + payload + pad + roce::packet::ICRC_LEN,
-        })
+            headers_of(bth, header, payload).encode_into(into)
+        }
+    }
+
+    fn trailer(&self, payload: usize) -> usize {
+        usize::from(roce::pad_count(payload)) + roce::packet::ICRC_LEN
     }
 
     fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]) {
@@ -89,52 +86,20 @@ impl DatagramCodec for RoceV2 {
 
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Header>> {
         let packet = roce::decode(datagram).ok()?;
-        // Partitions match where the numbers do and one of the two is a full member, as this one is (IBTA 10.9.3).
-        if packet.bth.p_key() | FULL_MEMBER != DEFAULT_P_KEY {
-            return None;
-        }
-        let Behind {
-            body,
-            src_qp,
-            xrc,
-            aeth,
-        } = match packet.facts.operation {
-            // Most sends have nothing there.
-            Operation::Send if packet.facts.headers.is_empty() => Behind {
-                body: Body::Send(position_of(packet.facts.position), Beside::Nothing),
-                src_qp: Header::UNTOLD,
-                xrc: None,
-                aeth: Aeth::default(),
-            },
-            _ => behind(&packet, arrival.to.ip())?,
-        };
-        let checked = if arrival.is_sealed {
-            self.check(&packet, arrival, datagram.len())?
-        } else {
-            Check::Right
-        };
-        let carriage = Carriage {
-            traffic_class: arrival.traffic_class,
-            hop_limit: 0,
-        };
-        let header = Header {
-            service: qp_type(packet.facts.service),
-            dest_qp: packet.bth.dest_qp(),
-            src_qp,
-            psn: packet.bth.psn(),
-            ack_req: packet.bth.ack_req(),
-            solicited: packet.bth.solicited(),
-            xrc,
-            aeth,
-            carriage,
-            doubtful: checked == Check::Doubtful,
-            body,
-        };
+        let header = header_of(&packet, arrival)?;
+        let checked = self.check(&packet, arrival, datagram.len())?;
         Some(Opened {
-            header,
+            header: Header {
+                doubtful: checked == Check::Doubtful,
+                ..header
+            },
             payload: packet.payload,
             damaged: checked == Check::Wrong,
         })
+    }
+
+    fn open_header(&self, arrival: &Arrival, header: &[u8], _payload: usize) -> Option<Header> {
+        header_of(&roce::decode_headers(header).ok()?, arrival)
     }
 
     fn group(&self, header: &Header) -> Option<IpAddr> {
@@ -404,6 +369,46 @@ fn around(envelope: &Envelope) -> Option<icrc::Envelope> {
 }
 
 // ---- in
+
+#[inline]
+fn header_of(packet: &Packet<'_>, arrival: &Arrival) -> Option<Header> {
+    // Partitions match where the numbers do and one of the two is a full member, as this one is (IBTA 10.9.3).
+    if packet.bth.p_key() | FULL_MEMBER != DEFAULT_P_KEY {
+        return None;
+    }
+    let Behind {
+        body,
+        src_qp,
+        xrc,
+        aeth,
+    } = match packet.facts.operation {
+        // Most sends have nothing there.
+        Operation::Send if packet.facts.headers.is_empty() => Behind {
+            body: Body::Send(position_of(packet.facts.position), Beside::Nothing),
+            src_qp: Header::UNTOLD,
+            xrc: None,
+            aeth: Aeth::default(),
+        },
+        _ => behind(packet, arrival.to.ip())?,
+    };
+    let carriage = Carriage {
+        traffic_class: arrival.traffic_class,
+        hop_limit: 0,
+    };
+    Some(Header {
+        service: qp_type(packet.facts.service),
+        dest_qp: packet.bth.dest_qp(),
+        src_qp,
+        psn: packet.bth.psn(),
+        ack_req: packet.bth.ack_req(),
+        solicited: packet.bth.solicited(),
+        xrc,
+        aeth,
+        carriage,
+        doubtful: false,
+        body,
+    })
+}
 
 /// What the opcode and the headers behind BTH say.
 struct Behind {

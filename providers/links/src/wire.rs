@@ -19,8 +19,7 @@ pub mod udp;
 mod watched;
 
 pub use codec::{
-    Arrival, Common, DatagramCodec, EncodedLayout, Envelope, Found, Leaving, News, Opened,
-    StreamCodec, TxMeta,
+    Arrival, Common, DatagramCodec, Envelope, Found, Leaving, News, Opened, StreamCodec, TxMeta,
 };
 pub use octets::{OctetCapture, OctetTap, WireTap};
 pub use queue::OctetQueue;

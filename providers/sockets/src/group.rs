@@ -12,13 +12,14 @@
 //! | `range/1` … `range/63` | the lease of this range, and the inbox of its holder |
 //! | `service/ID` | connection requests for this service go to this inbox |
 //!
-//! What they send to one another goes through memory where both want that: [`Lease::put`] and [`Mailbox`].
+//! What they send to one another goes through memory where both want that: [`Lease::memory`]. Devices over TCP need no more
+//! of all this: for them there are groups without sockets, whose names begin with `polyverbs/tcp/ADDRESS/`.
 //!
 //! Range 0 is everybody's: other datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -27,9 +28,9 @@ use thiserror::Error;
 
 use crate::local::{Admission, DESCRIPTORS, Letter, LocalSocket, number};
 use crate::receive::ReceiveBatch;
-use crate::rings::{Mailbox, Put, Rings, Writer};
+use crate::shm::{Shm, ShmPort};
 use crate::sys;
-use crate::udp::{Transmit, UdpOptions, UdpSocket};
+use crate::udp::{UdpOptions, UdpSocket};
 
 mod handed;
 mod holder;
@@ -51,6 +52,7 @@ pub struct GroupOptions {
     pub admission: Admission,
     /// How long to wait for others that are making the sockets, or are slow to answer.
     pub patience: Duration,
+    has_sockets: bool,
 }
 
 impl GroupOptions {
@@ -64,6 +66,15 @@ impl GroupOptions {
             udp: UdpOptions::default(),
             admission: Admission::default(),
             patience: Duration::from_secs(2),
+            has_sockets: true,
+        }
+    }
+
+    /// Of processes at an address that share memory only.
+    pub fn without_sockets(address: IpAddr) -> Self {
+        Self {
+            has_sockets: false,
+            ..Self::new(SocketAddr::new(address, 0))
         }
     }
 }
@@ -95,7 +106,7 @@ struct PortGroup {
 struct Shared {
     sockets: Box<[UdpSocket]>,
     /// Not everywhere.
-    rings: Option<Arc<Rings>>,
+    shm: Option<Arc<Shm>>,
 }
 
 /// A range of queue pair numbers of a port, and the socket that their datagrams arrive at. Ends when dropped, or with the
@@ -105,8 +116,7 @@ pub struct Lease {
     group: Arc<PortGroup>,
     range: QpnRange,
     inbox: LocalSocket,
-    /// Ends of rings, of each range that something was put down for.
-    writers: Box<[OnceLock<Option<Mutex<Writer>>>]>,
+    memory: OnceLock<ShmPort>,
 }
 
 /// A service that this process answers connection requests for.
@@ -147,7 +157,7 @@ impl Lease {
                 return Self::of(PortGroup { options, shared });
             }
             // Who makes the sockets keeps the name until it has a lease, and so an inbox that others find.
-            if let Some(_making) = held(LocalSocket::named(&making(address))).map_err(system)? {
+            if let Some(_making) = held(LocalSocket::named(&making(&options))).map_err(system)? {
                 if let Some(shared) = ask(&options).map_err(system)? {
                     return Self::of(PortGroup { options, shared });
                 }
@@ -170,19 +180,20 @@ impl Lease {
         let address = group.options.address;
         let system = |error| JoinError::System(address, error);
         for range in QpnRange::leased_from(std::process::id()) {
-            if let Some(inbox) =
-                held(LocalSocket::named(&of_range(address, range))).map_err(system)?
-            {
+            let name = of_range(&group.options, range);
+            if let Some(inbox) = held(LocalSocket::named(&name)).map_err(system)? {
                 let lease = Self {
                     group,
                     range,
                     inbox,
-                    writers: (0..RANGES).map(|_| OnceLock::new()).collect(),
+                    memory: OnceLock::new(),
                 };
-                lease.socket().begin_anew();
-                lease.empty().map_err(system)?;
-                if let Some(rings) = &lease.group.shared.rings {
-                    rings.let_go(range);
+                if lease.group.options.has_sockets {
+                    lease.socket().begin_anew();
+                    lease.empty().map_err(system)?;
+                }
+                if let Some(shm) = &lease.group.shared.shm {
+                    shm.leave(range);
                 }
                 return Ok(lease);
             }
@@ -221,49 +232,41 @@ impl Lease {
         &self.group.shared.sockets[0]
     }
 
-    /// What the other processes on the port, and this one, put down for the range from now on; `None` where the system
-    /// has no memory for that. One at a time.
-    pub fn mailbox(&self) -> Option<Mailbox> {
-        let rings = self.group.shared.rings.as_ref()?;
-        Some(Mailbox::new(Arc::clone(rings), self.address(), self.range))
+    /// Reads what other processes of the group, and this one, put down for the range in memory from now on; `false` where the
+    /// system has no memory for that.
+    pub fn open_memory(&self) -> bool {
+        let Some(shm) = &self.group.shared.shm else {
+            return false;
+        };
+        (self.memory).get_or_init(|| ShmPort::new(Arc::clone(shm), self.range));
+        true
     }
 
-    /// Whether somebody on this port reads what is put down for a range.
-    pub fn is_read(&self, range: QpnRange) -> bool {
-        let rings = self.group.shared.rings.as_ref();
-        rings.is_some_and(|rings| rings.is_read(range))
+    /// The memory, once it is [open](Self::open_memory).
+    #[inline]
+    pub fn memory(&self) -> Option<&ShmPort> {
+        self.memory.get()
     }
 
-    /// Puts down what would be sent to a range of this port; `from` has the port that it would come from, and wakes the
-    /// reader where he sleeps.
-    pub fn put(&self, from: &UdpSocket, range: QpnRange, transmit: &Transmit<'_>) -> Put {
-        let Some(rings) = &self.group.shared.rings else {
-            return Put::Nobody;
-        };
-        let writer = self.writers[range.index()]
-            .get_or_init(|| Writer::new(rings, self.range, range).ok().map(Mutex::new));
-        let Some(writer) = writer else {
-            return Put::Nobody;
-        };
-        let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let put = writer.put(rings, from.local().port(), transmit);
-        drop(writer);
-        if put != Put::Nobody
-            && let Some(sleep) = rings.sleep_of(range).number()
-        {
-            let octets = call(range);
-            let pieces = [octets[..].into()];
-            // Who is killed in between has not said that he woke anybody.
-            if from.send(&[Transmit::new(self.address(), &pieces)]).is_ok() {
-                rings.sleep_of(range).woken(sleep);
+    /// Wakes those who sleep while something lies there for them.
+    #[inline]
+    pub fn ring_bells(&self) {
+        if let Some(memory) = self.memory.get().filter(|memory| memory.rings()) {
+            self.ring(memory);
+        }
+    }
+
+    #[cold]
+    fn ring(&self, memory: &ShmPort) {
+        for to in memory.take_bells() {
+            let name = of_range(&self.group.options, to);
+            let rung = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);
+            // An inbox that is full wakes its reader too.
+            let is_full = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+            if rung.is_ok() || rung.is_err_and(|error| is_full(&error)) {
+                memory.rung(to);
             }
         }
-        put
-    }
-
-    /// Whether a datagram says only that something was put down.
-    pub fn is_call(&self, datagram: &[u8]) -> bool {
-        datagram == call(self.range)
     }
 
     /// Reads the inbox: lets in who asks, and gives what others handed over to `take`. Call when it can be read, again
@@ -291,9 +294,9 @@ impl Lease {
 
     // Who is gone by now, or cannot be given so many, asks another or once more.
     fn let_in(&self, letter: &Letter) {
-        let Shared { sockets, rings } = &self.group.shared;
+        let Shared { sockets, shm } = &self.group.shared;
         let passed = sockets.iter().map(number);
-        let passed = passed.chain(rings.iter().map(|rings| number(&**rings)));
+        let passed = passed.chain(shm.iter().map(|shm| number(&**shm)));
         let _ = self
             .inbox
             .answer(letter, &[VERSION, DESCRIPTORS_PASSED], passed);
@@ -304,7 +307,7 @@ impl Lease {
     /// # Errors
     /// Nobody holds it, or its holder does not keep up: the datagram is lost, as datagrams may be.
     pub fn hand_to_range(&self, range: QpnRange, datagram: &Handed<'_>) -> Result<(), HandError> {
-        self.hand(&of_range(self.address(), range), datagram)
+        self.hand(&of_range(&self.group.options, range), datagram)
     }
 
     /// Hands a datagram to whoever answers for a service.
@@ -380,7 +383,7 @@ fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     let asker = LocalSocket::anonymous()?;
     let mut asked = false;
     for range in QpnRange::leased_from(0) {
-        let name = of_range(options.address, range);
+        let name = of_range(options, range);
         if asker.send(&name, &[[VERSION, JOIN][..].into()]).is_ok() {
             asked = true;
             // Nearly always the first one answers; the others are asked only where he is slow.
@@ -415,26 +418,29 @@ fn answer(
 
 // All of them are what they should be, or none is taken.
 fn accept(mut descriptors: Vec<OwnedFd>, options: &GroupOptions) -> Option<Shared> {
-    let rings = match descriptors.len().checked_sub(RANGES)? {
+    let needed = options.sockets();
+    let shm = match descriptors.len().checked_sub(needed)? {
         0 => None,
-        _ => Some(Arc::new(Rings::of(descriptors.pop()?)?)),
+        _ => Some(Arc::new(Shm::of(descriptors.pop()?)?)),
     };
     let socket = |descriptor| {
         let socket = UdpSocket::of(descriptor, &options.udp).ok()?;
         (socket.local() == options.address && socket.is_udp()).then_some(socket)
     };
     let sockets: Option<Box<[_]>> = descriptors.into_iter().map(socket).collect();
-    let sockets = sockets.filter(|sockets| sockets.len() == RANGES)?;
-    Some(Shared { sockets, rings })
+    let sockets = sockets.filter(|sockets| sockets.len() == needed)?;
+    Some(Shared { sockets, shm })
 }
 
 // Makes the sockets, and has the kernel steer to them.
 fn make(options: &GroupOptions) -> io::Result<Shared> {
     let address = options.address;
-    // A socket that shares could be added to a group that is there; one that does not cannot be bound then.
-    drop(UdpSocket::bind(address, &options.udp)?);
+    if options.has_sockets {
+        // A socket that shares could be added to a group that is there; one that does not cannot be bound then.
+        drop(UdpSocket::bind(address, &options.udp)?);
+    }
     let mut sockets = Vec::with_capacity(RANGES);
-    for index in 0..RANGES {
+    for index in 0..options.sockets() {
         let socket = UdpSocket::bind_shared(address, &options.udp)?;
         if index == 0 {
             sys::steer(socket.as_fd(), &STEERING)?;
@@ -443,15 +449,8 @@ fn make(options: &GroupOptions) -> io::Result<Shared> {
     }
     Ok(Shared {
         sockets: sockets.into(),
-        rings: Rings::new().ok().map(Arc::new),
+        shm: Shm::new().ok().map(Arc::new),
     })
-}
-
-// No datagram of RoCEv2 is as short. It goes where those of the range go.
-fn call(range: QpnRange) -> [u8; 8] {
-    let mut octets = [0xff; 8];
-    octets[4..].copy_from_slice(&range.first().to_be_bytes());
-    octets
 }
 
 // Somebody else's name or port is no error, but the reason to do something else.
@@ -463,12 +462,25 @@ fn held<T>(taken: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-fn making(address: SocketAddr) -> String {
-    format!("polyverbs/udp/{address}/making")
+impl GroupOptions {
+    fn sockets(&self) -> usize {
+        if self.has_sockets { RANGES } else { 0 }
+    }
+
+    fn prefix(&self) -> String {
+        match self.has_sockets {
+            true => format!("polyverbs/udp/{}", self.address),
+            false => format!("polyverbs/tcp/{}", self.address.ip()),
+        }
+    }
 }
 
-fn of_range(address: SocketAddr, range: QpnRange) -> String {
-    format!("polyverbs/udp/{address}/range/{}", range.index())
+fn making(options: &GroupOptions) -> String {
+    format!("{}/making", options.prefix())
+}
+
+fn of_range(options: &GroupOptions, range: QpnRange) -> String {
+    format!("{}/range/{}", options.prefix(), range.index())
 }
 
 fn of_service(address: SocketAddr, service: u64) -> String {
@@ -539,10 +551,11 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
 const _: () = assert!(RANGES + 1 == DESCRIPTORS);
 
 /// Of the messages between processes.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
+const BELL: u8 = 4;
 
 /// Octets of the longest message: a datagram and what goes before it.
 const LETTER: usize = 66_000;

@@ -21,7 +21,7 @@ pub mod multicast;
 pub mod piece;
 pub mod reactor;
 pub mod receive;
-mod rings;
+pub mod shm;
 mod sys;
 pub mod tcp;
 pub mod thread;
@@ -35,10 +35,10 @@ pub use multicast::Membership;
 pub use piece::Piece;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use receive::{Message, ReceiveBatch};
-pub use rings::{Mailbox, Put};
+pub use shm::{Put, Record, RecordMeta, ShmPort};
 pub use tcp::{
-    Asker, Connection, Ends, Mail, NewMemory, Nonsense, Passed, Post, Received, StreamError,
-    StreamMemory, TcpListener, TcpOptions, TcpSocket, TcpTap, Way,
+    Connection, Ends, Passed, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap,
+    Way,
 };
 pub use udp::{
     Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, path_mtu, source_of,

@@ -25,13 +25,9 @@ use crate::sys::{self, Outgoing};
 use crate::udp::is_passing;
 
 mod connection;
-mod memory;
-mod post;
 mod tap;
 
 pub use connection::Connection;
-pub use memory::{NewMemory, Nonsense, StreamMemory};
-pub use post::{Asker, Mail, Post};
 use tap::Tapped;
 pub use tap::{Ends, Passed, TcpTap, Way};
 

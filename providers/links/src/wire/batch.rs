@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use arrayvec::ArrayVec;
 use polyverbs_sockets::udp::{MAX_OCTETS, MAX_SEGMENTS};
-use polyverbs_sockets::{Piece, Put, QpnRange, SendError, Transmit, UdpSocket};
+use polyverbs_sockets::{Piece, QpnRange, SendError, Transmit, UdpSocket};
 
 use super::codec::TxMeta;
 
@@ -34,14 +34,12 @@ pub(super) struct Datagram<'t> {
     pub(super) to: SocketAddr,
     /// Its number within the call that it leaves with.
     pub(super) segment: u16,
-    /// It does not leave by a socket.
-    pub(super) by_memory: bool,
 }
 
 /// Datagrams in the order in which they leave, in memory of their own.
 ///
 /// Neighbours that the kernel may cut out of one call form a *run*: one route, one range of queue pair
-/// numbers, one length, where only the last may be shorter. What leaves by memory is one record for each run.
+/// numbers, one length, where only the last may be shorter.
 pub(super) struct TxBatch {
     arena: Box<[u8]>,
     used: usize,
@@ -64,7 +62,6 @@ struct Span {
 struct Run {
     route: Route,
     range: QpnRange,
-    by_memory: bool,
     /// Octets of each datagram but the last.
     segment: usize,
     octets: usize,
@@ -95,12 +92,8 @@ impl Run {
 /// What became of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SendOutcome {
-    /// Datagrams that left by the socket.
+    /// Datagrams that left.
     pub(super) sent: usize,
-    /// Datagrams that left by memory.
-    pub(super) by_memory: usize,
-    /// Datagrams that would have left by memory: their reader does not keep up, or is gone.
-    pub(super) overrun: usize,
     /// Datagrams that could not leave at all.
     pub(super) refused: usize,
     /// Some did not leave because the path does not carry their length.
@@ -128,13 +121,11 @@ impl TxBatch {
     }
 
     /// Appends a datagram of at most `most` octets. `write` fills it and answers where its payload ends and how long it
-    /// is, `None` for nothing after all; `by_memory` tells whether it leaves so, by its range; `seal` finishes it. `false`
-    /// where there is no room.
+    /// is, `None` for nothing after all; `seal` finishes it. `false` where there is no room.
     pub(super) fn append(
         &mut self,
         route: Route,
         most: usize,
-        by_memory: impl FnOnce(QpnRange) -> bool,
         write: impl FnOnce(&mut [u8]) -> Option<(usize, usize)>,
         seal: impl FnOnce(Datagram<'_>),
     ) -> bool {
@@ -149,15 +140,13 @@ impl TxBatch {
             return true;
         };
         let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
-        let by_memory = by_memory(range);
-        let segment = self.couple(route, range, by_memory, length);
+        let segment = self.couple(route, range, length);
         let octets = &mut self.arena[self.used..self.used + length];
         seal(Datagram {
             octets,
             payload_end,
             to: route.to,
             segment,
-            by_memory,
         });
         // An arena has less than 4 GiB, a datagram less than 64 KiB.
         self.spans.push(Span {
@@ -172,13 +161,13 @@ impl TxBatch {
     // Whether a datagram that goes there, and is no longer than the last one, may be cut off behind it.
     fn takes_more(&self, route: Route) -> bool {
         let fits = |run: &Run| !run.is_closed && run.route == route;
-        (self.runs.last()).is_some_and(|run| (self.segments || run.by_memory) && fits(run))
+        self.segments && self.runs.last().is_some_and(fits)
     }
 
     // Finds the run of a datagram that has just been written, or begins one: its number there.
-    fn couple(&mut self, route: Route, range: QpnRange, by_memory: bool, length: usize) -> u16 {
+    fn couple(&mut self, route: Route, range: QpnRange, length: usize) -> u16 {
         let fits = |run: &&mut Run| {
-            (run.range, run.by_memory) == (range, by_memory)
+            run.range == range
                 && length <= run.segment
                 && run.count < MAX_SEGMENTS
                 && run.octets + length <= MAX_OCTETS
@@ -194,7 +183,6 @@ impl TxBatch {
         self.runs.push(Run {
             route,
             range,
-            by_memory,
             segment: length,
             octets: length,
             first: self.spans.len(),
@@ -205,24 +193,10 @@ impl TxBatch {
         0
     }
 
-    /// Sends as much as leaves, by `socket` or with `put`. Where the kernel turns out not to cut, `seal` is called again for
-    /// what it had been asked to.
-    pub(super) fn send(
-        &mut self,
-        socket: &UdpSocket,
-        put: impl Fn(QpnRange, &Transmit<'_>) -> Put,
-        seal: impl Fn(Datagram<'_>),
-    ) -> SendOutcome {
+    /// Sends as much as leaves. Where the kernel turns out not to cut, `seal` is called again for what it had been asked to.
+    pub(super) fn send(&mut self, socket: &UdpSocket, seal: impl Fn(Datagram<'_>)) -> SendOutcome {
         let mut outcome = SendOutcome::default();
-        while let Some(run) = self.runs.get(self.left) {
-            if run.by_memory {
-                match put(run.range, &run.transmit(&[self.piece(run)])) {
-                    Put::Taken => outcome.by_memory += run.count,
-                    _ => outcome.overrun += run.count,
-                }
-                self.left += 1;
-                continue;
-            }
+        while self.left < self.runs.len() {
             match self.call(socket) {
                 Ok(runs) => {
                     outcome.sent += self.datagrams(self.left..self.left + runs);
@@ -259,8 +233,6 @@ impl TxBatch {
 
     fn call(&self, socket: &UdpSocket) -> Result<usize, SendError> {
         let runs = &self.runs[self.left..];
-        let by_socket = runs.iter().take_while(|run| !run.by_memory).count();
-        let runs = &runs[..by_socket];
         // Mostly there is one, and room for many need not be laid out.
         if let [run] = runs {
             return socket.send(&[run.transmit(&[self.piece(run)])]);
@@ -289,10 +261,6 @@ impl TxBatch {
         self.segments = false;
         let coupled = self.runs.split_off(self.left);
         for run in coupled {
-            if run.by_memory {
-                self.runs.push(run);
-                continue;
-            }
             for index in run.first..run.first + run.count {
                 let datagram = self.spans[index];
                 let (start, length) = (datagram.start as usize, usize::from(datagram.length));
@@ -301,7 +269,6 @@ impl TxBatch {
                     payload_end: datagram.payload_end.into(),
                     to: run.route.to,
                     segment: 0,
-                    by_memory: false,
                 });
                 self.runs.push(Run {
                     segment: length,
@@ -358,11 +325,7 @@ mod tests {
             }
             Some((length, length))
         };
-        batch.append(route, length, |_| false, write, number)
-    }
-
-    fn nobody(_: QpnRange, _: &Transmit<'_>) -> Put {
-        Put::Nobody
+        batch.append(route, length, write, number)
     }
 
     fn number(datagram: Datagram<'_>) {
@@ -389,7 +352,7 @@ mod tests {
         for length in [116, 100, 100, 100, 40, 116, 100] {
             assert!(append(&mut batch, route(&to, 0), 7, length));
         }
-        let outcome = batch.send(&from, nobody, number);
+        let outcome = batch.send(&from, number);
         assert_eq!((outcome.sent, outcome.refused), (7, 0));
         assert!(batch.is_empty());
         let expected = [
@@ -419,7 +382,7 @@ mod tests {
         ] {
             append(&mut batch, route, qpn, 64);
         }
-        assert_eq!(batch.send(&from, nobody, number).sent, 6);
+        assert_eq!(batch.send(&from, number).sent, 6);
         assert_eq!(numbers(&to), [(64, 0), (64, 1), (64, 0), (64, 0), (64, 0)]);
         assert_eq!(numbers(&other), [(64, 0)]);
     }
@@ -432,7 +395,7 @@ mod tests {
             for _ in 0..most + 1 {
                 append(&mut batch, route(&to, 0), 7, length);
             }
-            assert_eq!(batch.send(&from, nobody, number).sent, most + 1);
+            assert_eq!(batch.send(&from, number).sent, most + 1);
             let last: Vec<_> = numbers(&to).iter().map(|(_, number)| *number).collect();
             assert_eq!(last[most - 1..], [(most - 1) as u8, 0]);
         }
@@ -445,7 +408,7 @@ mod tests {
         for _ in 0..40 {
             append(&mut batch, route(&to, 0), 7, 100);
         }
-        assert_eq!(batch.send(&from, nobody, number).sent, 40);
+        assert_eq!(batch.send(&from, number).sent, 40);
         assert!(numbers(&to).iter().all(|found| *found == (100, 0)));
     }
 
@@ -463,7 +426,7 @@ mod tests {
         });
         assert_eq!(sealed.into_inner(), 5);
         append(&mut batch, route(&to, 0), 7, 100);
-        assert_eq!(batch.send(&socket(Offload::NONE), nobody, number).sent, 6);
+        assert_eq!(batch.send(&socket(Offload::NONE), number).sent, 6);
         let found: Vec<_> = numbers(&to).iter().map(|(length, _)| *length).collect();
         assert_eq!(found, [100, 100, 100, 60, 100, 100]);
     }
@@ -480,7 +443,7 @@ mod tests {
         append(&mut batch, nowhere, 7, 100);
         append(&mut batch, route(&to, 0), 7, 65_508);
         append(&mut batch, route(&to, 0), 7, 50);
-        let outcome = batch.send(&from, nobody, number);
+        let outcome = batch.send(&from, number);
         assert_eq!((outcome.sent, outcome.refused), (2, 2));
         assert!(outcome.too_long && !outcome.full);
         assert_eq!(numbers(&to), [(100, 0), (50, 0)]);

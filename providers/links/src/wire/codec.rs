@@ -34,8 +34,6 @@ pub struct Arrival {
     /// Number of the datagram among those that the kernel has joined. The identification is this one more than that of
     /// the first among them, which is not known and mostly 0.
     pub segment: u16,
-    /// It has a trailer to check: what came through memory has room for one only.
-    pub is_sealed: bool,
 }
 
 /// How a frame is sent.
@@ -47,15 +45,6 @@ pub struct TxMeta {
     pub traffic_class: u8,
     /// Time to live or hop limit; 0 for what the system sets.
     pub hop_limit: u8,
-}
-
-/// Where in a datagram things lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EncodedLayout {
-    /// First octet of the payload: what is before it has been written.
-    pub payload: usize,
-    /// Octets of the datagram, whatever follows the payload included.
-    pub length: usize,
 }
 
 /// A datagram taken apart.
@@ -91,14 +80,17 @@ pub trait DatagramCodec: Send + Sync + 'static {
     /// How a frame is sent.
     fn tx_meta(&self, header: &Self::Header) -> TxMeta;
 
-    /// Writes what goes before a payload of so many octets. `into` has room for it and [`OVERHEAD`](Self::OVERHEAD) more;
-    /// what it holds is left from before. `None` where the header has no form on this wire.
-    fn encode(
+    /// Writes what goes before a payload of so many bytes to the beginning of `into`, where what is left from before lies: how
+    /// many bytes. `None` where the header has no form on this wire.
+    fn encode_header(
         &self,
         header: &Self::Header,
         payload: usize,
         into: &mut [u8],
-    ) -> Option<EncodedLayout>;
+    ) -> Option<usize>;
+
+    /// How many bytes go behind a payload of so many.
+    fn trailer(&self, payload: usize) -> usize;
 
     /// Writes what goes behind the payload, which is in its place now. `payload` is where it ends. Called again with
     /// another envelope where the datagram leaves in another way than was thought.
@@ -106,6 +98,10 @@ pub trait DatagramCodec: Send + Sync + 'static {
 
     /// Takes a datagram apart. `None`, and counted, where it is none of this format.
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Self::Header>>;
+
+    /// The header that [`encode_header`](Self::encode_header) has written in another process, for a payload of so many bytes.
+    fn open_header(&self, arrival: &Arrival, header: &[u8], payload: usize)
+    -> Option<Self::Header>;
 
     /// The group that a frame goes to, where it goes to one; in place of the frame's destination.
     fn group(&self, header: &Self::Header) -> Option<IpAddr> {

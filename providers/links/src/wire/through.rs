@@ -55,10 +55,12 @@ impl<C: DatagramCodec> ThroughOctets<C> {
         let length = frame.payload.len();
         // What was left there before is not to matter.
         let mut octets = vec![0xa5; length + C::OVERHEAD];
-        let layout = self.codec.encode(&frame.header, length, &mut octets)?;
-        let end = layout.payload + length;
-        frame.payload.read(octets.get_mut(layout.payload..end)?);
-        octets.truncate(layout.length);
+        let headers = self
+            .codec
+            .encode_header(&frame.header, length, &mut octets)?;
+        let end = headers + length;
+        frame.payload.read(octets.get_mut(headers..end)?);
+        octets.truncate(end + self.codec.trailer(length));
         self.codec.seal(envelope, end, &mut octets);
         if let (true, Some(last)) = (frame.damaged, octets.last_mut()) {
             *last ^= 1;
@@ -85,7 +87,6 @@ impl<C: DatagramCodec> Deliver<C::Header> for Onward<'_, C> {
             tap.datagram(Stage::Arrived, &envelope, traffic_class, &octets);
         }
         let arrival = Arrival {
-            is_sealed: true,
             from: envelope.from,
             to: envelope.to,
             traffic_class,

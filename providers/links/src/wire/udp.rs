@@ -17,14 +17,15 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{
-    FlowSockets, FlushOnExit, HandError, Handed, IoHandler, Lease, Mailbox, Membership, Message,
-    QpnRange, Reactor, ReceiveBatch, Service, Source, UdpOptions, UdpSocket, at_exit,
-    interface_mtu,
+    FlowSockets, FlushOnExit, HandError, Handed, IoHandler, Lease, Membership, Message, Put,
+    QpnRange, Reactor, ReceiveBatch, Record, RecordMeta, Service, ShmPort, Source, UdpOptions,
+    UdpSocket, at_exit, interface_mtu,
 };
 use verbs_api::{
     VerbError,
     capability::Mtu,
     ids::{Gid, LinkAddress},
+    memory::Span,
 };
 
 use super::batch::{Datagram, Route, SendOutcome, TxBatch};
@@ -92,7 +93,7 @@ counts! {
     by_memory,
     /// Of frames without a form on this wire, or for an address that is none of an IP network of this family.
     formless,
-    /// Lost because the socket was full for long, or because who reads from memory did not keep up.
+    /// Lost because the socket, or memory, was full for long.
     overrun,
     /// Refused by the system, for want of a way to the destination.
     unreachable,
@@ -121,7 +122,6 @@ pub struct UdpLink<C: DatagramCodec> {
     room: usize,
     tap: Option<Arc<dyn OctetTap>>,
     inbound: Mutex<Inbound>,
-    by_memory: bool,
     /// What came in by another way than the own socket, and whether anything did.
     aside: Mutex<Aside>,
     has_aside: AtomicBool,
@@ -153,7 +153,6 @@ struct TxQueue {
 /// What the own range gets.
 struct Inbound {
     batch: ReceiveBatch,
-    mailbox: Option<Mailbox>,
     looks: u32,
     /// Looks since something was in memory.
     idle: u32,
@@ -189,11 +188,12 @@ impl<C: DatagramCodec> UdpLink<C> {
         reactor.add(lease.socket(), DATA, Source::Data)?;
         reactor.add(lease.common(), COMMON, Source::Shared)?;
         reactor.add(&lease, INBOX, Source::Rare)?;
-        let by_memory = options.memory && options.tap.is_none();
+        if options.memory && options.tap.is_none() {
+            lease.open_memory();
+        }
         lease.socket().tell_classes(options.tap.is_some());
         let inbound = Inbound {
             batch: receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD),
-            mailbox: by_memory.then(|| lease.mailbox()).flatten(),
             looks: 0,
             idle: IDLE,
         };
@@ -204,7 +204,6 @@ impl<C: DatagramCodec> UdpLink<C> {
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
             inbound: Mutex::new(inbound),
-            by_memory,
             aside: Mutex::new(Aside {
                 queue: VecDeque::new(),
                 batch: ReceiveBatch::new(4, 65_535),
@@ -255,6 +254,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         for counters in queues.chain([&self.counters]) {
             counters.add_to(&mut counts);
         }
+        counts.by_memory = self.lease.memory().map_or(0, ShmPort::sent);
         counts
     }
 
@@ -331,15 +331,14 @@ impl<C: DatagramCodec> UdpLink<C> {
         frame: &Frame<'_, C::Header>,
     ) -> bool {
         let length = frame.payload.len();
+        let mut formless = false;
         let write = |room: &mut [u8]| {
-            let layout = self.codec.encode(&frame.header, length, room)?;
-            let payload = room.get_mut(layout.payload..layout.payload + length)?;
-            frame.payload.read(payload);
-            (layout.length <= room.len()).then_some((layout.payload + length, layout.length))
+            let headers = self.codec.encode_header(&frame.header, length, room);
+            formless = headers.is_none();
+            let end = headers? + length;
+            frame.payload.read(room.get_mut(headers?..end)?);
+            Some((end, end + self.codec.trailer(length)))
         };
-        // What is damaged is so by its checksum.
-        let local = self.by_memory && !frame.damaged && route.to == self.lease.address();
-        let by_memory = |range| local && range != QpnRange::COMMON && self.lease.is_read(range);
         let seal = |mut datagram: Datagram<'_>| {
             self.seal(from, &mut datagram);
             let envelope = envelope(from, datagram.to, datagram.segment);
@@ -352,26 +351,50 @@ impl<C: DatagramCodec> UdpLink<C> {
                 *last ^= 1;
             }
         };
-        let mut formless = false;
-        let write = |room: &mut [u8]| {
-            let written = write(room);
-            formless = written.is_none();
-            written
-        };
         let most = length + C::OVERHEAD;
-        let taken = lock(&queue.filling).append(route, most, by_memory, write, seal);
+        let taken = lock(&queue.filling).append(route, most, write, seal);
         queue.is_waiting.store(true, Ordering::Release);
         self.count(|counters| &counters.formless, usize::from(formless));
         taken
     }
 
     fn seal(&self, from: SocketAddr, datagram: &mut Datagram<'_>) {
-        if datagram.by_memory {
-            return datagram.octets[datagram.payload_end..].fill(0);
-        }
         let envelope = envelope(from, datagram.to, datagram.segment);
         self.codec
             .seal(&envelope, datagram.payload_end, datagram.octets);
+    }
+
+    // Puts a frame for another process at this address down in memory, where that one reads it; `false` where it does not.
+    #[inline]
+    fn put(&self, memory: &ShmPort, frame: &Frame<'_, C::Header>, traffic_class: u8) -> bool {
+        let mut room = [0; HEADERS];
+        let length = frame.payload.len();
+        let Some(headers) = self.codec.encode_header(&frame.header, length, &mut room) else {
+            return false;
+        };
+        let head = &room[..headers];
+        let range = QpnRange::of_datagram(head);
+        if range == QpnRange::COMMON || !memory.reaches(range) {
+            return false;
+        }
+        let meta = RecordMeta {
+            kind: u8::from(frame.damaged),
+            class: traffic_class,
+            ..RecordMeta::default()
+        };
+        let write = |span: Span<'_>| frame.payload.copy_to(span);
+        match memory.put(range, meta, head, length, write) {
+            Put::Taken => true,
+            Put::Full if memory.waiting(range) < BATCH => {
+                memory.put_later(range, meta, head, frame.payload.to_vec());
+                true
+            }
+            Put::Full => {
+                self.count(|counters| &counters.overrun, 1);
+                true
+            }
+            Put::Nobody => false,
+        }
     }
 
     fn transmit(&self, flow: usize) {
@@ -388,11 +411,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             if is_last {
                 std::mem::swap(&mut *leaving, &mut *lock(&queue.filling));
             }
-            let outcome = leaving.send(
-                socket,
-                |range, transmit| self.lease.put(socket, range, transmit),
-                |mut datagram| self.seal(from, &mut datagram),
-            );
+            let outcome = leaving.send(socket, |mut datagram| self.seal(from, &mut datagram));
             note(&queue.counters, outcome);
             self.watch_room(queue, socket, outcome.full);
             if outcome.full {
@@ -446,7 +465,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
             self.count(|counters| &counters.malformed, batch.truncated());
             for message in batch.messages() {
-                self.take_apart(&message, true, take);
+                self.take_apart(&message, take);
             }
             // Whoever waits for one message is not kept waiting for a look at an empty socket.
             if !batch.is_full() {
@@ -475,12 +494,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         delivered
     }
 
-    fn take_apart(
-        &self,
-        message: &Message<'_>,
-        is_sealed: bool,
-        take: &mut dyn FnMut(Arrival, &[u8]),
-    ) {
+    fn take_apart(&self, message: &Message<'_>, take: &mut dyn FnMut(Arrival, &[u8])) {
         let local = self.lease.address();
         let to = SocketAddr::new(message.to.unwrap_or(local.ip()), local.port());
         for (segment, datagram) in message.datagrams().enumerate() {
@@ -489,7 +503,6 @@ impl<C: DatagramCodec> UdpLink<C> {
                 to,
                 traffic_class: message.traffic_class,
                 segment: segment as u16,
-                is_sealed,
             };
             take(arrival, datagram);
         }
@@ -528,6 +541,34 @@ impl<C: DatagramCodec> UdpLink<C> {
         };
         // By whoever has the turn.
         count_alone(counter, 1);
+        network.deliver(frame, now);
+    }
+
+    fn deliver_record(&self, record: &Record<'_>, now: Time, network: &dyn Deliver<C::Header>) {
+        let local = self.lease.address();
+        let arrival = Arrival {
+            from: local,
+            to: local,
+            traffic_class: record.meta.class,
+            segment: 0,
+        };
+        let length = record.payload.len();
+        let Some(header) = self.codec.open_header(&arrival, record.head, length) else {
+            return self.count(|counters| &counters.malformed, 1);
+        };
+        let address = LinkAddress::Ip(local.ip());
+        let frame = Frame {
+            from: address,
+            to: address,
+            header,
+            payload: match length {
+                0 => Payload::Empty,
+                _ => Payload::Span(record.payload),
+            },
+            damaged: record.meta.kind != 0,
+        };
+        // By whoever has the turn.
+        count_alone(&self.counters.delivered, 1);
         network.deliver(frame, now);
     }
 
@@ -631,7 +672,6 @@ impl<C: DatagramCodec> UdpLink<C> {
                 to: SocketAddr::new(handed.to, port),
                 traffic_class: handed.traffic_class,
                 segment: handed.segment.into(),
-                is_sealed: true,
             };
             self.keep(arrival, handed.octets, queue);
         };
@@ -681,6 +721,13 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let (Some(to), Ok(from)) = (to, from) else {
             return self.count(|counters| &counters.formless, 1);
         };
+        if let Some(memory) = self.lease.memory()
+            && group.is_none()
+            && to == self.lease.address()
+            && self.put(memory, &frame, meta.traffic_class)
+        {
+            return;
+        }
         let (queue, route) = (&self.queues[flow], Route::new(to, meta));
         if !self.append(queue, route, from, &frame) {
             self.transmit(flow);
@@ -696,27 +743,28 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 self.transmit(flow);
             }
         }
+        self.lease.ring_bells();
         false
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = self.deliver_aside(now, network);
         let mut inbound = lock(&self.inbound);
-        let Inbound {
-            batch,
-            mailbox,
-            looks,
-            idle,
-        } = &mut *inbound;
+        let Inbound { batch, looks, idle } = &mut *inbound;
         let own = self.lease.range();
+        if let Some(memory) = self.lease.memory() {
+            if memory.waits() {
+                memory.put_waiting(|_| {});
+            }
+            let found = memory.receive(&mut |record| self.deliver_record(record, now, network));
+            *idle = if found { 0 } else { idle.saturating_add(1) };
+            delivered |= found;
+        }
         let mut take = |arrival: Arrival, datagram: &[u8]| {
             let range = QpnRange::of_datagram(datagram);
             if range == own {
-                // What only wakes the thread has done so.
-                if !self.lease.is_call(datagram) {
-                    self.deliver(&arrival, datagram, now, network);
-                    delivered = true;
-                }
+                self.deliver(&arrival, datagram, now, network);
+                delivered = true;
             } else if range == QpnRange::COMMON {
                 // The kernel has joined it to one that was for this process, as the two below.
                 self.sort(arrival, datagram, &mut lock(&self.aside).queue);
@@ -724,11 +772,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 self.hand_on(range, &arrival, datagram);
             }
         };
-        let put = mailbox.as_mut().map_or(0, |mailbox| {
-            mailbox.receive(&mut |message| self.take_apart(message, false, &mut take))
-        });
         *looks = looks.wrapping_add(1);
-        *idle = if put > 0 { 0 } else { idle.saturating_add(1) };
         if *idle >= IDLE || looks.is_multiple_of(EVERY) {
             self.read(|batch| self.lease.socket().receive(batch), batch, &mut take);
         }
@@ -803,12 +847,7 @@ fn note(counters: &Counters, outcome: SendOutcome) {
         true => &counters.too_long,
         false => &counters.unreachable,
     };
-    let counted = [
-        (&counters.sent, outcome.sent),
-        (&counters.by_memory, outcome.by_memory),
-        (&counters.overrun, outcome.overrun),
-        (refused, outcome.refused),
-    ];
+    let counted = [(&counters.sent, outcome.sent), (refused, outcome.refused)];
     for (counter, by) in counted {
         count_alone(counter, by as u64);
     }
@@ -842,8 +881,7 @@ impl<C: DatagramCodec> IoHandler for Io<C> {
     }
 
     fn sleep(&self) -> bool {
-        let mailbox = &mut lock(&self.link.inbound).mailbox;
-        mailbox.as_mut().is_some_and(Mailbox::sleep)
+        self.link.lease.memory().is_some_and(ShmPort::sleep)
     }
 }
 
@@ -908,6 +946,8 @@ const INBOX: u64 = 3;
 const SERVICES: u64 = 4;
 const ROOM: u64 = 5;
 
+/// Bytes of the longest headers.
+const HEADERS: usize = 128;
 /// Bytes of a batch: a megabyte may wait in each queue, once filling and once leaving.
 const BATCH: usize = 512 << 10;
 /// After so many looks that found nothing in memory each reads the socket again, and until then every so many: a look at

@@ -25,5 +25,6 @@ pub use extended::{
 pub use icrc::{Envelope, Icrc};
 pub use opcode::{Beside, Facts, Opcode, Operation, PayloadRule, Position, Service};
 pub use packet::{
-    HeaderBuffer, Headers, Packet, Reject, congestion_notification, decode, pad_count, trailer,
+    HeaderBuffer, Headers, Packet, Reject, congestion_notification, decode, decode_headers,
+    pad_count, trailer,
 };

@@ -106,6 +106,28 @@ pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     })
 }
 
+/// Takes headers apart that travel without the rest of their packet: the result has no payload, pad and ICRC.
+///
+/// # Errors
+/// The reason to drop them.
+#[inline]
+pub fn decode_headers(octets: &[u8]) -> Result<Packet<'_>, Reject> {
+    let (bth, behind_bth) = view::<Bth>(octets).ok_or(Reject::Short)?;
+    let facts = bth.opcode().facts().ok_or(Reject::Opcode)?;
+    if behind_bth.len() != facts.headers_len {
+        return Err(Reject::Short);
+    }
+    Ok(Packet {
+        bth,
+        facts,
+        payload: &[],
+        pad: &[],
+        icrc: [0; ICRC_LEN],
+        behind_bth,
+        covered: octets,
+    })
+}
+
 impl<'a> Packet<'a> {
     /// A header behind BTH; `None` where the opcode has none of it.
     #[inline]

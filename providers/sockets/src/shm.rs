@@ -1,0 +1,824 @@
+//! What the processes at one address send to one another without the kernel: rings of records in memory that all have.
+//!
+//! From each range to each there is a ring, written by the holder of the one and read by the holder of the other. Who is
+//! killed in the middle of a record has not published it, and nobody waits for him. A *door* for each range tells who
+//! writes to it, whether anybody reads, and whether the reader sleeps: then a bell wakes it.
+//!
+//! | where | what |
+//! | --- | --- |
+//! | doors, 128 bytes for each range | `generation`, odd while somebody reads; `sleep`, odd while the reader sleeps; on a line of its own `writers`, a bit for each |
+//! | connections, [`CONNECTIONS`] words for each range | TCP connections that this process would rather have here: [`ShmPort::announce`] |
+//! | rings | a line with `head`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
+//!
+//! A record is one element of 128 bytes: its number, which publishes it, lengths, the generation of the reader that it is for,
+//! and the record's head. The payload lies behind the head where both fit, and otherwise among the payloads. What a dead
+//! reader has left is of an older generation. Nobody believes what lies there: heads are copied before anybody looks at
+//! them, payloads are copied without being looked at, lengths and places are checked.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use verbs_api::memory::Span;
+
+use crate::group::{QpnRange, RANGES};
+use crate::memory::{Mapping, SharedMemory, SleepWord, is_odd, next_odd};
+
+/// The memory of the processes at one address.
+#[derive(Debug)]
+pub(crate) struct Shm {
+    memory: SharedMemory,
+    /// Doors and connections.
+    front: Mapping,
+}
+
+struct Door<'s> {
+    generation: &'s AtomicU32,
+    sleep: SleepWord<'s>,
+    writers: &'s AtomicU64,
+}
+
+impl Shm {
+    /// For processes that have none.
+    pub(crate) fn new() -> io::Result<Self> {
+        Self::with(SharedMemory::new(TOTAL)?)
+    }
+
+    /// What another process passed; `None` if it is something else.
+    pub(crate) fn of(descriptor: OwnedFd) -> Option<Self> {
+        Self::with(SharedMemory::of(descriptor, TOTAL)?).ok()
+    }
+
+    fn with(memory: SharedMemory) -> io::Result<Self> {
+        let front = memory.map(0, FRONT)?;
+        Ok(Self { memory, front })
+    }
+
+    fn door(&self, range: QpnRange) -> Door<'_> {
+        let at = range.index() * DOOR;
+        Door {
+            generation: self.front.word(at),
+            sleep: SleepWord(self.front.word(at + 4)),
+            writers: self.front.long(at + LINE),
+        }
+    }
+
+    fn connection(&self, range: QpnRange, (local, peer): (u16, u16)) -> &AtomicU32 {
+        let mixed = (u32::from(local) << 16 | u32::from(peer)).wrapping_mul(0x9e37_79b1);
+        let place = (mixed >> 16) as usize % CONNECTIONS;
+        let table = RANGES * DOOR + range.index() * CONNECTIONS * 4;
+        self.front.word(table + place * 4)
+    }
+
+    fn ring(&self, from: QpnRange, to: QpnRange) -> io::Result<Mapping> {
+        self.memory.map(place(from, to), RING)
+    }
+
+    /// Says that nobody reads what is put down for a range: whoever had it may have been killed.
+    pub(crate) fn leave(&self, range: QpnRange) {
+        let generation = self.door(range).generation;
+        let before = generation.load(Ordering::Acquire);
+        if is_odd(before) {
+            generation.store(before.wrapping_add(1), Ordering::SeqCst);
+        }
+    }
+
+    // Whether somebody has written there since the memory was made, or given back.
+    fn is_touched(&self, from: QpnRange, to: QpnRange) -> bool {
+        let first = place(from, to);
+        let touched = self.memory.next_touched(first);
+        touched.is_some_and(|touched| touched < first + RING as u64)
+    }
+}
+
+impl AsFd for Shm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+/// What goes with a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordMeta {
+    /// Whatever sender and receiver have agreed on.
+    pub stream: u32,
+    /// The same.
+    pub kind: u8,
+    /// The same.
+    pub class: u8,
+}
+
+/// A record that has arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'r> {
+    /// Who sent it.
+    pub from: QpnRange,
+    /// What goes with it.
+    pub meta: RecordMeta,
+    /// The head, in memory of the reader's own.
+    pub head: &'r [u8],
+    /// The payload, where the sender may still change it.
+    pub payload: Span<'r>,
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// It lies there.
+    Taken,
+    /// There is no room. Whoever waits for some is woken when there is much.
+    Full,
+    /// Nobody reads, or the head is longer than any.
+    Nobody,
+}
+
+/// The end of a process: what it sends to others at its address, and what they send to it.
+#[derive(Debug)]
+pub struct ShmPort {
+    shm: Arc<Shm>,
+    range: QpnRange,
+    generation: u32,
+    writers: Box<[OnceLock<Option<Mutex<Writer>>>]>,
+    /// Whose bell is to be rung.
+    bells: AtomicU64,
+    /// To whom something waits for room, or somebody does.
+    waiting: AtomicU64,
+    readers: Mutex<Readers>,
+}
+
+impl ShmPort {
+    /// Reads what is put down for a range, which this process has leased, from now on.
+    pub(crate) fn new(shm: Arc<Shm>, range: QpnRange) -> Self {
+        let port = Self {
+            generation: next_odd(shm.door(range).generation.load(Ordering::Acquire)),
+            shm,
+            range,
+            writers: (0..RANGES).map(|_| OnceLock::new()).collect(),
+            bells: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            readers: Mutex::new(Readers {
+                all: (0..RANGES).map(|_| None).collect(),
+                head: vec![0; LONGEST_HEAD].into(),
+            }),
+        };
+        port.begin_anew();
+        let door = port.shm.door(range);
+        door.sleep.sleep();
+        door.generation.store(port.generation, Ordering::SeqCst);
+        port
+    }
+
+    // Gives the system back what the last holder of the range left. What lies there for it nobody wants any more; of what it
+    // wrote only the reader knows what he still wants.
+    fn begin_anew(&self) {
+        let others = || (0..RANGES).filter_map(QpnRange::of_index);
+        for connection in 0..CONNECTIONS {
+            let at = RANGES * DOOR + (self.range.index() * CONNECTIONS + connection) * 4;
+            let word = self.shm.front.word(at);
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+        self.shm.door(self.range).writers.store(0, Ordering::SeqCst);
+        for other in others().filter(|other| self.shm.is_touched(*other, self.range)) {
+            if let Ok(ring) = self.shm.ring(other, self.range) {
+                let head = ring.word(HEAD);
+                head.store(
+                    published(&ring, head.load(Ordering::Acquire)),
+                    Ordering::Release,
+                );
+            }
+        }
+        for other in others().filter(|other| self.shm.is_touched(self.range, *other)) {
+            if let Ok(ring) = self.shm.ring(self.range, other) {
+                let head = ring.word(HEAD).load(Ordering::Acquire);
+                if published(&ring, head) == head {
+                    let payloads = place(self.range, other) + PAYLOADS as u64;
+                    self.shm.memory.release(payloads, ROOM as u64);
+                }
+            }
+        }
+    }
+
+    // ---- connections
+
+    /// Says that this process would rather have a TCP connection, whose ports these are, here: the peer [finds](Self::announced)
+    /// it. `false` where another one has the place.
+    pub fn announce(&self, local: u16, peer: u16) -> bool {
+        let word = u32::from(local) << 16 | u32::from(peer);
+        let place = self.shm.connection(self.range, (local, peer));
+        let announced = place.compare_exchange(0, word, Ordering::SeqCst, Ordering::SeqCst);
+        announced.is_ok()
+    }
+
+    /// Takes that back.
+    pub fn withdraw(&self, local: u16, peer: u16) {
+        let word = u32::from(local) << 16 | u32::from(peer);
+        let place = self.shm.connection(self.range, (local, peer));
+        let _ = place.compare_exchange(word, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// The process that has the other end of a connection, if it [has said so](Self::announce).
+    pub fn announced(&self, local: u16, peer: u16) -> Option<QpnRange> {
+        let word = u32::from(peer) << 16 | u32::from(local);
+        let mut ranges = (1..RANGES).filter_map(QpnRange::of_index);
+        ranges.find(|range| {
+            let place = self.shm.connection(*range, (peer, local));
+            place.load(Ordering::SeqCst) == word && self.reaches(*range)
+        })
+    }
+
+    // ---- out
+
+    /// Whether somebody reads what is put down for a range.
+    #[inline]
+    pub fn reaches(&self, to: QpnRange) -> bool {
+        is_odd(self.shm.door(to).generation.load(Ordering::Acquire))
+    }
+
+    fn writer(&self, to: QpnRange) -> Option<MutexGuard<'_, Writer>> {
+        let writer = self.writers[to.index()]
+            .get_or_init(|| Writer::new(&self.shm, self.range, to).ok().map(Mutex::new));
+        Some(
+            writer
+                .as_ref()?
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
+    }
+
+    /// Puts a record down, whose payload of so many bytes `write` writes. Makes no system call: [`flush`](Self::flush) does.
+    #[inline]
+    pub fn put(
+        &self,
+        to: QpnRange,
+        meta: RecordMeta,
+        head: &[u8],
+        length: usize,
+        write: impl FnOnce(Span<'_>),
+    ) -> Put {
+        let Some(mut writer) = self.writer(to) else {
+            return Put::Nobody;
+        };
+        let door = self.shm.door(to);
+        let generation = door.generation.load(Ordering::Acquire);
+        if !is_odd(generation) || head.len() > LONGEST_HEAD || length > LONGEST_PAYLOAD {
+            return Put::Nobody;
+        }
+        let put = match writer.later.is_empty() {
+            true => writer.put(generation, meta, head, length, write),
+            false => Put::Full,
+        };
+        match put {
+            Put::Taken => self.published(&door, to),
+            _ => self.wait_for_room(&writer, to),
+        }
+        put
+    }
+
+    /// Puts a record down as soon as there is room, behind others that wait. What waits for a process that has gone is lost.
+    pub fn put_later(&self, to: QpnRange, meta: RecordMeta, head: &[u8], payload: Vec<u8>) {
+        if let Some(mut writer) = self.writer(to) {
+            writer.later.push_back((meta, head.into(), payload));
+            self.wait_for_room(&writer, to);
+        }
+    }
+
+    /// How many records were put down so far.
+    pub fn sent(&self) -> u64 {
+        let writers = self.writers.iter().filter_map(OnceLock::get).flatten();
+        let lock = |writer: &Mutex<Writer>| {
+            let writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
+            writer.sent
+        };
+        writers.map(lock).sum()
+    }
+
+    /// How many bytes wait for room.
+    pub fn waiting(&self, to: QpnRange) -> usize {
+        let writer = self.writer(to);
+        writer.map_or(0, |writer| {
+            writer
+                .later
+                .iter()
+                .map(|(_, _, payload)| payload.len())
+                .sum()
+        })
+    }
+
+    fn published(&self, door: &Door<'_>, to: QpnRange) {
+        let bit = 1 << self.range.index();
+        // Of two that look at what the other has just written, one at least sees it.
+        fence(Ordering::SeqCst);
+        if door.writers.load(Ordering::Relaxed) & bit == 0 {
+            door.writers.fetch_or(bit, Ordering::SeqCst);
+        }
+        if door.sleep.number().is_some() {
+            self.bells.fetch_or(1 << to.index(), Ordering::Relaxed);
+        }
+    }
+
+    fn wait_for_room(&self, writer: &Writer, to: QpnRange) {
+        writer.ring.word(WAITS).store(1, Ordering::SeqCst);
+        self.waiting.fetch_or(1 << to.index(), Ordering::SeqCst);
+    }
+
+    /// Whether room is waited for.
+    #[inline]
+    pub fn waits(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Puts down what waits for room, as far as there is some. Gives the ranges to which everything has gone to `has_room`.
+    pub fn put_waiting(&self, mut has_room: impl FnMut(QpnRange)) {
+        for to in ranges(self.waiting.load(Ordering::Relaxed)) {
+            let Some(mut writer) = self.writer(to) else {
+                continue;
+            };
+            let door = self.shm.door(to);
+            let generation = door.generation.load(Ordering::Acquire);
+            if !is_odd(generation) {
+                writer.later.clear();
+            }
+            while let Some((meta, head, payload)) = writer.later.pop_front() {
+                let write = |span: Span<'_>| span.write(&payload);
+                if writer.put(generation, meta, &head, payload.len(), write) == Put::Full {
+                    writer.later.push_front((meta, head, payload));
+                    break;
+                }
+                self.published(&door, to);
+            }
+            if writer.later.is_empty() && (writer.has_much_room() || !is_odd(generation)) {
+                writer.ring.word(WAITS).store(0, Ordering::SeqCst);
+                self.waiting.fetch_and(!(1 << to.index()), Ordering::SeqCst);
+                drop(writer);
+                has_room(to);
+            }
+        }
+    }
+
+    /// Whether somebody is to be woken: [`Lease::ring`](crate::Lease::ring) does.
+    #[inline]
+    pub(crate) fn rings(&self) -> bool {
+        self.bells.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whose bell is to be rung.
+    pub(crate) fn take_bells(&self) -> impl Iterator<Item = QpnRange> {
+        let bells = ranges(self.bells.swap(0, Ordering::Relaxed));
+        // Whoever is killed before he has rung has at least not said that he did.
+        bells.filter(|to| self.shm.door(*to).sleep.number().is_some())
+    }
+
+    /// The bell of a range has been rung.
+    pub(crate) fn rung(&self, to: QpnRange) {
+        let sleep = self.shm.door(to).sleep;
+        if let Some(number) = sleep.number() {
+            sleep.woken(number);
+        }
+    }
+
+    // ---- in
+
+    fn readers(&self) -> MutexGuard<'_, Readers> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives what lies there to `take`, some records of each sender at most; answers whether there was any.
+    #[inline]
+    pub fn receive(&self, take: &mut dyn FnMut(&Record<'_>)) -> bool {
+        let senders = self.shm.door(self.range).writers.load(Ordering::Acquire);
+        if senders == 0 {
+            return false;
+        }
+        let Readers { all, head } = &mut *self.readers();
+        let mut any = false;
+        for from in ranges(senders) {
+            let Some(reader) = reader(all, &self.shm, from, self.range) else {
+                continue;
+            };
+            let read = reader.read(from, self.generation, head, take);
+            if reader.is_waited_for(&self.shm.door(from)) {
+                self.bells.fetch_or(1 << from.index(), Ordering::Relaxed);
+            }
+            // One that has gone silent is not looked at for ever; the only one may be, for that is as cheap.
+            if !read && reader.idle >= IDLE && !senders.is_power_of_two() {
+                self.look_away(reader, from);
+            }
+            any |= read;
+        }
+        any
+    }
+
+    fn look_away(&self, reader: &mut Reader, from: QpnRange) {
+        reader.idle = 0;
+        let (writers, bit) = (self.shm.door(self.range).writers, 1 << from.index());
+        writers.fetch_and(!bit, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if reader.next().is_some() {
+            writers.fetch_or(bit, Ordering::SeqCst);
+        }
+    }
+
+    /// From now on whoever puts something down here, or makes room for what waits, rings the bell. Answers whether there is
+    /// something to do already.
+    pub fn sleep(&self) -> bool {
+        let door = self.shm.door(self.range);
+        door.sleep.sleep();
+        let Readers { all, .. } = &mut *self.readers();
+        let has_some = |from| {
+            let reader = reader(all, &self.shm, from, self.range);
+            reader.is_some_and(|reader| {
+                reader.next().is_some() || reader.is_waited_for(&self.shm.door(from))
+            })
+        };
+        let has_room = |to| {
+            self.writer(to)
+                .is_some_and(|mut writer| writer.has_much_room())
+        };
+        ranges(door.writers.load(Ordering::SeqCst)).any(has_some)
+            || ranges(self.waiting.load(Ordering::SeqCst)).any(has_room)
+    }
+}
+
+impl Drop for ShmPort {
+    fn drop(&mut self) {
+        // Unless another has the range by now.
+        let _ = self.shm.door(self.range).generation.compare_exchange(
+            self.generation,
+            self.generation.wrapping_add(1),
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
+    }
+}
+
+/// The writer's end of a ring.
+#[derive(Debug)]
+struct Writer {
+    ring: Mapping,
+    tail: u32,
+    /// As it was when it was last read: the reader is further, if anything.
+    head: u32,
+    /// Where payloads are written next, and where the payload of each element ends. Positions only grow.
+    next: u64,
+    ends: Box<[u64]>,
+    /// Up to this element the ring holds what another process has written, whose payloads lie anywhere.
+    inherited: u32,
+    later: VecDeque<(RecordMeta, Box<[u8]>, Vec<u8>)>,
+    sent: u64,
+}
+
+impl Writer {
+    fn new(shm: &Shm, from: QpnRange, to: QpnRange) -> io::Result<Self> {
+        let ring = shm.ring(from, to)?;
+        let head = ring.word(HEAD).load(Ordering::Acquire);
+        let tail = published(&ring, head);
+        Ok(Self {
+            ring,
+            tail,
+            head,
+            next: 0,
+            ends: vec![0; ELEMENTS].into(),
+            inherited: tail,
+            later: VecDeque::new(),
+            sent: 0,
+        })
+    }
+
+    fn look_at_head(&mut self) {
+        let head = self.ring.word(HEAD).load(Ordering::Acquire);
+        // A reader that lies counts as one that has read nothing.
+        if self.tail.wrapping_sub(head) <= self.tail.wrapping_sub(self.head) {
+            self.head = head;
+        }
+    }
+
+    fn used(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    fn has_much_room(&mut self) -> bool {
+        self.look_at_head();
+        self.used() as usize <= ELEMENTS / 2 && self.used_bytes() <= ROOM as u64 / 2
+    }
+
+    // Bytes of payloads that have not been read.
+    fn used_bytes(&self) -> u64 {
+        let is_inherited = self.tail.wrapping_sub(self.inherited) < self.used();
+        match self.used() {
+            0 => 0,
+            _ if is_inherited => ROOM as u64,
+            _ => {
+                let read = self.head.wrapping_sub(1) as usize % ELEMENTS;
+                self.next - self.ends[read].min(self.next)
+            }
+        }
+    }
+
+    // Room for a payload: where.
+    fn allocate(&mut self, length: usize) -> Option<u64> {
+        let length = length.next_multiple_of(LINE) as u64;
+        let room = ROOM as u64;
+        let mut at = self.next % room;
+        if at + length > STRETCH as u64 {
+            self.look_at_head();
+            // What both sides have in their caches is the beginning, where nothing waits long.
+            if self.used() == 0 || at + length > room {
+                self.next += room - at;
+                at = 0;
+            }
+        }
+        if self.used_bytes() + length > room {
+            self.look_at_head();
+            if self.used_bytes() + length > room {
+                return None;
+            }
+        }
+        self.next += length;
+        Some(at)
+    }
+
+    fn put(
+        &mut self,
+        generation: u32,
+        meta: RecordMeta,
+        head: &[u8],
+        length: usize,
+        write: impl FnOnce(Span<'_>),
+    ) -> Put {
+        if self.used() as usize == ELEMENTS {
+            self.look_at_head();
+            if self.used() as usize == ELEMENTS {
+                return Put::Full;
+            }
+        }
+        let at = ELEMENT * (1 + self.tail as usize % ELEMENTS);
+        let is_short = head.len() <= INLINE;
+        let is_inline = is_short && head.len() + length <= INLINE;
+        let mut place = 0;
+        if !is_inline {
+            let with_head = if is_short { 0 } else { head.len() };
+            let Some(found) = self.allocate(with_head + length) else {
+                return Put::Full;
+            };
+            place = found as usize;
+        }
+        let inline = self.ring.span(at + FIXED, INLINE);
+        match is_short {
+            true => inline.sub(0, head.len()).write(head),
+            false => self.ring.span(PAYLOADS + place, head.len()).write(head),
+        }
+        let behind = if is_short { 0 } else { head.len() };
+        if length > 0 {
+            write(match is_inline {
+                true => inline.sub(head.len(), length),
+                false => self.ring.span(PAYLOADS + place + behind, length),
+            });
+        }
+        let RecordMeta {
+            stream,
+            kind,
+            class,
+        } = meta;
+        let fixed = Fixed {
+            length: length as u32,
+            place: place as u32,
+            generation,
+            stream,
+            head: head.len() as u16,
+            kind,
+            class,
+        };
+        self.ring.span(at + 4, FIXED - 4).write(&fixed.as_bytes());
+        self.ends[self.tail as usize % ELEMENTS] = self.next;
+        self.tail = self.tail.wrapping_add(1);
+        self.sent += 1;
+        self.ring.word(at).store(self.tail, Ordering::Release);
+        Put::Taken
+    }
+}
+
+// The number behind the last record that has been published.
+fn published(ring: &Mapping, head: u32) -> u32 {
+    let mut tail = head;
+    for _ in 0..ELEMENTS {
+        let at = ELEMENT * (1 + tail as usize % ELEMENTS);
+        if ring.word(at).load(Ordering::Acquire) != tail.wrapping_add(1) {
+            break;
+        }
+        tail = tail.wrapping_add(1);
+    }
+    tail
+}
+
+#[derive(Debug)]
+struct Readers {
+    all: Box<[Option<Reader>]>,
+    /// Room for a head.
+    head: Box<[u8]>,
+}
+
+/// The reader's end of a ring.
+#[derive(Debug)]
+struct Reader {
+    ring: Mapping,
+    head: u32,
+    /// Looks in a row that found nothing.
+    idle: u32,
+}
+
+impl Reader {
+    // Where the next record lies, if there is one.
+    #[inline]
+    fn next(&self) -> Option<usize> {
+        let at = ELEMENT * (1 + self.head as usize % ELEMENTS);
+        let number = self.ring.word(at).load(Ordering::Acquire);
+        (number == self.head.wrapping_add(1)).then_some(at)
+    }
+
+    // Whether the writer waits for room, and has to be told that there is some.
+    fn is_waited_for(&self, writer: &Door<'_>) -> bool {
+        let waits = self.ring.word(WAITS).load(Ordering::Relaxed) != 0;
+        waits && writer.sleep.number().is_some()
+    }
+
+    #[inline]
+    fn read(
+        &mut self,
+        from: QpnRange,
+        generation: u32,
+        room: &mut [u8],
+        take: &mut dyn FnMut(&Record<'_>),
+    ) -> bool {
+        let mut read = 0;
+        while read < AT_ONCE
+            && let Some(at) = self.next()
+        {
+            read += 1;
+            self.head = self.head.wrapping_add(1);
+            self.take(at, from, generation, room, take);
+            self.ring.word(HEAD).store(self.head, Ordering::Release);
+        }
+        self.idle = match read {
+            0 => self.idle.saturating_add(1),
+            _ => 0,
+        };
+        read > 0
+    }
+
+    #[inline]
+    fn take(
+        &self,
+        at: usize,
+        from: QpnRange,
+        generation: u32,
+        room: &mut [u8],
+        take: &mut dyn FnMut(&Record<'_>),
+    ) {
+        let mut fixed = [0; FIXED - 4];
+        self.ring.span(at + 4, FIXED - 4).read(&mut fixed);
+        let fixed = Fixed::of(&fixed);
+        let (head, length) = (usize::from(fixed.head), fixed.length as usize);
+        let (place, is_inline) = (fixed.place as usize, head + length <= INLINE);
+        // Of an older reader, or of a writer that does not mean well.
+        let fits = is_inline
+            || place
+                .checked_add(head + length)
+                .is_some_and(|end| end <= ROOM);
+        if fixed.generation != generation || head > room.len() || !fits {
+            return;
+        }
+        let is_short = head <= INLINE;
+        let inline = self.ring.span(at + FIXED, INLINE);
+        let head = &mut room[..head];
+        match is_short {
+            true => inline.sub(0, head.len()).read(head),
+            false => self.ring.span(PAYLOADS + place, head.len()).read(head),
+        }
+        let payload = match (is_inline, is_short) {
+            (true, _) => inline.sub(head.len(), length),
+            (false, true) => self.ring.span(PAYLOADS + place, length),
+            (false, false) => self.ring.span(PAYLOADS + place + head.len(), length),
+        };
+        take(&Record {
+            from,
+            meta: RecordMeta {
+                stream: fixed.stream,
+                kind: fixed.kind,
+                class: fixed.class,
+            },
+            head,
+            payload,
+        });
+    }
+}
+
+// Where there is no room to map a ring, what is in it is lost.
+fn reader<'r>(
+    readers: &'r mut [Option<Reader>],
+    shm: &Shm,
+    from: QpnRange,
+    to: QpnRange,
+) -> Option<&'r mut Reader> {
+    let reader = &mut readers[from.index()];
+    if reader.is_none() {
+        let ring = shm.ring(from, to).ok()?;
+        let head = ring.word(HEAD).load(Ordering::Acquire);
+        let idle = 0;
+        *reader = Some(Reader { ring, head, idle });
+    }
+    reader.as_mut()
+}
+
+/// What goes before the head of a record, behind its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fixed {
+    length: u32,
+    place: u32,
+    generation: u32,
+    stream: u32,
+    head: u16,
+    kind: u8,
+    class: u8,
+}
+
+impl Fixed {
+    fn as_bytes(&self) -> [u8; FIXED - 4] {
+        let mut bytes = [0; FIXED - 4];
+        let words = [self.length, self.place, self.generation, self.stream];
+        for (room, word) in bytes.chunks_exact_mut(4).zip(words) {
+            room.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes[16..18].copy_from_slice(&self.head.to_ne_bytes());
+        [bytes[18], bytes[19]] = [self.kind, self.class];
+        bytes
+    }
+
+    fn of(bytes: &[u8; FIXED - 4]) -> Self {
+        let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| bytes[at + byte]));
+        Self {
+            length: word(0),
+            place: word(4),
+            generation: word(8),
+            stream: word(12),
+            head: u16::from_ne_bytes([bytes[16], bytes[17]]),
+            kind: bytes[18],
+            class: bytes[19],
+        }
+    }
+}
+
+fn ranges(bits: u64) -> impl Iterator<Item = QpnRange> {
+    let mut left = bits;
+    std::iter::from_fn(move || {
+        let index = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        QpnRange::of_index(index)
+    })
+}
+
+// Where a ring begins.
+const fn place(from: QpnRange, to: QpnRange) -> u64 {
+    (FRONT + (to.index() * RANGES + from.index()) * RING) as u64
+}
+
+/// Bytes of a cache line, and of two: what a processor fetches together.
+const LINE: usize = 64;
+const DOOR: usize = 2 * LINE;
+/// Connections that a process may have announced.
+const CONNECTIONS: usize = 4096;
+const FRONT: usize = (RANGES * DOOR + RANGES * CONNECTIONS * 4).next_multiple_of(PAGE);
+/// The largest page that a system has.
+const PAGE: usize = 64 << 10;
+
+/// In the first lines of a ring.
+const HEAD: usize = 0;
+const WAITS: usize = LINE;
+/// Bytes of an element: the fixed part and what is behind it.
+const ELEMENT: usize = 2 * LINE;
+const FIXED: usize = 24;
+const INLINE: usize = ELEMENT - FIXED;
+const ELEMENTS: usize = 256;
+const PAYLOADS: usize = (ELEMENT * (1 + ELEMENTS)).next_multiple_of(PAGE);
+/// Bytes of payloads, and after how many a writer looks whether it may begin anew.
+pub(crate) const ROOM: usize = 1 << 20;
+const STRETCH: usize = ROOM / 2;
+const RING: usize = PAYLOADS + ROOM;
+const TOTAL: u64 = (FRONT + RANGES * RANGES * RING) as u64;
+
+/// Bytes of the longest head.
+pub const LONGEST_HEAD: usize = 1024;
+/// Bytes of the longest payload.
+pub const LONGEST_PAYLOAD: usize = 64 << 10;
+const _: () = assert!(LONGEST_HEAD + LONGEST_PAYLOAD <= STRETCH && RANGES == 64);
+
+/// Records of one sender that are taken before another gets his turn.
+const AT_ONCE: usize = 64;
+/// Looks that may find nothing before a sender has to say that he is there.
+const IDLE: u32 = 1000;
+
+#[cfg(test)]
+mod tests;
