@@ -17,13 +17,16 @@ use polyverbs_wire::roce::bth::{DEFAULT_P_KEY, MULTICAST_QP};
 use polyverbs_wire::roce::icrc::{self, Icrc, Recovery, step_is_plausible};
 use polyverbs_wire::roce::packet::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
 use polyverbs_wire::roce::{
-    self, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt, Opcode,
-    Operation, Packet, Reth, Service, SyndromeKind, Xrceth,
+    self, Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt,
+    Opcode, Operation, Packet, Position, Reth, Service, SyndromeKind, Xrceth,
 };
 use verbs_api::qp::QpType;
-use verbs_api::{Access, RKey, RemoteAddress, ids::Gid};
+use verbs_api::{
+    Access, RKey, RemoteAddress,
+    ids::{Gid, Psn},
+};
 
-use crate::header::{Aeth, Beside, Body, Carriage, Header, Nak, Position, Syndrome};
+use crate::header::{Beside, Body, Carriage, Header};
 
 /// The wire format of RoCEv2.
 #[derive(Debug, Default)]
@@ -49,7 +52,8 @@ impl DatagramCodec for RoceV2 {
             // Requests and answers of a connection are two flows; each keeps its order.
             flow: header.src_qp ^ header.dest_qp.rotate_left(7),
             // An acknowledge speaks for all before it.
-            stands_for: matches!(header.body, Body::Acknowledge(Syndrome::Ack))
+            stands_for: header
+                .is_ack()
                 .then_some(u64::from(header.src_qp) << 24 | u64::from(header.dest_qp)),
             traffic_class: header.carriage.traffic_class,
             hop_limit: header.carriage.hop_limit,
@@ -104,7 +108,7 @@ impl DatagramCodec for RoceV2 {
         } = match packet.facts.operation {
             // Most sends have nothing there.
             Operation::Send if packet.facts.headers.is_empty() => Behind {
-                body: Body::Send(position_of(packet.facts.position), Beside::Nothing),
+                body: Body::Send(packet.facts.position, Beside::Nothing),
                 src_qp: Header::UNTOLD,
                 xrc: None,
                 aeth: Aeth::default(),
@@ -124,7 +128,7 @@ impl DatagramCodec for RoceV2 {
             service: qp_type(packet.facts.service),
             dest_qp: packet.bth.dest_qp(),
             src_qp,
-            psn: packet.bth.psn(),
+            psn: Psn::new(packet.bth.psn()),
             ack_req: packet.bth.ack_req(),
             solicited: packet.bth.solicited(),
             xrc,
@@ -177,7 +181,7 @@ fn bth_of(header: &Header, payload: usize) -> Option<Bth> {
         becn: matches!(header.body, Body::Congestion),
         dest_qp: header.dest_qp,
         ack_req: header.ack_req,
-        psn: header.psn,
+        psn: header.psn.value(),
         ..Bth::default()
     })
 }
@@ -186,22 +190,17 @@ fn opcode_of(header: &Header) -> Option<Opcode> {
     let service = service(header)?;
     let operation = match header.body {
         Body::Send(position, beside) => {
-            let (position, beside) = (wire_position(position), wire_beside(beside));
-            return Some(Opcode::send(service, position, beside));
+            return Some(Opcode::send(service, position, wire_beside(beside)));
         }
         Body::Datagram(_, beside, _) => {
-            let beside = wire_beside(beside);
-            return Some(Opcode::send(service, roce::Position::Only, beside));
+            return Some(Opcode::send(service, Position::Only, wire_beside(beside)));
         }
         Body::Write(position, _, _, immediate) => {
-            let position = wire_position(position);
             return Some(Opcode::write(service, position, immediate.is_some()));
         }
-        Body::ReadResponse(position) => {
-            return Some(Opcode::read_response(service, wire_position(position)));
-        }
+        Body::ReadResponse(position) => return Some(Opcode::read_response(service, position)),
         Body::ExtensionRequest(..) | Body::ExtensionResponse(..) => {
-            return extension_opcode(service);
+            return matches!(service, Service::Rc | Service::Xrc).then_some(Opcode::EXTENSION);
         }
         Body::Congestion => return Some(Opcode::CNP),
         Body::ReadRequest(..) => Operation::ReadRequest,
@@ -209,7 +208,7 @@ fn opcode_of(header: &Header) -> Option<Opcode> {
         Body::Flush(..) => Operation::Flush,
         Body::CompareSwap(..) => Operation::CompareSwap,
         Body::FetchAdd(..) => Operation::FetchAdd,
-        Body::Acknowledge(_) => Operation::Acknowledge,
+        Body::Acknowledge => Operation::Acknowledge,
         Body::AtomicAcknowledge(_) => Operation::AtomicAcknowledge,
     };
     Opcode::single(service, operation)
@@ -252,7 +251,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
             headers.atomic_eth = Some(atomic_eth(remote, compare, swap));
         }
         Body::FetchAdd(remote, add) => headers.atomic_eth = Some(atomic_eth(remote, 0, add)),
-        Body::Acknowledge(_) | Body::ReadResponse(_) => {}
+        Body::Acknowledge | Body::ReadResponse(_) => {}
         Body::AtomicAcknowledge(original) => {
             headers.atomic_ack_eth = Some(AtomicAckEth { original });
         }
@@ -265,13 +264,13 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
             });
         }
         Body::ExtensionResponse(extension, operation) => {
-            let aeth = wire_aeth(header);
+            let Aeth { syndrome, msn } = header.aeth;
             headers.extension_eth = Some(ExtensionEth {
                 extension,
                 is_response: true,
                 operation,
-                syndrome: aeth.syndrome,
-                msn: aeth.msn,
+                syndrome,
+                msn,
                 ..ExtensionEth::default()
             });
         }
@@ -279,7 +278,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
     }
     // What an extension answers has that in its own header.
     if header.body.has_aeth() && headers.extension_eth.is_none() {
-        headers.aeth = Some(wire_aeth(header));
+        headers.aeth = Some(header.aeth);
     }
     if header.body.is_request() && headers.extension_eth.is_none() {
         headers.xrceth = header.xrc.map(|srq| Xrceth {
@@ -288,13 +287,6 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
         });
     }
     headers
-}
-
-const fn extension_opcode(service: Service) -> Option<Opcode> {
-    match service {
-        Service::Rc | Service::Xrc => Some(Opcode::EXTENSION),
-        _ => None,
-    }
 }
 
 fn put_beside(headers: &mut Headers, beside: Beside) {
@@ -335,38 +327,6 @@ fn feth(placement: Access, whole: bool) -> Feth {
         placement: bit(Access::FLUSH_GLOBAL, GLOBAL_VISIBILITY)
             | bit(Access::FLUSH_PERSISTENT, PERSISTENCE),
         ..Feth::default()
-    }
-}
-
-fn wire_aeth(header: &Header) -> roce::Aeth {
-    let syndrome = match header.body {
-        Body::Acknowledge(Syndrome::Rnr(timer)) => roce::Syndrome::rnr_nak(timer),
-        Body::Acknowledge(Syndrome::Nak(nak)) => wire_nak(nak),
-        _ => roce::Syndrome::ack(header.aeth.credit),
-    };
-    roce::Aeth {
-        syndrome,
-        msn: header.aeth.msn,
-    }
-}
-
-const fn wire_nak(nak: Nak) -> roce::Syndrome {
-    match nak {
-        Nak::SequenceError => roce::Syndrome::NAK_SEQUENCE_ERROR,
-        Nak::InvalidRequest => roce::Syndrome::NAK_INVALID_REQUEST,
-        Nak::RemoteAccess => roce::Syndrome::NAK_REMOTE_ACCESS,
-        Nak::RemoteOperation => roce::Syndrome::NAK_REMOTE_OPERATION,
-        Nak::InvalidRdRequest => roce::Syndrome::NAK_INVALID_RD_REQUEST,
-        Nak::Reserved(code) => roce::Syndrome(0x60 | code & 0x1f),
-    }
-}
-
-const fn wire_position(position: Position) -> roce::Position {
-    match position {
-        Position::First => roce::Position::First,
-        Position::Middle => roce::Position::Middle,
-        Position::Last => roce::Position::Last,
-        Position::Only => roce::Position::Only,
     }
 }
 
@@ -433,7 +393,7 @@ fn behind(packet: &Packet<'_>, to: IpAddr) -> Option<Behind> {
 }
 
 fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
-    let position = position_of(packet.facts.position);
+    let position = packet.facts.position;
     let immediate = || packet.get::<ImmDt>().map(|header| header.immediate().0);
     // Where, and how many octets.
     let reth = || {
@@ -485,7 +445,7 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
             let (target, eth) = atomic()?;
             Body::FetchAdd(target, eth.swap_or_add())
         }
-        Operation::Acknowledge => Body::Acknowledge(syndrome_of(packet)?),
+        Operation::Acknowledge => Body::Acknowledge,
         Operation::ReadResponse => Body::ReadResponse(position),
         Operation::AtomicAcknowledge => {
             Body::AtomicAcknowledge(packet.get::<AtomicAckEth>()?.original())
@@ -503,35 +463,21 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     })
 }
 
-fn syndrome_of(packet: &Packet<'_>) -> Option<Syndrome> {
-    Some(match packet.get::<roce::Aeth>()?.syndrome().kind() {
-        SyndromeKind::Ack(_) => Syndrome::Ack,
-        SyndromeKind::RnrNak(timer) => Syndrome::Rnr(timer),
-        SyndromeKind::Nak(code) => Syndrome::Nak(match code {
-            0 => Nak::SequenceError,
-            1 => Nak::InvalidRequest,
-            2 => Nak::RemoteAccess,
-            3 => Nak::RemoteOperation,
-            4 => Nak::InvalidRdRequest,
-            code => Nak::Reserved(code),
-        }),
-        SyndromeKind::Reserved => return None,
-    })
-}
-
-// Only what acknowledges counts credits: a NAK's code stands where they would. `None`: an answer with data that refuses.
+// Only an acknowledge refuses: an answer with data that does is dropped.
 fn aeth_of(packet: &Packet<'_>) -> Option<Aeth> {
-    let (syndrome, msn) = match (packet.get::<roce::Aeth>(), packet.get::<ExtensionEth>()) {
-        (Some(aeth), _) => (aeth.syndrome(), aeth.msn()),
-        (None, Some(eth)) if eth.is_response() => (eth.syndrome(), eth.msn()),
+    let aeth = match (packet.get::<Aeth>(), packet.get::<ExtensionEth>()) {
+        (Some(aeth), _) => Aeth::of(aeth),
+        (None, Some(eth)) if eth.is_response() => Aeth {
+            syndrome: eth.syndrome(),
+            msn: eth.msn(),
+        },
         _ => return Some(Aeth::default()),
     };
-    let credit = match syndrome.kind() {
-        SyndromeKind::Ack(credit) => credit,
-        _ if packet.facts.operation == Operation::Acknowledge => Aeth::NO_LIMIT,
-        _ => return None,
+    let says = match packet.facts.operation {
+        Operation::Acknowledge => aeth.syndrome.kind() != SyndromeKind::Reserved,
+        _ => aeth.syndrome.is_ack(),
     };
-    Some(Aeth { msn, credit })
+    says.then_some(aeth)
 }
 
 fn placement_of(bits: u8) -> Option<Access> {
@@ -542,15 +488,6 @@ fn placement_of(bits: u8) -> Option<Access> {
     placement.set(Access::FLUSH_GLOBAL, bits & GLOBAL_VISIBILITY != 0);
     placement.set(Access::FLUSH_PERSISTENT, bits & PERSISTENCE != 0);
     Some(placement)
-}
-
-const fn position_of(position: roce::Position) -> Position {
-    match position {
-        roce::Position::First => Position::First,
-        roce::Position::Middle => Position::Middle,
-        roce::Position::Last => Position::Last,
-        roce::Position::Only => Position::Only,
-    }
 }
 
 const fn qp_type(service: Service) -> QpType {

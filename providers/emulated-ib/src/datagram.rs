@@ -17,7 +17,7 @@ use verbs_api::{
     wr::SendFlags,
 };
 
-use crate::header::{Aeth, Body, Carriage, Header, advance};
+use crate::header::{Aeth, Body, Carriage, Header};
 use crate::{Cx, Device, Qp, QpRef, Sending};
 
 /// Octets in front of every received datagram, whether a routing header travelled or not.
@@ -74,7 +74,7 @@ pub fn send(
         doubtful: false,
         body: Body::Datagram(qkey, beside, group),
     };
-    half.driver.next_psn = advance(half.driver.next_psn, 1);
+    half.driver.next_psn = half.driver.next_psn.plus(1);
     if qp.device.is_port_active() {
         carry(qp, &path, header, &payload, cx);
     }

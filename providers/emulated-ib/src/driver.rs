@@ -19,7 +19,7 @@ use verbs_api::{
     wr::{PostReason, WorkRequest},
 };
 
-use crate::header::{Body, Carriage, Header, ahead};
+use crate::header::{Body, Carriage, Header};
 use crate::management::Management;
 use crate::requester::Requester;
 use crate::responder::{Responder, respond};
@@ -123,7 +123,7 @@ impl Driver for InfiniBand {
             let expected = half.driver.rest.peer_address == Some(frame.from)
                 && header.may_come_from(half.driver.rest.peer_qpn);
             let believed =
-                !header.doubtful || ahead(header.psn, half.driver.expected).abs() <= NEAR;
+                !header.doubtful || header.psn.distance_from(half.driver.expected).abs() <= NEAR;
             // A queue pair that only sends such requests is sent none.
             let takes = !qp.is_addressed || qp.is_target();
             if !expected || !believed || !takes {
@@ -190,10 +190,10 @@ impl Driver for InfiniBand {
             sending.direct = None;
         }
         if let Some(psn) = given.rq_psn {
-            (rx.expected, rx.rest.msn) = (psn.value(), 0);
+            (rx.expected, rx.rest.msn) = (psn, 0);
         }
         if let Some(psn) = given.sq_psn {
-            tx.begin(psn.value(), qp.device.address());
+            tx.begin(psn, qp.device.address());
         }
         if qp.qp_type == QpType::Ud && change.to == QpState::Rtr {
             let mtu = qp.device.port_attributes().active_mtu;

@@ -18,7 +18,7 @@ use polyverbs_engine::time::Time;
 use polyverbs_links::wire::UdpLink;
 use polyverbs_wire::mad::cm::{self, Message, Rej, SidrRep};
 use polyverbs_wire::mad::{self, GSI_Q_KEY, GSI_QP, MAD_LEN};
-use verbs_api::ids::{LinkAddress, Qpn};
+use verbs_api::ids::{LinkAddress, Psn, Qpn};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::QpType;
 
@@ -159,7 +159,7 @@ impl ManagementPort for Management {
             service: QpType::Ud,
             dest_qp: GSI_QP,
             src_qp: GSI_QP,
-            psn: self.next_psn.fetch_add(1, Ordering::Relaxed) & 0xff_ffff,
+            psn: Psn::new(self.next_psn.fetch_add(1, Ordering::Relaxed)),
             ack_req: false,
             solicited: false,
             xrc: None,

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::header::ahead;
+use verbs_api::ids::Psn;
 
 /// Frames of a read's answer that are asked for together at most: larger reads are asked for piece by piece.
 const PIECE: u32 = 32;
@@ -48,7 +48,7 @@ pub(crate) struct Pace {
     /// Frames answered since it last grew by a step.
     answered: u32,
     /// Until this number has been answered, what is lost is one loss.
-    recovers_at: Option<u32>,
+    recovers_at: Option<Psn>,
 }
 
 impl Default for Pace {
@@ -85,14 +85,17 @@ impl Pace {
     }
 
     /// Whether the frame of this number, with `under_way` before it, asks for an acknowledge.
-    pub(crate) fn wants_ack(&self, psn: u32, under_way: u32) -> bool {
+    pub(crate) fn wants_ack(&self, psn: Psn, under_way: u32) -> bool {
         let every = (self.window / 4).clamp(1, ACK_EVERY);
-        psn.is_multiple_of(every.next_power_of_two()) || under_way + 1 >= self.window
+        psn.value().is_multiple_of(every.next_power_of_two()) || under_way + 1 >= self.window
     }
 
     /// So many frames were answered out of so many under way; everything before `psn` has been.
-    pub(crate) fn answered(&mut self, frames: u32, under_way: u32, psn: u32) {
-        if self.recovers_at.is_some_and(|at| ahead(psn, at) >= 0) {
+    pub(crate) fn answered(&mut self, frames: u32, under_way: u32, psn: Psn) {
+        if self
+            .recovers_at
+            .is_some_and(|at| psn.distance_from(at) >= 0)
+        {
             self.recovers_at = None;
         }
         // A window that is not used says nothing about what the path carries.
@@ -112,7 +115,7 @@ impl Pace {
     }
 
     /// Something was lost on the way, or met congestion; everything before `sent` has been sent.
-    pub(crate) fn lost(&mut self, sent: u32) {
+    pub(crate) fn lost(&mut self, sent: Psn) {
         if self.recovers_at.is_none() {
             self.threshold = (self.window / 2).max(LEAST);
             self.window = self.threshold;
@@ -139,20 +142,20 @@ mod tests {
         assert_eq!(Pace::new(12, true).most, 256);
         let mut pace = Pace::new(12, false);
         assert_eq!((pace.window(), pace.most), (16, 128));
-        pace.answered(16, 16, 16);
+        pace.answered(16, 16, Psn::new(16));
         assert_eq!(pace.window(), 32);
-        pace.answered(32, 32, 48);
+        pace.answered(32, 32, Psn::new(48));
         assert_eq!(pace.window(), 64);
-        pace.lost(112);
+        pace.lost(Psn::new(112));
         assert_eq!(pace.window(), 32);
         // What belongs to the same loss.
-        pace.lost(112);
-        pace.answered(16, 32, 64);
+        pace.lost(Psn::new(112));
+        pace.answered(16, 32, Psn::new(64));
         assert_eq!(pace.window(), 32);
-        pace.answered(48, 32, 112);
+        pace.answered(48, 32, Psn::new(112));
         let slowly = pace.window();
         assert!((32..40).contains(&slowly));
-        pace.lost(150);
+        pace.lost(Psn::new(150));
         assert!(pace.window() < slowly);
     }
 
@@ -169,12 +172,12 @@ mod tests {
     fn without_any_answer_it_begins_anew() {
         let mut pace = Pace::new(8, false);
         for round in 1..20 {
-            pace.answered(pace.window(), pace.window(), round * 2000);
+            pace.answered(pace.window(), pace.window(), Psn::new(round * 2000));
         }
         assert_eq!(pace.window(), 1024);
         pace.timed_out();
         assert_eq!(pace.window(), LEAST);
-        pace.answered(2, 2, 4);
+        pace.answered(2, 2, Psn::new(4));
         assert_eq!(pace.window(), 4);
         (0..30).for_each(|_| pace.timed_out());
         assert_eq!(pace.window(), LEAST);
@@ -183,15 +186,15 @@ mod tests {
     #[test]
     fn it_does_not_grow_where_it_is_not_used() {
         let mut pace = Pace::new(12, false);
-        (0..100).for_each(|psn| pace.answered(1, 1, psn));
+        (0..100).for_each(|psn| pace.answered(1, 1, Psn::new(psn)));
         assert_eq!(pace, Pace::new(12, false));
     }
 
     #[test]
     fn the_frame_that_fills_it_asks_for_an_answer() {
         let mut pace = Pace::new(10, false);
-        assert!(pace.wants_ack(63, 63) && !pace.wants_ack(63, 3));
+        assert!(pace.wants_ack(Psn::new(63), 63) && !pace.wants_ack(Psn::new(63), 3));
         (0..30).for_each(|_| pace.timed_out());
-        assert!((1..9).all(|psn| pace.wants_ack(psn, 0)));
+        assert!((1..9).all(|psn| pace.wants_ack(Psn::new(psn), 0)));
     }
 }

@@ -17,15 +17,15 @@ use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, RemoteAddress, Sge, WcStatus, extension::ExtensionOperation, ids::LinkAddress,
+    Access, RemoteAddress, Sge, WcStatus,
+    extension::ExtensionOperation,
+    ids::{LinkAddress, Psn},
     wr::SendFlags,
 };
 
 use crate::answer::Answer;
 use crate::frame::{self, full_frame};
-use crate::header::{
-    Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead, packets,
-};
+use crate::header::{Aeth, Body, Carriage, Header, Nak, Position, SyndromeKind, packets};
 use crate::pacing::{self, Pace};
 use crate::responder::respond;
 use crate::{Cx, Qp, QpRef, Sending, extension};
@@ -40,7 +40,7 @@ pub struct Requester {
     /// The epoch in which the peer was last seen to be connected to this queue pair.
     pub peer_epoch: u64,
     /// The sequence number of the next frame that was never sent.
-    pub next_psn: u32,
+    pub next_psn: Psn,
     /// log2 of the path MTU.
     pub mtu_shift: u8,
     /// What a request touches that waits or travels.
@@ -81,11 +81,11 @@ pub struct RequesterRest {
     // The first request of the queue that has not been sent whole, of a link.
     cursor: usize,
     // Everything before it has been acknowledged, of a link.
-    unacked: u32,
+    unacked: Psn,
     // Everything before it has been sent at least once, of a link.
-    sent: u32,
+    sent: Psn,
     // The answer that was asked for again because a later one came, of a link.
-    asked_again: Option<u32>,
+    asked_again: Option<Psn>,
     // Messages begun, of a link.
     messages: u32,
     // The last message that the peer has a receive for, of a link.
@@ -98,7 +98,7 @@ pub struct RequesterRest {
 
 impl Requester {
     /// Begins at this sequence number, on a device of this address.
-    pub fn begin(&mut self, sq_psn: u32, own: LinkAddress) {
+    pub fn begin(&mut self, sq_psn: Psn, own: LinkAddress) {
         self.next_psn = sq_psn;
         let rest = &mut *self.rest;
         rest.pace = Pace::new(self.mtu_shift, rest.peer_address == Some(own));
@@ -174,14 +174,17 @@ fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) ->
     let header = header_of(qp, half, request, psn, Position::Only);
     emit(qp, half, header, payload, cx);
     let count = packets(request.length, shift);
-    let next = advance(psn, count);
+    let next = psn.plus(count);
     half.driver.next_psn = next;
     let rest = &mut *half.driver.rest;
-    rest.messages = advance(rest.messages, 1);
+    rest.messages = rest.messages.wrapping_add(1);
     rest.sent = next;
     rest.cursor = half.queue.len() + 1;
     begin_ack_wait(qp, half, cx);
-    Executed::Sent { first: psn, count }
+    Executed::Sent {
+        first: psn.value(),
+        count,
+    }
 }
 
 /// Whether a request of the queue has not left.
@@ -227,10 +230,7 @@ fn lost(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> 
         return Attempt::Lost;
     }
     let mut spans = Spans::new();
-    half.driver.next_psn = advance(
-        half.driver.next_psn,
-        packets(request.length, half.driver.mtu_shift),
-    );
+    take_numbers(half, request.length);
     match source(
         cx.keys(),
         cx.pin,
@@ -284,10 +284,7 @@ fn exchange(
     };
     let answer = hand_over(qp, half, request, peer, &payload, cx);
     if !reads && qp.qp_type == QpType::Uc {
-        half.driver.next_psn = advance(
-            half.driver.next_psn,
-            packets(request.length, half.driver.mtu_shift),
-        );
+        take_numbers(half, request.length);
         return Attempt::Done(WcStatus::Success, 0);
     }
     let octets = match &answer {
@@ -370,10 +367,17 @@ fn hand_over<'p>(
     answer
 }
 
-// A request of so many octets was answered.
+// A request of so many bytes has taken its numbers.
 #[inline]
-fn take_turn(half: &mut Sending, octets: u64) {
-    half.driver.next_psn = advance(half.driver.next_psn, packets(octets, half.driver.mtu_shift));
+fn take_numbers(half: &mut Sending, bytes: u64) {
+    let taken = packets(bytes, half.driver.mtu_shift);
+    half.driver.next_psn = half.driver.next_psn.plus(taken);
+}
+
+// A request of so many bytes was answered.
+#[inline]
+fn take_turn(half: &mut Sending, bytes: u64) {
+    take_numbers(half, bytes);
     half.driver.rest.retries_left = half.driver.rest.retry_cnt;
     half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
 }
@@ -431,12 +435,12 @@ fn place_original(original: u64, sink: &Spans<'_>) -> u32 {
 // The status of a request that the peer refused.
 const fn status_of(nak: Nak) -> WcStatus {
     match nak {
-        Nak::SequenceError => WcStatus::RetryExcErr,
-        Nak::InvalidRequest => WcStatus::RemInvReqErr,
-        Nak::RemoteAccess => WcStatus::RemAccessErr,
-        Nak::RemoteOperation => WcStatus::RemOpErr,
-        Nak::InvalidRdRequest => WcStatus::RemInvRdReqErr,
-        Nak::Reserved(_) => WcStatus::BadRespErr,
+        Nak::SEQUENCE_ERROR => WcStatus::RetryExcErr,
+        Nak::INVALID_REQUEST => WcStatus::RemInvReqErr,
+        Nak::REMOTE_ACCESS => WcStatus::RemAccessErr,
+        Nak::REMOTE_OPERATION => WcStatus::RemOpErr,
+        Nak::INVALID_RD_REQUEST => WcStatus::RemInvRdReqErr,
+        _ => WcStatus::BadRespErr,
     }
 }
 
@@ -445,7 +449,7 @@ fn header_of(
     qp: &Qp,
     half: &Sending,
     request: &Request<'_>,
-    psn: u32,
+    psn: Psn,
     position: Position,
 ) -> Header {
     let length = request.length as u32;
@@ -704,8 +708,8 @@ fn end_of_piece(qp: &Qp, half: &Sending, from: u64, whole: u64) -> u64 {
 }
 
 // Frames that have no answer yet, where this one is next.
-fn under_way(half: &Sending, psn: u32) -> u32 {
-    ahead(psn, half.driver.rest.unacked).max(0) as u32
+fn under_way(half: &Sending, psn: Psn) -> u32 {
+    psn.distance_from(half.driver.rest.unacked).max(0) as u32
 }
 
 // Whether what comes next does not fit into the window. Where nothing is under way, everything does.
@@ -718,7 +722,7 @@ fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
         }
         _ => 1,
     };
-    let under_way = under_way(half, position_psn(half, index));
+    let under_way = under_way(half, psn_at(wqe, wqe.sent, half.driver.mtu_shift));
     under_way > 0 && under_way + frames > half.driver.rest.pace.window()
 }
 
@@ -728,7 +732,8 @@ const fn takes_receive(op: &Op) -> bool {
 
 // One message beyond the limit may go when nothing else is under way: its answer brings news (IBTA 9.7.7.2.5).
 fn has_credit(half: &Sending, index: usize) -> bool {
-    let within = |limit| ahead(advance(half.driver.rest.messages, 1), limit) <= 0;
+    let next = Psn::new(half.driver.rest.messages.wrapping_add(1));
+    let within = |limit| next.distance_from(Psn::new(limit)) <= 0;
     index == 0 || half.driver.rest.limit.is_none_or(within)
 }
 
@@ -768,7 +773,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
     let wqe = &mut half.queue[index];
     if wqe.phase == Phase::Waiting {
         wqe.phase = Phase::Started;
-        wqe.first = next;
+        wqe.first = next.value();
         // Datagrams number themselves as they leave.
         let unnumbered = wqe.kept.op.is_local() || qp_type == QpType::Ud;
         wqe.count = if unnumbered {
@@ -776,8 +781,12 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
         } else {
             packets(message_length(wqe), shift)
         };
-        half.driver.next_psn = advance(next, wqe.count);
-        half.driver.rest.messages = advance(half.driver.rest.messages, u32::from(wqe.count > 0));
+        half.driver.next_psn = next.plus(wqe.count);
+        half.driver.rest.messages = half
+            .driver
+            .rest
+            .messages
+            .wrapping_add((wqe.count > 0).into());
     }
 }
 
@@ -788,9 +797,14 @@ fn message_length(wqe: &Wqe) -> u64 {
     }
 }
 
-fn position_psn(half: &Sending, index: usize) -> u32 {
-    let wqe = &half.queue[index];
-    advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32)
+// The number of the frame that begins at this byte of a request.
+fn psn_at(wqe: &Wqe, offset: u64, mtu_shift: u8) -> Psn {
+    Psn::new(wqe.first).plus((offset >> mtu_shift) as u32)
+}
+
+// The number behind a request's.
+fn psn_behind(wqe: &Wqe) -> Psn {
+    Psn::new(wqe.first).plus(wqe.count)
 }
 
 // One frame of the request under the cursor, or a local operation. `false`: stop.
@@ -839,8 +853,8 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         wqe.phase = Phase::Sent;
         return Ok(());
     }
-    let psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
-    half.rare.retransmissions += u64::from(ahead(half.driver.rest.sent, psn) > 0);
+    let psn = psn_at(wqe, wqe.sent, half.driver.mtu_shift);
+    half.rare.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
     let mut spans = Spans::new();
     if let Op::Extension(operation) = request.op {
         let (message, _) = extension::prepare(qp, &request, operation, cx)?;
@@ -855,8 +869,8 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             let end = end_of_piece(qp, half, wqe.sent, request.length);
             *remote = remote.plus(wqe.sent);
             *length = (end - wqe.sent) as u32;
-            let is_another = wqe.sent > 0 && ahead(psn, half.driver.rest.sent) >= 0;
-            half.driver.rest.messages = advance(half.driver.rest.messages, u32::from(is_another));
+            let is_another = wqe.sent > 0 && psn.distance_from(half.driver.rest.sent) >= 0;
+            half.driver.rest.messages = half.driver.rest.messages.wrapping_add(is_another.into());
             wqe.sent = end;
         } else {
             wqe.sent = request.length;
@@ -896,16 +910,16 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             if qp.qp_type == QpType::Rc && is_full {
                 break;
             }
-            psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
-            half.rare.retransmissions += u64::from(ahead(half.driver.rest.sent, psn) > 0);
+            psn = psn_at(wqe, wqe.sent, half.driver.mtu_shift);
+            half.rare.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
         }
     }
     let reached = if wqe.phase == Phase::Sent {
-        advance(wqe.first, wqe.count)
+        psn_behind(wqe)
     } else {
-        advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32)
+        psn_at(wqe, wqe.sent, half.driver.mtu_shift)
     };
-    if ahead(reached, half.driver.rest.sent) > 0 {
+    if reached.distance_from(half.driver.rest.sent) > 0 {
         half.driver.rest.sent = reached;
     }
     Ok(())
@@ -936,23 +950,22 @@ pub fn handle_answer(
         return;
     }
     // Only what is outstanding can be answered.
-    if ahead(header.psn, half.driver.rest.sent) >= 0
-        || ahead(header.psn, half.driver.rest.unacked) < 0
+    if header.psn.distance_from(half.driver.rest.sent) >= 0
+        || header.psn.distance_from(half.driver.rest.unacked) < 0
     {
         return;
     }
-    // On the wire a NAK's code stands where the credits do.
-    let refuses = matches!(
-        header.body,
-        Body::Acknowledge(Syndrome::Rnr(_) | Syndrome::Nak(_))
-    );
-    if header.body.has_aeth() && !refuses {
+    // In a refusal its code stands where the credits do.
+    if header.body.has_aeth() && header.aeth.syndrome.is_ack() {
         note_credits(half, header.aeth);
     }
     match header.body {
-        Body::Acknowledge(Syndrome::Ack) => acknowledge(qp, half, advance(header.psn, 1), cx),
-        Body::Acknowledge(Syndrome::Rnr(code)) => not_ready(qp, half, header.psn, code, cx),
-        Body::Acknowledge(Syndrome::Nak(nak)) => refused(qp, half, header.psn, nak, cx),
+        Body::Acknowledge => match header.aeth.syndrome.kind() {
+            SyndromeKind::Ack(_) => acknowledge(qp, half, header.psn.plus(1), cx),
+            SyndromeKind::RnrNak(code) => not_ready(qp, half, header.psn, code, cx),
+            SyndromeKind::Nak(nak) => refused(qp, half, header.psn, nak, cx),
+            SyndromeKind::Reserved => {}
+        },
         Body::ReadResponse(position) => read_response(qp, half, header.psn, position, payload, cx),
         Body::AtomicAcknowledge(original) => atomic_response(qp, half, header.psn, original, cx),
         Body::ExtensionResponse(..) => extension_response(qp, half, header, payload, cx),
@@ -963,7 +976,7 @@ pub fn handle_answer(
 
 // Everything before `psn` has arrived. A read or atomic without its answer is not completed by it: the answer was lost
 // (IBTA 9.7.5.2.4).
-fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
+fn acknowledge(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
     let shift = half.driver.mtu_shift;
     let mut lost_answer = None;
     for wqe in half.queue.iter_mut() {
@@ -971,16 +984,22 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
             continue;
         }
         if wqe.kept.op.is_read_or_atomic() {
-            let answered = advance(wqe.first, (wqe.received >> shift) as u32);
-            lost_answer = (ahead(psn, answered) > 0).then_some(answered);
+            let answered = psn_at(wqe, wqe.received, shift);
+            lost_answer = (psn.distance_from(answered) > 0).then_some(answered);
             break;
         }
-        if ahead(advance(wqe.first, wqe.count), psn) > 0 {
+        if psn_behind(wqe).distance_from(psn) > 0 {
             break;
         }
         wqe.phase = Phase::Done(WcStatus::Success);
     }
-    let reached = lost_answer.map_or(psn, |first| if ahead(first, psn) < 0 { first } else { psn });
+    let reached = lost_answer.map_or(psn, |first| {
+        if first.distance_from(psn) < 0 {
+            first
+        } else {
+            psn
+        }
+    });
     progress_to(half, reached, cx);
     complete_in_order(qp, half, cx);
     if lost_answer.is_some() {
@@ -997,8 +1016,8 @@ fn ask_again(half: &mut Sending) {
     }
 }
 
-fn progress_to(half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
-    let frames = ahead(psn, half.driver.rest.unacked);
+fn progress_to(half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
+    let frames = psn.distance_from(half.driver.rest.unacked);
     if frames > 0 {
         let under_way = under_way(half, half.driver.rest.sent);
         let rest = &mut *half.driver.rest;
@@ -1012,18 +1031,18 @@ fn progress_to(half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
 }
 
 // Sets the cursor back to the frame with this number; what was answered stays answered.
-fn go_back(half: &mut Sending, psn: u32) {
+fn go_back(half: &mut Sending, psn: Psn) {
     let shift = half.driver.mtu_shift;
     let mut cursor = None;
     for (index, wqe) in half.queue.iter_mut().enumerate() {
         if !matches!(wqe.phase, Phase::Started | Phase::Sent) || wqe.count == 0 {
             continue;
         }
-        if ahead(advance(wqe.first, wqe.count), psn) <= 0 {
+        if psn_behind(wqe).distance_from(psn) <= 0 {
             continue;
         }
         wqe.phase = Phase::Started;
-        let offset = ahead(psn, wqe.first).max(0) as u64;
+        let offset = psn.distance_from(Psn::new(wqe.first)).max(0) as u64;
         wqe.sent = if wqe.kept.op.is_read_or_atomic() {
             wqe.received
         } else {
@@ -1036,7 +1055,7 @@ fn go_back(half: &mut Sending, psn: u32) {
     }
 }
 
-fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
+fn not_ready(qp: &Qp, half: &mut Sending, psn: Psn, code: u8, cx: &mut Cx<'_>) {
     // One that comes twice counts once.
     if half.driver.rest.rnr_until.is_some() {
         return;
@@ -1057,10 +1076,10 @@ fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
     qp.wake_at(half, until);
 }
 
-fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
+fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
     half.rare.naks += 1;
     acknowledge(qp, half, psn, cx);
-    if nak != Nak::SequenceError {
+    if nak != Nak::SEQUENCE_ERROR {
         // What was before it and has no answer cannot get one any more.
         return fail_front(qp, half, status_of(nak), cx);
     }
@@ -1078,27 +1097,26 @@ fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
 }
 
 // The read or atomic that this number belongs to; everything before it has arrived.
-fn answered(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) -> Option<usize> {
+fn answered(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) -> Option<usize> {
     let first = half
         .queue
         .iter()
         .find(|wqe| covers(wqe, psn))
-        .map(|wqe| wqe.first)?;
+        .map(|wqe| Psn::new(wqe.first))?;
     acknowledge(qp, half, first, cx);
     half.queue.iter().position(|wqe| covers(wqe, psn))
 }
 
-fn covers(wqe: &Wqe, psn: u32) -> bool {
+fn covers(wqe: &Wqe, psn: Psn) -> bool {
     matches!(wqe.phase, Phase::Started | Phase::Sent)
         && wqe.kept.op.is_read_or_atomic()
-        && ahead(psn, wqe.first) >= 0
-        && (ahead(psn, wqe.first) as u32) < wqe.count
+        && (0..wqe.count as i32).contains(&psn.distance_from(Psn::new(wqe.first)))
 }
 
 fn read_response(
     qp: &Qp,
     half: &mut Sending,
-    psn: u32,
+    psn: Psn,
     position: Position,
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
@@ -1115,8 +1133,8 @@ fn read_response(
     if !matches!(wqe.kept.op, Op::Read(..) | Op::Flush(..)) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
-    let expected = advance(wqe.first, (wqe.received >> shift) as u32);
-    match ahead(psn, expected) {
+    let expected = psn_at(wqe, wqe.received, shift);
+    match psn.distance_from(expected) {
         0 => {}
         1.. => return ask_again(half),
         _ => return,
@@ -1143,7 +1161,7 @@ fn read_response(
     } else {
         (reached >> shift) as u32
     };
-    progress_to(half, advance(wqe.first, taken), cx);
+    progress_to(half, Psn::new(wqe.first).plus(taken), cx);
     if reached == whole {
         half.queue[index].phase = Phase::Done(WcStatus::Success);
         half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
@@ -1182,11 +1200,11 @@ fn extension_response(
     }
     half.queue[index].phase = Phase::Done(WcStatus::Success);
     half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
-    progress_to(half, advance(header.psn, 1), cx);
+    progress_to(half, header.psn.plus(1), cx);
     complete_in_order(qp, half, cx);
 }
 
-fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mut Cx<'_>) {
+fn atomic_response(qp: &Qp, half: &mut Sending, psn: Psn, original: u64, cx: &mut Cx<'_>) {
     let Some(index) = answered(qp, half, psn, cx) else {
         return;
     };
@@ -1206,6 +1224,6 @@ fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mu
     half.queue[index].received = u64::from(place_original(original, &spans));
     half.queue[index].phase = Phase::Done(WcStatus::Success);
     half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
-    progress_to(half, advance(psn, 1), cx);
+    progress_to(half, psn.plus(1), cx);
     complete_in_order(qp, half, cx);
 }

@@ -19,12 +19,12 @@ use verbs_api::{
     Access, RemoteAddress, WcStatus,
     completion::{WcFlags, WcOpcode},
     event::EventType,
-    ids::LinkAddress,
+    ids::{LinkAddress, Psn},
 };
 
 use crate::answer::{Answer, Refusal};
 use crate::frame::full_frame;
-use crate::header::{Beside, Body, Carriage, Header, Nak, Position, advance, ahead, packets};
+use crate::header::{Beside, Body, Carriage, Header, Nak, Position, packets};
 use crate::operations::{check_served, place, read_region, serve, word, write_region};
 use crate::pacing::{READ_AT_ONCE, READ_EVERY};
 use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
@@ -41,7 +41,7 @@ pub struct Responder {
     /// Changes with every modify and is unlike that of every other queue pair: who has seen it knows the connection.
     pub epoch: u64,
     /// The sequence number of the next request.
-    pub expected: u32,
+    pub expected: Psn,
     /// What the peer may do.
     pub access: Access,
     nak_sent: bool,
@@ -67,7 +67,7 @@ pub struct ResponderRest {
     pub max_dest_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub qkey: u32,
-    /// Messages completed.
+    /// Messages completed; modulo 2^24 on the wire.
     pub msn: u32,
     /// Until then the peer is not told again that what it sends meets congestion.
     pub notified_until: Time,
@@ -87,7 +87,7 @@ impl Responder {
 
     /// Whether nothing is under way and `psn` is expected next.
     #[inline]
-    pub fn is_between_messages(&self, psn: u32) -> bool {
+    pub fn is_between_messages(&self, psn: Psn) -> bool {
         self.expected == psn && matches!(self.inbound, Inbound::None) && !self.nak_sent
     }
 }
@@ -150,7 +150,7 @@ impl Recent {
 /// A read or atomic that may be asked for again.
 #[derive(Clone, Debug)]
 struct Served {
-    psn: u32,
+    psn: Psn,
     packets: u32,
     body: Body,
     original: u64,
@@ -179,7 +179,7 @@ pub fn respond<'p>(
         unreliable(qp, half, header, payload, cx);
         return Answer::None;
     }
-    match ahead(header.psn, half.driver.expected) {
+    match header.psn.distance_from(half.driver.expected) {
         0 => {}
         1.. => return out_of_order(half),
         _ => return duplicate(qp, half, header, cx),
@@ -235,7 +235,7 @@ fn refuse<'p>(
     cx: &mut Cx<'p>,
 ) -> Answer<'p> {
     let event = match refusal.nak {
-        Nak::RemoteAccess => EventType::QpAccessErr,
+        Nak::REMOTE_ACCESS => EventType::QpAccessErr,
         _ => EventType::QpReqErr,
     };
     half.driver.inbound = Inbound::None;
@@ -250,7 +250,7 @@ fn out_of_order<'p>(half: &mut Receiving) -> Answer<'p> {
     if std::mem::replace(&mut half.driver.nak_sent, true) {
         return Answer::None;
     }
-    Answer::Nak(Nak::SequenceError, half.driver.expected)
+    Answer::Nak(Nak::SEQUENCE_ERROR, half.driver.expected)
 }
 
 // Sends and writes are acknowledged again and not carried out again; a read is served again within what it asked for;
@@ -263,12 +263,12 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
         return Answer::None;
     }
     let served = half.driver.rest.framed.served.iter().find(|served| {
-        let offset = ahead(header.psn, served.psn);
+        let offset = header.psn.distance_from(served.psn);
         offset >= 0 && (offset as u32) < served.packets
     });
     match (header.body, served) {
         (Body::Send(..) | Body::Write(..) | Body::AtomicWrite(_), _) => {
-            Answer::Ack(advance(half.driver.expected, 0xff_ffff))
+            Answer::Ack(half.driver.expected.minus(1))
         }
         (
             Body::ReadRequest(remote, length),
@@ -366,10 +366,10 @@ fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool)
         Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
         _ => true,
     };
-    half.driver.rest.msn = advance(half.driver.rest.msn, u32::from(ends));
-    half.driver.expected = advance(header.psn, count);
+    half.driver.rest.msn = half.driver.rest.msn.wrapping_add(ends.into());
+    half.driver.expected = header.psn.plus(count);
     if wanted {
-        Answer::Ack(advance(header.psn, count - 1))
+        Answer::Ack(header.psn.plus(count - 1))
     } else {
         Answer::None
     }
@@ -405,12 +405,12 @@ fn send<'p>(
     let length = payload.len() as u64;
     let mut spans = Spans::new();
     if let Err(fault) = qp.gather_receive(&receive, received + length, cx, &mut spans) {
-        let nak = Nak::RemoteOperation;
+        let nak = Nak::REMOTE_OPERATION;
         return Err(refuse_receive(half, receive, nak, fault.local_status()));
     }
     let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
     if received + length > room && !rules::is_broken(Rule::ReceiveLength) {
-        let nak = Nak::InvalidRequest;
+        let nak = Nak::INVALID_REQUEST;
         return Err(refuse_receive(half, receive, nak, WcStatus::LocLenErr));
     }
     if rules::is_broken(Rule::ReceiveLength) {
@@ -799,7 +799,7 @@ fn unreliable(
     cx: &mut Cx<'_>,
 ) {
     // A second copy, or one that others have overtaken: its message was delivered or given up.
-    if ahead(header.psn, half.driver.expected) < 0 {
+    if header.psn.distance_from(half.driver.expected) < 0 {
         return half.counters.duplicates += 1;
     }
     let in_order = header.psn == half.driver.expected;
@@ -820,10 +820,9 @@ fn unreliable(
     if matches!(half.driver.inbound, Inbound::Broken) {
         half.counters.dropped += 1;
         if !begins {
-            half.driver.expected = advance(
-                header.psn,
-                packets(payload.len() as u64, half.driver.mtu_shift),
-            );
+            half.driver.expected = header
+                .psn
+                .plus(packets(payload.len() as u64, half.driver.mtu_shift));
             return;
         }
         half.driver.inbound = Inbound::None;
@@ -843,7 +842,7 @@ fn unreliable(
         _ => return,
     };
     if let Err(Refusal {
-        nak: Nak::RemoteOperation,
+        nak: Nak::REMOTE_OPERATION,
         receive,
     }) = result
     {
@@ -857,10 +856,9 @@ fn unreliable(
         half.counters.dropped += 1;
         abandon(qp, half, cx);
         half.driver.inbound = Inbound::Broken;
-        half.driver.expected = advance(
-            header.psn,
-            packets(payload.len() as u64, half.driver.mtu_shift),
-        );
+        half.driver.expected = header
+            .psn
+            .plus(packets(payload.len() as u64, half.driver.mtu_shift));
     }
 }
 

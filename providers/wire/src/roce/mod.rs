@@ -16,7 +16,7 @@ pub mod opcode;
 pub mod packet;
 pub mod route;
 
-pub use aeth::{Aeth, AethView, Syndrome, SyndromeKind};
+pub use aeth::{Aeth, AethView, Nak, Syndrome, SyndromeKind};
 pub use bth::{Bth, BthView};
 pub use extended::{
     AtomicAckEth, AtomicEth, Cnp, Deth, ExtendedHeader, ExtensionEth, Feth, HeaderSet, Ieth, ImmDt,

@@ -77,6 +77,16 @@ pub enum Position {
 }
 
 impl Position {
+    /// Where the packet stands that carries `length` of `total` octets from `offset` on.
+    pub const fn of(offset: u64, length: u64, total: u64) -> Self {
+        match (offset == 0, offset + length >= total) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, false) => Self::Middle,
+            (false, true) => Self::Last,
+        }
+    }
+
     /// Whether a message begins here.
     pub const fn begins(self) -> bool {
         matches!(self, Self::First | Self::Only)
