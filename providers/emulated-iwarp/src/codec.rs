@@ -4,22 +4,15 @@
 //! either half stands. A message that came is checked as far as its octets tell; order, offsets and rights are the
 //! receiving half's of the queue pair.
 
-use polyverbs_engine::operation::AtomicOp;
 use polyverbs_engine::payload::Payload;
 use polyverbs_links::wire::{Found, Leaving, News, OctetQueue, StreamCodec};
 use polyverbs_wire::iwarp::fpdu::{self, CRC_LEN, MAX_FRAME_LEN, mulpdu};
-use polyverbs_wire::iwarp::rdmap::{self, atomic};
 use polyverbs_wire::iwarp::{
-    self, ExtensionHeader, Framing, Layout, Opcode, Reject, SegmentBuffer, SegmentHeader,
-    TerminateCode as WireCode, ddp,
+    Framing, Layout, Opcode, Reject, SegmentBuffer, SegmentHeader, Tagged, Untagged, rdmap,
 };
 use verbs_api::provider::carrier::ReadyForms;
 
-use crate::header::{
-    AtomicRequest, AtomicResponse, Body, ExtensionMessage, Header, Message, ReadRequest, Ready,
-    Stream, Tagged, TaggedOpcode, Untagged,
-};
-use crate::terminate::{Terminate, TerminateCode};
+use crate::header::{Body, ExtensionMessage, Header, Message, Ready, Stream, operation};
 
 /// The format of iWARP: MPA, DDP and RDMAP.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,7 +24,7 @@ pub struct Sending {
     mpa: fpdu::Sender,
     framing: Framing,
     /// The tagged message that is under way: another one must not come between its segments.
-    under_way: Option<TaggedOpcode>,
+    under_way: Option<Opcode>,
     /// Most octets of ULPDU, where it is less than the path carries.
     most: usize,
 }
@@ -100,7 +93,19 @@ impl Receiving {
     // An indication that comes again is no message of the program's either, and needs no right to write.
     #[inline]
     fn unless_repeated<'o>(&mut self, arrived: Arrived<'o>) -> Arrived<'o> {
-        if !self.may_repeat || arrived != (Message::READY_WRITE, &[]) {
+        let repeats = |message: &Message| {
+            matches!(
+                message,
+                Message::Tagged(Tagged {
+                    opcode: Opcode::WRITE,
+                    stag: 0,
+                    to: 0,
+                    last: true,
+                    ..
+                })
+            )
+        };
+        if !self.may_repeat || !arrived.1.is_empty() || !repeats(&arrived.0) {
             return arrived;
         }
         self.may_repeat = false;
@@ -113,9 +118,9 @@ type Arrived<'o> = (Message, &'o [u8]);
 // RFC 6581 section 9.2: the indication has no octets, and is no message of the program's.
 fn ready(arrived: &Arrived<'_>, awaits: ReadyForms) -> Option<Ready> {
     let ready = match arrived {
-        (Message::Tagged(segment), []) if segment.opcode == TaggedOpcode::Write => Ready::Write,
-        (Message::Untagged(segment), []) => match &segment.body {
-            Body::Send { .. } => Ready::Send,
+        (Message::Tagged(segment), []) if segment.opcode == Opcode::WRITE => Ready::Write,
+        (Message::Untagged(_, body), []) => match body {
+            Body::Send => Ready::Send,
             Body::ReadRequest(request) if request.length == 0 => Ready::Read(*request),
             _ => return None,
         },
@@ -143,10 +148,8 @@ impl StreamCodec for MpaCodec {
     fn leaving(&self, header: &Header) -> Leaving {
         match &header.message {
             Message::Close => Leaving::End,
-            Message::Untagged(segment) if matches!(segment.body, Body::Terminate(_)) => {
-                Leaving::Last
-            }
-            Message::Tagged(_) | Message::Untagged(_) => Leaving::Frame,
+            Message::Untagged(_, Body::Terminate(_)) => Leaving::Last,
+            Message::Tagged(_) | Message::Untagged(..) => Leaving::Frame,
             _ => Leaving::Reset,
         }
     }
@@ -157,8 +160,8 @@ impl StreamCodec for MpaCodec {
 
     fn max_payload(&self, header: &Header, unit: usize) -> Option<usize> {
         let before = match header.message {
-            Message::Tagged(_) => iwarp::Tagged::LEN,
-            _ => iwarp::Untagged::LEN,
+            Message::Tagged(_) => Tagged::LEN,
+            _ => Untagged::LEN,
         };
         Some(unit - before)
     }
@@ -184,9 +187,9 @@ impl StreamCodec for MpaCodec {
         let (front, behind) = match &header.message {
             Message::Tagged(segment) => {
                 sender.under_way = (!segment.last).then_some(segment.opcode);
-                (tagged(segment), &[][..])
+                (Front::Ddp(SegmentHeader::Tagged(*segment)), &[][..])
             }
-            Message::Untagged(segment) => untagged(segment),
+            Message::Untagged(segment, body) => untagged(segment, body),
             _ => return,
         };
         let ulpdu = front.len() + behind.len() + payload.len();
@@ -226,8 +229,7 @@ impl StreamCodec for MpaCodec {
     ) -> Found<'o, Header> {
         let stream = receiver.stream;
         let broken = |reject: Reject| {
-            let WireCode { layer, etype, code } = reject.code();
-            let message = Message::Broken(TerminateCode::new(layer, etype, code));
+            let message = Message::Broken(reject.code());
             Found::Broken(Header { stream, message })
         };
         let (ulpdu, taken) = match receiver.mpa.next(octets) {
@@ -308,284 +310,60 @@ impl Front {
     }
 }
 
-fn tagged(segment: &Tagged) -> Front {
-    Front::Ddp(SegmentHeader::Tagged(wire_tagged(segment)))
-}
-
-fn wire_tagged(segment: &Tagged) -> iwarp::Tagged {
-    let opcode = match segment.opcode {
-        TaggedOpcode::Write => Opcode::WRITE,
-        TaggedOpcode::ReadResponse => Opcode::READ_RESPONSE,
-    };
-    iwarp::Tagged::new(opcode, segment.stag, segment.to, segment.last)
-}
-
-fn wire_untagged(segment: &Untagged) -> iwarp::Untagged {
-    let opcode = match &segment.body {
-        Body::AtomicRequest(_) => Opcode::ATOMIC_REQUEST,
-        Body::AtomicResponse(_) => Opcode::ATOMIC_RESPONSE,
-        Body::Extension(_) => Opcode::EXTENSION,
-        Body::Immediate { solicited } => Opcode::immediate(*solicited),
-        Body::ReadRequest(_) => Opcode::READ_REQUEST,
-        Body::Send {
-            solicited,
-            invalidate,
-        } => Opcode::send(*solicited, invalidate.is_some()),
-        Body::Terminate(_) => Opcode::TERMINATE,
-    };
-    let header = iwarp::Untagged::new(opcode, segment.qn, segment.msn, segment.mo, segment.last);
-    match segment.body {
-        Body::Send {
-            invalidate: Some(stag),
-            ..
-        } => header.invalidating(stag),
-        _ => header,
-    }
-}
-
 // The headers, and what an extension has behind them.
 #[inline]
-fn untagged(segment: &Untagged) -> (Front, &[u8]) {
-    let header = SegmentHeader::Untagged(wire_untagged(segment));
-    if let Body::Immediate { .. } | Body::Send { .. } = segment.body {
+fn untagged<'o>(segment: &Untagged, body: &'o Body) -> (Front, &'o [u8]) {
+    let header = SegmentHeader::Untagged(*segment);
+    if let Body::Immediate | Body::Send = body {
         return (Front::Ddp(header), &[]);
     }
-    let (front, behind) = with_rdmap(&header, segment);
-    (Front::Rdmap(front), behind)
-}
-
-fn with_rdmap<'o>(header: &SegmentHeader, segment: &'o Untagged) -> (SegmentBuffer, &'o [u8]) {
-    let front = SegmentBuffer::new(header);
-    let front = match &segment.body {
-        Body::AtomicRequest(request) => front.with(&wire_atomic(request)),
-        Body::AtomicResponse(response) => front.with(&iwarp::AtomicResponse {
-            request_id: response.request_id,
-            original: response.original,
-        }),
+    let front = SegmentBuffer::new(&header);
+    let front = match body {
+        Body::AtomicRequest(request) => front.with(request),
+        Body::AtomicResponse(response) => front.with(response),
         Body::Extension(message) => {
-            let header = ExtensionHeader {
-                extension: message.extension,
-                is_response: message.is_response,
-                operation: message.operation,
-                ..ExtensionHeader::default()
-            };
-            return (front.with(&header), &message.octets);
+            return (Front::Rdmap(front.with(&message.header)), &message.octets);
         }
-        Body::ReadRequest(request) => front.with(&wire_read(request)),
-        Body::Terminate(terminate) => front.with_terminate(&wire_terminate(terminate)),
-        Body::Immediate { .. } | Body::Send { .. } => front,
+        Body::ReadRequest(request) => front.with(request),
+        Body::Terminate(terminate) => front.with_terminate(terminate),
+        Body::Immediate | Body::Send => front,
     };
-    (front, &[])
+    (Front::Rdmap(front), &[])
 }
-
-fn wire_read(request: &ReadRequest) -> iwarp::ReadRequest {
-    iwarp::ReadRequest {
-        sink_stag: request.sink_stag,
-        sink_to: request.sink_to,
-        length: request.length,
-        source_stag: request.source_stag,
-        source_to: request.source_to,
-    }
-}
-
-fn wire_atomic(request: &AtomicRequest) -> iwarp::AtomicRequest {
-    let blank = iwarp::AtomicRequest {
-        request_id: request.request_id,
-        stag: request.stag,
-        to: request.to,
-        ..iwarp::AtomicRequest::default()
-    };
-    match request.op {
-        AtomicOp::FetchAdd { add, mask } => iwarp::AtomicRequest {
-            operation: atomic::FETCH_ADD,
-            add_or_swap: add,
-            add_or_swap_mask: mask,
-            ..blank
-        },
-        AtomicOp::CompareSwap {
-            compare,
-            compare_mask,
-            swap,
-            swap_mask,
-        } => iwarp::AtomicRequest {
-            operation: atomic::COMPARE_SWAP,
-            add_or_swap: swap,
-            add_or_swap_mask: swap_mask,
-            compare,
-            compare_mask,
-            ..blank
-        },
-    }
-}
-
-// RFC 5040 section 4.8: the length of the segment, DDP's header, and RDMAP's where it is a request's.
-fn wire_terminate(terminate: &Terminate) -> iwarp::Terminate<'static> {
-    let TerminateCode { layer, etype, code } = terminate.error;
-    let said = iwarp::Terminate::new(WireCode::new(layer, etype, code));
-    let (ddp, request) = match terminate.about.as_deref() {
-        Some(Message::Tagged(segment)) => (SegmentHeader::Tagged(wire_tagged(segment)), None),
-        Some(Message::Untagged(segment)) => {
-            let request = match &segment.body {
-                Body::ReadRequest(request) => Some(iwarp::terminate::TerminatedRequest::Read(
-                    wire_read(request),
-                )),
-                Body::AtomicRequest(request) => Some(iwarp::terminate::TerminatedRequest::Atomic(
-                    wire_atomic(request),
-                )),
-                _ => None,
-            };
-            (SegmentHeader::Untagged(wire_untagged(segment)), request)
-        }
-        _ => return said,
-    };
-    let content = match request {
-        Some(iwarp::terminate::TerminatedRequest::Read(_)) => READ_REQUEST_LEN,
-        Some(iwarp::terminate::TerminatedRequest::Atomic(_)) => ATOMIC_REQUEST_LEN,
-        None => terminate.payload,
-    };
-    said.about((ddp.encoded_len() + content) as u16, ddp, request)
-}
-
-const READ_REQUEST_LEN: usize = 28;
-const ATOMIC_REQUEST_LEN: usize = 52;
 
 // ---- in
 
 fn message<'o>(segment: &rdmap::Segment<'o>, ulpdu: &'o [u8]) -> Result<Arrived<'o>, Reject> {
     let header = match segment.header {
-        SegmentHeader::Tagged(header) => {
-            let payload = match segment.body {
-                rdmap::Body::Data(payload) => payload,
-                _ => return Err(Reject::Opcode),
-            };
-            return Ok((Message::Tagged(of_tagged(&header)), payload));
-        }
+        SegmentHeader::Tagged(header) => match segment.body {
+            rdmap::Body::Data(payload) => return Ok((Message::Tagged(header), payload)),
+            _ => return Err(Reject::Opcode),
+        },
         SegmentHeader::Untagged(header) => header,
     };
     let mut payload = &[][..];
     let body = match segment.body {
         rdmap::Body::Data(octets) => {
             payload = octets;
-            Body::Send {
-                solicited: segment.facts.solicits,
-                invalidate: segment.facts.invalidates.then_some(header.invalidate_stag),
-            }
+            Body::Send
         }
         // One segment each: what comes in parts has another length than its opcode prescribes.
         _ if !header.last => return Err(Reject::Length),
-        rdmap::Body::AtomicRequest(request) => Body::AtomicRequest(of_atomic(&request)?),
-        rdmap::Body::AtomicResponse(response) => Body::AtomicResponse(AtomicResponse {
-            request_id: response.request_id,
-            original: response.original,
-        }),
+        rdmap::Body::AtomicRequest(request) if operation(&request).is_none() => {
+            return Err(Reject::Opcode);
+        }
+        rdmap::Body::AtomicRequest(request) => Body::AtomicRequest(request),
+        rdmap::Body::AtomicResponse(response) => Body::AtomicResponse(response),
         rdmap::Body::Immediate(_) => {
             payload = &ulpdu[segment.header.encoded_len()..];
-            Body::Immediate {
-                solicited: segment.facts.solicits,
-            }
+            Body::Immediate
         }
-        rdmap::Body::ReadRequest(request) => Body::ReadRequest(of_read(&request)),
-        rdmap::Body::Terminate(terminate) => Body::Terminate(of_terminate(&terminate)),
-        rdmap::Body::Extension(extension, octets) => Body::Extension(Box::new(ExtensionMessage {
-            extension: extension.extension,
-            operation: extension.operation,
-            is_response: extension.is_response,
+        rdmap::Body::ReadRequest(request) => Body::ReadRequest(request),
+        rdmap::Body::Terminate(terminate) => Body::Terminate(Box::new(terminate.headers_only())),
+        rdmap::Body::Extension(header, octets) => Body::Extension(Box::new(ExtensionMessage {
+            header,
             octets: octets.into(),
         })),
     };
-    Ok((Message::Untagged(of_untagged(&header, body)), payload))
-}
-
-fn of_tagged(header: &iwarp::Tagged) -> Tagged {
-    let opcode = match header.opcode {
-        Opcode::READ_RESPONSE => TaggedOpcode::ReadResponse,
-        _ => TaggedOpcode::Write,
-    };
-    Tagged {
-        opcode,
-        stag: header.stag,
-        to: header.to,
-        last: header.last,
-    }
-}
-
-fn of_untagged(header: &iwarp::Untagged, body: Body) -> Untagged {
-    Untagged {
-        qn: header.qn,
-        msn: header.msn,
-        mo: header.mo,
-        last: header.last,
-        body,
-    }
-}
-
-fn of_read(request: &iwarp::ReadRequest) -> ReadRequest {
-    ReadRequest {
-        sink_stag: request.sink_stag,
-        sink_to: request.sink_to,
-        length: request.length,
-        source_stag: request.source_stag,
-        source_to: request.source_to,
-    }
-}
-
-fn of_atomic(request: &iwarp::AtomicRequest) -> Result<AtomicRequest, Reject> {
-    let op = match request.operation {
-        atomic::FETCH_ADD => AtomicOp::FetchAdd {
-            add: request.add_or_swap,
-            mask: request.add_or_swap_mask,
-        },
-        atomic::COMPARE_SWAP => AtomicOp::CompareSwap {
-            compare: request.compare,
-            compare_mask: request.compare_mask,
-            swap: request.add_or_swap,
-            swap_mask: request.add_or_swap_mask,
-        },
-        _ => return Err(Reject::Opcode),
-    };
-    Ok(AtomicRequest {
-        request_id: request.request_id,
-        op,
-        stag: request.stag,
-        to: request.to,
-    })
-}
-
-// What a peer says about a segment that is none of this device's tells nothing.
-fn of_terminate(terminate: &iwarp::Terminate<'_>) -> Terminate {
-    let WireCode { layer, etype, code } = terminate.code();
-    let about = match (terminate.ddp, terminate.rdmap) {
-        (Some(SegmentHeader::Tagged(header)), _) => Some(Message::Tagged(of_tagged(&header))),
-        (Some(SegmentHeader::Untagged(header)), request) => {
-            let body = match request {
-                Some(iwarp::terminate::TerminatedRequest::Read(request)) => {
-                    Some(Body::ReadRequest(of_read(&request)))
-                }
-                Some(iwarp::terminate::TerminatedRequest::Atomic(request)) => {
-                    of_atomic(&request).ok().map(Body::AtomicRequest)
-                }
-                None => header
-                    .opcode
-                    .facts()
-                    .filter(|facts| facts.queues.contains(&ddp::queue::SEND))
-                    .map(|facts| Body::Send {
-                        solicited: facts.solicits,
-                        invalidate: facts.invalidates.then_some(header.invalidate_stag),
-                    }),
-            };
-            body.map(|body| Message::Untagged(of_untagged(&header, body)))
-        }
-        (None, _) => None,
-    };
-    let headers = terminate.ddp.map_or(0, |header| header.encoded_len());
-    let payload = usize::from(terminate.segment_len.unwrap_or_default()).saturating_sub(headers);
-    Terminate {
-        error: TerminateCode::new(layer, etype, code),
-        about: about.map(Box::new),
-        payload: if terminate.rdmap.is_none() {
-            payload
-        } else {
-            0
-        },
-    }
+    Ok((Message::Untagged(header, body), payload))
 }

@@ -14,11 +14,13 @@ use verbs_api::{
     RemoteAddress, WcStatus, event::EventType, extension::ExtensionOperation, wr::SendFlags,
 };
 
-use crate::header::{AtomicOp, AtomicRequest, Body, Message, ReadRequest, Tagged, TaggedOpcode};
+use crate::header::{AtomicOp, Body, Message, Opcode, Tagged, atomic_request};
 use crate::operations::{self, Part, SendExtra};
-use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
+use crate::requester::{
+    flush_later, invalidate_sink, read_request, result_spans, send_header, sink_spans,
+};
 use crate::responder::{fail, takes};
-use crate::terminate::{Breach, Terminate};
+use crate::terminate::{Breach, Terminate, request_status};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
 /// Why a request was not carried out.
@@ -28,7 +30,7 @@ enum Failure {
     /// The peer is not at the other end any more.
     Lost,
     /// The peer refused and ended the connection.
-    Terminated(Box<Terminate>),
+    Terminated(Box<Terminate<'static>>),
 }
 
 impl From<Fault> for Failure {
@@ -133,13 +135,8 @@ impl<'r> Far<'r> {
         about: Message,
         cx: &mut Cx<'_>,
     ) -> Failure {
-        Failure::Terminated(Box::new(fail(
-            self.peer,
-            &mut half,
-            breach,
-            Some(about),
-            cx,
-        )))
+        let terminate = fail(self.peer, &mut half, breach, Some((&about, 0)), cx);
+        Failure::Terminated(Box::new(terminate))
     }
 }
 
@@ -164,12 +161,7 @@ fn write(
     let mut half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     if let Err(breach) = operations::place_write(far.peer, &half, stag, to, &payload, cx.pin) {
-        let about = Message::Tagged(Tagged {
-            opcode: TaggedOpcode::Write,
-            stag,
-            to,
-            last: true,
-        });
+        let about = Message::Tagged(Tagged::new(Opcode::WRITE, stag, to, true));
         return Err(far.refuse(half, breach, about, cx));
     }
     if let Some(imm) = imm {
@@ -177,7 +169,8 @@ fn write(
         let taken =
             operations::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
         if let Err(breach) = taken {
-            return Err(far.refuse(half, breach, untagged(Body::Immediate { solicited }), cx));
+            let about = untagged(Opcode::immediate(solicited), Body::Immediate);
+            return Err(far.refuse(half, breach, about, cx));
         }
     }
     Ok(0)
@@ -200,23 +193,13 @@ fn send(
         request.private,
         &mut spans,
     )?;
-    let invalidate = match beside {
-        Beside::Invalidate(key) => Some(key),
-        _ => None,
-    };
-    let extra = SendExtra {
-        solicited: request.flags.contains(SendFlags::SOLICITED),
-        invalidate,
-    };
+    let extra = SendExtra::of(request, beside);
     let mut half = far.receiver(cx)?;
     if let Err(breach) =
         operations::take_send(far.peer, &mut half, Part::WHOLE, extra, &payload, cx)
     {
-        let body = Body::Send {
-            solicited: extra.solicited,
-            invalidate,
-        };
-        return Err(far.refuse(half, breach, untagged(body), cx));
+        let about = Message::Untagged(send_header(extra, 0, 0, true), Body::Send);
+        return Err(far.refuse(half, breach, about, cx));
     }
     Ok(0)
 }
@@ -240,7 +223,10 @@ fn read(
         .and_then(|()| operations::read_source(far.peer, &half, stag, to, request.length, cx.pin));
     let source = match source {
         Ok(source) => source,
-        Err(breach) => return Err(far.refuse(half, breach, read_request(request, remote), cx)),
+        Err(breach) => {
+            let about = untagged(Opcode::READ_REQUEST, read_request(request, remote));
+            return Err(far.refuse(half, breach, about, cx));
+        }
     };
     scatter_at(&targets, 0, &Payload::of_spans(&source));
     drop(half);
@@ -275,13 +261,9 @@ fn atomic(
             Ok(8)
         }
         Err(breach) => {
-            let body = Body::AtomicRequest(AtomicRequest {
-                request_id: 0,
-                op,
-                stag,
-                to,
-            });
-            Err(far.refuse(half, breach, untagged(body), cx))
+            let body = Body::AtomicRequest(atomic_request(0, remote, op));
+            let about = untagged(Opcode::ATOMIC_REQUEST, body);
+            Err(far.refuse(half, breach, about, cx))
         }
     }
 }
@@ -313,7 +295,7 @@ fn extension(
             Ok(operation::place(emulation, answer, &sink))
         }
         Err(breach) => {
-            let about = untagged(Body::Extension(Box::new(message)));
+            let about = untagged(Opcode::EXTENSION, Body::Extension(Box::new(message)));
             Err(far.refuse(half, breach, about, cx))
         }
     }
@@ -330,19 +312,8 @@ fn within_budget(half: &Receiving) -> Result<(), Breach> {
 }
 
 // The message that a request would have been on a wire. None are counted on a direct network: the number is 0.
-fn untagged(body: Body) -> Message {
-    Message::untagged(0, body)
-}
-
-fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Message {
-    let sink = sink(request);
-    untagged(Body::ReadRequest(ReadRequest {
-        sink_stag: sink.lkey().value(),
-        sink_to: sink.addr(),
-        length: request.length as u32,
-        source_stag: remote.rkey.value(),
-        source_to: remote.addr,
-    }))
+fn untagged(opcode: Opcode, body: Body) -> Message {
+    Message::untagged(0, opcode, body)
 }
 
 // A send or write was over when its octets had been handed over, whatever the peer makes of them; then the connection
@@ -363,7 +334,7 @@ fn failed(
             Executed::Done(WcStatus::WrFlushErr, 0)
         }
         Failure::Terminated(terminate) => {
-            let status = terminate.error.request_status();
+            let status = request_status(terminate.code());
             half.driver.terminates().received = Some(*terminate);
             if request.op.is_read_or_atomic() {
                 return Executed::Done(status.unwrap_or(WcStatus::RemOpErr), 0);

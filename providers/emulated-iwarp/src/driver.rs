@@ -19,7 +19,7 @@ use verbs_api::{
 };
 
 use crate::connection::Ends;
-use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
+use crate::header::{End, Header, Message, Opcode, queue};
 use crate::rendezvous::Rendezvous;
 use crate::streams::StreamNews;
 use crate::terminate::{Breach, Terminates};
@@ -172,13 +172,13 @@ impl Driver for Iwarp {
             }
             // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
             _ if frame.damaged => responder::handle_broken(qp, epoch, Breach::Crc, cx),
-            Message::Tagged(segment) if segment.opcode == TaggedOpcode::ReadResponse => {
+            Message::Tagged(segment) if segment.opcode == Opcode::READ_RESPONSE => {
                 requester::handle_read_response(qp, epoch, *segment, &frame.payload, cx);
             }
-            Message::Untagged(segment)
-                if matches!(segment.qn, QN_TERMINATE | QN_ATOMIC_RESPONSE) =>
+            Message::Untagged(segment, body)
+                if matches!(segment.qn, queue::TERMINATE | queue::ATOMIC_RESPONSE) =>
             {
-                requester::handle_untagged(qp, epoch, segment, cx);
+                requester::handle_untagged(qp, epoch, segment, body, cx);
             }
             message => responder::handle(qp, epoch, message, &frame.payload, cx),
         }

@@ -9,10 +9,12 @@ use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::receive_ring::Receive;
+use polyverbs_engine::request::{Beside, Request};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::{
     Access, WcStatus,
     completion::{WcFlags, WcOpcode},
+    wr::SendFlags,
 };
 
 use crate::header::AtomicOp;
@@ -24,6 +26,19 @@ use crate::{Cx, Qp, Receiving};
 pub(crate) struct SendExtra {
     pub(crate) solicited: bool,
     pub(crate) invalidate: Option<u32>,
+}
+
+impl SendExtra {
+    /// Of a request.
+    pub(crate) const fn of(request: &Request<'_>, beside: Beside) -> Self {
+        Self {
+            solicited: request.flags.contains(SendFlags::SOLICITED),
+            invalidate: match beside {
+                Beside::Invalidate(key) => Some(key),
+                _ => None,
+            },
+        }
+    }
 }
 
 /// A part of a send.

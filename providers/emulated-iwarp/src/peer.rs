@@ -9,7 +9,7 @@ use polyverbs_engine::pin::pin;
 use verbs_api::ids::LinkAddress;
 use verbs_api::qp::QpState;
 
-use crate::header::{Body, End, Header, Message, Stream};
+use crate::header::{Body, End, Header, Message, Opcode, Stream};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, QpRef, Sending};
 
@@ -151,8 +151,8 @@ fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Fram
 }
 
 /// A Terminate as it travels: the only message of its queue.
-pub(crate) fn terminate_message(terminate: Terminate) -> Message {
-    Message::untagged(1, Body::Terminate(terminate))
+pub(crate) fn terminate_message(terminate: Terminate<'static>) -> Message {
+    Message::untagged(1, Opcode::TERMINATE, Body::Terminate(Box::new(terminate)))
 }
 
 /// Whether a queue pair still has the stream of this epoch.

@@ -20,6 +20,7 @@ use polyverbs_engine::pin::Pin;
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
+use polyverbs_wire::iwarp::SegmentHeader;
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, RemoteAddress, Sge, WcStatus, event::EventType, extension::ExtensionOperation,
@@ -27,12 +28,12 @@ use verbs_api::{
 };
 
 use crate::header::{
-    AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
-    Tagged, TaggedOpcode, Untagged,
+    AtomicOp, Body, ExtensionMessage, Message, Opcode, ReadRequest, Tagged, Untagged,
+    atomic_request, queue,
 };
-use crate::operations::place_tagged;
+use crate::operations::{SendExtra, place_tagged};
 use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
-use crate::terminate::{Breach, Terminate, Terminates};
+use crate::terminate::{Breach, Terminate, TerminateCode, Terminates, request_status, terminate};
 use crate::{Cx, Qp, Sending, extension};
 
 /// How long a port that is down is left alone before a request that waits for it looks again.
@@ -49,7 +50,7 @@ pub struct Requester {
     /// Reads and atomics outstanding at one time.
     pub(crate) ord: u8,
     /// What the connection ends with, if not with a mere reset.
-    pub(crate) farewell: Option<Box<Terminate>>,
+    pub(crate) farewell: Option<Box<Terminate<'static>>>,
     /// What was said at the end, as far as this half knows.
     pub(crate) terminates: Option<Box<Terminates>>,
     /// The stream was asked for.
@@ -303,33 +304,26 @@ fn send(
         &mut spans,
     )?;
     if !course.has_begun {
-        course.msn = half.driver.next_msn(QN_SEND);
+        course.msn = half.driver.next_msn(queue::SEND);
     }
     let msn = course.msn;
-    let solicited = request.flags.contains(SendFlags::SOLICITED);
-    let invalidate = match beside {
-        Beside::Invalidate(key) => Some(key),
-        _ => None,
-    };
+    let extra = SendExtra::of(request, beside);
     let segment = |offset: usize, last| {
-        let body = Body::Send {
-            solicited,
-            invalidate,
-        };
-        Message::Untagged(Untagged {
-            qn: QN_SEND,
-            msn,
-            mo: offset as u32,
-            last,
-            body,
-        })
+        Message::Untagged(send_header(extra, msn, offset as u32, last), Body::Send)
     };
     let whole = course.offer(qp, peer, &payload, segment, cx);
     if !course.has_begun && (whole || course.sent > 0) {
         course.has_begun = true;
-        half.driver.count_message(QN_SEND);
+        half.driver.count_message(queue::SEND);
     }
     Ok(whole.then_some((SENT, 0)))
+}
+
+/// DDP's header of a segment of a send.
+pub(crate) fn send_header(extra: SendExtra, msn: u32, offset: u32, last: bool) -> Untagged {
+    let opcode = Opcode::send(extra.solicited, extra.invalidate.is_some());
+    Untagged::new(opcode, queue::SEND, msn, offset, last)
+        .invalidating(extra.invalidate.unwrap_or_default())
 }
 
 // With immediate: the write, then a message of its own (RFC 7306 section 6).
@@ -355,12 +349,8 @@ fn write(
     )?;
     if !course.is_second {
         let segment = |offset: usize, last| {
-            Message::Tagged(Tagged {
-                opcode: TaggedOpcode::Write,
-                stag: remote.rkey.value(),
-                to: remote.addr.wrapping_add(offset as u64),
-                last,
-            })
+            let to = remote.addr.wrapping_add(offset as u64);
+            Message::Tagged(Tagged::new(Opcode::WRITE, remote.rkey.value(), to, last))
         };
         let whole = course.offer(qp, peer, &payload, segment, cx);
         course.has_begun |= whole || course.sent > 0;
@@ -372,15 +362,13 @@ fn write(
     let Some([a, b, c, d]) = imm else {
         return Ok(Some((SENT, 0)));
     };
-    let body = Body::Immediate {
-        solicited: request.flags.contains(SendFlags::SOLICITED),
-    };
-    let message = Message::untagged(half.driver.next_msn(QN_SEND), body);
+    let opcode = Opcode::immediate(request.flags.contains(SendFlags::SOLICITED));
+    let message = Message::untagged(half.driver.next_msn(queue::SEND), opcode, Body::Immediate);
     let octets = Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]);
     if !offer(qp, peer, message, octets, cx) {
         return Ok(None);
     }
-    half.driver.count_message(QN_SEND);
+    half.driver.count_message(queue::SEND);
     Ok(Some((SENT, 0)))
 }
 
@@ -393,15 +381,20 @@ fn read(
     cx: &mut Cx<'_>,
 ) -> Started {
     sink_spans(qp, request, cx.pin)?;
+    let body = read_request(request, remote);
+    Ok(ask(qp, half, peer, Opcode::READ_REQUEST, |_| body, cx))
+}
+
+/// The RDMA Read Request that a request is.
+pub(crate) fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Body {
     let sink = sink(request);
-    let body = Body::ReadRequest(ReadRequest {
+    Body::ReadRequest(ReadRequest {
         sink_stag: sink.lkey().value(),
         sink_to: sink.addr(),
         length: request.length as u32,
         source_stag: remote.rkey.value(),
         source_to: remote.addr,
-    });
-    Ok(ask(qp, half, peer, |_| body, cx))
+    })
 }
 
 fn atomic(
@@ -414,21 +407,8 @@ fn atomic(
     cx: &mut Cx<'_>,
 ) -> Started {
     result_spans(qp, request, cx.pin)?;
-    let (stag, to) = (remote.rkey.value(), remote.addr);
-    Ok(ask(
-        qp,
-        half,
-        peer,
-        |request_id| {
-            Body::AtomicRequest(AtomicRequest {
-                request_id,
-                op,
-                stag,
-                to,
-            })
-        },
-        cx,
-    ))
+    let body = |request_id| Body::AtomicRequest(atomic_request(request_id, remote, op));
+    Ok(ask(qp, half, peer, Opcode::ATOMIC_REQUEST, body, cx))
 }
 
 #[cold]
@@ -447,22 +427,23 @@ fn extension(
     operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
     let message = extension::message(qp, request, operation, cx)?;
     let body = Body::Extension(Box::new(message));
-    Ok(ask(qp, half, peer, |_| body, cx))
+    Ok(ask(qp, half, peer, Opcode::EXTENSION, |_| body, cx))
 }
 
 fn ask(
     qp: &Qp,
     half: &mut Sending,
     peer: &Peer,
+    opcode: Opcode,
     body: impl FnOnce(u32) -> Body,
     cx: &mut Cx<'_>,
 ) -> Option<(Phase, u32)> {
-    let msn = half.driver.next_msn(QN_REQUEST);
-    let message = Message::untagged(msn, body(msn));
+    let msn = half.driver.next_msn(queue::REQUEST);
+    let message = Message::untagged(msn, opcode, body(msn));
     if !offer(qp, peer, message, Payload::Empty, cx) {
         return None;
     }
-    half.driver.count_message(QN_REQUEST);
+    half.driver.count_message(queue::REQUEST);
     half.driver.outstanding += 1;
     Some((Phase::Sent, msn))
 }
@@ -559,12 +540,12 @@ pub(crate) fn handle_read_response(
         half.driver.awaits_ready = false;
         return;
     }
-    let about = Message::Tagged(segment);
+    let about = (&Message::Tagged(segment), payload.len());
     let Some(at) = oldest_outstanding(&half.queue) else {
-        return fail_answer(qp, half, None, Breach::Opcode, about, payload.len(), cx);
+        return fail_answer(qp, half, None, Breach::Opcode, about, cx);
     };
     if let Err(breach) = place_response(qp, &half.queue[at], segment, payload, cx) {
-        return fail_answer(qp, half, Some(at), breach, about, payload.len(), cx);
+        return fail_answer(qp, half, Some(at), breach, about, cx);
     }
     half.queue[at].received += payload.len() as u64;
     if segment.last {
@@ -598,23 +579,26 @@ fn place_response(
 }
 
 /// An atomic response or a Terminate came, or what claims to be one.
-pub(crate) fn handle_untagged(qp: &Qp, epoch: u32, segment: &Untagged, cx: &mut Cx<'_>) {
+pub(crate) fn handle_untagged(
+    qp: &Qp,
+    epoch: u32,
+    segment: &Untagged,
+    body: &Body,
+    cx: &mut Cx<'_>,
+) {
     let mut guard = qp.requester();
     let half = &mut *guard;
     if !takes(qp, half, epoch) {
         return;
     }
-    let outcome = match &segment.body {
-        Body::Terminate(terminate) if segment.qn == segment.body.queue() => {
-            return terminated(qp, half, terminate.clone(), cx);
-        }
-        Body::AtomicResponse(response) if segment.qn == segment.body.queue() => {
+    let outcome = match body {
+        _ if segment.qn != body.queue() => Err(Breach::Opcode),
+        Body::Terminate(terminate) => return terminated(qp, half, **terminate, cx),
+        Body::AtomicResponse(response) => {
             let (id, original) = (response.request_id, response.original);
             place_original(qp, half, segment, id, original, cx)
         }
-        Body::Extension(response) if segment.qn == segment.body.queue() => {
-            place_response_of_extension(qp, half, segment, response, cx)
-        }
+        Body::Extension(response) => place_response_of_extension(qp, half, segment, response, cx),
         _ => Err(Breach::Opcode),
     };
     let at = oldest_outstanding(&half.queue);
@@ -622,8 +606,8 @@ pub(crate) fn handle_untagged(qp: &Qp, epoch: u32, segment: &Untagged, cx: &mut 
         (Ok(()), Some(at)) => finish(qp, half, at, WcStatus::Success, cx),
         (Ok(()), None) => {}
         (Err(breach), at) => {
-            let about = Message::Untagged(segment.clone());
-            fail_answer(qp, half, at, breach, about, 0, cx);
+            let about = Message::Untagged(*segment, body.clone());
+            fail_answer(qp, half, at, breach, (&about, 0), cx);
         }
     }
 }
@@ -694,17 +678,10 @@ fn fail_answer(
     half: &mut Sending,
     at: Option<usize>,
     breach: Breach,
-    about: Message,
-    payload: usize,
+    about: (&Message, usize),
     cx: &mut Cx<'_>,
 ) {
-    let terminate = Terminate {
-        error: breach.code(),
-        about: Some(Box::new(about)),
-        payload,
-    };
-    half.driver.terminates().sent = Some(terminate.clone());
-    half.driver.farewell = Some(Box::new(terminate));
+    say_at_the_end(half, terminate(breach.code(), Some(about)));
     qp.enter_error(false);
     match at {
         Some(at) => {
@@ -725,10 +702,10 @@ fn fail_answer(
 // The peer ended the connection. The request that the Terminate is about gets its status, if it is still outstanding;
 // sends and writes completed long ago. An answer to it is not sent (RFC 5040 section 4.8).
 #[cold]
-fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate, cx: &mut Cx<'_>) {
-    let blamed = terminate.error.request_status().and_then(|status| {
-        let named = match terminate.about.as_deref() {
-            Some(Message::Untagged(segment)) => half
+fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate<'static>, cx: &mut Cx<'_>) {
+    let blamed = request_status(terminate.code()).and_then(|status| {
+        let named = match (terminate.ddp, terminate.rdmap) {
+            (Some(SegmentHeader::Untagged(segment)), Some(_)) => half
                 .queue
                 .iter()
                 .position(|wqe| wqe.phase == Phase::Sent && wqe.first == segment.msn),
@@ -770,7 +747,15 @@ pub(crate) fn note_failure(half: &mut Sending, status: WcStatus) {
         WcStatus::WrFlushErr | WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr
     );
     if !remote && half.driver.farewell.is_none() {
-        half.driver.terminates().sent = Some(Terminate::local_catastrophic());
-        half.driver.farewell = Some(Box::new(Terminate::local_catastrophic()));
+        say_at_the_end(
+            half,
+            terminate(TerminateCode::RDMAP_LOCAL_CATASTROPHIC, None),
+        );
     }
+}
+
+// What the connection ends with.
+fn say_at_the_end(half: &mut Sending, terminate: Terminate<'static>) {
+    half.driver.terminates().sent = Some(terminate);
+    half.driver.farewell = Some(Box::new(terminate));
 }

@@ -32,7 +32,7 @@ use verbs_api::provider::carrier::{
 use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
-use crate::header::{Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream};
+use crate::header::{Body, End, Message, Opcode, ReadRequest, Stream, queue};
 use crate::peer::{self, Peer, is_ready};
 use crate::{Cx, Device, QpRef, QpWeak};
 
@@ -533,27 +533,15 @@ fn say_ready(
     cx: &mut Cx<'_>,
 ) {
     let message = if form.contains(ReadyForms::WRITE) {
-        Message::READY_WRITE
+        Message::ready_write()
     } else if form.contains(ReadyForms::READ) {
-        half.driver.count_message(QN_REQUEST);
+        half.driver.count_message(queue::REQUEST);
         half.driver.awaits_ready = true;
-        Message::untagged(
-            1,
-            Body::ReadRequest(ReadRequest {
-                sink_stag: 0,
-                sink_to: 0,
-                length: 0,
-                source_stag: 0,
-                source_to: 0,
-            }),
-        )
+        let body = Body::ReadRequest(ReadRequest::default());
+        Message::untagged(1, Opcode::READ_REQUEST, body)
     } else if form.contains(ReadyForms::SEND) {
-        half.driver.count_message(QN_SEND);
-        let body = Body::Send {
-            solicited: false,
-            invalidate: None,
-        };
-        Message::untagged(1, body)
+        half.driver.count_message(queue::SEND);
+        Message::untagged(1, Opcode::send(false, false), Body::Send)
     } else {
         return;
     };
@@ -575,7 +563,7 @@ fn say_ready_again(qp: &QpRef, epoch: u32) {
             && qp.state() == QpState::Rts
         {
             // Where there is no room, something else is on its way.
-            let _ = peer::offer(&qp, &peer, Message::READY_WRITE, Payload::Empty, &mut cx);
+            let _ = peer::offer(&qp, &peer, Message::ready_write(), Payload::Empty, &mut cx);
         }
         drop(half);
         drop(pin);

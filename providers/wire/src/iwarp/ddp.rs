@@ -115,6 +115,17 @@ impl Untagged {
         self.invalidate_stag = stag;
         self
     }
+
+    /// The key to invalidate, of messages that do.
+    pub fn invalidates(&self) -> Option<u32> {
+        let facts = self.opcode.facts()?;
+        facts.invalidates.then_some(self.invalidate_stag)
+    }
+
+    /// Whether the message wants a solicited event.
+    pub fn solicits(&self) -> bool {
+        self.opcode.facts().is_some_and(|facts| facts.solicits)
+    }
 }
 
 /// The header of a segment.
