@@ -6,13 +6,15 @@
 
 use polyverbs_engine::payload::Payload;
 use polyverbs_links::wire::{Found, Leaving, News, OctetQueue, StreamCodec};
-use polyverbs_wire::iwarp::fpdu::{self, CRC_LEN, MAX_FRAME_LEN, mulpdu};
-use polyverbs_wire::iwarp::{
-    Framing, Layout, Opcode, Reject, SegmentBuffer, SegmentHeader, Tagged, Untagged, rdmap,
-};
+use polyverbs_wire::iwarp::fpdu::{self, MAX_FRAME_LEN, mulpdu};
+use polyverbs_wire::iwarp::{Framing, Opcode, Reject, SegmentHeader, Tagged, Untagged, rdmap};
+use polyverbs_wire::layout::Header as _;
 use verbs_api::provider::carrier::ReadyForms;
 
-use crate::header::{Body, ExtensionMessage, Header, Message, Ready, Stream, operation};
+use crate::header::{
+    AtomicRequest, AtomicResponse, Body, ExtensionHeader, ExtensionMessage, Header, Message,
+    ReadRequest, Ready, Stream, operation,
+};
 
 /// The format of iWARP: MPA, DDP and RDMAP.
 #[derive(Clone, Copy, Debug, Default)]
@@ -184,41 +186,29 @@ impl StreamCodec for MpaCodec {
         payload: &Payload<'_>,
         into: &mut OctetQueue,
     ) {
-        let (front, behind) = match &header.message {
+        let (segment, body) = match &header.message {
             Message::Tagged(segment) => {
                 sender.under_way = (!segment.last).then_some(segment.opcode);
-                (Front::Ddp(SegmentHeader::Tagged(*segment)), &[][..])
+                (SegmentHeader::Tagged(*segment), None)
             }
-            Message::Untagged(segment, body) => untagged(segment, body),
+            Message::Untagged(segment, body) => (SegmentHeader::Untagged(*segment), Some(body)),
             _ => return,
         };
-        let ulpdu = front.len() + behind.len() + payload.len();
+        let headers = segment.encoded_len() + body.map_or(0, body_len);
         // Drivers cut messages to what `max_payload` says.
-        let Ok(ulpdu_len) = u16::try_from(ulpdu) else {
+        let Ok(ulpdu_len) = u16::try_from(headers + payload.len()) else {
             return;
         };
-        if sender.framing.markers {
-            let front = front.as_buffer();
-            let headers = &[front.as_octets(), behind];
-            return with_markers(&mut sender.mpa, headers, payload, into);
-        }
-        // One stretch, and the checksum in one go over what stands still.
-        let layout = Layout::new(ulpdu_len, sender.mpa.position(), false);
+        let layout = sender.mpa.layout(ulpdu_len);
         let frame = into.push(layout.frame_len());
-        let (length, rest) = frame.split_at_mut(2);
-        length.copy_from_slice(&ulpdu_len.to_be_bytes());
-        let (at_front, rest) = rest.split_at_mut(front.len());
-        front.put(at_front);
-        let (at_behind, rest) = rest.split_at_mut(behind.len());
-        at_behind.copy_from_slice(behind);
-        payload.read(rest);
-        rest[payload.len()..].fill(0);
-        if sender.framing.crc {
-            let (covered, crc) = frame.split_at_mut(layout.crc_at());
-            crc[..CRC_LEN].copy_from_slice(&fpdu::checksum(covered));
-        }
-        let position = sender.mpa.position() + layout.frame_len() as u64;
-        sender.mpa = fpdu::Sender::at(sender.framing, position);
+        sender.mpa.frame_with(layout, frame, |room| {
+            let rest = segment.put(room).unwrap_or_default();
+            let rest = match body {
+                Some(body) => put_body(body, rest).unwrap_or_default(),
+                None => rest,
+            };
+            payload.read(rest);
+        });
     }
 
     fn open<'o>(
@@ -261,74 +251,37 @@ impl StreamCodec for MpaCodec {
     }
 }
 
-// Rare: the payload is copied once more.
-fn with_markers(
-    mpa: &mut fpdu::Sender,
-    headers: &[&[u8]; 2],
-    payload: &Payload<'_>,
-    into: &mut OctetQueue,
-) {
-    let payload = payload.to_vec();
-    let ulpdu = [headers[0], headers[1], &payload];
-    let len: usize = ulpdu.iter().map(|piece| piece.len()).sum();
-    let layout = Layout::new(len as u16, mpa.position(), true);
-    mpa.frame(&ulpdu, into.push(layout.frame_len()));
-}
-
 // ---- out
 
-/// The headers of a segment.
-enum Front {
-    /// DDP's: of nearly all segments.
-    Ddp(SegmentHeader),
-    /// With RDMAP's behind it.
-    Rdmap(SegmentBuffer),
-}
-
-impl Front {
-    fn len(&self) -> usize {
-        match self {
-            Self::Ddp(header) => header.encoded_len(),
-            Self::Rdmap(buffer) => buffer.as_octets().len(),
-        }
-    }
-
-    // Fills `octets`, which are as many.
-    #[inline]
-    fn put(&self, octets: &mut [u8]) {
-        match self {
-            Self::Ddp(header) => _ = header.put(octets),
-            Self::Rdmap(buffer) => octets.copy_from_slice(buffer.as_octets()),
-        }
-    }
-
-    fn as_buffer(&self) -> SegmentBuffer {
-        match self {
-            Self::Ddp(header) => SegmentBuffer::new(header),
-            Self::Rdmap(buffer) => *buffer,
-        }
-    }
-}
-
-// The headers, and what an extension has behind them.
+// Bytes of what RDMAP has behind DDP's header.
 #[inline]
-fn untagged<'o>(segment: &Untagged, body: &'o Body) -> (Front, &'o [u8]) {
-    let header = SegmentHeader::Untagged(*segment);
-    if let Body::Immediate | Body::Send = body {
-        return (Front::Ddp(header), &[]);
+fn body_len(body: &Body) -> usize {
+    match body {
+        Body::Immediate | Body::Send => 0,
+        Body::AtomicRequest(_) => AtomicRequest::LEN,
+        Body::AtomicResponse(_) => AtomicResponse::LEN,
+        Body::Extension(message) => ExtensionHeader::LEN + message.octets.len(),
+        Body::ReadRequest(_) => ReadRequest::LEN,
+        Body::Terminate(terminate) => terminate.encoded_len(),
     }
-    let front = SegmentBuffer::new(&header);
-    let front = match body {
-        Body::AtomicRequest(request) => front.with(request),
-        Body::AtomicResponse(response) => front.with(response),
+}
+
+// Puts it at the front of `out`, and answers the rest.
+#[inline]
+fn put_body<'o>(body: &Body, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
+    match body {
+        Body::Immediate | Body::Send => Some(out),
+        Body::AtomicRequest(request) => request.put(out),
+        Body::AtomicResponse(response) => response.put(out),
         Body::Extension(message) => {
-            return (Front::Rdmap(front.with(&message.header)), &message.octets);
+            let out = message.header.put(out)?;
+            let (front, rest) = out.split_at_mut_checked(message.octets.len())?;
+            front.copy_from_slice(&message.octets);
+            Some(rest)
         }
-        Body::ReadRequest(request) => front.with(request),
-        Body::Terminate(terminate) => front.with_terminate(terminate),
-        Body::Immediate | Body::Send => front,
-    };
-    (Front::Rdmap(front), &[])
+        Body::ReadRequest(request) => request.put(out),
+        Body::Terminate(terminate) => terminate.put(out),
+    }
 }
 
 // ---- in

@@ -191,6 +191,17 @@ impl Terminate<'_> {
         TerminateCode::new(control.layer, control.etype, control.code)
     }
 
+    /// Octets of what is there, but for what lies behind the headers.
+    pub fn encoded_len(&self) -> usize {
+        let request = match self.rdmap {
+            None => 0,
+            Some(TerminatedRequest::Read(_)) => ReadRequest::LEN,
+            Some(TerminatedRequest::Atomic(_)) => AtomicRequest::LEN,
+        };
+        let ddp = self.ddp.map_or(0, |ddp| ddp.encoded_len());
+        TerminateControl::LEN + self.segment_len.map_or(0, |_| 2) + ddp + request
+    }
+
     /// Puts what is there at the front of `out`, but for what lies behind the headers, and answers the room that is left;
     /// `None` where there is too little.
     pub fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
