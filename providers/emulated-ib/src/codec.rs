@@ -66,7 +66,7 @@ impl DatagramCodec for RoceV2 {
         let headers = if bth.opcode.facts()?.headers.is_empty() {
             bth.put(into).map(|_| Bth::LEN)?
         } else {
-            headers_of(bth, header, payload).encode_into(into)?
+            headers_of(bth, header, payload).encode(into)?
         };
         let pad = usize::from(roce::pad_count(payload));
         Some(Laid {
@@ -190,10 +190,10 @@ fn opcode_of(header: &Header) -> Option<Opcode> {
     let service = service(header)?;
     let operation = match header.body {
         Body::Send(position, beside) => {
-            return Some(Opcode::send(service, position, wire_beside(beside)));
+            return Some(Opcode::send(service, position, send_extra(beside)));
         }
         Body::Datagram(_, beside, _) => {
-            return Some(Opcode::send(service, Position::Only, wire_beside(beside)));
+            return Some(Opcode::send(service, Position::Only, send_extra(beside)));
         }
         Body::Write(position, _, _, immediate) => {
             return Some(Opcode::write(service, position, immediate.is_some()));
@@ -330,11 +330,11 @@ fn feth(placement: Access, whole: bool) -> Feth {
     }
 }
 
-const fn wire_beside(beside: Beside) -> roce::Beside {
+const fn send_extra(beside: Beside) -> roce::SendExtra {
     match beside {
-        Beside::Nothing => roce::Beside::Nothing,
-        Beside::Immediate(_) => roce::Beside::Immediate,
-        Beside::Invalidate(_) => roce::Beside::Invalidate,
+        Beside::Nothing => roce::SendExtra::Nothing,
+        Beside::Immediate(_) => roce::SendExtra::Immediate,
+        Beside::Invalidate(_) => roce::SendExtra::Invalidate,
     }
 }
 

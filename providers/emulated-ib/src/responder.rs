@@ -335,12 +335,11 @@ fn check_length(
     let Some(mtu) = full_frame(qp, half.driver.mtu_shift) else {
         return Ok(());
     };
-    let fits = match position {
-        Position::First | Position::Middle => length == mtu,
-        Position::Last => (1..=mtu).contains(&length),
-        Position::Only => length <= mtu,
-    };
-    if fits { Ok(()) } else { Err(Refusal::INVALID) }
+    if position.payload().admits(length, mtu) {
+        Ok(())
+    } else {
+        Err(Refusal::INVALID)
+    }
 }
 
 // No message is longer (IBTA 9.7.4.1.6); one that were could take more numbers than there are.

@@ -127,6 +127,26 @@ macro_rules! number_fields {
 
 number_fields!(u8, u16, u32, u64);
 
+/// Makes a newtype over a number a field of so many bits.
+macro_rules! newtype_field {
+    ($newtype:ident, $bits:literal) => {
+        impl crate::layout::Field for $newtype {
+            const WIDTHS: (usize, usize) = ($bits, $bits);
+
+            #[inline(always)]
+            fn take(octets: &[u8], start: usize, width: usize) -> Self {
+                Self(crate::layout::Field::take(octets, start, width))
+            }
+
+            #[inline(always)]
+            fn put(self, octets: &mut [u8], start: usize, width: usize) {
+                crate::layout::Field::put(self.0, octets, start, width);
+            }
+        }
+    };
+}
+pub(crate) use newtype_field;
+
 impl Field for bool {
     const WIDTHS: (usize, usize) = (1, 1);
 

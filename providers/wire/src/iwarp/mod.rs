@@ -56,19 +56,6 @@ pub enum Reject {
 }
 
 impl Reject {
-    /// All of them, for counters that are indexed by `reject as usize`.
-    pub const ALL: [Self; 9] = [
-        Self::Crc,
-        Self::Marker,
-        Self::Short,
-        Self::TaggedVersion,
-        Self::UntaggedVersion,
-        Self::QueueNumber,
-        Self::RdmapVersion,
-        Self::Opcode,
-        Self::Length,
-    ];
-
     /// What the peer is told (RFC 5044 section 8, RFC 5041 section 7, RFC 5040 section 4.8).
     pub const fn code(self) -> TerminateCode {
         match self {

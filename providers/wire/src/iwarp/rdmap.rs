@@ -5,7 +5,7 @@ use core::fmt;
 use super::Reject;
 use super::ddp::{DDP_VERSION, RDMAP_VERSION, SegmentHeader, queue};
 use super::terminate::{self, Terminate};
-use crate::layout::{Field, Header, Octets, Reserved, header};
+use crate::layout::{Header, Octets, Reserved, header, newtype_field};
 
 /// An opcode as the wire has it, of 4 bits, known or not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -29,8 +29,6 @@ pub struct Facts {
     pub invalidates: bool,
     /// Whether it wants a solicited event.
     pub solicits: bool,
-    /// Whether it uses up a receive.
-    pub takes_receive: bool,
 }
 
 /// What follows the header of a segment.
@@ -110,19 +108,7 @@ impl fmt::Debug for Opcode {
     }
 }
 
-impl Field for Opcode {
-    const WIDTHS: (usize, usize) = (4, 4);
-
-    #[inline(always)]
-    fn take(octets: &[u8], start: usize, width: usize) -> Self {
-        Self(u8::take(octets, start, width))
-    }
-
-    #[inline(always)]
-    fn put(self, octets: &mut [u8], start: usize, width: usize) {
-        self.0.put(octets, start, width);
-    }
-}
+newtype_field!(Opcode, 4);
 
 const fn facts(name: &'static str, queues: &'static [u32], content: Content) -> Facts {
     Facts {
@@ -131,7 +117,6 @@ const fn facts(name: &'static str, queues: &'static [u32], content: Content) -> 
         content,
         invalidates: false,
         solicits: false,
-        takes_receive: matches!(content, Content::Data | Content::Immediate) && !queues.is_empty(),
     }
 }
 

@@ -84,17 +84,6 @@ pub enum Reject {
     Attribute,
 }
 
-impl Reject {
-    /// All of them, for counters that are indexed by `reject as usize`.
-    pub const ALL: [Self; 5] = [
-        Self::Length,
-        Self::BaseVersion,
-        Self::Class,
-        Self::Method,
-        Self::Attribute,
-    ];
-}
-
 /// A management datagram, looked at in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Mad<'a> {

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::layout::{Field, header};
+use crate::layout::{header, newtype_field};
 
 header! {
     /// Acknowledge extended transport header.
@@ -143,19 +143,7 @@ impl fmt::Debug for Syndrome {
     }
 }
 
-impl Field for Syndrome {
-    const WIDTHS: (usize, usize) = (8, 8);
-
-    #[inline(always)]
-    fn take(octets: &[u8], start: usize, width: usize) -> Self {
-        Self(u8::take(octets, start, width))
-    }
-
-    #[inline(always)]
-    fn put(self, octets: &mut [u8], start: usize, width: usize) {
-        self.0.put(octets, start, width);
-    }
-}
+newtype_field!(Syndrome, 8);
 
 #[cfg(test)]
 mod tests {

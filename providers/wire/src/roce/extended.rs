@@ -8,65 +8,60 @@ use core::fmt;
 use super::aeth::{Aeth, Syndrome};
 use crate::layout::{Header, Octets, Reserved, header};
 
-bitflags::bitflags! {
-    /// Headers behind BTH, in the order in which they stand there.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct HeaderSet: u16 {
-        /// [`Deth`].
-        const DETH = 1;
-        /// [`Xrceth`].
-        const XRCETH = 1 << 1;
-        /// [`Feth`].
-        const FETH = 1 << 2;
-        /// [`Reth`].
-        const RETH = 1 << 3;
-        /// [`AtomicEth`].
-        const ATOMIC_ETH = 1 << 4;
-        /// [`Aeth`].
-        const AETH = 1 << 5;
-        /// [`AtomicAckEth`].
-        const ATOMIC_ACK_ETH = 1 << 6;
-        /// [`ImmDt`].
-        const IMM_DT = 1 << 7;
-        /// [`Ieth`].
-        const IETH = 1 << 8;
-        /// [`ExtensionEth`].
-        const EXTENSION_ETH = 1 << 9;
-        /// [`Cnp`].
-        const CNP = 1 << 10;
-    }
+/// The headers behind BTH, in the order in which they stand there: bit, set, field of
+/// [`Headers`](super::Headers), type, name. `$table` makes something of them.
+macro_rules! for_extended_headers {
+    ($table:ident) => {
+        $table! {
+            0 DETH deth Deth "DETH";
+            1 XRCETH xrceth Xrceth "XRCETH";
+            2 FETH feth Feth "FETH";
+            3 RETH reth Reth "RETH";
+            4 ATOMIC_ETH atomic_eth AtomicEth "AtomicETH";
+            5 AETH aeth Aeth "AETH";
+            6 ATOMIC_ACK_ETH atomic_ack_eth AtomicAckEth "AtomicAckETH";
+            7 IMM_DT imm_dt ImmDt "ImmDt";
+            8 IETH ieth Ieth "IETH";
+            9 EXTENSION_ETH extension_eth ExtensionEth "ExtensionETH";
+            10 CNP cnp Cnp "CNP";
+        }
+    };
+}
+pub(super) use for_extended_headers;
+
+/// A header that stands behind BTH.
+pub trait ExtendedHeader: Header {
+    /// Its bit.
+    const SET: HeaderSet;
 }
 
+macro_rules! header_set {
+    ($($bit:literal $set:ident $field:ident $header:ident $name:literal;)*) => {
+        bitflags::bitflags! {
+            /// Headers behind BTH, in the order in which they stand there.
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+            pub struct HeaderSet: u16 {
+                $(
+                    #[doc = concat!("[`", stringify!($header), "`].")]
+                    const $set = 1 << $bit;
+                )*
+            }
+        }
+
+        $(
+            impl ExtendedHeader for $header {
+                const SET: HeaderSet = HeaderSet::$set;
+            }
+        )*
+
+        const LENGTHS: [usize; KINDS] = [$($header::LEN),*];
+        const NAMES: [&str; KINDS] = [$($name),*];
+    };
+}
+for_extended_headers!(header_set);
+
 /// Kinds of headers behind BTH.
-pub(super) const KINDS: usize = 11;
-
-const LENGTHS: [usize; KINDS] = [
-    Deth::LEN,
-    Xrceth::LEN,
-    Feth::LEN,
-    Reth::LEN,
-    AtomicEth::LEN,
-    Aeth::LEN,
-    AtomicAckEth::LEN,
-    ImmDt::LEN,
-    Ieth::LEN,
-    ExtensionEth::LEN,
-    Cnp::LEN,
-];
-
-const NAMES: [&str; KINDS] = [
-    "DETH",
-    "XRCETH",
-    "FETH",
-    "RETH",
-    "AtomicETH",
-    "AETH",
-    "AtomicAckETH",
-    "ImmDt",
-    "IETH",
-    "ExtensionETH",
-    "CNP",
-];
+pub(super) const KINDS: usize = HeaderSet::all().bits().count_ones() as usize;
 
 impl HeaderSet {
     /// Where each header of the set begins, and how long they are together.
@@ -91,34 +86,6 @@ impl HeaderSet {
             .filter(has)
             .map(|(_, name)| name)
     }
-}
-
-/// A header that stands behind BTH.
-pub trait ExtendedHeader: Header {
-    /// Its bit.
-    const SET: HeaderSet;
-}
-
-macro_rules! extended {
-    ($($header:ident = $set:ident),* $(,)?) => {$(
-        impl ExtendedHeader for $header {
-            const SET: HeaderSet = HeaderSet::$set;
-        }
-    )*};
-}
-
-extended! {
-    Deth = DETH,
-    Xrceth = XRCETH,
-    Feth = FETH,
-    Reth = RETH,
-    AtomicEth = ATOMIC_ETH,
-    Aeth = AETH,
-    AtomicAckEth = ATOMIC_ACK_ETH,
-    ImmDt = IMM_DT,
-    Ieth = IETH,
-    ExtensionEth = EXTENSION_ETH,
-    Cnp = CNP,
 }
 
 header! {

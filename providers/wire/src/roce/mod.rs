@@ -23,7 +23,5 @@ pub use extended::{
     Reth, Xrceth,
 };
 pub use icrc::{Envelope, Icrc};
-pub use opcode::{Beside, Facts, Opcode, Operation, PayloadRule, Position, Service};
-pub use packet::{
-    HeaderBuffer, Headers, Packet, Reject, congestion_notification, decode, pad_count, trailer,
-};
+pub use opcode::{Facts, Opcode, Operation, PayloadRule, Position, SendExtra, Service};
+pub use packet::{Headers, Packet, Reject, decode, pad_count};
