@@ -6,7 +6,7 @@ use polyverbs_engine::cq::Done;
 use polyverbs_engine::emulation::Station;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
-use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::request::{Beside, Op, Request};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::qp::{AddressVector, QpState, QpType};
@@ -38,14 +38,7 @@ pub fn send(
     cx: &mut Cx<'_>,
 ) -> Result<(), WcStatus> {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    );
+    let payload = qp.gather_request(request, cx.pin, &mut spans);
     let payload = payload.map_err(Fault::local_status)?;
     let (Some(destination), Op::Send(beside)) = (&request.destination, request.op) else {
         return Err(WcStatus::LocQpOpErr);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use polyverbs_engine::claims::check_reach;
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
@@ -13,7 +14,7 @@ use polyverbs_wire::mad::GSI_QP;
 use verbs_api::provider::carrier::{Carrier, ManagementPort};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
-    ArgumentReason, Features, VerbError, WcStatus,
+    Features, VerbError, WcStatus,
     capability::{DeviceAttributes, Mtu},
     ids::{LinkAddress, Qpn},
     wr::{PostReason, WorkRequest},
@@ -236,16 +237,7 @@ impl Driver for InfiniBand {
             let reason = "every path on Ethernet has a routing header";
             return Err(VerbError::argument("is_global", reason));
         }
-        let reaches = match (self.address, path.address) {
-            (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
-            (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
-            _ => false,
-        };
-        if reaches {
-            return Ok(());
-        }
-        let reason = ArgumentReason::NotOnNetwork(path.address);
-        Err(VerbError::argument("ah_attr.address", reason))
+        check_reach(self.address, path)
     }
 
     // As good as an RTU, which may have been lost or overtaken (IBTA 12.9.7).

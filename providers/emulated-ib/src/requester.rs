@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::LocalUse;
-use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
@@ -166,8 +165,7 @@ fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) ->
         return Executed::Keep;
     }
     let mut spans = Spans::new();
-    let (keys, private) = (cx.keys(), request.private);
-    let Ok(payload) = source(keys, cx.pin, request.source, qp.pd, private, &mut spans) else {
+    let Ok(payload) = qp.gather_request(request, cx.pin, &mut spans) else {
         // Requests before it are still answered; it fails when its turn comes.
         return Executed::Keep;
     };
@@ -231,14 +229,7 @@ fn lost(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> 
     }
     let mut spans = Spans::new();
     take_numbers(half, request.length);
-    match source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    ) {
+    match qp.gather_request(request, cx.pin, &mut spans) {
         Ok(_) => Attempt::Done(WcStatus::Success, 0),
         Err(fault) => Attempt::Done(fault.local_status(), 0),
     }
@@ -269,14 +260,7 @@ fn exchange(
     let prepared = if reads {
         sink(qp, request, cx, &mut spans).map(|()| Payload::Empty)
     } else {
-        source(
-            cx.keys(),
-            cx.pin,
-            request.source,
-            qp.pd,
-            request.private,
-            &mut spans,
-        )
+        qp.gather_request(request, cx.pin, &mut spans)
     };
     let payload = match prepared {
         Ok(payload) => payload,
@@ -388,18 +372,12 @@ fn sink<'p>(
     cx: &Cx<'p>,
     spans: &mut Spans<'p>,
 ) -> Result<(), Fault> {
-    let Source::Sges(list) = request.source else {
-        return Ok(());
-    };
-    if rules::is_broken(Rule::LocalReadSink) && matches!(request.op, Op::Read(..)) {
+    if rules::is_broken(Rule::LocalReadSink)
+        && let (Op::Read(..), Source::Sges(list)) = (request.op, request.source)
+    {
         check_open(list, cx)?;
     }
-    let user = LocalUse {
-        pd: qp.pd,
-        private: request.private,
-        write: true,
-    };
-    gather(cx.keys(), cx.pin, list, user, spans)
+    qp.gather_sink(request, cx.pin, spans)
 }
 
 // Whether peers may write each of these.
@@ -880,14 +858,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             wqe.phase = Phase::Sent;
         }
     } else {
-        let whole = source(
-            cx.keys(),
-            cx.pin,
-            request.source,
-            qp.pd,
-            request.private,
-            &mut spans,
-        );
+        let whole = qp.gather_request(&request, cx.pin, &mut spans);
         let whole = whole.map_err(|fault| fault.local_status())?;
         let mtu = full_frame(qp, half.driver.mtu_shift).map_or(u64::MAX, |mtu| mtu as u64);
         // What it names was checked for all of it: as many frames as the window has room for.

@@ -8,10 +8,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
+use polyverbs_engine::named_memory::ReceiveFault;
 use polyverbs_engine::operation::Octets;
-use polyverbs_engine::payload::{Payload, Spans, scatter_at};
+use polyverbs_engine::payload::{Payload, Spans};
 use polyverbs_engine::pin::pin;
-use polyverbs_engine::receive_ring::Receive;
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::qp::{QpState, QpType};
@@ -402,21 +402,14 @@ fn send<'p>(
         return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, header.psn));
     };
     let length = payload.len() as u64;
-    let mut spans = Spans::new();
-    if let Err(fault) = qp.gather_receive(&receive, received + length, cx, &mut spans) {
-        let nak = Nak::REMOTE_OPERATION;
-        return Err(refuse_receive(half, receive, nak, fault.local_status()));
-    }
-    let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
-    if received + length > room && !rules::is_broken(Rule::ReceiveLength) {
-        let nak = Nak::INVALID_REQUEST;
-        return Err(refuse_receive(half, receive, nak, WcStatus::LocLenErr));
-    }
-    if rules::is_broken(Rule::ReceiveLength) {
-        let fitting = payload.part(0, room.saturating_sub(received) as usize);
-        scatter_at(&spans, received, &fitting);
-    } else {
-        scatter_at(&spans, received, payload);
+    if let Err(fault) = qp.fill_receive(&receive, received, payload, cx) {
+        // What was sent does not fit the receive, or that is no good: it ends so.
+        half.current = Some(receive);
+        let (nak, receive) = match fault {
+            ReceiveFault::Entry(fault) => (Nak::REMOTE_OPERATION, fault.local_status()),
+            ReceiveFault::TooLong => (Nak::INVALID_REQUEST, WcStatus::LocLenErr),
+        };
+        return Err(Refusal { nak, receive });
     }
     let answer = arrived(half, header, length, header.ack_req || direct.is_some());
     if !position.ends() {
@@ -457,16 +450,6 @@ fn send<'p>(
     };
     qp.complete_receive(&receive, done, cx);
     Ok(answer)
-}
-
-// What was sent does not fit the receive, or that is no good: it ends so.
-#[cold]
-fn refuse_receive(half: &mut Receiving, current: Receive, nak: Nak, status: WcStatus) -> Refusal {
-    half.current = Some(current);
-    Refusal {
-        nak,
-        receive: status,
-    }
 }
 
 #[inline(never)]

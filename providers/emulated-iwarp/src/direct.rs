@@ -7,7 +7,7 @@ use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::lock::LockGuard;
 use polyverbs_engine::operation::{self, StandardOperation};
-use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::request::{Beside, Op, Request};
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -150,14 +150,7 @@ fn write(
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    )?;
+    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
     let mut half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     if let Err(breach) = operations::place_write(far.peer, &half, stag, to, &payload, cx.pin) {
@@ -185,14 +178,7 @@ fn send(
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    )?;
+    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
     let extra = SendExtra::of(request, beside);
     let mut half = far.receiver(cx)?;
     if let Err(breach) =

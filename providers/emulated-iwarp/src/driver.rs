@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use polyverbs_engine::claims::check_reach;
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
@@ -12,7 +13,7 @@ use polyverbs_engine::time::Time;
 use verbs_api::provider::carrier::{Carrier, StreamPort};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    ArgumentReason, Features, Operations, VerbError, WcStatus,
+    Features, Operations, VerbError, WcStatus,
     capability::{BaselineGaps, DeviceAttributes},
     ids::LinkAddress,
     wr::{PostReason, WorkRequest},
@@ -220,16 +221,7 @@ impl Driver for Iwarp {
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
-        let reaches = match (self.address, path.address) {
-            (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
-            (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
-            _ => false,
-        };
-        if reaches {
-            return Ok(());
-        }
-        let reason = ArgumentReason::NotOnNetwork(path.address);
-        Err(VerbError::argument("ah_attr.address", reason))
+        check_reach(self.address, path)
     }
 
     fn before_flush(_: &Qp, half: &mut Sending, status: WcStatus, _: &mut Cx<'_>) {

@@ -5,7 +5,7 @@
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{Region, RemoteUse};
+use polyverbs_engine::named_memory::ReceiveFault;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::receive_ring::Receive;
@@ -86,29 +86,12 @@ pub(crate) fn place_tagged(
     if length == 0 {
         return Ok(());
     }
-    let region = check(qp, stag, to, length, Access::REMOTE_WRITE, pin).map_err(Breach::Tagged)?;
+    let region = qp.peer_region(pin, stag, to, length, Access::REMOTE_WRITE);
+    let region = region.map_err(Breach::Tagged)?;
     let mut spans = Spans::new();
     region.for_each(|span| spans.push(span));
     scatter_at(&spans, 0, payload);
     Ok(())
-}
-
-/// What a key opens to this queue pair's peer.
-#[inline]
-fn check<'p>(
-    qp: &Qp,
-    stag: u32,
-    to: u64,
-    length: u64,
-    access: Access,
-    pin: &'p Pin,
-) -> Result<Region<'p>, Fault> {
-    let user = RemoteUse {
-        pd: qp.pd,
-        qpn: qp.qpn,
-        access,
-    };
-    qp.device.keys().check_remote(pin, stag, to, length, user)
 }
 
 /// Takes octets of a send into the next receive, which completes with the last of them.
@@ -166,25 +149,15 @@ fn fill(
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
-    let end = u64::from(offset) + payload.len() as u64;
-    let mut spans = Spans::new();
-    qp.gather_receive(receive, end, cx, &mut spans)
-        .map_err(Breach::Receive)?;
-    let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
     // Offsets have 32 bits, whatever room there is.
-    if end > u64::from(u32::MAX) {
+    if u64::from(offset) + payload.len() as u64 > u64::from(u32::MAX) {
         return Err(Breach::TooLong);
     }
-    if end > room && !rules::is_broken(Rule::ReceiveLength) {
-        return Err(Breach::TooLong);
-    }
-    if rules::is_broken(Rule::ReceiveLength) {
-        let fitting = payload.part(0, room.saturating_sub(u64::from(offset)) as usize);
-        scatter_at(&spans, u64::from(offset), &fitting);
-    } else {
-        scatter_at(&spans, u64::from(offset), payload);
-    }
-    Ok(())
+    qp.fill_receive(receive, offset.into(), payload, cx)
+        .map_err(|fault| match fault {
+            ReceiveFault::Entry(fault) => Breach::Receive(fault),
+            ReceiveFault::TooLong => Breach::TooLong,
+        })
 }
 
 fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
@@ -242,7 +215,8 @@ pub(crate) fn read_source<'p>(
     }
     let mut spans = Spans::new();
     if length != 0 {
-        let region = check(qp, stag, to, length, Access::REMOTE_READ, pin).map_err(Breach::Read)?;
+        let region = qp.peer_region(pin, stag, to, length, Access::REMOTE_READ);
+        let region = region.map_err(Breach::Read)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
@@ -263,7 +237,8 @@ pub(crate) fn operate(
     if !half.driver.access.contains(Access::REMOTE_ATOMIC) {
         return Err(Breach::Opcode);
     }
-    let region = check(qp, stag, to, 8, Access::REMOTE_ATOMIC, pin).map_err(Breach::Atomic)?;
+    let region = qp.peer_region(pin, stag, to, 8, Access::REMOTE_ATOMIC);
+    let region = region.map_err(Breach::Atomic)?;
     let masked = match is_masked(op) {
         true => Some(qp.device.masked_atomics().ok_or(Breach::Opcode)?),
         false => None,

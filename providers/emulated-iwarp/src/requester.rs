@@ -12,10 +12,9 @@ use std::time::Duration;
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{LocalUse, RemoteUse};
 use polyverbs_engine::link::Offered;
 use polyverbs_engine::operation::{self, StandardOperation};
-use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
@@ -295,14 +294,7 @@ fn send(
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    )?;
+    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
     if !course.has_begun {
         course.msn = half.driver.next_msn(queue::SEND);
     }
@@ -339,14 +331,7 @@ fn write(
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    )?;
+    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
     if !course.is_second {
         let segment = |offset: usize, last| {
             let to = remote.addr.wrapping_add(offset as u64);
@@ -471,14 +456,8 @@ pub(crate) fn sink_spans<'p>(
     let mut spans = Spans::new();
     if request.length != 0 {
         let sink = sink(request);
-        let user = RemoteUse {
-            pd: qp.pd,
-            qpn: qp.qpn,
-            access: Access::REMOTE_WRITE,
-        };
-        let keys = qp.device.keys();
-        let region =
-            keys.check_remote(pin, sink.lkey().value(), sink.addr(), request.length, user)?;
+        let (stag, to) = (sink.lkey().value(), sink.addr());
+        let region = qp.peer_region(pin, stag, to, request.length, Access::REMOTE_WRITE)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
@@ -492,14 +471,7 @@ pub(crate) fn result_spans<'p>(
     pin: &'p Pin,
 ) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
-    if let Source::Sges(list) = request.source {
-        let user = LocalUse {
-            pd: qp.pd,
-            private: request.private,
-            write: true,
-        };
-        gather(qp.device.keys(), pin, list, user, &mut spans)?;
-    }
+    qp.gather_sink(request, pin, &mut spans)?;
     Ok(spans)
 }
 
