@@ -159,23 +159,15 @@ fn emit(
     let receives = (!qp.has_srq()).then(|| qp.receives_waiting());
     let mut aeth = Aeth::ack(half.driver.rest.msn, receives);
     aeth.syndrome = refusal.unwrap_or(aeth.syndrome);
-    let (dest_qp, src_qp) = (half.driver.rest.peer_qpn, qp.qpn);
     let mut carriage = half.driver.rest.carriage;
     if matches!(body, Body::Congestion) {
         carriage.traffic_class &= !Carriage::ECN;
     }
     let header = Header {
-        service: qp.qp_type,
-        dest_qp,
-        src_qp,
-        psn,
-        ack_req: false,
-        solicited: false,
         xrc: qp.is_addressed.then_some(0),
         aeth,
         carriage,
-        doubtful: false,
-        body,
+        ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     };
     frame::send(qp, half.driver.rest.peer_address, header, payload, cx);
 }

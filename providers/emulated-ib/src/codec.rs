@@ -124,18 +124,16 @@ impl DatagramCodec for RoceV2 {
             traffic_class: arrival.traffic_class,
             hop_limit: 0,
         };
+        let service = qp_type(packet.facts.service);
+        let psn = Psn::new(packet.bth.psn());
         let header = Header {
-            service: qp_type(packet.facts.service),
-            dest_qp: packet.bth.dest_qp(),
-            src_qp,
-            psn: Psn::new(packet.bth.psn()),
             ack_req: packet.bth.ack_req(),
             solicited: packet.bth.solicited(),
             xrc,
             aeth,
             carriage,
             doubtful: checked == Check::Doubtful,
-            body,
+            ..Header::new(service, src_qp, packet.bth.dest_qp(), psn, body)
         };
         Some(Opened {
             header,

@@ -133,6 +133,24 @@ pub struct Header {
 }
 
 impl Header {
+    /// Between two queue pairs, by number, and asking for nothing besides.
+    #[inline]
+    pub fn new(service: QpType, src_qp: u32, dest_qp: u32, psn: Psn, body: Body) -> Self {
+        Self {
+            service,
+            dest_qp,
+            src_qp,
+            psn,
+            ack_req: false,
+            solicited: false,
+            xrc: None,
+            aeth: Aeth::default(),
+            carriage: Carriage::default(),
+            doubtful: false,
+            body,
+        }
+    }
+
     /// Whether everything up to its number has arrived, and it says nothing else.
     #[inline]
     pub const fn is_ack(&self) -> bool {

@@ -24,7 +24,7 @@ use verbs_api::qp::QpType;
 
 use crate::Device;
 use crate::codec::RoceV2;
-use crate::header::{Aeth, Beside, Body, Carriage, Header};
+use crate::header::{Beside, Body, Carriage, Header};
 
 /// Queue pair 1 of a device.
 pub struct Management {
@@ -155,21 +155,14 @@ impl ManagementPort for Management {
 
     fn send(&self, to: IpAddr, datagram: &[u8]) {
         let Some(device) = self.device() else { return };
+        let psn = Psn::new(self.next_psn.fetch_add(1, Ordering::Relaxed));
+        let body = Body::Datagram(GSI_Q_KEY, Beside::Nothing, None);
         let header = Header {
-            service: QpType::Ud,
-            dest_qp: GSI_QP,
-            src_qp: GSI_QP,
-            psn: Psn::new(self.next_psn.fetch_add(1, Ordering::Relaxed)),
-            ack_req: false,
-            solicited: false,
-            xrc: None,
-            aeth: Aeth::default(),
             carriage: Carriage {
                 traffic_class: 0,
                 hop_limit: 64,
             },
-            doubtful: false,
-            body: Body::Datagram(GSI_Q_KEY, Beside::Nothing, None),
+            ..Header::new(QpType::Ud, GSI_QP, GSI_QP, psn, body)
         };
         let frame = Frame {
             from: device.address(),

@@ -449,17 +449,11 @@ fn header_of(
         }
     };
     Header {
-        service: QpType::Rc,
-        dest_qp: half.driver.rest.peer_qpn,
-        src_qp: 0,
-        psn,
         ack_req: position.ends(),
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
         xrc: qp.is_addressed.then_some(request.attribute),
-        aeth: Aeth::default(),
         carriage: half.driver.rest.carriage,
-        doubtful: false,
-        body,
+        ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     }
 }
 
@@ -896,8 +890,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     Ok(())
 }
 
-fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    (header.service, header.src_qp) = (qp.qp_type, qp.qpn);
+fn emit(qp: &Qp, half: &Sending, header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
     frame::send(qp, half.driver.rest.peer_address, header, payload, cx);
 }
 
@@ -1067,15 +1060,20 @@ fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
     go_back(half, half.driver.rest.unacked);
 }
 
-// The read or atomic that this number belongs to; everything before it has arrived.
-fn answered(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) -> Option<usize> {
-    let first = half
-        .queue
-        .iter()
-        .find(|wqe| covers(wqe, psn))
-        .map(|wqe| Psn::new(wqe.first))?;
+// Whether this number belongs to the oldest request, a read or an atomic; everything before it has arrived. Where an older
+// one still waits its answer was lost, and this one comes again after it.
+fn answers_front(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) -> bool {
+    let Some(wqe) = half.queue.iter().find(|wqe| covers(wqe, psn)) else {
+        return false;
+    };
+    let first = Psn::new(wqe.first);
     acknowledge(qp, half, first, cx);
-    half.queue.iter().position(|wqe| covers(wqe, psn))
+    match half.queue.iter().position(|wqe| covers(wqe, psn)) {
+        Some(0) => return true,
+        Some(_) => ask_again(half),
+        None => {}
+    }
+    false
 }
 
 fn covers(wqe: &Wqe, psn: Psn) -> bool {
@@ -1092,15 +1090,11 @@ fn read_response(
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) {
-    let Some(index) = answered(qp, half, psn, cx) else {
+    if !answers_front(qp, half, psn, cx) {
         return;
-    };
-    // An older read still waits: its answer was lost, and this one comes again after it.
-    if index != 0 {
-        return ask_again(half);
     }
     let shift = half.driver.mtu_shift;
-    let wqe = &half.queue[index];
+    let wqe = &half.queue[0];
     if !matches!(wqe.kept.op, Op::Read(..) | Op::Flush(..)) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
@@ -1123,10 +1117,10 @@ fn read_response(
         return fail_front(qp, half, fault.local_status(), cx);
     }
     scatter_at(&spans, wqe.received, payload);
-    half.queue[index].received = reached;
+    half.queue[0].received = reached;
     // What comes while it waits to be asked for again is not asked for any more.
-    half.queue[index].sent = half.queue[index].sent.max(reached);
-    let wqe = &half.queue[index];
+    half.queue[0].sent = half.queue[0].sent.max(reached);
+    let wqe = &half.queue[0];
     let taken = if reached == whole {
         wqe.count
     } else {
@@ -1134,9 +1128,7 @@ fn read_response(
     };
     progress_to(half, Psn::new(wqe.first).plus(taken), cx);
     if reached == whole {
-        half.queue[index].phase = Phase::Done(WcStatus::Success);
-        half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
-        complete_in_order(qp, half, cx);
+        finish_front(qp, half, cx);
     }
 }
 
@@ -1147,13 +1139,10 @@ fn extension_response(
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) {
-    let Some(index) = answered(qp, half, header.psn, cx) else {
+    if !answers_front(qp, half, header.psn, cx) {
         return;
-    };
-    if index != 0 {
-        return ask_again(half);
     }
-    let request = half.queue[index].kept.request();
+    let request = half.queue[0].kept.request();
     let (Op::Extension(operation), Body::ExtensionResponse(extension, number)) =
         (request.op, header.body)
     else {
@@ -1166,35 +1155,37 @@ fn extension_response(
     let placed = extension::prepare(qp, &request, operation, cx)
         .and_then(|(_, sink)| extension::place(qp, operation, payload.to_vec().into(), &sink));
     match placed {
-        Ok(octets) => half.queue[index].received = u64::from(octets),
+        Ok(octets) => half.queue[0].received = u64::from(octets),
         Err(status) => return fail_front(qp, half, status, cx),
     }
-    half.queue[index].phase = Phase::Done(WcStatus::Success);
-    half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
     progress_to(half, header.psn.plus(1), cx);
+    finish_front(qp, half, cx);
+}
+
+// The oldest request has its whole answer.
+fn finish_front(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+    if let Some(wqe) = half.queue.front_mut() {
+        wqe.phase = Phase::Done(WcStatus::Success);
+    }
+    half.driver.rest.cursor = half.driver.rest.cursor.max(1);
     complete_in_order(qp, half, cx);
 }
 
 fn atomic_response(qp: &Qp, half: &mut Sending, psn: Psn, original: u64, cx: &mut Cx<'_>) {
-    let Some(index) = answered(qp, half, psn, cx) else {
+    if !answers_front(qp, half, psn, cx) {
         return;
-    };
-    if index != 0 {
-        return ask_again(half);
     }
     if !matches!(
-        half.queue[index].kept.op,
+        half.queue[0].kept.op,
         Op::CompareSwap(..) | Op::FetchAdd(..)
     ) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
     let mut spans = Spans::new();
-    if let Err(fault) = sink(qp, &half.queue[index].kept.request(), cx, &mut spans) {
+    if let Err(fault) = sink(qp, &half.queue[0].kept.request(), cx, &mut spans) {
         return fail_front(qp, half, fault.local_status(), cx);
     }
-    half.queue[index].received = u64::from(place_original(original, &spans));
-    half.queue[index].phase = Phase::Done(WcStatus::Success);
-    half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
+    half.queue[0].received = u64::from(place_original(original, &spans));
     progress_to(half, psn.plus(1), cx);
-    complete_in_order(qp, half, cx);
+    finish_front(qp, half, cx);
 }

@@ -195,18 +195,7 @@ pub fn respond<'p>(
     };
     let answered = match header.body {
         _ if addressed.is_err() => addressed.map(|()| Answer::None),
-        Body::Send(position, beside) => {
-            send(qp, half, header, position, beside, payload, direct, cx)
-        }
-        Body::Write(position, remote, total, imm) => write(
-            qp,
-            half,
-            header,
-            (position, remote, total, imm),
-            payload,
-            direct,
-            cx,
-        ),
+        Body::Send(..) | Body::Write(..) => message(qp, half, header, payload, direct, cx),
         Body::ExtensionRequest(extension, operation) => {
             let numbers = (extension, operation);
             extension_request(qp, half, header, numbers, payload, direct.is_some(), cx)
@@ -461,6 +450,28 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
     management.invalidate_remote(qp.device.keys(), key, qp.remote_pd(), qp.qpn)
 }
 
+// A frame of a send or a write.
+#[inline]
+fn message<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    payload: &Payload<'_>,
+    direct: Option<&Qp>,
+    cx: &mut Cx<'p>,
+) -> Result<Answer<'p>, Refusal> {
+    match header.body {
+        Body::Send(position, beside) => {
+            send(qp, half, header, position, beside, payload, direct, cx)
+        }
+        Body::Write(position, remote, total, imm) => {
+            let parts = (position, remote, total, imm);
+            write(qp, half, header, parts, payload, direct, cx)
+        }
+        _ => Err(Refusal::INVALID),
+    }
+}
+
 type WriteParts = (Position, RemoteAddress, u32, Option<[u8; 4]>);
 
 #[inline]
@@ -583,12 +594,13 @@ fn read_or_atomic<'p>(
         .ok_or(Refusal::INVALID)?;
         return Ok(arrived(half, header, 8, header.ack_req || direct));
     }
+    // What it needs, and how many bytes its answer has, as far as they take numbers.
     let (needed, length) = match header.body {
         Body::ReadRequest(_, length) => (Access::REMOTE_READ, length),
         Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _)
             if remote.addr.is_multiple_of(8) =>
         {
-            (Access::REMOTE_ATOMIC, 8)
+            (Access::REMOTE_ATOMIC, 0)
         }
         Body::Flush(_, _, placement, _) => (placement, 0),
         _ => return Err(Refusal::INVALID),
@@ -606,22 +618,12 @@ fn read_or_atomic<'p>(
     }
     if direct {
         let (answer, _) = serve(qp, header.body, cx)?;
-        let length = if matches!(header.body, Body::ReadRequest(..)) {
-            length
-        } else {
-            0
-        };
-        arrived(half, header, u64::from(length), false);
+        arrived(half, header, length.into(), false);
         return Ok(answer);
     }
     // Served when what has arrived with it has been looked at, and before anything later is carried out.
     check_served(qp, header.body, cx)?;
-    let length = if matches!(header.body, Body::ReadRequest(..)) {
-        length
-    } else {
-        0
-    };
-    arrived(half, header, u64::from(length), false);
+    arrived(half, header, length.into(), false);
     half.driver.rest.framed.waiting.push_back(*header);
     if let Some(me) = qp.shared() {
         qp.device
@@ -646,7 +648,7 @@ fn extension_request<'p>(
     }
     let answer = extension::carry_out(qp, half.driver.access, numbers, payload, cx)?;
     if !direct {
-        note_served(half, header, &answer);
+        note(half, header, 0, answer.clone());
     }
     arrived(half, header, 0, false);
     Ok(Answer::Extension(answer))
@@ -681,7 +683,7 @@ fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Pr
             Ok((answer, original)) => {
                 let begun = std::mem::take(&mut half.driver.rest.framed.left);
                 if begun == 0 {
-                    note_answer(half, &header, original);
+                    note(half, &header, original, Octets::new());
                 }
                 if let Answer::Read(spans) = &answer {
                     let whole = Payload::of_spans(spans);
@@ -736,39 +738,23 @@ fn serve_next(qp: &QpRef, now: Time) {
     }
 }
 
-fn note_answer(half: &mut Receiving, header: &Header, original: u64) {
+// Notes what was answered, for a request that comes again.
+fn note(half: &mut Receiving, header: &Header, original: u64, answer: Octets) {
     let length = match header.body {
-        Body::ReadRequest(_, length) => u64::from(length),
+        Body::ReadRequest(_, length) => length,
         _ => 0,
     };
-    let served = Served {
-        psn: header.psn,
-        packets: packets(length, half.driver.mtu_shift),
-        body: header.body,
-        original,
-        answer: Octets::new(),
-    };
-    note(half, served);
-}
-
-fn note(half: &mut Receiving, one: Served) {
     let served = &mut half.driver.rest.framed.served;
     if served.len() >= usize::from(half.driver.rest.max_dest_rd_atomic).max(1) {
         served.pop_front();
     }
-    served.push_back(one);
-}
-
-// Notes what an extension's operation answered, for a request that comes again.
-fn note_served(half: &mut Receiving, header: &Header, answer: &Octets) {
-    let served = Served {
+    served.push_back(Served {
         psn: header.psn,
-        packets: 1,
+        packets: packets(length.into(), half.driver.mtu_shift),
         body: header.body,
-        original: 0,
-        answer: answer.clone(),
-    };
-    note(half, served);
+        original,
+        answer,
+    });
 }
 
 // UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
@@ -810,19 +796,7 @@ fn unreliable(
         half.driver.inbound = Inbound::None;
     }
     qp.note_arrival(half, cx);
-    let result = match header.body {
-        Body::Send(position, beside) => send(qp, half, header, position, beside, payload, None, cx),
-        Body::Write(position, remote, total, imm) => write(
-            qp,
-            half,
-            header,
-            (position, remote, total, imm),
-            payload,
-            None,
-            cx,
-        ),
-        _ => return,
-    };
+    let result = message(qp, half, header, payload, None, cx);
     if let Err(Refusal {
         nak: Nak::REMOTE_OPERATION,
         receive,

@@ -104,27 +104,10 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     let Some(theirs) = accept(&peer, qp, named.mine) else {
         return;
     };
-    if accept(qp, &peer, theirs.mine)
-        != Some(Peer {
-            end: End {
-                epoch: theirs.mine,
-                ..named.end
-            },
-            ..named
-        })
-    {
-        return say(
-            qp,
-            &Peer {
-                end: End {
-                    epoch: theirs.mine,
-                    ..named.end
-                },
-                ..named
-            },
-            Message::Reset,
-            cx,
-        );
+    let mut met = named;
+    met.end.epoch = theirs.mine;
+    if accept(qp, &peer, theirs.mine) != Some(met) {
+        return say(qp, &met, Message::Reset, cx);
     }
     if !is_present(&peer, theirs.mine) {
         return say(&peer, &theirs, Message::Reset, cx);

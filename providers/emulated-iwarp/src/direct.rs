@@ -15,7 +15,7 @@ use verbs_api::{
 };
 
 use crate::header::{AtomicOp, Body, Message, Opcode, Tagged, atomic_request};
-use crate::operations::{self, Part, SendExtra};
+use crate::operations::{self, Part, SendExtra, atomic_of};
 use crate::requester::{
     flush_later, invalidate_sink, read_request, result_spans, send_header, sink_spans,
 };
@@ -57,30 +57,18 @@ pub(crate) fn execute(
         peer,
         epoch: named.end.epoch,
     };
+    if request.op.is_read_or_atomic() && half.driver.ord == 0 {
+        return Executed::Done(WcStatus::LocQpOpErr, 0);
+    }
     let carried_out = match request.op {
         Op::Write(remote, imm) => write(qp, &far, request, remote, imm, cx),
         Op::Send(beside) => send(qp, &far, request, beside, cx),
-        Op::Read(remote, _) => read(qp, &far, half.driver.ord, request, remote, cx),
-        Op::CompareSwap(remote, compare, swap) => atomic(
-            qp,
-            &far,
-            half.driver.ord,
-            request,
-            remote,
-            AtomicOp::compare_swap(compare, swap),
-            cx,
-        ),
-        Op::FetchAdd(remote, add) => atomic(
-            qp,
-            &far,
-            half.driver.ord,
-            request,
-            remote,
-            AtomicOp::fetch_add(add),
-            cx,
-        ),
-        Op::Extension(operation) => extension(qp, &far, half.driver.ord, request, operation, cx),
-        _ => Err(Failure::Local(WcStatus::LocQpOpErr)),
+        Op::Read(remote, _) => read(qp, &far, request, remote, cx),
+        Op::Extension(operation) => extension(qp, &far, request, operation, cx),
+        op => match atomic_of(&op) {
+            Some((remote, op)) => atomic(qp, &far, request, remote, op, cx),
+            None => Err(Failure::Local(WcStatus::LocQpOpErr)),
+        },
     };
     match carried_out {
         Ok(octets) => Executed::Done(WcStatus::Success, octets),
@@ -194,14 +182,10 @@ fn send(
 fn read(
     qp: &Qp,
     far: &Far<'_>,
-    ord: u8,
     request: &Request<'_>,
     remote: RemoteAddress,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
-    if ord == 0 {
-        return Err(Failure::Local(WcStatus::LocQpOpErr));
-    }
     let targets = sink_spans(qp, request, cx.pin)?;
     let half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
@@ -226,15 +210,11 @@ fn read(
 fn atomic(
     qp: &Qp,
     far: &Far<'_>,
-    ord: u8,
     request: &Request<'_>,
     remote: RemoteAddress,
     op: AtomicOp,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
-    if ord == 0 {
-        return Err(Failure::Local(WcStatus::LocQpOpErr));
-    }
     let targets = result_spans(qp, request, cx.pin)?;
     let half = far.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
@@ -258,17 +238,13 @@ fn atomic(
 fn extension(
     qp: &Qp,
     far: &Far<'_>,
-    ord: u8,
     request: &Request<'_>,
     operation: &'static ExtensionOperation,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let (emulation, standard) = extension::of(qp, request, operation)?;
     if let Some(StandardOperation::Atomic(remote, op)) = standard {
-        return atomic(qp, far, ord, request, remote, op, cx);
-    }
-    if ord == 0 {
-        return Err(Failure::Local(WcStatus::LocQpOpErr));
+        return atomic(qp, far, request, remote, op, cx);
     }
     let sink = operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
     let message = extension::message(qp, request, operation, cx)?;

@@ -9,10 +9,10 @@ use polyverbs_engine::named_memory::ReceiveFault;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::receive_ring::Receive;
-use polyverbs_engine::request::{Beside, Request};
+use polyverbs_engine::request::{Beside, Op, Request};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::{
-    Access, WcStatus,
+    Access, RemoteAddress, WcStatus,
     completion::{WcFlags, WcOpcode},
     wr::SendFlags,
 };
@@ -262,4 +262,15 @@ pub(crate) fn operate(
 // Whether masks say more than those of an ordinary operation.
 const fn is_masked(op: AtomicOp) -> bool {
     op.ordinary(0).is_none()
+}
+
+/// The atomic of RFC 7306 that a request is, if it is one.
+pub(crate) const fn atomic_of(op: &Op) -> Option<(RemoteAddress, AtomicOp)> {
+    match *op {
+        Op::CompareSwap(remote, compare, swap) => {
+            Some((remote, AtomicOp::compare_swap(compare, swap)))
+        }
+        Op::FetchAdd(remote, add) => Some((remote, AtomicOp::fetch_add(add))),
+        _ => None,
+    }
 }

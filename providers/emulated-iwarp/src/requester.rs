@@ -30,7 +30,7 @@ use crate::header::{
     AtomicOp, Body, ExtensionMessage, Message, Opcode, ReadRequest, Tagged, Untagged,
     atomic_request, queue,
 };
-use crate::operations::{SendExtra, place_tagged};
+use crate::operations::{SendExtra, atomic_of, place_tagged};
 use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::terminate::{Breach, Terminate, TerminateCode, Terminates, request_status, terminate};
 use crate::{Cx, Qp, Sending, extension};
@@ -255,26 +255,11 @@ fn start(
         Op::Send(beside) => send(qp, half, peer, request, beside, course, cx),
         Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, course, cx),
         Op::Read(remote, _) => read(qp, half, peer, request, remote, cx),
-        Op::CompareSwap(remote, compare, swap) => atomic(
-            qp,
-            half,
-            peer,
-            request,
-            remote,
-            AtomicOp::compare_swap(compare, swap),
-            cx,
-        ),
-        Op::FetchAdd(remote, add) => atomic(
-            qp,
-            half,
-            peer,
-            request,
-            remote,
-            AtomicOp::fetch_add(add),
-            cx,
-        ),
         Op::Extension(operation) => extension(qp, half, peer, request, operation, cx),
-        _ => Err(Fault::Operation),
+        op => match atomic_of(&op) {
+            Some((remote, op)) => atomic(qp, half, peer, request, remote, op, cx),
+            None => Err(Fault::Operation),
+        },
     };
     started.unwrap_or_else(|fault| Some((Phase::Done(fault.local_status()), 0)))
 }
