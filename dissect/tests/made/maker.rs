@@ -61,7 +61,7 @@ pub(crate) fn ethernet(ethertype: u16) -> Vec<u8> {
 }
 
 pub(crate) fn ipv4(protocol: u8, from: usize, behind: &[u8]) -> Vec<u8> {
-    let mut header = Ipv4 {
+    let header = Ipv4 {
         version: 4,
         header_words: 5,
         total_length: (Ipv4::LEN + behind.len()) as u16,
@@ -69,11 +69,11 @@ pub(crate) fn ipv4(protocol: u8, from: usize, behind: &[u8]) -> Vec<u8> {
         dont_fragment: true,
         time_to_live: 64,
         protocol,
+        checksum: 0x7357,
         source: Octets(V4[from]),
         destination: Octets(V4[1 - from]),
         ..Ipv4::default()
     };
-    header.checksum = header.header_checksum();
     [octets_of(&header), behind.to_vec()].concat()
 }
 
@@ -121,22 +121,19 @@ fn send(envelope: &Envelope, payload: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn roce_v4(payload: &[u8]) -> Vec<u8> {
-    let envelope = Envelope::V4 {
-        source: V4[0],
-        destination: V4[1],
-        source_port: SOURCE_PORT,
-        destination_port: ROCE_PORT,
+    let envelope = Envelope {
+        source: (V4[0], SOURCE_PORT).into(),
+        destination: (V4[1], ROCE_PORT).into(),
         identification: 0x1234,
     };
     ipv4(protocol::UDP, 0, &udp(&send(&envelope, payload)))
 }
 
 pub(crate) fn roce_v6(payload: &[u8]) -> Vec<u8> {
-    let envelope = Envelope::V6 {
-        source: [1; 16],
-        destination: [2; 16],
-        source_port: SOURCE_PORT,
-        destination_port: ROCE_PORT,
+    let envelope = Envelope {
+        source: ([1; 16], SOURCE_PORT).into(),
+        destination: ([2; 16], ROCE_PORT).into(),
+        identification: 0,
     };
     ipv6(protocol::UDP, &udp(&send(&envelope, payload)))
 }

@@ -26,7 +26,7 @@ use verbs_api::{
     ids::{Gid, Psn},
 };
 
-use crate::header::{Beside, Body, Carriage, Header};
+use crate::header::{Beside, Body, Header};
 
 /// The wire format of RoCEv2.
 #[derive(Debug, Default)]
@@ -78,15 +78,14 @@ impl DatagramCodec for RoceV2 {
     fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]) {
         let length = datagram.len();
         let end = length.saturating_sub(roce::packet::ICRC_LEN);
-        let (Some(pad), Some(around)) = (datagram.get_mut(payload_end..end), around(envelope))
-        else {
+        let Some(pad) = datagram.get_mut(payload_end..end) else {
             return;
         };
         pad.fill(0);
         let Some((bth, behind)) = view::<Bth>(&datagram[..end]) else {
             return;
         };
-        let mut icrc = Icrc::new(&around, length, bth);
+        let mut icrc = Icrc::new(&around(envelope), length, bth);
         icrc.update(behind);
         let octets = icrc.finish();
         if let Some(room) = datagram.last_chunk_mut() {
@@ -100,41 +99,25 @@ impl DatagramCodec for RoceV2 {
         if packet.bth.p_key() | FULL_MEMBER != DEFAULT_P_KEY {
             return None;
         }
-        let Behind {
-            body,
-            src_qp,
-            xrc,
-            aeth,
-        } = match packet.facts.operation {
-            // Most sends have nothing there.
-            Operation::Send if packet.facts.headers.is_empty() => Behind {
-                body: Body::Send(packet.facts.position, Beside::Nothing),
-                src_qp: Header::UNTOLD,
-                xrc: None,
-                aeth: Aeth::default(),
-            },
-            _ => behind(&packet, arrival.to.ip())?,
+        let (service, dest_qp) = (qp_type(packet.facts.service), packet.bth.dest_qp());
+        let psn = Psn::new(packet.bth.psn());
+        let send = Body::Send(packet.facts.position, Beside::Nothing);
+        let mut header = Header {
+            ack_req: packet.bth.ack_req(),
+            solicited: packet.bth.solicited(),
+            ..Header::new(service, Header::UNTOLD, dest_qp, psn, send)
         };
+        // Most sends have nothing behind BTH.
+        if packet.facts.operation != Operation::Send || !packet.facts.headers.is_empty() {
+            read_behind(&mut header, &packet, arrival.to.ip())?;
+        }
         let checked = if arrival.is_sealed {
-            self.check(&packet, arrival, datagram.len())?
+            self.check(&packet, arrival, datagram.len())
         } else {
             Check::Right
         };
-        let carriage = Carriage {
-            traffic_class: arrival.traffic_class,
-            hop_limit: 0,
-        };
-        let service = qp_type(packet.facts.service);
-        let psn = Psn::new(packet.bth.psn());
-        let header = Header {
-            ack_req: packet.bth.ack_req(),
-            solicited: packet.bth.solicited(),
-            xrc,
-            aeth,
-            carriage,
-            doubtful: checked == Check::Doubtful,
-            ..Header::new(service, src_qp, packet.bth.dest_qp(), psn, body)
-        };
+        header.carriage.traffic_class = arrival.traffic_class;
+        header.doubtful = checked == Check::Doubtful;
         Some(Opened {
             header,
             payload: packet.payload,
@@ -346,48 +329,26 @@ const fn service(header: &Header) -> Option<Service> {
     }
 }
 
-/// The IP packet that a datagram travels in, as far as the ICRC covers it; `None` between addresses of two families.
-#[inline(always)]
-fn around(envelope: &Envelope) -> Option<icrc::Envelope> {
-    let (source_port, destination_port) = (envelope.from.port(), envelope.to.port());
-    match (envelope.from.ip(), envelope.to.ip()) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => Some(icrc::Envelope::V4 {
-            source: source.octets(),
-            destination: destination.octets(),
-            source_port,
-            destination_port,
-            identification: envelope.identification,
-        }),
-        (IpAddr::V6(source), IpAddr::V6(destination)) => Some(icrc::Envelope::V6 {
-            source: source.octets(),
-            destination: destination.octets(),
-            source_port,
-            destination_port,
-        }),
-        _ => None,
+const fn around(envelope: &Envelope) -> icrc::Envelope {
+    icrc::Envelope {
+        source: envelope.from,
+        destination: envelope.to,
+        identification: envelope.identification,
     }
 }
 
 // ---- in
 
-/// What the opcode and the headers behind BTH say.
-struct Behind {
-    body: Body,
-    src_qp: u32,
-    xrc: Option<u32>,
-    aeth: Aeth,
-}
-
+// What the opcode and the headers behind BTH say.
 #[inline(never)]
-fn behind(packet: &Packet<'_>, to: IpAddr) -> Option<Behind> {
-    Some(Behind {
-        body: body_of(packet, to)?,
-        src_qp: packet
-            .get::<Deth>()
-            .map_or(Header::UNTOLD, |deth| deth.src_qp()),
-        xrc: xrc_of(packet),
-        aeth: aeth_of(packet)?,
-    })
+fn read_behind(header: &mut Header, packet: &Packet<'_>, to: IpAddr) -> Option<()> {
+    header.body = body_of(packet, to)?;
+    if let Some(deth) = packet.get::<Deth>() {
+        header.src_qp = deth.src_qp();
+    }
+    header.xrc = xrc_of(packet);
+    header.aeth = aeth_of(packet)?;
+    Some(())
 }
 
 fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
@@ -560,17 +521,17 @@ enum Check {
 }
 
 impl RoceV2 {
-    fn check(&self, packet: &Packet<'_>, arrival: &Arrival, length: usize) -> Option<Check> {
-        let envelope = Envelope {
-            from: arrival.from,
-            to: arrival.to,
+    fn check(&self, packet: &Packet<'_>, arrival: &Arrival, length: usize) -> Check {
+        let envelope = icrc::Envelope {
+            source: arrival.from,
+            destination: arrival.to,
             identification: arrival.segment,
         };
-        let computed = packet.expected_icrc(&around(&envelope)?);
-        Some(match computed == packet.icrc {
+        let computed = packet.expected_icrc(&envelope);
+        match computed == packet.icrc {
             true => Check::Right,
             false => self.check_identification(packet, arrival, length, computed),
-        })
+        }
     }
 
     // For another identification than the one expected: the kernel's driver numbers what it sends.

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::header::{Nak, Syndrome};
+use crate::header::{Carriage, Nak, Syndrome};
 
 const CODEC_PORT: u16 = 4791;
 

@@ -476,84 +476,61 @@ pub fn header_of(message: &Message, transaction_id: u64) -> MadHeader {
     }
 }
 
-/// Why a connection is refused (IBTA 12.6.7.2).
-#[allow(missing_docs)]
-pub mod reason {
-    pub const NO_QP: u16 = 1;
-    pub const NO_EE_CONTEXT: u16 = 2;
-    pub const NO_RESOURCES: u16 = 3;
-    pub const TIMEOUT: u16 = 4;
-    pub const UNSUPPORTED: u16 = 5;
-    pub const INVALID_COMM_ID: u16 = 6;
-    pub const INVALID_COMM_INSTANCE: u16 = 7;
-    pub const INVALID_SERVICE_ID: u16 = 8;
-    pub const INVALID_TRANSPORT_TYPE: u16 = 9;
-    pub const STALE_CONNECTION: u16 = 10;
-    pub const RDC_MISSING: u16 = 11;
-    pub const INVALID_GID: u16 = 12;
-    pub const INVALID_LID: u16 = 13;
-    pub const INVALID_SERVICE_LEVEL: u16 = 14;
-    pub const INVALID_TRAFFIC_CLASS: u16 = 15;
-    pub const INVALID_HOP_LIMIT: u16 = 16;
-    pub const INVALID_PACKET_RATE: u16 = 17;
-    pub const INVALID_ALTERNATE_GID: u16 = 18;
-    pub const INVALID_ALTERNATE_LID: u16 = 19;
-    pub const INVALID_ALTERNATE_SERVICE_LEVEL: u16 = 20;
-    pub const INVALID_ALTERNATE_TRAFFIC_CLASS: u16 = 21;
-    pub const INVALID_ALTERNATE_HOP_LIMIT: u16 = 22;
-    pub const INVALID_ALTERNATE_PACKET_RATE: u16 = 23;
-    pub const PORT_AND_CM_REDIRECT: u16 = 24;
-    pub const PORT_REDIRECT: u16 = 25;
-    pub const INVALID_MTU: u16 = 26;
-    pub const INSUFFICIENT_RESPONDER_RESOURCES: u16 = 27;
-    pub const CONSUMER: u16 = 28;
-    pub const RNR_RETRY_COUNT: u16 = 29;
-    pub const DUPLICATE_LOCAL_COMM_ID: u16 = 30;
-    pub const INVALID_CLASS_VERSION: u16 = 31;
-    pub const INVALID_FLOW_LABEL: u16 = 32;
-    pub const INVALID_ALTERNATE_FLOW_LABEL: u16 = 33;
-    pub const VENDOR_OPTION: u16 = 35;
+macro_rules! reasons {
+    ($($name:ident = $number:literal: $words:literal)*) => {
+        /// Why a connection is refused (IBTA 12.6.7.2).
+        pub mod reason {
+            $(
+                #[doc = concat!("Refused: ", $words, ".")]
+                pub const $name: u16 = $number;
+            )*
 
-    /// In words; `None` where the number has no meaning.
-    pub const fn name(reason: u16) -> Option<&'static str> {
-        Some(match reason {
-            NO_QP => "no queue pair",
-            NO_EE_CONTEXT => "no end-to-end context",
-            NO_RESOURCES => "no resources",
-            TIMEOUT => "timeout",
-            UNSUPPORTED => "unsupported request",
-            INVALID_COMM_ID => "invalid communication id",
-            INVALID_COMM_INSTANCE => "invalid communication instance",
-            INVALID_SERVICE_ID => "invalid service id",
-            INVALID_TRANSPORT_TYPE => "invalid transport type",
-            STALE_CONNECTION => "stale connection",
-            RDC_MISSING => "reliable datagram channel missing",
-            INVALID_GID => "invalid GID",
-            INVALID_LID => "invalid LID",
-            INVALID_SERVICE_LEVEL => "invalid service level",
-            INVALID_TRAFFIC_CLASS => "invalid traffic class",
-            INVALID_HOP_LIMIT => "invalid hop limit",
-            INVALID_PACKET_RATE => "invalid packet rate",
-            INVALID_ALTERNATE_GID => "invalid alternate GID",
-            INVALID_ALTERNATE_LID => "invalid alternate LID",
-            INVALID_ALTERNATE_SERVICE_LEVEL => "invalid alternate service level",
-            INVALID_ALTERNATE_TRAFFIC_CLASS => "invalid alternate traffic class",
-            INVALID_ALTERNATE_HOP_LIMIT => "invalid alternate hop limit",
-            INVALID_ALTERNATE_PACKET_RATE => "invalid alternate packet rate",
-            PORT_AND_CM_REDIRECT => "port and manager redirected",
-            PORT_REDIRECT => "port redirected",
-            INVALID_MTU => "invalid path MTU",
-            INSUFFICIENT_RESPONDER_RESOURCES => "insufficient responder resources",
-            CONSUMER => "by the program",
-            RNR_RETRY_COUNT => "RNR retry count",
-            DUPLICATE_LOCAL_COMM_ID => "duplicate local communication id",
-            INVALID_CLASS_VERSION => "invalid class version",
-            INVALID_FLOW_LABEL => "invalid flow label",
-            INVALID_ALTERNATE_FLOW_LABEL => "invalid alternate flow label",
-            VENDOR_OPTION => "vendor option not supported",
-            _ => return None,
-        })
-    }
+            /// In words; `None` where the number has no meaning.
+            pub const fn name(reason: u16) -> Option<&'static str> {
+                Some(match reason {
+                    $($name => $words,)*
+                    _ => return None,
+                })
+            }
+        }
+    };
+}
+
+reasons! {
+    NO_QP = 1: "no queue pair"
+    NO_EE_CONTEXT = 2: "no end-to-end context"
+    NO_RESOURCES = 3: "no resources"
+    TIMEOUT = 4: "timeout"
+    UNSUPPORTED = 5: "unsupported request"
+    INVALID_COMM_ID = 6: "invalid communication id"
+    INVALID_COMM_INSTANCE = 7: "invalid communication instance"
+    INVALID_SERVICE_ID = 8: "invalid service id"
+    INVALID_TRANSPORT_TYPE = 9: "invalid transport type"
+    STALE_CONNECTION = 10: "stale connection"
+    RDC_MISSING = 11: "reliable datagram channel missing"
+    INVALID_GID = 12: "invalid GID"
+    INVALID_LID = 13: "invalid LID"
+    INVALID_SERVICE_LEVEL = 14: "invalid service level"
+    INVALID_TRAFFIC_CLASS = 15: "invalid traffic class"
+    INVALID_HOP_LIMIT = 16: "invalid hop limit"
+    INVALID_PACKET_RATE = 17: "invalid packet rate"
+    INVALID_ALTERNATE_GID = 18: "invalid alternate GID"
+    INVALID_ALTERNATE_LID = 19: "invalid alternate LID"
+    INVALID_ALTERNATE_SERVICE_LEVEL = 20: "invalid alternate service level"
+    INVALID_ALTERNATE_TRAFFIC_CLASS = 21: "invalid alternate traffic class"
+    INVALID_ALTERNATE_HOP_LIMIT = 22: "invalid alternate hop limit"
+    INVALID_ALTERNATE_PACKET_RATE = 23: "invalid alternate packet rate"
+    PORT_AND_CM_REDIRECT = 24: "port and manager redirected"
+    PORT_REDIRECT = 25: "port redirected"
+    INVALID_MTU = 26: "invalid path MTU"
+    INSUFFICIENT_RESPONDER_RESOURCES = 27: "insufficient responder resources"
+    CONSUMER = 28: "by the program"
+    RNR_RETRY_COUNT = 29: "RNR retry count"
+    DUPLICATE_LOCAL_COMM_ID = 30: "duplicate local communication id"
+    INVALID_CLASS_VERSION = 31: "invalid class version"
+    INVALID_FLOW_LABEL = 32: "invalid flow label"
+    INVALID_ALTERNATE_FLOW_LABEL = 33: "invalid alternate flow label"
+    VENDOR_OPTION = 35: "vendor option not supported"
 }
 
 #[cfg(test)]

@@ -28,14 +28,8 @@ pub mod class {
 
 /// Methods.
 pub mod method {
-    /// Asks for an attribute.
-    pub const GET: u8 = 0x01;
-    /// Sets an attribute.
-    pub const SET: u8 = 0x02;
     /// A message that is no question.
     pub const SEND: u8 = 0x03;
-    /// The answer to both questions: the bit for answers, and GET.
-    pub const GET_RESPONSE: u8 = 0x81;
 }
 
 header! {

@@ -30,10 +30,6 @@ pub mod port_space {
     pub const TCP: u16 = 0x0106;
     /// Datagrams.
     pub const UDP: u16 = 0x0111;
-    /// IP over InfiniBand.
-    pub const IPOIB: u16 = 0x0002;
-    /// InfiniBand's own.
-    pub const IB: u16 = 0x013f;
 }
 
 /// The service id of a port.

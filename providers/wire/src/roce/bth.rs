@@ -51,12 +51,6 @@ pub const MULTICAST_QP: u32 = 0xff_ffff;
 /// The partition that everybody is a full member of.
 pub const DEFAULT_P_KEY: u16 = 0xffff;
 
-/// The queue pair that a datagram of this port goes to, before it is looked at more closely; `None` where it is too short.
-#[inline]
-pub fn steering_key(datagram: &[u8]) -> Option<u32> {
-    crate::layout::view::<Bth>(datagram).map(|(bth, _)| bth.dest_qp())
-}
-
 #[cfg(test)]
 mod tests {
     use hex_literal::hex;
@@ -102,11 +96,5 @@ mod tests {
         assert_eq!(set(|bth| bth.becn = true), 1 << 62);
         assert_eq!(set(|bth| bth.ack_req = true), 1 << 31);
         assert_eq!(set(|bth| bth.psn = u32::MAX), 0xff_ffff);
-    }
-
-    #[test]
-    fn datagrams_are_steered_by_their_queue_pair() {
-        assert_eq!(steering_key(&OCTETS), Some(0x118));
-        assert_eq!(steering_key(&OCTETS[..11]), None);
     }
 }

@@ -1,3 +1,5 @@
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
 use hex_literal::hex;
 use proptest::prelude::*;
 
@@ -5,11 +7,9 @@ use super::*;
 use crate::layout::Octets;
 use crate::roce::{Opcode, Position, SendExtra, Service};
 
-const ENVELOPE: Envelope = Envelope::V4 {
-    source: [10, 77, 0, 1],
-    destination: [10, 77, 0, 2],
-    source_port: 0xc0de,
-    destination_port: 4791,
+const ENVELOPE: Envelope = Envelope {
+    source: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), 0xc0de),
+    destination: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)), 4791),
     identification: 3,
 };
 
