@@ -103,7 +103,7 @@ impl Requester {
         rest.pace = Pace::new(self.mtu_shift, rest.peer_address == Some(own));
         (rest.unacked, rest.sent) = (sq_psn, sq_psn);
         (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
-        (rest.retries_left, rest.rnr_left) = (rest.retry_cnt, rest.rnr_retry);
+        rest.restore_retries();
         (rest.waits_since, rest.slowest) = (None, Duration::ZERO);
     }
 }
@@ -115,6 +115,15 @@ impl RequesterRest {
     fn patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)?;
         Some((self.slowest * 2).clamp(least, least * 4))
+    }
+
+    fn restore_retries(&mut self) {
+        (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
+    }
+
+    // A message has begun, or not.
+    fn count_messages(&mut self, begun: bool) {
+        self.messages = self.messages.wrapping_add(begun.into());
     }
 
     // An answer has come.
@@ -175,7 +184,7 @@ fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) ->
     let next = psn.plus(count);
     half.driver.next_psn = next;
     let rest = &mut *half.driver.rest;
-    rest.messages = rest.messages.wrapping_add(1);
+    rest.count_messages(true);
     rest.sent = next;
     rest.cursor = half.queue.len() + 1;
     begin_ack_wait(qp, half, cx);
@@ -362,8 +371,7 @@ fn take_numbers(half: &mut Sending, bytes: u64) {
 #[inline]
 fn take_turn(half: &mut Sending, bytes: u64) {
     take_numbers(half, bytes);
-    half.driver.rest.retries_left = half.driver.rest.retry_cnt;
-    half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
+    half.driver.rest.restore_retries();
 }
 
 fn sink<'p>(
@@ -464,10 +472,14 @@ fn begin_rnr_wait(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) -> Exe
     if !take_rnr_retry(half) {
         return Executed::Done(WcStatus::RnrRetryExcErr, 0);
     }
+    wait_for_receive(qp, half, code, cx);
+    Executed::Keep
+}
+
+fn wait_for_receive(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) {
     let until = cx.now().after(rnr_delay(code));
     half.driver.rest.rnr_until = Some(until);
     qp.wake_at(half, until);
-    Executed::Keep
 }
 
 fn take_rnr_retry(half: &mut Sending) -> bool {
@@ -754,11 +766,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
             packets(message_length(wqe), shift)
         };
         half.driver.next_psn = next.plus(wqe.count);
-        half.driver.rest.messages = half
-            .driver
-            .rest
-            .messages
-            .wrapping_add((wqe.count > 0).into());
+        half.driver.rest.count_messages(wqe.count > 0);
     }
 }
 
@@ -842,7 +850,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             *remote = remote.plus(wqe.sent);
             *length = (end - wqe.sent) as u32;
             let is_another = wqe.sent > 0 && psn.distance_from(half.driver.rest.sent) >= 0;
-            half.driver.rest.messages = half.driver.rest.messages.wrapping_add(is_another.into());
+            half.driver.rest.count_messages(is_another);
             wqe.sent = end;
         } else {
             wqe.sent = request.length;
@@ -957,14 +965,7 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
         }
         wqe.phase = Phase::Done(WcStatus::Success);
     }
-    let reached = lost_answer.map_or(psn, |first| {
-        if first.distance_from(psn) < 0 {
-            first
-        } else {
-            psn
-        }
-    });
-    progress_to(half, reached, cx);
+    progress_to(half, lost_answer.unwrap_or(psn), cx);
     complete_in_order(qp, half, cx);
     if lost_answer.is_some() {
         ask_again(half);
@@ -986,11 +987,10 @@ fn progress_to(half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
         let under_way = under_way(half, half.driver.rest.sent);
         let rest = &mut *half.driver.rest;
         rest.pace.answered(frames as u32, under_way, psn);
-        half.driver.rest.unacked = psn;
-        half.driver.rest.retries_left = half.driver.rest.retry_cnt;
-        half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
-        half.driver.rest.note_answer(cx.soon());
-        half.driver.rest.asked_again = None;
+        rest.unacked = psn;
+        rest.restore_retries();
+        rest.note_answer(cx.soon());
+        rest.asked_again = None;
     }
 }
 
@@ -1033,11 +1033,9 @@ fn not_ready(qp: &Qp, half: &mut Sending, psn: Psn, code: u8, cx: &mut Cx<'_>) {
         return fail_front(qp, half, WcStatus::RnrRetryExcErr, cx);
     }
     go_back(half, half.driver.rest.unacked);
-    let until = cx.now().after(rnr_delay(code));
-    half.driver.rest.rnr_until = Some(until);
     half.driver.rest.note_answer(cx.soon());
     half.driver.rest.retries_left = half.driver.rest.retry_cnt;
-    qp.wake_at(half, until);
+    wait_for_receive(qp, half, code, cx);
 }
 
 fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {

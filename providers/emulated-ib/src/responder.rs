@@ -11,7 +11,6 @@ use polyverbs_engine::link::Frame;
 use polyverbs_engine::named_memory::ReceiveFault;
 use polyverbs_engine::operation::Octets;
 use polyverbs_engine::payload::{Payload, Spans};
-use polyverbs_engine::pin::pin;
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::qp::{QpState, QpType};
@@ -721,14 +720,9 @@ fn serve_queue_pair(qp: &QpRef, now: Time) {
 }
 
 fn serve_next(qp: &QpRef, now: Time) {
-    let pin = pin();
-    let mut cx = Cx::at(&qp.device, &pin, now);
-    let progress = serve_some(qp, &mut qp.responder(), READ_AT_ONCE, &mut cx);
-    let effects = cx.into_effects();
-    drop(pin);
-    if let Some(effects) = effects {
-        effects.run();
-    }
+    let progress = Cx::run(&qp.device, Some(now), |cx| {
+        serve_some(qp, &mut qp.responder(), READ_AT_ONCE, cx)
+    });
     // Whoever asks for much has room for it or not; nobody else waits while it leaves.
     if progress == Progress::Some {
         let me = qp.clone();

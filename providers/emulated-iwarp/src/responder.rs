@@ -8,7 +8,6 @@
 use std::collections::VecDeque;
 
 use polyverbs_engine::payload::Payload;
-use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use verbs_api::{Access, WcStatus};
 
@@ -320,12 +319,10 @@ fn enqueue(
 
 // Serves the reads and atomics whose turn has come, as far as there is room for their answers.
 pub(crate) fn serve(qp: &QpRef, now: Time) {
-    let pin = pin();
-    let mut cx = Cx::at(&qp.device, &pin, now);
-    {
+    Cx::run(&qp.device, Some(now), |cx| {
         let mut half = qp.responder();
         while let Some(mut pending) = next_due(qp, &mut half, now) {
-            match answer(qp, &mut half, &mut pending, &mut cx) {
+            match answer(qp, &mut half, &mut pending, cx) {
                 Ok(true) => {}
                 Ok(false) => {
                     if let Some(inbound) = &mut half.driver.inbound {
@@ -335,16 +332,11 @@ pub(crate) fn serve(qp: &QpRef, now: Time) {
                 }
                 Err(breach) => {
                     let about = unanswered(pending);
-                    terminate(qp, &mut half, breach, Some((&about, 0)), &mut cx);
+                    terminate(qp, &mut half, breach, Some((&about, 0)), cx);
                 }
             }
         }
-    }
-    let effects = cx.into_effects();
-    drop(pin);
-    if let Some(effects) = effects {
-        effects.run();
-    }
+    });
 }
 
 fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Pending> {

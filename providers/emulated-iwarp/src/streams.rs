@@ -108,6 +108,21 @@ struct Early {
 }
 
 impl Early {
+    fn new(connection: Connection, peer: IpAddr, way: Way) -> Self {
+        Self {
+            connection,
+            peer,
+            order: 0,
+            way,
+            is_connected: way == Way::In,
+            has_asked: false,
+            sink: None,
+            agreed: None,
+            rest: Vec::new(),
+            claim: None,
+        }
+    }
+
     fn is_silent(&self) -> bool {
         self.way == Way::In && !self.has_asked && self.agreed.is_none() && self.claim.is_none()
     }
@@ -199,18 +214,8 @@ impl Streams {
                 }
             };
             drop(state);
-            let early = Early {
-                connection: self.connection(socket, Way::In, from),
-                peer: from.ip(),
-                order: 0,
-                way: Way::In,
-                is_connected: true,
-                has_asked: false,
-                sink: None,
-                agreed: None,
-                rest: Vec::new(),
-                claim: None,
-            };
+            let connection = self.connection(socket, Way::In, from);
+            let early = Early::new(connection, from.ip(), Way::In);
             let mut state = self.lock();
             // Whoever connects without saying anything keeps nobody else out.
             if state.early.len() >= self.max_early {
@@ -666,18 +671,9 @@ impl StreamPort for Streams {
     fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
         let local = SocketAddr::new(self.address, 0);
         let socket = TcpSocket::connect(Some(local), to, &self.tcp)?;
-        let early = Early {
-            connection: self.connection(socket, Way::Out, to),
-            peer: to.ip(),
-            order: 0,
-            way: Way::Out,
-            is_connected: false,
-            has_asked: false,
-            sink: Some(sink),
-            agreed: None,
-            rest: Vec::new(),
-            claim: None,
-        };
+        let connection = self.connection(socket, Way::Out, to);
+        let mut early = Early::new(connection, to.ip(), Way::Out);
+        early.sink = Some(sink);
         let mut state = self.lock();
         let number = state.insert(early);
         if let Some(early) = state.early.get(&number)
@@ -744,17 +740,10 @@ impl StreamPort for Streams {
         let Some((epoch, qp)) = found.and_then(|(epoch, qp)| Some((epoch, qp.upgrade()?))) else {
             return;
         };
-        let pin = pin();
-        let mut cx = Cx::new(&qp.device, &pin);
-        match how {
-            StreamClose::Graceful => peer::close(&qp, epoch, &mut cx),
-            StreamClose::Abrupt => peer::give_up(&qp, epoch, &mut cx),
-        }
-        let effects = cx.into_effects();
-        drop(pin);
-        if let Some(effects) = effects {
-            effects.run();
-        }
+        Cx::run(&qp.device, None, |cx| match how {
+            StreamClose::Graceful => peer::close(&qp, epoch, cx),
+            StreamClose::Abrupt => peer::give_up(&qp, epoch, cx),
+        });
         qp.device.network().progress();
     }
 
