@@ -7,7 +7,7 @@ use polyverbs_engine::payload::{Payload, Spans};
 use verbs_api::{WcStatus, ids::Psn};
 
 use crate::frame::{self, full_frame};
-use crate::header::{Aeth, Body, Carriage, Header, Nak, Position, Syndrome};
+use crate::header::{Aeth, Body, Header, IpFields, Nak, Position, Syndrome};
 use crate::pacing::NOTIFY_EVERY;
 use crate::{Cx, Qp, Receiving};
 
@@ -22,7 +22,7 @@ pub enum Answer<'p> {
     Nak(Nak, Psn),
     /// No receive; with the timer code.
     Rnr(u8, Psn),
-    /// The octets asked for.
+    /// The bytes asked for.
     Read(Spans<'p>),
     /// The original value.
     Atomic(u64),
@@ -97,7 +97,7 @@ pub(crate) fn send(
     emit(qp, half, psn, body, refusal, Payload::Empty, cx);
 }
 
-/// Sends so many frames of the answer to a read, behind those that have left: how many octets have then.
+/// Sends so many frames of the answer to a read, behind those that have left: how many bytes have then.
 pub(crate) fn read_response(
     qp: &Qp,
     half: &Receiving,
@@ -130,7 +130,7 @@ pub(crate) fn read_response(
     offset
 }
 
-/// The peer is told that what it sends meets congestion, and not too often (IBTA annex A17.9.3).
+/// Notifies the peer that its packets meet congestion, at a limited rate (IBTA annex A17.9.3).
 #[cold]
 pub(crate) fn notify_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let mut half = qp.responder();
@@ -159,14 +159,14 @@ fn emit(
     let receives = (!qp.has_srq()).then(|| qp.receives_waiting());
     let mut aeth = Aeth::ack(half.driver.rest.msn, receives);
     aeth.syndrome = refusal.unwrap_or(aeth.syndrome);
-    let mut carriage = half.driver.rest.carriage;
+    let mut ip = half.driver.rest.ip;
     if matches!(body, Body::Congestion) {
-        carriage.traffic_class &= !Carriage::ECN;
+        ip.traffic_class &= !IpFields::ECN;
     }
     let header = Header {
         xrc: qp.is_addressed.then_some(0),
         aeth,
-        carriage,
+        ip,
         ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     };
     frame::send(qp, half.driver.rest.peer_address, header, payload, cx);

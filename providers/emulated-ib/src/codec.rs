@@ -32,7 +32,7 @@ use crate::header::{Beside, Body, Header};
 #[derive(Debug, Default)]
 pub struct RoceV2 {
     recoveries: Recoveries,
-    counting: Mutex<HashMap<IpAddr, (u16, Instant)>>,
+    last_seen: Mutex<HashMap<IpAddr, (u16, Instant)>>,
 }
 
 impl RoceV2 {
@@ -55,8 +55,8 @@ impl DatagramCodec for RoceV2 {
             stands_for: header
                 .is_ack()
                 .then_some(u64::from(header.src_qp) << 24 | u64::from(header.dest_qp)),
-            traffic_class: header.carriage.traffic_class,
-            hop_limit: header.carriage.hop_limit,
+            traffic_class: header.ip.traffic_class,
+            hop_limit: header.ip.hop_limit,
         }
     }
 
@@ -85,7 +85,7 @@ impl DatagramCodec for RoceV2 {
         let Some((bth, behind)) = view::<Bth>(&datagram[..end]) else {
             return;
         };
-        let mut icrc = Icrc::new(&around(envelope), length, bth);
+        let mut icrc = Icrc::new(&icrc_envelope(envelope), length, bth);
         icrc.update(behind);
         let octets = icrc.finish();
         if let Some(room) = datagram.last_chunk_mut() {
@@ -105,23 +105,23 @@ impl DatagramCodec for RoceV2 {
         let mut header = Header {
             ack_req: packet.bth.ack_req(),
             solicited: packet.bth.solicited(),
-            ..Header::new(service, Header::UNTOLD, dest_qp, psn, send)
+            ..Header::new(service, Header::UNKNOWN_QP, dest_qp, psn, send)
         };
         // Most sends have nothing behind BTH.
         if packet.facts.operation != Operation::Send || !packet.facts.headers.is_empty() {
-            read_behind(&mut header, &packet, arrival.to.ip())?;
+            read_extended_headers(&mut header, &packet, arrival.to.ip())?;
         }
         let checked = if arrival.is_sealed {
             self.check(&packet, arrival, datagram.len())
         } else {
-            Check::Right
+            IcrcCheck::Valid
         };
-        header.carriage.traffic_class = arrival.traffic_class;
-        header.doubtful = checked == Check::Doubtful;
+        header.ip.traffic_class = arrival.traffic_class;
+        header.icrc_unverified = checked == IcrcCheck::Unverified;
         Some(Opened {
             header,
             payload: packet.payload,
-            damaged: checked == Check::Wrong,
+            damaged: checked == IcrcCheck::Invalid,
         })
     }
 
@@ -146,7 +146,7 @@ impl DatagramCodec for RoceV2 {
                 .ok()
                 .and_then(|mad| cm::decode(&mad).ok())
         });
-        message.map_or(Common::Anybody, |message| meant_for(&message))
+        message.map_or(Common::Anybody, |message| recipient_of(&message))
     }
 }
 
@@ -203,11 +203,11 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
     match header.body {
         Body::Send(position, beside) => {
             if position.ends() {
-                put_beside(&mut headers, beside);
+                put_send_extra(&mut headers, beside);
             }
         }
         Body::Datagram(q_key, beside, _) => {
-            put_beside(&mut headers, beside);
+            put_send_extra(&mut headers, beside);
             headers.deth = Some(Deth {
                 q_key,
                 src_qp: header.src_qp,
@@ -270,7 +270,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
     headers
 }
 
-fn put_beside(headers: &mut Headers, beside: Beside) {
+fn put_send_extra(headers: &mut Headers, beside: Beside) {
     match beside {
         Beside::Nothing => {}
         Beside::Immediate(octets) => headers.imm_dt = Some(imm_dt(octets)),
@@ -329,7 +329,7 @@ const fn service(header: &Header) -> Option<Service> {
     }
 }
 
-const fn around(envelope: &Envelope) -> icrc::Envelope {
+const fn icrc_envelope(envelope: &Envelope) -> icrc::Envelope {
     icrc::Envelope {
         source: envelope.from,
         destination: envelope.to,
@@ -341,7 +341,7 @@ const fn around(envelope: &Envelope) -> icrc::Envelope {
 
 // What the opcode and the headers behind BTH say.
 #[inline(never)]
-fn read_behind(header: &mut Header, packet: &Packet<'_>, to: IpAddr) -> Option<()> {
+fn read_extended_headers(header: &mut Header, packet: &Packet<'_>, to: IpAddr) -> Option<()> {
     header.body = body_of(packet, to)?;
     if let Some(deth) = packet.get::<Deth>() {
         header.src_qp = deth.src_qp();
@@ -354,7 +354,7 @@ fn read_behind(header: &mut Header, packet: &Packet<'_>, to: IpAddr) -> Option<(
 fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     let position = packet.facts.position;
     let immediate = || packet.get::<ImmDt>().map(|header| header.immediate().0);
-    // Where, and how many octets.
+    // Where, and how many bytes.
     let reth = || {
         let reth = packet.get::<Reth>()?;
         let remote = RemoteAddress::new(reth.va(), RKey::new(reth.rkey()));
@@ -487,7 +487,7 @@ fn address_of(group: Gid) -> IpAddr {
     }
 }
 
-fn meant_for(message: &cm::Message) -> Common {
+fn recipient_of(message: &cm::Message) -> Common {
     use cm::Message as M;
     let id = match message {
         M::Req(message) => return Common::Service(message.service_id),
@@ -513,15 +513,15 @@ fn meant_for(message: &cm::Message) -> Common {
 
 /// What an ICRC says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Check {
-    Right,
-    /// Right for an identification that nothing else speaks for.
-    Doubtful,
-    Wrong,
+enum IcrcCheck {
+    Valid,
+    /// Right for an IPv4 identification that nothing confirms yet.
+    Unverified,
+    Invalid,
 }
 
 impl RoceV2 {
-    fn check(&self, packet: &Packet<'_>, arrival: &Arrival, length: usize) -> Check {
+    fn check(&self, packet: &Packet<'_>, arrival: &Arrival, length: usize) -> IcrcCheck {
         let envelope = icrc::Envelope {
             source: arrival.from,
             destination: arrival.to,
@@ -529,7 +529,7 @@ impl RoceV2 {
         };
         let computed = packet.expected_icrc(&envelope);
         match computed == packet.icrc {
-            true => Check::Right,
+            true => IcrcCheck::Valid,
             false => self.check_identification(packet, arrival, length, computed),
         }
     }
@@ -542,35 +542,40 @@ impl RoceV2 {
         arrival: &Arrival,
         length: usize,
         computed: [u8; 4],
-    ) -> Check {
+    ) -> IcrcCheck {
         if arrival.from.is_ipv6() {
-            return Check::Wrong;
+            return IcrcCheck::Invalid;
         }
         let recovered = self
             .recoveries
             .of(length)
             .identification(packet.icrc, computed);
         match recovered {
-            None => Check::Wrong,
-            Some(difference) => self.judge(arrival.from.ip(), difference ^ arrival.segment),
+            None => IcrcCheck::Invalid,
+            Some(difference) => {
+                self.verify_identification(arrival.from.ip(), difference ^ arrival.segment)
+            }
         }
     }
 
     // The sender counts its packets: whether it may have come to this number.
-    fn judge(&self, peer: IpAddr, identification: u16) -> Check {
+    fn verify_identification(&self, peer: IpAddr, identification: u16) -> IcrcCheck {
         if identification == 0 {
-            return Check::Right;
+            return IcrcCheck::Valid;
         }
         let now = Instant::now();
-        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
-        if counting.len() >= PEERS && !counting.contains_key(&peer) {
-            counting.clear();
+        let mut last_seen = self
+            .last_seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if last_seen.len() >= PEERS && !last_seen.contains_key(&peer) {
+            last_seen.clear();
         }
-        match counting.insert(peer, (identification, now)) {
+        match last_seen.insert(peer, (identification, now)) {
             Some((last, then)) if step_is_plausible(last, identification, now - then) => {
-                Check::Right
+                IcrcCheck::Valid
             }
-            _ => Check::Doubtful,
+            _ => IcrcCheck::Unverified,
         }
     }
 }
@@ -591,7 +596,7 @@ impl std::fmt::Debug for Recoveries {
 }
 
 impl Recoveries {
-    // A packet is a multiple of four octets long.
+    // A packet is a multiple of four bytes long.
     fn of(&self, length: usize) -> Recovery {
         let make = || Recovery::for_datagrams_of(length);
         match self.0.get(length / 4) {

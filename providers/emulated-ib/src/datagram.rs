@@ -22,7 +22,7 @@ use verbs_api::{
     wr::SendFlags,
 };
 
-use crate::header::{Body, Carriage, Header};
+use crate::header::{Body, Header, IpFields};
 use crate::{Cx, Device, Qp, QpRef, Sending};
 
 /// A remote Q_Key with this bit stands for the sender's own (IBTA 10.2.5).
@@ -55,7 +55,7 @@ pub fn send(
     let body = Body::Datagram(qkey, beside, group);
     let header = Header {
         solicited: request.flags.contains(SendFlags::SOLICITED),
-        carriage: Carriage {
+        ip: IpFields {
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
         },
@@ -191,12 +191,12 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     qp.complete_receive(&receive, done, cx);
 }
 
-// The 40 octets in front: an IPv6 header, or one of IPv4 in the last 20 as RoCEv2 has it, with addresses made of the
+// The 40 bytes in front: an IPv6 header, or one of IPv4 in the last 20 as RoCEv2 has it, with addresses made of the
 // link's. What a socket does not show is as a sender of this transport has it.
 fn routing_header(frame: &Frame<'_, Header>) -> [u8; Grh::LEN] {
     let mut grh = [0; Grh::LEN];
     let behind_ip = Udp::LEN + Bth::LEN + Deth::LEN + frame.payload.len() + ICRC_LEN;
-    let traffic_class = frame.header.carriage.traffic_class;
+    let traffic_class = frame.header.ip.traffic_class;
     let hops = 64;
     if let (LinkAddress::Ip(IpAddr::V6(from)), LinkAddress::Ip(IpAddr::V6(to))) =
         (frame.from, frame.to)

@@ -32,13 +32,13 @@ pub enum Body {
     ReadResponse(Position),
     /// The original value.
     AtomicAcknowledge(u64),
-    /// A request of an extension: its number and the operation's. Its octets are the payload.
+    /// A request of an extension: its number and the operation's. Its bytes are the payload.
     ExtensionRequest(u32, u16),
     /// The answer to one.
     ExtensionResponse(u32, u16),
     /// UD SEND: the sender's Q_Key, what is beside, and the group where it goes to one.
     Datagram(u32, Beside, Option<Gid>),
-    /// Congestion notification: what the receiver of this sends has met congestion on its way.
+    /// Congestion notification (CNP): packets from its receiver met congestion on their way.
     Congestion,
 }
 
@@ -73,19 +73,19 @@ impl Body {
     }
 }
 
-/// How a frame is carried, where the network has such things: traffic class and hop limit of the path.
+/// Fields of the IP header, where the network has one: traffic class and hop limit of the path.
 ///
 /// Of a frame that arrived the traffic class is as the network left it: its lower two bits are those of explicit
 /// congestion notification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Carriage {
+pub struct IpFields {
     /// TOS or traffic class.
     pub traffic_class: u8,
     /// Time to live or hop limit; 0 for what the system sets.
     pub hop_limit: u8,
 }
 
-impl Carriage {
+impl IpFields {
     /// The bits of explicit congestion notification in a traffic class.
     pub const ECN: u8 = 0b11;
 
@@ -111,7 +111,7 @@ pub struct Header {
     pub service: QpType,
     /// The queue pair that it goes to.
     pub dest_qp: u32,
-    /// The queue pair that it comes from; [`UNTOLD`](Self::UNTOLD) where the frame does not tell, because its receiver
+    /// The queue pair that it comes from; [`UNKNOWN_QP`](Self::UNKNOWN_QP) where the frame does not tell, because its receiver
     /// knows that from the connection.
     pub src_qp: u32,
     /// Packet sequence number.
@@ -124,10 +124,10 @@ pub struct Header {
     pub xrc: Option<u32>,
     /// Of an answer, but for those without one.
     pub aeth: Aeth,
-    /// How it is carried.
-    pub carriage: Carriage,
-    /// Its checksum is right under an assumption about the IP header: a receiver wants it to fit what it expects.
-    pub doubtful: bool,
+    /// Traffic class and hop limit.
+    pub ip: IpFields,
+    /// The ICRC is right only for an IPv4 identification that could not be verified: accepted near the expected PSN only.
+    pub icrc_unverified: bool,
     /// What is specific to the opcode.
     pub body: Body,
 }
@@ -145,8 +145,8 @@ impl Header {
             solicited: false,
             xrc: None,
             aeth: Aeth::default(),
-            carriage: Carriage::default(),
-            doubtful: false,
+            ip: IpFields::default(),
+            icrc_unverified: false,
             body,
         }
     }
@@ -158,16 +158,16 @@ impl Header {
     }
 
     /// The queue pair of a frame that does not tell where it comes from: on the wire only datagrams do.
-    pub const UNTOLD: u32 = u32::MAX;
+    pub const UNKNOWN_QP: u32 = u32::MAX;
 
     /// Whether it may come from this queue pair.
     #[inline]
     pub const fn may_come_from(&self, qpn: u32) -> bool {
-        self.src_qp == qpn || self.src_qp == Self::UNTOLD
+        self.src_qp == qpn || self.src_qp == Self::UNKNOWN_QP
     }
 }
 
-/// Sequence numbers that a message of `length` octets takes: at least one.
+/// Sequence numbers that a message of `length` bytes takes: at least one.
 #[inline]
 pub const fn packets(length: u64, mtu_shift: u8) -> u32 {
     let packets = (length + (1 << mtu_shift) - 1) >> mtu_shift;

@@ -1,8 +1,8 @@
 //! Queue pair 1: management datagrams of a device on an IP network (IBTA 13.5.1).
 //!
-//! They are datagrams like others, to and from a queue pair that no program has. Which protocols they belong to is known
-//! to whoever [attaches](ManagementPort::attach). Where nobody has, requests for a connection or a queue pair are refused: a
-//! program that uses no connection manager may be the one of several at an address to which they come.
+//! They are UD SENDs like any others, to and from a queue pair that no program has. A connection manager
+//! [attaches](ManagementPort::attach) to handle them. Without one, REQ and SIDR_REQ are refused: of several programs at an
+//! address they may come to one that uses no connection manager.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,7 +24,7 @@ use verbs_api::qp::QpType;
 
 use crate::Device;
 use crate::codec::RoceV2;
-use crate::header::{Beside, Body, Carriage, Header};
+use crate::header::{Beside, Body, Header, IpFields};
 
 /// Queue pair 1 of a device.
 pub struct Management {
@@ -47,7 +47,7 @@ impl Management {
         })
     }
 
-    /// Whose queue pair it is. The first one counts.
+    /// Sets the device that it belongs to, once.
     pub fn bind(&self, device: &Arc<Device>) {
         let _ = self.device.set(Arc::downgrade(device));
     }
@@ -63,7 +63,7 @@ impl Management {
             return;
         }
         let management = Arc::clone(self);
-        // Whoever is told may do anything: with no pin and no lock held.
+        // The sink may call anything: no pin and no lock is held.
         let tell = move |_| {
             if let Some(sink) = management.sink.get() {
                 sink.traffic(qp);
@@ -93,7 +93,7 @@ impl Management {
         waiting.push_back((from, datagram));
         drop(waiting);
         let management = Arc::clone(self);
-        // Whoever is told may do anything: with no pin and no lock held.
+        // The sink may call anything: no pin and no lock is held.
         let deliver = move |_| management.deliver();
         device.network().serve_later(Box::new(deliver));
     }
@@ -158,7 +158,7 @@ impl ManagementPort for Management {
         let psn = Psn::new(self.next_psn.fetch_add(1, Ordering::Relaxed));
         let body = Body::Datagram(GSI_Q_KEY, Beside::Nothing, None);
         let header = Header {
-            carriage: Carriage {
+            ip: IpFields {
                 traffic_class: 0,
                 hop_limit: 64,
             },

@@ -52,7 +52,7 @@ pub(crate) fn read_region<'p>(
     cx: &Cx<'p>,
 ) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
-    // A read of no octets names no memory (IBTA 9.7.4.1.5).
+    // A read of no bytes names no memory (IBTA 9.7.4.1.5).
     if length > 0 {
         check(qp, remote, length, Access::REMOTE_READ, cx)?.for_each(|span| spans.push(span));
     }

@@ -1,7 +1,7 @@
 //! The sending half: requests become frames, and answers complete them.
 //!
 //! On a direct network (`attempt`) the peer answers on this thread, and a request that succeeds never enters the
-//! queue. Over a link a message of one frame leaves before it is in the queue (`leave`), anything else is sent from there
+//! queue. Over a link a message of one frame leaves before it is in the queue (`send_at_once`), anything else is sent from there
 //! frame by frame (`pump`). Answers arrive later ([`handle_answer`]), and what is lost is sent again: after a sequence
 //! error, a timeout, or a hole in read responses (IBTA 9.9.2).
 
@@ -24,8 +24,8 @@ use verbs_api::{
 
 use crate::answer::Answer;
 use crate::frame::{self, full_frame};
-use crate::header::{Aeth, Body, Carriage, Header, Nak, Position, SyndromeKind, packets};
-use crate::pacing::{self, Pace};
+use crate::header::{Aeth, Body, Header, IpFields, Nak, Position, SyndromeKind, packets};
+use crate::pacing::{self, SendWindow};
 use crate::responder::respond;
 use crate::{Cx, Qp, QpRef, Sending, extension};
 
@@ -54,7 +54,7 @@ pub struct RequesterRest {
     /// Its port.
     pub peer_address: Option<LinkAddress>,
     /// How frames are carried to it.
-    pub carriage: Carriage,
+    pub ip: IpFields,
     /// Reads and atomics outstanding.
     pub max_rd_atomic: u8,
     /// Code of the acknowledge timeout.
@@ -75,7 +75,7 @@ pub struct RequesterRest {
     ack_until: Option<Time>,
     // When that wait began, however often the frame has been sent since.
     waits_since: Option<Time>,
-    // How long answers took lately, at most.
+    // The longest that an answer took lately.
     slowest: Duration,
     // The first request of the queue that has not been sent whole, of a link.
     cursor: usize,
@@ -89,10 +89,10 @@ pub struct RequesterRest {
     messages: u32,
     // The last message that the peer has a receive for, of a link.
     limit: Option<u32>,
-    // The peer once set no limit, and sets none any more.
+    // The peer once set no limit: its credits are ignored from then on.
     unlimited: bool,
     // How much may be under way, of a link.
-    pace: Pace,
+    window: SendWindow,
 }
 
 impl Requester {
@@ -100,7 +100,7 @@ impl Requester {
     pub fn begin(&mut self, sq_psn: Psn, own: LinkAddress) {
         self.next_psn = sq_psn;
         let rest = &mut *self.rest;
-        rest.pace = Pace::new(self.mtu_shift, rest.peer_address == Some(own));
+        rest.window = SendWindow::new(self.mtu_shift, rest.peer_address == Some(own));
         (rest.unacked, rest.sent) = (sq_psn, sq_psn);
         (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
         rest.restore_retries();
@@ -143,12 +143,12 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
         return Executed::Done(qp.local_operation(half, request, cx), 0);
     }
     if cx.device.network().link().is_some() {
-        return leave(qp, half, request, cx);
+        return send_at_once(qp, half, request, cx);
     }
     match attempt(qp, half, request, cx) {
         Attempt::Done(status, octets) => Executed::Done(status, octets),
         Attempt::Rnr(code) => begin_rnr_wait(qp, half, code, cx),
-        Attempt::Lost => {
+        Attempt::NoPeer => {
             begin_ack_wait(qp, half, cx);
             Executed::Keep
         }
@@ -157,7 +157,7 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
 
 // Over a link: a message that is one frame leaves before it is in the queue. What is more than that, or may not leave yet,
 // goes through the queue.
-fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     let is_message = matches!(request.op, Op::Send(_) | Op::Write(..));
     let shift = half.driver.mtu_shift;
     let is_one = |mtu| request.length <= mtu as u64;
@@ -168,7 +168,7 @@ fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) ->
         && full_frame(qp, shift).is_none_or(is_one)
         && !request.flags.contains(SendFlags::FENCE)
         && rest.rnr_until.is_none()
-        && under_way(half, psn) < rest.pace.window()
+        && under_way(half, psn) < rest.window.size()
         && (!takes_receive(&request.op) || has_credit(half, half.queue.len()));
     if !may_leave {
         return Executed::Keep;
@@ -205,7 +205,7 @@ pub fn waits(half: &Sending) -> bool {
 enum Attempt {
     Done(WcStatus, u32),
     Rnr(u8),
-    Lost,
+    NoPeer,
 }
 
 #[inline]
@@ -218,23 +218,23 @@ fn attempt(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) 
     }
     // Taken out and put back: the route stays without a count being touched.
     let Some(peer) = half.direct.take().or_else(|| find_peer(qp, half)) else {
-        return lost(qp, half, request, cx);
+        return no_peer(qp, half, request, cx);
     };
     let attempt = match request.op {
         Op::Extension(operation) => exchange_extension(qp, half, request, operation, &peer, cx),
         _ => exchange(qp, half, request, &peer, cx),
     };
-    if !matches!(attempt, Attempt::Lost) {
+    if !matches!(attempt, Attempt::NoPeer) {
         half.direct = Some(peer);
     }
     attempt
 }
 
-// Nobody is there. An unreliable sender does not notice.
+// There is no peer. An unreliable sender does not notice.
 #[cold]
-fn lost(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
+fn no_peer(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
     if qp.qp_type == QpType::Rc {
-        return Attempt::Lost;
+        return Attempt::NoPeer;
     }
     let mut spans = Spans::new();
     take_numbers(half, request.length);
@@ -289,7 +289,7 @@ fn exchange(
             return Attempt::Done(WcStatus::RnrRetryExcErr, 0);
         }
         Answer::Rnr(code, _) => return Attempt::Rnr(*code),
-        Answer::None | Answer::Later | Answer::Extension(_) => return Attempt::Lost,
+        Answer::None | Answer::Later | Answer::Extension(_) => return Attempt::NoPeer,
     };
     let taken = if matches!(request.op, Op::Flush(..)) {
         0
@@ -317,7 +317,7 @@ fn exchange_extension(
     let answer = match hand_over(qp, half, request, peer, &payload, cx) {
         Answer::Extension(answer) => answer,
         Answer::Nak(nak, _) => return Attempt::Done(status_of(nak), 0),
-        _ => return Attempt::Lost,
+        _ => return Attempt::NoPeer,
     };
     take_turn(half, 0);
     match extension::place(qp, operation, answer, &sink) {
@@ -460,7 +460,7 @@ fn header_of(
         ack_req: position.ends(),
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
         xrc: qp.is_addressed.then_some(request.attribute),
-        carriage: half.driver.rest.carriage,
+        ip: half.driver.rest.ip,
         ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     }
 }
@@ -507,7 +507,7 @@ fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// A moment passed that was asked for.
+/// A timer of this requester has expired.
 pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     if half.driver.rest.rnr_until.is_some_and(|until| until <= now) {
         half.driver.rest.rnr_until = None;
@@ -543,7 +543,7 @@ fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     half.driver.rest.retries_left -= u8::from(!rules::is_broken(Rule::RetriesEnd));
     if cx.device.network().link().is_some() {
         half.driver.rest.asked_again = None;
-        half.driver.rest.pace.timed_out();
+        half.driver.rest.window.timed_out();
         go_back(half, half.driver.rest.unacked);
     }
     true
@@ -574,7 +574,7 @@ fn go_on(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
 // Direct: request after request, until one has to wait.
 fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
     let waits = half.driver.rest.rnr_until.is_some() || half.driver.rest.ack_until.is_some();
-    if !due && waits && !worth_trying(half) {
+    if !due && waits && !peer_may_be_ready(half) {
         return;
     }
     while let Some(front) = half.queue.front_mut() {
@@ -605,8 +605,8 @@ fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
     }
 }
 
-// A peer that can be looked at need not be waited for longer than it takes to post a receive or to become ready.
-fn worth_trying(half: &Sending) -> bool {
+// A peer in this process is tried again as soon as it has posted a receive or become ready.
+fn peer_may_be_ready(half: &Sending) -> bool {
     match &half.direct {
         Some(peer) => peer.has_receive(),
         None => true,
@@ -673,7 +673,7 @@ fn may_go_on(qp: &Qp, half: &Sending, index: usize) -> bool {
     outstanding_reads(qp, half) < most + asked_before
 }
 
-// Octets of a read that are asked for together.
+// Bytes of a read that are asked for together.
 fn piece(qp: &Qp, half: &Sending) -> u64 {
     let shift = half.driver.mtu_shift;
     match qp.device.network().link() {
@@ -685,7 +685,7 @@ fn piece(qp: &Qp, half: &Sending) -> u64 {
     }
 }
 
-// Where the piece ends that begins at this octet of a read, or in which it lies.
+// Where the piece ends that begins at this byte of a read, or in which it lies.
 fn end_of_piece(qp: &Qp, half: &Sending, from: u64, whole: u64) -> u64 {
     let piece = piece(qp, half);
     whole.min((from / piece + 1) * piece)
@@ -696,7 +696,7 @@ fn under_way(half: &Sending, psn: Psn) -> u32 {
     psn.distance_from(half.driver.rest.unacked).max(0) as u32
 }
 
-// Whether what comes next does not fit into the window. Where nothing is under way, everything does.
+// Whether the next frame does not fit into the window. Where nothing is under way, everything does.
 fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
     let wqe = &half.queue[index];
     let frames = match wqe.kept.op {
@@ -707,21 +707,21 @@ fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
         _ => 1,
     };
     let under_way = under_way(half, psn_at(wqe, wqe.sent, half.driver.mtu_shift));
-    under_way > 0 && under_way + frames > half.driver.rest.pace.window()
+    under_way > 0 && under_way + frames > half.driver.rest.window.size()
 }
 
 const fn takes_receive(op: &Op) -> bool {
     matches!(op, Op::Send(_) | Op::Write(_, Some(_)))
 }
 
-// One message beyond the limit may go when nothing else is under way: its answer brings news (IBTA 9.7.7.2.5).
+// One message beyond the limit may go when nothing else is under way: its acknowledge brings new credits (IBTA 9.7.7.2.5).
 fn has_credit(half: &Sending, index: usize) -> bool {
     let next = Psn::new(half.driver.rest.messages.wrapping_add(1));
     let within = |limit| next.distance_from(Psn::new(limit)) <= 0;
     index == 0 || half.driver.rest.limit.is_none_or(within)
 }
 
-// Who once set no limit is taken at his word for good.
+// A responder that once set no limit sets none for good (IBTA 9.7.7.2).
 fn note_credits(half: &mut Sending, aeth: Aeth) {
     half.driver.rest.unlimited |= aeth.limit().is_none();
     half.driver.rest.limit = if half.driver.rest.unlimited {
@@ -870,9 +870,9 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             let position = Position::of(wqe.sent, length, request.length);
             let mut header = header_of(qp, half, &request, psn, position);
             let under_way = under_way(half, psn);
-            let pace = &half.driver.rest.pace;
-            header.ack_req |= pace.wants_ack(psn, under_way);
-            let is_full = under_way + 1 >= pace.window();
+            let window = &half.driver.rest.window;
+            header.ack_req |= window.wants_ack(psn, under_way);
+            let is_full = under_way + 1 >= window.size();
             let part = whole.part(wqe.sent as usize, length as usize);
             emit(qp, half, header, part, cx);
             wqe.sent += length;
@@ -904,10 +904,10 @@ fn emit(qp: &Qp, half: &Sending, header: Header, payload: Payload<'_>, cx: &mut 
 
 // ---- answers
 
-/// What this half sends, or what it asked for, met congestion on its way.
+/// Packets of this requester, or responses to it, met congestion on their way.
 pub fn slow_down(half: &mut Sending) {
     let sent = half.driver.rest.sent;
-    half.driver.rest.pace.lost(sent);
+    half.driver.rest.window.lost(sent);
 }
 
 /// An answer arrived from the link.
@@ -986,7 +986,7 @@ fn progress_to(half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
     if frames > 0 {
         let under_way = under_way(half, half.driver.rest.sent);
         let rest = &mut *half.driver.rest;
-        rest.pace.answered(frames as u32, under_way, psn);
+        rest.window.answered(frames as u32, under_way, psn);
         rest.unacked = psn;
         rest.restore_retries();
         rest.note_answer(cx.soon());

@@ -23,21 +23,21 @@ use verbs_api::{
 
 use crate::answer::{Answer, Refusal};
 use crate::frame::full_frame;
-use crate::header::{Beside, Body, Carriage, Header, Nak, Position, packets};
+use crate::header::{Beside, Body, Header, IpFields, Nak, Position, packets};
 use crate::operations::{check_served, place, read_region, serve, word, write_region};
 use crate::pacing::{READ_AT_ONCE, READ_EVERY};
 use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
 
-/// Octets of the longest message.
+/// Bytes of the longest message.
 const LONGEST: u32 = 1 << 31;
-/// Datagrams among which second copies are recognised.
+/// How many recent datagrams a second copy is compared with.
 const RECENT: usize = 64;
 
 /// What a responder keeps: what each request touches, and the rest.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Responder {
-    /// Changes with every modify and is unlike that of every other queue pair: who has seen it knows the connection.
+    /// Unique: changes with every modify. A peer that has seen it knows that the connection is still the same.
     pub epoch: u64,
     /// The sequence number of the next request.
     pub expected: Psn,
@@ -59,7 +59,7 @@ pub struct ResponderRest {
     /// Its port.
     pub peer_address: Option<LinkAddress>,
     /// How frames are carried to it.
-    pub carriage: Carriage,
+    pub ip: IpFields,
     /// Timer code of RNR NAKs.
     pub min_rnr_timer: u8,
     /// Reads and atomics that may wait to be served.
@@ -112,7 +112,7 @@ enum Inbound {
 #[derive(Debug, Default)]
 struct Framed {
     waiting: VecDeque<Header>,
-    /// Octets of the first one's answer that have left.
+    /// Bytes of the first one's answer that have left.
     left: usize,
     served: VecDeque<Served>,
 }
@@ -723,7 +723,7 @@ fn serve_next(qp: &QpRef, now: Time) {
     let progress = Cx::run(&qp.device, Some(now), |cx| {
         serve_some(qp, &mut qp.responder(), READ_AT_ONCE, cx)
     });
-    // Whoever asks for much has room for it or not; nobody else waits while it leaves.
+    // The rest of a long response leaves later, so that other queue pairs are served meanwhile.
     if progress == Progress::Some {
         let me = qp.clone();
         let go_on = move |now| serve_next(&me, now);

@@ -1,7 +1,7 @@
-//! Header values as octets: DDP segments in MPA's frames, and back.
+//! Header values as bytes: DDP segments in MPA's frames, and back.
 //!
 //! What a stream has agreed on when it began, markers and checksums, is in [`Sending`] and [`Receiving`]; so is where
-//! either half stands. A message that came is checked as far as its octets tell; order, offsets and rights are the
+//! either half stands. A message that came is checked as far as its bytes tell; order, offsets and rights are the
 //! receiving half's of the queue pair.
 
 use polyverbs_engine::payload::Payload;
@@ -27,7 +27,7 @@ pub struct Sending {
     framing: Framing,
     /// The tagged message that is under way: another one must not come between its segments.
     under_way: Option<Opcode>,
-    /// Most octets of ULPDU, where it is less than the path carries.
+    /// Most bytes of ULPDU, where it is less than the path carries.
     most: usize,
 }
 
@@ -54,7 +54,7 @@ impl Sending {
         }
     }
 
-    /// With frames of at most so many octets of ULPDU, though the path may carry more.
+    /// With frames of at most so many bytes of ULPDU, though the path may carry more.
     #[must_use]
     pub const fn at_most(mut self, ulpdu: usize) -> Self {
         if ulpdu < self.most {
@@ -117,7 +117,7 @@ impl Receiving {
 
 type Arrived<'o> = (Message, &'o [u8]);
 
-// RFC 6581 section 9.2: the indication has no octets, and is no message of the program's.
+// RFC 6581 section 9.2: the indication has no bytes, and is no message of the program's.
 fn ready(arrived: &Arrived<'_>, awaits: ReadyForms) -> Option<Ready> {
     let ready = match arrived {
         (Message::Tagged(segment), []) if segment.opcode == Opcode::WRITE => Ready::Write,

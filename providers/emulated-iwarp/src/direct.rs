@@ -53,7 +53,7 @@ pub(crate) fn execute(
     if !qp.device.is_port_active() {
         return Executed::Keep;
     }
-    let far = Far {
+    let end = RemoteEnd {
         peer,
         epoch: named.end.epoch,
     };
@@ -61,12 +61,12 @@ pub(crate) fn execute(
         return Executed::Done(WcStatus::LocQpOpErr, 0);
     }
     let carried_out = match request.op {
-        Op::Write(remote, imm) => write(qp, &far, request, remote, imm, cx),
-        Op::Send(beside) => send(qp, &far, request, beside, cx),
-        Op::Read(remote, _) => read(qp, &far, request, remote, cx),
-        Op::Extension(operation) => extension(qp, &far, request, operation, cx),
+        Op::Write(remote, imm) => write(qp, &end, request, remote, imm, cx),
+        Op::Send(beside) => send(qp, &end, request, beside, cx),
+        Op::Read(remote, _) => read(qp, &end, request, remote, cx),
+        Op::Extension(operation) => extension(qp, &end, request, operation, cx),
         op => match atomic_of(&op) {
-            Some((remote, op)) => atomic(qp, &far, request, remote, op, cx),
+            Some((remote, op)) => atomic(qp, &end, request, remote, op, cx),
             None => Err(Failure::Local(WcStatus::LocQpOpErr)),
         },
     };
@@ -95,15 +95,15 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// The other end.
-struct Far<'r> {
+/// The peer's queue pair, and its epoch.
+struct RemoteEnd<'r> {
     peer: &'r QpRef,
     epoch: u32,
 }
 
 type Receiver<'r> = LockGuard<'r, Receiving>;
 
-impl<'r> Far<'r> {
+impl<'r> RemoteEnd<'r> {
     /// Locks the peer's receiving half, if it is still the one at the other end.
     #[inline]
     fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'r>, Failure> {
@@ -131,7 +131,7 @@ impl<'r> Far<'r> {
 #[inline]
 fn write(
     qp: &Qp,
-    far: &Far<'_>,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     remote: RemoteAddress,
     imm: Option<[u8; 4]>,
@@ -139,19 +139,19 @@ fn write(
 ) -> Result<u32, Failure> {
     let mut spans = Spans::new();
     let payload = qp.gather_request(request, cx.pin, &mut spans)?;
-    let mut half = far.receiver(cx)?;
+    let mut half = end.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
-    if let Err(breach) = operations::place_write(far.peer, &half, stag, to, &payload, cx.pin) {
+    if let Err(breach) = operations::place_write(end.peer, &half, stag, to, &payload, cx.pin) {
         let about = Message::Tagged(Tagged::new(Opcode::WRITE, stag, to, true));
-        return Err(far.refuse(half, breach, about, cx));
+        return Err(end.refuse(half, breach, about, cx));
     }
     if let Some(imm) = imm {
         let solicited = request.flags.contains(SendFlags::SOLICITED);
         let taken =
-            operations::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
+            operations::take_immediate(end.peer, &mut half, imm, request.length, solicited, cx);
         if let Err(breach) = taken {
             let about = untagged(Opcode::immediate(solicited), Body::Immediate);
-            return Err(far.refuse(half, breach, about, cx));
+            return Err(end.refuse(half, breach, about, cx));
         }
     }
     Ok(0)
@@ -160,7 +160,7 @@ fn write(
 #[inline]
 fn send(
     qp: &Qp,
-    far: &Far<'_>,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     beside: Beside,
     cx: &mut Cx<'_>,
@@ -168,12 +168,12 @@ fn send(
     let mut spans = Spans::new();
     let payload = qp.gather_request(request, cx.pin, &mut spans)?;
     let extra = SendExtra::of(request, beside);
-    let mut half = far.receiver(cx)?;
+    let mut half = end.receiver(cx)?;
     if let Err(breach) =
-        operations::take_send(far.peer, &mut half, Part::WHOLE, extra, &payload, cx)
+        operations::take_send(end.peer, &mut half, Part::WHOLE, extra, &payload, cx)
     {
         let about = Message::Untagged(send_header(extra, 0, 0, true), Body::Send);
-        return Err(far.refuse(half, breach, about, cx));
+        return Err(end.refuse(half, breach, about, cx));
     }
     Ok(0)
 }
@@ -181,21 +181,21 @@ fn send(
 #[inline]
 fn read(
     qp: &Qp,
-    far: &Far<'_>,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     remote: RemoteAddress,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let targets = sink_spans(qp, request, cx.pin)?;
-    let half = far.receiver(cx)?;
+    let half = end.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     let source = within_budget(&half)
-        .and_then(|()| operations::read_source(far.peer, &half, stag, to, request.length, cx.pin));
+        .and_then(|()| operations::read_source(end.peer, &half, stag, to, request.length, cx.pin));
     let source = match source {
         Ok(source) => source,
         Err(breach) => {
             let about = untagged(Opcode::READ_REQUEST, read_request(request, remote));
-            return Err(far.refuse(half, breach, about, cx));
+            return Err(end.refuse(half, breach, about, cx));
         }
     };
     scatter_at(&targets, 0, &Payload::of_spans(&source));
@@ -209,17 +209,17 @@ fn read(
 #[inline]
 fn atomic(
     qp: &Qp,
-    far: &Far<'_>,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     remote: RemoteAddress,
     op: AtomicOp,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let targets = result_spans(qp, request, cx.pin)?;
-    let half = far.receiver(cx)?;
+    let half = end.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     let original = within_budget(&half)
-        .and_then(|()| operations::operate(far.peer, &half, op, stag, to, cx.pin));
+        .and_then(|()| operations::operate(end.peer, &half, op, stag, to, cx.pin));
     match original {
         Ok(original) => {
             drop(half);
@@ -229,7 +229,7 @@ fn atomic(
         Err(breach) => {
             let body = Body::AtomicRequest(atomic_request(0, remote, op));
             let about = untagged(Opcode::ATOMIC_REQUEST, body);
-            Err(far.refuse(half, breach, about, cx))
+            Err(end.refuse(half, breach, about, cx))
         }
     }
 }
@@ -237,20 +237,20 @@ fn atomic(
 #[cold]
 fn extension(
     qp: &Qp,
-    far: &Far<'_>,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     operation: &'static ExtensionOperation,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let (emulation, standard) = extension::of(qp, request, operation)?;
     if let Some(StandardOperation::Atomic(remote, op)) = standard {
-        return atomic(qp, far, request, remote, op, cx);
+        return atomic(qp, end, request, remote, op, cx);
     }
     let sink = operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
     let message = extension::message(qp, request, operation, cx)?;
-    let half = far.receiver(cx)?;
+    let half = end.receiver(cx)?;
     let answer =
-        within_budget(&half).and_then(|()| extension::carry_out(far.peer, &half, &message, cx.pin));
+        within_budget(&half).and_then(|()| extension::carry_out(end.peer, &half, &message, cx.pin));
     match answer {
         Ok(answer) => {
             drop(half);
@@ -258,7 +258,7 @@ fn extension(
         }
         Err(breach) => {
             let about = untagged(Opcode::EXTENSION, Body::Extension(Box::new(message)));
-            Err(far.refuse(half, breach, about, cx))
+            Err(end.refuse(half, breach, about, cx))
         }
     }
 }
@@ -278,7 +278,7 @@ fn untagged(opcode: Opcode, body: Body) -> Message {
     Message::untagged(0, opcode, body)
 }
 
-// A send or write was over when its octets had been handed over, whatever the peer makes of them; then the connection
+// A send or write was over when its bytes had been handed over, whatever the peer makes of them; then the connection
 // ends (RFC 5040 section 5.1).
 #[cold]
 fn failed(

@@ -22,7 +22,7 @@ use verbs_api::{
 use crate::connection::Ends;
 use crate::header::{End, Header, Message, Opcode, queue};
 use crate::rendezvous::Rendezvous;
-use crate::streams::StreamNews;
+use crate::streams::StreamEvent;
 use crate::terminate::{Breach, Terminates};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
@@ -74,8 +74,8 @@ impl Iwarp {
         }
     }
 
-    /// Tells whoever made a connection what became of it.
-    pub(crate) fn tell(&self, epoch: u32, news: StreamNews, cx: &mut Cx<'_>) {
+    /// Notifies the maker of a connection of an event on its stream.
+    pub(crate) fn notify_stream(&self, epoch: u32, news: StreamEvent, cx: &mut Cx<'_>) {
         if let Some(rendezvous) = &self.rendezvous {
             rendezvous.streams.note(epoch, news, &mut cx.effects);
         }
@@ -159,7 +159,7 @@ impl Driver for Iwarp {
         let stream = frame.header.stream;
         let End { qpn, epoch } = stream.destination;
         if qpn == 0 {
-            return connection::handle_news(device, stream, &frame.header.message, cx);
+            return connection::handle_stream_event(device, stream, &frame.header.message, cx);
         }
         let Some(qp) = device.pinned_qp(qpn, cx.pin) else {
             return;

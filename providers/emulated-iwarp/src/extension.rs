@@ -89,7 +89,7 @@ pub(crate) fn carry_out(
     Ok(answer)
 }
 
-/// Places the answer to the oldest request: how many octets.
+/// Places the answer to the oldest request: how many bytes.
 pub(crate) fn place(
     qp: &Qp,
     request: &Request<'_>,

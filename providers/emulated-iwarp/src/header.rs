@@ -1,7 +1,7 @@
 //! Headers as values: DDP segments (RFC 5041), the RDMAP messages in them (RFC 5040, RFC 7306), and what becomes of the
 //! stream itself.
 //!
-//! A header is not octets yet: a codec makes them where there is a wire.
+//! A header is not bytes yet: a codec makes them where there is a wire.
 
 pub use polyverbs_engine::operation::AtomicOp;
 use polyverbs_engine::operation::Octets;
@@ -74,27 +74,27 @@ pub struct Header {
 /// What comes along a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A segment that says where its octets go (RFC 5041 section 5.1).
+    /// A segment that says where its bytes go (RFC 5041 section 5.1).
     Tagged(Tagged),
     /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2).
     Untagged(Untagged, Body),
-    /// No more will come this way, and all that was sent has arrived: a FIN.
+    /// A FIN: the sender is done, and all that it sent has arrived.
     Close,
     /// The stream is gone: an RST.
     Reset,
-    /// What came cannot be read on, and the peer is told so.
+    /// The stream cannot be parsed any further: the code of the Terminate.
     Broken(TerminateCode),
     /// The first frame of a stream came.
     First,
     /// The indication came with which a stream begins that both ends may send on.
     Ready(Ready),
-    /// There is room again on a stream that had none.
+    /// The send buffer of the stream has room again.
     Room,
 }
 
 impl Message {
     /// The ready-to-receive indication in the form of a write.
-    pub fn ready_write() -> Self {
+    pub fn rtr_write() -> Self {
         Self::Tagged(Tagged::new(Opcode::WRITE, 0, 0, true))
     }
 
@@ -107,11 +107,11 @@ impl Message {
 /// A ready-to-receive indication (RFC 6581 section 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// A send of no octets: it takes no receive.
+    /// A send of no bytes: it takes no receive.
     Send,
-    /// A write of no octets.
+    /// A write of no bytes.
     Write,
-    /// A read of no octets, which is answered.
+    /// A read of no bytes, which is answered.
     Read(ReadRequest),
 }
 
@@ -124,7 +124,7 @@ pub enum Body {
     AtomicResponse(AtomicResponse),
     /// Of an extension.
     Extension(Box<ExtensionMessage>),
-    /// Immediate Data: eight octets of payload.
+    /// Immediate Data: eight bytes of payload.
     Immediate,
     /// RDMA Read Request.
     ReadRequest(ReadRequest),

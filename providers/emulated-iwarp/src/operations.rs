@@ -21,7 +21,7 @@ use crate::header::AtomicOp;
 use crate::terminate::Breach;
 use crate::{Cx, Qp, Receiving};
 
-/// What a send brings besides its octets.
+/// What a send brings besides its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendExtra {
     pub(crate) solicited: bool,
@@ -56,7 +56,7 @@ impl Part {
     };
 }
 
-/// Places octets of a write (RFC 5041 section 5.1): every segment is checked for itself.
+/// Places bytes of a write (RFC 5041 section 5.1): every segment is checked for itself.
 #[inline]
 pub(crate) fn place_write(
     qp: &Qp,
@@ -73,7 +73,7 @@ pub(crate) fn place_write(
     place_tagged(qp, stag, to, payload, pin)
 }
 
-/// Places octets where the peer says, with all checks of a tagged buffer. No octets name no buffer (RFC 5041 section 5.1).
+/// Places bytes where the peer says, with all checks of a tagged buffer. No bytes name no buffer (RFC 5041 section 5.1).
 #[inline]
 pub(crate) fn place_tagged(
     qp: &Qp,
@@ -94,7 +94,7 @@ pub(crate) fn place_tagged(
     Ok(())
 }
 
-/// Takes octets of a send into the next receive, which completes with the last of them.
+/// Takes bytes of a send into the next receive, which completes with the last of them.
 ///
 /// A receive is secured before anything else is done; one that is wanting ends the connection: there is nobody who would
 /// try again (RFC 5041 section 7.2, error 1/2/02).
@@ -114,7 +114,7 @@ pub(crate) fn take_send(
             .ok_or(Breach::NoReceive)?,
     };
     let taken = fill(qp, &receive, part.offset, payload, cx);
-    // The key dies before the receive completes, and after the octets have been placed (RFC 5040 section 5.3).
+    // The key dies before the receive completes, and after the bytes have been placed (RFC 5040 section 5.3).
     let taken = taken.and_then(|()| match extra.invalidate {
         Some(key) if part.last => invalidate(qp, key),
         _ => Ok(()),
@@ -170,9 +170,9 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
         .map_err(Breach::Invalidate)
 }
 
-/// Takes immediate data, which completes a receive of its own; `written` octets were written before it.
+/// Takes immediate data, which completes a receive of its own; `written` bytes were written before it.
 ///
-/// The value is the first four octets of the eight that the message has (RFC 7306 section 6).
+/// The value is the first four bytes of the eight that the message has (RFC 7306 section 6).
 pub(crate) fn take_immediate(
     qp: &Qp,
     half: &mut Receiving,
@@ -200,7 +200,7 @@ pub(crate) fn take_immediate(
     Ok(())
 }
 
-/// The octets that a read asks for.
+/// The bytes that a read asks for.
 #[inline]
 pub(crate) fn read_source<'p>(
     qp: &Qp,
@@ -222,9 +222,9 @@ pub(crate) fn read_source<'p>(
     Ok(spans)
 }
 
-/// Operates atomically on eight octets: what they were before.
+/// Operates atomically on eight bytes: what they were before.
 ///
-/// It is the address of the octets that must be a multiple of eight, whatever the tagged offset (RFC 7306 section 5).
+/// It is the address of the bytes that must be a multiple of eight, whatever the tagged offset (RFC 7306 section 5).
 #[inline]
 pub(crate) fn operate(
     qp: &Qp,

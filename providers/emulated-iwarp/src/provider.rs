@@ -24,7 +24,7 @@ pub static PROVIDER: EmulatedProvider<EmulatedIwarp> = EmulatedProvider(Emulated
 inventory::submit! { LinkedKind(&PROVIDER.0) }
 verbs_api::provider::link_provider!(PROVIDER);
 
-/// Payload octets of a segment: what MPA without markers leaves of a TCP segment of 1,460 octets when DDP has had its 18
+/// Payload bytes of a segment: what MPA without markers leaves of a TCP segment of 1,460 bytes when DDP has had its 18
 /// (RFC 5044 section 4.1).
 const MAX_SEGMENT: NonZeroUsize = NonZeroUsize::new(1436).unwrap();
 

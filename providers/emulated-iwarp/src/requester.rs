@@ -1,6 +1,6 @@
 //! The sending half: requests become messages, and answers complete them.
 //!
-//! A send or a write is over when its octets have been handed to the stream (RFC 5040 section 5.1): its completion says
+//! A send or a write is over when its bytes have been handed to the stream (RFC 5040 section 5.1): its completion says
 //! that the buffer is free, nothing about the peer. A read or an atomic is over when its answer has come. Completions
 //! keep the order of posting: what is over before its turn waits in the queue.
 //!
@@ -35,8 +35,8 @@ use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::terminate::{Breach, Terminate, TerminateCode, Terminates, request_status, terminate};
 use crate::{Cx, Qp, Sending, extension};
 
-/// How long a port that is down is left alone before a request that waits for it looks again.
-const PORT_LOOK: Duration = Duration::from_millis(1);
+/// How often a request that waits for a port that is down looks again.
+const PORT_POLL: Duration = Duration::from_millis(1);
 
 /// What a requester keeps; what each request touches comes first.
 #[derive(Debug, Default)]
@@ -48,16 +48,16 @@ pub struct Requester {
     pub(crate) epoch: u32,
     /// Reads and atomics outstanding at one time.
     pub(crate) ord: u8,
-    /// What the connection ends with, if not with a mere reset.
-    pub(crate) farewell: Option<Box<Terminate<'static>>>,
-    /// What was said at the end, as far as this half knows.
+    /// The Terminate to send when the connection ends; without one it is reset.
+    pub(crate) pending_terminate: Option<Box<Terminate<'static>>>,
+    /// The Terminates sent and received, as far as this half knows.
     pub(crate) terminates: Option<Box<Terminates>>,
-    /// The stream was asked for.
+    /// Its stream has been requested.
     pub(crate) has_claimed: bool,
-    /// A connection manager made the connection, and is told of its end.
+    /// A connection manager made the connection, and reports its end.
     pub(crate) is_managed: bool,
     /// The peer has closed the connection, and the program has not ended it yet.
-    pub(crate) has_parted: bool,
+    pub(crate) peer_closed: bool,
     /// The answer to the read with which the stream began has not come.
     pub(crate) awaits_ready: bool,
     // Reads and atomics outstanding, of a link.
@@ -87,20 +87,20 @@ impl Requester {
 
 /// How far a request has left.
 #[derive(Clone, Copy, Debug)]
-struct Course {
-    /// Octets of its data.
+struct SendProgress {
+    /// Bytes of its data.
     sent: usize,
-    /// Its data has left whole; something else has not.
+    /// Its data has left; its immediate data has not.
     is_second: bool,
     /// Some of it has left.
     has_begun: bool,
     /// Of its message.
     msn: u32,
-    /// Its data leaves in one segment or not at all.
+    /// Its data is sent in one segment or not at all.
     is_uncut: bool,
 }
 
-impl Course {
+impl SendProgress {
     const UNCUT: Self = Self {
         sent: 0,
         is_second: false,
@@ -142,15 +142,19 @@ pub(crate) fn send_at_once(
     request: &Request<'_>,
     cx: &mut Cx<'_>,
 ) -> Executed {
-    let is_free = half.queue.is_empty() && !half.driver.has_parted && qp.device.is_port_active();
-    let Some(peer) = half.driver.peer.filter(|peer| is_free && peer.is_met()) else {
+    let is_free = half.queue.is_empty() && !half.driver.peer_closed && qp.device.is_port_active();
+    let Some(peer) = half
+        .driver
+        .peer
+        .filter(|peer| is_free && peer.is_connected())
+    else {
         return Executed::Keep;
     };
-    let mut course = Course::UNCUT;
-    let course = &mut course;
+    let mut progress = SendProgress::UNCUT;
+    let progress = &mut progress;
     let started = match request.op {
-        Op::Send(beside) => send(qp, half, &peer, request, beside, course, cx),
-        Op::Write(remote, None) => write(qp, half, &peer, request, remote, None, course, cx),
+        Op::Send(beside) => send(qp, half, &peer, request, beside, progress, cx),
+        Op::Write(remote, None) => write(qp, half, &peer, request, remote, None, progress, cx),
         _ => return Executed::Keep,
     };
     match started {
@@ -160,23 +164,23 @@ pub(crate) fn send_at_once(
     }
 }
 
-/// Whether what waits may go on. Where the peer has parted it never will, and the queue pair ends.
+/// Whether waiting requests may go on. After the peer's close they never will: the queue pair goes to the error state.
 pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     if qp.state() != QpState::Rts || !is_port_up(qp, half, cx) {
         return false;
     }
-    if half.driver.has_parted && !half.queue.is_empty() {
+    if half.driver.peer_closed && !half.queue.is_empty() {
         qp.enter_error(false);
         flush_later(qp, cx);
     }
-    !half.driver.has_parted
+    !half.driver.peer_closed
 }
 
 // Whether the port carries traffic; where it does not, looks again later, as TCP would.
 fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     let up = qp.device.is_port_active();
     if !up && !half.queue.is_empty() {
-        let at = cx.now().after(PORT_LOOK);
+        let at = cx.now().after(PORT_POLL);
         qp.wake_at(half, at);
     }
     up
@@ -184,7 +188,7 @@ fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
 
 /// Over a link: starts what may start.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
-    let Some(peer) = half.driver.peer.filter(Peer::is_met) else {
+    let Some(peer) = half.driver.peer.filter(Peer::is_connected) else {
         return;
     };
     // Out of the half for a while: starting a request needs the rest of it.
@@ -208,13 +212,14 @@ fn start_waiting(
             Phase::Done(status) if !status.is_success() => return,
             _ => continue,
         }
-        let mut course = Course::of(wqe);
-        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), &mut course, cx) else {
-            if course.has_begun {
+        let mut progress = SendProgress::of(wqe);
+        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), &mut progress, cx)
+        else {
+            if progress.has_begun {
                 wqe.phase = Phase::Started;
-                wqe.sent = course.sent as u64;
-                wqe.count = course.is_second.into();
-                wqe.first = course.msn;
+                wqe.sent = progress.sent as u64;
+                wqe.count = progress.is_second.into();
+                wqe.first = progress.msn;
             }
             return;
         };
@@ -232,12 +237,12 @@ fn start(
     half: &mut Sending,
     peer: &Peer,
     request: &Request<'_>,
-    course: &mut Course,
+    progress: &mut SendProgress,
     cx: &mut Cx<'_>,
 ) -> Option<(Phase, u32)> {
     let tx = &half.driver;
     // A fence waits for all earlier reads and atomics; those behind it have not started.
-    if request.flags.contains(SendFlags::FENCE) && tx.outstanding != 0 && !course.has_begun {
+    if request.flags.contains(SendFlags::FENCE) && tx.outstanding != 0 && !progress.has_begun {
         return None;
     }
     if request.op.is_local() {
@@ -252,8 +257,8 @@ fn start(
         }
     }
     let started = match request.op {
-        Op::Send(beside) => send(qp, half, peer, request, beside, course, cx),
-        Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, course, cx),
+        Op::Send(beside) => send(qp, half, peer, request, beside, progress, cx),
+        Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, progress, cx),
         Op::Read(remote, _) => read(qp, half, peer, request, remote, cx),
         Op::Extension(operation) => extension(qp, half, peer, request, operation, cx),
         op => match atomic_of(&op) {
@@ -275,22 +280,22 @@ fn send(
     peer: &Peer,
     request: &Request<'_>,
     beside: Beside,
-    course: &mut Course,
+    progress: &mut SendProgress,
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
     let payload = qp.gather_request(request, cx.pin, &mut spans)?;
-    if !course.has_begun {
-        course.msn = half.driver.next_msn(queue::SEND);
+    if !progress.has_begun {
+        progress.msn = half.driver.next_msn(queue::SEND);
     }
-    let msn = course.msn;
+    let msn = progress.msn;
     let extra = SendExtra::of(request, beside);
     let segment = |offset: usize, last| {
         Message::Untagged(send_header(extra, msn, offset as u32, last), Body::Send)
     };
-    let whole = course.offer(qp, peer, &payload, segment, cx);
-    if !course.has_begun && (whole || course.sent > 0) {
-        course.has_begun = true;
+    let whole = progress.offer(qp, peer, &payload, segment, cx);
+    if !progress.has_begun && (whole || progress.sent > 0) {
+        progress.has_begun = true;
         half.driver.count_message(queue::SEND);
     }
     Ok(whole.then_some((SENT, 0)))
@@ -312,19 +317,19 @@ fn write(
     request: &Request<'_>,
     remote: RemoteAddress,
     imm: Option<[u8; 4]>,
-    course: &mut Course,
+    progress: &mut SendProgress,
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
     let payload = qp.gather_request(request, cx.pin, &mut spans)?;
-    if !course.is_second {
+    if !progress.is_second {
         let segment = |offset: usize, last| {
             let to = remote.addr.wrapping_add(offset as u64);
             Message::Tagged(Tagged::new(Opcode::WRITE, remote.rkey.value(), to, last))
         };
-        let whole = course.offer(qp, peer, &payload, segment, cx);
-        course.has_begun |= whole || course.sent > 0;
-        course.is_second = whole;
+        let whole = progress.offer(qp, peer, &payload, segment, cx);
+        progress.has_begun |= whole || progress.sent > 0;
+        progress.is_second = whole;
         if !whole {
             return Ok(None);
         }
@@ -352,7 +357,14 @@ fn read(
 ) -> Started {
     sink_spans(qp, request, cx.pin)?;
     let body = read_request(request, remote);
-    Ok(ask(qp, half, peer, Opcode::READ_REQUEST, |_| body, cx))
+    Ok(send_request(
+        qp,
+        half,
+        peer,
+        Opcode::READ_REQUEST,
+        |_| body,
+        cx,
+    ))
 }
 
 /// The RDMA Read Request that a request is.
@@ -378,7 +390,14 @@ fn atomic(
 ) -> Started {
     result_spans(qp, request, cx.pin)?;
     let body = |request_id| Body::AtomicRequest(atomic_request(request_id, remote, op));
-    Ok(ask(qp, half, peer, Opcode::ATOMIC_REQUEST, body, cx))
+    Ok(send_request(
+        qp,
+        half,
+        peer,
+        Opcode::ATOMIC_REQUEST,
+        body,
+        cx,
+    ))
 }
 
 #[cold]
@@ -397,10 +416,17 @@ fn extension(
     operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
     let message = extension::message(qp, request, operation, cx)?;
     let body = Body::Extension(Box::new(message));
-    Ok(ask(qp, half, peer, Opcode::EXTENSION, |_| body, cx))
+    Ok(send_request(
+        qp,
+        half,
+        peer,
+        Opcode::EXTENSION,
+        |_| body,
+        cx,
+    ))
 }
 
-fn ask(
+fn send_request(
     qp: &Qp,
     half: &mut Sending,
     peer: &Peer,
@@ -418,7 +444,7 @@ fn ask(
     Some((Phase::Sent, msn))
 }
 
-/// The sink of a read: the one entry, or none of no octets.
+/// The sink of a read: the one entry, or none of no bytes.
 pub(crate) fn sink(request: &Request<'_>) -> Sge {
     match request.source {
         Source::Sges([sge, ..]) => *sge,
@@ -426,9 +452,9 @@ pub(crate) fn sink(request: &Request<'_>) -> Sge {
     }
 }
 
-/// The octets of a read's sink, checked as what it is on the wire: a tagged buffer that a peer may write.
+/// The bytes of a read's sink, checked as what it is on the wire: a tagged buffer that a peer may write.
 ///
-/// No octets name no buffer (RFC 5040 section 5.2.1).
+/// No bytes name no buffer (RFC 5040 section 5.2.1).
 #[inline]
 pub(crate) fn sink_spans<'p>(
     qp: &Qp,
@@ -448,7 +474,7 @@ pub(crate) fn sink_spans<'p>(
     Ok(spans)
 }
 
-/// The octets of an atomic's result. Its answer is untagged, so local write will do (RFC 7306 section 5.3).
+/// The bytes of an atomic's result. Its answer is untagged, so local write will do (RFC 7306 section 5.3).
 #[inline]
 pub(crate) fn result_spans<'p>(
     qp: &Qp,
@@ -480,7 +506,7 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
 
 // ---- answers
 
-/// Octets of a read came.
+/// Bytes of a read came.
 pub(crate) fn handle_read_response(
     qp: &Qp,
     epoch: u32,
@@ -638,7 +664,7 @@ fn fail_answer(
     about: (&Message, usize),
     cx: &mut Cx<'_>,
 ) {
-    say_at_the_end(half, terminate(breach.code(), Some(about)));
+    end_with(half, terminate(breach.code(), Some(about)));
     qp.enter_error(false);
     match at {
         Some(at) => {
@@ -703,16 +729,16 @@ pub(crate) fn note_failure(half: &mut Sending, status: WcStatus) {
         status,
         WcStatus::WrFlushErr | WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr
     );
-    if !remote && half.driver.farewell.is_none() {
-        say_at_the_end(
+    if !remote && half.driver.pending_terminate.is_none() {
+        end_with(
             half,
             terminate(TerminateCode::RDMAP_LOCAL_CATASTROPHIC, None),
         );
     }
 }
 
-// What the connection ends with.
-fn say_at_the_end(half: &mut Sending, terminate: Terminate<'static>) {
+// The connection ends with this Terminate.
+fn end_with(half: &mut Sending, terminate: Terminate<'static>) {
     half.driver.terminates().sent = Some(terminate);
-    half.driver.farewell = Some(Box::new(terminate));
+    half.driver.pending_terminate = Some(Box::new(terminate));
 }

@@ -18,7 +18,7 @@ use crate::header::{
 use crate::operations::{
     Part, SendExtra, operate, place_write, read_source, take_immediate, take_send,
 };
-use crate::peer::{Peer, emit, is_ready, offer, offer_segments, say, terminate_message};
+use crate::peer::{Peer, emit, is_ready, offer, offer_segments, send_message, terminate_message};
 use crate::terminate::{self, Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, extension};
 
@@ -53,9 +53,9 @@ impl Responder {
 struct Inbound {
     // Messages that are complete: sends, requests.
     complete: [u32; 2],
-    // Octets of the send that is under way.
+    // Bytes of the send that is under way.
     offset: u32,
-    // Octets of the write that is under way or was last.
+    // Bytes of the write that is under way or was last.
     written: u64,
     writing: bool,
     // Reads and atomics that wait for their turn.
@@ -70,9 +70,9 @@ struct Pending {
     due: Time,
     segment: Untagged,
     request: Body,
-    // Octets of the answer to a read that have left.
+    // Bytes of the answer to a read that have left.
     sent: usize,
-    // The answer to anything else, which waits for room: a peer that asks and does not read is not to fill memory.
+    // The answer to anything else, which waits for room: a peer that does not read its answers must not fill memory.
     answer: Option<Message>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn takes(qp: &Qp, half: &Receiving, epoch: u32) -> bool {
     half.driver.epoch == epoch && is_ready(qp.state())
 }
 
-/// The peer broke a rule: error state, and the Terminate that tells it (RFC 5040 section 7).
+/// The peer broke a rule: error state, and the Terminate to send (RFC 5040 section 7).
 #[cold]
 pub(crate) fn fail(
     qp: &Qp,
@@ -172,7 +172,7 @@ fn terminate(
 ) {
     let terminate = fail(qp, half, breach, about, cx);
     if let Some(peer) = half.driver.peer {
-        say(qp, &peer, terminate_message(terminate), cx);
+        send_message(qp, &peer, terminate_message(terminate), cx);
     }
 }
 

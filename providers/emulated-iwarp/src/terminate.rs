@@ -14,9 +14,9 @@ use crate::header::{AtomicRequest, Body, Message, ReadRequest};
 /// The Terminates of a queue pair's present or last connection.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Terminates {
-    /// What was said to the peer.
+    /// Sent to the peer.
     pub sent: Option<Terminate<'static>>,
-    /// What the peer said.
+    /// Received from the peer.
     pub received: Option<Terminate<'static>>,
 }
 
@@ -33,7 +33,7 @@ pub enum Breach {
     Format(TerminateCode),
     /// A key cannot be invalidated.
     Invalidate(Fault),
-    /// Immediate data is not of eight octets.
+    /// Immediate data is not of eight bytes.
     ImmediateLength,
     /// The message offset is not where the last segment ended.
     MessageOffset,

@@ -61,7 +61,7 @@ pub trait Field: Copy {
     /// Writes it.
     fn put(self, octets: &mut [u8], start: usize, width: usize);
 
-    /// Whether there is nothing to tell: a reserved field that is zero.
+    /// Whether it may be left out of a text form: a reserved field that is zero.
     fn is_blank(&self) -> bool {
         false
     }

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::header::{Carriage, Nak, Syndrome};
+use crate::header::{IpFields, Nak, Syndrome};
 
 const CODEC_PORT: u16 = 4791;
 
@@ -37,7 +37,7 @@ fn arrival(envelope: &Envelope, segment: u16) -> Arrival {
 fn header(service: QpType, body: Body) -> Header {
     let src_qp = match body {
         Body::Datagram(..) => 0x51,
-        _ => Header::UNTOLD,
+        _ => Header::UNKNOWN_QP,
     };
     Header {
         service,
@@ -48,8 +48,8 @@ fn header(service: QpType, body: Body) -> Header {
         solicited: false,
         xrc: None,
         aeth: Aeth::default(),
-        carriage: Carriage::default(),
-        doubtful: false,
+        ip: IpFields::default(),
+        icrc_unverified: false,
         body,
     }
 }
@@ -273,13 +273,13 @@ fn a_sender_that_counts_is_believed_as_far_as_its_count_goes() {
         let sent = envelope(false, identification);
         let octets = packet(&codec, &send, b"counted", &sent);
         let opened = codec.open(&arrival(&sent, segment), &octets).unwrap();
-        (opened.damaged, opened.header.doubtful)
+        (opened.damaged, opened.header.icrc_unverified)
     };
     assert_eq!(check(0, 0), (false, false));
     // With segmentation offload the number counts within one call.
     assert_eq!(check(3, 3), (false, false));
     assert_eq!(check(0, 3), (false, false));
-    // The first of a counter proves nothing, what follows does, and a leap is doubtful again.
+    // The first of a counter proves nothing, what follows does, and a leap is unverified again.
     assert_eq!(check(0x7000, 0), (false, true));
     assert_eq!(check(0x7001, 0), (false, false));
     assert_eq!(check(0x7009, 7), (false, false));

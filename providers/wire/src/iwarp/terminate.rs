@@ -7,8 +7,8 @@
 //! RDMAP header of the segment               where R
 //! ```
 //!
-//! It may come from a peer that lays out its bits otherwise, and after it there is nothing more to be said: so what the
-//! flags promise and what is not there is simply not there.
+//! Peers differ in how they lay out its bits, and nothing follows it: parts that the flags announce and that are missing are
+//! left out, not refused.
 
 use super::ddp::{SegmentHeader, Tagged, Untagged};
 use super::rdmap::{AtomicRequest, Opcode, ReadRequest};

@@ -3,7 +3,7 @@
 //! Each fills the 232 octets behind the header of a management datagram, and ends with private data, whose size is the
 //! message's. A field of several bits that stands first in an octet has its high bits. [`Message`] is any of them.
 //!
-//! Who has which name for what: *local* is the sender of the message.
+//! In the names of fields, *local* is the sender of the message.
 
 use crate::layout::{Header as _, Octets, Reserved, header, view};
 use crate::mad::{DATA_LEN, Mad, MadHeader, Reject, class, method};
@@ -18,7 +18,7 @@ header! {
         local_comm_id: u32 = 32,
         /// Zero.
         reserved32: Reserved = 32,
-        /// Whom the connection is for.
+        /// The service asked for.
         service_id: u64 = 64,
         /// The sender's GUID.
         ca_guid: u64 = 64,
@@ -332,7 +332,7 @@ header! {
         p_key: u16 = 16,
         /// Zero.
         reserved16: Reserved = 16,
-        /// Whom the datagrams are for.
+        /// The service asked for.
         service_id: u64 = 64,
         /// The program's.
         private_data: Octets<216> = 1728,
@@ -354,7 +354,7 @@ header! {
         qpn: u32 = 24,
         /// Zero.
         reserved8: Reserved = 8,
-        /// Whom the datagrams are for.
+        /// The service asked for.
         service_id: u64 = 64,
         /// The queue key to send with.
         q_key: u32 = 32,

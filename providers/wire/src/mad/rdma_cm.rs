@@ -1,6 +1,6 @@
 //! What the RDMA connection manager puts in front of its users' private data (IBTA annex A11).
 //!
-//! It stands in REQ and in SIDR_REQ, and says between which IP addresses and ports the connection is.
+//! It stands in REQ and in SIDR_REQ, and has the IP addresses and ports of the connection.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

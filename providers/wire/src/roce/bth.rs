@@ -18,9 +18,9 @@ header! {
     Bth, BthView: 12 octets {
         /// What the packet is.
         opcode: Opcode = 8,
-        /// The receiver's program wants to be woken.
+        /// The sender asks for a solicited event at the receiver.
         solicited: bool = 1,
-        /// Where the path has migrated to; without meaning where no path migrates, and not to be looked at there.
+        /// Migration state; to be ignored where there is no path migration.
         mig_req: bool = 1,
         /// Octets of zeros behind the payload, which fill it up to a multiple of four.
         pad_count: u8 = 2,
@@ -48,7 +48,7 @@ header! {
 /// The destination of datagrams to groups.
 pub const MULTICAST_QP: u32 = 0xff_ffff;
 
-/// The partition that everybody is a full member of.
+/// The default partition, with full membership.
 pub const DEFAULT_P_KEY: u16 = 0xffff;
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ impl HeaderSet {
 }
 
 header! {
-    /// Datagram extended transport header: who sends, and the key that lets it in.
+    /// Datagram extended transport header: source QP and Q_Key.
     Deth, DethView: 8 octets {
         /// Queue key.
         q_key: u32 = 32,
@@ -101,7 +101,7 @@ header! {
 }
 
 header! {
-    /// XRC extended transport header: whose receives are taken.
+    /// XRC extended transport header: the shared receive queue.
     Xrceth, XrcethView: 4 octets {
         /// Zero.
         reserved: Reserved = 8,
@@ -123,7 +123,7 @@ header! {
 }
 
 header! {
-    /// RDMA extended transport header: where, and how much.
+    /// RDMA extended transport header: address, key and length.
     Reth, RethView: 16 octets {
         /// Virtual address.
         va: u64 = 64,

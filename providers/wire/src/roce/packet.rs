@@ -54,7 +54,7 @@ pub struct Packet<'a> {
     pub facts: &'static Facts,
     /// The payload, without its pad.
     pub payload: &'a [u8],
-    /// What fills it up to a multiple of four. Its octets should be zero, and nobody looks.
+    /// What fills it up to a multiple of four. Should be zero, and is not checked.
     pub pad: &'a [u8],
     /// The invariant CRC, as received.
     pub icrc: [u8; ICRC_LEN],
