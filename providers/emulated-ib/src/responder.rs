@@ -362,21 +362,18 @@ fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool)
     }
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a frame in its parts, and who takes it"
-)]
 #[inline]
 fn send<'p>(
     qp: &Qp,
     half: &mut Receiving,
     header: &Header,
-    position: Position,
-    beside: Beside,
     payload: &Payload<'_>,
     direct: Option<&Qp>,
     cx: &mut Cx<'p>,
 ) -> Result<Answer<'p>, Refusal> {
+    let Body::Send(position, beside) = header.body else {
+        return Err(Refusal::INVALID);
+    };
     let received = match (half.driver.inbound, position.begins()) {
         (Inbound::None, true) => 0,
         (Inbound::Send { received }, false) => received,
@@ -460,29 +457,23 @@ fn message<'p>(
     cx: &mut Cx<'p>,
 ) -> Result<Answer<'p>, Refusal> {
     match header.body {
-        Body::Send(position, beside) => {
-            send(qp, half, header, position, beside, payload, direct, cx)
-        }
-        Body::Write(position, remote, total, imm) => {
-            let parts = (position, remote, total, imm);
-            write(qp, half, header, parts, payload, direct, cx)
-        }
-        _ => Err(Refusal::INVALID),
+        Body::Send(..) => send(qp, half, header, payload, direct, cx),
+        _ => write(qp, half, header, payload, direct, cx),
     }
 }
-
-type WriteParts = (Position, RemoteAddress, u32, Option<[u8; 4]>);
 
 #[inline]
 fn write<'p>(
     qp: &Qp,
     half: &mut Receiving,
     header: &Header,
-    (position, remote, total, imm): WriteParts,
     payload: &Payload<'_>,
     direct: Option<&Qp>,
     cx: &mut Cx<'p>,
 ) -> Result<Answer<'p>, Refusal> {
+    let Body::Write(position, remote, total, imm) = header.body else {
+        return Err(Refusal::INVALID);
+    };
     let (remote, total, received) = match (half.driver.inbound, position.begins()) {
         (Inbound::None, true) => (remote, total, 0),
         (

@@ -260,7 +260,7 @@ macro_rules! header {
     (
         $(#[$meta:meta])*
         $name:ident, $view:ident: $octets:literal octets {
-            $( $(#[$field_meta:meta])* $field:ident: $type:ty = $width:literal, )*
+            $( $field:ident: $type:ty = $width:literal, $doc:literal; )*
         }
     ) => {
         $(#[$meta])*
@@ -272,7 +272,7 @@ macro_rules! header {
         )]
         pub struct $name {
             $(
-                $(#[$field_meta])*
+                #[doc = $doc]
                 #[cfg_attr(
                     feature = "serde",
                     serde(default, skip_serializing_if = "crate::layout::Field::is_blank")
@@ -314,7 +314,7 @@ macro_rules! header {
 
         impl $view {
             $(
-                $(#[$field_meta])*
+                #[doc = $doc]
                 #[inline]
                 pub fn $field(&self) -> $type {
                     const START: usize =
@@ -417,20 +417,13 @@ mod tests {
     header! {
         /// Fields of every kind.
         Sample, SampleView: 16 octets {
-            /// One bit.
-            flag: bool = 1,
-            /// Reserved.
-            reserved: Reserved = 2,
-            /// Across an octet's end.
-            across: u16 = 9,
-            /// The rest.
-            low: u8 = 4,
-            /// 24 bits.
-            middle: u32 = 24,
-            /// Octets.
-            name: Octets<3> = 24,
-            /// 64 bits.
-            long: u64 = 64,
+            flag: bool = 1, "One bit.";
+            reserved: Reserved = 2, "Reserved.";
+            across: u16 = 9, "Across an octet's end.";
+            low: u8 = 4, "The rest.";
+            middle: u32 = 24, "24 bits.";
+            name: Octets<3> = 24, "Octets.";
+            long: u64 = 64, "64 bits.";
         }
     }
 

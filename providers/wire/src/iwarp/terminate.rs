@@ -17,20 +17,13 @@ use crate::layout::{Header, Reserved, header};
 header! {
     /// What every Terminate begins with.
     TerminateControl, TerminateControlView: 4 octets {
-        /// 0 RDMAP, 1 DDP, 2 what is below.
-        layer: u8 = 4,
-        /// Type of the error, by layer.
-        etype: u8 = 4,
-        /// The error, by type.
-        code: u8 = 8,
-        /// M: the length of the segment follows.
-        has_length: bool = 1,
-        /// D: DDP's header follows.
-        has_ddp: bool = 1,
-        /// R: RDMAP's header follows.
-        has_rdmap: bool = 1,
-        /// Zero.
-        reserved: Reserved = 13,
+        layer: u8 = 4, "0 RDMAP, 1 DDP, 2 what is below.";
+        etype: u8 = 4, "Type of the error, by layer.";
+        code: u8 = 8, "The error, by type.";
+        has_length: bool = 1, "M: the length of the segment follows.";
+        has_ddp: bool = 1, "D: DDP's header follows.";
+        has_rdmap: bool = 1, "R: RDMAP's header follows.";
+        reserved: Reserved = 13, "Zero.";
     }
 }
 

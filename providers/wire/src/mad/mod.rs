@@ -35,26 +35,16 @@ pub mod method {
 header! {
     /// What every management datagram begins with (IBTA 13.4.3).
     MadHeader, MadHeaderView: 24 octets {
-        /// 1.
-        base_version: u8 = 8,
-        /// See [`class`].
-        management_class: u8 = 8,
-        /// Version of the class: 2 of [`class::COMMUNICATION`].
-        class_version: u8 = 8,
-        /// See [`method`]; the highest bit says that this is an answer.
-        method: u8 = 8,
-        /// Of an answer.
-        status: u16 = 16,
-        /// Of the class.
-        class_specific: u16 = 16,
-        /// Tells which question an answer belongs to.
-        transaction_id: u64 = 64,
-        /// What the datagram is about; of [`class::COMMUNICATION`], which message it is.
-        attribute_id: u16 = 16,
-        /// Zero.
-        reserved: u16 = 16,
-        /// Which of several.
-        attribute_modifier: u32 = 32,
+        base_version: u8 = 8, "1.";
+        management_class: u8 = 8, "See [`class`].";
+        class_version: u8 = 8, "Version of the class: 2 of [`class::COMMUNICATION`].";
+        method: u8 = 8, "See [`method`]; the highest bit says that this is an answer.";
+        status: u16 = 16, "Of an answer.";
+        class_specific: u16 = 16, "Of the class.";
+        transaction_id: u64 = 64, "Tells which question an answer belongs to.";
+        attribute_id: u16 = 16, "What the datagram is about; of [`class::COMMUNICATION`], which message it is.";
+        reserved: u16 = 16, "Zero.";
+        attribute_modifier: u32 = 32, "Which of several.";
     }
 }
 

@@ -9,18 +9,12 @@ use crate::layout::{Octets, Reserved, header};
 header! {
     /// The header of the RDMA connection manager.
     RdmaCm, RdmaCmView: 36 octets {
-        /// 0: whatever else is refused.
-        version: u8 = 8,
-        /// 4 or 6.
-        ip_version: u8 = 4,
-        /// Zero.
-        reserved: Reserved = 4,
-        /// The sender's port.
-        source_port: u16 = 16,
-        /// The sender; of IPv4 the last four octets.
-        source: Octets<16> = 128,
-        /// The receiver; of IPv4 the last four octets.
-        destination: Octets<16> = 128,
+        version: u8 = 8, "0: whatever else is refused.";
+        ip_version: u8 = 4, "4 or 6.";
+        reserved: Reserved = 4, "Zero.";
+        source_port: u16 = 16, "The sender's port.";
+        source: Octets<16> = 128, "The sender; of IPv4 the last four octets.";
+        destination: Octets<16> = 128, "The receiver; of IPv4 the last four octets.";
     }
 }
 

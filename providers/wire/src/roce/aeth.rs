@@ -7,10 +7,8 @@ use crate::layout::{header, newtype_field};
 header! {
     /// Acknowledge extended transport header.
     Aeth, AethView: 4 octets {
-        /// What is said.
-        syndrome: Syndrome = 8,
-        /// Messages that the responder has completed, a read when it was accepted (IBTA C9-148): 24 bits.
-        msn: u32 = 24,
+        syndrome: Syndrome = 8, "What is said.";
+        msn: u32 = 24, "Messages that the responder has completed, a read when it was accepted (IBTA C9-148): 24 bits.";
     }
 }
 

@@ -16,32 +16,19 @@ use crate::layout::{Reserved, header};
 header! {
     /// Base transport header.
     Bth, BthView: 12 octets {
-        /// What the packet is.
-        opcode: Opcode = 8,
-        /// The sender asks for a solicited event at the receiver.
-        solicited: bool = 1,
-        /// Migration state; to be ignored where there is no path migration.
-        mig_req: bool = 1,
-        /// Octets of zeros behind the payload, which fill it up to a multiple of four.
-        pad_count: u8 = 2,
-        /// Version of the transport: 0.
-        transport_version: u8 = 4,
-        /// Partition; the highest bit says full member.
-        p_key: u16 = 16,
-        /// Forward congestion notification.
-        fecn: bool = 1,
-        /// Backward congestion notification.
-        becn: bool = 1,
-        /// Zero; not covered by the ICRC, as the two bits before it.
-        reserved6: Reserved = 6,
-        /// The queue pair that it goes to: 24 bits; [`MULTICAST_QP`] where it goes to a group.
-        dest_qp: u32 = 24,
-        /// An acknowledge is wanted.
-        ack_req: bool = 1,
-        /// Zero.
-        reserved7: Reserved = 7,
-        /// Packet sequence number: 24 bits.
-        psn: u32 = 24,
+        opcode: Opcode = 8, "What the packet is.";
+        solicited: bool = 1, "The sender asks for a solicited event at the receiver.";
+        mig_req: bool = 1, "Migration state; to be ignored where there is no path migration.";
+        pad_count: u8 = 2, "Octets of zeros behind the payload, which fill it up to a multiple of four.";
+        transport_version: u8 = 4, "Version of the transport: 0.";
+        p_key: u16 = 16, "Partition; the highest bit says full member.";
+        fecn: bool = 1, "Forward congestion notification.";
+        becn: bool = 1, "Backward congestion notification.";
+        reserved6: Reserved = 6, "Zero; not covered by the ICRC, as the two bits before it.";
+        dest_qp: u32 = 24, "The queue pair that it goes to: 24 bits; [`MULTICAST_QP`] where it goes to a group.";
+        ack_req: bool = 1, "An acknowledge is wanted.";
+        reserved7: Reserved = 7, "Zero.";
+        psn: u32 = 24, "Packet sequence number: 24 bits.";
     }
 }
 

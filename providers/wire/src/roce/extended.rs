@@ -91,84 +91,66 @@ impl HeaderSet {
 header! {
     /// Datagram extended transport header: source QP and Q_Key.
     Deth, DethView: 8 octets {
-        /// Queue key.
-        q_key: u32 = 32,
-        /// Zero.
-        reserved: Reserved = 8,
-        /// The queue pair that it comes from: 24 bits.
-        src_qp: u32 = 24,
+        q_key: u32 = 32, "Queue key.";
+        reserved: Reserved = 8, "Zero.";
+        src_qp: u32 = 24, "The queue pair that it comes from: 24 bits.";
     }
 }
 
 header! {
     /// XRC extended transport header: the shared receive queue.
     Xrceth, XrcethView: 4 octets {
-        /// Zero.
-        reserved: Reserved = 8,
-        /// The shared receive queue: 24 bits.
-        srq: u32 = 24,
+        reserved: Reserved = 8, "Zero.";
+        srq: u32 = 24, "The shared receive queue: 24 bits.";
     }
 }
 
 header! {
     /// Flush extended transport header: what a FLUSH makes durable or visible.
     Feth, FethView: 4 octets {
-        /// Zero.
-        reserved: Reserved = 26,
-        /// 0 a range, 1 the whole region.
-        selectivity: u8 = 2,
-        /// A bit each: 1 global visibility, 2 persistence.
-        placement: u8 = 4,
+        reserved: Reserved = 26, "Zero.";
+        selectivity: u8 = 2, "0 a range, 1 the whole region.";
+        placement: u8 = 4, "A bit each: 1 global visibility, 2 persistence.";
     }
 }
 
 header! {
     /// RDMA extended transport header: address, key and length.
     Reth, RethView: 16 octets {
-        /// Virtual address.
-        va: u64 = 64,
-        /// Remote key.
-        rkey: u32 = 32,
-        /// Octets of the whole message.
-        dma_length: u32 = 32,
+        va: u64 = 64, "Virtual address.";
+        rkey: u32 = 32, "Remote key.";
+        dma_length: u32 = 32, "Octets of the whole message.";
     }
 }
 
 header! {
     /// Atomic extended transport header.
     AtomicEth, AtomicEthView: 28 octets {
-        /// Virtual address.
-        va: u64 = 64,
-        /// Remote key.
-        rkey: u32 = 32,
-        /// What is swapped in, or added.
-        swap_or_add: u64 = 64,
-        /// What is compared with.
-        compare: u64 = 64,
+        va: u64 = 64, "Virtual address.";
+        rkey: u32 = 32, "Remote key.";
+        swap_or_add: u64 = 64, "What is swapped in, or added.";
+        compare: u64 = 64, "What is compared with.";
     }
 }
 
 header! {
     /// Atomic acknowledge extended transport header.
     AtomicAckEth, AtomicAckEthView: 8 octets {
-        /// What was there before.
-        original: u64 = 64,
+        original: u64 = 64, "What was there before.";
     }
 }
 
 header! {
     /// Immediate data.
     ImmDt, ImmDtView: 4 octets {
-        /// As the sender had them: four octets without an order.
-        immediate: Octets<4> = 32,
+        immediate: Octets<4> = 32, "As the sender had them: four octets without an order.";
     }
 }
 
 header! {
     /// Invalidate extended transport header.
     Ieth, IethView: 4 octets {
-        /// The key to invalidate.
-        rkey: u32 = 32,
+        rkey: u32 = 32, "The key to invalidate.";
     }
 }
 
@@ -177,30 +159,21 @@ header! {
     ///
     /// What follows is the extension's. An answer says what an acknowledge would; in a request that part is zero.
     ExtensionEth, ExtensionEthView: 16 octets {
-        /// The extension: a number made of its name.
-        extension: u32 = 32,
-        /// Whether this is the answer to a request.
-        is_response: bool = 1,
-        /// Zero.
-        reserved: Reserved = 15,
-        /// The operation, by numbers of the extension.
-        operation: u16 = 16,
-        /// As in [`Aeth`].
-        syndrome: Syndrome = 8,
-        /// As in [`Aeth`].
-        msn: u32 = 24,
-        /// Zero.
-        reserved8: Reserved = 8,
-        /// As in [`Xrceth`], of a request through XRC; otherwise zero.
-        srq: u32 = 24,
+        extension: u32 = 32, "The extension: a number made of its name.";
+        is_response: bool = 1, "Whether this is the answer to a request.";
+        reserved: Reserved = 15, "Zero.";
+        operation: u16 = 16, "The operation, by numbers of the extension.";
+        syndrome: Syndrome = 8, "As in [`Aeth`].";
+        msn: u32 = 24, "As in [`Aeth`].";
+        reserved8: Reserved = 8, "Zero.";
+        srq: u32 = 24, "As in [`Xrceth`], of a request through XRC; otherwise zero.";
     }
 }
 
 header! {
     /// What a congestion notification packet has behind BTH (IBTA annex A17).
     Cnp, CnpView: 16 octets {
-        /// Zero.
-        reserved: Octets<16> = 128,
+        reserved: Octets<16> = 128, "Zero.";
     }
 }
 
