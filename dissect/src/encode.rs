@@ -6,7 +6,7 @@ use polyverbs_wire::iwarp::fpdu::{self, Layout};
 use polyverbs_wire::iwarp::{self, SegmentBuffer};
 use polyverbs_wire::layout::{Header, view};
 use polyverbs_wire::mad;
-use polyverbs_wire::roce::Bth;
+use polyverbs_wire::roce::{Bth, packet::MAX_HEADER_LEN};
 
 use crate::form::{
     Capture, Content, Fpdu, Hex, Ip, Link, ManagementContent, Packet, Payload, Roce, SegmentBody,
@@ -137,8 +137,9 @@ fn stretch(stream: &[(u64, Vec<u8>)], offset: u64, len: u32) -> Option<Vec<u8>> 
 }
 
 fn datagram(roce: &Roce, ip: Option<&Ip>) -> Option<Vec<u8>> {
-    let headers = roce.headers.encode()?;
-    let mut out = headers.as_octets().to_vec();
+    let mut out = vec![0; MAX_HEADER_LEN];
+    let len = roce.headers.encode(&mut out)?;
+    out.truncate(len);
     match &roce.payload {
         Payload::Data(data) => out.extend(&data.0),
         Payload::Mad(management) => {

@@ -78,11 +78,9 @@ fn an_identification_that_is_not_seen_is_recovered() {
                 continue;
             };
             let datagram = &octets[octets.len() - usize::from(roce.udp.length) + Udp::LEN..];
-            let unseen = Envelope::V4 {
-                source: header.source.0,
-                destination: header.destination.0,
-                source_port: roce.udp.source_port,
-                destination_port: roce.udp.destination_port,
+            let unseen = Envelope {
+                source: (header.source.0, roce.udp.source_port).into(),
+                destination: (header.destination.0, roce.udp.destination_port).into(),
                 identification: 0,
             };
             let computed = roce::decode(datagram).unwrap().expected_icrc(&unseen);

@@ -6,9 +6,7 @@ use polyverbs_dissect::file::{Captured, LinkType};
 use polyverbs_dissect::{Capture, Dissector, encode};
 use polyverbs_wire::layout::{Header, Octets};
 use polyverbs_wire::net::{Ethernet, Ipv4, Ipv6, ROCE_PORT, Tcp, Udp, ethertype, protocol};
-use polyverbs_wire::roce::{
-    Beside, Bth, Envelope, HeaderBuffer, Icrc, Opcode, Position, Service, pad_count, trailer,
-};
+use polyverbs_wire::roce::{Bth, Envelope, Icrc, Opcode, Position, SendExtra, Service, pad_count};
 
 pub(crate) const SOURCE_PORT: u16 = 0xc00c;
 const V4: [[u8; 4]; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]];
@@ -63,7 +61,7 @@ pub(crate) fn ethernet(ethertype: u16) -> Vec<u8> {
 }
 
 pub(crate) fn ipv4(protocol: u8, from: usize, behind: &[u8]) -> Vec<u8> {
-    let mut header = Ipv4 {
+    let header = Ipv4 {
         version: 4,
         header_words: 5,
         total_length: (Ipv4::LEN + behind.len()) as u16,
@@ -71,11 +69,11 @@ pub(crate) fn ipv4(protocol: u8, from: usize, behind: &[u8]) -> Vec<u8> {
         dont_fragment: true,
         time_to_live: 64,
         protocol,
+        checksum: 0x7357,
         source: Octets(V4[from]),
         destination: Octets(V4[1 - from]),
         ..Ipv4::default()
     };
-    header.checksum = header.header_checksum();
     [octets_of(&header), behind.to_vec()].concat()
 }
 
@@ -106,38 +104,36 @@ fn udp(datagram: &[u8]) -> Vec<u8> {
 /// A SEND, right for this envelope.
 fn send(envelope: &Envelope, payload: &[u8]) -> Vec<u8> {
     let pad = pad_count(payload.len());
-    let headers = HeaderBuffer::new(&Bth {
-        opcode: Opcode::send(Service::Rc, Position::Only, Beside::Nothing),
+    let bth = Bth {
+        opcode: Opcode::send(Service::Rc, Position::Only, SendExtra::Nothing),
         pad_count: pad,
         p_key: 0xffff,
         dest_qp: 0x11,
         psn: 7,
         ..Bth::default()
-    });
-    let len = headers.as_octets().len() + payload.len() + usize::from(pad) + 4;
-    let mut icrc = Icrc::new(envelope, len, headers.bth());
+    }
+    .to_view();
+    let pad = &[0; 3][..usize::from(pad)];
+    let mut icrc = Icrc::new(envelope, Bth::LEN + payload.len() + pad.len() + 4, &bth);
     icrc.update(payload);
-    let (trailer, trailer_len) = trailer(icrc, pad);
-    [headers.as_octets(), payload, &trailer[..trailer_len]].concat()
+    icrc.update(pad);
+    [&bth.0, payload, pad, &icrc.finish()].concat()
 }
 
 pub(crate) fn roce_v4(payload: &[u8]) -> Vec<u8> {
-    let envelope = Envelope::V4 {
-        source: V4[0],
-        destination: V4[1],
-        source_port: SOURCE_PORT,
-        destination_port: ROCE_PORT,
+    let envelope = Envelope {
+        source: (V4[0], SOURCE_PORT).into(),
+        destination: (V4[1], ROCE_PORT).into(),
         identification: 0x1234,
     };
     ipv4(protocol::UDP, 0, &udp(&send(&envelope, payload)))
 }
 
 pub(crate) fn roce_v6(payload: &[u8]) -> Vec<u8> {
-    let envelope = Envelope::V6 {
-        source: [1; 16],
-        destination: [2; 16],
-        source_port: SOURCE_PORT,
-        destination_port: ROCE_PORT,
+    let envelope = Envelope {
+        source: ([1; 16], SOURCE_PORT).into(),
+        destination: ([2; 16], ROCE_PORT).into(),
+        identification: 0,
     };
     ipv6(protocol::UDP, &udp(&send(&envelope, payload)))
 }

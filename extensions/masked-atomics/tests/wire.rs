@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use emulated_ib::InfiniBand;
 use emulated_ib::header::Body as Ib;
 use emulated_iwarp::Iwarp;
-use emulated_iwarp::header::{AtomicOp, Body as Rdmap, Message, reset_header, stream_key};
+use emulated_iwarp::header::{
+    AtomicOp, Body as Rdmap, Message, operation, reset_header, stream_key,
+};
 use masked_atomics::{
     EXTENSION, FETCH_ADD, MaskedAtomics, MaskedCompareSwap, MaskedFeatures, MaskedFetchAdd,
 };
@@ -252,10 +254,7 @@ fn iwarp_carries_it_as_its_own() {
     let atomics = frames
         .iter()
         .filter_map(|frame| match &frame.header.message {
-            Message::Untagged(segment) => match &segment.body {
-                Rdmap::AtomicRequest(request) => Some(request.op),
-                _ => None,
-            },
+            Message::Untagged(_, Rdmap::AtomicRequest(request)) => operation(request),
             _ => None,
         });
     let swap = AtomicOp::CompareSwap {
@@ -280,10 +279,7 @@ fn a_device_without_it_answers_as_to_an_unknown_opcode() {
     let codes = frames
         .iter()
         .filter_map(|frame| match &frame.header.message {
-            Message::Untagged(segment) => match &segment.body {
-                Rdmap::Terminate(terminate) => Some(terminate.error),
-                _ => None,
-            },
+            Message::Untagged(_, Rdmap::Terminate(terminate)) => Some(terminate.code()),
             _ => None,
         });
     let unexpected = emulated_iwarp::terminate::TerminateCode::new(0, 2, 0x06);

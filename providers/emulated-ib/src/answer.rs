@@ -4,10 +4,10 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::operation::Octets;
 use polyverbs_engine::payload::{Payload, Spans};
-use verbs_api::WcStatus;
+use verbs_api::{WcStatus, ids::Psn};
 
 use crate::frame::{self, full_frame};
-use crate::header::{Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead};
+use crate::header::{Aeth, Body, Header, IpFields, Nak, Position, Syndrome};
 use crate::pacing::NOTIFY_EVERY;
 use crate::{Cx, Qp, Receiving};
 
@@ -17,12 +17,12 @@ pub enum Answer<'p> {
     /// None: dropped, or nothing to say.
     None,
     /// Arrived, up to this sequence number.
-    Ack(u32),
+    Ack(Psn),
     /// Refused; of a sequence error the expected number.
-    Nak(Nak, u32),
+    Nak(Nak, Psn),
     /// No receive; with the timer code.
-    Rnr(u8, u32),
-    /// The octets asked for.
+    Rnr(u8, Psn),
+    /// The bytes asked for.
     Read(Spans<'p>),
     /// The original value.
     Atomic(u64),
@@ -41,7 +41,7 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(crate) const INVALID: Self = Self {
-        nak: Nak::InvalidRequest,
+        nak: Nak::INVALID_REQUEST,
         receive: WcStatus::RemInvReqErr,
     };
 }
@@ -56,7 +56,7 @@ impl From<Fault> for Refusal {
             | Fault::NotPermitted
             | Fault::UnknownOperation => Self::INVALID,
             _ => Self {
-                nak: Nak::RemoteAccess,
+                nak: Nak::REMOTE_ACCESS,
                 receive: WcStatus::RemAccessErr,
             },
         }
@@ -71,7 +71,7 @@ pub(crate) fn send(
     answer: Answer<'_>,
     cx: &mut Cx<'_>,
 ) {
-    let (psn, body) = match answer {
+    let (psn, body, refusal) = match answer {
         Answer::None | Answer::Later => return,
         Answer::Ack(psn) => {
             // One for all that arrive together. And what a program answers goes first.
@@ -80,9 +80,9 @@ pub(crate) fn send(
             }
             return;
         }
-        Answer::Nak(nak, psn) => (psn, Body::Acknowledge(Syndrome::Nak(nak))),
-        Answer::Rnr(code, psn) => (psn, Body::Acknowledge(Syndrome::Rnr(code))),
-        Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original)),
+        Answer::Nak(nak, psn) => (psn, Body::Acknowledge, Some(Syndrome::nak(nak))),
+        Answer::Rnr(code, psn) => (psn, Body::Acknowledge, Some(Syndrome::rnr_nak(code))),
+        Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original), None),
         Answer::Extension(octets) => {
             let Body::ExtensionRequest(extension, operation) = request.body else {
                 return;
@@ -92,7 +92,7 @@ pub(crate) fn send(
                 [] => Payload::Empty,
                 octets => Payload::Octets(octets),
             };
-            return emit(qp, half, request.psn, body, payload, cx);
+            return emit(qp, half, request.psn, body, None, payload, cx);
         }
         Answer::Read(spans) => {
             let whole = Payload::of_spans(&spans);
@@ -101,20 +101,22 @@ pub(crate) fn send(
         }
     };
     // Every answer acknowledges what was asked before it (IBTA 9.7.5.1.2).
-    half.driver.rest.owed.take_if(|owed| ahead(psn, *owed) >= 0);
-    emit(qp, half, psn, body, Payload::Empty, cx);
+    half.driver
+        .rest
+        .owed
+        .take_if(|owed| psn.distance_from(*owed) >= 0);
+    emit(qp, half, psn, body, refusal, Payload::Empty, cx);
 }
 
 /// Sends the acknowledge that is owed.
 pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     let half = &mut *qp.responder();
     if let Some(psn) = half.driver.rest.owed.take() {
-        let body = Body::Acknowledge(Syndrome::Ack);
-        emit(qp, half, psn, body, Payload::Empty, cx);
+        emit(qp, half, psn, Body::Acknowledge, None, Payload::Empty, cx);
     }
 }
 
-/// Sends so many frames of the answer to a read, behind those that have left: how many octets have then.
+/// Sends so many frames of the answer to a read, behind those that have left: how many bytes have then.
 pub(crate) fn read_response(
     qp: &Qp,
     half: &Receiving,
@@ -129,12 +131,13 @@ pub(crate) fn read_response(
     for _ in 0..frames {
         let length = (total - offset).min(mtu);
         let position = Position::of(offset as u64, length as u64, total as u64);
-        let psn = advance(request.psn, (offset >> half.driver.mtu_shift) as u32);
+        let psn = request.psn.plus((offset >> half.driver.mtu_shift) as u32);
         emit(
             qp,
             half,
             psn,
             Body::ReadResponse(position),
+            None,
             whole.part(offset, length),
             cx,
         );
@@ -146,7 +149,7 @@ pub(crate) fn read_response(
     offset
 }
 
-/// The peer is told that what it sends meets congestion, and not too often (IBTA annex A17.9.3).
+/// Notifies the peer that its packets meet congestion, at a limited rate (IBTA annex A17.9.3).
 #[cold]
 pub(crate) fn notify_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let mut half = qp.responder();
@@ -159,36 +162,31 @@ pub(crate) fn notify_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<
         return;
     }
     half.driver.rest.notified_until = now.after(NOTIFY_EVERY);
-    emit(qp, &half, 0, Body::Congestion, Payload::Empty, cx);
+    let psn = Psn::default();
+    emit(qp, &half, psn, Body::Congestion, None, Payload::Empty, cx);
 }
 
-fn emit(qp: &Qp, half: &Receiving, psn: u32, body: Body, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    let msn = half.driver.rest.msn;
-    let aeth = if qp.has_srq() {
-        Aeth {
-            msn,
-            ..Aeth::default()
-        }
-    } else {
-        Aeth::new(msn, qp.receives_waiting())
-    };
-    let (dest_qp, src_qp) = (half.driver.rest.peer_qpn, qp.qpn);
-    let mut carriage = half.driver.rest.carriage;
+fn emit(
+    qp: &Qp,
+    half: &Receiving,
+    psn: Psn,
+    body: Body,
+    refusal: Option<Syndrome>,
+    payload: Payload<'_>,
+    cx: &mut Cx<'_>,
+) {
+    let receives = (!qp.has_srq()).then(|| qp.receives_waiting());
+    let mut aeth = Aeth::ack(half.driver.rest.msn, receives);
+    aeth.syndrome = refusal.unwrap_or(aeth.syndrome);
+    let mut ip = half.driver.rest.ip;
     if matches!(body, Body::Congestion) {
-        carriage.traffic_class &= !Carriage::ECN;
+        ip.traffic_class &= !IpFields::ECN;
     }
     let header = Header {
-        service: qp.qp_type,
-        dest_qp,
-        src_qp,
-        psn,
-        ack_req: false,
-        solicited: false,
         xrc: qp.is_addressed.then_some(0),
         aeth,
-        carriage,
-        doubtful: false,
-        body,
+        ip,
+        ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     };
     frame::send(qp, half.driver.rest.peer_address, header, payload, cx);
 }

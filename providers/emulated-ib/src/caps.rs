@@ -1,42 +1,10 @@
 //! What an emulated InfiniBand device claims.
 
+use polyverbs_engine::claims;
 use verbs_api::{
     Features, Transport,
-    capability::{
-        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Limits, PortAttributes,
-        PortCaps,
-    },
-    ids::{Gid, Guid, LinkAddress},
-};
-
-/// Numbers of the device: what the engine's structures carry, not what memory there is.
-pub const LIMITS: Limits = Limits {
-    max_qp: 1 << 20,
-    max_qp_wr: 1 << 14,
-    max_send_sge: 32,
-    max_recv_sge: 32,
-    max_sge_rd: 32,
-    max_inline_data: 1024,
-    max_msg_sz: 1 << 31,
-    max_cq: 1 << 16,
-    max_cqe: 1 << 22,
-    num_comp_vectors: 1,
-    max_mr: 1 << 22,
-    max_mr_size: 1 << 47,
-    max_mw: 1 << 20,
-    max_pd: 1 << 16,
-    max_ah: 1 << 16,
-    max_srq: 1 << 16,
-    max_srq_wr: 1 << 16,
-    max_srq_sge: 32,
-    max_qp_rd_atom: 128,
-    max_qp_init_rd_atom: 128,
-    max_fast_reg_page_list_len: 1 << 12,
-    page_size_cap: 0xffff_ffff_ffff_f000,
-    max_mcast_grp: 1 << 12,
-    max_mcast_qp_attach: 1 << 12,
-    phys_port_cnt: 1,
-    local_ca_ack_delay: 0,
+    capability::{DeviceAttributes, GidEntry, GidType, PortAttributes, PortCaps},
+    ids::{Gid, LinkAddress},
 };
 
 /// Everything that the device tells about itself, before the linked emulations add to it.
@@ -47,24 +15,13 @@ pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceA
         | Features::ATOMIC_WRITE
         | Features::FLUSH;
     features.set(Features::WINDOW_2A, windows_2a);
-    let guid = Guid::software(Transport::InfiniBand, address.ip_or_stand_in());
+    let port = PortAttributes {
+        gids: gids(address),
+        ..PortAttributes::new(1, PortCaps::ROCE_V2, address)
+    };
     DeviceAttributes {
-        name: name.to_owned(),
-        provider: "emulated-ib",
-        transport: Transport::InfiniBand,
-        node_guid: guid,
-        sys_image_guid: guid,
         features,
-        extensions: Vec::new(),
-        gaps: BaselineGaps::empty(),
-        limits: LIMITS,
-        atomic_cap: AtomicScope::Global,
-        masked_atomic_cap: AtomicScope::None,
-        ports: vec![PortAttributes {
-            port_guid: guid,
-            gids: gids(address),
-            ..PortAttributes::new(1, PortCaps::ROCE_V2, address)
-        }],
+        ..claims::attributes(name, "emulated-ib", Transport::InfiniBand, address, port)
     }
 }
 

@@ -15,19 +15,22 @@ use polyverbs_wire::roce::bth::{DEFAULT_P_KEY, MULTICAST_QP};
 use polyverbs_wire::roce::icrc::{self, Icrc, Recovery, step_is_plausible};
 use polyverbs_wire::roce::packet::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
 use polyverbs_wire::roce::{
-    self, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt, Opcode,
-    Operation, Packet, Reth, Service, SyndromeKind, Xrceth,
+    self, Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt,
+    Opcode, Operation, Packet, Position, Reth, Service, SyndromeKind, Xrceth,
 };
 use verbs_api::qp::QpType;
-use verbs_api::{Access, RKey, RemoteAddress, ids::Gid};
+use verbs_api::{
+    Access, RKey, RemoteAddress,
+    ids::{Gid, Psn},
+};
 
-use crate::header::{Aeth, Beside, Body, Carriage, Header, Nak, Position, Syndrome};
+use crate::header::{Beside, Body, Header};
 
 /// The wire format of RoCEv2.
 #[derive(Debug, Default)]
 pub struct RoceV2 {
     recoveries: Recoveries,
-    counting: Mutex<HashMap<IpAddr, (u16, Instant)>>,
+    last_seen: Mutex<HashMap<IpAddr, (u16, Instant)>>,
 }
 
 impl RoceV2 {
@@ -46,18 +49,17 @@ impl DatagramCodec for RoceV2 {
         TxMeta {
             // Requests and answers of a connection are two flows; each keeps its order.
             flow: header.src_qp ^ header.dest_qp.rotate_left(7),
-            traffic_class: header.carriage.traffic_class,
-            hop_limit: header.carriage.hop_limit,
+            traffic_class: header.ip.traffic_class,
+            hop_limit: header.ip.hop_limit,
         }
     }
 
     fn encode_header(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<usize> {
         let bth = bth_of(header, payload)?;
         // Most packets have nothing behind BTH.
-        if bth.opcode.facts()?.headers.is_empty() {
-            bth.put(into).map(|_| Bth::LEN)
-        } else {
-            headers_of(bth, header, payload).encode_into(into)
+        match bth.opcode.facts()?.headers.is_empty() {
+            true => bth.put(into).map(|_| Bth::LEN),
+            false => headers_of(bth, header, payload).encode(into),
         }
     }
 
@@ -68,15 +70,14 @@ impl DatagramCodec for RoceV2 {
     fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]) {
         let length = datagram.len();
         let end = length.saturating_sub(roce::packet::ICRC_LEN);
-        let (Some(pad), Some(around)) = (datagram.get_mut(payload_end..end), around(envelope))
-        else {
+        let Some(pad) = datagram.get_mut(payload_end..end) else {
             return;
         };
         pad.fill(0);
         let Some((bth, behind)) = view::<Bth>(&datagram[..end]) else {
             return;
         };
-        let mut icrc = Icrc::new(&around, length, bth);
+        let mut icrc = Icrc::new(&icrc_envelope(envelope), length, bth);
         icrc.update(behind);
         let octets = icrc.finish();
         if let Some(room) = datagram.last_chunk_mut() {
@@ -86,19 +87,17 @@ impl DatagramCodec for RoceV2 {
 
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Header>> {
         let packet = roce::decode(datagram).ok()?;
-        let header = header_of(&packet, arrival)?;
-        let checked = self.check(&packet, arrival, datagram.len())?;
+        let mut header = header_of(&packet, arrival)?;
+        let checked = self.check(&packet, arrival, datagram.len());
+        header.icrc_unverified = checked == IcrcCheck::Unverified;
         Some(Opened {
-            header: Header {
-                doubtful: checked == Check::Doubtful,
-                ..header
-            },
+            header,
             payload: packet.payload,
-            damaged: checked == Check::Wrong,
+            damaged: checked == IcrcCheck::Invalid,
         })
     }
 
-    fn open_header(&self, arrival: &Arrival, header: &[u8], _payload: usize) -> Option<Header> {
+    fn open_header(&self, arrival: &Arrival, header: &[u8]) -> Option<Header> {
         header_of(&roce::decode_headers(header).ok()?, arrival)
     }
 
@@ -119,7 +118,7 @@ impl DatagramCodec for RoceV2 {
                 .ok()
                 .and_then(|mad| cm::decode(&mad).ok())
         });
-        message.map_or(Common::Anybody, |message| meant_for(&message))
+        message.map_or(Common::Anybody, |message| recipient_of(&message))
     }
 }
 
@@ -135,7 +134,7 @@ fn bth_of(header: &Header, payload: usize) -> Option<Bth> {
         becn: matches!(header.body, Body::Congestion),
         dest_qp: header.dest_qp,
         ack_req: header.ack_req,
-        psn: header.psn,
+        psn: header.psn.value(),
         ..Bth::default()
     })
 }
@@ -144,22 +143,17 @@ fn opcode_of(header: &Header) -> Option<Opcode> {
     let service = service(header)?;
     let operation = match header.body {
         Body::Send(position, beside) => {
-            let (position, beside) = (wire_position(position), wire_beside(beside));
-            return Some(Opcode::send(service, position, beside));
+            return Some(Opcode::send(service, position, send_extra(beside)));
         }
         Body::Datagram(_, beside, _) => {
-            let beside = wire_beside(beside);
-            return Some(Opcode::send(service, roce::Position::Only, beside));
+            return Some(Opcode::send(service, Position::Only, send_extra(beside)));
         }
         Body::Write(position, _, _, immediate) => {
-            let position = wire_position(position);
             return Some(Opcode::write(service, position, immediate.is_some()));
         }
-        Body::ReadResponse(position) => {
-            return Some(Opcode::read_response(service, wire_position(position)));
-        }
+        Body::ReadResponse(position) => return Some(Opcode::read_response(service, position)),
         Body::ExtensionRequest(..) | Body::ExtensionResponse(..) => {
-            return extension_opcode(service);
+            return matches!(service, Service::Rc | Service::Xrc).then_some(Opcode::EXTENSION);
         }
         Body::Congestion => return Some(Opcode::CNP),
         Body::ReadRequest(..) => Operation::ReadRequest,
@@ -167,7 +161,7 @@ fn opcode_of(header: &Header) -> Option<Opcode> {
         Body::Flush(..) => Operation::Flush,
         Body::CompareSwap(..) => Operation::CompareSwap,
         Body::FetchAdd(..) => Operation::FetchAdd,
-        Body::Acknowledge(_) => Operation::Acknowledge,
+        Body::Acknowledge => Operation::Acknowledge,
         Body::AtomicAcknowledge(_) => Operation::AtomicAcknowledge,
     };
     Opcode::single(service, operation)
@@ -181,11 +175,11 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
     match header.body {
         Body::Send(position, beside) => {
             if position.ends() {
-                put_beside(&mut headers, beside);
+                put_send_extra(&mut headers, beside);
             }
         }
         Body::Datagram(q_key, beside, _) => {
-            put_beside(&mut headers, beside);
+            put_send_extra(&mut headers, beside);
             headers.deth = Some(Deth {
                 q_key,
                 src_qp: header.src_qp,
@@ -210,7 +204,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
             headers.atomic_eth = Some(atomic_eth(remote, compare, swap));
         }
         Body::FetchAdd(remote, add) => headers.atomic_eth = Some(atomic_eth(remote, 0, add)),
-        Body::Acknowledge(_) | Body::ReadResponse(_) => {}
+        Body::Acknowledge | Body::ReadResponse(_) => {}
         Body::AtomicAcknowledge(original) => {
             headers.atomic_ack_eth = Some(AtomicAckEth { original });
         }
@@ -223,13 +217,13 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
             });
         }
         Body::ExtensionResponse(extension, operation) => {
-            let aeth = wire_aeth(header);
+            let Aeth { syndrome, msn } = header.aeth;
             headers.extension_eth = Some(ExtensionEth {
                 extension,
                 is_response: true,
                 operation,
-                syndrome: aeth.syndrome,
-                msn: aeth.msn,
+                syndrome,
+                msn,
                 ..ExtensionEth::default()
             });
         }
@@ -237,7 +231,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
     }
     // What an extension answers has that in its own header.
     if header.body.has_aeth() && headers.extension_eth.is_none() {
-        headers.aeth = Some(wire_aeth(header));
+        headers.aeth = Some(header.aeth);
     }
     if header.body.is_request() && headers.extension_eth.is_none() {
         headers.xrceth = header.xrc.map(|srq| Xrceth {
@@ -248,14 +242,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
     headers
 }
 
-const fn extension_opcode(service: Service) -> Option<Opcode> {
-    match service {
-        Service::Rc | Service::Xrc => Some(Opcode::EXTENSION),
-        _ => None,
-    }
-}
-
-fn put_beside(headers: &mut Headers, beside: Beside) {
+fn put_send_extra(headers: &mut Headers, beside: Beside) {
     match beside {
         Beside::Nothing => {}
         Beside::Immediate(octets) => headers.imm_dt = Some(imm_dt(octets)),
@@ -296,43 +283,11 @@ fn feth(placement: Access, whole: bool) -> Feth {
     }
 }
 
-fn wire_aeth(header: &Header) -> roce::Aeth {
-    let syndrome = match header.body {
-        Body::Acknowledge(Syndrome::Rnr(timer)) => roce::Syndrome::rnr_nak(timer),
-        Body::Acknowledge(Syndrome::Nak(nak)) => wire_nak(nak),
-        _ => roce::Syndrome::ack(header.aeth.credit),
-    };
-    roce::Aeth {
-        syndrome,
-        msn: header.aeth.msn,
-    }
-}
-
-const fn wire_nak(nak: Nak) -> roce::Syndrome {
-    match nak {
-        Nak::SequenceError => roce::Syndrome::NAK_SEQUENCE_ERROR,
-        Nak::InvalidRequest => roce::Syndrome::NAK_INVALID_REQUEST,
-        Nak::RemoteAccess => roce::Syndrome::NAK_REMOTE_ACCESS,
-        Nak::RemoteOperation => roce::Syndrome::NAK_REMOTE_OPERATION,
-        Nak::InvalidRdRequest => roce::Syndrome::NAK_INVALID_RD_REQUEST,
-        Nak::Reserved(code) => roce::Syndrome(0x60 | code & 0x1f),
-    }
-}
-
-const fn wire_position(position: Position) -> roce::Position {
-    match position {
-        Position::First => roce::Position::First,
-        Position::Middle => roce::Position::Middle,
-        Position::Last => roce::Position::Last,
-        Position::Only => roce::Position::Only,
-    }
-}
-
-const fn wire_beside(beside: Beside) -> roce::Beside {
+const fn send_extra(beside: Beside) -> roce::SendExtra {
     match beside {
-        Beside::Nothing => roce::Beside::Nothing,
-        Beside::Immediate(_) => roce::Beside::Immediate,
-        Beside::Invalidate(_) => roce::Beside::Invalidate,
+        Beside::Nothing => roce::SendExtra::Nothing,
+        Beside::Immediate(_) => roce::SendExtra::Immediate,
+        Beside::Invalidate(_) => roce::SendExtra::Invalidate,
     }
 }
 
@@ -346,25 +301,11 @@ const fn service(header: &Header) -> Option<Service> {
     }
 }
 
-/// The IP packet that a datagram travels in, as far as the ICRC covers it; `None` between addresses of two families.
-#[inline(always)]
-fn around(envelope: &Envelope) -> Option<icrc::Envelope> {
-    let (source_port, destination_port) = (envelope.from.port(), envelope.to.port());
-    match (envelope.from.ip(), envelope.to.ip()) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => Some(icrc::Envelope::V4 {
-            source: source.octets(),
-            destination: destination.octets(),
-            source_port,
-            destination_port,
-            identification: envelope.identification,
-        }),
-        (IpAddr::V6(source), IpAddr::V6(destination)) => Some(icrc::Envelope::V6 {
-            source: source.octets(),
-            destination: destination.octets(),
-            source_port,
-            destination_port,
-        }),
-        _ => None,
+const fn icrc_envelope(envelope: &Envelope) -> icrc::Envelope {
+    icrc::Envelope {
+        source: envelope.from,
+        destination: envelope.to,
+        identification: envelope.identification,
     }
 }
 
@@ -376,64 +317,38 @@ fn header_of(packet: &Packet<'_>, arrival: &Arrival) -> Option<Header> {
     if packet.bth.p_key() | FULL_MEMBER != DEFAULT_P_KEY {
         return None;
     }
-    let Behind {
-        body,
-        src_qp,
-        xrc,
-        aeth,
-    } = match packet.facts.operation {
-        // Most sends have nothing there.
-        Operation::Send if packet.facts.headers.is_empty() => Behind {
-            body: Body::Send(position_of(packet.facts.position), Beside::Nothing),
-            src_qp: Header::UNTOLD,
-            xrc: None,
-            aeth: Aeth::default(),
-        },
-        _ => behind(packet, arrival.to.ip())?,
-    };
-    let carriage = Carriage {
-        traffic_class: arrival.traffic_class,
-        hop_limit: 0,
-    };
-    Some(Header {
-        service: qp_type(packet.facts.service),
-        dest_qp: packet.bth.dest_qp(),
-        src_qp,
-        psn: packet.bth.psn(),
+    let (service, dest_qp) = (qp_type(packet.facts.service), packet.bth.dest_qp());
+    let psn = Psn::new(packet.bth.psn());
+    let send = Body::Send(packet.facts.position, Beside::Nothing);
+    let mut header = Header {
         ack_req: packet.bth.ack_req(),
         solicited: packet.bth.solicited(),
-        xrc,
-        aeth,
-        carriage,
-        doubtful: false,
-        body,
-    })
+        ..Header::new(service, Header::UNKNOWN_QP, dest_qp, psn, send)
+    };
+    // Most sends have nothing behind BTH.
+    if packet.facts.operation != Operation::Send || !packet.facts.headers.is_empty() {
+        read_extended_headers(&mut header, packet, arrival.to.ip())?;
+    }
+    header.ip.traffic_class = arrival.traffic_class;
+    Some(header)
 }
 
-/// What the opcode and the headers behind BTH say.
-struct Behind {
-    body: Body,
-    src_qp: u32,
-    xrc: Option<u32>,
-    aeth: Aeth,
-}
-
+// What the opcode and the headers behind BTH say.
 #[inline(never)]
-fn behind(packet: &Packet<'_>, to: IpAddr) -> Option<Behind> {
-    Some(Behind {
-        body: body_of(packet, to)?,
-        src_qp: packet
-            .get::<Deth>()
-            .map_or(Header::UNTOLD, |deth| deth.src_qp()),
-        xrc: xrc_of(packet),
-        aeth: aeth_of(packet)?,
-    })
+fn read_extended_headers(header: &mut Header, packet: &Packet<'_>, to: IpAddr) -> Option<()> {
+    header.body = body_of(packet, to)?;
+    if let Some(deth) = packet.get::<Deth>() {
+        header.src_qp = deth.src_qp();
+    }
+    header.xrc = xrc_of(packet);
+    header.aeth = aeth_of(packet)?;
+    Some(())
 }
 
 fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
-    let position = position_of(packet.facts.position);
+    let position = packet.facts.position;
     let immediate = || packet.get::<ImmDt>().map(|header| header.immediate().0);
-    // Where, and how many octets.
+    // Where, and how many bytes.
     let reth = || {
         let reth = packet.get::<Reth>()?;
         let remote = RemoteAddress::new(reth.va(), RKey::new(reth.rkey()));
@@ -483,7 +398,7 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
             let (target, eth) = atomic()?;
             Body::FetchAdd(target, eth.swap_or_add())
         }
-        Operation::Acknowledge => Body::Acknowledge(syndrome_of(packet)?),
+        Operation::Acknowledge => Body::Acknowledge,
         Operation::ReadResponse => Body::ReadResponse(position),
         Operation::AtomicAcknowledge => {
             Body::AtomicAcknowledge(packet.get::<AtomicAckEth>()?.original())
@@ -501,35 +416,21 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     })
 }
 
-fn syndrome_of(packet: &Packet<'_>) -> Option<Syndrome> {
-    Some(match packet.get::<roce::Aeth>()?.syndrome().kind() {
-        SyndromeKind::Ack(_) => Syndrome::Ack,
-        SyndromeKind::RnrNak(timer) => Syndrome::Rnr(timer),
-        SyndromeKind::Nak(code) => Syndrome::Nak(match code {
-            0 => Nak::SequenceError,
-            1 => Nak::InvalidRequest,
-            2 => Nak::RemoteAccess,
-            3 => Nak::RemoteOperation,
-            4 => Nak::InvalidRdRequest,
-            code => Nak::Reserved(code),
-        }),
-        SyndromeKind::Reserved => return None,
-    })
-}
-
-// Only what acknowledges counts credits: a NAK's code stands where they would. `None`: an answer with data that refuses.
+// Only an acknowledge refuses: an answer with data that does is dropped.
 fn aeth_of(packet: &Packet<'_>) -> Option<Aeth> {
-    let (syndrome, msn) = match (packet.get::<roce::Aeth>(), packet.get::<ExtensionEth>()) {
-        (Some(aeth), _) => (aeth.syndrome(), aeth.msn()),
-        (None, Some(eth)) if eth.is_response() => (eth.syndrome(), eth.msn()),
+    let aeth = match (packet.get::<Aeth>(), packet.get::<ExtensionEth>()) {
+        (Some(aeth), _) => Aeth::of(aeth),
+        (None, Some(eth)) if eth.is_response() => Aeth {
+            syndrome: eth.syndrome(),
+            msn: eth.msn(),
+        },
         _ => return Some(Aeth::default()),
     };
-    let credit = match syndrome.kind() {
-        SyndromeKind::Ack(credit) => credit,
-        _ if packet.facts.operation == Operation::Acknowledge => Aeth::NO_LIMIT,
-        _ => return None,
+    let says = match packet.facts.operation {
+        Operation::Acknowledge => aeth.syndrome.kind() != SyndromeKind::Reserved,
+        _ => aeth.syndrome.is_ack(),
     };
-    Some(Aeth { msn, credit })
+    says.then_some(aeth)
 }
 
 fn placement_of(bits: u8) -> Option<Access> {
@@ -540,15 +441,6 @@ fn placement_of(bits: u8) -> Option<Access> {
     placement.set(Access::FLUSH_GLOBAL, bits & GLOBAL_VISIBILITY != 0);
     placement.set(Access::FLUSH_PERSISTENT, bits & PERSISTENCE != 0);
     Some(placement)
-}
-
-const fn position_of(position: roce::Position) -> Position {
-    match position {
-        roce::Position::First => Position::First,
-        roce::Position::Middle => Position::Middle,
-        roce::Position::Last => Position::Last,
-        roce::Position::Only => Position::Only,
-    }
 }
 
 const fn qp_type(service: Service) -> QpType {
@@ -589,7 +481,7 @@ fn address_of(group: Gid) -> IpAddr {
     }
 }
 
-fn meant_for(message: &cm::Message) -> Common {
+fn recipient_of(message: &cm::Message) -> Common {
     use cm::Message as M;
     let id = match message {
         M::Req(message) => return Common::Service(message.service_id),
@@ -615,25 +507,25 @@ fn meant_for(message: &cm::Message) -> Common {
 
 /// What an ICRC says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Check {
-    Right,
-    /// Right for an identification that nothing else speaks for.
-    Doubtful,
-    Wrong,
+enum IcrcCheck {
+    Valid,
+    /// Right for an IPv4 identification that nothing confirms yet.
+    Unverified,
+    Invalid,
 }
 
 impl RoceV2 {
-    fn check(&self, packet: &Packet<'_>, arrival: &Arrival, length: usize) -> Option<Check> {
-        let envelope = Envelope {
-            from: arrival.from,
-            to: arrival.to,
+    fn check(&self, packet: &Packet<'_>, arrival: &Arrival, length: usize) -> IcrcCheck {
+        let envelope = icrc::Envelope {
+            source: arrival.from,
+            destination: arrival.to,
             identification: arrival.segment,
         };
-        let computed = packet.expected_icrc(&around(&envelope)?);
-        Some(match computed == packet.icrc {
-            true => Check::Right,
+        let computed = packet.expected_icrc(&envelope);
+        match computed == packet.icrc {
+            true => IcrcCheck::Valid,
             false => self.check_identification(packet, arrival, length, computed),
-        })
+        }
     }
 
     // For another identification than the one expected: the kernel's driver numbers what it sends.
@@ -644,35 +536,40 @@ impl RoceV2 {
         arrival: &Arrival,
         length: usize,
         computed: [u8; 4],
-    ) -> Check {
+    ) -> IcrcCheck {
         if arrival.from.is_ipv6() {
-            return Check::Wrong;
+            return IcrcCheck::Invalid;
         }
         let recovered = self
             .recoveries
             .of(length)
             .identification(packet.icrc, computed);
         match recovered {
-            None => Check::Wrong,
-            Some(difference) => self.judge(arrival.from.ip(), difference ^ arrival.segment),
+            None => IcrcCheck::Invalid,
+            Some(difference) => {
+                self.verify_identification(arrival.from.ip(), difference ^ arrival.segment)
+            }
         }
     }
 
     // The sender counts its packets: whether it may have come to this number.
-    fn judge(&self, peer: IpAddr, identification: u16) -> Check {
+    fn verify_identification(&self, peer: IpAddr, identification: u16) -> IcrcCheck {
         if identification == 0 {
-            return Check::Right;
+            return IcrcCheck::Valid;
         }
         let now = Instant::now();
-        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
-        if counting.len() >= PEERS && !counting.contains_key(&peer) {
-            counting.clear();
+        let mut last_seen = self
+            .last_seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if last_seen.len() >= PEERS && !last_seen.contains_key(&peer) {
+            last_seen.clear();
         }
-        match counting.insert(peer, (identification, now)) {
+        match last_seen.insert(peer, (identification, now)) {
             Some((last, then)) if step_is_plausible(last, identification, now - then) => {
-                Check::Right
+                IcrcCheck::Valid
             }
-            _ => Check::Doubtful,
+            _ => IcrcCheck::Unverified,
         }
     }
 }
@@ -693,7 +590,7 @@ impl std::fmt::Debug for Recoveries {
 }
 
 impl Recoveries {
-    // A packet is a multiple of four octets long.
+    // A packet is a multiple of four bytes long.
     fn of(&self, length: usize) -> Recovery {
         let make = || Recovery::for_datagrams_of(length);
         match self.0.get(length / 4) {

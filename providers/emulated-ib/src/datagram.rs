@@ -6,26 +6,27 @@ use polyverbs_engine::cq::Done;
 use polyverbs_engine::emulation::Station;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
-use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::request::{Beside, Op, Request};
 use polyverbs_engine::rules::{self, Rule};
+use polyverbs_wire::layout::{Header as _, Octets};
+use polyverbs_wire::net::{Ipv4, Ipv6, Udp, protocol};
+use polyverbs_wire::roce::bth::MULTICAST_QP;
+use polyverbs_wire::roce::{Bth, Deth, packet::ICRC_LEN, route::Grh};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
     WcStatus,
     completion::{WcFlags, WcOpcode},
+    event::EventType,
     ids::LinkAddress,
     wr::SendFlags,
 };
 
-use crate::header::{Aeth, Body, Carriage, Header, advance};
+use crate::header::{Body, Header, IpFields};
 use crate::{Cx, Device, Qp, QpRef, Sending};
 
-/// Octets in front of every received datagram, whether a routing header travelled or not.
-pub const GRH_OCTETS: usize = 40;
 /// A remote Q_Key with this bit stands for the sender's own (IBTA 10.2.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
-/// The destination of every multicast.
-const MULTICAST_QP: u32 = 0xff_ffff;
 
 /// Sends a datagram: done when it has left.
 ///
@@ -38,14 +39,7 @@ pub fn send(
     cx: &mut Cx<'_>,
 ) -> Result<(), WcStatus> {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    );
+    let payload = qp.gather_request(request, cx.pin, &mut spans);
     let payload = payload.map_err(Fault::local_status)?;
     let (Some(destination), Op::Send(beside)) = (&request.destination, request.op) else {
         return Err(WcStatus::LocQpOpErr);
@@ -58,23 +52,16 @@ pub fn send(
         qkey
     };
     let group = (dest_qp == MULTICAST_QP && path.dgid.is_multicast()).then_some(path.dgid);
+    let body = Body::Datagram(qkey, beside, group);
     let header = Header {
-        service: QpType::Ud,
-        dest_qp,
-        src_qp: qp.qpn,
-        psn: half.driver.next_psn,
-        ack_req: false,
         solicited: request.flags.contains(SendFlags::SOLICITED),
-        xrc: None,
-        aeth: Aeth::default(),
-        carriage: Carriage {
+        ip: IpFields {
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
         },
-        doubtful: false,
-        body: Body::Datagram(qkey, beside, group),
+        ..Header::new(QpType::Ud, qp.qpn, dest_qp, half.driver.next_psn, body)
     };
-    half.driver.next_psn = advance(half.driver.next_psn, 1);
+    half.driver.next_psn = half.driver.next_psn.plus(1);
     if qp.device.is_port_active() {
         carry(qp, &path, header, &payload, cx);
     }
@@ -169,17 +156,12 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         half.counters.dropped += 1;
         return;
     };
-    let needed = GRH_OCTETS + frame.payload.len();
+    let needed = Grh::LEN + frame.payload.len();
     let mut spans = Spans::new();
     let gathered = qp.gather_receive(&receive, needed as u64, cx, &mut spans);
     if let Err(fault) = gathered {
         half.current = Some(receive);
-        return qp.fail_responder(
-            half,
-            fault.local_status(),
-            verbs_api::event::EventType::QpFatal,
-            cx,
-        );
+        return qp.fail_responder(half, fault.local_status(), EventType::QpFatal, cx);
     }
     let room: usize = spans.iter().map(|span| span.len()).sum();
     if room < needed {
@@ -190,7 +172,7 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     }
     qp.note_arrival(half, cx);
     scatter_at(&spans, 0, &Payload::Octets(&routing_header(frame)));
-    scatter_at(&spans, GRH_OCTETS as u64, &frame.payload);
+    scatter_at(&spans, Grh::LEN as u64, &frame.payload);
     let (flags, imm) = match beside {
         Beside::Immediate(imm) => (WcFlags::GRH | WcFlags::WITH_IMM, imm),
         _ => (WcFlags::GRH, [0; 4]),
@@ -209,33 +191,43 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     qp.complete_receive(&receive, done, cx);
 }
 
-// The 40 octets in front: an IPv6 header, or one of IPv4 in the last 20 as RoCEv2 has it, with addresses made of the
+// The 40 bytes in front: an IPv6 header, or one of IPv4 in the last 20 as RoCEv2 has it, with addresses made of the
 // link's. What a socket does not show is as a sender of this transport has it.
-fn routing_header(frame: &Frame<'_, Header>) -> [u8; GRH_OCTETS] {
-    let mut octets = [0; GRH_OCTETS];
-    let behind_ip = 8 + 12 + 8 + frame.payload.len() + 4;
-    let class = frame.header.carriage.traffic_class;
+fn routing_header(frame: &Frame<'_, Header>) -> [u8; Grh::LEN] {
+    let mut grh = [0; Grh::LEN];
+    let behind_ip = Udp::LEN + Bth::LEN + Deth::LEN + frame.payload.len() + ICRC_LEN;
+    let traffic_class = frame.header.ip.traffic_class;
+    let hops = 64;
     if let (LinkAddress::Ip(IpAddr::V6(from)), LinkAddress::Ip(IpAddr::V6(to))) =
         (frame.from, frame.to)
     {
-        octets[0] = 0x60 | class >> 4;
-        octets[1] = class << 4;
-        octets[4..6].copy_from_slice(&(behind_ip as u16).to_be_bytes());
-        octets[6] = 17;
-        octets[7] = 64;
-        octets[8..24].copy_from_slice(&from.octets());
-        octets[24..40].copy_from_slice(&to.octets());
-        return octets;
+        let ip = Ipv6 {
+            version: 6,
+            traffic_class,
+            payload_length: behind_ip as u16,
+            next_header: protocol::UDP,
+            hop_limit: hops,
+            source: Octets(from.octets()),
+            destination: Octets(to.octets()),
+            ..Ipv6::default()
+        };
+        ip.put(&mut grh);
+        return grh;
     }
-    let length = (20 + behind_ip) as u16;
-    octets[21] = class;
-    octets[20] = 0x45;
-    octets[22..24].copy_from_slice(&length.to_be_bytes());
-    octets[28] = 64;
-    octets[29] = 17;
-    octets[32..36].copy_from_slice(&ipv4(frame.from));
-    octets[36..40].copy_from_slice(&ipv4(frame.to));
-    octets
+    let ip = Ipv4 {
+        version: 4,
+        header_words: 5,
+        dscp: traffic_class >> 2,
+        ecn: traffic_class,
+        total_length: (Ipv4::LEN + behind_ip) as u16,
+        time_to_live: hops,
+        protocol: protocol::UDP,
+        source: Octets(ipv4(frame.from)),
+        destination: Octets(ipv4(frame.to)),
+        ..Ipv4::default()
+    };
+    ip.put(&mut grh[Grh::LEN - Ipv4::LEN..]);
+    grh
 }
 
 fn ipv4(address: LinkAddress) -> [u8; 4] {

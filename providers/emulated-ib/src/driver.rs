@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use polyverbs_engine::claims::check_reach;
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
@@ -13,20 +14,20 @@ use polyverbs_wire::mad::GSI_QP;
 use verbs_api::provider::carrier::{Carrier, ManagementPort};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
-    ArgumentReason, Features, VerbError, WcStatus,
+    Features, VerbError, WcStatus,
     capability::{DeviceAttributes, Mtu},
     ids::{LinkAddress, Qpn},
     wr::{PostReason, WorkRequest},
 };
 
-use crate::header::{Body, Carriage, Header, ahead};
+use crate::header::{Body, Header, IpFields};
 use crate::management::Management;
 use crate::requester::Requester;
 use crate::responder::{Responder, respond};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester};
 
-/// So far from the expected number a frame may be whose checksum alone does not prove it.
-const NEAR: i32 = 1024;
+/// How far from the expected PSN a frame may be whose ICRC could not be verified.
+const UNVERIFIED_PSN_RANGE: i32 = 1024;
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
@@ -113,22 +114,22 @@ impl Driver for InfiniBand {
         // A frame of another service is none for this queue pair (IBTA 9.6.1.2).
         let fits = |qp: &&Qp| {
             // Of these two the packet does not tell whether they are of XRC.
-            let untold = matches!(header.body, Body::Congestion | Body::ExtensionResponse(..));
-            untold || qp.qp_type == header.service && qp.is_addressed == header.xrc.is_some()
+            let any_service = matches!(header.body, Body::Congestion | Body::ExtensionResponse(..));
+            any_service || qp.qp_type == header.service && qp.is_addressed == header.xrc.is_some()
         };
         let Some(qp) = device.pinned_qp(header.dest_qp, cx.pin).filter(fits) else {
             return;
         };
-        if header.carriage.met_congestion() {
+        if header.ip.met_congestion() {
             answer::notify_congestion(qp, &frame, cx);
         }
         if header.body.is_request() {
             let mut half = qp.responder();
             let expected = half.driver.rest.peer_address == Some(frame.from)
                 && header.may_come_from(half.driver.rest.peer_qpn);
-            let believed =
-                !header.doubtful || ahead(header.psn, half.driver.expected).abs() <= NEAR;
-            // A queue pair that only sends such requests is sent none.
+            let believed = !header.icrc_unverified
+                || header.psn.distance_from(half.driver.expected).abs() <= UNVERIFIED_PSN_RANGE;
+            // An XRC initiator receives no requests.
             let takes = !qp.is_addressed || qp.is_target();
             if !expected || !believed || !takes {
                 half.counters.dropped += 1;
@@ -141,7 +142,7 @@ impl Driver for InfiniBand {
             if half.driver.rest.peer_address == Some(frame.from)
                 && header.may_come_from(half.driver.rest.peer_qpn)
             {
-                if matches!(header.body, Body::Congestion) || header.carriage.met_congestion() {
+                if matches!(header.body, Body::Congestion) || header.ip.met_congestion() {
                     requester::slow_down(&mut half);
                 }
                 requester::handle_answer(qp, &mut half, &header, &frame.payload, cx);
@@ -182,22 +183,22 @@ impl Driver for InfiniBand {
         }
         if let Some(path) = given.ah_attr {
             (tx.rest.peer_address, rx.rest.peer_address) = (Some(path.address), Some(path.address));
-            let carriage = Carriage {
+            let ip = IpFields {
                 traffic_class: match qp.qp_type {
                     // Congestion is answered: routers may mark instead of dropping.
-                    QpType::Rc => Carriage::capable(path.traffic_class),
+                    QpType::Rc => IpFields::capable(path.traffic_class),
                     _ => path.traffic_class,
                 },
                 hop_limit: path.hop_limit,
             };
-            (tx.rest.carriage, rx.rest.carriage) = (carriage, carriage);
+            (tx.rest.ip, rx.rest.ip) = (ip, ip);
             sending.direct = None;
         }
         if let Some(psn) = given.rq_psn {
-            (rx.expected, rx.rest.msn) = (psn.value(), 0);
+            (rx.expected, rx.rest.msn) = (psn, 0);
         }
         if let Some(psn) = given.sq_psn {
-            tx.begin(psn.value(), qp.device.address());
+            tx.begin(psn, qp.device.address());
         }
         if qp.qp_type == QpType::Ud && change.to == QpState::Rtr {
             let mtu = qp.device.port_attributes().active_mtu;
@@ -240,16 +241,7 @@ impl Driver for InfiniBand {
             let reason = "every path on Ethernet has a routing header";
             return Err(VerbError::argument("is_global", reason));
         }
-        let reaches = match (self.address, path.address) {
-            (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
-            (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
-            _ => false,
-        };
-        if reaches {
-            return Ok(());
-        }
-        let reason = ArgumentReason::NotOnNetwork(path.address);
-        Err(VerbError::argument("ah_attr.address", reason))
+        check_reach(self.address, path)
     }
 
     // As good as an RTU, which may have been lost or overtaken (IBTA 12.9.7).
@@ -262,7 +254,7 @@ impl Driver for InfiniBand {
         }
     }
 
-    // Whoever waits for an answer of this queue pair need not wait for its timer.
+    // A peer that waits for this queue pair is resumed at once, before its timer.
     fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {
         if qp.device.network().link().is_some() {
             return;

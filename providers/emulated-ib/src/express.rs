@@ -4,7 +4,7 @@ use polyverbs_engine::express::Express;
 use verbs_api::Access;
 
 use crate::driver::InfiniBand;
-use crate::header::{advance, packets};
+use crate::header::packets;
 use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::{Qp, Receiving};
@@ -27,10 +27,8 @@ impl Express for InfiniBand {
 
     #[inline]
     fn step(sending: &mut Requester, receiving: &mut Responder, length: u32) {
-        let next = advance(
-            sending.next_psn,
-            packets(u64::from(length), sending.mtu_shift),
-        );
+        let taken = packets(u64::from(length), sending.mtu_shift);
+        let next = sending.next_psn.plus(taken);
         sending.next_psn = next;
         receiving.expected = next;
     }

@@ -11,7 +11,7 @@ use verbs_api::{Access, WcStatus, extension::ExtensionOperation};
 
 use crate::{Cx, Qp};
 
-/// The octets of a request, and where its answer goes.
+/// The bytes of a request, and where its answer goes.
 ///
 /// # Errors
 /// The status of a request whose own memory was refused.
@@ -30,7 +30,7 @@ pub(crate) fn prepare<'p>(
     }
 }
 
-/// Places an answer: how many octets of it, or how the request ends otherwise.
+/// Places an answer: how many bytes of it, or how the request ends otherwise.
 ///
 /// # Errors
 /// The device has no such operation any more.

@@ -7,7 +7,7 @@ use verbs_api::ids::LinkAddress;
 use crate::header::Header;
 use crate::{Cx, Qp};
 
-/// Octets of payload that a full frame has; `None` where the network does not cut messages.
+/// Bytes of payload that a full frame has; `None` where the network does not cut messages.
 #[inline]
 pub(crate) fn full_frame(qp: &Qp, mtu_shift: u8) -> Option<usize> {
     let max = qp.device.network().link().and_then(|link| link.max_frame());

@@ -1,8 +1,8 @@
 //! Queue pair 1: management datagrams of a device on an IP network (IBTA 13.5.1).
 //!
-//! They are datagrams like others, to and from a queue pair that no program has. Which protocols they belong to is known
-//! to whoever [attaches](ManagementPort::attach). Where nobody has, requests for a connection or a queue pair are refused: a
-//! program that uses no connection manager may be the one of several at an address to which they come.
+//! They are UD SENDs like any others, to and from a queue pair that no program has. A connection manager
+//! [attaches](ManagementPort::attach) to handle them. Without one, REQ and SIDR_REQ are refused: of several programs at an
+//! address they may come to one that uses no connection manager.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,13 +18,13 @@ use polyverbs_engine::time::Time;
 use polyverbs_links::wire::UdpLink;
 use polyverbs_wire::mad::cm::{self, Message, Rej, SidrRep};
 use polyverbs_wire::mad::{self, GSI_Q_KEY, GSI_QP, MAD_LEN};
-use verbs_api::ids::{LinkAddress, Qpn};
+use verbs_api::ids::{LinkAddress, Psn, Qpn};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::QpType;
 
 use crate::Device;
 use crate::codec::RoceV2;
-use crate::header::{Aeth, Beside, Body, Carriage, Header};
+use crate::header::{Beside, Body, Header, IpFields};
 
 /// Queue pair 1 of a device.
 pub struct Management {
@@ -47,7 +47,7 @@ impl Management {
         })
     }
 
-    /// Whose queue pair it is. The first one counts.
+    /// Sets the device that it belongs to, once.
     pub fn bind(&self, device: &Arc<Device>) {
         let _ = self.device.set(Arc::downgrade(device));
     }
@@ -63,7 +63,7 @@ impl Management {
             return;
         }
         let management = Arc::clone(self);
-        // Whoever is told may do anything: with no pin and no lock held.
+        // The sink may call anything: no pin and no lock is held.
         let tell = move |_| {
             if let Some(sink) = management.sink.get() {
                 sink.traffic(qp);
@@ -93,7 +93,7 @@ impl Management {
         waiting.push_back((from, datagram));
         drop(waiting);
         let management = Arc::clone(self);
-        // Whoever is told may do anything: with no pin and no lock held.
+        // The sink may call anything: no pin and no lock is held.
         let deliver = move |_| management.deliver();
         device.network().serve_later(Box::new(deliver));
     }
@@ -155,21 +155,14 @@ impl ManagementPort for Management {
 
     fn send(&self, to: IpAddr, datagram: &[u8]) {
         let Some(device) = self.device() else { return };
+        let psn = Psn::new(self.next_psn.fetch_add(1, Ordering::Relaxed));
+        let body = Body::Datagram(GSI_Q_KEY, Beside::Nothing, None);
         let header = Header {
-            service: QpType::Ud,
-            dest_qp: GSI_QP,
-            src_qp: GSI_QP,
-            psn: self.next_psn.fetch_add(1, Ordering::Relaxed) & 0xff_ffff,
-            ack_req: false,
-            solicited: false,
-            xrc: None,
-            aeth: Aeth::default(),
-            carriage: Carriage {
+            ip: IpFields {
                 traffic_class: 0,
                 hop_limit: 64,
             },
-            doubtful: false,
-            body: Body::Datagram(GSI_Q_KEY, Beside::Nothing, None),
+            ..Header::new(QpType::Ud, GSI_QP, GSI_QP, psn, body)
         };
         let frame = Frame {
             from: device.address(),

@@ -1,7 +1,7 @@
 //! What requests do to memory of this side: rights of keys and bounds are checked here, order and state are not.
 
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{Region, RemoteUse};
+use polyverbs_engine::key_table::Region;
 use polyverbs_engine::payload::{Payload, Spans};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::memory::Span;
@@ -29,18 +29,8 @@ fn check<'p>(
     access: Access,
     cx: &Cx<'p>,
 ) -> Result<Region<'p>, Fault> {
-    let user = RemoteUse {
-        pd: qp.remote_pd(),
-        qpn: qp.qpn,
-        access,
-    };
-    qp.device.keys().check_remote(
-        cx.pin,
-        remote.rkey.value(),
-        remote.addr,
-        u64::from(length),
-        user,
-    )
+    let (key, length) = (remote.rkey.value(), length.into());
+    qp.peer_region(cx.pin, key, remote.addr, length, access)
 }
 
 #[inline]
@@ -62,7 +52,7 @@ pub(crate) fn read_region<'p>(
     cx: &Cx<'p>,
 ) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
-    // A read of no octets names no memory (IBTA 9.7.4.1.5).
+    // A read of no bytes names no memory (IBTA 9.7.4.1.5).
     if length > 0 {
         check(qp, remote, length, Access::REMOTE_READ, cx)?.for_each(|span| spans.push(span));
     }

@@ -1,19 +1,19 @@
-//! How much may be under way: a window that grows while answers come and shrinks when something is lost.
+//! The send window: how many packets may be unacknowledged. It grows while acknowledges come and shrinks at a loss.
 //!
-//! A socket's receiver has room for so much and loses the rest, and how much that is nobody tells. So the window begins
+//! A receiving socket drops what its buffer has no room for, and the sender does not know its size. So the window begins
 //! small, doubles with each round until something is lost, and from then on grows by a little each round and is halved
 //! at each loss (RFC 5681 does the same for TCP). A receiver that meets congestion marks and says so with a notification
 //! (IBTA annex A17.9.3), which counts as a loss.
 
 use std::time::Duration;
 
-use crate::header::ahead;
+use verbs_api::ids::Psn;
 
 /// Frames of a read's answer that are asked for together at most: larger reads are asked for piece by piece.
 const PIECE: u32 = 32;
 
-/// Frames of `1 << mtu_shift` octets of a read's answer that are asked for together: they come at once, and whoever asks
-/// has room for so many octets. A quarter of that is the kernel's own.
+/// Frames of `1 << mtu_shift` bytes of a read's answer that are asked for together: they come at once, and whoever asks
+/// has room for so many bytes. A quarter of that is the kernel's own.
 pub(crate) fn piece(room: Option<usize>, mtu_shift: u8) -> u32 {
     let fits = room.map_or(usize::MAX, |room| (room / 4 * 3) >> mtu_shift);
     let fits = u32::try_from(fits).unwrap_or(u32::MAX).clamp(1, PIECE);
@@ -27,20 +27,20 @@ pub(crate) const READ_EVERY: Duration = Duration::from_micros(50);
 
 /// The window never becomes smaller.
 const LEAST: u32 = 2;
-/// Octets and frames that the window begins with.
+/// Bytes and frames that the window begins with.
 const FIRST: (u32, u32) = (64 << 10, 16);
-/// Octets and frames that it never exceeds: what a receive buffer of ordinary size may hold, and a processor's cache.
+/// Bytes and frames that it never exceeds: what a receive buffer of ordinary size may hold, and a processor's cache.
 const MOST: (u32, u32) = (512 << 10, 1024);
 /// The same between queue pairs at one address, where nothing is lost and one look takes all that is there.
 const MOST_AT_HOME: (u32, u32) = (1 << 20, 1024);
 /// An acknowledge is asked for at least this often.
 const ACK_EVERY: u32 = 32;
-/// Whoever met congestion says so no more often.
+/// Least time between two congestion notifications.
 pub(crate) const NOTIFY_EVERY: Duration = Duration::from_micros(50);
 
 /// The window of a requester, in frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pace {
+pub(crate) struct SendWindow {
     window: u32,
     /// Up to here it doubles with each round.
     threshold: u32,
@@ -48,17 +48,17 @@ pub(crate) struct Pace {
     /// Frames answered since it last grew by a step.
     answered: u32,
     /// Until this number has been answered, what is lost is one loss.
-    recovers_at: Option<u32>,
+    recovers_at: Option<Psn>,
 }
 
-impl Default for Pace {
+impl Default for SendWindow {
     fn default() -> Self {
         Self::new(10, false)
     }
 }
 
-impl Pace {
-    /// Of a path with frames of `1 << mtu_shift` octets, to another address or to the own one.
+impl SendWindow {
+    /// Of a path with frames of `1 << mtu_shift` bytes, to another address or to the own one.
     pub(crate) fn new(mtu_shift: u8, at_home: bool) -> Self {
         let frames = |(octets, frames): (u32, u32), least: bool| {
             let carried = octets >> mtu_shift;
@@ -80,19 +80,22 @@ impl Pace {
     }
 
     /// Frames that may be under way.
-    pub(crate) const fn window(&self) -> u32 {
+    pub(crate) const fn size(&self) -> u32 {
         self.window
     }
 
     /// Whether the frame of this number, with `under_way` before it, asks for an acknowledge.
-    pub(crate) fn wants_ack(&self, psn: u32, under_way: u32) -> bool {
+    pub(crate) fn wants_ack(&self, psn: Psn, under_way: u32) -> bool {
         let every = (self.window / 4).clamp(1, ACK_EVERY);
-        psn.is_multiple_of(every.next_power_of_two()) || under_way + 1 >= self.window
+        psn.value().is_multiple_of(every.next_power_of_two()) || under_way + 1 >= self.window
     }
 
     /// So many frames were answered out of so many under way; everything before `psn` has been.
-    pub(crate) fn answered(&mut self, frames: u32, under_way: u32, psn: u32) {
-        if self.recovers_at.is_some_and(|at| ahead(psn, at) >= 0) {
+    pub(crate) fn answered(&mut self, frames: u32, under_way: u32, psn: Psn) {
+        if self
+            .recovers_at
+            .is_some_and(|at| psn.distance_from(at) >= 0)
+        {
             self.recovers_at = None;
         }
         // A window that is not used says nothing about what the path carries.
@@ -112,7 +115,7 @@ impl Pace {
     }
 
     /// Something was lost on the way, or met congestion; everything before `sent` has been sent.
-    pub(crate) fn lost(&mut self, sent: u32) {
+    pub(crate) fn lost(&mut self, sent: Psn) {
         if self.recovers_at.is_none() {
             self.threshold = (self.window / 2).max(LEAST);
             self.window = self.threshold;
@@ -121,7 +124,7 @@ impl Pace {
         }
     }
 
-    /// No answer came at all: what is under way is as good as gone. From the first answer on the window doubles again.
+    /// A timeout: everything under way counts as lost. From the first acknowledge on the window doubles again.
     pub(crate) fn timed_out(&mut self) {
         self.threshold = (self.window / 2).max(LEAST);
         self.window = LEAST;
@@ -136,24 +139,24 @@ mod tests {
 
     #[test]
     fn it_doubles_until_a_loss_and_grows_slowly_after_it() {
-        assert_eq!(Pace::new(12, true).most, 256);
-        let mut pace = Pace::new(12, false);
-        assert_eq!((pace.window(), pace.most), (16, 128));
-        pace.answered(16, 16, 16);
-        assert_eq!(pace.window(), 32);
-        pace.answered(32, 32, 48);
-        assert_eq!(pace.window(), 64);
-        pace.lost(112);
-        assert_eq!(pace.window(), 32);
+        assert_eq!(SendWindow::new(12, true).most, 256);
+        let mut window = SendWindow::new(12, false);
+        assert_eq!((window.size(), window.most), (16, 128));
+        window.answered(16, 16, Psn::new(16));
+        assert_eq!(window.size(), 32);
+        window.answered(32, 32, Psn::new(48));
+        assert_eq!(window.size(), 64);
+        window.lost(Psn::new(112));
+        assert_eq!(window.size(), 32);
         // What belongs to the same loss.
-        pace.lost(112);
-        pace.answered(16, 32, 64);
-        assert_eq!(pace.window(), 32);
-        pace.answered(48, 32, 112);
-        let slowly = pace.window();
+        window.lost(Psn::new(112));
+        window.answered(16, 32, Psn::new(64));
+        assert_eq!(window.size(), 32);
+        window.answered(48, 32, Psn::new(112));
+        let slowly = window.size();
         assert!((32..40).contains(&slowly));
-        pace.lost(150);
-        assert!(pace.window() < slowly);
+        window.lost(Psn::new(150));
+        assert!(window.size() < slowly);
     }
 
     #[test]
@@ -167,31 +170,31 @@ mod tests {
 
     #[test]
     fn without_any_answer_it_begins_anew() {
-        let mut pace = Pace::new(8, false);
+        let mut window = SendWindow::new(8, false);
         for round in 1..20 {
-            pace.answered(pace.window(), pace.window(), round * 2000);
+            window.answered(window.size(), window.size(), Psn::new(round * 2000));
         }
-        assert_eq!(pace.window(), 1024);
-        pace.timed_out();
-        assert_eq!(pace.window(), LEAST);
-        pace.answered(2, 2, 4);
-        assert_eq!(pace.window(), 4);
-        (0..30).for_each(|_| pace.timed_out());
-        assert_eq!(pace.window(), LEAST);
+        assert_eq!(window.size(), 1024);
+        window.timed_out();
+        assert_eq!(window.size(), LEAST);
+        window.answered(2, 2, Psn::new(4));
+        assert_eq!(window.size(), 4);
+        (0..30).for_each(|_| window.timed_out());
+        assert_eq!(window.size(), LEAST);
     }
 
     #[test]
     fn it_does_not_grow_where_it_is_not_used() {
-        let mut pace = Pace::new(12, false);
-        (0..100).for_each(|psn| pace.answered(1, 1, psn));
-        assert_eq!(pace, Pace::new(12, false));
+        let mut window = SendWindow::new(12, false);
+        (0..100).for_each(|psn| window.answered(1, 1, Psn::new(psn)));
+        assert_eq!(window, SendWindow::new(12, false));
     }
 
     #[test]
     fn the_frame_that_fills_it_asks_for_an_answer() {
-        let mut pace = Pace::new(10, false);
-        assert!(pace.wants_ack(63, 63) && !pace.wants_ack(63, 3));
-        (0..30).for_each(|_| pace.timed_out());
-        assert!((1..9).all(|psn| pace.wants_ack(psn, 0)));
+        let mut window = SendWindow::new(10, false);
+        assert!(window.wants_ack(Psn::new(63), 63) && !window.wants_ack(Psn::new(63), 3));
+        (0..30).for_each(|_| window.timed_out());
+        assert!((1..9).all(|psn| window.wants_ack(Psn::new(psn), 0)));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_engine::device::Device;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_links::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
@@ -49,14 +49,6 @@ impl EmulatedKind for EmulatedIb {
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
         let faults = DatagramOptions::try_from(&options.faults)?;
         let name = options.name.clone().unwrap_or_else(|| self.name.to_owned());
-        let engine_options = DeviceOptions {
-            command_latency: options.command_latency,
-            strict_signaling: options.strict_signaling,
-            without: options.without,
-            limits: options.limits.clone(),
-            extensions: options.extensions.clone(),
-            ..DeviceOptions::default()
-        };
         let driver = |address| InfiniBand {
             name,
             address,
@@ -70,7 +62,7 @@ impl EmulatedKind for EmulatedIb {
             };
             wire.link.memory = !options.without_shared_memory;
             wire.link.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);
-            return Ok(OnWire::new(driver, wire, engine_options)?.device);
+            return Ok(OnWire::new(driver, wire, options.engine())?.device);
         }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
             Arc::new(DatagramLink::new(DatagramOptions {
@@ -82,7 +74,7 @@ impl EmulatedKind for EmulatedIb {
         Ok(Device::new(
             driver(FIRST_ADDRESS),
             &network,
-            engine_options,
+            options.engine(),
         )?)
     }
 }

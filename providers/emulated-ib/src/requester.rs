@@ -1,7 +1,7 @@
 //! The sending half: requests become frames, and answers complete them.
 //!
 //! On a direct network (`attempt`) the peer answers on this thread, and a request that succeeds never enters the
-//! queue. Over a link a message of one frame leaves before it is in the queue (`leave`), anything else is sent from there
+//! queue. Over a link a message of one frame leaves before it is in the queue (`send_at_once`), anything else is sent from there
 //! frame by frame (`pump`). Answers arrive later ([`handle_answer`]), and what is lost is sent again: after a sequence
 //! error, a timeout, or a hole in read responses (IBTA 9.9.2).
 
@@ -9,24 +9,23 @@ use std::time::Duration;
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::LocalUse;
-use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, RemoteAddress, Sge, WcStatus, extension::ExtensionOperation, ids::LinkAddress,
+    Access, RemoteAddress, Sge, WcStatus,
+    extension::ExtensionOperation,
+    ids::{LinkAddress, Psn},
     wr::SendFlags,
 };
 
 use crate::answer::Answer;
 use crate::frame::{self, full_frame};
-use crate::header::{
-    Aeth, Body, Carriage, Header, Nak, Position, Syndrome, advance, ahead, packets,
-};
-use crate::pacing::{self, Pace};
+use crate::header::{Aeth, Body, Header, IpFields, Nak, Position, SyndromeKind, packets};
+use crate::pacing::{self, SendWindow};
 use crate::responder::respond;
 use crate::{Cx, Qp, QpRef, Sending, extension};
 
@@ -40,7 +39,7 @@ pub struct Requester {
     /// The epoch in which the peer was last seen to be connected to this queue pair.
     pub peer_epoch: u64,
     /// The sequence number of the next frame that was never sent.
-    pub next_psn: u32,
+    pub next_psn: Psn,
     /// log2 of the path MTU.
     pub mtu_shift: u8,
     /// What a request touches that waits or travels.
@@ -55,7 +54,7 @@ pub struct RequesterRest {
     /// Its port.
     pub peer_address: Option<LinkAddress>,
     /// How frames are carried to it.
-    pub carriage: Carriage,
+    pub ip: IpFields,
     /// Reads and atomics outstanding.
     pub max_rd_atomic: u8,
     /// Code of the acknowledge timeout.
@@ -76,35 +75,35 @@ pub struct RequesterRest {
     ack_until: Option<Time>,
     // When that wait began, however often the frame has been sent since.
     waits_since: Option<Time>,
-    // How long answers took lately, at most.
+    // The longest that an answer took lately.
     slowest: Duration,
     // The first request of the queue that has not been sent whole, of a link.
     cursor: usize,
     // Everything before it has been acknowledged, of a link.
-    unacked: u32,
+    unacked: Psn,
     // Everything before it has been sent at least once, of a link.
-    sent: u32,
+    sent: Psn,
     // The answer that was asked for again because a later one came, of a link.
-    asked_again: Option<u32>,
+    asked_again: Option<Psn>,
     // Messages begun, of a link.
     messages: u32,
     // The last message that the peer has a receive for, of a link.
     limit: Option<u32>,
-    // The peer once set no limit, and sets none any more.
+    // The peer once set no limit: its credits are ignored from then on.
     unlimited: bool,
     // How much may be under way, of a link.
-    pace: Pace,
+    window: SendWindow,
 }
 
 impl Requester {
     /// Begins at this sequence number, on a device of this address.
-    pub fn begin(&mut self, sq_psn: u32, own: LinkAddress) {
+    pub fn begin(&mut self, sq_psn: Psn, own: LinkAddress) {
         self.next_psn = sq_psn;
         let rest = &mut *self.rest;
-        rest.pace = Pace::new(self.mtu_shift, rest.peer_address == Some(own));
+        rest.window = SendWindow::new(self.mtu_shift, rest.peer_address == Some(own));
         (rest.unacked, rest.sent) = (sq_psn, sq_psn);
         (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
-        (rest.retries_left, rest.rnr_left) = (rest.retry_cnt, rest.rnr_retry);
+        rest.restore_retries();
         (rest.waits_since, rest.slowest) = (None, Duration::ZERO);
     }
 }
@@ -116,6 +115,15 @@ impl RequesterRest {
     fn patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)?;
         Some((self.slowest * 2).clamp(least, least * 4))
+    }
+
+    fn restore_retries(&mut self) {
+        (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
+    }
+
+    // A message has begun, or not.
+    fn count_messages(&mut self, begun: bool) {
+        self.messages = self.messages.wrapping_add(begun.into());
     }
 
     // An answer has come.
@@ -135,12 +143,12 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
         return Executed::Done(qp.local_operation(half, request, cx), 0);
     }
     if cx.device.network().link().is_some() {
-        return leave(qp, half, request, cx);
+        return send_at_once(qp, half, request, cx);
     }
     match attempt(qp, half, request, cx) {
         Attempt::Done(status, octets) => Executed::Done(status, octets),
         Attempt::Rnr(code) => begin_rnr_wait(qp, half, code, cx),
-        Attempt::Lost => {
+        Attempt::NoPeer => {
             begin_ack_wait(qp, half, cx);
             Executed::Keep
         }
@@ -149,7 +157,7 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
 
 // Over a link: a message that is one frame leaves before it is in the queue. What is more than that, or may not leave yet,
 // goes through the queue.
-fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
+fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     let is_message = matches!(request.op, Op::Send(_) | Op::Write(..));
     let shift = half.driver.mtu_shift;
     let is_one = |mtu| request.length <= mtu as u64;
@@ -160,28 +168,30 @@ fn leave(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) ->
         && full_frame(qp, shift).is_none_or(is_one)
         && !request.flags.contains(SendFlags::FENCE)
         && rest.rnr_until.is_none()
-        && under_way(half, psn) < rest.pace.window()
+        && under_way(half, psn) < rest.window.size()
         && (!takes_receive(&request.op) || has_credit(half, half.queue.len()));
     if !may_leave {
         return Executed::Keep;
     }
     let mut spans = Spans::new();
-    let (keys, private) = (cx.keys(), request.private);
-    let Ok(payload) = source(keys, cx.pin, request.source, qp.pd, private, &mut spans) else {
+    let Ok(payload) = qp.gather_request(request, cx.pin, &mut spans) else {
         // Requests before it are still answered; it fails when its turn comes.
         return Executed::Keep;
     };
     let header = header_of(qp, half, request, psn, Position::Only);
     emit(qp, half, header, payload, cx);
     let count = packets(request.length, shift);
-    let next = advance(psn, count);
+    let next = psn.plus(count);
     half.driver.next_psn = next;
     let rest = &mut *half.driver.rest;
-    rest.messages = advance(rest.messages, 1);
+    rest.count_messages(true);
     rest.sent = next;
     rest.cursor = half.queue.len() + 1;
     begin_ack_wait(qp, half, cx);
-    Executed::Sent { first: psn, count }
+    Executed::Sent {
+        first: psn.value(),
+        count,
+    }
 }
 
 /// Whether a request of the queue has not left.
@@ -195,7 +205,7 @@ pub fn waits(half: &Sending) -> bool {
 enum Attempt {
     Done(WcStatus, u32),
     Rnr(u8),
-    Lost,
+    NoPeer,
 }
 
 #[inline]
@@ -208,37 +218,27 @@ fn attempt(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) 
     }
     // Taken out and put back: the route stays without a count being touched.
     let Some(peer) = half.direct.take().or_else(|| find_peer(qp, half)) else {
-        return lost(qp, half, request, cx);
+        return no_peer(qp, half, request, cx);
     };
     let attempt = match request.op {
         Op::Extension(operation) => exchange_extension(qp, half, request, operation, &peer, cx),
         _ => exchange(qp, half, request, &peer, cx),
     };
-    if !matches!(attempt, Attempt::Lost) {
+    if !matches!(attempt, Attempt::NoPeer) {
         half.direct = Some(peer);
     }
     attempt
 }
 
-// Nobody is there. An unreliable sender does not notice.
+// There is no peer. An unreliable sender does not notice.
 #[cold]
-fn lost(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
+fn no_peer(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
     if qp.qp_type == QpType::Rc {
-        return Attempt::Lost;
+        return Attempt::NoPeer;
     }
     let mut spans = Spans::new();
-    half.driver.next_psn = advance(
-        half.driver.next_psn,
-        packets(request.length, half.driver.mtu_shift),
-    );
-    match source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    ) {
+    take_numbers(half, request.length);
+    match qp.gather_request(request, cx.pin, &mut spans) {
         Ok(_) => Attempt::Done(WcStatus::Success, 0),
         Err(fault) => Attempt::Done(fault.local_status(), 0),
     }
@@ -269,14 +269,7 @@ fn exchange(
     let prepared = if reads {
         sink(qp, request, cx, &mut spans).map(|()| Payload::Empty)
     } else {
-        source(
-            cx.keys(),
-            cx.pin,
-            request.source,
-            qp.pd,
-            request.private,
-            &mut spans,
-        )
+        qp.gather_request(request, cx.pin, &mut spans)
     };
     let payload = match prepared {
         Ok(payload) => payload,
@@ -284,10 +277,7 @@ fn exchange(
     };
     let answer = hand_over(qp, half, request, peer, &payload, cx);
     if !reads && qp.qp_type == QpType::Uc {
-        half.driver.next_psn = advance(
-            half.driver.next_psn,
-            packets(request.length, half.driver.mtu_shift),
-        );
+        take_numbers(half, request.length);
         return Attempt::Done(WcStatus::Success, 0);
     }
     let octets = match &answer {
@@ -299,7 +289,7 @@ fn exchange(
             return Attempt::Done(WcStatus::RnrRetryExcErr, 0);
         }
         Answer::Rnr(code, _) => return Attempt::Rnr(*code),
-        Answer::None | Answer::Later | Answer::Extension(_) => return Attempt::Lost,
+        Answer::None | Answer::Later | Answer::Extension(_) => return Attempt::NoPeer,
     };
     let taken = if matches!(request.op, Op::Flush(..)) {
         0
@@ -327,7 +317,7 @@ fn exchange_extension(
     let answer = match hand_over(qp, half, request, peer, &payload, cx) {
         Answer::Extension(answer) => answer,
         Answer::Nak(nak, _) => return Attempt::Done(status_of(nak), 0),
-        _ => return Attempt::Lost,
+        _ => return Attempt::NoPeer,
     };
     take_turn(half, 0);
     match extension::place(qp, operation, answer, &sink) {
@@ -370,12 +360,18 @@ fn hand_over<'p>(
     answer
 }
 
-// A request of so many octets was answered.
+// A request of so many bytes has taken its numbers.
 #[inline]
-fn take_turn(half: &mut Sending, octets: u64) {
-    half.driver.next_psn = advance(half.driver.next_psn, packets(octets, half.driver.mtu_shift));
-    half.driver.rest.retries_left = half.driver.rest.retry_cnt;
-    half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
+fn take_numbers(half: &mut Sending, bytes: u64) {
+    let taken = packets(bytes, half.driver.mtu_shift);
+    half.driver.next_psn = half.driver.next_psn.plus(taken);
+}
+
+// A request of so many bytes was answered.
+#[inline]
+fn take_turn(half: &mut Sending, bytes: u64) {
+    take_numbers(half, bytes);
+    half.driver.rest.restore_retries();
 }
 
 fn sink<'p>(
@@ -384,18 +380,12 @@ fn sink<'p>(
     cx: &Cx<'p>,
     spans: &mut Spans<'p>,
 ) -> Result<(), Fault> {
-    let Source::Sges(list) = request.source else {
-        return Ok(());
-    };
-    if rules::is_broken(Rule::LocalReadSink) && matches!(request.op, Op::Read(..)) {
+    if rules::is_broken(Rule::LocalReadSink)
+        && let (Op::Read(..), Source::Sges(list)) = (request.op, request.source)
+    {
         check_open(list, cx)?;
     }
-    let user = LocalUse {
-        pd: qp.pd,
-        private: request.private,
-        write: true,
-    };
-    gather(cx.keys(), cx.pin, list, user, spans)
+    qp.gather_sink(request, cx.pin, spans)
 }
 
 // Whether peers may write each of these.
@@ -431,12 +421,12 @@ fn place_original(original: u64, sink: &Spans<'_>) -> u32 {
 // The status of a request that the peer refused.
 const fn status_of(nak: Nak) -> WcStatus {
     match nak {
-        Nak::SequenceError => WcStatus::RetryExcErr,
-        Nak::InvalidRequest => WcStatus::RemInvReqErr,
-        Nak::RemoteAccess => WcStatus::RemAccessErr,
-        Nak::RemoteOperation => WcStatus::RemOpErr,
-        Nak::InvalidRdRequest => WcStatus::RemInvRdReqErr,
-        Nak::Reserved(_) => WcStatus::BadRespErr,
+        Nak::SEQUENCE_ERROR => WcStatus::RetryExcErr,
+        Nak::INVALID_REQUEST => WcStatus::RemInvReqErr,
+        Nak::REMOTE_ACCESS => WcStatus::RemAccessErr,
+        Nak::REMOTE_OPERATION => WcStatus::RemOpErr,
+        Nak::INVALID_RD_REQUEST => WcStatus::RemInvRdReqErr,
+        _ => WcStatus::BadRespErr,
     }
 }
 
@@ -445,7 +435,7 @@ fn header_of(
     qp: &Qp,
     half: &Sending,
     request: &Request<'_>,
-    psn: u32,
+    psn: Psn,
     position: Position,
 ) -> Header {
     let length = request.length as u32;
@@ -467,17 +457,11 @@ fn header_of(
         }
     };
     Header {
-        service: QpType::Rc,
-        dest_qp: half.driver.rest.peer_qpn,
-        src_qp: 0,
-        psn,
         ack_req: position.ends(),
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
         xrc: qp.is_addressed.then_some(request.attribute),
-        aeth: Aeth::default(),
-        carriage: half.driver.rest.carriage,
-        doubtful: false,
-        body,
+        ip: half.driver.rest.ip,
+        ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     }
 }
 
@@ -488,10 +472,14 @@ fn begin_rnr_wait(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) -> Exe
     if !take_rnr_retry(half) {
         return Executed::Done(WcStatus::RnrRetryExcErr, 0);
     }
+    wait_for_receive(qp, half, code, cx);
+    Executed::Keep
+}
+
+fn wait_for_receive(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) {
     let until = cx.now().after(rnr_delay(code));
     half.driver.rest.rnr_until = Some(until);
     qp.wake_at(half, until);
-    Executed::Keep
 }
 
 fn take_rnr_retry(half: &mut Sending) -> bool {
@@ -519,7 +507,7 @@ fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// A moment passed that was asked for.
+/// A timer of this requester has expired.
 pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     if half.driver.rest.rnr_until.is_some_and(|until| until <= now) {
         half.driver.rest.rnr_until = None;
@@ -555,7 +543,7 @@ fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     half.driver.rest.retries_left -= u8::from(!rules::is_broken(Rule::RetriesEnd));
     if cx.device.network().link().is_some() {
         half.driver.rest.asked_again = None;
-        half.driver.rest.pace.timed_out();
+        half.driver.rest.window.timed_out();
         go_back(half, half.driver.rest.unacked);
     }
     true
@@ -586,7 +574,7 @@ fn go_on(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
 // Direct: request after request, until one has to wait.
 fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
     let waits = half.driver.rest.rnr_until.is_some() || half.driver.rest.ack_until.is_some();
-    if !due && waits && !worth_trying(half) {
+    if !due && waits && !peer_may_be_ready(half) {
         return;
     }
     while let Some(front) = half.queue.front_mut() {
@@ -617,8 +605,8 @@ fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
     }
 }
 
-// A peer that can be looked at need not be waited for longer than it takes to post a receive or to become ready.
-fn worth_trying(half: &Sending) -> bool {
+// A peer in this process is tried again as soon as it has posted a receive or become ready.
+fn peer_may_be_ready(half: &Sending) -> bool {
     match &half.direct {
         Some(peer) => peer.has_receive(),
         None => true,
@@ -685,7 +673,7 @@ fn may_go_on(qp: &Qp, half: &Sending, index: usize) -> bool {
     outstanding_reads(qp, half) < most + asked_before
 }
 
-// Octets of a read that are asked for together.
+// Bytes of a read that are asked for together.
 fn piece(qp: &Qp, half: &Sending) -> u64 {
     let shift = half.driver.mtu_shift;
     match qp.device.network().link() {
@@ -697,18 +685,18 @@ fn piece(qp: &Qp, half: &Sending) -> u64 {
     }
 }
 
-// Where the piece ends that begins at this octet of a read, or in which it lies.
+// Where the piece ends that begins at this byte of a read, or in which it lies.
 fn end_of_piece(qp: &Qp, half: &Sending, from: u64, whole: u64) -> u64 {
     let piece = piece(qp, half);
     whole.min((from / piece + 1) * piece)
 }
 
 // Frames that have no answer yet, where this one is next.
-fn under_way(half: &Sending, psn: u32) -> u32 {
-    ahead(psn, half.driver.rest.unacked).max(0) as u32
+fn under_way(half: &Sending, psn: Psn) -> u32 {
+    psn.distance_from(half.driver.rest.unacked).max(0) as u32
 }
 
-// Whether what comes next does not fit into the window. Where nothing is under way, everything does.
+// Whether the next frame does not fit into the window. Where nothing is under way, everything does.
 fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
     let wqe = &half.queue[index];
     let frames = match wqe.kept.op {
@@ -718,21 +706,22 @@ fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
         }
         _ => 1,
     };
-    let under_way = under_way(half, position_psn(half, index));
-    under_way > 0 && under_way + frames > half.driver.rest.pace.window()
+    let under_way = under_way(half, psn_at(wqe, wqe.sent, half.driver.mtu_shift));
+    under_way > 0 && under_way + frames > half.driver.rest.window.size()
 }
 
 const fn takes_receive(op: &Op) -> bool {
     matches!(op, Op::Send(_) | Op::Write(_, Some(_)))
 }
 
-// One message beyond the limit may go when nothing else is under way: its answer brings news (IBTA 9.7.7.2.5).
+// One message beyond the limit may go when nothing else is under way: its acknowledge brings new credits (IBTA 9.7.7.2.5).
 fn has_credit(half: &Sending, index: usize) -> bool {
-    let within = |limit| ahead(advance(half.driver.rest.messages, 1), limit) <= 0;
+    let next = Psn::new(half.driver.rest.messages.wrapping_add(1));
+    let within = |limit| next.distance_from(Psn::new(limit)) <= 0;
     index == 0 || half.driver.rest.limit.is_none_or(within)
 }
 
-// Who once set no limit is taken at his word for good.
+// A responder that once set no limit sets none for good (IBTA 9.7.7.2).
 fn note_credits(half: &mut Sending, aeth: Aeth) {
     half.driver.rest.unlimited |= aeth.limit().is_none();
     half.driver.rest.limit = if half.driver.rest.unlimited {
@@ -768,7 +757,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
     let wqe = &mut half.queue[index];
     if wqe.phase == Phase::Waiting {
         wqe.phase = Phase::Started;
-        wqe.first = next;
+        wqe.first = next.value();
         // Datagrams number themselves as they leave.
         let unnumbered = wqe.kept.op.is_local() || qp_type == QpType::Ud;
         wqe.count = if unnumbered {
@@ -776,8 +765,8 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
         } else {
             packets(message_length(wqe), shift)
         };
-        half.driver.next_psn = advance(next, wqe.count);
-        half.driver.rest.messages = advance(half.driver.rest.messages, u32::from(wqe.count > 0));
+        half.driver.next_psn = next.plus(wqe.count);
+        half.driver.rest.count_messages(wqe.count > 0);
     }
 }
 
@@ -788,9 +777,14 @@ fn message_length(wqe: &Wqe) -> u64 {
     }
 }
 
-fn position_psn(half: &Sending, index: usize) -> u32 {
-    let wqe = &half.queue[index];
-    advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32)
+// The number of the frame that begins at this byte of a request.
+fn psn_at(wqe: &Wqe, offset: u64, mtu_shift: u8) -> Psn {
+    Psn::new(wqe.first).plus((offset >> mtu_shift) as u32)
+}
+
+// The number behind a request's.
+fn psn_behind(wqe: &Wqe) -> Psn {
+    Psn::new(wqe.first).plus(wqe.count)
 }
 
 // One frame of the request under the cursor, or a local operation. `false`: stop.
@@ -839,8 +833,8 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         wqe.phase = Phase::Sent;
         return Ok(());
     }
-    let psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
-    half.rare.retransmissions += u64::from(ahead(half.driver.rest.sent, psn) > 0);
+    let psn = psn_at(wqe, wqe.sent, half.driver.mtu_shift);
+    half.rare.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
     let mut spans = Spans::new();
     if let Op::Extension(operation) = request.op {
         let (message, _) = extension::prepare(qp, &request, operation, cx)?;
@@ -855,8 +849,8 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             let end = end_of_piece(qp, half, wqe.sent, request.length);
             *remote = remote.plus(wqe.sent);
             *length = (end - wqe.sent) as u32;
-            let is_another = wqe.sent > 0 && ahead(psn, half.driver.rest.sent) >= 0;
-            half.driver.rest.messages = advance(half.driver.rest.messages, u32::from(is_another));
+            let is_another = wqe.sent > 0 && psn.distance_from(half.driver.rest.sent) >= 0;
+            half.driver.rest.count_messages(is_another);
             wqe.sent = end;
         } else {
             wqe.sent = request.length;
@@ -866,14 +860,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             wqe.phase = Phase::Sent;
         }
     } else {
-        let whole = source(
-            cx.keys(),
-            cx.pin,
-            request.source,
-            qp.pd,
-            request.private,
-            &mut spans,
-        );
+        let whole = qp.gather_request(&request, cx.pin, &mut spans);
         let whole = whole.map_err(|fault| fault.local_status())?;
         let mtu = full_frame(qp, half.driver.mtu_shift).map_or(u64::MAX, |mtu| mtu as u64);
         // What it names was checked for all of it: as many frames as the window has room for.
@@ -883,9 +870,9 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             let position = Position::of(wqe.sent, length, request.length);
             let mut header = header_of(qp, half, &request, psn, position);
             let under_way = under_way(half, psn);
-            let pace = &half.driver.rest.pace;
-            header.ack_req |= pace.wants_ack(psn, under_way);
-            let is_full = under_way + 1 >= pace.window();
+            let window = &half.driver.rest.window;
+            header.ack_req |= window.wants_ack(psn, under_way);
+            let is_full = under_way + 1 >= window.size();
             let part = whole.part(wqe.sent as usize, length as usize);
             emit(qp, half, header, part, cx);
             wqe.sent += length;
@@ -896,32 +883,31 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             if qp.qp_type == QpType::Rc && is_full {
                 break;
             }
-            psn = advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32);
-            half.rare.retransmissions += u64::from(ahead(half.driver.rest.sent, psn) > 0);
+            psn = psn_at(wqe, wqe.sent, half.driver.mtu_shift);
+            half.rare.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
         }
     }
     let reached = if wqe.phase == Phase::Sent {
-        advance(wqe.first, wqe.count)
+        psn_behind(wqe)
     } else {
-        advance(wqe.first, (wqe.sent >> half.driver.mtu_shift) as u32)
+        psn_at(wqe, wqe.sent, half.driver.mtu_shift)
     };
-    if ahead(reached, half.driver.rest.sent) > 0 {
+    if reached.distance_from(half.driver.rest.sent) > 0 {
         half.driver.rest.sent = reached;
     }
     Ok(())
 }
 
-fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    (header.service, header.src_qp) = (qp.qp_type, qp.qpn);
+fn emit(qp: &Qp, half: &Sending, header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
     frame::send(qp, half.driver.rest.peer_address, header, payload, cx);
 }
 
 // ---- answers
 
-/// What this half sends, or what it asked for, met congestion on its way.
+/// Packets of this requester, or responses to it, met congestion on their way.
 pub fn slow_down(half: &mut Sending) {
     let sent = half.driver.rest.sent;
-    half.driver.rest.pace.lost(sent);
+    half.driver.rest.window.lost(sent);
 }
 
 /// An answer arrived from the link.
@@ -936,23 +922,22 @@ pub fn handle_answer(
         return;
     }
     // Only what is outstanding can be answered.
-    if ahead(header.psn, half.driver.rest.sent) >= 0
-        || ahead(header.psn, half.driver.rest.unacked) < 0
+    if header.psn.distance_from(half.driver.rest.sent) >= 0
+        || header.psn.distance_from(half.driver.rest.unacked) < 0
     {
         return;
     }
-    // On the wire a NAK's code stands where the credits do.
-    let refuses = matches!(
-        header.body,
-        Body::Acknowledge(Syndrome::Rnr(_) | Syndrome::Nak(_))
-    );
-    if header.body.has_aeth() && !refuses {
+    // In a refusal its code stands where the credits do.
+    if header.body.has_aeth() && header.aeth.syndrome.is_ack() {
         note_credits(half, header.aeth);
     }
     match header.body {
-        Body::Acknowledge(Syndrome::Ack) => acknowledge(qp, half, advance(header.psn, 1), cx),
-        Body::Acknowledge(Syndrome::Rnr(code)) => not_ready(qp, half, header.psn, code, cx),
-        Body::Acknowledge(Syndrome::Nak(nak)) => refused(qp, half, header.psn, nak, cx),
+        Body::Acknowledge => match header.aeth.syndrome.kind() {
+            SyndromeKind::Ack(_) => acknowledge(qp, half, header.psn.plus(1), cx),
+            SyndromeKind::RnrNak(code) => not_ready(qp, half, header.psn, code, cx),
+            SyndromeKind::Nak(nak) => refused(qp, half, header.psn, nak, cx),
+            SyndromeKind::Reserved => {}
+        },
         Body::ReadResponse(position) => read_response(qp, half, header.psn, position, payload, cx),
         Body::AtomicAcknowledge(original) => atomic_response(qp, half, header.psn, original, cx),
         Body::ExtensionResponse(..) => extension_response(qp, half, header, payload, cx),
@@ -963,7 +948,7 @@ pub fn handle_answer(
 
 // Everything before `psn` has arrived. A read or atomic without its answer is not completed by it: the answer was lost
 // (IBTA 9.7.5.2.4).
-fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
+fn acknowledge(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
     let shift = half.driver.mtu_shift;
     let mut lost_answer = None;
     for wqe in half.queue.iter_mut() {
@@ -971,17 +956,16 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
             continue;
         }
         if wqe.kept.op.is_read_or_atomic() {
-            let answered = advance(wqe.first, (wqe.received >> shift) as u32);
-            lost_answer = (ahead(psn, answered) > 0).then_some(answered);
+            let answered = psn_at(wqe, wqe.received, shift);
+            lost_answer = (psn.distance_from(answered) > 0).then_some(answered);
             break;
         }
-        if ahead(advance(wqe.first, wqe.count), psn) > 0 {
+        if psn_behind(wqe).distance_from(psn) > 0 {
             break;
         }
         wqe.phase = Phase::Done(WcStatus::Success);
     }
-    let reached = lost_answer.map_or(psn, |first| if ahead(first, psn) < 0 { first } else { psn });
-    progress_to(half, reached, cx);
+    progress_to(half, lost_answer.unwrap_or(psn), cx);
     complete_in_order(qp, half, cx);
     if lost_answer.is_some() {
         ask_again(half);
@@ -997,33 +981,32 @@ fn ask_again(half: &mut Sending) {
     }
 }
 
-fn progress_to(half: &mut Sending, psn: u32, cx: &mut Cx<'_>) {
-    let frames = ahead(psn, half.driver.rest.unacked);
+fn progress_to(half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
+    let frames = psn.distance_from(half.driver.rest.unacked);
     if frames > 0 {
         let under_way = under_way(half, half.driver.rest.sent);
         let rest = &mut *half.driver.rest;
-        rest.pace.answered(frames as u32, under_way, psn);
-        half.driver.rest.unacked = psn;
-        half.driver.rest.retries_left = half.driver.rest.retry_cnt;
-        half.driver.rest.rnr_left = half.driver.rest.rnr_retry;
-        half.driver.rest.note_answer(cx.soon());
-        half.driver.rest.asked_again = None;
+        rest.window.answered(frames as u32, under_way, psn);
+        rest.unacked = psn;
+        rest.restore_retries();
+        rest.note_answer(cx.soon());
+        rest.asked_again = None;
     }
 }
 
 // Sets the cursor back to the frame with this number; what was answered stays answered.
-fn go_back(half: &mut Sending, psn: u32) {
+fn go_back(half: &mut Sending, psn: Psn) {
     let shift = half.driver.mtu_shift;
     let mut cursor = None;
     for (index, wqe) in half.queue.iter_mut().enumerate() {
         if !matches!(wqe.phase, Phase::Started | Phase::Sent) || wqe.count == 0 {
             continue;
         }
-        if ahead(advance(wqe.first, wqe.count), psn) <= 0 {
+        if psn_behind(wqe).distance_from(psn) <= 0 {
             continue;
         }
         wqe.phase = Phase::Started;
-        let offset = ahead(psn, wqe.first).max(0) as u64;
+        let offset = psn.distance_from(Psn::new(wqe.first)).max(0) as u64;
         wqe.sent = if wqe.kept.op.is_read_or_atomic() {
             wqe.received
         } else {
@@ -1036,7 +1019,7 @@ fn go_back(half: &mut Sending, psn: u32) {
     }
 }
 
-fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
+fn not_ready(qp: &Qp, half: &mut Sending, psn: Psn, code: u8, cx: &mut Cx<'_>) {
     // One that comes twice counts once.
     if half.driver.rest.rnr_until.is_some() {
         return;
@@ -1050,17 +1033,15 @@ fn not_ready(qp: &Qp, half: &mut Sending, psn: u32, code: u8, cx: &mut Cx<'_>) {
         return fail_front(qp, half, WcStatus::RnrRetryExcErr, cx);
     }
     go_back(half, half.driver.rest.unacked);
-    let until = cx.now().after(rnr_delay(code));
-    half.driver.rest.rnr_until = Some(until);
     half.driver.rest.note_answer(cx.soon());
     half.driver.rest.retries_left = half.driver.rest.retry_cnt;
-    qp.wake_at(half, until);
+    wait_for_receive(qp, half, code, cx);
 }
 
-fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
+fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
     half.rare.naks += 1;
     acknowledge(qp, half, psn, cx);
-    if nak != Nak::SequenceError {
+    if nak != Nak::SEQUENCE_ERROR {
         // What was before it and has no answer cannot get one any more.
         return fail_front(qp, half, status_of(nak), cx);
     }
@@ -1077,46 +1058,46 @@ fn refused(qp: &Qp, half: &mut Sending, psn: u32, nak: Nak, cx: &mut Cx<'_>) {
     go_back(half, half.driver.rest.unacked);
 }
 
-// The read or atomic that this number belongs to; everything before it has arrived.
-fn answered(qp: &Qp, half: &mut Sending, psn: u32, cx: &mut Cx<'_>) -> Option<usize> {
-    let first = half
-        .queue
-        .iter()
-        .find(|wqe| covers(wqe, psn))
-        .map(|wqe| wqe.first)?;
+// Whether this number belongs to the oldest request, a read or an atomic; everything before it has arrived. Where an older
+// one still waits its answer was lost, and this one comes again after it.
+fn answers_front(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) -> bool {
+    let Some(wqe) = half.queue.iter().find(|wqe| covers(wqe, psn)) else {
+        return false;
+    };
+    let first = Psn::new(wqe.first);
     acknowledge(qp, half, first, cx);
-    half.queue.iter().position(|wqe| covers(wqe, psn))
+    match half.queue.iter().position(|wqe| covers(wqe, psn)) {
+        Some(0) => return true,
+        Some(_) => ask_again(half),
+        None => {}
+    }
+    false
 }
 
-fn covers(wqe: &Wqe, psn: u32) -> bool {
+fn covers(wqe: &Wqe, psn: Psn) -> bool {
     matches!(wqe.phase, Phase::Started | Phase::Sent)
         && wqe.kept.op.is_read_or_atomic()
-        && ahead(psn, wqe.first) >= 0
-        && (ahead(psn, wqe.first) as u32) < wqe.count
+        && (0..wqe.count as i32).contains(&psn.distance_from(Psn::new(wqe.first)))
 }
 
 fn read_response(
     qp: &Qp,
     half: &mut Sending,
-    psn: u32,
+    psn: Psn,
     position: Position,
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) {
-    let Some(index) = answered(qp, half, psn, cx) else {
+    if !answers_front(qp, half, psn, cx) {
         return;
-    };
-    // An older read still waits: its answer was lost, and this one comes again after it.
-    if index != 0 {
-        return ask_again(half);
     }
     let shift = half.driver.mtu_shift;
-    let wqe = &half.queue[index];
+    let wqe = &half.queue[0];
     if !matches!(wqe.kept.op, Op::Read(..) | Op::Flush(..)) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
-    let expected = advance(wqe.first, (wqe.received >> shift) as u32);
-    match ahead(psn, expected) {
+    let expected = psn_at(wqe, wqe.received, shift);
+    match psn.distance_from(expected) {
         0 => {}
         1.. => return ask_again(half),
         _ => return,
@@ -1134,20 +1115,18 @@ fn read_response(
         return fail_front(qp, half, fault.local_status(), cx);
     }
     scatter_at(&spans, wqe.received, payload);
-    half.queue[index].received = reached;
+    half.queue[0].received = reached;
     // What comes while it waits to be asked for again is not asked for any more.
-    half.queue[index].sent = half.queue[index].sent.max(reached);
-    let wqe = &half.queue[index];
+    half.queue[0].sent = half.queue[0].sent.max(reached);
+    let wqe = &half.queue[0];
     let taken = if reached == whole {
         wqe.count
     } else {
         (reached >> shift) as u32
     };
-    progress_to(half, advance(wqe.first, taken), cx);
+    progress_to(half, Psn::new(wqe.first).plus(taken), cx);
     if reached == whole {
-        half.queue[index].phase = Phase::Done(WcStatus::Success);
-        half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
-        complete_in_order(qp, half, cx);
+        finish_front(qp, half, cx);
     }
 }
 
@@ -1158,13 +1137,10 @@ fn extension_response(
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) {
-    let Some(index) = answered(qp, half, header.psn, cx) else {
+    if !answers_front(qp, half, header.psn, cx) {
         return;
-    };
-    if index != 0 {
-        return ask_again(half);
     }
-    let request = half.queue[index].kept.request();
+    let request = half.queue[0].kept.request();
     let (Op::Extension(operation), Body::ExtensionResponse(extension, number)) =
         (request.op, header.body)
     else {
@@ -1177,35 +1153,37 @@ fn extension_response(
     let placed = extension::prepare(qp, &request, operation, cx)
         .and_then(|(_, sink)| extension::place(qp, operation, payload.to_vec().into(), &sink));
     match placed {
-        Ok(octets) => half.queue[index].received = u64::from(octets),
+        Ok(octets) => half.queue[0].received = u64::from(octets),
         Err(status) => return fail_front(qp, half, status, cx),
     }
-    half.queue[index].phase = Phase::Done(WcStatus::Success);
-    half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
-    progress_to(half, advance(header.psn, 1), cx);
+    progress_to(half, header.psn.plus(1), cx);
+    finish_front(qp, half, cx);
+}
+
+// The oldest request has its whole answer.
+fn finish_front(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
+    if let Some(wqe) = half.queue.front_mut() {
+        wqe.phase = Phase::Done(WcStatus::Success);
+    }
+    half.driver.rest.cursor = half.driver.rest.cursor.max(1);
     complete_in_order(qp, half, cx);
 }
 
-fn atomic_response(qp: &Qp, half: &mut Sending, psn: u32, original: u64, cx: &mut Cx<'_>) {
-    let Some(index) = answered(qp, half, psn, cx) else {
+fn atomic_response(qp: &Qp, half: &mut Sending, psn: Psn, original: u64, cx: &mut Cx<'_>) {
+    if !answers_front(qp, half, psn, cx) {
         return;
-    };
-    if index != 0 {
-        return ask_again(half);
     }
     if !matches!(
-        half.queue[index].kept.op,
+        half.queue[0].kept.op,
         Op::CompareSwap(..) | Op::FetchAdd(..)
     ) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
     let mut spans = Spans::new();
-    if let Err(fault) = sink(qp, &half.queue[index].kept.request(), cx, &mut spans) {
+    if let Err(fault) = sink(qp, &half.queue[0].kept.request(), cx, &mut spans) {
         return fail_front(qp, half, fault.local_status(), cx);
     }
-    half.queue[index].received = u64::from(place_original(original, &spans));
-    half.queue[index].phase = Phase::Done(WcStatus::Success);
-    half.driver.rest.cursor = half.driver.rest.cursor.max(index + 1);
-    progress_to(half, advance(psn, 1), cx);
-    complete_in_order(qp, half, cx);
+    half.queue[0].received = u64::from(place_original(original, &spans));
+    progress_to(half, psn.plus(1), cx);
+    finish_front(qp, half, cx);
 }

@@ -8,10 +8,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
+use polyverbs_engine::named_memory::ReceiveFault;
 use polyverbs_engine::operation::Octets;
-use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::pin::pin;
-use polyverbs_engine::receive_ring::Receive;
+use polyverbs_engine::payload::{Payload, Spans};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::Time;
 use verbs_api::qp::{QpState, QpType};
@@ -19,29 +18,29 @@ use verbs_api::{
     Access, RemoteAddress, WcStatus,
     completion::{WcFlags, WcOpcode},
     event::EventType,
-    ids::LinkAddress,
+    ids::{LinkAddress, Psn},
 };
 
 use crate::answer::{Answer, Refusal};
 use crate::frame::full_frame;
-use crate::header::{Beside, Body, Carriage, Header, Nak, Position, advance, ahead, packets};
+use crate::header::{Beside, Body, Header, IpFields, Nak, Position, packets};
 use crate::operations::{check_served, place, read_region, serve, word, write_region};
 use crate::pacing::{READ_AT_ONCE, READ_EVERY};
 use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
 
-/// Octets of the longest message.
+/// Bytes of the longest message.
 const LONGEST: u32 = 1 << 31;
-/// Datagrams among which second copies are recognised.
+/// How many recent datagrams a second copy is compared with.
 const RECENT: usize = 64;
 
 /// What a responder keeps: what each request touches, and the rest.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Responder {
-    /// Changes with every modify and is unlike that of every other queue pair: who has seen it knows the connection.
+    /// Unique: changes with every modify. A peer that has seen it knows that the connection is still the same.
     pub epoch: u64,
     /// The sequence number of the next request.
-    pub expected: u32,
+    pub expected: Psn,
     /// What the peer may do.
     pub access: Access,
     nak_sent: bool,
@@ -60,17 +59,17 @@ pub struct ResponderRest {
     /// Its port.
     pub peer_address: Option<LinkAddress>,
     /// How frames are carried to it.
-    pub carriage: Carriage,
+    pub ip: IpFields,
     /// Timer code of RNR NAKs.
     pub min_rnr_timer: u8,
     /// Reads and atomics that may wait to be served.
     pub max_dest_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub qkey: u32,
-    /// Messages completed.
+    /// Messages completed; modulo 2^24 on the wire.
     pub msn: u32,
     /// An acknowledge up to this sequence number waits until nothing more arrives.
-    pub(crate) owed: Option<u32>,
+    pub(crate) owed: Option<Psn>,
     /// Until then the peer is not told again that what it sends meets congestion.
     pub notified_until: Time,
     // The shared receive queue that the message under way is for, of XRC.
@@ -89,7 +88,7 @@ impl Responder {
 
     /// Whether nothing is under way and `psn` is expected next.
     #[inline]
-    pub fn is_between_messages(&self, psn: u32) -> bool {
+    pub fn is_between_messages(&self, psn: Psn) -> bool {
         self.expected == psn && matches!(self.inbound, Inbound::None) && !self.nak_sent
     }
 }
@@ -115,7 +114,7 @@ enum Inbound {
 #[derive(Debug, Default)]
 struct Framed {
     waiting: VecDeque<Header>,
-    /// Octets of the first one's answer that have left.
+    /// Bytes of the first one's answer that have left.
     left: usize,
     served: VecDeque<Served>,
 }
@@ -152,7 +151,7 @@ impl Recent {
 /// A read or atomic that may be asked for again.
 #[derive(Clone, Debug)]
 struct Served {
-    psn: u32,
+    psn: Psn,
     packets: u32,
     body: Body,
     original: u64,
@@ -181,7 +180,7 @@ pub fn respond<'p>(
         unreliable(qp, half, header, payload, cx);
         return Answer::None;
     }
-    match ahead(header.psn, half.driver.expected) {
+    match header.psn.distance_from(half.driver.expected) {
         0 => {}
         1.. => return out_of_order(half),
         _ => return duplicate(qp, half, header, cx),
@@ -197,18 +196,7 @@ pub fn respond<'p>(
     };
     let answered = match header.body {
         _ if addressed.is_err() => addressed.map(|()| Answer::None),
-        Body::Send(position, beside) => {
-            send(qp, half, header, position, beside, payload, direct, cx)
-        }
-        Body::Write(position, remote, total, imm) => write(
-            qp,
-            half,
-            header,
-            (position, remote, total, imm),
-            payload,
-            direct,
-            cx,
-        ),
+        Body::Send(..) | Body::Write(..) => message(qp, half, header, payload, direct, cx),
         Body::ExtensionRequest(extension, operation) => {
             let numbers = (extension, operation);
             extension_request(qp, half, header, numbers, payload, direct.is_some(), cx)
@@ -237,7 +225,7 @@ fn refuse<'p>(
     cx: &mut Cx<'p>,
 ) -> Answer<'p> {
     let event = match refusal.nak {
-        Nak::RemoteAccess => EventType::QpAccessErr,
+        Nak::REMOTE_ACCESS => EventType::QpAccessErr,
         _ => EventType::QpReqErr,
     };
     half.driver.inbound = Inbound::None;
@@ -252,7 +240,7 @@ fn out_of_order<'p>(half: &mut Receiving) -> Answer<'p> {
     if std::mem::replace(&mut half.driver.nak_sent, true) {
         return Answer::None;
     }
-    Answer::Nak(Nak::SequenceError, half.driver.expected)
+    Answer::Nak(Nak::SEQUENCE_ERROR, half.driver.expected)
 }
 
 // Sends and writes are acknowledged again and not carried out again; a read is served again within what it asked for;
@@ -265,12 +253,12 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
         return Answer::None;
     }
     let served = half.driver.rest.framed.served.iter().find(|served| {
-        let offset = ahead(header.psn, served.psn);
+        let offset = header.psn.distance_from(served.psn);
         offset >= 0 && (offset as u32) < served.packets
     });
     match (header.body, served) {
         (Body::Send(..) | Body::Write(..) | Body::AtomicWrite(_), _) => {
-            Answer::Ack(advance(half.driver.expected, 0xff_ffff))
+            Answer::Ack(half.driver.expected.minus(1))
         }
         (
             Body::ReadRequest(remote, length),
@@ -337,12 +325,11 @@ fn check_length(
     let Some(mtu) = full_frame(qp, half.driver.mtu_shift) else {
         return Ok(());
     };
-    let fits = match position {
-        Position::First | Position::Middle => length == mtu,
-        Position::Last => (1..=mtu).contains(&length),
-        Position::Only => length <= mtu,
-    };
-    if fits { Ok(()) } else { Err(Refusal::INVALID) }
+    if position.payload().admits(length, mtu) {
+        Ok(())
+    } else {
+        Err(Refusal::INVALID)
+    }
 }
 
 // No message is longer (IBTA 9.7.4.1.6); one that were could take more numbers than there are.
@@ -368,30 +355,27 @@ fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool)
         Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
         _ => true,
     };
-    half.driver.rest.msn = advance(half.driver.rest.msn, u32::from(ends));
-    half.driver.expected = advance(header.psn, count);
+    half.driver.rest.msn = half.driver.rest.msn.wrapping_add(ends.into());
+    half.driver.expected = header.psn.plus(count);
     if wanted {
-        Answer::Ack(advance(header.psn, count - 1))
+        Answer::Ack(header.psn.plus(count - 1))
     } else {
         Answer::None
     }
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a frame in its parts, and who takes it"
-)]
 #[inline]
 fn send<'p>(
     qp: &Qp,
     half: &mut Receiving,
     header: &Header,
-    position: Position,
-    beside: Beside,
     payload: &Payload<'_>,
     direct: Option<&Qp>,
     cx: &mut Cx<'p>,
 ) -> Result<Answer<'p>, Refusal> {
+    let Body::Send(position, beside) = header.body else {
+        return Err(Refusal::INVALID);
+    };
     let received = match (half.driver.inbound, position.begins()) {
         (Inbound::None, true) => 0,
         (Inbound::Send { received }, false) => received,
@@ -405,21 +389,14 @@ fn send<'p>(
         return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, header.psn));
     };
     let length = payload.len() as u64;
-    let mut spans = Spans::new();
-    if let Err(fault) = qp.gather_receive(&receive, received + length, cx, &mut spans) {
-        let nak = Nak::RemoteOperation;
-        return Err(refuse_receive(half, receive, nak, fault.local_status()));
-    }
-    let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
-    if received + length > room && !rules::is_broken(Rule::ReceiveLength) {
-        let nak = Nak::InvalidRequest;
-        return Err(refuse_receive(half, receive, nak, WcStatus::LocLenErr));
-    }
-    if rules::is_broken(Rule::ReceiveLength) {
-        let fitting = payload.part(0, room.saturating_sub(received) as usize);
-        scatter_at(&spans, received, &fitting);
-    } else {
-        scatter_at(&spans, received, payload);
+    if let Err(fault) = qp.fill_receive(&receive, received, payload, cx) {
+        // What was sent does not fit the receive, or that is no good: it ends so.
+        half.current = Some(receive);
+        let (nak, receive) = match fault {
+            ReceiveFault::Entry(fault) => (Nak::REMOTE_OPERATION, fault.local_status()),
+            ReceiveFault::TooLong => (Nak::INVALID_REQUEST, WcStatus::LocLenErr),
+        };
+        return Err(Refusal { nak, receive });
     }
     let answer = arrived(half, header, length, header.ack_req || direct.is_some());
     if !position.ends() {
@@ -462,16 +439,6 @@ fn send<'p>(
     Ok(answer)
 }
 
-// What was sent does not fit the receive, or that is no good: it ends so.
-#[cold]
-fn refuse_receive(half: &mut Receiving, current: Receive, nak: Nak, status: WcStatus) -> Refusal {
-    half.current = Some(current);
-    Refusal {
-        nak,
-        receive: status,
-    }
-}
-
 #[inline(never)]
 fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
     let management = qp
@@ -481,18 +448,34 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
     management.invalidate_remote(qp.device.keys(), key, qp.remote_pd(), qp.qpn)
 }
 
-type WriteParts = (Position, RemoteAddress, u32, Option<[u8; 4]>);
+// A frame of a send or a write.
+#[inline]
+fn message<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    payload: &Payload<'_>,
+    direct: Option<&Qp>,
+    cx: &mut Cx<'p>,
+) -> Result<Answer<'p>, Refusal> {
+    match header.body {
+        Body::Send(..) => send(qp, half, header, payload, direct, cx),
+        _ => write(qp, half, header, payload, direct, cx),
+    }
+}
 
 #[inline]
 fn write<'p>(
     qp: &Qp,
     half: &mut Receiving,
     header: &Header,
-    (position, remote, total, imm): WriteParts,
     payload: &Payload<'_>,
     direct: Option<&Qp>,
     cx: &mut Cx<'p>,
 ) -> Result<Answer<'p>, Refusal> {
+    let Body::Write(position, remote, total, imm) = header.body else {
+        return Err(Refusal::INVALID);
+    };
     let (remote, total, received) = match (half.driver.inbound, position.begins()) {
         (Inbound::None, true) => (remote, total, 0),
         (
@@ -603,12 +586,13 @@ fn read_or_atomic<'p>(
         .ok_or(Refusal::INVALID)?;
         return Ok(arrived(half, header, 8, header.ack_req || direct));
     }
+    // What it needs, and how many bytes its answer has, as far as they take numbers.
     let (needed, length) = match header.body {
         Body::ReadRequest(_, length) => (Access::REMOTE_READ, length),
         Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _)
             if remote.addr.is_multiple_of(8) =>
         {
-            (Access::REMOTE_ATOMIC, 8)
+            (Access::REMOTE_ATOMIC, 0)
         }
         Body::Flush(_, _, placement, _) => (placement, 0),
         _ => return Err(Refusal::INVALID),
@@ -626,22 +610,12 @@ fn read_or_atomic<'p>(
     }
     if direct {
         let (answer, _) = serve(qp, header.body, cx)?;
-        let length = if matches!(header.body, Body::ReadRequest(..)) {
-            length
-        } else {
-            0
-        };
-        arrived(half, header, u64::from(length), false);
+        arrived(half, header, length.into(), false);
         return Ok(answer);
     }
     // Served when what has arrived with it has been looked at, and before anything later is carried out.
     check_served(qp, header.body, cx)?;
-    let length = if matches!(header.body, Body::ReadRequest(..)) {
-        length
-    } else {
-        0
-    };
-    arrived(half, header, u64::from(length), false);
+    arrived(half, header, length.into(), false);
     half.driver.rest.framed.waiting.push_back(*header);
     if let Some(me) = qp.shared() {
         qp.device
@@ -666,7 +640,7 @@ fn extension_request<'p>(
     }
     let answer = extension::carry_out(qp, half.driver.access, numbers, payload, cx)?;
     if !direct {
-        note_served(half, header, &answer);
+        note(half, header, 0, answer.clone());
     }
     arrived(half, header, 0, false);
     Ok(Answer::Extension(answer))
@@ -701,7 +675,7 @@ fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Pr
             Ok((answer, original)) => {
                 let begun = std::mem::take(&mut half.driver.rest.framed.left);
                 if begun == 0 {
-                    note_answer(half, &header, original);
+                    note(half, &header, original, Octets::new());
                 }
                 if let Answer::Read(spans) = &answer {
                     let whole = Payload::of_spans(spans);
@@ -739,15 +713,10 @@ fn serve_queue_pair(qp: &QpRef, now: Time) {
 }
 
 fn serve_next(qp: &QpRef, now: Time) {
-    let pin = pin();
-    let mut cx = Cx::at(&qp.device, &pin, now);
-    let progress = serve_some(qp, &mut qp.responder(), READ_AT_ONCE, &mut cx);
-    let effects = cx.into_effects();
-    drop(pin);
-    if let Some(effects) = effects {
-        effects.run();
-    }
-    // Whoever asks for much has room for it or not; nobody else waits while it leaves.
+    let progress = Cx::run(&qp.device, Some(now), |cx| {
+        serve_some(qp, &mut qp.responder(), READ_AT_ONCE, cx)
+    });
+    // The rest of a long response leaves later, so that other queue pairs are served meanwhile.
     if progress == Progress::Some {
         let me = qp.clone();
         let go_on = move |now| serve_next(&me, now);
@@ -756,39 +725,23 @@ fn serve_next(qp: &QpRef, now: Time) {
     }
 }
 
-fn note_answer(half: &mut Receiving, header: &Header, original: u64) {
+// Notes what was answered, for a request that comes again.
+fn note(half: &mut Receiving, header: &Header, original: u64, answer: Octets) {
     let length = match header.body {
-        Body::ReadRequest(_, length) => u64::from(length),
+        Body::ReadRequest(_, length) => length,
         _ => 0,
     };
-    let served = Served {
-        psn: header.psn,
-        packets: packets(length, half.driver.mtu_shift),
-        body: header.body,
-        original,
-        answer: Octets::new(),
-    };
-    note(half, served);
-}
-
-fn note(half: &mut Receiving, one: Served) {
     let served = &mut half.driver.rest.framed.served;
     if served.len() >= usize::from(half.driver.rest.max_dest_rd_atomic).max(1) {
         served.pop_front();
     }
-    served.push_back(one);
-}
-
-// Notes what an extension's operation answered, for a request that comes again.
-fn note_served(half: &mut Receiving, header: &Header, answer: &Octets) {
-    let served = Served {
+    served.push_back(Served {
         psn: header.psn,
-        packets: 1,
+        packets: packets(length.into(), half.driver.mtu_shift),
         body: header.body,
-        original: 0,
-        answer: answer.clone(),
-    };
-    note(half, served);
+        original,
+        answer,
+    });
 }
 
 // UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
@@ -801,7 +754,7 @@ fn unreliable(
     cx: &mut Cx<'_>,
 ) {
     // A second copy, or one that others have overtaken: its message was delivered or given up.
-    if ahead(header.psn, half.driver.expected) < 0 {
+    if header.psn.distance_from(half.driver.expected) < 0 {
         return half.counters.duplicates += 1;
     }
     let in_order = header.psn == half.driver.expected;
@@ -822,30 +775,17 @@ fn unreliable(
     if matches!(half.driver.inbound, Inbound::Broken) {
         half.counters.dropped += 1;
         if !begins {
-            half.driver.expected = advance(
-                header.psn,
-                packets(payload.len() as u64, half.driver.mtu_shift),
-            );
+            half.driver.expected = header
+                .psn
+                .plus(packets(payload.len() as u64, half.driver.mtu_shift));
             return;
         }
         half.driver.inbound = Inbound::None;
     }
     qp.note_arrival(half, cx);
-    let result = match header.body {
-        Body::Send(position, beside) => send(qp, half, header, position, beside, payload, None, cx),
-        Body::Write(position, remote, total, imm) => write(
-            qp,
-            half,
-            header,
-            (position, remote, total, imm),
-            payload,
-            None,
-            cx,
-        ),
-        _ => return,
-    };
+    let result = message(qp, half, header, payload, None, cx);
     if let Err(Refusal {
-        nak: Nak::RemoteOperation,
+        nak: Nak::REMOTE_OPERATION,
         receive,
     }) = result
     {
@@ -859,10 +799,9 @@ fn unreliable(
         half.counters.dropped += 1;
         abandon(qp, half, cx);
         half.driver.inbound = Inbound::Broken;
-        half.driver.expected = advance(
-            header.psn,
-            packets(payload.len() as u64, half.driver.mtu_shift),
-        );
+        half.driver.expected = header
+            .psn
+            .plus(packets(payload.len() as u64, half.driver.mtu_shift));
     }
 }
 

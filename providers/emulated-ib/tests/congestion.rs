@@ -19,7 +19,7 @@ fn notifications(rig: &Rig) -> usize {
 
 fn marked(rig: &Rig, offset: u32) -> OwnFrame {
     let mut frame = rig.request(offset, SEND, &[1; 8]);
-    frame.header.carriage.traffic_class |= 0b11;
+    frame.header.ip.traffic_class |= 0b11;
     frame
 }
 
@@ -37,7 +37,7 @@ fn a_mark_is_told_to_the_sender_and_not_too_often() {
         .find(|frame| frame.header.body == Body::Congestion)
         .expect("told");
     assert_eq!(told.to, rig.a.address());
-    assert_eq!(told.header.carriage.traffic_class & 0b11, 0, "not itself");
+    assert_eq!(told.header.ip.traffic_class & 0b11, 0, "not itself");
     rig.run_for(Duration::from_millis(1));
     rig.inject([marked(&rig, 3)]);
     rig.run();
@@ -50,7 +50,7 @@ fn frames_of_reliable_connections_may_be_marked() {
         rig.b.receive(1, 0, 64);
         rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
         rig.run();
-        assert_eq!(rig.wire.log()[0].header.carriage.traffic_class & 0b11, bits);
+        assert_eq!(rig.wire.log()[0].header.ip.traffic_class & 0b11, bits);
     }
 }
 

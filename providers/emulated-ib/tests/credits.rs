@@ -2,15 +2,13 @@
 
 mod support;
 
-use emulated_ib::header::{Aeth, Body, Syndrome};
-use support::{Rig, Setup, ok};
+use emulated_ib::header::Aeth;
+use support::{ACK, Rig, Setup, ok};
 use verbs_api::wr;
 
 fn credits(rig: &Rig) -> Vec<(u32, Option<u32>)> {
     let answers = rig.wire.log();
-    let acks = answers
-        .iter()
-        .filter(|frame| frame.header.body == Body::Acknowledge(Syndrome::Ack));
+    let acks = answers.iter().filter(|frame| frame.header.is_ack());
     acks.map(|frame| (frame.header.aeth.msn, frame.header.aeth.limit()))
         .collect()
 }
@@ -75,8 +73,8 @@ fn a_responder_with_a_shared_queue_sets_no_limit_for_good() {
     // An answer with a limit comes too late.
     rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(2));
     rig.run();
-    let mut late = rig.answer(1, Body::Acknowledge(Syndrome::Ack), b"");
-    late.header.aeth = Aeth::new(2, 0);
+    let mut late = rig.answer(1, ACK, b"");
+    late.header.aeth = Aeth::ack(2, Some(0));
     rig.inject([late]);
     rig.wire.forget();
     for id in 3..6 {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use emulated_ib::header::{Beside, Body, Nak, Position, Syndrome};
+use emulated_ib::header::{Beside, Body, Nak, Position};
 use polyverbs_engine::time::Time;
 use support::*;
 use verbs_api::qp::{QpState, QpType};
@@ -16,8 +16,15 @@ use verbs_api::{
 
 use Position::{First, Last, Middle, Only};
 
-const ACK: Body = Body::Acknowledge(Syndrome::Ack);
 const MTU: usize = 1024;
+
+fn response(position: Position) -> Answer {
+    Body::ReadResponse(position).into()
+}
+
+fn original(value: u64) -> Answer {
+    Body::AtomicAcknowledge(value).into()
+}
 
 fn send(position: Position) -> Body {
     Body::Send(position, Beside::Nothing)
@@ -25,10 +32,6 @@ fn send(position: Position) -> Body {
 
 fn write(rig: &Rig, position: Position, offset: usize, total: usize) -> Body {
     Body::Write(position, rig.b.remote(offset), total as u32, None)
-}
-
-fn nak(nak: Nak) -> Body {
-    Body::Acknowledge(Syndrome::Nak(nak))
 }
 
 /// The responder refused and is in error; nothing was delivered.
@@ -44,12 +47,12 @@ fn a_gap_draws_one_nak_with_the_expected_number() {
     let rig = Rig::rc();
     (0..4).for_each(|id| rig.b.receive(id, 0, 64));
     rig.inject([1, 2, 3].map(|offset| rig.request(offset, send(Only), b"early")));
-    assert_eq!(rig.answers(), [(0, nak(Nak::SequenceError))]);
+    assert_eq!(rig.answers(), [(0, nak(Nak::SEQUENCE_ERROR))]);
     assert!(rig.b.done().is_empty());
     rig.inject([rig.request(0, send(Only), b"first")]);
     assert_eq!(rig.answers()[1..], [(0, ACK)]);
     rig.inject([2, 3].map(|offset| rig.request(offset, send(Only), b"early")));
-    assert_eq!(rig.answers()[2..], [(1, nak(Nak::SequenceError))]);
+    assert_eq!(rig.answers()[2..], [(1, nak(Nak::SEQUENCE_ERROR))]);
     assert_eq!(rig.b.done(), ok([0]));
     assert_eq!(rig.b.state(), QpState::Rts);
 }
@@ -85,9 +88,9 @@ fn a_read_seen_twice_is_served_within_what_it_asked_for() {
     };
     rig.inject([read(&rig, 0, 0, 3 * MTU)]);
     let whole = [
-        (0, Body::ReadResponse(First)),
-        (1, Body::ReadResponse(Middle)),
-        (2, Body::ReadResponse(Last)),
+        (0, response(First)),
+        (1, response(Middle)),
+        (2, response(Last)),
     ];
     assert_eq!(rig.answers(), whole);
     // Again, whole and from the second frame on: the memory is read again.
@@ -97,10 +100,7 @@ fn a_read_seen_twice_is_served_within_what_it_asked_for() {
     assert_eq!(rig.answers()[..3], whole);
     assert_eq!(
         rig.answers()[3..],
-        [
-            (1, Body::ReadResponse(First)),
-            (2, Body::ReadResponse(Last))
-        ]
+        [(1, response(First)), (2, response(Last))]
     );
     assert_eq!(rig.wire.log()[3].payload[..7], *b"changed");
     // Outside of it, or with another key: dropped, and nobody is harmed.
@@ -141,9 +141,9 @@ fn the_answer_to_a_long_read_leaves_bit_by_bit_and_holds_up_nothing() {
     let sizes: Vec<_> = bursts.iter().map(|(_, count)| *count).collect();
     assert_eq!(sizes, [64, 64, 22]);
     let answers = rig.answers();
-    assert_eq!(answers[0], (0, Body::ReadResponse(First)));
-    assert_eq!(answers[64], (64, Body::ReadResponse(Middle)));
-    assert_eq!(answers[149], (149, Body::ReadResponse(Last)));
+    assert_eq!(answers[0], (0, response(First)));
+    assert_eq!(answers[64], (64, response(Middle)));
+    assert_eq!(answers[149], (149, response(Last)));
     let said: Vec<u8> = rig
         .wire
         .log()
@@ -180,10 +180,7 @@ fn an_atomic_seen_twice_is_answered_from_what_was_stored() {
     let swap = rig.request(1, Body::CompareSwap(rig.b.remote(0), 41, 90), b"");
     rig.inject([add(0), swap.clone()]);
     rig.inject([add(0), swap]);
-    let answers = [
-        (0, Body::AtomicAcknowledge(40)),
-        (1, Body::AtomicAcknowledge(41)),
-    ];
+    let answers = [(0, original(40)), (1, original(41))];
     assert_eq!(rig.answers()[..2], answers);
     assert_eq!(rig.answers()[2..], answers);
     assert_eq!(rig.b.memory.load_u64(0).unwrap(), 90);
@@ -216,7 +213,7 @@ fn opcodes_out_of_sequence_are_an_invalid_request() {
                 .enumerate()
                 .map(|(i, body)| rig.request(i as u32, body, &[1; MTU])),
         );
-        refused(&rig, last, Nak::InvalidRequest);
+        refused(&rig, last, Nak::INVALID_REQUEST);
         assert_eq!(rig.b.done(), [(7, WcStatus::WrFlushErr)], "case {number}");
         assert_eq!(rig.b.events(), [EventType::QpReqErr]);
     }
@@ -239,7 +236,7 @@ fn opcodes_out_of_sequence_are_an_invalid_request() {
             &[1; MTU]
         };
         rig.inject([rig.request(1, second, payload)]);
-        refused(&rig, 1, Nak::InvalidRequest);
+        refused(&rig, 1, Nak::INVALID_REQUEST);
         let expected = [(7, WcStatus::RemInvReqErr), (8, WcStatus::WrFlushErr)];
         assert_eq!(rig.b.done(), expected, "case {number}");
     }
@@ -275,7 +272,7 @@ fn what_the_queue_pair_forbids_is_invalid_and_what_the_region_forbids_is_no_acce
         });
         let (body, _, length) = requests(rig.b.remote(0))[case];
         rig.inject([rig.request(0, body, &vec![1; length])]);
-        refused(&rig, 0, Nak::InvalidRequest);
+        refused(&rig, 0, Nak::INVALID_REQUEST);
         assert_eq!(rig.b.events(), [EventType::QpReqErr], "{right:?}");
         assert_eq!(rig.b.read(0, 8), [0; 8]);
 
@@ -284,7 +281,7 @@ fn what_the_queue_pair_forbids_is_invalid_and_what_the_region_forbids_is_no_acce
         let region = rig.b.pd.register(&rig.b.memory, access).wait().unwrap();
         let (body, _, length) = requests(region.remote(0))[case];
         rig.inject([rig.request(0, body, &vec![1; length])]);
-        refused(&rig, 0, Nak::RemoteAccess);
+        refused(&rig, 0, Nak::REMOTE_ACCESS);
         assert_eq!(rig.b.events(), [EventType::QpAccessErr], "{right:?}");
         assert_eq!(rig.b.read(0, 8), [0; 8]);
     }
@@ -333,7 +330,7 @@ fn lengths_that_do_not_add_up_are_an_invalid_request() {
         rig.inject(frames);
         assert_eq!(
             rig.naks(),
-            [(case.len() as i32 - 1, Nak::InvalidRequest)],
+            [(case.len() as i32 - 1, Nak::INVALID_REQUEST)],
             "case {number}"
         );
         assert_eq!(rig.b.state(), QpState::Err);
@@ -362,12 +359,12 @@ fn one_read_more_than_granted_is_an_invalid_request() {
     let read = |offset: u32| rig.request(offset, Body::ReadRequest(rig.b.remote(0), 8), b"");
     let atomic = rig.request(1, Body::FetchAdd(rig.b.remote(0), 1), b"");
     rig.inject([read(0), atomic, read(2)]);
-    refused(&rig, 2, Nak::InvalidRequest);
+    refused(&rig, 2, Nak::INVALID_REQUEST);
     // Those before it are answered, and before it is refused.
     let answers = [
-        (0, Body::ReadResponse(Only)),
-        (1, Body::AtomicAcknowledge(0)),
-        (2, nak(Nak::InvalidRequest)),
+        (0, response(Only)),
+        (1, original(0)),
+        (2, nak(Nak::INVALID_REQUEST)),
     ];
     assert_eq!(rig.answers(), answers);
 
@@ -423,7 +420,7 @@ fn access_that_is_not_allowed_ends_the_connection_and_is_told() {
             rig.b.completions();
             rig.b.receive(5, 0, 64);
             rig.inject([rig.request(0, body, &vec![1; length])]);
-            refused(&rig, 0, Nak::RemoteAccess);
+            refused(&rig, 0, Nak::REMOTE_ACCESS);
             assert_eq!(
                 rig.b.events(),
                 [EventType::QpAccessErr],
@@ -441,7 +438,7 @@ fn the_whole_range_is_checked_with_the_first_frame() {
     let rig = Rig::rc();
     let total = 2 * MTU;
     rig.inject([rig.request(0, write(&rig, First, MEMORY - total + 1, total), &[1; MTU])]);
-    refused(&rig, 0, Nak::RemoteAccess);
+    refused(&rig, 0, Nak::REMOTE_ACCESS);
     assert_eq!(rig.b.read(MEMORY - total, total), vec![0; total]);
 }
 
@@ -478,7 +475,7 @@ fn a_bad_receive_fails_there_and_is_a_remote_operation_error_here() {
     b.receive(4, 0, 64);
     a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
     rig.run();
-    assert_eq!(rig.naks(), [(0, Nak::RemoteOperation)]);
+    assert_eq!(rig.naks(), [(0, Nak::REMOTE_OPERATION)]);
     assert_eq!(a.done(), [(1, WcStatus::RemOpErr)]);
     assert_eq!(
         b.done(),
@@ -516,7 +513,7 @@ fn a_send_without_receive_is_tried_again_and_harms_nobody() {
     let (a, b) = (&rig.a, &rig.b);
     a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
     rig.run();
-    let rnr = (0, Body::Acknowledge(Syndrome::Rnr(1)));
+    let rnr = (0, rnr(1));
     assert_eq!(rig.answers(), [rnr; 3]);
     assert_eq!(a.done(), [(1, WcStatus::RnrRetryExcErr)]);
     assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Rts));
@@ -560,10 +557,7 @@ fn write_with_immediate_waits_with_its_last_frame_only() {
     let data = pattern(2 * MTU + 100, 9);
     a.write(0, &data);
     a.post(wr::WriteWithImmediate::new(a.sge(0, data.len()), b.remote(0), *b"imm!").signaled(1));
-    assert_eq!(
-        rig.answers().last(),
-        Some(&(2, Body::Acknowledge(Syndrome::Rnr(14))))
-    );
+    assert_eq!(rig.answers().last(), Some(&(2, rnr(14))));
     assert_eq!(b.read(0, data.len() - 100), data[..2 * MTU]);
     rig.wire.forget();
     b.receive(5, 0, 0);
@@ -750,7 +744,7 @@ fn an_empty_shared_queue_makes_rc_wait_and_others_drop() {
     });
     let (a, b) = (&rig.a, &rig.b);
     a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
-    assert_eq!(rig.answers(), [(0, Body::Acknowledge(Syndrome::Rnr(14)))]);
+    assert_eq!(rig.answers(), [(0, rnr(14))]);
     b.receive(1, 0, 64);
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([1]), ok([1])));
@@ -789,12 +783,12 @@ fn a_message_longer_than_any_is_refused_before_its_memory_is_looked_at() {
     let rig = Rig::rc();
     let longest = 1 << 31;
     rig.inject([rig.request(0, Body::ReadRequest(rig.b.remote(0), longest + 1), b"")]);
-    refused(&rig, 0, Nak::InvalidRequest);
+    refused(&rig, 0, Nak::INVALID_REQUEST);
     let rig = Rig::rc();
     let write = write(&rig, First, 0, longest as usize + 1);
     rig.inject([rig.request(0, write, &pattern(MTU, 1))]);
-    refused(&rig, 0, Nak::InvalidRequest);
+    refused(&rig, 0, Nak::INVALID_REQUEST);
     let rig = Rig::rc();
     rig.inject([rig.request(0, Body::ReadRequest(rig.b.remote(0), longest), b"")]);
-    refused(&rig, 0, Nak::RemoteAccess);
+    refused(&rig, 0, Nak::REMOTE_ACCESS);
 }

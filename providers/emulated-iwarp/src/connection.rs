@@ -23,8 +23,8 @@ use polyverbs_engine::driver::Change;
 use verbs_api::qp::QpState;
 
 use crate::header::{End, Message, Stream};
-use crate::peer::{Peer, begin_close, is_present, is_ready, say, terminate_message};
-use crate::streams::{FIRST_STREAM, StreamNews};
+use crate::peer::{Peer, begin_close, is_present, is_ready, send_message, terminate_message};
+use crate::streams::{FIRST_STREAM, StreamEvent};
 use crate::{Cx, Device, Qp, QpRef, QpWeak, Receiving, Sending};
 use crate::{requester, responder};
 
@@ -67,7 +67,7 @@ pub(crate) fn modify(
                 }
             });
             (tx.peer, tx.epoch, rx.peer, rx.epoch) = (peer, epoch, peer, epoch);
-            tx.has_parted = false;
+            tx.peer_closed = false;
         }
         (QpState::Rts, QpState::Sqd) => begin_close(qp, sending, cx),
         (_, QpState::Reset) => tx.is_managed = false,
@@ -85,7 +85,7 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
         let has_claimed = std::mem::replace(&mut half.driver.has_claimed, true);
         half.driver.is_managed = named.end.qpn >= FIRST_STREAM;
         drop(half);
-        // Once for a connection.
+        // Once per connection.
         if !has_claimed {
             rendezvous.claim(qp, &named, cx);
         }
@@ -96,38 +96,21 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
         .device(named.address)
         .and_then(|device| device.qp(named.end.qpn))
     else {
-        // It was destroyed, or never was: as a connection that is refused.
+        // It was destroyed, or never existed: handled as a refused connection.
         qp.enter_error(false);
         return cx.effects.flush(qp.owner().clone());
     };
-    // Not ready yet, or not for this one: its own turn comes.
+    // The peer is not ready, or names another: it meets this one when it becomes ready.
     let Some(theirs) = accept(&peer, qp, named.mine) else {
         return;
     };
-    if accept(qp, &peer, theirs.mine)
-        != Some(Peer {
-            end: End {
-                epoch: theirs.mine,
-                ..named.end
-            },
-            ..named
-        })
-    {
-        return say(
-            qp,
-            &Peer {
-                end: End {
-                    epoch: theirs.mine,
-                    ..named.end
-                },
-                ..named
-            },
-            Message::Reset,
-            cx,
-        );
+    let mut met = named;
+    met.end.epoch = theirs.mine;
+    if accept(qp, &peer, theirs.mine) != Some(met) {
+        return send_message(qp, &met, Message::Reset, cx);
     }
     if !is_present(&peer, theirs.mine) {
-        return say(&peer, &theirs, Message::Reset, cx);
+        return send_message(&peer, &theirs, Message::Reset, cx);
     }
     cx.effects.resume(qp.owner().clone());
     cx.effects.resume(peer.into_owner());
@@ -138,7 +121,7 @@ fn awaiting(qp: &Qp) -> Option<Peer> {
     let half = qp.requester();
     half.driver
         .peer
-        .filter(|peer| !peer.is_met() && is_ready(qp.state()))
+        .filter(|peer| !peer.is_connected() && is_ready(qp.state()))
 }
 
 // Takes `from`, with this epoch, as the peer of `at`: answers how `at` knows it then.
@@ -147,7 +130,7 @@ fn accept(at: &QpRef, from: &QpRef, epoch: u32) -> Option<Peer> {
     let mut receiving = at.responder();
     let mut peer = sending.driver.peer?;
     let named = peer.end.qpn == from.qpn && peer.address == from.device.address();
-    let free = !peer.is_met() || peer.end.epoch == epoch;
+    let free = !peer.is_connected() || peer.end.epoch == epoch;
     if !named || !free || !is_ready(at.state()) {
         return None;
     }
@@ -167,7 +150,7 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
         return;
     };
     let driver = qp.device.driver();
-    if !peer.is_met() {
+    if !peer.is_connected() {
         if let Some(rendezvous) = &driver.rendezvous {
             rendezvous.disclaim(&peer, &mut cx.effects);
         }
@@ -176,14 +159,14 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     driver.ends.remove(peer.mine);
     let terminates = sending.driver.terminates.as_deref();
     let was_terminated = terminates.is_some_and(|terminates| terminates.received.is_some());
-    let message = match sending.driver.farewell.take() {
+    let message = match sending.driver.pending_terminate.take() {
         Some(terminate) => terminate_message(*terminate),
-        // The peer has said its last word, and waits for an end.
+        // The peer has sent its Terminate, and waits for the end of the stream.
         None if was_terminated => Message::Close,
         None => Message::Reset,
     };
-    say(qp, &peer, message, cx);
-    driver.tell(peer.mine, StreamNews::Ended, cx);
+    send_message(qp, &peer, message, cx);
+    driver.notify_stream(peer.mine, StreamEvent::Ended, cx);
 }
 
 /// The peer closed the stream, or it is gone.
@@ -193,15 +176,17 @@ pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>
         return;
     }
     let is_asked = *message == Message::Close && qp.state() != QpState::Sqd;
-    if let Some(peer) = half.driver.peer.take().filter(Peer::is_met) {
+    if let Some(peer) = half.driver.peer.take().filter(Peer::is_connected) {
         qp.device.driver().ends.remove(peer.mine);
         if is_asked {
-            say(qp, &peer, Message::Close, cx);
+            send_message(qp, &peer, Message::Close, cx);
         }
-        qp.device.driver().tell(peer.mine, StreamNews::Ended, cx);
+        qp.device
+            .driver()
+            .notify_stream(peer.mine, StreamEvent::Ended, cx);
     }
     if is_asked && half.driver.is_managed && half.queue.is_empty() {
-        half.driver.has_parted = true;
+        half.driver.peer_closed = true;
         half.direct = None;
         return;
     }
@@ -231,8 +216,13 @@ impl Ends {
     }
 }
 
-/// The link tells something of a connection: to whichever of its ends this device has.
-pub(crate) fn handle_news(device: &Device, stream: Stream, message: &Message, cx: &mut Cx<'_>) {
+/// An event of a link's connection, for those of its ends that this device has.
+pub(crate) fn handle_stream_event(
+    device: &Device,
+    stream: Stream,
+    message: &Message,
+    cx: &mut Cx<'_>,
+) {
     let driver = device.driver();
     for epoch in [stream.source.epoch, stream.destination.epoch] {
         let Some(qp) = driver.ends.get(epoch) else {
@@ -244,7 +234,7 @@ pub(crate) fn handle_news(device: &Device, stream: Stream, message: &Message, cx
                 let serve = move |now| responder::serve(&qp, now);
                 cx.device.network().serve_later(Box::new(serve));
             }
-            Message::First => driver.tell(epoch, StreamNews::Begun, cx),
+            Message::First => driver.notify_stream(epoch, StreamEvent::Begun, cx),
             end => handle_end(&qp, epoch, end, cx),
         }
     }

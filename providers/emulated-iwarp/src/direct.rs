@@ -7,18 +7,20 @@ use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::lock::LockGuard;
 use polyverbs_engine::operation::{self, StandardOperation};
-use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::request::{Beside, Op, Request};
 use verbs_api::qp::QpState;
 use verbs_api::{
     RemoteAddress, WcStatus, event::EventType, extension::ExtensionOperation, wr::SendFlags,
 };
 
-use crate::header::{AtomicOp, AtomicRequest, Body, Message, ReadRequest, Tagged, TaggedOpcode};
-use crate::operations::{self, Part, SendExtra};
-use crate::requester::{flush_later, invalidate_sink, result_spans, sink, sink_spans};
+use crate::header::{AtomicOp, Body, Message, Opcode, Tagged, atomic_request};
+use crate::operations::{self, Part, SendExtra, atomic_of};
+use crate::requester::{
+    flush_later, invalidate_sink, read_request, result_spans, send_header, sink_spans,
+};
 use crate::responder::{fail, takes};
-use crate::terminate::{Breach, Terminate};
+use crate::terminate::{Breach, Terminate, request_status};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
 /// Why a request was not carried out.
@@ -28,7 +30,7 @@ enum Failure {
     /// The peer is not at the other end any more.
     Lost,
     /// The peer refused and ended the connection.
-    Terminated(Box<Terminate>),
+    Terminated(Box<Terminate<'static>>),
 }
 
 impl From<Fault> for Failure {
@@ -51,34 +53,22 @@ pub(crate) fn execute(
     if !qp.device.is_port_active() {
         return Executed::Keep;
     }
-    let far = Far {
+    let end = RemoteEnd {
         peer,
         epoch: named.end.epoch,
     };
+    if request.op.is_read_or_atomic() && half.driver.ord == 0 {
+        return Executed::Done(WcStatus::LocQpOpErr, 0);
+    }
     let carried_out = match request.op {
-        Op::Write(remote, imm) => write(qp, &far, request, remote, imm, cx),
-        Op::Send(beside) => send(qp, &far, request, beside, cx),
-        Op::Read(remote, _) => read(qp, &far, half.driver.ord, request, remote, cx),
-        Op::CompareSwap(remote, compare, swap) => atomic(
-            qp,
-            &far,
-            half.driver.ord,
-            request,
-            remote,
-            AtomicOp::compare_swap(compare, swap),
-            cx,
-        ),
-        Op::FetchAdd(remote, add) => atomic(
-            qp,
-            &far,
-            half.driver.ord,
-            request,
-            remote,
-            AtomicOp::fetch_add(add),
-            cx,
-        ),
-        Op::Extension(operation) => extension(qp, &far, half.driver.ord, request, operation, cx),
-        _ => Err(Failure::Local(WcStatus::LocQpOpErr)),
+        Op::Write(remote, imm) => write(qp, &end, request, remote, imm, cx),
+        Op::Send(beside) => send(qp, &end, request, beside, cx),
+        Op::Read(remote, _) => read(qp, &end, request, remote, cx),
+        Op::Extension(operation) => extension(qp, &end, request, operation, cx),
+        op => match atomic_of(&op) {
+            Some((remote, op)) => atomic(qp, &end, request, remote, op, cx),
+            None => Err(Failure::Local(WcStatus::LocQpOpErr)),
+        },
     };
     match carried_out {
         Ok(octets) => Executed::Done(WcStatus::Success, octets),
@@ -105,15 +95,15 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// The other end.
-struct Far<'r> {
+/// The peer's queue pair, and its epoch.
+struct RemoteEnd<'r> {
     peer: &'r QpRef,
     epoch: u32,
 }
 
 type Receiver<'r> = LockGuard<'r, Receiving>;
 
-impl<'r> Far<'r> {
+impl<'r> RemoteEnd<'r> {
     /// Locks the peer's receiving half, if it is still the one at the other end.
     #[inline]
     fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'r>, Failure> {
@@ -133,51 +123,35 @@ impl<'r> Far<'r> {
         about: Message,
         cx: &mut Cx<'_>,
     ) -> Failure {
-        Failure::Terminated(Box::new(fail(
-            self.peer,
-            &mut half,
-            breach,
-            Some(about),
-            cx,
-        )))
+        let terminate = fail(self.peer, &mut half, breach, Some((&about, 0)), cx);
+        Failure::Terminated(Box::new(terminate))
     }
 }
 
 #[inline]
 fn write(
     qp: &Qp,
-    far: &Far<'_>,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     remote: RemoteAddress,
     imm: Option<[u8; 4]>,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    )?;
-    let mut half = far.receiver(cx)?;
+    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
+    let mut half = end.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
-    if let Err(breach) = operations::place_write(far.peer, &half, stag, to, &payload, cx.pin) {
-        let about = Message::Tagged(Tagged {
-            opcode: TaggedOpcode::Write,
-            stag,
-            to,
-            last: true,
-        });
-        return Err(far.refuse(half, breach, about, cx));
+    if let Err(breach) = operations::place_write(end.peer, &half, stag, to, &payload, cx.pin) {
+        let about = Message::Tagged(Tagged::new(Opcode::WRITE, stag, to, true));
+        return Err(end.refuse(half, breach, about, cx));
     }
     if let Some(imm) = imm {
         let solicited = request.flags.contains(SendFlags::SOLICITED);
         let taken =
-            operations::take_immediate(far.peer, &mut half, imm, request.length, solicited, cx);
+            operations::take_immediate(end.peer, &mut half, imm, request.length, solicited, cx);
         if let Err(breach) = taken {
-            return Err(far.refuse(half, breach, untagged(Body::Immediate { solicited }), cx));
+            let about = untagged(Opcode::immediate(solicited), Body::Immediate);
+            return Err(end.refuse(half, breach, about, cx));
         }
     }
     Ok(0)
@@ -186,37 +160,20 @@ fn write(
 #[inline]
 fn send(
     qp: &Qp,
-    far: &Far<'_>,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     beside: Beside,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    )?;
-    let invalidate = match beside {
-        Beside::Invalidate(key) => Some(key),
-        _ => None,
-    };
-    let extra = SendExtra {
-        solicited: request.flags.contains(SendFlags::SOLICITED),
-        invalidate,
-    };
-    let mut half = far.receiver(cx)?;
+    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
+    let extra = SendExtra::of(request, beside);
+    let mut half = end.receiver(cx)?;
     if let Err(breach) =
-        operations::take_send(far.peer, &mut half, Part::WHOLE, extra, &payload, cx)
+        operations::take_send(end.peer, &mut half, Part::WHOLE, extra, &payload, cx)
     {
-        let body = Body::Send {
-            solicited: extra.solicited,
-            invalidate,
-        };
-        return Err(far.refuse(half, breach, untagged(body), cx));
+        let about = Message::Untagged(send_header(extra, 0, 0, true), Body::Send);
+        return Err(end.refuse(half, breach, about, cx));
     }
     Ok(0)
 }
@@ -224,23 +181,22 @@ fn send(
 #[inline]
 fn read(
     qp: &Qp,
-    far: &Far<'_>,
-    ord: u8,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     remote: RemoteAddress,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
-    if ord == 0 {
-        return Err(Failure::Local(WcStatus::LocQpOpErr));
-    }
     let targets = sink_spans(qp, request, cx.pin)?;
-    let half = far.receiver(cx)?;
+    let half = end.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     let source = within_budget(&half)
-        .and_then(|()| operations::read_source(far.peer, &half, stag, to, request.length, cx.pin));
+        .and_then(|()| operations::read_source(end.peer, &half, stag, to, request.length, cx.pin));
     let source = match source {
         Ok(source) => source,
-        Err(breach) => return Err(far.refuse(half, breach, read_request(request, remote), cx)),
+        Err(breach) => {
+            let about = untagged(Opcode::READ_REQUEST, read_request(request, remote));
+            return Err(end.refuse(half, breach, about, cx));
+        }
     };
     scatter_at(&targets, 0, &Payload::of_spans(&source));
     drop(half);
@@ -253,21 +209,17 @@ fn read(
 #[inline]
 fn atomic(
     qp: &Qp,
-    far: &Far<'_>,
-    ord: u8,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     remote: RemoteAddress,
     op: AtomicOp,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
-    if ord == 0 {
-        return Err(Failure::Local(WcStatus::LocQpOpErr));
-    }
     let targets = result_spans(qp, request, cx.pin)?;
-    let half = far.receiver(cx)?;
+    let half = end.receiver(cx)?;
     let (stag, to) = (remote.rkey.value(), remote.addr);
     let original = within_budget(&half)
-        .and_then(|()| operations::operate(far.peer, &half, op, stag, to, cx.pin));
+        .and_then(|()| operations::operate(end.peer, &half, op, stag, to, cx.pin));
     match original {
         Ok(original) => {
             drop(half);
@@ -275,13 +227,9 @@ fn atomic(
             Ok(8)
         }
         Err(breach) => {
-            let body = Body::AtomicRequest(AtomicRequest {
-                request_id: 0,
-                op,
-                stag,
-                to,
-            });
-            Err(far.refuse(half, breach, untagged(body), cx))
+            let body = Body::AtomicRequest(atomic_request(0, remote, op));
+            let about = untagged(Opcode::ATOMIC_REQUEST, body);
+            Err(end.refuse(half, breach, about, cx))
         }
     }
 }
@@ -289,32 +237,28 @@ fn atomic(
 #[cold]
 fn extension(
     qp: &Qp,
-    far: &Far<'_>,
-    ord: u8,
+    end: &RemoteEnd<'_>,
     request: &Request<'_>,
     operation: &'static ExtensionOperation,
     cx: &mut Cx<'_>,
 ) -> Result<u32, Failure> {
     let (emulation, standard) = extension::of(qp, request, operation)?;
     if let Some(StandardOperation::Atomic(remote, op)) = standard {
-        return atomic(qp, far, ord, request, remote, op, cx);
-    }
-    if ord == 0 {
-        return Err(Failure::Local(WcStatus::LocQpOpErr));
+        return atomic(qp, end, request, remote, op, cx);
     }
     let sink = operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
     let message = extension::message(qp, request, operation, cx)?;
-    let half = far.receiver(cx)?;
+    let half = end.receiver(cx)?;
     let answer =
-        within_budget(&half).and_then(|()| extension::carry_out(far.peer, &half, &message, cx.pin));
+        within_budget(&half).and_then(|()| extension::carry_out(end.peer, &half, &message, cx.pin));
     match answer {
         Ok(answer) => {
             drop(half);
             Ok(operation::place(emulation, answer, &sink))
         }
         Err(breach) => {
-            let about = untagged(Body::Extension(Box::new(message)));
-            Err(far.refuse(half, breach, about, cx))
+            let about = untagged(Opcode::EXTENSION, Body::Extension(Box::new(message)));
+            Err(end.refuse(half, breach, about, cx))
         }
     }
 }
@@ -330,22 +274,11 @@ fn within_budget(half: &Receiving) -> Result<(), Breach> {
 }
 
 // The message that a request would have been on a wire. None are counted on a direct network: the number is 0.
-fn untagged(body: Body) -> Message {
-    Message::untagged(0, body)
+fn untagged(opcode: Opcode, body: Body) -> Message {
+    Message::untagged(0, opcode, body)
 }
 
-fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Message {
-    let sink = sink(request);
-    untagged(Body::ReadRequest(ReadRequest {
-        sink_stag: sink.lkey().value(),
-        sink_to: sink.addr(),
-        length: request.length as u32,
-        source_stag: remote.rkey.value(),
-        source_to: remote.addr,
-    }))
-}
-
-// A send or write was over when its octets had been handed over, whatever the peer makes of them; then the connection
+// A send or write was over when its bytes had been handed over, whatever the peer makes of them; then the connection
 // ends (RFC 5040 section 5.1).
 #[cold]
 fn failed(
@@ -363,7 +296,7 @@ fn failed(
             Executed::Done(WcStatus::WrFlushErr, 0)
         }
         Failure::Terminated(terminate) => {
-            let status = terminate.error.request_status();
+            let status = request_status(terminate.code());
             half.driver.terminates().received = Some(*terminate);
             if request.op.is_read_or_atomic() {
                 return Executed::Done(status.unwrap_or(WcStatus::RemOpErr), 0);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use polyverbs_engine::claims::check_reach;
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
@@ -12,16 +13,16 @@ use polyverbs_engine::time::Time;
 use verbs_api::provider::carrier::{Carrier, StreamPort};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    ArgumentReason, Features, Operations, VerbError, WcStatus,
+    Features, Operations, VerbError, WcStatus,
     capability::{BaselineGaps, DeviceAttributes},
     ids::LinkAddress,
     wr::{PostReason, WorkRequest},
 };
 
 use crate::connection::Ends;
-use crate::header::{End, Header, Message, QN_ATOMIC_RESPONSE, QN_TERMINATE, TaggedOpcode};
+use crate::header::{End, Header, Message, Opcode, queue};
 use crate::rendezvous::Rendezvous;
-use crate::streams::StreamNews;
+use crate::streams::StreamEvent;
 use crate::terminate::{Breach, Terminates};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
@@ -73,8 +74,8 @@ impl Iwarp {
         }
     }
 
-    /// Tells whoever made a connection what became of it.
-    pub(crate) fn tell(&self, epoch: u32, news: StreamNews, cx: &mut Cx<'_>) {
+    /// Notifies the maker of a connection of an event on its stream.
+    pub(crate) fn notify_stream(&self, epoch: u32, news: StreamEvent, cx: &mut Cx<'_>) {
         if let Some(rendezvous) = &self.rendezvous {
             rendezvous.streams.note(epoch, news, &mut cx.effects);
         }
@@ -158,7 +159,7 @@ impl Driver for Iwarp {
         let stream = frame.header.stream;
         let End { qpn, epoch } = stream.destination;
         if qpn == 0 {
-            return connection::handle_news(device, stream, &frame.header.message, cx);
+            return connection::handle_stream_event(device, stream, &frame.header.message, cx);
         }
         let Some(qp) = device.pinned_qp(qpn, cx.pin) else {
             return;
@@ -172,13 +173,13 @@ impl Driver for Iwarp {
             }
             // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
             _ if frame.damaged => responder::handle_broken(qp, epoch, Breach::Crc, cx),
-            Message::Tagged(segment) if segment.opcode == TaggedOpcode::ReadResponse => {
+            Message::Tagged(segment) if segment.opcode == Opcode::READ_RESPONSE => {
                 requester::handle_read_response(qp, epoch, *segment, &frame.payload, cx);
             }
-            Message::Untagged(segment)
-                if matches!(segment.qn, QN_TERMINATE | QN_ATOMIC_RESPONSE) =>
+            Message::Untagged(segment, body)
+                if matches!(segment.qn, queue::TERMINATE | queue::ATOMIC_RESPONSE) =>
             {
-                requester::handle_untagged(qp, epoch, segment, cx);
+                requester::handle_untagged(qp, epoch, segment, body, cx);
             }
             message => responder::handle(qp, epoch, message, &frame.payload, cx),
         }
@@ -220,16 +221,7 @@ impl Driver for Iwarp {
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
-        let reaches = match (self.address, path.address) {
-            (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
-            (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
-            _ => false,
-        };
-        if reaches {
-            return Ok(());
-        }
-        let reason = ArgumentReason::NotOnNetwork(path.address);
-        Err(VerbError::argument("ah_attr.address", reason))
+        check_reach(self.address, path)
     }
 
     fn before_flush(_: &Qp, half: &mut Sending, status: WcStatus, _: &mut Cx<'_>) {

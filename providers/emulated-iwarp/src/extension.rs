@@ -9,7 +9,7 @@ use polyverbs_engine::pin::Pin;
 use polyverbs_engine::request::{Op, Request};
 use verbs_api::{Transport, extension::ExtensionOperation};
 
-use crate::header::ExtensionMessage;
+use crate::header::{ExtensionHeader, ExtensionMessage};
 use crate::terminate::Breach;
 use crate::{Cx, Qp, Receiving};
 
@@ -46,10 +46,13 @@ pub(crate) fn message(
     operation: &ExtensionOperation,
     cx: &Cx<'_>,
 ) -> Result<ExtensionMessage, Fault> {
-    Ok(ExtensionMessage {
+    let header = ExtensionHeader {
         extension: operation.extension_id(),
         operation: operation.number(),
-        is_response: false,
+        ..ExtensionHeader::default()
+    };
+    Ok(ExtensionMessage {
+        header,
         octets: operation::message(cx.keys(), cx.pin, qp.pd, request, operation)?,
     })
 }
@@ -61,9 +64,12 @@ pub(crate) fn carry_out(
     request: &ExtensionMessage,
     pin: &Pin,
 ) -> Result<Octets, Breach> {
-    let emulation = qp
-        .device
-        .operation_numbered(request.extension, request.operation);
+    let ExtensionHeader {
+        extension,
+        operation,
+        ..
+    } = request.header;
+    let emulation = qp.device.operation_numbered(extension, operation);
     let emulation = emulation.ok_or(Breach::Opcode)?;
     let users = (qp.pd, qp.qpn);
     let memory = TargetMemory::new(
@@ -83,7 +89,7 @@ pub(crate) fn carry_out(
     Ok(answer)
 }
 
-/// Places the answer to the oldest request: how many octets.
+/// Places the answer to the oldest request: how many bytes.
 pub(crate) fn place(
     qp: &Qp,
     request: &Request<'_>,
@@ -93,8 +99,8 @@ pub(crate) fn place(
     let Op::Extension(operation) = request.op else {
         return Err(Breach::Opcode);
     };
-    let is_its =
-        (operation.extension_id(), operation.number()) == (response.extension, response.operation);
+    let answered = (response.header.extension, response.header.operation);
+    let is_its = (operation.extension_id(), operation.number()) == answered;
     let (emulation, standard) = of(qp, request, operation).map_err(|_| Breach::Opcode)?;
     if !is_its || standard.is_some() || response.octets.len() > ExtensionOperation::MAX_OCTETS {
         return Err(Breach::Opcode);

@@ -1,11 +1,16 @@
 //! Headers as values: DDP segments (RFC 5041), the RDMAP messages in them (RFC 5040, RFC 7306), and what becomes of the
 //! stream itself.
 //!
-//! A header is not octets yet: a codec makes them where there is a wire.
+//! A header is not bytes yet: a codec makes them where there is a wire.
 
 pub use polyverbs_engine::operation::AtomicOp;
 use polyverbs_engine::operation::Octets;
-use verbs_api::ids::LinkAddress;
+use polyverbs_wire::iwarp::rdmap::atomic;
+pub use polyverbs_wire::iwarp::{
+    AtomicRequest, AtomicResponse, ExtensionHeader, Opcode, ReadRequest, Tagged, Untagged,
+    ddp::queue,
+};
+use verbs_api::{RemoteAddress, ids::LinkAddress};
 
 use crate::terminate::{Terminate, TerminateCode};
 
@@ -69,101 +74,46 @@ pub struct Header {
 /// What comes along a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A segment that says where its octets go (RFC 5041 section 5.1).
+    /// A segment that says where its bytes go (RFC 5041 section 5.1).
     Tagged(Tagged),
     /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2).
-    Untagged(Untagged),
-    /// No more will come this way, and all that was sent has arrived: a FIN.
+    Untagged(Untagged, Body),
+    /// A FIN: the sender is done, and all that it sent has arrived.
     Close,
     /// The stream is gone: an RST.
     Reset,
-    /// What came cannot be read on, and the peer is told so.
+    /// The stream cannot be parsed any further: the code of the Terminate.
     Broken(TerminateCode),
     /// The first frame of a stream came.
     First,
     /// The indication came with which a stream begins that both ends may send on.
     Ready(Ready),
-    /// There is room again on a stream that had none.
+    /// The send buffer of the stream has room again.
     Room,
 }
 
 impl Message {
     /// The ready-to-receive indication in the form of a write.
-    pub const READY_WRITE: Self = Self::Tagged(Tagged {
-        opcode: TaggedOpcode::Write,
-        stag: 0,
-        to: 0,
-        last: true,
-    });
+    pub fn rtr_write() -> Self {
+        Self::Tagged(Tagged::new(Opcode::WRITE, 0, 0, true))
+    }
 
     /// An untagged message in one segment, on the queue that it belongs to.
-    pub fn untagged(msn: u32, body: Body) -> Self {
-        Self::Untagged(Untagged {
-            qn: body.queue(),
-            msn,
-            mo: 0,
-            last: true,
-            body,
-        })
+    pub fn untagged(msn: u32, opcode: Opcode, body: Body) -> Self {
+        Self::Untagged(Untagged::new(opcode, body.queue(), msn, 0, true), body)
     }
 }
 
 /// A ready-to-receive indication (RFC 6581 section 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// A send of no octets: it takes no receive.
+    /// A send of no bytes: it takes no receive.
     Send,
-    /// A write of no octets.
+    /// A write of no bytes.
     Write,
-    /// A read of no octets, which is answered.
+    /// A read of no bytes, which is answered.
     Read(ReadRequest),
 }
-
-/// The octets of a tagged segment belong to one of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TaggedOpcode {
-    /// RDMA Write.
-    Write,
-    /// RDMA Read Response.
-    ReadResponse,
-}
-
-/// A tagged segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tagged {
-    /// Its message.
-    pub opcode: TaggedOpcode,
-    /// The buffer.
-    pub stag: u32,
-    /// Tagged offset of the first octet.
-    pub to: u64,
-    /// Whether this is the last segment of its message.
-    pub last: bool,
-}
-
-/// A segment of an untagged message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Untagged {
-    /// Queue number.
-    pub qn: u32,
-    /// Message sequence number: 1 for the first of each queue, modulo 2^32.
-    pub msn: u32,
-    /// Message offset of the first octet.
-    pub mo: u32,
-    /// Whether this is the last segment of its message.
-    pub last: bool,
-    /// Its message.
-    pub body: Body,
-}
-
-/// The queue of sends and immediate data.
-pub const QN_SEND: u32 = 0;
-/// The queue of read and atomic requests.
-pub const QN_REQUEST: u32 = 1;
-/// The queue of Terminates.
-pub const QN_TERMINATE: u32 = 2;
-/// The queue of atomic responses (RFC 7306 section 3).
-pub const QN_ATOMIC_RESPONSE: u32 = 3;
 
 /// An untagged message. What RDMAP itself reads of it is here; what is the receiver's is the frame's payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,86 +124,85 @@ pub enum Body {
     AtomicResponse(AtomicResponse),
     /// Of an extension.
     Extension(Box<ExtensionMessage>),
-    /// Immediate Data: eight octets of payload.
-    Immediate {
-        /// With solicited event.
-        solicited: bool,
-    },
+    /// Immediate Data: eight bytes of payload.
+    Immediate,
     /// RDMA Read Request.
     ReadRequest(ReadRequest),
     /// Send, in its four forms.
-    Send {
-        /// With solicited event.
-        solicited: bool,
-        /// The key to invalidate.
-        invalidate: Option<u32>,
-    },
+    Send,
     /// Terminate.
-    Terminate(Terminate),
+    Terminate(Box<Terminate<'static>>),
 }
 
 impl Body {
     /// The queue that this message belongs to (RFC 5040 section 4.3, RFC 7306 section 4).
     pub fn queue(&self) -> u32 {
         match self {
-            Self::Send { .. } | Self::Immediate { .. } => QN_SEND,
-            Self::ReadRequest(_) | Self::AtomicRequest(_) => QN_REQUEST,
-            Self::Terminate(_) => QN_TERMINATE,
-            Self::AtomicResponse(_) => QN_ATOMIC_RESPONSE,
-            Self::Extension(message) if message.is_response => QN_ATOMIC_RESPONSE,
-            Self::Extension(_) => QN_REQUEST,
+            Self::Send | Self::Immediate => queue::SEND,
+            Self::ReadRequest(_) | Self::AtomicRequest(_) => queue::REQUEST,
+            Self::Terminate(_) => queue::TERMINATE,
+            Self::AtomicResponse(_) => queue::ATOMIC_RESPONSE,
+            Self::Extension(message) if message.header.is_response => queue::ATOMIC_RESPONSE,
+            Self::Extension(_) => queue::REQUEST,
         }
     }
-}
-
-/// An RDMA Read Request: from where, to where, how much (RFC 5040 section 4.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadRequest {
-    /// Where the response goes, at the requester.
-    pub sink_stag: u32,
-    /// Its tagged offset.
-    pub sink_to: u64,
-    /// Octets.
-    pub length: u32,
-    /// Where the octets come from, at the responder.
-    pub source_stag: u32,
-    /// Its tagged offset.
-    pub source_to: u64,
-}
-
-/// An Atomic Request (RFC 7306 section 5.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtomicRequest {
-    /// Comes back in the response.
-    pub request_id: u32,
-    /// What is done.
-    pub op: AtomicOp,
-    /// The buffer, at the responder.
-    pub stag: u32,
-    /// Tagged offset of the eight octets.
-    pub to: u64,
 }
 
 /// A request of an extension without an encoding of its own, or its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtensionMessage {
-    /// The extension's number.
-    pub extension: u32,
-    /// The operation's.
-    pub operation: u16,
-    /// Whether it answers.
-    pub is_response: bool,
+    /// Which operation of which extension.
+    pub header: ExtensionHeader,
     /// What the extension reads.
     pub octets: Octets,
 }
 
-/// An Atomic Response (RFC 7306 section 5.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtomicResponse {
-    /// From the request.
-    pub request_id: u32,
-    /// What was there before.
-    pub original: u64,
+/// What an Atomic Request asks for; `None` of an operation that RFC 7306 does not have.
+pub const fn operation(request: &AtomicRequest) -> Option<AtomicOp> {
+    match request.operation {
+        atomic::FETCH_ADD => Some(AtomicOp::FetchAdd {
+            add: request.add_or_swap,
+            mask: request.add_or_swap_mask,
+        }),
+        atomic::COMPARE_SWAP => Some(AtomicOp::CompareSwap {
+            compare: request.compare,
+            compare_mask: request.compare_mask,
+            swap: request.add_or_swap,
+            swap_mask: request.add_or_swap_mask,
+        }),
+        _ => None,
+    }
+}
+
+/// The Atomic Request for an operation on the eight bytes at `remote`.
+pub fn atomic_request(request_id: u32, remote: RemoteAddress, op: AtomicOp) -> AtomicRequest {
+    let blank = AtomicRequest {
+        request_id,
+        stag: remote.rkey.value(),
+        to: remote.addr,
+        ..AtomicRequest::default()
+    };
+    match op {
+        AtomicOp::FetchAdd { add, mask } => AtomicRequest {
+            operation: atomic::FETCH_ADD,
+            add_or_swap: add,
+            add_or_swap_mask: mask,
+            ..blank
+        },
+        AtomicOp::CompareSwap {
+            compare,
+            compare_mask,
+            swap,
+            swap_mask,
+        } => AtomicRequest {
+            operation: atomic::COMPARE_SWAP,
+            add_or_swap: swap,
+            add_or_swap_mask: swap_mask,
+            compare,
+            compare_mask,
+            ..blank
+        },
+    }
 }
 
 /// The connection of a frame, for a link: see [`Stream::key`].

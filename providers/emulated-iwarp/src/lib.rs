@@ -7,7 +7,7 @@
 //!
 //! What iWARP does differently from InfiniBand, each at its place:
 //!
-//! * A send or write completes when its octets have been handed over, which says nothing about the peer (`requester`).
+//! * A send or write completes when its bytes have been handed over, which says nothing about the peer (`requester`).
 //! * A message that finds no receive ends the connection; nothing is retried (`responder`).
 //! * Every fault ends in a Terminate with a layer, a type and a code ([`terminate`]).
 //! * The sink of a read is named on the wire and needs remote write (`requester`).

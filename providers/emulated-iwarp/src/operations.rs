@@ -5,25 +5,40 @@
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{Region, RemoteUse};
+use polyverbs_engine::named_memory::ReceiveFault;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::receive_ring::Receive;
+use polyverbs_engine::request::{Beside, Op, Request};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::{
-    Access, WcStatus,
+    Access, RemoteAddress, WcStatus,
     completion::{WcFlags, WcOpcode},
+    wr::SendFlags,
 };
 
 use crate::header::AtomicOp;
 use crate::terminate::Breach;
 use crate::{Cx, Qp, Receiving};
 
-/// What a send brings besides its octets.
+/// What a send brings besides its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendExtra {
     pub(crate) solicited: bool,
     pub(crate) invalidate: Option<u32>,
+}
+
+impl SendExtra {
+    /// Of a request.
+    pub(crate) const fn of(request: &Request<'_>, beside: Beside) -> Self {
+        Self {
+            solicited: request.flags.contains(SendFlags::SOLICITED),
+            invalidate: match beside {
+                Beside::Invalidate(key) => Some(key),
+                _ => None,
+            },
+        }
+    }
 }
 
 /// A part of a send.
@@ -41,7 +56,7 @@ impl Part {
     };
 }
 
-/// Places octets of a write (RFC 5041 section 5.1): every segment is checked for itself.
+/// Places bytes of a write (RFC 5041 section 5.1): every segment is checked for itself.
 #[inline]
 pub(crate) fn place_write(
     qp: &Qp,
@@ -58,7 +73,7 @@ pub(crate) fn place_write(
     place_tagged(qp, stag, to, payload, pin)
 }
 
-/// Places octets where the peer says, with all checks of a tagged buffer. No octets name no buffer (RFC 5041 section 5.1).
+/// Places bytes where the peer says, with all checks of a tagged buffer. No bytes name no buffer (RFC 5041 section 5.1).
 #[inline]
 pub(crate) fn place_tagged(
     qp: &Qp,
@@ -71,32 +86,15 @@ pub(crate) fn place_tagged(
     if length == 0 {
         return Ok(());
     }
-    let region = check(qp, stag, to, length, Access::REMOTE_WRITE, pin).map_err(Breach::Tagged)?;
+    let region = qp.peer_region(pin, stag, to, length, Access::REMOTE_WRITE);
+    let region = region.map_err(Breach::Tagged)?;
     let mut spans = Spans::new();
     region.for_each(|span| spans.push(span));
     scatter_at(&spans, 0, payload);
     Ok(())
 }
 
-/// What a key opens to this queue pair's peer.
-#[inline]
-fn check<'p>(
-    qp: &Qp,
-    stag: u32,
-    to: u64,
-    length: u64,
-    access: Access,
-    pin: &'p Pin,
-) -> Result<Region<'p>, Fault> {
-    let user = RemoteUse {
-        pd: qp.pd,
-        qpn: qp.qpn,
-        access,
-    };
-    qp.device.keys().check_remote(pin, stag, to, length, user)
-}
-
-/// Takes octets of a send into the next receive, which completes with the last of them.
+/// Takes bytes of a send into the next receive, which completes with the last of them.
 ///
 /// A receive is secured before anything else is done; one that is wanting ends the connection: there is nobody who would
 /// try again (RFC 5041 section 7.2, error 1/2/02).
@@ -116,7 +114,7 @@ pub(crate) fn take_send(
             .ok_or(Breach::NoReceive)?,
     };
     let taken = fill(qp, &receive, part.offset, payload, cx);
-    // The key dies before the receive completes, and after the octets have been placed (RFC 5040 section 5.3).
+    // The key dies before the receive completes, and after the bytes have been placed (RFC 5040 section 5.3).
     let taken = taken.and_then(|()| match extra.invalidate {
         Some(key) if part.last => invalidate(qp, key),
         _ => Ok(()),
@@ -151,25 +149,15 @@ fn fill(
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
-    let end = u64::from(offset) + payload.len() as u64;
-    let mut spans = Spans::new();
-    qp.gather_receive(receive, end, cx, &mut spans)
-        .map_err(Breach::Receive)?;
-    let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
     // Offsets have 32 bits, whatever room there is.
-    if end > u64::from(u32::MAX) {
+    if u64::from(offset) + payload.len() as u64 > u64::from(u32::MAX) {
         return Err(Breach::TooLong);
     }
-    if end > room && !rules::is_broken(Rule::ReceiveLength) {
-        return Err(Breach::TooLong);
-    }
-    if rules::is_broken(Rule::ReceiveLength) {
-        let fitting = payload.part(0, room.saturating_sub(u64::from(offset)) as usize);
-        scatter_at(&spans, u64::from(offset), &fitting);
-    } else {
-        scatter_at(&spans, u64::from(offset), payload);
-    }
-    Ok(())
+    qp.fill_receive(receive, offset.into(), payload, cx)
+        .map_err(|fault| match fault {
+            ReceiveFault::Entry(fault) => Breach::Receive(fault),
+            ReceiveFault::TooLong => Breach::TooLong,
+        })
 }
 
 fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
@@ -182,9 +170,9 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
         .map_err(Breach::Invalidate)
 }
 
-/// Takes immediate data, which completes a receive of its own; `written` octets were written before it.
+/// Takes immediate data, which completes a receive of its own; `written` bytes were written before it.
 ///
-/// The value is the first four octets of the eight that the message has (RFC 7306 section 6).
+/// The value is the first four bytes of the eight that the message has (RFC 7306 section 6).
 pub(crate) fn take_immediate(
     qp: &Qp,
     half: &mut Receiving,
@@ -212,7 +200,7 @@ pub(crate) fn take_immediate(
     Ok(())
 }
 
-/// The octets that a read asks for.
+/// The bytes that a read asks for.
 #[inline]
 pub(crate) fn read_source<'p>(
     qp: &Qp,
@@ -227,15 +215,16 @@ pub(crate) fn read_source<'p>(
     }
     let mut spans = Spans::new();
     if length != 0 {
-        let region = check(qp, stag, to, length, Access::REMOTE_READ, pin).map_err(Breach::Read)?;
+        let region = qp.peer_region(pin, stag, to, length, Access::REMOTE_READ);
+        let region = region.map_err(Breach::Read)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
 }
 
-/// Operates atomically on eight octets: what they were before.
+/// Operates atomically on eight bytes: what they were before.
 ///
-/// It is the address of the octets that must be a multiple of eight, whatever the tagged offset (RFC 7306 section 5).
+/// It is the address of the bytes that must be a multiple of eight, whatever the tagged offset (RFC 7306 section 5).
 #[inline]
 pub(crate) fn operate(
     qp: &Qp,
@@ -248,7 +237,8 @@ pub(crate) fn operate(
     if !half.driver.access.contains(Access::REMOTE_ATOMIC) {
         return Err(Breach::Opcode);
     }
-    let region = check(qp, stag, to, 8, Access::REMOTE_ATOMIC, pin).map_err(Breach::Atomic)?;
+    let region = qp.peer_region(pin, stag, to, 8, Access::REMOTE_ATOMIC);
+    let region = region.map_err(Breach::Atomic)?;
     let masked = match is_masked(op) {
         true => Some(qp.device.masked_atomics().ok_or(Breach::Opcode)?),
         false => None,
@@ -272,4 +262,15 @@ pub(crate) fn operate(
 // Whether masks say more than those of an ordinary operation.
 const fn is_masked(op: AtomicOp) -> bool {
     op.ordinary(0).is_none()
+}
+
+/// The atomic of RFC 7306 that a request is, if it is one.
+pub(crate) const fn atomic_of(op: &Op) -> Option<(RemoteAddress, AtomicOp)> {
+    match *op {
+        Op::CompareSwap(remote, compare, swap) => {
+            Some((remote, AtomicOp::compare_swap(compare, swap)))
+        }
+        Op::FetchAdd(remote, add) => Some((remote, AtomicOp::fetch_add(add))),
+        _ => None,
+    }
 }

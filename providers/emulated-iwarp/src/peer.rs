@@ -1,4 +1,4 @@
-//! The other end of a queue pair's stream: what is sent to it, and how it is left.
+//! The other end of a queue pair's stream: sending to it, and closing the stream.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use polyverbs_engine::pin::pin;
 use verbs_api::ids::LinkAddress;
 use verbs_api::qp::QpState;
 
-use crate::header::{Body, End, Header, Message, Stream};
+use crate::header::{Body, End, Header, Message, Opcode, Stream};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, QpRef, Sending};
 
@@ -27,7 +27,7 @@ pub(crate) struct Peer {
 impl Peer {
     /// Whether the two have met.
     #[inline]
-    pub(crate) const fn is_met(&self) -> bool {
+    pub(crate) const fn is_connected(&self) -> bool {
         self.end.epoch != 0
     }
 }
@@ -37,7 +37,7 @@ pub(crate) const fn is_ready(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
 }
 
-/// Sends a segment with its octets over the link.
+/// Sends a segment with its bytes over the link.
 pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) {
     if let Some(link) = qp.device.network().link() {
         link.send(frame(qp, to, message, payload), cx.moment());
@@ -54,8 +54,8 @@ fn stream(qp: &Qp, to: &Peer) -> Stream {
     }
 }
 
-/// Says something without octets to the peer: over the link, or on a direct network as soon as no lock is held.
-pub(crate) fn say(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
+/// Sends a message without payload to the peer: over the link, or on a direct network as soon as no lock is held.
+pub(crate) fn send_message(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
     let network = qp.device.network();
     if network.link().is_some() {
         return emit(qp, to, message, Payload::Empty, cx);
@@ -86,7 +86,7 @@ pub(crate) fn say(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
 }
 
 /// Sends the segments of a message behind those that have left, as many as there is room for: whether that was the last.
-/// `segment` makes their headers of an offset and whether it is the last. A message without octets has one.
+/// `segment` makes their headers of an offset and whether it is the last. A message without bytes has one.
 pub(crate) fn offer_segments(
     qp: &Qp,
     to: &Peer,
@@ -152,9 +152,9 @@ fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Fram
     }
 }
 
-/// A Terminate as it travels: the only message of its queue.
-pub(crate) fn terminate_message(terminate: Terminate) -> Message {
-    Message::untagged(1, Body::Terminate(terminate))
+/// The message that carries a Terminate: the only one of its queue.
+pub(crate) fn terminate_message(terminate: Terminate<'static>) -> Message {
+    Message::untagged(1, Opcode::TERMINATE, Body::Terminate(Box::new(terminate)))
 }
 
 /// Whether a queue pair still has the stream of this epoch.
@@ -162,11 +162,11 @@ pub(crate) fn is_present(qp: &Qp, epoch: u32) -> bool {
     qp.requester().driver.epoch == epoch && is_ready(qp.state())
 }
 
-/// Closing in good order needs an idle send queue; otherwise the stream is given up (RDMA verbs, states of a queue pair).
+/// A graceful close needs an idle send queue; otherwise the stream is reset (RDMA verbs, states of a queue pair).
 pub(crate) fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
-    let met = sending.driver.peer.filter(Peer::is_met);
+    let met = sending.driver.peer.filter(Peer::is_connected);
     match met {
-        Some(peer) if sending.queue.is_empty() => say(qp, &peer, Message::Close, cx),
+        Some(peer) if sending.queue.is_empty() => send_message(qp, &peer, Message::Close, cx),
         _ => {
             let Some(me) = qp.shared() else { return };
             cx.effects.later(move |effects| {
@@ -177,7 +177,7 @@ pub(crate) fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// Closes a stream in good order, where nothing is outstanding; else it is given up.
+/// Closes a stream gracefully where nothing is outstanding, otherwise resets it.
 pub(crate) fn close(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
     let mut half = qp.requester();
     if half.driver.epoch == epoch && is_ready(qp.state()) {
@@ -185,7 +185,7 @@ pub(crate) fn close(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
     }
 }
 
-/// Gives a stream up.
+/// Resets a stream.
 pub(crate) fn give_up(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
     if is_present(qp, epoch) {
         qp.enter_error(false);

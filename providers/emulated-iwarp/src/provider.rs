@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_engine::device::Device;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_links::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
@@ -24,7 +24,7 @@ pub static PROVIDER: EmulatedProvider<EmulatedIwarp> = EmulatedProvider(Emulated
 inventory::submit! { LinkedKind(&PROVIDER.0) }
 verbs_api::provider::link_provider!(PROVIDER);
 
-/// Payload octets of a segment: what MPA without markers leaves of a TCP segment of 1,460 octets when DDP has had its 18
+/// Payload bytes of a segment: what MPA without markers leaves of a TCP segment of 1,460 bytes when DDP has had its 18
 /// (RFC 5044 section 4.1).
 const MAX_SEGMENT: NonZeroUsize = NonZeroUsize::new(1436).unwrap();
 
@@ -48,14 +48,6 @@ impl EmulatedKind for EmulatedIwarp {
             ..ServiceDelay::default()
         };
         let driver = |address| Iwarp::new(name, address).service_delay(service);
-        let engine_options = DeviceOptions {
-            command_latency: options.command_latency,
-            strict_signaling: options.strict_signaling,
-            without: options.without,
-            limits: options.limits.clone(),
-            extensions: options.extensions.clone(),
-            ..DeviceOptions::default()
-        };
         if let Some(at) = options.at {
             let mut wire = WireOptions::new(at);
             wire.link.faults = faults.faults;
@@ -64,7 +56,7 @@ impl EmulatedKind for EmulatedIwarp {
             wire.crc = !options.without_crc;
             wire.speaks_first = options.speaks_first;
             wire.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);
-            return Ok(OnWire::new(driver, wire, engine_options)?.device);
+            return Ok(OnWire::new(driver, wire, options.engine())?.device);
         }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
             let options = StreamOptions {
@@ -76,7 +68,7 @@ impl EmulatedKind for EmulatedIwarp {
         Ok(Device::new(
             driver(FIRST_ADDRESS),
             &RealHost::network(link),
-            engine_options,
+            options.engine(),
         )?)
     }
 }

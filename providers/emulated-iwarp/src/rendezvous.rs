@@ -27,18 +27,18 @@ use crate::{Cx, QpRef, QpWeak};
 const MAGIC: &[u8; 8] = b"polyqpqp";
 
 /// How long a queue pair waits for the other, and between two attempts.
-const PATIENCE: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(50);
+const PEER_TIMEOUT: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a peer that has connected may take for its request or reply.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Callers that wait for queue pairs of this device.
+/// Most connection requests that wait for a queue pair of this device.
 const MAX_CALLERS: usize = 1024;
-/// Queue pairs that have left.
+/// Most queue pairs remembered as having left.
 const MAX_LEFT: usize = 64;
 
-/// Who meets whom on this device.
+/// The queue pairs of this device that wait for a peer, and the peers that wait for one of them.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     /// The streams of this device.
@@ -49,14 +49,14 @@ pub(crate) struct Rendezvous {
 }
 
 /// The peer's address and number, and the own number.
-type Both = (IpAddr, u32, u32);
+type PairKey = (IpAddr, u32, u32);
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: HashMap<Both, Waiting>,
-    callers: HashMap<Both, Caller>,
-    /// Those that waited and left before the other asked: whoever asks now is too late.
-    left: VecDeque<Both>,
+    waiting: HashMap<PairKey, Waiting>,
+    callers: HashMap<PairKey, Caller>,
+    /// Pairs whose local queue pair left before the peer connected: such a connection is refused.
+    left: VecDeque<PairKey>,
 }
 
 /// A queue pair of this device that waits.
@@ -86,9 +86,9 @@ impl Rendezvous {
         })
     }
 
-    /// Takes the streams of those that begin.
-    pub(crate) fn receptionist(&self) -> Arc<dyn StreamListener> {
-        Arc::new(Receptionist(self.me.clone()))
+    /// Accepts the streams of peers that connect.
+    pub(crate) fn listener(&self) -> Arc<dyn StreamListener> {
+        Arc::new(RendezvousListener(self.me.clone()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -107,11 +107,11 @@ impl Rendezvous {
             qp.enter_error(false);
             return cx.effects.flush(qp.owner().clone());
         }
-        let both = (theirs, named.end.qpn, qp.qpn);
+        let pair = (theirs, named.end.qpn, qp.qpn);
         let mut state = self.lock();
         if state
             .waiting
-            .get(&both)
+            .get(&pair)
             .is_some_and(|waiting| waiting.epoch == named.mine)
         {
             return;
@@ -120,17 +120,17 @@ impl Rendezvous {
             qp: qp.downgrade(),
             epoch: named.mine,
             stream: None,
-            until: self.streams.now() + PATIENCE,
+            until: self.streams.now() + PEER_TIMEOUT,
         };
-        state.waiting.insert(both, waiting);
+        state.waiting.insert(pair, waiting);
         drop(state);
         let begins = (self.streams.address(), qp.qpn) < (theirs, named.end.qpn);
         let me = self.me.clone();
         cx.effects.later(move |_| {
             let Some(me) = me.upgrade() else { return };
             match begins {
-                true => me.call(both),
-                false => me.answer(both),
+                true => me.call(pair),
+                false => me.answer(pair),
             }
         });
     }
@@ -144,18 +144,18 @@ impl Rendezvous {
             return;
         };
         let mut state = self.lock();
-        let is_its = |both: &Both, waiting: &Waiting| {
-            (both.0, both.1, waiting.epoch) == (theirs, peer.end.qpn, peer.mine)
+        let is_its = |pair: &PairKey, waiting: &Waiting| {
+            (pair.0, pair.1, waiting.epoch) == (theirs, peer.end.qpn, peer.mine)
         };
-        let both = state
+        let pair = state
             .waiting
             .iter()
-            .find(|(both, waiting)| is_its(both, waiting))
-            .map(|(both, _)| *both);
-        let stream = both.and_then(|both| state.waiting.remove(&both)?.stream);
-        if let Some(both) = both {
+            .find(|(pair, waiting)| is_its(pair, waiting))
+            .map(|(pair, _)| *pair);
+        let stream = pair.and_then(|pair| state.waiting.remove(&pair)?.stream);
+        if let Some(pair) = pair {
             state.left.truncate(MAX_LEFT - 1);
-            state.left.push_front(both);
+            state.left.push_front(pair);
         }
         drop(state);
         if let Some(stream) = stream {
@@ -163,16 +163,16 @@ impl Rendezvous {
         }
     }
 
-    // A caller has been waiting, or will come.
-    fn answer(&self, both: Both) {
+    // Replies to a connection request that has been waiting; otherwise that will come.
+    fn answer(&self, pair: PairKey) {
         let mut state = self.lock();
-        if !state.waiting.contains_key(&both) {
+        if !state.waiting.contains_key(&pair) {
             return;
         }
-        let Some(caller) = state.callers.remove(&both) else {
+        let Some(caller) = state.callers.remove(&pair) else {
             return;
         };
-        let Some(waiting) = state.waiting.remove(&both) else {
+        let Some(waiting) = state.waiting.remove(&pair) else {
             return;
         };
         drop(state);
@@ -195,43 +195,43 @@ impl Rendezvous {
             .agree(caller.stream, agreed, &encoded(&reply), b"");
     }
 
-    fn asked(&self, both: Both, caller: Caller) {
+    fn asked(&self, pair: PairKey, caller: Caller) {
         let stream = caller.stream;
         let exists = self
             .streams
             .device()
-            .is_some_and(|device| device.qp(both.2).is_some());
+            .is_some_and(|device| device.qp(pair.2).is_some());
         let mut state = self.lock();
-        let left = state.left.iter().position(|left| *left == both);
+        let left = state.left.iter().position(|left| *left == pair);
         let is_late = left
             .and_then(|at| state.left.remove(at))
-            .is_some_and(|_| !state.waiting.contains_key(&both));
+            .is_some_and(|_| !state.waiting.contains_key(&pair));
         if !exists || is_late || state.callers.len() >= MAX_CALLERS {
             drop(state);
             return reject(&self.streams, stream);
         }
-        // One that asks again has lost its first stream.
-        let before = state.callers.insert(both, caller);
+        // A peer that connects again has lost its first stream.
+        let before = state.callers.insert(pair, caller);
         drop(state);
         if let Some(before) = before {
             self.streams.close(before.stream, StreamClose::Abrupt);
         }
-        self.answer(both);
+        self.answer(pair);
     }
 
-    // Begins a stream to the other queue pair's device.
-    fn call(&self, both: Both) {
-        let to = SocketAddr::new(both.0, self.port);
-        let sink = Arc::new(Calling {
+    // Connects to the other queue pair's device.
+    fn call(&self, pair: PairKey) {
+        let to = SocketAddr::new(pair.0, self.port);
+        let sink = Arc::new(InitiatorSink {
             rendezvous: self.me.clone(),
-            both,
+            pair,
             state: Mutex::default(),
         });
         let begun = self
             .streams
             .connect(to, Arc::clone(&sink) as Arc<dyn StreamSink>);
         let mut state = self.lock();
-        let waiting = state.waiting.get_mut(&both);
+        let waiting = state.waiting.get_mut(&pair);
         match (begun, waiting) {
             (Ok(stream), Some(waiting)) => {
                 waiting.stream = Some(stream);
@@ -240,7 +240,8 @@ impl Rendezvous {
                 calling.stream = Some(stream);
                 let is_connected = calling.is_connected;
                 drop(calling);
-                self.streams.wake_at(stream, self.streams.now() + HANDSHAKE);
+                self.streams
+                    .wake_at(stream, self.streams.now() + HANDSHAKE_TIMEOUT);
                 if is_connected {
                     sink.connected();
                 }
@@ -251,21 +252,21 @@ impl Rendezvous {
             }
             (Err(_), _) => {
                 drop(state);
-                self.again(both);
+                self.again(pair);
             }
         }
     }
 
-    // Nobody was there: tries again in a moment, for a while.
-    fn again(&self, both: Both) {
+    // The peer was not there: connects again in a moment, until the timeout.
+    fn again(&self, pair: PairKey) {
         let mut state = self.lock();
-        let Some(waiting) = state.waiting.get_mut(&both) else {
+        let Some(waiting) = state.waiting.get_mut(&pair) else {
             return;
         };
         waiting.stream = None;
         if waiting.until <= self.streams.now() || waiting.qp.upgrade().is_none() {
             drop(state);
-            return self.refused(both);
+            return self.refused(pair);
         }
         drop(state);
         let Some(device) = self.streams.device() else {
@@ -275,15 +276,15 @@ impl Rendezvous {
         let timers = device.network().timers();
         let job = move |_| {
             if let Some(me) = me.upgrade() {
-                me.call(both);
+                me.call(pair);
             }
         };
-        timers.add(timers.now().after(PAUSE), Box::new(job));
+        timers.add(timers.now().after(RETRY_INTERVAL), Box::new(job));
     }
 
-    // There is no such queue pair.
-    fn refused(&self, both: Both) {
-        let waiting = self.lock().waiting.remove(&both);
+    // The peer has no such queue pair.
+    fn refused(&self, pair: PairKey) {
+        let waiting = self.lock().waiting.remove(&pair);
         if let Some(waiting) = waiting {
             give_up(&waiting.qp, waiting.epoch);
         }
@@ -297,15 +298,15 @@ fn reject(streams: &Streams, stream: Qpn) {
     streams.close(stream, StreamClose::Graceful);
 }
 
-/// The side that begins.
-struct Calling {
+/// The side that connects.
+struct InitiatorSink {
     rendezvous: Weak<Rendezvous>,
-    both: Both,
-    state: Mutex<CallingState>,
+    pair: PairKey,
+    state: Mutex<InitiatorState>,
 }
 
 #[derive(Default)]
-struct CallingState {
+struct InitiatorState {
     stream: Option<Qpn>,
     is_connected: bool,
     request: StartHeader,
@@ -313,13 +314,13 @@ struct CallingState {
     is_over: bool,
 }
 
-impl Calling {
-    fn lock(&self) -> MutexGuard<'_, CallingState> {
+impl InitiatorSink {
+    fn lock(&self) -> MutexGuard<'_, InitiatorState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl StreamSink for Calling {
+impl StreamSink for InitiatorSink {
     fn connected(&self) {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
@@ -333,7 +334,7 @@ impl StreamSink for Calling {
         else {
             return;
         };
-        let (_, theirs, mine) = self.both;
+        let (_, theirs, mine) = self.pair;
         let names = [&MAGIC[..], &theirs.to_be_bytes(), &mine.to_be_bytes()].concat();
         let wishes = streams.wishes();
         let mut request = frame(Kind::Request, &names);
@@ -362,7 +363,7 @@ impl StreamSink for Calling {
                 state.is_over = true;
                 drop(state);
                 streams.close(stream, StreamClose::Abrupt);
-                return rendezvous.refused(self.both);
+                return rendezvous.refused(self.pair);
             }
         };
         state.is_over = true;
@@ -370,9 +371,9 @@ impl StreamSink for Calling {
         drop(state);
         if reply.header.reject {
             streams.close(stream, StreamClose::Abrupt);
-            return rendezvous.refused(self.both);
+            return rendezvous.refused(self.pair);
         }
-        let waiting = rendezvous.lock().waiting.remove(&self.both);
+        let waiting = rendezvous.lock().waiting.remove(&self.pair);
         let Some(waiting) = waiting else {
             return streams.close(stream, StreamClose::Abrupt);
         };
@@ -392,31 +393,31 @@ impl StreamSink for Calling {
 
     fn ended(&self, _: StreamEnd) {
         if let Some(rendezvous) = self.rendezvous.upgrade() {
-            rendezvous.again(self.both);
+            rendezvous.again(self.pair);
         }
     }
 
     fn due(&self) {
         let state = self.lock();
-        // Connected and not answered: the other program may not have got that far.
+        // A connection without a reply stays: the peer's program may not be ready yet.
         let (stream, waits) = (state.stream, !state.is_over && !state.is_connected);
         drop(state);
         if let (Some(stream), true, Some(rendezvous)) = (stream, waits, self.rendezvous.upgrade()) {
             rendezvous.streams.close(stream, StreamClose::Abrupt);
-            rendezvous.again(self.both);
+            rendezvous.again(self.pair);
         }
     }
 }
 
-/// Takes those that begin.
-struct Receptionist(Weak<Rendezvous>);
+/// The listening side.
+struct RendezvousListener(Weak<Rendezvous>);
 
-impl StreamListener for Receptionist {
+impl StreamListener for RendezvousListener {
     fn accepted(&self, stream: Qpn, from: SocketAddr) -> Option<Arc<dyn StreamSink>> {
         let rendezvous = self.0.upgrade()?;
         let streams = &rendezvous.streams;
-        streams.wake_at(stream, streams.now() + HANDSHAKE);
-        Some(Arc::new(Called {
+        streams.wake_at(stream, streams.now() + HANDSHAKE_TIMEOUT);
+        Some(Arc::new(AcceptorSink {
             rendezvous: self.0.clone(),
             stream,
             from: from.ip(),
@@ -425,15 +426,15 @@ impl StreamListener for Receptionist {
     }
 }
 
-/// The side that is asked. What has come is taken with the request.
-struct Called {
+/// A stream that a peer opened: what has arrived of its request, until that is whole.
+struct AcceptorSink {
     rendezvous: Weak<Rendezvous>,
     stream: Qpn,
     from: IpAddr,
     arrived: Mutex<Option<Vec<u8>>>,
 }
 
-impl StreamSink for Called {
+impl StreamSink for AcceptorSink {
     fn connected(&self) {}
 
     fn octets(&self, octets: &[u8]) {
@@ -447,21 +448,21 @@ impl StreamSink for Called {
         let whole = match start::decode(all) {
             Ok(None) => return,
             Ok(Some((request, len))) => (request.kind == Kind::Request && len == all.len())
-                .then(|| (both_of(&request, self.from), request.header)),
+                .then(|| (pair_of(&request, self.from), request.header)),
             Err(_) => None,
         };
         drop(arrived);
         match whole {
-            Some((Some(both), request)) => {
+            Some((Some(pair), request)) => {
                 let caller = Caller {
                     stream: self.stream,
                     request,
                 };
-                rendezvous.asked(both, caller);
+                rendezvous.asked(pair, caller);
             }
-            // It names no queue pair: whoever only asks whether a device answers hears that one does.
+            // It names no queue pair: a probe of whether a device answers. It gets a reply.
             Some((None, _)) => reject(streams, self.stream),
-            // Whoever goes on without the answer is cut off as well.
+            // No request, or more data before the reply: closed.
             None => streams.close(self.stream, StreamClose::Abrupt),
         }
     }
@@ -493,14 +494,14 @@ impl StreamSink for Called {
     }
 }
 
-fn both_of(request: &Start<'_>, from: IpAddr) -> Option<Both> {
+fn pair_of(request: &Start<'_>, from: IpAddr) -> Option<PairKey> {
     let names = request.private_data.strip_prefix(MAGIC)?;
     let (mine, theirs) = names.split_first_chunk::<4>()?;
     let theirs: [u8; 4] = theirs.try_into().ok()?;
     Some((from, u32::from_be_bytes(theirs), u32::from_be_bytes(*mine)))
 }
 
-// Depths are the programs'; either end may send once the indication has come.
+// Read depths are left to the programs; peer to peer, with a write as ready-to-receive indication.
 fn frame(kind: Kind, private_data: &[u8]) -> Start<'_> {
     let enhanced = Enhanced {
         peer_to_peer: true,

@@ -1,6 +1,6 @@
 //! The sending half: requests become messages, and answers complete them.
 //!
-//! A send or a write is over when its octets have been handed to the stream (RFC 5040 section 5.1): its completion says
+//! A send or a write is over when its bytes have been handed to the stream (RFC 5040 section 5.1): its completion says
 //! that the buffer is free, nothing about the peer. A read or an atomic is over when its answer has come. Completions
 //! keep the order of posting: what is over before its turn waits in the queue.
 //!
@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{LocalUse, RemoteUse};
 use polyverbs_engine::link::TrySend;
 use polyverbs_engine::operation::{self, StandardOperation};
-use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::pin::Pin;
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
+use polyverbs_wire::iwarp::SegmentHeader;
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, RemoteAddress, Sge, WcStatus, event::EventType, extension::ExtensionOperation,
@@ -27,16 +27,16 @@ use verbs_api::{
 };
 
 use crate::header::{
-    AtomicOp, AtomicRequest, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND, ReadRequest,
-    Tagged, TaggedOpcode, Untagged,
+    AtomicOp, Body, ExtensionMessage, Message, Opcode, ReadRequest, Tagged, Untagged,
+    atomic_request, queue,
 };
-use crate::operations::place_tagged;
+use crate::operations::{SendExtra, atomic_of, place_tagged};
 use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
-use crate::terminate::{Breach, Terminate, Terminates};
+use crate::terminate::{Breach, Terminate, TerminateCode, Terminates, request_status, terminate};
 use crate::{Cx, Qp, Sending, extension};
 
-/// How long a port that is down is left alone before a request that waits for it looks again.
-const PORT_LOOK: Duration = Duration::from_millis(1);
+/// How often a request that waits for a port that is down looks again.
+const PORT_POLL: Duration = Duration::from_millis(1);
 
 /// What a requester keeps; what each request touches comes first.
 #[derive(Debug, Default)]
@@ -48,16 +48,16 @@ pub struct Requester {
     pub(crate) epoch: u32,
     /// Reads and atomics outstanding at one time.
     pub(crate) ord: u8,
-    /// What the connection ends with, if not with a mere reset.
-    pub(crate) farewell: Option<Box<Terminate>>,
-    /// What was said at the end, as far as this half knows.
+    /// The Terminate to send when the connection ends; without one it is reset.
+    pub(crate) pending_terminate: Option<Box<Terminate<'static>>>,
+    /// The Terminates sent and received, as far as this half knows.
     pub(crate) terminates: Option<Box<Terminates>>,
-    /// The stream was asked for.
+    /// Its stream has been requested.
     pub(crate) has_claimed: bool,
-    /// A connection manager made the connection, and is told of its end.
+    /// A connection manager made the connection, and reports its end.
     pub(crate) is_managed: bool,
     /// The peer has closed the connection, and the program has not ended it yet.
-    pub(crate) has_parted: bool,
+    pub(crate) peer_closed: bool,
     /// The answer to the read with which the stream began has not come.
     pub(crate) awaits_ready: bool,
     // Reads and atomics outstanding, of a link.
@@ -87,20 +87,20 @@ impl Requester {
 
 /// How far a request has left.
 #[derive(Clone, Copy, Debug)]
-struct Course {
-    /// Octets of its data.
+struct SendProgress {
+    /// Bytes of its data.
     sent: usize,
-    /// Its data has left whole; something else has not.
+    /// Its data has left; its immediate data has not.
     is_second: bool,
     /// Some of it has left.
     has_begun: bool,
     /// Of its message.
     msn: u32,
-    /// Its data leaves in one segment or not at all.
+    /// Its data is sent in one segment or not at all.
     is_uncut: bool,
 }
 
-impl Course {
+impl SendProgress {
     const UNCUT: Self = Self {
         sent: 0,
         is_second: false,
@@ -142,15 +142,19 @@ pub(crate) fn send_at_once(
     request: &Request<'_>,
     cx: &mut Cx<'_>,
 ) -> Executed {
-    let is_free = half.queue.is_empty() && !half.driver.has_parted && qp.device.is_port_active();
-    let Some(peer) = half.driver.peer.filter(|peer| is_free && peer.is_met()) else {
+    let is_free = half.queue.is_empty() && !half.driver.peer_closed && qp.device.is_port_active();
+    let Some(peer) = half
+        .driver
+        .peer
+        .filter(|peer| is_free && peer.is_connected())
+    else {
         return Executed::Keep;
     };
-    let mut course = Course::UNCUT;
-    let course = &mut course;
+    let mut progress = SendProgress::UNCUT;
+    let progress = &mut progress;
     let started = match request.op {
-        Op::Send(beside) => send(qp, half, &peer, request, beside, course, cx),
-        Op::Write(remote, None) => write(qp, half, &peer, request, remote, None, course, cx),
+        Op::Send(beside) => send(qp, half, &peer, request, beside, progress, cx),
+        Op::Write(remote, None) => write(qp, half, &peer, request, remote, None, progress, cx),
         _ => return Executed::Keep,
     };
     match started {
@@ -160,23 +164,23 @@ pub(crate) fn send_at_once(
     }
 }
 
-/// Whether what waits may go on. Where the peer has parted it never will, and the queue pair ends.
+/// Whether waiting requests may go on. After the peer's close they never will: the queue pair goes to the error state.
 pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     if qp.state() != QpState::Rts || !is_port_up(qp, half, cx) {
         return false;
     }
-    if half.driver.has_parted && !half.queue.is_empty() {
+    if half.driver.peer_closed && !half.queue.is_empty() {
         qp.enter_error(false);
         flush_later(qp, cx);
     }
-    !half.driver.has_parted
+    !half.driver.peer_closed
 }
 
 // Whether the port carries traffic; where it does not, looks again later, as TCP would.
 fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     let up = qp.device.is_port_active();
     if !up && !half.queue.is_empty() {
-        let at = cx.now().after(PORT_LOOK);
+        let at = cx.now().after(PORT_POLL);
         qp.wake_at(half, at);
     }
     up
@@ -184,7 +188,7 @@ fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
 
 /// Over a link: starts what may start.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
-    let Some(peer) = half.driver.peer.filter(Peer::is_met) else {
+    let Some(peer) = half.driver.peer.filter(Peer::is_connected) else {
         return;
     };
     // Out of the half for a while: starting a request needs the rest of it.
@@ -208,13 +212,14 @@ fn start_waiting(
             Phase::Done(status) if !status.is_success() => return,
             _ => continue,
         }
-        let mut course = Course::of(wqe);
-        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), &mut course, cx) else {
-            if course.has_begun {
+        let mut progress = SendProgress::of(wqe);
+        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), &mut progress, cx)
+        else {
+            if progress.has_begun {
                 wqe.phase = Phase::Started;
-                wqe.sent = course.sent as u64;
-                wqe.count = course.is_second.into();
-                wqe.first = course.msn;
+                wqe.sent = progress.sent as u64;
+                wqe.count = progress.is_second.into();
+                wqe.first = progress.msn;
             }
             return;
         };
@@ -232,12 +237,12 @@ fn start(
     half: &mut Sending,
     peer: &Peer,
     request: &Request<'_>,
-    course: &mut Course,
+    progress: &mut SendProgress,
     cx: &mut Cx<'_>,
 ) -> Option<(Phase, u32)> {
     let tx = &half.driver;
     // A fence waits for all earlier reads and atomics; those behind it have not started.
-    if request.flags.contains(SendFlags::FENCE) && tx.outstanding != 0 && !course.has_begun {
+    if request.flags.contains(SendFlags::FENCE) && tx.outstanding != 0 && !progress.has_begun {
         return None;
     }
     if request.op.is_local() {
@@ -252,29 +257,14 @@ fn start(
         }
     }
     let started = match request.op {
-        Op::Send(beside) => send(qp, half, peer, request, beside, course, cx),
-        Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, course, cx),
+        Op::Send(beside) => send(qp, half, peer, request, beside, progress, cx),
+        Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, progress, cx),
         Op::Read(remote, _) => read(qp, half, peer, request, remote, cx),
-        Op::CompareSwap(remote, compare, swap) => atomic(
-            qp,
-            half,
-            peer,
-            request,
-            remote,
-            AtomicOp::compare_swap(compare, swap),
-            cx,
-        ),
-        Op::FetchAdd(remote, add) => atomic(
-            qp,
-            half,
-            peer,
-            request,
-            remote,
-            AtomicOp::fetch_add(add),
-            cx,
-        ),
         Op::Extension(operation) => extension(qp, half, peer, request, operation, cx),
-        _ => Err(Fault::Operation),
+        op => match atomic_of(&op) {
+            Some((remote, op)) => atomic(qp, half, peer, request, remote, op, cx),
+            None => Err(Fault::Operation),
+        },
     };
     started.unwrap_or_else(|fault| Some((Phase::Done(fault.local_status()), 0)))
 }
@@ -290,46 +280,32 @@ fn send(
     peer: &Peer,
     request: &Request<'_>,
     beside: Beside,
-    course: &mut Course,
+    progress: &mut SendProgress,
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    )?;
-    if !course.has_begun {
-        course.msn = half.driver.next_msn(QN_SEND);
+    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
+    if !progress.has_begun {
+        progress.msn = half.driver.next_msn(queue::SEND);
     }
-    let msn = course.msn;
-    let solicited = request.flags.contains(SendFlags::SOLICITED);
-    let invalidate = match beside {
-        Beside::Invalidate(key) => Some(key),
-        _ => None,
-    };
+    let msn = progress.msn;
+    let extra = SendExtra::of(request, beside);
     let segment = |offset: usize, last| {
-        let body = Body::Send {
-            solicited,
-            invalidate,
-        };
-        Message::Untagged(Untagged {
-            qn: QN_SEND,
-            msn,
-            mo: offset as u32,
-            last,
-            body,
-        })
+        Message::Untagged(send_header(extra, msn, offset as u32, last), Body::Send)
     };
-    let whole = course.offer(qp, peer, &payload, segment, cx);
-    if !course.has_begun && (whole || course.sent > 0) {
-        course.has_begun = true;
-        half.driver.count_message(QN_SEND);
+    let whole = progress.offer(qp, peer, &payload, segment, cx);
+    if !progress.has_begun && (whole || progress.sent > 0) {
+        progress.has_begun = true;
+        half.driver.count_message(queue::SEND);
     }
     Ok(whole.then_some((SENT, 0)))
+}
+
+/// DDP's header of a segment of a send.
+pub(crate) fn send_header(extra: SendExtra, msn: u32, offset: u32, last: bool) -> Untagged {
+    let opcode = Opcode::send(extra.solicited, extra.invalidate.is_some());
+    Untagged::new(opcode, queue::SEND, msn, offset, last)
+        .invalidating(extra.invalidate.unwrap_or_default())
 }
 
 // With immediate: the write, then a message of its own (RFC 7306 section 6).
@@ -341,30 +317,19 @@ fn write(
     request: &Request<'_>,
     remote: RemoteAddress,
     imm: Option<[u8; 4]>,
-    course: &mut Course,
+    progress: &mut SendProgress,
     cx: &mut Cx<'_>,
 ) -> Started {
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    )?;
-    if !course.is_second {
+    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
+    if !progress.is_second {
         let segment = |offset: usize, last| {
-            Message::Tagged(Tagged {
-                opcode: TaggedOpcode::Write,
-                stag: remote.rkey.value(),
-                to: remote.addr.wrapping_add(offset as u64),
-                last,
-            })
+            let to = remote.addr.wrapping_add(offset as u64);
+            Message::Tagged(Tagged::new(Opcode::WRITE, remote.rkey.value(), to, last))
         };
-        let whole = course.offer(qp, peer, &payload, segment, cx);
-        course.has_begun |= whole || course.sent > 0;
-        course.is_second = whole;
+        let whole = progress.offer(qp, peer, &payload, segment, cx);
+        progress.has_begun |= whole || progress.sent > 0;
+        progress.is_second = whole;
         if !whole {
             return Ok(None);
         }
@@ -372,15 +337,13 @@ fn write(
     let Some([a, b, c, d]) = imm else {
         return Ok(Some((SENT, 0)));
     };
-    let body = Body::Immediate {
-        solicited: request.flags.contains(SendFlags::SOLICITED),
-    };
-    let message = Message::untagged(half.driver.next_msn(QN_SEND), body);
+    let opcode = Opcode::immediate(request.flags.contains(SendFlags::SOLICITED));
+    let message = Message::untagged(half.driver.next_msn(queue::SEND), opcode, Body::Immediate);
     let octets = Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]);
     if !offer(qp, peer, message, octets, cx) {
         return Ok(None);
     }
-    half.driver.count_message(QN_SEND);
+    half.driver.count_message(queue::SEND);
     Ok(Some((SENT, 0)))
 }
 
@@ -393,15 +356,27 @@ fn read(
     cx: &mut Cx<'_>,
 ) -> Started {
     sink_spans(qp, request, cx.pin)?;
+    let body = read_request(request, remote);
+    Ok(send_request(
+        qp,
+        half,
+        peer,
+        Opcode::READ_REQUEST,
+        |_| body,
+        cx,
+    ))
+}
+
+/// The RDMA Read Request that a request is.
+pub(crate) fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Body {
     let sink = sink(request);
-    let body = Body::ReadRequest(ReadRequest {
+    Body::ReadRequest(ReadRequest {
         sink_stag: sink.lkey().value(),
         sink_to: sink.addr(),
         length: request.length as u32,
         source_stag: remote.rkey.value(),
         source_to: remote.addr,
-    });
-    Ok(ask(qp, half, peer, |_| body, cx))
+    })
 }
 
 fn atomic(
@@ -414,19 +389,13 @@ fn atomic(
     cx: &mut Cx<'_>,
 ) -> Started {
     result_spans(qp, request, cx.pin)?;
-    let (stag, to) = (remote.rkey.value(), remote.addr);
-    Ok(ask(
+    let body = |request_id| Body::AtomicRequest(atomic_request(request_id, remote, op));
+    Ok(send_request(
         qp,
         half,
         peer,
-        |request_id| {
-            Body::AtomicRequest(AtomicRequest {
-                request_id,
-                op,
-                stag,
-                to,
-            })
-        },
+        Opcode::ATOMIC_REQUEST,
+        body,
         cx,
     ))
 }
@@ -447,27 +416,35 @@ fn extension(
     operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
     let message = extension::message(qp, request, operation, cx)?;
     let body = Body::Extension(Box::new(message));
-    Ok(ask(qp, half, peer, |_| body, cx))
+    Ok(send_request(
+        qp,
+        half,
+        peer,
+        Opcode::EXTENSION,
+        |_| body,
+        cx,
+    ))
 }
 
-fn ask(
+fn send_request(
     qp: &Qp,
     half: &mut Sending,
     peer: &Peer,
+    opcode: Opcode,
     body: impl FnOnce(u32) -> Body,
     cx: &mut Cx<'_>,
 ) -> Option<(Phase, u32)> {
-    let msn = half.driver.next_msn(QN_REQUEST);
-    let message = Message::untagged(msn, body(msn));
+    let msn = half.driver.next_msn(queue::REQUEST);
+    let message = Message::untagged(msn, opcode, body(msn));
     if !offer(qp, peer, message, Payload::Empty, cx) {
         return None;
     }
-    half.driver.count_message(QN_REQUEST);
+    half.driver.count_message(queue::REQUEST);
     half.driver.outstanding += 1;
     Some((Phase::Sent, msn))
 }
 
-/// The sink of a read: the one entry, or none of no octets.
+/// The sink of a read: the one entry, or none of no bytes.
 pub(crate) fn sink(request: &Request<'_>) -> Sge {
     match request.source {
         Source::Sges([sge, ..]) => *sge,
@@ -475,9 +452,9 @@ pub(crate) fn sink(request: &Request<'_>) -> Sge {
     }
 }
 
-/// The octets of a read's sink, checked as what it is on the wire: a tagged buffer that a peer may write.
+/// The bytes of a read's sink, checked as what it is on the wire: a tagged buffer that a peer may write.
 ///
-/// No octets name no buffer (RFC 5040 section 5.2.1).
+/// No bytes name no buffer (RFC 5040 section 5.2.1).
 #[inline]
 pub(crate) fn sink_spans<'p>(
     qp: &Qp,
@@ -490,20 +467,14 @@ pub(crate) fn sink_spans<'p>(
     let mut spans = Spans::new();
     if request.length != 0 {
         let sink = sink(request);
-        let user = RemoteUse {
-            pd: qp.pd,
-            qpn: qp.qpn,
-            access: Access::REMOTE_WRITE,
-        };
-        let keys = qp.device.keys();
-        let region =
-            keys.check_remote(pin, sink.lkey().value(), sink.addr(), request.length, user)?;
+        let (stag, to) = (sink.lkey().value(), sink.addr());
+        let region = qp.peer_region(pin, stag, to, request.length, Access::REMOTE_WRITE)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
 }
 
-/// The octets of an atomic's result. Its answer is untagged, so local write will do (RFC 7306 section 5.3).
+/// The bytes of an atomic's result. Its answer is untagged, so local write will do (RFC 7306 section 5.3).
 #[inline]
 pub(crate) fn result_spans<'p>(
     qp: &Qp,
@@ -511,14 +482,7 @@ pub(crate) fn result_spans<'p>(
     pin: &'p Pin,
 ) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
-    if let Source::Sges(list) = request.source {
-        let user = LocalUse {
-            pd: qp.pd,
-            private: request.private,
-            write: true,
-        };
-        gather(qp.device.keys(), pin, list, user, &mut spans)?;
-    }
+    qp.gather_sink(request, pin, &mut spans)?;
     Ok(spans)
 }
 
@@ -542,7 +506,7 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
 
 // ---- answers
 
-/// Octets of a read came.
+/// Bytes of a read came.
 pub(crate) fn handle_read_response(
     qp: &Qp,
     epoch: u32,
@@ -559,12 +523,12 @@ pub(crate) fn handle_read_response(
         half.driver.awaits_ready = false;
         return;
     }
-    let about = Message::Tagged(segment);
+    let about = (&Message::Tagged(segment), payload.len());
     let Some(at) = oldest_outstanding(&half.queue) else {
-        return fail_answer(qp, half, None, Breach::Opcode, about, payload.len(), cx);
+        return fail_answer(qp, half, None, Breach::Opcode, about, cx);
     };
     if let Err(breach) = place_response(qp, &half.queue[at], segment, payload, cx) {
-        return fail_answer(qp, half, Some(at), breach, about, payload.len(), cx);
+        return fail_answer(qp, half, Some(at), breach, about, cx);
     }
     half.queue[at].received += payload.len() as u64;
     if segment.last {
@@ -598,23 +562,26 @@ fn place_response(
 }
 
 /// An atomic response or a Terminate came, or what claims to be one.
-pub(crate) fn handle_untagged(qp: &Qp, epoch: u32, segment: &Untagged, cx: &mut Cx<'_>) {
+pub(crate) fn handle_untagged(
+    qp: &Qp,
+    epoch: u32,
+    segment: &Untagged,
+    body: &Body,
+    cx: &mut Cx<'_>,
+) {
     let mut guard = qp.requester();
     let half = &mut *guard;
     if !takes(qp, half, epoch) {
         return;
     }
-    let outcome = match &segment.body {
-        Body::Terminate(terminate) if segment.qn == segment.body.queue() => {
-            return terminated(qp, half, terminate.clone(), cx);
-        }
-        Body::AtomicResponse(response) if segment.qn == segment.body.queue() => {
+    let outcome = match body {
+        _ if segment.qn != body.queue() => Err(Breach::Opcode),
+        Body::Terminate(terminate) => return terminated(qp, half, **terminate, cx),
+        Body::AtomicResponse(response) => {
             let (id, original) = (response.request_id, response.original);
             place_original(qp, half, segment, id, original, cx)
         }
-        Body::Extension(response) if segment.qn == segment.body.queue() => {
-            place_response_of_extension(qp, half, segment, response, cx)
-        }
+        Body::Extension(response) => place_response_of_extension(qp, half, segment, response, cx),
         _ => Err(Breach::Opcode),
     };
     let at = oldest_outstanding(&half.queue);
@@ -622,8 +589,8 @@ pub(crate) fn handle_untagged(qp: &Qp, epoch: u32, segment: &Untagged, cx: &mut 
         (Ok(()), Some(at)) => finish(qp, half, at, WcStatus::Success, cx),
         (Ok(()), None) => {}
         (Err(breach), at) => {
-            let about = Message::Untagged(segment.clone());
-            fail_answer(qp, half, at, breach, about, 0, cx);
+            let about = Message::Untagged(*segment, body.clone());
+            fail_answer(qp, half, at, breach, (&about, 0), cx);
         }
     }
 }
@@ -694,17 +661,10 @@ fn fail_answer(
     half: &mut Sending,
     at: Option<usize>,
     breach: Breach,
-    about: Message,
-    payload: usize,
+    about: (&Message, usize),
     cx: &mut Cx<'_>,
 ) {
-    let terminate = Terminate {
-        error: breach.code(),
-        about: Some(Box::new(about)),
-        payload,
-    };
-    half.driver.terminates().sent = Some(terminate.clone());
-    half.driver.farewell = Some(Box::new(terminate));
+    end_with(half, terminate(breach.code(), Some(about)));
     qp.enter_error(false);
     match at {
         Some(at) => {
@@ -725,10 +685,10 @@ fn fail_answer(
 // The peer ended the connection. The request that the Terminate is about gets its status, if it is still outstanding;
 // sends and writes completed long ago. An answer to it is not sent (RFC 5040 section 4.8).
 #[cold]
-fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate, cx: &mut Cx<'_>) {
-    let blamed = terminate.error.request_status().and_then(|status| {
-        let named = match terminate.about.as_deref() {
-            Some(Message::Untagged(segment)) => half
+fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate<'static>, cx: &mut Cx<'_>) {
+    let blamed = request_status(terminate.code()).and_then(|status| {
+        let named = match (terminate.ddp, terminate.rdmap) {
+            (Some(SegmentHeader::Untagged(segment)), Some(_)) => half
                 .queue
                 .iter()
                 .position(|wqe| wqe.phase == Phase::Sent && wqe.first == segment.msn),
@@ -769,8 +729,16 @@ pub(crate) fn note_failure(half: &mut Sending, status: WcStatus) {
         status,
         WcStatus::WrFlushErr | WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr
     );
-    if !remote && half.driver.farewell.is_none() {
-        half.driver.terminates().sent = Some(Terminate::local_catastrophic());
-        half.driver.farewell = Some(Box::new(Terminate::local_catastrophic()));
+    if !remote && half.driver.pending_terminate.is_none() {
+        end_with(
+            half,
+            terminate(TerminateCode::RDMAP_LOCAL_CATASTROPHIC, None),
+        );
     }
+}
+
+// The connection ends with this Terminate.
+fn end_with(half: &mut Sending, terminate: Terminate<'static>) {
+    half.driver.terminates().sent = Some(terminate);
+    half.driver.pending_terminate = Some(Box::new(terminate));
 }

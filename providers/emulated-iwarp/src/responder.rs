@@ -8,19 +8,18 @@
 use std::collections::VecDeque;
 
 use polyverbs_engine::payload::Payload;
-use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use verbs_api::{Access, WcStatus};
 
 use crate::header::{
-    AtomicRequest, AtomicResponse, Body, ExtensionMessage, Message, QN_REQUEST, QN_SEND,
-    ReadRequest, Ready, Tagged, TaggedOpcode, Untagged,
+    AtomicRequest, AtomicResponse, Body, ExtensionHeader, ExtensionMessage, Message, Opcode,
+    ReadRequest, Ready, Tagged, Untagged, operation, queue,
 };
 use crate::operations::{
     Part, SendExtra, operate, place_write, read_source, take_immediate, take_send,
 };
-use crate::peer::{Peer, emit, is_ready, offer, offer_segments, say, terminate_message};
-use crate::terminate::{Breach, Terminate};
+use crate::peer::{Peer, emit, is_ready, offer, offer_segments, send_message, terminate_message};
+use crate::terminate::{self, Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, extension};
 
 /// What a responder keeps.
@@ -35,7 +34,7 @@ pub struct Responder {
     /// Reads and atomics served at one time.
     pub(crate) ird: u8,
     /// What was said to the peer at the end.
-    pub(crate) sent: Option<Box<Terminate>>,
+    pub(crate) sent: Option<Box<Terminate<'static>>>,
     // What only a link needs.
     inbound: Option<Box<Inbound>>,
 }
@@ -54,9 +53,9 @@ impl Responder {
 struct Inbound {
     // Messages that are complete: sends, requests.
     complete: [u32; 2],
-    // Octets of the send that is under way.
+    // Bytes of the send that is under way.
     offset: u32,
-    // Octets of the write that is under way or was last.
+    // Bytes of the write that is under way or was last.
     written: u64,
     writing: bool,
     // Reads and atomics that wait for their turn.
@@ -69,10 +68,11 @@ struct Inbound {
 #[derive(Debug)]
 struct Pending {
     due: Time,
-    request: Untagged,
-    // Octets of the answer to a read that have left.
+    segment: Untagged,
+    request: Body,
+    // Bytes of the answer to a read that have left.
     sent: usize,
-    // The answer to anything else, which waits for room: a peer that asks and does not read is not to fill memory.
+    // The answer to anything else, which waits for room: a peer that does not read its answers must not fill memory.
     answer: Option<Message>,
 }
 
@@ -82,21 +82,18 @@ pub(crate) fn takes(qp: &Qp, half: &Receiving, epoch: u32) -> bool {
     half.driver.epoch == epoch && is_ready(qp.state())
 }
 
-/// The peer broke a rule: error state, and the Terminate that tells it (RFC 5040 section 7).
+/// The peer broke a rule: error state, and the Terminate to send (RFC 5040 section 7).
 #[cold]
 pub(crate) fn fail(
     qp: &Qp,
     half: &mut Receiving,
     breach: Breach,
-    about: Option<Message>,
+    about: Option<(&Message, usize)>,
     cx: &mut Cx<'_>,
-) -> Terminate {
-    let terminate = Terminate {
-        error: breach.code(),
-        about: about.filter(|_| !breach.is_own()).map(Box::new),
-        payload: 0,
-    };
-    half.driver.sent = Some(Box::new(terminate.clone()));
+) -> Terminate<'static> {
+    let about = about.filter(|_| !breach.is_own());
+    let terminate = terminate::terminate(breach.code(), about);
+    half.driver.sent = Some(Box::new(terminate));
     let (status, event) = (breach.receive_status(), breach.event());
     if half.current.is_some() && status == WcStatus::WrFlushErr {
         qp.event(event, &mut cx.effects);
@@ -126,7 +123,9 @@ pub(crate) fn handle(
     }
     let handled = match message {
         Message::Tagged(segment) => write_segment(qp, &mut half, *segment, payload, cx),
-        Message::Untagged(segment) => untagged_segment(qp, &mut half, segment, payload, cx),
+        Message::Untagged(segment, body) => {
+            untagged_segment(qp, &mut half, segment, body, payload, cx)
+        }
         Message::Ready(ready) => {
             take_ready(qp, &mut half, *ready, cx);
             Ok(())
@@ -134,14 +133,7 @@ pub(crate) fn handle(
         _ => Ok(()),
     };
     if let Err(breach) = handled {
-        terminate(
-            qp,
-            &mut half,
-            breach,
-            Some(message.clone()),
-            payload.len(),
-            cx,
-        );
+        terminate(qp, &mut half, breach, Some((message, payload.len())), cx);
     }
 }
 
@@ -150,16 +142,12 @@ fn take_ready(qp: &Qp, half: &mut Receiving, ready: Ready, cx: &mut Cx<'_>) {
     let complete = &mut half.driver.inbound.get_or_insert_default().complete;
     match ready {
         Ready::Write => {}
-        Ready::Send => complete[QN_SEND as usize] = 1,
+        Ready::Send => complete[queue::SEND as usize] = 1,
         Ready::Read(request) => {
-            complete[QN_REQUEST as usize] = 1;
+            complete[queue::REQUEST as usize] = 1;
             if let Some(peer) = half.driver.peer {
-                let segment = Tagged {
-                    opcode: TaggedOpcode::ReadResponse,
-                    stag: request.sink_stag,
-                    to: request.sink_to,
-                    last: true,
-                };
+                let (stag, to) = (request.sink_stag, request.sink_to);
+                let segment = Tagged::new(Opcode::READ_RESPONSE, stag, to, true);
                 emit(qp, &peer, Message::Tagged(segment), Payload::Empty, cx);
             }
         }
@@ -170,7 +158,7 @@ fn take_ready(qp: &Qp, half: &mut Receiving, ready: Ready, cx: &mut Cx<'_>) {
 pub(crate) fn handle_broken(qp: &Qp, epoch: u32, breach: Breach, cx: &mut Cx<'_>) {
     let mut half = qp.responder();
     if takes(qp, &half, epoch) {
-        terminate(qp, &mut half, breach, None, 0, cx);
+        terminate(qp, &mut half, breach, None, cx);
     }
 }
 
@@ -179,16 +167,12 @@ fn terminate(
     qp: &Qp,
     half: &mut Receiving,
     breach: Breach,
-    about: Option<Message>,
-    payload: usize,
+    about: Option<(&Message, usize)>,
     cx: &mut Cx<'_>,
 ) {
-    let terminate = Terminate {
-        payload,
-        ..fail(qp, half, breach, about, cx)
-    };
+    let terminate = fail(qp, half, breach, about, cx);
     if let Some(peer) = half.driver.peer {
-        say(qp, &peer, terminate_message(terminate), cx);
+        send_message(qp, &peer, terminate_message(terminate), cx);
     }
 }
 
@@ -201,7 +185,7 @@ fn write_segment(
 ) -> Result<(), Breach> {
     debug_assert_eq!(
         segment.opcode,
-        TaggedOpcode::Write,
+        Opcode::WRITE,
         "responses are the requester's"
     );
     place_write(qp, half, segment.stag, segment.to, payload, cx.pin)?;
@@ -216,18 +200,16 @@ fn untagged_segment(
     qp: &Qp,
     half: &mut Receiving,
     segment: &Untagged,
+    body: &Body,
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
-    check_order(half, segment)?;
-    match &segment.body {
-        Body::Send {
-            solicited,
-            invalidate,
-        } => {
+    check_order(half, segment, body)?;
+    match body {
+        Body::Send => {
             let extra = SendExtra {
-                solicited: *solicited,
-                invalidate: *invalidate,
+                solicited: segment.solicits(),
+                invalidate: segment.invalidates(),
             };
             let part = Part {
                 offset: segment.mo,
@@ -235,16 +217,17 @@ fn untagged_segment(
             };
             take_send(qp, half, part, extra, payload, cx)?;
         }
-        Body::Immediate { solicited } => {
+        Body::Immediate => {
             if payload.len() != 8 || !segment.last {
                 return Err(Breach::ImmediateLength);
             }
             let [a, b, c, d, ..] = payload.word().to_ne_bytes();
             let written = half.driver.inbound.get_or_insert_default().written;
-            take_immediate(qp, half, [a, b, c, d], written, *solicited, cx)?;
+            let solicited = segment.solicits();
+            take_immediate(qp, half, [a, b, c, d], written, solicited, cx)?;
         }
         Body::ReadRequest(_) | Body::AtomicRequest(_) | Body::Extension(_) => {
-            enqueue(qp, half, segment, cx)?;
+            enqueue(qp, half, segment, body, cx)?;
         }
         Body::AtomicResponse(_) | Body::Terminate(_) => return Err(Breach::Opcode),
     }
@@ -253,7 +236,7 @@ fn untagged_segment(
 }
 
 // Queue, sequence number and offset, in the order in which DDP and RDMAP look at them (RFC 5041 section 7.2).
-fn check_order(half: &mut Receiving, segment: &Untagged) -> Result<(), Breach> {
+fn check_order(half: &mut Receiving, segment: &Untagged, body: &Body) -> Result<(), Breach> {
     let inbound = half.driver.inbound.get_or_insert_default();
     let complete = inbound
         .complete
@@ -262,7 +245,7 @@ fn check_order(half: &mut Receiving, segment: &Untagged) -> Result<(), Breach> {
     if segment.msn != complete.wrapping_add(1) {
         return Err(Breach::MessageSequence);
     }
-    let offset = if segment.qn == QN_SEND {
+    let offset = if segment.qn == queue::SEND {
         inbound.offset
     } else {
         0
@@ -270,8 +253,8 @@ fn check_order(half: &mut Receiving, segment: &Untagged) -> Result<(), Breach> {
     if segment.mo != offset {
         return Err(Breach::MessageOffset);
     }
-    let begun_as_send = offset != 0 && !matches!(segment.body, Body::Send { .. });
-    if segment.body.queue() != segment.qn || begun_as_send {
+    let begun_as_send = offset != 0 && !matches!(body, Body::Send);
+    if body.queue() != segment.qn || begun_as_send {
         return Err(Breach::Opcode);
     }
     Ok(())
@@ -279,7 +262,7 @@ fn check_order(half: &mut Receiving, segment: &Untagged) -> Result<(), Breach> {
 
 fn note_segment(half: &mut Receiving, segment: &Untagged, octets: usize) {
     let inbound = half.driver.inbound.get_or_insert_default();
-    if segment.qn == QN_SEND {
+    if segment.qn == queue::SEND {
         inbound.offset = if segment.last {
             0
         } else {
@@ -297,10 +280,11 @@ fn note_segment(half: &mut Receiving, segment: &Untagged, octets: usize) {
 fn enqueue(
     qp: &Qp,
     half: &mut Receiving,
-    request: &Untagged,
+    segment: &Untagged,
+    request: &Body,
     cx: &mut Cx<'_>,
 ) -> Result<(), Breach> {
-    debug_assert_eq!(request.qn, QN_REQUEST);
+    debug_assert_eq!(segment.qn, queue::REQUEST);
     let ird = usize::from(half.driver.ird);
     let inbound = half.driver.inbound.get_or_insert_default();
     if inbound.pending.len() >= ird {
@@ -308,9 +292,10 @@ fn enqueue(
     }
     let now = cx.now();
     let latest = inbound.pending.back().map_or(now, |pending| pending.due);
-    let due = latest.max(now.after(qp.device.driver().service.draw(qp.qpn, request.msn)));
+    let due = latest.max(now.after(qp.device.driver().service.draw(qp.qpn, segment.msn)));
     inbound.pending.push_back(Pending {
         due,
+        segment: *segment,
         request: request.clone(),
         sent: 0,
         answer: None,
@@ -334,12 +319,10 @@ fn enqueue(
 
 // Serves the reads and atomics whose turn has come, as far as there is room for their answers.
 pub(crate) fn serve(qp: &QpRef, now: Time) {
-    let pin = pin();
-    let mut cx = Cx::at(&qp.device, &pin, now);
-    {
+    Cx::run(&qp.device, Some(now), |cx| {
         let mut half = qp.responder();
         while let Some(mut pending) = next_due(qp, &mut half, now) {
-            match answer(qp, &mut half, &mut pending, &mut cx) {
+            match answer(qp, &mut half, &mut pending, cx) {
                 Ok(true) => {}
                 Ok(false) => {
                     if let Some(inbound) = &mut half.driver.inbound {
@@ -348,17 +331,12 @@ pub(crate) fn serve(qp: &QpRef, now: Time) {
                     break;
                 }
                 Err(breach) => {
-                    let about = Message::Untagged(unanswered(pending));
-                    terminate(qp, &mut half, breach, Some(about), 0, &mut cx);
+                    let about = unanswered(pending);
+                    terminate(qp, &mut half, breach, Some((&about, 0)), cx);
                 }
             }
         }
-    }
-    let effects = cx.into_effects();
-    drop(pin);
-    if let Some(effects) = effects {
-        effects.run();
-    }
+    });
 }
 
 fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Pending> {
@@ -374,14 +352,14 @@ fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Pending> {
 }
 
 // What is left of a request: of a read, behind what has been answered (RFC 5040 section 4.8).
-fn unanswered(pending: Pending) -> Untagged {
+fn unanswered(pending: Pending) -> Message {
     let mut request = pending.request;
-    if let Body::ReadRequest(read) = &mut request.body {
+    if let Body::ReadRequest(read) = &mut request {
         read.sink_to = read.sink_to.wrapping_add(pending.sent as u64);
         read.source_to = read.source_to.wrapping_add(pending.sent as u64);
         read.length -= pending.sent as u32;
     }
-    request
+    Message::Untagged(pending.segment, request)
 }
 
 // Whether it was answered; else there is no room for all of it.
@@ -394,7 +372,7 @@ fn answer(
     let Some(peer) = half.driver.peer else {
         return Ok(true);
     };
-    let answer = match (pending.answer.take(), &pending.request.body) {
+    let answer = match (pending.answer.take(), &pending.request) {
         (Some(answer), _) => answer,
         (None, Body::ReadRequest(read)) => {
             return answer_read(qp, half, &peer, read, &mut pending.sent, cx);
@@ -426,12 +404,8 @@ fn answer_read(
     )?;
     let whole = Payload::of_spans(&spans);
     let segment = |offset: usize, last| {
-        Message::Tagged(Tagged {
-            opcode: TaggedOpcode::ReadResponse,
-            stag: read.sink_stag,
-            to: read.sink_to.wrapping_add(offset as u64),
-            last,
-        })
+        let to = read.sink_to.wrapping_add(offset as u64);
+        Message::Tagged(Tagged::new(Opcode::READ_RESPONSE, read.sink_stag, to, last))
     };
     Ok(offer_segments(qp, peer, &whole, sent, segment, cx))
 }
@@ -442,13 +416,15 @@ fn answer_atomic(
     atomic: &AtomicRequest,
     cx: &Cx<'_>,
 ) -> Result<Message, Breach> {
-    let original = operate(qp, half, atomic.op, atomic.stag, atomic.to, cx.pin)?;
+    let op = operation(atomic).ok_or(Breach::Opcode)?;
+    let original = operate(qp, half, op, atomic.stag, atomic.to, cx.pin)?;
     let msn = half.driver.next_response();
     let response = AtomicResponse {
         request_id: atomic.request_id,
         original,
     };
-    Ok(Message::untagged(msn, Body::AtomicResponse(response)))
+    let body = Body::AtomicResponse(response);
+    Ok(Message::untagged(msn, Opcode::ATOMIC_RESPONSE, body))
 }
 
 fn answer_extension(
@@ -459,10 +435,10 @@ fn answer_extension(
 ) -> Result<Message, Breach> {
     let octets = extension::carry_out(qp, half, request, cx.pin)?;
     let msn = half.driver.next_response();
-    let response = ExtensionMessage {
+    let header = ExtensionHeader {
         is_response: true,
-        octets,
-        ..*request
+        ..request.header
     };
-    Ok(Message::untagged(msn, Body::Extension(Box::new(response))))
+    let body = Body::Extension(Box::new(ExtensionMessage { header, octets }));
+    Ok(Message::untagged(msn, Opcode::EXTENSION, body))
 }

@@ -1,11 +1,11 @@
-//! The streams of a device on an IP network: TCP connections, from their first octet until a queue pair has them.
+//! The streams of a device on an IP network: TCP connections, from their first byte until a queue pair has them.
 //!
 //! Every stream has a number, of a range that queue pairs do not use. What comes on it is told to its sink, which speaks
 //! MPA: the crate that makes connections, or `rendezvous`. When both ends have agreed the stream
 //! waits for the queue pair that names its number, or goes to the one that has named it already; from then on its frames
 //! are the link's.
 //!
-//! All this is the watch thread's, and no call waits. A lock is held for looking and never while somebody is told.
+//! All this runs on the watch thread and never blocks. No lock is held while a sink is called.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,8 +20,8 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use polyverbs_links::wire::{
-    Attachment, Connection, Received, Source, StreamError, TcpLink, TcpListener, TcpOptions,
-    TcpSocket, TcpTap, Way,
+    Announcement, Attachment, Connection, Received, Source, StreamError, TcpLink, TcpListener,
+    TcpOptions, TcpSocket, TcpTap, Way,
 };
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::ids::{LinkAddress, Qpn};
@@ -32,7 +32,7 @@ use verbs_api::provider::carrier::{
 use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
-use crate::header::{Body, End, Message, QN_REQUEST, QN_SEND, ReadRequest, Stream};
+use crate::header::{Body, End, Message, Opcode, ReadRequest, Stream, queue};
 use crate::peer::{self, Peer, is_ready};
 use crate::{Cx, Device, QpRef, QpWeak};
 
@@ -41,9 +41,9 @@ pub const FIRST_STREAM: u32 = 0x80_0000;
 
 const STREAM_NUMBERS: u32 = 0x7f_fff0;
 
-/// What whoever made a connection is told.
+/// What the maker of a connection is notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StreamNews {
+pub(crate) enum StreamEvent {
     /// The peer's first frame has come.
     Begun,
     /// The queue pair has left it.
@@ -56,7 +56,7 @@ pub struct Streams {
     address: IpAddr,
     tcp: TcpOptions,
     wishes: StreamWishes,
-    /// Most octets of a frame's ULPDU.
+    /// Most bytes of a frame's ULPDU.
     max_ulpdu: usize,
     /// Streams that no queue pair has yet, beyond which one that says nothing goes for each that comes.
     max_early: usize,
@@ -94,20 +94,49 @@ struct Running {
 struct Early {
     connection: Connection,
     peer: IpAddr,
-    /// How many were there before it.
+    /// Number of the stream, in the order of arrival.
     order: u64,
     way: Way,
     is_connected: bool,
-    /// The peer has said what it wants.
+    /// The peer's MPA request has arrived.
     has_asked: bool,
     sink: Option<Arc<dyn StreamSink>>,
     agreed: Option<StreamAgreed>,
     rest: Vec<u8>,
+    /// Something has been sent.
+    has_spoken: bool,
+    announcement: Option<Announcement>,
     /// The queue pair that waits for it, and its epoch.
     claim: Option<(QpWeak, u32)>,
 }
 
 impl Early {
+    fn new(connection: Connection, peer: IpAddr, way: Way) -> Self {
+        Self {
+            connection,
+            peer,
+            order: 0,
+            way,
+            is_connected: way == Way::In,
+            has_asked: false,
+            sink: None,
+            agreed: None,
+            rest: Vec::new(),
+            has_spoken: false,
+            announcement: None,
+            claim: None,
+        }
+    }
+
+    // Sends what goes before frames. What is lost with the connection is told as its end.
+    fn send(&mut self, link: &TcpLink<MpaCodec>, bytes: &[u8]) {
+        if !bytes.is_empty() && !std::mem::replace(&mut self.has_spoken, true) {
+            self.announcement = link.announce(self.connection.socket());
+        }
+        // A request or a reply fits the buffer of a socket.
+        let _ = self.connection.send(&[bytes.into()]);
+    }
+
     fn is_silent(&self) -> bool {
         self.way == Way::In && !self.has_asked && self.agreed.is_none() && self.claim.is_none()
     }
@@ -171,7 +200,7 @@ impl Streams {
         let _ = self.link.reactor().remove(&**socket, Source::Rare);
     }
 
-    /// Something that is watched has something.
+    /// A watched socket is readable, writable or broken.
     pub(crate) fn attend(&self, token: u64) {
         match u32::try_from(token) {
             Ok(number) => self.attend_stream(number),
@@ -182,7 +211,7 @@ impl Streams {
     // ---- listeners
 
     fn attend_listener(&self, token: u64) {
-        for _ in 0..AT_ONCE {
+        for _ in 0..ACCEPT_BATCH {
             // Under the lock: once `unlisten` has returned nobody else has the listener, and its port is free.
             let state = self.lock();
             let Some(listening) = state.listeners.get(&token) else {
@@ -199,20 +228,10 @@ impl Streams {
                 }
             };
             drop(state);
-            let early = Early {
-                connection: self.connection(socket, Way::In, from),
-                peer: from.ip(),
-                order: 0,
-                way: Way::In,
-                is_connected: true,
-                has_asked: false,
-                sink: None,
-                agreed: None,
-                rest: Vec::new(),
-                claim: None,
-            };
+            let connection = self.connection(socket, Way::In, from);
+            let early = Early::new(connection, from.ip(), Way::In);
             let mut state = self.lock();
-            // Whoever connects without saying anything keeps nobody else out.
+            // Connections that stay silent must not keep others out.
             if state.early.len() >= self.max_early {
                 let Some(silent) = state.longest_silent() else {
                     continue;
@@ -236,8 +255,7 @@ impl Streams {
         }
     }
 
-    // The process has no descriptor left, most likely: whoever connects waits, and the listener is not asked again and
-    // again meanwhile.
+    // Most likely the process has no descriptor left: connections wait, and the listener is not polled in a loop meanwhile.
     fn pause(&self, token: u64, listener: &Arc<TcpListener>) {
         let watch = Arc::clone(self.link.reactor());
         let (Some(device), Ok(())) = (self.device(), watch.remove(&**listener, Source::Rare))
@@ -247,12 +265,12 @@ impl Streams {
         let weak = Arc::downgrade(listener);
         let resume = move |_| {
             if let Some(listener) = weak.upgrade() {
-                // Where it cannot be watched, nobody is let in any more.
+                // Where it cannot be watched, no more connections are accepted.
                 let _ = watch.add(&*listener, token, Source::Rare);
             }
         };
         let timers = device.network().timers();
-        timers.add(timers.now().after(ACCEPT_AGAIN), Box::new(resume));
+        timers.add(timers.now().after(ACCEPT_RETRY), Box::new(resume));
     }
 
     // ---- early streams
@@ -313,7 +331,7 @@ impl Streams {
         }
     }
 
-    // An early stream is over: its sink is told, and the queue pair that waits for it.
+    // An early stream is over: notifies its sink, and fails the queue pair that waits for it.
     fn end(&self, number: u32, end: StreamEnd) {
         let Some(mut early) = self.take(number) else {
             return;
@@ -356,7 +374,7 @@ impl Streams {
                     self.join_later(number, cx);
                 }
             }
-            // It is over already: as a connection that is refused.
+            // The stream is over already: handled as a refused connection.
             None => {
                 drop(state);
                 qp.enter_error(false);
@@ -374,7 +392,7 @@ impl Streams {
         });
     }
 
-    /// The queue pair does not wait any more.
+    /// The queue pair no longer waits for its stream.
     pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
         let number = peer.end.qpn;
         let mut state = self.lock();
@@ -417,11 +435,12 @@ impl Streams {
         };
         self.lock().run(epoch, running);
         let joined = weak.upgrade().is_some_and(|qp| {
-            let joined = self.attach(&qp, epoch, number, early.connection, agreed, early.rest);
+            let connection = (early.connection, early.announcement);
+            let joined = self.attach(&qp, epoch, number, connection, agreed, early.rest);
             if joined {
                 effects.resume(qp.owner().clone());
                 if agreed.says.contains(ReadyForms::WRITE) {
-                    say_ready_again(&qp, epoch);
+                    repeat_rtr(&qp, epoch);
                 }
             }
             joined
@@ -433,13 +452,13 @@ impl Streams {
         }
     }
 
-    // Both halves are locked while the link takes the stream: nothing is delivered, and nothing sent, before both know.
+    // Both halves are locked while the link takes the stream: nothing is delivered or sent before both know their peer.
     fn attach(
         &self,
         qp: &QpRef,
         epoch: u32,
         number: u32,
-        connection: Connection,
+        (connection, announcement): (Connection, Option<Announcement>),
         agreed: StreamAgreed,
         received: Vec<u8>,
     ) -> bool {
@@ -447,7 +466,7 @@ impl Streams {
         let mut cx = Cx::new(&qp.device, &pin);
         let mut sending = qp.requester();
         let mut receiving = qp.responder();
-        let waits = sending.driver.peer.filter(|peer| !peer.is_met());
+        let waits = sending.driver.peer.filter(|peer| !peer.is_connected());
         let Some(mut peer) = waits.filter(|peer| peer.mine == epoch && is_ready(qp.state())) else {
             return false;
         };
@@ -471,36 +490,37 @@ impl Streams {
             receiver: codec::Receiving::new(receives, arriving, agreed.awaits),
             received,
             is_held: agreed.is_held,
+            announcement,
         });
         if attached.is_err() {
             return false;
         }
         (sending.driver.peer, receiving.driver.peer) = (Some(peer), Some(peer));
         qp.device.driver().ends.insert(epoch, qp);
-        say_ready(qp, &mut sending, &peer, agreed.says, &mut cx);
+        send_rtr(qp, &mut sending, &peer, agreed.says, &mut cx);
         true
     }
 
-    /// Something became of a queue pair's stream.
-    pub(crate) fn note(&self, epoch: u32, news: StreamNews, effects: &mut Effects) {
+    /// A queue pair's stream has begun or ended: notifies its maker.
+    pub(crate) fn note(&self, epoch: u32, news: StreamEvent, effects: &mut Effects) {
         let mut state = self.lock();
         let sink = match news {
-            StreamNews::Begun => state
+            StreamEvent::Begun => state
                 .running
                 .get(&epoch)
                 .map(|running| Arc::clone(&running.sink)),
-            StreamNews::Ended => state.leave(epoch).map(|running| running.sink),
+            StreamEvent::Ended => state.leave(epoch).map(|running| running.sink),
         };
         drop(state);
         if let Some(sink) = sink {
             effects.later(move |_| match news {
-                StreamNews::Begun => sink.begun(),
-                StreamNews::Ended => sink.ended(StreamEnd::Closed),
+                StreamEvent::Begun => sink.begun(),
+                StreamEvent::Ended => sink.ended(StreamEnd::Closed),
             });
         }
     }
 
-    /// Has a queue pair take a stream of the port's own, when it was agreed on.
+    /// Reserves a stream for a queue pair, which gets it when MPA's start-up is over.
     pub(crate) fn claim_for(&self, stream: Qpn, qp: QpWeak, epoch: u32) {
         if let Some(early) = self.lock().early.get_mut(&stream.value()) {
             early.claim = Some((qp, epoch));
@@ -508,12 +528,12 @@ impl Streams {
     }
 }
 
-// The queue pair that waited for a stream which is not to come.
+// Fails a queue pair that waits for a stream which will not come.
 pub(crate) fn give_up(qp: &QpWeak, epoch: u32) {
     let Some(qp) = qp.upgrade() else { return };
     let waits = {
         let half = qp.requester();
-        let waits = half.driver.peer.is_some_and(|peer| !peer.is_met());
+        let waits = half.driver.peer.is_some_and(|peer| !peer.is_connected());
         half.driver.epoch == epoch && waits && is_ready(qp.state())
     };
     if waits {
@@ -524,45 +544,27 @@ pub(crate) fn give_up(qp: &QpWeak, epoch: u32) {
     }
 }
 
-// The indication leaves before anything else. It counts as the first message of its queue.
-fn say_ready(
-    qp: &QpRef,
-    half: &mut crate::Sending,
-    peer: &Peer,
-    form: ReadyForms,
-    cx: &mut Cx<'_>,
-) {
+// The ready-to-receive indication leaves before anything else. It counts as the first message of its queue.
+fn send_rtr(qp: &QpRef, half: &mut crate::Sending, peer: &Peer, form: ReadyForms, cx: &mut Cx<'_>) {
     let message = if form.contains(ReadyForms::WRITE) {
-        Message::READY_WRITE
+        Message::rtr_write()
     } else if form.contains(ReadyForms::READ) {
-        half.driver.count_message(QN_REQUEST);
+        half.driver.count_message(queue::REQUEST);
         half.driver.awaits_ready = true;
-        Message::untagged(
-            1,
-            Body::ReadRequest(ReadRequest {
-                sink_stag: 0,
-                sink_to: 0,
-                length: 0,
-                source_stag: 0,
-                source_to: 0,
-            }),
-        )
+        let body = Body::ReadRequest(ReadRequest::default());
+        Message::untagged(1, Opcode::READ_REQUEST, body)
     } else if form.contains(ReadyForms::SEND) {
-        half.driver.count_message(QN_SEND);
-        let body = Body::Send {
-            solicited: false,
-            invalidate: None,
-        };
-        Message::untagged(1, body)
+        half.driver.count_message(queue::SEND);
+        Message::untagged(1, Opcode::send(false, false), Body::Send)
     } else {
         return;
     };
-    peer::say(qp, peer, message, cx);
+    peer::send_message(qp, peer, message, cx);
 }
 
-// A peer that is told before it looks takes no notice until something else comes: Linux's siw looks for the indication
-// after it has sent the reply. As a write without octets it may be repeated, since it changes nothing.
-fn say_ready_again(qp: &QpRef, epoch: u32) {
+// A peer may miss an indication that comes early, until something else arrives: Linux's siw looks for it only after it has
+// sent the reply. As a write without bytes it may be repeated, since it changes nothing.
+fn repeat_rtr(qp: &QpRef, epoch: u32) {
     let weak = qp.downgrade();
     let timers = qp.device.network().timers();
     let again = move |_| {
@@ -570,18 +572,18 @@ fn say_ready_again(qp: &QpRef, epoch: u32) {
         let pin = pin();
         let mut cx = Cx::new(&qp.device, &pin);
         let half = qp.requester();
-        let peer = half.driver.peer.filter(|peer| peer.is_met());
+        let peer = half.driver.peer.filter(|peer| peer.is_connected());
         if let Some(peer) = peer.filter(|peer| peer.mine == epoch)
             && qp.state() == QpState::Rts
         {
             // Where there is no room, something else is on its way.
-            let _ = peer::offer(&qp, &peer, Message::READY_WRITE, Payload::Empty, &mut cx);
+            let _ = peer::offer(&qp, &peer, Message::rtr_write(), Payload::Empty, &mut cx);
         }
         drop(half);
         drop(pin);
         qp.device.network().progress();
     };
-    timers.add(timers.now().after(READY_AGAIN), Box::new(again));
+    timers.add(timers.now().after(RTR_REPEAT), Box::new(again));
 }
 
 impl State {
@@ -608,7 +610,7 @@ impl State {
         Some((epoch, self.running.get(&epoch)?))
     }
 
-    /// Of the address that most of those come from that have not said what they want, the one that is there for longest.
+    /// The oldest silent stream of the address that most silent streams come from.
     fn longest_silent(&self) -> Option<u32> {
         let mut of_peers = HashMap::<IpAddr, (usize, u64, u32)>::new();
         for (&number, early) in self.early.iter().filter(|(_, early)| early.is_silent()) {
@@ -681,18 +683,9 @@ impl StreamPort for Streams {
     fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
         let local = SocketAddr::new(self.address, 0);
         let socket = TcpSocket::connect(Some(local), to, &self.tcp)?;
-        let early = Early {
-            connection: self.connection(socket, Way::Out, to),
-            peer: to.ip(),
-            order: 0,
-            way: Way::Out,
-            is_connected: false,
-            has_asked: false,
-            sink: Some(sink),
-            agreed: None,
-            rest: Vec::new(),
-            claim: None,
-        };
+        let connection = self.connection(socket, Way::Out, to);
+        let mut early = Early::new(connection, to.ip(), Way::Out);
+        early.sink = Some(sink);
         let mut state = self.lock();
         let number = state.insert(early);
         if let Some(early) = state.early.get(&number)
@@ -707,8 +700,7 @@ impl StreamPort for Streams {
     fn send(&self, stream: Qpn, octets: &[u8]) {
         let mut state = self.lock();
         if let Some(early) = state.early.get_mut(&stream.value()) {
-            // A request or a reply fits the buffer of a socket; what is lost with the connection is told as its end.
-            let _ = early.connection.send(&[octets.into()]);
+            early.send(&self.link, octets);
         }
     }
 
@@ -717,11 +709,11 @@ impl StreamPort for Streams {
         let Some(early) = state.early.get_mut(&stream.value()) else {
             return;
         };
-        // Nothing that answers it is taken for anything but frames.
-        let _ = early.connection.send(&[last.into()]);
+        // From here on, what arrives is frames.
+        early.send(&self.link, last);
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();
-        // At once: the peer may have answered already and gone, and then its end is for the queue pair too.
+        // At once: the peer may have answered and closed already, and then the queue pair has to see that.
         let complete = state.take_complete(stream.value());
         drop(state);
         let mut effects = Effects::default();
@@ -736,7 +728,12 @@ impl StreamPort for Streams {
 
     fn carries(&self, qp: Qpn) -> bool {
         let found = self.device().and_then(|device| device.qp(qp.value()));
-        found.is_some_and(|qp| qp.requester().driver.peer.is_some_and(|peer| peer.is_met()))
+        found.is_some_and(|qp| {
+            qp.requester()
+                .driver
+                .peer
+                .is_some_and(|peer| peer.is_connected())
+        })
     }
 
     fn close(&self, stream: Qpn, how: StreamClose) {
@@ -759,17 +756,10 @@ impl StreamPort for Streams {
         let Some((epoch, qp)) = found.and_then(|(epoch, qp)| Some((epoch, qp.upgrade()?))) else {
             return;
         };
-        let pin = pin();
-        let mut cx = Cx::new(&qp.device, &pin);
-        match how {
-            StreamClose::Graceful => peer::close(&qp, epoch, &mut cx),
-            StreamClose::Abrupt => peer::give_up(&qp, epoch, &mut cx),
-        }
-        let effects = cx.into_effects();
-        drop(pin);
-        if let Some(effects) = effects {
-            effects.run();
-        }
+        Cx::run(&qp.device, None, |cx| match how {
+            StreamClose::Graceful => peer::close(&qp, epoch, cx),
+            StreamClose::Abrupt => peer::give_up(&qp, epoch, cx),
+        });
         qp.device.network().progress();
     }
 
@@ -828,14 +818,14 @@ fn end_of(error: &StreamError) -> StreamEnd {
 }
 
 /// When an indication that a side is ready is repeated.
-const READY_AGAIN: Duration = Duration::from_millis(50);
+const RTR_REPEAT: Duration = Duration::from_millis(50);
 /// Tokens of listeners: above those of streams.
 const LISTENERS: u64 = 1 << 32;
 /// Connections that one look at a listener takes.
-const AT_ONCE: usize = 32;
+const ACCEPT_BATCH: usize = 32;
 /// Connections that wait in the kernel to be taken.
 const BACKLOG: u32 = 1024;
 /// After how long a listener is asked again that had nothing to give.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-/// Octets that may wait on a stream that no queue pair has yet.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Bytes that may wait on a stream that no queue pair has yet.
 const MAX_REST: usize = 1 << 16;

@@ -1,43 +1,23 @@
-//! Terminate: what is said to a peer that broke a rule, and what its being said means here.
+//! Terminate: which fault is which code, and which code is which status.
 //!
 //! An inbound fault is a [`Breach`]. One function each makes of it the code on the wire ([`Breach::code`]), the status of
 //! the receive that was being filled ([`Breach::receive_status`]) and the event ([`Breach::event`]); one makes of a code
-//! that came from the peer the status of the request that it was about ([`TerminateCode::request_status`]).
+//! that came from the peer the status of the request that it was about ([`request_status`]).
 
 use polyverbs_engine::fault::Fault;
+use polyverbs_wire::iwarp::{SegmentHeader, terminate::TerminatedRequest};
+pub use polyverbs_wire::iwarp::{Terminate, TerminateCode};
 use verbs_api::{WcStatus, event::EventType};
 
-use crate::header::Message;
-
-/// Layer, error type and error code of a Terminate (RFC 5040 section 4.8).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TerminateCode {
-    /// 0 RDMAP, 1 DDP, 2 what is below. 4 bits.
-    pub layer: u8,
-    /// Type of the error, by layer. 4 bits.
-    pub etype: u8,
-    /// The error, by type. 8 bits.
-    pub code: u8,
-}
-
-/// A Terminate message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Terminate {
-    /// What went wrong.
-    pub error: TerminateCode,
-    /// The header of the segment that was at fault; none where no segment was (RFC 5040 section 4.8).
-    pub about: Option<Box<Message>>,
-    /// Octets that the segment had behind its header, where that is not its opcode's.
-    pub payload: usize,
-}
+use crate::header::{AtomicRequest, Body, Message, ReadRequest};
 
 /// The Terminates of a queue pair's present or last connection.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Terminates {
-    /// What was said to the peer.
-    pub sent: Option<Terminate>,
-    /// What the peer said.
-    pub received: Option<Terminate>,
+    /// Sent to the peer.
+    pub sent: Option<Terminate<'static>>,
+    /// Received from the peer.
+    pub received: Option<Terminate<'static>>,
 }
 
 /// What a peer's message did wrong, or what kept it from being carried out.
@@ -53,7 +33,7 @@ pub enum Breach {
     Format(TerminateCode),
     /// A key cannot be invalidated.
     Invalidate(Fault),
-    /// Immediate data is not of eight octets.
+    /// Immediate data is not of eight bytes.
     ImmediateLength,
     /// The message offset is not where the last segment ended.
     MessageOffset,
@@ -79,39 +59,53 @@ pub enum Breach {
     TooLong,
 }
 
-impl TerminateCode {
-    /// Something went wrong here that concerns no segment of the peer's.
-    pub const LOCAL_CATASTROPHIC: Self = Self::new(RDMAP, 0, 0x00);
-
-    /// A code.
-    pub const fn new(layer: u8, etype: u8, code: u8) -> Self {
-        Self { layer, etype, code }
-    }
-
-    /// The status of the read or atomic that was answered by this code; `None` where the code is not about one.
-    ///
-    /// The statuses are those that an InfiniBand responder's answer to the same fault would give.
-    pub const fn request_status(self) -> Option<WcStatus> {
-        match (self.layer, self.etype, self.code) {
-            // About an invalidation, which came with a send.
-            (RDMAP, _, CANNOT_INVALIDATE) => None,
-            (RDMAP, REMOTE_PROTECTION, _) => Some(WcStatus::RemAccessErr),
-            (RDMAP, REMOTE_OPERATION, 0x05..=0x07) => Some(WcStatus::RemInvReqErr),
-            (RDMAP, REMOTE_OPERATION, _) => Some(WcStatus::RemOpErr),
-            _ => None,
-        }
+/// The status of the read or atomic that was answered by this code; `None` where the code is not about one.
+///
+/// The statuses are those that an InfiniBand responder's answer to the same fault would give.
+pub const fn request_status(code: TerminateCode) -> Option<WcStatus> {
+    match code {
+        // About an invalidation, which came with a send.
+        TerminateCode::RDMAP_PROTECTED_FROM_INVALIDATION
+        | TerminateCode::RDMAP_CANNOT_INVALIDATE => None,
+        TerminateCode::RDMAP_VERSION
+        | TerminateCode::RDMAP_OPCODE
+        | TerminateCode::RDMAP_STREAM => Some(WcStatus::RemInvReqErr),
+        TerminateCode {
+            layer: 0, etype: 1, ..
+        } => Some(WcStatus::RemAccessErr),
+        TerminateCode {
+            layer: 0, etype: 2, ..
+        } => Some(WcStatus::RemOpErr),
+        _ => None,
     }
 }
 
-impl Terminate {
-    /// Something went wrong here: no header comes along.
-    pub const fn local_catastrophic() -> Self {
-        Self {
-            error: TerminateCode::LOCAL_CATASTROPHIC,
-            about: None,
-            payload: 0,
+/// What is said of a segment that had so many bytes behind its header: its length, DDP's header, and RDMAP's where it is a
+/// request's (RFC 5040 section 4.8). Where no segment is at fault none is shown.
+pub(crate) fn terminate(
+    code: TerminateCode,
+    about: Option<(&Message, usize)>,
+) -> Terminate<'static> {
+    let said = Terminate::new(code);
+    let (ddp, request, length) = match about {
+        Some((Message::Tagged(segment), length)) => (SegmentHeader::Tagged(*segment), None, length),
+        Some((Message::Untagged(segment, body), length)) => {
+            let ddp = SegmentHeader::Untagged(*segment);
+            match *body {
+                Body::ReadRequest(read) => {
+                    (ddp, Some(TerminatedRequest::Read(read)), ReadRequest::LEN)
+                }
+                Body::AtomicRequest(atomic) => (
+                    ddp,
+                    Some(TerminatedRequest::Atomic(atomic)),
+                    AtomicRequest::LEN,
+                ),
+                _ => (ddp, None, length),
+            }
         }
-    }
+        _ => return said,
+    };
+    said.about((ddp.encoded_len() + length) as u16, ddp, request)
 }
 
 impl Breach {
@@ -119,30 +113,26 @@ impl Breach {
     pub const fn code(self) -> TerminateCode {
         match self {
             // RFC 7306 section 8: misaligned, and too many outstanding, are a catastrophic error of the stream.
-            Self::Atomic(Fault::Misaligned) | Self::Budget => {
-                TerminateCode::new(RDMAP, REMOTE_OPERATION, 0x07)
-            }
-            Self::Atomic(fault) | Self::Read(fault) => {
-                TerminateCode::new(RDMAP, REMOTE_PROTECTION, protection(fault))
-            }
-            Self::Crc => TerminateCode::new(LLP, 0, 0x02),
+            Self::Atomic(Fault::Misaligned) | Self::Budget => TerminateCode::RDMAP_STREAM,
+            Self::Atomic(fault) | Self::Read(fault) => protection(fault),
+            Self::Crc => TerminateCode::MPA_CRC,
             Self::Format(code) => code,
             Self::Invalidate(Fault::Access | Fault::NotAssociated | Fault::Pd) => {
-                TerminateCode::new(RDMAP, REMOTE_PROTECTION, CANNOT_INVALIDATE)
+                TerminateCode::RDMAP_PROTECTED_FROM_INVALIDATION
             }
-            Self::Invalidate(_) => TerminateCode::new(RDMAP, REMOTE_OPERATION, CANNOT_INVALIDATE),
+            Self::Invalidate(_) => TerminateCode::RDMAP_CANNOT_INVALIDATE,
             // RFC 7306 names no code for it: the nearest that blames the stream.
-            Self::ImmediateLength => TerminateCode::new(RDMAP, REMOTE_OPERATION, 0x07),
-            Self::MessageOffset => TerminateCode::new(DDP, UNTAGGED, 0x04),
-            Self::MessageSequence => TerminateCode::new(DDP, UNTAGGED, 0x03),
-            Self::NoReceive => TerminateCode::new(DDP, UNTAGGED, 0x02),
-            Self::Opcode => TerminateCode::new(RDMAP, REMOTE_OPERATION, 0x06),
-            Self::QueueNumber => TerminateCode::new(DDP, UNTAGGED, 0x01),
-            Self::Receive(_) => TerminateCode::new(DDP, 0, 0x00),
-            Self::ResponseBounds => TerminateCode::new(DDP, TAGGED, 0x01),
-            Self::ResponseStag => TerminateCode::new(DDP, TAGGED, 0x00),
-            Self::Tagged(fault) => TerminateCode::new(DDP, TAGGED, placement(fault)),
-            Self::TooLong => TerminateCode::new(DDP, UNTAGGED, 0x05),
+            Self::ImmediateLength => TerminateCode::RDMAP_STREAM,
+            Self::MessageOffset => TerminateCode::DDP_OFFSET,
+            Self::MessageSequence => TerminateCode::DDP_MSN,
+            Self::NoReceive => TerminateCode::DDP_NO_BUFFER,
+            Self::Opcode => TerminateCode::RDMAP_OPCODE,
+            Self::QueueNumber => TerminateCode::DDP_QUEUE,
+            Self::Receive(_) => TerminateCode::DDP_LOCAL_CATASTROPHIC,
+            Self::ResponseBounds => TerminateCode::DDP_BOUNDS,
+            Self::ResponseStag => TerminateCode::DDP_INVALID_STAG,
+            Self::Tagged(fault) => placement(fault),
+            Self::TooLong => TerminateCode::DDP_TOO_LONG,
         }
     }
 
@@ -168,7 +158,7 @@ impl Breach {
             Self::Atomic(_) | Self::Invalidate(_) | Self::Read(_) | Self::Tagged(_) => {
                 EventType::QpAccessErr
             }
-            Self::Crc | Self::Format(TerminateCode { layer: LLP, .. }) | Self::Receive(_) => {
+            Self::Crc | Self::Format(TerminateCode { layer: 2, .. }) | Self::Receive(_) => {
                 EventType::QpFatal
             }
             _ => EventType::QpReqErr,
@@ -177,35 +167,26 @@ impl Breach {
 }
 
 // Remote protection errors of RDMAP: of reads, atomics and invalidations.
-const fn protection(fault: Fault) -> u8 {
+const fn protection(fault: Fault) -> TerminateCode {
     match fault {
-        Fault::Key => 0x00,
-        Fault::Bounds => 0x01,
-        Fault::Access => 0x02,
-        Fault::NotAssociated | Fault::Pd => 0x03,
-        Fault::Wrap => 0x04,
-        _ => 0xff,
+        Fault::Key => TerminateCode::RDMAP_INVALID_STAG,
+        Fault::Bounds => TerminateCode::RDMAP_BOUNDS,
+        Fault::Access => TerminateCode::RDMAP_ACCESS,
+        Fault::NotAssociated | Fault::Pd => TerminateCode::RDMAP_NOT_ASSOCIATED,
+        Fault::Wrap => TerminateCode::RDMAP_WRAP,
+        _ => TerminateCode::RDMAP_PROTECTION,
     }
 }
 
 // Tagged buffer errors of DDP. It has none for a missing right: an invalid STag is the nearest, as siw chose too.
-const fn placement(fault: Fault) -> u8 {
+const fn placement(fault: Fault) -> TerminateCode {
     match fault {
-        Fault::Bounds => 0x01,
-        Fault::NotAssociated | Fault::Pd => 0x02,
-        Fault::Wrap => 0x03,
-        _ => 0x00,
+        Fault::Bounds => TerminateCode::DDP_BOUNDS,
+        Fault::NotAssociated | Fault::Pd => TerminateCode::DDP_NOT_ASSOCIATED,
+        Fault::Wrap => TerminateCode::DDP_WRAP,
+        _ => TerminateCode::DDP_INVALID_STAG,
     }
 }
-
-const RDMAP: u8 = 0;
-const DDP: u8 = 1;
-const LLP: u8 = 2;
-const REMOTE_PROTECTION: u8 = 1;
-const REMOTE_OPERATION: u8 = 2;
-const TAGGED: u8 = 1;
-const UNTAGGED: u8 = 2;
-const CANNOT_INVALIDATE: u8 = 0x09;
 
 #[cfg(test)]
 mod tests {
@@ -272,12 +253,15 @@ mod tests {
             (Breach::Crc, None),
         ];
         for (breach, status) in table {
-            assert_eq!(breach.code().request_status(), status, "{breach:?}");
+            assert_eq!(request_status(breach.code()), status, "{breach:?}");
         }
         assert_eq!(
-            TerminateCode::new(0, 2, 0xff).request_status(),
+            request_status(TerminateCode::RDMAP_OPERATION),
             Some(WcStatus::RemOpErr)
         );
-        assert_eq!(TerminateCode::LOCAL_CATASTROPHIC.request_status(), None);
+        assert_eq!(
+            request_status(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
+            None
+        );
     }
 }

@@ -25,7 +25,7 @@ pub struct WireOptions {
     /// Its address, and the port by which queue pairs find each other that name each other by number; 0 where
     /// connections are made by a connection manager only.
     pub address: SocketAddr,
-    /// Of the streams: how much waits, and what happens to octets.
+    /// Of the streams: how much waits, and what happens to bytes.
     pub link: TcpLinkOptions,
     /// Of the sockets.
     pub tcp: TcpOptions,
@@ -35,7 +35,7 @@ pub struct WireOptions {
     pub markers: bool,
     /// Where it is asked for a connection, it sends before its peer has: see [`StreamWishes::speaks_first`].
     pub speaks_first: bool,
-    /// Most octets of a DDP segment, where the path carries more.
+    /// Most bytes of a DDP segment, where the path carries more.
     pub max_segment: usize,
     /// Streams that no queue pair has yet: one more takes the place of one that has said too little for too long.
     pub max_early: usize,
@@ -72,7 +72,7 @@ pub struct OnWire {
     pub device: Arc<Device<Iwarp>>,
     /// Its link.
     pub link: Arc<TcpLink<MpaCodec>>,
-    /// Its streams, from their first octet.
+    /// Its streams, from their first byte.
     pub streams: Arc<Streams>,
 }
 
@@ -90,7 +90,7 @@ impl OnWire {
     ) -> Result<Self, EmulatedError> {
         let failed = |error: std::io::Error| EmulatedError::Wire(error.to_string());
         let ip = wire.address.ip();
-        let link = TcpLink::new(MpaCodec, wire.link).map_err(failed)?;
+        let link = TcpLink::new(MpaCodec, ip, wire.link).map_err(failed)?;
         let wishes = StreamWishes {
             crc: wire.crc,
             markers: wire.markers,
@@ -107,7 +107,7 @@ impl OnWire {
         );
         let rendezvous = Rendezvous::new(Arc::clone(&streams), port);
         if port != 0 {
-            match streams.listen(wire.address, rendezvous.receptionist()) {
+            match streams.listen(wire.address, rendezvous.listener()) {
                 // Another process at this address has it: whoever names a queue pair by number finds those there.
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
                 listening => {

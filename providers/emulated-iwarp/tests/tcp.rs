@@ -92,7 +92,7 @@ impl End {
     fn terminates(&self) -> [Option<TerminateCode>; 2] {
         let qp = self.wire.device.qp(self.qp.qp_num().value()).unwrap();
         let said = Iwarp::last_terminate(&qp);
-        [said.sent, said.received].map(|said| said.map(|said| said.error))
+        [said.sent, said.received].map(|said| said.map(|said| said.code()))
     }
 
     fn remote(&self) -> RemoteAddress {

@@ -722,6 +722,26 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
+    /// A call at `now` of its own, and with no lock held: its effects are run behind it.
+    pub fn run<T>(
+        device: &Device<D>,
+        now: Option<Time>,
+        work: impl FnOnce(&mut Cx<'_, D>) -> T,
+    ) -> T {
+        let pin = pin();
+        let mut cx = match now {
+            Some(now) => Cx::at(device, &pin, now),
+            None => Cx::new(device, &pin),
+        };
+        let done = work(&mut cx);
+        let effects = cx.into_effects();
+        drop(pin);
+        if let Some(effects) = effects {
+            effects.run();
+        }
+        done
+    }
+
     /// The effects, at the end of the call; `None` where there are none, which is nearly always.
     #[inline]
     pub fn into_effects(self) -> Option<Effects> {

@@ -7,6 +7,7 @@
 //! Read first: [`qp`] (posting, completing, flushing), then [`key_table`] (the one access check).
 #![deny(unsafe_code)]
 
+pub mod claims;
 pub mod commands;
 pub mod completion_ring;
 pub mod context;
@@ -22,6 +23,7 @@ pub mod key_table;
 pub mod link;
 mod loans;
 pub mod lock;
+pub mod named_memory;
 pub mod network;
 pub mod operation;
 pub mod payload;

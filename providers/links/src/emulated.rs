@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use polyverbs_engine::device::DeviceOptions;
 use thiserror::Error;
 use verbs_api::provider::{DeviceOps, Provider};
 use verbs_api::{
@@ -44,6 +45,20 @@ pub struct EmulatedOptions {
     pub limits: Vec<(Limit, u64)>,
     /// The extensions that it has; `None` for those that are linked.
     pub extensions: Option<Extensions>,
+}
+
+impl EmulatedOptions {
+    /// What of it is the engine's.
+    pub fn engine(&self) -> DeviceOptions {
+        DeviceOptions {
+            command_latency: self.command_latency,
+            strict_signaling: self.strict_signaling,
+            without: self.without,
+            limits: self.limits.clone(),
+            extensions: self.extensions.clone(),
+            ..DeviceOptions::default()
+        }
+    }
 }
 
 /// Whoever is told of what is on the wire.

@@ -19,7 +19,8 @@ pub mod udp;
 mod watched;
 
 pub use codec::{
-    Arrival, Common, DatagramCodec, Envelope, Found, Leaving, News, Opened, StreamCodec, TxMeta,
+    Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
+    TxMeta,
 };
 pub use octets::{OctetCapture, OctetTap, WireTap};
 pub use queue::OctetQueue;
@@ -28,7 +29,7 @@ pub use polyverbs_sockets::{
     Connection, GroupOptions, IoHandler, Lease, Offload, QpnRange, Reactor, Received, Source,
     StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap, Way, source_of,
 };
-pub use tcp::{Attachment, TcpCounts, TcpLink, TcpLinkOptions};
+pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{NewStream, StreamThroughOctets, ThroughOctets};
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
 pub use watched::WatchedLink;

@@ -155,13 +155,6 @@ impl SleepWord<'_> {
         fence(Ordering::SeqCst);
     }
 
-    /// The owner looks again.
-    pub(crate) fn wake(self) {
-        if let Some(sleep) = self.number() {
-            self.woken(sleep);
-        }
-    }
-
     /// The number of the sleep, if there is one. Whoever has put something down asks behind a fence: of two that look at
     /// what the other has just written, one at least sees it.
     pub(crate) fn number(self) -> Option<u32> {

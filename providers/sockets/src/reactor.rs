@@ -378,9 +378,10 @@ impl Reactor {
 
     // No poller has come for long.
     fn take_over(&self, handler: &dyn IoHandler) {
+        // Without the lock: whoever delivers may hand the input back.
+        let has_some = self.has_data() || handler.sleep();
         let mut claims = self.claims();
         let was_worth_it = claims.claimed.elapsed() > self.patience * WORTH;
-        let has_some = self.has_data() || handler.sleep();
         claims.needed = match has_some && !was_worth_it {
             true => (claims.needed * 4).min(MOST_NEEDED),
             false => (claims.needed / 2).max(1),

@@ -308,6 +308,14 @@ impl ShmPort {
         })
     }
 
+    /// Whether anything does.
+    pub fn has_later(&self, to: QpnRange) -> bool {
+        self.waits()
+            && self
+                .writer(to)
+                .is_some_and(|writer| !writer.later.is_empty())
+    }
+
     fn published(&self, door: &Door<'_>, to: QpnRange) {
         let bit = 1 << self.range.index();
         // Of two that look at what the other has just written, one at least sees it.

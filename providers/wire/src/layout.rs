@@ -61,7 +61,7 @@ pub trait Field: Copy {
     /// Writes it.
     fn put(self, octets: &mut [u8], start: usize, width: usize);
 
-    /// Whether there is nothing to tell: a reserved field that is zero.
+    /// Whether it may be left out of a text form: a reserved field that is zero.
     fn is_blank(&self) -> bool {
         false
     }
@@ -126,6 +126,26 @@ macro_rules! number_fields {
 }
 
 number_fields!(u8, u16, u32, u64);
+
+/// Makes a newtype over a number a field of so many bits.
+macro_rules! newtype_field {
+    ($newtype:ident, $bits:literal) => {
+        impl crate::layout::Field for $newtype {
+            const WIDTHS: (usize, usize) = ($bits, $bits);
+
+            #[inline(always)]
+            fn take(octets: &[u8], start: usize, width: usize) -> Self {
+                Self(crate::layout::Field::take(octets, start, width))
+            }
+
+            #[inline(always)]
+            fn put(self, octets: &mut [u8], start: usize, width: usize) {
+                crate::layout::Field::put(self.0, octets, start, width);
+            }
+        }
+    };
+}
+pub(crate) use newtype_field;
 
 impl Field for bool {
     const WIDTHS: (usize, usize) = (1, 1);
@@ -240,7 +260,7 @@ macro_rules! header {
     (
         $(#[$meta:meta])*
         $name:ident, $view:ident: $octets:literal octets {
-            $( $(#[$field_meta:meta])* $field:ident: $type:ty = $width:literal, )*
+            $( $field:ident: $type:ty = $width:literal, $doc:literal; )*
         }
     ) => {
         $(#[$meta])*
@@ -252,7 +272,7 @@ macro_rules! header {
         )]
         pub struct $name {
             $(
-                $(#[$field_meta])*
+                #[doc = $doc]
                 #[cfg_attr(
                     feature = "serde",
                     serde(default, skip_serializing_if = "crate::layout::Field::is_blank")
@@ -294,7 +314,7 @@ macro_rules! header {
 
         impl $view {
             $(
-                $(#[$field_meta])*
+                #[doc = $doc]
                 #[inline]
                 pub fn $field(&self) -> $type {
                     const START: usize =
@@ -397,20 +417,13 @@ mod tests {
     header! {
         /// Fields of every kind.
         Sample, SampleView: 16 octets {
-            /// One bit.
-            flag: bool = 1,
-            /// Reserved.
-            reserved: Reserved = 2,
-            /// Across an octet's end.
-            across: u16 = 9,
-            /// The rest.
-            low: u8 = 4,
-            /// 24 bits.
-            middle: u32 = 24,
-            /// Octets.
-            name: Octets<3> = 24,
-            /// 64 bits.
-            long: u64 = 64,
+            flag: bool = 1, "One bit.";
+            reserved: Reserved = 2, "Reserved.";
+            across: u16 = 9, "Across an octet's end.";
+            low: u8 = 4, "The rest.";
+            middle: u32 = 24, "24 bits.";
+            name: Octets<3> = 24, "Octets.";
+            long: u64 = 64, "64 bits.";
         }
     }
 

@@ -174,7 +174,6 @@ impl Rig {
         };
         self.codec.seal(&envelope, end, datagram);
         let arrival = Arrival {
-            is_sealed: true,
             from,
             to,
             traffic_class: 3,

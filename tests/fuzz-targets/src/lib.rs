@@ -11,6 +11,8 @@ mod iwarp_peer;
 mod program;
 mod script;
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
 use polyverbs_dissect::{Capture, CaptureFile, Dissector, encode, line};
 use polyverbs_wire::iwarp::{Body, Framing, Receiver, SegmentBuffer, Sender, fpdu, rdmap, start};
 use polyverbs_wire::layout::Header;
@@ -39,11 +41,9 @@ pub const TARGETS: [(&str, Target); 9] = [
 
 /// A datagram to the port of RoCEv2.
 pub fn roce(octets: &[u8]) {
-    const ENVELOPE: Envelope = Envelope::V4 {
-        source: [10, 0, 0, 1],
-        destination: [10, 0, 0, 2],
-        source_port: 0xc000,
-        destination_port: 4791,
+    const ENVELOPE: Envelope = Envelope {
+        source: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 0xc000),
+        destination: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 4791),
         identification: 0,
     };
     let Ok(packet) = roce::decode(octets) else {
@@ -54,13 +54,10 @@ pub fn roce(octets: &[u8]) {
     if recovery.identification(packet.icrc, computed) == Some(0) {
         assert!(packet.is_intact(&ENVELOPE));
     }
-    let headers = packet.headers().encode().expect("headers of the opcode");
-    let again = [
-        headers.as_octets(),
-        packet.payload,
-        packet.pad,
-        &packet.icrc,
-    ];
+    let mut room = [0; roce::packet::MAX_HEADER_LEN];
+    let headers = packet.headers().encode(&mut room);
+    let len = headers.expect("headers of the opcode");
+    let again = [&room[..len], packet.payload, packet.pad, &packet.icrc];
     assert_eq!(again.concat(), octets);
 }
 

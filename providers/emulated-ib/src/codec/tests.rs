@@ -3,6 +3,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 
 use super::*;
+use crate::header::{IpFields, Nak, Syndrome};
 
 const CODEC_PORT: u16 = 4791;
 
@@ -36,19 +37,19 @@ fn arrival(envelope: &Envelope, segment: u16) -> Arrival {
 fn header(service: QpType, body: Body) -> Header {
     let src_qp = match body {
         Body::Datagram(..) => 0x51,
-        _ => Header::UNTOLD,
+        _ => Header::UNKNOWN_QP,
     };
     Header {
         service,
         dest_qp: 0x40_0011,
         src_qp,
-        psn: 0xff_fffe,
+        psn: Psn::new(0xff_fffe),
         ack_req: false,
         solicited: false,
         xrc: None,
         aeth: Aeth::default(),
-        carriage: Carriage::default(),
-        doubtful: false,
+        ip: IpFields::default(),
+        icrc_unverified: false,
         body,
     }
 }
@@ -136,7 +137,7 @@ fn every_request_comes_back_from_the_wire_as_it_was() {
     let extension = Body::ExtensionRequest(0x1234_5678, 9);
     comes_back(header(QpType::Rc, extension), &[1; 13]);
     let mut answer = header(QpType::Rc, Body::ExtensionResponse(0x1234_5678, 9));
-    answer.aeth = Aeth { msn: 7, credit: 3 };
+    answer.aeth = Aeth::ack(7, Some(3));
     comes_back(answer, &[2; 6]);
 }
 
@@ -168,8 +169,7 @@ fn a_request_of_xrc_says_whose_receives_it_takes_and_an_answer_does_not() {
         comes_back(of_xrc(0xab_cdef, body), &[]);
     }
     for body in [
-        Body::Acknowledge(Syndrome::Ack),
-        Body::Acknowledge(Syndrome::Nak(Nak::InvalidRequest)),
+        Body::Acknowledge,
         Body::ReadResponse(Position::Only),
         Body::AtomicAcknowledge(9),
     ] {
@@ -182,26 +182,18 @@ fn a_request_of_xrc_says_whose_receives_it_takes_and_an_answer_does_not() {
 
 #[test]
 fn every_answer_comes_back_from_the_wire_as_it_was() {
-    let naks = [
-        Nak::SequenceError,
-        Nak::InvalidRequest,
-        Nak::RemoteAccess,
-        Nak::RemoteOperation,
-        Nak::InvalidRdRequest,
-        Nak::Reserved(9),
-    ];
-    let refusals = (0..32)
-        .map(Syndrome::Rnr)
-        .chain(naks.map(Syndrome::Nak))
-        .map(Body::Acknowledge);
-    for body in refusals {
-        let mut header = header(QpType::Rc, body);
-        header.aeth.msn = 0xab_cdef;
+    let timers = (0..32).map(Syndrome::rnr_nak);
+    let naks = (0..32).map(|code| Syndrome::nak(Nak(code)));
+    for syndrome in timers.chain(naks) {
+        let mut header = header(QpType::Rc, Body::Acknowledge);
+        let msn = 0xab_cdef;
+        header.aeth = Aeth { syndrome, msn };
         comes_back(header, &[]);
     }
     for credit in 0..32 {
-        let mut ack = header(QpType::Rc, Body::Acknowledge(Syndrome::Ack));
-        ack.aeth = Aeth { msn: 5, credit };
+        let mut ack = header(QpType::Rc, Body::Acknowledge);
+        let (syndrome, msn) = (Syndrome::ack(credit), 5);
+        ack.aeth = Aeth { syndrome, msn };
         comes_back(ack, &[]);
         ack.body = Body::AtomicAcknowledge(u64::MAX - 1);
         comes_back(ack, &[]);
@@ -213,7 +205,7 @@ fn every_answer_comes_back_from_the_wire_as_it_was() {
     let middle = header(QpType::Rc, Body::ReadResponse(Position::Middle));
     comes_back(middle, &[3; 256]);
     let mut congestion = header(QpType::Rc, Body::Congestion);
-    congestion.psn = 0;
+    congestion.psn = Psn::new(0);
     comes_back(congestion, &[]);
 }
 
@@ -223,7 +215,7 @@ fn an_operation_that_the_service_has_not_has_no_form() {
     for body in [
         Body::ReadRequest(remote(), 1),
         Body::Send(Position::Only, Beside::Invalidate(1)),
-        Body::Acknowledge(Syndrome::Ack),
+        Body::Acknowledge,
     ] {
         let laid = codec.encode(&header(QpType::Uc, body), 0, &mut [0; 256]);
         assert_eq!(laid, None, "{body:?}");
@@ -281,13 +273,13 @@ fn a_sender_that_counts_is_believed_as_far_as_its_count_goes() {
         let sent = envelope(false, identification);
         let octets = packet(&codec, &send, b"counted", &sent);
         let opened = codec.open(&arrival(&sent, segment), &octets).unwrap();
-        (opened.damaged, opened.header.doubtful)
+        (opened.damaged, opened.header.icrc_unverified)
     };
     assert_eq!(check(0, 0), (false, false));
     // With segmentation offload the number counts within one call.
     assert_eq!(check(3, 3), (false, false));
     assert_eq!(check(0, 3), (false, false));
-    // The first of a counter proves nothing, what follows does, and a leap is doubtful again.
+    // The first of a counter proves nothing, what follows does, and a leap is unverified again.
     assert_eq!(check(0x7000, 0), (false, true));
     assert_eq!(check(0x7001, 0), (false, false));
     assert_eq!(check(0x7009, 7), (false, false));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bmme as _;
 use emulated_ib::InfiniBand;
-use emulated_ib::header::{Body, Header, Nak, Syndrome, advance};
+use emulated_ib::header::{Aeth, Body, Header, Nak, Syndrome, SyndromeKind};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
@@ -286,13 +286,13 @@ impl Rig {
                 service: self.a.qp.qp_type(),
                 dest_qp: self.b.qp.qp_num().value(),
                 src_qp: self.a.qp.qp_num().value(),
-                psn: advance(self.setup.a_psn, offset),
+                psn: Psn::new(self.setup.a_psn).plus(offset),
                 ack_req: true,
                 solicited: false,
                 xrc: None,
-                aeth: emulated_ib::header::Aeth::default(),
-                carriage: emulated_ib::header::Carriage::default(),
-                doubtful: false,
+                aeth: Aeth::ack(0, None),
+                ip: emulated_ib::header::IpFields::default(),
+                icrc_unverified: false,
                 body,
             },
             payload: payload.to_vec(),
@@ -318,27 +318,28 @@ impl Rig {
     }
 
     /// An answer of B's to A, about A's number at `offset`.
-    pub fn answer(&self, offset: u32, body: Body, payload: &[u8]) -> OwnFrame {
+    pub fn answer(&self, offset: u32, answer: impl Into<Answer>, payload: &[u8]) -> OwnFrame {
+        let Answer { body, syndrome } = answer.into();
         let mut frame = self.request(offset, body, payload);
+        frame.header.aeth.syndrome = syndrome;
         std::mem::swap(&mut frame.from, &mut frame.to);
         std::mem::swap(&mut frame.header.src_qp, &mut frame.header.dest_qp);
         frame
     }
 
+    // How far a frame's number lies behind A's first.
+    fn offset(&self, frame: &OwnFrame) -> i32 {
+        frame.header.psn.distance_from(Psn::new(self.setup.a_psn))
+    }
+
     /// What B answered: numbers relative to A's first.
-    pub fn answers(&self) -> Vec<(i32, Body)> {
+    pub fn answers(&self) -> Vec<(i32, Answer)> {
         let log = self.wire.log();
-        let answers = log
-            .iter()
-            .filter(|frame| frame.from == LinkAddress::InProcess(2));
+        let answers = log.iter().filter(|frame| {
+            frame.from == LinkAddress::InProcess(2) && !frame.header.body.is_request()
+        });
         answers
-            .filter(|frame| !frame.header.body.is_request())
-            .map(|frame| {
-                (
-                    emulated_ib::header::ahead(frame.header.psn, self.setup.a_psn),
-                    frame.header.body,
-                )
-            })
+            .map(|frame| (self.offset(frame), Answer::of(&frame.header)))
             .collect()
     }
 
@@ -349,25 +350,60 @@ impl Rig {
             .iter()
             .filter(|frame| frame.header.body.is_request() && frame.from != self.b.address());
         requests
-            .map(|frame| {
-                (
-                    emulated_ib::header::ahead(frame.header.psn, self.setup.a_psn),
-                    frame.header.body,
-                )
-            })
+            .map(|frame| (self.offset(frame), frame.header.body))
             .collect()
     }
 
     /// The NAKs among the answers.
     pub fn naks(&self) -> Vec<(i32, Nak)> {
-        let naks = self
-            .answers()
-            .into_iter()
-            .filter_map(|(psn, body)| match body {
-                Body::Acknowledge(Syndrome::Nak(nak)) => Some((psn, nak)),
-                _ => None,
-            });
+        let naks =
+            self.answers()
+                .into_iter()
+                .filter_map(|(psn, answer)| match answer.syndrome.kind() {
+                    SyndromeKind::Nak(nak) => Some((psn, nak)),
+                    _ => None,
+                });
         naks.collect()
+    }
+}
+
+/// What an answer says, but for its credits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Answer {
+    pub body: Body,
+    pub syndrome: Syndrome,
+}
+
+pub const ACK: Answer = acknowledge(Syndrome::ack(Syndrome::NO_LIMIT));
+
+pub const fn nak(nak: Nak) -> Answer {
+    acknowledge(Syndrome::nak(nak))
+}
+
+pub const fn rnr(timer: u8) -> Answer {
+    acknowledge(Syndrome::rnr_nak(timer))
+}
+
+const fn acknowledge(syndrome: Syndrome) -> Answer {
+    Answer {
+        body: Body::Acknowledge,
+        syndrome,
+    }
+}
+
+impl Answer {
+    pub fn of(header: &Header) -> Self {
+        let answer = Self::from(header.body);
+        match header.aeth.syndrome {
+            syndrome if syndrome.is_ack() => answer,
+            syndrome => Self { syndrome, ..answer },
+        }
+    }
+}
+
+impl From<Body> for Answer {
+    fn from(body: Body) -> Self {
+        Self { body, ..ACK }
     }
 }
 

@@ -104,7 +104,7 @@ fn run(spec: &str, seed: u64) -> Run {
         received,
         inbox: memory.to_vec(16384, MESSAGES as usize * size).unwrap(),
         terminates: terminates
-            .map(|it| (it.error.layer, it.error.etype, it.error.code))
+            .map(|it| (it.control.layer, it.control.etype, it.control.code))
             .collect(),
         states: (a.query().unwrap().state, b.query().unwrap().state),
     }

@@ -249,8 +249,8 @@ impl Side {
         let terminates = Iwarp::last_terminate(&qp);
         let triple = |TerminateCode { layer, etype, code }: TerminateCode| (layer, etype, code);
         (
-            terminates.sent.map(|said| triple(said.error)),
-            terminates.received.map(|said| triple(said.error)),
+            terminates.sent.map(|said| triple(said.code())),
+            terminates.received.map(|said| triple(said.code())),
         )
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use emulated_iwarp::ServiceDelay;
 use emulated_iwarp::header::{
-    Body, Header, Message, Tagged, TaggedOpcode, Untagged, reset_header, stream_key,
+    Body, Header, Message, Opcode, Tagged, Untagged, reset_header, stream_key,
 };
 use polyverbs_engine::link::OwnedFrame;
 use verbs_api::qp::QpState;
@@ -128,21 +128,15 @@ fn the_requester_keeps_to_its_budget() {
     let count = Arc::clone(&outstanding);
     lab.wire().tamper(move |frame| {
         match &frame.header.message {
-            Message::Untagged(Untagged {
-                body: Body::ReadRequest(_) | Body::AtomicRequest(_),
-                ..
-            }) => {
+            Message::Untagged(_, Body::ReadRequest(_) | Body::AtomicRequest(_)) => {
                 let now = count.0.fetch_add(1, Ordering::SeqCst) + 1;
                 count.1.fetch_max(now, Ordering::SeqCst);
             }
             Message::Tagged(Tagged {
-                opcode: TaggedOpcode::ReadResponse,
+                opcode: Opcode::READ_RESPONSE,
                 ..
             })
-            | Message::Untagged(Untagged {
-                body: Body::AtomicResponse(_),
-                ..
-            }) => {
+            | Message::Untagged(_, Body::AtomicResponse(_)) => {
                 count.0.fetch_sub(1, Ordering::SeqCst);
             }
             _ => {}
@@ -257,8 +251,8 @@ fn untagged(
     change: impl Fn(&mut Untagged) + Send + 'static,
 ) -> impl FnMut(&mut OwnedFrame<Header>) -> bool + Send {
     move |frame| {
-        if let Message::Untagged(segment) = &mut frame.header.message
-            && !matches!(segment.body, Body::Terminate(_))
+        if let Message::Untagged(segment, body) = &mut frame.header.message
+            && !matches!(body, Body::Terminate(_))
         {
             change(segment);
         }
@@ -302,7 +296,7 @@ fn order_and_place_of_untagged_messages_are_checked() {
     );
     let lost = tampered(
         send,
-        |frame| !matches!(&frame.header.message, Message::Untagged(segment) if segment.mo == 8),
+        |frame| !matches!(&frame.header.message, Message::Untagged(segment, _) if segment.mo == 8),
     );
     assert_eq!(lost.1, Some((1, 2, 4)));
     assert_eq!(lost.0.b.statuses(), [(10, WrFlushErr), (11, WrFlushErr)]);
@@ -318,11 +312,7 @@ fn immediate_data_has_eight_octets() {
                 .post(wr::WriteWithImmediate::new((), lab.b.remote(0), [1; 4]).signaled(1))
         };
         let (lab, code) = tampered(post, move |frame| {
-            if let Message::Untagged(Untagged {
-                body: Body::Immediate { .. },
-                ..
-            }) = &frame.header.message
-            {
+            if let Message::Untagged(_, Body::Immediate) = &frame.header.message {
                 frame.payload.resize(length, 0);
             }
             true
@@ -375,7 +365,7 @@ fn a_response_that_nobody_asked_for_ends_the_connection() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|frame| {
         if let Message::Tagged(segment) = &mut frame.header.message {
-            segment.opcode = TaggedOpcode::ReadResponse;
+            segment.opcode = Opcode::READ_RESPONSE;
         }
         true
     });
@@ -533,10 +523,8 @@ fn answers_to_atomics_wait_for_room_and_are_carried_out_once() {
         lab.a.post(add.signaled(id));
     }
     lab.run();
-    let is_answer = |message: &Message| match message {
-        Message::Untagged(segment) => matches!(segment.body, Body::AtomicResponse(_)),
-        _ => false,
-    };
+    let is_answer =
+        |message: &Message| matches!(message, Message::Untagged(_, Body::AtomicResponse(_)));
     assert!(!lab.wire().seen().iter().any(is_answer));
     assert_eq!(lab.a.statuses(), []);
     lab.wire().fill(None);

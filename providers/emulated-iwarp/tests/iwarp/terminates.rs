@@ -1,7 +1,8 @@
 //! What a Terminate carries, and that there is one.
 
-use emulated_iwarp::header::{Body, Message, Untagged};
+use emulated_iwarp::header::{Body, Message};
 use emulated_iwarp::terminate::Terminate;
+use polyverbs_wire::iwarp::{SegmentHeader, terminate::TerminatedRequest};
 use verbs_api::qp::QpState;
 use verbs_api::{
     RKey, RemoteAddress,
@@ -10,12 +11,9 @@ use verbs_api::{
 
 use crate::lab::{Lab, with_lkey};
 
-fn said(lab: &Lab) -> Vec<Terminate> {
+fn said(lab: &Lab) -> Vec<Terminate<'static>> {
     let terminate = |message| match message {
-        Message::Untagged(Untagged {
-            body: Body::Terminate(terminate),
-            ..
-        }) => Some(terminate),
+        Message::Untagged(_, Body::Terminate(terminate)) => Some(*terminate),
         _ => None,
     };
     lab.wire()
@@ -44,16 +42,16 @@ fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
         lab.settle();
         let said = said(&lab);
         assert_eq!(said.len(), 1, "{said:?}");
-        let error = said[0].error;
+        let error = said[0].code();
         assert_eq!((error.layer, error.etype, error.code), (1, 1, 0));
         assert_eq!(lab.b.terminates(), (Some((1, 1, 0)), None));
         assert_eq!(lab.a.terminates(), (None, Some((1, 1, 0))));
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
         // Behind it the stream has nothing but its end.
         let seen = lab.wire().seen();
-        let at = seen.iter().position(|message| {
-            matches!(message, Message::Untagged(segment) if matches!(segment.body, Body::Terminate(_)))
-        });
+        let is_terminate =
+            |message: &Message| matches!(message, Message::Untagged(_, Body::Terminate(_)));
+        let at = seen.iter().position(is_terminate);
         let behind = &seen[at.unwrap() + 1..];
         let ends = |message: &Message| matches!(message, Message::Close | Message::Reset);
         assert!(behind.iter().all(ends), "{behind:?}");
@@ -69,9 +67,9 @@ fn a_fault_of_ones_own_is_about_nothing_of_the_peers() {
     lab.a.post(wr::Send::new(&b"octets"[..]).signaled(1));
     lab.settle();
     let said = said(&lab);
-    let error = said[0].error;
+    let error = said[0].code();
     assert_eq!((error.layer, error.etype, error.code), (1, 0, 0));
-    assert_eq!(said[0].about, None);
+    assert_eq!((said[0].ddp, said[0].rdmap), (None, None));
 }
 
 // A read is looked at as a whole before any of it is served, so what was not served is all of it.
@@ -82,10 +80,14 @@ fn a_refused_read_is_told_with_its_request() {
     lab.a
         .post(wr::Read::new(lab.a.sge(8, 100), nowhere()).signaled(1));
     lab.settle();
-    let asked = lab.wire().seen().into_iter().find(|message| {
-        matches!(message, Message::Untagged(segment) if matches!(segment.body, Body::ReadRequest(_)))
-    });
-    let said = said(&lab);
-    assert!(asked.is_some());
-    assert_eq!(said[0].about.as_deref(), asked.as_ref());
+    let mut seen = lab.wire().seen().into_iter();
+    let (segment, request) = seen
+        .find_map(|message| match message {
+            Message::Untagged(segment, Body::ReadRequest(request)) => Some((segment, request)),
+            _ => None,
+        })
+        .unwrap();
+    let said = said(&lab)[0];
+    assert_eq!(said.ddp, Some(SegmentHeader::Untagged(segment)));
+    assert_eq!(said.rdmap, Some(TerminatedRequest::Read(request)));
 }

@@ -99,9 +99,8 @@ pub trait DatagramCodec: Send + Sync + 'static {
     /// Takes a datagram apart. `None`, and counted, where it is none of this format.
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Self::Header>>;
 
-    /// The header that [`encode_header`](Self::encode_header) has written in another process, for a payload of so many bytes.
-    fn open_header(&self, arrival: &Arrival, header: &[u8], payload: usize)
-    -> Option<Self::Header>;
+    /// The header that [`encode_header`](Self::encode_header) has written in another process.
+    fn open_header(&self, arrival: &Arrival, header: &[u8]) -> Option<Self::Header>;
 
     /// The group that a frame goes to, where it goes to one; in place of the frame's destination.
     fn group(&self, header: &Self::Header) -> Option<IpAddr> {
@@ -137,7 +136,7 @@ pub enum Leaving {
 
 /// What became of a stream, besides frames.
 #[derive(Debug)]
-pub enum News {
+pub enum StreamEvent {
     /// The peer sends no more, and everything that it sent has been delivered.
     End,
     /// The connection is gone.
@@ -218,6 +217,25 @@ pub trait StreamCodec: Send + Sync + 'static {
         into: &mut OctetQueue,
     );
 
+    /// Writes what goes before a frame's payload, without what frames on a stream have around them. `None` where that is
+    /// nothing to send.
+    fn encode_header<'i>(&self, header: &Self::Header, into: &'i mut [u8]) -> Option<&'i [u8]>;
+
+    /// Notes a frame that has been sent, whatever way.
+    fn sent(&self, sender: &mut Self::Sender, header: &Self::Header);
+
+    /// The header that [`encode_header`](Self::encode_header) has written in another process, for a payload of so many bytes,
+    /// and what of a payload follows it there.
+    ///
+    /// # Errors
+    /// It makes no sense: what tells the driver, with a frame that is marked as damaged.
+    fn open_header<'o>(
+        &self,
+        receiver: &mut Self::Receiver,
+        header: &'o [u8],
+        payload: usize,
+    ) -> Result<(Self::Header, &'o [u8]), Self::Header>;
+
     /// Finds the frame that `octets` begin with. They may be changed: what does not belong to the payload is in its way.
     fn open<'o>(
         &self,
@@ -227,5 +245,5 @@ pub trait StreamCodec: Send + Sync + 'static {
     ) -> Found<'o, Self::Header>;
 
     /// What tells the driver; `None` where it does not want to know.
-    fn news(&self, key: u64, news: &News) -> Option<Self::Header>;
+    fn event(&self, key: u64, event: &StreamEvent) -> Option<Self::Header>;
 }

@@ -7,10 +7,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,23 +20,25 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_sockets::{
-    Admission, Connection, FlushOnExit, IoHandler, Reactor, Ready, Received, Source, StreamError,
-    TcpSocket, at_exit,
+    Connection, FlushOnExit, IoHandler, Lease, QpnRange, Reactor, Ready, Received, ShmPort, Source,
+    StreamError, TcpSocket, at_exit,
 };
 use rustc_hash::FxHashMap;
 use verbs_api::ids::LinkAddress;
 
-use super::codec::{Found, Leaving, News, StreamCodec};
+use super::codec::{Found, Leaving, StreamCodec, StreamEvent};
 use super::queue::OctetQueue;
 use super::tampering::Tampering;
 use super::{count_alone, lock};
 use crate::fault::StreamFaults;
 
 mod hot;
-mod memory;
+mod shared;
 
 use hot::HotStreams;
-use memory::{Meeting, Meetings, Near, POSTS, Sign};
+use shared::{Channel, Channels};
+
+pub use shared::Announcement;
 
 /// What a [`TcpLink`] is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +50,7 @@ pub struct TcpLinkOptions {
     pub backlog: usize,
     /// How long the peer may take for its end when this side has ended.
     pub linger: Duration,
-    /// The octets of a connection with a process at the same address go through memory that both share, where both want
+    /// The frames of a connection with a process at the same address go through memory that both share, where both want
     /// that, and nothing happens to octets that leave.
     pub memory: bool,
     /// What happens to octets that leave: `chunk` to those that arrive as well. `reset_after` counts the frames of this end.
@@ -89,6 +91,8 @@ pub struct Attachment<C: StreamCodec> {
     pub received: Vec<u8>,
     /// Whether frames that are offered wait until the peer has sent one.
     pub is_held: bool,
+    /// Where its frames may go by memory.
+    pub announcement: Option<Announcement>,
 }
 
 macro_rules! counts {
@@ -128,7 +132,7 @@ counts! {
     homeless,
     /// Frames of which a bit was flipped.
     flipped,
-    /// Connections that went over to memory.
+    /// Connections whose frames go by memory.
     by_memory,
 }
 
@@ -148,17 +152,23 @@ pub struct TcpLink<C: StreamCodec> {
     patience: Mutex<Duration>,
     /// Streams that came with something to read.
     fresh: Chore<Vec<Arc<Stream<C>>>>,
-    news: Chore<VecDeque<(Arc<Stream<C>>, News)>>,
+    news: Chore<VecDeque<(Arc<Stream<C>>, StreamEvent)>>,
     /// Some have more than was read in their turn.
     leaves_some: AtomicBool,
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
     reactor: Arc<Reactor>,
-    meetings: Meetings<C>,
+    /// The memory that processes at this address share.
+    lease: Option<Arc<Lease>>,
+    /// Streams by memory that come, or that are gone.
+    joining: Chore<Vec<(ChannelKey, Option<Arc<Stream<C>>>)>>,
     made: AtomicUsize,
     counters: Counters,
 }
+
+/// Who sends records of a stream, and which.
+type ChannelKey = (QpnRange, u32);
 
 struct Stream<C: StreamCodec> {
     key: u64,
@@ -173,11 +183,7 @@ struct Stream<C: StreamCodec> {
     has_ended: AtomicBool,
     /// This end has ended it, and has waited for what was to be written.
     is_drained: AtomicBool,
-    meeting: Option<Meeting>,
-    near: OnceLock<Near>,
-    is_near: AtomicBool,
-    /// What comes is in memory.
-    reads_memory: AtomicBool,
+    channel: Option<Channel>,
     outgoing: Mutex<Outgoing<C>>,
     /// Taken before the other where both are.
     incoming: Mutex<Incoming<C>>,
@@ -199,8 +205,6 @@ struct Outgoing<C: StreamCodec> {
     is_held: bool,
     /// The socket takes nothing until the reactor says so.
     is_full: bool,
-    /// What leaves does so by memory.
-    by_memory: bool,
     /// The reactor looks for room.
     wants_word: bool,
     /// Octets that have left since the segment size was asked for.
@@ -217,12 +221,6 @@ struct Incoming<C: StreamCodec> {
     begun: Vec<u8>,
     has_begun: bool,
     is_over: bool,
-    /// What comes is in memory.
-    by_memory: bool,
-    /// The socket has something besides.
-    is_told: bool,
-    /// How the connection ended, for when memory is empty.
-    end: Option<Result<Received, StreamError>>,
     tampering: Tampering,
 }
 
@@ -232,19 +230,23 @@ struct Inbound<C: StreamCodec> {
     /// Whose unfinished frame is still in the buffer, and where: what it goes on with is read behind it.
     resident: Option<(Arc<Stream<C>>, Range<usize>)>,
     hot: HotStreams<C>,
-    /// Streams by memory: looked at without asking.
-    near: Vec<Arc<Stream<C>>>,
+    channels: Channels<C>,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
 }
 
 impl<C: StreamCodec> TcpLink<C> {
-    /// A link without connections. It carries nothing by itself: [`start`](Self::start) it.
+    /// A link of the device at `address`, without connections. It carries nothing by itself: [`start`](Self::start) it.
     ///
     /// # Errors
     /// The process has too many descriptors.
-    pub fn new(codec: C, options: TcpLinkOptions) -> io::Result<Arc<Self>> {
+    pub fn new(codec: C, address: IpAddr, options: TcpLinkOptions) -> io::Result<Arc<Self>> {
+        let lease = Self::lease(address, &options);
+        let reactor = Reactor::new()?;
+        if let Some(lease) = &lease {
+            reactor.add(&**lease, INBOX, Source::Rare)?;
+        }
         Ok(Arc::new(Self {
             codec,
             options,
@@ -260,13 +262,14 @@ impl<C: StreamCodec> TcpLink<C> {
                 buffer: vec![0; C::LONGEST + READ].into(),
                 resident: None,
                 hot: HotStreams::default(),
-                near: Vec::new(),
+                channels: Channels::default(),
                 unfinished: Vec::new(),
                 looks: 0,
             }),
             spare: Mutex::default(),
-            reactor: Arc::new(Reactor::new()?),
-            meetings: Meetings::default(),
+            reactor: Arc::new(reactor),
+            lease,
+            joining: Chore::default(),
             made: AtomicUsize::new(0),
             counters: Counters::default(),
         }))
@@ -291,7 +294,6 @@ impl<C: StreamCodec> TcpLink<C> {
         // Sends complete when the link has taken them.
         let waiting: Arc<dyn FlushOnExit> = Arc::clone(self) as _;
         at_exit(Arc::downgrade(&waiting));
-        self.meetings.are_read.store(true, Ordering::Release);
         Ok(io)
     }
 
@@ -327,6 +329,7 @@ impl<C: StreamCodec> TcpLink<C> {
             receiver,
             received,
             is_held,
+            announcement,
         } = attachment;
         if received.len() > C::LONGEST + READ {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -347,7 +350,6 @@ impl<C: StreamCodec> TcpLink<C> {
             wants_turn: false,
             is_held,
             is_full: false,
-            by_memory: false,
             wants_word: false,
             since: 0,
             uncounted: 0,
@@ -359,12 +361,9 @@ impl<C: StreamCodec> TcpLink<C> {
             begun: received,
             has_begun: false,
             is_over: false,
-            by_memory: false,
-            is_told: false,
-            end: None,
             tampering: tampering(number + 1),
         };
-        let meeting = self.meeting(&socket);
+        let channel = announcement.and_then(Channel::of);
         let stream = Arc::new(Stream {
             key,
             local,
@@ -374,10 +373,7 @@ impl<C: StreamCodec> TcpLink<C> {
             is_deaf: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             is_drained: AtomicBool::new(false),
-            meeting,
-            near: OnceLock::new(),
-            is_near: AtomicBool::new(false),
-            reads_memory: AtomicBool::new(false),
+            channel,
             outgoing: Mutex::new(outgoing),
             incoming: Mutex::new(incoming),
         });
@@ -390,7 +386,11 @@ impl<C: StreamCodec> TcpLink<C> {
         self.reactor.add(&*stream.socket, key, Source::Stream)?;
         streams.insert(key, Arc::clone(&stream));
         drop(streams);
-        self.expect(&stream);
+        if let Some(channel) = &stream.channel {
+            self.count(|counters| &counters.by_memory);
+            let joins = (channel.receives, Some(Arc::clone(&stream)));
+            self.joining.with(|joining| joining.push(joins));
+        }
         self.mark(&stream, &mut lock(&stream.outgoing));
         if has_more {
             // Not at once: whoever delivers may have called.
@@ -433,7 +433,9 @@ impl<C: StreamCodec> TcpLink<C> {
         let stream = streams.remove(&key)?;
         stream.is_gone.store(true, Ordering::Relaxed);
         drop(streams);
-        self.forget(&stream);
+        if let Some(channel) = &stream.channel {
+            (self.joining).with(|joining| joining.push((channel.receives, None)));
+        }
         Some(stream)
     }
 
@@ -500,6 +502,13 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.is_over || outgoing.ends {
             return TrySend::Sent;
         }
+        if let Some(channel) = &stream.channel {
+            let sent = self.put((stream, channel), outgoing, frame, admit);
+            if admit == Admit::Last {
+                self.end(stream, outgoing, now);
+            }
+            return sent;
+        }
         if admit == Admit::IfRoom {
             let most = self.codec.max_payload(&frame.header, outgoing.unit);
             if let Some(most) = most.filter(|most| frame.payload.len() > *most) {
@@ -534,13 +543,12 @@ impl<C: StreamCodec> TcpLink<C> {
             self.count(|counters| &counters.flipped);
         }
         outgoing.uncounted += 1;
-        self.note(stream);
         if admit == Admit::Last {
             self.end(stream, outgoing, now);
         }
         if outgoing.wants_turn && self.codec.is_between(&outgoing.sender) {
             outgoing.wants_turn = false;
-            self.tell(stream, News::Room);
+            self.tell(stream, StreamEvent::Room);
         }
         TrySend::Sent
     }
@@ -551,6 +559,9 @@ impl<C: StreamCodec> TcpLink<C> {
             let until = now.after(self.options.linger);
             let entry = (until, Arc::downgrade(stream));
             self.ending.with(|ending| ending.push_back(entry));
+            if let Some(channel) = &stream.channel {
+                self.put_end(channel);
+            }
         }
         self.mark(stream, outgoing);
     }
@@ -659,8 +670,14 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.tampering.is_spent() {
             return Err(StreamError::Reset);
         }
-        let by_memory = self.put(stream, outgoing)?;
-        while outgoing.waiting() > 0 && !outgoing.is_full && !by_memory {
+        if stream
+            .channel
+            .as_ref()
+            .is_some_and(|channel| self.waits_for_room(channel))
+        {
+            return Ok(());
+        }
+        while outgoing.waiting() > 0 && !outgoing.is_full {
             let piece = outgoing.tampering.piece(outgoing.waiting());
             let octets = &outgoing.octets.waiting()[..piece];
             match stream.socket.send(&[octets.into()])? {
@@ -692,7 +709,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         let has_room = !outgoing.is_held && outgoing.waiting() < self.options.backlog / 2;
         if has_room && std::mem::take(&mut outgoing.wants_room) {
-            self.tell(stream, News::Room);
+            self.tell(stream, StreamEvent::Room);
         }
         Ok(())
     }
@@ -702,7 +719,7 @@ impl<C: StreamCodec> TcpLink<C> {
         self.news.is_any() || self.fresh.is_any()
     }
 
-    fn tell(&self, stream: &Arc<Stream<C>>, news: News) {
+    fn tell(&self, stream: &Arc<Stream<C>>, news: StreamEvent) {
         self.news
             .with(|all| all.push_back((Arc::clone(stream), news)));
     }
@@ -717,7 +734,7 @@ impl<C: StreamCodec> TcpLink<C> {
         // Told once: by whoever takes it out.
         if self.take(stream.key).is_some() {
             self.count(|counters| &counters.lost);
-            self.tell(stream, News::Lost(error));
+            self.tell(stream, StreamEvent::Lost(error));
         }
     }
 
@@ -728,7 +745,7 @@ impl<C: StreamCodec> TcpLink<C> {
         &self,
         stream: &Arc<Stream<C>>,
         inbound: &mut Inbound<C>,
-        sign: Sign,
+        ended: bool,
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) -> bool {
@@ -758,18 +775,16 @@ impl<C: StreamCodec> TcpLink<C> {
             }
             let most = incoming.tampering.piece((buffer.len() - end).min(READ));
             let room = &mut buffer[end..end + most];
-            step = match self.receive(stream, incoming, room, sign) {
+            step = match stream.socket.receive(room) {
                 Ok(Received::Octets(octets)) => {
                     end += octets;
                     // A read that is not filled has emptied the socket.
-                    let has_more = incoming.is_told || incoming.end.is_some();
-                    if octets < most && sign != Sign::End && !has_more {
+                    if octets < most && !ended {
                         Step::Empty
                     } else {
                         Step::More
                     }
                 }
-                Ok(Received::Nothing) if incoming.is_told => Step::More,
                 Ok(Received::Nothing) => Step::Empty,
                 Ok(Received::End) => Step::End,
                 Err(error) => {
@@ -786,7 +801,7 @@ impl<C: StreamCodec> TcpLink<C> {
             inbound.resident = Some((Arc::clone(stream), start..end));
         }
         match step {
-            Step::End => self.tell(stream, News::End),
+            Step::End => self.tell(stream, StreamEvent::End),
             Step::More if !incoming.is_over => inbound.unfinished.push(Arc::clone(stream)),
             _ => {}
         }
@@ -815,8 +830,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 } if taken > 0 => {
                     // By whoever reads.
                     count_alone(&self.counters.delivered, 1);
-                    self.note(stream);
-                    network.deliver(stream.frame(header, payload, false), now);
+                    network.deliver(stream.frame(header, of_octets(payload), false), now);
                     at += taken.min(length);
                     if !std::mem::replace(&mut incoming.has_begun, true) {
                         self.let_go(stream);
@@ -827,7 +841,7 @@ impl<C: StreamCodec> TcpLink<C> {
                     // connection, and with it what the peer is told.
                     stream.is_deaf.store(true, Ordering::Relaxed);
                     self.count(|counters| &counters.broken);
-                    network.deliver(stream.frame(header, &[], true), now);
+                    network.deliver(stream.frame(header, Payload::Empty, true), now);
                     return octets.len();
                 }
                 // Longer than any frame is: a codec that did not see it.
@@ -846,9 +860,9 @@ impl<C: StreamCodec> TcpLink<C> {
     fn let_go(&self, stream: &Arc<Stream<C>>) {
         let mut outgoing = lock(&stream.outgoing);
         outgoing.is_held = false;
-        self.tell(stream, News::First);
+        self.tell(stream, StreamEvent::First);
         if std::mem::take(&mut outgoing.wants_room) {
-            self.tell(stream, News::Room);
+            self.tell(stream, StreamEvent::Room);
         }
     }
 
@@ -860,11 +874,11 @@ impl<C: StreamCodec> TcpLink<C> {
     fn deliver_all_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = false;
         while let Some((stream, news)) = self.news.take(VecDeque::pop_front) {
-            if let Some(header) = self.codec.news(stream.key, &news) {
-                network.deliver(stream.frame(header, &[], false), now);
+            if let Some(header) = self.codec.event(stream.key, &news) {
+                network.deliver(stream.frame(header, Payload::Empty, false), now);
                 delivered = true;
             }
-            if let News::End = news {
+            if let StreamEvent::End = news {
                 self.forget_if_over(&stream);
             }
         }
@@ -907,8 +921,10 @@ impl<C: StreamCodec> TcpLink<C> {
                 }
             }
             if readable {
-                let sign = if ended { Sign::End } else { Sign::Some };
-                let any = self.read(&stream, inbound, sign, now, network);
+                let any = match stream.channel {
+                    Some(_) => self.read_end(&stream, inbound, now, network),
+                    None => self.read(&stream, inbound, ended, now, network),
+                };
                 if any {
                     inbound.hot.remember(&stream);
                 }
@@ -945,18 +961,14 @@ impl<C: StreamCodec> Stream<C> {
     fn frame<'p>(
         &self,
         header: C::Header,
-        payload: &'p [u8],
+        payload: Payload<'p>,
         damaged: bool,
     ) -> Frame<'p, C::Header> {
         Frame {
             from: self.peer,
             to: self.local,
             header,
-            payload: if payload.is_empty() {
-                Payload::Empty
-            } else {
-                Payload::Octets(payload)
-            },
+            payload,
             damaged,
         }
     }
@@ -1022,6 +1034,9 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
 
     fn flush(&self) -> bool {
         self.flush_at(None);
+        if let Some(lease) = &self.lease {
+            lease.ring_bells();
+        }
         self.has_to_tell()
     }
 
@@ -1032,7 +1047,6 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
         self.flush_at(Some(now));
         self.expire(now);
-        self.ask();
         let mut delivered = self.deliver_news(now, network);
         let inbound = &mut *lock(&self.inbound);
         while let Some(stream) = self.fresh.take(Vec::pop) {
@@ -1041,19 +1055,20 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         let gone = inbound.resident.take_if(|(stream, _)| stream.is_gone());
         drop(gone);
         for stream in std::mem::take(&mut inbound.unfinished) {
-            delivered |= self.read(&stream, inbound, Sign::None, now, network);
+            delivered |= self.read(&stream, inbound, false, now, network);
         }
-        delivered |= self.look_near(inbound, now, network);
+        let by_memory = self.look_at_memory(inbound, now, network);
+        delivered |= by_memory;
         for _ in 0..inbound.hot.len() {
             let Some((stream, nothings)) = inbound.hot.next() else {
                 break;
             };
-            let any = stream.is_asked() && self.read(&stream, inbound, Sign::None, now, network);
+            let any = stream.is_asked() && self.read(&stream, inbound, false, now, network);
             delivered |= any;
             inbound.hot.put_back(stream, nothings, any);
         }
         inbound.looks += 1;
-        let has_known = !inbound.hot.is_empty() || !inbound.near.is_empty();
+        let has_known = !inbound.hot.is_empty() || inbound.channels.are_used();
         // Whoever waits for what has just come is not kept waiting, unless the others have waited for long.
         let is_due = inbound.looks >= if delivered { LATEST } else { LOOKS };
         if !has_known || is_due {
@@ -1171,16 +1186,16 @@ impl<C: StreamCodec> IoHandler for Io<C> {
     }
 
     fn attend(&self, token: u64) {
-        if token >= POSTS {
-            self.link.attend(token);
-        } else {
-            (self.attend)(token);
+        match (token, &self.link.lease) {
+            // What comes there lets others in, or rings a bell.
+            (INBOX, Some(lease)) => _ = lease.attend(&mut |_| {}),
+            _ => (self.attend)(token),
         }
         self.progress();
     }
 
     fn sleep(&self) -> bool {
-        self.link.sleep()
+        self.link.memory().is_some_and(ShmPort::sleep)
     }
 }
 
@@ -1292,6 +1307,16 @@ impl<L: List> Default for Chore<L> {
         }
     }
 }
+
+fn of_octets(octets: &[u8]) -> Payload<'_> {
+    match octets {
+        [] => Payload::Empty,
+        octets => Payload::Octets(octets),
+    }
+}
+
+/// The inbox of the memory's lease.
+const INBOX: u64 = 1 << 62;
 
 /// Octets that one read asks for, behind the longest frame that has begun: with that, what a processor has near.
 const READ: usize = 128 << 10;

@@ -553,7 +553,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             segment: 0,
         };
         let length = record.payload.len();
-        let Some(header) = self.codec.open_header(&arrival, record.head, length) else {
+        let Some(header) = self.codec.open_header(&arrival, record.head) else {
             return self.count(|counters| &counters.malformed, 1);
         };
         let address = LinkAddress::Ip(local.ip());

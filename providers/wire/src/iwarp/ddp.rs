@@ -29,52 +29,32 @@ pub mod queue {
 header! {
     /// The header of a segment that says where its octets go (RFC 5041 section 4.2).
     Tagged, TaggedView: 14 octets {
-        /// T: set.
-        tagged: bool = 1,
-        /// L: the last segment of its message.
-        last: bool = 1,
-        /// Zero.
-        reserved: Reserved = 4,
-        /// Version of DDP.
-        ddp_version: u8 = 2,
-        /// Version of RDMAP.
-        rdmap_version: u8 = 2,
-        /// Zero.
-        rdmap_reserved: Reserved = 2,
-        /// The message.
-        opcode: Opcode = 4,
-        /// The buffer.
-        stag: u32 = 32,
-        /// Tagged offset of the first octet.
-        to: u64 = 64,
+        tagged: bool = 1, "T: set.";
+        last: bool = 1, "L: the last segment of its message.";
+        reserved: Reserved = 4, "Zero.";
+        ddp_version: u8 = 2, "Version of DDP.";
+        rdmap_version: u8 = 2, "Version of RDMAP.";
+        rdmap_reserved: Reserved = 2, "Zero.";
+        opcode: Opcode = 4, "The message.";
+        stag: u32 = 32, "The buffer.";
+        to: u64 = 64, "Tagged offset of the first octet.";
     }
 }
 
 header! {
     /// The header of a segment for one of the peer's queues (RFC 5041 section 4.3).
     Untagged, UntaggedView: 18 octets {
-        /// T: not set.
-        tagged: bool = 1,
-        /// L: the last segment of its message.
-        last: bool = 1,
-        /// Zero.
-        reserved: Reserved = 4,
-        /// Version of DDP.
-        ddp_version: u8 = 2,
-        /// Version of RDMAP.
-        rdmap_version: u8 = 2,
-        /// Zero.
-        rdmap_reserved: Reserved = 2,
-        /// The message.
-        opcode: Opcode = 4,
-        /// The key to invalidate, of messages that do; otherwise zero.
-        invalidate_stag: u32 = 32,
-        /// Queue number: see [`queue`].
-        qn: u32 = 32,
-        /// Message sequence number: 1 for the first of each queue, modulo 2^32.
-        msn: u32 = 32,
-        /// Message offset of the first octet.
-        mo: u32 = 32,
+        tagged: bool = 1, "T: not set.";
+        last: bool = 1, "L: the last segment of its message.";
+        reserved: Reserved = 4, "Zero.";
+        ddp_version: u8 = 2, "Version of DDP.";
+        rdmap_version: u8 = 2, "Version of RDMAP.";
+        rdmap_reserved: Reserved = 2, "Zero.";
+        opcode: Opcode = 4, "The message.";
+        invalidate_stag: u32 = 32, "The key to invalidate, of messages that do; otherwise zero.";
+        qn: u32 = 32, "Queue number: see [`queue`].";
+        msn: u32 = 32, "Message sequence number: 1 for the first of each queue, modulo 2^32.";
+        mo: u32 = 32, "Message offset of the first octet.";
     }
 }
 
@@ -114,6 +94,17 @@ impl Untagged {
     pub const fn invalidating(mut self, stag: u32) -> Self {
         self.invalidate_stag = stag;
         self
+    }
+
+    /// The key to invalidate, of messages that do.
+    pub fn invalidates(&self) -> Option<u32> {
+        let facts = self.opcode.facts()?;
+        facts.invalidates.then_some(self.invalidate_stag)
+    }
+
+    /// Whether the message wants a solicited event.
+    pub fn solicits(&self) -> bool {
+        self.opcode.facts().is_some_and(|facts| facts.solicits)
     }
 }
 

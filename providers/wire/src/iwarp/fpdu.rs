@@ -8,7 +8,7 @@
 //! before everything: it says how far back the frame began that it stands in. A marker between two frames belongs to
 //! the second, one between pad and CRC to its frame; the checksum covers those of its frame and is not divided by one.
 //!
-//! [`Sender`] makes frames out of pieces, [`Receiver`] finds them in what has arrived, and [`Layout`] says where
+//! [`Sender`] makes frames, [`Receiver`] finds them in what has arrived, and [`Layout`] says where
 //! everything in a frame lies.
 
 use super::Reject;
@@ -136,6 +136,20 @@ impl Layout {
         })
     }
 
+    /// Moves what a frame has in one stretch apart, and puts its markers between.
+    fn spread(self, frame: &mut [u8]) {
+        for number in (0..self.markers()).rev() {
+            let at = self.first_marker.unwrap_or(0) + MARKER_INTERVAL * number;
+            let to = at + MARKER_LEN..frame.len().min(at + MARKER_INTERVAL);
+            let before = MARKER_LEN * (number + 1);
+            frame.copy_within(to.start - before..to.end - before, to.start);
+        }
+        for (at, pointer) in self.each_marker() {
+            frame[at..at + 2].fill(0);
+            frame[at + 2..at + MARKER_LEN].copy_from_slice(&pointer.to_be_bytes());
+        }
+    }
+
     /// Moves what lies between the markers of a frame together, and answers its ULPDU and its pad; `None` where the frame
     /// is not whole.
     pub fn strip(self, frame: &mut [u8]) -> Option<(&[u8], &[u8])> {
@@ -172,32 +186,6 @@ pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     if mulpdu < 128 { 128 } else { mulpdu }
 }
 
-/// A piece of a frame, in the order in which they go out.
-#[derive(Clone, Copy, Debug)]
-pub enum Piece<'a> {
-    /// Octets that the sender was given.
-    Given(&'a [u8]),
-    /// Octets that the frame adds: length, markers, pad, checksum.
-    Added(Added),
-}
-
-/// A few octets.
-#[derive(Clone, Copy, Debug)]
-pub struct Added {
-    octets: [u8; 4],
-    len: u8,
-}
-
-impl Piece<'_> {
-    /// The octets.
-    pub fn as_octets(&self) -> &[u8] {
-        match self {
-            Self::Given(octets) => octets,
-            Self::Added(added) => &added.octets[..usize::from(added.len)],
-        }
-    }
-}
-
 /// What frames one direction of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sender {
@@ -221,126 +209,40 @@ impl Sender {
         self.position
     }
 
-    /// Begins a frame of this many octets of ULPDU: its length goes out.
-    pub fn begin<'a>(&mut self, ulpdu_len: u16, mut out: impl FnMut(Piece<'a>)) -> OpenFrame<'_> {
-        let layout = Layout::new(ulpdu_len, self.position, self.framing.markers);
-        let mut frame = OpenFrame {
-            begin: self.position + layout.begin() as u64,
-            left: layout.ulpdu_len(),
-            pad_len: layout.pad_len(),
-            crc: 0,
-            sender: self,
-        };
-        frame.add(&ulpdu_len.to_be_bytes(), &mut out);
-        frame
+    /// Makes a frame of a ULPDU of so many octets, which `fill` writes to the front of what it is given.
+    pub fn frame_with(&mut self, layout: Layout, frame: &mut [u8], fill: impl FnOnce(&mut [u8])) {
+        let (length, rest) = frame.split_at_mut(LENGTH_LEN);
+        length.copy_from_slice(&layout.ulpdu_len.to_be_bytes());
+        fill(rest);
+        rest[layout.ulpdu_len()..].fill(0);
+        layout.spread(frame);
+        if self.framing.crc {
+            let (covered, crc) = frame.split_at_mut(layout.crc_at());
+            crc.copy_from_slice(&checksum(covered));
+        }
+        self.position += layout.frame_len() as u64;
+    }
+
+    /// Where everything in the next frame will lie, if it has so many octets of ULPDU.
+    pub const fn layout(&self, ulpdu_len: u16) -> Layout {
+        Layout::new(ulpdu_len, self.position, self.framing.markers)
     }
 
     /// Writes a whole frame to the front of `out`, and answers its length; `None` where there is no room, or too much to
     /// be framed.
     pub fn frame(&mut self, ulpdu: &[&[u8]], out: &mut [u8]) -> Option<usize> {
         let len: usize = ulpdu.iter().map(|piece| piece.len()).sum();
-        let layout = Layout::new(len.try_into().ok()?, self.position, self.framing.markers);
+        let layout = self.layout(len.try_into().ok()?);
         let out = out.get_mut(..layout.frame_len())?;
-        let mut at = 0;
-        let mut write = |octets: &[u8]| {
-            out[at..at + octets.len()].copy_from_slice(octets);
-            at += octets.len();
-        };
-        if self.framing.markers {
-            let mut write = |piece: Piece<'_>| write(piece.as_octets());
-            let mut frame = self.begin(layout.ulpdu_len, &mut write);
+        self.frame_with(layout, out, |mut room| {
             for piece in ulpdu {
-                frame.push(piece, &mut write);
+                let front;
+                (front, room) = room.split_at_mut(piece.len());
+                front.copy_from_slice(piece);
             }
-            frame.finish(&mut write);
-        } else {
-            // All in one stretch, and the checksum in one go.
-            write(&layout.ulpdu_len.to_be_bytes());
-            ulpdu.iter().for_each(|piece| write(piece));
-            write(&[0; 3][..layout.pad_len()]);
-            let (covered, crc) = out.split_at_mut(layout.crc_at());
-            crc.fill(0);
-            if self.framing.crc {
-                crc.copy_from_slice(&checksum(covered));
-            }
-            self.position += layout.frame_len() as u64;
-        }
+        });
         Some(layout.frame_len())
     }
-}
-
-/// A frame that is on its way out.
-#[derive(Debug)]
-#[must_use = "a frame that is not finished is not whole"]
-pub struct OpenFrame<'s> {
-    sender: &'s mut Sender,
-    /// Where its length is.
-    begin: u64,
-    left: usize,
-    pad_len: usize,
-    crc: u32,
-}
-
-impl OpenFrame<'_> {
-    /// More octets of ULPDU. What is more than was announced is left out.
-    pub fn push<'a>(&mut self, octets: &'a [u8], mut out: impl FnMut(Piece<'a>)) {
-        let mut octets = &octets[..octets.len().min(self.left)];
-        self.left -= octets.len();
-        while !octets.is_empty() {
-            let until_marker = self.mark(&mut out);
-            let piece;
-            (piece, octets) = octets.split_at(octets.len().min(until_marker));
-            self.went(piece);
-            out(Piece::Given(piece));
-        }
-    }
-
-    /// Pad and checksum go out. Octets of ULPDU that are missing are zeros.
-    pub fn finish<'a>(mut self, mut out: impl FnMut(Piece<'a>)) {
-        for _ in 0..self.left + self.pad_len {
-            self.add(&[0], &mut out);
-        }
-        self.mark(&mut out);
-        self.sender.position += CRC_LEN as u64;
-        out(added(&self.crc.to_le_bytes()));
-    }
-
-    fn add<'a>(&mut self, octets: &[u8], out: &mut impl FnMut(Piece<'a>)) {
-        self.mark(out);
-        self.went(octets);
-        out(added(octets));
-    }
-
-    // Sends the marker that is due here, if one is; answers how far it is to the next.
-    fn mark<'a>(&mut self, out: &mut impl FnMut(Piece<'a>)) -> usize {
-        if !self.sender.framing.markers {
-            return usize::MAX;
-        }
-        let interval = MARKER_INTERVAL as u64;
-        if self.sender.position.is_multiple_of(interval) {
-            let pointer = self.sender.position.saturating_sub(self.begin) as u32;
-            let marker = pointer.to_be_bytes();
-            self.went(&marker);
-            out(added(&marker));
-        }
-        (interval - self.sender.position % interval) as usize
-    }
-
-    fn went(&mut self, octets: &[u8]) {
-        self.sender.position += octets.len() as u64;
-        if self.sender.framing.crc {
-            self.crc = crc32c::crc32c_append(self.crc, octets);
-        }
-    }
-}
-
-fn added<'a>(octets: &[u8]) -> Piece<'a> {
-    let mut all = [0; 4];
-    all[..octets.len()].copy_from_slice(octets);
-    Piece::Added(Added {
-        octets: all,
-        len: octets.len() as u8,
-    })
 }
 
 /// What finds the frames of one direction of a stream.

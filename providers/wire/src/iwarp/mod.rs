@@ -15,7 +15,7 @@ pub mod start;
 pub mod terminate;
 
 pub use ddp::{SegmentHeader, Tagged, Untagged};
-pub use fpdu::{Fpdu, Framing, Layout, Piece, Receiver, Sender};
+pub use fpdu::{Fpdu, Framing, Layout, Receiver, Sender};
 pub use rdmap::{
     AtomicRequest, AtomicResponse, Body, ExtensionHeader, Facts, Opcode, ReadRequest, Segment,
     SegmentBuffer,
@@ -56,31 +56,18 @@ pub enum Reject {
 }
 
 impl Reject {
-    /// All of them, for counters that are indexed by `reject as usize`.
-    pub const ALL: [Self; 9] = [
-        Self::Crc,
-        Self::Marker,
-        Self::Short,
-        Self::TaggedVersion,
-        Self::UntaggedVersion,
-        Self::QueueNumber,
-        Self::RdmapVersion,
-        Self::Opcode,
-        Self::Length,
-    ];
-
     /// What the peer is told (RFC 5044 section 8, RFC 5041 section 7, RFC 5040 section 4.8).
     pub const fn code(self) -> TerminateCode {
         match self {
-            Self::Crc => TerminateCode::new(2, 0, 0x02),
-            Self::Marker => TerminateCode::new(2, 0, 0x03),
-            Self::TaggedVersion => TerminateCode::new(1, 1, 0x04),
-            Self::UntaggedVersion => TerminateCode::new(1, 2, 0x06),
-            Self::QueueNumber => TerminateCode::new(1, 2, 0x01),
-            Self::RdmapVersion => TerminateCode::new(0, 2, 0x05),
-            Self::Opcode => TerminateCode::new(0, 2, 0x06),
+            Self::Crc => TerminateCode::MPA_CRC,
+            Self::Marker => TerminateCode::MPA_MARKER,
+            Self::TaggedVersion => TerminateCode::DDP_TAGGED_VERSION,
+            Self::UntaggedVersion => TerminateCode::DDP_UNTAGGED_VERSION,
+            Self::QueueNumber => TerminateCode::DDP_QUEUE,
+            Self::RdmapVersion => TerminateCode::RDMAP_VERSION,
+            Self::Opcode => TerminateCode::RDMAP_OPCODE,
             // No RFC has a code for these: the nearest that blames the stream.
-            Self::Short | Self::Length => TerminateCode::new(0, 2, 0x07),
+            Self::Short | Self::Length => TerminateCode::RDMAP_STREAM,
         }
     }
 }

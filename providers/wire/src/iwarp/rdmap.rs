@@ -5,7 +5,7 @@ use core::fmt;
 use super::Reject;
 use super::ddp::{DDP_VERSION, RDMAP_VERSION, SegmentHeader, queue};
 use super::terminate::{self, Terminate};
-use crate::layout::{Field, Header, Octets, Reserved, header};
+use crate::layout::{Header, Octets, Reserved, header, newtype_field};
 
 /// An opcode as the wire has it, of 4 bits, known or not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -29,8 +29,6 @@ pub struct Facts {
     pub invalidates: bool,
     /// Whether it wants a solicited event.
     pub solicits: bool,
-    /// Whether it uses up a receive.
-    pub takes_receive: bool,
 }
 
 /// What follows the header of a segment.
@@ -110,19 +108,7 @@ impl fmt::Debug for Opcode {
     }
 }
 
-impl Field for Opcode {
-    const WIDTHS: (usize, usize) = (4, 4);
-
-    #[inline(always)]
-    fn take(octets: &[u8], start: usize, width: usize) -> Self {
-        Self(u8::take(octets, start, width))
-    }
-
-    #[inline(always)]
-    fn put(self, octets: &mut [u8], start: usize, width: usize) {
-        self.0.put(octets, start, width);
-    }
-}
+newtype_field!(Opcode, 4);
 
 const fn facts(name: &'static str, queues: &'static [u32], content: Content) -> Facts {
     Facts {
@@ -131,7 +117,6 @@ const fn facts(name: &'static str, queues: &'static [u32], content: Content) -> 
         content,
         invalidates: false,
         solicits: false,
-        takes_receive: matches!(content, Content::Data | Content::Immediate) && !queues.is_empty(),
     }
 }
 
@@ -182,16 +167,11 @@ static FACTS: [Option<Facts>; 16] = {
 header! {
     /// What an RDMA Read Request asks for (RFC 5040 section 4.4).
     ReadRequest, ReadRequestView: 28 octets {
-        /// Where the response goes, at the requester.
-        sink_stag: u32 = 32,
-        /// Its tagged offset.
-        sink_to: u64 = 64,
-        /// Octets.
-        length: u32 = 32,
-        /// Where the octets come from, at the responder.
-        source_stag: u32 = 32,
-        /// Its tagged offset.
-        source_to: u64 = 64,
+        sink_stag: u32 = 32, "Where the response goes, at the requester.";
+        sink_to: u64 = 64, "Its tagged offset.";
+        length: u32 = 32, "Octets.";
+        source_stag: u32 = 32, "Where the octets come from, at the responder.";
+        source_to: u64 = 64, "Its tagged offset.";
     }
 }
 
@@ -206,24 +186,15 @@ pub mod atomic {
 header! {
     /// What an Atomic Request asks for (RFC 7306 section 5.2).
     AtomicRequest, AtomicRequestView: 52 octets {
-        /// Zero.
-        reserved: Reserved = 28,
-        /// See [`atomic`].
-        operation: u8 = 4,
-        /// Comes back in the response.
-        request_id: u32 = 32,
-        /// The buffer, at the responder.
-        stag: u32 = 32,
-        /// Tagged offset of the eight octets.
-        to: u64 = 64,
-        /// What is added or swapped in.
-        add_or_swap: u64 = 64,
-        /// Which bits of it count; of an addition, the highest bit of each field.
-        add_or_swap_mask: u64 = 64,
-        /// What is compared with.
-        compare: u64 = 64,
-        /// Which bits of it count.
-        compare_mask: u64 = 64,
+        reserved: Reserved = 28, "Zero.";
+        operation: u8 = 4, "See [`atomic`].";
+        request_id: u32 = 32, "Comes back in the response.";
+        stag: u32 = 32, "The buffer, at the responder.";
+        to: u64 = 64, "Tagged offset of the eight octets.";
+        add_or_swap: u64 = 64, "What is added or swapped in.";
+        add_or_swap_mask: u64 = 64, "Which bits of it count; of an addition, the highest bit of each field.";
+        compare: u64 = 64, "What is compared with.";
+        compare_mask: u64 = 64, "Which bits of it count.";
     }
 }
 
@@ -231,10 +202,8 @@ header! {
     /// What an Atomic Response answers (RFC 7306 section 5.2). It has 12 octets, as the figure there shows; the text speaks
     /// of 32, by mistake.
     AtomicResponse, AtomicResponseView: 12 octets {
-        /// From the request.
-        request_id: u32 = 32,
-        /// What was there before.
-        original: u64 = 64,
+        request_id: u32 = 32, "From the request.";
+        original: u64 = 64, "What was there before.";
     }
 }
 
@@ -242,14 +211,10 @@ header! {
     /// What all extensions without a standard encoding share: which extension, which of its operations. What follows is the
     /// extension's.
     ExtensionHeader, ExtensionHeaderView: 8 octets {
-        /// The extension: a number made of its name.
-        extension: u32 = 32,
-        /// Whether this answers a request; then it is on the queue of atomic responses.
-        is_response: bool = 1,
-        /// Zero.
-        reserved: Reserved = 15,
-        /// The operation, by numbers of the extension.
-        operation: u16 = 16,
+        extension: u32 = 32, "The extension: a number made of its name.";
+        is_response: bool = 1, "Whether this answers a request; then it is on the queue of atomic responses.";
+        reserved: Reserved = 15, "Zero.";
+        operation: u16 = 16, "The operation, by numbers of the extension.";
     }
 }
 

@@ -20,22 +20,14 @@ pub const LEFT_TO_PROGRAM: u16 = 0x3fff;
 header! {
     /// What requests and replies begin with.
     StartHeader, StartHeaderView: 20 octets {
-        /// Which of the two: see [`Kind`].
-        key: Octets<16> = 128,
-        /// M: the sender wants markers in what it receives.
-        markers: bool = 1,
-        /// C: the sender wants checksums, in both directions.
-        crc: bool = 1,
-        /// R: of a reply, there will be no connection. Without meaning in a request.
-        reject: bool = 1,
-        /// S: the private data begins with an [`Enhanced`] header.
-        enhanced: bool = 1,
-        /// Zero; not looked at.
-        reserved: Reserved = 4,
-        /// Revision: 1 or 2.
-        revision: u8 = 8,
-        /// PD_Length: octets of private data.
-        private_data_len: u16 = 16,
+        key: Octets<16> = 128, "Which of the two: see [`Kind`].";
+        markers: bool = 1, "M: the sender wants markers in what it receives.";
+        crc: bool = 1, "C: the sender wants checksums, in both directions.";
+        reject: bool = 1, "R: of a reply, there will be no connection. Without meaning in a request.";
+        enhanced: bool = 1, "S: the private data begins with an [`Enhanced`] header.";
+        reserved: Reserved = 4, "Zero; not looked at.";
+        revision: u8 = 8, "Revision: 1 or 2.";
+        private_data_len: u16 = 16, "PD_Length: octets of private data.";
     }
 }
 
@@ -44,18 +36,12 @@ header! {
     ///
     /// The depths are the sender's own.
     Enhanced, EnhancedView: 4 octets {
-        /// A: the responder may send first, once a ready-to-receive indication has come.
-        peer_to_peer: bool = 1,
-        /// B: the indication may be a SEND of no octets.
-        rtr_send: bool = 1,
-        /// IRD: reads that the sender serves at one time.
-        ird: u16 = 14,
-        /// C: the indication may be an RDMA Write of no octets.
-        rtr_write: bool = 1,
-        /// D: the indication may be an RDMA Read of no octets.
-        rtr_read: bool = 1,
-        /// ORD: reads that the sender has outstanding at one time.
-        ord: u16 = 14,
+        peer_to_peer: bool = 1, "A: the responder may send first, once a ready-to-receive indication has come.";
+        rtr_send: bool = 1, "B: the indication may be a SEND of no octets.";
+        ird: u16 = 14, "IRD: reads that the sender serves at one time.";
+        rtr_write: bool = 1, "C: the indication may be an RDMA Write of no octets.";
+        rtr_read: bool = 1, "D: the indication may be an RDMA Read of no octets.";
+        ord: u16 = 14, "ORD: reads that the sender has outstanding at one time.";
     }
 }
 

@@ -7,8 +7,8 @@
 //! RDMAP header of the segment               where R
 //! ```
 //!
-//! It may come from a peer that lays out its bits otherwise, and after it there is nothing more to be said: so what the
-//! flags promise and what is not there is simply not there.
+//! Peers differ in how they lay out its bits, and nothing follows it: parts that the flags announce and that are missing are
+//! left out, not refused.
 
 use super::ddp::{SegmentHeader, Tagged, Untagged};
 use super::rdmap::{AtomicRequest, Opcode, ReadRequest};
@@ -17,24 +17,17 @@ use crate::layout::{Header, Reserved, header};
 header! {
     /// What every Terminate begins with.
     TerminateControl, TerminateControlView: 4 octets {
-        /// 0 RDMAP, 1 DDP, 2 what is below.
-        layer: u8 = 4,
-        /// Type of the error, by layer.
-        etype: u8 = 4,
-        /// The error, by type.
-        code: u8 = 8,
-        /// M: the length of the segment follows.
-        has_length: bool = 1,
-        /// D: DDP's header follows.
-        has_ddp: bool = 1,
-        /// R: RDMAP's header follows.
-        has_rdmap: bool = 1,
-        /// Zero.
-        reserved: Reserved = 13,
+        layer: u8 = 4, "0 RDMAP, 1 DDP, 2 what is below.";
+        etype: u8 = 4, "Type of the error, by layer.";
+        code: u8 = 8, "The error, by type.";
+        has_length: bool = 1, "M: the length of the segment follows.";
+        has_ddp: bool = 1, "D: DDP's header follows.";
+        has_rdmap: bool = 1, "R: RDMAP's header follows.";
+        reserved: Reserved = 13, "Zero.";
     }
 }
 
-/// Which error (RFC 5040 section 4.8, RFC 6580).
+/// Which error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TerminateCode {
     /// 0 RDMAP, 1 DDP, 2 what is below. 4 bits.
@@ -45,8 +38,71 @@ pub struct TerminateCode {
     pub code: u8,
 }
 
+macro_rules! terminate_codes {
+    ($($name:ident = $layer:literal $etype:literal $code:literal: $words:literal)*) => {
+        /// The codes of RFC 5040 section 4.8, RFC 5041 section 7, RFC 5044 section 8 and RFC 6581 section 8.
+        impl TerminateCode {
+            /// A code.
+            pub const fn new(layer: u8, etype: u8, code: u8) -> Self {
+                Self { layer, etype, code }
+            }
+
+            $(
+                #[doc = concat!($words, ".")]
+                pub const $name: Self = Self::new($layer, $etype, $code);
+            )*
+
+            /// In words; `None` where the code has no meaning.
+            pub const fn name(self) -> Option<&'static str> {
+                Some(match (self.layer, self.etype, self.code) {
+                    $(($layer, $etype, $code) => $words,)*
+                    // Of local errors the code says nothing.
+                    (layer @ (0 | 1), 0, _) => return Self::new(layer, 0, 0).name(),
+                    _ => return None,
+                })
+            }
+        }
+    };
+}
+
+terminate_codes! {
+    RDMAP_LOCAL_CATASTROPHIC = 0 0 0x00: "RDMAP: local catastrophic error"
+    RDMAP_INVALID_STAG = 0 1 0x00: "RDMAP: invalid STag"
+    RDMAP_BOUNDS = 0 1 0x01: "RDMAP: base or bounds violation"
+    RDMAP_ACCESS = 0 1 0x02: "RDMAP: access rights violation"
+    RDMAP_NOT_ASSOCIATED = 0 1 0x03: "RDMAP: STag not associated with the stream"
+    RDMAP_WRAP = 0 1 0x04: "RDMAP: tagged offset wraps"
+    RDMAP_PROTECTED_FROM_INVALIDATION = 0 1 0x09: "RDMAP: STag cannot be invalidated"
+    RDMAP_PROTECTION = 0 1 0xff: "RDMAP: unspecified remote protection error"
+    RDMAP_VERSION = 0 2 0x05: "RDMAP: invalid version"
+    RDMAP_OPCODE = 0 2 0x06: "RDMAP: unexpected opcode"
+    RDMAP_STREAM = 0 2 0x07: "RDMAP: catastrophic error of the stream"
+    RDMAP_ALL_STREAMS = 0 2 0x08: "RDMAP: catastrophic error of all streams"
+    RDMAP_CANNOT_INVALIDATE = 0 2 0x09: "RDMAP: STag cannot be invalidated"
+    RDMAP_OPERATION = 0 2 0xff: "RDMAP: unspecified remote operation error"
+    DDP_LOCAL_CATASTROPHIC = 1 0 0x00: "DDP: local catastrophic error"
+    DDP_INVALID_STAG = 1 1 0x00: "DDP: invalid STag"
+    DDP_BOUNDS = 1 1 0x01: "DDP: base or bounds violation"
+    DDP_NOT_ASSOCIATED = 1 1 0x02: "DDP: STag not associated with the stream"
+    DDP_WRAP = 1 1 0x03: "DDP: tagged offset wraps"
+    DDP_TAGGED_VERSION = 1 1 0x04: "DDP: invalid version"
+    DDP_QUEUE = 1 2 0x01: "DDP: invalid queue number"
+    DDP_NO_BUFFER = 1 2 0x02: "DDP: no buffer"
+    DDP_MSN = 1 2 0x03: "DDP: MSN out of range"
+    DDP_OFFSET = 1 2 0x04: "DDP: invalid message offset"
+    DDP_TOO_LONG = 1 2 0x05: "DDP: message too long"
+    DDP_UNTAGGED_VERSION = 1 2 0x06: "DDP: invalid version"
+    MPA_CONNECTION_LOST = 2 0 0x01: "MPA: TCP connection lost"
+    MPA_CRC = 2 0 0x02: "MPA: wrong CRC"
+    MPA_MARKER = 2 0 0x03: "MPA: marker and length disagree"
+    MPA_START = 2 0 0x04: "MPA: invalid request or reply"
+    MPA_LOCAL_CATASTROPHIC = 2 0 0x05: "MPA: local catastrophic error"
+    MPA_INSUFFICIENT_IRD = 2 0 0x06: "MPA: insufficient IRD"
+    MPA_NO_COMMON_RTR = 2 0 0x07: "MPA: no ready-to-receive indication in common"
+}
+
 /// A Terminate, looked at in place.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terminate<'a> {
     /// What it begins with.
     pub control: TerminateControl,
@@ -79,51 +135,6 @@ pub const MAX_LEN: usize = TerminateControl::LEN + 2 + Untagged::LEN + AtomicReq
 
 const _: () = assert!(Tagged::LEN < Untagged::LEN && ReadRequest::LEN < AtomicRequest::LEN);
 
-impl TerminateCode {
-    /// A code.
-    pub const fn new(layer: u8, etype: u8, code: u8) -> Self {
-        Self { layer, etype, code }
-    }
-
-    /// In words; `None` where the code has no meaning.
-    pub const fn name(self) -> Option<&'static str> {
-        Some(match (self.layer, self.etype, self.code) {
-            (0, 0, _) => "RDMAP: local catastrophic error",
-            (0, 1, 0x00) => "RDMAP: invalid STag",
-            (0, 1, 0x01) => "RDMAP: base or bounds violation",
-            (0, 1, 0x02) => "RDMAP: access rights violation",
-            (0, 1, 0x03) => "RDMAP: STag not associated with the stream",
-            (0, 1, 0x04) => "RDMAP: tagged offset wraps",
-            (0, 1 | 2, 0x09) => "RDMAP: STag cannot be invalidated",
-            (0, 1, 0xff) => "RDMAP: unspecified remote protection error",
-            (0, 2, 0x05) => "RDMAP: invalid version",
-            (0, 2, 0x06) => "RDMAP: unexpected opcode",
-            (0, 2, 0x07) => "RDMAP: catastrophic error of the stream",
-            (0, 2, 0x08) => "RDMAP: catastrophic error of all streams",
-            (0, 2, 0xff) => "RDMAP: unspecified remote operation error",
-            (1, 0, _) => "DDP: local catastrophic error",
-            (1, 1, 0x00) => "DDP: invalid STag",
-            (1, 1, 0x01) => "DDP: base or bounds violation",
-            (1, 1, 0x02) => "DDP: STag not associated with the stream",
-            (1, 1, 0x03) => "DDP: tagged offset wraps",
-            (1, 1, 0x04) | (1, 2, 0x06) => "DDP: invalid version",
-            (1, 2, 0x01) => "DDP: invalid queue number",
-            (1, 2, 0x02) => "DDP: no buffer",
-            (1, 2, 0x03) => "DDP: MSN out of range",
-            (1, 2, 0x04) => "DDP: invalid message offset",
-            (1, 2, 0x05) => "DDP: message too long",
-            (2, 0, 0x01) => "MPA: TCP connection lost",
-            (2, 0, 0x02) => "MPA: wrong CRC",
-            (2, 0, 0x03) => "MPA: marker and length disagree",
-            (2, 0, 0x04) => "MPA: invalid request or reply",
-            (2, 0, 0x05) => "MPA: local catastrophic error",
-            (2, 0, 0x06) => "MPA: insufficient IRD",
-            (2, 0, 0x07) => "MPA: no ready-to-receive indication in common",
-            _ => return None,
-        })
-    }
-}
-
 impl Terminate<'_> {
     /// About no segment (RFC 5040 section 4.8).
     pub fn new(code: TerminateCode) -> Self {
@@ -155,10 +166,33 @@ impl Terminate<'_> {
         self
     }
 
+    /// The same without what lies behind the headers.
+    #[must_use]
+    pub const fn headers_only(&self) -> Terminate<'static> {
+        Terminate {
+            control: self.control,
+            segment_len: self.segment_len,
+            ddp: self.ddp,
+            rdmap: self.rdmap,
+            rest: &[],
+        }
+    }
+
     /// Which error.
     pub const fn code(&self) -> TerminateCode {
         let control = &self.control;
         TerminateCode::new(control.layer, control.etype, control.code)
+    }
+
+    /// Octets of what is there, but for what lies behind the headers.
+    pub fn encoded_len(&self) -> usize {
+        let request = match self.rdmap {
+            None => 0,
+            Some(TerminatedRequest::Read(_)) => ReadRequest::LEN,
+            Some(TerminatedRequest::Atomic(_)) => AtomicRequest::LEN,
+        };
+        let ddp = self.ddp.map_or(0, |ddp| ddp.encoded_len());
+        TerminateControl::LEN + self.segment_len.map_or(0, |_| 2) + ddp + request
     }
 
     /// Puts what is there at the front of `out`, but for what lies behind the headers, and answers the room that is left;

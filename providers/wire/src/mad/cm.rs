@@ -3,7 +3,7 @@
 //! Each fills the 232 octets behind the header of a management datagram, and ends with private data, whose size is the
 //! message's. A field of several bits that stands first in an octet has its high bits. [`Message`] is any of them.
 //!
-//! Who has which name for what: *local* is the sender of the message.
+//! In the names of fields, *local* is the sender of the message.
 
 use crate::layout::{Header as _, Octets, Reserved, header, view};
 use crate::mad::{DATA_LEN, Mad, MadHeader, Reject, class, method};
@@ -14,354 +14,210 @@ pub const CLASS_VERSION: u8 = 2;
 header! {
     /// Asks for a connection (IBTA 12.6.5).
     Req, ReqView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// Zero.
-        reserved32: Reserved = 32,
-        /// Whom the connection is for.
-        service_id: u64 = 64,
-        /// The sender's GUID.
-        ca_guid: u64 = 64,
-        /// Zero.
-        reserved32b: Reserved = 32,
-        /// Queue key of the sender's queue pair.
-        q_key: u32 = 32,
-        /// The sender's queue pair: 24 bits.
-        qpn: u32 = 24,
-        /// Reads and atomics that the sender serves at one time.
-        responder_resources: u8 = 8,
-        /// End-to-end context of reliable datagrams.
-        local_ee_context: u32 = 24,
-        /// Reads and atomics that the sender has outstanding at one time.
-        initiator_depth: u8 = 8,
-        /// End-to-end context of reliable datagrams.
-        remote_ee_context: u32 = 24,
-        /// How soon the receiver is to answer: 4.096 µs times two to the power of this.
-        remote_response_timeout: u8 = 5,
-        /// 0 RC, 1 UC, 2 RD, 3 see `extended_transport_type`.
-        transport_type: u8 = 2,
-        /// End-to-end flow control.
-        flow_control: bool = 1,
-        /// Number of the first packet: 24 bits.
-        starting_psn: u32 = 24,
-        /// How soon the sender will answer.
-        local_response_timeout: u8 = 5,
-        /// Retries of a packet.
-        retry_count: u8 = 3,
-        /// Partition.
-        p_key: u16 = 16,
-        /// Path MTU, coded as the verbs have it.
-        path_mtu: u8 = 4,
-        /// Reliable datagrams: the context exists.
-        rdc_exists: bool = 1,
-        /// Retries of a packet that met no receive.
-        rnr_retry_count: u8 = 3,
-        /// Repetitions of a message of the connection manager.
-        max_cm_retries: u8 = 4,
-        /// The sender's receives come from a shared queue.
-        srq: bool = 1,
-        /// 1 XRC, where the transport type is 3.
-        extended_transport_type: u8 = 3,
-        /// Primary path: the sender's LID.
-        primary_local_lid: u16 = 16,
-        /// The receiver's LID.
-        primary_remote_lid: u16 = 16,
-        /// The sender's GID.
-        primary_local_gid: Octets<16> = 128,
-        /// The receiver's GID.
-        primary_remote_gid: Octets<16> = 128,
-        /// Flow label.
-        primary_flow_label: u32 = 20,
-        /// Zero.
-        primary_reserved6: Reserved = 6,
-        /// Rate of packets.
-        primary_packet_rate: u8 = 6,
-        /// Traffic class.
-        primary_traffic_class: u8 = 8,
-        /// Hop limit.
-        primary_hop_limit: u8 = 8,
-        /// Service level.
-        primary_service_level: u8 = 4,
-        /// Whether the path does not leave the subnet.
-        primary_subnet_local: bool = 1,
-        /// Zero.
-        primary_reserved3: Reserved = 3,
-        /// Local ack timeout, coded as the verbs have it.
-        primary_ack_timeout: u8 = 5,
-        /// Zero.
-        primary_reserved3b: Reserved = 3,
-        /// Alternate path, all zero where there is none: the sender's LID.
-        alternate_local_lid: u16 = 16,
-        /// The receiver's LID.
-        alternate_remote_lid: u16 = 16,
-        /// The sender's GID.
-        alternate_local_gid: Octets<16> = 128,
-        /// The receiver's GID.
-        alternate_remote_gid: Octets<16> = 128,
-        /// Flow label.
-        alternate_flow_label: u32 = 20,
-        /// Zero.
-        alternate_reserved6: Reserved = 6,
-        /// Rate of packets.
-        alternate_packet_rate: u8 = 6,
-        /// Traffic class.
-        alternate_traffic_class: u8 = 8,
-        /// Hop limit.
-        alternate_hop_limit: u8 = 8,
-        /// Service level.
-        alternate_service_level: u8 = 4,
-        /// Whether the path does not leave the subnet.
-        alternate_subnet_local: bool = 1,
-        /// Zero.
-        alternate_reserved3: Reserved = 3,
-        /// Local ack timeout, coded as the verbs have it.
-        alternate_ack_timeout: u8 = 5,
-        /// Zero.
-        alternate_reserved3b: Reserved = 3,
-        /// The program's.
-        private_data: Octets<92> = 736,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        reserved32: Reserved = 32, "Zero.";
+        service_id: u64 = 64, "The service asked for.";
+        ca_guid: u64 = 64, "The sender's GUID.";
+        reserved32b: Reserved = 32, "Zero.";
+        q_key: u32 = 32, "Queue key of the sender's queue pair.";
+        qpn: u32 = 24, "The sender's queue pair: 24 bits.";
+        responder_resources: u8 = 8, "Reads and atomics that the sender serves at one time.";
+        local_ee_context: u32 = 24, "End-to-end context of reliable datagrams.";
+        initiator_depth: u8 = 8, "Reads and atomics that the sender has outstanding at one time.";
+        remote_ee_context: u32 = 24, "End-to-end context of reliable datagrams.";
+        remote_response_timeout: u8 = 5, "How soon the receiver is to answer: 4.096 µs times two to the power of this.";
+        transport_type: u8 = 2, "0 RC, 1 UC, 2 RD, 3 see `extended_transport_type`.";
+        flow_control: bool = 1, "End-to-end flow control.";
+        starting_psn: u32 = 24, "Number of the first packet: 24 bits.";
+        local_response_timeout: u8 = 5, "How soon the sender will answer.";
+        retry_count: u8 = 3, "Retries of a packet.";
+        p_key: u16 = 16, "Partition.";
+        path_mtu: u8 = 4, "Path MTU, coded as the verbs have it.";
+        rdc_exists: bool = 1, "Reliable datagrams: the context exists.";
+        rnr_retry_count: u8 = 3, "Retries of a packet that met no receive.";
+        max_cm_retries: u8 = 4, "Repetitions of a message of the connection manager.";
+        srq: bool = 1, "The sender's receives come from a shared queue.";
+        extended_transport_type: u8 = 3, "1 XRC, where the transport type is 3.";
+        primary_local_lid: u16 = 16, "Primary path: the sender's LID.";
+        primary_remote_lid: u16 = 16, "The receiver's LID.";
+        primary_local_gid: Octets<16> = 128, "The sender's GID.";
+        primary_remote_gid: Octets<16> = 128, "The receiver's GID.";
+        primary_flow_label: u32 = 20, "Flow label.";
+        primary_reserved6: Reserved = 6, "Zero.";
+        primary_packet_rate: u8 = 6, "Rate of packets.";
+        primary_traffic_class: u8 = 8, "Traffic class.";
+        primary_hop_limit: u8 = 8, "Hop limit.";
+        primary_service_level: u8 = 4, "Service level.";
+        primary_subnet_local: bool = 1, "Whether the path does not leave the subnet.";
+        primary_reserved3: Reserved = 3, "Zero.";
+        primary_ack_timeout: u8 = 5, "Local ack timeout, coded as the verbs have it.";
+        primary_reserved3b: Reserved = 3, "Zero.";
+        alternate_local_lid: u16 = 16, "Alternate path, all zero where there is none: the sender's LID.";
+        alternate_remote_lid: u16 = 16, "The receiver's LID.";
+        alternate_local_gid: Octets<16> = 128, "The sender's GID.";
+        alternate_remote_gid: Octets<16> = 128, "The receiver's GID.";
+        alternate_flow_label: u32 = 20, "Flow label.";
+        alternate_reserved6: Reserved = 6, "Zero.";
+        alternate_packet_rate: u8 = 6, "Rate of packets.";
+        alternate_traffic_class: u8 = 8, "Traffic class.";
+        alternate_hop_limit: u8 = 8, "Hop limit.";
+        alternate_service_level: u8 = 4, "Service level.";
+        alternate_subnet_local: bool = 1, "Whether the path does not leave the subnet.";
+        alternate_reserved3: Reserved = 3, "Zero.";
+        alternate_ack_timeout: u8 = 5, "Local ack timeout, coded as the verbs have it.";
+        alternate_reserved3b: Reserved = 3, "Zero.";
+        private_data: Octets<92> = 736, "The program's.";
     }
 }
 
 header! {
     /// Has been received, and an answer will take some time (IBTA 12.6.6).
     Mra, MraView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// The receiver's number of the connection.
-        remote_comm_id: u32 = 32,
-        /// What has been received: 0 REQ, 1 REP, 2 LAP.
-        message: u8 = 2,
-        /// Zero.
-        reserved6: Reserved = 6,
-        /// How long: 4.096 µs times two to the power of this.
-        service_timeout: u8 = 5,
-        /// Zero.
-        reserved3: Reserved = 3,
-        /// The program's.
-        private_data: Octets<222> = 1776,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        message: u8 = 2, "What has been received: 0 REQ, 1 REP, 2 LAP.";
+        reserved6: Reserved = 6, "Zero.";
+        service_timeout: u8 = 5, "How long: 4.096 µs times two to the power of this.";
+        reserved3: Reserved = 3, "Zero.";
+        private_data: Octets<222> = 1776, "The program's.";
     }
 }
 
 header! {
     /// There will be no connection (IBTA 12.6.7).
     Rej, RejView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// The receiver's number of the connection.
-        remote_comm_id: u32 = 32,
-        /// What is refused: 0 REQ, 1 REP, 2 something else.
-        message: u8 = 2,
-        /// Zero.
-        reserved6: Reserved = 6,
-        /// Octets of `info` that count.
-        info_length: u8 = 7,
-        /// Zero.
-        reserved1: Reserved = 1,
-        /// Why: see [`reason`].
-        reason: u16 = 16,
-        /// More about the reason.
-        info: Octets<72> = 576,
-        /// The program's.
-        private_data: Octets<148> = 1184,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        message: u8 = 2, "What is refused: 0 REQ, 1 REP, 2 something else.";
+        reserved6: Reserved = 6, "Zero.";
+        info_length: u8 = 7, "Octets of `info` that count.";
+        reserved1: Reserved = 1, "Zero.";
+        reason: u16 = 16, "Why: see [`reason`].";
+        info: Octets<72> = 576, "More about the reason.";
+        private_data: Octets<148> = 1184, "The program's.";
     }
 }
 
 header! {
     /// Agrees to a connection (IBTA 12.6.8).
     Rep, RepView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// The receiver's number of the connection.
-        remote_comm_id: u32 = 32,
-        /// Queue key of the sender's queue pair.
-        q_key: u32 = 32,
-        /// The sender's queue pair: 24 bits.
-        qpn: u32 = 24,
-        /// Zero.
-        reserved8: Reserved = 8,
-        /// End-to-end context of reliable datagrams.
-        ee_context: u32 = 24,
-        /// Zero.
-        reserved8b: Reserved = 8,
-        /// Number of the first packet: 24 bits.
-        starting_psn: u32 = 24,
-        /// Zero.
-        reserved8c: Reserved = 8,
-        /// Reads and atomics that the sender serves at one time.
-        responder_resources: u8 = 8,
-        /// Reads and atomics that the sender has outstanding at one time.
-        initiator_depth: u8 = 8,
-        /// How long the sender's adapter takes to acknowledge.
-        target_ack_delay: u8 = 5,
-        /// Whether the alternate path was taken.
-        failover_accepted: u8 = 2,
-        /// End-to-end flow control.
-        flow_control: bool = 1,
-        /// Retries of a packet that met no receive.
-        rnr_retry_count: u8 = 3,
-        /// The sender's receives come from a shared queue.
-        srq: bool = 1,
-        /// Zero.
-        reserved4: Reserved = 4,
-        /// The sender's GUID.
-        ca_guid: u64 = 64,
-        /// The program's.
-        private_data: Octets<196> = 1568,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        q_key: u32 = 32, "Queue key of the sender's queue pair.";
+        qpn: u32 = 24, "The sender's queue pair: 24 bits.";
+        reserved8: Reserved = 8, "Zero.";
+        ee_context: u32 = 24, "End-to-end context of reliable datagrams.";
+        reserved8b: Reserved = 8, "Zero.";
+        starting_psn: u32 = 24, "Number of the first packet: 24 bits.";
+        reserved8c: Reserved = 8, "Zero.";
+        responder_resources: u8 = 8, "Reads and atomics that the sender serves at one time.";
+        initiator_depth: u8 = 8, "Reads and atomics that the sender has outstanding at one time.";
+        target_ack_delay: u8 = 5, "How long the sender's adapter takes to acknowledge.";
+        failover_accepted: u8 = 2, "Whether the alternate path was taken.";
+        flow_control: bool = 1, "End-to-end flow control.";
+        rnr_retry_count: u8 = 3, "Retries of a packet that met no receive.";
+        srq: bool = 1, "The sender's receives come from a shared queue.";
+        reserved4: Reserved = 4, "Zero.";
+        ca_guid: u64 = 64, "The sender's GUID.";
+        private_data: Octets<196> = 1568, "The program's.";
     }
 }
 
 header! {
     /// Ready to use: the connection is there (IBTA 12.6.9).
     Rtu, RtuView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// The receiver's number of the connection.
-        remote_comm_id: u32 = 32,
-        /// The program's.
-        private_data: Octets<224> = 1792,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        private_data: Octets<224> = 1792, "The program's.";
     }
 }
 
 header! {
     /// Ends a connection (IBTA 12.6.10).
     Dreq, DreqView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// The receiver's number of the connection.
-        remote_comm_id: u32 = 32,
-        /// The receiver's queue pair, or its end-to-end context: 24 bits.
-        remote_qpn: u32 = 24,
-        /// Zero.
-        reserved8: Reserved = 8,
-        /// The program's.
-        private_data: Octets<220> = 1760,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        remote_qpn: u32 = 24, "The receiver's queue pair, or its end-to-end context: 24 bits.";
+        reserved8: Reserved = 8, "Zero.";
+        private_data: Octets<220> = 1760, "The program's.";
     }
 }
 
 header! {
     /// The connection has ended (IBTA 12.6.11).
     Drep, DrepView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// The receiver's number of the connection.
-        remote_comm_id: u32 = 32,
-        /// The program's.
-        private_data: Octets<224> = 1792,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        private_data: Octets<224> = 1792, "The program's.";
     }
 }
 
 header! {
     /// Loads an alternate path (IBTA 12.8.1).
     Lap, LapView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// The receiver's number of the connection.
-        remote_comm_id: u32 = 32,
-        /// Zero.
-        reserved32: Reserved = 32,
-        /// The receiver's queue pair: 24 bits.
-        remote_qpn: u32 = 24,
-        /// How soon the receiver is to answer.
-        remote_response_timeout: u8 = 5,
-        /// Zero.
-        reserved3: Reserved = 3,
-        /// Zero.
-        reserved32b: Reserved = 32,
-        /// Alternate path: the sender's LID.
-        local_lid: u16 = 16,
-        /// The receiver's LID.
-        remote_lid: u16 = 16,
-        /// The sender's GID.
-        local_gid: Octets<16> = 128,
-        /// The receiver's GID.
-        remote_gid: Octets<16> = 128,
-        /// Flow label.
-        flow_label: u32 = 20,
-        /// Zero.
-        reserved4: Reserved = 4,
-        /// Traffic class.
-        traffic_class: u8 = 8,
-        /// Hop limit.
-        hop_limit: u8 = 8,
-        /// Zero.
-        reserved2: Reserved = 2,
-        /// Rate of packets.
-        packet_rate: u8 = 6,
-        /// Service level.
-        service_level: u8 = 4,
-        /// Whether the path does not leave the subnet.
-        subnet_local: bool = 1,
-        /// Zero.
-        reserved3b: Reserved = 3,
-        /// Local ack timeout, coded as the verbs have it.
-        ack_timeout: u8 = 5,
-        /// Zero.
-        reserved3c: Reserved = 3,
-        /// The program's.
-        private_data: Octets<168> = 1344,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        reserved32: Reserved = 32, "Zero.";
+        remote_qpn: u32 = 24, "The receiver's queue pair: 24 bits.";
+        remote_response_timeout: u8 = 5, "How soon the receiver is to answer.";
+        reserved3: Reserved = 3, "Zero.";
+        reserved32b: Reserved = 32, "Zero.";
+        local_lid: u16 = 16, "Alternate path: the sender's LID.";
+        remote_lid: u16 = 16, "The receiver's LID.";
+        local_gid: Octets<16> = 128, "The sender's GID.";
+        remote_gid: Octets<16> = 128, "The receiver's GID.";
+        flow_label: u32 = 20, "Flow label.";
+        reserved4: Reserved = 4, "Zero.";
+        traffic_class: u8 = 8, "Traffic class.";
+        hop_limit: u8 = 8, "Hop limit.";
+        reserved2: Reserved = 2, "Zero.";
+        packet_rate: u8 = 6, "Rate of packets.";
+        service_level: u8 = 4, "Service level.";
+        subnet_local: bool = 1, "Whether the path does not leave the subnet.";
+        reserved3b: Reserved = 3, "Zero.";
+        ack_timeout: u8 = 5, "Local ack timeout, coded as the verbs have it.";
+        reserved3c: Reserved = 3, "Zero.";
+        private_data: Octets<168> = 1344, "The program's.";
     }
 }
 
 header! {
     /// Answers a [`Lap`] (IBTA 12.8.2).
     Apr, AprView: 232 octets {
-        /// The sender's number of the connection.
-        local_comm_id: u32 = 32,
-        /// The receiver's number of the connection.
-        remote_comm_id: u32 = 32,
-        /// Octets of `info` that count.
-        info_length: u8 = 8,
-        /// 0 where the path was loaded.
-        status: u8 = 8,
-        /// Zero.
-        reserved16: Reserved = 16,
-        /// More about the status.
-        info: Octets<72> = 576,
-        /// The program's.
-        private_data: Octets<148> = 1184,
+        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        info_length: u8 = 8, "Octets of `info` that count.";
+        status: u8 = 8, "0 where the path was loaded.";
+        reserved16: Reserved = 16, "Zero.";
+        info: Octets<72> = 576, "More about the status.";
+        private_data: Octets<148> = 1184, "The program's.";
     }
 }
 
 header! {
     /// Asks which queue pair serves datagrams of a service (IBTA 12.11.1).
     SidrReq, SidrReqView: 232 octets {
-        /// The sender's number of the question.
-        request_id: u32 = 32,
-        /// Partition.
-        p_key: u16 = 16,
-        /// Zero.
-        reserved16: Reserved = 16,
-        /// Whom the datagrams are for.
-        service_id: u64 = 64,
-        /// The program's.
-        private_data: Octets<216> = 1728,
+        request_id: u32 = 32, "The sender's number of the question.";
+        p_key: u16 = 16, "Partition.";
+        reserved16: Reserved = 16, "Zero.";
+        service_id: u64 = 64, "The service asked for.";
+        private_data: Octets<216> = 1728, "The program's.";
     }
 }
 
 header! {
     /// Answers a [`SidrReq`] (IBTA 12.11.2).
     SidrRep, SidrRepView: 232 octets {
-        /// The number of the question.
-        request_id: u32 = 32,
-        /// 0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.
-        status: u8 = 8,
-        /// Octets of `info` that count.
-        info_length: u8 = 8,
-        /// Zero.
-        reserved16: Reserved = 16,
-        /// The queue pair: 24 bits.
-        qpn: u32 = 24,
-        /// Zero.
-        reserved8: Reserved = 8,
-        /// Whom the datagrams are for.
-        service_id: u64 = 64,
-        /// The queue key to send with.
-        q_key: u32 = 32,
-        /// More about the status.
-        info: Octets<72> = 576,
-        /// The program's.
-        private_data: Octets<136> = 1088,
+        request_id: u32 = 32, "The number of the question.";
+        status: u8 = 8, "0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.";
+        info_length: u8 = 8, "Octets of `info` that count.";
+        reserved16: Reserved = 16, "Zero.";
+        qpn: u32 = 24, "The queue pair: 24 bits.";
+        reserved8: Reserved = 8, "Zero.";
+        service_id: u64 = 64, "The service asked for.";
+        q_key: u32 = 32, "The queue key to send with.";
+        info: Octets<72> = 576, "More about the status.";
+        private_data: Octets<136> = 1088, "The program's.";
     }
 }
 
@@ -476,84 +332,61 @@ pub fn header_of(message: &Message, transaction_id: u64) -> MadHeader {
     }
 }
 
-/// Why a connection is refused (IBTA 12.6.7.2).
-#[allow(missing_docs)]
-pub mod reason {
-    pub const NO_QP: u16 = 1;
-    pub const NO_EE_CONTEXT: u16 = 2;
-    pub const NO_RESOURCES: u16 = 3;
-    pub const TIMEOUT: u16 = 4;
-    pub const UNSUPPORTED: u16 = 5;
-    pub const INVALID_COMM_ID: u16 = 6;
-    pub const INVALID_COMM_INSTANCE: u16 = 7;
-    pub const INVALID_SERVICE_ID: u16 = 8;
-    pub const INVALID_TRANSPORT_TYPE: u16 = 9;
-    pub const STALE_CONNECTION: u16 = 10;
-    pub const RDC_MISSING: u16 = 11;
-    pub const INVALID_GID: u16 = 12;
-    pub const INVALID_LID: u16 = 13;
-    pub const INVALID_SERVICE_LEVEL: u16 = 14;
-    pub const INVALID_TRAFFIC_CLASS: u16 = 15;
-    pub const INVALID_HOP_LIMIT: u16 = 16;
-    pub const INVALID_PACKET_RATE: u16 = 17;
-    pub const INVALID_ALTERNATE_GID: u16 = 18;
-    pub const INVALID_ALTERNATE_LID: u16 = 19;
-    pub const INVALID_ALTERNATE_SERVICE_LEVEL: u16 = 20;
-    pub const INVALID_ALTERNATE_TRAFFIC_CLASS: u16 = 21;
-    pub const INVALID_ALTERNATE_HOP_LIMIT: u16 = 22;
-    pub const INVALID_ALTERNATE_PACKET_RATE: u16 = 23;
-    pub const PORT_AND_CM_REDIRECT: u16 = 24;
-    pub const PORT_REDIRECT: u16 = 25;
-    pub const INVALID_MTU: u16 = 26;
-    pub const INSUFFICIENT_RESPONDER_RESOURCES: u16 = 27;
-    pub const CONSUMER: u16 = 28;
-    pub const RNR_RETRY_COUNT: u16 = 29;
-    pub const DUPLICATE_LOCAL_COMM_ID: u16 = 30;
-    pub const INVALID_CLASS_VERSION: u16 = 31;
-    pub const INVALID_FLOW_LABEL: u16 = 32;
-    pub const INVALID_ALTERNATE_FLOW_LABEL: u16 = 33;
-    pub const VENDOR_OPTION: u16 = 35;
+macro_rules! reasons {
+    ($($name:ident = $number:literal: $words:literal)*) => {
+        /// Why a connection is refused (IBTA 12.6.7.2).
+        pub mod reason {
+            $(
+                #[doc = concat!("Refused: ", $words, ".")]
+                pub const $name: u16 = $number;
+            )*
 
-    /// In words; `None` where the number has no meaning.
-    pub const fn name(reason: u16) -> Option<&'static str> {
-        Some(match reason {
-            NO_QP => "no queue pair",
-            NO_EE_CONTEXT => "no end-to-end context",
-            NO_RESOURCES => "no resources",
-            TIMEOUT => "timeout",
-            UNSUPPORTED => "unsupported request",
-            INVALID_COMM_ID => "invalid communication id",
-            INVALID_COMM_INSTANCE => "invalid communication instance",
-            INVALID_SERVICE_ID => "invalid service id",
-            INVALID_TRANSPORT_TYPE => "invalid transport type",
-            STALE_CONNECTION => "stale connection",
-            RDC_MISSING => "reliable datagram channel missing",
-            INVALID_GID => "invalid GID",
-            INVALID_LID => "invalid LID",
-            INVALID_SERVICE_LEVEL => "invalid service level",
-            INVALID_TRAFFIC_CLASS => "invalid traffic class",
-            INVALID_HOP_LIMIT => "invalid hop limit",
-            INVALID_PACKET_RATE => "invalid packet rate",
-            INVALID_ALTERNATE_GID => "invalid alternate GID",
-            INVALID_ALTERNATE_LID => "invalid alternate LID",
-            INVALID_ALTERNATE_SERVICE_LEVEL => "invalid alternate service level",
-            INVALID_ALTERNATE_TRAFFIC_CLASS => "invalid alternate traffic class",
-            INVALID_ALTERNATE_HOP_LIMIT => "invalid alternate hop limit",
-            INVALID_ALTERNATE_PACKET_RATE => "invalid alternate packet rate",
-            PORT_AND_CM_REDIRECT => "port and manager redirected",
-            PORT_REDIRECT => "port redirected",
-            INVALID_MTU => "invalid path MTU",
-            INSUFFICIENT_RESPONDER_RESOURCES => "insufficient responder resources",
-            CONSUMER => "by the program",
-            RNR_RETRY_COUNT => "RNR retry count",
-            DUPLICATE_LOCAL_COMM_ID => "duplicate local communication id",
-            INVALID_CLASS_VERSION => "invalid class version",
-            INVALID_FLOW_LABEL => "invalid flow label",
-            INVALID_ALTERNATE_FLOW_LABEL => "invalid alternate flow label",
-            VENDOR_OPTION => "vendor option not supported",
-            _ => return None,
-        })
-    }
+            /// In words; `None` where the number has no meaning.
+            pub const fn name(reason: u16) -> Option<&'static str> {
+                Some(match reason {
+                    $($name => $words,)*
+                    _ => return None,
+                })
+            }
+        }
+    };
+}
+
+reasons! {
+    NO_QP = 1: "no queue pair"
+    NO_EE_CONTEXT = 2: "no end-to-end context"
+    NO_RESOURCES = 3: "no resources"
+    TIMEOUT = 4: "timeout"
+    UNSUPPORTED = 5: "unsupported request"
+    INVALID_COMM_ID = 6: "invalid communication id"
+    INVALID_COMM_INSTANCE = 7: "invalid communication instance"
+    INVALID_SERVICE_ID = 8: "invalid service id"
+    INVALID_TRANSPORT_TYPE = 9: "invalid transport type"
+    STALE_CONNECTION = 10: "stale connection"
+    RDC_MISSING = 11: "reliable datagram channel missing"
+    INVALID_GID = 12: "invalid GID"
+    INVALID_LID = 13: "invalid LID"
+    INVALID_SERVICE_LEVEL = 14: "invalid service level"
+    INVALID_TRAFFIC_CLASS = 15: "invalid traffic class"
+    INVALID_HOP_LIMIT = 16: "invalid hop limit"
+    INVALID_PACKET_RATE = 17: "invalid packet rate"
+    INVALID_ALTERNATE_GID = 18: "invalid alternate GID"
+    INVALID_ALTERNATE_LID = 19: "invalid alternate LID"
+    INVALID_ALTERNATE_SERVICE_LEVEL = 20: "invalid alternate service level"
+    INVALID_ALTERNATE_TRAFFIC_CLASS = 21: "invalid alternate traffic class"
+    INVALID_ALTERNATE_HOP_LIMIT = 22: "invalid alternate hop limit"
+    INVALID_ALTERNATE_PACKET_RATE = 23: "invalid alternate packet rate"
+    PORT_AND_CM_REDIRECT = 24: "port and manager redirected"
+    PORT_REDIRECT = 25: "port redirected"
+    INVALID_MTU = 26: "invalid path MTU"
+    INSUFFICIENT_RESPONDER_RESOURCES = 27: "insufficient responder resources"
+    CONSUMER = 28: "by the program"
+    RNR_RETRY_COUNT = 29: "RNR retry count"
+    DUPLICATE_LOCAL_COMM_ID = 30: "duplicate local communication id"
+    INVALID_CLASS_VERSION = 31: "invalid class version"
+    INVALID_FLOW_LABEL = 32: "invalid flow label"
+    INVALID_ALTERNATE_FLOW_LABEL = 33: "invalid alternate flow label"
+    VENDOR_OPTION = 35: "vendor option not supported"
 }
 
 #[cfg(test)]

@@ -28,39 +28,23 @@ pub mod class {
 
 /// Methods.
 pub mod method {
-    /// Asks for an attribute.
-    pub const GET: u8 = 0x01;
-    /// Sets an attribute.
-    pub const SET: u8 = 0x02;
     /// A message that is no question.
     pub const SEND: u8 = 0x03;
-    /// The answer to both questions: the bit for answers, and GET.
-    pub const GET_RESPONSE: u8 = 0x81;
 }
 
 header! {
     /// What every management datagram begins with (IBTA 13.4.3).
     MadHeader, MadHeaderView: 24 octets {
-        /// 1.
-        base_version: u8 = 8,
-        /// See [`class`].
-        management_class: u8 = 8,
-        /// Version of the class: 2 of [`class::COMMUNICATION`].
-        class_version: u8 = 8,
-        /// See [`method`]; the highest bit says that this is an answer.
-        method: u8 = 8,
-        /// Of an answer.
-        status: u16 = 16,
-        /// Of the class.
-        class_specific: u16 = 16,
-        /// Tells which question an answer belongs to.
-        transaction_id: u64 = 64,
-        /// What the datagram is about; of [`class::COMMUNICATION`], which message it is.
-        attribute_id: u16 = 16,
-        /// Zero.
-        reserved: u16 = 16,
-        /// Which of several.
-        attribute_modifier: u32 = 32,
+        base_version: u8 = 8, "1.";
+        management_class: u8 = 8, "See [`class`].";
+        class_version: u8 = 8, "Version of the class: 2 of [`class::COMMUNICATION`].";
+        method: u8 = 8, "See [`method`]; the highest bit says that this is an answer.";
+        status: u16 = 16, "Of an answer.";
+        class_specific: u16 = 16, "Of the class.";
+        transaction_id: u64 = 64, "Tells which question an answer belongs to.";
+        attribute_id: u16 = 16, "What the datagram is about; of [`class::COMMUNICATION`], which message it is.";
+        reserved: u16 = 16, "Zero.";
+        attribute_modifier: u32 = 32, "Which of several.";
     }
 }
 
@@ -82,17 +66,6 @@ pub enum Reject {
     /// No message has this attribute.
     #[error("an unknown attribute")]
     Attribute,
-}
-
-impl Reject {
-    /// All of them, for counters that are indexed by `reject as usize`.
-    pub const ALL: [Self; 5] = [
-        Self::Length,
-        Self::BaseVersion,
-        Self::Class,
-        Self::Method,
-        Self::Attribute,
-    ];
 }
 
 /// A management datagram, looked at in place.

@@ -1,6 +1,6 @@
 //! What the RDMA connection manager puts in front of its users' private data (IBTA annex A11).
 //!
-//! It stands in REQ and in SIDR_REQ, and says between which IP addresses and ports the connection is.
+//! It stands in REQ and in SIDR_REQ, and has the IP addresses and ports of the connection.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,18 +9,12 @@ use crate::layout::{Octets, Reserved, header};
 header! {
     /// The header of the RDMA connection manager.
     RdmaCm, RdmaCmView: 36 octets {
-        /// 0: whatever else is refused.
-        version: u8 = 8,
-        /// 4 or 6.
-        ip_version: u8 = 4,
-        /// Zero.
-        reserved: Reserved = 4,
-        /// The sender's port.
-        source_port: u16 = 16,
-        /// The sender; of IPv4 the last four octets.
-        source: Octets<16> = 128,
-        /// The receiver; of IPv4 the last four octets.
-        destination: Octets<16> = 128,
+        version: u8 = 8, "0: whatever else is refused.";
+        ip_version: u8 = 4, "4 or 6.";
+        reserved: Reserved = 4, "Zero.";
+        source_port: u16 = 16, "The sender's port.";
+        source: Octets<16> = 128, "The sender; of IPv4 the last four octets.";
+        destination: Octets<16> = 128, "The receiver; of IPv4 the last four octets.";
     }
 }
 
@@ -30,10 +24,6 @@ pub mod port_space {
     pub const TCP: u16 = 0x0106;
     /// Datagrams.
     pub const UDP: u16 = 0x0111;
-    /// IP over InfiniBand.
-    pub const IPOIB: u16 = 0x0002;
-    /// InfiniBand's own.
-    pub const IB: u16 = 0x013f;
 }
 
 /// The service id of a port.

@@ -2,15 +2,13 @@
 
 use core::fmt;
 
-use crate::layout::{Field, header};
+use crate::layout::{header, newtype_field};
 
 header! {
     /// Acknowledge extended transport header.
     Aeth, AethView: 4 octets {
-        /// What is said.
-        syndrome: Syndrome = 8,
-        /// Messages that the responder has completed, a read when it was accepted (IBTA C9-148): 24 bits.
-        msn: u32 = 24,
+        syndrome: Syndrome = 8, "What is said.";
+        msn: u32 = 24, "Messages that the responder has completed, a read when it was accepted (IBTA C9-148): 24 bits.";
     }
 }
 
@@ -26,30 +24,37 @@ pub struct Syndrome(pub u8);
 /// What a syndrome means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SyndromeKind {
-    /// Everything up to the PSN has arrived; with a credit code, 31 for no limit.
+    /// Everything up to the PSN has arrived; with a credit code.
     Ack(u8),
     /// No receive was posted: the timer code says how long to wait.
     RnrNak(u8),
-    /// Refused, with a code: 0 PSN sequence error, 1 invalid request, 2 remote access error, 3 remote operational error,
-    /// 4 invalid RD request, the others reserved.
-    Nak(u8),
+    /// Refused.
+    Nak(Nak),
     /// Without a meaning.
     Reserved,
 }
 
+/// Why a responder refuses: the code of a NAK, of 5 bits (IBTA 9.7.5.2.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Nak(pub u8);
+
+impl Nak {
+    /// The packet is ahead of the expected one.
+    pub const SEQUENCE_ERROR: Self = Self(0);
+    /// Invalid request.
+    pub const INVALID_REQUEST: Self = Self(1);
+    /// Remote access error.
+    pub const REMOTE_ACCESS: Self = Self(2);
+    /// Remote operational error.
+    pub const REMOTE_OPERATION: Self = Self(3);
+    /// Invalid RD request: of reliable datagrams, which no device here has.
+    pub const INVALID_RD_REQUEST: Self = Self(4);
+}
+
 impl Syndrome {
-    /// An ACK that sets no limit.
-    pub const ACK: Self = Self::ack(31);
-    /// NAK: the packet is ahead of the expected one.
-    pub const NAK_SEQUENCE_ERROR: Self = Self(0x60);
-    /// NAK: invalid request.
-    pub const NAK_INVALID_REQUEST: Self = Self(0x61);
-    /// NAK: remote access error.
-    pub const NAK_REMOTE_ACCESS: Self = Self(0x62);
-    /// NAK: remote operational error.
-    pub const NAK_REMOTE_OPERATION: Self = Self(0x63);
-    /// NAK: invalid RD request.
-    pub const NAK_INVALID_RD_REQUEST: Self = Self(0x64);
+    /// The credit code of an ACK that sets no limit: the responder's receives come from a shared queue, or it does not
+    /// count them.
+    pub const NO_LIMIT: u8 = 31;
 
     /// An ACK with this credit code, of 5 bits.
     pub const fn ack(credit: u8) -> Self {
@@ -61,15 +66,51 @@ impl Syndrome {
         Self(0x20 | timer & 0x1f)
     }
 
+    /// A NAK.
+    pub const fn nak(nak: Nak) -> Self {
+        Self(0x60 | nak.0 & 0x1f)
+    }
+
     /// What it means (IBTA 9.7.5.2; the highest bit is zero).
     pub const fn kind(self) -> SyndromeKind {
         let code = self.0 & 0x1f;
         match self.0 >> 5 {
             0 => SyndromeKind::Ack(code),
             1 => SyndromeKind::RnrNak(code),
-            3 => SyndromeKind::Nak(code),
+            3 => SyndromeKind::Nak(Nak(code)),
             _ => SyndromeKind::Reserved,
         }
+    }
+
+    /// Whether everything up to the PSN has arrived.
+    pub const fn is_ack(self) -> bool {
+        self.0 >> 5 == 0
+    }
+}
+
+/// Receives that a credit code stands for (IBTA 9.7.7.2); [`Syndrome::NO_LIMIT`] stands for any number.
+const CREDITS: [u32; 31] = [
+    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
+];
+
+impl Aeth {
+    /// So many messages completed, and the largest credit code that promises no more than `receives`; `None` for no
+    /// limit.
+    pub fn ack(msn: u32, receives: Option<usize>) -> Self {
+        let credit = receives.map_or(Syndrome::NO_LIMIT, |receives| {
+            CREDITS.partition_point(|&credits| credits as usize <= receives) as u8 - 1
+        });
+        Self {
+            syndrome: Syndrome::ack(credit),
+            msn,
+        }
+    }
+
+    /// Of an ACK: the number of the last message that may be sent, modulo 2^24; `None` where there is no limit.
+    pub fn limit(self) -> Option<u32> {
+        let credits = CREDITS.get(usize::from(self.syndrome.0))?;
+        Some(self.msn.wrapping_add(*credits) & 0xff_ffff)
     }
 }
 
@@ -85,7 +126,7 @@ impl fmt::Display for Syndrome {
         match self.kind() {
             SyndromeKind::Ack(_) => f.write_str("ACK"),
             SyndromeKind::RnrNak(timer) => write!(f, "RNR NAK, timer {timer}"),
-            SyndromeKind::Nak(code) => match NAKS.get(usize::from(code)) {
+            SyndromeKind::Nak(Nak(code)) => match NAKS.get(usize::from(code)) {
                 Some(name) => write!(f, "NAK {name}"),
                 None => write!(f, "NAK {code}"),
             },
@@ -100,19 +141,7 @@ impl fmt::Debug for Syndrome {
     }
 }
 
-impl Field for Syndrome {
-    const WIDTHS: (usize, usize) = (8, 8);
-
-    #[inline(always)]
-    fn take(octets: &[u8], start: usize, width: usize) -> Self {
-        Self(u8::take(octets, start, width))
-    }
-
-    #[inline(always)]
-    fn put(self, octets: &mut [u8], start: usize, width: usize) {
-        self.0.put(octets, start, width);
-    }
-}
+newtype_field!(Syndrome, 8);
 
 #[cfg(test)]
 mod tests {
@@ -125,22 +154,35 @@ mod tests {
             let expected = match octet {
                 0x00..=0x1f => SyndromeKind::Ack(octet),
                 0x20..=0x3f => SyndromeKind::RnrNak(octet - 0x20),
-                0x60..=0x7f => SyndromeKind::Nak(octet - 0x60),
+                0x60..=0x7f => SyndromeKind::Nak(Nak(octet - 0x60)),
                 _ => SyndromeKind::Reserved,
             };
             assert_eq!(Syndrome(octet).kind(), expected);
         }
         assert_eq!(Syndrome::ack(5).kind(), SyndromeKind::Ack(5));
         assert_eq!(Syndrome::rnr_nak(14).kind(), SyndromeKind::RnrNak(14));
-        assert_eq!(Syndrome::NAK_REMOTE_ACCESS.kind(), SyndromeKind::Nak(2));
+        let refused = SyndromeKind::Nak(Nak::REMOTE_ACCESS);
+        assert_eq!(Syndrome::nak(Nak::REMOTE_ACCESS).kind(), refused);
     }
 
     #[test]
     fn it_is_taken_apart_and_built_again() {
         let octets = [0x62, 0x00, 0x01, 0x07];
         let (aeth, _) = Aeth::split(&octets).unwrap();
-        assert_eq!(aeth.syndrome, Syndrome::NAK_REMOTE_ACCESS);
+        assert_eq!(aeth.syndrome, Syndrome::nak(Nak::REMOTE_ACCESS));
         assert_eq!(aeth.msn, 0x107);
         assert_eq!(aeth.to_view().0, octets);
+    }
+
+    // covers 3.68
+    #[test]
+    fn a_credit_code_promises_no_more_than_is_posted() {
+        let of = |receives| Aeth::ack(7, Some(receives)).syndrome.0;
+        assert_eq!(
+            [0, 1, 4, 5, 6, 7, 24_575, 32_768, 1 << 20].map(of),
+            [0, 1, 4, 4, 5, 5, 28, 30, 30]
+        );
+        assert_eq!(Aeth::ack(0xff_fffe, Some(5)).limit(), Some(2));
+        assert_eq!(Aeth::ack(7, None).limit(), None);
     }
 }

@@ -16,46 +16,27 @@ use crate::layout::{Reserved, header};
 header! {
     /// Base transport header.
     Bth, BthView: 12 octets {
-        /// What the packet is.
-        opcode: Opcode = 8,
-        /// The receiver's program wants to be woken.
-        solicited: bool = 1,
-        /// Where the path has migrated to; without meaning where no path migrates, and not to be looked at there.
-        mig_req: bool = 1,
-        /// Octets of zeros behind the payload, which fill it up to a multiple of four.
-        pad_count: u8 = 2,
-        /// Version of the transport: 0.
-        transport_version: u8 = 4,
-        /// Partition; the highest bit says full member.
-        p_key: u16 = 16,
-        /// Forward congestion notification.
-        fecn: bool = 1,
-        /// Backward congestion notification.
-        becn: bool = 1,
-        /// Zero; not covered by the ICRC, as the two bits before it.
-        reserved6: Reserved = 6,
-        /// The queue pair that it goes to: 24 bits; [`MULTICAST_QP`] where it goes to a group.
-        dest_qp: u32 = 24,
-        /// An acknowledge is wanted.
-        ack_req: bool = 1,
-        /// Zero.
-        reserved7: Reserved = 7,
-        /// Packet sequence number: 24 bits.
-        psn: u32 = 24,
+        opcode: Opcode = 8, "What the packet is.";
+        solicited: bool = 1, "The sender asks for a solicited event at the receiver.";
+        mig_req: bool = 1, "Migration state; to be ignored where there is no path migration.";
+        pad_count: u8 = 2, "Octets of zeros behind the payload, which fill it up to a multiple of four.";
+        transport_version: u8 = 4, "Version of the transport: 0.";
+        p_key: u16 = 16, "Partition; the highest bit says full member.";
+        fecn: bool = 1, "Forward congestion notification.";
+        becn: bool = 1, "Backward congestion notification.";
+        reserved6: Reserved = 6, "Zero; not covered by the ICRC, as the two bits before it.";
+        dest_qp: u32 = 24, "The queue pair that it goes to: 24 bits; [`MULTICAST_QP`] where it goes to a group.";
+        ack_req: bool = 1, "An acknowledge is wanted.";
+        reserved7: Reserved = 7, "Zero.";
+        psn: u32 = 24, "Packet sequence number: 24 bits.";
     }
 }
 
 /// The destination of datagrams to groups.
 pub const MULTICAST_QP: u32 = 0xff_ffff;
 
-/// The partition that everybody is a full member of.
+/// The default partition, with full membership.
 pub const DEFAULT_P_KEY: u16 = 0xffff;
-
-/// The queue pair that a datagram of this port goes to, before it is looked at more closely; `None` where it is too short.
-#[inline]
-pub fn steering_key(datagram: &[u8]) -> Option<u32> {
-    crate::layout::view::<Bth>(datagram).map(|(bth, _)| bth.dest_qp())
-}
 
 #[cfg(test)]
 mod tests {
@@ -102,11 +83,5 @@ mod tests {
         assert_eq!(set(|bth| bth.becn = true), 1 << 62);
         assert_eq!(set(|bth| bth.ack_req = true), 1 << 31);
         assert_eq!(set(|bth| bth.psn = u32::MAX), 0xff_ffff);
-    }
-
-    #[test]
-    fn datagrams_are_steered_by_their_queue_pair() {
-        assert_eq!(steering_key(&OCTETS), Some(0x118));
-        assert_eq!(steering_key(&OCTETS[..11]), None);
     }
 }

@@ -8,65 +8,60 @@ use core::fmt;
 use super::aeth::{Aeth, Syndrome};
 use crate::layout::{Header, Octets, Reserved, header};
 
-bitflags::bitflags! {
-    /// Headers behind BTH, in the order in which they stand there.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct HeaderSet: u16 {
-        /// [`Deth`].
-        const DETH = 1;
-        /// [`Xrceth`].
-        const XRCETH = 1 << 1;
-        /// [`Feth`].
-        const FETH = 1 << 2;
-        /// [`Reth`].
-        const RETH = 1 << 3;
-        /// [`AtomicEth`].
-        const ATOMIC_ETH = 1 << 4;
-        /// [`Aeth`].
-        const AETH = 1 << 5;
-        /// [`AtomicAckEth`].
-        const ATOMIC_ACK_ETH = 1 << 6;
-        /// [`ImmDt`].
-        const IMM_DT = 1 << 7;
-        /// [`Ieth`].
-        const IETH = 1 << 8;
-        /// [`ExtensionEth`].
-        const EXTENSION_ETH = 1 << 9;
-        /// [`Cnp`].
-        const CNP = 1 << 10;
-    }
+/// The headers behind BTH, in the order in which they stand there: bit, set, field of
+/// [`Headers`](super::Headers), type, name. `$table` makes something of them.
+macro_rules! for_extended_headers {
+    ($table:ident) => {
+        $table! {
+            0 DETH deth Deth "DETH";
+            1 XRCETH xrceth Xrceth "XRCETH";
+            2 FETH feth Feth "FETH";
+            3 RETH reth Reth "RETH";
+            4 ATOMIC_ETH atomic_eth AtomicEth "AtomicETH";
+            5 AETH aeth Aeth "AETH";
+            6 ATOMIC_ACK_ETH atomic_ack_eth AtomicAckEth "AtomicAckETH";
+            7 IMM_DT imm_dt ImmDt "ImmDt";
+            8 IETH ieth Ieth "IETH";
+            9 EXTENSION_ETH extension_eth ExtensionEth "ExtensionETH";
+            10 CNP cnp Cnp "CNP";
+        }
+    };
+}
+pub(super) use for_extended_headers;
+
+/// A header that stands behind BTH.
+pub trait ExtendedHeader: Header {
+    /// Its bit.
+    const SET: HeaderSet;
 }
 
+macro_rules! header_set {
+    ($($bit:literal $set:ident $field:ident $header:ident $name:literal;)*) => {
+        bitflags::bitflags! {
+            /// Headers behind BTH, in the order in which they stand there.
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+            pub struct HeaderSet: u16 {
+                $(
+                    #[doc = concat!("[`", stringify!($header), "`].")]
+                    const $set = 1 << $bit;
+                )*
+            }
+        }
+
+        $(
+            impl ExtendedHeader for $header {
+                const SET: HeaderSet = HeaderSet::$set;
+            }
+        )*
+
+        const LENGTHS: [usize; KINDS] = [$($header::LEN),*];
+        const NAMES: [&str; KINDS] = [$($name),*];
+    };
+}
+for_extended_headers!(header_set);
+
 /// Kinds of headers behind BTH.
-pub(super) const KINDS: usize = 11;
-
-const LENGTHS: [usize; KINDS] = [
-    Deth::LEN,
-    Xrceth::LEN,
-    Feth::LEN,
-    Reth::LEN,
-    AtomicEth::LEN,
-    Aeth::LEN,
-    AtomicAckEth::LEN,
-    ImmDt::LEN,
-    Ieth::LEN,
-    ExtensionEth::LEN,
-    Cnp::LEN,
-];
-
-const NAMES: [&str; KINDS] = [
-    "DETH",
-    "XRCETH",
-    "FETH",
-    "RETH",
-    "AtomicETH",
-    "AETH",
-    "AtomicAckETH",
-    "ImmDt",
-    "IETH",
-    "ExtensionETH",
-    "CNP",
-];
+pub(super) const KINDS: usize = HeaderSet::all().bits().count_ones() as usize;
 
 impl HeaderSet {
     /// Where each header of the set begins, and how long they are together.
@@ -93,115 +88,69 @@ impl HeaderSet {
     }
 }
 
-/// A header that stands behind BTH.
-pub trait ExtendedHeader: Header {
-    /// Its bit.
-    const SET: HeaderSet;
-}
-
-macro_rules! extended {
-    ($($header:ident = $set:ident),* $(,)?) => {$(
-        impl ExtendedHeader for $header {
-            const SET: HeaderSet = HeaderSet::$set;
-        }
-    )*};
-}
-
-extended! {
-    Deth = DETH,
-    Xrceth = XRCETH,
-    Feth = FETH,
-    Reth = RETH,
-    AtomicEth = ATOMIC_ETH,
-    Aeth = AETH,
-    AtomicAckEth = ATOMIC_ACK_ETH,
-    ImmDt = IMM_DT,
-    Ieth = IETH,
-    ExtensionEth = EXTENSION_ETH,
-    Cnp = CNP,
-}
-
 header! {
-    /// Datagram extended transport header: who sends, and the key that lets it in.
+    /// Datagram extended transport header: source QP and Q_Key.
     Deth, DethView: 8 octets {
-        /// Queue key.
-        q_key: u32 = 32,
-        /// Zero.
-        reserved: Reserved = 8,
-        /// The queue pair that it comes from: 24 bits.
-        src_qp: u32 = 24,
+        q_key: u32 = 32, "Queue key.";
+        reserved: Reserved = 8, "Zero.";
+        src_qp: u32 = 24, "The queue pair that it comes from: 24 bits.";
     }
 }
 
 header! {
-    /// XRC extended transport header: whose receives are taken.
+    /// XRC extended transport header: the shared receive queue.
     Xrceth, XrcethView: 4 octets {
-        /// Zero.
-        reserved: Reserved = 8,
-        /// The shared receive queue: 24 bits.
-        srq: u32 = 24,
+        reserved: Reserved = 8, "Zero.";
+        srq: u32 = 24, "The shared receive queue: 24 bits.";
     }
 }
 
 header! {
     /// Flush extended transport header: what a FLUSH makes durable or visible.
     Feth, FethView: 4 octets {
-        /// Zero.
-        reserved: Reserved = 26,
-        /// 0 a range, 1 the whole region.
-        selectivity: u8 = 2,
-        /// A bit each: 1 global visibility, 2 persistence.
-        placement: u8 = 4,
+        reserved: Reserved = 26, "Zero.";
+        selectivity: u8 = 2, "0 a range, 1 the whole region.";
+        placement: u8 = 4, "A bit each: 1 global visibility, 2 persistence.";
     }
 }
 
 header! {
-    /// RDMA extended transport header: where, and how much.
+    /// RDMA extended transport header: address, key and length.
     Reth, RethView: 16 octets {
-        /// Virtual address.
-        va: u64 = 64,
-        /// Remote key.
-        rkey: u32 = 32,
-        /// Octets of the whole message.
-        dma_length: u32 = 32,
+        va: u64 = 64, "Virtual address.";
+        rkey: u32 = 32, "Remote key.";
+        dma_length: u32 = 32, "Octets of the whole message.";
     }
 }
 
 header! {
     /// Atomic extended transport header.
     AtomicEth, AtomicEthView: 28 octets {
-        /// Virtual address.
-        va: u64 = 64,
-        /// Remote key.
-        rkey: u32 = 32,
-        /// What is swapped in, or added.
-        swap_or_add: u64 = 64,
-        /// What is compared with.
-        compare: u64 = 64,
+        va: u64 = 64, "Virtual address.";
+        rkey: u32 = 32, "Remote key.";
+        swap_or_add: u64 = 64, "What is swapped in, or added.";
+        compare: u64 = 64, "What is compared with.";
     }
 }
 
 header! {
     /// Atomic acknowledge extended transport header.
     AtomicAckEth, AtomicAckEthView: 8 octets {
-        /// What was there before.
-        original: u64 = 64,
+        original: u64 = 64, "What was there before.";
     }
 }
 
 header! {
     /// Immediate data.
     ImmDt, ImmDtView: 4 octets {
-        /// As the sender had them: four octets without an order.
-        immediate: Octets<4> = 32,
+        immediate: Octets<4> = 32, "As the sender had them: four octets without an order.";
     }
 }
 
 header! {
     /// Invalidate extended transport header.
     Ieth, IethView: 4 octets {
-        /// The key to invalidate.
-        rkey: u32 = 32,
+        rkey: u32 = 32, "The key to invalidate.";
     }
 }
 
@@ -210,30 +159,21 @@ header! {
     ///
     /// What follows is the extension's. An answer says what an acknowledge would; in a request that part is zero.
     ExtensionEth, ExtensionEthView: 16 octets {
-        /// The extension: a number made of its name.
-        extension: u32 = 32,
-        /// Whether this is the answer to a request.
-        is_response: bool = 1,
-        /// Zero.
-        reserved: Reserved = 15,
-        /// The operation, by numbers of the extension.
-        operation: u16 = 16,
-        /// As in [`Aeth`].
-        syndrome: Syndrome = 8,
-        /// As in [`Aeth`].
-        msn: u32 = 24,
-        /// Zero.
-        reserved8: Reserved = 8,
-        /// As in [`Xrceth`], of a request through XRC; otherwise zero.
-        srq: u32 = 24,
+        extension: u32 = 32, "The extension: a number made of its name.";
+        is_response: bool = 1, "Whether this is the answer to a request.";
+        reserved: Reserved = 15, "Zero.";
+        operation: u16 = 16, "The operation, by numbers of the extension.";
+        syndrome: Syndrome = 8, "As in [`Aeth`].";
+        msn: u32 = 24, "As in [`Aeth`].";
+        reserved8: Reserved = 8, "Zero.";
+        srq: u32 = 24, "As in [`Xrceth`], of a request through XRC; otherwise zero.";
     }
 }
 
 header! {
     /// What a congestion notification packet has behind BTH (IBTA annex A17).
     Cnp, CnpView: 16 octets {
-        /// Zero.
-        reserved: Octets<16> = 128,
+        reserved: Octets<16> = 128, "Zero.";
     }
 }
 

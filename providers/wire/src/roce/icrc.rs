@@ -12,6 +12,7 @@
 //! identification explains the ICRC, and which. That leaves 16 of the 32 bits as a check; [`step_is_plausible`] tells
 //! whether the identification is one that the peer may have come to.
 
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::sync::LazyLock;
 
@@ -25,33 +26,15 @@ pub struct Icrc(crc32fast::Hasher);
 
 /// What lies around a packet: the fields of IP and UDP that the ICRC covers and that two packets may differ in.
 ///
-/// The others are as every sender has them: no IP options, no fragments.
+/// The others are as every sender has them: no IP options, no fragments. The addresses are of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Envelope {
-    /// IPv4.
-    V4 {
-        /// The sender.
-        source: [u8; 4],
-        /// The receiver.
-        destination: [u8; 4],
-        /// The sender's UDP port.
-        source_port: u16,
-        /// The receiver's: that of RoCEv2, unless both have agreed on another.
-        destination_port: u16,
-        /// Identification of the IP packet.
-        identification: u16,
-    },
-    /// IPv6.
-    V6 {
-        /// The sender.
-        source: [u8; 16],
-        /// The receiver.
-        destination: [u8; 16],
-        /// The sender's UDP port.
-        source_port: u16,
-        /// The receiver's.
-        destination_port: u16,
-    },
+pub struct Envelope {
+    /// The sender's address and UDP port.
+    pub source: SocketAddr,
+    /// The receiver's; the port is that of RoCEv2, unless both have agreed on another.
+    pub destination: SocketAddr,
+    /// Identification of the IP packet, which IPv6 has not.
+    pub identification: u16,
 }
 
 // Behind eight octets of ones. What the processor can do is looked up once.
@@ -63,56 +46,44 @@ impl Icrc {
     #[inline(always)]
     pub fn new(envelope: &Envelope, datagram_len: usize, bth: &BthView) -> Self {
         let udp_len = Udp::LEN + datagram_len;
-        let udp = |source_port, destination_port| {
-            let udp = Udp {
-                source_port,
-                destination_port,
-                length: udp_len as u16,
-                checksum: u16::MAX,
-            };
-            udp.to_view()
-        };
-        match *envelope {
-            Envelope::V4 {
-                source,
-                destination,
-                source_port,
-                destination_port,
-                identification,
-            } => {
-                let ip = Ipv4 {
-                    version: 4,
-                    header_words: 5,
-                    total_length: (Ipv4::LEN + udp_len) as u16,
-                    identification,
-                    dont_fragment: true,
-                    protocol: protocol::UDP,
-                    source: Octets(source),
-                    destination: Octets(destination),
-                    ..Ipv4::default()
-                };
-                Self::of_ipv4(&ip.to_view(), &[], &udp(source_port, destination_port), bth)
-            }
-            Envelope::V6 {
-                source,
-                destination,
-                source_port,
-                destination_port,
-            } => {
-                let udp = udp(source_port, destination_port);
-                Self::between_ipv6(source, destination, &udp, bth)
-            }
+        let udp = Udp {
+            source_port: envelope.source.port(),
+            destination_port: envelope.destination.port(),
+            length: udp_len as u16,
+            checksum: u16::MAX,
         }
+        .to_view();
+        let (IpAddr::V4(source), IpAddr::V4(destination)) =
+            (envelope.source.ip(), envelope.destination.ip())
+        else {
+            return Self::between_ipv6(envelope, &udp, bth);
+        };
+        let ip = Ipv4 {
+            version: 4,
+            header_words: 5,
+            total_length: (Ipv4::LEN + udp_len) as u16,
+            identification: envelope.identification,
+            dont_fragment: true,
+            protocol: protocol::UDP,
+            source: Octets(source.octets()),
+            destination: Octets(destination.octets()),
+            ..Ipv4::default()
+        };
+        Self::of_ipv4(&ip.to_view(), &[], &udp, bth)
     }
 
     #[inline(never)]
-    fn between_ipv6(source: [u8; 16], destination: [u8; 16], udp: &UdpView, bth: &BthView) -> Self {
+    fn between_ipv6(envelope: &Envelope, udp: &UdpView, bth: &BthView) -> Self {
+        let octets = |end: SocketAddr| match end.ip() {
+            IpAddr::V4(ip) => Octets(ip.to_ipv6_mapped().octets()),
+            IpAddr::V6(ip) => Octets(ip.octets()),
+        };
         let ip = Ipv6 {
             version: 6,
             payload_length: udp.length(),
             next_header: protocol::UDP,
-            source: Octets(source),
-            destination: Octets(destination),
+            source: octets(envelope.source),
+            destination: octets(envelope.destination),
             ..Ipv6::default()
         };
         Self::of_ipv6(&ip.to_view(), udp, bth)

@@ -16,15 +16,12 @@ pub mod opcode;
 pub mod packet;
 pub mod route;
 
-pub use aeth::{Aeth, AethView, Syndrome, SyndromeKind};
+pub use aeth::{Aeth, AethView, Nak, Syndrome, SyndromeKind};
 pub use bth::{Bth, BthView};
 pub use extended::{
     AtomicAckEth, AtomicEth, Cnp, Deth, ExtendedHeader, ExtensionEth, Feth, HeaderSet, Ieth, ImmDt,
     Reth, Xrceth,
 };
 pub use icrc::{Envelope, Icrc};
-pub use opcode::{Beside, Facts, Opcode, Operation, PayloadRule, Position, Service};
-pub use packet::{
-    HeaderBuffer, Headers, Packet, Reject, congestion_notification, decode, decode_headers,
-    pad_count, trailer,
-};
+pub use opcode::{Facts, Opcode, Operation, PayloadRule, Position, SendExtra, Service};
+pub use packet::{Headers, Packet, Reject, decode, decode_headers, pad_count};

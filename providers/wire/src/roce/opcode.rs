@@ -6,7 +6,7 @@
 use core::fmt;
 
 use super::extended::{HeaderSet, KINDS};
-use crate::layout::Field;
+use crate::layout::newtype_field;
 
 /// An opcode as the wire has it, known or not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -77,6 +77,25 @@ pub enum Position {
 }
 
 impl Position {
+    /// Where the packet stands that carries `length` of `total` octets from `offset` on.
+    pub const fn of(offset: u64, length: u64, total: u64) -> Self {
+        match (offset == 0, offset + length >= total) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, false) => Self::Middle,
+            (false, true) => Self::Last,
+        }
+    }
+
+    /// How many octets a packet of a SEND or a WRITE carries here (IBTA 9.7.4.1.6).
+    pub const fn payload(self) -> PayloadRule {
+        match self {
+            Self::First | Self::Middle => PayloadRule::Full,
+            Self::Last => PayloadRule::Some,
+            Self::Only => PayloadRule::Any,
+        }
+    }
+
     /// Whether a message begins here.
     pub const fn begins(self) -> bool {
         matches!(self, Self::First | Self::Only)
@@ -88,9 +107,9 @@ impl Position {
     }
 }
 
-/// What the last packet of a SEND carries beside the message.
+/// What the last packet of a SEND carries besides the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Beside {
+pub enum SendExtra {
     /// Nothing.
     Nothing,
     /// Immediate data.
@@ -152,10 +171,6 @@ pub struct Facts {
     pub payload: PayloadRule,
     /// Whether a requester sends it to a responder.
     pub is_request: bool,
-    /// Whether it uses up a receive, when its message begins or, with immediate data, when it ends.
-    pub takes_receive: bool,
-    /// Whether the solicited-event bit means something (IBTA 9.2.3).
-    pub may_solicit: bool,
     /// Octets of the headers behind BTH.
     pub headers_len: usize,
     offsets: [u8; KINDS],
@@ -182,16 +197,16 @@ impl Opcode {
     pub const EXTENSION: Self = Self(0xc0);
 
     /// A SEND.
-    pub const fn send(service: Service, position: Position, beside: Beside) -> Self {
-        let operation = match (position, beside) {
+    pub const fn send(service: Service, position: Position, extra: SendExtra) -> Self {
+        let operation = match (position, extra) {
             (Position::First, _) => 0x00,
             (Position::Middle, _) => 0x01,
-            (Position::Last, Beside::Nothing) => 0x02,
-            (Position::Last, Beside::Immediate) => 0x03,
-            (Position::Last, Beside::Invalidate) => 0x16,
-            (Position::Only, Beside::Nothing) => 0x04,
-            (Position::Only, Beside::Immediate) => 0x05,
-            (Position::Only, Beside::Invalidate) => 0x17,
+            (Position::Last, SendExtra::Nothing) => 0x02,
+            (Position::Last, SendExtra::Immediate) => 0x03,
+            (Position::Last, SendExtra::Invalidate) => 0x16,
+            (Position::Only, SendExtra::Nothing) => 0x04,
+            (Position::Only, SendExtra::Immediate) => 0x05,
+            (Position::Only, SendExtra::Invalidate) => 0x17,
         };
         Self(service.bits() | operation)
     }
@@ -293,19 +308,7 @@ impl fmt::Debug for Opcode {
     }
 }
 
-impl Field for Opcode {
-    const WIDTHS: (usize, usize) = (8, 8);
-
-    #[inline(always)]
-    fn take(octets: &[u8], start: usize, width: usize) -> Self {
-        Self(u8::take(octets, start, width))
-    }
-
-    #[inline(always)]
-    fn put(self, octets: &mut [u8], start: usize, width: usize) {
-        self.0.put(octets, start, width);
-    }
-}
+newtype_field!(Opcode, 8);
 
 /// A row of the table: an operation on the services that have it.
 struct Row {
@@ -317,36 +320,9 @@ struct Row {
     headers: HeaderSet,
     payload: PayloadRule,
     services: &'static [Service],
-    takes_receive: bool,
-}
-
-const fn row(
-    low: u8,
-    operation: Operation,
-    position: Position,
-    name: &'static str,
-    headers: HeaderSet,
-    payload: PayloadRule,
-    services: &'static [Service],
-) -> Row {
-    Row {
-        low,
-        operation,
-        position,
-        name,
-        headers,
-        payload,
-        services,
-        takes_receive: false,
-    }
 }
 
 impl Row {
-    const fn takes_receive(mut self) -> Self {
-        self.takes_receive = true;
-        self
-    }
-
     const fn is_request(&self) -> bool {
         !matches!(
             self.operation,
@@ -373,10 +349,6 @@ impl Row {
             headers,
             payload: self.payload,
             is_request: self.is_request(),
-            takes_receive: self.takes_receive,
-            may_solicit: self.position.ends()
-                && (matches!(self.operation, Operation::Send)
-                    || headers.contains(HeaderSet::IMM_DT)),
             headers_len,
             offsets,
         }
@@ -400,248 +372,59 @@ static FACTS: [Option<Facts>; 256] = {
     facts
 };
 
+macro_rules! rows {
+    ($(
+        $low:literal $operation:ident $position:ident $name:literal
+        [$($header:ident)*] $payload:ident $(($octets:literal))? $services:ident;
+    )*) => {
+        &[$(Row {
+            low: $low,
+            operation: Operation::$operation,
+            position: Position::$position,
+            name: $name,
+            headers: HeaderSet::empty()$(.union(HeaderSet::$header))*,
+            payload: PayloadRule::$payload $(($octets))?,
+            services: $services,
+        }),*]
+    };
+}
+
 const ROWS: &[Row] = {
-    use Operation as O;
-    use PayloadRule::{Any, Exactly, Full, Some as AtLeastOne};
-    use Position::{First, Last, Middle, Only};
-
-    const NONE: HeaderSet = HeaderSet::empty();
-    const AETH: HeaderSet = HeaderSet::AETH;
-    const ATOMIC: HeaderSet = HeaderSet::ATOMIC_ETH;
-    const IETH: HeaderSet = HeaderSet::IETH;
-    const IMM: HeaderSet = HeaderSet::IMM_DT;
-    const RETH: HeaderSet = HeaderSet::RETH;
-    const NO_PAYLOAD: PayloadRule = PayloadRule::None;
-
     const CONNECTED: &[Service] = &[Service::Rc, Service::Uc, Service::Xrc];
     const ALL: &[Service] = &[Service::Rc, Service::Uc, Service::Ud, Service::Xrc];
     const RELIABLE: &[Service] = &[Service::Rc, Service::Xrc];
+    const CNP: &[Service] = &[Service::Cnp];
+    const MANUFACTURER: &[Service] = &[Service::Manufacturer];
 
-    &[
-        row(0x00, O::Send, First, "SEND First", NONE, Full, CONNECTED).takes_receive(),
-        row(0x01, O::Send, Middle, "SEND Middle", NONE, Full, CONNECTED),
-        row(
-            0x02,
-            O::Send,
-            Last,
-            "SEND Last",
-            NONE,
-            AtLeastOne,
-            CONNECTED,
-        ),
-        row(
-            0x03,
-            O::Send,
-            Last,
-            "SEND Last with Immediate",
-            IMM,
-            AtLeastOne,
-            CONNECTED,
-        ),
-        row(0x04, O::Send, Only, "SEND Only", NONE, Any, ALL).takes_receive(),
-        row(
-            0x05,
-            O::Send,
-            Only,
-            "SEND Only with Immediate",
-            IMM,
-            Any,
-            ALL,
-        )
-        .takes_receive(),
-        row(
-            0x06,
-            O::Write,
-            First,
-            "RDMA WRITE First",
-            RETH,
-            Full,
-            CONNECTED,
-        ),
-        row(
-            0x07,
-            O::Write,
-            Middle,
-            "RDMA WRITE Middle",
-            NONE,
-            Full,
-            CONNECTED,
-        ),
-        row(
-            0x08,
-            O::Write,
-            Last,
-            "RDMA WRITE Last",
-            NONE,
-            AtLeastOne,
-            CONNECTED,
-        ),
-        row(
-            0x09,
-            O::Write,
-            Last,
-            "RDMA WRITE Last with Immediate",
-            IMM,
-            AtLeastOne,
-            CONNECTED,
-        )
-        .takes_receive(),
-        row(
-            0x0a,
-            O::Write,
-            Only,
-            "RDMA WRITE Only",
-            RETH,
-            Any,
-            CONNECTED,
-        ),
-        row(
-            0x0b,
-            O::Write,
-            Only,
-            "RDMA WRITE Only with Immediate",
-            RETH.union(IMM),
-            Any,
-            CONNECTED,
-        )
-        .takes_receive(),
-        row(
-            0x0c,
-            O::ReadRequest,
-            Only,
-            "RDMA READ Request",
-            RETH,
-            NO_PAYLOAD,
-            RELIABLE,
-        ),
-        row(
-            0x0d,
-            O::ReadResponse,
-            First,
-            "RDMA READ Response First",
-            AETH,
-            Full,
-            RELIABLE,
-        ),
-        row(
-            0x0e,
-            O::ReadResponse,
-            Middle,
-            "RDMA READ Response Middle",
-            NONE,
-            Full,
-            RELIABLE,
-        ),
-        row(
-            0x0f,
-            O::ReadResponse,
-            Last,
-            "RDMA READ Response Last",
-            AETH,
-            AtLeastOne,
-            RELIABLE,
-        ),
-        row(
-            0x10,
-            O::ReadResponse,
-            Only,
-            "RDMA READ Response Only",
-            AETH,
-            Any,
-            RELIABLE,
-        ),
-        row(
-            0x11,
-            O::Acknowledge,
-            Only,
-            "Acknowledge",
-            AETH,
-            NO_PAYLOAD,
-            RELIABLE,
-        ),
-        row(
-            0x12,
-            O::AtomicAcknowledge,
-            Only,
-            "ATOMIC Acknowledge",
-            AETH.union(HeaderSet::ATOMIC_ACK_ETH),
-            NO_PAYLOAD,
-            RELIABLE,
-        ),
-        row(
-            0x13,
-            O::CompareSwap,
-            Only,
-            "Compare & Swap",
-            ATOMIC,
-            NO_PAYLOAD,
-            RELIABLE,
-        ),
-        row(
-            0x14,
-            O::FetchAdd,
-            Only,
-            "Fetch & Add",
-            ATOMIC,
-            NO_PAYLOAD,
-            RELIABLE,
-        ),
-        row(
-            0x16,
-            O::Send,
-            Last,
-            "SEND Last with Invalidate",
-            IETH,
-            AtLeastOne,
-            RELIABLE,
-        ),
-        row(
-            0x17,
-            O::Send,
-            Only,
-            "SEND Only with Invalidate",
-            IETH,
-            Any,
-            RELIABLE,
-        )
-        .takes_receive(),
-        row(
-            0x1c,
-            O::Flush,
-            Only,
-            "FLUSH",
-            HeaderSet::FETH.union(RETH),
-            NO_PAYLOAD,
-            RELIABLE,
-        ),
-        row(
-            0x1d,
-            O::AtomicWrite,
-            Only,
-            "ATOMIC WRITE",
-            RETH,
-            Exactly(8),
-            RELIABLE,
-        ),
-        row(
-            0x01,
-            O::CongestionNotification,
-            Only,
-            "CNP",
-            HeaderSet::CNP,
-            NO_PAYLOAD,
-            &[Service::Cnp],
-        ),
-        row(
-            0x00,
-            O::Extension,
-            Only,
-            "Extension",
-            HeaderSet::EXTENSION_ETH,
-            Any,
-            &[Service::Manufacturer],
-        ),
-    ]
+    rows! {
+        0x00 Send                   First  "SEND First"                       [] Full CONNECTED;
+        0x01 Send                   Middle "SEND Middle"                      [] Full CONNECTED;
+        0x02 Send                   Last   "SEND Last"                        [] Some CONNECTED;
+        0x03 Send                   Last   "SEND Last with Immediate"         [IMM_DT] Some CONNECTED;
+        0x04 Send                   Only   "SEND Only"                        [] Any ALL;
+        0x05 Send                   Only   "SEND Only with Immediate"         [IMM_DT] Any ALL;
+        0x06 Write                  First  "RDMA WRITE First"                 [RETH] Full CONNECTED;
+        0x07 Write                  Middle "RDMA WRITE Middle"                [] Full CONNECTED;
+        0x08 Write                  Last   "RDMA WRITE Last"                  [] Some CONNECTED;
+        0x09 Write                  Last   "RDMA WRITE Last with Immediate"   [IMM_DT] Some CONNECTED;
+        0x0a Write                  Only   "RDMA WRITE Only"                  [RETH] Any CONNECTED;
+        0x0b Write                  Only   "RDMA WRITE Only with Immediate"   [RETH IMM_DT] Any CONNECTED;
+        0x0c ReadRequest            Only   "RDMA READ Request"                [RETH] None RELIABLE;
+        0x0d ReadResponse           First  "RDMA READ Response First"         [AETH] Full RELIABLE;
+        0x0e ReadResponse           Middle "RDMA READ Response Middle"        [] Full RELIABLE;
+        0x0f ReadResponse           Last   "RDMA READ Response Last"          [AETH] Some RELIABLE;
+        0x10 ReadResponse           Only   "RDMA READ Response Only"          [AETH] Any RELIABLE;
+        0x11 Acknowledge            Only   "Acknowledge"                      [AETH] None RELIABLE;
+        0x12 AtomicAcknowledge      Only   "ATOMIC Acknowledge"               [AETH ATOMIC_ACK_ETH] None RELIABLE;
+        0x13 CompareSwap            Only   "Compare & Swap"                   [ATOMIC_ETH] None RELIABLE;
+        0x14 FetchAdd               Only   "Fetch & Add"                      [ATOMIC_ETH] None RELIABLE;
+        0x16 Send                   Last   "SEND Last with Invalidate"        [IETH] Some RELIABLE;
+        0x17 Send                   Only   "SEND Only with Invalidate"        [IETH] Any RELIABLE;
+        0x1c Flush                  Only   "FLUSH"                            [FETH RETH] None RELIABLE;
+        0x1d AtomicWrite            Only   "ATOMIC WRITE"                     [RETH] Exactly(8) RELIABLE;
+        0x01 CongestionNotification Only   "CNP"                              [CNP] None CNP;
+        0x00 Extension              Only   "Extension"                        [EXTENSION_ETH] Any MANUFACTURER;
+    }
 };
 
 #[cfg(test)]
@@ -674,14 +457,21 @@ mod tests {
         use Position::{First, Last, Middle, Only};
         for service in SERVICES {
             for position in [First, Middle, Last, Only] {
-                for beside in [Beside::Nothing, Beside::Immediate, Beside::Invalidate] {
-                    if let Some(facts) = Opcode::send(service, position, beside).facts() {
+                for extra in [
+                    SendExtra::Nothing,
+                    SendExtra::Immediate,
+                    SendExtra::Invalidate,
+                ] {
+                    if let Some(facts) = Opcode::send(service, position, extra).facts() {
                         assert_eq!((facts.service, facts.operation), (service, Operation::Send));
                         assert_eq!(facts.position, position);
                         let has = |set| facts.headers.contains(set);
                         let ends = position.ends();
-                        assert_eq!(has(HeaderSet::IMM_DT), ends && beside == Beside::Immediate);
-                        assert_eq!(has(HeaderSet::IETH), ends && beside == Beside::Invalidate);
+                        assert_eq!(
+                            has(HeaderSet::IMM_DT),
+                            ends && extra == SendExtra::Immediate
+                        );
+                        assert_eq!(has(HeaderSet::IETH), ends && extra == SendExtra::Invalidate);
                     }
                 }
                 for immediate in [false, true] {
@@ -691,7 +481,6 @@ mod tests {
                         assert_eq!(facts.headers.contains(HeaderSet::RETH), position.begins());
                         let last = immediate && position.ends();
                         assert_eq!(facts.headers.contains(HeaderSet::IMM_DT), last);
-                        assert_eq!((facts.takes_receive, facts.may_solicit), (last, last));
                     }
                 }
                 if let Some(facts) = Opcode::read_response(service, position).facts() {
@@ -719,13 +508,13 @@ mod tests {
         assert_eq!(write.offset(HeaderSet::AETH), None);
         assert_eq!(write.headers_len, 20);
 
-        let send = Opcode::send(Service::Xrc, Position::Only, Beside::Invalidate);
+        let send = Opcode::send(Service::Xrc, Position::Only, SendExtra::Invalidate);
         let send = send.facts().unwrap();
         assert_eq!(send.offset(HeaderSet::XRCETH), Some(0));
         assert_eq!(send.offset(HeaderSet::IETH), Some(4));
         assert!(!send.headers.contains(HeaderSet::IMM_DT));
 
-        let datagram = Opcode::send(Service::Ud, Position::Only, Beside::Immediate);
+        let datagram = Opcode::send(Service::Ud, Position::Only, SendExtra::Immediate);
         let datagram = datagram.facts().unwrap();
         assert_eq!(datagram.offset(HeaderSet::DETH), Some(0));
         assert_eq!(datagram.offset(HeaderSet::IMM_DT), Some(8));

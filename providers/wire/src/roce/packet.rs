@@ -4,18 +4,16 @@
 //! BTH | headers behind it, by the opcode | payload | pad | ICRC
 //! ```
 //!
-//! [`decode`] takes one apart in place; [`HeaderBuffer`] is what a sender fills, and [`trailer`] what it ends with.
-
-use zerocopy::IntoBytes as _;
+//! [`decode`] takes one apart in place; [`Headers`] are what a sender fills.
 
 use super::aeth::Aeth;
 use super::bth::{Bth, BthView};
 use super::extended::{
     AtomicAckEth, AtomicEth, Cnp, Deth, ExtendedHeader, ExtensionEth, Feth, HeaderSet, Ieth, ImmDt,
-    Reth, Xrceth,
+    Reth, Xrceth, for_extended_headers,
 };
 use super::icrc::{Envelope, Icrc};
-use super::opcode::{Facts, Opcode};
+use super::opcode::Facts;
 use crate::layout::{Header, view};
 
 /// Octets of the ICRC.
@@ -47,17 +45,6 @@ pub enum Reject {
     Icrc,
 }
 
-impl Reject {
-    /// All of them, for counters that are indexed by `reject as usize`.
-    pub const ALL: [Self; 5] = [
-        Self::Short,
-        Self::TransportVersion,
-        Self::Opcode,
-        Self::Pad,
-        Self::Icrc,
-    ];
-}
-
 /// A packet, looked at in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
@@ -67,7 +54,7 @@ pub struct Packet<'a> {
     pub facts: &'static Facts,
     /// The payload, without its pad.
     pub payload: &'a [u8],
-    /// What fills it up to a multiple of four. Its octets should be zero, and nobody looks.
+    /// What fills it up to a multiple of four. Should be zero, and is not checked.
     pub pad: &'a [u8],
     /// The invariant CRC, as received.
     pub icrc: [u8; ICRC_LEN],
@@ -156,109 +143,14 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// The headers of a packet on their way out, put together in order.
-#[derive(Clone, Copy, Debug)]
-pub struct HeaderBuffer {
-    octets: HeaderOctets,
-    len: usize,
-    has: HeaderSet,
-}
-
-#[derive(Clone, Copy, Debug, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
-#[repr(C)]
-struct HeaderOctets {
-    bth: BthView,
-    behind: [u8; MAX_HEADER_LEN - Bth::LEN],
-}
-
-impl HeaderBuffer {
-    /// BTH.
-    #[inline]
-    pub fn new(bth: &Bth) -> Self {
-        Self {
-            octets: HeaderOctets {
-                bth: bth.to_view(),
-                behind: [0; MAX_HEADER_LEN - Bth::LEN],
-            },
-            len: 0,
-            has: HeaderSet::empty(),
-        }
-    }
-
-    /// With one more header behind those that are there.
-    ///
-    /// # Panics
-    /// In debug builds, where the order is not that of [`HeaderSet`].
-    #[inline]
-    #[must_use]
-    pub fn with<H: ExtendedHeader>(mut self, header: &H) -> Self {
-        debug_assert!(self.has.bits() < H::SET.bits(), "headers out of order");
-        // No opcode has more headers than there is room for.
-        if let Some(room) = self.octets.behind.get_mut(self.len..)
-            && header.put(room).is_some()
-        {
-            self.len += H::LEN;
-            self.has |= H::SET;
-        }
-        self
-    }
-
-    /// BTH, for [`Icrc::new`].
-    #[inline]
-    pub const fn bth(&self) -> &BthView {
-        &self.octets.bth
-    }
-
-    /// What follows BTH.
-    #[inline]
-    pub fn behind_bth(&self) -> &[u8] {
-        &self.octets.behind[..self.len]
-    }
-
-    /// All octets.
-    #[inline]
-    pub fn as_octets(&self) -> &[u8] {
-        &self.octets.as_bytes()[..Bth::LEN + self.len]
-    }
-
-    /// Whether these are the headers that the opcode asks for.
-    pub fn is_complete(&self) -> bool {
-        let facts = self.octets.bth.opcode().facts();
-        facts.is_some_and(|facts| facts.headers == self.has)
-    }
-}
-
-/// A congestion notification packet for this queue pair (IBTA annex A17): what a receiver answers packets with that met
-/// congestion on their way. It has no payload.
-pub fn congestion_notification(dest_qp: u32, p_key: u16) -> HeaderBuffer {
-    let bth = Bth {
-        opcode: Opcode::CNP,
-        p_key,
-        becn: true,
-        dest_qp,
-        ..Bth::default()
-    };
-    HeaderBuffer::new(&bth).with(&Cnp::default())
-}
-
-/// What a packet ends with: the pad that a payload of this length needs, and how many octets of it there are.
+/// Octets of zeros that a payload of this length is followed by.
 #[inline]
 pub const fn pad_count(payload_len: usize) -> u8 {
     (payload_len.wrapping_neg() & 3) as u8
 }
 
-/// Pad and ICRC, behind everything that `icrc` has already gone over; with how many of the octets count.
-#[inline]
-pub fn trailer(mut icrc: Icrc, pad_count: u8) -> ([u8; MAX_TRAILER_LEN], usize) {
-    let pad = usize::from(pad_count & 3);
-    let mut octets = [0; MAX_TRAILER_LEN];
-    icrc.update(&octets[..pad]);
-    octets[pad..pad + ICRC_LEN].copy_from_slice(&icrc.finish());
-    (octets, pad + ICRC_LEN)
-}
-
 macro_rules! owned_headers {
-    ($($field:ident: $header:ident,)*) => {
+    ($($bit:literal $set:ident $field:ident $header:ident $name:literal;)*) => {
         /// The headers of a packet in their owned form: those that its opcode asks for, the others `None`.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[cfg_attr(
@@ -290,17 +182,10 @@ macro_rules! owned_headers {
         }
 
         impl Headers {
-            /// The octets of those that are there; `None` where they are not those that the opcode asks for.
-            pub fn encode(&self) -> Option<HeaderBuffer> {
-                let mut buffer = HeaderBuffer::new(&self.bth);
-                buffer.len = self.encode_into(buffer.octets.as_mut_bytes())? - Bth::LEN;
-                buffer.has = self.bth.opcode.facts()?.headers;
-                Some(buffer)
-            }
-
-            /// The same in place, at the front of `room`: how many octets. `None` also where there is no room.
+            /// Puts those that are there at the front of `room`: how many octets. `None` where they are not those that the
+            /// opcode asks for, or there is no room.
             #[inline]
-            pub fn encode_into(&self, room: &mut [u8]) -> Option<usize> {
+            pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
                 let all = room.len();
                 let mut has = HeaderSet::empty();
                 let mut rest = self.bth.put(room)?;
@@ -316,20 +201,7 @@ macro_rules! owned_headers {
     };
 }
 
-// In the order of `HeaderSet`.
-owned_headers! {
-    deth: Deth,
-    xrceth: Xrceth,
-    feth: Feth,
-    reth: Reth,
-    atomic_eth: AtomicEth,
-    aeth: Aeth,
-    atomic_ack_eth: AtomicAckEth,
-    imm_dt: ImmDt,
-    ieth: Ieth,
-    extension_eth: ExtensionEth,
-    cnp: Cnp,
-}
+for_extended_headers!(owned_headers);
 
 #[cfg(test)]
 mod tests;

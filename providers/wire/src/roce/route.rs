@@ -8,46 +8,29 @@ use crate::layout::{Octets, Reserved, header};
 header! {
     /// Local route header (IBTA 7.7): InfiniBand's own links only.
     Lrh, LrhView: 8 octets {
-        /// Virtual lane.
-        virtual_lane: u8 = 4,
-        /// Version of the link: 0.
-        link_version: u8 = 4,
-        /// Service level.
-        service_level: u8 = 4,
-        /// Zero.
-        reserved2: Reserved = 2,
-        /// Link next header: what follows.
-        next_header: u8 = 2,
-        /// The receiver's LID.
-        dlid: u16 = 16,
-        /// Zero.
-        reserved5: Reserved = 5,
-        /// Length of the packet in words of four octets, VCRC not counted.
-        packet_words: u16 = 11,
-        /// The sender's LID.
-        slid: u16 = 16,
+        virtual_lane: u8 = 4, "Virtual lane.";
+        link_version: u8 = 4, "Version of the link: 0.";
+        service_level: u8 = 4, "Service level.";
+        reserved2: Reserved = 2, "Zero.";
+        next_header: u8 = 2, "Link next header: what follows.";
+        dlid: u16 = 16, "The receiver's LID.";
+        reserved5: Reserved = 5, "Zero.";
+        packet_words: u16 = 11, "Length of the packet in words of four octets, VCRC not counted.";
+        slid: u16 = 16, "The sender's LID.";
     }
 }
 
 header! {
     /// Global route header (IBTA 8.3): IPv6's shape.
     Grh, GrhView: 40 octets {
-        /// 6.
-        ip_version: u8 = 4,
-        /// Traffic class.
-        traffic_class: u8 = 8,
-        /// Flow label.
-        flow_label: u32 = 20,
-        /// Octets behind this header, ICRC included.
-        payload_length: u16 = 16,
-        /// 0x1b: the transport of InfiniBand.
-        next_header: u8 = 8,
-        /// Hops left.
-        hop_limit: u8 = 8,
-        /// The sender's GID.
-        sgid: Octets<16> = 128,
-        /// The receiver's GID.
-        dgid: Octets<16> = 128,
+        ip_version: u8 = 4, "6.";
+        traffic_class: u8 = 8, "Traffic class.";
+        flow_label: u32 = 20, "Flow label.";
+        payload_length: u16 = 16, "Octets behind this header, ICRC included.";
+        next_header: u8 = 8, "0x1b: the transport of InfiniBand.";
+        hop_limit: u8 = 8, "Hops left.";
+        sgid: Octets<16> = 128, "The sender's GID.";
+        dgid: Octets<16> = 128, "The receiver's GID.";
     }
 }
 
@@ -55,9 +38,7 @@ header! {
     /// Reliable datagram extended transport header (IBTA 9.3.1), which stands before a
     /// [`Deth`](super::Deth). No reliable datagrams exist here: the header is for whoever looks at others'.
     Rdeth, RdethView: 4 octets {
-        /// Zero.
-        reserved: Reserved = 8,
-        /// End-to-end context: 24 bits.
-        ee_context: u32 = 24,
+        reserved: Reserved = 8, "Zero.";
+        ee_context: u32 = 24, "End-to-end context: 24 bits.";
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Stream;
 use crate::wire::codec::StreamCodec;
@@ -51,7 +50,7 @@ impl<C: StreamCodec> HotStreams<C> {
 impl<C: StreamCodec> Stream<C> {
     // Whether its socket may have frames.
     pub(super) fn is_asked(&self) -> bool {
-        !self.reads_memory.load(Ordering::Relaxed) && !self.is_gone()
+        self.channel.is_none() && !self.is_gone()
     }
 }
 

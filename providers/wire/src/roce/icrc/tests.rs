@@ -1,5 +1,7 @@
 use hex_literal::hex;
 
+use core::net::Ipv4Addr;
+
 use super::*;
 use crate::layout::view;
 use crate::roce::packet::decode;
@@ -94,11 +96,9 @@ fn what_routers_change_is_not_covered() {
     assert!(!changed(0, 0x10));
 }
 
-const ENVELOPE_V4: Envelope = Envelope::V4 {
-    source: [192, 168, 0, 7],
-    destination: [192, 168, 0, 7],
-    source_port: 0xc000,
-    destination_port: 4791,
+const ENVELOPE_V4: Envelope = Envelope {
+    source: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 168, 0, 7)), 0xc000),
+    destination: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 168, 0, 7)), 4791),
     identification: 0x0478,
 };
 
@@ -118,26 +118,18 @@ fn it_comes_to_the_same_in_any_pieces() {
 #[test]
 fn an_envelope_is_what_a_socket_knows() {
     assert!(decode(&SEND_V4[28..]).unwrap().is_intact(&ENVELOPE_V4));
-    let address = |last| {
-        let mut address = hex!("fe800000000000000000000000000000");
-        address[15] = last;
-        address
-    };
-    let envelope = Envelope::V6 {
-        source: address(0x0a),
-        destination: address(0x0b),
-        source_port: 0xc123,
-        destination_port: 4791,
+    let envelope = Envelope {
+        source: "[fe80::a]:49443".parse().unwrap(),
+        destination: "[fe80::b]:4791".parse().unwrap(),
+        identification: 0,
     };
     assert!(decode(&SEND_V6[48..]).unwrap().is_intact(&envelope));
 }
 
 fn finished(identification: u16, datagram: &[u8]) -> [u8; 4] {
-    let envelope = Envelope::V4 {
-        source: [10, 77, 0, 1],
-        destination: [10, 77, 0, 2],
-        source_port: 0xd123,
-        destination_port: 4791,
+    let envelope = Envelope {
+        source: "10.77.0.1:53539".parse().unwrap(),
+        destination: "10.77.0.2:4791".parse().unwrap(),
         identification,
     };
     let (bth, rest) = view::<Bth>(datagram).unwrap();

@@ -1,0 +1,84 @@
+//! What the devices of every transport on this engine say alike.
+
+use verbs_api::qp::AddressVector;
+use verbs_api::{
+    ArgumentReason, Features, Transport, VerbError,
+    capability::{AtomicScope, BaselineGaps, DeviceAttributes, Limits, PortAttributes},
+    ids::{Guid, LinkAddress},
+};
+
+/// What the engine's structures carry, not what memory there is.
+pub const LIMITS: Limits = Limits {
+    max_qp: 1 << 20,
+    max_qp_wr: 1 << 14,
+    max_send_sge: 32,
+    max_recv_sge: 32,
+    max_sge_rd: 32,
+    max_inline_data: 1024,
+    max_msg_sz: 1 << 31,
+    max_cq: 1 << 16,
+    max_cqe: 1 << 22,
+    num_comp_vectors: 1,
+    max_mr: 1 << 22,
+    max_mr_size: 1 << 47,
+    max_mw: 1 << 20,
+    max_pd: 1 << 16,
+    max_ah: 1 << 16,
+    max_srq: 1 << 16,
+    max_srq_wr: 1 << 16,
+    max_srq_sge: 32,
+    max_qp_rd_atom: 128,
+    max_qp_init_rd_atom: 128,
+    max_fast_reg_page_list_len: 1 << 12,
+    page_size_cap: 0xffff_ffff_ffff_f000,
+    max_mcast_grp: 1 << 12,
+    max_mcast_qp_attach: 1 << 12,
+    phys_port_cnt: 1,
+    local_ca_ack_delay: 0,
+};
+
+/// What a device with this port tells about itself, before the linked emulations add to it.
+pub fn attributes(
+    name: &str,
+    provider: &'static str,
+    transport: Transport,
+    address: LinkAddress,
+    port: PortAttributes,
+) -> DeviceAttributes {
+    let guid = Guid::software(transport, address.ip_or_stand_in());
+    DeviceAttributes {
+        name: name.to_owned(),
+        provider,
+        transport,
+        node_guid: guid,
+        sys_image_guid: guid,
+        features: Features::SRQ,
+        extensions: Vec::new(),
+        gaps: BaselineGaps::empty(),
+        limits: LIMITS,
+        // The processor's own: the same for every device and for the program.
+        atomic_cap: AtomicScope::Global,
+        masked_atomic_cap: AtomicScope::None,
+        ports: vec![PortAttributes {
+            port_guid: guid,
+            ..port
+        }],
+    }
+}
+
+/// Whether a device at `own` reaches the other end of a path: both are in process, or of one family of IP addresses.
+///
+/// # Errors
+/// It does not.
+pub fn check_reach(own: LinkAddress, path: &AddressVector) -> Result<(), VerbError> {
+    let reaches = match (own, path.address) {
+        (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
+        (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
+        _ => false,
+    };
+    if reaches {
+        return Ok(());
+    }
+    let reason = ArgumentReason::NotOnNetwork(path.address);
+    Err(VerbError::argument("ah_attr.address", reason))
+}

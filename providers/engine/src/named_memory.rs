@@ -1,0 +1,113 @@
+//! The memory that requests, receives and peers of a queue pair name, checked for what is done with it.
+
+use verbs_api::Access;
+
+use crate::device::Cx;
+use crate::driver::Driver;
+use crate::fault::Fault;
+use crate::key_table::{LocalUse, Region, RemoteUse};
+use crate::payload::{Payload, Spans, gather, scatter_at, source};
+use crate::pin::Pin;
+use crate::qp::Qp;
+use crate::receive_ring::Receive;
+use crate::request::{Request, Source};
+use crate::rules::{self, Rule};
+
+/// Why a message does not go into its receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceiveFault {
+    /// An entry of the receive was refused.
+    Entry(Fault),
+    /// The message is longer than the receive.
+    TooLong,
+}
+
+impl<D: Driver> Qp<D> {
+    /// The payload of a request: what its entries name, checked for reading, or its inline bytes.
+    ///
+    /// # Errors
+    /// The first entry that is refused.
+    #[inline]
+    pub fn gather_request<'s, 'p: 's>(
+        &self,
+        request: &Request<'s>,
+        pin: &'p Pin,
+        spans: &'s mut Spans<'p>,
+    ) -> Result<Payload<'s>, Fault> {
+        let keys = self.device.keys();
+        source(keys, pin, request.source, self.pd, request.private, spans)
+    }
+
+    /// What the answer to a request is written to: its entries, checked for local writing.
+    ///
+    /// # Errors
+    /// The first entry that is refused.
+    #[inline]
+    pub fn gather_sink<'p>(
+        &self,
+        request: &Request<'_>,
+        pin: &'p Pin,
+        into: &mut Spans<'p>,
+    ) -> Result<(), Fault> {
+        let Source::Sges(list) = request.source else {
+            return Ok(());
+        };
+        let user = LocalUse {
+            pd: self.pd,
+            private: request.private,
+            write: true,
+        };
+        gather(self.device.keys(), pin, list, user, into)
+    }
+
+    /// Copies a piece of a message into its receive, from byte `offset` of that on.
+    ///
+    /// # Errors
+    /// Nothing is copied where the piece does not fit.
+    #[inline]
+    pub fn fill_receive(
+        &self,
+        receive: &Receive,
+        offset: u64,
+        payload: &Payload<'_>,
+        cx: &Cx<'_, D>,
+    ) -> Result<(), ReceiveFault> {
+        let end = offset + payload.len() as u64;
+        let mut spans = Spans::new();
+        self.gather_receive(receive, end, cx, &mut spans)
+            .map_err(ReceiveFault::Entry)?;
+        let room: u64 = spans.iter().map(|span| span.len() as u64).sum();
+        if rules::is_broken(Rule::ReceiveLength) {
+            let fitting = payload.part(0, room.saturating_sub(offset) as usize);
+            scatter_at(&spans, offset, &fitting);
+            return Ok(());
+        }
+        if end > room {
+            return Err(ReceiveFault::TooLong);
+        }
+        scatter_at(&spans, offset, payload);
+        Ok(())
+    }
+
+    /// The memory that a key opens to this queue pair's peer.
+    ///
+    /// # Errors
+    /// The first reason to refuse.
+    #[inline]
+    pub fn peer_region<'p>(
+        &self,
+        pin: &'p Pin,
+        key: u32,
+        addr: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Region<'p>, Fault> {
+        let user = RemoteUse {
+            pd: self.remote_pd(),
+            qpn: self.qpn,
+            access,
+        };
+        let keys = self.device.keys();
+        keys.check_remote(pin, key, addr, length, user)
+    }
+}
