@@ -277,19 +277,12 @@ impl CqOps for Cq {
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
         let mut polled = self.take(completions);
         if let (0, Some(device)) = (polled, &self.device) {
-            device.flush();
-            // While something arrives that is for nobody here, one acknowledge for all of it will do.
-            let mut found_some = false;
             for _ in 0..LOOKS {
                 let found = device.poll();
-                found_some |= found;
                 polled = self.take(completions);
                 if polled > 0 || !found {
                     break;
                 }
-            }
-            if polled == 0 && found_some {
-                device.flush();
             }
             // Who armed the queue takes a last look before sleeping.
             if self.awaited.load(Ordering::Relaxed) {

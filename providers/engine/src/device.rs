@@ -422,7 +422,7 @@ impl<D: Driver> Device<D> {
         let pin = pin();
         let mut cx = match self.network.needs_precise_clock() {
             true => Cx::at(self, &pin, now),
-            false => Cx::around(self, &pin, now),
+            false => Cx::new(self, &pin),
         };
         driver(&mut cx);
         let effects = cx.into_effects();

@@ -35,6 +35,8 @@ pub struct Network<D: Driver> {
 /// Queue pairs with something to send when nothing more arrives.
 struct Unsettled<D: Driver> {
     any: AtomicBool,
+    /// Looks that have found something since they were settled.
+    looks: AtomicU32,
     qps: Mutex<Vec<PoolWeak<Qp<D>>>>,
 }
 
@@ -42,6 +44,7 @@ impl<D: Driver> Default for Unsettled<D> {
     fn default() -> Self {
         Self {
             any: AtomicBool::new(false),
+            looks: AtomicU32::new(0),
             qps: Mutex::default(),
         }
     }
@@ -176,6 +179,7 @@ impl<D: Driver> Network<D> {
             return false;
         }
         let mut qps = std::mem::take(&mut *lock(&self.unsettled.qps));
+        self.unsettled.looks.store(0, Ordering::Relaxed);
         // What comes behind this says so again.
         self.unsettled.any.store(false, Ordering::SeqCst);
         for qp in qps.drain(..).filter_map(|qp| qp.upgrade()) {
@@ -241,7 +245,12 @@ impl<D: Driver> Network<D> {
         let mut found = false;
         // Without a note: who polls looks again.
         let is_turn = self.take_turns(|| {
-            found |= link.progress(self.moment(), &Turn::new(self, device));
+            // What needs no precise clock asks for the time itself, where it wants to know.
+            let now = match self.needs_precise_clock {
+                true => self.timers.now(),
+                false => Time::default(),
+            };
+            found |= link.progress(now, &Turn::new(self, device));
             self.serve();
         });
         if !is_turn {
@@ -249,11 +258,18 @@ impl<D: Driver> Network<D> {
             return false;
         }
         input.polled();
-        if found && !input.is_polled() {
+        if !found || !input.is_polled() || self.has_waited() {
             self.settle();
         }
         self.flush_link(link);
         found
+    }
+
+    // Whether what is unsettled has waited for many looks that found something.
+    fn has_waited(&self) -> bool {
+        let looks = self.unsettled.looks.load(Ordering::Relaxed) + 1;
+        self.unsettled.looks.store(looks, Ordering::Relaxed);
+        looks > MOST_LOOKS
     }
 
     // Whether no other thread was delivering.
@@ -274,6 +290,9 @@ impl<D: Driver> Network<D> {
         }
     }
 }
+
+/// So many looks in a row may find something while an acknowledge waits.
+const MOST_LOOKS: u32 = 8;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

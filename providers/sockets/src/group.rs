@@ -251,12 +251,11 @@ impl Lease {
     /// Wakes those who sleep while something lies there for them.
     #[inline]
     pub fn ring_bells(&self) {
-        if let Some(memory) = self.memory.get().filter(|memory| memory.rings()) {
+        if let Some(memory) = self.memory.get().filter(|memory| memory.may_have_bells()) {
             self.ring(memory);
         }
     }
 
-    #[cold]
     fn ring(&self, memory: &ShmPort) {
         for to in memory.take_bells() {
             let name = of_range(&self.group.options, to);

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use verbs_api::memory::Span;
@@ -140,8 +140,12 @@ pub struct ShmPort {
     shm: Arc<Shm>,
     range: QpnRange,
     generation: u32,
-    writers: Box<[OnceLock<Option<Mutex<Writer>>>]>,
-    /// Whose bell is to be rung.
+    outboxes: Box<[OnceLock<Option<Outbox>>]>,
+    /// A bit for each outbox that there is.
+    open: AtomicU64,
+    /// Something has been put down since bells were rung.
+    has_put: AtomicBool,
+    /// Who waits for room that there is now.
     bells: AtomicU64,
     /// To whom something waits for room, or somebody does.
     waiting: AtomicU64,
@@ -155,7 +159,9 @@ impl ShmPort {
             generation: next_odd(shm.door(range).generation.load(Ordering::Acquire)),
             shm,
             range,
-            writers: (0..RANGES).map(|_| OnceLock::new()).collect(),
+            outboxes: (0..RANGES).map(|_| OnceLock::new()).collect(),
+            open: AtomicU64::new(0),
+            has_put: AtomicBool::new(false),
             bells: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             readers: Mutex::new(Readers {
@@ -238,15 +244,17 @@ impl ShmPort {
         is_odd(self.shm.door(to).generation.load(Ordering::Acquire))
     }
 
+    #[inline]
+    fn outbox(&self, to: QpnRange) -> Option<&Outbox> {
+        let outbox = self.outboxes[to.index()].get_or_init(|| {
+            self.open.fetch_or(1 << to.index(), Ordering::SeqCst);
+            Some(Outbox::of(Writer::new(&self.shm, self.range, to).ok()?))
+        });
+        outbox.as_ref()
+    }
+
     fn writer(&self, to: QpnRange) -> Option<MutexGuard<'_, Writer>> {
-        let writer = self.writers[to.index()]
-            .get_or_init(|| Writer::new(&self.shm, self.range, to).ok().map(Mutex::new));
-        Some(
-            writer
-                .as_ref()?
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        )
+        Some(self.outbox(to)?.lock())
     }
 
     /// Puts a record down, whose payload of so many bytes `write` writes. Makes no system call: [`flush`](Self::flush) does.
@@ -259,9 +267,10 @@ impl ShmPort {
         length: usize,
         write: impl FnOnce(Span<'_>),
     ) -> Put {
-        let Some(mut writer) = self.writer(to) else {
+        let Some(outbox) = self.outbox(to) else {
             return Put::Nobody;
         };
+        let mut writer = outbox.lock();
         let door = self.shm.door(to);
         let generation = door.generation.load(Ordering::Acquire);
         if !is_odd(generation) || head.len() > LONGEST_HEAD || length > LONGEST_PAYLOAD {
@@ -272,7 +281,7 @@ impl ShmPort {
             false => Put::Full,
         };
         match put {
-            Put::Taken => self.published(&door, to),
+            Put::Taken => self.published(outbox, &door),
             _ => self.wait_for_room(&writer, to),
         }
         put
@@ -288,12 +297,8 @@ impl ShmPort {
 
     /// How many records were put down so far.
     pub fn sent(&self) -> u64 {
-        let writers = self.writers.iter().filter_map(OnceLock::get).flatten();
-        let lock = |writer: &Mutex<Writer>| {
-            let writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
-            writer.sent
-        };
-        writers.map(lock).sum()
+        let outboxes = self.outboxes.iter().filter_map(OnceLock::get).flatten();
+        outboxes.map(|outbox| outbox.lock().sent).sum()
     }
 
     /// How many bytes wait for room.
@@ -316,16 +321,14 @@ impl ShmPort {
                 .is_some_and(|writer| !writer.later.is_empty())
     }
 
-    fn published(&self, door: &Door<'_>, to: QpnRange) {
+    #[inline]
+    fn published(&self, outbox: &Outbox, door: &Door<'_>) {
         let bit = 1 << self.range.index();
-        // Of two that look at what the other has just written, one at least sees it.
-        fence(Ordering::SeqCst);
         if door.writers.load(Ordering::Relaxed) & bit == 0 {
             door.writers.fetch_or(bit, Ordering::SeqCst);
         }
-        if door.sleep.number().is_some() {
-            self.bells.fetch_or(1 << to.index(), Ordering::Relaxed);
-        }
+        outbox.has_put.store(true, Ordering::Release);
+        self.has_put.store(true, Ordering::Release);
     }
 
     fn wait_for_room(&self, writer: &Writer, to: QpnRange) {
@@ -342,9 +345,10 @@ impl ShmPort {
     /// Puts down what waits for room, as far as there is some. Gives the ranges to which everything has gone to `has_room`.
     pub fn put_waiting(&self, mut has_room: impl FnMut(QpnRange)) {
         for to in ranges(self.waiting.load(Ordering::Relaxed)) {
-            let Some(mut writer) = self.writer(to) else {
+            let Some(outbox) = self.outbox(to) else {
                 continue;
             };
+            let mut writer = outbox.lock();
             let door = self.shm.door(to);
             let generation = door.generation.load(Ordering::Acquire);
             if !is_odd(generation) {
@@ -356,7 +360,7 @@ impl ShmPort {
                     writer.later.push_front((meta, head, payload));
                     break;
                 }
-                self.published(&door, to);
+                self.published(outbox, &door);
             }
             if writer.later.is_empty() && (writer.has_much_room() || !is_odd(generation)) {
                 writer.ring.word(WAITS).store(0, Ordering::SeqCst);
@@ -367,17 +371,31 @@ impl ShmPort {
         }
     }
 
-    /// Whether somebody is to be woken: [`Lease::ring`](crate::Lease::ring) does.
+    /// Whether somebody may have to be woken: [`Lease::ring_bells`](crate::Lease::ring_bells) does.
     #[inline]
-    pub(crate) fn rings(&self) -> bool {
-        self.bells.load(Ordering::Relaxed) != 0
+    pub(crate) fn may_have_bells(&self) -> bool {
+        self.has_put.load(Ordering::Relaxed) || self.bells.load(Ordering::Relaxed) != 0
     }
 
-    /// Whose bell is to be rung.
+    /// Whose bell is to be rung: those who sleep while something lies there for them, or room that they wait for.
     pub(crate) fn take_bells(&self) -> impl Iterator<Item = QpnRange> {
-        let bells = ranges(self.bells.swap(0, Ordering::Relaxed));
-        // Whoever is killed before he has rung has at least not said that he did.
-        bells.filter(|to| self.shm.door(*to).sleep.number().is_some())
+        // Cleared before it is looked: whoever puts something down meanwhile sets it again, and looks himself.
+        self.has_put.store(false, Ordering::Relaxed);
+        let mut bells = match self.bells.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.bells.swap(0, Ordering::Relaxed),
+        };
+        for to in ranges(self.open.load(Ordering::Relaxed)) {
+            if let Some(outbox) = self.outbox(to)
+                && outbox.has_put.load(Ordering::Acquire)
+            {
+                outbox.has_put.store(false, Ordering::Relaxed);
+                bells |= 1 << to.index();
+            }
+        }
+        // Of two that look at what the other has just written, one at least sees it.
+        fence(Ordering::SeqCst);
+        ranges(bells).filter(|to| self.shm.door(*to).sleep.number().is_some())
     }
 
     /// The bell of a range has been rung.
@@ -460,6 +478,27 @@ impl Drop for ShmPort {
             Ordering::SeqCst,
             Ordering::SeqCst,
         );
+    }
+}
+
+#[derive(Debug)]
+struct Outbox {
+    writer: Mutex<Writer>,
+    /// Something has been put down since the bell was rung.
+    has_put: AtomicBool,
+}
+
+impl Outbox {
+    fn of(writer: Writer) -> Self {
+        Self {
+            writer: Mutex::new(writer),
+            has_put: AtomicBool::new(false),
+        }
+    }
+
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

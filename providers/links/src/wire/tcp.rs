@@ -1070,7 +1070,8 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         inbound.looks += 1;
         let has_known = !inbound.hot.is_empty() || inbound.channels.are_used();
         // Whoever waits for what has just come is not kept waiting, unless the others have waited for long.
-        let is_due = inbound.looks >= if delivered { LATEST } else { LOOKS };
+        let waits = delivered || inbound.hot.is_empty();
+        let is_due = inbound.looks >= if waits { LATEST } else { LOOKS };
         if !has_known || is_due {
             inbound.looks = 0;
             delivered |= self.look(inbound, now, network);
@@ -1325,7 +1326,7 @@ const ROUNDS: usize = 4;
 /// So many looks at the streams that had something lately until epoll is asked for others; at the latest, where those go
 /// on to have something.
 const LOOKS: u32 = 16;
-const LATEST: u32 = 64;
+const LATEST: u32 = 128;
 /// Octets that leave before the segment size is asked for again.
 const ASK_AGAIN: usize = 1 << 20;
 /// How long destroyed queue pairs or the end of the process wait for what is still to be written, and how often it is tried.

@@ -953,7 +953,7 @@ const BATCH: usize = 512 << 10;
 /// After so many looks that found nothing in memory each reads the socket again, and until then every so many: a look at
 /// memory is next to nothing beside one at the socket.
 const IDLE: u32 = 1024;
-const EVERY: u32 = 16;
+const EVERY: u32 = 128;
 /// Calls that one turn of reading makes at most, so that answers leave in between.
 const ROUNDS: usize = 8;
 /// How long a process that does not keep up is waited for, with pauses between.
