@@ -158,7 +158,15 @@ pub(crate) fn notify_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<
     }
     half.driver.rest.notified_until = now.after(NOTIFY_EVERY);
     let psn = Psn::default();
-    emit(qp, &mut half, psn, Body::Congestion, None, Payload::Empty, cx);
+    emit(
+        qp,
+        &mut half,
+        psn,
+        Body::Congestion,
+        None,
+        Payload::Empty,
+        cx,
+    );
 }
 
 fn emit(

@@ -2,7 +2,7 @@
 
 mod support;
 
-use emulated_ib::header::{Beside, Body, Nak, Position, Syndrome};
+use emulated_ib::header::{Beside, Body, Nak, Position};
 use polyverbs_engine::network::Progress;
 use support::*;
 use verbs_api::completion::Notify;
@@ -12,7 +12,6 @@ use verbs_api::*;
 
 use Position::Only;
 
-const ACK: Body = Body::Acknowledge(Syndrome::Ack);
 const SEND: Body = Body::Send(Only, Beside::Nothing);
 
 fn sends<const N: usize>(rig: &Rig, offsets: [u32; N]) -> [OwnFrame; N] {
@@ -66,22 +65,20 @@ fn an_answer_acknowledges_what_came_before_it() {
     let [first, second, third] = sends(&rig, [0, 2, 4]);
     rig.inject([first, read(&rig, 1), second, add(&rig, 3), third]);
     let answers = [
-        (1, Body::ReadResponse(Only)),
-        (3, Body::AtomicAcknowledge(0)),
+        (1, Body::ReadResponse(Only).into()),
+        (3, Body::AtomicAcknowledge(0).into()),
         (4, ACK),
     ];
     assert_eq!(rig.answers(), answers);
     // A refusal as well: of what came too early, and of what found no receive.
     rig.inject(sends(&rig, [5, 7]));
-    let nak = Body::Acknowledge(Syndrome::Nak(Nak::SequenceError));
-    assert_eq!(rig.answers()[3..], [(6, nak)]);
+    assert_eq!(rig.answers()[3..], [(6, nak(Nak::SEQUENCE_ERROR))]);
     let write = Body::Write(Only, rig.b.remote(4096), 3, None);
     rig.inject([
         rig.request(6, write, b"new"),
         rig.request(7, SEND, b"no receive"),
     ]);
-    let rnr = Body::Acknowledge(Syndrome::Rnr(rig.setup.min_rnr_timer));
-    assert_eq!(rig.answers()[4..], [(7, rnr)]);
+    assert_eq!(rig.answers()[4..], [(7, rnr(rig.setup.min_rnr_timer))]);
 }
 
 #[test]
@@ -95,7 +92,7 @@ fn an_older_answer_acknowledges_nothing_newer() {
     rig.inject([send, read]);
     let mut answers = rig.answers();
     answers.sort_by_key(|(offset, _)| *offset);
-    assert_eq!(answers, [(0, Body::ReadResponse(Only)), (1, ACK)]);
+    assert_eq!(answers, [(0, Body::ReadResponse(Only).into()), (1, ACK)]);
 }
 
 /// Two whose programs poll again and again; B has seen as many messages of A's as that, and not acknowledged them.
@@ -127,7 +124,7 @@ fn what_a_program_answers_goes_before_the_acknowledge() {
     let said = rig.wire.log();
     let said = said.iter().filter(|frame| frame.from == rig.b.address());
     let bodies: Vec<_> = said.map(|frame| frame.header.body).collect();
-    assert_eq!(bodies[..2], [SEND, ACK]);
+    assert_eq!(bodies[..2], [SEND, Body::Acknowledge]);
     assert_eq!(rig.answers()[0], (2, ACK));
     assert_eq!(rig.a.done(), ok([7, 0, 1, 2]));
     assert_eq!(rig.b.done(), ok([8]));
@@ -179,9 +176,7 @@ fn a_queue_pair_that_is_destroyed_has_acknowledged() {
     let rig = seen(0..3);
     rig.b.qp.destroy().wait().unwrap();
     let last = rig.wire.log().pop().unwrap();
-    assert_eq!(
-        (last.header.body, last.header.psn),
-        (ACK, rig.setup.a_psn + 2)
-    );
+    assert_eq!(last.header.body, Body::Acknowledge);
+    assert_eq!(last.header.psn.value(), rig.setup.a_psn + 2);
     assert_eq!(rig.a.done(), ok([0, 1, 2]));
 }

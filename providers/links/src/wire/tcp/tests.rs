@@ -1,3 +1,4 @@
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -74,6 +75,24 @@ impl StreamCodec for Toy {
         into.push(octets.len()).copy_from_slice(&octets);
     }
 
+    // No connection here is announced: nothing goes by memory.
+    fn encode_header<'i>(&self, _header: &Header, _into: &'i mut [u8]) -> Option<&'i [u8]> {
+        unreachable!()
+    }
+
+    fn sent(&self, _sender: &mut u32, _header: &Header) {
+        unreachable!()
+    }
+
+    fn open_header<'o>(
+        &self,
+        _receiver: &mut u32,
+        _header: &'o [u8],
+        _payload: usize,
+    ) -> Result<(Header, &'o [u8]), Header> {
+        unreachable!()
+    }
+
     fn open<'o>(&self, receiver: &mut u32, key: u64, octets: &'o mut [u8]) -> Found<'o, Header> {
         let word = |at: usize| {
             let octets = octets.get(at..at + 4)?;
@@ -101,12 +120,12 @@ impl StreamCodec for Toy {
         }
     }
 
-    fn news(&self, key: u64, news: &News) -> Option<Header> {
-        Some(match news {
-            News::End => Header::Ended(key),
-            News::Lost(_) => Header::Lost(key),
-            News::Room => Header::Room(key),
-            News::First => return None,
+    fn event(&self, key: u64, event: &StreamEvent) -> Option<Header> {
+        Some(match event {
+            StreamEvent::End => Header::Ended(key),
+            StreamEvent::Lost(_) => Header::Lost(key),
+            StreamEvent::Room => Header::Room(key),
+            StreamEvent::First => return None,
         })
     }
 }
@@ -119,13 +138,18 @@ struct Sink {
 }
 
 const LONG: Duration = Duration::from_secs(20);
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 3, 110));
 const ONE: LinkAddress = LinkAddress::InProcess(1);
 const OTHER: LinkAddress = LinkAddress::InProcess(2);
 
 impl Sink {
     fn new(options: TcpLinkOptions) -> Arc<Self> {
+        let options = TcpLinkOptions {
+            memory: false,
+            ..options
+        };
         Arc::new(Self {
-            link: TcpLink::new(Toy, options).unwrap(),
+            link: TcpLink::new(Toy, ADDRESS, options).unwrap(),
             frames: Mutex::default(),
             began: Instant::now(),
         })
@@ -226,7 +250,7 @@ impl Sink {
 
 fn connect() -> [Connection; 2] {
     let listener =
-        TcpListener::listen("127.0.3.110:0".parse().unwrap(), 8, &TcpOptions::default()).unwrap();
+        TcpListener::listen(SocketAddr::new(ADDRESS, 0), 8, &TcpOptions::default()).unwrap();
     let one = TcpSocket::connect(None, listener.local(), &TcpOptions::default()).unwrap();
     let began = Instant::now();
     let other = loop {
@@ -251,6 +275,7 @@ fn attach(sink: &Sink, key: u64, connection: Connection) {
         receiver: 0,
         received: Vec::new(),
         is_held: false,
+        announcement: None,
     };
     sink.link.attach(attachment).unwrap();
 }
@@ -586,6 +611,7 @@ fn what_came_with_the_handshake_is_delivered_and_what_waits_is_sent() {
         receiver: 0,
         received,
         is_held: false,
+        announcement: None,
     };
     right.link.attach(attachment).unwrap();
     assert_eq!(numbers(&right.drive(2)), [0, 1]);
@@ -604,6 +630,7 @@ fn a_key_is_in_use_once() {
         receiver: 0,
         received: Vec::new(),
         is_held: false,
+        announcement: None,
     };
     let error = one.link.attach(attachment).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);

@@ -2,7 +2,7 @@ use polyverbs_engine::link::OwnedFrame;
 use polyverbs_sockets::{GroupOptions, Offload};
 
 use super::*;
-use crate::wire::{EncodedLayout, Opened, TxMeta};
+use crate::wire::{Opened, TxMeta};
 
 /// A format with a queue pair where RoCEv2 has it, a number, and a checksum over everything and the envelope.
 #[derive(Clone, Debug)]
@@ -16,6 +16,7 @@ struct Header {
 }
 
 const UNSPEAKABLE: u32 = u32::MAX;
+const HEAD: usize = 9;
 
 fn sum(envelope: &Envelope, octets: &[u8]) -> [u8; 4] {
     let text = format!("{envelope:?}");
@@ -36,17 +37,18 @@ impl DatagramCodec for Toy {
         }
     }
 
-    fn encode(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<EncodedLayout> {
+    fn encode_header(&self, header: &Header, _payload: usize, into: &mut [u8]) -> Option<usize> {
         if header.number == UNSPEAKABLE {
             return None;
         }
         into[..4].copy_from_slice(&header.number.to_be_bytes());
         into[4..8].copy_from_slice(&(0xff00_0000 | header.qpn).to_be_bytes());
         into[8] = header.service;
-        Some(EncodedLayout {
-            payload: 9,
-            length: 9 + payload + 4,
-        })
+        Some(HEAD)
+    }
+
+    fn trailer(&self, _payload: usize) -> usize {
+        4
     }
 
     fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]) {
@@ -56,22 +58,26 @@ impl DatagramCodec for Toy {
 
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Header>> {
         let (covered, found) = datagram.split_last_chunk::<4>()?;
-        let (head, payload) = covered.split_first_chunk::<9>()?;
+        let (head, payload) = covered.split_at_checked(HEAD)?;
         let envelope = Envelope {
             from: arrival.from,
             to: arrival.to,
             identification: arrival.segment,
         };
-        assert_eq!(arrival.traffic_class, 2);
-        let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|step| head[at + step]));
         Some(Opened {
-            header: Header {
-                number: word(0),
-                qpn: word(4) & 0xff_ffff,
-                service: head[8],
-            },
+            header: self.open_header(arrival, head)?,
             payload,
-            damaged: arrival.is_sealed && sum(&envelope, covered) != *found,
+            damaged: sum(&envelope, covered) != *found,
+        })
+    }
+
+    fn open_header(&self, arrival: &Arrival, header: &[u8]) -> Option<Header> {
+        assert_eq!(arrival.traffic_class, 2);
+        let word = |at: usize| Some(u32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
+        Some(Header {
+            number: word(0)?,
+            qpn: word(4)? & 0xff_ffff,
+            service: *header.get(8)?,
         })
     }
 
@@ -528,9 +534,9 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
             service,
         };
         let mut octets = vec![0; 13];
-        Toy.encode(&header, 0, &mut octets).unwrap();
+        Toy.encode_header(&header, 0, &mut octets).unwrap();
         let envelope = envelope(from.local(), one.lease().address(), segment as u16);
-        Toy.seal(&envelope, 9, &mut octets);
+        Toy.seal(&envelope, HEAD, &mut octets);
         octets
     };
     // A message to the common queue pair behind others, and others behind it.
