@@ -373,19 +373,15 @@ impl ShmPort {
         self.bells.load(Ordering::Relaxed) != 0
     }
 
-    /// Whose bell is to be rung.
-    pub(crate) fn take_bells(&self) -> impl Iterator<Item = QpnRange> {
+    /// Whose bell is to be rung, and for which sleep.
+    pub(crate) fn take_bells(&self) -> impl Iterator<Item = (QpnRange, u32)> {
         let bells = ranges(self.bells.swap(0, Ordering::Relaxed));
-        // Whoever is killed before he has rung has at least not said that he did.
-        bells.filter(|to| self.shm.door(*to).sleep.number().is_some())
+        bells.filter_map(|to| Some((to, self.shm.door(to).sleep.number()?)))
     }
 
-    /// The bell of a range has been rung.
-    pub(crate) fn rung(&self, to: QpnRange) {
-        let sleep = self.shm.door(to).sleep;
-        if let Some(number) = sleep.number() {
-            sleep.woken(number);
-        }
+    /// The bell of a range has been rung for this sleep: whoever is killed before that has not said so.
+    pub(crate) fn rung(&self, to: QpnRange, sleep: u32) {
+        self.shm.door(to).sleep.woken(sleep);
     }
 
     // ---- in
