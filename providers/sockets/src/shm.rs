@@ -687,25 +687,23 @@ impl Reader {
         let fixed = Fixed::of(&fixed);
         let (head, length) = (usize::from(fixed.head), fixed.length as usize);
         let (place, is_inline) = (fixed.place as usize, head + length <= INLINE);
+        let is_short = head <= INLINE;
+        let behind = if is_short { 0 } else { head };
         // Of an older reader, or of a writer that does not mean well.
-        let fits = is_inline
-            || place
-                .checked_add(head + length)
-                .is_some_and(|end| end <= ROOM);
+        let end = place.checked_add(behind + length);
+        let fits = is_inline || end.is_some_and(|end| end <= ROOM);
         if fixed.generation != generation || head > room.len() || !fits {
             return;
         }
-        let is_short = head <= INLINE;
         let inline = self.ring.span(at + FIXED, INLINE);
         let head = &mut room[..head];
         match is_short {
             true => inline.sub(0, head.len()).read(head),
             false => self.ring.span(PAYLOADS + place, head.len()).read(head),
         }
-        let payload = match (is_inline, is_short) {
-            (true, _) => inline.sub(head.len(), length),
-            (false, true) => self.ring.span(PAYLOADS + place, length),
-            (false, false) => self.ring.span(PAYLOADS + place + head.len(), length),
+        let payload = match is_inline {
+            true => inline.sub(head.len(), length),
+            false => self.ring.span(PAYLOADS + place + behind, length),
         };
         take(&Record {
             from,
