@@ -28,6 +28,9 @@ use verbs_api::{
     wr::{PostReason, WorkRequest},
 };
 
+/// An answer that has not left: whose, and where it goes.
+type Waiting = (u32, LinkAddress, Header);
+
 /// What a driver's own methods noted.
 #[derive(Default)]
 pub struct Notes {
@@ -36,7 +39,7 @@ pub struct Notes {
     /// Requests are refused at post from now on.
     pub veto: AtomicBool,
     /// What [`Settling`] has not answered yet.
-    waiting: Mutex<Vec<(u32, LinkAddress, Header)>>,
+    waiting: Mutex<Vec<Waiting>>,
     /// The next number of a driver that numbers its queue pairs itself.
     pub next_qpn: AtomicU32,
 }
@@ -85,7 +88,7 @@ pub trait Tiny: Driver<Header = Header, Requester = Tx, Responder = ()> {
     fn make(address: LinkAddress, notes: &Arc<Notes>) -> Self;
     fn notes(&self) -> &Notes;
     /// Where answers wait until nothing more arrives.
-    fn waits(&self) -> Option<&Mutex<Vec<(u32, LinkAddress, Header)>>> {
+    fn waits(&self) -> Option<&Mutex<Vec<Waiting>>> {
         (Self::NAME == "Settling").then_some(&self.notes().waiting)
     }
 }
@@ -425,11 +428,8 @@ tiny! { Plain: }
 
 tiny! { Settling:
     fn settle(qp: &Qp<Self>, cx: &mut Cx<'_, Self>) {
-        let waiting = std::mem::take(&mut *qp.device.driver().notes.waiting.lock().unwrap());
-        let (own, others) = waiting.into_iter().partition(|(qpn, ..)| *qpn == qp.qpn);
-        *qp.device.driver().notes.waiting.lock().unwrap() = others;
-        let own: Vec<_> = own;
-        for (_, to, header) in own {
+        let mut waiting = qp.device.driver().notes.waiting.lock().unwrap();
+        for (_, to, header) in waiting.extract_if(.., |(qpn, ..)| *qpn == qp.qpn) {
             answer(&qp.device, to, header, cx);
         }
     }
