@@ -100,18 +100,13 @@ pub(crate) fn send(
             return;
         }
     };
-    // Every answer acknowledges what was asked before it (IBTA 9.7.5.1.2).
-    half.driver
-        .rest
-        .owed
-        .take_if(|owed| psn.distance_from(*owed) >= 0);
     emit(qp, half, psn, body, refusal, Payload::Empty, cx);
 }
 
 /// Sends the acknowledge that is owed.
 pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     let half = &mut *qp.responder();
-    if let Some(psn) = half.driver.rest.owed.take() {
+    if let Some(psn) = half.driver.rest.owed {
         emit(qp, half, psn, Body::Acknowledge, None, Payload::Empty, cx);
     }
 }
@@ -119,7 +114,7 @@ pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
 /// Sends so many frames of the answer to a read, behind those that have left: how many bytes have then.
 pub(crate) fn read_response(
     qp: &Qp,
-    half: &Receiving,
+    half: &mut Receiving,
     request: &Header,
     whole: &Payload<'_>,
     mut offset: usize,
@@ -163,18 +158,31 @@ pub(crate) fn notify_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<
     }
     half.driver.rest.notified_until = now.after(NOTIFY_EVERY);
     let psn = Psn::default();
-    emit(qp, &half, psn, Body::Congestion, None, Payload::Empty, cx);
+    emit(
+        qp,
+        &mut half,
+        psn,
+        Body::Congestion,
+        None,
+        Payload::Empty,
+        cx,
+    );
 }
 
 fn emit(
     qp: &Qp,
-    half: &Receiving,
+    half: &mut Receiving,
     psn: Psn,
     body: Body,
     refusal: Option<Syndrome>,
     payload: Payload<'_>,
     cx: &mut Cx<'_>,
 ) {
+    if !matches!(body, Body::Congestion) {
+        // Every answer acknowledges what was asked before it (IBTA 9.7.5.1.2).
+        let owed = &mut half.driver.rest.owed;
+        owed.take_if(|owed| psn.distance_from(*owed) >= 0);
+    }
     let receives = (!qp.has_srq()).then(|| qp.receives_waiting());
     let mut aeth = Aeth::ack(half.driver.rest.msn, receives);
     aeth.syndrome = refusal.unwrap_or(aeth.syndrome);

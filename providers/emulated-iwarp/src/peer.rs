@@ -132,10 +132,19 @@ pub(crate) fn offer(
     payload: Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> bool {
-    let link = qp.device.network().link();
-    link.is_none_or(|link| {
-        link.try_send(frame(qp, to, message, payload), cx.moment()) == TrySend::Sent
-    })
+    let Some(link) = qp.device.network().link() else {
+        return true;
+    };
+    let now = cx.moment();
+    match link.try_send(frame(qp, to, message.clone(), payload.clone()), now) {
+        TrySend::Sent => true,
+        TrySend::NoRoom => false,
+        // Than what is cut.
+        TrySend::TooLong(_) => {
+            link.send(frame(qp, to, message, payload), now);
+            true
+        }
+    }
 }
 
 #[inline]

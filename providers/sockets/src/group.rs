@@ -257,13 +257,13 @@ impl Lease {
     }
 
     fn ring(&self, memory: &ShmPort) {
-        for to in memory.take_bells() {
+        for (to, sleep) in memory.take_bells() {
             let name = of_range(&self.group.options, to);
             let rung = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);
             // An inbox that is full wakes its reader too.
             let is_full = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
             if rung.is_ok() || rung.is_err_and(|error| is_full(&error)) {
-                memory.rung(to);
+                memory.rung(to, sleep);
             }
         }
     }

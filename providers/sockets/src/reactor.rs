@@ -379,14 +379,15 @@ impl Reactor {
     // No poller has come for long.
     fn take_over(&self, handler: &dyn IoHandler) {
         // Without the lock: whoever delivers may hand the input back.
-        let has_some = self.has_data() || handler.sleep();
+        let has_more = handler.sleep();
         let mut claims = self.claims();
         let was_worth_it = claims.claimed.elapsed() > self.patience * WORTH;
-        claims.needed = match has_some && !was_worth_it {
+        // Before that the handler may have nothing watched.
+        self.release(&mut claims);
+        claims.needed = match (has_more || self.has_data()) && !was_worth_it {
             true => (claims.needed * 4).min(MOST_NEEDED),
             false => (claims.needed / 2).max(1),
         };
-        self.release(&mut claims);
     }
 
     // Whether something lies there that no poller has read.

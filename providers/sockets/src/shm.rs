@@ -377,8 +377,9 @@ impl ShmPort {
         self.has_put.load(Ordering::Relaxed) || self.bells.load(Ordering::Relaxed) != 0
     }
 
-    /// Whose bell is to be rung: those who sleep while something lies there for them, or room that they wait for.
-    pub(crate) fn take_bells(&self) -> impl Iterator<Item = QpnRange> {
+    /// Whose bell is to be rung, and for which sleep: of those who sleep while something lies there for them, or room that they
+    /// wait for.
+    pub(crate) fn take_bells(&self) -> impl Iterator<Item = (QpnRange, u32)> {
         // Cleared before it is looked: whoever puts something down meanwhile sets it again, and looks himself.
         self.has_put.store(false, Ordering::Relaxed);
         let mut bells = match self.bells.load(Ordering::Relaxed) {
@@ -395,15 +396,12 @@ impl ShmPort {
         }
         // Of two that look at what the other has just written, one at least sees it.
         fence(Ordering::SeqCst);
-        ranges(bells).filter(|to| self.shm.door(*to).sleep.number().is_some())
+        ranges(bells).filter_map(|to| Some((to, self.shm.door(to).sleep.number()?)))
     }
 
-    /// The bell of a range has been rung.
-    pub(crate) fn rung(&self, to: QpnRange) {
-        let sleep = self.shm.door(to).sleep;
-        if let Some(number) = sleep.number() {
-            sleep.woken(number);
-        }
+    /// The bell of a range has been rung for this sleep: whoever is killed before that has not said so.
+    pub(crate) fn rung(&self, to: QpnRange, sleep: u32) {
+        self.shm.door(to).sleep.woken(sleep);
     }
 
     // ---- in
@@ -730,25 +728,23 @@ impl Reader {
         let fixed = Fixed::of(&fixed);
         let (head, length) = (usize::from(fixed.head), fixed.length as usize);
         let (place, is_inline) = (fixed.place as usize, head + length <= INLINE);
+        let is_short = head <= INLINE;
+        let behind = if is_short { 0 } else { head };
         // Of an older reader, or of a writer that does not mean well.
-        let fits = is_inline
-            || place
-                .checked_add(head + length)
-                .is_some_and(|end| end <= ROOM);
+        let end = place.checked_add(behind + length);
+        let fits = is_inline || end.is_some_and(|end| end <= ROOM);
         if fixed.generation != generation || head > room.len() || !fits {
             return;
         }
-        let is_short = head <= INLINE;
         let inline = self.ring.span(at + FIXED, INLINE);
         let head = &mut room[..head];
         match is_short {
             true => inline.sub(0, head.len()).read(head),
             false => self.ring.span(PAYLOADS + place, head.len()).read(head),
         }
-        let payload = match (is_inline, is_short) {
-            (true, _) => inline.sub(head.len(), length),
-            (false, true) => self.ring.span(PAYLOADS + place, length),
-            (false, false) => self.ring.span(PAYLOADS + place + head.len(), length),
+        let payload = match is_inline {
+            true => inline.sub(head.len(), length),
+            false => self.ring.span(PAYLOADS + place + behind, length),
         };
         take(&Record {
             from,

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs_sockets::{
-    Admission, Duty, FlowSockets, GroupOptions, HandError, Handed, JoinError, Lease, Message,
-    Piece, QpnRange, ReceiveBatch, Service, Source, Transmit, UdpOptions, UdpSocket, Watch,
+    Admission, FlowSockets, GroupOptions, HandError, Handed, IoHandler, JoinError, Lease, Message,
+    Piece, QpnRange, Reactor, ReceiveBatch, Service, Source, Transmit, UdpOptions, UdpSocket,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -67,22 +67,23 @@ fn member() {
         flows,
         batch: Mutex::new(ReceiveBatch::new(8, 65_535)),
     });
-    let watch = Arc::new(Watch::new().unwrap());
-    let add = |source, token, kind| watch.add(source, token, kind).unwrap();
+    let reactor = Arc::new(Reactor::new().unwrap());
+    let add = |source, token, kind| reactor.add(source, token, kind).unwrap();
     let lease = &member.lease;
     add(lease.socket() as &dyn std::os::fd::AsFd, DATA, Source::Data);
     add(lease.common(), COMMON, Source::Shared);
     add(lease, INBOX, Source::Rare);
     add(&member.service, REQUESTS, Source::Rare);
-    let duty = Arc::downgrade(&member);
-    watch.start(duty).unwrap();
+    let handler = Arc::downgrade(&member);
+    reactor.start(handler).unwrap();
     // Until the test is over, or has ended without a word.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-impl Duty for Member {
-    fn progress(&self) {
+impl IoHandler for Member {
+    fn progress(&self) -> bool {
         self.read(self.lease.socket());
+        true
     }
 
     fn attend(&self, token: u64) {

@@ -26,7 +26,6 @@ fn envelope(v6: bool, identification: u16) -> Envelope {
 
 fn arrival(envelope: &Envelope, segment: u16) -> Arrival {
     Arrival {
-        is_sealed: true,
         from: envelope.from,
         to: envelope.to,
         traffic_class: 0,
@@ -56,10 +55,11 @@ fn header(service: QpType, body: Body) -> Header {
 
 fn packet(codec: &RoceV2, header: &Header, payload: &[u8], envelope: &Envelope) -> Vec<u8> {
     let mut octets = vec![0xa5; payload.len() + RoceV2::OVERHEAD];
-    let laid = codec.encode(header, payload.len(), &mut octets).unwrap();
-    let end = laid.payload + payload.len();
-    octets[laid.payload..end].copy_from_slice(payload);
-    octets.truncate(laid.length);
+    let length = payload.len();
+    let headers = codec.encode_header(header, length, &mut octets).unwrap();
+    let end = headers + length;
+    octets[headers..end].copy_from_slice(payload);
+    octets.truncate(end + codec.trailer(length));
     codec.seal(envelope, end, &mut octets);
     octets
 }
@@ -217,8 +217,8 @@ fn an_operation_that_the_service_has_not_has_no_form() {
         Body::Send(Position::Only, Beside::Invalidate(1)),
         Body::Acknowledge,
     ] {
-        let laid = codec.encode(&header(QpType::Uc, body), 0, &mut [0; 256]);
-        assert_eq!(laid, None, "{body:?}");
+        let headers = codec.encode_header(&header(QpType::Uc, body), 0, &mut [0; 256]);
+        assert_eq!(headers, None, "{body:?}");
     }
 }
 

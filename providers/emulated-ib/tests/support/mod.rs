@@ -10,7 +10,7 @@ use bmme as _;
 use emulated_ib::InfiniBand;
 use emulated_ib::header::{Aeth, Body, Header, Nak, Syndrome, SyndromeKind};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
-use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::link::{Deliver, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
 use polyverbs_engine::time::Time;
 use polyverbs_links::{Bound, Simulation};
@@ -48,6 +48,7 @@ struct State {
 /// A link without delay that does what a test says.
 pub struct Wire {
     mtu: Option<usize>,
+    is_polled: bool,
     state: Mutex<State>,
 }
 
@@ -125,6 +126,22 @@ impl Link<Header> for Wire {
     fn next_due(&self) -> Option<Time> {
         (!self.state().under_way.is_empty()).then_some(Time(0))
     }
+
+    fn input(&self) -> Option<&dyn Input> {
+        self.is_polled.then_some(self)
+    }
+}
+
+impl Input for Wire {
+    fn polled(&self) {}
+
+    fn give_way(&self) {}
+
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn hand_back(&self) {}
 }
 
 /// How the two queue pairs are made and connected.
@@ -149,6 +166,8 @@ pub struct Setup {
     pub sq_sig_all: bool,
     /// No link: the devices reach each other directly.
     pub direct: bool,
+    /// Frames arrive when somebody polls, again and again.
+    pub polled: bool,
     pub windows_2a: bool,
 }
 
@@ -172,6 +191,7 @@ impl Default for Setup {
             cqe: 256,
             sq_sig_all: false,
             direct: false,
+            polled: false,
             windows_2a: false,
         }
     }
@@ -237,6 +257,7 @@ impl Rig {
         let mtu = setup.mtu.map(|mtu| mtu.octets() as usize);
         let wire = Arc::new(Wire {
             mtu,
+            is_polled: setup.polled,
             state: Mutex::default(),
         });
         let link = Arc::clone(&wire) as SharedLink<Header>;

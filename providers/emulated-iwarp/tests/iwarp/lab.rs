@@ -9,7 +9,7 @@ use emulated_iwarp::header::{Header, Message};
 use emulated_iwarp::terminate::TerminateCode;
 use emulated_iwarp::{Iwarp, ServiceDelay};
 use polyverbs_engine::device::{Device, DeviceOptions};
-use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink, TrySend};
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
 use verbs_api::provider::DeviceOps;
@@ -99,12 +99,15 @@ impl Link<Header> for Wire {
         self.queue.lock().unwrap().push_back(frame.to_owned());
     }
 
-    fn offer(&self, frame: Frame<'_, Header>, now: Time) -> bool {
-        let is_full = *self.full.lock().unwrap() == Some(frame.from);
-        if !is_full {
-            self.send(frame, now);
+    fn try_send(&self, frame: Frame<'_, Header>, now: Time) -> TrySend {
+        if *self.full.lock().unwrap() == Some(frame.from) {
+            return TrySend::NoRoom;
         }
-        !is_full
+        match self.max_frame {
+            Some(most) if frame.payload.len() > most => return TrySend::TooLong(most),
+            _ => self.send(frame, now),
+        }
+        TrySend::Sent
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {

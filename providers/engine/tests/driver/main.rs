@@ -3,7 +3,7 @@
 mod tiny;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -12,7 +12,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::link::{Deliver, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::operation::{Arrived, Octets, OperationEmulation, TargetMemory};
 use polyverbs_engine::pin::pin;
@@ -44,40 +44,41 @@ impl Host for Clock {
     fn wake_at(&self, _: Time) {}
 }
 
-/// A link without delay that keeps frames back while it is told to, or answers for what is sent next.
+/// A link without delay that keeps frames back while it is told to.
 #[derive(Default)]
-struct Wire(Mutex<State>);
+struct Wire {
+    state: Mutex<State>,
+    /// Frames come from other processes.
+    has_input: bool,
+    is_polled: AtomicBool,
+}
 
 #[derive(Default)]
 struct State {
     under_way: VecDeque<OwnedFrame<Header>>,
     held: Option<Vec<OwnedFrame<Header>>>,
-    answers_wait: bool,
-    answers: Vec<OwnedFrame<Header>>,
+    answers: usize,
 }
 
 impl Wire {
-    fn where_answers_wait() -> Self {
-        Self(Mutex::new(State {
-            answers_wait: true,
-            ..State::default()
-        }))
+    fn with_input() -> Self {
+        Self {
+            has_input: true,
+            ..Self::default()
+        }
     }
 
-    fn answers_wait(&self) -> bool {
-        self.0.lock().unwrap().answers_wait
-    }
-
-    fn answers_left(&self) -> usize {
-        self.0.lock().unwrap().answers.len()
+    /// How many answers have been sent since this was asked last.
+    fn answers(&self) -> usize {
+        std::mem::take(&mut self.state.lock().unwrap().answers)
     }
 
     fn hold(&self) {
-        self.0.lock().unwrap().held = Some(Vec::new());
+        self.state.lock().unwrap().held = Some(Vec::new());
     }
 
     fn release(&self) {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
         let held = state.held.take().unwrap_or_default();
         state.under_way.extend(held);
     }
@@ -89,40 +90,23 @@ impl Link<Header> for Wire {
     }
 
     fn send(&self, frame: Frame<'_, Header>, _: Time) {
-        let state = &mut *self.0.lock().unwrap();
+        let state = &mut *self.state.lock().unwrap();
         let frame = frame.to_owned();
+        state.answers += usize::from(matches!(frame.header.body, Body::Answer(_)));
         match &mut state.held {
             Some(held) => held.push(frame),
-            None if state.answers_wait && matches!(frame.header.body, Body::Answer(_)) => {
-                state.answers.push(frame);
-            }
             None => state.under_way.push_back(frame),
         }
     }
 
-    fn flush(&self) {
-        let state = &mut *self.0.lock().unwrap();
-        state.under_way.extend(state.answers.drain(..));
-    }
-
-    fn flush_ahead(&self) {}
-
-    fn is_polled(&self) -> bool {
-        self.answers_wait()
-    }
-
-    fn tells_again(&self) -> bool {
-        self.answers_wait()
-    }
-
-    fn poll(&self, work: &mut dyn FnMut()) {
-        work();
+    fn input(&self) -> Option<&dyn Input> {
+        self.has_input.then_some(self)
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
         let mut any = false;
         loop {
-            let frame = self.0.lock().unwrap().under_way.pop_front();
+            let frame = self.state.lock().unwrap().under_way.pop_front();
             let Some(frame) = frame else { return any };
             network.deliver(frame.as_frame(), now);
             any = true;
@@ -131,6 +115,20 @@ impl Link<Header> for Wire {
 
     fn next_due(&self) -> Option<Time> {
         None
+    }
+}
+
+impl Input for Wire {
+    fn polled(&self) {}
+
+    fn give_way(&self) {}
+
+    fn is_polled(&self) -> bool {
+        self.is_polled.load(Ordering::SeqCst)
+    }
+
+    fn hand_back(&self) {
+        self.is_polled.store(false, Ordering::SeqCst);
     }
 }
 
@@ -680,12 +678,81 @@ fn what_is_sent_while_another_thread_delivers_is_delivered() {
     });
 }
 
+/// Two whose answers wait until nothing more arrives, where pollers look again and again.
+fn settling() -> Rig<Settling> {
+    let rig: Rig<Settling> = Rig::on(Wire::with_input(), true);
+    rig.wire.is_polled.store(true, Ordering::SeqCst);
+    rig
+}
+
+impl Rig<Settling> {
+    // Sent by A, and seen by B, which has not answered yet.
+    fn deliver<const N: usize>(&self, ids: [u64; N]) {
+        for wr_id in ids {
+            self.b.receive(wr_id, 0, 64);
+            let send = wr::Send::new(self.a.sge(0, 8)).signaled(wr_id);
+            self.a.qp.post_one(send).unwrap();
+        }
+        assert_eq!(self.b.done(), ok(ids));
+        assert_eq!(self.wire.answers(), 0);
+    }
+}
+
 #[test]
-fn an_answer_that_waits_for_the_next_request_leaves_with_a_control_verb_too() {
-    let rig: Rig<Plain> = Rig::on(Wire::where_answers_wait(), true);
+fn what_waits_until_nothing_more_arrives_leaves_with_the_next_poll_that_finds_nothing() {
+    let rig = settling();
+    rig.deliver([0, 1, 2]);
+    // What is posted goes first.
+    rig.a.receive(9, 0, 64);
+    rig.b.qp.post_one(wr::Send::new(rig.b.sge(0, 8))).unwrap();
+    assert_eq!(rig.wire.answers(), 0);
+    assert_eq!(rig.b.done(), []);
+    // And the answer to that.
+    assert_eq!(rig.wire.answers(), 4);
+    assert_eq!(rig.a.done(), ok([9, 0, 1, 2]));
+}
+
+#[test]
+fn where_nobody_polls_it_leaves_before_progress_returns() {
+    let rig = settling();
+    rig.b.receive(1, 0, 64);
+    rig.a
+        .qp
+        .post_one(wr::Send::new(rig.a.sge(0, 8)).signaled(1))
+        .unwrap();
+    assert_eq!(rig.wire.answers(), 0);
+    assert!(rig.network.progress());
+    assert_eq!(rig.wire.answers(), 1);
+    // Answered in the same call as well.
+    assert_eq!(rig.a.done(), ok([1]));
+    assert_eq!(rig.b.done(), ok([1]));
+}
+
+#[test]
+fn with_one_poll_where_nobody_may_look_again_it_leaves_at_once() {
+    let rig = settling();
+    rig.wire.is_polled.store(false, Ordering::SeqCst);
+    rig.b.receive(1, 0, 64);
+    rig.a.qp.post_one(wr::Send::new(rig.a.sge(0, 8))).unwrap();
+    assert_eq!(rig.b.done(), ok([1]));
+    assert_eq!(rig.wire.answers(), 1);
+}
+
+#[test]
+fn it_leaves_before_a_poller_sleeps() {
+    let rig = settling();
+    rig.deliver([1]);
+    rig.b.cq.arm(Notify::Next).unwrap();
+    assert_eq!(rig.wire.answers(), 1);
+    assert!(!rig.wire.is_polled.load(Ordering::SeqCst));
+}
+
+#[test]
+fn it_leaves_with_a_control_verb_too() {
+    let rig = settling();
     let (a, b) = (&rig.a, &rig.b);
     // Programs make what they need for the next connection before they poll the last one again.
-    let verbs: [fn(&Side<Plain>); 5] = [
+    let verbs: [fn(&Side<Settling>); 5] = [
         |side| drop(side.context.alloc_pd().wait().unwrap()),
         |side| drop(side.context.create_cq(1).wait().unwrap()),
         |side| {
@@ -700,14 +767,22 @@ fn an_answer_that_waits_for_the_next_request_leaves_with_a_control_verb_too() {
         Side::to_error,
     ];
     for verb in verbs {
-        b.receive(1, 0, 64);
-        a.qp.post_one(wr::Send::new(a.sge(0, 8)).signaled(2))
-            .unwrap();
-        assert_eq!((b.done(), rig.wire.answers_left()), (ok([1]).to_vec(), 1));
+        rig.deliver([2]);
         verb(b);
-        assert_eq!(rig.wire.answers_left(), 0);
+        assert_eq!(rig.wire.answers(), 1);
         assert_eq!(a.done(), ok([2]));
     }
+}
+
+#[test]
+fn it_leaves_before_its_queue_pair_is_destroyed() {
+    let mut rig = settling();
+    let options = QpOptions::rc(&rig.b.cq);
+    let other = rig.b.pd.create_qp(options).wait().unwrap();
+    rig.deliver([1]);
+    drop(std::mem::replace(&mut rig.b.qp, other));
+    assert_eq!(rig.wire.answers(), 1);
+    assert_eq!(rig.a.done(), ok([1]));
 }
 
 fn in_order<D: Tiny>(side: &Side<D>, mut next: u64) -> u64 {

@@ -28,6 +28,9 @@ use verbs_api::{
     wr::{PostReason, WorkRequest},
 };
 
+/// An answer that has not left: whose, and where it goes.
+type Waiting = (u32, LinkAddress, Header);
+
 /// What a driver's own methods noted.
 #[derive(Default)]
 pub struct Notes {
@@ -35,6 +38,8 @@ pub struct Notes {
     order: Mutex<Vec<&'static str>>,
     /// Requests are refused at post from now on.
     pub veto: AtomicBool,
+    /// What [`Settling`] has not answered yet.
+    waiting: Mutex<Vec<Waiting>>,
     /// The next number of a driver that numbers its queue pairs itself.
     pub next_qpn: AtomicU32,
 }
@@ -82,6 +87,10 @@ pub trait Tiny: Driver<Header = Header, Requester = Tx, Responder = ()> {
     const NAME: &'static str;
     fn make(address: LinkAddress, notes: &Arc<Notes>) -> Self;
     fn notes(&self) -> &Notes;
+    /// Where answers wait until nothing more arrives.
+    fn waits(&self) -> Option<&Mutex<Vec<Waiting>>> {
+        (Self::NAME == "Settling").then_some(&self.notes().waiting)
+    }
 }
 
 pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
@@ -316,19 +325,25 @@ fn handle_frame<D: Tiny>(device: &Device<D>, frame: Frame<'_, Header>, cx: &mut 
         number: frame.header.number,
         body,
     };
-    let now = cx.now();
+    match device.driver().waits() {
+        Some(waiting) => {
+            waiting.lock().unwrap().push((qp.qpn, frame.from, header));
+            device.network().settle_later(&qp);
+        }
+        None => answer(device, frame.from, header, cx),
+    }
+}
+
+fn answer<D: Tiny>(device: &Device<D>, to: LinkAddress, header: Header, cx: &mut Cx<'_, D>) {
+    let frame = Frame {
+        from: device.address(),
+        to,
+        header,
+        payload: Payload::Empty,
+        damaged: false,
+    };
     if let Some(link) = device.network().link() {
-        let (from, to) = (frame.to, frame.from);
-        link.send(
-            Frame {
-                from,
-                to,
-                header,
-                payload: Payload::Empty,
-                damaged: false,
-            },
-            now,
-        );
+        link.send(frame, cx.now());
     }
 }
 
@@ -410,6 +425,15 @@ macro_rules! tiny {
 }
 
 tiny! { Plain: }
+
+tiny! { Settling:
+    fn settle(qp: &Qp<Self>, cx: &mut Cx<'_, Self>) {
+        let mut waiting = qp.device.driver().notes.waiting.lock().unwrap();
+        for (_, to, header) in waiting.extract_if(.., |(qpn, ..)| *qpn == qp.qpn) {
+            answer(&qp.device, to, header, cx);
+        }
+    }
+}
 
 tiny! { Some_:
     fn alloc_qpn(&self, _: &QpnPool) -> Option<u32> {

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_does_not_cut_spansare_sealed_anew() {
+    fn where_the_kernel_does_not_cut_datagrams_are_sealed_anew() {
         let to = socket(Offload::default());
         let mut batch = TxBatch::new(1 << 16, true);
         for length in [100, 100, 100, 60, 100] {

@@ -252,9 +252,10 @@ fn who_does_not_keep_up_loses_datagrams_and_holds_up_nobody() {
 
 #[test]
 fn nonsense_in_the_inbox_is_passed_over() {
-    let lease = Lease::join(options(47_009)).unwrap();
+    let options = options(47_009);
+    let lease = Lease::join(options.clone()).unwrap();
     let sender = LocalSocket::anonymous().unwrap();
-    let name = of_range(lease.address(), lease.range());
+    let name = of_range(&options, lease.range());
     for octets in [
         &b""[..],
         &[VERSION],

@@ -1,19 +1,20 @@
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Mutex, PoisonError, mpsc};
-use std::time::Instant;
+use std::sync::mpsc;
 
 use super::*;
-use crate::{Piece, ReceiveBatch, Transmit, UdpOptions, UdpSocket, is_memory_checked};
+use crate::{Piece, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 
-/// Reads one socket, and counts who did.
+/// Reads one socket, and counts what the reactor asks of it.
 struct Reader {
-    watch: Arc<Watch>,
+    reactor: Arc<Reactor>,
     socket: UdpSocket,
     batch: Mutex<ReceiveBatch>,
+    /// The socket is watched by nobody while pollers own the input.
+    is_left: bool,
     arrived: AtomicUsize,
     by_thread: AtomicUsize,
-    progressed: AtomicUsize,
-    tidied: AtomicUsize,
+    claimed: AtomicUsize,
+    released: AtomicUsize,
     attended: mpsc::Sender<u64>,
     rare: UdpSocket,
 }
@@ -22,24 +23,29 @@ const LONG: Duration = Duration::from_secs(20);
 
 impl Reader {
     fn new() -> (Arc<Self>, mpsc::Receiver<u64>) {
+        Self::with(false)
+    }
+
+    fn with(is_left: bool) -> (Arc<Self>, mpsc::Receiver<u64>) {
         let socket = || UdpSocket::bind("127.0.3.30:0".parse().unwrap(), &UdpOptions::default());
         let (attended, told) = mpsc::channel();
         let reader = Arc::new(Self {
-            watch: Arc::new(Watch::new().unwrap()),
+            reactor: Arc::new(Reactor::new().unwrap()),
             socket: socket().unwrap(),
             batch: Mutex::new(ReceiveBatch::new(4, 65_535)),
+            is_left,
             arrived: AtomicUsize::new(0),
             by_thread: AtomicUsize::new(0),
-            progressed: AtomicUsize::new(0),
-            tidied: AtomicUsize::new(0),
+            claimed: AtomicUsize::new(0),
+            released: AtomicUsize::new(0),
             attended,
             rare: socket().unwrap(),
         });
-        let watch = &reader.watch;
-        watch.add(&reader.socket, 1, Source::Data).unwrap();
-        watch.add(&reader.rare, 2, Source::Shared).unwrap();
-        let duty = Arc::downgrade(&reader);
-        watch.start(duty).unwrap();
+        let reactor = &reader.reactor;
+        reactor.add(&reader.socket, 1, Source::Data).unwrap();
+        reactor.add(&reader.rare, 2, Source::Shared).unwrap();
+        let handler = Arc::downgrade(&reader);
+        reactor.start(handler).unwrap();
         (reader, told)
     }
 
@@ -59,46 +65,75 @@ impl Reader {
         self.rare.send(&[transmit]).unwrap();
     }
 
+    fn send_rare(&self, octets: &[u8]) {
+        let pieces = [Piece::from(octets)];
+        let transmit = Transmit::new(self.rare.local(), &pieces);
+        self.socket.send(&[transmit]).unwrap();
+    }
+
     fn arrived(&self) -> usize {
         self.arrived.load(Ordering::SeqCst)
     }
 
-    fn await_arrival(&self, count: usize) -> Duration {
-        let began = Instant::now();
-        while self.arrived() < count {
-            assert!(began.elapsed() < LONG, "{} of {count}", self.arrived());
-            thread::yield_now();
-        }
-        began.elapsed()
+    fn released(&self) -> usize {
+        self.released.load(Ordering::SeqCst)
     }
 
-    /// Polls for so long.
-    fn poll_for(&self, time: Duration) {
-        let began = Instant::now();
-        while began.elapsed() < time {
-            self.watch.poll(|| self.read());
-        }
+    fn await_arrival(&self, count: usize) {
+        until(|| self.arrived() >= count);
     }
 
-    /// Polls where nothing comes, until the thread stands back.
-    fn poll_until_noticed(&self) {
+    fn poll(&self) {
+        self.read();
+        self.reactor.polled();
+    }
+
+    /// Polls until that claims the input; how many polls it took.
+    fn claim(&self) -> u32 {
         let began = Instant::now();
-        while !self.watch.stands_back() {
+        for polls in 1.. {
+            self.reactor.polled();
+            if self.reactor.is_polled() {
+                return polls;
+            }
             assert!(began.elapsed() < LONG);
-            self.watch.poll(|| self.read());
         }
+        unreachable!()
+    }
+
+    fn needed(&self) -> u32 {
+        self.reactor.claims().needed
+    }
+
+    /// Claims the input, leaves it at once, with something to read or not, and answers what the next claim takes where this
+    /// one took so many polls; `None` where it was not short.
+    fn leave(&self, needed: u32, with_data: bool) -> Option<u32> {
+        let (released, count) = (self.released(), self.arrived());
+        self.reactor.claims().needed = 1;
+        self.claim();
+        let claimed = {
+            let mut claims = self.reactor.claims();
+            claims.needed = needed;
+            claims.claimed
+        };
+        if with_data {
+            self.send();
+        }
+        let is_held = self.released() == released;
+        until(|| self.released() > released);
+        // Both happen under one lock.
+        let learned = self.needed();
+        let was_short = claimed.elapsed() < self.reactor.patience * WORTH;
+        self.await_arrival(count + usize::from(with_data));
+        (is_held && was_short).then_some(learned)
     }
 }
 
-impl Duty for Reader {
-    fn progress(&self) {
+impl IoHandler for Reader {
+    fn progress(&self) -> bool {
         let count = self.read();
         self.by_thread.fetch_add(count, Ordering::SeqCst);
-        self.progressed.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn tidy(&self) {
-        self.tidied.fetch_add(1, Ordering::SeqCst);
+        true
     }
 
     fn attend(&self, token: u64) {
@@ -107,12 +142,51 @@ impl Duty for Reader {
         let _ = self.attended.send(token);
         assert!(batch.messages().all(|message| message.octets != b"panic"));
     }
+
+    fn set_polled(&self, is_polled: bool) {
+        let (reactor, socket) = (&self.reactor, &self.socket);
+        let count = match is_polled {
+            true => &self.claimed,
+            false => &self.released,
+        };
+        count.fetch_add(1, Ordering::SeqCst);
+        match is_polled {
+            _ if !self.is_left => {}
+            true => reactor.remove(socket, Source::Data).unwrap(),
+            false => reactor.add(socket, 1, Source::Data).unwrap(),
+        }
+    }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.watch.stop();
+        self.reactor.stop();
     }
+}
+
+#[track_caller]
+fn until(mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < LONG);
+        thread::yield_now();
+    }
+}
+
+/// What the first so many trials that count had for a result: where the processor was elsewhere, one does not.
+#[track_caller]
+fn trials<T>(count: usize, mut trial: impl FnMut() -> Option<T>) -> Vec<T> {
+    let mut results = Vec::new();
+    until(|| {
+        results.extend(trial());
+        results.len() >= count
+    });
+    results
+}
+
+fn is_ready(epoll: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(epoll, PollFlags::IN)];
+    poll(&mut asked, Some(&Timespec::default())).unwrap() > 0
 }
 
 #[test]
@@ -126,311 +200,294 @@ fn while_nobody_polls_the_thread_reads() {
 }
 
 #[test]
-fn while_somebody_polls_the_thread_stands_back() {
+fn a_poll_now_and_then_claims_nothing() {
     let (reader, _told) = Reader::new();
-    reader.poll_for(Duration::from_millis(50));
-    let before = reader.by_thread.load(Ordering::SeqCst);
-    for count in 1..=200 {
+    for count in 1..=20 {
+        // So far apart, however many at a time.
+        (1..POLLS).for_each(|_| reader.poll());
+        thread::sleep(SOON);
+        reader.poll();
         reader.send();
-        reader.poll_for(Duration::from_micros(200));
         reader.await_arrival(count);
     }
-    let by_thread = reader.by_thread.load(Ordering::SeqCst) - before;
-    // A poller that does not get to run for a millisecond counts as gone.
-    assert!(by_thread < 100, "{by_thread} of 200 by the thread");
+    assert_eq!(reader.claimed.load(Ordering::SeqCst), 0);
 }
 
-/// Something has always come in by other ways than a descriptor.
+#[test]
+fn pollers_that_come_again_and_again_claim_the_input() {
+    let (reader, _told) = Reader::new();
+    reader.claim();
+    assert_eq!(reader.claimed.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn what_comes_while_pollers_own_the_input_does_not_wake_the_thread() {
+    let (reader, _told) = Reader::new();
+    let reactor = &reader.reactor;
+    let found = trials(20, || {
+        reader.claim();
+        let released = reader.released();
+        // The claim itself has, and what was there before may.
+        reader.read();
+        let was_quiet = reactor.is_polled() && !is_ready(&reactor.all);
+        reader.send();
+        let found = (reactor.has_data(), is_ready(&reactor.all));
+        reader.poll();
+        (was_quiet && reader.released() == released).then_some(found)
+    });
+    assert_eq!(found, [(true, false); 20]);
+}
+
+#[test]
+fn pollers_that_stay_read_everything_themselves() {
+    let (reader, _told) = Reader::new();
+    let by_thread = trials(20, || {
+        reader.claim();
+        let released = reader.released();
+        let before = reader.by_thread.load(Ordering::SeqCst);
+        let began = Instant::now();
+        while began.elapsed() < reader.reactor.patience * 3 {
+            reader.send();
+            reader.poll();
+        }
+        let by_thread = reader.by_thread.load(Ordering::SeqCst) - before;
+        // A poller that does not get to run for as long counts as gone.
+        (reader.released() == released).then_some(by_thread)
+    });
+    assert!(by_thread.iter().sum::<usize>() <= 1, "{by_thread:?}");
+}
+
+#[test]
+fn when_pollers_are_gone_the_thread_reads_after_the_patience() {
+    for is_left in [false, true] {
+        let (reader, _told) = Reader::with(is_left);
+        let patience = reader.reactor.patience;
+        let mut times = trials(20, || {
+            let (released, count) = (reader.released(), reader.arrived() + 1);
+            reader.reactor.claims().needed = 1;
+            reader.claim();
+            let began = Instant::now();
+            reader.reactor.polled();
+            reader.send();
+            let is_held = reader.released() == released;
+            reader.await_arrival(count);
+            is_held.then(|| began.elapsed())
+        });
+        times.sort();
+        assert!(times[0] >= patience, "{times:?}");
+        assert!(times[0] < patience * 4, "{times:?}");
+    }
+}
+
+#[test]
+fn a_poller_that_hands_back_is_replaced_at_once() {
+    let (reader, _told) = Reader::new();
+    let times = (1..=100).map(|count| {
+        reader.claim();
+        let began = Instant::now();
+        reader.reactor.hand_back();
+        assert!(!reader.reactor.is_polled());
+        reader.send();
+        reader.await_arrival(count);
+        began.elapsed()
+    });
+    let quickest = times.min().unwrap();
+    assert!(quickest < reader.reactor.patience, "{quickest:?}");
+}
+
+#[test]
+fn what_lies_there_when_a_poller_hands_back_is_read() {
+    let (reader, _told) = Reader::with(true);
+    for count in 1..=100 {
+        reader.claim();
+        reader.send();
+        reader.reactor.hand_back();
+        reader.await_arrival(count);
+    }
+}
+
+#[test]
+fn a_short_claim_that_left_data_lying_makes_the_next_one_take_more_polls() {
+    for is_left in [false, true] {
+        let (reader, _told) = Reader::with(is_left);
+        for (needed, more) in [
+            (1, 4),
+            (16, 64),
+            (4096, MOST_NEEDED),
+            (MOST_NEEDED, MOST_NEEDED),
+        ] {
+            assert_eq!(trials(3, || reader.leave(needed, true)), [more; 3]);
+        }
+    }
+}
+
+#[test]
+fn a_claim_takes_as_many_polls_as_are_needed() {
+    let (reader, _told) = Reader::new();
+    for needed in [8, 64] {
+        reader.reactor.claims().needed = needed;
+        let polls = reader.claim();
+        assert!(polls > POLLS * (needed - 1), "{polls} for {needed}");
+        reader.reactor.hand_back();
+    }
+}
+
+#[test]
+fn a_claim_that_left_nothing_lying_makes_the_next_one_take_fewer_polls() {
+    let (reader, _told) = Reader::new();
+    for (needed, fewer) in [(16, 8), (1, 1)] {
+        assert_eq!(trials(3, || reader.leave(needed, false)), [fewer; 3]);
+        reader.claim();
+        reader.reactor.claims().needed = needed;
+        reader.reactor.hand_back();
+        assert_eq!(reader.needed(), fewer);
+    }
+}
+
+#[test]
+fn a_long_claim_was_right_though_it_left_data_lying() {
+    let (reader, _told) = Reader::new();
+    let learned = trials(3, || {
+        let released = reader.released();
+        reader.reactor.claims().needed = 16;
+        reader.claim();
+        let began = Instant::now();
+        while began.elapsed() <= reader.reactor.patience * WORTH {
+            reader.poll();
+        }
+        let was_long = reader.released() == released;
+        reader.send();
+        until(|| reader.released() > released);
+        was_long.then(|| reader.needed())
+    });
+    assert_eq!(learned, [8; 3]);
+}
+
+#[test]
+fn what_is_rare_is_attended_whoever_polls() {
+    let (reader, told) = Reader::new();
+    for is_polled in [true, false] {
+        for _ in 0..20 {
+            reader.send_rare(b"rare");
+            until(|| {
+                if is_polled {
+                    reader.claim();
+                }
+                told.try_recv().is_ok()
+            });
+        }
+    }
+}
+
+/// Does as it is told, and counts how often.
 #[derive(Default)]
-struct NeverEmpty {
-    rounds: AtomicUsize,
+struct Told {
+    /// Answers so often that another thread is at it.
+    refusals: AtomicUsize,
+    panics: AtomicBool,
+    /// Something has come in by another way than a descriptor.
+    has_some: AtomicBool,
+    calls: AtomicUsize,
 }
 
-impl Duty for NeverEmpty {
-    fn progress(&self) {}
+impl Told {
+    fn start(self) -> (Arc<Reactor>, Arc<Self>) {
+        let (reactor, told) = (Arc::new(Reactor::new().unwrap()), Arc::new(self));
+        let handler = Arc::downgrade(&told);
+        reactor.start(handler).unwrap();
+        (reactor, told)
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+}
+
+impl IoHandler for Told {
+    fn progress(&self) -> bool {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panics.load(Ordering::SeqCst));
+        let less = |left: usize| left.checked_sub(1);
+        (self.refusals)
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+            .is_err()
+    }
 
     fn attend(&self, _token: u64) {}
 
     fn sleep(&self) -> bool {
-        self.rounds.fetch_add(1, Ordering::SeqCst);
-        true
+        self.has_some.swap(false, Ordering::SeqCst)
     }
 }
 
 #[test]
-fn the_thread_leaves_the_processor_to_a_poller_that_has_the_turn() {
-    let watch = Arc::new(Watch::new().unwrap());
-    let duty = Arc::new(NeverEmpty::default());
-    let rounds = || duty.rounds.load(Ordering::SeqCst);
+fn a_handler_that_panics_does_not_end_the_thread() {
+    let (reactor, handler) = Told::default().start();
+    handler.panics.store(true, Ordering::SeqCst);
+    for calls in 1..=3 {
+        reactor.ring();
+        until(|| handler.calls() >= calls);
+    }
+    let (reader, told) = Reader::new();
+    for octets in [&b"panic"[..], b"calm", b"panic"] {
+        reader.send_rare(octets);
+        assert_eq!(told.recv_timeout(LONG), Ok(2));
+    }
+    reactor.stop();
+}
+
+#[test]
+fn where_another_thread_reads_the_thread_tries_again() {
+    let (reactor, handler) = Told::default().start();
+    handler.refusals.store(10, Ordering::SeqCst);
     let began = Instant::now();
-    let weak = Arc::downgrade(&duty);
-    watch
-        .poll(|| {
-            watch.start(weak).unwrap();
-            while rounds() < 500 {
-                assert!(began.elapsed() < LONG);
-                thread::sleep(WAY);
-            }
-        })
-        .unwrap();
-    watch.stop();
-    assert!(began.elapsed() >= WAY * 499, "{:?}", began.elapsed());
+    reactor.ring();
+    until(|| handler.calls() == 11);
+    // The other one may need this processor.
+    assert!(began.elapsed() >= WAY * 10);
+    reactor.stop();
 }
 
 #[test]
-fn who_polls_where_nothing_wakes_the_thread_is_noticed() {
-    let (reader, _told) = Reader::new();
-    reader.poll_until_noticed();
-}
-
-#[test]
-fn what_comes_while_the_thread_stands_back_does_not_wake_it() {
-    let (reader, _told) = Reader::new();
-    let would_wake = || has_events(&reader.watch.outer);
-    let comes = |_| {
-        reader.poll_until_noticed();
-        let wakes = reader.watch.poll(|| {
-            let may_tell = reader.watch.stands_back() && !would_wake();
-            reader.send();
-            may_tell.then(&would_wake)
-        });
-        reader.watch.poll(|| reader.read());
-        reader.watch.hand_back();
-        let began = Instant::now();
-        while reader.watch.stands_back() {
-            assert!(began.elapsed() < LONG);
-            thread::yield_now();
-        }
-        wakes.flatten()
+fn what_has_come_by_another_way_before_the_thread_sleeps_is_read() {
+    let told = Told {
+        has_some: AtomicBool::new(true),
+        ..Told::default()
     };
-    let woken: Vec<_> = (0..10_000).filter_map(comes).take(20).collect();
-    assert_eq!(woken, [false; 20]);
+    let (reactor, handler) = told.start();
+    until(|| handler.calls() == 1);
+    reactor.stop();
 }
 
 #[test]
-fn the_thread_tidies_up_behind_pollers_that_stay() {
+fn a_poller_that_is_refused_is_there_as_well() {
     let (reader, _told) = Reader::new();
-    let began = Instant::now();
-    while reader.tidied.load(Ordering::SeqCst) < 10 {
-        assert!(began.elapsed() < LONG);
-        reader.send();
-        reader.poll_for(Duration::from_millis(5));
-    }
-}
-
-#[test]
-fn who_has_said_that_it_would_sleep_does_not_only_poll() {
-    let (reader, _told) = Reader::new();
-    let watch = &reader.watch;
-    let began = Instant::now();
-    for _ in 0..3 {
-        while !watch.is_polled_only() {
-            assert!(began.elapsed() < LONG);
-            watch.poll(|| reader.read());
-        }
-        watch.hand_back();
-        for _ in 1..UNHEARD {
-            assert!(!watch.is_polled_only());
-            watch.poll(|| reader.read());
-        }
-        assert!(!watch.is_polled_only());
-    }
-}
-
-#[test]
-fn who_only_sends_for_a_while_is_not_replaced() {
-    if is_memory_checked() {
-        // There is no poller who makes no pause then.
-        sends_between_polls();
-        return;
-    }
-    // Who has no processor for a while is replaced rightly: tried again, with another watch.
-    let (began, mut by_thread) = (Instant::now(), Vec::new());
-    while by_thread.len() < 5 {
-        by_thread.extend(sends_between_polls());
-        assert!(
-            began.elapsed() < 6 * LONG,
-            "no processor for 8 ms at a time, but {by_thread:?}"
-        );
-    }
-    assert!(by_thread.iter().sum::<usize>() <= 1, "{by_thread:?}");
-}
-
-// How much came by the thread; `None` where there was a pause that a poller does not make.
-fn sends_between_polls() -> Option<usize> {
-    const PAUSE: Duration = Duration::from_micros(500);
-    let (reader, _told) = Reader::new();
-    let mut last = Instant::now();
-    let mut is_there_for = |time: Duration, what: &dyn Fn()| {
-        let began = Instant::now();
-        while began.elapsed() < time {
-            what();
-            if std::mem::replace(&mut last, Instant::now()).elapsed() > PAUSE {
-                return None;
-            }
-        }
-        Some(())
-    };
-    let poll = || {
-        reader.watch.poll(|| reader.read());
-    };
-    is_there_for(Duration::from_millis(5), &poll)?;
-    let before = reader.by_thread.load(Ordering::SeqCst);
-    reader.send();
-    is_there_for(Duration::from_millis(3), &|| reader.watch.stay())?;
-    is_there_for(Duration::from_micros(100), &poll)?;
-    assert_eq!(reader.arrived(), 1);
-    Some(reader.by_thread.load(Ordering::SeqCst) - before)
-}
-
-#[test]
-fn a_poller_that_vanished_is_replaced() {
-    let (reader, _told) = Reader::new();
-    for count in 1..=20 {
-        reader.poll_for(Duration::from_millis(3));
-        reader.send();
-        reader.await_arrival(count);
-    }
-}
-
-#[test]
-fn who_hands_back_is_replaced_and_may_come_again() {
-    let (reader, _told) = Reader::new();
-    for count in 1..=500 {
-        reader.watch.poll(|| reader.read());
-        reader.watch.hand_back();
-        reader.send();
-        reader.await_arrival(count);
-    }
-}
-
-#[test]
-fn what_a_poller_leaves_is_done_though_its_epoch_has_been_seen() {
-    let (reader, _told) = Reader::new();
-    let progressed = || reader.progressed.load(Ordering::SeqCst);
-    for _ in 0..100 {
-        let before = progressed();
-        reader.watch.leave();
-        let began = Instant::now();
-        while progressed() == before {
-            assert!(began.elapsed() < LONG);
-            thread::yield_now();
-        }
-    }
-}
-
-#[test]
-fn who_leaves_data_lying_is_stood_back_for_ever_shorter_and_who_polls_longer_again() {
-    for call in [Duration::ZERO, Duration::from_micros(20), LONG] {
-        let mut patience = Patience::new(call);
-        let cycles = (0..100).take_while(|_| {
-            patience.grow();
-            patience.learn(true);
-            patience.suffices()
-        });
-        assert!((1..10).contains(&cycles.count()));
-        // Data that wakes the thread in vain, but not where every other wakes it for good.
-        for _ in 0..100 {
-            patience.learn(false);
-            patience.learn(true);
-            assert!(!patience.suffices());
-        }
-        (0..Patience::QUICKER).for_each(|_| patience.learn(false));
-        assert!(patience.suffices());
-        (0..20).for_each(|_| patience.grow());
-        assert_eq!(patience.time, patience.most);
-    }
+    let before = reader.reactor.polls.load(Ordering::SeqCst);
+    (0..2 * YIELDS).for_each(|_| reader.reactor.give_way());
+    let polls = reader.reactor.polls.load(Ordering::SeqCst) - before;
+    assert_eq!(polls, 2 * YIELDS);
 }
 
 #[test]
 fn a_machine_whose_calls_take_long_is_given_longer() {
-    let of = |nanoseconds| {
-        let patience = Patience::new(Duration::from_nanos(nanoseconds));
-        (patience.least.as_micros(), patience.most.as_micros())
-    };
-    assert_eq!(of(0), (20, 2_000));
-    assert_eq!(of(200), (20, 2_000));
-    assert_eq!(of(300), (30, 3_000));
-    assert_eq!(of(2_000), (200, 8_000));
-    // But never for ever.
-    assert_eq!(of(1_000_000_000), (500, 8_000));
+    let (least, most) = (*PATIENCE.start(), *PATIENCE.end());
+    let reactor = Reactor::new().unwrap();
+    assert!(PATIENCE.contains(&reactor.patience));
+    assert!(Duration::from_nanos(200) * CALLS <= least);
+    assert!(Duration::from_micros(1) * CALLS >= most);
 }
 
 #[test]
-fn a_poll_that_takes_long_is_not_taken_over() {
+fn the_thread_ends_when_it_is_stopped() {
+    let (reactor, _handler) = Told::default().start();
+    reactor.stop();
+    until(|| Arc::strong_count(&reactor) == 1);
+}
+
+#[test]
+fn the_thread_ends_with_its_handler() {
     let (reader, _told) = Reader::new();
-    // `None` where the thread did not stand back in the first place, or was about to end that when the poll began.
-    let stays_back = |_| {
-        reader.poll_for(Duration::from_millis(5));
-        let stays_back = reader.watch.poll(|| {
-            thread::sleep(Duration::from_millis(5));
-            let began = reader.watch.stands_back();
-            reader.send();
-            thread::sleep(Duration::from_millis(20));
-            began.then(|| reader.watch.stands_back())
-        });
-        stays_back.flatten()
-    };
-    let stayed_back: Vec<_> = (0..100).filter_map(stays_back).take(10).collect();
-    assert_eq!(stayed_back, [true; 10]);
-}
-
-#[test]
-fn what_nobody_has_read_is_there() {
-    let (reader, _told) = Reader::new();
-    let arrives = reader.watch.poll(|| {
-        let before = reader.watch.has_data();
-        reader.send();
-        let after = reader.watch.has_data();
-        (before, after)
-    });
-    assert_eq!(arrives, Some((false, true)));
-}
-
-#[test]
-fn what_is_rare_is_attended_to_even_while_somebody_polls() {
-    let (reader, told) = Reader::new();
-    let pieces = [Piece::from(&b"rare"[..])];
-    let transmit = Transmit::new(reader.rare.local(), &pieces);
-    for _ in 0..20 {
-        reader.socket.send(&[transmit]).unwrap();
-        let began = Instant::now();
-        while told.try_recv().is_err() {
-            reader.poll_for(Duration::from_micros(100));
-            assert!(began.elapsed() < LONG);
-        }
-    }
-}
-
-#[test]
-fn a_panic_does_not_end_the_thread() {
-    let (reader, told) = Reader::new();
-    for octets in [&b"panic"[..], b"calm", b"panic"] {
-        let pieces = [Piece::from(octets)];
-        let transmit = Transmit::new(reader.rare.local(), &pieces);
-        reader.socket.send(&[transmit]).unwrap();
-        assert_eq!(told.recv_timeout(LONG), Ok(2));
-    }
-}
-
-#[test]
-fn one_thread_at_a_time_has_the_turn() {
-    let watch = Watch::new().unwrap();
-    let inner = watch.poll(|| (watch.poll(|| ()), watch.visit(|| ())));
-    assert_eq!(inner, Some((None, None)));
-    // Who is refused is there as well.
-    assert_eq!(watch.epoch(), 2);
-    assert_eq!(watch.poll(|| ()), Some(()));
-}
-
-#[test]
-fn the_thread_ends_with_its_duty() {
-    let (reader, _told) = Reader::new();
-    let watch = Arc::downgrade(&reader.watch);
+    let reactor = Arc::downgrade(&reader.reactor);
     drop(reader);
-    let began = Instant::now();
-    while watch.strong_count() > 0 {
-        assert!(began.elapsed() < LONG);
-        thread::sleep(Duration::from_millis(1));
-    }
+    until(|| reactor.strong_count() == 0);
 }
