@@ -140,7 +140,7 @@ impl<'a> Direct<'a, '_> {
         cx: &mut Cx<'_>,
     ) -> Result<u32, Failure> {
         let mut spans = Spans::new();
-        let payload = self.qp.gather_request(self.request, cx.pin, &mut spans)?;
+        let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
         let mut half = self.receiver(cx)?;
         let (stag, to) = (remote.rkey.value(), remote.addr);
         if let Err(breach) = operations::place_write(self.peer, &half, stag, to, &payload, cx.pin) {
@@ -168,7 +168,7 @@ impl<'a> Direct<'a, '_> {
     #[inline]
     fn send(&self, beside: Beside, cx: &mut Cx<'_>) -> Result<u32, Failure> {
         let mut spans = Spans::new();
-        let payload = self.qp.gather_request(self.request, cx.pin, &mut spans)?;
+        let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
         let extra = SendExtra::of(self.request, beside);
         let mut half = self.receiver(cx)?;
         if let Err(breach) =
@@ -182,7 +182,7 @@ impl<'a> Direct<'a, '_> {
 
     #[inline]
     fn read(&self, remote: RemoteAddress, cx: &mut Cx<'_>) -> Result<u32, Failure> {
-        let targets = sink_spans(self.qp, self.request, cx.pin)?;
+        let targets = sink_spans(self.qp, self.request, cx)?;
         let half = self.receiver(cx)?;
         let (stag, to) = (remote.rkey.value(), remote.addr);
         let source = within_budget(&half).and_then(|()| {
@@ -205,7 +205,7 @@ impl<'a> Direct<'a, '_> {
 
     #[inline]
     fn atomic(&self, remote: RemoteAddress, op: AtomicOp, cx: &mut Cx<'_>) -> Result<u32, Failure> {
-        let targets = result_spans(self.qp, self.request, cx.pin)?;
+        let targets = result_spans(self.qp, self.request, cx)?;
         let half = self.receiver(cx)?;
         let (stag, to) = (remote.rkey.value(), remote.addr);
         let original = within_budget(&half)

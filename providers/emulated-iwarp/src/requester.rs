@@ -15,7 +15,6 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Offered;
 use polyverbs_engine::operation::{self, StandardOperation};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::pin::Pin;
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
@@ -294,7 +293,7 @@ impl Outgoing<'_, '_> {
 
     fn send(&mut self, beside: Beside, cx: &mut Cx<'_>) -> Started {
         let mut spans = Spans::new();
-        let payload = self.qp.gather_request(self.request, cx.pin, &mut spans)?;
+        let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
         let progress = &mut *self.progress;
         if !progress.has_begun {
             progress.msn = self.half.driver.next_msn(queue::SEND);
@@ -315,7 +314,7 @@ impl Outgoing<'_, '_> {
     // With immediate: the write, then a message of its own (RFC 7306 section 6).
     fn write(&mut self, remote: RemoteAddress, imm: Option<[u8; 4]>, cx: &mut Cx<'_>) -> Started {
         let mut spans = Spans::new();
-        let payload = self.qp.gather_request(self.request, cx.pin, &mut spans)?;
+        let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
         let progress = &mut *self.progress;
         if !progress.is_second {
             let segment = |offset: usize, last| {
@@ -344,13 +343,13 @@ impl Outgoing<'_, '_> {
     }
 
     fn read(&mut self, remote: RemoteAddress, cx: &mut Cx<'_>) -> Started {
-        sink_spans(self.qp, self.request, cx.pin)?;
+        sink_spans(self.qp, self.request, cx)?;
         let body = read_request(self.request, remote);
         Ok(self.send_request(Opcode::READ_REQUEST, |_| body, cx))
     }
 
     fn atomic(&mut self, remote: RemoteAddress, op: AtomicOp, cx: &mut Cx<'_>) -> Started {
-        result_spans(self.qp, self.request, cx.pin)?;
+        result_spans(self.qp, self.request, cx)?;
         let body = |request_id| Body::AtomicRequest(atomic_request(request_id, remote, op));
         Ok(self.send_request(Opcode::ATOMIC_REQUEST, body, cx))
     }
@@ -420,16 +419,16 @@ pub(crate) fn sink(request: &Request<'_>) -> Sge {
 pub(crate) fn sink_spans<'p>(
     qp: &Qp,
     request: &Request<'_>,
-    pin: &'p Pin,
+    cx: &Cx<'p>,
 ) -> Result<Spans<'p>, Fault> {
     if rules::is_broken(Rule::OpenReadSink) {
-        return result_spans(qp, request, pin);
+        return result_spans(qp, request, cx);
     }
     let mut spans = Spans::new();
     if request.length != 0 {
         let sink = sink(request);
         let (stag, to) = (sink.lkey().value(), sink.addr());
-        let region = qp.peer_region(pin, stag, to, request.length, Access::REMOTE_WRITE)?;
+        let region = qp.peer_region(cx.pin, stag, to, request.length, Access::REMOTE_WRITE)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
@@ -440,10 +439,10 @@ pub(crate) fn sink_spans<'p>(
 pub(crate) fn result_spans<'p>(
     qp: &Qp,
     request: &Request<'_>,
-    pin: &'p Pin,
+    cx: &Cx<'p>,
 ) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
-    qp.gather_sink(request, pin, &mut spans)?;
+    qp.gather_sink(request, cx, &mut spans)?;
     Ok(spans)
 }
 
@@ -570,7 +569,7 @@ fn place_original(
     if !extension::is_atomic(qp, &request) || wqe.first != request_id {
         return Err(Breach::Opcode);
     }
-    let spans = result_spans(qp, &request, cx.pin).map_err(Breach::Receive)?;
+    let spans = result_spans(qp, &request, cx).map_err(Breach::Receive)?;
     scatter_at(&spans, 0, &Payload::Octets(&original.to_ne_bytes()));
     wqe.received = 8;
     Ok(())
