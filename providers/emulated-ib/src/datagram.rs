@@ -39,7 +39,7 @@ pub fn send(
     cx: &mut Cx<'_>,
 ) -> Result<(), WcStatus> {
     let mut spans = Spans::new();
-    let payload = qp.gather_request(request, cx.pin, &mut spans);
+    let payload = qp.gather_request(request, cx, &mut spans);
     let payload = payload.map_err(Fault::local_status)?;
     let (Some(destination), Op::Send(beside)) = (&request.destination, request.op) else {
         return Err(WcStatus::LocQpOpErr);

@@ -174,7 +174,7 @@ fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<
         return Executed::Keep;
     }
     let mut spans = Spans::new();
-    let Ok(payload) = qp.gather_request(request, cx.pin, &mut spans) else {
+    let Ok(payload) = qp.gather_request(request, cx, &mut spans) else {
         // Requests before it are still answered; it fails when its turn comes.
         return Executed::Keep;
     };
@@ -238,7 +238,7 @@ fn no_peer(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) 
     }
     let mut spans = Spans::new();
     take_numbers(half, request.length);
-    match qp.gather_request(request, cx.pin, &mut spans) {
+    match qp.gather_request(request, cx, &mut spans) {
         Ok(_) => Attempt::Done(WcStatus::Success, 0),
         Err(fault) => Attempt::Done(fault.local_status(), 0),
     }
@@ -269,7 +269,7 @@ fn exchange(
     let prepared = if reads {
         sink(qp, request, cx, &mut spans).map(|()| Payload::Empty)
     } else {
-        qp.gather_request(request, cx.pin, &mut spans)
+        qp.gather_request(request, cx, &mut spans)
     };
     let payload = match prepared {
         Ok(payload) => payload,
@@ -385,7 +385,7 @@ fn sink<'p>(
     {
         check_open(list, cx)?;
     }
-    qp.gather_sink(request, cx.pin, spans)
+    qp.gather_sink(request, cx, spans)
 }
 
 // Whether peers may write each of these.
@@ -860,7 +860,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             wqe.phase = Phase::Sent;
         }
     } else {
-        let whole = qp.gather_request(&request, cx.pin, &mut spans);
+        let whole = qp.gather_request(&request, cx, &mut spans);
         let whole = whole.map_err(|fault| fault.local_status())?;
         let mtu = full_frame(qp, half.driver.mtu_shift).map_or(u64::MAX, |mtu| mtu as u64);
         // What it names was checked for all of it: as many frames as the window has room for.

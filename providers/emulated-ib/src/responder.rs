@@ -159,6 +159,335 @@ struct Served {
     answer: Octets,
 }
 
+/// A request frame. `direct` is the requester where it waits for the answer on this thread.
+struct Incoming<'a> {
+    qp: &'a Qp,
+    header: &'a Header,
+    payload: &'a Payload<'a>,
+    direct: Option<&'a Qp>,
+}
+
+impl Incoming<'_> {
+    // The number behind those that so many bytes take.
+    fn psn_behind(&self, half: &Receiving, length: u64) -> Psn {
+        self.header.psn.plus(packets(length, half.driver.mtu_shift))
+    }
+
+    // It was carried out, and has taken the numbers of so many bytes: its acknowledge, where one is wanted.
+    fn arrived<'p>(&self, half: &mut Receiving, length: u64) -> Answer<'p> {
+        let ends = match self.header.body {
+            Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
+            _ => true,
+        };
+        half.driver.rest.msn = half.driver.rest.msn.wrapping_add(ends.into());
+        half.driver.expected = self.psn_behind(half, length);
+        if self.header.ack_req || self.direct.is_some() {
+            Answer::Ack(half.driver.expected.minus(1))
+        } else {
+            Answer::None
+        }
+    }
+
+    // A frame of a send or a write.
+    #[inline]
+    fn message<'p>(&self, half: &mut Receiving, cx: &mut Cx<'p>) -> Result<Answer<'p>, Refusal> {
+        match self.header.body {
+            Body::Send(..) => self.send(half, cx),
+            _ => self.write(half, cx),
+        }
+    }
+
+    #[inline]
+    fn send<'p>(&self, half: &mut Receiving, cx: &mut Cx<'p>) -> Result<Answer<'p>, Refusal> {
+        let Body::Send(position, beside) = self.header.body else {
+            return Err(Refusal::INVALID);
+        };
+        let received = match (half.driver.inbound, position.begins()) {
+            (Inbound::None, true) => 0,
+            (Inbound::Send { received }, false) => received,
+            _ => return Err(Refusal::INVALID),
+        };
+        check_length(self.qp, half, position, self.payload.len())?;
+        if position.begins() && half.current.is_none() {
+            half.current = self.qp.take_receive(half, self.direct, &mut cx.effects);
+        }
+        let Some(receive) = half.current.take() else {
+            return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, self.header.psn));
+        };
+        let length = self.payload.len() as u64;
+        if let Err(fault) = self.qp.fill_receive(&receive, received, self.payload, cx) {
+            // What was sent does not fit the receive, or that is no good: it ends so.
+            half.current = Some(receive);
+            let (nak, receive) = match fault {
+                ReceiveFault::Entry(fault) => (Nak::REMOTE_OPERATION, fault.local_status()),
+                ReceiveFault::TooLong => (Nak::INVALID_REQUEST, WcStatus::LocLenErr),
+            };
+            return Err(Refusal { nak, receive });
+        }
+        let answer = self.arrived(half, length);
+        if !position.ends() {
+            half.current = Some(receive);
+            half.driver.inbound = Inbound::Send {
+                received: received + length,
+            };
+            return Ok(answer);
+        }
+        half.driver.inbound = Inbound::None;
+        let (flags, imm) = match beside {
+            Beside::Nothing => (WcFlags::empty(), [0; 4]),
+            Beside::Immediate(_) if rules::is_broken(Rule::SendImmediate) => {
+                (WcFlags::WITH_IMM, [0; 4])
+            }
+            Beside::Immediate(imm) => (WcFlags::WITH_IMM, imm),
+            Beside::Invalidate(key) => {
+                if invalidate(self.qp, key).is_err() {
+                    // The data has been delivered: the receive fails, the sender is not told (IBTA 9.9.6, class J).
+                    half.current = Some(receive);
+                    self.qp
+                        .fail_responder(half, WcStatus::RemInvReqErr, EventType::QpReqErr, cx);
+                    return Ok(answer);
+                }
+                (WcFlags::WITH_INV, key.to_be_bytes())
+            }
+        };
+        half.counters.receives += 1;
+        let byte_len = (received + length) as u32;
+        let solicited = self.header.solicited;
+        let done = Done {
+            opcode: WcOpcode::Recv,
+            flags,
+            imm,
+            byte_len,
+            solicited,
+            src_qp: sender(self.qp, half),
+            ..Done::default()
+        };
+        self.qp.complete_receive(&receive, done, cx);
+        Ok(answer)
+    }
+
+    #[inline]
+    fn write<'p>(&self, half: &mut Receiving, cx: &mut Cx<'p>) -> Result<Answer<'p>, Refusal> {
+        let Body::Write(position, remote, total, imm) = self.header.body else {
+            return Err(Refusal::INVALID);
+        };
+        let (remote, total, received) = match (half.driver.inbound, position.begins()) {
+            (Inbound::None, true) => (remote, total, 0),
+            (
+                Inbound::Write {
+                    remote,
+                    total,
+                    received,
+                },
+                false,
+            ) => (remote, total, received),
+            _ => return Err(Refusal::INVALID),
+        };
+        if !rules::is_broken(Rule::QueuePairWrite) {
+            permit(half, Access::REMOTE_WRITE)?;
+        }
+        check_length(self.qp, half, position, self.payload.len())?;
+        check_total(total)?;
+        let length = self.payload.len() as u32;
+        let reached = received.saturating_add(length);
+        if reached > total || (position.ends() && reached != total) {
+            return Err(Refusal::INVALID);
+        }
+        if position.begins() && total != length && total > 0 {
+            // The whole range is checked with the first frame.
+            write_region(self.qp, remote, total, cx)?;
+        }
+        let target = match length {
+            0 => None,
+            _ => Some(write_region(
+                self.qp,
+                remote.plus(u64::from(received)),
+                length,
+                cx,
+            )?),
+        };
+        if imm.is_some() && position.ends() {
+            // The data of earlier frames stays where it was placed; only this frame is asked for again.
+            if half.current.is_none() {
+                half.current = self.qp.take_receive(half, self.direct, &mut cx.effects);
+            }
+            if half.current.is_none() {
+                return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, self.header.psn));
+            }
+        }
+        if let Some(target) = target {
+            place(target, self.payload);
+        }
+        let answer = self.arrived(half, length.into());
+        if !position.ends() {
+            half.driver.inbound = Inbound::Write {
+                remote,
+                total,
+                received: reached,
+            };
+            return Ok(answer);
+        }
+        half.driver.inbound = Inbound::None;
+        if let Some(imm) = imm
+            && let Some(receive) = half.current.take()
+        {
+            half.counters.receives += 1;
+            let is_lost = rules::is_broken(Rule::WriteImmediate);
+            let imm = if is_lost { [0; 4] } else { imm };
+            let done = Done {
+                opcode: WcOpcode::RecvRdmaWithImm,
+                flags: WcFlags::WITH_IMM,
+                imm,
+                byte_len: total,
+                solicited: self.header.solicited,
+                src_qp: sender(self.qp, half),
+                ..Done::default()
+            };
+            self.qp.complete_receive(&receive, done, cx);
+        }
+        Ok(answer)
+    }
+
+    fn read_or_atomic<'p>(
+        &self,
+        half: &mut Receiving,
+        cx: &mut Cx<'p>,
+    ) -> Result<Answer<'p>, Refusal> {
+        if !matches!(half.driver.inbound, Inbound::None) {
+            return Err(Refusal::INVALID);
+        }
+        if let Body::AtomicWrite(remote) = self.header.body {
+            permit(half, Access::REMOTE_WRITE)?;
+            if self.payload.len() != 8 {
+                return Err(Refusal::INVALID);
+            }
+            let is_cut = rules::is_broken(Rule::AtomicWriteAligned);
+            let addr = remote.addr & if is_cut { !7 } else { u64::MAX };
+            word(
+                self.qp,
+                RemoteAddress { addr, ..remote },
+                Access::REMOTE_WRITE,
+                cx,
+            )?
+            .store_u64(self.payload.word())
+            .ok_or(Refusal::INVALID)?;
+            return Ok(self.arrived(half, 8));
+        }
+        // What it needs, and how many bytes its answer has, as far as they take numbers.
+        let (needed, length) = match self.header.body {
+            Body::ReadRequest(_, length) => (Access::REMOTE_READ, length),
+            Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _)
+                if remote.addr.is_multiple_of(8) =>
+            {
+                (Access::REMOTE_ATOMIC, 0)
+            }
+            Body::Flush(_, _, placement, _) => (placement, 0),
+            _ => return Err(Refusal::INVALID),
+        };
+        if needed != Access::REMOTE_READ || !rules::is_broken(Rule::QueuePairRead) {
+            permit(half, needed)?;
+        }
+        check_total(length)?;
+        if !self.payload.is_empty() {
+            return Err(Refusal::INVALID);
+        }
+        // What the peer has outstanding beyond what it was told it may have is invalid (IBTA 9.7.4.1.4).
+        if half.driver.rest.framed.waiting.len() >= usize::from(half.driver.rest.max_dest_rd_atomic)
+        {
+            return Err(Refusal::INVALID);
+        }
+        if self.direct.is_some() {
+            let (answer, _) = serve(self.qp, self.header.body, cx)?;
+            self.arrived(half, length.into());
+            return Ok(answer);
+        }
+        // Served when what has arrived with it has been looked at, and before anything later is carried out.
+        check_served(self.qp, self.header.body, cx)?;
+        self.arrived(half, length.into());
+        half.driver.rest.framed.waiting.push_back(*self.header);
+        if let Some(me) = self.qp.shared() {
+            self.qp
+                .device
+                .network()
+                .serve_later(Box::new(move |now| serve_queue_pair(&me, now)));
+        }
+        Ok(Answer::Later)
+    }
+
+    #[cold]
+    fn extension_request<'p>(
+        &self,
+        half: &mut Receiving,
+        numbers: (u32, u16),
+        cx: &Cx<'p>,
+    ) -> Result<Answer<'p>, Refusal> {
+        if !half.driver.is_between() {
+            return Err(Refusal::INVALID);
+        }
+        let answer = extension::carry_out(self.qp, half.driver.access, numbers, self.payload, cx)?;
+        if self.direct.is_none() {
+            note(half, self.header, 0, answer.clone());
+        }
+        self.arrived(half, 0);
+        Ok(Answer::Extension(answer))
+    }
+
+    // UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
+    // one of a shared queue, which fails (IBTA 9.8.3.2).
+    fn unreliable(&self, half: &mut Receiving, cx: &mut Cx<'_>) {
+        // A second copy, or one that others have overtaken: its message was delivered or given up.
+        if self.header.psn.distance_from(half.driver.expected) < 0 {
+            return half.counters.duplicates += 1;
+        }
+        let in_order = self.header.psn == half.driver.expected;
+        let begins = match self.header.body {
+            Body::Send(position, Beside::Nothing | Beside::Immediate(_))
+            | Body::Write(position, ..) => position.begins(),
+            _ => return half.counters.dropped += 1,
+        };
+        if !in_order || (begins && !matches!(half.driver.inbound, Inbound::None)) {
+            abandon(self.qp, half, cx);
+            half.driver.inbound = if begins {
+                Inbound::None
+            } else {
+                Inbound::Broken
+            };
+            half.driver.expected = self.header.psn;
+        }
+        if matches!(half.driver.inbound, Inbound::Broken) {
+            half.counters.dropped += 1;
+            if !begins {
+                half.driver.expected = self.psn_behind(half, self.payload.len() as u64);
+                return;
+            }
+            half.driver.inbound = Inbound::None;
+        }
+        self.qp.note_arrival(half, cx);
+        let result = self.message(half, cx);
+        if let Err(Refusal {
+            nak: Nak::REMOTE_OPERATION,
+            receive,
+        }) = result
+        {
+            // The receiver's own fault: no later message would fare better.
+            return self
+                .qp
+                .fail_responder(half, receive, EventType::QpFatal, cx);
+        }
+        if !matches!(result, Ok(Answer::None | Answer::Ack(_))) {
+            if rules::is_broken(Rule::UnreliableLoss) {
+                return self
+                    .qp
+                    .fail_responder(half, WcStatus::RemOpErr, EventType::QpFatal, cx);
+            }
+            half.counters.dropped += 1;
+            abandon(self.qp, half, cx);
+            half.driver.inbound = Inbound::Broken;
+            half.driver.expected = self.psn_behind(half, self.payload.len() as u64);
+        }
+    }
+}
+
 /// Takes a request frame. `direct` is the requester where it waits for the answer on this thread.
 #[inline]
 pub fn respond<'p>(
@@ -176,8 +505,14 @@ pub fn respond<'p>(
         half.counters.dropped += 1;
         return Answer::None;
     }
+    let incoming = Incoming {
+        qp,
+        header,
+        payload,
+        direct,
+    };
     if qp.qp_type == QpType::Uc {
-        unreliable(qp, half, header, payload, cx);
+        incoming.unreliable(half, cx);
         return Answer::None;
     }
     match header.psn.distance_from(half.driver.expected) {
@@ -196,12 +531,11 @@ pub fn respond<'p>(
     };
     let answered = match header.body {
         _ if addressed.is_err() => addressed.map(|()| Answer::None),
-        Body::Send(..) | Body::Write(..) => message(qp, half, header, payload, direct, cx),
+        Body::Send(..) | Body::Write(..) => incoming.message(half, cx),
         Body::ExtensionRequest(extension, operation) => {
-            let numbers = (extension, operation);
-            extension_request(qp, half, header, numbers, payload, direct.is_some(), cx)
+            incoming.extension_request(half, (extension, operation), cx)
         }
-        _ => read_or_atomic(qp, half, header, payload, direct.is_some(), cx),
+        _ => incoming.read_or_atomic(half, cx),
     };
     match answered {
         Ok(Answer::Rnr(code, psn)) => {
@@ -349,96 +683,6 @@ fn permit(half: &Receiving, needed: Access) -> Result<(), Refusal> {
     }
 }
 
-fn arrived<'p>(half: &mut Receiving, header: &Header, length: u64, wanted: bool) -> Answer<'p> {
-    let count = packets(length, half.driver.mtu_shift);
-    let ends = match header.body {
-        Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
-        _ => true,
-    };
-    half.driver.rest.msn = half.driver.rest.msn.wrapping_add(ends.into());
-    half.driver.expected = header.psn.plus(count);
-    if wanted {
-        Answer::Ack(header.psn.plus(count - 1))
-    } else {
-        Answer::None
-    }
-}
-
-#[inline]
-fn send<'p>(
-    qp: &Qp,
-    half: &mut Receiving,
-    header: &Header,
-    payload: &Payload<'_>,
-    direct: Option<&Qp>,
-    cx: &mut Cx<'p>,
-) -> Result<Answer<'p>, Refusal> {
-    let Body::Send(position, beside) = header.body else {
-        return Err(Refusal::INVALID);
-    };
-    let received = match (half.driver.inbound, position.begins()) {
-        (Inbound::None, true) => 0,
-        (Inbound::Send { received }, false) => received,
-        _ => return Err(Refusal::INVALID),
-    };
-    check_length(qp, half, position, payload.len())?;
-    if position.begins() && half.current.is_none() {
-        half.current = qp.take_receive(half, direct, &mut cx.effects);
-    }
-    let Some(receive) = half.current.take() else {
-        return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, header.psn));
-    };
-    let length = payload.len() as u64;
-    if let Err(fault) = qp.fill_receive(&receive, received, payload, cx) {
-        // What was sent does not fit the receive, or that is no good: it ends so.
-        half.current = Some(receive);
-        let (nak, receive) = match fault {
-            ReceiveFault::Entry(fault) => (Nak::REMOTE_OPERATION, fault.local_status()),
-            ReceiveFault::TooLong => (Nak::INVALID_REQUEST, WcStatus::LocLenErr),
-        };
-        return Err(Refusal { nak, receive });
-    }
-    let answer = arrived(half, header, length, header.ack_req || direct.is_some());
-    if !position.ends() {
-        half.current = Some(receive);
-        half.driver.inbound = Inbound::Send {
-            received: received + length,
-        };
-        return Ok(answer);
-    }
-    half.driver.inbound = Inbound::None;
-    let (flags, imm) = match beside {
-        Beside::Nothing => (WcFlags::empty(), [0; 4]),
-        Beside::Immediate(_) if rules::is_broken(Rule::SendImmediate) => {
-            (WcFlags::WITH_IMM, [0; 4])
-        }
-        Beside::Immediate(imm) => (WcFlags::WITH_IMM, imm),
-        Beside::Invalidate(key) => {
-            if invalidate(qp, key).is_err() {
-                // The data has been delivered: the receive fails, the sender is not told (IBTA 9.9.6, class J).
-                half.current = Some(receive);
-                qp.fail_responder(half, WcStatus::RemInvReqErr, EventType::QpReqErr, cx);
-                return Ok(answer);
-            }
-            (WcFlags::WITH_INV, key.to_be_bytes())
-        }
-    };
-    half.counters.receives += 1;
-    let byte_len = (received + length) as u32;
-    let solicited = header.solicited;
-    let done = Done {
-        opcode: WcOpcode::Recv,
-        flags,
-        imm,
-        byte_len,
-        solicited,
-        src_qp: sender(qp, half),
-        ..Done::default()
-    };
-    qp.complete_receive(&receive, done, cx);
-    Ok(answer)
-}
-
 #[inline(never)]
 fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
     let management = qp
@@ -446,204 +690,6 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
         .memory_management()
         .ok_or(Fault::CannotInvalidate)?;
     management.invalidate_remote(qp.device.keys(), key, qp.remote_pd(), qp.qpn)
-}
-
-// A frame of a send or a write.
-#[inline]
-fn message<'p>(
-    qp: &Qp,
-    half: &mut Receiving,
-    header: &Header,
-    payload: &Payload<'_>,
-    direct: Option<&Qp>,
-    cx: &mut Cx<'p>,
-) -> Result<Answer<'p>, Refusal> {
-    match header.body {
-        Body::Send(..) => send(qp, half, header, payload, direct, cx),
-        _ => write(qp, half, header, payload, direct, cx),
-    }
-}
-
-#[inline]
-fn write<'p>(
-    qp: &Qp,
-    half: &mut Receiving,
-    header: &Header,
-    payload: &Payload<'_>,
-    direct: Option<&Qp>,
-    cx: &mut Cx<'p>,
-) -> Result<Answer<'p>, Refusal> {
-    let Body::Write(position, remote, total, imm) = header.body else {
-        return Err(Refusal::INVALID);
-    };
-    let (remote, total, received) = match (half.driver.inbound, position.begins()) {
-        (Inbound::None, true) => (remote, total, 0),
-        (
-            Inbound::Write {
-                remote,
-                total,
-                received,
-            },
-            false,
-        ) => (remote, total, received),
-        _ => return Err(Refusal::INVALID),
-    };
-    if !rules::is_broken(Rule::QueuePairWrite) {
-        permit(half, Access::REMOTE_WRITE)?;
-    }
-    check_length(qp, half, position, payload.len())?;
-    check_total(total)?;
-    let length = payload.len() as u32;
-    let reached = received.saturating_add(length);
-    if reached > total || (position.ends() && reached != total) {
-        return Err(Refusal::INVALID);
-    }
-    if position.begins() && total != length && total > 0 {
-        // The whole range is checked with the first frame.
-        write_region(qp, remote, total, cx)?;
-    }
-    let target = match length {
-        0 => None,
-        _ => Some(write_region(
-            qp,
-            remote.plus(u64::from(received)),
-            length,
-            cx,
-        )?),
-    };
-    if imm.is_some() && position.ends() {
-        // The data of earlier frames stays where it was placed; only this frame is asked for again.
-        if half.current.is_none() {
-            half.current = qp.take_receive(half, direct, &mut cx.effects);
-        }
-        if half.current.is_none() {
-            return Ok(Answer::Rnr(half.driver.rest.min_rnr_timer, header.psn));
-        }
-    }
-    if let Some(target) = target {
-        place(target, payload);
-    }
-    let answer = arrived(
-        half,
-        header,
-        u64::from(length),
-        header.ack_req || direct.is_some(),
-    );
-    if !position.ends() {
-        half.driver.inbound = Inbound::Write {
-            remote,
-            total,
-            received: reached,
-        };
-        return Ok(answer);
-    }
-    half.driver.inbound = Inbound::None;
-    if let Some(imm) = imm
-        && let Some(receive) = half.current.take()
-    {
-        half.counters.receives += 1;
-        let is_lost = rules::is_broken(Rule::WriteImmediate);
-        let imm = if is_lost { [0; 4] } else { imm };
-        let done = Done {
-            opcode: WcOpcode::RecvRdmaWithImm,
-            flags: WcFlags::WITH_IMM,
-            imm,
-            byte_len: total,
-            solicited: header.solicited,
-            src_qp: sender(qp, half),
-            ..Done::default()
-        };
-        qp.complete_receive(&receive, done, cx);
-    }
-    Ok(answer)
-}
-
-fn read_or_atomic<'p>(
-    qp: &Qp,
-    half: &mut Receiving,
-    header: &Header,
-    payload: &Payload<'_>,
-    direct: bool,
-    cx: &mut Cx<'p>,
-) -> Result<Answer<'p>, Refusal> {
-    if !matches!(half.driver.inbound, Inbound::None) {
-        return Err(Refusal::INVALID);
-    }
-    if let Body::AtomicWrite(remote) = header.body {
-        permit(half, Access::REMOTE_WRITE)?;
-        if payload.len() != 8 {
-            return Err(Refusal::INVALID);
-        }
-        let is_cut = rules::is_broken(Rule::AtomicWriteAligned);
-        let addr = remote.addr & if is_cut { !7 } else { u64::MAX };
-        word(
-            qp,
-            RemoteAddress { addr, ..remote },
-            Access::REMOTE_WRITE,
-            cx,
-        )?
-        .store_u64(payload.word())
-        .ok_or(Refusal::INVALID)?;
-        return Ok(arrived(half, header, 8, header.ack_req || direct));
-    }
-    // What it needs, and how many bytes its answer has, as far as they take numbers.
-    let (needed, length) = match header.body {
-        Body::ReadRequest(_, length) => (Access::REMOTE_READ, length),
-        Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _)
-            if remote.addr.is_multiple_of(8) =>
-        {
-            (Access::REMOTE_ATOMIC, 0)
-        }
-        Body::Flush(_, _, placement, _) => (placement, 0),
-        _ => return Err(Refusal::INVALID),
-    };
-    if needed != Access::REMOTE_READ || !rules::is_broken(Rule::QueuePairRead) {
-        permit(half, needed)?;
-    }
-    check_total(length)?;
-    if !payload.is_empty() {
-        return Err(Refusal::INVALID);
-    }
-    // What the peer has outstanding beyond what it was told it may have is invalid (IBTA 9.7.4.1.4).
-    if half.driver.rest.framed.waiting.len() >= usize::from(half.driver.rest.max_dest_rd_atomic) {
-        return Err(Refusal::INVALID);
-    }
-    if direct {
-        let (answer, _) = serve(qp, header.body, cx)?;
-        arrived(half, header, length.into(), false);
-        return Ok(answer);
-    }
-    // Served when what has arrived with it has been looked at, and before anything later is carried out.
-    check_served(qp, header.body, cx)?;
-    arrived(half, header, length.into(), false);
-    half.driver.rest.framed.waiting.push_back(*header);
-    if let Some(me) = qp.shared() {
-        qp.device
-            .network()
-            .serve_later(Box::new(move |now| serve_queue_pair(&me, now)));
-    }
-    Ok(Answer::Later)
-}
-
-#[cold]
-fn extension_request<'p>(
-    qp: &Qp,
-    half: &mut Receiving,
-    header: &Header,
-    numbers: (u32, u16),
-    payload: &Payload<'_>,
-    direct: bool,
-    cx: &Cx<'p>,
-) -> Result<Answer<'p>, Refusal> {
-    if !half.driver.is_between() {
-        return Err(Refusal::INVALID);
-    }
-    let answer = extension::carry_out(qp, half.driver.access, numbers, payload, cx)?;
-    if !direct {
-        note(half, header, 0, answer.clone());
-    }
-    arrived(half, header, 0, false);
-    Ok(Answer::Extension(answer))
 }
 
 /// Serves the reads and atomics that wait, in order. `false` where one of them was refused.
@@ -742,67 +788,6 @@ fn note(half: &mut Receiving, header: &Header, original: u64, answer: Octets) {
         original,
         answer,
     });
-}
-
-// UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
-// one of a shared queue, which fails (IBTA 9.8.3.2).
-fn unreliable(
-    qp: &Qp,
-    half: &mut Receiving,
-    header: &Header,
-    payload: &Payload<'_>,
-    cx: &mut Cx<'_>,
-) {
-    // A second copy, or one that others have overtaken: its message was delivered or given up.
-    if header.psn.distance_from(half.driver.expected) < 0 {
-        return half.counters.duplicates += 1;
-    }
-    let in_order = header.psn == half.driver.expected;
-    let begins = match header.body {
-        Body::Send(position, Beside::Nothing | Beside::Immediate(_))
-        | Body::Write(position, ..) => position.begins(),
-        _ => return half.counters.dropped += 1,
-    };
-    if !in_order || (begins && !matches!(half.driver.inbound, Inbound::None)) {
-        abandon(qp, half, cx);
-        half.driver.inbound = if begins {
-            Inbound::None
-        } else {
-            Inbound::Broken
-        };
-        half.driver.expected = header.psn;
-    }
-    if matches!(half.driver.inbound, Inbound::Broken) {
-        half.counters.dropped += 1;
-        if !begins {
-            half.driver.expected = header
-                .psn
-                .plus(packets(payload.len() as u64, half.driver.mtu_shift));
-            return;
-        }
-        half.driver.inbound = Inbound::None;
-    }
-    qp.note_arrival(half, cx);
-    let result = message(qp, half, header, payload, None, cx);
-    if let Err(Refusal {
-        nak: Nak::REMOTE_OPERATION,
-        receive,
-    }) = result
-    {
-        // The receiver's own fault: no later message would fare better.
-        return qp.fail_responder(half, receive, EventType::QpFatal, cx);
-    }
-    if !matches!(result, Ok(Answer::None | Answer::Ack(_))) {
-        if rules::is_broken(Rule::UnreliableLoss) {
-            return qp.fail_responder(half, WcStatus::RemOpErr, EventType::QpFatal, cx);
-        }
-        half.counters.dropped += 1;
-        abandon(qp, half, cx);
-        half.driver.inbound = Inbound::Broken;
-        half.driver.expected = header
-            .psn
-            .plus(packets(payload.len() as u64, half.driver.mtu_shift));
-    }
 }
 
 fn abandon(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) {

@@ -53,20 +53,23 @@ pub(crate) fn execute(
     if !qp.device.is_port_active() {
         return Executed::Keep;
     }
-    let end = RemoteEnd {
-        peer,
-        epoch: named.end.epoch,
-    };
     if request.op.is_read_or_atomic() && half.driver.ord == 0 {
         return Executed::Done(WcStatus::LocQpOpErr, 0);
     }
+    let epoch = named.end.epoch;
+    let direct = Direct {
+        qp,
+        peer,
+        epoch,
+        request,
+    };
     let carried_out = match request.op {
-        Op::Write(remote, imm) => write(qp, &end, request, remote, imm, cx),
-        Op::Send(beside) => send(qp, &end, request, beside, cx),
-        Op::Read(remote, _) => read(qp, &end, request, remote, cx),
-        Op::Extension(operation) => extension(qp, &end, request, operation, cx),
+        Op::Write(remote, imm) => direct.write(remote, imm, cx),
+        Op::Send(beside) => direct.send(beside, cx),
+        Op::Read(remote, _) => direct.read(remote, cx),
+        Op::Extension(operation) => direct.extension(operation, cx),
         op => match atomic_of(&op) {
-            Some((remote, op)) => atomic(qp, &end, request, remote, op, cx),
+            Some((remote, op)) => direct.atomic(remote, op, cx),
             None => Err(Failure::Local(WcStatus::LocQpOpErr)),
         },
     };
@@ -95,18 +98,20 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// The peer's queue pair, and its epoch.
-struct RemoteEnd<'r> {
-    peer: &'r QpRef,
+/// A request that is carried out in the queue pair of this epoch at the other end.
+struct Direct<'a, 'r> {
+    qp: &'a Qp,
+    peer: &'a QpRef,
     epoch: u32,
+    request: &'a Request<'r>,
 }
 
-type Receiver<'r> = LockGuard<'r, Receiving>;
+type Receiver<'a> = LockGuard<'a, Receiving>;
 
-impl<'r> RemoteEnd<'r> {
+impl<'a> Direct<'a, '_> {
     /// Locks the peer's receiving half, if it is still the one at the other end.
     #[inline]
-    fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'r>, Failure> {
+    fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'a>, Failure> {
         let mut half = self.peer.responder();
         if !takes(self.peer, &half, self.epoch) {
             return Err(Failure::Lost);
@@ -118,7 +123,7 @@ impl<'r> RemoteEnd<'r> {
     #[cold]
     fn refuse(
         &self,
-        mut half: Receiver<'r>,
+        mut half: Receiver<'a>,
         breach: Breach,
         about: Message,
         cx: &mut Cx<'_>,
@@ -126,139 +131,123 @@ impl<'r> RemoteEnd<'r> {
         let terminate = fail(self.peer, &mut half, breach, Some((&about, 0)), cx);
         Failure::Terminated(Box::new(terminate))
     }
-}
 
-#[inline]
-fn write(
-    qp: &Qp,
-    end: &RemoteEnd<'_>,
-    request: &Request<'_>,
-    remote: RemoteAddress,
-    imm: Option<[u8; 4]>,
-    cx: &mut Cx<'_>,
-) -> Result<u32, Failure> {
-    let mut spans = Spans::new();
-    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
-    let mut half = end.receiver(cx)?;
-    let (stag, to) = (remote.rkey.value(), remote.addr);
-    if let Err(breach) = operations::place_write(end.peer, &half, stag, to, &payload, cx.pin) {
-        let about = Message::Tagged(Tagged::new(Opcode::WRITE, stag, to, true));
-        return Err(end.refuse(half, breach, about, cx));
+    #[inline]
+    fn write(
+        &self,
+        remote: RemoteAddress,
+        imm: Option<[u8; 4]>,
+        cx: &mut Cx<'_>,
+    ) -> Result<u32, Failure> {
+        let mut spans = Spans::new();
+        let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
+        let mut half = self.receiver(cx)?;
+        let (stag, to) = (remote.rkey.value(), remote.addr);
+        if let Err(breach) = operations::place_write(self.peer, &half, stag, to, &payload, cx.pin) {
+            let about = Message::Tagged(Tagged::new(Opcode::WRITE, stag, to, true));
+            return Err(self.refuse(half, breach, about, cx));
+        }
+        if let Some(imm) = imm {
+            let solicited = self.request.flags.contains(SendFlags::SOLICITED);
+            let taken = operations::take_immediate(
+                self.peer,
+                &mut half,
+                imm,
+                self.request.length,
+                solicited,
+                cx,
+            );
+            if let Err(breach) = taken {
+                let about = untagged(Opcode::immediate(solicited), Body::Immediate);
+                return Err(self.refuse(half, breach, about, cx));
+            }
+        }
+        Ok(0)
     }
-    if let Some(imm) = imm {
-        let solicited = request.flags.contains(SendFlags::SOLICITED);
-        let taken =
-            operations::take_immediate(end.peer, &mut half, imm, request.length, solicited, cx);
-        if let Err(breach) = taken {
-            let about = untagged(Opcode::immediate(solicited), Body::Immediate);
-            return Err(end.refuse(half, breach, about, cx));
+
+    #[inline]
+    fn send(&self, beside: Beside, cx: &mut Cx<'_>) -> Result<u32, Failure> {
+        let mut spans = Spans::new();
+        let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
+        let extra = SendExtra::of(self.request, beside);
+        let mut half = self.receiver(cx)?;
+        if let Err(breach) =
+            operations::take_send(self.peer, &mut half, Part::WHOLE, extra, &payload, cx)
+        {
+            let about = Message::Untagged(send_header(extra, 0, 0, true), Body::Send);
+            return Err(self.refuse(half, breach, about, cx));
+        }
+        Ok(0)
+    }
+
+    #[inline]
+    fn read(&self, remote: RemoteAddress, cx: &mut Cx<'_>) -> Result<u32, Failure> {
+        let targets = sink_spans(self.qp, self.request, cx)?;
+        let half = self.receiver(cx)?;
+        let (stag, to) = (remote.rkey.value(), remote.addr);
+        let source = within_budget(&half).and_then(|()| {
+            operations::read_source(self.peer, &half, stag, to, self.request.length, cx.pin)
+        });
+        let source = match source {
+            Ok(source) => source,
+            Err(breach) => {
+                let about = untagged(Opcode::READ_REQUEST, read_request(self.request, remote));
+                return Err(self.refuse(half, breach, about, cx));
+            }
+        };
+        scatter_at(&targets, 0, &Payload::of_spans(&source));
+        drop(half);
+        match invalidate_sink(self.qp, &self.request.op) {
+            WcStatus::Success => Ok(self.request.length as u32),
+            status => Err(Failure::Local(status)),
         }
     }
-    Ok(0)
-}
 
-#[inline]
-fn send(
-    qp: &Qp,
-    end: &RemoteEnd<'_>,
-    request: &Request<'_>,
-    beside: Beside,
-    cx: &mut Cx<'_>,
-) -> Result<u32, Failure> {
-    let mut spans = Spans::new();
-    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
-    let extra = SendExtra::of(request, beside);
-    let mut half = end.receiver(cx)?;
-    if let Err(breach) =
-        operations::take_send(end.peer, &mut half, Part::WHOLE, extra, &payload, cx)
-    {
-        let about = Message::Untagged(send_header(extra, 0, 0, true), Body::Send);
-        return Err(end.refuse(half, breach, about, cx));
-    }
-    Ok(0)
-}
-
-#[inline]
-fn read(
-    qp: &Qp,
-    end: &RemoteEnd<'_>,
-    request: &Request<'_>,
-    remote: RemoteAddress,
-    cx: &mut Cx<'_>,
-) -> Result<u32, Failure> {
-    let targets = sink_spans(qp, request, cx.pin)?;
-    let half = end.receiver(cx)?;
-    let (stag, to) = (remote.rkey.value(), remote.addr);
-    let source = within_budget(&half)
-        .and_then(|()| operations::read_source(end.peer, &half, stag, to, request.length, cx.pin));
-    let source = match source {
-        Ok(source) => source,
-        Err(breach) => {
-            let about = untagged(Opcode::READ_REQUEST, read_request(request, remote));
-            return Err(end.refuse(half, breach, about, cx));
-        }
-    };
-    scatter_at(&targets, 0, &Payload::of_spans(&source));
-    drop(half);
-    match invalidate_sink(qp, &request.op) {
-        WcStatus::Success => Ok(request.length as u32),
-        status => Err(Failure::Local(status)),
-    }
-}
-
-#[inline]
-fn atomic(
-    qp: &Qp,
-    end: &RemoteEnd<'_>,
-    request: &Request<'_>,
-    remote: RemoteAddress,
-    op: AtomicOp,
-    cx: &mut Cx<'_>,
-) -> Result<u32, Failure> {
-    let targets = result_spans(qp, request, cx.pin)?;
-    let half = end.receiver(cx)?;
-    let (stag, to) = (remote.rkey.value(), remote.addr);
-    let original = within_budget(&half)
-        .and_then(|()| operations::operate(end.peer, &half, op, stag, to, cx.pin));
-    match original {
-        Ok(original) => {
-            drop(half);
-            scatter_at(&targets, 0, &Payload::Octets(&original.to_ne_bytes()));
-            Ok(8)
-        }
-        Err(breach) => {
-            let body = Body::AtomicRequest(atomic_request(0, remote, op));
-            let about = untagged(Opcode::ATOMIC_REQUEST, body);
-            Err(end.refuse(half, breach, about, cx))
+    #[inline]
+    fn atomic(&self, remote: RemoteAddress, op: AtomicOp, cx: &mut Cx<'_>) -> Result<u32, Failure> {
+        let targets = result_spans(self.qp, self.request, cx)?;
+        let half = self.receiver(cx)?;
+        let (stag, to) = (remote.rkey.value(), remote.addr);
+        let original = within_budget(&half)
+            .and_then(|()| operations::operate(self.peer, &half, op, stag, to, cx.pin));
+        match original {
+            Ok(original) => {
+                drop(half);
+                scatter_at(&targets, 0, &Payload::Octets(&original.to_ne_bytes()));
+                Ok(8)
+            }
+            Err(breach) => {
+                let body = Body::AtomicRequest(atomic_request(0, remote, op));
+                let about = untagged(Opcode::ATOMIC_REQUEST, body);
+                Err(self.refuse(half, breach, about, cx))
+            }
         }
     }
-}
 
-#[cold]
-fn extension(
-    qp: &Qp,
-    end: &RemoteEnd<'_>,
-    request: &Request<'_>,
-    operation: &'static ExtensionOperation,
-    cx: &mut Cx<'_>,
-) -> Result<u32, Failure> {
-    let (emulation, standard) = extension::of(qp, request, operation)?;
-    if let Some(StandardOperation::Atomic(remote, op)) = standard {
-        return atomic(qp, end, request, remote, op, cx);
-    }
-    let sink = operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
-    let message = extension::message(qp, request, operation, cx)?;
-    let half = end.receiver(cx)?;
-    let answer =
-        within_budget(&half).and_then(|()| extension::carry_out(end.peer, &half, &message, cx.pin));
-    match answer {
-        Ok(answer) => {
-            drop(half);
-            Ok(operation::place(emulation, answer, &sink))
+    #[cold]
+    fn extension(
+        &self,
+        operation: &'static ExtensionOperation,
+        cx: &mut Cx<'_>,
+    ) -> Result<u32, Failure> {
+        let (emulation, standard) = extension::of(self.qp, self.request, operation)?;
+        if let Some(StandardOperation::Atomic(remote, op)) = standard {
+            return self.atomic(remote, op, cx);
         }
-        Err(breach) => {
-            let about = untagged(Opcode::EXTENSION, Body::Extension(Box::new(message)));
-            Err(end.refuse(half, breach, about, cx))
+        let sink = operation::sink(cx.keys(), cx.pin, self.qp.pd, self.request, operation)?;
+        let message = extension::message(self.qp, self.request, operation, cx)?;
+        let half = self.receiver(cx)?;
+        let answer = within_budget(&half)
+            .and_then(|()| extension::carry_out(self.peer, &half, &message, cx.pin));
+        match answer {
+            Ok(answer) => {
+                drop(half);
+                Ok(operation::place(emulation, answer, &sink))
+            }
+            Err(breach) => {
+                let about = untagged(Opcode::EXTENSION, Body::Extension(Box::new(message)));
+                Err(self.refuse(half, breach, about, cx))
+            }
         }
     }
 }

@@ -15,7 +15,6 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::TrySend;
 use polyverbs_engine::operation::{self, StandardOperation};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::pin::Pin;
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
@@ -101,13 +100,15 @@ struct SendProgress {
 }
 
 impl SendProgress {
-    const UNCUT: Self = Self {
-        sent: 0,
-        is_second: false,
-        has_begun: false,
-        msn: 0,
-        is_uncut: true,
-    };
+    const fn uncut() -> Self {
+        Self {
+            sent: 0,
+            is_second: false,
+            has_begun: false,
+            msn: 0,
+            is_uncut: true,
+        }
+    }
 
     fn of(wqe: &Wqe) -> Self {
         Self {
@@ -150,11 +151,16 @@ pub(crate) fn send_at_once(
     else {
         return Executed::Keep;
     };
-    let mut progress = SendProgress::UNCUT;
-    let progress = &mut progress;
+    let mut outgoing = Outgoing {
+        qp,
+        half,
+        peer: &peer,
+        request,
+        progress: &mut SendProgress::uncut(),
+    };
     let started = match request.op {
-        Op::Send(beside) => send(qp, half, &peer, request, beside, progress, cx),
-        Op::Write(remote, None) => write(qp, half, &peer, request, remote, None, progress, cx),
+        Op::Send(beside) => outgoing.send(beside, cx),
+        Op::Write(remote, None) => outgoing.write(remote, None, cx),
         _ => return Executed::Keep,
     };
     match started {
@@ -213,8 +219,14 @@ fn start_waiting(
             _ => continue,
         }
         let mut progress = SendProgress::of(wqe);
-        let Some((phase, msn)) = start(qp, half, peer, &wqe.kept.request(), &mut progress, cx)
-        else {
+        let mut outgoing = Outgoing {
+            qp,
+            half,
+            peer,
+            request: &wqe.kept.request(),
+            progress: &mut progress,
+        };
+        let Some((phase, msn)) = outgoing.start(cx) else {
             if progress.has_begun {
                 wqe.phase = Phase::Started;
                 wqe.sent = progress.sent as u64;
@@ -230,75 +242,147 @@ fn start_waiting(
     }
 }
 
-// Starts a request or goes on with it: how far it has come then, and the number of its request message. `None` where it
-// has to wait.
-fn start(
-    qp: &Qp,
-    half: &mut Sending,
-    peer: &Peer,
-    request: &Request<'_>,
-    progress: &mut SendProgress,
-    cx: &mut Cx<'_>,
-) -> Option<(Phase, u32)> {
-    let tx = &half.driver;
-    // A fence waits for all earlier reads and atomics; those behind it have not started.
-    if request.flags.contains(SendFlags::FENCE) && tx.outstanding != 0 && !progress.has_begun {
-        return None;
-    }
-    if request.op.is_local() {
-        return Some((Phase::Done(qp.local_operation(half, request, cx)), 0));
-    }
-    if request.op.is_read_or_atomic() {
-        if tx.ord == 0 {
-            return Some((Phase::Done(WcStatus::LocQpOpErr), 0));
-        }
-        if tx.outstanding >= u32::from(tx.ord) {
-            return None;
-        }
-    }
-    let started = match request.op {
-        Op::Send(beside) => send(qp, half, peer, request, beside, progress, cx),
-        Op::Write(remote, imm) => write(qp, half, peer, request, remote, imm, progress, cx),
-        Op::Read(remote, _) => read(qp, half, peer, request, remote, cx),
-        Op::Extension(operation) => extension(qp, half, peer, request, operation, cx),
-        op => match atomic_of(&op) {
-            Some((remote, op)) => atomic(qp, half, peer, request, remote, op, cx),
-            None => Err(Fault::Operation),
-        },
-    };
-    started.unwrap_or_else(|fault| Some((Phase::Done(fault.local_status()), 0)))
-}
-
 /// How far a request has come, and the number of its request message; `None` inside where it has to wait for room.
 type Started = Result<Option<(Phase, u32)>, Fault>;
 
 const SENT: Phase = Phase::Done(WcStatus::Success);
 
-fn send(
-    qp: &Qp,
-    half: &mut Sending,
-    peer: &Peer,
-    request: &Request<'_>,
-    beside: Beside,
-    progress: &mut SendProgress,
-    cx: &mut Cx<'_>,
-) -> Started {
-    let mut spans = Spans::new();
-    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
-    if !progress.has_begun {
-        progress.msn = half.driver.next_msn(queue::SEND);
+/// A request on its way out.
+struct Outgoing<'a, 'r> {
+    qp: &'a Qp,
+    half: &'a mut Sending,
+    peer: &'a Peer,
+    request: &'a Request<'r>,
+    progress: &'a mut SendProgress,
+}
+
+impl Outgoing<'_, '_> {
+    // Starts it or goes on with it: how far it has come then, and the number of its request message. `None` where it has
+    // to wait.
+    fn start(&mut self, cx: &mut Cx<'_>) -> Option<(Phase, u32)> {
+        let (request, tx) = (self.request, &self.half.driver);
+        // A fence waits for all earlier reads and atomics; those behind it have not started.
+        let is_fenced = request.flags.contains(SendFlags::FENCE) && !self.progress.has_begun;
+        if is_fenced && tx.outstanding != 0 {
+            return None;
+        }
+        if request.op.is_local() {
+            let status = self.qp.local_operation(self.half, request, cx);
+            return Some((Phase::Done(status), 0));
+        }
+        if request.op.is_read_or_atomic() {
+            if tx.ord == 0 {
+                return Some((Phase::Done(WcStatus::LocQpOpErr), 0));
+            }
+            if tx.outstanding >= u32::from(tx.ord) {
+                return None;
+            }
+        }
+        let started = match request.op {
+            Op::Send(beside) => self.send(beside, cx),
+            Op::Write(remote, imm) => self.write(remote, imm, cx),
+            Op::Read(remote, _) => self.read(remote, cx),
+            Op::Extension(operation) => self.extension(operation, cx),
+            op => match atomic_of(&op) {
+                Some((remote, op)) => self.atomic(remote, op, cx),
+                None => Err(Fault::Operation),
+            },
+        };
+        started.unwrap_or_else(|fault| Some((Phase::Done(fault.local_status()), 0)))
     }
-    let msn = progress.msn;
-    let extra = SendExtra::of(request, beside);
-    let segment = |offset: usize, last| {
-        Message::Untagged(send_header(extra, msn, offset as u32, last), Body::Send)
-    };
-    let whole = progress.offer(qp, peer, &payload, segment, cx);
-    if !progress.has_begun && (whole || progress.sent > 0) {
-        progress.has_begun = true;
-        half.driver.count_message(queue::SEND);
+
+    fn send(&mut self, beside: Beside, cx: &mut Cx<'_>) -> Started {
+        let mut spans = Spans::new();
+        let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
+        let progress = &mut *self.progress;
+        if !progress.has_begun {
+            progress.msn = self.half.driver.next_msn(queue::SEND);
+        }
+        let msn = progress.msn;
+        let extra = SendExtra::of(self.request, beside);
+        let segment = |offset: usize, last| {
+            Message::Untagged(send_header(extra, msn, offset as u32, last), Body::Send)
+        };
+        let whole = progress.offer(self.qp, self.peer, &payload, segment, cx);
+        if !progress.has_begun && (whole || progress.sent > 0) {
+            progress.has_begun = true;
+            self.half.driver.count_message(queue::SEND);
+        }
+        Ok(whole.then_some((SENT, 0)))
     }
-    Ok(whole.then_some((SENT, 0)))
+
+    // With immediate: the write, then a message of its own (RFC 7306 section 6).
+    fn write(&mut self, remote: RemoteAddress, imm: Option<[u8; 4]>, cx: &mut Cx<'_>) -> Started {
+        let mut spans = Spans::new();
+        let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
+        let progress = &mut *self.progress;
+        if !progress.is_second {
+            let segment = |offset: usize, last| {
+                let to = remote.addr.wrapping_add(offset as u64);
+                Message::Tagged(Tagged::new(Opcode::WRITE, remote.rkey.value(), to, last))
+            };
+            let whole = progress.offer(self.qp, self.peer, &payload, segment, cx);
+            progress.has_begun |= whole || progress.sent > 0;
+            progress.is_second = whole;
+            if !whole {
+                return Ok(None);
+            }
+        }
+        let Some([a, b, c, d]) = imm else {
+            return Ok(Some((SENT, 0)));
+        };
+        let opcode = Opcode::immediate(self.request.flags.contains(SendFlags::SOLICITED));
+        let msn = self.half.driver.next_msn(queue::SEND);
+        let message = Message::untagged(msn, opcode, Body::Immediate);
+        let octets = Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]);
+        if !offer(self.qp, self.peer, message, octets, cx) {
+            return Ok(None);
+        }
+        self.half.driver.count_message(queue::SEND);
+        Ok(Some((SENT, 0)))
+    }
+
+    fn read(&mut self, remote: RemoteAddress, cx: &mut Cx<'_>) -> Started {
+        sink_spans(self.qp, self.request, cx)?;
+        let body = read_request(self.request, remote);
+        Ok(self.send_request(Opcode::READ_REQUEST, |_| body, cx))
+    }
+
+    fn atomic(&mut self, remote: RemoteAddress, op: AtomicOp, cx: &mut Cx<'_>) -> Started {
+        result_spans(self.qp, self.request, cx)?;
+        let body = |request_id| Body::AtomicRequest(atomic_request(request_id, remote, op));
+        Ok(self.send_request(Opcode::ATOMIC_REQUEST, body, cx))
+    }
+
+    #[cold]
+    fn extension(&mut self, operation: &'static ExtensionOperation, cx: &mut Cx<'_>) -> Started {
+        let (qp, request) = (self.qp, self.request);
+        let (_, standard) = extension::of(qp, request, operation)?;
+        if let Some(StandardOperation::Atomic(remote, op)) = standard {
+            return self.atomic(remote, op, cx);
+        }
+        operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
+        let message = extension::message(qp, request, operation, cx)?;
+        let body = Body::Extension(Box::new(message));
+        Ok(self.send_request(Opcode::EXTENSION, |_| body, cx))
+    }
+
+    fn send_request(
+        &mut self,
+        opcode: Opcode,
+        body: impl FnOnce(u32) -> Body,
+        cx: &mut Cx<'_>,
+    ) -> Option<(Phase, u32)> {
+        let tx = &mut self.half.driver;
+        let msn = tx.next_msn(queue::REQUEST);
+        let message = Message::untagged(msn, opcode, body(msn));
+        if !offer(self.qp, self.peer, message, Payload::Empty, cx) {
+            return None;
+        }
+        tx.count_message(queue::REQUEST);
+        tx.outstanding += 1;
+        Some((Phase::Sent, msn))
+    }
 }
 
 /// DDP's header of a segment of a send.
@@ -306,65 +390,6 @@ pub(crate) fn send_header(extra: SendExtra, msn: u32, offset: u32, last: bool) -
     let opcode = Opcode::send(extra.solicited, extra.invalidate.is_some());
     Untagged::new(opcode, queue::SEND, msn, offset, last)
         .invalidating(extra.invalidate.unwrap_or_default())
-}
-
-// With immediate: the write, then a message of its own (RFC 7306 section 6).
-#[allow(clippy::too_many_arguments, reason = "what a request consists of")]
-fn write(
-    qp: &Qp,
-    half: &mut Sending,
-    peer: &Peer,
-    request: &Request<'_>,
-    remote: RemoteAddress,
-    imm: Option<[u8; 4]>,
-    progress: &mut SendProgress,
-    cx: &mut Cx<'_>,
-) -> Started {
-    let mut spans = Spans::new();
-    let payload = qp.gather_request(request, cx.pin, &mut spans)?;
-    if !progress.is_second {
-        let segment = |offset: usize, last| {
-            let to = remote.addr.wrapping_add(offset as u64);
-            Message::Tagged(Tagged::new(Opcode::WRITE, remote.rkey.value(), to, last))
-        };
-        let whole = progress.offer(qp, peer, &payload, segment, cx);
-        progress.has_begun |= whole || progress.sent > 0;
-        progress.is_second = whole;
-        if !whole {
-            return Ok(None);
-        }
-    }
-    let Some([a, b, c, d]) = imm else {
-        return Ok(Some((SENT, 0)));
-    };
-    let opcode = Opcode::immediate(request.flags.contains(SendFlags::SOLICITED));
-    let message = Message::untagged(half.driver.next_msn(queue::SEND), opcode, Body::Immediate);
-    let octets = Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]);
-    if !offer(qp, peer, message, octets, cx) {
-        return Ok(None);
-    }
-    half.driver.count_message(queue::SEND);
-    Ok(Some((SENT, 0)))
-}
-
-fn read(
-    qp: &Qp,
-    half: &mut Sending,
-    peer: &Peer,
-    request: &Request<'_>,
-    remote: RemoteAddress,
-    cx: &mut Cx<'_>,
-) -> Started {
-    sink_spans(qp, request, cx.pin)?;
-    let body = read_request(request, remote);
-    Ok(send_request(
-        qp,
-        half,
-        peer,
-        Opcode::READ_REQUEST,
-        |_| body,
-        cx,
-    ))
 }
 
 /// The RDMA Read Request that a request is.
@@ -377,71 +402,6 @@ pub(crate) fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Body
         source_stag: remote.rkey.value(),
         source_to: remote.addr,
     })
-}
-
-fn atomic(
-    qp: &Qp,
-    half: &mut Sending,
-    peer: &Peer,
-    request: &Request<'_>,
-    remote: RemoteAddress,
-    op: AtomicOp,
-    cx: &mut Cx<'_>,
-) -> Started {
-    result_spans(qp, request, cx.pin)?;
-    let body = |request_id| Body::AtomicRequest(atomic_request(request_id, remote, op));
-    Ok(send_request(
-        qp,
-        half,
-        peer,
-        Opcode::ATOMIC_REQUEST,
-        body,
-        cx,
-    ))
-}
-
-#[cold]
-fn extension(
-    qp: &Qp,
-    half: &mut Sending,
-    peer: &Peer,
-    request: &Request<'_>,
-    operation: &'static ExtensionOperation,
-    cx: &mut Cx<'_>,
-) -> Started {
-    if let (_, Some(StandardOperation::Atomic(remote, op))) = extension::of(qp, request, operation)?
-    {
-        return atomic(qp, half, peer, request, remote, op, cx);
-    }
-    operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
-    let message = extension::message(qp, request, operation, cx)?;
-    let body = Body::Extension(Box::new(message));
-    Ok(send_request(
-        qp,
-        half,
-        peer,
-        Opcode::EXTENSION,
-        |_| body,
-        cx,
-    ))
-}
-
-fn send_request(
-    qp: &Qp,
-    half: &mut Sending,
-    peer: &Peer,
-    opcode: Opcode,
-    body: impl FnOnce(u32) -> Body,
-    cx: &mut Cx<'_>,
-) -> Option<(Phase, u32)> {
-    let msn = half.driver.next_msn(queue::REQUEST);
-    let message = Message::untagged(msn, opcode, body(msn));
-    if !offer(qp, peer, message, Payload::Empty, cx) {
-        return None;
-    }
-    half.driver.count_message(queue::REQUEST);
-    half.driver.outstanding += 1;
-    Some((Phase::Sent, msn))
 }
 
 /// The sink of a read: the one entry, or none of no bytes.
@@ -459,16 +419,16 @@ pub(crate) fn sink(request: &Request<'_>) -> Sge {
 pub(crate) fn sink_spans<'p>(
     qp: &Qp,
     request: &Request<'_>,
-    pin: &'p Pin,
+    cx: &Cx<'p>,
 ) -> Result<Spans<'p>, Fault> {
     if rules::is_broken(Rule::OpenReadSink) {
-        return result_spans(qp, request, pin);
+        return result_spans(qp, request, cx);
     }
     let mut spans = Spans::new();
     if request.length != 0 {
         let sink = sink(request);
         let (stag, to) = (sink.lkey().value(), sink.addr());
-        let region = qp.peer_region(pin, stag, to, request.length, Access::REMOTE_WRITE)?;
+        let region = qp.peer_region(cx.pin, stag, to, request.length, Access::REMOTE_WRITE)?;
         region.for_each(|span| spans.push(span));
     }
     Ok(spans)
@@ -479,10 +439,10 @@ pub(crate) fn sink_spans<'p>(
 pub(crate) fn result_spans<'p>(
     qp: &Qp,
     request: &Request<'_>,
-    pin: &'p Pin,
+    cx: &Cx<'p>,
 ) -> Result<Spans<'p>, Fault> {
     let mut spans = Spans::new();
-    qp.gather_sink(request, pin, &mut spans)?;
+    qp.gather_sink(request, cx, &mut spans)?;
     Ok(spans)
 }
 
@@ -609,7 +569,7 @@ fn place_original(
     if !extension::is_atomic(qp, &request) || wqe.first != request_id {
         return Err(Breach::Opcode);
     }
-    let spans = result_spans(qp, &request, cx.pin).map_err(Breach::Receive)?;
+    let spans = result_spans(qp, &request, cx).map_err(Breach::Receive)?;
     scatter_at(&spans, 0, &Payload::Octets(&original.to_ne_bytes()));
     wqe.received = 8;
     Ok(())

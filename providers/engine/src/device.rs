@@ -722,7 +722,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// A call at `now` of its own, and with no lock held: its effects are run behind it.
+    /// Runs `work` as a call of its own, at `now` where that is known, and then its effects: with no lock held.
     pub fn run<T>(
         device: &Device<D>,
         now: Option<Time>,

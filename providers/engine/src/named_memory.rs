@@ -31,11 +31,11 @@ impl<D: Driver> Qp<D> {
     pub fn gather_request<'s, 'p: 's>(
         &self,
         request: &Request<'s>,
-        pin: &'p Pin,
+        cx: &Cx<'p, D>,
         spans: &'s mut Spans<'p>,
     ) -> Result<Payload<'s>, Fault> {
-        let keys = self.device.keys();
-        source(keys, pin, request.source, self.pd, request.private, spans)
+        let (keys, private) = (cx.keys(), request.private);
+        source(keys, cx.pin, request.source, self.pd, private, spans)
     }
 
     /// What the answer to a request is written to: its entries, checked for local writing.
@@ -46,7 +46,7 @@ impl<D: Driver> Qp<D> {
     pub fn gather_sink<'p>(
         &self,
         request: &Request<'_>,
-        pin: &'p Pin,
+        cx: &Cx<'p, D>,
         into: &mut Spans<'p>,
     ) -> Result<(), Fault> {
         let Source::Sges(list) = request.source else {
@@ -57,7 +57,7 @@ impl<D: Driver> Qp<D> {
             private: request.private,
             write: true,
         };
-        gather(self.device.keys(), pin, list, user, into)
+        gather(cx.keys(), cx.pin, list, user, into)
     }
 
     /// Copies a piece of a message into its receive, from byte `offset` of that on.
