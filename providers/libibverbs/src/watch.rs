@@ -10,7 +10,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use verbs_api::VerbError;
 
-use crate::context::lock;
+use crate::lock::lock;
 
 /// What is behind a descriptor that can be read.
 pub(crate) trait Watched: Send + Sync {

@@ -13,7 +13,6 @@ const MOST: usize = 3;
 /// Larger circles that are still there, with how many modules are in each. Shorter is better: one that has become smaller is
 /// written down so, and may not grow again.
 const KNOWN: &[(&str, &[usize])] = &[
-    ("libibverbs-provider", &[12]),
     ("polyverbs-engine", &[10]),
     ("verbs-api", &[27]),
     ("xrc", &[4]),

@@ -18,8 +18,8 @@ use verbs_api::qp::{AddressVector, Half, QpAttributes, QpEndpoint, QpState, QpTy
 use super::calls::{Channel, Event, Id, Key, Said, Service, Terms};
 use super::library::Cm;
 use super::states::States;
-use crate::context::lock;
 use crate::interface;
+use crate::lock::lock;
 use crate::watch::{Watch, Watched};
 
 /// The queue key that librdmacm gives every datagram service of an IP address.

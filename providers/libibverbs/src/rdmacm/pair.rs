@@ -17,7 +17,7 @@ use verbs_api::qp::{Half, QpEndpoint, QpType};
 
 use super::Connections;
 use super::states::Known;
-use crate::context::lock;
+use crate::lock::lock;
 
 /// Queue pairs of this process that name each other.
 #[derive(Default)]

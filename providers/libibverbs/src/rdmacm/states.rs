@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use verbs_api::qp::QpState;
 
-use crate::context::lock;
+use crate::lock::lock;
 
 /// A queue pair whose connection begins and ends.
 pub(crate) trait Connected: Send + Sync {
