@@ -16,8 +16,8 @@ use polyverbs_engine::rules::{self, Rule};
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::{VerbError, objects::DeviceId};
 
-use crate::emulation::Shared;
 use crate::opening::{FileId, lock};
+use crate::target::SharedTarget;
 
 /// A domain of a device: its shared receive queues by number, and its targets.
 pub(crate) struct Domain {
@@ -30,7 +30,7 @@ pub(crate) struct Domain {
 struct Contents {
     opened: usize,
     srqs: HashMap<u32, (ObjectId, Arc<Target>)>,
-    targets: HashMap<u32, Arc<Shared>>,
+    targets: HashMap<u32, Arc<SharedTarget>>,
 }
 
 struct Known {
@@ -142,7 +142,7 @@ impl Domain {
         drop(removed);
     }
 
-    pub(crate) fn add_target(&self, qpn: u32, shared: Arc<Shared>) {
+    pub(crate) fn add_target(&self, qpn: u32, shared: Arc<SharedTarget>) {
         self.contents().targets.insert(qpn, shared);
     }
 
@@ -151,7 +151,7 @@ impl Domain {
         drop(removed);
     }
 
-    pub(crate) fn find_target(&self, qpn: u32) -> Option<Arc<Shared>> {
+    pub(crate) fn find_target(&self, qpn: u32) -> Option<Arc<SharedTarget>> {
         self.contents().targets.get(&qpn).cloned()
     }
 

@@ -33,6 +33,7 @@ mod objects;
 mod opening;
 mod probes;
 mod qp_types;
+mod target;
 
 use bitflags::bitflags;
 use verbs_api::{

@@ -6,7 +6,8 @@ use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use libibverbs_provider::{OpenDevice, xrc::OpenFlags};
+use libibverbs_provider::OpenDevice;
+use libibverbs_provider::xrc::{OpenFlags, XrcQp};
 use verbs_api::objects::Holder;
 use verbs_api::provider::Reply;
 use verbs_api::{
@@ -19,7 +20,7 @@ use crate::binding;
 use crate::domain::Domain;
 use crate::emulation::TargetOf;
 use crate::opening::{FileId, Opening};
-use crate::qp_types::{Role, TARGET};
+use crate::qp_types::{INITIATOR, Role, TARGET};
 use crate::{XRC, XrcFeatures};
 
 /// Extended reliable connections: opens domains, and makes a queue pair an initiator by
@@ -91,7 +92,7 @@ impl<'f> OpenXrcd<'f> {
 }
 
 impl Xrc {
-    pub(crate) fn is_on_real_device(&self) -> bool {
+    fn is_on_real_device(&self) -> bool {
         OpenDevice::of(&self.context).is_some()
     }
 
@@ -137,6 +138,17 @@ impl Xrc {
             Some((_, file)) => Domain::of_file(self.context.device_id(), file, how.flags),
         };
         reply.send(domain.map(|domain| Box::new(domain) as _));
+    }
+}
+
+/// Makes an initiator: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
+impl From<&Xrc> for QpExtension {
+    fn from(xrc: &Xrc) -> Self {
+        let made = Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR);
+        match xrc.is_on_real_device() {
+            true => made.holding(Held::new(XrcQp::Initiator)),
+            false => made,
+        }
     }
 }
 

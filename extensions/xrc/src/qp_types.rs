@@ -1,10 +1,9 @@
 //! Initiators and targets: variants of the reliable connection.
 
-use libibverbs_provider::xrc::XrcQp;
-use verbs_api::extension::{Held, QpExtension, QpVariant};
+use verbs_api::extension::QpVariant;
 use verbs_api::qp::{QpAttrMask, QpState, QpType, Transition};
 
-use crate::{REMOTE_SRQN, XRC, Xrc};
+use crate::REMOTE_SRQN;
 
 /// The sending end: protection domain, send queue, and no receives. Each request carries [`REMOTE_SRQN`].
 pub static INITIATOR: QpVariant = QpVariant::new("XRC_INI", QpType::Rc)
@@ -43,15 +42,4 @@ fn without(of_service: Transition, attributes: QpAttrMask) -> Transition {
 pub(crate) enum Role {
     Initiator = 1,
     Target = 2,
-}
-
-/// Makes an initiator: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
-impl From<&Xrc> for QpExtension {
-    fn from(xrc: &Xrc) -> Self {
-        let made = Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR);
-        match xrc.is_on_real_device() {
-            true => made.holding(Held::new(XrcQp::Initiator)),
-            false => made,
-        }
-    }
 }
