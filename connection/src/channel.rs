@@ -21,7 +21,7 @@ use verbs_api::provider::backend::ConnectError;
 /// What has happened to an identifier.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Happened {
+pub enum ChannelEventKind {
     /// Somebody asks: [`ChannelEvent::take_request`] has the identifier to answer with.
     ConnectRequest {
         /// What who asks said.
@@ -52,7 +52,7 @@ pub enum Happened {
 /// Events of identifiers, in the order in which they happen.
 ///
 /// ```
-/// use polyverbs::connection::{ConnectionOptions, EventChannel, Happened, Identifier};
+/// use polyverbs::connection::{ConnectionOptions, EventChannel, ChannelEventKind, Identifier};
 /// # use polyverbs::connection::Connector;
 /// # use polyverbs::{QpOptions, Requirements, emulated};
 /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
@@ -68,13 +68,13 @@ pub enum Happened {
 /// # let (mut ends, mut established) = (Vec::new(), 0);
 /// # while established < 2 {
 /// let mut event = channel.next().wait()?;
-/// match event.happened() {
-///     Happened::ConnectRequest { .. } => {
+/// match event.kind() {
+///     ChannelEventKind::ConnectRequest { .. } => {
 ///         let asked = event.take_request().ok_or("it was taken")?;
 ///         asked.accept(&far, ConnectionOptions::new())?;
 /// #         ends.push(asked);
 ///     }
-///     Happened::Established { .. } => established += 1, // once for each end
+///     ChannelEventKind::Established { .. } => established += 1, // once for each end
 ///     other => println!("{other:?}"),
 /// }
 /// # }
@@ -101,14 +101,14 @@ struct Queue {
 
 struct Queued {
     of: Arc<Inner>,
-    happened: Happened,
+    kind: ChannelEventKind,
     request: Option<Identifier>,
 }
 
 /// Something that has happened. Dropping it acknowledges it.
 pub struct ChannelEvent {
     of: Arc<Inner>,
-    happened: Happened,
+    kind: ChannelEventKind,
     request: Option<Identifier>,
 }
 
@@ -178,7 +178,7 @@ impl Queued {
         self.of.unacknowledged.fetch_add(1, Ordering::AcqRel);
         ChannelEvent {
             of: self.of,
-            happened: self.happened,
+            kind: self.kind,
             request: self.request,
         }
     }
@@ -186,8 +186,8 @@ impl Queued {
 
 impl ChannelEvent {
     /// What has happened.
-    pub const fn happened(&self) -> &Happened {
-        &self.happened
+    pub const fn kind(&self) -> &ChannelEventKind {
+        &self.kind
     }
 
     /// Whether it has happened to this identifier.
@@ -201,10 +201,10 @@ impl ChannelEvent {
     }
 
     fn back(mut self) -> Queued {
-        let happened = std::mem::replace(&mut self.happened, Happened::Disconnected);
+        let kind = std::mem::replace(&mut self.kind, ChannelEventKind::Disconnected);
         Queued {
             of: Arc::clone(&self.of),
-            happened,
+            kind,
             request: self.request.take(),
         }
     }
@@ -287,7 +287,7 @@ impl Identifier {
         let weak = Arc::downgrade(&inner);
         removed.on_done(move |outcome| {
             if let (Err(VerbError::DeviceRemoved), Some(inner)) = (outcome, weak.upgrade()) {
-                inner.post(Happened::DeviceRemoval, None);
+                inner.post(ChannelEventKind::DeviceRemoval, None);
             }
         });
         Self { inner }
@@ -412,7 +412,10 @@ fn hear(inner: Weak<Inner>, listener: &Arc<Listener>) {
         let channel = Arc::clone(&this.lock().channel);
         let part = Part::Asked(incoming);
         let request = Identifier::of(&channel, &this.connector, &this.context, part);
-        this.post(Happened::ConnectRequest { private_data }, Some(request));
+        this.post(
+            ChannelEventKind::ConnectRequest { private_data },
+            Some(request),
+        );
         hear(inner, &listener);
     });
 }
@@ -423,22 +426,22 @@ fn established(inner: &Weak<Inner>, done: Result<Connection, ConnectError>, priv
         Ok(connection) => Arc::new(connection),
         Err(error) => return this.failed(error),
     };
-    let (ended, lingered) = (connection.disconnected(), connection.lingered());
+    let (ended, timewait_exit) = (connection.disconnected(), connection.timewait_exit());
     if this.become_part(Part::Connection(connection)).is_err() {
         return;
     }
-    this.post(Happened::Established { private_data }, None);
+    this.post(ChannelEventKind::Established { private_data }, None);
     let weak = Weak::clone(inner);
     ended.on_done(move |_| {
         if let Some(this) = weak.upgrade() {
-            this.post(Happened::Disconnected, None);
+            this.post(ChannelEventKind::Disconnected, None);
         }
     });
     if this.context.attributes().transport == Transport::InfiniBand {
         let weak = Weak::clone(inner);
-        lingered.on_done(move |outcome| {
+        timewait_exit.on_done(move |outcome| {
             if let (Ok(()), Some(this)) = (outcome, weak.upgrade()) {
-                this.post(Happened::TimewaitExit, None);
+                this.post(ChannelEventKind::TimewaitExit, None);
             }
         });
     }
@@ -472,20 +475,20 @@ impl Inner {
     }
 
     fn failed(self: &Arc<Self>, error: ConnectError) {
-        let happened = match error {
-            ConnectError::Refused { private_data } => Happened::Rejected { private_data },
-            ConnectError::TimedOut | ConnectError::Unreachable(_) => Happened::Unreachable,
+        let kind = match error {
+            ConnectError::Refused { private_data } => ChannelEventKind::Rejected { private_data },
+            ConnectError::TimedOut | ConnectError::Unreachable(_) => ChannelEventKind::Unreachable,
             // That is an event of its own.
             ConnectError::Verb(VerbError::DeviceRemoved) => return,
-            error => Happened::ConnectError(error),
+            error => ChannelEventKind::ConnectError(error),
         };
-        self.post(happened, None);
+        self.post(kind, None);
     }
 
-    fn post(self: &Arc<Self>, happened: Happened, request: Option<Identifier>) {
+    fn post(self: &Arc<Self>, kind: ChannelEventKind, request: Option<Identifier>) {
         let queued = Queued {
             of: Arc::clone(self),
-            happened,
+            kind,
             request,
         };
         self.queue(queued, false);

@@ -8,6 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::objects::{ObjectId, ObjectKind};
+use verbs_api::provider::backend::{
+    Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits, Sink, Token,
+};
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{Half, QpAttributes, QpState, QpType};
 use verbs_api::{
@@ -17,14 +20,10 @@ use verbs_api::{
     provider::{Completer, Outcome},
 };
 
+use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 use crate::ib;
 use crate::in_process::InProcess;
 use crate::mpa;
-use crate::waiting::{Asked, RemovalWatch, Waiting};
-use verbs_api::provider::backend::ConnectError;
-use verbs_api::provider::backend::{
-    Backend, BringUp, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told,
-};
 
 /// Reads that an end serves and has outstanding, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,20 +134,20 @@ pub struct Connector {
     backend: Arc<dyn Backend>,
     /// The device's, where the connector is made for one.
     context: Option<Context>,
-    arrival: Arrival,
+    padding: Padding,
 }
 
 /// What becomes of private data that has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arrival {
+enum Padding {
     /// Zeros behind it, up to the length that InfiniBand's messages have.
     Padded,
     /// As the transport has it.
     AsSent,
 }
 
-impl Arrival {
-    fn padded(self, private_data: &mut Vec<u8>, length: usize) {
+impl Padding {
+    fn pad(self, private_data: &mut Vec<u8>, length: usize) {
         if self == Self::Padded && private_data.len() < length {
             private_data.resize(length, 0);
         }
@@ -181,7 +180,7 @@ impl Connector {
         Self {
             backend,
             context: None,
-            arrival: Arrival::Padded,
+            padding: Padding::Padded,
         }
     }
 
@@ -194,11 +193,11 @@ impl Connector {
     /// Private data of peers is as the transport has it: padded with zeros by InfiniBand's messages, exact with iWARP's.
     /// Otherwise it is padded with either, because a program that relies on a length works with one of them only.
     pub const fn with_private_data_as_sent(mut self) -> Self {
-        self.arrival = Arrival::AsSent;
+        self.padding = Padding::AsSent;
         self
     }
 
-    pub(crate) fn watch<T: Asked>(&self, waiting: &Arc<Waiting<T>>) -> RemovalWatch {
+    pub(crate) fn watch<T: QueuedRequest>(&self, waiting: &Arc<Backlog<T>>) -> RemovalWatch {
         RemovalWatch::new(self.context.as_ref(), waiting)
     }
 
@@ -214,8 +213,8 @@ impl Connector {
     pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<Listener, ConnectError> {
         let queue = Arc::new(IncomingQueue {
             backend: Arc::clone(&self.backend),
-            arrival: self.arrival,
-            waiting: Waiting::new(backlog),
+            padding: self.padding,
+            waiting: Backlog::new(backlog),
         });
         let at = self
             .backend
@@ -249,22 +248,22 @@ impl Connector {
         let brings_up = options.takes_psn.is_none();
         let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(context, qp);
-        let side = Side::new(&self.backend, self.arrival);
+        let side = Side::new(&self.backend, self.padding);
         let of = Arc::clone(&side);
         side.lock().early = Some(VecDeque::new());
-        side.wait_for(Box::new(move |told| {
-            let Some(told) = request.unless(told) else {
+        side.wait_for(Box::new(move |event| {
+            let Some(event) = request.or_cancel(event) else {
                 return;
             };
-            let outcome = match told {
-                Told::Accepted(peer) => {
+            let outcome = match event {
+                CmEvent::Accepted(peer) => {
                     let (endpoint, options) = numbered(qp_options, own_psn, &peer);
                     let peer = Offer { endpoint, ..peer };
                     let mut accepted = Accepted::new(of, target, options, reads, peer);
                     accepted.brings_up = brings_up;
                     Ok(accepted)
                 }
-                told => Err(refusal(told)),
+                other => Err(refusal(other)),
             };
             request.end(outcome);
         }));
@@ -423,11 +422,11 @@ fn agreed(own: ReadLimits, peer: &Offer) -> ReadLimits {
     }
 }
 
-fn refusal(told: Told) -> ConnectError {
-    match told {
-        Told::Rejected(private_data) => ConnectError::Refused { private_data },
-        Told::TimedOut => ConnectError::TimedOut,
-        Told::Failed(error) => error,
+fn refusal(event: CmEvent) -> ConnectError {
+    match event {
+        CmEvent::Rejected(private_data) => ConnectError::Refused { private_data },
+        CmEvent::TimedOut => ConnectError::TimedOut,
+        CmEvent::Failed(error) => error,
         _ => ConnectError::Aborted,
     }
 }
@@ -557,11 +556,11 @@ impl<T: Send + 'static> Request<T> {
     }
 
     /// What was told, unless the other has given up: then the request ends.
-    fn unless(&self, told: Option<Told>) -> Option<Told> {
-        if told.is_none() {
+    fn or_cancel(&self, event: Option<CmEvent>) -> Option<CmEvent> {
+        if event.is_none() {
             self.end(Err(VerbError::Canceled.into()));
         }
-        told
+        event
     }
 }
 
@@ -569,12 +568,12 @@ fn is_removed(context: &Context) -> bool {
     context.query_port(1) == Err(VerbError::DeviceRemoved)
 }
 
-type Waiter = Box<dyn FnOnce(Option<Told>) + Send>;
+type Waiter = Box<dyn FnOnce(Option<CmEvent>) + Send>;
 
 /// One end of a connection.
 struct Side {
     backend: Arc<dyn Backend>,
-    arrival: Arrival,
+    padding: Padding,
     state: Mutex<SideState>,
 }
 
@@ -582,20 +581,20 @@ struct Side {
 struct SideState {
     token: Option<Token>,
     /// What is told before the token is known.
-    early: Option<VecDeque<Told>>,
+    early: Option<VecDeque<CmEvent>>,
     waiter: Option<Waiter>,
     watchers: Vec<Completer<(), ConnectError>>,
     is_over: bool,
     /// The same for what lingers of it.
-    late_watchers: Vec<Completer<(), ConnectError>>,
-    has_lingered: bool,
+    timewait_watchers: Vec<Completer<(), ConnectError>>,
+    timewait_is_over: bool,
 }
 
 impl Side {
-    fn new(backend: &Arc<dyn Backend>, arrival: Arrival) -> Arc<Self> {
+    fn new(backend: &Arc<dyn Backend>, padding: Padding) -> Arc<Self> {
         Arc::new(Self {
             backend: Arc::clone(backend),
-            arrival,
+            padding,
             state: Mutex::default(),
         })
     }
@@ -613,12 +612,12 @@ impl Side {
         self.set_token(token);
         loop {
             let mut state = self.lock();
-            let Some(told) = state.early.as_mut().and_then(VecDeque::pop_front) else {
+            let Some(event) = state.early.as_mut().and_then(VecDeque::pop_front) else {
                 state.early = None;
                 return;
             };
             drop(state);
-            self.take(told);
+            self.handle(event);
         }
     }
 
@@ -654,35 +653,35 @@ impl Side {
 }
 
 impl Sink for Side {
-    fn told(&self, what: Told) {
+    fn event(&self, event: CmEvent) {
         if let Some(early) = &mut self.lock().early {
-            early.push_back(what);
+            early.push_back(event);
             return;
         }
-        self.take(what);
+        self.handle(event);
     }
 }
 
 impl Side {
-    fn take(&self, mut what: Told) {
+    fn handle(&self, mut event: CmEvent) {
         let limits = PrivateDataLimits::INFINIBAND;
-        match &mut what {
-            Told::Accepted(peer) => self.arrival.padded(&mut peer.private_data, limits.accept),
+        match &mut event {
+            CmEvent::Accepted(peer) => self.padding.pad(&mut peer.private_data, limits.accept),
             // Where nobody listens, nobody has said anything.
-            Told::Rejected(said) if !said.is_empty() => self.arrival.padded(said, limits.reject),
+            CmEvent::Rejected(said) if !said.is_empty() => self.padding.pad(said, limits.reject),
             _ => {}
         }
-        let is_last = what == Told::Lingered;
-        let is_end = !matches!(what, Told::Accepted(_) | Told::Completed) && !is_last;
+        let is_last = event == CmEvent::TimewaitExit;
+        let is_end = !matches!(event, CmEvent::Accepted(_) | CmEvent::Completed) && !is_last;
         let mut state = self.lock();
         state.is_over |= is_end;
-        state.has_lingered |= is_last || is_end && !self.backend.lingers();
+        state.timewait_is_over |= is_last || is_end && !self.backend.has_timewait();
         let mut watchers = Vec::new();
         if state.is_over {
             watchers.append(&mut state.watchers);
         }
-        if state.has_lingered {
-            watchers.append(&mut state.late_watchers);
+        if state.timewait_is_over {
+            watchers.append(&mut state.timewait_watchers);
         }
         let waiter = (!is_last).then(|| state.waiter.take()).flatten();
         drop(state);
@@ -690,7 +689,7 @@ impl Side {
             watcher.complete(Ok(()));
         }
         if let Some(waiter) = waiter {
-            waiter(Some(what));
+            waiter(Some(event));
         }
     }
 }
@@ -792,8 +791,8 @@ impl Accepted {
             return Started::ready(Err(ConnectError::Aborted));
         }
         if !self.brings_up {
-            let told = side.token().map(|token| side.backend.complete(token));
-            return Started::ready(settle(side, told));
+            let done = side.token().map(|token| side.backend.complete(token));
+            return Started::ready(settle(side, done));
         }
         let (started, request) = begin(&self.target.context);
         let target = self.target.clone();
@@ -803,17 +802,17 @@ impl Accepted {
         {
             Ok(up) => up.on_done(move |up| {
                 // First: a queue pair whose peer has gone may be in ERR already, and not come up for that.
-                let told = if side.is_over() {
+                let done = if side.is_over() {
                     target.flush_unasked();
                     Err(ConnectError::Aborted)
                 } else {
-                    let done = up.map_err(ConnectError::in_queue_pair);
-                    done.and_then(|()| {
+                    let up = up.map_err(ConnectError::in_queue_pair);
+                    up.and_then(|()| {
                         side.backend.complete(side.token()?);
                         Ok(())
                     })
                 };
-                request.end(settle(side, told));
+                request.end(settle(side, done));
             }),
             Err(error) => {
                 side.forget();
@@ -904,8 +903,8 @@ pub struct Listener {
 
 struct IncomingQueue {
     backend: Arc<dyn Backend>,
-    arrival: Arrival,
-    waiting: Arc<Waiting<Incoming>>,
+    padding: Padding,
+    waiting: Arc<Backlog<Incoming>>,
 }
 
 impl Listener {
@@ -931,8 +930,8 @@ impl Drop for Listener {
 impl ListenSink<Offer> for IncomingQueue {
     fn asked(&self, token: Token, mut offer: Offer) {
         let length = PrivateDataLimits::INFINIBAND.connect;
-        self.arrival.padded(&mut offer.private_data, length);
-        let side = Side::new(&self.backend, self.arrival);
+        self.padding.pad(&mut offer.private_data, length);
+        let side = Side::new(&self.backend, self.padding);
         side.set_token(token);
         self.waiting.push(Incoming {
             side: Some(side),
@@ -946,7 +945,7 @@ impl ListenSink<Offer> for IncomingQueue {
     }
 }
 
-impl Asked for Incoming {
+impl QueuedRequest for Incoming {
     fn token(&self) -> Option<Token> {
         self.side.as_ref().and_then(|side| side.token().ok())
     }
@@ -957,7 +956,7 @@ pub struct Incoming {
     side: Option<Arc<Side>>,
     peer: Offer,
     /// The requests of the same listener.
-    others: Weak<Waiting<Self>>,
+    others: Weak<Backlog<Self>>,
 }
 
 impl Incoming {
@@ -1084,7 +1083,7 @@ impl Incoming {
             side,
             target,
             request,
-            both: Arc::new(Mutex::new(Both::default())),
+            progress: Arc::new(Mutex::new(AcceptProgress::default())),
             brings_up: options.takes_psn.is_none(),
         };
         // A stream needs both ends: the queue pair comes up while the other one does.
@@ -1131,7 +1130,7 @@ impl Drop for Incoming {
 
 /// What an accept waits for: its queue pair, and the other side.
 #[derive(Default)]
-struct Both {
+struct AcceptProgress {
     queue_pair: bool,
     peer: bool,
 }
@@ -1141,14 +1140,14 @@ struct Accept {
     side: Arc<Side>,
     target: Target,
     request: Arc<Request<Connection>>,
-    both: Arc<Mutex<Both>>,
+    progress: Arc<Mutex<AcceptProgress>>,
     brings_up: bool,
 }
 
 impl Accept {
     fn begin(self, peer: &QpEndpoint, options: ConnectOptions, own: Offer, is_stream: bool) {
         if !self.brings_up {
-            self.reached(|both| both.queue_pair = true);
+            self.reached(|progress| progress.queue_pair = true);
             return self.send(own);
         }
         if self.side.backend.needs_init() {
@@ -1168,7 +1167,7 @@ impl Accept {
             let this = self.clone();
             self.send(own);
             up.on_done(move |up| match up {
-                Ok(()) => this.reached(|both| both.queue_pair = true),
+                Ok(()) => this.reached(|progress| progress.queue_pair = true),
                 Err(error) => this.fail(ConnectError::in_queue_pair(error)),
             });
             return;
@@ -1180,7 +1179,7 @@ impl Accept {
     fn send_when(&self, done: Result<(), VerbError>, own: Offer) {
         match done {
             Ok(()) => {
-                self.reached(|both| both.queue_pair = true);
+                self.reached(|progress| progress.queue_pair = true);
                 self.send(own);
             }
             Err(error) => self.fail(ConnectError::in_queue_pair(error)),
@@ -1189,14 +1188,16 @@ impl Accept {
 
     fn send(&self, own: Offer) {
         let this = self.clone();
-        self.side.wait_for(Box::new(move |told| {
-            let Some(told) = this.request.unless(told) else {
+        self.side.wait_for(Box::new(move |event| {
+            let Some(event) = this.request.or_cancel(event) else {
                 return;
             };
-            match told {
+            match event {
                 // Who ends a connection has completed it, even if that was not heard.
-                Told::Completed | Told::Disconnected => this.reached(|both| both.peer = true),
-                told => this.end_queue_pair(refusal(told)),
+                CmEvent::Completed | CmEvent::Disconnected => {
+                    this.reached(|progress| progress.peer = true)
+                }
+                other => this.end_queue_pair(refusal(other)),
             }
         }));
         let token = self.side.token();
@@ -1208,11 +1209,11 @@ impl Accept {
         }
     }
 
-    fn reached(&self, what: impl FnOnce(&mut Both)) {
-        let mut both = self.both.lock().unwrap_or_else(PoisonError::into_inner);
-        what(&mut both);
-        let is_done = both.queue_pair && both.peer;
-        drop(both);
+    fn reached(&self, update: impl FnOnce(&mut AcceptProgress)) {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        update(&mut progress);
+        let is_done = progress.queue_pair && progress.peer;
+        drop(progress);
         if !is_done {
             return;
         }
@@ -1284,10 +1285,10 @@ impl Connection {
 
     /// Ends when the numbers of the connection, which has ended, are free: InfiniBand's connection manager keeps them until
     /// no packet can be under way. Elsewhere that is when the connection has ended.
-    pub fn lingered(&self) -> Started<(), ConnectError> {
+    pub fn timewait_exit(&self) -> Started<(), ConnectError> {
         let mut state = self.side.lock();
-        let has_lingered = state.has_lingered;
-        watch(has_lingered, &mut state.late_watchers)
+        let timewait_is_over = state.timewait_is_over;
+        watch(timewait_is_over, &mut state.timewait_watchers)
     }
 
     /// Tells the peer, and when it knows flushes the queue pair.
@@ -1314,8 +1315,8 @@ impl Connection {
         then: impl FnOnce(Arc<Request<()>>) + Send + 'static,
     ) -> Started<(), ConnectError> {
         let (started, request) = begin(context);
-        let after: Waiter = Box::new(move |told| {
-            if request.unless(told).is_some() {
+        let after: Waiter = Box::new(move |event| {
+            if request.or_cancel(event).is_some() {
                 then(request);
             }
         });
@@ -1323,7 +1324,7 @@ impl Connection {
         let token = state.token;
         if state.is_over || token.is_none() {
             drop(state);
-            after(Some(Told::DisconnectConfirmed));
+            after(Some(CmEvent::DisconnectConfirmed));
             return started;
         }
         let replaced = state.waiter.replace(after);

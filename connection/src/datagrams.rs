@@ -9,8 +9,8 @@ use verbs_api::{
     ids::{Gid, LinkAddress, Port, Qpn},
 };
 
+use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 use crate::connector::{Connector, Request, begin, fits};
-use crate::waiting::{Asked, RemovalWatch, Waiting};
 use verbs_api::provider::backend::ConnectError;
 use verbs_api::provider::backend::{Answer, AnswerSink, Backend, ListenSink, Question, Token};
 
@@ -52,7 +52,7 @@ impl Connector {
     ) -> Result<DatagramListener, ConnectError> {
         let queue = Arc::new(Questions {
             backend: Arc::clone(self.backend()),
-            waiting: Waiting::new(backlog),
+            waiting: Backlog::new(backlog),
         });
         let sink = Arc::clone(&queue) as Arc<dyn ListenSink<Question>>;
         let at = self.backend().listen_datagrams(at, sink)?;
@@ -145,7 +145,7 @@ pub struct DatagramListener {
 
 struct Questions {
     backend: Arc<dyn Backend>,
-    waiting: Arc<Waiting<DatagramQuestion>>,
+    waiting: Arc<Backlog<DatagramQuestion>>,
 }
 
 impl DatagramListener {
@@ -235,7 +235,7 @@ impl DatagramQuestion {
     }
 }
 
-impl Asked for DatagramQuestion {
+impl QueuedRequest for DatagramQuestion {
     fn token(&self) -> Option<Token> {
         self.token
     }

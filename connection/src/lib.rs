@@ -9,6 +9,7 @@
 mod opaque;
 mod panics;
 
+mod backlog;
 mod channel;
 mod connector;
 mod datagrams;
@@ -16,10 +17,10 @@ pub mod ib;
 mod in_process;
 pub mod mpa;
 pub mod network_direct;
+mod notice;
 mod ping;
-mod waiting;
 
-pub use channel::{ChannelEvent, EventChannel, Happened, Identifier};
+pub use channel::{ChannelEvent, ChannelEventKind, EventChannel, Identifier};
 pub use connector::{
     Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, flush,
 };

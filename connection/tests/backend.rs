@@ -51,7 +51,7 @@ fn open(kind: &str, carrier: Option<Carrier>) -> Context {
 /// Who brings queue pairs up.
 enum BroughtUp {
     /// The connector, with attributes that the network knows.
-    Told(fn([QpAttributes; 3]) -> [QpAttributes; 3]),
+    CmEvent(fn([QpAttributes; 3]) -> [QpAttributes; 3]),
     /// The network: those that will be asked for next.
     By(Mutex<VecDeque<Qp>>),
 }
@@ -103,7 +103,7 @@ impl Backend for Network {
 
     fn bring_up(&self, _: Token, planned: [QpAttributes; 3]) -> Result<BringUp, ConnectError> {
         Ok(match &self.brought_up {
-            BroughtUp::Told(change) => BringUp::Steps(Box::new(change(planned))),
+            BroughtUp::CmEvent(change) => BringUp::Steps(Box::new(change(planned))),
             BroughtUp::By(next) => {
                 let qp = next.lock().unwrap().pop_front().unwrap();
                 qp.modify_in_turn(planned).on_done(Result::unwrap);
@@ -182,7 +182,7 @@ impl Ends {
 
 #[test]
 fn a_backend_supplies_what_queue_pairs_are_brought_up_with() {
-    let network = Network::new(BroughtUp::Told(|[init, rtr, rts]| {
+    let network = Network::new(BroughtUp::CmEvent(|[init, rtr, rts]| {
         let psn = Psn::new(0x77);
         let rtr = rtr.rq_psn(psn).min_rnr_timer(3);
         [init, rtr, rts.sq_psn(psn).timeout(9)]

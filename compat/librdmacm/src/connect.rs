@@ -302,7 +302,7 @@ fn flush_stream(this: &Arc<Inner>) {
 
 // There is a connection. What is told of its beginning comes before what is told of its end.
 fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
-    let (ended, lingered) = (connection.disconnected(), connection.lingered());
+    let (ended, timewait_exit) = (connection.disconnected(), connection.timewait_exit());
     let mut state = this.lock();
     state.part = Part::Connected(Arc::new(connection));
     let device = state.device.clone();
@@ -320,7 +320,7 @@ fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     });
     if transport == Transport::InfiniBand {
         let weak = Arc::downgrade(this);
-        lingered.on_done(move |outcome| {
+        timewait_exit.on_done(move |outcome| {
             if let (Ok(()), Some(this)) = (outcome, weak.upgrade()) {
                 this.post(event::TIMEWAIT_EXIT, 0, Data::None);
             }

@@ -199,7 +199,7 @@ impl Manager {
             rejection.private_data,
         );
         if matches!(state, State::RepSent | State::MraRepRcvd) {
-            self.linger(now, id.0);
+            self.enter_timewait(now, id.0);
         } else {
             self.forget(id.0);
         }
@@ -283,13 +283,13 @@ impl Manager {
         });
         connection.answer = Some(Box::new(message));
         self.send(id.0, message);
-        self.linger(now, id.0);
+        self.enter_timewait(now, id.0);
         Ok(())
     }
 
     /// The program wants nothing of the connection any more: it ends as its state demands (IBTA 12.9.6).
     ///
-    /// Numbers that must not be used again yet stay taken, and [`Event::Lingered`] says when they are free.
+    /// Numbers that must not be used again yet stay taken, and [`Event::TimewaitExit`] says when they are free.
     ///
     /// # Errors
     /// There is no such connection.

@@ -28,7 +28,7 @@ pub struct ManagerOptions {
     /// how long the program may take to answer a request that is not repeated.
     pub patience: Duration,
     /// How often the adapters are looked for that connections are with; never where there is none.
-    pub look_every: Option<Duration>,
+    pub liveness_interval: Option<Duration>,
     /// The own port that connections which come in are of.
     pub port_num: u8,
     /// Index of the partition key of those.
@@ -49,7 +49,7 @@ impl Default for ManagerOptions {
             backlog: 1024,
             max_outgoing: 4096,
             patience: Duration::from_secs(120),
-            look_every: None,
+            liveness_interval: None,
             port_num: 1,
             pkey_index: 0,
             sgid_index: 0,

@@ -11,7 +11,7 @@ use verbs_api::qp::{QpAttributes, QpState};
 
 use super::connection::{Connection, PeerKey};
 use super::limits::{Counts, ManagerOptions};
-use super::looks::Looks;
+use super::liveness::Liveness;
 use super::time;
 use super::types::{CmError, CommId, Event, ListenerId, Outgoing, State, Transport};
 
@@ -25,7 +25,7 @@ const LOCAL_SERVICES: u64 = 0x0200_0000_0000_0000;
 /// [`next_due`](Self::next_due), to be asked in this order after everything that went in. A call that does not fit the
 /// state of its connection changes nothing and sends nothing.
 ///
-/// An event that ends a connection ([`Event::Rejected`], the ones for what timed out, [`Event::Lingered`]) may be the
+/// An event that ends a connection ([`Event::Rejected`], the ones for what timed out, [`Event::TimewaitExit`]) may be the
 /// last that is heard of its number.
 #[derive(Debug)]
 pub struct Manager {
@@ -42,7 +42,7 @@ pub struct Manager {
     /// Requests and questions that no program has answered.
     pub(super) open: BTreeSet<(ListenerId, u32)>,
     pub(super) counts: Counts,
-    pub(super) looks: Looks,
+    pub(super) liveness: Liveness,
     timers: BTreeSet<(Time, u32)>,
     outgoing: VecDeque<Outgoing>,
     events: VecDeque<Event>,
@@ -72,7 +72,7 @@ impl Manager {
             questions: BTreeMap::new(),
             open: BTreeSet::new(),
             counts: Counts::default(),
-            looks: Looks::default(),
+            liveness: Liveness::default(),
             timers: BTreeSet::new(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
@@ -178,12 +178,12 @@ impl Manager {
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub fn next_due(&self) -> Option<Time> {
         let timer = self.timers.first().map(|(due, _)| *due);
-        timer.into_iter().chain(self.looks.next_due()).min()
+        timer.into_iter().chain(self.liveness.next_due()).min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time) {
-        self.look(now);
+        self.probe_adapters(now);
         while let Some(&(due, id)) = self.timers.first() {
             if due > now {
                 return;
@@ -202,7 +202,7 @@ impl Manager {
         };
         if connection.state == State::TimeWait {
             self.forget(id);
-            return self.tell(Event::Lingered { id: CommId(id) });
+            return self.tell(Event::TimewaitExit { id: CommId(id) });
         }
         if !std::mem::take(&mut connection.is_refused) {
             if connection.retries_left == 0 || connection.patient_until <= now {
@@ -231,7 +231,7 @@ impl Manager {
                 return self.tell(Event::Withdrawn { id: comm_id });
             }
             State::DreqSent => {
-                self.linger(now, id);
+                self.enter_timewait(now, id);
                 return self.tell(Event::DisconnectTimedOut { id: comm_id });
             }
             _ => Event::ResolutionTimedOut { id: comm_id },
@@ -362,7 +362,7 @@ impl Manager {
     }
 
     /// The connection is over. Its numbers stay its own until no packet of it can be under way.
-    pub(super) fn linger(&mut self, now: Time, id: u32) {
+    pub(super) fn enter_timewait(&mut self, now: Time, id: u32) {
         self.cancel(id);
         self.close(id);
         let patience = self.options.patience;
@@ -371,7 +371,7 @@ impl Manager {
         };
         connection.state = State::TimeWait;
         connection.repeated = None;
-        let time = time::lingering(connection.ack_timeout).min(patience);
+        let time = time::timewait(connection.ack_timeout).min(patience);
         let qpn = connection.local_qpn.value();
         remove_own(&mut self.unready, qpn, id);
         self.wake(id, now.after(time));
@@ -409,7 +409,7 @@ impl Manager {
         for _ in 0..=self.connections.len() + 2 {
             self.next_id = self.next_id.wrapping_add(1);
             let id = self.options.comm_id_base & !mask | self.next_id & mask;
-            if id != 0 && id != self.looks.id && !self.connections.contains_key(&id) {
+            if id != 0 && id != self.liveness.unused_id && !self.connections.contains_key(&id) {
                 return Some(id);
             }
         }

@@ -7,7 +7,7 @@ mod agent;
 mod calls;
 mod connection;
 mod limits;
-mod looks;
+mod liveness;
 mod manager;
 pub mod private;
 mod receive;

@@ -186,7 +186,7 @@ impl Manager {
             Ok(id) => {
                 self.by_request.insert(named, id);
                 self.by_qpn.insert(peer, id);
-                self.look_for(now, from.address, req.ca_guid);
+                self.watch_adapter(now, from.address, req.ca_guid);
                 self.open.insert((listener, id));
                 self.wait_for_answer(now, id);
                 let id = CommId(id);
@@ -273,7 +273,7 @@ impl Manager {
         {
             return self.refuse_stale_rep(now, id, rep, old);
         }
-        self.look_for(now, from.address, rep.ca_guid);
+        self.watch_adapter(now, from.address, rep.ca_guid);
         self.accept_rep(id, qpn, from, rep);
     }
 
@@ -391,13 +391,13 @@ impl Manager {
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.ack_timeout = 0;
                 }
-                self.linger(now, id);
+                self.enter_timewait(now, id);
             }
             None | Some(State::TimeWait | State::SidrReqSent | State::SidrReqRcvd) => {
                 self.counts.stray += 1;
                 return;
             }
-            Some(_) => self.linger(now, id),
+            Some(_) => self.enter_timewait(now, id),
         }
         let info_len = usize::from(rej.info_length).min(rej.info.0.len());
         self.tell(Event::Rejected {
@@ -433,7 +433,7 @@ impl Manager {
             .is_some_and(|connection| connection.remote_comm_id == dreq.local_comm_id);
         if !is_known {
             self.counts.stray += 1;
-            if self.is_for_another(dreq) {
+            if self.is_probe_for_another(dreq) {
                 return;
             }
             // Whoever asks may stop asking.
@@ -495,7 +495,7 @@ impl Manager {
     }
 
     fn on_drep(&mut self, now: Time, from: Sender, drep: &Drep) {
-        if self.has_found(now, from.address, from.transaction_id, drep) {
+        if self.answers_probe(now, from.address, from.transaction_id, drep) {
             return;
         }
         let id = drep.remote_comm_id;
@@ -506,7 +506,7 @@ impl Manager {
             self.counts.stray += 1;
             return;
         }
-        self.linger(now, id);
+        self.enter_timewait(now, id);
         self.tell(Event::Disconnected {
             id: CommId(id),
             private_data: drep.private_data.0.to_vec(),

@@ -19,7 +19,7 @@ pub fn ack_timeout(target_ack_delay: u8, packet_life_time: u8) -> u8 {
 }
 
 /// How long a connection that has ended keeps its numbers: until no packet of it can be under way.
-pub fn lingering(ack_timeout: u8) -> Duration {
+pub fn timewait(ack_timeout: u8) -> Duration {
     Duration::from_millis(1 << ack_timeout.min(31).saturating_sub(8))
 }
 
@@ -40,10 +40,10 @@ mod tests {
 
     #[test]
     fn a_connection_lingers_for_milliseconds_by_its_timeout() {
-        assert_eq!(lingering(3), Duration::from_millis(1));
-        assert_eq!(lingering(8), Duration::from_millis(1));
-        assert_eq!(lingering(14), Duration::from_millis(64));
-        assert_eq!(lingering(200), Duration::from_millis(1 << 23));
+        assert_eq!(timewait(3), Duration::from_millis(1));
+        assert_eq!(timewait(8), Duration::from_millis(1));
+        assert_eq!(timewait(14), Duration::from_millis(64));
+        assert_eq!(timewait(200), Duration::from_millis(1 << 23));
     }
 
     #[test]

@@ -397,7 +397,7 @@ pub enum Event {
         id: CommId,
     },
     /// No packet of the old connection can be under way any more: its numbers are free.
-    Lingered {
+    TimewaitExit {
         /// The connection.
         id: CommId,
     },

@@ -9,7 +9,9 @@ mod ping;
 
 pub use agent::Agent;
 pub use depth::{Depth, Depths};
-pub use negotiation::{Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
+pub use negotiation::{Failure, Negotiation, Output, StartOptions, StartReply, Started};
+
+pub use verbs_api::provider::carrier::ReadyForms;
 
 #[cfg(test)]
 mod tests;

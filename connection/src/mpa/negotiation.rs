@@ -8,6 +8,7 @@ use polyverbs_wire::iwarp::start::{
 };
 use polyverbs_wire::iwarp::terminate::TerminateCode;
 use thiserror::Error;
+use verbs_api::provider::carrier::ReadyForms;
 
 use super::depth::{Depth, Depths};
 
@@ -15,19 +16,6 @@ use super::depth::{Depth, Depths};
 const INSUFFICIENT_IRD: TerminateCode = TerminateCode::new(2, 0, 6);
 /// No form of the ready-to-receive indication that both have (RFC 6581 section 9.2).
 const NO_MATCHING_RTR: TerminateCode = TerminateCode::new(2, 0, 7);
-
-bitflags::bitflags! {
-    /// Forms of the ready-to-receive indication (RFC 6581 section 9.2).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Rtr: u8 {
-        /// A send of no octets.
-        const SEND = 1;
-        /// An RDMA Write of no octets.
-        const WRITE = 2;
-        /// An RDMA Read of no octets.
-        const READ = 4;
-    }
-}
 
 /// What a side wants of a stream.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +33,7 @@ pub struct StartOptions {
     pub most_ird: u16,
     /// Forms of the ready-to-receive indication that it has. An initiator with none sends first; a responder with none
     /// takes a send.
-    pub rtr: Rtr,
+    pub rtr: ReadyForms,
     /// How long the peer may take for its part.
     pub patience: Duration,
 }
@@ -58,7 +46,7 @@ impl Default for StartOptions {
             crc: true,
             depths: Depths { ird: 16, ord: 16 },
             most_ird: 128,
-            rtr: Rtr::all(),
+            rtr: ReadyForms::all(),
             patience: Duration::from_secs(10),
         }
     }
@@ -78,7 +66,7 @@ pub struct Started {
     /// The ready-to-receive indication. The initiator sends it before any other FPDU; the responder waits for it.
     /// More than one at the responder: the
     /// initiator chooses. `None`: the responder waits for the initiator's first FPDU.
-    pub rtr: Option<Rtr>,
+    pub rtr: Option<ReadyForms>,
 }
 
 /// What a responder answers.
@@ -389,16 +377,16 @@ impl Negotiation {
         }))
     }
 
-    fn meet(&self, asked: &Enhanced) -> (Depths, Enhanced, Option<Rtr>) {
+    fn meet(&self, asked: &Enhanced) -> (Depths, Enhanced, Option<ReadyForms>) {
         // At least one form is named (RFC 6581 section 9.2), even where none matches: a send every device takes.
         let own = if self.options.rtr.is_empty() {
-            Rtr::SEND
+            ReadyForms::SEND
         } else {
             self.options.rtr
         };
         let common = rtr_of(asked) & own;
         let rtr = asked.peer_to_peer.then_some(common);
-        let can_be_read = asked.peer_to_peer && common.contains(Rtr::READ);
+        let can_be_read = asked.peer_to_peer && common.contains(ReadyForms::READ);
         let (depths, (ird, ord)) = self
             .options
             .depths
@@ -470,28 +458,28 @@ impl Negotiation {
 const MAX_KEPT: usize = MAX_START_LEN + (1 << 16);
 
 /// Which of the forms that both have: a write needs nothing at the other side, a read needs room, a send a receive.
-fn chosen(common: Rtr) -> Option<Rtr> {
-    let order = [Rtr::WRITE, Rtr::READ, Rtr::SEND];
+fn chosen(common: ReadyForms) -> Option<ReadyForms> {
+    let order = [ReadyForms::WRITE, ReadyForms::READ, ReadyForms::SEND];
     order.into_iter().find(|form| common.contains(*form))
 }
 
-fn rtr_of(enhanced: &Enhanced) -> Rtr {
-    let mut rtr = Rtr::empty();
+fn rtr_of(enhanced: &Enhanced) -> ReadyForms {
+    let mut rtr = ReadyForms::empty();
     if enhanced.peer_to_peer {
-        rtr.set(Rtr::SEND, enhanced.rtr_send);
-        rtr.set(Rtr::WRITE, enhanced.rtr_write);
-        rtr.set(Rtr::READ, enhanced.rtr_read);
+        rtr.set(ReadyForms::SEND, enhanced.rtr_send);
+        rtr.set(ReadyForms::WRITE, enhanced.rtr_write);
+        rtr.set(ReadyForms::READ, enhanced.rtr_read);
     }
     rtr
 }
 
-fn enhanced(rtr: Rtr, peer_to_peer: bool, ird: u16, ord: u16) -> Enhanced {
+fn enhanced(rtr: ReadyForms, peer_to_peer: bool, ird: u16, ord: u16) -> Enhanced {
     Enhanced {
         peer_to_peer,
-        rtr_send: peer_to_peer && rtr.contains(Rtr::SEND),
+        rtr_send: peer_to_peer && rtr.contains(ReadyForms::SEND),
         ird,
-        rtr_write: peer_to_peer && rtr.contains(Rtr::WRITE),
-        rtr_read: peer_to_peer && rtr.contains(Rtr::READ),
+        rtr_write: peer_to_peer && rtr.contains(ReadyForms::WRITE),
+        rtr_read: peer_to_peer && rtr.contains(ReadyForms::READ),
         ord,
     }
 }

@@ -103,7 +103,7 @@ fn request_and_reply_are_as_the_standard_draws_them() {
     };
     let far = StartOptions {
         depths: Depths { ird: 6, ord: 6 },
-        rtr: Rtr::READ,
+        rtr: ReadyForms::READ,
         ..options()
     };
     let met = meet_with(near, far, StartReply::Accept);
@@ -261,7 +261,7 @@ fn what_is_left_to_the_programs_comes_back_in_the_crossed_field() {
     assert_eq!(started.unwrap().depths, Depths { ird: 6, ord: 4 });
 
     let one_way = StartOptions {
-        rtr: Rtr::empty(),
+        rtr: ReadyForms::empty(),
         ..options()
     };
     let left = fields(LEFT_TO_PROGRAM, LEFT_TO_PROGRAM);
@@ -275,7 +275,7 @@ fn what_is_left_to_the_programs_comes_back_in_the_crossed_field() {
 #[test]
 fn an_initiator_serves_what_the_responder_starts_or_says_that_it_cannot() {
     let one_way = StartOptions {
-        rtr: Rtr::empty(),
+        rtr: ReadyForms::empty(),
         depths: Depths { ird: 4, ord: 8 },
         most_ird: 10,
         ..options()
@@ -296,11 +296,14 @@ fn an_initiator_serves_what_the_responder_starts_or_says_that_it_cannot() {
 fn a_read_as_indication_needs_a_responder_that_serves_one() {
     let far = StartOptions {
         depths: Depths { ird: 0, ord: 0 },
-        rtr: Rtr::READ,
+        rtr: ReadyForms::READ,
         ..options()
     };
     let (at_near, at_far) = meet(options(), far);
-    assert_eq!((at_far.depths.ird, at_near.rtr), (1, Some(Rtr::READ)));
+    assert_eq!(
+        (at_far.depths.ird, at_near.rtr),
+        (1, Some(ReadyForms::READ))
+    );
 }
 
 // covers 7.40
@@ -309,7 +312,10 @@ fn the_initiator_picks_a_form_that_both_have() {
     let of = |rtr| StartOptions { rtr, ..options() };
     for near in 1..8 {
         for far in 1..8 {
-            let (near, far) = (Rtr::from_bits_retain(near), Rtr::from_bits_retain(far));
+            let (near, far) = (
+                ReadyForms::from_bits_retain(near),
+                ReadyForms::from_bits_retain(far),
+            );
             let met = meet_with(of(near), of(far), StartReply::Accept);
             let (reply, _) = start::decode(&met.reply).unwrap().unwrap();
             let enhanced = reply.enhanced.unwrap();
@@ -336,7 +342,7 @@ fn the_initiator_picks_a_form_that_both_have() {
 #[test]
 fn without_the_peer_to_peer_model_there_is_no_indication() {
     let near = StartOptions {
-        rtr: Rtr::empty(),
+        rtr: ReadyForms::empty(),
         ..options()
     };
     let (at_near, at_far) = meet(near, options());

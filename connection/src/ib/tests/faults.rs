@@ -193,7 +193,7 @@ fn an_end_that_nobody_confirms_is_an_end() {
         pair.events(NEAR),
         [
             Event::DisconnectTimedOut { id: near },
-            Event::Lingered { id: near }
+            Event::TimewaitExit { id: near }
         ]
     );
 }

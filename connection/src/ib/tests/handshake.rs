@@ -219,9 +219,9 @@ fn a_connection_that_ended_keeps_its_numbers_for_a_while() {
     assert_eq!(pair.state(NEAR, again), Some(State::TimeWait));
 
     pair.drain();
-    assert!(matches!(pair.events(FAR)[..], [Event::Lingered { id }] if id == far));
+    assert!(matches!(pair.events(FAR)[..], [Event::TimewaitExit { id }] if id == far));
     assert_eq!(pair.state(FAR, far), None);
-    assert!(pair.now.0 - at.0 >= time::lingering(time::ack_timeout(15, 14)).as_nanos() as u64);
+    assert!(pair.now.0 - at.0 >= time::timewait(time::ack_timeout(15, 14)).as_nanos() as u64);
     let (_, _, _) = pair.asked(0x11);
 }
 

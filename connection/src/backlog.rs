@@ -12,13 +12,13 @@ use verbs_api::provider::backend::ConnectError;
 use verbs_api::provider::backend::Token;
 
 /// Something that somebody asked.
-pub(crate) trait Asked: Send + 'static {
+pub(crate) trait QueuedRequest: Send + 'static {
     /// How the backend names who asks.
     fn token(&self) -> Option<Token>;
 }
 
 /// Requests in the order in which they came, and whoever waits for one.
-pub(crate) struct Waiting<T> {
+pub(crate) struct Backlog<T> {
     most: usize,
     state: Mutex<State<T>>,
 }
@@ -33,15 +33,15 @@ struct State<T> {
 }
 
 /// Holds requests back.
-pub(crate) struct Hold<T: Asked>(Arc<Waiting<T>>);
+pub(crate) struct Hold<T: QueuedRequest>(Arc<Backlog<T>>);
 
-impl<T: Asked> Drop for Hold<T> {
+impl<T: QueuedRequest> Drop for Hold<T> {
     fn drop(&mut self) {
         self.0.release();
     }
 }
 
-impl<T: Asked> Waiting<T> {
+impl<T: QueuedRequest> Backlog<T> {
     /// At most so many wait; 0 for no limit.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         let state = State {
@@ -173,7 +173,10 @@ pub(crate) struct RemovalWatch(Option<Outcome<()>>);
 
 impl RemovalWatch {
     /// Without a context there is no device that could go.
-    pub(crate) fn new<T: Asked>(context: Option<&Context>, waiting: &Arc<Waiting<T>>) -> Self {
+    pub(crate) fn new<T: QueuedRequest>(
+        context: Option<&Context>,
+        waiting: &Arc<Backlog<T>>,
+    ) -> Self {
         let Some(context) = context else {
             return Self(None);
         };
@@ -200,7 +203,7 @@ impl Drop for RemovalWatch {
 mod tests {
     use super::*;
 
-    impl Asked for u64 {
+    impl QueuedRequest for u64 {
         fn token(&self) -> Option<Token> {
             Some(Token(*self))
         }
@@ -213,7 +216,7 @@ mod tests {
     // covers 5.22
     #[test]
     fn what_a_dropped_future_was_given_or_would_be_is_the_next_one_still() {
-        let queue = Waiting::<u64>::new(0);
+        let queue = Backlog::<u64>::new(0);
         // Dropped while nothing was there, with it there, and with the result in it.
         drop(queue.next());
         queue.push(1);
@@ -234,7 +237,7 @@ mod tests {
 
     #[test]
     fn what_is_withdrawn_is_not_handed_out_and_leaves_room() {
-        let queue = Waiting::<u64>::new(1);
+        let queue = Backlog::<u64>::new(1);
         queue.push(1);
         queue.push(2);
         queue.withdraw(Token(1));

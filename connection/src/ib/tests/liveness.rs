@@ -2,14 +2,14 @@ use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Rej, Req};
 
 use super::*;
-use crate::ib::looks;
+use crate::ib::liveness;
 
 const EVERY: Duration = Duration::from_secs(4);
 
 fn pair() -> Pair {
     let mut pair = Pair::new();
     for end in &mut pair.ends {
-        end.options.look_every = Some(EVERY);
+        end.options.liveness_interval = Some(EVERY);
     }
     pair
 }
@@ -67,7 +67,7 @@ fn who_waits_on_an_idle_connection_learns_that_its_peer_is_gone() {
 fn who_was_stopped_and_goes_on_hears_that_its_connection_has_ended() {
     let mut pair = pair();
     // Who is stopped looks for nobody either.
-    pair.ends[FAR].options.look_every = None;
+    pair.ends[FAR].options.liveness_interval = None;
     let (near, far) = pair.connected(0x11);
     pair.pass(Duration::from_secs(10));
     pair.loses = Box::new(move |from, _| from == FAR);
@@ -110,7 +110,7 @@ fn a_process_that_is_killed_right_after_it_connected_is_missed() {
     for gone in [NEAR, FAR] {
         let mut pair = pair();
         for (number, end) in pair.ends.iter_mut().enumerate() {
-            end.options.ca_guid = looks::guid(number as u32);
+            end.options.ca_guid = liveness::guid(number as u32);
         }
         let (near, far) = pair.connected(0x11);
         pair.loses = Box::new(move |from, _| from == gone);
@@ -190,10 +190,10 @@ fn those_who_ask_and_go_are_not_looked_for() {
             pair.ends[FAR].handle_message(pair.now, address(NEAR), guid, &message);
         }
     }
-    assert!(pair.ends[FAR].looks.len() <= 100);
+    assert!(pair.ends[FAR].liveness.len() <= 100);
     pair.collect();
     pair.wire.clear();
     pair.loses = Box::new(|_, _| true);
     pair.pass(Duration::from_secs(200));
-    assert_eq!(pair.ends[FAR].looks.len(), 0);
+    assert_eq!(pair.ends[FAR].liveness.len(), 0);
 }
