@@ -1,4 +1,4 @@
-//! Both ends in one process: messages are handed over by whoever sends them.
+//! Both sides in one process: the sender's thread delivers the messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -14,14 +14,14 @@ use verbs_api::qp::Half;
 use crate::notice::Notice;
 use crate::panics::FirstPanic;
 
-/// First port that is assigned where a program names none.
+/// First port that is assigned to a program that names none.
 const FIRST_PORT: u16 = 49152;
 
 static NETWORKS: Mutex<Vec<(DeviceId, Weak<InProcess>)>> = Mutex::new(Vec::new());
 
-/// A network of its own, of whoever shares it.
+/// A backend that connects queue pairs of this process over a network of its own.
 ///
-/// Paused, it keeps messages until [`deliver`](Self::deliver): for programs that test what happens in between.
+/// While paused it keeps messages until [`deliver`](Self::deliver): for tests of what happens in between.
 #[derive(Default)]
 pub struct InProcess {
     state: Mutex<State>,
@@ -42,10 +42,10 @@ struct State {
 struct End {
     peer: Token,
     sink: Option<Arc<dyn Sink>>,
-    /// Whom it was asked, until it is answered.
+    /// The listener of a request that is not answered yet.
     listener: Option<Arc<dyn ListenSink<Offer>>>,
     is_open: bool,
-    /// What it is made of outlives it, and others may use that.
+    /// The queue pair is an XRC target: it outlives the connection, and other initiators may use it.
     is_shared: bool,
 }
 
@@ -62,7 +62,7 @@ impl InProcess {
         Arc::new(Self::default())
     }
 
-    /// The network of a device that reaches itself only: one for whoever has opened it.
+    /// The network of a device that reaches only itself, shared by all contexts that have it open.
     pub(crate) fn of(device: DeviceId) -> Arc<Self> {
         let mut known = NETWORKS.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|(device, network)| !device.is_gone() && network.strong_count() > 0);
@@ -80,13 +80,13 @@ impl InProcess {
         self.lock().is_paused = true;
     }
 
-    /// Delivers what was kept, and keeps nothing any more.
+    /// Delivers the kept messages, and keeps no more.
     pub fn deliver(&self) {
         self.lock().is_paused = false;
         self.run();
     }
 
-    /// Whoever waits is told that nobody answered in time, and what is under way is lost.
+    /// Loses all messages under way: every side that waits for an answer times out.
     pub fn expire(&self) {
         let mut state = self.lock();
         state.queue.clear();
@@ -120,8 +120,8 @@ impl InProcess {
         }
     }
 
-    /// One thread delivers, in order; what sinks send meanwhile is delivered by it too. A panic of one of them goes on when
-    /// all has been delivered.
+    /// One thread at a time delivers, in order, also what sinks send meanwhile. If a sink panics, the panic resumes when
+    /// everything has been delivered.
     fn run(&self) {
         let mut state = self.lock();
         if state.is_delivering {
@@ -135,13 +135,13 @@ impl InProcess {
             let notice = state.notice(message);
             drop(state);
             if let Some(notice) = notice {
-                panicked.unless(|| notice.deliver());
+                panicked.catch(|| notice.deliver());
             }
             state = self.lock();
         }
         state.is_delivering = false;
         drop(state);
-        panicked.go_on();
+        panicked.resume();
     }
 }
 
@@ -176,16 +176,12 @@ impl State {
         let refused = ConnectError::Refused {
             private_data: Vec::new(),
         };
-        match self.questions.remove(&token) {
-            Some(sink) => Some(Notice::Answer(sink, answer.ok_or(refused))),
-            None => None,
-        }
+        let sink = self.questions.remove(&token)?;
+        Some(Notice::Answer(sink, answer.ok_or(refused)))
     }
 
     fn event_notice(&mut self, token: Token, event: CmEvent) -> Option<Notice> {
-        let Some(end) = self.ends.get_mut(&token) else {
-            return None;
-        };
+        let end = self.ends.get_mut(&token)?;
         match event {
             CmEvent::Accepted(_) | CmEvent::Completed => end.is_open |= event == CmEvent::Completed,
             CmEvent::Disconnected => {
@@ -279,7 +275,7 @@ impl Backend for InProcess {
         drop(state);
         match is_known {
             true => self.tell_peer(token, CmEvent::Disconnected),
-            // Nobody is left who would confirm it.
+            // The peer is gone and cannot confirm it.
             false => self.post(Message::Event(token, CmEvent::DisconnectConfirmed)),
         }
     }
@@ -335,7 +331,7 @@ impl Backend for InProcess {
     }
 }
 
-/// Port 0: the first that nobody has.
+/// Listens at an address; for port 0, at the first free port.
 fn listen_in<T: ?Sized>(
     listeners: &mut BTreeMap<SocketAddr, Arc<T>>,
     mut at: SocketAddr,

@@ -30,33 +30,33 @@ use super::{liveness, private};
 use crate::notice::Notice;
 use crate::panics::FirstPanic;
 
-/// Connections of one device on an IP network, by the messages of InfiniBand's connection manager.
+/// Connects queue pairs of one device on an IP network by InfiniBand's connection manager.
 ///
-/// There is one for a device, however many connectors a program makes: [`of`](Self::of) finds it. It belongs to the
-/// device, and what it is asked once the device has gone fails.
+/// A device has one agent, however many connectors a program makes: [`of`](Self::of) finds it. Its calls fail once the device
+/// was removed.
 pub struct Agent {
     port: Weak<dyn ManagementPort>,
     state: Mutex<State>,
-    /// Whoever sends: messages leave in their order. Taken before the state.
+    /// Held while sending, so that messages leave in order. Locked before the state.
     sending: Mutex<()>,
 }
 
 struct State {
     manager: Manager,
     ends: BTreeMap<CommId, End>,
-    /// Ends of connections that are over, and linger.
+    /// Sinks of connections in TIMEWAIT.
     timewait: BTreeMap<CommId, Arc<dyn Sink>>,
     listeners: BTreeMap<ListenerId, Listening>,
-    /// When the port was asked to call.
+    /// The wake-up that was requested of the port.
     wakes_at: Option<Duration>,
     next_port: u16,
     notices: VecDeque<Notice>,
     is_notifying: bool,
 }
 
-/// Who hears of a connection, or a question.
+/// The sink of a connection or of a question.
 enum End {
-    /// Nobody has answered it yet.
+    /// The program has not answered it yet.
     Asked(Arc<dyn ListenSink<Offer>>),
     Joined(Arc<dyn Sink>),
     Questioned(Arc<dyn ListenSink<Question>>),
@@ -76,7 +76,7 @@ enum ListenerSink {
 }
 
 impl Agent {
-    /// The one that manages connections through this port.
+    /// The agent of this port.
     pub fn of(port: &Arc<dyn ManagementPort>) -> Result<Arc<Self>, ConnectError> {
         let sink = port.attach(&mut || Self::new(port));
         let foreign = |_| VerbError::argument("device", "its connections are managed otherwise");
@@ -92,7 +92,7 @@ impl Agent {
             hasher.write_u8(what);
             hasher.finish()
         };
-        // A process that is started anew is another adapter: its queue pairs are none of those that were there before.
+        // A process that starts anew is another adapter: it has none of the queue pairs of the one before.
         let manager = Manager::new(ManagerOptions {
             ca_guid: liveness::guid(random(0) as u32),
             comm_id_base,
@@ -126,7 +126,7 @@ impl Agent {
         port.ok_or_else(|| VerbError::DeviceRemoved.into())
     }
 
-    /// Gives the manager something to do, and does what comes of it.
+    /// Calls the manager, sends its messages and delivers its events.
     fn with<T>(&self, port: &dyn ManagementPort, what: impl FnOnce(&mut State, Time) -> T) -> T {
         let now = Time::default().after(port.now());
         let result = what(&mut self.lock(), now);
@@ -134,14 +134,14 @@ impl Agent {
         result
     }
 
-    // What is brought about has left when this returns, whoever else is at it: the process may end right behind. One
-    // thread tells, in order, and what those who are told bring about is told by it too. A panic of one of them goes on
-    // when all have been told.
+    // All messages have left when this returns, whichever thread sends them: the process may end right behind. One thread at a
+    // time delivers notices, in order, also those that sinks cause meanwhile. If a sink panics, the panic resumes when all
+    // notices are delivered.
     fn settle(&self, port: &dyn ManagementPort, now: Time) {
         let mut notifies = false;
         let mut panicked = FirstPanic::default();
         while let Some(notice) = self.send(port, now, &mut notifies) {
-            panicked.unless(|| self.deliver(notice));
+            panicked.catch(|| self.deliver(notice));
         }
         let mut state = self.lock();
         let due = state
@@ -155,11 +155,11 @@ impl Agent {
         if let Some(due) = due {
             port.wake_at(due);
         }
-        panicked.go_on();
+        panicked.resume();
     }
 
-    // Sends what there is, and answers what is to be told then: an answer to an event is a message, which leaves before
-    // anybody hears of the event.
+    // Sends the messages, then returns the next notice to deliver: the answer to an event leaves before a program sees the
+    // event.
     fn send(&self, port: &dyn ManagementPort, now: Time, notifies: &mut bool) -> Option<Notice> {
         let in_order = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut has_sent = false;
@@ -195,9 +195,9 @@ impl Agent {
         }
     }
 
-    // Who asks is told to be patient where the program has not answered yet.
+    // Sends an MRA while the program has not answered.
     fn delay(&self, token: Token) {
-        // In any other state there is nothing to wait for.
+        // In any other state no answer is awaited.
         let _ = self
             .lock()
             .manager
@@ -206,7 +206,7 @@ impl Agent {
 }
 
 impl State {
-    // What has come of the manager is to be told.
+    // Turns events of the manager into notices.
     fn hear(&mut self, now: Time) {
         while let Some(event) = self.manager.poll_event() {
             let notice = self.notice(event, now);
@@ -214,7 +214,7 @@ impl State {
         }
     }
 
-    // For the one thread that tells, or for who becomes it.
+    // The next notice, for the thread that delivers them or becomes the one that does.
     fn next_notice(&mut self, notifies: &mut bool) -> Option<Notice> {
         if self.is_notifying && !*notifies {
             return None;
@@ -277,7 +277,7 @@ impl State {
                 self.last_event(id, CmEvent::TimedOut)
             }
             Event::DisconnectRequested { id, .. } => {
-                // Nothing has to be finished first: the queue pair is the program's.
+                // The program need not finish anything first: the queue pair is its own.
                 let _ = self.manager.confirm_disconnect(now, id, &[]);
                 self.last_event(id, CmEvent::Disconnected)
             }
@@ -332,7 +332,7 @@ impl State {
             .map(|listening| &listening.sink);
         let said = private::addresses(service_id, private_data);
         let (Some(ListenerSink::Datagrams(sink)), Some(said)) = (sink, said) else {
-            // It has just come, and can be answered.
+            // It cannot fail: the question has just arrived.
             let _ = self
                 .manager
                 .resolve_reply(id, &refusal(sidr_status::UNSUPPORTED));
@@ -375,7 +375,7 @@ impl State {
                 info: &[],
                 private_data: &[],
             };
-            // It has just come, and can be refused.
+            // It cannot fail: the request has just arrived.
             let _ = self.manager.reject(now, id, &rejection);
             return None;
         };
@@ -393,7 +393,7 @@ impl State {
                 Transport::Rc | Transport::Uc => Half::Both,
             },
             takes_psn: Some(request.starting_psn),
-            // The peer's own point of view, which the manager has turned around.
+            // The peer's point of view; the manager reports this side's.
             inbound_reads: request.initiator_depth,
             outbound_reads: request.responder_resources,
             path_mtu: Some(request.path.mtu),
@@ -412,7 +412,7 @@ impl State {
         }
     }
 
-    // The end hears of nothing more, but that it lingers no longer.
+    // The sink gets no more events than this, and the end of TIMEWAIT.
     fn last_event(&mut self, id: CommId, event: CmEvent) -> Option<Notice> {
         match self.ends.remove(&id) {
             Some(End::Joined(sink)) => {
@@ -505,7 +505,7 @@ impl Backend for Agent {
                 None => refusal(sidr_status::REJECTED),
             };
             let id = comm_id(token);
-            // Where there is nothing left to answer, who asked has gone.
+            // If this fails the peer has given up.
             let _ = state.manager.resolve_reply(id, &resolution);
             state.ends.remove(&id)
         });
@@ -584,7 +584,7 @@ impl Backend for Agent {
 
     fn complete(&self, token: Token) {
         let Ok(port) = self.port() else { return };
-        // Where the peer has gone meanwhile, its end is told to the sink.
+        // If this fails the peer is gone, which the sink is told.
         let _ = self.with(&*port, |state, _| state.manager.ready(comm_id(token), &[]));
     }
 
@@ -597,7 +597,7 @@ impl Backend for Agent {
                 info: &[],
                 private_data: &private_data,
             };
-            // Where there is nothing left to refuse, the peer has gone.
+            // If this fails the peer is gone.
             let _ = state.manager.reject(now, id, &rejection);
             state.ends.remove(&id)
         });
@@ -622,7 +622,7 @@ impl Backend for Agent {
         let Ok(port) = self.port() else { return };
         let end = self.with(&*port, |state, now| {
             let id = comm_id(token);
-            // Of a connection that is over nothing is left to end.
+            // If this fails the connection has ended.
             let _ = state.manager.destroy(now, id);
             (state.ends.remove(&id), state.timewait.remove(&id))
         });
@@ -666,7 +666,7 @@ impl Agent {
                 .iter()
                 .find(|(_, of)| of.at == at && of.service_id == service);
             let id = *found?.0;
-            // It is there, as was just seen.
+            // It cannot fail: the listener was just found.
             let _ = state.manager.unlisten(id);
             state.listeners.remove(&id)
         });
@@ -675,7 +675,7 @@ impl Agent {
         }
     }
 
-    // Port 0: the next that no process at this address answers for.
+    // For port 0, the next port that no process at this address serves.
     fn serve(
         &self,
         port: &dyn ManagementPort,
@@ -749,7 +749,7 @@ const fn qp_type(transport: Transport) -> QpType {
     }
 }
 
-// Of how often a packet is sent again, only messages for reliable connections say something.
+// Only reliable connections have retry counts.
 fn reliable(transport: Transport, count: u8) -> Option<u8> {
     (transport == Transport::Rc).then_some(count)
 }
@@ -778,14 +778,14 @@ mod sidr_status {
     pub(super) const REJECTED: u8 = 2;
 }
 
-/// First of the ports that are assigned.
+/// First port that is assigned to a program that names none.
 const FIRST_PORT: u16 = 49_152;
-/// How soon an answer comes, 1.07 s, and how often it is asked for again: who is not there is known after nine seconds.
+/// Response timeout, 1.07 s, and number of retries: an absent peer is detected after nine seconds.
 const RESPONSE_TIMEOUT: u8 = 18;
 const RETRIES: u8 = 7;
-/// How long a packet may be under way: 4 ms.
+/// Packet lifetime: 4 ms.
 const PACKET_LIFE_TIME: u8 = 10;
-/// How often it is looked whether a peer is there: one that is killed is known to be gone after fifteen seconds.
+/// Interval of liveness probes: a killed peer is detected after fifteen seconds.
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(4);
-/// How long a program may take to answer before who asks looks again: 4.3 s.
+/// The time that an MRA asks for while the program has not answered: 4.3 s.
 const SERVICE_TIMEOUT: u8 = 20;

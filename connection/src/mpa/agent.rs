@@ -1,5 +1,4 @@
-//! Connections of one device by MPA: a [`Negotiation`] for each stream, between a program's connectors and the device's
-//! streams.
+//! Connections of one device by MPA: a [`Negotiation`] on each stream, between a program's connectors and the device's streams.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +26,7 @@ use super::ping;
 use super::{Depth, Depths, Failure, Negotiation, Output, StartOptions, StartReply, Started};
 use crate::notice::Notice;
 
-/// Connections of one device on an IP network, by MPA's requests and replies on its streams.
+/// Connects queue pairs of one device on an IP network by MPA requests and replies on its streams.
 pub struct Agent {
     port: Weak<dyn StreamPort>,
     state: Mutex<State>,
@@ -41,7 +40,7 @@ struct State {
 }
 
 impl Agent {
-    /// Over these streams.
+    /// An agent that uses these streams.
     pub fn new(port: &Arc<dyn StreamPort>) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             port: Arc::downgrade(port),
@@ -84,7 +83,7 @@ impl Agent {
     }
 }
 
-/// One end of a connection.
+/// One side of a connection.
 struct End {
     me: Weak<Self>,
     agent: Weak<Agent>,
@@ -101,23 +100,23 @@ struct EndState {
     is_connected: bool,
     sink: Option<Arc<dyn Sink>>,
     listener: Option<Arc<dyn ListenSink<Offer>>>,
-    /// What to begin anew with, where the peer has only revision 1.
+    /// What to connect anew with by revision 1, if the peer supports no other.
     fallback: Option<(SocketAddr, Offer)>,
-    /// When the peer must have completed.
+    /// When the active side must have completed.
     complete_by: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Request and reply are exchanged.
+    /// Request and reply are being exchanged.
     Negotiating,
-    /// Frames may travel; the active side has not completed.
+    /// FPDUs may be sent; the active side has not completed.
     Agreed,
-    /// There is a connection.
+    /// The connection is established.
     Open,
-    /// This side has ended it.
+    /// This side has closed the connection.
     Closing,
-    /// It is over.
+    /// The connection has ended.
     Over,
 }
 
@@ -183,7 +182,7 @@ impl End {
         }
     }
 
-    // It is over: whoever waits is told.
+    // The connection has ended: `last` is its last event.
     fn finish(&self, state: &mut EndState, last: CmEvent) -> Option<Notice> {
         if state.phase == Phase::Over {
             return None;
@@ -216,7 +215,7 @@ impl End {
         }
     }
 
-    // The request of revision 2 made the peer close: it may have nothing but revision 1.
+    // The peer closed upon a request of revision 2: it may support only revision 1.
     fn fall_back(&self, state: &mut EndState) -> bool {
         let (Some((_, offer)), Some(port)) = (state.fallback.take(), self.port.upgrade()) else {
             return false;
@@ -241,9 +240,9 @@ impl End {
         match output {
             Output::Pending => None,
             Output::Requested { private_data } if private_data == ping::PRIVATE_DATA => {
-                // Nothing is wanted of the program.
+                // A ping: the program does not see it.
                 let refused = state.negotiation.answer(StartReply::Reject, b"");
-                let reply = state.negotiation.poll_octets();
+                let reply = state.negotiation.poll_bytes();
                 if let (Some(port), true) = (self.port.upgrade(), refused.is_ok()) {
                     port.send(stream, &reply);
                     port.close(stream, StreamClose::Graceful);
@@ -316,7 +315,7 @@ impl End {
     }
 }
 
-// The last word to a peer whose offer cannot be met, as a frame (RFC 6581 section 8).
+// A Terminate as an FPDU, for a peer whose offer cannot be met (RFC 6581 section 8).
 fn terminate(code: TerminateCode) -> Vec<u8> {
     let header = Untagged::new(Opcode::TERMINATE, ddp::queue::TERMINATE, 1, 0, true);
     let segment = SegmentBuffer::new(&SegmentHeader::Untagged(header))
@@ -325,9 +324,9 @@ fn terminate(code: TerminateCode) -> Vec<u8> {
         markers: false,
         crc: true,
     };
-    let mut octets = [0; 64];
-    let frame = wire::Sender::new(framing).frame(&[segment.as_octets()], &mut octets);
-    octets[..frame.unwrap_or_default()].to_vec()
+    let mut bytes = [0; 64];
+    let frame = wire::Sender::new(framing).frame(&[segment.as_octets()], &mut bytes);
+    bytes[..frame.unwrap_or_default()].to_vec()
 }
 
 impl StreamSink for End {
@@ -335,19 +334,19 @@ impl StreamSink for End {
         let mut state = self.lock();
         state.is_connected = true;
         let Some(stream) = state.stream else { return };
-        let octets = state.negotiation.poll_octets();
+        let bytes = state.negotiation.poll_bytes();
         drop(state);
-        if let (Some(port), false) = (self.port.upgrade(), octets.is_empty()) {
-            port.send(stream, &octets);
+        if let (Some(port), false) = (self.port.upgrade(), bytes.is_empty()) {
+            port.send(stream, &bytes);
         }
     }
 
-    fn octets(&self, octets: &[u8]) {
+    fn octets(&self, bytes: &[u8]) {
         let mut state = self.lock();
         if state.phase != Phase::Negotiating {
             return;
         }
-        let notice = match state.negotiation.handle_octets(octets) {
+        let notice = match state.negotiation.handle_bytes(bytes) {
             Ok(output) => self.on_output(output, &mut state),
             Err(failure) => self.on_failure(&failure, &mut state),
         };
@@ -438,7 +437,7 @@ impl StreamSink for End {
     }
 }
 
-/// Takes streams for a listener.
+/// Accepts streams for a listener.
 struct ListenerSink {
     agent: Weak<Agent>,
     sink: Arc<dyn ListenSink<Offer>>,
@@ -549,12 +548,12 @@ impl Backend for Agent {
             (Err(failure), _) => return Err(failed_call(&failure)),
             _ => return Err(ConnectError::Aborted),
         };
-        let reply = state.negotiation.poll_octets();
+        let reply = state.negotiation.poll_bytes();
         let rest = state.negotiation.take_rest();
         state.phase = Phase::Agreed;
         state.sink = Some(Arc::clone(&sink));
         state.listener = None;
-        // Without an indication there is nothing that the active side would complete with.
+        // Without a ready-to-receive indication the active side has nothing to complete with.
         let awaits = started.rtr.unwrap_or(ReadyForms::empty());
         if started.rtr.is_some() {
             state.complete_by = Some(port.now() + StartOptions::default().patience);
@@ -601,7 +600,7 @@ impl Backend for Agent {
             .negotiation
             .answer(StartReply::Reject, &private_data)
             .is_ok();
-        let reply = state.negotiation.poll_octets();
+        let reply = state.negotiation.poll_bytes();
         let stream = state.stream;
         state.phase = Phase::Over;
         state.sink = None;

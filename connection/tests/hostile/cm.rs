@@ -259,7 +259,7 @@ impl ListenSink<Offer> for Refuses {
 
 // The process may end as soon as the call has returned.
 #[test]
-fn what_a_call_says_has_left_when_it_returns_though_another_thread_is_telling() {
+fn the_message_of_a_call_has_left_when_it_returns_even_while_another_thread_delivers() {
     let lab = Arc::new(Lab::new());
     let refuses = Arc::new(Refuses {
         lab: Arc::downgrade(&lab),
@@ -300,7 +300,7 @@ fn a_flood_of_requests_is_bounded_and_is_over_when_nobody_repeats_them() {
 
 // covers 7.10 7.47
 #[test]
-fn who_asks_and_gives_up_leaves_nothing_to_look_at() {
+fn a_request_whose_peer_gave_up_is_withdrawn() {
     let lab = Lab::new();
     let connector = Connector::new(Arc::clone(&lab.agent) as Arc<dyn Backend>);
     let listener = connector.listen(SocketAddr::new(OWN, PORT), 0).unwrap();
@@ -336,7 +336,7 @@ fn rejected_requests_do_not_fill_the_manager() {
 
 // covers 7.18
 #[test]
-fn questions_to_a_listener_for_connections_are_answered_and_take_no_place() {
+fn sidr_requests_to_a_connection_listener_are_refused_and_use_no_backlog() {
     let lab = Lab::new();
     let heard = lab.listen();
     for number in 1..=5000 {
@@ -361,7 +361,7 @@ fn questions_to_a_listener_for_connections_are_answered_and_take_no_place() {
 
 // covers 7.05
 #[test]
-fn who_claims_to_be_another_adapter_ends_none_of_its_connections() {
+fn a_peer_that_forges_a_guid_ends_no_connection_of_that_adapter() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (recorder, _) = lab.connected(&heard, peer(2), 0x11);
@@ -390,7 +390,7 @@ fn who_claims_to_be_another_adapter_ends_none_of_its_connections() {
 
 // covers 7.12
 #[test]
-fn whoever_asks_for_more_time_for_ever_does_not_get_it() {
+fn repeated_mras_extend_the_timeout_only_up_to_a_limit() {
     let lab = Lab::new();
     let (recorder, own) = lab.connect(peer(2));
     let mra = Mra {
@@ -411,7 +411,7 @@ fn whoever_asks_for_more_time_for_ever_does_not_get_it() {
 
 // covers 7.13
 #[test]
-fn times_that_a_peer_names_do_not_keep_an_answer_waiting_for_hours() {
+fn timeouts_that_a_peer_encodes_are_capped() {
     let lab = Lab::new();
     let heard = lab.listen();
     lab.hear(peer(2), req(5));
@@ -425,7 +425,7 @@ fn times_that_a_peer_names_do_not_keep_an_answer_waiting_for_hours() {
 
 // covers 7.08 7.10
 #[test]
-fn messages_of_strangers_and_out_of_order_change_nothing() {
+fn messages_of_strangers_or_out_of_order_change_nothing() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (established, own) = lab.connected(&heard, peer(2), 0x11);
@@ -496,7 +496,7 @@ fn messages_of_strangers_and_out_of_order_change_nothing() {
 }
 
 #[test]
-fn any_octets_leave_a_manager_that_works() {
+fn arbitrary_bytes_leave_a_manager_that_works() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (_, own) = lab.connected(&heard, peer(2), 0x11);

@@ -30,7 +30,7 @@ fn asked(ends: &Ends, channel: &EventChannel, qp: &Qp) -> (Identifier, Identifie
 
 // covers 7.14 7.54 7.58 7.60
 #[test]
-fn what_happens_to_many_identifiers_comes_in_its_order_on_one_channel() {
+fn events_of_many_identifiers_arrive_in_order_on_one_channel() {
     on_each(|ends| {
         let channel = EventChannel::new();
         let (near, far) = (ends.near_qp(), ends.far_qp());
@@ -81,7 +81,7 @@ fn what_happens_to_many_identifiers_comes_in_its_order_on_one_channel() {
 
 // covers 7.60
 #[test]
-fn an_accepted_connection_comes_before_what_its_peer_asks_next() {
+fn an_accepted_connection_is_reported_before_the_next_request_of_its_peer() {
     // Over sockets the two messages come by themselves.
     on(&[Flavour::Ib, Flavour::Iwarp], |ends| {
         let channel = EventChannel::new();
@@ -143,7 +143,7 @@ fn an_identifier_is_destroyed_when_its_events_are_acknowledged() {
 
 // covers 7.64
 #[test]
-fn an_identifier_moves_with_what_waits_when_its_events_are_acknowledged() {
+fn an_identifier_moves_with_its_waiting_events_once_the_others_are_acknowledged() {
     on_each(|ends| {
         let (old, new) = (EventChannel::new(), EventChannel::new());
         let near = ends.near_qp();
@@ -175,7 +175,7 @@ fn an_identifier_moves_with_what_waits_when_its_events_are_acknowledged() {
 
 // covers 7.62
 #[test]
-fn every_identifier_of_a_device_that_goes_is_told() {
+fn every_identifier_of_a_removed_device_gets_an_event() {
     on_each(|ends| {
         let channel = EventChannel::new();
         let (near, far) = (ends.near_qp(), ends.far_qp());
