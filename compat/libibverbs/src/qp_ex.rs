@@ -1,5 +1,4 @@
-//! Extended queue pairs, whose requests a program puts together call by call and posts with one; targets of extended
-//! reliable connections.
+//! Extended queue pairs, whose requests a program builds call by call and posts in one go; XRC targets.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -56,7 +55,7 @@ fn operations(flags: u64) -> Result<Operations, Errno> {
 /// The slot `create_qp_ex`.
 ///
 /// # Safety
-/// `attr` is null or writable, and nobody ends what it names meanwhile.
+/// `attr` is null or writable, and none of the objects in it is destroyed meanwhile.
 pub unsafe extern "C" fn create(
     context: *mut IbvContext,
     attr: *mut IbvQpInitAttrEx,
@@ -117,7 +116,7 @@ pub unsafe extern "C" fn create(
 /// The slot `open_qp`: a target of another process or context, by its number.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody closes the domain meanwhile.
+/// `attr` is null or readable, and the domain is not closed meanwhile.
 pub unsafe extern "C" fn open(context: *mut IbvContext, attr: *const IbvQpOpenAttr) -> *mut IbvQp {
     const NUM: u32 = 1;
     const XRCD: u32 = 1 << 1;
@@ -200,13 +199,13 @@ unsafe fn last(qp: *mut IbvQpEx, change: impl FnOnce(&mut IbvSendWr)) {
     }
 }
 
-// Both beginning and calling off forget what was put together.
+// `ibv_wr_start` and `ibv_wr_abort` discard the requests built so far.
 unsafe extern "C" fn forget(qp: *mut IbvQpEx) {
     // SAFETY: see above.
     unsafe { builder(qp) }.clear();
 }
 
-// All or nothing, as the manual page has it.
+// All or nothing, as in the manual page.
 unsafe extern "C" fn complete(qp: *mut IbvQpEx) -> c_int {
     // SAFETY: see above.
     let builder = unsafe { builder(qp) };

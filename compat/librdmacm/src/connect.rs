@@ -1,4 +1,4 @@
-//! Connecting, accepting and their ends.
+//! Connecting, accepting and disconnecting.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -25,7 +25,7 @@ use crate::{events, id};
 const REJECTED_BY_PROGRAM: c_int = 28;
 const NO_SUCH_SERVICE: c_int = 8;
 
-// What a program passes with a connection.
+// The parameters of a connection.
 struct Wanted {
     private_data: Vec<u8>,
     reads: ReadLimits,
@@ -36,7 +36,7 @@ struct Wanted {
 
 impl Wanted {
     /// # Safety
-    /// `param` is null or readable, as is the private data that it names.
+    /// `param` is null or readable, and so are its private data.
     unsafe fn read(
         param: *const RdmaConnParam,
         public: &RdmaCmId,
@@ -85,7 +85,7 @@ impl Wanted {
         let mut qp_options = qp_options(state)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count);
-        // What the program has granted when it brought its queue pair to INIT.
+        // The access that the program granted when it modified its queue pair to INIT.
         if named.is_programs
             && let Ok(now) = named.qp.query()
         {
@@ -103,10 +103,10 @@ impl Wanted {
     }
 }
 
-// A busy machine is not a dead one: 0.27 s.
+// An ACK timeout of 0.27 s: a busy machine is not a dead one.
 const ACK_TIMEOUT: u8 = 16;
 
-// What Linux's connection manager grants peers; its programs are asked nothing about it.
+// The access that Linux's connection manager grants to peers, without asking its programs.
 const RIGHTS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
@@ -131,10 +131,10 @@ unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno
 
 /// The queue pair of an identifier, or the one that the program names by its number.
 struct Named {
-    /// Whose queue pair it is: of the second kind any that has opened the device.
+    /// The context of a queue pair named by its number: any that has opened the device.
     context: Context,
     qp: Qp,
-    /// It is of the second kind, and the program brings it up by itself.
+    /// Whether the queue pair is named by its number, and the program modifies it.
     is_programs: bool,
 }
 
@@ -162,7 +162,7 @@ impl Named {
 /// `rdma_connect`.
 ///
 /// # Safety
-/// `param` is null or readable, as is the private data that it names, and nobody destroys the identifier meanwhile.
+/// `param` is null or readable, and so are its private data; the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
     }))
 }
 
-// An error of what was asked is one of the call where it is there at once: nothing has left.
+// An invalid argument fails the call at once: nothing has been sent.
 fn refused_at_once(inner: &Arc<Inner>, error: Option<&ConnectError>) -> Option<Errno> {
     let error = error?;
     let is_argument = matches!(
@@ -244,7 +244,7 @@ fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool, transport:
         reads: accepted.reads(),
         qp_num: accepted.remote_qpn().value(),
     };
-    // Over iWARP the device brings it up, and there is nothing left to say.
+    // On iWARP the device has brought it up, and nothing is left to do.
     if is_programs && transport == Transport::InfiniBand {
         let mut state = this.lock();
         state.steps = accepted.steps().ok();
@@ -279,8 +279,8 @@ fn established(
     }
 }
 
-// A peer over iWARP has gone behind its reply, or has gone, or said nothing, before its first message. Linux takes a
-// connection for established once there is a reply, and programs that serve many end where they hear of anything else.
+// On iWARP the peer has gone behind its reply, or has gone or sent nothing before its first message. Linux takes a connection
+// for established once there is a reply, and servers of many connections exit on any other event.
 fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.lock().part = Part::Nothing;
     flush_stream(this);
@@ -288,7 +288,8 @@ fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.end();
 }
 
-// A stream has ended. As Linux's devices do: programs that wait for a completion only would wait for ever.
+// A stream has ended: flushes the queue pair, as Linux's devices do. Programs that wait only for a completion would wait for
+// ever.
 fn flush_stream(this: &Arc<Inner>) {
     let state = this.lock();
     let named = state.qp.clone();
@@ -300,7 +301,7 @@ fn flush_stream(this: &Arc<Inner>) {
     }
 }
 
-// There is a connection. What is told of its beginning comes before what is told of its end.
+// A connection is established. Its beginning is reported before its end.
 fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     let (ended, timewait_exit) = (connection.disconnected(), connection.timewait_exit());
     let mut state = this.lock();
@@ -355,7 +356,7 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
     this.post(event, status, data);
 }
 
-// Which queue pair takes datagrams there.
+// The queue pair that receives datagrams.
 fn ask(
     inner: &Arc<Inner>,
     device: &Arc<CmDevice>,
@@ -404,10 +405,10 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
     }
 }
 
-/// `rdma_establish`: for who connects a queue pair that it brought up by itself.
+/// `rdma_establish`: for a program that has brought its queue pair up itself.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn establish(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(_, own)| {
@@ -437,7 +438,7 @@ pub unsafe extern "C" fn establish(id: *mut RdmaCmId) -> c_int {
 /// `rdma_accept`.
 ///
 /// # Safety
-/// `param` is null or readable, as is the private data that it names, and nobody destroys the identifier meanwhile.
+/// `param` is null or readable, and so are its private data; the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -499,7 +500,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
 /// `rdma_reject`.
 ///
 /// # Safety
-/// `length` octets of private data are readable, and nobody destroys the identifier meanwhile.
+/// `length` bytes of private data are readable, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn reject(
     id: *mut RdmaCmId,
     private_data: *const c_void,
@@ -545,7 +546,7 @@ pub unsafe extern "C" fn reject(
 /// `rdma_disconnect`.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -556,13 +557,13 @@ pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
             return Err(Errno::INVAL);
         };
         let connection = Arc::clone(connection);
-        // Whoever waits has been told already, or is going to be.
+        // The end of the connection has been reported, or will be.
         let was_told = state.is_over && state.is_sync && state.waiting(inner) == 0;
         drop(state);
         // SAFETY: as the caller promises.
         match unsafe { qp::own(public.qp) } {
             Ok(qp) if device.transport() == Transport::InfiniBand => {
-                // What is outstanding ends now, whether the peer answers or not.
+                // Outstanding requests are flushed at once, whether the peer answers or not.
                 let flushed = QpAttributes::new().qp_state(QpState::Err);
                 qp.qp.modify(flushed).wait()?;
                 connection.end(&device.context).on_done(|_| {});
@@ -583,10 +584,10 @@ pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
     }))
 }
 
-/// `rdma_init_qp_attr`: how a program brings the queue pair of a connection up by itself.
+/// `rdma_init_qp_attr`: the attributes with which a program brings the queue pair of a connection up itself.
 ///
 /// # Safety
-/// `attr` and `mask` are null or writable, and nobody destroys the identifier meanwhile.
+/// `attr` and `mask` are null or writable, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn init_qp_attr(
     id: *mut RdmaCmId,
     attr: *mut IbvQpAttr,
@@ -612,7 +613,7 @@ pub unsafe extern "C" fn init_qp_attr(
                     _ => step,
                 }
             }
-            // A stream becomes the queue pair's when it is accepted or established.
+            // A queue pair gets its stream when the connection is accepted or established.
             (QpState::Rtr | QpState::Rts, _, Transport::Iwarp) => QpAttributes::new(),
             (QpState::Rtr, ..) => steps(&state, &device)?[1],
             (QpState::Rts, ..) => steps(&state, &device)?[2],

@@ -1,6 +1,7 @@
-//! Arguments as a line of the trace shows them.
+//! Arguments as text for the trace.
 //!
-//! What a program points to is copied by the system, which answers where nothing is: a wrong pointer is shown as such.
+//! Structures behind a program's pointers are copied by the kernel, which fails where no memory is: an invalid pointer is shown
+//! as such.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;
@@ -14,16 +15,16 @@ use crate::abi::{
 };
 use crate::names;
 
-// Of a list.
+// Most entries of a list.
 const MOST: usize = 4;
-// Of a text.
+// Most characters of a string.
 const LONGEST: usize = 64;
 
-/// What an argument is.
+/// The type of an argument.
 #[derive(Clone, Copy)]
 pub(super) struct Kind(fn(&mut String, Argument));
 
-/// An argument, and what else may say how it is shown.
+/// An argument, and the others that determine how it is shown.
 #[derive(Clone, Copy)]
 struct Argument {
     value: u64,
@@ -66,7 +67,7 @@ const KINDS: &[(&str, Kind)] = &[
         "D",
         Kind(|out, it| {
             given::<IbvDevice>(out, it, |out, device| {
-                // What is no device need not have an end.
+                // The name need not be terminated if the pointer is no device's.
                 let name = device.name.map(|octet| octet as u8);
                 let name = name.split(|octet| *octet == 0).next().unwrap_or_default();
                 put(out, format_args!("{:?}", String::from_utf8_lossy(name)));
@@ -167,7 +168,7 @@ fn given<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) 
     }
 }
 
-// A structure that the verb has filled, if it has.
+// A structure that the verb has filled, if it succeeded.
 fn filled<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) {
     if it.failed {
         pointer(out, it.value);
@@ -178,7 +179,7 @@ fn filled<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T))
 
 fn text(out: &mut String, at: u64) {
     let mut octets = Vec::new();
-    // Octet by octet: what lies behind the end need not be there.
+    // Byte by byte: what lies behind the end need not be mapped.
     // SAFETY: any octet is one.
     while let Some(octet) = unsafe { read::<u8>(at + octets.len() as u64) } {
         if octet == 0 || octets.len() == LONGEST {
@@ -369,7 +370,7 @@ fn entries(out: &mut String, list: *const IbvSge, count: c_int) {
     out.push_str(if count > MOST { ", …]" } else { "]" });
 }
 
-// A list of structures that name the next.
+// A linked list of structures.
 fn list<T>(out: &mut String, first: u64, show: impl Fn(&mut String, &T) -> u64) {
     let mut next = first;
     let mut before = "[";
@@ -438,7 +439,7 @@ fn receives(out: &mut String, it: Argument) {
     });
 }
 
-// As many as the verb has answered.
+// As many entries as the verb has returned.
 fn completions(out: &mut String, it: Argument) {
     let count = usize::try_from(it.result as u32 as c_int).unwrap_or(0);
     if count == 0 {
@@ -510,7 +511,7 @@ const CM_EVENTS: [&str; 16] = [
     "TIMEWAIT_EXIT",
 ];
 
-// `rdma_cm_event` begins with the identifier and the listening one; the event and its status follow.
+// `rdma_cm_event` begins with the identifier and the listener; then come event and status.
 fn cm_event(out: &mut String, at: &u64) {
     // SAFETY: numbers.
     let Some((id, _, event, status)) =
@@ -559,7 +560,7 @@ mod tests {
         out
     }
 
-    // The compiler is not to know that nobody but the system reads there.
+    // The compiler must not know that only the kernel reads there.
     fn at<T>(value: &T) -> u64 {
         (std::hint::black_box(value) as *const T).expose_provenance() as u64
     }

@@ -1,7 +1,7 @@
-//! Datagram rsockets: a socket of UDP, and a queue pair for datagrams on each device that it takes.
+//! Datagram rsockets: a UDP socket, and a datagram queue pair on each device that is used.
 //!
-//! Who has not been told a peer's queue pair sends over UDP, with a header that tells its own; the peer answers with a
-//! header alone, and from then on datagrams go from queue pair to queue pair, each with who sent it in front.
+//! Until a sender knows the peer's queue pair it sends over UDP, with a header that names its own queue pair. The peer answers
+//! with a header alone; from then on datagrams go between the queue pairs, each with the sender's address in front.
 //!
 //! ```text
 //!  over UDP                  tag(32)  version  op  length  0  queue pair(32)  address of the sender
@@ -52,20 +52,20 @@ struct State {
     is_closed: bool,
 }
 
-// A queue pair for datagrams, on a device.
+// A datagram queue pair on a device.
 struct Port {
     device: Arc<Opened>,
     qp: Qp,
     cq: Cq,
     most: usize,
-    // Where datagrams come, and where they leave: slots of one length.
+    // Buffers of received datagrams and of those being sent: slots of equal length.
     slot: usize,
     sink: (Memory, Mr),
     source: (Memory, Mr),
     free: Vec<u32>,
 }
 
-// How a peer is reached.
+// The path to a peer.
 struct Route {
     port: usize,
     to: Option<UdDestination>,
@@ -77,7 +77,7 @@ struct Arrived {
 }
 
 enum Octets {
-    // Of a port, in a slot of it, from a place on.
+    // A received datagram: of a port, in a slot, at an offset.
     Slot {
         port: usize,
         slot: u32,
@@ -87,28 +87,28 @@ enum Octets {
     Own(Vec<u8>),
 }
 
-/// The queue key of datagrams, as the connection manager of UDP has it.
+/// The Q_Key of datagrams in the UDP port space of the connection manager.
 const QKEY: u32 = 0x0123_4567;
-/// In the identity of a receive.
+/// Bits of a receive's identity.
 const RECEIVE: u64 = 1 << 62;
-/// Datagrams over UDP that wait to be read; more are lost, as datagrams are.
+/// Most UDP datagrams that wait to be read; further ones are lost.
 const MOST_OVER_UDP: usize = 64;
 const GRH: usize = 40;
-/// Slots in each direction, where a device has as many.
+/// Slots in each direction, if the device has as many.
 const SLOTS: u32 = 256;
 const TAG: u32 = 0x5555_5555;
 const LONGEST: usize = 1 << 16;
 
-/// What stands before a datagram.
+/// The header of a datagram.
 mod header {
     use super::{IpAddr, SocketAddr, TAG};
 
-    /// What a datagram over UDP is.
+    /// The kind of a UDP datagram.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Kind {
-        /// Octets of the program follow.
+        /// It carries data.
         Data,
-        /// It tells the queue pair and nothing else.
+        /// It only names the queue pair.
         Control,
     }
 
@@ -126,7 +126,7 @@ mod header {
         if ip.is_ipv4() { 4 } else { 6 }
     }
 
-    /// Of a datagram over UDP.
+    /// Encodes the header of a UDP datagram.
     pub(super) fn put_udp(kind: Kind, qp_num: u32, own: IpAddr, target: &mut Vec<u8>) {
         let length = if own.is_ipv4() { 16 } else { 28 };
         let op = match kind {
@@ -139,7 +139,7 @@ mod header {
         put(own, target);
     }
 
-    /// What it is, whose queue pair it tells, and what follows.
+    /// Parses it: the kind, the queue pair that it names, and the data.
     pub(super) fn take_udp(octets: &[u8]) -> Option<(Kind, u32, &[u8])> {
         let (tag, rest) = octets.split_first_chunk()?;
         let (&[version, op, length, _], rest) = rest.split_first_chunk()?;
@@ -157,7 +157,7 @@ mod header {
         Some((kind, u32::from_be_bytes(*qp_num) & 0xff_ffff, body))
     }
 
-    /// Of a datagram between queue pairs.
+    /// Encodes the header of a datagram between queue pairs.
     pub(super) fn put_direct(own: SocketAddr, target: &mut Vec<u8>) {
         let length = if own.is_ipv4() { 8 } else { 24 };
         target.extend([version(own.ip()), length]);
@@ -168,7 +168,7 @@ mod header {
         put(own.ip(), target);
     }
 
-    /// Who sent it, and how long the header is.
+    /// Parses it: the sender, and the length of the header.
     pub(super) fn take_direct(octets: &[u8]) -> Option<(SocketAddr, usize)> {
         let (&[version, length, high, low], rest) = octets.split_first_chunk()?;
         let ip: IpAddr = match version {
@@ -182,7 +182,7 @@ mod header {
         (length >= least && length <= octets.len()).then(|| (SocketAddr::new(ip, port), length))
     }
 
-    /// The most octets of a header between queue pairs.
+    /// The longest header between queue pairs.
     pub(super) const MOST: usize = 24;
 }
 
@@ -192,8 +192,8 @@ fn errno_of(error: &std::io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-// A socket of the system that does not wait. By a system call, not by the function of C: librspreload has one in its place,
-// which would make an rsocket, which would want a socket.
+// A non-blocking system socket. Made by a system call, since librspreload replaces the function of C by one that would make an
+// rsocket, which would need a socket.
 fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
     let family = match at {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -248,7 +248,7 @@ impl Port {
         let sge = self.sink.1.sge(slot as usize * self.slot, self.slot as u32);
         if let Ok(sge) = sge {
             let request = ReceiveRequest::new(RECEIVE | u64::from(slot), Data::Sge(sge));
-            // A device that has gone takes none.
+            // A removed device takes no receives.
             let _ = self.qp.post_receive(request);
         }
     }
@@ -263,7 +263,7 @@ impl Port {
         })
     }
 
-    // Answers whether there was room.
+    // Returns whether there was room.
     fn send(&mut self, octets: &[u8], to: &UdDestination) -> Result<bool, Errno> {
         let Some(slot) = self.free.pop() else {
             return Ok(false);
@@ -317,7 +317,7 @@ impl Datagram {
         &self.waiting
     }
 
-    /// The descriptor of UDP, which has to be waited for besides.
+    /// The UDP socket's descriptor, which has to be polled as well.
     pub(crate) fn file(&self) -> Option<i32> {
         lock(&self.state).udp.as_ref().map(AsRawFd::as_raw_fd)
     }
@@ -394,7 +394,7 @@ impl Datagram {
         })
     }
 
-    /// Takes a datagram: what does not fit is lost.
+    /// Receives a datagram, truncated to the buffer.
     pub(crate) fn receive(
         &self,
         sinks: &mut [IoSliceMut<'_>],
@@ -467,7 +467,7 @@ impl State {
         Ok(())
     }
 
-    // The queue pair at an address, which is made where there is none yet.
+    // The queue pair at an address, created on first use.
     fn port_at(&mut self, address: IpAddr) -> Result<usize, Errno> {
         let known = |port: &Port| port.device.address == address;
         if let Some(place) = self.ports.iter().position(known) {
@@ -480,7 +480,7 @@ impl State {
         Ok(self.ports.len() - 1)
     }
 
-    // How a peer is reached, as far as that is known.
+    // The path to a peer, as far as it is known.
     fn route(&mut self, to: SocketAddr) -> Result<usize, Errno> {
         if let Some(route) = self.routes.get(&to) {
             return Ok(route.port);
@@ -553,7 +553,7 @@ impl State {
         }
     }
 
-    // What came over UDP: who sent it is known from then on, and is told of this end.
+    // Handles UDP datagrams: the sender's queue pair is known from then on, and the sender is told of this one.
     fn take_udp(&mut self) {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.resize(LONGEST, 0);
@@ -594,12 +594,12 @@ impl State {
         if let (Kind::Data, Some(udp)) = (kind, &self.udp) {
             let mut answer = Vec::new();
             header::put_udp(Kind::Control, own_number, own, &mut answer);
-            // One that is lost is sent again for the next datagram.
+            // If it is lost it is sent again with the next datagram.
             let _ = udp.send_to(&answer, from);
         }
     }
 
-    // `None` where there is no room now.
+    // `None` where there is no room.
     fn send(&mut self, parts: &[IoSlice<'_>], to: SocketAddr) -> Result<Option<usize>, Errno> {
         if self.udp.is_none() {
             self.bind(self.family.unspecified())?;

@@ -1,13 +1,13 @@
-//! What may be sent and what has come, counted: no verb, no memory, no clock.
+//! Flow control of a stream: counts what may be sent and what was received. Knows no verbs, memory or clock.
 //!
-//! Numbers of messages are counted in 16 bits and compared modulo 2^16. A ring is used in two halves, each granted as a
-//! whole; the peer fills one before it goes on to the other, so that to the reader the octets lie in one ring.
+//! Message numbers have 16 bits and are compared modulo 2^16. A ring is used in two halves, each granted as a whole; the peer
+//! fills one before the other, so that to the reader the bytes lie in one ring.
 
 use std::collections::VecDeque;
 
 use super::protocol::{Message, Target};
 
-/// Octets of a ring from a place on: up to its end, and the rest from its start.
+/// Bytes of a ring from an offset on: up to its end, and the rest from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub(crate) offset: u32,
@@ -26,21 +26,21 @@ impl Stretch {
     }
 }
 
-/// What a message takes until it has completed.
+/// What a message occupies until it has completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Taken {
-    /// Octets of the send ring.
+    /// Bytes of the send ring.
     pub(crate) octets: u32,
     /// Requests of the send queue.
     pub(crate) requests: u8,
-    /// It is one of those that are kept back for control messages.
+    /// It uses a request reserved for control messages.
     pub(crate) control: bool,
 }
 
 const CONTROL: u64 = 1 << 63;
 
 impl Taken {
-    /// As the identity of the request by whose completion all of it is free again.
+    /// The identity of the request whose completion frees all of it.
     pub(crate) fn to_id(self) -> u64 {
         let control = if self.control { CONTROL } else { 0 };
         control | u64::from(self.requests) << 32 | u64::from(self.octets)
@@ -55,7 +55,7 @@ impl Taken {
     }
 }
 
-/// The sending end.
+/// The sender's side.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     sent: u16,
@@ -66,20 +66,20 @@ pub(crate) struct Outgoing {
     ring_size: u32,
     ring_at: u32,
     ring_free: u32,
-    // What is left of the target in use, and which entry of the list is looked at next.
+    // The rest of the target in use, and the next entry of the list of targets.
     target: Target,
     next: usize,
-    // Where octets are sent as a message, there is a request for them and one for the message.
+    // Where data and message are separate requests.
     for_data: u8,
 }
 
-/// Entries in this end's list of targets.
+/// Entries in this side's list of targets.
 pub(crate) const TARGETS: usize = 2;
-/// Requests kept back for control messages.
+/// Requests reserved for control messages.
 pub(crate) const CONTROLS: u32 = 4;
 
 impl Outgoing {
-    /// With a send queue of `requests` and a ring of `ring` octets. `separate`: a message is a request of its own.
+    /// With a send queue of `requests` and a ring of `ring` bytes. `separate`: a message is a request of its own.
     pub(crate) fn new(requests: u32, ring: u32, separate: bool) -> Self {
         let for_data = requests.saturating_sub(CONTROLS).max(2);
         Self {
@@ -97,23 +97,23 @@ impl Outgoing {
         }
     }
 
-    /// What the peer told when the connection was made.
+    /// Sets the peer's grants at the beginning of the connection.
     pub(crate) fn open(&mut self, credits: u16, first: Target) {
         self.limit = credits;
         self.target = first;
     }
 
-    /// The peer takes messages up to this number.
+    /// The peer grants messages up to this number.
     pub(crate) fn granted(&mut self, limit: u16) {
         self.limit = limit;
     }
 
-    /// The entry of the list of targets that has to be looked at before more is sent.
+    /// The entry of the list of targets that has to be read before more is sent.
     pub(crate) fn wanted_target(&self) -> Option<usize> {
         (self.target.length == 0).then_some(self.next)
     }
 
-    /// What was found there.
+    /// Sets the target that was found there.
     pub(crate) fn found_target(&mut self, target: Target) {
         if target.length > 0 {
             self.target = target;
@@ -125,7 +125,7 @@ impl Outgoing {
         self.sent != self.limit && self.requests >= u32::from(self.for_data)
     }
 
-    /// Octets that may be sent now as one message: through the ring, or, where `inline`, beside it.
+    /// How many bytes may be sent now in one message: through the ring, or outside it if `inline`.
     pub(crate) fn room(&self, inline: bool) -> u32 {
         match self.has_credit() {
             true if inline => self.target.length,
@@ -134,7 +134,7 @@ impl Outgoing {
         }
     }
 
-    /// Takes room for octets: where in the ring they go, and where at the peer.
+    /// Reserves room for bytes: their place in the ring and their target at the peer.
     pub(crate) fn take(&mut self, octets: u32, inline: bool) -> (Stretch, Target, Taken) {
         let (stretch, taken) = self.take_ring(octets, inline, self.for_data);
         self.sent = self.sent.wrapping_add(1);
@@ -161,7 +161,7 @@ impl Outgoing {
         (stretch, taken)
     }
 
-    /// Octets that may be written now to a map of the peer's, of which no message tells.
+    /// How many bytes may be written now to a map of the peer's, without a message.
     pub(crate) fn room_unannounced(&self, inline: bool) -> u32 {
         match self.requests {
             0 => 0,
@@ -170,12 +170,12 @@ impl Outgoing {
         }
     }
 
-    /// Takes room for them.
+    /// Reserves room for them.
     pub(crate) fn take_unannounced(&mut self, octets: u32, inline: bool) -> (Stretch, Taken) {
         self.take_ring(octets, inline, 1)
     }
 
-    /// Takes what a message about a map needs, where there is as much.
+    /// Reserves what a message about a map needs, if available.
     pub(crate) fn take_mapped(&mut self) -> Option<Taken> {
         self.has_credit().then(|| {
             self.sent = self.sent.wrapping_add(1);
@@ -183,7 +183,7 @@ impl Outgoing {
         })
     }
 
-    /// Takes what a control message needs, where there is as much.
+    /// Reserves what a control message needs, if available.
     pub(crate) fn take_control(&mut self, requests: u8) -> Option<Taken> {
         let left = self.control.checked_sub(u32::from(requests))?;
         self.control = left;
@@ -194,7 +194,7 @@ impl Outgoing {
         })
     }
 
-    /// A request has completed: what the message took is free again.
+    /// A request has completed: frees what its message occupied.
     pub(crate) fn completed(&mut self, taken: Taken) {
         let requests = u32::from(taken.requests);
         if taken.control {
@@ -211,19 +211,19 @@ impl Outgoing {
     }
 }
 
-/// The receiving end.
+/// The receiver's side.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     size: u32,
     read_at: u32,
     unread: u32,
-    // Octets of each message of which not all was read.
+    // Unread bytes of each message.
     messages: VecDeque<u32>,
     taken: u16,
     credits: u16,
-    // The number of messages taken when credits were granted last.
+    // The number of messages received when credits were last granted.
     granted_at: u16,
-    // Octets of the ring that were read and not granted again, and where they begin.
+    // Bytes of the ring that were read and not granted again, and where they begin.
     free: u32,
     free_at: u32,
     entries: u32,
@@ -234,17 +234,17 @@ pub(crate) struct Incoming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Excess;
 
-/// What the peer is to be told.
+/// A grant for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     /// The number up to which it may send messages.
     pub(crate) limit: u16,
-    /// Half of the ring, from this place on, and the entry of its list in which it is told so.
+    /// Half of the ring, from this offset on, and the entry of its list of targets for it.
     pub(crate) half: Option<(u32, u32)>,
 }
 
 impl Incoming {
-    /// A ring of `size` octets, of which the first half was granted, and so many messages.
+    /// A ring of `size` bytes, of which the first half is granted, and this many messages.
     pub(crate) fn new(size: u32, credits: u16) -> Self {
         Self {
             size,
@@ -261,18 +261,18 @@ impl Incoming {
         }
     }
 
-    /// Messages that were granted at first.
+    /// Messages granted at the beginning.
     pub(crate) fn credits(&self) -> u16 {
         self.credits
     }
 
-    /// How many entries the peer's list of targets has.
+    /// Sets how many entries the peer's list of targets has.
     pub(crate) fn open(&mut self, entries: u32) {
         self.entries = entries.max(1);
         self.entry = 1 % self.entries;
     }
 
-    /// Octets were written.
+    /// Bytes were received.
     ///
     /// # Errors
     /// More than were granted.
@@ -289,23 +289,23 @@ impl Incoming {
         Ok(())
     }
 
-    /// A message of another kind came that counts against the credits.
+    /// A message of another kind was received that uses a credit.
     pub(crate) fn noticed(&mut self) {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// Octets that can be read.
+    /// How many bytes can be read.
     pub(crate) fn unread(&self) -> u32 {
         self.unread
     }
 
-    /// Where they are, up to `most` of them, behind the first `behind`.
+    /// Where they are: up to `most` of them, behind the first `behind`.
     pub(crate) fn peek(&self, behind: u32, most: u32) -> Stretch {
         let length = self.unread.saturating_sub(behind).min(most);
         Stretch::of((self.read_at + behind) % self.size, length, self.size)
     }
 
-    /// They were read: at most as many as there are.
+    /// Bytes were read, of those that there are.
     pub(crate) fn read(&mut self, octets: u32) {
         self.read_at = (self.read_at + octets) % self.size;
         self.unread -= octets;
@@ -322,7 +322,7 @@ impl Incoming {
         }
     }
 
-    /// What is to be granted, where half of the ring or of the credits is used up.
+    /// The grant that is due, once half of the ring or of the credits is used up.
     pub(crate) fn due(&self) -> Option<Grant> {
         let used = self.taken.wrapping_sub(self.granted_at);
         let has_half = self.free >= self.size / 2;
@@ -332,7 +332,7 @@ impl Incoming {
         })
     }
 
-    /// It was granted.
+    /// The grant was sent.
     pub(crate) fn granted(&mut self, grant: Grant) {
         self.granted_at = grant.limit.wrapping_sub(self.credits);
         if grant.half.is_some() {
@@ -351,7 +351,7 @@ mod tests {
 
     const RING: u32 = 64;
 
-    // Both ends of one direction, with their memories: what is written where the targets say is what is read.
+    // Both ends of one direction with their memories: what is written to the targets is what is read.
     struct Pair {
         out: Outgoing,
         incoming: Incoming,
@@ -454,7 +454,7 @@ mod tests {
                     _ => pair.complete(),
                 }
             }
-            // With everybody at work, whatever went before, as much as one likes gets through.
+            // With both sides working, any amount gets through, whatever went before.
             let mut through = 0;
             for _ in 0..200 {
                 through += pair.send(7, false);

@@ -1,4 +1,4 @@
-//! One connection's queue pair with its memory: both directions of [`flow`](super::flow) as verbs.
+//! A connection's queue pair with its memory: carries out both directions of [`flow`](super::flow) by verbs.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::flow::{CONTROLS, Incoming, Outgoing, Stretch, TARGETS, Taken};
 use super::options::{FEWEST, Sizes};
 use super::protocol::{Hello, Map, Message, Order, Target, maps_told};
 
-/// Memory of ours, registered.
+/// Registered memory of ours.
 struct Registered {
     memory: Memory,
     mr: Mr,
@@ -45,17 +45,17 @@ impl Registered {
     }
 }
 
-// None of the places is outside: they are counted in rings of that size.
+// It cannot be outside: the offset is one of a ring of that size.
 fn inside<T: Default>(done: Result<T, OutOfRange>) -> T {
     debug_assert!(done.is_ok());
     done.unwrap_or_default()
 }
 
-/// Memory of the program that the peer may write.
+/// A map: memory of the program that the peer may write.
 struct Mapped {
     address: usize,
     map: Map,
-    // Where in the peer's list; none where it was not to be told.
+    // Its index in the peer's list; none if the peer is not to be told.
     index: Option<u32>,
     told: bool,
     mr: Mr,
@@ -64,13 +64,13 @@ struct Mapped {
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The peer said so.
+    /// The peer announced it.
     Closed,
-    /// It did not.
+    /// The peer did not.
     Failed(Errno),
 }
 
-/// One end of a connection.
+/// One side of a connection.
 pub(crate) struct Lane {
     device: Arc<Opened>,
     qp: Qp,
@@ -78,7 +78,7 @@ pub(crate) struct Lane {
     send: Registered,
     ring: Registered,
     list: Registered,
-    // Where messages come that are sends.
+    // Buffers of messages that are sends.
     notices: Option<Registered>,
     out: Outgoing,
     incoming: Incoming,
@@ -88,16 +88,16 @@ pub(crate) struct Lane {
     mapped: Vec<Mapped>,
     slots: Vec<Completion>,
     scratch: Vec<u8>,
-    // The list may hold a target that was not seen.
+    // The list may hold a target that was not read.
     is_list_written: bool,
     peer_sends: bool,
     end: Option<End>,
     last_traffic: Instant,
 }
 
-/// In the identity of a receive; the rest is its place.
+/// Bit of a receive's identity; the rest is its slot.
 const RECEIVE: u64 = 1 << 62;
-/// Receives for messages that take no credits.
+/// Receives for messages that use no credits.
 const SPARE_RECEIVES: u32 = 64;
 const NOTICE: u32 = 4;
 const SLOTS: usize = 32;
@@ -188,7 +188,7 @@ impl Lane {
         &self.device
     }
 
-    /// What the peer is told.
+    /// The parameters for the peer.
     pub(crate) fn hello(&self, sizes: &Sizes) -> Hello {
         Hello {
             order: Order::HERE,
@@ -199,7 +199,7 @@ impl Lane {
         }
     }
 
-    /// What the peer told. From now on there is a connection.
+    /// Sets the peer's parameters: there is a connection from now on.
     pub(crate) fn open(&mut self, peer: Hello) {
         self.out.open(peer.credits, peer.ring);
         self.incoming.open(peer.list.length);
@@ -223,7 +223,7 @@ impl Lane {
         self.end.get_or_insert(End::Failed(error));
     }
 
-    /// The connection has ended, which the peer may have said before.
+    /// The connection has ended; the peer may have announced that before.
     pub(crate) fn hang_up(&mut self) {
         self.progress();
         self.fail(Errno(libc::ECONNRESET));
@@ -234,12 +234,12 @@ impl Lane {
         self.end
     }
 
-    /// Asks for one notice. Answers whether there is something already.
+    /// Arms the completion queue. Returns whether there is something already.
     pub(crate) fn arm(&self) -> bool {
         self.cq.arm(Notify::Next).unwrap_or(true)
     }
 
-    /// Takes what has completed and come.
+    /// Polls completions and handles messages.
     pub(crate) fn progress(&mut self) {
         let mut slots = std::mem::take(&mut self.slots);
         loop {
@@ -289,7 +289,7 @@ impl Lane {
                 None => return self.fail(Errno(libc::EPROTO)),
             },
         };
-        // A queue pair that has failed takes none, and tells by its completions.
+        // A failed queue pair takes none, and reports itself by its completions.
         let _ = self.post_receive(place);
         match Message::of_bits(bits) {
             Message::Data(octets) => {
@@ -310,7 +310,7 @@ impl Lane {
         }
     }
 
-    // Grants what is due, where there is a request for it.
+    // Sends the grant that is due, if there is a request for it.
     fn grant(&mut self) {
         let Some(peer) = self.peer else { return };
         while self.end.is_none()
@@ -350,13 +350,13 @@ impl Lane {
     }
 
     fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), Errno> {
-        // What it failed of comes as a completion, where the peer is the reason.
+        // If the peer is the reason, a completion follows.
         self.qp
             .post_one(request)
             .map_err(|_| Errno(libc::ECONNRESET))
     }
 
-    // A message alone.
+    // Sends a message alone.
     fn post_message(&mut self, message: Message, taken: Taken) {
         let bits = message.bits();
         let id = taken.to_id();
@@ -371,7 +371,7 @@ impl Lane {
         self.posted(posted, taken);
     }
 
-    // Octets, and a message behind them.
+    // Sends bytes and a message behind them.
     fn post_write(&mut self, data: Data<'_>, to: Target, message: Message, taken: Taken) {
         let bits = message.bits();
         let id = taken.to_id();
@@ -402,7 +402,7 @@ impl Lane {
             return;
         }
         let at = entry * Target::LEN;
-        // The peer writes the length last, with the key: seen first, what is before it is there too.
+        // The peer writes the length last, with the key: once it is visible, so is everything in front.
         let tail = inside(self.list.memory.load_u64(at + 8)).to_ne_bytes();
         let mut target = Target {
             addr: 0,
@@ -414,7 +414,7 @@ impl Lane {
             return;
         }
         target.addr = inside(self.list.memory.load_u64(at));
-        // It is written again only when all of it was used.
+        // It is written again only after all of it was used.
         inside(self.list.memory.store_u64(at + 8, 0));
         self.out.found_target(target);
     }
@@ -425,7 +425,7 @@ impl Lane {
         self.out.room(false) > 0
     }
 
-    // Octets in one piece, where they are sent beside the ring.
+    // The bytes in one piece, if they are sent outside the ring.
     fn inline<'a>(scratch: &'a mut Vec<u8>, source: &'a [IoSlice<'_>], octets: usize) -> Data<'a> {
         if let Some(whole) = source.first().and_then(|first| first.get(..octets)) {
             return Data::Inline(whole);
@@ -458,7 +458,7 @@ impl Lane {
         ]
     }
 
-    /// Sends the first octets of `source`, as many as there is room for. Answers how many.
+    /// Sends the first bytes of `source`, as many as there is room for. Returns how many.
     pub(crate) fn send(&mut self, source: &[IoSlice<'_>]) -> u32 {
         self.tell_maps();
         self.look_for_target();
@@ -483,7 +483,7 @@ impl Lane {
         octets
     }
 
-    /// Writes the first octets of `source` to where the peer has mapped `offset`. Answers how many there was room for.
+    /// Writes the first bytes of `source` to where the peer has mapped `offset`. Returns how many there was room for.
     ///
     /// # Errors
     /// The peer has mapped nothing there.
@@ -523,7 +523,7 @@ impl Lane {
         })
     }
 
-    /// Copies octets that have come. Answers how many.
+    /// Copies received bytes. Returns how many.
     pub(crate) fn receive(&mut self, sinks: &mut [IoSliceMut<'_>], peek: bool) -> usize {
         let mut copied = 0;
         for sink in sinks {
@@ -547,22 +547,22 @@ impl Lane {
         copied as usize
     }
 
-    /// Octets that can be read.
+    /// How many bytes can be read.
     pub(crate) fn unread(&self) -> u32 {
         self.incoming.unread()
     }
 
-    /// Whether the peer may send still.
+    /// Whether the peer may still send.
     pub(crate) fn peer_sends(&self) -> bool {
         self.peer_sends && self.end.is_none()
     }
 
-    /// Whether everything that was sent has arrived, as far as the transport tells.
+    /// Whether everything sent has arrived, as far as the transport reports that.
     pub(crate) fn is_idle(&self) -> bool {
         self.out.is_idle()
     }
 
-    /// Sends a control message, where there is a request for it.
+    /// Sends a control message, if there is a request for it.
     pub(crate) fn control(&mut self, message: Message) -> bool {
         let taken = self.out.take_control(1);
         if let Some(taken) = taken {
@@ -571,12 +571,12 @@ impl Lane {
         taken.is_some()
     }
 
-    /// When something came last.
+    /// When something was received last.
     pub(crate) fn last_traffic(&self) -> Instant {
         self.last_traffic
     }
 
-    /// Sends what the peer's program does not see, unless something is under way: whoever is not there any more does not
+    /// Sends a message that the peer's program does not see, unless something is outstanding: a vanished peer does not
     /// acknowledge it.
     pub(crate) fn probe(&mut self) {
         if self.end.is_some() || self.peer.is_none() || !self.out.is_idle() {
@@ -590,7 +590,7 @@ impl Lane {
         }
     }
 
-    /// Lets the peer write memory of the program's, which `mr` is.
+    /// Lets the peer write the program's memory in `mr`.
     ///
     /// # Errors
     /// The peer has no room for another map.
@@ -631,7 +631,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Ends it. The region is the caller's to end.
+    /// Removes a map. The caller deregisters the region.
     pub(crate) fn unmap(&mut self, address: usize, length: usize) -> Option<Mr> {
         let place = self.mapped.iter().position(|mapped| {
             mapped.address == address && mapped.map.target.length as usize == length
@@ -639,7 +639,7 @@ impl Lane {
         Some(self.mapped.swap_remove(place).mr)
     }
 
-    // Maps that the peer was not told of go before octets that are sent.
+    // Announces maps to the peer, before further bytes are sent.
     fn tell_maps(&mut self) {
         let Some(peer) = self.peer else { return };
         for place in 0..self.mapped.len() {
@@ -665,7 +665,7 @@ impl Lane {
         }
     }
 
-    /// Ends all that it is made of.
+    /// Destroys its objects.
     pub(crate) fn destroy(self) {
         let _ = self.qp.destroy().wait();
         let _ = self.cq.destroy().wait();
@@ -682,7 +682,7 @@ impl Lane {
     }
 }
 
-/// The most octets of one message: the peer reads the first while the next are copied.
+/// Most bytes of one message: the peer reads the first while the next are copied.
 const PIECE: u32 = 1 << 16;
 
 const _: () = assert!(CONTROLS >= 2);

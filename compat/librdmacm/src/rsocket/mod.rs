@@ -1,4 +1,4 @@
-//! Rsockets: sockets over RDMA, in the protocol that rdma-core's have.
+//! Rsockets: sockets over RDMA, in the protocol of rdma-core's rsockets.
 //!
 //! ```text
 //!  rsend, rrecv, rpoll …      calls: pointers and numbers of C          table: descriptors

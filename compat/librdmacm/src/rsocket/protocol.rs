@@ -1,9 +1,8 @@
-//! What goes over the wire between two stream rsockets, as octets.
+//! The wire format of stream rsockets.
 //!
-//! A connection is a pair of rings. Each end tells the other, with the request and the reply, where its *list of
-//! targets* lies; into an entry of it the peer writes where the next half of its receive ring is to be had. Octets of the
-//! program go there by RDMA write, and behind each write goes a *message* of 32 bits: as immediate data, or, where the
-//! transport has none, as a send of four octets.
+//! A connection is a pair of rings. In request and reply each side names its *list of targets*; the peer writes into an entry
+//! of it where the next half of its receive ring is. The program's bytes are written there by RDMA, and each write is followed
+//! by a *message* of 32 bits: as immediate data, or, where the transport has none, as a send of four bytes.
 //!
 //! ```text
 //!  request, reply     version  flags  credits(16)  0(24)  maps(8)   list of targets   first half of the ring
@@ -12,21 +11,21 @@
 //!  message            kind(3)  value(29)
 //! ```
 //!
-//! What travels with the request and the reply is in network order. Targets and maps are in the order of the end in
-//! whose memory they lie: it reads them there.
+//! Request and reply are in network order. Targets and maps are in the byte order of the side in whose memory they lie, because
+//! that side reads them there.
 
-/// Where octets may be written.
+/// Memory that may be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// The first octet.
+    /// Its address.
     pub(crate) addr: u64,
-    /// The key.
+    /// Its key.
     pub(crate) key: u32,
-    /// Octets; entries, of a list of targets.
+    /// Its length in bytes; of a list of targets, in entries.
     pub(crate) length: u32,
 }
 
-/// How an end that reads memory orders the octets of numbers in it.
+/// The byte order of a side's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Big,
@@ -65,7 +64,7 @@ fn u64_at(octets: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Target {
-    /// Octets of one.
+    /// Length of an encoded target.
     pub(crate) const LEN: usize = 16;
 
     pub(crate) fn emit(&self, order: Order) -> [u8; Self::LEN] {
@@ -85,17 +84,17 @@ impl Target {
     }
 }
 
-/// Memory of the peer's program that may be written by offset.
+/// A map: memory of the peer's program that may be written by offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Map {
-    /// What the first octet is called.
+    /// The offset of its first byte.
     pub(crate) offset: u64,
-    /// Where it is.
+    /// Its memory.
     pub(crate) target: Target,
 }
 
 impl Map {
-    /// Octets of one.
+    /// Length of an encoded map.
     pub(crate) const LEN: usize = 8 + Target::LEN;
 
     pub(crate) fn emit(&self, order: Order) -> [u8; Self::LEN] {
@@ -105,7 +104,7 @@ impl Map {
         octets
     }
 
-    /// One that lies in this machine's memory.
+    /// Parses one from this machine's memory.
     pub(crate) fn read(octets: &[u8; Self::LEN]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 4];
@@ -127,7 +126,7 @@ impl Map {
         }
     }
 
-    /// Where the octet is that is called `offset`, and how many there are from it on.
+    /// The address for `offset`, and how many bytes there are from it on.
     pub(crate) fn find(&self, offset: u64) -> Option<Target> {
         let into = offset.checked_sub(self.offset)?;
         let left = u64::from(self.target.length).checked_sub(into)?;
@@ -139,16 +138,16 @@ impl Map {
     }
 }
 
-/// What each end tells the other about itself.
+/// The parameters that each side sends to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// How its memory is read.
+    /// Its byte order.
     pub(crate) order: Order,
-    /// Messages that it takes before it has granted more.
+    /// Messages that it accepts before it grants more.
     pub(crate) credits: u16,
-    /// Maps that it has room for; `None` where it knows of none.
+    /// Maps that it accepts; `None` where the protocol does not say.
     pub(crate) maps: Option<u32>,
-    /// Its list of targets; maps lie behind.
+    /// Its list of targets, followed by its maps.
     pub(crate) list: Target,
     /// The first half of its receive ring.
     pub(crate) ring: Target,
@@ -159,7 +158,7 @@ const BIG_ENDIAN: u8 = 1;
 const HAS_MAPS: u8 = 1 << 1;
 
 impl Hello {
-    /// Octets of one.
+    /// Their encoded length.
     pub(crate) const LEN: usize = 8 + 2 * Target::LEN;
 
     pub(crate) fn emit(&self) -> [u8; Self::LEN] {
@@ -178,7 +177,7 @@ impl Hello {
         octets
     }
 
-    /// `None` where it is none, or of another version. What follows is padding.
+    /// `None` for another format or version. The rest is padding.
     pub(crate) fn parse(octets: &[u8]) -> Option<Self> {
         let octets = octets.get(..Self::LEN)?;
         let flags = octets[1];
@@ -195,7 +194,7 @@ impl Hello {
         })
     }
 
-    /// Where its map of this index is written.
+    /// Where its map of this index is to be written.
     pub(crate) fn map_address(&self, index: u32) -> u64 {
         let before =
             u64::from(self.list.length) * Target::LEN as u64 + u64::from(index) * Map::LEN as u64;
@@ -220,7 +219,7 @@ fn from_scale(scaled: u8) -> u32 {
     }
 }
 
-/// Maps that an end has room for which was asked for as many: those that it can tell of.
+/// How many maps a side accepts that was asked for this many: a number that can be encoded.
 pub(crate) fn maps_told(wanted: u32) -> u32 {
     from_scale(to_scale(wanted))
 }
@@ -228,19 +227,19 @@ pub(crate) fn maps_told(wanted: u32) -> u32 {
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// So many octets were written to the ring.
+    /// This many bytes were written to the ring.
     Data(u32),
-    /// The number of the message up to which there are credits. A target may have been written.
+    /// Credits up to this message number. A target may have been written.
     Credits(u16),
     /// The map of this index was written.
     Mapped(u32),
     /// The peer neither sends nor receives any more.
     Disconnect,
-    /// Asks for nothing: whether this end is there.
+    /// Keep-alive, without content.
     KeepAlive,
     /// The peer sends no more.
     Shutdown,
-    /// Not of this version.
+    /// Unknown in this version.
     Unknown(u32),
 }
 
@@ -252,7 +251,7 @@ const MAPPED: u32 = 6;
 const CONTROL: u32 = 7;
 
 impl Message {
-    /// The most octets that one tells of.
+    /// Most bytes that one message announces.
     pub(crate) const MOST: u32 = VALUE;
 
     pub(crate) fn bits(self) -> u32 {
@@ -272,7 +271,7 @@ impl Message {
         let value = bits & VALUE;
         match (bits >> KIND, value) {
             (DATA, octets) => Self::Data(octets),
-            // Numbers of messages are counted in 16 bits; who grants may have counted on.
+            // Message numbers have 16 bits, and the sender's may have wrapped.
             (CREDITS, limit) => Self::Credits(limit as u16),
             (MAPPED, index) => Self::Mapped(index),
             (CONTROL, 0) => Self::Disconnect,

@@ -1,8 +1,7 @@
-//! Stream rsockets: binding, listening, connecting, and the calls that move octets.
+//! Stream rsockets: binding, listening, connecting, sending and receiving.
 //!
-//! The state of a socket is behind one lock, which is held while octets are copied and never while anybody waits. What
-//! the connection manager tells comes in handlers, which touch no such lock: they leave it in a mailbox, and whoever
-//! looks at the socket next takes it from there.
+//! One lock protects the state of a socket. It is held while bytes are copied, and never while a thread waits. Handlers of the
+//! connection manager do not take it: they leave events in a mailbox, from which the next user of the socket takes them.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -30,7 +29,7 @@ pub(crate) struct Stream {
     waiting: Waiting,
 }
 
-// What the connection manager tells.
+// Events of the connection manager.
 enum Letter {
     Connected(Hello, Connection),
     Failed(Errno),
@@ -46,7 +45,7 @@ struct State {
     peer: Option<SocketAddr>,
     lane: Option<Lane>,
     connection: Option<Connection>,
-    // What SO_ERROR tells, once.
+    // The error that SO_ERROR reports, once.
     error: Option<Errno>,
     reads: bool,
     writes: bool,
@@ -61,7 +60,7 @@ enum Stage {
     Closed,
 }
 
-/// Which addresses a socket has.
+/// The address families of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     V4,
@@ -77,7 +76,7 @@ impl Family {
         SocketAddr::new(ip, 0)
     }
 
-    /// The address that a program means: a socket of IPv6 names those of IPv4 as IPv6 maps them.
+    /// The address that a program means: an IPv6 socket names IPv4 addresses in mapped form.
     ///
     /// # Errors
     /// It is of the other family.
@@ -92,7 +91,7 @@ impl Family {
         })
     }
 
-    /// An address as the program has it.
+    /// An address in the form that the program expects.
     fn shown(self, at: SocketAddr) -> SocketAddr {
         match at.ip() {
             IpAddr::V4(ip) if self == Self::V6 => {
@@ -103,7 +102,7 @@ impl Family {
     }
 }
 
-/// What may be done without waiting, as `poll` has it.
+/// Which calls would not block, as in `poll`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ready {
     pub(crate) read: bool,
@@ -112,29 +111,29 @@ pub(crate) struct Ready {
     pub(crate) hang_up: bool,
 }
 
-/// Half a second, seven times: a peer that is busy is not one that is gone.
+/// Half a second, seven times: a busy peer is not a dead one.
 const ACK_TIMEOUT: u8 = 17;
-/// How long closing waits for what was sent, unless SO_LINGER says otherwise.
+/// How long closing waits for sent bytes, unless SO_LINGER says otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// What a call took.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) octets: usize,
-    /// There was more of a datagram, which is lost.
+    /// A datagram was truncated.
     pub(crate) is_cut: bool,
-    /// Who sent it, of a datagram.
+    /// The sender of a datagram.
     pub(crate) from: Option<SocketAddr>,
 }
 
-/// How a call moves octets.
+/// The mode of a send or receive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct How {
-    /// It does not wait.
+    /// Non-blocking.
     pub(crate) no_wait: bool,
-    /// What is read stays there.
+    /// Received bytes stay in the socket.
     pub(crate) peek: bool,
-    /// It waits for all.
+    /// Waits for all bytes.
     pub(crate) all: bool,
 }
 
@@ -176,7 +175,7 @@ impl Stream {
         self.waiting.waiters.wake();
     }
 
-    // The state, with all that has happened in it.
+    // Locks the state, after the mailbox was emptied into it.
     fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let mut state = lock(&self.state);
         let letters = std::mem::take(&mut *lock(&self.mailbox));
@@ -191,7 +190,7 @@ impl Stream {
         look(&mut state)
     }
 
-    // Tries until there is an outcome.
+    // Repeats an attempt until it has an outcome.
     fn until<T>(
         &self,
         no_wait: bool,
@@ -215,7 +214,7 @@ impl Stream {
         })
     }
 
-    /// What may be done now. `arm`: those who wait are woken when that changes.
+    /// What would not block now. `arm`: waiters are woken when that changes.
     pub(crate) fn ready(&self, arm: bool) -> Ready {
         self.look(|state| {
             let mut ready = state.ready();
@@ -224,7 +223,7 @@ impl Stream {
                 ready = state.ready();
             }
             if arm && ready != Ready::default() {
-                // What is not waited for may be ready, and what is may become so.
+                // Conditions that nobody waits for may hold already, and others may come to hold.
                 while state.arm() {
                     state.progress();
                 }
@@ -234,12 +233,12 @@ impl Stream {
         })
     }
 
-    /// Looks whether the peer is there, where nothing came for a while.
+    /// Sends a keep-alive after a while without traffic.
     pub(crate) fn probe(&self) {
         self.look(State::probe);
     }
 
-    /// Names the address that it is at.
+    /// Binds the socket to an address.
     pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
         self.look(|state| {
             if !matches!(state.stage, Stage::New) || state.local.is_some() {
@@ -254,7 +253,7 @@ impl Stream {
         })
     }
 
-    /// Takes connections, on every device at its address.
+    /// Listens on every device at its address.
     pub(crate) fn listen(self: &Arc<Self>, backlog: usize) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         if let Stage::Listening(_) = state.stage {
@@ -266,13 +265,13 @@ impl Stream {
         let mut at = state.local.unwrap_or_else(|| state.family.unspecified());
         let mut listeners = Vec::new();
         let mut refused = Errno(libc::ENODEV);
-        // One that listens everywhere takes both families, unless it is told otherwise.
+        // A listener at any address accepts both families, unless told otherwise.
         let both = state.family == Family::V6 && !state.options.is_alone_in_family();
         for device in device::listening(at.ip(), both)? {
             let own = SocketAddr::new(device.address, at.port());
             match device.connector.listen(own, backlog.max(1)) {
                 Ok(listener) => {
-                    // Devices at one address have one port.
+                    // All devices at one address use the same port.
                     at.set_port(listener.address().port());
                     listeners.push((device, Arc::new(listener)));
                 }
@@ -295,7 +294,7 @@ impl Stream {
         Ok(())
     }
 
-    // The next request of a listener: one at a time, so that its backlog counts.
+    // Takes the next request of a listener: one at a time, so that its backlog counts.
     fn hear(self: &Arc<Self>, place: usize, listener: &Listener) {
         let this = Arc::downgrade(self);
         listener.next().on_done(move |asked| {
@@ -305,7 +304,7 @@ impl Stream {
         });
     }
 
-    /// The next connection, and who is at its other end.
+    /// The next connection, and its peer's address.
     pub(crate) fn accept(self: &Arc<Self>) -> Result<(Arc<Self>, SocketAddr), Errno> {
         loop {
             let (place, incoming) = self.until(
@@ -330,7 +329,7 @@ impl Stream {
                 ))
             })?;
             self.hear(place, &listener);
-            // Who asks for something else is not for us.
+            // A request in another protocol is refused.
             let Some(hello) = Hello::parse(incoming.private_data()) else {
                 continue;
             };
@@ -359,7 +358,7 @@ impl Stream {
         Ok(())
     }
 
-    // A queue pair, and what the peer is told of it.
+    // A queue pair, and the parameters for the peer.
     fn make_lane(&self, device: &Arc<Opened>) -> Result<(Qp, ConnectionOptions), Errno> {
         let sizes = lock(&self.state).options.sizes;
         let lane = Lane::new(device, &sizes)?;
@@ -422,7 +421,7 @@ impl Stream {
         state.peer = Some(to);
         let port = match (from.map_or(0, |from| from.port()), device.transport) {
             (0, Transport::InfiniBand) => some_port(),
-            // Of a stream it is the system's.
+            // The system chooses the address of a stream.
             (port, _) => port,
         };
         state.local = Some(SocketAddr::new(device.address, port));
@@ -446,7 +445,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends octets. Answers how many it took: all, where it waits.
+    /// Sends bytes. Returns how many: all, if it waits.
     pub(crate) fn send(&self, parts: &[IoSlice<'_>], how: How) -> Result<usize, Errno> {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut sent = 0;
@@ -458,7 +457,7 @@ impl Stream {
         })
     }
 
-    /// Writes octets where the peer's program has mapped `offset`.
+    /// Writes bytes to where the peer's program has mapped `offset`.
     pub(crate) fn write_at(&self, source: &[u8], offset: u64, how: How) -> Result<usize, Errno> {
         let mut sent = 0;
         self.move_out(how, source.len(), &mut sent, |lane, sent| {
@@ -497,13 +496,13 @@ impl Stream {
         });
         match moved {
             Ok(()) => Ok(total),
-            // What went before an error counts; the error comes with the next call.
+            // Progress made before an error counts; the next call reports the error.
             Err(_) if *sent > 0 => Ok(*sent),
             Err(error) => Err(error),
         }
     }
 
-    /// Takes octets that have come: 0 at the end.
+    /// Receives bytes: 0 at the end.
     pub(crate) fn receive(&self, sinks: &mut [IoSliceMut<'_>], how: How) -> Result<usize, Errno> {
         let total: usize = sinks.iter().map(|sink| sink.len()).sum();
         let no_wait = how.no_wait || self.waiting.is_nonblocking();
@@ -530,7 +529,7 @@ impl Stream {
         }
     }
 
-    /// Ends one direction, or both.
+    /// Shuts one or both directions down.
     pub(crate) fn shutdown(&self, reads: bool, writes: bool) -> Result<(), Errno> {
         self.shutdown_within(reads, writes, Deadline::after(LINGER))
     }
@@ -560,12 +559,12 @@ impl Stream {
             is_told |= !is_told && lane.control(message);
             (is_told && lane.is_idle()).then_some(Ok(()))
         };
-        // A signal leaves nothing undone. A peer that takes nothing any more is no error of who has nothing more to say.
+        // Signals do not interrupt it. If there is nothing left to send, a peer that accepts no more is no error.
         while self.until(false, deadline, &mut arrived) == Err(INTERRUPTED) {}
         Ok(())
     }
 
-    /// Ends the socket: what was sent arrives, as far as that is up to this end.
+    /// Closes the socket, after sent bytes have arrived as far as this side can ensure that.
     pub(crate) fn close(&self) {
         let deadline = self.look(|state| {
             let linger = state.options.linger.unwrap_or(LINGER);
@@ -580,7 +579,7 @@ impl Stream {
         drop(state);
         let letters = std::mem::take(&mut *lock(&self.mailbox));
         self.waiting.waiters.wake();
-        // With no lock held: what ends here calls back.
+        // With no lock held, since dropping these calls back.
         drop((asked, stage));
         drop((connection, letters));
         if let Some(lane) = lane {
@@ -588,10 +587,10 @@ impl Stream {
         }
     }
 
-    /// Has the peer write memory of the program's where it says `offset`; -1 for the address itself. Answers the offset.
+    /// Lets the peer write the program's memory at `offset`; -1 stands for its address. Returns the offset.
     ///
     /// # Safety
-    /// `length` octets from `address` stay mapped, readable and writable, until [`unmap`](Self::unmap) or
+    /// `length` bytes from `address` stay mapped, readable and writable, until [`unmap`](Self::unmap) or
     /// [`close`](Self::close).
     #[allow(unsafe_code)]
     pub(crate) unsafe fn map(
@@ -605,7 +604,7 @@ impl Stream {
         if address.is_null() || length == 0 {
             return Err(Errno::INVAL);
         }
-        // A connection that was accepted may be half of one still.
+        // An accepted connection may not be established yet.
         let pd = self.until(false, Deadline::NEVER, |state| {
             let found = state.receiving().transpose()?;
             Some(found.map(|lane| lane.device().pd.clone()))
@@ -630,7 +629,7 @@ impl Stream {
         mapped.map(|()| offset)
     }
 
-    /// Ends a mapping.
+    /// Removes a map.
     pub(crate) fn unmap(&self, address: usize, length: usize) -> Result<(), Errno> {
         let mr = self.look(|state| state.lane.as_mut()?.unmap(address, length));
         mr.ok_or(Errno::INVAL)?.deregister().wait()?;
@@ -651,12 +650,12 @@ impl Stream {
         })
     }
 
-    /// What went wrong since the last look.
+    /// The error since the last call.
     pub(crate) fn take_error(&self) -> Option<Errno> {
         self.look(|state| state.error.take())
     }
 
-    /// Whether octets go to and fro.
+    /// Whether the socket is connected.
     pub(crate) fn is_open(&self) -> bool {
         self.look(|state| matches!(state.stage, Stage::Open))
     }
@@ -700,7 +699,7 @@ fn established(stream: &Weak<Stream>, done: Result<Connection, ConnectError>, he
     });
 }
 
-// What of the parts comes behind the first `skipped` octets.
+// The parts without their first `skipped` bytes.
 fn with_rest(parts: &[IoSlice<'_>], skipped: usize, then: impl FnOnce(&[IoSlice<'_>])) {
     if skipped == 0 {
         return then(parts);
@@ -773,7 +772,7 @@ impl State {
         }
     }
 
-    // Answers whether there is something already.
+    // Returns whether there is something already.
     fn arm(&self) -> bool {
         match (&self.stage, &self.lane) {
             (Stage::Open, Some(lane)) if lane.end().is_none() => lane.arm(),
@@ -789,7 +788,7 @@ impl State {
         }
     }
 
-    // What octets are sent on; none where the connection is still being made.
+    // The connection for sending; none while it is still being established.
     fn sending(&mut self) -> Result<Option<&mut Lane>, Errno> {
         match (&self.stage, &mut self.lane) {
             (Stage::Connecting, _) => Ok(None),
@@ -811,7 +810,7 @@ impl State {
         }
     }
 
-    // Whether no octet can come any more, and why.
+    // Whether no more bytes can arrive, and why.
     fn end_of_reads(&self) -> Option<Result<(), Errno>> {
         let lane = self.lane.as_ref()?;
         match lane.end() {
@@ -829,7 +828,7 @@ impl State {
                 let is_over = lane.end().is_some();
                 ready.read = lane.unread() > 0 || is_over || !self.reads || !lane.peer_sends();
                 ready.write = is_over || !self.writes || lane.can_send();
-                // Programs that see an end look no further: it is told when all has been read.
+                // Programs that see an end poll no further: it is reported when all bytes were read.
                 ready.hang_up = is_over && lane.unread() == 0;
                 ready.error = matches!(lane.end(), Some(End::Failed(_)));
             }
@@ -855,7 +854,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    // Devices at an address of their own, where those of no other process answer.
+    // Devices at an address of their own, where no other process answers.
     const DEVICES: &str = r#"
 [[device]]
 address = "127.0.41.22"
@@ -865,7 +864,7 @@ address = "127.0.41.22"
 transport = "iwarp"
 "#;
 
-    /// A port where the devices of these tests are. What looks at devices begins with it.
+    /// A port of the devices of these tests. Everything that uses devices begins here.
     #[allow(unsafe_code)]
     pub(in super::super) fn at(port: u16) -> SocketAddr {
         static CONFIGURED: Once = Once::new();
@@ -874,12 +873,12 @@ transport = "iwarp"
         SocketAddr::from(([127, 0, 41, 22], port))
     }
 
-    // Two ends of a connection in this process.
+    // Two connected sockets in this process.
     fn pair(prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
         pair_from(None, prepare)
     }
 
-    // The same, where the one that connects is bound.
+    // The same, where the connecting one is bound.
     fn pair_from(
         from: Option<SocketAddr>,
         prepare: impl Fn(&Stream),
@@ -1019,7 +1018,7 @@ transport = "iwarp"
                 .set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &on, false)
                 .unwrap();
         });
-        // There is no device at an address of IPv6.
+        // There is no device at an IPv6 address.
         assert_eq!(alone.listen(4), Err(Errno(libc::ENODEV)));
     }
 
@@ -1031,7 +1030,7 @@ transport = "iwarp"
             let own = active.local();
             assert_ne!(own.port(), 0);
             assert_eq!(own, from.unwrap_or(own));
-            // Whoever accepts may hear of it before the connection is there.
+            // An accept may be visible before the connection is established.
             send_all(&active, b"x");
             assert_eq!(receive(&passive, 1, ALL).unwrap(), b"x");
             assert_eq!(passive.peer(), Ok(own));
@@ -1072,7 +1071,7 @@ transport = "iwarp"
         let failed = active.until(false, Deadline::after(SLICE * 30), |state| {
             state.ready().error.then(|| Ok(state.error.take()))
         });
-        // Nobody has the first look at it on a socket that does not wait.
+        // No other call has polled a non-blocking socket.
         active.waiting.set_nonblocking(false);
         assert_eq!(failed, Ok(Some(Errno(libc::ECONNREFUSED))));
         active.close();
