@@ -28,7 +28,7 @@ type Done = Box<dyn Fn() -> String + Send>;
 static COMMAND: Mutex<Option<(Ending, Done)>> = Mutex::new(None);
 /// The signal that came; 0 for none.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-static IS_TOLD: AtomicBool = AtomicBool::new(false);
+static IS_REPORTED: AtomicBool = AtomicBool::new(false);
 /// How long a command may take to put away what it has made.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -67,17 +67,17 @@ fn end() {
     if ending == Some(Ending::ByItself) {
         thread::sleep(PATIENCE);
     }
-    exit(told());
+    exit(report());
 }
 
 /// Whether a signal has come.
-pub(crate) fn happened() -> bool {
+pub(crate) fn is_interrupted() -> bool {
     SIGNAL.load(Ordering::SeqCst) != 0
 }
 
 /// Says what was done, once, and answers the status to end with.
-pub(crate) fn told() -> i32 {
-    if IS_TOLD.swap(true, Ordering::SeqCst) {
+pub(crate) fn report() -> i32 {
+    if IS_REPORTED.swap(true, Ordering::SeqCst) {
         // Another thread is about to end the process.
         loop {
             thread::park();

@@ -34,7 +34,7 @@ use commands::{
     capture, completions, copy, devices, dissect, install, matrix, network, perf, ping, plan, put,
     run, serve, tour,
 };
-use output::AlreadyTold;
+use output::AlreadyReported;
 
 /// What the command calls itself, whatever its file is called: examples, man pages and completions say the same.
 const NAME: &str = "polyverbs";
@@ -108,10 +108,10 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
-        Err(_) if interrupt::happened() => std::process::exit(interrupt::told()),
+        Err(_) if interrupt::is_interrupted() => std::process::exit(interrupt::report()),
         // `polyverbs … | head` is no failure: whoever read the output has seen enough.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) if error.is::<AlreadyTold>() => ExitCode::FAILURE,
+        Err(error) if error.is::<AlreadyReported>() => ExitCode::FAILURE,
         Err(error) => {
             output::complain(&format!("{error:#}"));
             ExitCode::FAILURE

@@ -167,6 +167,6 @@ fn build() -> anyhow::Result<Libraries> {
 
 // The dynamic linker's lists are separated by these.
 fn is_one(path: &Path) -> bool {
-    let separates = |octet: &u8| matches!(octet, b' ' | b':' | b';');
+    let separates = |byte: &u8| matches!(byte, b' ' | b':' | b';');
     !path.as_os_str().as_bytes().iter().any(separates)
 }

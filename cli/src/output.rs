@@ -24,15 +24,15 @@ pub(crate) use say;
 
 /// The command failed, and what it printed already says how.
 #[derive(Debug)]
-pub(crate) struct AlreadyTold;
+pub(crate) struct AlreadyReported;
 
-impl std::fmt::Display for AlreadyTold {
+impl std::fmt::Display for AlreadyReported {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("failed, as was told")
     }
 }
 
-impl std::error::Error for AlreadyTold {}
+impl std::error::Error for AlreadyReported {}
 
 pub(crate) fn complain(what: &str) {
     let line = what.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -125,7 +125,7 @@ pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
 }
 
 /// Bytes in the unit that fits: `1.5 GiB`.
-pub(crate) fn octets(count: u64) -> String {
+pub(crate) fn format_bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
     let mut unit = 0;
@@ -141,8 +141,8 @@ pub(crate) fn octets(count: u64) -> String {
 }
 
 /// Bytes per second, decimal: `1.23 GB/s`.
-pub(crate) fn rate(octets_per_second: f64) -> String {
-    let (value, unit) = match octets_per_second {
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    let (value, unit) = match bytes_per_second {
         rate if rate >= 1e9 => (rate / 1e9, "GB/s"),
         rate if rate >= 1e6 => (rate / 1e6, "MB/s"),
         rate if rate >= 1e3 => (rate / 1e3, "kB/s"),
@@ -174,7 +174,7 @@ fn three_digits(value: f64) -> String {
 }
 
 /// Reads a number of bytes: `4096`, `64k`, `1M`, `2G`, with or without `iB`.
-pub(crate) fn parse_octets(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let shift = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
         "" | "b" => 0,
@@ -207,18 +207,18 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_written() {
-        assert_eq!(parse_octets("4096"), Ok(4096));
-        assert_eq!(parse_octets("64k"), Ok(65536));
-        assert_eq!(parse_octets("1MiB"), Ok(1 << 20));
-        assert!(parse_octets("").is_err());
-        assert!(parse_octets("k").is_err());
-        assert!(parse_octets("-1").is_err());
-        assert!(parse_octets("64 parsecs").is_err());
-        assert!(parse_octets("99999999999999999999").is_err());
-        assert!(parse_octets("99999999999G").is_err());
-        assert_eq!(octets(0), "0 B");
-        assert_eq!(octets(4097), "4.00 KiB");
-        assert_eq!(octets(1 << 30), "1.00 GiB");
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("64k"), Ok(65536));
+        assert_eq!(parse_bytes("1MiB"), Ok(1 << 20));
+        assert!(parse_bytes("").is_err());
+        assert!(parse_bytes("k").is_err());
+        assert!(parse_bytes("-1").is_err());
+        assert!(parse_bytes("64 parsecs").is_err());
+        assert!(parse_bytes("99999999999999999999").is_err());
+        assert!(parse_bytes("99999999999G").is_err());
+        assert_eq!(format_bytes(0), "0 B");
+        assert_eq!(format_bytes(4097), "4.00 KiB");
+        assert_eq!(format_bytes(1 << 30), "1.00 GiB");
         assert_eq!(rate(1.5e9), "1.50 GB/s");
         assert_eq!(nanoseconds(61.0), "61.0 ns");
     }

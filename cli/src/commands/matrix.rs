@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use polyverbs::Device;
 
 use crate::interrupt::{self, Ending};
-use crate::output::{AlreadyTold, progress, width};
+use crate::output::{AlreadyReported, progress, width};
 
 /// Show what each device can do, side by side
 ///
@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     match matrix.mismatches().next() {
         None => Ok(()),
-        Some(_) => Err(AlreadyTold.into()),
+        Some(_) => Err(AlreadyReported.into()),
     }
 }
 

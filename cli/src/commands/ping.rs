@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::network::{DeviceOptions, Host, addresses_of, way_to};
 use crate::interrupt::{self, Ending};
-use crate::output::{AlreadyTold, say, seconds};
+use crate::output::{AlreadyReported, say, seconds};
 
 /// Find out whether an RDMA device answers at an address, and how soon
 ///
@@ -235,7 +235,7 @@ impl Pinger {
             false => say!("{tally}")?,
         }
         match tally.times.is_empty() {
-            true => Err(AlreadyTold.into()),
+            true => Err(AlreadyReported.into()),
             false => Ok(()),
         }
     }

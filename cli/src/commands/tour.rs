@@ -5,7 +5,7 @@ use std::io::Write as _;
 use capability_matrix::{Matrix, Section};
 
 use crate::commands::{copy, devices};
-use crate::output::{BOLD, DIM, GOOD, octets, progress, say, width, wrapped};
+use crate::output::{BOLD, DIM, GOOD, format_bytes, progress, say, width, wrapped};
 use crate::transfer::CopyOptions;
 
 const FILE: usize = 64 << 20;
@@ -28,7 +28,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
 
     say!(
         "{BOLD}One program, a file of {}, every device{BOLD:#}  {DIM}polyverbs copy{DIM:#}\n",
-        octets(FILE as u64)
+        format_bytes(FILE as u64)
     )?;
     let folder = tempfile::tempdir()?;
     let from = folder.path().join("file");

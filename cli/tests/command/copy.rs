@@ -24,10 +24,10 @@ fn copy(device: &str, length: usize, more: &[&str]) -> Value {
     arguments.extend(more);
     let report = json(&arguments);
     let (sent, came) = (std::fs::read(&from).unwrap(), std::fs::read(&to).unwrap());
-    assert!(sent == came, "{device}: {length} octets were changed");
+    assert!(sent == came, "{device}: {length} bytes were changed");
     let digest: String = Sha256::digest(&sent)
         .iter()
-        .map(|octet| format!("{octet:02x}"))
+        .map(|byte| format!("{byte:02x}"))
         .collect();
     for side in ["client", "server"] {
         assert_eq!(report["digests"][side], digest.as_str(), "{side}");
@@ -88,14 +88,14 @@ fn files_of_every_size_arrive_whole_and_are_accounted_for() {
 #[test]
 fn pieces_and_depth_can_be_chosen() {
     for device in DEVICES {
-        for (piece, octets, depth) in [
+        for (piece, bytes, depth) in [
             ("64k", 64 << 10, "1"),
             ("4097", 4097, "16"),
             ("1M", 1 << 20, "64"),
         ] {
             let length = 2 * WINDOW as usize + 1;
             let report = copy(device, length, &["--piece", piece, "--depth", depth]);
-            assert_counters(&report, length as u64, octets);
+            assert_counters(&report, length as u64, bytes);
         }
         let report = copy(device, 300, &["--piece", "1"]);
         assert_counters(&report, 300, 1);

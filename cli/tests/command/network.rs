@@ -101,10 +101,10 @@ fn arrives(server: &mut Server, device: &str, length: usize, more: &[&str]) -> V
     arguments.extend(more);
     let report = json(&arguments);
     let stored = next(&mut server.lines);
-    let octets = std::fs::read(&file).unwrap();
-    let digest: String = Sha256::digest(&octets)
+    let bytes = std::fs::read(&file).unwrap();
+    let digest: String = Sha256::digest(&bytes)
         .iter()
-        .map(|octet| format!("{octet:02x}"))
+        .map(|byte| format!("{byte:02x}"))
         .collect();
     for told in [&report, &stored] {
         assert_eq!(told["bytes"], length as u64);
@@ -112,7 +112,7 @@ fn arrives(server: &mut Server, device: &str, length: usize, more: &[&str]) -> V
         assert_eq!(told["digests"]["server"], digest.as_str());
     }
     let there = std::fs::read(server.folder.path("stored").join("file")).unwrap();
-    assert!(there == octets, "{device}: {length} octets were changed");
+    assert!(there == bytes, "{device}: {length} bytes were changed");
     report
 }
 

@@ -248,7 +248,7 @@ impl Device {
         let Self {
             name, transport, ..
         } = self;
-        let plain = |octet: u8| octet.is_ascii_alphanumeric() || b"_-.".contains(&octet);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
         if name.is_empty() || name.starts_with('.') || !name.bytes().all(plain) {
             return Err(format!(
                 "a device's name has letters, digits, _, - and ., not {name:?}"

@@ -20,7 +20,7 @@ struct Pending {
     entries: usize,
     inlined: usize,
     // Inline data of all requests.
-    octets: IbvSge,
+    bytes: IbvSge,
 }
 
 impl Builder {
@@ -37,7 +37,7 @@ impl Builder {
             wr,
             entries: self.entries.len(),
             inlined: self.inlined.len(),
-            octets: IbvSge::default(),
+            bytes: IbvSge::default(),
         });
         &mut self.requests.last_mut().expect("just added").wr
     }
@@ -59,8 +59,8 @@ impl Builder {
     }
 
     /// Appends inline data.
-    pub(crate) fn inline(&mut self, octets: &[u8]) {
-        self.inlined.extend_from_slice(octets);
+    pub(crate) fn inline(&mut self, bytes: &[u8]) {
+        self.inlined.extend_from_slice(bytes);
     }
 
     /// The last request.
@@ -73,13 +73,13 @@ impl Builder {
         let (mut entries, mut inlined) = (&self.entries[..], &self.inlined[..]);
         let mut next = ptr::null_mut();
         for pending in self.requests.iter_mut().rev() {
-            let (own_entries, own_octets);
+            let (own_entries, own_bytes);
             (entries, own_entries) = entries.split_at(pending.entries);
-            (inlined, own_octets) = inlined.split_at(pending.inlined);
+            (inlined, own_bytes) = inlined.split_at(pending.inlined);
             let list = if pending.wr.send_flags & send_flags::INLINE != 0 {
-                pending.octets.addr = own_octets.as_ptr().expose_provenance() as u64;
-                pending.octets.length = own_octets.len() as u32;
-                std::slice::from_ref(&pending.octets)
+                pending.bytes.addr = own_bytes.as_ptr().expose_provenance() as u64;
+                pending.bytes.length = own_bytes.len() as u32;
+                std::slice::from_ref(&pending.bytes)
             } else {
                 own_entries
             };

@@ -52,8 +52,8 @@ static VENDOR_OPS: VendorOps = VendorOps {
 
 fn fill(target: &mut [c_char], text: &str) {
     let room = target.len() - 1;
-    for (place, octet) in target[..room].iter_mut().zip(text.bytes()) {
-        *place = octet as c_char;
+    for (place, byte) in target[..room].iter_mut().zip(text.bytes()) {
+        *place = byte as c_char;
     }
 }
 
@@ -104,7 +104,7 @@ impl ListedDevice {
 
     /// Its name.
     pub fn name(&self) -> &CStr {
-        // SAFETY: `fill` leaves the last octet zero.
+        // SAFETY: `fill` leaves the last byte zero.
         unsafe { CStr::from_ptr(self.public.name.as_ptr()) }
     }
 

@@ -130,7 +130,7 @@ unsafe extern "C" fn copy_to(
     // SAFETY: the program frees it after this.
     code(unsafe { DmObject::own(dm) }.and_then(|state| {
         let offset = place(offset, length)?;
-        // SAFETY: as many octets of the program's, which it does not write meanwhile.
+        // SAFETY: as many bytes of the program's, which it does not write meanwhile.
         let source = unsafe { slice::from_raw_parts(source.cast::<u8>(), length) };
         state.memory.write(offset, source).map_err(|_| Errno::INVAL)
     }))
@@ -145,7 +145,7 @@ unsafe extern "C" fn copy_from(
     // SAFETY: the program frees it after this.
     code(unsafe { DmObject::own(dm) }.and_then(|state| {
         let offset = place(offset, length)?;
-        // SAFETY: as many octets of the program's, which it uses after this only.
+        // SAFETY: as many bytes of the program's, which it uses after this only.
         let target = unsafe { slice::from_raw_parts_mut(target.cast::<u8>(), length) };
         state.memory.read(offset, target).map_err(|_| Errno::INVAL)
     }))

@@ -71,9 +71,9 @@ impl<T> Events<T> {
     /// There is no event and the descriptor is non-blocking, or a signal arrived.
     pub fn next(&self) -> Result<T, Errno> {
         loop {
-            let mut octet = 0_u8;
-            // SAFETY: room for an octet.
-            let read = unsafe { libc::read(self.fd(), (&raw mut octet).cast(), 1) };
+            let mut byte = 0_u8;
+            // SAFETY: room for a byte.
+            let read = unsafe { libc::read(self.fd(), (&raw mut byte).cast(), 1) };
             if read < 0 {
                 return Err(Errno::last());
             }
@@ -87,11 +87,11 @@ impl<T> Events<T> {
     }
 
     fn tell(&self, queue: &mut Queue<T>) {
-        let octet = 0_u8;
+        let byte = 0_u8;
         while queue.untold > 0 {
-            // SAFETY: an octet. It does not wait.
+            // SAFETY: a byte. It does not wait.
             let written =
-                unsafe { libc::write(self.writable.as_raw_fd(), (&raw const octet).cast(), 1) };
+                unsafe { libc::write(self.writable.as_raw_fd(), (&raw const byte).cast(), 1) };
             if written < 1 {
                 return;
             }

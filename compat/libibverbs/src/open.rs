@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_says_so_through_the_table() {
-        type Two<T> = extern "C" fn(*mut c_void, *mut c_void) -> T;
+        type TwoPointers<T> = extern "C" fn(*mut c_void, *mut c_void) -> T;
         let long = tables().verbs;
         for place in [
             verbs::ALLOC_NULL_MR,
@@ -110,7 +110,8 @@ mod tests {
             verbs::CREATE_FLOW,
         ] {
             // SAFETY: a function that makes something of two pointers at most.
-            let make = unsafe { std::mem::transmute::<Slot, Two<*mut c_void>>(long[place]) };
+            let make =
+                unsafe { std::mem::transmute::<Slot, TwoPointers<*mut c_void>>(long[place]) };
             assert!(make(ptr::null_mut(), ptr::null_mut()).is_null());
             assert_eq!(Errno::last(), Errno::OPNOTSUPP);
         }
@@ -120,7 +121,7 @@ mod tests {
             verbs::QUERY_RT_VALUES,
         ] {
             // SAFETY: a function of two pointers that answers an error number.
-            let ask = unsafe { std::mem::transmute::<Slot, Two<c_int>>(long[place]) };
+            let ask = unsafe { std::mem::transmute::<Slot, TwoPointers<c_int>>(long[place]) };
             assert_eq!(ask(ptr::null_mut(), ptr::null_mut()), libc::EOPNOTSUPP);
         }
         let (mut op, mut bad) = (0_u8, ptr::null_mut());

@@ -46,12 +46,12 @@ fn data<'a>(list: &'a [Sge]) -> Data<'a> {
     }
 }
 
-fn octets<'a>(sge: &Sge) -> &'a [u8] {
+fn bytes<'a>(sge: &Sge) -> &'a [u8] {
     if sge.length() == 0 {
         return &[];
     }
     let at = std::ptr::with_exposed_provenance(sge.addr() as usize);
-    // SAFETY: inline octets are read while posting, from memory that the program names and nobody writes meanwhile.
+    // SAFETY: inline bytes are read while posting, from memory that the program names and nobody writes meanwhile.
     unsafe { slice::from_raw_parts(at, sge.length() as usize) }
 }
 
@@ -61,7 +61,7 @@ fn remote(rdma: Rdma) -> RemoteAddress {
 
 /// Objects made for a request that it refers to.
 #[derive(Default)]
-struct Made {
+struct RequestObjects {
     inlined: Vec<u8>,
     sink: Vec<Sge>,
     destination: Option<UdDestination>,
@@ -72,10 +72,10 @@ unsafe fn request<'a>(
     wr: &IbvSendWr,
     kind: c_int,
     sinks: Option<&Sinks>,
-    made: &'a mut Made,
+    made: &'a mut RequestObjects,
 ) -> Result<WorkRequest<'a>, Errno> {
     let entries = list(wr.sg_list, wr.num_sge)?;
-    let Made {
+    let RequestObjects {
         inlined,
         sink,
         destination,
@@ -96,9 +96,9 @@ unsafe fn request<'a>(
     let data: Data<'a> = if wr.send_flags & send_flags::INLINE == 0 {
         data(entries)
     } else if let [one] = entries {
-        Data::Inline(octets(one))
+        Data::Inline(bytes(one))
     } else {
-        entries.iter().for_each(|sge| inlined.extend(octets(sge)));
+        entries.iter().for_each(|sge| inlined.extend(bytes(sge)));
         Data::Inline(inlined)
     };
     let imm = wr.imm_data.to_ne_bytes();
@@ -218,7 +218,7 @@ unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(),
     let entries = list(wr.sg_list, wr.num_sge).ok()?;
     match entries {
         _ if wr.send_flags & send_flags::INLINE == 0 => plain_of(state, wr, entries),
-        [only] => plain_of(state, wr, octets(only)),
+        [only] => plain_of(state, wr, bytes(only)),
         _ => None,
     }
 }
@@ -253,7 +253,7 @@ unsafe fn one(
     first: *mut IbvSendWr,
     bad: *mut *mut IbvSendWr,
 ) -> c_int {
-    let mut made = Made::default();
+    let mut made = RequestObjects::default();
     // SAFETY: as the caller promises.
     let request = match unsafe { request(&*first, kind, state.sinks.as_deref(), &mut made) } {
         Ok(request) => request,
@@ -280,8 +280,8 @@ unsafe fn several(
         count += 1;
         next = wr.next;
     }
-    let mut all: Vec<Made> = Vec::new();
-    all.resize_with(count, Made::default);
+    let mut all: Vec<RequestObjects> = Vec::new();
+    all.resize_with(count, RequestObjects::default);
     let mut batch = Batch::with_capacity(count);
     let mut unknown = None;
     next = first;

@@ -57,7 +57,7 @@ pub unsafe fn own<'a>(qp: *const IbvQp) -> Result<&'a State, Errno> {
 }
 
 /// How a queue pair is to be made.
-pub struct Plan<'a> {
+pub struct CreateArguments<'a> {
     /// The basic attributes.
     pub init: &'a mut IbvQpInitAttr,
     /// The send operations, if the program named any.
@@ -75,10 +75,10 @@ pub struct Plan<'a> {
 ///
 /// # Safety
 /// None of the objects in the attributes is destroyed meanwhile.
-pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno> {
+pub unsafe fn make(pd: *mut IbvPd, arguments: CreateArguments<'_>) -> Result<*mut IbvQpEx, Errno> {
     // SAFETY: as the caller promises.
     let own = unsafe { pd::own(pd) }?;
-    let init = plan.init;
+    let init = arguments.init;
     // SAFETY: as the caller promises.
     let send_cq = unsafe { cq::own(init.send_cq) }?;
     let recv_cq = match init.qp_type {
@@ -102,7 +102,7 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     };
     let mut cap = QpCap::from(&init.cap);
     // An atomic write carries its data in the request.
-    if plan
+    if arguments
         .operations
         .is_some_and(|all| all.contains(Operations::ATOMIC_WRITE))
     {
@@ -113,7 +113,7 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         // SAFETY: as the caller promises.
         options = options.srq(unsafe { srq::own(init.srq) }?);
     }
-    if plan.blocks_loopback {
+    if arguments.blocks_loopback {
         let block: BlockLoopback = device.context.extension().map_err(|_| Errno::OPNOTSUPP)?;
         options = options.with(&block);
     }
@@ -121,9 +121,9 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     if sq_sig_all {
         options = options.sq_sig_all();
     }
-    let is_extended = plan.operations.is_some();
+    let is_extended = arguments.operations.is_some();
     // Without named operations a program may use all that the device has.
-    let operations = plan
+    let operations = arguments
         .operations
         .unwrap_or_else(|| everything(kind, &device.context));
     let qp = own.create_qp(options.operations(operations)).wait()?;
@@ -134,7 +134,7 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     let mut public = public_part(public, &qp, init.qp_type, init.qp_context);
     (public.qp.pd, public.qp.srq) = (pd, init.srq);
     (public.qp.send_cq, public.qp.recv_cq) = (init.send_cq, init.recv_cq);
-    public.slots = plan.slots;
+    public.slots = arguments.slots;
     Ok(place(device, public, qp, sq_sig_all, is_extended))
 }
 
@@ -256,14 +256,14 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr) -> *mu
     let made = unsafe { init.as_mut() }
         .ok_or(Errno::INVAL)
         .and_then(|init| {
-            let plan = Plan {
+            let arguments = CreateArguments {
                 init,
                 operations: None,
                 blocks_loopback: false,
                 slots: [ptr::null(); 21],
             };
             // SAFETY: as the caller promises.
-            unsafe { make(pd, plan) }
+            unsafe { make(pd, arguments) }
         });
     pointer(made).cast()
 }

@@ -14,7 +14,7 @@ use crate::abi::{
 };
 use crate::builder::Builder;
 use crate::errno::{Errno, pointer};
-use crate::qp::{self, Plan, QpObject, make};
+use crate::qp::{self, CreateArguments, QpObject, make};
 use crate::trace::entry::slot;
 use crate::{post, xrc};
 
@@ -99,14 +99,14 @@ pub unsafe extern "C" fn create(
                 qp_type: attr.qp_type,
                 sq_sig_all: attr.sq_sig_all,
             };
-            let plan = Plan {
+            let arguments = CreateArguments {
                 init: &mut init,
                 operations,
                 blocks_loopback: flags & BLOCK_SELF_MCAST_LB != 0,
                 slots: slots(),
             };
             // SAFETY: as the caller promises.
-            let at = unsafe { make(attr.pd, plan) }?;
+            let at = unsafe { make(attr.pd, arguments) }?;
             attr.cap = init.cap;
             Ok(at)
         });
@@ -266,7 +266,7 @@ unsafe extern "C" fn atomic_write(
     remote_addr: u64,
     source: *const c_void,
 ) {
-    // SAFETY: see above; the header passes eight octets.
+    // SAFETY: see above; the header passes eight bytes.
     unsafe {
         at(qp, wr_opcode::ATOMIC_WRITE, rkey, remote_addr);
         set_inline_data(qp, source, 8);
@@ -363,8 +363,8 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut IbvQpEx, count: usize, list: 
         unsafe {
             let IbvDataBuf { addr, length } = *list.add(place);
             if length > 0 {
-                let octets = std::slice::from_raw_parts(addr.cast::<u8>(), length);
-                builder.inline(octets);
+                let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), length);
+                builder.inline(bytes);
             }
         }
     }

@@ -59,8 +59,8 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
     let attributes = state.context.attributes();
     let limits = &attributes.limits;
     let mut fw_ver = [0; 64];
-    for (place, octet) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
-        *place = octet as c_char;
+    for (place, byte) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *place = byte as c_char;
     }
     IbvDeviceAttr {
         fw_ver,

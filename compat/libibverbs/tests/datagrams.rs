@@ -90,7 +90,7 @@ impl Loop {
         }
     }
 
-    /// Sends itself 16 octets; both requests complete into the queue.
+    /// Sends itself 16 bytes; both requests complete into the queue.
     fn send(&self, memory: &mut [u8; 64]) {
         let mut gid = IbvGid { raw: [0; 16] };
         assert_eq!(call!(query::query_gid(self.context, 1, 0, &raw mut gid)), 0);

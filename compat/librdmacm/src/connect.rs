@@ -26,7 +26,7 @@ const REJECTED_BY_PROGRAM: c_int = 28;
 const NO_SUCH_SERVICE: c_int = 8;
 
 // The parameters of a connection.
-struct Wanted {
+struct ConnParams {
     private_data: Vec<u8>,
     reads: ReadLimits,
     retry_count: u8,
@@ -34,7 +34,7 @@ struct Wanted {
     qp_num: u32,
 }
 
-impl Wanted {
+impl ConnParams {
     /// # Safety
     /// `param` is null or readable, and so are its private data.
     unsafe fn read(
@@ -81,7 +81,7 @@ impl Wanted {
         })
     }
 
-    fn options(&self, state: &State, named: &Named, device: &CmDevice) -> ConnectionOptions {
+    fn options(&self, state: &State, named: &ConnectingQp, device: &CmDevice) -> ConnectionOptions {
         let mut qp_options = qp_options(state)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count);
@@ -125,12 +125,12 @@ unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno
     if private_data.is_null() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: so many octets are readable, as the caller promises.
+    // SAFETY: so many bytes are readable, as the caller promises.
     Ok(unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec())
 }
 
 /// The queue pair of an identifier, or the one that the program names by its number.
-struct Named {
+struct ConnectingQp {
     /// The context of a queue pair named by its number: any that has opened the device.
     context: Context,
     qp: Qp,
@@ -138,7 +138,7 @@ struct Named {
     is_programs: bool,
 }
 
-impl Named {
+impl ConnectingQp {
     unsafe fn of(public: &RdmaCmId, device: &CmDevice, qp_num: u32) -> Result<Self, Errno> {
         if !public.qp.is_null() {
             return Ok(Self {
@@ -175,13 +175,13 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
         }
         drop(state);
         // SAFETY: as the caller promises.
-        let wanted = unsafe { Wanted::read(param, public, &device) }?;
+        let wanted = unsafe { ConnParams::read(param, public, &device) }?;
         if id::service(public) == Service::Datagrams {
             own.inner.lock().part = Part::Busy;
             ask(&own.inner, &device, to, &wanted.private_data)?;
         } else {
             // SAFETY: as the caller promises.
-            let named = unsafe { Named::of(public, &device, wanted.qp_num) }?;
+            let named = unsafe { ConnectingQp::of(public, &device, wanted.qp_num) }?;
             let mut state = own.inner.lock();
             let options = wanted.options(&state, &named, &device);
             state.part = Part::Busy;
@@ -210,7 +210,7 @@ fn refused_at_once(inner: &Arc<Inner>, error: Option<&ConnectError>) -> Option<E
 fn begin(
     inner: &Arc<Inner>,
     device: &Arc<CmDevice>,
-    named: &Named,
+    named: &ConnectingQp,
     to: SocketAddr,
     options: ConnectionOptions,
 ) -> Result<(), Errno> {
@@ -219,7 +219,7 @@ fn begin(
         Ok(accepted) => answered(this, accepted, is_programs, transport),
         Err(error) => failed(this, &error, transport),
     };
-    let Named { context, qp, .. } = named;
+    let ConnectingQp { context, qp, .. } = named;
     let asked = device.connector.connect(context, qp, to, options);
     if asked.is_done() {
         let asked = asked.wait();
@@ -445,7 +445,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
         let inner = &own.inner;
         let device = inner.lock().device.clone().ok_or(Errno::INVAL)?;
         // SAFETY: as the caller promises.
-        let wanted = unsafe { Wanted::read(param, public, &device) }?;
+        let wanted = unsafe { ConnParams::read(param, public, &device) }?;
         if !matches!(inner.lock().part, Part::Asked(_) | Part::Questioned(_)) {
             return Err(Errno::INVAL);
         }
@@ -457,7 +457,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
             return Err(Errno::INVAL);
         }
         // SAFETY: as the caller promises.
-        let named = unsafe { Named::of(public, &device, wanted.qp_num) }?;
+        let named = unsafe { ConnectingQp::of(public, &device, wanted.qp_num) }?;
         let mut state = inner.lock();
         match std::mem::replace(&mut state.part, Part::Busy) {
             Part::Questioned(question) => {

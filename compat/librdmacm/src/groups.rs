@@ -14,9 +14,9 @@ use crate::state::Inner;
 pub fn gid(ip: IpAddr) -> Gid {
     match ip {
         IpAddr::V4(ip) => {
-            let mut octets = ip.to_ipv6_mapped().octets();
-            octets[..2].copy_from_slice(&[0xff, 0x0e]);
-            Gid(octets)
+            let mut bytes = ip.to_ipv6_mapped().octets();
+            bytes[..2].copy_from_slice(&[0xff, 0x0e]);
+            Gid(bytes)
         }
         IpAddr::V6(ip) => Gid(ip.octets()),
     }

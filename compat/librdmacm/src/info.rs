@@ -103,7 +103,7 @@ unsafe fn copied(
     if copy.is_null() {
         return Err(Errno::NOMEM);
     }
-    // SAFETY: so many octets are readable, as the caller promises, and fit.
+    // SAFETY: so many bytes are readable, as the caller promises, and fit.
     unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), copy.cast(), length as usize) };
     Ok((copy.cast(), length))
 }

@@ -41,10 +41,10 @@ pub unsafe extern "C" fn set(
             if length != size_of::<c_int>() {
                 return Err(Errno::INVAL);
             }
-            // SAFETY: so many octets are readable, as the caller promises.
+            // SAFETY: so many bytes are readable, as the caller promises.
             Ok(unsafe { value.cast::<c_int>().read_unaligned() })
         };
-        let octet = || {
+        let byte = || {
             if length != 1 {
                 return Err(Errno::INVAL);
             }
@@ -53,11 +53,11 @@ pub unsafe extern "C" fn set(
         };
         let mut state = own.inner.lock();
         match (level, name) {
-            (ID, TOS) => state.options.tos = octet()?,
+            (ID, TOS) => state.options.tos = byte()?,
             (ID, ALONE_IN_FAMILY) => state.options.sharing.is_alone_in_family = number()? != 0,
             (ID, REUSE_ADDRESS) => state.options.sharing.reuses_address = number()? != 0,
             (ID, ACK_TIMEOUT) => {
-                state.options.ack_timeout = Some(octet().and_then(|code| match code {
+                state.options.ack_timeout = Some(byte().and_then(|code| match code {
                     0..=31 => Ok(code),
                     _ => Err(Errno::INVAL),
                 })?);

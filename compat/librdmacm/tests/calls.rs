@@ -355,7 +355,7 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
 
 /// MPA's request of revision 1 (RFC 5044, 7.1), with CRCs: nothing more is said before messages.
 const PLAIN: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
-/// One of revision 2 (RFC 6581, 4), which agrees on a write without octets as the first message: IRD 1, ORD 1.
+/// One of revision 2 (RFC 6581, 4), which agrees on a write without bytes as the first message: IRD 1, ORD 1.
 const ENHANCED: &[u8] = b"MPA ID Req Frame\x50\x02\0\x04\x80\x01\x80\x01";
 
 // What a server hears of a peer over iWARP that has its reply and then goes, and the state that its queue pair has then.

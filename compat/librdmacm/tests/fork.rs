@@ -33,7 +33,7 @@ fn a_child_is_told_that_sockets_are_its_parents_and_may_close_them() {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: nobody asks for the address; one entry; room for an octet. The child ends without its parent's code.
+        // SAFETY: nobody asks for the address; one entry; room for a byte. The child ends without its parent's code.
         unsafe {
             let mut room = 0_u8;
             let told = [

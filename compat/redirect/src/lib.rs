@@ -68,11 +68,11 @@ unsafe fn redirect(path: *const c_char, room: &mut Room) -> *const c_char {
         return path;
     }
     // SAFETY: as the caller promises.
-    let octets = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if !is_redirected(octets) {
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if !is_redirected(bytes) {
         return path;
     }
-    let there = root().and_then(|root| room.join(root, octets));
+    let there = root().and_then(|root| room.join(root, bytes));
     there.unwrap_or(path)
 }
 

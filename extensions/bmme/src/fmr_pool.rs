@@ -135,7 +135,7 @@ pub enum FmrError {
 pub struct FmrMapping {
     /// The key for peers.
     pub rkey: RKey,
-    /// The address of the first octet, as requests and peers name it.
+    /// The address of the first byte, as requests and peers name it.
     pub iova: u64,
     /// Octets.
     pub length: u64,
@@ -143,7 +143,7 @@ pub struct FmrMapping {
 }
 
 impl FmrMapping {
-    /// What a peer is told to reach the octet at `offset`.
+    /// What a peer is told to reach the byte at `offset`.
     pub const fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress::new(self.iova.wrapping_add(offset), self.rkey)
     }
@@ -369,7 +369,7 @@ pub struct Fmr {
 }
 
 impl Fmr {
-    /// Maps `pages` under a new key, the first octet at `iova`; what was mapped before is not any more.
+    /// Maps `pages` under a new key, the first byte at `iova`; what was mapped before is not any more.
     ///
     /// # Errors
     /// Mapped too often since the last unmap, or the list is too long.

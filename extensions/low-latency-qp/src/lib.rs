@@ -18,7 +18,7 @@
 //! while progress.receives() == seen {
 //!     std::hint::spin_loop();
 //! }
-//! // The octets have been placed; the completion is in `cq`.
+//! // The bytes have been placed; the completion is in `cq`.
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
@@ -135,7 +135,7 @@ impl Progress {
         self.counts.sends.load(Ordering::Acquire)
     }
 
-    /// Receives that have succeeded: their octets have been placed.
+    /// Receives that have succeeded: their bytes have been placed.
     #[inline]
     pub fn receives(&self) -> u64 {
         self.counts.receives.load(Ordering::Acquire)

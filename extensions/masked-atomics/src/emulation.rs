@@ -90,8 +90,8 @@ fn carry_out(
 }
 
 fn to_native(answer: &mut Octets) {
-    if let Ok(octets) = <[u8; 8]>::try_from(&answer[..]) {
-        answer.copy_from_slice(&u64::from_be_bytes(octets).to_ne_bytes());
+    if let Ok(bytes) = <[u8; 8]>::try_from(&answer[..]) {
+        answer.copy_from_slice(&u64::from_be_bytes(bytes).to_ne_bytes());
     }
 }
 

@@ -29,7 +29,7 @@ pub static FETCH_ADD: ExtensionOperation = ExtensionOperation::new(
 .body(size_of::<MaskedFetchAdd>() as u16)
 .data(RESULT);
 
-/// The eight octets, as a peer is named.
+/// The eight bytes, as a peer is named.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Target {
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// Compares some bits of eight remote octets, and replaces some where they are equal; the original comes back whole.
+/// Compares some bits of eight remote bytes, and replaces some where they are equal; the original comes back whole.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MaskedCompareSwap {
@@ -87,7 +87,7 @@ impl MaskedCompareSwap {
         self
     }
 
-    /// The request, with the eight octets that the original goes to.
+    /// The request, with the eight bytes that the original goes to.
     pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
         wr::ExtensionRequest::new(&COMPARE_SWAP, self, result)
     }
@@ -103,7 +103,7 @@ impl MaskedCompareSwap {
     }
 }
 
-/// Adds to eight remote octets field by field; the original comes back whole.
+/// Adds to eight remote bytes field by field; the original comes back whole.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MaskedFetchAdd {
@@ -130,7 +130,7 @@ impl MaskedFetchAdd {
         self
     }
 
-    /// The request, with the eight octets that the original goes to.
+    /// The request, with the eight bytes that the original goes to.
     pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
         wr::ExtensionRequest::new(&FETCH_ADD, self, result)
     }

@@ -107,8 +107,8 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
         }
     }
 
-    // Posts the request of `make` against eight far octets of value 0xff, and answers how it ended, what came back and
-    // what the octets are then.
+    // Posts the request of `make` against eight far bytes of value 0xff, and answers how it ended, what came back and
+    // what the bytes are then.
     fn run(
         &self,
         make: impl FnOnce(&Qp, Sge, RemoteAddress) -> Result<(), PostReason>,

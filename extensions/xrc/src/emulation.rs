@@ -55,7 +55,7 @@ impl Emulation for InSoftware {
             srq: Arc::clone(&queue.srq),
             cq: Arc::clone(&queue.cq),
         })?;
-        Ok(Box::new(Place {
+        Ok(Box::new(SrqInDomain {
             domain: Arc::clone(domain),
             number,
         }))
@@ -100,18 +100,18 @@ impl Emulation for InSoftware {
 }
 
 /// The place of a shared receive queue in its domain.
-struct Place {
+struct SrqInDomain {
     domain: Arc<Domain>,
     number: u32,
 }
 
-impl NamedSrq for Place {
+impl NamedSrq for SrqInDomain {
     fn srq_num(&self) -> u32 {
         self.number
     }
 }
 
-impl Drop for Place {
+impl Drop for SrqInDomain {
     fn drop(&mut self) {
         self.domain.remove_srq(self.number);
     }

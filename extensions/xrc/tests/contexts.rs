@@ -198,8 +198,8 @@ fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
     let (sender, sends) = initiator(&lab, &target);
     for round in 0..3_u8 {
         for (which, program) in programs.iter().enumerate() {
-            let octets = [round, which as u8];
-            let message = wr::Send::new(&octets).with(remote_srqn(program.srq.number()));
+            let bytes = [round, which as u8];
+            let message = wr::Send::new(&bytes).with(remote_srqn(program.srq.number()));
             sender.post_one(message.signaled(1)).unwrap();
         }
     }
@@ -213,10 +213,10 @@ fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
         assert_eq!(done.len(), 3);
         for (round, done) in done.iter().enumerate() {
             assert_eq!(done.qp_num, target.qp_num());
-            let mut octets = [0; 2];
+            let mut bytes = [0; 2];
             let offset = 16 * done.wr_id as usize;
-            program.memory.read(offset, &mut octets).unwrap();
-            assert_eq!(octets, [round as u8, which as u8]);
+            program.memory.read(offset, &mut bytes).unwrap();
+            assert_eq!(bytes, [round as u8, which as u8]);
         }
     }
     // The target outlives the program that made it, as long as another has it.

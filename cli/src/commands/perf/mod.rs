@@ -15,7 +15,7 @@ use indicatif::ProgressBar;
 
 use super::network::{DeviceOptions, Endpoint};
 use crate::interrupt::{self, Ending};
-use crate::output::{device, parse_octets, print_json, progress};
+use crate::output::{device, parse_bytes, print_json, progress};
 use tests::Job;
 
 /// Measure a device, each figure beside the limit that it runs into
@@ -108,7 +108,7 @@ impl Test {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    fn counts_octets(self) -> bool {
+    fn counts_bytes(self) -> bool {
         matches!(
             self,
             Self::Bandwidth | Self::ReadBandwidth | Self::SendBandwidth
@@ -129,7 +129,7 @@ impl Test {
     }
 
     fn iterations(self) -> u64 {
-        if self.counts_octets() { 2000 } else { 200_000 }
+        if self.counts_bytes() { 2000 } else { 200_000 }
     }
 
     fn name(self) -> &'static str {
@@ -147,7 +147,7 @@ impl Test {
 }
 
 fn parse_size(text: &str) -> Result<u32, String> {
-    match parse_octets(text)? {
+    match parse_bytes(text)? {
         size @ 1..=LARGEST => Ok(size as u32),
         _ => Err("an operation has 1 byte to 1G".into()),
     }

@@ -52,7 +52,7 @@ impl<'s> Player<'s> {
     /// Sends a message; a receive takes the place of the last one that a message took.
     pub(super) fn send(&mut self) -> anyhow::Result<()> {
         let data = match &self.inline {
-            Some(octets) => Data::from(octets.as_slice()),
+            Some(bytes) => Data::from(bytes.as_slice()),
             None => Data::from(self.side.region.sge(0, self.size)?),
         };
         let mut request = wr::Send::new(data);

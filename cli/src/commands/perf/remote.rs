@@ -144,7 +144,7 @@ pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> 
         .ok_or_else(|| anyhow::anyhow!("{to}: who listens there is no `polyverbs perf`"))?;
     let connection = accepted.complete().wait()?;
     end.watch(&connection);
-    let timed_twice = !job.test.counts_octets() && job.test != Test::MessageRate;
+    let timed_twice = !job.test.counts_bytes() && job.test != Test::MessageRate;
     let total = job.iterations * if timed_twice { 2 } else { 1 };
     let bar = super::bar(total);
     let figures = run(job, &end, remote, &bar);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::Test;
 use super::figures::{Each, Figures};
-use crate::output::{BOLD, DIM, nanoseconds, octets, rate, say, width, wrapped};
+use crate::output::{BOLD, DIM, format_bytes, nanoseconds, rate, say, width, wrapped};
 
 const QUANTILES: [(&str, f64); 5] = [
     ("p50", 0.5),
@@ -37,10 +37,10 @@ pub(super) fn print(
         test.name(),
         device.name(),
         to.map_or_else(String::new, |to| format!(" to {to}")),
-        octets(u64::from(size)),
+        format_bytes(u64::from(size)),
     )?;
     let figure = match test {
-        _ if test.counts_octets() => rate(f64::from(size) / median * 1e9),
+        _ if test.counts_bytes() => rate(f64::from(size) / median * 1e9),
         Test::MessageRate => format!("{:.2} million messages a second", 1e3 / median),
         _ => nanoseconds(*median),
     };
@@ -174,7 +174,7 @@ pub(super) fn to_json(device: &Device, test: Test, size: u32, figures: &Figures)
         "release": !cfg!(debug_assertions),
     });
     match test {
-        _ if test.counts_octets() => {
+        _ if test.counts_bytes() => {
             object["bytes_per_second"] = json!(f64::from(size) / median * 1e9)
         }
         Test::MessageRate => object["messages_per_second"] = json!(1e9 / median),

@@ -74,9 +74,9 @@ pub(super) fn memcpy(size: usize) -> f64 {
 
 const PAGE: usize = 4096;
 
-fn page_aligned(octets: &mut [u8], size: usize) -> &mut [u8] {
-    let skipped = octets.as_ptr().align_offset(PAGE);
-    &mut octets[skipped..skipped + size]
+fn page_aligned(bytes: &mut [u8], size: usize) -> &mut [u8] {
+    let skipped = bytes.as_ptr().align_offset(PAGE);
+    &mut bytes[skipped..skipped + size]
 }
 
 /// A cache line that two threads hand to each other.

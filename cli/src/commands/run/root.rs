@@ -148,10 +148,10 @@ fn describe(at: &Path, device: &Device) -> io::Result<()> {
 }
 
 // Hexadecimal, a colon behind each two bytes, as the kernel shows GUIDs and GIDs.
-fn by_fours(octets: &[u8]) -> String {
-    let groups: Vec<String> = octets
+fn by_fours(bytes: &[u8]) -> String {
+    let groups: Vec<String> = bytes
         .chunks(2)
-        .map(|pair| pair.iter().map(|octet| format!("{octet:02x}")).collect())
+        .map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect())
         .collect();
     groups.join(":")
 }

@@ -76,7 +76,7 @@ fn write(line: &str) {
         Some(Target::File(file)) => file.as_raw_fd(),
         None => return,
     };
-    // SAFETY: as many octets as the text has. A trace that cannot be written is no reason to fail.
+    // SAFETY: as many bytes as the text has. A trace that cannot be written is no reason to fail.
     unsafe { libc::write(fd, line.as_ptr().cast(), line.len()) };
 }
 

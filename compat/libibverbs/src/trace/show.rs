@@ -68,8 +68,8 @@ const KINDS: &[(&str, Kind)] = &[
         Kind(|out, it| {
             given::<IbvDevice>(out, it, |out, device| {
                 // The name need not be terminated if the pointer is no device's.
-                let name = device.name.map(|octet| octet as u8);
-                let name = name.split(|octet| *octet == 0).next().unwrap_or_default();
+                let name = device.name.map(|byte| byte as u8);
+                let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 put(out, format_args!("{:?}", String::from_utf8_lossy(name)));
             })
         }),
@@ -130,14 +130,14 @@ fn pointer(out: &mut String, value: u64) {
     }
 }
 
-// SAFETY of the callers: any octets are a value of the type.
+// SAFETY of the callers: any bytes are a value of the type.
 unsafe fn read<T>(at: u64) -> Option<T> {
     if at == 0 {
         return None;
     }
     let mut value = MaybeUninit::<T>::uninit();
     copy(at, value.as_mut_ptr().cast(), size_of::<T>()).then(|| {
-        // SAFETY: all of its octets were copied, and any are a value, as the caller promises.
+        // SAFETY: all of its bytes were copied, and any are a value, as the caller promises.
         unsafe { value.assume_init() }
     })
 }
@@ -152,7 +152,7 @@ fn copy(at: u64, target: *mut u8, length: usize) -> bool {
         iov_base: from,
         iov_len: length,
     };
-    // SAFETY: room for as many octets; the system looks at the other side.
+    // SAFETY: room for as many bytes; the system looks at the other side.
     let copied = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0)
     };
@@ -161,7 +161,7 @@ fn copy(at: u64, target: *mut u8, length: usize) -> bool {
 
 // A structure that the program has filled.
 fn given<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) {
-    // SAFETY: structures of C, which any octets are.
+    // SAFETY: structures of C, which any bytes are.
     match unsafe { read::<T>(it.value) } {
         Some(value) => show(out, &value),
         None => pointer(out, it.value),
@@ -178,18 +178,18 @@ fn filled<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T))
 }
 
 fn text(out: &mut String, at: u64) {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     // Byte by byte: what lies behind the end need not be mapped.
-    // SAFETY: any octet is one.
-    while let Some(octet) = unsafe { read::<u8>(at + octets.len() as u64) } {
-        if octet == 0 || octets.len() == LONGEST {
-            let more = if octet == 0 { "" } else { "…" };
+    // SAFETY: any byte is one.
+    while let Some(byte) = unsafe { read::<u8>(at + bytes.len() as u64) } {
+        if byte == 0 || bytes.len() == LONGEST {
+            let more = if byte == 0 { "" } else { "…" };
             return put(
                 out,
-                format_args!("{:?}{more}", String::from_utf8_lossy(&octets)),
+                format_args!("{:?}{more}", String::from_utf8_lossy(&bytes)),
             );
         }
-        octets.push(octet);
+        bytes.push(byte);
     }
     pointer(out, at);
 }
@@ -375,7 +375,7 @@ fn list<T>(out: &mut String, first: u64, show: impl Fn(&mut String, &T) -> u64) 
     let mut next = first;
     let mut before = "[";
     for _ in 0..MOST {
-        // SAFETY: numbers and pointers, which any octets are.
+        // SAFETY: numbers and pointers, which any bytes are.
         let Some(wr) = (unsafe { read::<T>(next) }) else {
             break;
         };
@@ -536,14 +536,14 @@ struct CmEvent {
 
 /// The number of a queue pair that was made.
 pub(super) fn qp(at: u64) -> String {
-    // SAFETY: numbers and pointers, which any octets are.
+    // SAFETY: numbers and pointers, which any bytes are.
     let qp = unsafe { read::<IbvQp>(at) };
     qp.map_or_else(String::new, |qp| format!("{{qp_num={:#x}}}", qp.qp_num))
 }
 
 /// The keys of a region that was made.
 pub(super) fn mr(at: u64) -> String {
-    // SAFETY: numbers and pointers, which any octets are.
+    // SAFETY: numbers and pointers, which any bytes are.
     let mr = unsafe { read::<IbvMr>(at) };
     mr.map_or_else(String::new, |mr| {
         format!("{{lkey={:#x}, rkey={:#x}}}", mr.lkey, mr.rkey)
@@ -567,8 +567,8 @@ mod tests {
 
     #[test]
     fn what_is_no_device_has_a_name_that_ends() {
-        let octets = [b'x'; size_of::<IbvDevice>()];
-        assert_eq!(shown("D", at(&octets)), format!("\"{}\"", "x".repeat(64)));
+        let bytes = [b'x'; size_of::<IbvDevice>()];
+        assert_eq!(shown("D", at(&bytes)), format!("\"{}\"", "x".repeat(64)));
     }
 
     #[test]

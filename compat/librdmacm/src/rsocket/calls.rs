@@ -17,7 +17,7 @@ use polyverbs_libibverbs::errno::{Errno, minus_one};
 use super::address;
 use super::datagram::Datagram;
 use super::poll;
-use super::stream::{Family, How, Received, Stream};
+use super::stream::{Family, Mode, Received, Stream};
 use super::table::{self, Socket};
 use super::waiting::Deadline;
 
@@ -125,30 +125,30 @@ pub extern "C" fn close(fd: c_int) -> c_int {
     done(table::close(fd))
 }
 
-fn receives(flags: c_int) -> Result<How, Errno> {
+fn receives(flags: c_int) -> Result<Mode, Errno> {
     let known = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
     if flags & !known != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    Ok(How {
+    Ok(Mode {
         no_wait: flags & libc::MSG_DONTWAIT != 0,
         peek: flags & libc::MSG_PEEK != 0,
         all: flags & libc::MSG_WAITALL != 0,
     })
 }
 
-fn sends(flags: c_int) -> Result<How, Errno> {
+fn sends(flags: c_int) -> Result<Mode, Errno> {
     // Other flags have no effect, as with sockets.
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    Ok(How {
+    Ok(Mode {
         no_wait: flags & libc::MSG_DONTWAIT != 0,
-        ..How::default()
+        ..Mode::default()
     })
 }
 
-// SAFETY of the callers: the octets are readable while the answer is used.
+// SAFETY of the callers: the bytes are readable while the answer is used.
 unsafe fn source<'a>(at: *const c_void, length: size_t) -> Result<&'a [u8], Errno> {
     if length == 0 {
         return Ok(&[]);
@@ -160,7 +160,7 @@ unsafe fn source<'a>(at: *const c_void, length: size_t) -> Result<&'a [u8], Errn
     Ok(unsafe { slice::from_raw_parts(at.cast(), length) })
 }
 
-// SAFETY of the callers: the octets are writable while the answer is used.
+// SAFETY of the callers: the bytes are writable while the answer is used.
 unsafe fn sink<'a>(at: *mut c_void, length: size_t) -> Result<&'a mut [u8], Errno> {
     if length == 0 {
         return Ok(&mut []);
@@ -191,7 +191,7 @@ fn vector_count(count: c_int) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| Errno::INVAL)
 }
 
-// SAFETY of the callers: the list is one, whose octets are readable.
+// SAFETY of the callers: the list is one, whose bytes are readable.
 unsafe fn sources<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSlice<'a>>, Errno> {
     // SAFETY: as the caller promises.
     let list = unsafe { vectors(list, count) }?;
@@ -204,7 +204,7 @@ unsafe fn sources<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSlice<'a
         .collect()
 }
 
-// SAFETY of the callers: the list is one, whose octets are writable.
+// SAFETY of the callers: the list is one, whose bytes are writable.
 unsafe fn sinks<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSliceMut<'a>>, Errno> {
     // SAFETY: as the caller promises.
     let list = unsafe { vectors(list, count) }?;
@@ -219,14 +219,14 @@ unsafe fn sinks<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSliceMut<'
 
 fn receive_from(fd: c_int, sinks: &mut [IoSliceMut<'_>], flags: c_int) -> Result<Received, Errno> {
     let socket = table::get(fd)?;
-    let how = receives(flags)?;
+    let mode = receives(flags)?;
     match &socket {
         Socket::Stream(stream) => Ok(Received {
-            octets: stream.receive(sinks, how)?,
+            bytes: stream.receive(sinks, mode)?,
             is_cut: false,
             from: None,
         }),
-        Socket::Datagram(datagram) => datagram.receive(sinks, how),
+        Socket::Datagram(datagram) => datagram.receive(sinks, mode),
     }
 }
 
@@ -237,15 +237,15 @@ fn send_to(
     to: impl FnOnce() -> Result<Option<SocketAddr>, Errno>,
 ) -> Result<usize, Errno> {
     let socket = table::get(fd)?;
-    let how = sends(flags)?;
+    let mode = sends(flags)?;
     match &socket {
         // The address is not checked, as in Linux's TCP: sockperf passes an invalid one.
-        Socket::Stream(stream) => stream.send(sources, how),
-        Socket::Datagram(datagram) => datagram.send(sources, how, to()?),
+        Socket::Stream(stream) => stream.send(sources, mode),
+        Socket::Datagram(datagram) => datagram.send(sources, mode, to()?),
     }
 }
 
-// SAFETY of the callers: as many octets as it says are readable at the address, unless that is null.
+// SAFETY of the callers: as many bytes as it says are readable at the address, unless that is null.
 unsafe fn destination(
     address: *const sockaddr,
     length: socklen_t,
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn recv(
     let sink = unsafe { sink(target, length) };
     count(sink.and_then(|sink| {
         let received = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
-        Ok(received.octets)
+        Ok(received.bytes)
     }))
 }
 
@@ -290,12 +290,12 @@ pub unsafe extern "C" fn recvfrom(
     // SAFETY: as the caller promises.
     let sink = unsafe { sink(target, length) };
     count(sink.and_then(|sink| {
-        let Received { octets, from, .. } = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
+        let Received { bytes, from, .. } = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
         if let Some(from) = from.filter(|_| !address.is_null()) {
             // SAFETY: as the caller promises.
             unsafe { address::write(from, address, address_length) }?;
         }
-        Ok(octets)
+        Ok(bytes)
     }))
 }
 
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         // SAFETY: as the caller promises.
         let mut sinks = unsafe { sinks(message.msg_iov, message.msg_iovlen) }?;
         let Received {
-            octets,
+            bytes,
             is_cut,
             from,
         } = receive_from(fd, &mut sinks, flags)?;
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
             // SAFETY: as the caller promises.
             unsafe { address::write(from, name, &raw mut message.msg_namelen) }?;
         }
-        Ok(octets)
+        Ok(bytes)
     }))
 }
 
@@ -397,7 +397,7 @@ pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, length: c_int) -> 
     count(vector_count(length).and_then(|length| {
         // SAFETY: as the caller promises.
         let mut sinks = unsafe { sinks(list, length) }?;
-        Ok(receive_from(fd, &mut sinks, 0)?.octets)
+        Ok(receive_from(fd, &mut sinks, 0)?.bytes)
     }))
 }
 
@@ -746,11 +746,11 @@ mod tests {
 
     #[test]
     fn descriptors_that_are_none_of_ours_are_bad() {
-        let mut octets = [0_u8; 8];
-        let at: *mut c_void = octets.as_mut_ptr().cast();
+        let mut bytes = [0_u8; 8];
+        let at: *mut c_void = bytes.as_mut_ptr().cast();
         let mut length = 8;
         for fd in [-1, 0, 9999, c_int::MIN] {
-            // SAFETY: eight octets.
+            // SAFETY: eight bytes.
             unsafe {
                 assert_eq!(failed(send(fd, at, 8, 0)), libc::EBADF);
                 assert_eq!(failed(recv(fd, at, 8, 0)), libc::EBADF);
@@ -848,10 +848,10 @@ mod tests {
     #[test]
     fn what_is_not_connected_moves_nothing() {
         let fd = stream();
-        let mut octets = [0_u8; 8];
-        let at: *mut c_void = octets.as_mut_ptr().cast();
+        let mut bytes = [0_u8; 8];
+        let at: *mut c_void = bytes.as_mut_ptr().cast();
         let mut length = 0;
-        // SAFETY: eight octets, or null, which is told.
+        // SAFETY: eight bytes, or null, which is told.
         unsafe {
             assert_eq!(failed(send(fd, at, 8, 0)), libc::ENOTCONN);
             assert_eq!(failed(recv(fd, at, 8, 0)), libc::ENOTCONN);

@@ -28,7 +28,7 @@ use verbs_api::{
 
 use super::device::{self, Opened};
 use super::options::Options;
-use super::stream::{Family, How, Ready, Received};
+use super::stream::{Family, Mode, Ready, Received};
 use super::waiting::{SLICE, Waiters, Waiting, poll};
 use crate::device::source_towards;
 
@@ -73,7 +73,7 @@ struct Route {
 
 struct Arrived {
     from: SocketAddr,
-    octets: Octets,
+    bytes: Octets,
 }
 
 enum Octets {
@@ -140,8 +140,8 @@ mod header {
     }
 
     /// Parses it: the kind, the queue pair that it names, and the data.
-    pub(super) fn take_udp(octets: &[u8]) -> Option<(Kind, u32, &[u8])> {
-        let (tag, rest) = octets.split_first_chunk()?;
+    pub(super) fn take_udp(bytes: &[u8]) -> Option<(Kind, u32, &[u8])> {
+        let (tag, rest) = bytes.split_first_chunk()?;
         let (&[version, op, length, _], rest) = rest.split_first_chunk()?;
         let (qp_num, _) = rest.split_first_chunk()?;
         let kind = match op {
@@ -153,7 +153,7 @@ mod header {
         if u32::from_be_bytes(*tag) != TAG || !known {
             return None;
         }
-        let body = octets.get(usize::from(length)..)?;
+        let body = bytes.get(usize::from(length)..)?;
         Some((kind, u32::from_be_bytes(*qp_num) & 0xff_ffff, body))
     }
 
@@ -169,8 +169,8 @@ mod header {
     }
 
     /// Parses it: the sender, and the length of the header.
-    pub(super) fn take_direct(octets: &[u8]) -> Option<(SocketAddr, usize)> {
-        let (&[version, length, high, low], rest) = octets.split_first_chunk()?;
+    pub(super) fn take_direct(bytes: &[u8]) -> Option<(SocketAddr, usize)> {
+        let (&[version, length, high, low], rest) = bytes.split_first_chunk()?;
         let ip: IpAddr = match version {
             4 => IpAddr::from(*rest.first_chunk::<4>()?),
             6 => IpAddr::from(*rest.get(4..)?.first_chunk::<16>()?),
@@ -179,7 +179,7 @@ mod header {
         let length = usize::from(length);
         let least = if ip.is_ipv4() { 8 } else { 24 };
         let port = u16::from_be_bytes([high, low]);
-        (length >= least && length <= octets.len()).then(|| (SocketAddr::new(ip, port), length))
+        (length >= least && length <= bytes.len()).then(|| (SocketAddr::new(ip, port), length))
     }
 
     /// The longest header between queue pairs.
@@ -264,14 +264,14 @@ impl Port {
     }
 
     // Returns whether there was room.
-    fn send(&mut self, octets: &[u8], to: &UdDestination) -> Result<bool, Errno> {
+    fn send(&mut self, bytes: &[u8], to: &UdDestination) -> Result<bool, Errno> {
         let Some(slot) = self.free.pop() else {
             return Ok(false);
         };
         let at = slot as usize * self.slot;
         let outside = |_| Errno::INVAL;
-        self.source.0.write(at, octets).map_err(outside)?;
-        let sge = self.source.1.sge(at, octets.len() as u32);
+        self.source.0.write(at, bytes).map_err(outside)?;
+        let sge = self.source.1.sge(at, bytes.len() as u32);
         let request = wr::Send::new(Data::Sge(sge.map_err(outside)?))
             .to(to)
             .signaled(slot.into());
@@ -380,10 +380,10 @@ impl Datagram {
     pub(crate) fn send(
         &self,
         parts: &[IoSlice<'_>],
-        how: How,
+        mode: Mode,
         to: Option<SocketAddr>,
     ) -> Result<usize, Errno> {
-        self.until(how.no_wait, |state| {
+        self.until(mode.no_wait, |state| {
             let Some(to) = to.or(state.peer) else {
                 return Some(Err(Errno(libc::EDESTADDRREQ)));
             };
@@ -398,13 +398,13 @@ impl Datagram {
     pub(crate) fn receive(
         &self,
         sinks: &mut [IoSliceMut<'_>],
-        how: How,
+        mode: Mode,
     ) -> Result<Received, Errno> {
-        self.until(how.no_wait, |state| {
+        self.until(mode.no_wait, |state| {
             if let Some(error) = state.error.take() {
                 return Some(Err(error));
             }
-            state.receive(sinks, how.peek).map(Ok)
+            state.receive(sinks, mode.peek).map(Ok)
         })
     }
 
@@ -540,7 +540,7 @@ impl State {
                 match header::take_direct(front).filter(|_| read.is_ok()) {
                     Some((from, header)) => self.arrived.push_back(Arrived {
                         from,
-                        octets: Octets::Slot {
+                        bytes: Octets::Slot {
                             port: place,
                             slot,
                             at: at + header,
@@ -577,7 +577,7 @@ impl State {
         if kind == Kind::Data && self.arrived.len() < MOST_OVER_UDP {
             self.arrived.push_back(Arrived {
                 from,
-                octets: Octets::Own(body.to_vec()),
+                bytes: Octets::Own(body.to_vec()),
             });
         }
         let Ok(place) = self.route(from) else {
@@ -644,7 +644,7 @@ impl State {
         let arrived = self.arrived.pop_front()?;
         let mut copied = 0;
         for sink in sinks {
-            match &arrived.octets {
+            match &arrived.bytes {
                 Octets::Slot {
                     port, at, length, ..
                 } => {
@@ -653,23 +653,23 @@ impl State {
                     debug_assert!(read.is_ok());
                     copied += now;
                 }
-                Octets::Own(octets) => {
-                    let now = sink.len().min(octets.len() - copied);
-                    sink[..now].copy_from_slice(&octets[copied..copied + now]);
+                Octets::Own(bytes) => {
+                    let now = sink.len().min(bytes.len() - copied);
+                    sink[..now].copy_from_slice(&bytes[copied..copied + now]);
                     copied += now;
                 }
             }
         }
-        let length = match &arrived.octets {
+        let length = match &arrived.bytes {
             Octets::Slot { length, .. } => *length,
-            Octets::Own(octets) => octets.len(),
+            Octets::Own(bytes) => bytes.len(),
         };
         let received = Received {
-            octets: copied,
+            bytes: copied,
             is_cut: copied < length,
             from: Some(arrived.from),
         };
-        match arrived.octets {
+        match arrived.bytes {
             _ if peek => self.arrived.push_front(arrived),
             Octets::Slot { port, slot, .. } => self.ports[port].post_receive(slot),
             Octets::Own(_) => {}
@@ -684,39 +684,39 @@ mod tests {
 
     #[test]
     fn a_header_over_udp_tells_what_it_is() {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         header::put_udp(
             Kind::Data,
             0x12_3456,
             "10.0.0.1".parse().unwrap(),
-            &mut octets,
+            &mut bytes,
         );
         assert_eq!(
-            octets,
+            bytes,
             [
                 0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0, 0, 0x12, 0x34, 0x56, 10, 0, 0, 1
             ]
         );
-        octets.extend(b"hello");
-        let taken = header::take_udp(&octets);
+        bytes.extend(b"hello");
+        let taken = header::take_udp(&bytes);
         assert_eq!(taken, Some((Kind::Data, 0x12_3456, &b"hello"[..])));
         for short in 0..16 {
-            assert_eq!(header::take_udp(&octets[..short]), None);
+            assert_eq!(header::take_udp(&bytes[..short]), None);
         }
-        octets[0] = 0;
-        assert_eq!(header::take_udp(&octets), None);
+        bytes[0] = 0;
+        assert_eq!(header::take_udp(&bytes), None);
     }
 
     #[test]
     fn a_header_between_queue_pairs_tells_who_sent() {
         for (address, length) in [("10.0.0.1:7174", 8), ("[fe80::1]:7174", 24)] {
             let address: SocketAddr = address.parse().unwrap();
-            let mut octets = Vec::new();
-            header::put_direct(address, &mut octets);
-            assert_eq!(octets.len(), length);
-            assert_eq!(header::take_direct(&octets), Some((address, length)));
+            let mut bytes = Vec::new();
+            header::put_direct(address, &mut bytes);
+            assert_eq!(bytes.len(), length);
+            assert_eq!(header::take_direct(&bytes), Some((address, length)));
             for short in 0..length {
-                assert_eq!(header::take_direct(&octets[..short]), None);
+                assert_eq!(header::take_direct(&bytes[..short]), None);
             }
         }
     }

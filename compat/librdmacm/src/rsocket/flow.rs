@@ -9,13 +9,13 @@ use super::protocol::{Message, Target};
 
 /// Bytes of a ring from an offset on: up to its end, and the rest from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct RingRange {
     pub(crate) offset: u32,
     pub(crate) length: u32,
     pub(crate) wrapped: u32,
 }
 
-impl Stretch {
+impl RingRange {
     fn of(offset: u32, length: u32, size: u32) -> Self {
         let first = length.min(size - offset);
         Self {
@@ -28,9 +28,9 @@ impl Stretch {
 
 /// What a message occupies until it has completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct Reserved {
     /// Bytes of the send ring.
-    pub(crate) octets: u32,
+    pub(crate) bytes: u32,
     /// Requests of the send queue.
     pub(crate) requests: u8,
     /// It uses a request reserved for control messages.
@@ -39,16 +39,16 @@ pub(crate) struct Taken {
 
 const CONTROL: u64 = 1 << 63;
 
-impl Taken {
+impl Reserved {
     /// The identity of the request whose completion frees all of it.
     pub(crate) fn to_id(self) -> u64 {
         let control = if self.control { CONTROL } else { 0 };
-        control | u64::from(self.requests) << 32 | u64::from(self.octets)
+        control | u64::from(self.requests) << 32 | u64::from(self.bytes)
     }
 
     pub(crate) fn of_id(id: u64) -> Self {
         Self {
-            octets: id as u32,
+            bytes: id as u32,
             requests: (id >> 32) as u8,
             control: id & CONTROL != 0,
         }
@@ -57,7 +57,7 @@ impl Taken {
 
 /// The sender's side.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct Sender {
     sent: u16,
     limit: u16,
     requests: u32,
@@ -78,7 +78,7 @@ pub(crate) const TARGETS: usize = 2;
 /// Requests reserved for control messages.
 pub(crate) const CONTROLS: u32 = 4;
 
-impl Outgoing {
+impl Sender {
     /// With a send queue of `requests` and a ring of `ring` bytes. `separate`: a message is a request of its own.
     pub(crate) fn new(requests: u32, ring: u32, separate: bool) -> Self {
         let for_data = requests.saturating_sub(CONTROLS).max(2);
@@ -135,26 +135,26 @@ impl Outgoing {
     }
 
     /// Reserves room for bytes: their place in the ring and their target at the peer.
-    pub(crate) fn take(&mut self, octets: u32, inline: bool) -> (Stretch, Target, Taken) {
-        let (stretch, taken) = self.take_ring(octets, inline, self.for_data);
+    pub(crate) fn take(&mut self, bytes: u32, inline: bool) -> (RingRange, Target, Reserved) {
+        let (stretch, taken) = self.take_ring(bytes, inline, self.for_data);
         self.sent = self.sent.wrapping_add(1);
         let target = Target {
-            length: octets,
+            length: bytes,
             ..self.target
         };
-        self.target.addr = self.target.addr.wrapping_add(u64::from(octets));
-        self.target.length -= octets;
+        self.target.addr = self.target.addr.wrapping_add(u64::from(bytes));
+        self.target.length -= bytes;
         (stretch, target, taken)
     }
 
-    fn take_ring(&mut self, octets: u32, inline: bool, requests: u8) -> (Stretch, Taken) {
-        let used = if inline { 0 } else { octets };
-        let stretch = Stretch::of(self.ring_at, used, self.ring_size);
+    fn take_ring(&mut self, bytes: u32, inline: bool, requests: u8) -> (RingRange, Reserved) {
+        let used = if inline { 0 } else { bytes };
+        let stretch = RingRange::of(self.ring_at, used, self.ring_size);
         self.ring_at = (self.ring_at + used) % self.ring_size;
         self.ring_free -= used;
         self.requests -= u32::from(requests);
-        let taken = Taken {
-            octets: used,
+        let taken = Reserved {
+            bytes: used,
             requests,
             control: false,
         };
@@ -171,12 +171,12 @@ impl Outgoing {
     }
 
     /// Reserves room for them.
-    pub(crate) fn take_unannounced(&mut self, octets: u32, inline: bool) -> (Stretch, Taken) {
-        self.take_ring(octets, inline, 1)
+    pub(crate) fn take_unannounced(&mut self, bytes: u32, inline: bool) -> (RingRange, Reserved) {
+        self.take_ring(bytes, inline, 1)
     }
 
     /// Reserves what a message about a map needs, if available.
-    pub(crate) fn take_mapped(&mut self) -> Option<Taken> {
+    pub(crate) fn take_mapped(&mut self) -> Option<Reserved> {
         self.has_credit().then(|| {
             self.sent = self.sent.wrapping_add(1);
             self.take_ring(0, true, self.for_data).1
@@ -184,24 +184,24 @@ impl Outgoing {
     }
 
     /// Reserves what a control message needs, if available.
-    pub(crate) fn take_control(&mut self, requests: u8) -> Option<Taken> {
+    pub(crate) fn take_control(&mut self, requests: u8) -> Option<Reserved> {
         let left = self.control.checked_sub(u32::from(requests))?;
         self.control = left;
-        Some(Taken {
-            octets: 0,
+        Some(Reserved {
+            bytes: 0,
             requests,
             control: true,
         })
     }
 
     /// A request has completed: frees what its message occupied.
-    pub(crate) fn completed(&mut self, taken: Taken) {
+    pub(crate) fn completed(&mut self, taken: Reserved) {
         let requests = u32::from(taken.requests);
         if taken.control {
             self.control += requests;
         } else {
             self.requests += requests;
-            self.ring_free += taken.octets;
+            self.ring_free += taken.bytes;
         }
     }
 
@@ -213,7 +213,7 @@ impl Outgoing {
 
 /// The receiver's side.
 #[derive(Debug)]
-pub(crate) struct Incoming {
+pub(crate) struct Receiver {
     size: u32,
     read_at: u32,
     unread: u32,
@@ -232,7 +232,7 @@ pub(crate) struct Incoming {
 
 /// The peer has sent more than it was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Excess;
+pub(crate) struct GrantExceeded;
 
 /// A grant for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +243,7 @@ pub(crate) struct Grant {
     pub(crate) half: Option<(u32, u32)>,
 }
 
-impl Incoming {
+impl Receiver {
     /// A ring of `size` bytes, of which the first half is granted, and this many messages.
     pub(crate) fn new(size: u32, credits: u16) -> Self {
         Self {
@@ -276,15 +276,15 @@ impl Incoming {
     ///
     /// # Errors
     /// More than were granted.
-    pub(crate) fn arrived(&mut self, octets: u32) -> Result<(), Excess> {
-        let unread = self.unread.checked_add(octets).ok_or(Excess)?;
+    pub(crate) fn arrived(&mut self, bytes: u32) -> Result<(), GrantExceeded> {
+        let unread = self.unread.checked_add(bytes).ok_or(GrantExceeded)?;
         if unread > self.size || self.messages.len() >= usize::from(self.credits) {
-            return Err(Excess);
+            return Err(GrantExceeded);
         }
         self.unread = unread;
-        match octets {
+        match bytes {
             0 => self.taken = self.taken.wrapping_add(1),
-            _ => self.messages.push_back(octets),
+            _ => self.messages.push_back(bytes),
         }
         Ok(())
     }
@@ -300,17 +300,17 @@ impl Incoming {
     }
 
     /// Where they are: up to `most` of them, behind the first `behind`.
-    pub(crate) fn peek(&self, behind: u32, most: u32) -> Stretch {
+    pub(crate) fn peek(&self, behind: u32, most: u32) -> RingRange {
         let length = self.unread.saturating_sub(behind).min(most);
-        Stretch::of((self.read_at + behind) % self.size, length, self.size)
+        RingRange::of((self.read_at + behind) % self.size, length, self.size)
     }
 
     /// Bytes were read, of those that there are.
-    pub(crate) fn read(&mut self, octets: u32) {
-        self.read_at = (self.read_at + octets) % self.size;
-        self.unread -= octets;
-        self.free += octets;
-        let mut left = octets;
+    pub(crate) fn read(&mut self, bytes: u32) {
+        self.read_at = (self.read_at + bytes) % self.size;
+        self.unread -= bytes;
+        self.free += bytes;
+        let mut left = bytes;
         while let Some(first) = self.messages.front_mut() {
             if *first > left {
                 *first -= left;
@@ -353,25 +353,25 @@ mod tests {
 
     // Both ends of one direction with their memories: what is written to the targets is what is read.
     struct Pair {
-        out: Outgoing,
-        incoming: Incoming,
+        out: Sender,
+        incoming: Receiver,
         list: [Target; TARGETS],
         ring: Vec<u8>,
-        in_flight: VecDeque<Taken>,
+        in_flight: VecDeque<Reserved>,
         sent: u8,
         read: u8,
     }
 
     impl Pair {
         fn new(requests: u32, credits: u16, separate: bool) -> Self {
-            let mut out = Outgoing::new(requests, 32, separate);
+            let mut out = Sender::new(requests, 32, separate);
             let first = Target {
                 addr: 0,
                 key: 1,
                 length: RING / 2,
             };
             out.open(credits, first);
-            let mut incoming = Incoming::new(RING, credits);
+            let mut incoming = Receiver::new(RING, credits);
             incoming.open(TARGETS as u32);
             Self {
                 out,
@@ -389,31 +389,31 @@ mod tests {
                 let found = std::mem::take(&mut self.list[entry]);
                 self.out.found_target(found);
             }
-            let octets = wanted.min(self.out.room(inline));
-            if octets == 0 {
+            let bytes = wanted.min(self.out.room(inline));
+            if bytes == 0 {
                 return 0;
             }
-            let (stretch, target, taken) = self.out.take(octets, inline);
-            assert!(inline || stretch.length + stretch.wrapped == octets);
-            for place in 0..octets {
+            let (stretch, target, taken) = self.out.take(bytes, inline);
+            assert!(inline || stretch.length + stretch.wrapped == bytes);
+            for place in 0..bytes {
                 self.ring[(target.addr + u64::from(place)) as usize] = self.sent;
                 self.sent = self.sent.wrapping_add(1);
             }
             self.in_flight.push_back(taken);
-            self.incoming.arrived(octets).unwrap();
-            octets
+            self.incoming.arrived(bytes).unwrap();
+            bytes
         }
 
         fn read(&mut self, most: u32) -> u32 {
             let found = self.incoming.peek(0, most);
-            let octets = found.length + found.wrapped;
+            let bytes = found.length + found.wrapped;
             let places = (found.offset..found.offset + found.length).chain(0..found.wrapped);
             for place in places {
                 assert_eq!(self.ring[place as usize], self.read);
                 self.read = self.read.wrapping_add(1);
             }
-            self.incoming.read(octets);
-            octets
+            self.incoming.read(bytes);
+            bytes
         }
 
         fn grant(&mut self) {
@@ -433,7 +433,7 @@ mod tests {
 
         fn complete(&mut self) {
             if let Some(taken) = self.in_flight.pop_front() {
-                self.out.completed(Taken::of_id(taken.to_id()));
+                self.out.completed(Reserved::of_id(taken.to_id()));
             }
         }
     }
@@ -446,10 +446,10 @@ mod tests {
             separate in any::<bool>(),
         ) {
             let mut pair = Pair::new(8, credits, separate);
-            for (what, octets, inline) in steps {
+            for (what, bytes, inline) in steps {
                 match what {
-                    0 => { pair.send(octets, inline); }
-                    1 => { pair.read(octets); }
+                    0 => { pair.send(bytes, inline); }
+                    1 => { pair.read(bytes); }
                     2 => pair.grant(),
                     _ => pair.complete(),
                 }
@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn control_messages_have_requests_of_their_own() {
-        let mut out = Outgoing::new(8, 32, false);
+        let mut out = Sender::new(8, 32, false);
         let taken: Vec<_> = (0..CONTROLS).map_while(|_| out.take_control(1)).collect();
         assert_eq!(taken.len(), CONTROLS as usize);
         assert_eq!(out.take_control(1), None);
@@ -515,11 +515,11 @@ mod tests {
 
     #[test]
     fn a_peer_that_sends_more_than_it_was_granted_is_told_from_others() {
-        let mut incoming = Incoming::new(RING, 2);
-        assert_eq!(incoming.arrived(RING + 1), Err(Excess));
-        assert_eq!(incoming.arrived(u32::MAX), Err(Excess));
+        let mut incoming = Receiver::new(RING, 2);
+        assert_eq!(incoming.arrived(RING + 1), Err(GrantExceeded));
+        assert_eq!(incoming.arrived(u32::MAX), Err(GrantExceeded));
         assert_eq!(incoming.arrived(0), Ok(()));
         assert_eq!([incoming.arrived(1), incoming.arrived(1)], [Ok(()); 2]);
-        assert_eq!(incoming.arrived(1), Err(Excess));
+        assert_eq!(incoming.arrived(1), Err(GrantExceeded));
     }
 }

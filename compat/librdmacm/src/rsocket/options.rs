@@ -70,8 +70,8 @@ const LEAST_RING: u32 = 4096;
 const MOST_RING: u32 = 1 << 30;
 
 fn number(value: &[u8]) -> Result<u32, Errno> {
-    let octets = value.first_chunk().ok_or(Errno::INVAL)?;
-    Ok(u32::from_ne_bytes(*octets))
+    let bytes = value.first_chunk().ok_or(Errno::INVAL)?;
+    Ok(u32::from_ne_bytes(*bytes))
 }
 
 fn queue(value: &[u8]) -> Result<u16, Errno> {

@@ -27,12 +27,12 @@ pub(crate) struct Target {
 
 /// The byte order of a side's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ByteOrder {
     Big,
     Little,
 }
 
-impl Order {
+impl ByteOrder {
     /// This machine's.
     pub(crate) const HERE: Self = if cfg!(target_endian = "big") {
         Self::Big
@@ -55,31 +55,31 @@ impl Order {
     }
 }
 
-fn u32_at(octets: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_be_bytes(*octets.get(at..)?.first_chunk()?))
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-fn u64_at(octets: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_be_bytes(*octets.get(at..)?.first_chunk()?))
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 impl Target {
     /// Length of an encoded target.
     pub(crate) const LEN: usize = 16;
 
-    pub(crate) fn emit(&self, order: Order) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[..8].copy_from_slice(&order.u64(self.addr));
-        octets[8..12].copy_from_slice(&order.u32(self.key));
-        octets[12..].copy_from_slice(&order.u32(self.length));
-        octets
+    pub(crate) fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&order.u64(self.addr));
+        bytes[8..12].copy_from_slice(&order.u32(self.key));
+        bytes[12..].copy_from_slice(&order.u32(self.length));
+        bytes
     }
 
-    fn parse(octets: &[u8]) -> Option<Self> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
         Some(Self {
-            addr: u64_at(octets, 0)?,
-            key: u32_at(octets, 8)?,
-            length: u32_at(octets, 12)?,
+            addr: u64_at(bytes, 0)?,
+            key: u32_at(bytes, 8)?,
+            length: u32_at(bytes, 12)?,
         })
     }
 }
@@ -97,23 +97,23 @@ impl Map {
     /// Length of an encoded map.
     pub(crate) const LEN: usize = 8 + Target::LEN;
 
-    pub(crate) fn emit(&self, order: Order) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[..8].copy_from_slice(&order.u64(self.offset));
-        octets[8..].copy_from_slice(&self.target.emit(order));
-        octets
+    pub(crate) fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&order.u64(self.offset));
+        bytes[8..].copy_from_slice(&self.target.emit(order));
+        bytes
     }
 
     /// Parses one from this machine's memory.
-    pub(crate) fn read(octets: &[u8; Self::LEN]) -> Self {
+    pub(crate) fn read(bytes: &[u8; Self::LEN]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 4];
-            word.copy_from_slice(&octets[at..at + 4]);
+            word.copy_from_slice(&bytes[at..at + 4]);
             u32::from_ne_bytes(word)
         };
         let long = |at: usize| {
             let mut long = [0; 8];
-            long.copy_from_slice(&octets[at..at + 8]);
+            long.copy_from_slice(&bytes[at..at + 8]);
             u64::from_ne_bytes(long)
         };
         Self {
@@ -140,9 +140,9 @@ impl Map {
 
 /// The parameters that each side sends to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
+pub(crate) struct ConnData {
     /// Its byte order.
-    pub(crate) order: Order,
+    pub(crate) order: ByteOrder,
     /// Messages that it accepts before it grants more.
     pub(crate) credits: u16,
     /// Maps that it accepts; `None` where the protocol does not say.
@@ -157,40 +157,40 @@ const VERSION: u8 = 1;
 const BIG_ENDIAN: u8 = 1;
 const HAS_MAPS: u8 = 1 << 1;
 
-impl Hello {
+impl ConnData {
     /// Their encoded length.
     pub(crate) const LEN: usize = 8 + 2 * Target::LEN;
 
     pub(crate) fn emit(&self) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[0] = VERSION;
-        if self.order == Order::Big {
-            octets[1] |= BIG_ENDIAN;
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = VERSION;
+        if self.order == ByteOrder::Big {
+            bytes[1] |= BIG_ENDIAN;
         }
         if let Some(maps) = self.maps {
-            octets[1] |= HAS_MAPS;
-            octets[7] = to_scale(maps);
+            bytes[1] |= HAS_MAPS;
+            bytes[7] = to_scale(maps);
         }
-        octets[2..4].copy_from_slice(&self.credits.to_be_bytes());
-        octets[8..24].copy_from_slice(&self.list.emit(Order::Big));
-        octets[24..].copy_from_slice(&self.ring.emit(Order::Big));
-        octets
+        bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
+        bytes[8..24].copy_from_slice(&self.list.emit(ByteOrder::Big));
+        bytes[24..].copy_from_slice(&self.ring.emit(ByteOrder::Big));
+        bytes
     }
 
     /// `None` for another format or version. The rest is padding.
-    pub(crate) fn parse(octets: &[u8]) -> Option<Self> {
-        let octets = octets.get(..Self::LEN)?;
-        let flags = octets[1];
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..Self::LEN)?;
+        let flags = bytes[1];
         let order = match flags & BIG_ENDIAN {
-            0 => Order::Little,
-            _ => Order::Big,
+            0 => ByteOrder::Little,
+            _ => ByteOrder::Big,
         };
-        (octets[0] == VERSION).then_some(Self {
+        (bytes[0] == VERSION).then_some(Self {
             order,
-            credits: u16::from_be_bytes([octets[2], octets[3]]),
-            maps: (flags & HAS_MAPS != 0).then(|| from_scale(octets[7])),
-            list: Target::parse(&octets[8..])?,
-            ring: Target::parse(&octets[24..])?,
+            credits: u16::from_be_bytes([bytes[2], bytes[3]]),
+            maps: (flags & HAS_MAPS != 0).then(|| from_scale(bytes[7])),
+            list: Target::parse(&bytes[8..])?,
+            ring: Target::parse(&bytes[24..])?,
         })
     }
 
@@ -256,7 +256,7 @@ impl Message {
 
     pub(crate) fn bits(self) -> u32 {
         let (kind, value) = match self {
-            Self::Data(octets) => (DATA, octets),
+            Self::Data(bytes) => (DATA, bytes),
             Self::Credits(limit) => (CREDITS, u32::from(limit)),
             Self::Mapped(index) => (MAPPED, index),
             Self::Disconnect => (CONTROL, 0),
@@ -270,7 +270,7 @@ impl Message {
     pub(crate) fn of_bits(bits: u32) -> Self {
         let value = bits & VALUE;
         match (bits >> KIND, value) {
-            (DATA, octets) => Self::Data(octets),
+            (DATA, bytes) => Self::Data(bytes),
             // Message numbers have 16 bits, and the sender's may have wrapped.
             (CREDITS, limit) => Self::Credits(limit as u16),
             (MAPPED, index) => Self::Mapped(index),
@@ -286,8 +286,8 @@ impl Message {
 mod tests {
     use super::*;
 
-    const HELLO: Hello = Hello {
-        order: Order::Little,
+    const HELLO: ConnData = ConnData {
+        order: ByteOrder::Little,
         credits: 384,
         maps: Some(1),
         list: Target {
@@ -303,26 +303,26 @@ mod tests {
     };
 
     #[test]
-    fn a_hello_is_forty_octets_in_network_order() {
-        let octets = HELLO.emit();
-        assert_eq!(octets.len(), 40);
-        assert_eq!(octets[..8], [1, 2, 1, 0x80, 0, 0, 0, 1]);
-        assert_eq!(octets[8..16], [1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(octets[16..24], [0x11, 0x12, 0x13, 0x14, 0, 0, 0, 2]);
-        assert_eq!(octets[36..], [0, 1, 0, 0]);
-        let mut padded = octets.to_vec();
+    fn a_hello_is_forty_bytes_in_network_order() {
+        let bytes = HELLO.emit();
+        assert_eq!(bytes.len(), 40);
+        assert_eq!(bytes[..8], [1, 2, 1, 0x80, 0, 0, 0, 1]);
+        assert_eq!(bytes[8..16], [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(bytes[16..24], [0x11, 0x12, 0x13, 0x14, 0, 0, 0, 2]);
+        assert_eq!(bytes[36..], [0, 1, 0, 0]);
+        let mut padded = bytes.to_vec();
         padded.resize(56, 0);
-        assert_eq!(Hello::parse(&padded), Some(HELLO));
+        assert_eq!(ConnData::parse(&padded), Some(HELLO));
     }
 
     #[test]
     fn what_is_short_or_of_another_version_is_no_hello() {
-        let mut octets = HELLO.emit();
-        for short in 0..octets.len() {
-            assert_eq!(Hello::parse(&octets[..short]), None);
+        let mut bytes = HELLO.emit();
+        for short in 0..bytes.len() {
+            assert_eq!(ConnData::parse(&bytes[..short]), None);
         }
-        octets[0] = 2;
-        assert_eq!(Hello::parse(&octets), None);
+        bytes[0] = 2;
+        assert_eq!(ConnData::parse(&bytes), None);
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
                 length: 100,
             },
         };
-        assert_eq!(Map::read(&map.emit(Order::HERE)), map);
+        assert_eq!(Map::read(&map.emit(ByteOrder::HERE)), map);
         let found = map.find(1040).unwrap();
         assert_eq!((found.addr, found.key, found.length), (0x7028, 9, 60));
         assert_eq!((map.find(999), map.find(1100)), (None, None));
@@ -367,10 +367,10 @@ mod tests {
             key: 2,
             length: 3,
         };
-        let octets = target.emit(Order::Big);
-        assert_eq!(octets, [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3]);
-        let octets = target.emit(Order::Little);
-        assert_eq!(octets, [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
+        let bytes = target.emit(ByteOrder::Big);
+        assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3]);
+        let bytes = target.emit(ByteOrder::Little);
+        assert_eq!(bytes, [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
     }
 
     #[test]

@@ -98,14 +98,14 @@ impl Waker {
 
     fn wake(&self) {
         let one = 1_u64;
-        // SAFETY: eight octets. Full means awake already.
+        // SAFETY: eight bytes. Full means awake already.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 
     /// Discards earlier wake-ups.
     pub(crate) fn clear(&self) {
         let mut count = 0_u64;
-        // SAFETY: room for eight octets. Empty is what is wanted.
+        // SAFETY: room for eight bytes. Empty is what is wanted.
         unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
     }
 

@@ -58,12 +58,12 @@ const QKEY: u32 = 0x1111;
 const ROOM: u32 = 128;
 
 /// A datagram queue pair, ready and in the group, with receives posted.
-struct Station {
+struct MulticastEndpoint {
     side: Side,
     landing: Region,
 }
 
-impl Station {
+impl MulticastEndpoint {
     fn new(rig: &Rig, end: &End, blocks: bool) -> Result<Self, Evidence> {
         let block = end.context.extension::<BlockLoopback>()?;
         let side = end.side_with(&end.pd, |cq| match blocks {
@@ -112,8 +112,8 @@ impl Station {
             );
             if done.opcode.is_receive() {
                 count += 1;
-                let octets = self.landing.bytes(done.wr_id as usize + 40, 6)?;
-                ensure_eq!(octets, b"to all".to_vec(), "the datagram");
+                let bytes = self.landing.bytes(done.wr_id as usize + 40, 6)?;
+                ensure_eq!(bytes, b"to all".to_vec(), "the datagram");
             }
         }
     }
@@ -123,9 +123,9 @@ impl Station {
 fn own_multicast(rig: &Rig) -> Outcome {
     let end = &rig.near;
     let (a, b, c) = (
-        Station::new(rig, end, true)?,
-        Station::new(rig, end, false)?,
-        Station::new(rig, end, false)?,
+        MulticastEndpoint::new(rig, end, true)?,
+        MulticastEndpoint::new(rig, end, false)?,
+        MulticastEndpoint::new(rig, end, false)?,
     );
     for station in [&a, &b, &c] {
         station.join(rig, rig.group(1))?;
@@ -150,7 +150,7 @@ fn own_multicast(rig: &Rig) -> Outcome {
 // covers 4.40
 fn own_unicast(rig: &Rig) -> Outcome {
     let end = &rig.near;
-    let a = Station::new(rig, end, true)?;
+    let a = MulticastEndpoint::new(rig, end, true)?;
     a.join(rig, rig.group(1))?;
     let at = a.side.endpoint()?;
     a.send(rig, end, at.gid, at.qp_num)?;
@@ -165,7 +165,7 @@ fn own_unicast(rig: &Rig) -> Outcome {
 // covers 4.41
 fn later_group(rig: &Rig) -> Outcome {
     let end = &rig.near;
-    let a = Station::new(rig, end, true)?;
+    let a = MulticastEndpoint::new(rig, end, true)?;
     for number in [1, 2] {
         a.join(rig, rig.group(number))?;
         a.send(rig, end, rig.group(number), Qpn::MULTICAST)?;

@@ -90,7 +90,7 @@ pub static PROBES: &[Probe] = &[
         &BMME,
         "bmme.bounds",
         "2.06",
-        "only the octets that were named are registered",
+        "only the bytes that were named are registered",
         register::bounds,
     ),
     Probe::new(
@@ -357,7 +357,7 @@ pub static PROBES: &[Probe] = &[
         &ZBVA,
         "bmme.zero-based-region",
         "2.66",
-        "a zero-based region counts from its first octet, and ends with its last",
+        "a zero-based region counts from its first byte, and ends with its last",
         lists::zero_based_region,
     ),
     Probe::new(
@@ -372,7 +372,7 @@ pub static PROBES: &[Probe] = &[
         &ZBVA,
         "bmme.zero-based-window",
         "2.53",
-        "a zero-based window counts from its own first octet",
+        "a zero-based window counts from its own first byte",
         windows::zero_based,
     ),
     // BLOCK_LIST and SG_GAPS

@@ -48,7 +48,7 @@ pub(super) fn one_list(rig: &Rig) -> Outcome {
     ensure_eq!(
         target.bytes(0, 64)?,
         fast.bytes(100, 64)?,
-        "the octets that arrived"
+        "the bytes that arrived"
     );
     Ok(())
 }
@@ -162,18 +162,18 @@ pub(super) fn bounds(rig: &Rig) -> Outcome {
     rig.succeeds(&pair.far, fast.register(OPEN).length(5000))?;
     ensure!(
         rig.can_write(&pair, fast.remote(4992))?,
-        "the last octets of a registration cannot be written"
+        "the last bytes of a registration cannot be written"
     );
     for outside in [4993, 5000, 8184, u64::MAX - fast.pages.address() - 3] {
         ensure!(
             !rig.can_write(&rig.rc()?, fast.remote(0).plus(outside))?,
-            "a peer wrote {outside} octets behind the first of 5000"
+            "a peer wrote {outside} bytes behind the first of 5000"
         );
     }
     let written = fast.bytes(5000, 3192)?;
     ensure!(
-        written.iter().all(|&octet| octet == 0),
-        "octets behind a registration have changed"
+        written.iter().all(|&byte| byte == 0),
+        "bytes behind a registration have changed"
     );
     Ok(())
 }

@@ -41,7 +41,7 @@ fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> Result<
     Ok(key)
 }
 
-/// A window bound to octets 0 to 63 of `host`, through a pair of its own.
+/// A window bound to bytes 0 to 63 of `host`, through a pair of its own.
 fn bound(rig: &Rig, mw_type: MwType, host: &Region) -> Result<(Pair, Mw, RKey), Evidence> {
     let pair = rig.rc()?;
     let mw = rig.far.window(mw_type)?;
@@ -100,7 +100,7 @@ pub(super) fn type_1_domain(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// A window of 100 octets from octet 100 on: nothing before it and nothing behind it. Both are tried on pairs that could
+// A window of 100 bytes from byte 100 on: nothing before it and nothing behind it. Both are tried on pairs that could
 // otherwise use the window.
 fn keeps_bounds(rig: &Rig, mw_type: MwType) -> Outcome {
     let host = host(rig)?;
@@ -120,7 +120,7 @@ fn keeps_bounds(rig: &Rig, mw_type: MwType) -> Outcome {
         ensure_eq!(
             found,
             granted,
-            "whether a window on octets 100 to 199 lets a peer write octets {offset} to {}",
+            "whether a window on bytes 100 to 199 lets a peer write bytes {offset} to {}",
             offset + 7
         );
     }
@@ -362,7 +362,7 @@ pub(super) fn zero_based(rig: &Rig) -> Outcome {
     ensure_eq!(
         host.bytes(100, 8)?,
         rig.scratch.bytes(0, 8)?,
-        "the first octets of a zero-based window on octet 100"
+        "the first bytes of a zero-based window on byte 100"
     );
     ensure!(
         !rig.can_write(&pair, RemoteAddress::new(57, key))?,

@@ -83,7 +83,7 @@ fn receive(rig: &Rig) -> Outcome {
         ensure_eq!(
             landing.word(64 * round as usize)?,
             round,
-            "the octets of a receive that is counted"
+            "the bytes of a receive that is counted"
         );
     }
     let done = rig.take(&pair.far.cq, 20)?;

@@ -55,7 +55,7 @@ pub static PROBES: &[Probe] = &[
         &MASKED_64,
         "masked-atomics.native-order",
         "4.25",
-        "arithmetic is in the responder's own order of octets",
+        "arithmetic is in the responder's own order of bytes",
         native_order,
     ),
     Probe::new(
@@ -69,7 +69,7 @@ pub static PROBES: &[Probe] = &[
         &MASKED_64,
         "masked-atomics.completion",
         "4.30",
-        "completions have opcodes of their own and eight octets",
+        "completions have opcodes of their own and eight bytes",
         completion,
     ),
     Probe::new(
@@ -114,7 +114,7 @@ fn pair(rig: &Rig) -> Result<Pair, Evidence> {
     rig.connected(near, far)
 }
 
-/// Eight far octets, and the near ones that the original goes to.
+/// Eight far bytes, and the near ones that the original goes to.
 struct Word {
     target: Region,
 }
@@ -256,7 +256,7 @@ fn is_refused(
         ensure_eq!(
             found,
             status,
-            "the end of a request for octets {at} to {}",
+            "the end of a request for bytes {at} to {}",
             at + 7
         );
     }
@@ -289,7 +289,7 @@ fn misaligned_zero_based(rig: &Rig) -> Outcome {
     let odd = memory.memory.range(4, 56)?;
     let options = MrOptions::new(OPEN).zero_based();
     let region = rig.finish(rig.far.pd.register_with(odd, options))?;
-    // The region begins at octet 4: its offset 0 is misaligned memory, its offset 4 a misaligned address.
+    // The region begins at byte 4: its offset 0 is misaligned memory, its offset 4 a misaligned address.
     let refused = match rig.attributes().transport {
         Transport::Iwarp => 0,
         Transport::InfiniBand => 4,
@@ -316,12 +316,12 @@ fn native_order(rig: &Rig) -> Outcome {
     ensure_eq!(
         word.target.bytes(0, 8)?,
         0x0102_0304_0506_0800_u64.to_ne_bytes().to_vec(),
-        "the octets in the responder's memory"
+        "the bytes in the responder's memory"
     );
     ensure_eq!(
         rig.scratch.bytes(0, 8)?,
         0x0102_0304_0506_07ff_u64.to_ne_bytes().to_vec(),
-        "the octets of the original in the requester's memory"
+        "the bytes of the original in the requester's memory"
     );
     Ok(())
 }
@@ -356,7 +356,7 @@ fn completion(rig: &Rig) -> Outcome {
             "the completion"
         );
         ensure_eq!(done.opcode, opcode, "its opcode");
-        ensure_eq!(done.byte_len, 8, "its octets");
+        ensure_eq!(done.byte_len, 8, "its bytes");
     }
     ensure!(
         FETCH_ADD.wc_opcode() != COMPARE_SWAP.wc_opcode(),

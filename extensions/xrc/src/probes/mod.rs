@@ -91,7 +91,7 @@ impl Mailbox {
         (0..count).try_for_each(|slot| self.receive(slot))
     }
 
-    fn octets(&self, done: &Completion) -> Result<Vec<u8>, Evidence> {
+    fn bytes(&self, done: &Completion) -> Result<Vec<u8>, Evidence> {
         let offset = done.wr_id as usize * ROOM as usize;
         self.landing.bytes(offset, done.byte_len as usize)
     }
@@ -102,17 +102,17 @@ fn local() -> verbs_api::MrOptions {
 }
 
 /// A domain of the far end with a target, and an initiator of the near end that is connected to it.
-struct Lane {
+struct XrcConnection {
     initiator: Side,
     domain: Xrcd,
     target: Qp,
 }
 
-impl Lane {
+impl XrcConnection {
     fn new(rig: &Rig) -> Result<Self, Evidence> {
-        let lane = Self::made(rig, anonymous(rig, &rig.far)?)?;
-        lane.connect(rig)?;
-        Ok(lane)
+        let connection = Self::made(rig, anonymous(rig, &rig.far)?)?;
+        connection.connect(rig)?;
+        Ok(connection)
     }
 
     // Its ends are not connected yet.

@@ -15,9 +15,9 @@ use verbs_api::{
 };
 
 use super::device::Opened;
-use super::flow::{CONTROLS, Incoming, Outgoing, Stretch, TARGETS, Taken};
+use super::flow::{CONTROLS, Receiver, Reserved, RingRange, Sender, TARGETS};
 use super::options::{FEWEST, Sizes};
-use super::protocol::{Hello, Map, Message, Order, Target, maps_told};
+use super::protocol::{ByteOrder, ConnData, Map, Message, Target, maps_told};
 
 /// Registered memory of ours.
 struct Registered {
@@ -71,7 +71,7 @@ pub(crate) enum End {
 }
 
 /// One side of a connection.
-pub(crate) struct Lane {
+pub(crate) struct StreamQp {
     device: Arc<Opened>,
     qp: Qp,
     cq: Cq,
@@ -80,9 +80,9 @@ pub(crate) struct Lane {
     list: Registered,
     // Buffers of messages that are sends.
     notices: Option<Registered>,
-    out: Outgoing,
-    incoming: Incoming,
-    peer: Option<Hello>,
+    out: Sender,
+    incoming: Receiver,
+    peer: Option<ConnData>,
     maps: u32,
     inline: u32,
     mapped: Vec<Mapped>,
@@ -106,7 +106,7 @@ fn remote(target: Target) -> RemoteAddress {
     RemoteAddress::new(target.addr, RKey::new(target.key))
 }
 
-impl Lane {
+impl StreamQp {
     /// A queue pair that can be connected, with its memory.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Lane {
             .pkey_index(0)
             .qp_access_flags(Access::REMOTE_WRITE);
         qp.modify(init).wait()?;
-        let lane = Self {
+        let qp = Self {
             device: Arc::clone(device),
             qp,
             cq,
@@ -155,8 +155,8 @@ impl Lane {
             ring: Registered::new(device, sizes.ring as usize, exposed)?,
             list: Registered::new(device, list, exposed)?,
             notices: notices.transpose()?,
-            out: Outgoing::new(requests, sizes.send_ring, separate),
-            incoming: Incoming::new(sizes.ring, credits as u16),
+            out: Sender::new(requests, sizes.send_ring, separate),
+            incoming: Receiver::new(sizes.ring, credits as u16),
             peer: None,
             maps,
             inline,
@@ -171,9 +171,9 @@ impl Lane {
             last_traffic: Instant::now(),
         };
         for place in 0..receives {
-            lane.post_receive(place)?;
+            qp.post_receive(place)?;
         }
-        Ok(lane)
+        Ok(qp)
     }
 
     pub(crate) fn qp(&self) -> &Qp {
@@ -189,9 +189,9 @@ impl Lane {
     }
 
     /// The parameters for the peer.
-    pub(crate) fn hello(&self, sizes: &Sizes) -> Hello {
-        Hello {
-            order: Order::HERE,
+    pub(crate) fn conn_data(&self, sizes: &Sizes) -> ConnData {
+        ConnData {
+            order: ByteOrder::HERE,
             credits: self.incoming.credits(),
             maps: Some(self.maps),
             list: self.list.target(TARGETS as u32),
@@ -200,7 +200,7 @@ impl Lane {
     }
 
     /// Sets the peer's parameters: there is a connection from now on.
-    pub(crate) fn open(&mut self, peer: Hello) {
+    pub(crate) fn open(&mut self, peer: ConnData) {
         self.out.open(peer.credits, peer.ring);
         self.incoming.open(peer.list.length);
         self.peer = Some(peer);
@@ -264,7 +264,7 @@ impl Lane {
     fn done(&mut self, done: &Completion) {
         let is_receive = done.wr_id & RECEIVE != 0;
         if !is_receive {
-            self.out.completed(Taken::of_id(done.wr_id));
+            self.out.completed(Reserved::of_id(done.wr_id));
         }
         match done.status {
             WcStatus::Success if is_receive => self.received(done),
@@ -280,20 +280,20 @@ impl Lane {
         let bits = match &self.notices {
             Some(_) if done.byte_len != NOTICE => return self.fail(Errno(libc::EPROTO)),
             Some(notices) => {
-                let mut octets = [0; 4];
-                inside(notices.memory.read((place * NOTICE) as usize, &mut octets));
-                u32::from_ne_bytes(octets)
+                let mut bytes = [0; 4];
+                inside(notices.memory.read((place * NOTICE) as usize, &mut bytes));
+                u32::from_ne_bytes(bytes)
             }
             None => match done.immediate() {
-                Some(octets) => u32::from_be_bytes(octets),
+                Some(bytes) => u32::from_be_bytes(bytes),
                 None => return self.fail(Errno(libc::EPROTO)),
             },
         };
         // A failed queue pair takes none, and reports itself by its completions.
         let _ = self.post_receive(place);
         match Message::of_bits(bits) {
-            Message::Data(octets) => {
-                if self.incoming.arrived(octets).is_err() {
+            Message::Data(bytes) => {
+                if self.incoming.arrived(bytes).is_err() {
                     self.fail(Errno(libc::EPROTO));
                 }
             }
@@ -341,8 +341,8 @@ impl Lane {
                             .wrapping_add(u64::from(entry) * Target::LEN as u64),
                         ..peer.list
                     };
-                    let octets = half.emit(peer.order);
-                    self.post_write(Data::Inline(&octets), place, message, taken);
+                    let bytes = half.emit(peer.order);
+                    self.post_write(Data::Inline(&bytes), place, message, taken);
                 }
             }
             self.incoming.granted(grant);
@@ -357,7 +357,7 @@ impl Lane {
     }
 
     // Sends a message alone.
-    fn post_message(&mut self, message: Message, taken: Taken) {
+    fn post_message(&mut self, message: Message, taken: Reserved) {
         let bits = message.bits();
         let id = taken.to_id();
         let posted = match self.notices {
@@ -372,7 +372,7 @@ impl Lane {
     }
 
     // Sends bytes and a message behind them.
-    fn post_write(&mut self, data: Data<'_>, to: Target, message: Message, taken: Taken) {
+    fn post_write(&mut self, data: Data<'_>, to: Target, message: Message, taken: Reserved) {
         let bits = message.bits();
         let id = taken.to_id();
         let posted = match self.notices {
@@ -387,7 +387,7 @@ impl Lane {
         self.posted(posted, taken);
     }
 
-    fn posted(&mut self, posted: Result<(), Errno>, taken: Taken) {
+    fn posted(&mut self, posted: Result<(), Errno>, taken: Reserved) {
         if let Err(error) = posted {
             self.out.completed(taken);
             self.fail(error);
@@ -426,19 +426,19 @@ impl Lane {
     }
 
     // The bytes in one piece, if they are sent outside the ring.
-    fn inline<'a>(scratch: &'a mut Vec<u8>, source: &'a [IoSlice<'_>], octets: usize) -> Data<'a> {
-        if let Some(whole) = source.first().and_then(|first| first.get(..octets)) {
+    fn inline<'a>(scratch: &'a mut Vec<u8>, source: &'a [IoSlice<'_>], bytes: usize) -> Data<'a> {
+        if let Some(whole) = source.first().and_then(|first| first.get(..bytes)) {
             return Data::Inline(whole);
         }
         scratch.clear();
         for part in source {
-            let left = octets - scratch.len();
+            let left = bytes - scratch.len();
             scratch.extend_from_slice(&part[..left.min(part.len())]);
         }
         Data::Inline(scratch)
     }
 
-    fn fill(&self, source: &[IoSlice<'_>], stretch: Stretch) -> [Sge; 2] {
+    fn fill(&self, source: &[IoSlice<'_>], stretch: RingRange) -> [Sge; 2] {
         let mut at = stretch.offset as usize;
         let mut left = (stretch.length + stretch.wrapped) as usize;
         let size = self.send.memory.len();
@@ -464,23 +464,23 @@ impl Lane {
         self.look_for_target();
         let length = total(source);
         let inline = length <= self.inline as usize;
-        let octets = self.out.room(inline).min(PIECE);
-        let octets = octets.min(u32::try_from(length).unwrap_or(u32::MAX));
-        if octets == 0 {
+        let bytes = self.out.room(inline).min(PIECE);
+        let bytes = bytes.min(u32::try_from(length).unwrap_or(u32::MAX));
+        if bytes == 0 {
             return 0;
         }
-        let (stretch, target, taken) = self.out.take(octets, inline);
-        let message = Message::Data(octets);
+        let (stretch, target, taken) = self.out.take(bytes, inline);
+        let message = Message::Data(bytes);
         if inline {
             let mut scratch = std::mem::take(&mut self.scratch);
-            let data = Self::inline(&mut scratch, source, octets as usize);
+            let data = Self::inline(&mut scratch, source, bytes as usize);
             self.post_write(data, target, message, taken);
             self.scratch = scratch;
         } else {
             let sges = self.fill(source, stretch);
             self.post_write(Data::Sges(used(&sges)), target, message, taken);
         }
-        octets
+        bytes
     }
 
     /// Writes the first bytes of `source` to where the peer has mapped `offset`. Returns how many there was room for.
@@ -492,17 +492,17 @@ impl Lane {
         let length = total(source);
         let inline = length <= self.inline as usize;
         let room = self.out.room_unannounced(inline).min(target.length);
-        let octets = room
+        let bytes = room
             .min(PIECE)
             .min(u32::try_from(length).unwrap_or(u32::MAX));
-        if octets == 0 {
+        if bytes == 0 {
             return Ok(0);
         }
-        let (stretch, taken) = self.out.take_unannounced(octets, inline);
+        let (stretch, taken) = self.out.take_unannounced(bytes, inline);
         let id = taken.to_id();
         let posted = if inline {
             let mut scratch = std::mem::take(&mut self.scratch);
-            let data = Self::inline(&mut scratch, source, octets as usize);
+            let data = Self::inline(&mut scratch, source, bytes as usize);
             let posted = self.post(wr::Write::new(data, remote(target)).signaled(id));
             self.scratch = scratch;
             posted
@@ -511,15 +511,15 @@ impl Lane {
             self.post(wr::Write::new(Data::Sges(used(&sges)), remote(target)).signaled(id))
         };
         self.posted(posted, taken);
-        Ok(octets)
+        Ok(bytes)
     }
 
     fn find_map(&self, offset: u64) -> Option<Target> {
         (0..self.maps as usize).find_map(|index| {
-            let mut octets = [0; Map::LEN];
+            let mut bytes = [0; Map::LEN];
             let at = TARGETS * Target::LEN + index * Map::LEN;
-            inside(self.list.memory.read(at, &mut octets));
-            Map::read(&octets).find(offset)
+            inside(self.list.memory.read(at, &mut bytes));
+            Map::read(&bytes).find(offset)
         })
     }
 
@@ -537,10 +537,10 @@ impl Lane {
                     .memory
                     .read(0, &mut rest[..found.wrapped as usize]),
             );
-            let octets = found.length + found.wrapped;
-            copied += octets;
+            let bytes = found.length + found.wrapped;
+            copied += bytes;
             if !peek {
-                self.incoming.read(octets);
+                self.incoming.read(bytes);
             }
         }
         self.grant();
@@ -659,8 +659,8 @@ impl Lane {
                 addr: peer.map_address(index),
                 ..peer.list
             };
-            let octets = map.emit(peer.order);
-            self.post_write(Data::Inline(&octets), to, Message::Mapped(index), taken);
+            let bytes = map.emit(peer.order);
+            self.post_write(Data::Inline(&bytes), to, Message::Mapped(index), taken);
             self.mapped[place].told = true;
         }
     }
