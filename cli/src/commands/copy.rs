@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     )
 }
 
-// A device of its own, so that the link of the others stays as it is.
+// A device of its own, so that the links of registered devices stay as they are.
 fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
     crate::output::device(name)?;
     anyhow::ensure!(
@@ -112,7 +112,7 @@ fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
     Ok(emulated::device(name, &options)?)
 }
 
-/// A copy, and what the device counted meanwhile.
+/// A copy, and the device's counters meanwhile.
 pub(crate) struct Run {
     pub(crate) copied: Copied,
     counters: Vec<(&'static str, u64)>,
@@ -155,7 +155,7 @@ pub(crate) fn copy(
     })
 }
 
-/// Two lines for people.
+/// The result as text: two lines.
 pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     let Copied {
         bytes,
@@ -187,7 +187,7 @@ pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both digests: one line where they are equal.
+/// Both digests, in one line if they are equal.
 pub(crate) fn print_digests(client: &Digest, server: &Digest) -> anyhow::Result<()> {
     if client == server {
         say!("sha256 {} {GOOD}equal{GOOD:#}", hexadecimal(server))?;

@@ -1,4 +1,4 @@
-//! `polyverbs dissect`: a capture, packet by packet, everything checked.
+//! `polyverbs dissect`: a capture, packet by packet, with all checks.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! `polyverbs put`: a file to another process or machine.
+//! `polyverbs put`: sends a file to another process or machine.
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     to: Endpoint,
     #[command(flatten)]
     device: DeviceOptions,
-    /// The own address, if not that of the way there
+    /// Local address, if not that of the route
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
     /// Print a JSON object

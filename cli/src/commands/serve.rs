@@ -109,11 +109,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-// The next request; `None` where the command was interrupted.
+// The next request; `None` if the command was interrupted.
 fn next(listener: &Listener) -> Result<Option<Incoming>, ConnectError> {
     let (sender, receiver) = mpsc::sync_channel(1);
     listener.next().on_done(move |incoming| {
-        // Nobody takes any more where this fails.
+        // If this fails the receiver is gone.
         let _ = sender.send(incoming);
     });
     while !interrupt::is_interrupted() {
@@ -124,7 +124,7 @@ fn next(listener: &Listener) -> Result<Option<Incoming>, ConnectError> {
     Ok(None)
 }
 
-// What fails is told at once, and does not end the others.
+// A failure is reported at once, and does not end the others.
 fn take(store: &Store, incoming: Incoming, is_json: bool) -> bool {
     let stored = store.take(incoming, |_| ());
     let told = match &stored {

@@ -1,4 +1,4 @@
-//! No command: what there is, what it can do, and a file copied over each device.
+//! Without a command: the devices, what they support, and a file copied over each.
 
 use std::io::Write as _;
 
@@ -86,7 +86,7 @@ fn next(one: &str, other: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-// Bytes without a pattern that a fault could hide in.
+// Bytes without a pattern that could hide a fault.
 fn generate(path: &std::path::Path) -> anyhow::Result<()> {
     let bar = progress(FILE as u64, "{bar:32.cyan/dim} generating a file");
     let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);

@@ -10,7 +10,7 @@ use verbs_api::{
 
 use crate::LoopbackFeatures;
 
-/// The emulation.
+/// The emulation of the extension.
 pub struct InSoftware;
 
 /// The part of the extension that software devices need.

@@ -4,8 +4,8 @@
 //! * A [`MaskedFetchAdd`] adds field by field: each bit of its mask is the *highest* bit of a field, and no carry leaves
 //!   a field. Mask 0 is one field of 64 bits, all ones is an exclusive or.
 //!
-//! Both answer what the eight bytes were. On iWARP they travel as RFC 7306 has them; InfiniBand has no public encoding,
-//! and there they travel as other extensions do.
+//! Both return the original eight bytes. On iWARP they are encoded as in RFC 7306; InfiniBand has no public encoding, and there
+//! they are encoded like other extensions' operations.
 //!
 //! ```no_run
 //! use masked_atomics::{MaskedAtomics, MaskedFetchAdd, MaskedFeatures};
@@ -40,7 +40,7 @@ pub use probes::PROBES;
 pub use request::{COMPARE_SWAP, FETCH_ADD, MaskedCompareSwap, MaskedFetchAdd};
 
 bitflags! {
-    /// What a device can do with masks.
+    /// Masked operations of a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct MaskedFeatures: u64 {
         /// Masked compare-and-swap and masked fetch-and-add on eight bytes.

@@ -1,4 +1,4 @@
-//! Extended reliable connections on software devices.
+//! XRC on software devices.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::domain::Domain;
 use crate::qp_types::Role;
 use crate::target::SharedTarget;
 
-/// The emulation.
+/// The emulation of the extension.
 pub struct InSoftware;
 
 /// The part of the extension that software devices need.
@@ -99,7 +99,7 @@ impl Emulation for InSoftware {
     }
 }
 
-/// The place of a shared receive queue in its domain.
+/// A shared receive queue in its domain.
 struct SrqInDomain {
     domain: Arc<Domain>,
     number: u32,
@@ -117,13 +117,13 @@ impl Drop for SrqInDomain {
     }
 }
 
-/// What a target is made with: its domain, and which one of it where it is there already.
+/// The arguments of a target: its domain, and the number of an existing one to open.
 pub(crate) struct TargetOf {
     pub(crate) domain: Arc<Domain>,
     pub(crate) existing: Option<Qpn>,
 }
 
-/// A handle that is being made.
+/// A handle being made.
 struct NewHandle {
     domain: Arc<Domain>,
     shared: Arc<SharedTarget>,
@@ -170,7 +170,7 @@ impl QpOps for Handle {
         self
     }
 
-    // Nothing is posted on a target, and what its peer sends is not this handle's.
+    // A target has no requests, and its peer's are not this handle's.
     fn admit(&self, _: bool) {}
 
     fn qp_num(&self) -> Qpn {

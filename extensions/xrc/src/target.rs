@@ -1,4 +1,4 @@
-//! Targets of emulated devices: one queue pair, and every handle that was opened of it.
+//! Targets of emulated devices: one queue pair, and the handles that were opened of it.
 
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +20,7 @@ struct Parts {
 }
 
 impl SharedTarget {
-    /// One more handle, and who receives its events.
+    /// Adds a handle, whose sink receives the target's events.
     pub(crate) fn add_handle(&self, handle: &QpHandle<'_>) {
         let events = Arc::clone(handle.events);
         lock(&self.0).handles.push((handle.id, events));
@@ -37,12 +37,12 @@ impl SharedTarget {
         lock(&self.0).real.clone()
     }
 
-    /// The queue pair has been made.
+    /// Sets the queue pair, once it is made.
     pub(crate) fn set_real(&self, made: Arc<dyn QpOps>) {
         lock(&self.0).real = Some(made);
     }
 
-    /// Takes a handle back; answers the queue pair where it was the last.
+    /// Removes a handle; returns the queue pair if it was the last.
     pub(crate) fn remove_handle(&self, id: ObjectId) -> Option<Arc<dyn QpOps>> {
         let mut parts = lock(&self.0);
         parts.handles.retain(|(known, _)| *known != id);

@@ -1,4 +1,4 @@
-//! `polyverbs perf`: how fast a device is, each figure beside the limit that it runs into.
+//! `polyverbs perf`: the performance of a device, each figure beside the limit that bounds it.
 
 mod figures;
 mod pair;
@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What is measured.
+/// The measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Test {
     /// Half the round trip of a message between two threads
@@ -88,7 +88,7 @@ pub(crate) enum Test {
 }
 
 impl Test {
-    /// All, by their numbers.
+    /// All of them, by number.
     const ALL: [Self; 8] = [
         Self::SendLatency,
         Self::WriteLatency,
@@ -115,7 +115,8 @@ impl Test {
         )
     }
 
-    // Whether who listens hears of each. Otherwise it has to look all the time: what its device is asked for waits for that.
+    // Whether the listening side notices each operation. Otherwise it has to poll all the time: its device needs that to make
+    // progress.
     fn sends_messages(self) -> bool {
         matches!(self, Self::SendLatency | Self::SendBandwidth)
     }
@@ -153,7 +154,7 @@ fn parse_size(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A bar of so many operations.
+/// A progress bar of this many operations.
 fn bar(total: u64) -> ProgressBar {
     let bar = progress(total, "{bar:32.cyan/dim} {percent}%  {eta} left");
     let shown = bar.clone();
@@ -210,5 +211,5 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     report::print(&device, test, size, to, &figures)
 }
 
-/// Bytes of the largest operation.
+/// Most bytes of one operation.
 const LARGEST: u64 = 1 << 30;

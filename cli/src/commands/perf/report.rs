@@ -1,4 +1,4 @@
-//! How figures are shown.
+//! Results as text and JSON.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -94,16 +94,16 @@ fn time(picoseconds: u64) -> String {
     nanoseconds(picoseconds as f64 / 1e3)
 }
 
-// A bar for each of a dozen steps up to the ninety-ninth percentile, and one for what is above.
+// A bar for each of a dozen steps up to the 99th percentile, and one for all above.
 fn bars(histogram: &Histogram<u64>, width: usize) -> Vec<String> {
     const STEPS: u64 = 12;
-    // Beside a label, a percentage and blanks.
+    // Room for a label, a percentage and blanks.
     let longest = (width - 20).min(50) as f64;
     let least = histogram.min();
     let most = histogram.value_at_quantile(0.99).max(least + 1);
     let step = nice((most - least).div_ceil(STEPS));
     let first = least / step;
-    // Each recorded value falls into one bar; the last takes what is above.
+    // Each recorded value counts in one bar; the last takes all above.
     let steps = (most / step - first + 1) as usize;
     let mut counts = vec![0; steps + 1];
     for value in histogram.iter_recorded() {
@@ -132,7 +132,7 @@ fn bars(histogram: &Histogram<u64>, width: usize) -> Vec<String> {
     counts.iter().map(line).collect()
 }
 
-// The next number above that is 1, 2 or 5 times a power of ten.
+// The next larger number that is 1, 2 or 5 times a power of ten.
 fn nice(step: u64) -> u64 {
     let mut power = 1;
     loop {

@@ -1,4 +1,4 @@
-//! What proves the bit.
+//! Probes that verify the feature.
 
 use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side};
 use verbs_api::qp::QpType;
@@ -57,7 +57,7 @@ pub static PROBES: &[Probe] = &[
 const QKEY: u32 = 0x1111;
 const ROOM: u32 = 128;
 
-/// A datagram queue pair, ready and in the group, with receives posted.
+/// A datagram queue pair in RTS, attached to the group, with receives posted.
 struct MulticastEndpoint {
     side: Side,
     landing: Region,
@@ -95,7 +95,7 @@ impl MulticastEndpoint {
         Ok(())
     }
 
-    // How many datagrams have come since the last time, its own sends not counted.
+    // How many datagrams have arrived since the last call, without completions of its own sends.
     fn got(&self, rig: &Rig) -> Result<usize, Evidence> {
         rig.settle();
         let mut count = 0;
@@ -189,7 +189,7 @@ fn datagrams_only(rig: &Rig) -> Outcome {
     for options in [QpOptions::rc(&cq), QpOptions::uc(&cq)] {
         match rig.outcome(rig.near.pd.create_qp(options.with(&block)))? {
             Err(error) if error.kind() == ErrorKind::InvalidArgument => {}
-            // A device without the service has nothing that could be created.
+            // A device without datagrams has nothing to create.
             Err(verbs_api::VerbError::BaselineGap(_)) => {}
             other => {
                 return Err(Evidence::wrong(format!(
@@ -198,7 +198,7 @@ fn datagrams_only(rig: &Rig) -> Outcome {
             }
         }
     }
-    // It is the device that honours the flag: a queue pair for datagrams is created with it.
+    // The device itself applies the flag: it creates a datagram queue pair with it.
     rig.near
         .side_with(&rig.near.pd, |cq| QpOptions::ud(cq).with(&block))?;
     Ok(())

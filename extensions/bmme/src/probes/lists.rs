@@ -67,7 +67,7 @@ fn unusable(error: verbs_api::memory::PageListError) -> Evidence {
     Evidence::wrong(error.to_string())
 }
 
-/// Pieces of one memory in an order of their own, registered as one list.
+/// Pieces of one memory in any order, registered as one list.
 struct Pieces {
     memory: Memory,
     // Offset and length of each piece, in the list's order.
@@ -104,7 +104,7 @@ impl Pieces {
         self.key.remote(self.list.address())
     }
 
-    // The bytes of the list in its order, `skip` left out at the front.
+    // The bytes of the list in order, without the first `skip`.
     fn gathered(&self, skip: usize) -> Result<Vec<u8>, Evidence> {
         let mut all = Vec::new();
         for &(offset, length) in &self.places {
@@ -115,7 +115,7 @@ impl Pieces {
     }
 }
 
-// Writes the whole list from afar and compares each byte, and reads a stretch across borders back.
+// Writes the whole list remotely and compares each byte, then reads a range across piece boundaries back.
 fn carries(rig: &Rig, pair: &Pair, pieces: &Pieces, skip: usize) -> Outcome {
     let length = pieces.list.len() as usize;
     rig.scratch.fill(0x77)?;

@@ -1,4 +1,4 @@
-//! What proves each bit: the edge rules more than the ordinary use.
+//! Probes that verify each bit: edge cases more than ordinary use.
 
 mod invalidate;
 mod lists;
@@ -12,12 +12,12 @@ use crate::{
     BLOCK_LIST, BMME, FENCE, READ_WITH_INVALIDATE, SG_GAPS, WINDOW_1, WINDOW_2A, WINDOW_2B, ZBVA,
 };
 
-/// Rights for peers to read and write.
+/// Remote read and write.
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_WRITE);
 
-/// A far key, registered through the far side of `pair` and open to peers, that windows can be bound to.
+/// A far key, registered through the far side of `pair` with remote access, to which windows can be bound.
 fn registered(rig: &Rig, pair: &Pair) -> Result<Fast, Evidence> {
     let fast = rig.far.fast(8192)?;
     fast.fill(0x5a)?;
@@ -213,7 +213,7 @@ pub static PROBES: &[Probe] = &[
         windows::type_1_invalidate,
     )
     .needs(WITH_BMME),
-    // WINDOW_2A and WINDOW_2B: what they have in common, and then what tells them apart.
+    // WINDOW_2A and WINDOW_2B: first what they have in common, then how they differ.
     Probe::new(
         &WINDOW_2A,
         "bmme.window-2a",

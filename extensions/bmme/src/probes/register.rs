@@ -10,7 +10,7 @@ use verbs_api::{
 
 use super::{OPEN, registered};
 
-/// A local fault of a memory operation: the engines of this world report one of these.
+/// A local fault of a memory operation: engines report one of these.
 pub(super) const REFUSED: &[WcStatus] = &[WcStatus::LocQpOpErr, WcStatus::LocProtErr];
 
 // covers 2.20
@@ -77,7 +77,7 @@ pub(super) fn wrong_index(rig: &Rig) -> Outcome {
     let other = RKey::new(fast.rkey().value() ^ 0x100_0000);
     let wrong = wr::FastRegister::new(other, &fast.pages).access(OPEN);
     rig.fails(&rig.rc()?.far, wrong, REFUSED)?;
-    // The key that was meant is free still.
+    // The key was not registered.
     let pair = rig.rc()?;
     rig.succeeds(&pair.far, fast.register(OPEN))?;
     ensure!(

@@ -1,4 +1,4 @@
-//! What proves the bit: progress is seen, and nothing else changes.
+//! Probes that verify the feature: progress advances, and nothing else changes.
 
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Rig};
 use verbs_api::qp::QpType;

@@ -1,4 +1,4 @@
-//! What proves the bit: the vectors of RFC 7306's arithmetic, and the rules of atomics.
+//! Probes that verify the feature: the vectors of RFC 7306's arithmetic, and the rules of atomics.
 
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Region, Rig};
 use verbs_api::{
@@ -101,7 +101,7 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 
-/// A pair that does masked atomics.
+/// A pair that supports masked atomics.
 fn pair(rig: &Rig) -> Result<Pair, Evidence> {
     let near = rig.near.context.extension::<MaskedAtomics>()?;
     let far = rig.far.context.extension::<MaskedAtomics>()?;
@@ -114,7 +114,7 @@ fn pair(rig: &Rig) -> Result<Pair, Evidence> {
     rig.connected(near, far)
 }
 
-/// Eight far bytes, and the near ones that the original goes to.
+/// Eight far bytes, and the near ones that receive the original.
 struct Word {
     target: Region,
 }
@@ -129,7 +129,7 @@ impl Word {
         self.target.remote(0)
     }
 
-    // Carries a request out on `before` and answers the original that came back and what the word is then.
+    // Carries a request out on `before`; returns the original and the new value.
     fn run(
         &self,
         rig: &Rig,
@@ -239,7 +239,7 @@ fn field_boundary(rig: &Rig) -> Outcome {
     )
 }
 
-// A request that the far end refuses as an invalid one; the word stays.
+// A request that the far side refuses as invalid; the word does not change.
 fn is_refused(
     rig: &Rig,
     target: &Region,
@@ -401,7 +401,7 @@ fn concurrent(rig: &Rig) -> Outcome {
     let word = Word::new(rig)?;
     let pairs = (0..8).map(|_| pair(rig)).collect::<Result<Vec<_>, _>>()?;
     let sink = rig.scratch.sge(0, 8)?;
-    // Each queue pair adds its own number to two of the four fields, so that all of them overflow.
+    // Each queue pair adds its number to two of the four fields, so that all of them overflow.
     let add_of = |number: u64| {
         let shift = 16 * (number % 4);
         (((number + 1) * 97) << shift) | (((number + 3) * 131) << ((shift + 16) % 64))
@@ -446,7 +446,7 @@ fn concurrent(rig: &Rig) -> Outcome {
 // covers 1.10
 fn not_asked_for(rig: &Rig) -> Outcome {
     let word = Word::new(rig)?;
-    // The device has them: that is what the other probes say of a device that claims them.
+    // The device supports them, as the other probes verify.
     rig.near.context.extension::<MaskedAtomics>()?;
     let pair = rig.rc()?;
     let add = MaskedFetchAdd::new(word.remote(), 1);

@@ -1,4 +1,4 @@
-//! What other features promise, through an initiator.
+//! Promises of other features, tried through an initiator.
 
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::{Access, WcStatus, probe::ensure_eq, wr};
@@ -23,7 +23,7 @@ pub(super) fn waiting(rig: &Rig) -> Outcome {
         .post_one(wr::Send::new(b"behind").with(to(&full)).signaled(2))?;
     rig.nothing_on(&full.cq)?;
     rig.nothing_on(&connection.initiator.cq)?;
-    // Other initiators of the domain are not held up.
+    // Other initiators of the domain are not blocked.
     let beside = XrcConnection::made(rig, connection.domain)?;
     beside.connect(rig)?;
     beside.ends(

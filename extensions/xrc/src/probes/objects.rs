@@ -1,4 +1,4 @@
-//! Domains, and what initiators and targets have and have not.
+//! Domains, and which attributes initiators and targets have.
 
 use std::os::fd::AsFd;
 
@@ -15,7 +15,7 @@ use verbs_api::{
 use super::{Mailbox, XrcConnection, anonymous};
 use crate::{INITIATOR, OpenXrcd, TARGET, Xrc, remote_srqn};
 
-// A pipe is a file that is there for as long as somebody has one of its ends, which are the same file.
+// A pipe is a file that exists as long as one of its ends is open; both ends are the same file.
 // covers 4.01
 pub(super) fn files(rig: &Rig) -> Outcome {
     let xrc = rig.far.context.extension::<Xrc>()?;
@@ -196,7 +196,7 @@ pub(super) fn events(rig: &Rig) -> Outcome {
         QpState::Err,
         "the state as the other handle sees it"
     );
-    // Of an initiator there is nothing to tell: it has no shared receive queue.
+    // An initiator has no shared receive queue to report.
     rig.near.events();
     rig.finish(
         connection
@@ -213,7 +213,7 @@ pub(super) fn transitions(rig: &Rig) -> Outcome {
     let connection = XrcConnection::new(rig)?;
     let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     mailbox.receives(1)?;
-    // Connecting gave each what it needs; that the rest is refused remains.
+    // Connecting sets the required attributes; the others must be refused.
     let wrong = |what: &str| Evidence::wrong(format!("{what} was taken"));
     let timer = QpAttributes::new().min_rnr_timer(1);
     if rig.outcome(connection.initiator.modify(timer))?.is_ok() {
@@ -263,7 +263,7 @@ pub(super) fn transitions(rig: &Rig) -> Outcome {
         return Err(wrong("RTS without what a requester needs, by an initiator"));
     }
     rig.finish(other.modify(sending.retry_cnt(7).rnr_retry(7).max_rd_atomic(1)))?;
-    // The connection is as it was.
+    // The connection is unchanged.
     let message = wr::Send::new(&[1]).with(remote_srqn(mailbox.srq.number()));
     connection.ends(rig, message, WcStatus::Success)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! What travels from an initiator through a target.
+//! Traffic from an initiator through a target.
 
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::qp::QpState;
@@ -117,7 +117,7 @@ pub(super) fn foreign_queue(rig: &Rig) -> Outcome {
         );
         rig.nothing_on(&foreign.cq)?;
     }
-    // Its receive is there for a target of its own.
+    // Its receive is for another target.
     let connection = XrcConnection::made(rig, other)?;
     connection.connect(rig)?;
     let message = wr::Send::new(&[1]).with(remote_srqn(foreign.srq.number()));
@@ -126,7 +126,7 @@ pub(super) fn foreign_queue(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// What stands behind the message of a queue without receives may be for one that has some: it does not overtake.
+// A request behind one to a queue without receives may be for a queue that has some: it must not overtake.
 // covers 4.10
 pub(super) fn starved(rig: &Rig) -> Outcome {
     let domain = anonymous(rig, &rig.far)?;
@@ -136,17 +136,17 @@ pub(super) fn starved(rig: &Rig) -> Outcome {
     );
     full.receives(2)?;
     let to = |mailbox: &Mailbox| remote_srqn(mailbox.srq.number());
-    // It gives up at once, so that whether it would go on waiting does not count here.
+    // Without RNR retries, so that waiting does not matter here.
     let connection = XrcConnection::made(rig, domain)?;
     connection.connect_with(rig, ConnectOptions::new().rnr_retry(0))?;
     connection
         .initiator
         .post_one(wr::Send::new(b"refused").with(to(&empty)).signaled(1))?;
-    // The queue pair may be in ERR by now, and refuses no request for that.
+    // The queue pair may be in ERR, and still accepts requests.
     connection
         .initiator
         .post_one(wr::Send::new(b"behind").with(to(&full)).signaled(2))?;
-    // What becomes of requests behind one that failed is another rule.
+    // Requests behind a failed one are another rule.
     let done = rig.take(&connection.initiator.cq, 2)?;
     ensure_eq!(
         (done[0].wr_id, done[0].status),
@@ -155,7 +155,7 @@ pub(super) fn starved(rig: &Rig) -> Outcome {
     );
     rig.nothing_on(&full.cq)?;
     rig.nothing_on(&empty.cq)?;
-    // Other initiators of the domain are not held up.
+    // Other initiators of the domain are not blocked.
     let beside = XrcConnection::made(rig, connection.domain)?;
     beside.connect(rig)?;
     beside.ends(
@@ -176,7 +176,7 @@ pub(super) fn order(rig: &Rig) -> Outcome {
         mailbox.receives(16)?;
         mailboxes.push(mailbox);
     }
-    // Interleaved, each queue at a pace of its own.
+    // Interleaved, each queue at its own pace.
     let turns = (0..64_u32).map(|turn| (turn * 7 % 16 / 4, turn));
     let mut sent = vec![Vec::new(); mailboxes.len()];
     for (mailbox, turn) in turns {
@@ -274,11 +274,11 @@ pub(super) fn keys(rig: &Rig) -> Outcome {
     let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     mailbox.receives(1)?;
     let number = remote_srqn(mailbox.srq.number());
-    // Its own key: registered, sent from, invalidated.
+    // The initiator's own key: registered, sent from, invalidated.
     let own = rig.near.fast(4096)?;
     own.fill(9)?;
     rig.succeeds(&connection.initiator, own.register(Access::LOCAL_WRITE))?;
-    // The peer's, which a queue pair of the peer's has registered.
+    // The peer's key, registered by a queue pair of the peer.
     let pair = rig.rc()?;
     let theirs = rig.far.fast(4096)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
