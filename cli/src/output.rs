@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_wrapped_and_things_counted() {
+    fn words_are_wrapped_and_nouns_pluralized() {
         let words = ["one", "two", "three", "four"];
         assert_eq!(wrapped(words, " ", 2, 9), "one two\n  three\n  four");
         assert_eq!(wrapped(words, ", ", 0, 80), "one, two, three, four");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_and_written() {
+    fn sizes_are_parsed_and_printed() {
         assert_eq!(parse_bytes("4096"), Ok(4096));
         assert_eq!(parse_bytes("64k"), Ok(65536));
         assert_eq!(parse_bytes("1MiB"), Ok(1 << 20));

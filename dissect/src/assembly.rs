@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_find_their_places() {
+    fn segments_are_inserted_at_their_offsets() {
         let mut stream = Assembly::default();
         assert_eq!(stream.insert(3, b"def"), Inserted::Taken);
         assert_eq!(stream.insert(8, b"ij"), Inserted::Taken);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_again_is_the_same() {
+    fn retransmissions_change_nothing() {
         let mut stream = Assembly::default();
         stream.insert(0, b"abc");
         stream.insert(6, b"ghi");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_far_behind_is_forgotten() {
+    fn bytes_far_behind_are_dropped() {
         let mut stream = Assembly::default();
         let chunk = vec![7; 1 << 20];
         for number in 0..12 {

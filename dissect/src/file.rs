@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_capture_says_so() {
+    fn a_file_that_is_no_capture_is_an_error() {
         let open = |octets: &[u8]| {
             CaptureFile::new(octets)
                 .err()

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn providers_are_named_where_some_were_asked_for() {
+    fn a_failed_provider_filter_names_the_providers() {
         let asked = ["libibverbs", "acme"].map(str::to_owned);
         assert!(none_of(&asked).starts_with("there is no such device of libibverbs, acme; "));
         assert!(none_of(&[]).starts_with("there is no device; "));

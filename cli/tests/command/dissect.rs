@@ -56,7 +56,7 @@ fn json_has_every_packet_and_the_summary() {
 }
 
 #[test]
-fn what_is_wrong_is_shown_and_fails_the_command() {
+fn complaints_are_shown_and_fail_the_command() {
     let folder = Folder::new();
     let mut bytes = std::fs::read(capture("rxe_rping.pcap")).unwrap();
     let last = bytes.len() - 1;
@@ -74,7 +74,7 @@ fn what_is_wrong_is_shown_and_fails_the_command() {
 }
 
 #[test]
-fn a_file_that_is_no_capture_gets_one_line() {
+fn a_file_that_is_no_capture_is_reported_in_one_line() {
     let folder = Folder::new();
     let read = |path: &Path| complaint(&["dissect", path.to_str().unwrap()]);
     let gone = folder.path("gone.pcap");

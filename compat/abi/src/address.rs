@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again_and_no_family_is_no_address() {
+    fn addresses_survive_conversion_and_unknown_families_are_none() {
         for address in ["192.0.2.1:7471", "[2001:db8::1%3]:18515"] {
             let address: SocketAddr = address.parse().unwrap();
             assert_eq!(read(&write(address)), Some(address));

@@ -542,7 +542,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_32_bits_of_a_vendor_error_are_handed_on() {
+    fn all_32_bits_of_a_vendor_error_are_reported() {
         let mut done = Completion::default();
         done.vendor_err = 0x8123_4567;
         assert_eq!(wc(&done, 0).vendor_err, 0x8123_4567);

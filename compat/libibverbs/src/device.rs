@@ -316,7 +316,7 @@ mod tests {
 
     // As sideway's test suite does.
     #[test]
-    fn a_device_that_a_program_has_made_has_its_own_name() {
+    fn a_device_structure_made_by_a_program_keeps_its_name() {
         let mut made = ListedDevice::new(devices()[0].configured.clone());
         fill(&mut made.public.name, "mock7\0");
         // SAFETY: `made` is there until the end of the test.

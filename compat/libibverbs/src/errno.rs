@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_the_system_keeps_its_number() {
+    fn a_system_error_keeps_its_number() {
         for errno in [libc::EMFILE, libc::ENETUNREACH, libc::EACCES] {
             let error = std::io::Error::from_raw_os_error(errno);
             let error = VerbError::os("eventfd", error);

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn more_events_than_the_pipe_has_room_for_are_all_told() {
+    fn events_beyond_the_capacity_of_the_pipe_are_delivered() {
         const COUNT: usize = 70_000;
         let events = Events::new().unwrap();
         (0..COUNT).for_each(|event| events.push(event));

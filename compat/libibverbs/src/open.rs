@@ -98,7 +98,7 @@ mod tests {
     use crate::errno::Errno;
 
     #[test]
-    fn what_is_not_there_says_so_through_the_table() {
+    fn unimplemented_slots_return_an_error_and_are_traced() {
         type TwoPointers<T> = extern "C" fn(*mut c_void, *mut c_void) -> T;
         let long = tables().verbs;
         for place in [

@@ -504,7 +504,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_destruction_waits_for_a_request_of_the_connection_manager() {
+    fn destroying_a_queue_pair_waits_for_a_verb_of_the_connection_manager() {
         let options = EmulatedOptions {
             command_latency: Duration::from_millis(20),
             ..EmulatedOptions::default()

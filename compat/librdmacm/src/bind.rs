@@ -16,9 +16,9 @@ use crate::id::{self, Own};
 use crate::ports::{Port, some_port};
 use crate::state::{Data, DeviceListener, Inner, Part};
 
-/// Gives the identifier an address and, if a device has the address, that device. Synchronous identifiers get no device from
-/// the loopback address yet: libfabric takes a device there for one that others can reach. Others do get one, unlike with the
-/// kernel: pyverbs uses the device at once, and does not expect that there is none.
+/// Gives the identifier an address, and the device that has the address: unlike with the kernel, also for loopback, because
+/// pyverbs uses the device at once and does not expect that there is none. A synchronous identifier may be bound to loopback
+/// without a device there.
 ///
 /// # Errors
 /// The identifier is bound; no device has the address; another identifier of this process has the port.

@@ -13,7 +13,7 @@ fn errno() -> c_int {
 }
 
 #[test]
-fn a_child_is_told_that_sockets_are_its_parents_and_may_close_them() {
+fn a_child_of_a_fork_can_only_close_its_parents_sockets() {
     let bound = |kind| {
         let fd = calls::socket(libc::AF_INET, kind, 0);
         let raw = address::write("127.0.0.1:0".parse().unwrap());

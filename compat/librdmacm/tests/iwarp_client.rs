@@ -84,7 +84,7 @@ fn state_behind_a_server_that_goes(reply: &'static [u8]) -> c_int {
 
 // As with the kernel: there is a connection once there is a reply, whatever comes behind it.
 #[test]
-fn a_server_that_goes_behind_its_reply_was_there() {
+fn a_server_that_closes_right_after_its_reply_was_connected() {
     for reply in [PLAIN, ENHANCED] {
         for _ in 0..10 {
             let state = state_behind_a_server_that_goes(reply);

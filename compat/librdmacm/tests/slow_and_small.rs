@@ -94,7 +94,7 @@ fn interrupted(times: u32, then: impl FnOnce()) {
 }
 
 #[test]
-fn a_stream_goes_through_short_queues_and_its_end_is_not_lost_in_signals() {
+fn a_stream_gets_through_short_queues_and_a_signal_does_not_lose_its_end() {
     configure();
     let listener = bound(libc::SOCK_STREAM);
     assert_eq!(calls::listen(listener, 1), 0);
@@ -119,7 +119,7 @@ fn a_stream_goes_through_short_queues_and_its_end_is_not_lost_in_signals() {
 }
 
 #[test]
-fn datagrams_go_through_short_queues_and_not_through_closed_sockets() {
+fn datagrams_get_through_short_queues_but_not_through_closed_sockets() {
     configure();
     let server = bound(libc::SOCK_DGRAM);
     let client = connected(libc::SOCK_DGRAM, local(server));

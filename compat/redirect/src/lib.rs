@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_left_alone() {
+    fn a_path_that_is_too_long_is_not_redirected() {
         let mut room = Room::new();
         assert!(
             room.join(&[b'/'; LONGEST / 2], &[b'a'; LONGEST / 2])

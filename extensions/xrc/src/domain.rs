@@ -278,7 +278,7 @@ mod tests {
 
     // The thread that answered a request may hold a reference until it ends.
     #[test]
-    fn a_domain_that_everybody_has_closed_is_not_there_though_a_thread_still_has_it() {
+    fn a_closed_domain_does_not_exist_even_while_a_thread_references_it() {
         let mut simulation = Simulation::new();
         let driver = InfiniBand {
             name: "ib1".to_owned(),

@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_says_what_and_how_large_and_nothing_else_is_one() {
+    fn a_request_names_measurement_and_size_and_others_are_refused() {
         let request = |number, size: u32| [&MAGIC[..], &[number], &size.to_be_bytes()].concat();
         for test in Test::ALL {
             let asked = asked(&request(test.number(), 64));

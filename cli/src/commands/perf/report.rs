@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_nice_and_every_value_is_in_a_bar() {
+    fn histogram_steps_are_round_and_every_value_is_in_a_bar() {
         assert_eq!([0, 1, 3, 7, 11, 430].map(nice), [1, 1, 5, 10, 20, 500]);
         let mut histogram = Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
         for value in 1..=1000u64 {

@@ -566,13 +566,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_has_a_name_that_ends() {
+    fn a_name_behind_an_invalid_device_pointer_is_truncated() {
         let bytes = [b'x'; size_of::<IbvDevice>()];
         assert_eq!(shown("D", at(&bytes)), format!("\"{}\"", "x".repeat(64)));
     }
 
     #[test]
-    fn what_is_pointed_to_is_shown_and_what_is_not_there_is_no_crash() {
+    fn structures_are_shown_and_invalid_pointers_do_not_crash() {
         assert_eq!(shown("s", at(b"a file\0")), "\"a file\"");
         let sge = IbvSge {
             addr: 0x1000,

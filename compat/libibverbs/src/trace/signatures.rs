@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_found_nothing_is_idle() {
+    fn only_polls_that_found_nothing_count_as_idle() {
         let idle = |name, result, errno| of(name).unwrap().is_idle(result, Errno(errno));
         let minus_one = u64::MAX;
         assert!(idle("ibv_poll_cq", 0, 0) && !idle("ibv_poll_cq", 1, 0));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_tell_errors_as_each_function_has_them() {
+    fn results_report_errors_in_each_functions_way() {
         let none = Errno(0);
         assert_eq!(
             Answer::Number.show(22, none),

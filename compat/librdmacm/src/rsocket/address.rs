@@ -93,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_what_they_were() {
+    fn addresses_survive_encoding() {
         there_and_back("10.1.2.3:7471");
         there_and_back("[fe80::1%3]:7471");
     }
 
     #[test]
-    fn what_is_no_address_is_an_error() {
+    fn invalid_addresses_are_errors() {
         let unix: sa_family_t = libc::AF_UNIX as sa_family_t;
         // SAFETY: as long as it says.
         unsafe {

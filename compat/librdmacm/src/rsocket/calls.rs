@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_are_none_of_ours_are_bad() {
+    fn descriptors_of_other_files_are_ebadf() {
         let mut bytes = [0_u8; 8];
         let at: *mut c_void = bytes.as_mut_ptr().cast();
         let mut length = 8;
@@ -774,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_of_other_kinds_are_not_made() {
+    fn unsupported_socket_types_are_refused() {
         let kinds = [
             (libc::AF_UNIX, libc::SOCK_STREAM, 0, libc::EAFNOSUPPORT),
             (libc::AF_INET, libc::SOCK_RAW, 0, libc::EPROTONOSUPPORT),
@@ -791,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn what_preloaded_programs_ask_of_a_socket_is_answered() {
+    fn socket_calls_of_preloaded_programs_are_answered() {
         let fd = socket(libc::AF_INET, libc::SOCK_STREAM, 0);
         let mut length = 0;
         // SAFETY: room as the length says.
@@ -830,7 +830,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_a_descriptor_are_real() {
+    fn descriptor_flags_are_those_of_a_real_file() {
         let fd = socket(
             libc::AF_INET,
             libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
@@ -846,7 +846,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_connected_moves_nothing() {
+    fn unconnected_sockets_transfer_nothing() {
         let fd = stream();
         let mut bytes = [0_u8; 8];
         let at: *mut c_void = bytes.as_mut_ptr().cast();

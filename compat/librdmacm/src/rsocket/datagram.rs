@@ -683,7 +683,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_over_udp_tells_what_it_is() {
+    fn a_header_over_udp_names_its_kind() {
         let mut bytes = Vec::new();
         header::put_udp(
             Kind::Data,
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_between_queue_pairs_tells_who_sent() {
+    fn a_header_between_queue_pairs_names_the_sender() {
         for (address, length) in [("10.0.0.1:7174", 8), ("[fe80::1]:7174", 24)] {
             let address: SocketAddr = address.parse().unwrap();
             let mut bytes = Vec::new();

@@ -440,7 +440,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_is_read_in_order_and_nothing_gets_stuck(
+        fn bytes_are_read_in_order_and_no_sender_gets_stuck(
             steps in prop::collection::vec((0_u8..4, 1_u32..100, any::<bool>()), 1..400),
             credits in 1_u16..8,
             separate in any::<bool>(),
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn credits_count_on_beyond_sixteen_bits() {
+    fn credits_wrap_at_sixteen_bits() {
         let mut pair = Pair::new(8, 4, false);
         for _ in 0..70_000 {
             assert_eq!(pair.send(4, false), 4);
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn without_credits_or_requests_or_a_target_nothing_is_sent() {
+    fn nothing_is_sent_without_credits_requests_or_a_target() {
         let mut pair = Pair::new(64, 2, false);
         assert_eq!([pair.send(1, false), pair.send(1, false)], [1, 1]);
         assert_eq!(pair.send(1, false), 0, "credits");
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn control_messages_have_requests_of_their_own() {
+    fn control_messages_have_reserved_requests() {
         let mut out = Sender::new(8, 32, false);
         let taken: Vec<_> = (0..CONTROLS).map_while(|_| out.take_control(1)).collect();
         assert_eq!(taken.len(), CONTROLS as usize);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_sends_more_than_it_was_granted_is_told_from_others() {
+    fn exceeding_a_grant_is_detected() {
         let mut incoming = Receiver::new(RING, 2);
         assert_eq!(incoming.arrived(RING + 1), Err(GrantExceeded));
         assert_eq!(incoming.arrived(u32::MAX), Err(GrantExceeded));

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_what_is_answered() {
+    fn options_are_returned_as_they_were_set() {
         let mut options = Options::default();
         for (level, name, value) in [
             (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_kept_within_what_is_possible() {
+    fn sizes_are_clamped_to_supported_values() {
         let mut options = Options::default();
         set(&mut options, RDMA, RDMA_SQSIZE, 1).unwrap();
         set(&mut options, RDMA, RDMA_RQSIZE, u32::MAX).unwrap();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_what_is_there_do_not_change() {
+    fn buffer_sizes_do_not_change_after_connecting() {
         let mut options = Options::default();
         let before = options.sizes;
         let value = 999_u32.to_ne_bytes();

@@ -303,7 +303,7 @@ mod tests {
     };
 
     #[test]
-    fn a_hello_is_forty_bytes_in_network_order() {
+    fn connection_data_has_forty_bytes_in_network_order() {
         let bytes = HELLO.emit();
         assert_eq!(bytes.len(), 40);
         assert_eq!(bytes[..8], [1, 2, 1, 0x80, 0, 0, 0, 1]);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_short_or_of_another_version_is_no_hello() {
+    fn short_connection_data_or_another_version_is_refused() {
         let mut bytes = HELLO.emit();
         for short in 0..bytes.len() {
             assert_eq!(ConnData::parse(&bytes[..short]), None);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_what_they_were() {
+    fn messages_survive_encoding() {
         for (message, bits) in [
             (Message::Data(1000), 1000),
             (Message::Credits(0xfffe), 0x8000_fffe),
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_read_as_it_was_written_and_found_by_offset() {
+    fn a_map_survives_encoding_and_is_found_by_offset() {
         let map = Map {
             offset: 1000,
             target: Target {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_in_memory_of_the_other_order_is_written_in_it() {
+    fn a_map_is_written_in_the_byte_order_of_its_memory() {
         let target = Target {
             addr: 1,
             key: 2,
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_maps_are_scaled() {
+    fn map_counts_are_encoded_in_eight_bits() {
         assert_eq!([0, 1, 128].map(maps_told), [0, 1, 128]);
         assert_eq!([256, 1000, u32::MAX].map(maps_told), [256, 768, 127 << 8]);
     }

@@ -953,7 +953,7 @@ transport = "iwarp"
     }
 
     #[test]
-    fn what_is_peeked_at_stays_and_what_is_not_there_is_not_waited_for() {
+    fn peeked_bytes_stay_and_nonblocking_reads_do_not_wait() {
         let (active, passive) = pair(|_| {});
         let no_wait = Mode {
             no_wait: true,
@@ -985,7 +985,7 @@ transport = "iwarp"
     }
 
     #[test]
-    fn a_listener_of_ipv6_everywhere_takes_ipv4_too() {
+    fn a_listener_at_the_ipv6_wildcard_accepts_ipv4() {
         let to = at(0);
         let listener = Stream::new(Family::V6);
         listener.bind(Family::V6.unspecified()).unwrap();
@@ -1023,7 +1023,7 @@ transport = "iwarp"
     }
 
     #[test]
-    fn each_end_has_the_address_that_the_other_sees() {
+    fn each_side_has_the_address_that_the_other_sees() {
         let bound = at(47471);
         for from in [None, Some(bound)] {
             let (active, passive) = pair_from(from, |_| {});
@@ -1059,7 +1059,7 @@ transport = "iwarp"
     }
 
     #[test]
-    fn who_connects_to_nobody_is_told() {
+    fn connecting_without_a_listener_is_refused() {
         let active = Stream::new(Family::V4);
         let refused = active.connect(at(1));
         assert_eq!(refused, Err(Errno(libc::ECONNREFUSED)));
