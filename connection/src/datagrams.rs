@@ -244,7 +244,7 @@ impl QueuedRequest for DatagramQuestion {
 impl Drop for DatagramQuestion {
     fn drop(&mut self) {
         if let Some(token) = self.token.take() {
-            // Nobody is left to be told of a failure.
+            // A failure cannot be reported any more.
             let _ = self.backend.answer(token, None);
         }
     }

@@ -77,7 +77,7 @@ impl Dissector {
         &self.summary
     }
 
-    // Dissects what follows an IP header. `bytes` are those that the capture has.
+    // Dissects what follows an IP header. `octets` are those that the capture has.
     fn within(
         &mut self,
         ip: Ip,

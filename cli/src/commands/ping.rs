@@ -17,9 +17,9 @@ use crate::output::{AlreadyReported, say, seconds};
 
 /// Find out whether an RDMA device answers at an address, and how soon
 ///
-/// Over RoCE the connection manager there is asked for a service that nobody has, and answers at once: the port does not
-/// matter. Over iWARP a request that can only be refused goes to the port; without one, to that of Polyverbs' own devices.
-/// No program there hears of either.
+/// Over RoCE, asks the connection manager there for an unused service; it answers at once, whatever the port. Over iWARP, sends
+/// a request that is always rejected to the port, by default to the one of Polyverbs' own devices. No program there notices
+/// either.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -49,7 +49,7 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
 /// `ibv_create_ah`.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody frees the domain meanwhile.
+/// `attr` is null or readable, and the domain is not freed meanwhile.
 pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut IbvAh {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|own| {
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut 
 /// `ibv_destroy_ah`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn destroy(ah: *mut IbvAh) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { AhObject::own(ah) }.and_then(|own| {

@@ -366,7 +366,7 @@ pub unsafe extern "C" fn srq_recv(
 /// The slot `bind_mw`, for windows of type 1.
 ///
 /// # Safety
-/// The structures are the program's, and nobody ends any meanwhile.
+/// The structures are the program's, and none of the objects in them is destroyed meanwhile.
 pub unsafe extern "C" fn bind_mw(qp: *mut IbvQp, mw: *mut IbvMw, bind: *const IbvMwBind) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { qp::own(qp) }.and_then(|state| {

@@ -403,7 +403,7 @@ impl Manager {
     pub(super) fn free_id(&mut self) -> Option<u32> {
         let bits = self.options.comm_id_bits.clamp(1, 32);
         let mask = u32::MAX >> (32 - bits);
-        // One turn through all numbers; 0 is nobody's.
+        // Tries all numbers once; 0 is invalid.
         for _ in 0..=self.connections.len() + 2 {
             self.next_id = self.next_id.wrapping_add(1);
             let id = self.options.comm_id_base & !mask | self.next_id & mask;
