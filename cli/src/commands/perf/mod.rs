@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// End after so many connections
     #[arg(long, value_name = "N", requires = "listen")]
     connections: Option<u64>,
-    /// The own address, if not that of the way there
+    /// Local address, if not that of the route
     #[arg(long, value_name = "ADDRESS", requires = "to")]
     from: Option<IpAddr>,
     /// Bytes of each operation, up to 1G; atomics have 8 [default: 64 for send-latency and message-rate, 8 for the

@@ -960,13 +960,13 @@ transport = "iwarp"
             ..Mode::default()
         };
         assert_eq!(receive(&passive, 9, no_wait), Err(AGAIN));
-        send_all(&active, b"conn_data");
+        send_all(&active, b"hello");
         let peek = Mode {
             peek: true,
             ..Mode::default()
         };
         assert_eq!(receive(&passive, 4, peek).unwrap(), b"hell");
-        assert_eq!(receive(&passive, 9, Mode::default()).unwrap(), b"conn_data");
+        assert_eq!(receive(&passive, 9, Mode::default()).unwrap(), b"hello");
         active.waiting.set_nonblocking(true);
         let block = vec![0; 1 << 20];
         let sent = active
